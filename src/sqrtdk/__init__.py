@@ -1,0 +1,1 @@
+"""sqrtdk: attention with the right scale; see README.md."""

@@ -1,0 +1,81 @@
+"""What an audit yields: findings, judged calls, and the report that holds them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqrtdk.trace.records import AttentionCall, NotAttention, NotMeasured
+
+SCHEMA_VERSION = 1
+
+SEVERITIES = ("note", "warn", "fail", "critical")  # ascending
+VERDICTS = ("exact", "declared", "unexplained", "unmeasured")
+MISTAKES = (
+    "missing",
+    "twice",
+    "inverted",
+    "model_dim",
+    "head_count",
+    "padded_head",
+    "length_factor",
+    "layer_index",
+    "unknown",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that a rule found: what, where, against which threshold, and the fix in one sentence."""
+
+    rule: str  # the rule's file name, e.g. "scale_ledger"
+    severity: str  # one of SEVERITIES
+    site: str
+    value: float | str | None
+    threshold: float | str | None
+    message: str
+    fix: str
+    source: str  # where the threshold comes from
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedCall:
+    """An attention call with the verdict on its scale."""
+
+    call: AttentionCall
+    verdict: str  # one of VERDICTS
+    mistake: str | None = None  # one of MISTAKES, when unexplained
+    declared_by: str | None = None  # e.g. "config.query_pre_attn_scalar = 256", "family t5: scale 1.0 (...)"
+    expected: float | None = None  # the effective scale that was declared, or 1/sqrt(head_dim)
+    reason: str | None = None  # why unmeasured, or how the mistake was told from its look-alikes
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What was audited."""
+
+    id: str
+    cls: str
+    parameters: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """The whole audit. `to_json()` lives in sqrtdk.report; this is data only."""
+
+    model: ModelInfo
+    mode: str  # "static" or "dynamic"
+    calls: tuple[JudgedCall, ...]
+    not_attention: tuple[NotAttention, ...]
+    not_measured: tuple[NotMeasured, ...]
+    findings: tuple[Finding, ...]  # worst first
+    seed: int = 0
+    command: str = ""
+    environment: dict[str, Any] = field(default_factory=dict)
+    fail_on: str = "fail"
+
+    @property
+    def exit_code(self) -> int:
+        """0 when nothing was found at `fail_on` or above, else 1."""
+        bar = SEVERITIES.index(self.fail_on)
+        return int(any(SEVERITIES.index(finding.severity) >= bar for finding in self.findings))
