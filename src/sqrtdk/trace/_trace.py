@@ -1,0 +1,194 @@
+"""`trace(model)`: a context manager that records every attention that runs inside it."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sqrtdk.errors import InvalidTypeError
+from sqrtdk.trace import native
+from sqrtdk.trace.calls import Draft, finish, read_eager, read_fused
+from sqrtdk.trace.recorder import Fused, Listener, Pending, Recorder
+from sqrtdk.trace.records import AttentionCall, NotAttention, NotMeasured
+from sqrtdk.trace.sites import Sites
+
+_HEADS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "heads", "h")
+
+
+class Trace:
+    """What ran: filled while the `with` block runs, complete when it ends.
+
+    Attributes:
+        calls: one record for every attention, in order.
+        not_attention: softmaxes that are no attention.
+        not_measured: what could not be measured, and why.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        *,
+        stats: bool = True,
+        numeric: bool = True,
+        enlarge: Mapping[tuple[str, int], float] | None = None,
+    ) -> None:
+        if model is not None and not isinstance(model, nn.Module):
+            raise InvalidTypeError(
+                f"trace() takes an nn.Module or None, got {type(model).__name__}",
+                hint="Pass the model itself; to audit a name or a directory use sqrtdk.check().",
+            )
+        self.calls: tuple[AttentionCall, ...] = ()
+        self.not_attention: tuple[NotAttention, ...] = ()
+        self.not_measured: tuple[NotMeasured, ...] = ()
+        self._model = model
+        self._stats = stats
+        self._numeric = numeric and enlarge is None
+        self._enlarge = enlarge or {}
+        self._counts: Counter[str] = Counter()
+        self._offered: Counter[str] = Counter()
+        self._found: list[AttentionCall] = []
+        self._missed: list[NotMeasured] = []
+        self._sites = Sites(model)
+        self._modules = dict(model.named_modules()) if model is not None else {}
+        self._recorder: Recorder | None = None
+        self._stance: Any = None
+
+    def __enter__(self) -> Trace:
+        self._recorder = Recorder(
+            self._model,
+            self._sites,
+            Listener(eager=self._eager, fused=self._fused, native=self._native, enlarge=self._factor),
+            products=self._stats,
+        )
+        self._sites.__enter__()
+        try:
+            if "torch._dynamo" in sys.modules or "torch.nn.attention.flex_attention" in sys.modules:
+                self._stance = torch.compiler.set_stance("force_eager")
+                self._stance.__enter__()
+            self._recorder.__enter__()
+        except BaseException:
+            self._sites.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._recorder is not None
+        try:
+            self._recorder.__exit__(kind, error, traceback)
+        finally:
+            self._sites.__exit__(None, None, None)
+            if self._stance is not None:
+                self._stance.__exit__(None, None, None)
+                self._stance = None
+        others: Counter[str] = Counter()
+        listed = []
+        for seen in self._recorder.seen:
+            if not seen.attention:
+                listed.append(NotAttention(seen.site, others[seen.site], seen.shape, seen.reason))
+                others[seen.site] += 1
+        self._recorder.close()
+        self._recorder = None
+        self.calls = tuple(self._found)
+        self.not_attention = tuple(listed)
+        self.not_measured = tuple(self._missed)
+
+    # -- what the recorder tells -----------------------------------------------------------------------------------
+
+    def _eager(self, weighing: Pending, value: Tensor, output: Tensor) -> None:
+        site = weighing.seen.site
+        with torch.no_grad():
+            read = read_eager(
+                weighing,
+                value,
+                output,
+                heads_hint=self._heads(site),
+                measure=self._stats,
+                regress=self._numeric,
+            )
+        if isinstance(read, str):
+            weighing.seen.attention = False
+            weighing.seen.reason = read
+            return
+        self._add(read)
+
+    def _fused(self, call: Fused) -> None:
+        with torch.no_grad():
+            self._add(read_fused(call, measure=self._stats, regress=self._numeric))
+
+    def _native(self, op: str, site: str, arguments: dict[str, Any], output: Tensor) -> None:
+        with torch.no_grad():
+            read = native.read(op, site, arguments, output, measure=self._stats)
+        if isinstance(read, NotMeasured):
+            self._missed.append(read)
+        else:
+            self._add(read)
+
+    def _add(self, draft: Draft) -> None:
+        index = self._counts[draft.site]
+        self._counts[draft.site] += 1
+        self._found.append(finish(draft, index, self._sites.classes.get(draft.site, "")))
+
+    def _factor(self, site: str) -> float | None:
+        if not self._enlarge:
+            return None
+        index = self._offered[site]
+        self._offered[site] += 1
+        return self._enlarge.get((site, index))
+
+    def _heads(self, site: str) -> int | None:
+        """Heads as the module at `site`, or the nearest one above it, declares them."""
+        while True:
+            module = self._modules.get(site)
+            for name in _HEADS:
+                heads = getattr(module, name, None)
+                if isinstance(heads, int) and heads > 0:
+                    return heads
+            if not site:
+                return None
+            site = site.rpartition(".")[0]
+
+
+def trace(
+    model: nn.Module | None = None,
+    *,
+    stats: bool = True,
+    numeric: bool = True,
+    enlarge: Mapping[tuple[str, int], float] | None = None,
+) -> Trace:
+    """Record every attention that runs inside a `with` block, on any device, `meta` included.
+
+    The model runs as it is: outputs are bit-equal, and nothing is left behind, also when it raises. Only the
+    calling thread is seen. Backward passes and recomputed forwards are not counted. Compiled models run eagerly
+    inside the block.
+
+    Args:
+        model: whose module paths name the sites and whose parameters are told from activations; None names none.
+        stats: measure the statistics of every call, exactly, from the q, k, bias and mask it used.
+        numeric: read the scale from the logits as well.
+        enlarge: multiply q of the call at (site, index) by this number, to make small logits large. This changes
+            what the model computes, on purpose; `numeric` is off then.
+
+    Returns:
+        The context manager; after the block its `calls`, `not_attention` and `not_measured` are complete.
+
+    Raises:
+        InvalidTypeError: `model` is not a module.
+
+    Example:
+        >>> import torch
+        >>> layer = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+        >>> x = torch.randn(1, 6, 32)
+        >>> with trace(layer) as run:
+        ...     _ = layer(x, x, x)
+        >>> [(call.heads, call.head_dim, call.formula) for call in run.calls]
+        [(4, 8, 'softmax(0.3536 * q.k)')]
+    """
+    return Trace(model, stats=stats, numeric=numeric, enlarge=enlarge)

@@ -1,0 +1,188 @@
+"""Reading the logits: from what entered the softmax back to the product of q and k, outermost step first."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from sqrtdk.trace import ops
+from sqrtdk.trace.graph import Node, replay
+from sqrtdk.trace.lineage import describe, read_factor
+from sqrtdk.trace.masks import Addend, read_addend
+from sqrtdk.trace.records import Factor, Stage
+
+
+@dataclass(slots=True)
+class Step:
+    """One step from product to softmax: exactly one of the fields is set beside `kind`."""
+
+    kind: str  # "scale", "bias", "mask", "softcap", "sinks", "clamp", "unknown"
+    factor: Factor | None = None
+    addend: Addend | None = None
+    cap: float | None = None
+    name: str = ""
+
+
+@dataclass(slots=True)
+class Chain:
+    """The steps, innermost (nearest to the product) first, and the views that lead from product to softmax."""
+
+    product: Node | None
+    steps: list[Step] = field(default_factory=list)
+    views: list[Node] = field(default_factory=list)
+
+    @property
+    def unknown(self) -> list[str]:
+        return [step.name for step in self.steps if step.kind == "unknown"]
+
+    def stages(self) -> list[Stage]:
+        """The steps as stages of a record."""
+        details = {
+            "scale": lambda s: describe(s.factor),
+            "bias": lambda s: s.addend.kind,
+            "mask": lambda s: s.addend.kind,
+            "softcap": lambda s: f"{s.cap:.4g}",
+        }
+        return [Stage("logits", s.kind, details.get(s.kind, lambda s: s.name)(s)) for s in self.steps]
+
+
+def read_chain(node: Node) -> Chain:
+    """Walk from the softmax's input `node` back to the product."""
+    steps: list[Step] = []
+    views: list[Node] = []
+    while not node.is_product:
+        if not node.products:
+            return Chain(None, steps[::-1], views[::-1])
+        main = node.main()
+        if main is None:
+            return Chain(None, steps[::-1], views[::-1])
+        if node.op in ops.VIEWS:
+            views.append(node)
+        elif node.op not in ops.SAME:
+            steps.extend(_read_step(node, main, views))
+        if node.op == "cat":
+            views.append(node)
+        node = main
+    steps.extend(_read_product(node, views))
+    return Chain(node, _fold_caps(steps[::-1]), views[::-1])
+
+
+def _read_step(node: Node, main: Node, views: list[Node]) -> list[Step]:
+    position = next((i for i, arg in enumerate(node.args) if isinstance(arg, Node) and arg is not main), None)
+    if node.op in ("mul", "div"):
+        index = 1 if node.args[0] is main else 0
+        factor = read_factor(node, index, "logits", heads_axis=-3)
+        if factor is None or (node.op == "div" and index == 0):
+            return [Step("unknown", name=f"{node.op} by a tensor")]
+        return [Step("scale", factor=factor)]
+    if node.op == "neg":
+        return [Step("scale", factor=Factor(-1.0, "logits", "number"))]
+    if node.op in ("add", "sub", "rsub"):
+        return _read_sum(node, main, views, position)
+    if node.op == "tanh":
+        return [Step("softcap")]
+    if node.op == "masked_fill":
+        mask = node.operands.get(1)
+        fill = node.number(2)
+        return [Step("mask", addend=_hide(mask, node.args[1], fill, views[::-1], node.shape, keep=False))]
+    if node.op == "where":
+        kept = node.args[1] is main
+        fill = node.number(2 if kept else 1)
+        return [Step("mask", addend=_hide(node.operands.get(0), node.args[0], fill, views[::-1], node.shape, kept))]
+    if node.op in ops.CLAMPS:
+        return [Step("clamp", name=node.op)]
+    if node.op == "cat":
+        return [Step("sinks", name="sinks")]
+    return [Step("unknown", name=node.op)]
+
+
+def _hide(
+    mask: Tensor | None, node: object, fill: float | None, views: list[Node], shape: tuple[int, ...], keep: bool
+) -> Addend:
+    visible = None
+    if mask is not None and not mask.is_meta:
+        visible = mask if keep else ~mask
+    return Addend("mask", "bool", None, visible, -math.inf if fill is None else fill, views, shape, False)
+
+
+def _read_sum(node: Node, main: Node, views: list[Node], position: int | None) -> list[Step]:
+    if position is None:
+        return []  # a number added to every logit changes nothing
+    other = node.args[position]
+    if _is_own_maximum(other, main):
+        return []
+    value = node.operands.get(position)
+    sign = -1.0 if node.op == "sub" else 1.0
+    alpha = node.kwargs.get("alpha", 1)
+    return [_addend_step(other, value, float(alpha) * sign, views[::-1], node.shape)]
+
+
+def _addend_step(other: Node, value: Tensor | None, alpha: float, views: list[Node], shape: tuple[int, ...]) -> Step:
+    addend = read_addend(other, value, alpha, views, shape)
+    return Step("mask" if addend.kind == "mask" else "bias", addend=addend)
+
+
+def _is_own_maximum(other: Node, main: Node) -> bool:
+    """z - max(z): the softmax does not see it."""
+    while other.op in ops.VIEWS | ops.SAME:
+        parent = other.main()
+        if parent is None:
+            return False
+        other = parent
+    return other.op in ("amax", "max") and bool(other.products & main.products)
+
+
+def _read_product(node: Node, views: list[Node]) -> list[Step]:
+    """What baddbmm and addmm do besides the product."""
+    if node.op not in ("baddbmm", "addmm", "addbmm"):
+        return []
+    alpha, beta = float(node.kwargs.get("alpha", 1)), float(node.kwargs.get("beta", 1))
+    steps = []
+    if beta:
+        steps.append(_addend_step(node.args[0], node.operands.get(0), beta, views[::-1], node.shape))
+    if alpha != 1:
+        steps.append(Step("scale", factor=Factor(alpha, "logits", f"{node.op} alpha")))
+    return steps
+
+
+def _fold_caps(steps: list[Step]) -> list[Step]:
+    """x / c, tanh, times c is one softcap; what does not cancel stays a scale."""
+    folded: list[Step] = []
+    used: set[int] = set()
+    for i, step in enumerate(steps):
+        if i in used:
+            continue
+        if step.kind == "softcap":
+            after = next((j for j in range(i + 1, len(steps)) if steps[j].kind == "scale"), None)
+            step.cap = _value(steps[after]) if after is not None else 1.0
+            if after is not None:
+                used.add(after)
+            inner = _value(folded[-1]) if folded and folded[-1].kind == "scale" else None
+            if step.cap and inner and abs(inner * step.cap - 1) < 1e-3:
+                folded.pop()
+            elif step.cap != 1.0:
+                # c tanh(f x) has slope f c and is capped at c: written c tanh((f c x) / c).
+                folded.append(Step("scale", factor=Factor(step.cap, "logits", "softcap")))
+        folded.append(step)
+    return folded
+
+
+def _value(step: Step) -> float | None:
+    return step.factor.value if step.factor is not None else None
+
+
+def to_logits(value: Tensor, views: list[Node]) -> Tensor:
+    """Bring a tensor from an earlier layout of the chain into the softmax's, by the same views, innermost first."""
+    for view in views:
+        if view.op == "cat":  # a sink column: it carries nothing of `value`
+            dim = int(view.args[1]) % value.dim() if len(view.args) > 1 else 0
+            column = value.narrow(dim, 0, 1).expand(
+                *[view.shape[dim] - n if d == dim else n for d, n in enumerate(value.shape)]
+            )
+            value = torch.cat([value, column], dim)
+        else:
+            value = replay(view, value)
+    return value

@@ -1,0 +1,117 @@
+"""Writing the formula that reached the softmax the way a person would: `softmax(0.125 * rope(q).rope(k) + causal)`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sqrtdk.trace.chain import Step
+from sqrtdk.trace.lineage import Side
+from sqrtdk.trace.records import Factor
+
+
+def number(value: float) -> str:
+    """Four significant digits, no trailing zeros: 0.125, 0.08839, 1."""
+    return f"{value:.4g}"
+
+
+def side_text(side: Side, letter: str) -> str:
+    """`q`, `rms(q)`, `rope(q)`, `rope(l2(q))`, with unknown operations named."""
+    text = letter
+    named = {"norm", "rope"}
+    names = [s.detail if s.name == "norm" else s.name for s in side.stages if s.name in named]
+    for name in dict.fromkeys(names):
+        text = f"{name or 'norm'}({text})"
+    for name in dict.fromkeys(side.unknown):
+        text = f"unknown({name})({text})"
+    return text
+
+
+class _Expression:
+    """A coefficient times an inner text, to which terms can be added."""
+
+    def __init__(self, inner: str) -> None:
+        self.inner = inner
+        self.coefficient: float | None = 1.0
+        self.symbols: list[str] = []
+        self.terms = 1
+
+    def scale(self, factor: Factor) -> None:
+        if factor.per_head is not None or factor.learned:
+            self.symbols.append(_symbol(factor))
+        elif factor.value is None:
+            self.symbols.append("?")
+        else:
+            assert self.coefficient is not None
+            self.coefficient *= factor.value
+
+    def text(self) -> str:
+        parts = list(self.symbols)
+        if self.coefficient is not None and self.coefficient != 1.0:
+            parts.insert(0, number(self.coefficient))
+        if not parts:
+            return self.inner
+        inner = f"({self.inner})" if self.terms > 1 else self.inner
+        return " * ".join([*parts, inner])
+
+    def add(self, term: str) -> None:
+        self.inner = f"{self.text()} + {term}"
+        self.coefficient, self.symbols, self.terms = 1.0, [], self.terms + 1
+
+    def wrap(self, name: str) -> None:
+        self.inner = f"{name}({self.text()})"
+        self.coefficient, self.symbols, self.terms = 1.0, [], 1
+
+    def cap(self, cap: float | None) -> None:
+        inner = self.text() if self.terms == 1 else f"({self.text()})"
+        self.inner = f"tanh({inner} / {number(cap)})" if cap not in (None, 1.0) else f"tanh({self.text()})"
+        self.coefficient, self.symbols, self.terms = cap, [], 1
+        if cap is None:
+            self.coefficient, self.symbols = 1.0, ["?"]
+
+
+def _symbol(factor: Factor) -> str:
+    name = factor.source.removeprefix("parameter ").split(".")[-1] if factor.source.startswith("parameter") else "scale"
+    return f"{name}[h]" if factor.per_head is not None else name
+
+
+def write(
+    query: str, key: str, factors: Iterable[Factor], steps: Iterable[Step], masks: dict[int, str], extra: Iterable[str]
+) -> str:
+    """The whole formula.
+
+    Args:
+        query: text of the query side.
+        key: text of the key side.
+        factors: those applied to q, to k, and by a fused call.
+        steps: from the product outwards.
+        masks: name of each mask step, by position; a step without a name hides nothing.
+        extra: names added last (implicit causal mask, sinks).
+    """
+    expression = _Expression(f"{query}.{key}")
+    for factor in factors:
+        expression.scale(factor)
+    named: list[str] = []
+    for i, step in enumerate(steps):
+        if step.kind == "scale" and step.factor is not None:
+            if named:  # a mask came before this factor: show that it is multiplied
+                for name in named:
+                    expression.add(name)
+                named = []
+            expression.scale(step.factor)
+        elif step.kind == "bias" and step.addend is not None:
+            if step.addend.kind != "bias + mask" and step.addend.kind.endswith(" + mask"):
+                expression.add(step.addend.kind.removesuffix(" + mask"))
+            else:
+                expression.add(step.addend.kind.removesuffix(" + mask"))
+            if i in masks:
+                named.append(masks[i])
+        elif step.kind == "mask" and i in masks:
+            named.append(masks[i])
+        elif step.kind == "softcap":
+            expression.cap(step.cap)
+        elif step.kind == "unknown":
+            expression.wrap(f"unknown({step.name})")
+    text = expression.text()
+    for name in dict.fromkeys([*named, *extra]):
+        text = f"{text} + {name}"
+    return f"softmax({text})"

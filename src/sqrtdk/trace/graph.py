@@ -1,0 +1,211 @@
+"""The lineage graph: one small node for every tensor that an operation gave, linked to what it was made from.
+
+A node holds no tensor of its own, except where a later reading needs one: at roots (projections, inputs, sums of
+two branches) and at normalised q and k, where it holds an alias of the values. Nodes live as long as a tensor that
+descends from them, and roots cut the chain, so a trace holds about one block's activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_SERIAL = count()
+
+
+class Node:
+    """What one tensor is, seen from the softmax that may come later.
+
+    Attributes:
+        op: operator name without namespace and overload, or "input", "parameter", "constant".
+        func: the operator, to replay views; None for leaves.
+        args: its arguments, tensors replaced by their nodes (empty at roots: the chain is cut there).
+        out: which of several outputs this is.
+        act: descends from the model's activations.
+        is_root: a lineage starts here.
+        is_product: a product of queries and keys.
+        softmax: the softmax whose weights it carries.
+        norm: "rms", "layer", "l2" where this node is the output of a normalisation.
+        size: it measures its root's own size (the divisor of a normalisation): "rms" or "l2".
+        value: alias of the values, where one is kept.
+        operands: aliases of the other tensors of the operation, by position.
+        terms: content-dependent products with a constant that are summed here.
+        source: serial number of what a projection read; two projections of the same tensor share it.
+        width: features that a projection contracted over.
+        label: parameter name or other text for a reader.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_products",
+        "_roots",
+        "act",
+        "args",
+        "dtype",
+        "external",
+        "func",
+        "is_product",
+        "is_root",
+        "kwargs",
+        "label",
+        "max_product",
+        "norm",
+        "op",
+        "operands",
+        "out",
+        "serial",
+        "shape",
+        "site",
+        "size",
+        "softmax",
+        "source",
+        "terms",
+        "value",
+        "width",
+    )
+
+    def __init__(
+        self,
+        op: str,
+        shape: tuple[int, ...],
+        *,
+        func: Any = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        out: int | None = None,
+        act: bool = False,
+        site: str = "",
+        label: str = "",
+    ) -> None:
+        self.op = op
+        self.shape = shape
+        self.func = func
+        self.args = args
+        self.kwargs = kwargs or {}
+        self.out = out
+        self.act = act
+        self.site = site
+        self.label = label
+        self.serial = next(_SERIAL)
+        self.external = False
+        self.is_root = False
+        self.is_product = False
+        self._roots: frozenset[Node] = frozenset()
+        self._products: frozenset[Node] = frozenset()
+        self.softmax: Any = None
+        self.norm: str | None = None
+        self.size: str | None = None
+        self.value: Tensor | None = None
+        self.operands: dict[int, Tensor] = {}
+        self.terms = 0
+        self.source: int | None = None
+        self.width: int | None = None
+        self.dtype: torch.dtype | None = None
+        self.max_product: Tensor | None = None
+
+    def __repr__(self) -> str:
+        return f"Node({self.op} {tuple(self.shape)})"
+
+    # A node that held itself in a set would be a cycle, and keep its tensor until the garbage collector runs.
+
+    @property
+    def roots(self) -> frozenset[Node]:
+        """The roots it descends from, itself included where it is one."""
+        return frozenset({self}) if self.is_root else self._roots
+
+    @roots.setter
+    def roots(self, roots: frozenset[Node]) -> None:
+        self._roots = roots
+
+    @property
+    def products(self) -> frozenset[Node]:
+        """The q . k products it descends from, before their softmax, itself included where it is one."""
+        return frozenset({self}) if self.is_product else self._products
+
+    @products.setter
+    def products(self, products: frozenset[Node]) -> None:
+        self._products = products
+
+    def make_root(self, value: Tensor | None) -> None:
+        """Cut the chain: this node is where a lineage starts, and keeps its values."""
+        self.args = ()
+        self.kwargs = {}
+        self.operands = {}
+        self.is_root = True
+        self.is_product = False
+        self._roots = self._products = frozenset()
+        self.softmax = None
+        self.size = None
+        self.norm = None
+        self.value = value
+
+    def parents(self) -> Iterator[Node]:
+        """Nodes among the arguments, one level of lists included."""
+        for arg in self.args:
+            if isinstance(arg, Node):
+                yield arg
+            elif isinstance(arg, (list, tuple)):
+                for item in arg:
+                    if isinstance(item, Node):
+                        yield item
+
+    def main(self) -> Node | None:
+        """The one parent that carries the lineage: product before activation before constant."""
+        parents = list(self.parents())
+        for test in (lambda p: bool(p.products), lambda p: p.act, lambda p: True):
+            found = [p for p in parents if test(p)]
+            if found:
+                return found[0]
+        return None
+
+    def number(self, position: int) -> float | None:
+        """The argument at `position` as a number: a Python number, or a one-element tensor that has data."""
+        if position >= len(self.args):
+            return None
+        arg = self.args[position]
+        if isinstance(arg, (int, float)) and not isinstance(arg, bool):
+            return float(arg)
+        value = self.operands.get(position)
+        if value is not None and value.numel() == 1 and not value.is_meta and not value.is_complex():
+            return float(value)
+        return None
+
+
+def replay(node: Node, value: Tensor) -> Tensor:
+    """Apply the view that `node` is to `value`, which has the shape of the node's parent."""
+    if node.op in {"view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "unflatten"}:
+        return value.reshape(node.shape)
+    main = node.main()
+    args = [value if a is main else node.operands.get(i, a) for i, a in enumerate(node.args)]
+    result = node.func(*args, **node.kwargs)
+    return result[node.out] if node.out is not None else result
+
+
+def dominator(node: Node) -> tuple[Node | None, list[Node]]:
+    """The nearest node that every activation path from `node` passes through, and the nodes in between.
+
+    Nodes are numbered in the order of creation, so always taking the youngest of the frontier visits children
+    before parents; when the frontier is a single node, every path has met in it.
+    """
+    frontier = {p for p in node.parents() if p.act}
+    between = [node]
+    while frontier:
+        youngest = max(frontier, key=lambda n: n.serial)
+        if len(frontier) == 1:
+            return youngest, between
+        frontier.remove(youngest)
+        if youngest.is_root:
+            return None, between
+        between.append(youngest)
+        frontier.update(p for p in youngest.parents() if p.act)
+    return None, between
+
+
+def alias(tensor: Tensor) -> Tensor:
+    """Another tensor object on the same storage: holding it does not keep the graph's key alive."""
+    with torch.no_grad():
+        return tensor.detach()

@@ -1,0 +1,355 @@
+"""Reading a side of the product: from q (or k) as the product saw it back to the projection it came from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from sqrtdk.trace import ops
+from sqrtdk.trace.graph import Node, dominator, replay
+from sqrtdk.trace.records import Factor, Stage
+
+_RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias", "unflatten"})
+# Between a vector and its rotated self: products with a table, halves taken and put together again.
+_ROTATION = frozenset({"mul", "neg", "add", "sub", "cat", "stack", "addcmul", "copy", "overwrite", "flip", "clone"})
+
+
+@dataclass(slots=True)
+class Side:
+    """One side of the product, read back to its projection.
+
+    Attributes:
+        basis: the projection's (or the normalised) values in the operand's layout; None where they are not known.
+        factors: multiplications on the way, nearest to the projection first.
+        stages: every step, in order.
+        root: where the lineage starts; None when several roots were put together.
+        norm: normalisation after the projection.
+        rope: a rotation was applied.
+        growth: how many times each head was repeated (GQA).
+        padding: zero columns added to the head dimension.
+        unknown: operations that could not be followed.
+        folded_heads: features that the last reshape before the product split into heads.
+    """
+
+    basis: Tensor | None
+    factors: list[Factor]
+    stages: list[Stage]
+    root: Node | None
+    norm: str | None = None
+    rope: bool = False
+    growth: int = 1
+    padding: int = 0
+    unknown: list[str] = field(default_factory=list)
+    folded_heads: int | None = None
+
+
+def follow(node: Node, where: str) -> Side:
+    """Follow `node` back to its root, collecting what happened on the way."""
+    if node.is_root or not node.act:
+        return _start(node, where)
+    if node.norm and node.value is not None:
+        return _normalised(node, where)
+    main = node.main()
+    if main is None:
+        return _start(node, where)
+    if node.op in ops.SAME:
+        return follow(main, where)
+    if node.op in ops.VIEWS:
+        return _view(node, main, where)
+    if node.op in ("mul", "div"):
+        return _multiplied(node, main, where)
+    if node.op == "neg":
+        side = follow(main, where)
+        side.factors.append(Factor(-1.0, where, "number"))
+        side.basis = None if side.basis is None else side.basis
+        return side
+    if node.op == "constant_pad_nd":
+        return _padded(node, main, where)
+    if node.op in ops.CLAMPS:
+        side = follow(main, where)
+        side.stages.append(Stage(where, "clamp", node.op))
+        return side
+    rotated = _rotation(node, where)
+    if rotated is not None:
+        return rotated
+    if node.op == "cat":
+        return _joined(node, where)
+    if node.op in ("add", "sub") and sum(p.act for p in node.parents()) == 1:
+        return _shifted(node, main, where)
+    side = follow(main, where)
+    side.unknown.append(node.op)
+    side.stages.append(Stage(where, "unknown", node.op))
+    if side.basis is not None and tuple(side.basis.shape) != node.shape:
+        side.basis = None
+    return side
+
+
+def _start(node: Node, where: str) -> Side:
+    detail = node.label or {"mm": "matmul", "addmm": "linear", "bmm": "einsum"}.get(node.op, node.op)
+    name = "projection" if node.op in ops.CONTRACTIONS or node.op in ops.PROJECTIONS else "input"
+    unknown = []
+    if node.is_root and name == "input" and node.op not in ("input", "add", "sub"):
+        unknown.append(node.op)
+    return Side(node.value, [], [Stage(where, name, detail)], node, unknown=unknown)
+
+
+def _normalised(node: Node, where: str) -> Side:
+    side = follow(min(node.roots, key=lambda n: n.serial), where)
+    side.stages.append(Stage(where, "norm", node.norm or ""))
+    return Side(node.value, [], side.stages, side.root, norm=node.norm, folded_heads=side.folded_heads)
+
+
+def _view(node: Node, main: Node, where: str) -> Side:
+    side = follow(main, where)
+    before, after = math.prod(main.shape), math.prod(node.shape)
+    if before and after > before and after % before == 0:
+        side.growth *= after // before
+        side.stages.append(Stage(where, "repeat", str(after // before)))
+    if node.op in _RESHAPES and main.shape and node.shape and main.shape[-1] > node.shape[-1]:
+        side.folded_heads = main.shape[-1]
+    if side.basis is not None:
+        try:
+            side.basis = replay(node, side.basis)
+        except RuntimeError:
+            side.basis = None
+    return side
+
+
+def _multiplied(node: Node, main: Node, where: str) -> Side:
+    side = follow(main, where)
+    position = 1 if node.args[0] is main else 0
+    other = node.args[position]
+    if isinstance(other, Node) and other.act:
+        side.unknown.append(node.op)
+        side.stages.append(Stage(where, "unknown", node.op))
+        return side
+    factor = read_factor(node, position, where, heads_axis=-3)
+    if factor is None:
+        if _is_complex(node, position):
+            side.rope = True
+            side.stages.append(Stage(where, "rope"))
+            amplitude = float(node.operands[position].abs().mean()) if not node.operands[position].is_meta else 1.0
+            if abs(amplitude - 1) > 1e-3:
+                side.factors.append(Factor(amplitude, where, "rotary table"))
+            return side
+        side.unknown.append(f"{node.op} by a tensor of shape {tuple(other.shape) if isinstance(other, Node) else ''}")
+        side.stages.append(Stage(where, "unknown", node.op))
+        return side
+    if side.norm == "l2" and not side.factors and factor.value is not None and _is_sqrt_width(node, factor.value):
+        # Unit length times sqrt(width) is unit root mean square.
+        side.norm = "rms"
+        side.stages[-1] = replace(side.stages[-1], detail="rms")
+        side.basis = None if side.basis is None else side.basis * factor.value
+        return side
+    side.factors.append(factor)
+    side.stages.append(Stage(where, "scale", describe(factor)))
+    return side
+
+
+def read_factor(node: Node, position: int, where: str, heads_axis: int) -> Factor | None:
+    """The factor that `node` multiplies by; None when it is no single number and no number a head."""
+    inverse = node.op == "div"
+    arg = node.args[position]
+    number = node.number(position)
+    if number is not None:
+        source = "number" if not isinstance(arg, Node) else _source(arg)
+        learned = isinstance(arg, Node) and _learned(arg)
+        return Factor(1 / number if inverse and number else number, where, source, learned=learned)
+    if not isinstance(arg, Node):
+        return None
+    shape = arg.shape
+    if math.prod(shape) == 1:
+        return Factor(None, where, _source(arg), learned=_learned(arg))
+    if len(shape) < 1 or shape[-1] != 1 or (len(shape) >= 2 and shape[-2] != 1 and heads_axis == -3):
+        return _uniform(node, position, where, inverse)
+    value = node.operands.get(position)
+    per_head = len(shape) >= -heads_axis and shape[heads_axis] == math.prod(shape)
+    if not per_head:
+        return _uniform(node, position, where, inverse)
+    if value is None or value.is_meta:
+        return Factor(None, where, _source(arg), learned=_learned(arg))
+    numbers = [1 / float(v) if inverse else float(v) for v in value.flatten()]
+    mean = math.exp(sum(math.log(abs(v)) for v in numbers) / len(numbers)) if all(numbers) else 0.0
+    return Factor(mean, where, _source(arg), per_head=tuple(numbers), learned=_learned(arg))
+
+
+def _uniform(node: Node, position: int, where: str, inverse: bool) -> Factor | None:
+    """A tensor that holds one number everywhere is that number."""
+    value = node.operands.get(position)
+    if value is None or value.is_meta or value.is_complex() or not value.numel():
+        return None
+    low, high = (float(v) for v in torch.aminmax(value))
+    if low != high or not low:
+        return None
+    return Factor(1 / low if inverse else low, where, "tensor")
+
+
+def describe(factor: Factor) -> str:
+    """A factor in few characters, for a stage's detail."""
+    number = "?" if factor.value is None else f"{factor.value:.4g}"
+    return f"{number} ({factor.source})" if factor.source != "number" else number
+
+
+def _source(node: Node) -> str:
+    name = _leaf_name(node)
+    if name:
+        return f"parameter {name}"
+    return "0-d tensor" if not node.shape else "tensor"
+
+
+def _leaf_name(node: Node) -> str:
+    queue = [node]
+    while queue:
+        current = queue.pop()
+        if current.op in ("parameter", "buffer"):
+            return current.label
+        queue.extend(current.parents())
+    return ""
+
+
+def _learned(node: Node) -> bool:
+    queue = [node]
+    while queue:
+        current = queue.pop()
+        if current.op == "parameter":
+            return True
+        queue.extend(current.parents())
+    return False
+
+
+def _is_complex(node: Node, position: int) -> bool:
+    value = node.operands.get(position)
+    return value is not None and value.is_complex()
+
+
+def _is_sqrt_width(node: Node, value: float) -> bool:
+    return any(abs(value / math.sqrt(n) - 1) < 1e-3 for n in node.shape[-2:] if n > 1)
+
+
+def _padded(node: Node, main: Node, where: str) -> Side:
+    side = follow(main, where)
+    pads = node.args[1]
+    if len(pads) >= 2 and any(p > 0 for p in pads[:2]) and not any(pads[2:]):
+        side.padding += int(sum(pads[:2]))
+        side.stages.append(Stage(where, "pad", f"{main.shape[-1]} to {node.shape[-1]}"))
+    else:
+        side.stages.append(Stage(where, "pad"))
+    if side.basis is not None:
+        side.basis = replay(node, side.basis)
+    return side
+
+
+def _shifted(node: Node, main: Node, where: str) -> Side:
+    """A learned vector added to q or k (a bias of the projection that came late)."""
+    side = follow(main, where)
+    side.stages.append(Stage(where, "shift"))
+    position = 1 if node.args[0] is main else 0
+    shift = node.operands.get(position)
+    product = 1.0
+    for factor in side.factors:
+        product *= factor.value if factor.value is not None else math.nan
+    if side.basis is not None and shift is not None and not shift.is_meta and math.isfinite(product) and product:
+        sign = -1.0 if node.op == "sub" else 1.0
+        side.basis = side.basis + sign * shift / product
+    else:
+        side.basis = None
+    return side
+
+
+def _joined(node: Node, where: str) -> Side:
+    """Pieces of different origin put side by side: each is followed, and their factors must agree."""
+    pieces = [p for p in node.parents() if p.act]
+    zeros = [p for p in node.parents() if not p.act]
+    if any(math.prod(p.shape) for p in zeros):
+        dim = int(node.args[1]) if len(node.args) > 1 else 0
+        if len(pieces) == 1 and dim in (-1, len(node.shape) - 1) and all(p.op.startswith("zeros") or p.op == "new_zeros" for p in zeros):
+            side = follow(pieces[0], where)
+            extra = node.shape[-1] - pieces[0].shape[-1]
+            side.padding += extra
+            side.stages.append(Stage(where, "pad", f"{pieces[0].shape[-1]} to {node.shape[-1]}"))
+            side.basis = None if side.basis is None else torch.nn.functional.pad(side.basis, (0, extra))
+            return side
+        side = follow(pieces[0], where)
+        side.unknown.append("cat with a constant")
+        side.stages.append(Stage(where, "unknown", "cat with a constant"))
+        side.basis = None
+        return side
+    sides = [follow(p, where) for p in pieces]
+    if len(sides) == 1:
+        return sides[0]
+    first = sides[0]
+    values = [math.prod(f.value if f.value is not None else math.nan for f in s.factors) for s in sides]
+    whole = Side(None, first.factors, first.stages, None, folded_heads=first.folded_heads)
+    whole.rope = any(s.rope for s in sides)
+    whole.norm = first.norm
+    whole.stages = [stage for s in sides for stage in s.stages]
+    whole.unknown = [name for s in sides for name in s.unknown]
+    if any(abs(v / values[0] - 1) > 1e-3 for v in values if values[0]):
+        whole.unknown.append("cat of pieces with unlike factors")
+    if all(s.basis is not None for s in sides):
+        dim = int(node.args[1]) if len(node.args) > 1 else 0
+        whole.basis = torch.cat([s.basis for s in sides if s.basis is not None], dim)
+    return whole
+
+
+def _rotation(node: Node, where: str) -> Side | None:
+    """A rotary embedding: q times cosines plus its turned halves times sines, however the halves are taken."""
+    if node.op not in ("add", "sub", "cat", "stack", "overwrite", "addcmul") or sum(1 for _ in node.parents()) < 2:
+        return None
+    source, between = dominator(node)
+    if source is None or any(n.op not in _ROTATION | ops.VIEWS | ops.SAME for n in between):
+        return None
+    if source.size or source.shape[-1:] == (1,):
+        return None
+    tables = [(n, i) for n in between if n.op in ("mul", "addcmul") for i in _table_positions(n)]
+    if not tables and node.op not in ("cat", "stack"):
+        return None
+    side = follow(source, where)
+    if side.basis is not None and tuple(side.basis.shape) != node.shape:
+        side.basis = side.basis.reshape(node.shape) if side.basis.numel() == math.prod(node.shape) else None
+    if not tables:
+        return side
+    amplitude = _amplitude(tables)
+    side.rope = True
+    side.stages.append(Stage(where, "rope"))
+    if amplitude is None:
+        side.unknown.append("rotary table of varying amplitude")
+    elif abs(amplitude - 1) > 1e-3:
+        side.factors.append(Factor(amplitude, where, "rotary table"))
+    return side
+
+
+def _table_positions(node: Node) -> list[int]:
+    return [
+        i
+        for i, arg in enumerate(node.args)
+        if isinstance(arg, Node) and not arg.act and math.prod(arg.shape) > 1
+    ]
+
+
+def _amplitude(tables: list[tuple[Node, int]]) -> float | None:
+    """cos^2 + sin^2 over the tables, as a length; on the meta device from the numbers the tables were scaled by."""
+    values = [n.operands.get(i) for n, i in tables]
+    if any(v is None or v.is_meta for v in values):
+        numbers = {_table_scale(n.args[i]) for n, i in tables}
+        return numbers.pop() if len(numbers) == 1 else None
+    squares = [float(v.detach().to(torch.float64).square().mean()) for v in values if v is not None]
+    return math.sqrt(2 * sum(squares) / len(squares))
+
+
+def _table_scale(node: Node) -> float:
+    scale = 1.0
+    while node.op in ops.VIEWS | ops.SAME | {"mul", "cat", "stack", "index"}:
+        if node.op == "mul":
+            numbers = [n for n in (node.number(0), node.number(1)) if n is not None]
+            if not numbers:
+                break
+            scale *= numbers[0]
+        parent = node.main()
+        if parent is None:
+            break
+        node = parent
+    return scale

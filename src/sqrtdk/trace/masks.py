@@ -1,0 +1,149 @@
+"""What is added to the logits: telling a mask from a bias, naming both, and seeing which keys are hidden."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sqrtdk.trace.graph import Node
+
+# A number this negative means "hidden": a quarter of the most negative float16 bounds every finfo.min in use from
+# above, and a scaled finfo.min as well; position biases stay far from it up to 10^5 keys.
+HIDDEN = -16000.0
+_WHOLE_FILL = -1e3
+
+
+@dataclass(slots=True)
+class Addend:
+    """A tensor added to the logits (or a mask that overwrote some), in the layout of its step.
+
+    Attributes:
+        kind: "mask", "alibi", "relative", "disentangled", "bias", or "bias + mask".
+        form: "bool", "float", "implicit".
+        value: what was added, where it is known.
+        visible: True where the key takes part, where the mask's values are known.
+        fill: the number that marks a hidden key.
+        views: from this step's layout to the softmax's.
+        shape: the logits' shape at this step.
+        content: it depends on the content of q or k, so it belongs to the score.
+        terms: how many content products it sums.
+    """
+
+    kind: str
+    form: str
+    value: Tensor | None
+    visible: Tensor | None
+    fill: float | None
+    views: list[Node]
+    shape: tuple[int, ...]
+    content: bool
+    terms: int = 0
+
+
+def read_addend(node: Node, value: Tensor | None, alpha: float, views: list[Node], shape: tuple[int, ...]) -> Addend:
+    """Classify what was added, by its values where there are any, else by what it was made from."""
+    if node.act and node.terms > 0:
+        kind = "disentangled" if node.terms > 1 else "relative"
+        return Addend(kind, "float", _scaled(value, alpha), None, None, views, shape, True, node.terms)
+    if value is None or value.is_meta:
+        return Addend(kind_by_origin(node), "float", None, None, None, views, shape, False)
+    hidden, fill = hidden_entries(value)
+    kind = kind_by_values(value, hidden)
+    visible = None if hidden is None else ~hidden
+    return Addend(kind, "float", _scaled(value, alpha), visible, fill, views, shape, False)
+
+
+def _scaled(value: Tensor | None, alpha: float) -> Tensor | None:
+    return value if value is None or alpha == 1 or value.is_meta else value * alpha
+
+
+def hidden_entries(value: Tensor) -> tuple[Tensor | None, float | None]:
+    """Which entries of an additive tensor hide their key, and by what number; (None, None) where none does."""
+    if not value.numel() or not value.is_floating_point():
+        return None, None
+    lowest = float(value.min())
+    if math.isnan(lowest) or lowest > _WHOLE_FILL:
+        return None, None
+    hidden = value <= HIDDEN
+    if not bool(hidden.any()):
+        # Older models hide with -10000 (BERT) or -1e3: then a mask holds 0 and that number, nothing else.
+        if lowest > _WHOLE_FILL or not bool(((value == 0) | (value == lowest)).all()):
+            return None, None
+        hidden = value == lowest
+    return hidden, lowest
+
+
+def kind_by_values(value: Tensor, hidden: Tensor | None) -> str:
+    """Name an additive tensor from its values: mask, ALiBi, relative positions, or another bias."""
+    rest = value.float() if hidden is None else value.float().masked_fill(hidden, 0.0)
+    if hidden is not None and not bool(rest.any()):
+        return "mask"
+    if value.dim() < 2 or value.shape[-1] < 3:
+        return "bias" if hidden is None else "bias + mask"
+    kind = _position_kind(rest, hidden)
+    return kind if hidden is None else f"{kind} + mask"
+
+
+def _position_kind(rest: Tensor, hidden: Tensor | None) -> str:
+    seen = None if hidden is None else ~hidden
+    step = rest[..., 1:] - rest[..., :-1]
+    bend = (step[..., 1:] - step[..., :-1]).abs()
+    size = rest.abs().amax()
+    if seen is not None:
+        three = seen[..., 2:] & seen[..., 1:-1] & seen[..., :-2]
+        bend = bend.masked_fill(~three.expand_as(bend), 0.0)
+    if bool(size > 0) and bool(bend.amax() <= 1e-2 * step.abs().amax().clamp_min(1e-6)) and _sloped(step):
+        return "alibi"
+    if rest.shape[-2] > 1:
+        off = (rest[..., 1:, 1:] - rest[..., :-1, :-1]).abs()
+        if seen is not None:
+            both = seen[..., 1:, 1:] & seen[..., :-1, :-1]
+            off = off.masked_fill(~both.expand_as(off), 0.0)
+        if bool(off.amax() <= 1e-6 * size.clamp_min(1e-6)):
+            return "relative"
+    return "bias"
+
+
+def _sloped(step: Tensor) -> bool:
+    return bool(step.abs().amax() > 0)
+
+
+def kind_by_origin(node: Node) -> str:
+    """Without values: a parameter in its origin makes a bias, a large negative number makes a mask."""
+    parameter, negative = False, False
+    queue, seen = [node], 0
+    while queue and seen < 500:
+        current = queue.pop()
+        seen += 1
+        parameter |= current.op == "parameter"
+        negative |= any(isinstance(a, (int, float)) and not isinstance(a, bool) and a <= -1e3 for a in current.args)
+        queue.extend(current.parents())
+    if parameter:
+        return "bias + mask" if negative else "bias"
+    return "mask"
+
+
+def pattern(visible: Tensor) -> str | None:
+    """Name the pattern of visible keys of (..., L, S): "causal", "window", ... or None where every key is seen."""
+    if bool(visible.all()):
+        return None
+    rows, columns = visible.shape[-2:]
+    seen = visible.reshape(-1, rows, columns).any(0)
+    i = torch.arange(rows, device=visible.device)[:, None]
+    j = torch.arange(columns, device=visible.device)[None, :]
+    # A row that sees nothing in any batch element (padding on the left) says nothing about the pattern.
+    known = seen.any(-1, keepdim=True)
+    for name, offset in (("causal", 0), ("causal_lower_right", columns - rows)):
+        if bool(((seen == (j <= i + offset)) | ~known).all()):
+            return name
+    if bool((visible == visible[..., :1, :]).all()):
+        return "padding"
+    band = i - j + (columns - rows if columns != rows else 0)
+    if bool(seen.any()):
+        low, high = int(band[seen].min()), int(band[seen].max())
+        if (low >= 0 or high < rows - 1) and bool(((seen == ((band >= low) & (band <= high))) | ~known).all()):
+            return "window"
+    return "mask"

@@ -1,0 +1,63 @@
+"""Where in the model an operation runs: a stack of the modules being called, for the tracing thread only."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from torch import nn
+from torch.nn.modules import module as torch_module
+
+
+class Sites:
+    """Follows module calls through torch's global hooks; the modules themselves are not touched."""
+
+    def __init__(self, model: nn.Module | None) -> None:
+        self.names: dict[int, str] = {}
+        self.classes: dict[str, str] = {}
+        if model is not None:
+            for name, module in model.named_modules():
+                self.names[id(module)] = name
+                self.classes[name] = type(module).__name__
+        self.stack: list[nn.Module] = []
+        self._thread = threading.get_ident()
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> Sites:
+        self._thread = threading.get_ident()
+        self._handles = [
+            torch_module.register_module_forward_pre_hook(self._push),
+            torch_module.register_module_forward_hook(self._pop, always_call=True),
+        ]
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self.stack.clear()
+
+    def _push(self, module: nn.Module, args: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        self.stack.append(module)
+
+    def _pop(self, module: nn.Module, args: Any, output: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        while self.stack:
+            if self.stack.pop() is module:
+                break
+
+    def here(self) -> str:
+        """Path of the innermost running module that the model knows, "" at the root or outside."""
+        for module in reversed(self.stack):
+            name = self.names.get(id(module))
+            if name is not None:
+                return name
+        return ""
+
+    @property
+    def running(self) -> bool:
+        """Whether any module is being called."""
+        return bool(self.stack)
