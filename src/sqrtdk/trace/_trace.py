@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -66,6 +66,7 @@ class Trace:
             Listener(eager=self._eager, fused=self._fused, native=self._native, enlarge=self._factor),
             products=self._stats,
         )
+        torch.clear_autocast_cache()  # a weight cast before the trace would not be known as a weight
         self._sites.__enter__()
         try:
             if "torch._dynamo" in sys.modules or "torch.nn.attention.flex_attention" in sys.modules:
@@ -104,8 +105,9 @@ class Trace:
 
     def _eager(self, weighing: Pending, value: Tensor, output: Tensor) -> None:
         site = weighing.seen.site
-        with torch.no_grad():
-            read = read_eager(
+
+        def read() -> None:
+            draft = read_eager(
                 weighing,
                 value,
                 output,
@@ -113,23 +115,27 @@ class Trace:
                 measure=self._stats,
                 regress=self._numeric,
             )
-        if isinstance(read, str):
-            weighing.seen.attention = False
-            weighing.seen.reason = read
-            return
-        self._add(read)
+            if isinstance(draft, str):
+                weighing.seen.attention = False
+                weighing.seen.reason = draft
+            else:
+                self._add(draft)
+
+        self._guard(site, read)
 
     def _fused(self, call: Fused) -> None:
-        with torch.no_grad():
-            self._add(read_fused(call, measure=self._stats, regress=self._numeric))
+        self._guard(call.site, lambda: self._add(read_fused(call, measure=self._stats, regress=self._numeric)))
 
     def _native(self, op: str, site: str, arguments: dict[str, Any], output: Tensor) -> None:
-        with torch.no_grad():
-            read = native.read(op, site, arguments, output, measure=self._stats)
-        if isinstance(read, NotMeasured):
-            self._missed.append(read)
-        else:
-            self._add(read)
+        self._guard(site, lambda: self._add(native.read(op, site, arguments, measure=self._stats)))
+
+    def _guard(self, site: str, read: Callable[[], None]) -> None:
+        """A reading that fails must not stop the model: it is listed as not measured."""
+        try:
+            with torch.no_grad():
+                read()
+        except Exception as error:
+            self._missed.append(NotMeasured(site, f"the reading failed: {type(error).__name__}: {error}"))
 
     def _add(self, draft: Draft) -> None:
         index = self._counts[draft.site]

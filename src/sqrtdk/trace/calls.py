@@ -304,7 +304,7 @@ def _regress_eager(draft: Draft, product: Node, swapped: bool, logits: Tensor) -
     seen = torch.ones_like(y, dtype=torch.bool) if draft.visible is None else draft.visible[..., : layout.columns].expand(
         layout.batch, layout.heads, layout.rows, layout.columns
     )[b, h, i, j]
-    draft.slope = numeric.regress(x, y, seen)
+    draft.slope = numeric.regress(x, y, seen, rows=numeric.row_count(layout.rows, diagonal=draft.query.rope))
     if draft.slope is None:
         draft.slope_reason = "the product of the projections does not vary"
 
@@ -399,10 +399,12 @@ def _read_fused_mask(draft: Draft, call: Fused) -> Tensor | None:
     shape = (*call.query.shape[:-1], call.key.shape[-2])
     if call.mask.dtype == torch.bool:
         visible = None if call.mask.is_meta else call.mask
-        addend = Addend("mask", "bool", None, visible, -math.inf, [], shape, False)
+        addend: Addend | None = Addend("mask", "bool", None, visible, -math.inf, [], shape, False)
     else:
         value = None if call.mask.is_meta else call.mask.detach()
         addend = masks.read_addend(call.mask_node, value, 1.0, [], shape)
+    if addend is None:
+        return None
     step = Step("mask" if addend.kind == "mask" else "bias", addend=addend)
     draft.chain.steps.append(step)
     if addend.visible is not None:
@@ -447,7 +449,8 @@ def _regress_fused(draft: Draft, call: Fused, scale: float) -> None:
 
     x = product(draft.query.basis, draft.key.basis)
     y = scale * product(call.query, call.key)
-    draft.slope = numeric.regress(x, y, torch.ones_like(x, dtype=torch.bool))
+    every = torch.ones_like(x, dtype=torch.bool)
+    draft.slope = numeric.regress(x, y, every, rows=numeric.row_count(layout.rows, diagonal=draft.query.rope))
     if draft.slope is None:
         draft.slope_reason = "the product of the projections does not vary"
 

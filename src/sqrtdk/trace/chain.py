@@ -117,12 +117,14 @@ def _read_sum(node: Node, main: Node, views: list[Node], position: int | None) -
     value = node.operands.get(position)
     sign = -1.0 if node.op == "sub" else 1.0
     alpha = node.kwargs.get("alpha", 1)
-    return [_addend_step(other, value, float(alpha) * sign, views[::-1], node.shape)]
+    return _addend_steps(other, value, float(alpha) * sign, views[::-1], node.shape)
 
 
-def _addend_step(other: Node, value: Tensor | None, alpha: float, views: list[Node], shape: tuple[int, ...]) -> Step:
+def _addend_steps(
+    other: Node, value: Tensor | None, alpha: float, views: list[Node], shape: tuple[int, ...]
+) -> list[Step]:
     addend = read_addend(other, value, alpha, views, shape)
-    return Step("mask" if addend.kind == "mask" else "bias", addend=addend)
+    return [] if addend is None else [Step("mask" if addend.kind == "mask" else "bias", addend=addend)]
 
 
 def _is_own_maximum(other: Node, main: Node) -> bool:
@@ -142,7 +144,7 @@ def _read_product(node: Node, views: list[Node]) -> list[Step]:
     alpha, beta = float(node.kwargs.get("alpha", 1)), float(node.kwargs.get("beta", 1))
     steps = []
     if beta:
-        steps.append(_addend_step(node.args[0], node.operands.get(0), beta, views[::-1], node.shape))
+        steps.extend(_addend_steps(node.args[0], node.operands.get(0), beta, views[::-1], node.shape))
     if alpha != 1:
         steps.append(Step("scale", factor=Factor(alpha, "logits", f"{node.op} alpha")))
     return steps

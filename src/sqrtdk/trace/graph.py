@@ -32,10 +32,12 @@ class Node:
         norm: "rms", "layer", "l2" where this node is the output of a normalisation.
         size: it measures its root's own size (the divisor of a normalisation): "rms" or "l2".
         value: alias of the values, where one is kept.
-        operands: aliases of the other tensors of the operation, by position.
+        operands: aliases of the other tensors of the operation, by position (and place in a list).
         terms: content-dependent products with a constant that are summed here.
         source: serial number of what a projection read; two projections of the same tensor share it.
         width: features that a projection contracted over.
+        external: made from integers that came from outside (token ids).
+        learned: made from parameters alone; for a product, one of its sides is.
         label: parameter name or other text for a reader.
     """
 
@@ -52,6 +54,7 @@ class Node:
         "is_root",
         "kwargs",
         "label",
+        "learned",
         "max_product",
         "norm",
         "op",
@@ -92,6 +95,7 @@ class Node:
         self.label = label
         self.serial = next(_SERIAL)
         self.external = False
+        self.learned = False
         self.is_root = False
         self.is_product = False
         self._roots: frozenset[Node] = frozenset()
@@ -100,7 +104,7 @@ class Node:
         self.norm: str | None = None
         self.size: str | None = None
         self.value: Tensor | None = None
-        self.operands: dict[int, Tensor] = {}
+        self.operands: dict[int | tuple[int, int], Tensor] = {}
         self.terms = 0
         self.source: int | None = None
         self.width: int | None = None
@@ -156,11 +160,9 @@ class Node:
     def main(self) -> Node | None:
         """The one parent that carries the lineage: product before activation before constant."""
         parents = list(self.parents())
-        for test in (lambda p: bool(p.products), lambda p: p.act, lambda p: True):
-            found = [p for p in parents if test(p)]
-            if found:
-                return found[0]
-        return None
+        if not parents:
+            return None
+        return min(parents, key=_rank)
 
     def number(self, position: int) -> float | None:
         """The argument at `position` as a number: a Python number, or a one-element tensor that has data."""
@@ -175,12 +177,24 @@ class Node:
         return None
 
 
+def _rank(parent: Node) -> int:
+    """A product of activations first, then one with learned vectors, then an activation, then a constant."""
+    if parent.products:
+        return int(all(product.learned for product in parent.products))
+    return 2 if parent.act else 3
+
+
 def replay(node: Node, value: Tensor) -> Tensor:
     """Apply the view that `node` is to `value`, which has the shape of the node's parent."""
     if node.op in {"view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "unflatten"}:
         return value.reshape(node.shape)
     main = node.main()
-    args = [value if a is main else node.operands.get(i, a) for i, a in enumerate(node.args)]
+    args: list[Any] = []
+    for i, arg in enumerate(node.args):
+        if isinstance(arg, list):
+            args.append([node.operands.get((i, j), item) for j, item in enumerate(arg)])
+        else:
+            args.append(value if arg is main else node.operands.get(i, arg))
     result = node.func(*args, **node.kwargs)
     return result[node.out] if node.out is not None else result
 

@@ -77,6 +77,8 @@ def follow(node: Node, where: str) -> Side:
         return rotated
     if node.op == "cat":
         return _joined(node, where)
+    if node.op == "overwrite":
+        return _assembled(node, where)
     if node.op in ("add", "sub") and sum(p.act for p in node.parents()) == 1:
         return _shifted(node, main, where)
     side = follow(main, where)
@@ -280,18 +282,49 @@ def _joined(node: Node, where: str) -> Side:
     sides = [follow(p, where) for p in pieces]
     if len(sides) == 1:
         return sides[0]
-    first = sides[0]
-    values = [math.prod(f.value if f.value is not None else math.nan for f in s.factors) for s in sides]
-    whole = Side(None, first.factors, first.stages, None, folded_heads=first.folded_heads)
-    whole.rope = any(s.rope for s in sides)
-    whole.norm = first.norm
-    whole.stages = [stage for s in sides for stage in s.stages]
-    whole.unknown = [name for s in sides for name in s.unknown]
-    if any(abs(v / values[0] - 1) > 1e-3 for v in values if values[0]):
-        whole.unknown.append("cat of pieces with unlike factors")
+    whole = _together(sides)
     if all(s.basis is not None for s in sides):
         dim = int(node.args[1]) if len(node.args) > 1 else 0
         whole.basis = torch.cat([s.basis for s in sides if s.basis is not None], dim)
+    return whole
+
+
+def _together(sides: list[Side]) -> Side:
+    """What pieces of different origin have in common; their factors must agree."""
+    whole = Side(None, sides[0].factors, [], None, norm=sides[0].norm, folded_heads=sides[0].folded_heads)
+    whole.rope = any(s.rope for s in sides)
+    whole.stages = [stage for s in sides for stage in s.stages]
+    whole.unknown = [name for s in sides for name in s.unknown]
+    values = [math.prod(f.value if f.value is not None else math.nan for f in s.factors) for s in sides]
+    if any(abs(v - values[0]) > 1e-3 * abs(values[0]) for v in values):
+        whole.unknown.append("pieces with unlike factors")
+    return whole
+
+
+def _assembled(node: Node, where: str) -> Side:
+    """A tensor written slice by slice: like pieces put side by side."""
+    pieces: list[tuple[Node, Node]] = []
+    while node.op == "overwrite":
+        old, new = node.args
+        if new.op != "copy" or not isinstance(new.args[1], Node) or new.args[0].op not in ops.VIEWS:
+            side = follow(old if old.act else new, where)
+            side.unknown.append(f"{new.op} in place")
+            side.stages.append(Stage(where, "unknown", f"{new.op} in place"))
+            side.basis = None
+            return side
+        pieces.append((new.args[0], new.args[1]))
+        node = old
+    sides = [follow(source, where) for _, source in pieces]
+    base = follow(node, where) if node.act else None
+    whole = _together([base, *sides] if base is not None else sides)
+    if all(s.basis is not None for s in sides) and (base is None or base.basis is not None):
+        first = sides[0].basis
+        assert first is not None
+        basis = base.basis.clone() if base is not None and base.basis is not None else first.new_zeros(node.shape)
+        for (place, _), side in zip(reversed(pieces), reversed(sides), strict=True):
+            assert side.basis is not None
+            replay(place, basis).copy_(side.basis)
+        whole.basis = basis
     return whole
 
 
@@ -336,8 +369,13 @@ def _amplitude(tables: list[tuple[Node, int]]) -> float | None:
     if any(v is None or v.is_meta for v in values):
         numbers = {_table_scale(n.args[i]) for n, i in tables}
         return numbers.pop() if len(numbers) == 1 else None
-    squares = [float(v.detach().to(torch.float64).square().mean()) for v in values if v is not None]
-    return math.sqrt(2 * sum(squares) / len(squares))
+    # A real table holds cosines or sines, whose mean square is half the squared length of the pair.
+    squares = [_mean_square(v) * (1 if v.is_complex() else 2) for v in values if v is not None]
+    return math.sqrt(sum(squares) / len(squares))
+
+
+def _mean_square(value: Tensor) -> float:
+    return float(value.detach().abs().to(torch.float64).square().mean())
 
 
 def _table_scale(node: Node) -> float:

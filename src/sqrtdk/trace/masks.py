@@ -13,7 +13,8 @@ from sqrtdk.trace.graph import Node
 # A number this negative means "hidden": a quarter of the most negative float16 bounds every finfo.min in use from
 # above, and a scaled finfo.min as well; position biases stay far from it up to 10^5 keys.
 HIDDEN = -16000.0
-_WHOLE_FILL = -1e3
+# Older models hide with -10000 (BERT), -65500 (XLNet) or -100 (Swin): a mask then holds 0 and that number alone.
+_TWO_VALUED = -50.0
 
 
 @dataclass(slots=True)
@@ -43,15 +44,24 @@ class Addend:
     terms: int = 0
 
 
-def read_addend(node: Node, value: Tensor | None, alpha: float, views: list[Node], shape: tuple[int, ...]) -> Addend:
-    """Classify what was added, by its values where there are any, else by what it was made from."""
-    if node.act and node.terms > 0:
-        kind = "disentangled" if node.terms > 1 else "relative"
-        return Addend(kind, "float", _scaled(value, alpha), None, None, views, shape, True, node.terms)
+def read_addend(
+    node: Node, value: Tensor | None, alpha: float, views: list[Node], shape: tuple[int, ...]
+) -> Addend | None:
+    """Classify what was added, by its values where there are any, else by what it was made from.
+
+    None when it is zero everywhere.
+    """
+    known = value is not None and not value.is_meta
+    hidden, fill = hidden_entries(value * alpha) if known and value is not None else (None, None)
+    terms = len(node.products) or (node.terms if node.act else 0)
+    if terms and hidden is None:
+        kind = "disentangled" if terms > 1 else "relative"
+        return Addend(kind, "float", _scaled(value, alpha) if known else None, None, None, views, shape, True, terms)
     if value is None or value.is_meta:
         return Addend(kind_by_origin(node), "float", None, None, None, views, shape, False)
-    hidden, fill = hidden_entries(value)
-    kind = kind_by_values(value, hidden)
+    if not bool(value.any()):
+        return None
+    kind = kind_by_values(value * alpha, hidden)
     visible = None if hidden is None else ~hidden
     return Addend(kind, "float", _scaled(value, alpha), visible, fill, views, shape, False)
 
@@ -65,12 +75,11 @@ def hidden_entries(value: Tensor) -> tuple[Tensor | None, float | None]:
     if not value.numel() or not value.is_floating_point():
         return None, None
     lowest = float(value.min())
-    if math.isnan(lowest) or lowest > _WHOLE_FILL:
+    if math.isnan(lowest) or lowest > _TWO_VALUED:
         return None, None
     hidden = value <= HIDDEN
     if not bool(hidden.any()):
-        # Older models hide with -10000 (BERT) or -1e3: then a mask holds 0 and that number, nothing else.
-        if lowest > _WHOLE_FILL or not bool(((value == 0) | (value == lowest)).all()):
+        if not bool(((value == 0) | (value == lowest)).all()):
             return None, None
         hidden = value == lowest
     return hidden, lowest
@@ -118,7 +127,7 @@ def kind_by_origin(node: Node) -> str:
     while queue and seen < 500:
         current = queue.pop()
         seen += 1
-        parameter |= current.op == "parameter"
+        parameter |= current.op == "parameter" or current.learned
         negative |= any(isinstance(a, (int, float)) and not isinstance(a, bool) and a <= -1e3 for a in current.args)
         queue.extend(current.parents())
     if parameter:
@@ -130,6 +139,8 @@ def pattern(visible: Tensor) -> str | None:
     """Name the pattern of visible keys of (..., L, S): "causal", "window", ... or None where every key is seen."""
     if bool(visible.all()):
         return None
+    if bool((visible == visible[..., :1, :]).all()):
+        return "padding"
     rows, columns = visible.shape[-2:]
     seen = visible.reshape(-1, rows, columns).any(0)
     i = torch.arange(rows, device=visible.device)[:, None]
@@ -139,8 +150,6 @@ def pattern(visible: Tensor) -> str | None:
     for name, offset in (("causal", 0), ("causal_lower_right", columns - rows)):
         if bool(((seen == (j <= i + offset)) | ~known).all()):
             return name
-    if bool((visible == visible[..., :1, :]).all()):
-        return "padding"
     band = i - j + (columns - rows if columns != rows else 0)
     if bool(seen.any()):
         low, high = int(band[seen].min()), int(band[seen].max())

@@ -21,10 +21,10 @@ from sqrtdk.trace.chain import Chain, Step
 from sqrtdk.trace.graph import Node
 from sqrtdk.trace.lineage import Side
 from sqrtdk.trace.masks import Addend
-from sqrtdk.trace.records import Factor, NotMeasured, Stage
+from sqrtdk.trace.records import Factor, Stage
 
 
-def read(op: str, site: str, arguments: dict[str, Any], output: Tensor, *, measure: bool) -> Draft | NotMeasured:
+def read(op: str, site: str, arguments: dict[str, Any], *, measure: bool) -> Draft:
     """Read a native call from its arguments."""
     query = arguments.get("query", arguments.get("src"))
     assert isinstance(query, Tensor)

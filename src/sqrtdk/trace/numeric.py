@@ -44,29 +44,40 @@ def sample(batch: int, heads: int, rows: int, columns: int, *, diagonal: bool, d
     )
 
 
+def row_count(rows: int, *, diagonal: bool) -> int | None:
+    """Rows in a sample; None for a diagonal, which has one entry a row."""
+    return None if diagonal else min(rows, _ROWS)
+
+
 def _spread(n: int, limit: int, device: torch.device) -> Tensor:
     if n <= limit:
         return torch.arange(n, device=device)
     return torch.linspace(0, n - 1, limit, device=device).round().long()
 
 
-def regress(x: Tensor, y: Tensor, seen: Tensor) -> Slope | None:
-    """Slope and R^2 of y on x with an intercept a head; x, y, seen are (B', H, M). None without variation."""
+def regress(x: Tensor, y: Tensor, seen: Tensor, *, rows: int | None = None) -> Slope | None:
+    """Slope and R^2 of y on x; None without variation.
+
+    Args:
+        x: product of the projections, (B', H, M).
+        y: logits, (B', H, M).
+        seen: entries that count, (B', H, M).
+        rows: with M = rows * columns, an intercept for every row (the softmax does not see what a row has in
+            common); without, one for every head.
+    """
     seen = seen & torch.isfinite(y) & torch.isfinite(x)
-    weight = seen.to(torch.float64)
-    x = x.to(torch.float64).masked_fill(~seen, 0.0).transpose(0, 1).flatten(1)
-    y = y.to(torch.float64).masked_fill(~seen, 0.0).transpose(0, 1).flatten(1)
-    weight = weight.transpose(0, 1).flatten(1)
-    count = weight.sum(1, keepdim=True).clamp_min(1.0)
-    dx = (x - x.sum(1, keepdim=True) / count) * weight
-    dy = (y - y.sum(1, keepdim=True) / count) * weight
-    sxx, sxy, syy = (dx * dx).sum(1), (dx * dy).sum(1), (dy * dy).sum(1)
-    if not bool((sxx > 0).all()) or int(count.min()) < 3:
+    groups = rows or 1
+    shape = (*x.shape[:2], groups, x.shape[2] // groups)
+    weight = seen.to(torch.float64).reshape(shape)
+    dx, dy = (_centred(v.to(torch.float64).masked_fill(~seen, 0.0).reshape(shape), weight) for v in (x, y))
+    sxx, sxy, syy = ((a * b).sum((0, 2, 3)) for a, b in ((dx, dx), (dx, dy), (dy, dy)))
+    if not bool((sxx > 0).all()) or not bool((syy.sum() > 0).all()) or int(weight.sum((0, 2, 3)).min()) < 3:
         return None
     slopes = sxy / sxx
-    total = float(syy.sum())
-    residual = float((dy - slopes[:, None] * dx).square().sum())
-    pooled = float(sxy.sum() / sxx.sum())
-    if total <= 0:
-        return None
-    return Slope(pooled, tuple(float(s) for s in slopes), 1.0 - residual / total)
+    residual = float((dy - slopes[None, :, None, None] * dx).square().sum())
+    return Slope(float(sxy.sum() / sxx.sum()), tuple(float(s) for s in slopes), 1.0 - residual / float(syy.sum()))
+
+
+def _centred(values: Tensor, weight: Tensor) -> Tensor:
+    mean = values.sum(-1, keepdim=True) / weight.sum(-1, keepdim=True).clamp_min(1.0)
+    return (values - mean) * weight

@@ -32,6 +32,7 @@ VIEWS = frozenset(
         "unfold",
         "roll",
         "index_select",
+        "index",
         "view_as_real",
         "view_as_complex",
         "_conj",

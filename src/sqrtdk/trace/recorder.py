@@ -232,7 +232,7 @@ class Recorder(TorchDispatchMode):
 
     def _leaf(self, tensor: Tensor) -> Node:
         """A tensor from outside the trace: a parameter or attribute of the model, a constant, or an input."""
-        shape = tuple(tensor.shape)
+        shape = _shape(tensor)
         label = self._constants.get(id(tensor))
         if label is not None or isinstance(tensor, nn.Parameter):
             kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
@@ -240,7 +240,7 @@ class Recorder(TorchDispatchMode):
         elif not tensor.is_floating_point() and not tensor.is_complex():
             node = Node("input", shape)
             node.external = True
-        elif tensor.numel() == 1:
+        elif tensor.is_nested or tensor.numel() <= 1:
             node = Node("constant", shape)
         else:
             node = Node("input", shape, act=True, site=self.sites.here())
@@ -250,7 +250,7 @@ class Recorder(TorchDispatchMode):
         return node
 
     def _new_root(self, op: str, tensor: Tensor, label: str = "") -> Node:
-        node = Node(op, tuple(tensor.shape), act=True, site=self.sites.here(), label=label)
+        node = Node(op, _shape(tensor), act=True, site=self.sites.here(), label=label)
         node.make_root(alias(tensor))
         self._valued.add(node)
         self._nodes[tensor] = node
@@ -260,6 +260,7 @@ class Recorder(TorchDispatchMode):
         outputs = output if isinstance(output, (tuple, list)) else (output,)
         several = isinstance(output, (tuple, list))
         tensors: dict[int, Tensor] = {}
+        inner: dict[tuple[int, int], Tensor] = {}  # tensors in a list, e.g. the indices of an indexing
         node_args: list[Any] = []
         for i, arg in enumerate(args):
             if isinstance(arg, Tensor):
@@ -267,6 +268,7 @@ class Recorder(TorchDispatchMode):
                 node_args.append(self._node(arg))
             elif isinstance(arg, (list, tuple)) and any(isinstance(item, Tensor) for item in arg):
                 node_args.append([self._node(x) if isinstance(x, Tensor) else x for x in arg])
+                inner.update({(i, j): x for j, x in enumerate(arg) if isinstance(x, Tensor)})
             else:
                 node_args.append(arg)
         for i, tensor in enumerate(outputs):
@@ -274,32 +276,42 @@ class Recorder(TorchDispatchMode):
                 continue
             node = Node(
                 name,
-                tuple(tensor.shape),
+                _shape(tensor),
                 func=func,
                 args=tuple(node_args),
                 kwargs={k: v for k, v in kwargs.items() if not isinstance(v, Tensor)},
                 out=i if several else None,
                 site=self.sites.here(),
             )
-            self._classify(node, tensor, tensors, kwargs)
+            self._classify(node, tensor, tensors)
+            if name == "index" and node.act and not node.is_root:
+                node.operands.update({key: alias(x) for key, x in inner.items()})
             self._nodes[tensor] = node
             if name in ops.NORMS or name in ("native_dropout", "max", "topk"):
                 break
 
-    def _classify(self, node: Node, tensor: Tensor, tensors: dict[int, Tensor], kwargs: Any) -> None:
+    def _classify(self, node: Node, tensor: Tensor, tensors: dict[int, Tensor]) -> None:
         parents = list(node.parents())
+        if node.op == "copy":
+            parents = parents[1:]  # what was there before is gone
         node.external = any(p.external for p in parents)
         numeric = tensor.is_floating_point() or tensor.is_complex()
-        if node.op in ops.CREATIONS or not numeric:
+        if node.op in ops.CREATIONS or not numeric or tensor.is_nested:
             return
         if node.op == "embedding":
             if parents[1].external or parents[0].act:
                 node.act = True
                 self._cut(node, tensor)
             return
-        if not any(p.act or p.products or p.softmax for p in parents):
+        if not any(p.act for p in parents):
+            if node.op in ops.CONTRACTIONS and any(_origin(p).op == "parameter" for p in parents):
+                # A projection of learned or positional vectors: learned queries (DETR), relative keys (DeBERTa).
+                node.act = node.learned = True
+                node.width = parents[-2].shape[-1]
+                self._cut(node, tensor, source=parents[-2])
             return
         node.act = True
+        node.learned = all(p.learned for p in parents if p.act)
         if node.op in ops.CONTRACTIONS:
             self._contract(node, tensor, tensors)
         elif node.op in ops.SOFTMAX:
@@ -321,6 +333,7 @@ class Recorder(TorchDispatchMode):
             self._cut(node, tensor)
         elif self._is_product(a, b, node.op):
             node.is_product = True
+            node.learned = a.learned or b.learned
             node.dtype = tensor.dtype
             node.operands = {i: alias(tensors[i]) for i in tensors if i not in (left, right)}
             if self._measure_products and not tensor.is_meta and tensor.numel():
@@ -394,7 +407,7 @@ class Recorder(TorchDispatchMode):
         if weighing is not None:
             self._carry_weights(node, tensor, tensors, active, weighing)
             return
-        if len(roots) > 1 and node.op not in ("cat", "stack"):
+        if len({p.roots for p in active}) > 1 and node.op not in ("cat", "stack"):
             node.terms = sum(p.terms for p in active)
             self._cut(node, tensor)
             return
@@ -493,6 +506,11 @@ class Recorder(TorchDispatchMode):
                 both.roots = old.roots | new.roots
                 both.products = old.products | new.products
                 self._nodes[other] = both
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    """Nested tensors have none."""
+    return () if tensor.is_nested else tuple(tensor.shape)
 
 
 def _base_name(func: Any) -> str:
