@@ -1,0 +1,12 @@
+"""Row statistics of attention logits, and their summaries a head."""
+
+from sqrtdk.stats.heads import CallStats as CallStats
+from sqrtdk.stats.heads import HeadStats as HeadStats
+from sqrtdk.stats.heads import Histogram as Histogram
+from sqrtdk.stats.heads import head_stats as head_stats
+from sqrtdk.stats.heads import head_stats_from_logits as head_stats_from_logits
+from sqrtdk.stats.heads import head_stats_from_qk as head_stats_from_qk
+from sqrtdk.stats.rows import RowStats as RowStats
+from sqrtdk.stats.rows import row_stats as row_stats
+from sqrtdk.stats.tiles import AttentionRows as AttentionRows
+from sqrtdk.stats.tiles import attention_row_stats as attention_row_stats

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
 
-@dataclass(frozen=True, slots=True)
-class Histogram:
-    """Equal bins between `low` and `high`."""
+from sqrtdk.stats._histogram import Histogram as Histogram
+from sqrtdk.stats._histogram import bin_counts
+from sqrtdk.stats._histogram import logit_histograms as sampled_histograms
+from sqrtdk.stats._partial import RowStats
+from sqrtdk.stats._sweep import sweep
+from sqrtdk.stats.rows import LogitSource, logit_source
+from sqrtdk.stats.tiles import ProductSource, product_source, sweep_product
 
-    low: float
-    high: float
-    counts: tuple[int, ...]
+SATURATED = 0.99  # peak weight above which a row of more than one key counts as saturated
+ENTROPY_BINS = 24
+QUANTILES = (0.05, 0.50, 0.95)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +34,7 @@ class HeadStats:
     heads: int
     rows: int  # rows a head, blind ones included
     blind_rows: tuple[int, ...]
-    nan_rows: tuple[int, ...]  # rows with a NaN or +inf logit; left out of everything else
+    nan_rows: tuple[int, ...]  # rows with a NaN or +inf logit, or all -inf; left out of everything else
     keys: tuple[float, ...]  # mean number of visible keys
     max_logit: tuple[float, ...]  # signed, scaled, after bias, visible keys only
     min_logit: tuple[float, ...]
@@ -46,3 +54,195 @@ class HeadStats:
     jacobian_norm: tuple[float, ...]  # mean Frobenius norm of diag(p) - p p^T
     logit_histogram: tuple[Histogram, ...]  # of the visible logits (sampled rows), one a head
     entropy_histogram: tuple[Histogram, ...]  # of the rows' entropy, one a head
+
+
+@dataclass(frozen=True, slots=True)
+class CallStats:
+    """What one attention call yields besides its heads."""
+
+    heads: HeadStats
+    max_product: float | None  # largest |q . k| before any scale, visible keys only; None where only logits are known
+    future_weight: float | None  # mean over seeing rows of the weight on keys j > i; None unless asked and L == S
+
+
+def head_stats_from_logits(logits: Tensor, visible: Tensor | None = None, *, future: bool = False) -> CallStats:
+    """Per-head statistics of logits that are already there.
+
+    Args:
+        logits: (..., H, L, S) with scale, softcap, bias in them; any floating dtype, not changed.
+        visible: bool, broadcastable to `logits`; True where the row sees the key. A mask that was added to the logits
+            is part of them: pass it here as well, or its -inf count as logits.
+        future: also the mean weight on keys j > i, where L == S.
+
+    Returns:
+        CallStats without `max_product`.
+
+    Raises:
+        InvalidTypeError: the logits are no floating tensor, or the mask is not bool.
+        InvalidValueError: shapes that do not fit.
+
+    Example:
+        >>> head_stats_from_logits(torch.zeros(1, 2, 3, 8)).heads.effective_keys
+        (8.0, 8.0)
+    """
+    with torch.no_grad():
+        source = logit_source(logits, visible)
+        rows, ahead = sweep(source, future=future and source.shape[2] == source.shape[3])
+        return _call_stats(source, rows, None, ahead)
+
+
+def head_stats_from_qk(
+    query: Tensor,
+    key: Tensor,
+    *,
+    scale: float | Tensor,
+    softcap: float | None = None,
+    bias: Tensor | None = None,
+    visible: Tensor | None = None,
+    is_causal: bool = False,
+    float_mask: Tensor | None = None,
+    future: bool = False,
+) -> CallStats:
+    """Per-head statistics of a call from its query and key, without an (L, S) matrix; see `attention_row_stats`.
+
+    Example:
+        >>> q = k = torch.zeros(1, 2, 4, 8)
+        >>> head_stats_from_qk(q, k, scale=8**-0.5, is_causal=True).heads.keys
+        (2.5, 2.5)
+    """
+    with torch.no_grad():
+        source = product_source(
+            query,
+            key,
+            scale=scale,
+            softcap=softcap,
+            bias=bias,
+            visible=visible,
+            is_causal=is_causal,
+            float_mask=float_mask,
+        )
+        result = sweep_product(source, future=future)
+        return _call_stats(source, result.rows, result.max_product, result.future)
+
+
+def _call_stats(
+    source: LogitSource | ProductSource, rows: RowStats, product: Tensor | None, ahead: Tensor | None
+) -> CallStats:
+    with torch.autocast(source.device.type, enabled=False):
+        stats = head_stats(rows, logit_histograms=sampled_histograms(source, rows))
+    largest = weight = None
+    if product is not None and product.numel():
+        largest = float(product.nan_to_num(nan=0.0, posinf=math.inf).amax())
+    if ahead is not None:
+        seeing = (rows.n > 0) & (rows.max > -math.inf)
+        weight = float(ahead.masked_fill(~seeing, 0.0).sum(dtype=torch.float64) / seeing.sum())
+    return CallStats(stats, largest, None if weight is None or math.isnan(weight) else weight)
+
+
+def head_stats(rows: RowStats, *, logit_histograms: Sequence[Histogram]) -> HeadStats:
+    """Summaries over the rows of each head; the results come off the device in one transfer.
+
+    Args:
+        rows: statistics of shape (..., H, L).
+        logit_histograms: one a head, kept as they are.
+
+    Returns:
+        HeadStats; quantiles interpolate linearly between rows.
+
+    Example:
+        >>> from sqrtdk.stats import row_stats
+        >>> flat = Histogram(0.0, 0.0, (4,))
+        >>> head_stats(row_stats(torch.zeros(1, 2, 2, 4)), logit_histograms=[flat, flat]).entropy_fraction
+        (1.0, 1.0)
+    """
+    heads = rows.n.shape[-2]
+    rows = rows.map(lambda field: field.movedim(-2, 0).flatten(1))
+    count = rows.n.shape[1]
+    blind = rows.n == 0
+    broken = ~blind & ~(rows.max.abs() < math.inf)
+    good = ~(blind | broken)
+    choice = good & (rows.n > 1)
+    total, choices = good.sum(-1), choice.sum(-1)
+
+    def mean(value: Tensor, where: Tensor = good, over: Tensor = total) -> Tensor:
+        return value.masked_fill(~where, 0.0).sum(-1, dtype=torch.float64) / over
+
+    def largest(value: Tensor) -> Tensor:
+        if not count:
+            return torch.full((heads,), math.nan, dtype=value.dtype, device=value.device)
+        return value.masked_fill(~good, -math.inf).amax(-1).masked_fill(total == 0, math.nan)
+
+    entropy, peak = rows.entropy_nats, rows.peak
+    longest = rows.n.amax(-1).clamp(min=1.0) if count else rows.n.new_ones(heads)
+    room = torch.log(longest)
+    spread = torch.where(room > 0, ENTROPY_BINS / room, 0.0).unsqueeze(-1)
+    p05, p50, p95 = _quantiles(entropy.masked_fill(~good, math.inf), total)
+    named = {
+        "blind_rows": blind.sum(-1),
+        "nan_rows": broken.sum(-1),
+        "keys": mean(rows.n),
+        "max_logit": largest(rows.max),
+        "min_logit": -largest(-rows.min),
+        "max_abs_logit": largest(torch.maximum(rows.max.abs(), rows.min.abs())),
+        "mean_logit": mean(rows.mean),
+        "std_logit": mean(rows.variance).sqrt(),
+        "row_offset": largest(rows.mean.abs()),
+        "entropy_nats": mean(entropy),
+        "entropy_p05": p05,
+        "entropy_p50": p50,
+        "entropy_p95": p95,
+        "entropy_fraction": mean(entropy / rows.n.clamp(min=2.0).log(), choice, choices),
+        "effective_keys": mean(rows.effective_keys),
+        "peak": mean(peak),
+        "peak_max": largest(peak),
+        "saturated": mean((peak > SATURATED).to(peak.dtype), choice, choices),
+        "jacobian_norm": mean(rows.jacobian_norm),
+        "room": room,
+    }
+    bins = bin_counts(entropy.nan_to_num(), good, 0.0, spread, ENTROPY_BINS)
+    table = torch.cat([torch.stack([value.double() for value in named.values()]), bins.mT.double()])
+    columns = [tuple(column) for column in table.tolist()]
+    found: dict[str, tuple[float, ...]] = dict(zip(named, columns, strict=False))
+    return HeadStats(
+        heads=heads,
+        rows=count,
+        blind_rows=tuple(int(x) for x in found["blind_rows"]),
+        nan_rows=tuple(int(x) for x in found["nan_rows"]),
+        keys=found["keys"],
+        max_logit=found["max_logit"],
+        min_logit=found["min_logit"],
+        max_abs_logit=found["max_abs_logit"],
+        mean_logit=found["mean_logit"],
+        std_logit=found["std_logit"],
+        row_offset=found["row_offset"],
+        entropy_nats=found["entropy_nats"],
+        entropy_p05=found["entropy_p05"],
+        entropy_p50=found["entropy_p50"],
+        entropy_p95=found["entropy_p95"],
+        entropy_fraction=found["entropy_fraction"],
+        effective_keys=found["effective_keys"],
+        peak=found["peak"],
+        peak_max=found["peak_max"],
+        saturated=found["saturated"],
+        jacobian_norm=found["jacobian_norm"],
+        logit_histogram=tuple(logit_histograms),
+        entropy_histogram=tuple(
+            Histogram(0.0, found["room"][head], tuple(int(column[head]) for column in columns[len(named) :]))
+            for head in range(heads)
+        ),
+    )
+
+
+def _quantiles(values: Tensor, total: Tensor) -> list[Tensor]:
+    """Quantiles of the first `total` of each head's sorted values; the others are +inf."""
+    if not values.shape[1]:
+        return [torch.full_like(total, math.nan, dtype=values.dtype) for _ in QUANTILES]
+    ordered = values.sort(-1).values
+    results = []
+    for quantile in QUANTILES:
+        position = quantile * (total - 1).clamp(min=0).to(values.dtype)
+        below = position.floor().long()
+        low = ordered.gather(-1, below.unsqueeze(-1)).squeeze(-1)
+        high = ordered.gather(-1, torch.minimum(below + 1, (total - 1).clamp(min=0)).unsqueeze(-1)).squeeze(-1)
+        results.append((low + (high - low) * (position - below)).masked_fill(total == 0, math.nan))
+    return results

@@ -20,6 +20,7 @@ from sqrtdk.trace.recorder import Fused, Pending
 from sqrtdk.trace.records import AttentionCall, Factor, Mask, Scale, Stage
 
 AGREEMENT = 0.01  # the two readings of the scale agree within 1%
+LINEAR = 0.99  # below this R^2 a slope alone says nothing about the scale
 
 
 @dataclass(slots=True)
@@ -586,7 +587,12 @@ def _scale(draft: Draft, factors: list[Factor], unknown: tuple[str, ...], width:
         agree = _agree(symbolic, per_head, draft.slope)
         if not agree:
             reason = f"the two readings disagree: {symbolic:.4g} by the factors, {draft.slope.value:.4g} by the logits"
-    effective = symbolic if symbolic is not None else value
+    effective = symbolic
+    if symbolic is None and draft.slope is not None:
+        if draft.slope.r_squared >= LINEAR:
+            effective = value
+        else:
+            reason = f"{reason}; the logits are not linear in q.k (R^2 = {draft.slope.r_squared:.3f})"
     if effective is None and draft.slope_reason is not None:
         reason = f"{reason}; {draft.slope_reason}" if reason else draft.slope_reason
     return Scale(

@@ -96,6 +96,8 @@ def _read_step(node: Node, main: Node, views: list[Node]) -> list[Step]:
         return [Step("clamp", name=node.op)]
     if node.op == "cat":
         return [Step("sinks", name="sinks")]
+    if node.op in ("bmm", "convolution", "_convolution"):
+        return [Step("unknown", name="heads mixed")]
     return [Step("unknown", name=node.op)]
 
 

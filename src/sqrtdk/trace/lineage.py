@@ -369,9 +369,24 @@ def _amplitude(tables: list[tuple[Node, int]]) -> float | None:
     if any(v is None or v.is_meta for v in values):
         numbers = {_table_scale(n.args[i]) for n, i in tables}
         return numbers.pop() if len(numbers) == 1 else None
+    if any(_chained(n, tables) for n, _ in tables):
+        return None
     # A real table holds cosines or sines, whose mean square is half the squared length of the pair.
     squares = [_mean_square(v) * (1 if v.is_complex() else 2) for v in values if v is not None]
     return math.sqrt(sum(squares) / len(squares))
+
+
+def _chained(node: Node, tables: list[tuple[Node, int]]) -> bool:
+    """Whether what `node` multiplies was multiplied by a table before: an amplitude that changes with position."""
+    others = {n for n, _ in tables}
+    queue = [p for p in node.parents() if p.act]
+    while queue:
+        current = queue.pop()
+        if current in others:
+            return True
+        if current.op in ops.VIEWS | ops.SAME and not current.is_root:
+            queue.extend(p for p in current.parents() if p.act)
+    return False
 
 
 def _mean_square(value: Tensor) -> float:

@@ -97,27 +97,29 @@ def kind_by_values(value: Tensor, hidden: Tensor | None) -> str:
 
 
 def _position_kind(rest: Tensor, hidden: Tensor | None) -> str:
-    seen = None if hidden is None else ~hidden
+    """ "alibi" for rows that are straight lines (on either side of the diagonal), "relative" for a function of i - j."""
+    rows, columns = rest.shape[-2:]
     step = rest[..., 1:] - rest[..., :-1]
     bend = (step[..., 1:] - step[..., :-1]).abs()
-    size = rest.abs().amax()
-    if seen is not None:
-        three = seen[..., 2:] & seen[..., 1:-1] & seen[..., :-2]
-        bend = bend.masked_fill(~three.expand_as(bend), 0.0)
-    if bool(size > 0) and bool(bend.amax() <= 1e-2 * step.abs().amax().clamp_min(1e-6)) and _sloped(step):
+    size = float(rest.abs().amax())
+    if hidden is not None:
+        three = hidden[..., 2:] | hidden[..., 1:-1] | hidden[..., :-2]
+        bend = bend.masked_fill(three.expand_as(bend), 0.0)
+        step = step.masked_fill((hidden[..., 1:] | hidden[..., :-1]).expand_as(step), 0.0)
+    if rows == columns:  # |i - j| has its corner on the diagonal
+        i, j = torch.arange(rows, device=rest.device)[:, None], torch.arange(columns - 2, device=rest.device)[None, :]
+        bend = bend.masked_fill((j + 1 == i).expand_as(bend), 0.0)
+    steepest = float(step.abs().amax())
+    if steepest > 0 and float(bend.amax()) <= 1e-2 * steepest:
         return "alibi"
-    if rest.shape[-2] > 1:
+    if rows > 1:
         off = (rest[..., 1:, 1:] - rest[..., :-1, :-1]).abs()
-        if seen is not None:
-            both = seen[..., 1:, 1:] & seen[..., :-1, :-1]
-            off = off.masked_fill(~both.expand_as(off), 0.0)
-        if bool(off.amax() <= 1e-6 * size.clamp_min(1e-6)):
+        if hidden is not None:
+            either = hidden[..., 1:, 1:] | hidden[..., :-1, :-1]
+            off = off.masked_fill(either.expand_as(off), 0.0)
+        if size > 0 and float(off.amax()) <= 1e-6 * size:
             return "relative"
     return "bias"
-
-
-def _sloped(step: Tensor) -> bool:
-    return bool(step.abs().amax() > 0)
 
 
 def kind_by_origin(node: Node) -> str:

@@ -317,10 +317,10 @@ class Recorder(TorchDispatchMode):
         elif node.op in ops.SOFTMAX:
             self._softmax(node, tensor, tensors[0], int(node.args[1]) if len(node.args) > 1 else -1)
         elif node.op in ops.PROJECTIONS:
-            if not _mixes_heads(node, parents):
+            if not (parents[0].products and parents[0].shape[-2:] == node.shape[-2:]):
                 node.width = parents[1].shape[1] if len(parents) > 1 and len(parents[1].shape) > 1 else None
                 self._cut(node, tensor, source=parents[0])
-            else:
+            else:  # a convolution over heads leaves the L x S matrix in place
                 node.products = parents[0].products
         else:
             self._combine(node, tensor, tensors, parents)
@@ -331,6 +331,9 @@ class Recorder(TorchDispatchMode):
         weighing = next((p.softmax for p in (a, b) if p.softmax is not None), None)
         if weighing is not None and not weighing.seen.attention and self._value_product(weighing, a, b, tensors, tensor):
             self._cut(node, tensor)
+        elif _mixes_heads(node.op, a, b):
+            node.softmax = weighing
+            node.products = a.products | b.products
         elif self._is_product(a, b, node.op):
             node.is_product = True
             node.learned = a.learned or b.learned
@@ -566,9 +569,12 @@ def _repeats(node: Node) -> bool:
     return held < size
 
 
-def _mixes_heads(node: Node, parents: list[Node]) -> bool:
-    """A convolution over heads leaves the L x S matrix in place (talking heads)."""
-    return bool(parents[0].products) and parents[0].shape[-2:] == node.shape[-2:]
+def _mixes_heads(op: str, a: Node, b: Node) -> bool:
+    """Logits or weights times a learned square matrix over the heads, as einsum writes it (talking heads)."""
+    for matrix, other in ((a, b), (b, a)):
+        if op == "bmm" and not matrix.act and (other.products or other.softmax is not None):
+            return matrix.shape[0] == 1 and matrix.shape[1] == matrix.shape[2] <= 256
+    return False
 
 
 def _is_gain(node: Node) -> bool:

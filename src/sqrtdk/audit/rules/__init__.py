@@ -1,0 +1,34 @@
+"""The rules of an audit: one check a file, each a pure function of the context, all of them in one literal table."""
+
+from __future__ import annotations
+
+from sqrtdk.audit.context import Rule
+from sqrtdk.audit.rules import (
+    declared_vs_actual,
+    eager_vs_sdpa,
+    entropy,
+    flat,
+    mask_audit,
+    max_logit,
+    nonfinite,
+    range_forecast,
+    responsiveness,
+    saturation,
+    scale_ledger,
+    unused,
+)
+
+RULES: dict[str, Rule] = {
+    "nonfinite": nonfinite.check,
+    "scale_ledger": scale_ledger.check,
+    "declared_vs_actual": declared_vs_actual.check,
+    "mask_audit": mask_audit.check,
+    "unused": unused.check,
+    "max_logit": max_logit.check,
+    "range_forecast": range_forecast.check,
+    "saturation": saturation.check,
+    "entropy": entropy.check,
+    "flat": flat.check,
+    "responsiveness": responsiveness.check,
+    "eager_vs_sdpa": eager_vs_sdpa.check,
+}

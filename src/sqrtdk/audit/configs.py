@@ -1,0 +1,89 @@
+"""Where a module's configuration is, and how to read a field of it, whatever object it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+
+def field(config: Any, path: str) -> Any:
+    """The value at a dotted path of a dict or of an object's attributes; None where it is absent or cannot be read.
+
+    >>> field({"attn_config": {"softmax_scale": 0.5}}, "attn_config.softmax_scale")
+    0.5
+    """
+    for name in path.split("."):
+        if config is None:
+            return None
+        if isinstance(config, Mapping):
+            config = config.get(name)
+            continue
+        try:
+            config = getattr(config, name, None)
+        except Exception:  # a property of somebody's config class may raise anything
+            return None
+    return config
+
+
+def number(config: Any, path: str) -> float | None:
+    """The finite number at `path`, else None; a bool is no number."""
+    value = field(config, path)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def model_type(config: Any) -> str:
+    """`config.model_type`, or the empty string."""
+    value = field(config, "model_type")
+    return value if isinstance(value, str) else ""
+
+
+def is_transformers(config: Any) -> bool:
+    """Whether the config is of a class that transformers itself ships, whose code is known."""
+    return type(config).__module__.startswith("transformers.")
+
+
+def _usable(config: Any) -> bool:
+    return (
+        config is not None
+        and not isinstance(config, nn.Module)
+        and (isinstance(config, Mapping) or hasattr(config, "__dict__") or hasattr(config, "__slots__"))
+    )
+
+
+def _sub_config(config: Any, site: str) -> Any:
+    """The sub-config of a composite that governs `site`: the one whose stem ("vision", "text") is in the path."""
+    if isinstance(config, Mapping):
+        names = [name for name in config if isinstance(name, str)]
+    else:
+        names = [name for name in vars(config) if isinstance(name, str)] if hasattr(config, "__dict__") else []
+    for name in names:
+        stem = name.removesuffix("_config")
+        sub = field(config, name)
+        if stem and _usable(sub) and (name.endswith("_config") or stem in ("encoder", "decoder")):
+            parts = site.replace("_", ".").split(".")
+            if stem in parts:
+                return sub
+    return config
+
+
+def config_at(model: nn.Module, site: str) -> Any:
+    """The config that governs the module at `site`: its own, else the nearest parent's; None when there is none.
+
+    A composite (text_config, vision_config, decoder, ...) gives way to the part that the path names.
+    """
+    parts = site.split(".") if site else []
+    for depth in range(len(parts), -1, -1):
+        path = ".".join(parts[:depth])
+        try:
+            module = model.get_submodule(path)
+        except AttributeError:
+            continue
+        config = vars(module).get("config", getattr(type(module), "config", None))
+        if _usable(config) and not isinstance(config, type):
+            return _sub_config(config, ".".join(parts[depth:]) if depth < len(parts) else site)
+    return None

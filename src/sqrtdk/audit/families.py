@@ -1,0 +1,125 @@
+"""Families whose released weights were trained with a scale that no config field names: one literal table.
+
+Each rule is the effective scale as a function of the call and the config. A list of values: any of them is right.
+An empty list: the value is learned and any will do. Families that declare theirs in a config field are in
+`declared.py`; families with 1/sqrt(head_dim) need no entry. Surveyed: transformers 5.23, every `modeling_*.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sqrtdk.audit.configs import model_type
+from sqrtdk.trace.records import AttentionCall
+
+Values = tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """`rule` in words, the values it admits, its source, and the modules it holds for ("" for all)."""
+
+    rule: str
+    values: Callable[[AttentionCall, Any], Values]
+    source: str
+    module: str = ""  # part of the module's class name
+
+
+def _one(call: AttentionCall, config: Any) -> Values:
+    return (1.0,)
+
+
+def _any(call: AttentionCall, config: Any) -> Values:
+    return ()
+
+
+def _half_head(call: AttentionCall, config: Any) -> Values:
+    return ((call.head_dim / 2) ** -0.5,)
+
+
+def _embed_dim(call: AttentionCall, config: Any) -> Values:
+    return ((call.heads * call.head_dim) ** -0.5,)
+
+
+def _disentangled(call: AttentionCall, config: Any) -> Values:
+    return ((call.head_dim * max(call.terms, 1)) ** -0.5,)
+
+
+def _inverse_dim(call: AttentionCall, config: Any) -> Values:
+    return (1.0 / call.head_dim,)
+
+
+def _heads(call: AttentionCall, config: Any) -> Values:
+    return (call.heads**-0.5,)
+
+
+_T5 = "the factor is folded into the initialisation of q (Raffel et al. 2019; mesh-tensorflow attention.py)"
+_DEBERTA = "c2c, c2p and p2c share the variance (He et al. 2020, section 3.1)"
+_COSINE = "cosine attention with a learned gain per head (Liu et al. 2021, Swin Transformer V2, section 3.3)"
+_PER_DIM = "learned per-dimension gain, softplus (Das et al. 2023, TimesFM; lingvo PerDimScale)"
+_QK_RMS = "q and k are RMS-normalised, the gain is in the norms' weights"
+
+_T5_FAMILY = Family("scale 1.0", _one, _T5)
+_DISENTANGLED = Family("1/sqrt(head_dim * terms)", _disentangled, _DEBERTA)
+_SWIN = Family("learned gain exp(logit_scale)", _any, _COSINE)
+
+FAMILIES: dict[str, Family] = {
+    "t5": _T5_FAMILY,
+    "mt5": _T5_FAMILY,
+    "umt5": _T5_FAMILY,
+    "longt5": _T5_FAMILY,
+    "switch_transformers": _T5_FAMILY,
+    "pop2piano": _T5_FAMILY,
+    "udop": _T5_FAMILY,
+    "pix2struct": _T5_FAMILY,
+    "pix2struct_text_model": _T5_FAMILY,
+    "pix2struct_vision_model": _T5_FAMILY,
+    "gpt_neo": Family("scale 1.0", _one, "mesh-tensorflow initialisation (EleutherAI gpt-neo, models/gpt2/gpt2.py)"),
+    "dia": Family("scale 1.0", _one, "nari-labs dia, layers.py: SDPA with scale=1.0"),
+    "dia_encoder": Family("scale 1.0", _one, "nari-labs dia, layers.py: SDPA with scale=1.0"),
+    "dia_decoder": Family("scale 1.0", _one, "nari-labs dia, layers.py: SDPA with scale=1.0"),
+    "zamba": Family("(head_dim/2)^-1/2", _half_head, "attention on doubled width (Glorioso et al. 2024, Zamba)"),
+    "zamba2": Family("(head_dim/2)^-1/2", _half_head, "attention on doubled width (Glorioso et al. 2024, Zamba2)"),
+    "cvt": Family("embed_dim^-1/2", _embed_dim, "Wu et al. 2021, microsoft/CvT cls_cvt.py: scale = dim_out ** -0.5"),
+    "deberta": _DISENTANGLED,
+    "deberta-v2": _DISENTANGLED,
+    "sew-d": _DISENTANGLED,
+    "swinv2": _SWIN,
+    "swin2sr": _SWIN,
+    "timesfm": Family("learned per-dimension gain", _any, _PER_DIM),
+    "timesfm2_5": Family("learned per-dimension gain", _any, _PER_DIM),
+    "gemma3n_audio": Family("learned per-dimension gain", _any, _PER_DIM),
+    "gemma4_audio": Family("learned per-dimension gain", _any, _PER_DIM),
+    "videoprism_vision_model": Family("learned per-dimension gain", _any, _PER_DIM, module="PoolingHead"),
+    "videoprism": Family("learned per-dimension gain", _any, _PER_DIM, module="PoolingHead"),
+    "mistral_large4_text": Family(
+        "learned gain in log position", _any, "transformers modeling_mistral_large4.py: SoftmaxScaling"
+    ),
+    "inkling_text": Family("1/head_dim", _inverse_dim, "q and k are RMS-normalised (modeling_inkling.py)"),
+    "gemma3n_text": Family("scale 1.0", _one, f"{_QK_RMS} (modeling_gemma3n.py)"),
+    "gemma4_text": Family("scale 1.0", _one, f"{_QK_RMS} (modeling_gemma4.py)"),
+    "gemma4_vision": Family("scale 1.0", _one, f"{_QK_RMS} (modeling_gemma4.py)"),
+    "gemma4_unified_text": Family("scale 1.0", _one, f"{_QK_RMS} (modeling_gemma4_unified.py)"),
+    "diffusion_gemma_text": Family("scale 1.0", _one, f"{_QK_RMS} (modeling_diffusion_gemma.py)"),
+    "embedding_gemma2_text": Family("scale 1.0", _one, f"{_QK_RMS} (modeling_embedding_gemma2.py)"),
+    "evolla": Family("heads^-1/2", _heads, "westlake-repl Evolla, sequence aligner", module="SequenceAligner"),
+}
+
+# Families whose code multiplies the softmax scale itself by the square of YaRN's mscale_all_dim, as DeepSeek does
+# (deepseek-ai/DeepSeek-V2, modeling_deepseek.py). Others read rope_parameters for the rotation only.
+MLA_YARN: frozenset[str] = frozenset({
+    "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "kimi_k2", "mistral4", "mistral_large4_text",
+    "axk1", "axk2", "longcat_flash", "youtu", "bailing_hybrid", "hy_v4", "glm4_moe_lite", "glm_moe_dsa", "minicpm3",
+})  # fmt: skip
+
+# Families whose bias is multiplied by the scale on purpose: Falcon adds ALiBi before it divides by sqrt(head_dim)
+# (Falcon-RW, modeling_falcon.py).
+SCALED_BIAS: frozenset[str] = frozenset({"falcon", "RefinedWeb", "RefinedWebModel"})
+
+
+def family(call: AttentionCall, config: Any) -> Family | None:
+    """The family's rule for this call, or None."""
+    rule = FAMILIES.get(model_type(config))
+    return rule if rule is not None and rule.module in call.module_class else None

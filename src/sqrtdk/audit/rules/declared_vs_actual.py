@@ -1,0 +1,35 @@
+"""A scale that config or family declare and the run does not apply.
+
+Formula: |effective / declared - 1| <= 1%. Threshold and its reason: `audit.tolerance`. A real case: the textbook scale
+on a 27B model with query_pre_attn_scalar 144 and head_dim 128 is off by 5.7%.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sqrtdk.audit.context import Context, folded
+from sqrtdk.audit.mistakes import MISTAKES
+from sqrtdk.audit.records import Finding
+
+SOURCE = "the model's own declaration; tolerance 1% for bf16 constants"
+
+
+def check(context: Context) -> Iterable[Finding]:
+    """One finding for each kind of site that contradicts its declaration."""
+    wrong = [j for j in context.calls if j.verdict == "unexplained" and j.declared_by is not None]
+    pairs = [(j, (j.mistake, j.declared_by, f"{j.call.scale.effective:.4g}")) for j in wrong]
+    for judged, _, more in folded(pairs):
+        name = judged.mistake or "unknown"
+        named = f" ({name})" if name != "unknown" else ""
+        fix = MISTAKES[name].fix if name != "unknown" else "apply the declared scale, or correct the declaration"
+        yield Finding(
+            rule="declared_vs_actual",
+            severity="fail",
+            site=judged.call.site,
+            value=judged.call.scale.effective,
+            threshold=judged.expected,
+            message=f"{judged.declared_by}, but {judged.reason}{named}{more}",
+            fix=fix,
+            source=SOURCE,
+        )

@@ -1,0 +1,60 @@
+"""Heads whose rows are lower in entropy than the frozen phase of Gaussian logits: entropy collapse.
+
+Formula: a head's mean entropy H (nats) against the finite-n expectation H*(n, sigma_c) at the critical standard
+deviation sigma_c = sqrt(2 log n), below which a Gaussian row depends on few keys only (random energy model, Derrida
+1981). Thresholds: heads with n >= 16 keys only; a head is collapsed at H < H*; note when a quarter of a model's heads
+are, warn when three quarters are (Zhai et al. 2023: collapse goes with instability; a level without its trend proves
+little, so this never fails).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import lru_cache
+
+from sqrtdk.audit.context import Context
+from sqrtdk.audit.records import Finding
+from sqrtdk.theory.gaussian import critical_sigma, expected_entropy_nats
+
+LEAST_KEYS = 16
+NOTE_FRACTION = 0.25
+WARN_FRACTION = 0.75
+SOURCE = "Zhai et al. 2023 (entropy collapse); sigma_c of the random energy model, finite-n table"
+
+
+@lru_cache(maxsize=256)
+def frozen_entropy(keys: int) -> float:
+    """Expected entropy (nats) of a row of `keys` Gaussian logits at the critical standard deviation."""
+    return float(expected_entropy_nats(keys, critical_sigma(keys)))
+
+
+def check(context: Context) -> Iterable[Finding]:
+    """At most one finding for the model, at the site with the lowest entropy."""
+    heads = 0
+    low: list[tuple[float, float, str, int]] = []
+    for judged in context.calls:
+        stats = judged.call.stats
+        if stats is None:
+            continue
+        for head, (keys, entropy) in enumerate(zip(stats.keys, stats.entropy_nats, strict=True)):
+            if not (math.isfinite(entropy) and keys >= LEAST_KEYS):
+                continue
+            heads += 1
+            bar = frozen_entropy(round(keys))
+            if entropy < bar:
+                low.append((entropy / bar, entropy, judged.call.site, head))
+    if not heads or len(low) < NOTE_FRACTION * heads:
+        return
+    _, entropy, site, head = min(low)
+    yield Finding(
+        rule="entropy",
+        severity="warn" if len(low) >= WARN_FRACTION * heads else "note",
+        site=site,
+        value=entropy,
+        threshold=NOTE_FRACTION,
+        message=f"{len(low)} of {heads} heads are below the entropy of the frozen phase; lowest: head {head}, "
+        f"{entropy:.3g} nats",
+        fix="watch the entropy over time; if it falls, normalise q and k or lower the learning rate",
+        source=SOURCE,
+    )

@@ -1,0 +1,83 @@
+"""Logits that do not fit the range or the spacing of the half-precision types.
+
+fp16: the unscaled product max|q . k| = max|logit| / scale, where the scale comes after the product and the product is
+stored; threshold 65504, the largest finite fp16. A fused kernel accumulates in fp32 and is not concerned.
+bf16: a row's offset x (|mean logit|) with spacing 2^(floor(log2 x) - 7); threshold 50, where neighbouring logits are
+0.25 apart. Softmax is blind to the offset, the stored logits are not. In another dtype both are forecasts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from sqrtdk.audit.context import Context, folded
+from sqrtdk.audit.records import Finding, JudgedCall
+
+FP16_MAX = 65504.0
+FP16_SOURCE = "IEEE 754 binary16: largest finite value 65504"
+BF16_OFFSET = 50.0
+BF16_SOURCE = "bfloat16 has 8 significand bits: from 32 on neighbours are 0.25 apart, from 64 on 0.5"
+
+
+def _product(judged: JudgedCall) -> float | None:
+    """The largest unscaled product that was stored before a scale shrank it, or None."""
+    call = judged.call
+    after = 1.0
+    for factor in call.scale.factors:
+        if factor.where == "logits" and factor.value:
+            after *= factor.value
+    if call.stats is None or call.kind != "eager" or after >= 1.0 or after <= 0.0 or call.softcap is not None:
+        return None
+    finite = [value for value in call.stats.max_abs_logit if math.isfinite(value)]
+    return max(finite) / after if finite else None
+
+
+def spacing(value: float) -> float:
+    """Distance between neighbouring bf16 numbers at `value`.
+
+    >>> spacing(50.0), spacing(100.0)
+    (0.25, 0.5)
+    """
+    return float(2.0 ** (math.floor(math.log2(abs(value))) - 7))
+
+
+def check(context: Context) -> Iterable[Finding]:
+    """At most one fp16 and one bf16 finding for each kind of site."""
+    products = [(j, _product(j)) for j in context.calls]
+    over = {(j.call.site, j.call.index): value for j, value in products if value is not None and value > FP16_MAX}
+    for judged, now, more in folded(
+        (j, j.call.logits_dtype == "float16") for j, _ in products if (j.call.site, j.call.index) in over
+    ):
+        value = over[judged.call.site, judged.call.index]
+        yield Finding(
+            rule="range_forecast",
+            severity="fail" if now else "warn",
+            site=judged.call.site,
+            value=value,
+            threshold=FP16_MAX,
+            message=f"q . k reaches {value:.4g} before the scale: infinite in fp16{more}",
+            fix="scale q before the product, or use a fused kernel, which accumulates in fp32",
+            source=FP16_SOURCE,
+        )
+    offsets: dict[tuple[str, int], float] = {}
+    for judged in context.calls:
+        if judged.call.stats is not None and judged.call.kind == "eager":
+            finite = [value for value in judged.call.stats.row_offset if math.isfinite(value)]
+            if finite and max(finite) > BF16_OFFSET:
+                offsets[judged.call.site, judged.call.index] = max(finite)
+    for judged, now, more in folded(
+        (j, j.call.logits_dtype == "bfloat16") for j in context.calls if (j.call.site, j.call.index) in offsets
+    ):
+        value = offsets[judged.call.site, judged.call.index]
+        stored = "stored in bf16" if now else "would they be stored in bf16"
+        yield Finding(
+            rule="range_forecast",
+            severity="warn" if now else "note",
+            site=judged.call.site,
+            value=value,
+            threshold=BF16_OFFSET,
+            message=f"a row of logits lies about {value:.4g} off zero, {stored}: steps of {spacing(value):.3g}{more}",
+            fix="keep the logits in fp32, or centre the keys (the softmax does not see a row's offset)",
+            source=BF16_SOURCE,
+        )

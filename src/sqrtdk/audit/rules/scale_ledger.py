@@ -1,0 +1,43 @@
+"""Every scale that nothing explains, with the name of the mistake.
+
+Formula: r = effective scale * sqrt(head_dim). Threshold: |r - 1| <= 1%, and no declaration (Vaswani et al. 2017,
+section 3.2.1; the 1% is `audit.tolerance`). An attribute that holds the mistake itself lowers a failure to a warning:
+somebody wrote that value, but it is the signature of an error. Contradicted declarations are `declared_vs_actual`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sqrtdk.audit.context import Context, folded
+from sqrtdk.audit.mistakes import MISTAKES
+from sqrtdk.audit.records import Finding
+from sqrtdk.audit.tolerance import SCALE_TOLERANCE
+from sqrtdk.audit.verdicts import held_by_attribute
+
+SOURCE = "Vaswani et al. 2017, section 3.2.1; tolerance 1% for bf16 constants"
+
+
+def check(context: Context) -> Iterable[Finding]:
+    """One finding for each kind of site whose scale is unexplained."""
+    wrong = [j for j in context.calls if j.verdict == "unexplained" and j.declared_by is None]
+    pairs = [(j, (j.mistake, j.call.scale.ratio and round(j.call.scale.ratio, 4))) for j in wrong]
+    for judged, _, more in folded(pairs):
+        call, name = judged.call, judged.mistake or "unknown"
+        mistake = MISTAKES[name]
+        attribute = held_by_attribute(judged, context.model)
+        ratio = call.scale.ratio
+        message = f"scale {call.scale.effective:.6g} is {ratio:.4g} times 1/sqrt({call.head_dim})"
+        message += f": {name}, {mistake.formula}" if name != "unknown" else ": nothing declares or explains it"
+        message += f"; {judged.reason}" if judged.reason else ""
+        message += f"; attribute {attribute} holds that value" if attribute and attribute not in message else ""
+        yield Finding(
+            rule="scale_ledger",
+            severity="warn" if attribute else "fail",
+            site=call.site,
+            value=ratio,
+            threshold=SCALE_TOLERANCE,
+            message=message + more,
+            fix=mistake.fix,
+            source=SOURCE,
+        )

@@ -1,0 +1,29 @@
+"""The one tolerance of the ledger, and the comparison that uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+# Relative. A scale held in bf16 is off by up to 2^-8 = 0.4%, so less would accuse rounding; a released 27B model
+# (head_dim 128, query_pre_attn_scalar 144) is off by 5.7% under the textbook scale, so 3% is too much to see it well.
+SCALE_TOLERANCE = 0.01
+
+
+def close(value: float, expected: float, tolerance: float = SCALE_TOLERANCE) -> bool:
+    """Whether `value` is within `tolerance` (relative) of `expected`.
+
+    >>> close(0.1254, 0.125), close(0.118, 0.125)
+    (True, False)
+    """
+    return abs(value - expected) <= tolerance * abs(expected)
+
+
+def matches(values: Sequence[float], expected: Sequence[float]) -> bool:
+    """Whether all `values` are close to `expected`; one expected value serves for all heads.
+
+    >>> matches((0.5, 0.5), (0.5,)), matches((0.5, 0.25), (0.5, 0.25)), matches((0.5, 0.25), (0.5,))
+    (True, True, False)
+    """
+    if len(expected) == 1:
+        return all(close(value, expected[0]) for value in values)
+    return len(values) == len(expected) and all(map(close, values, expected))

@@ -1,0 +1,102 @@
+"""`sqrtdk check [MODEL]`: audit every attention of a model."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from sqrtdk.cli.errors import reported
+from sqrtdk.report.plain import plain
+
+Attn = Literal["eager", "sdpa", "both"]
+FailOn = Literal["note", "warn", "fail", "critical", "never"]
+
+
+def check(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A Hugging Face id, a local directory, package.module:factory, or the embedded model: demo, "
+            "demo:unscaled, demo:twice, demo:inverted.",
+        ),
+    ] = "demo",
+    static: Annotated[bool, typer.Option("--static", help="Build on the meta device: no weights, no figures.")] = False,
+    attn: Annotated[Attn | None, typer.Option(help="Attention implementation to run; both compares them.")] = None,
+    text: Annotated[Path | None, typer.Option(metavar="FILE", help="Text to tokenise and run on.")] = None,
+    input_file: Annotated[
+        Path | None, typer.Option("--input", metavar="FILE", help="Inputs by name, as .safetensors.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Sequences a batch.")] = None,
+    seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens a sequence.")] = None,
+    device: Annotated[str | None, typer.Option(help="Where to run: cpu, cuda, cuda:1, mps.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Run in this dtype: float32, bfloat16, float16.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face model.")] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run the Python code that comes with the model.")
+    ] = False,
+    device_map: Annotated[str | None, typer.Option(help="Spread a large model through accelerate, e.g. auto.")] = None,
+    offload_folder: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where weights that do not fit in memory go.")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the JSON document to FILE instead of stdout.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a self-contained HTML report.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace report files that exist.")] = False,
+    fail_on: Annotated[FailOn, typer.Option(help="Least severity of a finding that gives exit code 1.")] = "fail",
+    show_traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error was raised.")] = False,
+) -> None:
+    """Audit every attention of MODEL: its formula, its scale, and how healthy its logits are.
+
+    Exit code 0: nothing found at --fail-on or above; 1: findings; 2: usage, configuration or input/output error.
+    """
+    with reported(show_traceback):
+        from sqrtdk.report import files
+
+        files.check_outputs((output, html), force)
+        from sqrtdk.cli.output import colors, print_text, say, width, working
+
+        with working(f"Checking {plain(model)}"):
+            from sqrtdk.audit.check import check as audit
+            from sqrtdk.report.html import to_html
+            from sqrtdk.report.json import to_json
+            from sqrtdk.report.terminal import summary_line, to_text
+
+            report = audit(
+                model,
+                static=static,
+                attn=attn,
+                text=text,
+                input_file=input_file,
+                batch=batch,
+                seq_len=seq_len,
+                device=device,
+                dtype=dtype,
+                seed=seed,
+                revision=revision,
+                trust_remote_code=trust_remote_code,
+                device_map=device_map,
+                offload_folder=offload_folder,
+                fail_on=fail_on,
+                command=shlex.join(["sqrtdk", *sys.argv[1:]]),
+            )
+        if output is not None:
+            files.write_text(output, to_json(report), force)
+            say(f"JSON report: {output}")
+        if html is not None:
+            files.write_text(html, to_html(report), force)
+            say(f"HTML report: {html}")
+        if json_ and output is None:
+            print_text(to_json(report))
+            say(summary_line(report))
+        else:
+            print_text(to_text(report, width=width(), color=colors()))
+        code = report.exit_code
+    raise typer.Exit(code)

@@ -1,0 +1,64 @@
+"""Streams: where text goes, how wide and colourful it may be, and what happens when nobody reads it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+
+PIPE_WIDTH = 160  # nobody wraps a log or a pipe, and one line a site is easier to search
+
+
+def print_text(text: str) -> None:
+    """Write to stdout; a reader that went away (`| head`) is no error, and an encoding that is too small neither."""
+    try:
+        _tolerant(sys.stdout)
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _to_nowhere()
+
+
+def say(text: str) -> None:
+    """Write a line to stderr."""
+    _tolerant(sys.stderr)
+    print(text, file=sys.stderr, flush=True)
+
+
+def colors() -> bool:
+    """Say whether stdout takes colours: a terminal that is not dumb, and no NO_COLOR."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def width() -> int:
+    """Return the columns of the terminal, or of COLUMNS, or enough for a pipe."""
+    fallback = 80 if sys.stdout.isatty() else PIPE_WIDTH
+    return shutil.get_terminal_size((fallback, 24)).columns
+
+
+@contextlib.contextmanager
+def working(text: str) -> Iterator[None]:
+    """Show a spinner on stderr while it is a terminal; keep what the model prints away from stdout."""
+    with contextlib.redirect_stdout(sys.stderr):
+        if not sys.stderr.isatty():
+            yield
+            return
+        from rich.console import Console
+        from rich.text import Text
+
+        with Console(stderr=True, no_color=bool(os.environ.get("NO_COLOR"))).status(Text(text)):
+            yield
+
+
+def _tolerant(stream: object) -> None:
+    reconfigure = getattr(stream, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="backslashreplace")
+
+
+def _to_nowhere() -> None:
+    """Point stdout at nothing, so that the flush at exit does not complain again."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

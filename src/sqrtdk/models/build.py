@@ -1,0 +1,272 @@
+"""Build a Hugging Face model from a local directory: weights from safetensors, random weights, or none (meta)."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from sqrtdk.errors import ModelError
+from sqrtdk.models.checkpoint import weight_files
+from sqrtdk.models.config import DTYPES, load_config, read_config_dict, short_text
+from sqrtdk.models.extras import import_accelerate, import_transformers, quiet_transformers
+from sqrtdk.models.memory import available_memory, model_bytes, require_memory
+
+# transformers' auto classes in the order in which an architecture's name is looked for; AutoModel is the fallback
+AUTO_CLASSES = (
+    "AutoModelForCausalLM",
+    "AutoModelForSeq2SeqLM",
+    "AutoModelForMaskedLM",
+    "AutoModelForImageTextToText",
+    "AutoModelForMultimodalLM",
+    "AutoModelForSpeechSeq2Seq",
+    "AutoModelForSequenceClassification",
+    "AutoModelForTokenClassification",
+    "AutoModelForQuestionAnswering",
+    "AutoModelForMultipleChoice",
+    "AutoModelForNextSentencePrediction",
+    "AutoModelForImageClassification",
+    "AutoModelForMaskedImageModeling",
+    "AutoModelForZeroShotImageClassification",
+    "AutoModelForObjectDetection",
+    "AutoModelForZeroShotObjectDetection",
+    "AutoModelForSemanticSegmentation",
+    "AutoModelForUniversalSegmentation",
+    "AutoModelForInstanceSegmentation",
+    "AutoModelForImageSegmentation",
+    "AutoModelForDepthEstimation",
+    "AutoModelForVideoClassification",
+    "AutoModelForAudioClassification",
+    "AutoModelForAudioFrameClassification",
+    "AutoModelForAudioXVector",
+    "AutoModelForCTC",
+    "AutoModelForTextEncoding",
+    "AutoModelForPreTraining",
+    "AutoBackbone",
+    "AutoModel",
+)
+
+
+class AttnRefusedError(ModelError):
+    """The model has no implementation of attention by the name that was asked for."""
+
+
+def parse_dtype(name: str | torch.dtype | None) -> torch.dtype | None:
+    """Turn a dtype's name into the dtype.
+
+    Raises:
+        ModelError: Not one of float32, float16, bfloat16, float64.
+
+    Example:
+        >>> parse_dtype("bfloat16")
+        torch.bfloat16
+    """
+    if name is None or isinstance(name, torch.dtype):
+        return name
+    if name not in DTYPES:
+        raise ModelError(f"there is no dtype {name!r} to run a model in", hint=f"Use one of: {', '.join(DTYPES)}.")
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def auto_class(config: Any, *, trust_remote_code: bool = False) -> tuple[Any, str | None]:
+    """Choose transformers' auto class for a config, and a note when it is not the one that the config asks for.
+
+    An architecture's name is only compared with the classes in transformers' own tables for this config's type; it
+    is never looked up as an attribute.
+
+    Raises:
+        ModelError: transformers has no model for this config.
+    """
+    hf = import_transformers()
+    autos = [getattr(hf, name) for name in AUTO_CLASSES if hasattr(hf, name)]
+    if trust_remote_code and isinstance(getattr(config, "auto_map", None), dict):
+        for auto in autos:
+            if auto.__name__ in config.auto_map:
+                return auto, None
+    wanted = [name for name in getattr(config, "architectures", None) or [] if isinstance(name, str)]
+    known = []
+    for auto in autos:
+        mapping = auto._model_mapping
+        if type(config) not in mapping:
+            continue
+        known.append(auto)
+        classes = mapping[type(config)]
+        classes = classes if isinstance(classes, (list, tuple)) else (classes,)
+        if any(cls.__name__ in wanted for cls in classes):
+            return auto, None
+    if not known:
+        raise ModelError(
+            f"transformers has no model for the config {type(config).__name__}",
+            hint="Write a factory that builds it: package.module:factory.",
+        )
+    auto = next((a for a in known if a.__name__ == "AutoModel"), known[0])
+    note = f"config.architectures = {wanted[:3]!r} is not known for this model type: {auto.__name__} was used"
+    return auto, note if wanted else None
+
+
+def build_model(
+    directory: Path,
+    *,
+    static: bool = False,
+    dtype: torch.dtype | None = None,
+    device: str = "cpu",
+    seed: int = 0,
+    trust_remote_code: bool = False,
+    attn: str | None = None,
+    device_map: str | None = None,
+    offload_folder: str | Path | None = None,
+) -> tuple[nn.Module, Any, tuple[str, ...]]:
+    """Build the model of a local directory, in eval mode.
+
+    The model is first built on the meta device, where it takes no memory, and counted; only one that fits is then
+    built for real. Without weights in the directory they are random, the same for the same seed.
+
+    Args:
+        directory: Holds `config.json` and, or not, safetensors weights.
+        static: Stop after the meta build.
+        dtype: Of the parameters; None takes the config's (float16 on a CPU becomes float32, with a note).
+        device: Where to put the model; unused with `static` or `device_map`.
+        seed: For random weights.
+        trust_remote_code: Let the directory's own Python files run.
+        attn: "eager" or "sdpa"; None takes the model's default.
+        device_map: Given to transformers, e.g. "auto": spread over devices, memory and disk by accelerate.
+        offload_folder: Where weights go that fit nowhere else.
+
+    Returns:
+        The module, its config, and notes.
+
+    Raises:
+        ModelError: See `weight_files`, `load_config`; or it does not fit, or transformers can't build it.
+        MissingExtraError: transformers, or accelerate for a device map, is missing.
+    """
+    config, config_notes = load_config(directory, trust_remote_code=trust_remote_code)
+    notes = list(config_notes)
+    auto, note = auto_class(config, trust_remote_code=trust_remote_code)
+    notes += [note] if note else []
+    files = [] if static else weight_files(directory)
+    if files and read_config_dict(directory).get("quantization_config"):
+        raise ModelError(
+            "the weights are quantized, and their kernels are not run here",
+            hint="Pass --static to audit the config, or give the unquantized checkpoint.",
+        )
+    if device_map is not None and not files and not static:
+        raise ModelError("a device map needs weights to spread, and there are none here", hint="Use --static instead.")
+    mapped = sum((directory / name).stat().st_size for name in files)
+    dtype, note = _run_dtype(config, dtype, device)
+    notes += [note] if note else []
+    common: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust_remote_code}
+    if attn:
+        common["attn_implementation"] = _attn_for(config, attn)
+    if static:
+        common["experts_implementation"] = "batched_mm"  # the others route by values, which meta tensors lack
+    try:
+        with quiet_transformers(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            with torch.device("meta"):
+                module = auto.from_config(copy.deepcopy(config), **common)
+            module = module.to("meta")  # XLNet makes some parameters by torch.FloatTensor, which stay behind
+            if not static:
+                if device_map is None:
+                    require_memory(type(module).__name__, model_bytes(module), device=device, mapped=mapped)
+                del module
+                torch.manual_seed(seed)
+                if files:
+                    module, missing = _load_weights(auto, directory, config, common, device_map, offload_folder, mapped)
+                    notes += missing
+                else:
+                    notes.append(f"there are no weights: they are random, with seed {seed}")
+                    module = auto.from_config(copy.deepcopy(config), **common)
+                if device_map is None:
+                    module = module.to(device)
+    except ModelError:
+        raise
+    except Exception as error:  # whatever transformers raises on a stranger's config or files
+        raise_if_attn_refused(error, attn)
+        raise ModelError(
+            f"transformers can't build this model: {type(error).__name__}: {short_text(error)}",
+            hint=_build_hint(error),
+        ) from error
+    return module.eval(), module.config, tuple(notes)
+
+
+def _attn_for(config: Any, attn: str) -> str | dict[str, str]:
+    """The implementation for the model and its parts, but not for a convolutional backbone, which has none."""
+    parts = list(type(config).sub_configs)
+    if "backbone_config" not in parts:
+        return attn
+    return {"": attn} | {name: attn for name in parts if name != "backbone_config"}
+
+
+def _run_dtype(config: Any, dtype: torch.dtype | None, device: str) -> tuple[torch.dtype, str | None]:
+    if dtype is not None:
+        return dtype, None
+    stored = getattr(config, "dtype", None)
+    if stored is None:
+        return torch.float32, None
+    if stored == torch.float16 and device == "cpu":
+        return torch.float32, "the config says float16, which is slow on a CPU: float32 was used"
+    return stored, None
+
+
+def _load_weights(
+    auto: Any,
+    directory: Path,
+    config: Any,
+    common: dict[str, Any],
+    device_map: str | None,
+    offload_folder: str | Path | None,
+    mapped: int,
+) -> tuple[nn.Module, list[str]]:
+    spread: dict[str, Any] = {}
+    if device_map is not None:
+        spread = {"device_map": device_map, "max_memory": _max_memory(import_accelerate(), mapped)}
+        if offload_folder is not None:
+            spread["offload_folder"] = str(offload_folder)
+    module, info = auto.from_pretrained(
+        str(directory),
+        config=copy.deepcopy(config),
+        local_files_only=True,
+        use_safetensors=True,
+        weights_only=True,
+        output_loading_info=True,
+        **common,
+        **spread,
+    )
+    missing = sorted(info.get("missing_keys") or ())
+    unused = sorted(info.get("unexpected_keys") or ())
+    notes = []
+    if missing:
+        notes.append(f"{len(missing)} tensors are not in the checkpoint and are random, first {missing[0]!r}")
+    if unused:
+        notes.append(f"{len(unused)} tensors of the checkpoint are not used, first {unused[0][:200]!r}")
+    return module, notes
+
+
+def _max_memory(accelerate: Any, mapped: int) -> dict[Any, int]:
+    """Accelerate's own count for the accelerators, and half of what this process may take for the CPU."""
+    room: dict[Any, int] = accelerate.utils.get_max_memory()
+    available = available_memory(mapped=mapped)
+    if available is not None:
+        room["cpu"] = min(room.get("cpu", available), available // 2)
+    return room
+
+
+def raise_if_attn_refused(error: Exception, attn: str | None) -> None:
+    """Raise `AttnRefusedError` if `error` is transformers' way to say that it has no such attention for a model."""
+    if attn is not None and any(word in str(error) for word in ("scaled_dot_product_attention", "attn_implementation")):
+        raise AttnRefusedError(
+            f"the model does not support {attn} attention: {short_text(error, 120)}", hint="Leave --attn out."
+        ) from error
+
+
+def _build_hint(error: Exception) -> str:
+    text = str(error)
+    if isinstance(error, ImportError):
+        return "Install the package that the message names, or audit another model."
+    if "afetensor" in type(error).__name__ + text or "header" in text.lower():
+        return "A weight file is damaged or incomplete: download the model again, or pass --static."
+    return "Check config.json and the weight files; --static builds without weights."

@@ -1,0 +1,68 @@
+"""Which files hold a model's weights: safetensors, or nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from sqrtdk.errors import ModelError
+from sqrtdk.models.config import short_text
+
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
+
+
+def weight_files(directory: Path) -> list[str]:
+    """Names of the safetensors files that hold the model's weights; empty when the directory has no weights.
+
+    Raises:
+        ModelError: Only pickled weights, an index that names anything but safetensors files beside it, a file that
+            the index names and that is missing, or an adapter instead of a model.
+    """
+    names = sorted(path.name for path in directory.iterdir() if path.is_file())
+    if "adapter_config.json" in names:
+        raise ModelError(
+            f"{str(directory)!r} holds an adapter, not a whole model",
+            hint="Merge it into its base model first, or write a factory: package.module:factory.",
+        )
+    if "model.safetensors" in names:
+        return ["model.safetensors"]
+    if "model.safetensors.index.json" in names:
+        shards = _index_shards(directory / "model.safetensors.index.json")
+        missing = [shard for shard in shards if shard not in names]
+        if missing:
+            raise ModelError(
+                f"{len(missing)} of {len(shards)} weight files are missing, first {missing[0]!r}",
+                hint="Download the model again, or pass --static to audit it without weights.",
+            )
+        return shards
+    pickles = [name for name in names if name.endswith(PICKLES)]
+    if pickles:
+        raise ModelError(
+            f"the weights are pickled ({pickles[0]!r}): loading a pickle runs the code inside it",
+            hint="Convert them to safetensors, or pass --static to audit the config without weights.",
+        )
+    stray = [name for name in names if name.endswith((".safetensors", ".gguf"))]
+    if stray:
+        raise ModelError(
+            f"{stray[0]!r} is not a name under which transformers saves a model's weights",
+            hint="Name it model.safetensors if it holds the whole model, or pass --static.",
+        )
+    return []
+
+
+def _index_shards(path: Path) -> list[str]:
+    try:
+        if path.stat().st_size > 100 * 2**20:
+            raise ValueError("over 100 MiB")
+        shards = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelError(
+            f"{path.name} is not a valid index of weight files: {short_text(error)}", hint="Download the model again."
+        ) from error
+    for shard in shards:
+        if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
+            raise ModelError(
+                f"the index names {str(shard)[:100]!r}, which is no safetensors file beside it",
+                hint="Only safetensors beside the index are read: anything else may run code.",
+            )
+    return shards

@@ -1,0 +1,207 @@
+"""Read a model's config.json as what it is: text from a stranger.
+
+The file is parsed here, cleaned, checked for size, and only then given to transformers' own config class. What
+would choose code or fetch something (kernel names, `auto_map`, pretrained backbones, quantisers) is dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from sqrtdk.errors import ModelError
+from sqrtdk.models.extras import import_transformers
+
+MAX_CONFIG_BYTES = 10 * 2**20
+MAX_DEPTH = 20
+MAX_ENTRIES = 1_000_000
+MAX_LAYERS_TIMES_EXPERTS = 100_000
+DTYPES = ("float32", "float16", "bfloat16", "float64")
+
+# (key, largest integer under it, what it counts): what makes a build long; what makes it large is counted on meta
+LIMITS = (
+    (re.compile(r"(layers?|depths?|num_blocks)$"), 1_000, "layers"),
+    (re.compile(r"experts$"), 4_096, "experts"),
+    (re.compile(r"(heads?|groups)$"), 4_096, ""),
+    (re.compile(r"num_labels$"), 1_000_000, ""),
+    (re.compile(r"(positions?|position_embeddings|seq_len|seq_length|window_size)$"), 2**25, ""),
+    (re.compile(r""), 2**31, ""),
+)
+
+DROPPED_ALOUD = ("attn_implementation", "experts_implementation", "kernel_config", "use_kernels")
+DROPPED_QUIETLY = (
+    "_name_or_path",
+    "name_or_path",
+    "_commit_hash",
+    "configuration_files",
+    "gguf_file",
+    "output_attentions",
+    "output_hidden_states",
+    "max_length",
+    "model_max_length",
+    "quantization_config",
+    "compression_config",
+)
+
+
+def read_config_dict(directory: Path) -> dict[str, Any]:
+    """Parse `config.json` of a model directory.
+
+    Raises:
+        ModelError: It is missing, unreadable, larger than 10 MiB, no JSON, nested too deep, or no object.
+    """
+    path = directory / "config.json"
+    try:
+        size = path.stat().st_size
+        if size > MAX_CONFIG_BYTES:
+            raise ModelError(
+                f"config.json has {size} bytes; at most {MAX_CONFIG_BYTES} are read", hint="Is this a model's config?"
+            )
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(
+            f"no readable config.json in {str(directory)!r}: {error.strerror}",
+            hint="Give a directory made by save_pretrained, a hub id, or package.module:factory.",
+        ) from error
+    except RecursionError as error:
+        raise ModelError("config.json is nested too deep", hint="Is this a model's config?") from error
+    except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, an integer of thousands of digits
+        raise ModelError(f"config.json is not valid JSON: {error}", hint="Restore the file from its source.") from error
+    if not isinstance(raw, dict):
+        raise ModelError(f"config.json holds a {type(raw).__name__}, not an object", hint="Is this a model's config?")
+    return raw
+
+
+def clean_config_dict(raw: dict[str, Any], *, trust_remote_code: bool = False) -> tuple[dict[str, Any], list[str]]:
+    """Drop what chooses code, at every depth, and refuse sizes that no model has.
+
+    Returns:
+        The cleaned copy, and a note for each name that was ignored.
+
+    Raises:
+        ModelError: An integer over its limit, a nesting over 20, or over a million entries.
+
+    Example:
+        >>> clean_config_dict({"n_layer": 2, "text_config": {"attn_implementation": "someone/kernel"}})
+        ({'n_layer': 2, 'text_config': {}}, ["text_config.attn_implementation = 'someone/kernel' was ignored"])
+        >>> clean_config_dict({"num_hidden_layers": 10**9})
+        Traceback (most recent call last):
+        sqrtdk.errors.ModelError: config: num_hidden_layers = 1000000000 is over the limit of 1000
+    """
+    notes: list[str] = []
+    sizes = {"layers": 1, "experts": 1}
+    entries = 0
+
+    def walk(value: Any, path: str, key: str, depth: int) -> Any:
+        nonlocal entries
+        entries += 1
+        if depth > MAX_DEPTH or entries > MAX_ENTRIES:
+            raise ModelError("config.json is nested too deep or has too many entries", hint="Is this a model's config?")
+        if isinstance(value, dict):
+            if set(value) == {"__float__"} and value["__float__"] in ("Infinity", "-Infinity", "NaN"):
+                return float(value["__float__"])
+            return {
+                name: walk(item, f"{path}.{name}" if path else name, name, depth + 1)
+                for name, item in value.items()
+                if keep(name, item, f"{path}.{name}" if path else name)
+            }
+        if isinstance(value, list):
+            return [walk(item, path, key, depth + 1) for item in value]
+        if isinstance(value, int) and not isinstance(value, bool):
+            check_size(value, path, key)
+        return False if key == "use_pretrained_backbone" else value
+
+    def keep(name: str, item: Any, path: str) -> bool:
+        if any(word in name for word in DROPPED_ALOUD):
+            if item is not None:
+                notes.append(f"{path[:200]} = {_short(item)} was ignored")
+            return False
+        if name in ("dtype", "torch_dtype"):
+            return item in DTYPES
+        if name == "auto_map":
+            return trust_remote_code
+        return name not in DROPPED_QUIETLY and not name.startswith("__")
+
+    def check_size(value: int, path: str, key: str) -> None:
+        limit, counts = next((limit, counts) for pattern, limit, counts in LIMITS if pattern.search(key))
+        if abs(value) > limit:
+            raise ModelError(
+                f"config: {path[:200]} = {_short(value)} is over the limit of {limit}",
+                hint="No known model is this large; check the config.",
+            )
+        if counts:
+            sizes[counts] = max(sizes[counts], value)
+        if sizes["layers"] * sizes["experts"] > MAX_LAYERS_TIMES_EXPERTS:
+            raise ModelError(
+                f"config: {sizes['layers']} layers of {sizes['experts']} experts are over the limit of"
+                f" {MAX_LAYERS_TIMES_EXPERTS} in all",
+                hint="No known model is this large; check the config.",
+            )
+
+    return walk(raw, "", "", 0), notes
+
+
+def load_config(directory: Path, *, trust_remote_code: bool = False) -> tuple[Any, tuple[str, ...]]:
+    """Read, clean and build the config of a model directory, with transformers' own class for its `model_type`.
+
+    Args:
+        directory: Local directory that holds `config.json`.
+        trust_remote_code: Let a config that names its own Python files (`auto_map`) run them.
+
+    Returns:
+        The config, without any implementation name in it, and notes on what was ignored.
+
+    Raises:
+        ModelError: Unreadable, refused by a limit, an unknown model type, or values that the class rejects.
+        MissingExtraError: transformers is missing or too old.
+    """
+    hf = import_transformers()
+    raw = read_config_dict(directory)
+    clean, notes = clean_config_dict(raw, trust_remote_code=trust_remote_code)
+    if raw.get("quantization_config"):
+        notes.append("quantization_config was ignored: the model is built in plain precision")
+    model_type = clean.pop("model_type", None)
+    try:
+        if clean.get("auto_map"):  # only with trust_remote_code
+            config = hf.AutoConfig.from_pretrained(directory, trust_remote_code=True, local_files_only=True)
+            config._attn_implementation = None
+            config._experts_implementation = None
+            return config, tuple(notes)
+        if not isinstance(model_type, str) or model_type not in hf.CONFIG_MAPPING:
+            own_code = isinstance(raw.get("auto_map"), dict)
+            raise ModelError(
+                f"config.json names the model type {_short(model_type)}, which transformers {hf.__version__} lacks",
+                hint="It comes with its own code: read it, then pass --trust-remote-code."
+                if own_code
+                else "Check model_type, or update: pip install -U transformers",
+            )
+        return hf.CONFIG_MAPPING[model_type].from_dict(clean), tuple(notes)
+    except ModelError:
+        raise
+    except Exception as error:  # whatever a config class raises on a stranger's values
+        raise ModelError(
+            f"transformers rejects this config: {type(error).__name__}: {short_text(error)}",
+            hint="Check the values in config.json.",
+        ) from error
+
+
+def text_config(config: Any) -> Any:
+    """The part of a config that describes the text model: a sub-config, or the config itself."""
+    for name in ("text_config", "llm_config", "language_config", "thinker_config"):
+        part = getattr(config, name, None)
+        if part is not None and not isinstance(part, dict):
+            return text_config(part)
+    return config
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def short_text(error: BaseException, limit: int = 400) -> str:
+    """Return an error's text on one line, cut at `limit` characters: it may quote a stranger's file."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -1,0 +1,99 @@
+"""Build a model from the user's own code: `package.module:factory`."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import re
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+
+from sqrtdk.errors import ModelError
+from sqrtdk.models.config import short_text
+from sqrtdk.models.records import Inputs
+
+FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+def is_factory(model: str) -> bool:
+    """Whether a MODEL argument has the form `package.module:factory`.
+
+    Example:
+        >>> is_factory("zoo.nets:make"), is_factory("meta/llama"), is_factory("C:/models")
+        (True, False, False)
+    """
+    return FACTORY.fullmatch(model) is not None
+
+
+def call_factory(model: str, *, static: bool = False, seed: int = 0) -> tuple[nn.Module, Inputs | None]:
+    """Import `package.module`, call `factory()`, and return the module and the inputs, if it gave any.
+
+    The current directory is importable, as with `python -m`. With `static` the factory runs under
+    `torch.device("meta")`. The random state is seeded before the call and restored afterwards.
+
+    Raises:
+        ModelError: No such module or name; the factory raises; it returns neither a module nor (module, inputs).
+    """
+    module_name, _, attribute = model.partition(":")
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)
+        importlib.invalidate_caches()
+    try:
+        target: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
+            raise ModelError(
+                f"there is no Python module {error.name!r} (for {model!r})",
+                hint="Run in the directory that holds it, or install its package.",
+            ) from error
+        raise _broken(model, "importing", error) from error
+    except (Exception, SystemExit) as error:
+        raise _broken(model, "importing", error) from error
+    for part in attribute.split("."):
+        if not hasattr(target, part):
+            raise ModelError(
+                f"{module_name!r} has no {attribute!r}",
+                hint="Name a function of no arguments that returns a module, or (module, inputs).",
+            )
+        target = getattr(target, part)
+    if not callable(target) or isinstance(target, nn.Module):
+        result: Any = target
+    else:
+        try:
+            with torch.random.fork_rng(devices=[]), torch.device("meta") if static else contextlib.nullcontext():
+                torch.manual_seed(seed)
+                result = target()
+        except (Exception, SystemExit) as error:
+            raise _broken(model, "calling", error) from error
+    return _unpack(model, result)
+
+
+def _unpack(model: str, result: Any) -> tuple[nn.Module, Inputs | None]:
+    if isinstance(result, nn.Module):
+        return result, None
+    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], nn.Module):
+        module, inputs = result
+        if isinstance(inputs, torch.Tensor):
+            return module, (inputs,)
+        if isinstance(inputs, list):
+            return module, tuple(inputs)
+        if isinstance(inputs, tuple) or (isinstance(inputs, dict) and all(isinstance(k, str) for k in inputs)):
+            return module, inputs
+        returned = f"a module and a {type(inputs).__name__} as its inputs"
+    else:
+        returned = f"a {type(result).__name__}"
+    raise ModelError(
+        f"{model!r} gave {returned}", hint="Return an nn.Module, or (module, inputs) with inputs a dict or a tuple."
+    )
+
+
+def _broken(model: str, doing: str, error: BaseException) -> ModelError:
+    return ModelError(
+        f"{doing} {model!r} raised {type(error).__name__}: {short_text(error)}",
+        hint="Run it in Python to see the whole traceback.",
+    )

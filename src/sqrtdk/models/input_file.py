@@ -1,0 +1,93 @@
+"""Inputs from a file: `--input FILE.safetensors`, tensors named as the arguments of forward."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sqrtdk.errors import ModelError
+from sqrtdk.models.config import short_text
+from sqrtdk.models.inputs import forward_arguments, vocabulary
+
+RANKS = {"input_ids": (2,), "decoder_input_ids": (2,), "pixel_values": (4, 5), "input_features": (2, 3, 4)}
+
+
+def read_inputs(path: str | Path, module: nn.Module, config: Any = None) -> dict[str, Tensor]:
+    """Read a safetensors file and check it against the model's forward.
+
+    Args:
+        path: The file.
+        module: The model that will take the tensors.
+        config: Its Hugging Face config, or None: then ids are not checked against a vocabulary.
+
+    Raises:
+        ModelError: No such file, not safetensors, an unknown or missing name, a wrong rank, or ids out of range.
+    """
+    from safetensors.torch import load_file
+
+    if Path(path).suffix != ".safetensors":
+        raise ModelError(
+            f"the inputs {str(path)!r} are not a .safetensors file: other formats may run code when loaded",
+            hint="Save them with safetensors.torch.save_file({'input_ids': ...}, 'inputs.safetensors').",
+        )
+    try:
+        tensors: dict[str, Tensor] = load_file(str(path))
+    except OSError as error:
+        raise ModelError(f"can't read the inputs {str(path)!r}: {short_text(error)}", hint="Check the path.") from error
+    except Exception as error:  # safetensors raises its own error type
+        raise ModelError(
+            f"the inputs {str(path)!r} are not valid safetensors: {short_text(error)}",
+            hint="Save them again with safetensors.torch.save_file.",
+        ) from error
+    check_names(tensors, module)
+    for name, tensor in tensors.items():
+        _check_tensor(name, tensor, config)
+    return tensors
+
+
+def check_names(tensors: dict[str, Tensor], module: nn.Module) -> None:
+    """Check names against the signature of `module.forward`.
+
+    Raises:
+        ModelError: Unknown or missing names; the message lists those that are accepted.
+    """
+    accepted = forward_arguments(module)
+    listed = f"forward takes: {', '.join(accepted)}."
+    kinds = {p.kind for p in inspect.signature(module.forward).parameters.values()}
+    is_open = not accepted and inspect.Parameter.VAR_KEYWORD in kinds
+    unknown = [name for name in tensors if name not in accepted]
+    if unknown and not is_open:
+        raise ModelError(f"{type(module).__name__} takes no input named {unknown[0][:100]!r}", hint=listed)
+    missing = [name for name, needed in accepted.items() if needed and name not in tensors]
+    main = getattr(module, "main_input_name", None)
+    if main in accepted and not {main, "inputs_embeds", "encoder_outputs"} & set(tensors):
+        missing.append(main)
+    if missing:
+        raise ModelError(f"the inputs lack {', '.join(dict.fromkeys(missing))}", hint=listed)
+
+
+def _check_tensor(name: str, tensor: Tensor, config: Any) -> None:
+    ranks = RANKS.get(name, ())
+    if ranks and tensor.ndim not in ranks:
+        wanted = " or ".join(str(rank) for rank in ranks)
+        raise ModelError(
+            f"{name} has shape {tuple(tensor.shape)}; {wanted} dimensions are needed",
+            hint="The first dimension is the batch.",
+        )
+    if tensor.numel() == 0:
+        raise ModelError(f"{name} is empty: shape {tuple(tensor.shape)}", hint="Give at least one row and one token.")
+    if not name.endswith("input_ids"):
+        return
+    if tensor.dtype not in (torch.int64, torch.int32):
+        raise ModelError(f"{name} has dtype {tensor.dtype}; ids are int64 or int32", hint="Save them as integers.")
+    if config is not None:
+        vocab, low, high = vocabulary(config), int(tensor.min()), int(tensor.max())
+        if low < 0 or high >= vocab:
+            raise ModelError(
+                f"{name} holds ids from {low} to {high}; the model knows 0 to {vocab - 1}",
+                hint="Tokenise with this model's own tokenizer.",
+            )

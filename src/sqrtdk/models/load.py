@@ -1,0 +1,215 @@
+"""Turn a MODEL argument into a model and inputs: the one entry of this room."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from sqrtdk.errors import ModelError
+from sqrtdk.models.build import AttnRefusedError, build_model, parse_dtype, raise_if_attn_refused
+from sqrtdk.models.config import short_text
+from sqrtdk.models.demo import DemoModel, load_demo
+from sqrtdk.models.factory import call_factory, is_factory
+from sqrtdk.models.hub import fetch
+from sqrtdk.models.input_file import read_inputs
+from sqrtdk.models.inputs import DEFAULT_SEQ_LEN, guess_inputs, make_inputs, place
+from sqrtdk.models.records import AttnBuild, Inputs, LoadedModel
+from sqrtdk.models.tokens import byte_ids, read_text
+
+ATTN = ("eager", "sdpa")
+
+
+def resolve(
+    model: str = "demo",
+    *,
+    static: bool = False,
+    dtype: str | torch.dtype | None = None,
+    device: str = "cpu",
+    seed: int = 0,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    attn: str | None = None,
+    device_map: str | None = None,
+    offload_folder: str | Path | None = None,
+    batch: int = 1,
+    seq_len: int | None = None,
+    text: str | Path | None = None,
+    input_file: str | Path | None = None,
+) -> LoadedModel:
+    """Find and build a model, in eval mode, with inputs that it accepts.
+
+    Args:
+        model: `demo` or `demo:unscaled|twice|inverted`; a local directory; `package.module:factory`; a hub id.
+        static: Build on the meta device: no memory for weights, no values.
+        dtype: Of parameters and floating inputs; None keeps the model's own (a config's float16 becomes float32 on a
+            CPU).
+        device: Where the model runs; unused with `static` and `device_map`.
+        seed: For random weights, random inputs and the factory.
+        revision: Branch, tag or commit of a hub id.
+        trust_remote_code: Let the model's own Python files run. Off unless you have read them.
+        attn: "eager" or "sdpa" for a Hugging Face model; None takes its default. See `iter_attn` for both.
+        device_map: "auto" spreads a checkpoint over devices, memory and disk through accelerate.
+        offload_folder: Directory for what fits nowhere else; implies `device_map="auto"`.
+        batch: Rows of the inputs made here.
+        seq_len: Tokens a row; None is 128, or as many as the model has positions for.
+        text: A UTF-8 file to run through the model's tokenizer.
+        input_file: A safetensors file whose tensors are named as forward's arguments; wins over `text`.
+
+    Raises:
+        ModelError: The model can't be found, built or given inputs; the hint says what to do.
+        MissingExtraError: transformers or accelerate is needed and missing.
+        InvalidValueError: A size below 1.
+
+    Example:
+        >>> loaded = resolve("demo:unscaled", seq_len=16)
+        >>> loaded.kind, loaded.inputs["input_ids"].shape, loaded.module(**loaded.inputs).shape
+        ('demo', torch.Size([1, 16]), torch.Size([1, 16, 256]))
+    """
+    number = parse_dtype(dtype)
+    if attn is not None and attn not in ATTN:
+        raise ModelError(f"there is no attention implementation {attn!r}", hint=f"Use one of: {', '.join(ATTN)}.")
+    static, device = static or device == "meta", _check_device(device)
+    if offload_folder is not None and device_map is None and not static:
+        device_map = "auto"
+    notes: tuple[str, ...] = ()
+    directory: Path | None = None
+    given: Inputs | None = None
+    module: nn.Module
+    config: Any = None
+    if model == "demo" or model.startswith("demo:"):
+        kind, module = "demo", load_demo(model)
+    elif is_factory(model) and not os.path.isdir(model):
+        kind = "factory"
+        module, given = call_factory(model, static=static, seed=seed)
+        config = getattr(module, "config", None) if hasattr(getattr(module, "config", None), "model_type") else None
+    else:
+        kind, directory = _locate(model, revision, weights=not static, trust_remote_code=trust_remote_code)
+        module, config, notes = build_model(
+            directory,
+            static=static,
+            dtype=number,
+            device=device,
+            seed=seed,
+            trust_remote_code=trust_remote_code,
+            attn=attn,
+            device_map=device_map,
+            offload_folder=offload_folder,
+        )
+    if directory is None:
+        module, extra = _settle(module, kind, static, number, device, attn)
+        notes += extra
+    if input_file is not None:
+        given = dict(read_inputs(input_file, module, config))
+    if given is None:
+        given, extra = _make(module, config, batch, seq_len, seed, text, directory)
+        notes += extra
+    name = getattr(config, "_attn_implementation", None)
+    return LoadedModel(
+        module=module,
+        inputs=place(given, module),
+        id=model,
+        kind=kind,
+        config=config,
+        attn=name if isinstance(name, str) else None,
+        notes=notes,
+    )
+
+
+def iter_attn(model: str = "demo", **options: Any) -> Iterator[AttnBuild]:
+    """Build a Hugging Face model twice, with eager and then with sdpa attention, from the same weights and inputs.
+
+    A model that supports only one of them yields the other with `loaded` None and the reason. A model that lets nobody
+    choose (the demo, a module of the user's) is yielded once, as "own".
+
+    Args:
+        model: As for `resolve`.
+        **options: As for `resolve`, without `attn`.
+
+    Raises:
+        ModelError: The model can't be built either way.
+    """
+    refused = 0
+    for attn in ATTN:
+        try:
+            loaded = resolve(model, attn=attn, **options)
+        except AttnRefusedError as error:
+            refused += 1
+            if refused == len(ATTN):
+                raise
+            yield AttnBuild(attn, None, str(error))
+            continue
+        if loaded.attn is None:
+            yield AttnBuild("own", loaded, f"{type(loaded.module).__name__} offers no choice of attention")
+            return
+        if loaded.attn != attn:
+            yield AttnBuild(attn, None, f"the model was asked for {attn} attention and runs {loaded.attn}")
+            continue
+        yield AttnBuild(attn, loaded)
+
+
+def _check_device(device: str) -> str:
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise ModelError(f"there is no device {device!r}", hint="Use for example cpu, cuda or cuda:1.") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ModelError("torch sees no CUDA device", hint="Use --device cpu, or install torch for CUDA.")
+    return "cpu" if kind == "meta" else device
+
+
+def _locate(model: str, revision: str | None, *, weights: bool, trust_remote_code: bool) -> tuple[str, Path]:
+    """The directory that holds the model, and whether it is the user's or from the hub."""
+    path = Path(model).expanduser()
+    if model and path.is_dir():
+        if not os.access(path, os.R_OK | os.X_OK):
+            raise ModelError(f"the directory {model!r} can't be read", hint="Check its permissions.")
+        return "directory", path
+    if path.is_file():
+        raise ModelError(
+            f"{model!r} is a file, not a model directory", hint="Give the directory that holds config.json and weights."
+        )
+    if model.startswith((".", "/", "~")) or model.endswith("/") or model.count("/") > 1:
+        raise ModelError(f"there is no directory {model!r}", hint="Check the path; a hub id looks like org/name.")
+    return "hub", fetch(model, revision=revision, weights=weights, trust_remote_code=trust_remote_code)
+
+
+def _settle(
+    module: nn.Module, kind: str, static: bool, dtype: torch.dtype | None, device: str, attn: str | None
+) -> tuple[nn.Module, tuple[str, ...]]:
+    """Bring the user's own module to mode, device, dtype and attention."""
+    notes: tuple[str, ...] = ()
+    choose = getattr(module, "set_attn_implementation", None)
+    try:
+        if attn is not None and callable(choose):
+            choose(attn)
+        elif attn is not None and kind == "factory":
+            notes = (f"--attn {attn} was ignored: {type(module).__name__} offers no choice of attention",)
+        module = module.to("meta" if static else device, dtype)
+    except Exception as error:  # whatever a module of the user's raises
+        raise_if_attn_refused(error, attn)
+        raise ModelError(
+            f"the module can't be prepared: {type(error).__name__}: {short_text(error)}",
+            hint="Check --device, --dtype and --attn against what the model supports.",
+        ) from error
+    return module.eval(), notes
+
+
+def _make(
+    module: nn.Module,
+    config: Any,
+    batch: int,
+    seq_len: int | None,
+    seed: int,
+    text: str | Path | None,
+    directory: Path | None,
+) -> tuple[Inputs, tuple[str, ...]]:
+    if isinstance(module, DemoModel) and text is not None:
+        return {"input_ids": byte_ids(read_text(text), batch=batch, length=seq_len or DEFAULT_SEQ_LEN)}, ()
+    if config is not None:
+        return make_inputs(module, config, batch=batch, seq_len=seq_len, seed=seed, text=text, directory=directory)
+    return guess_inputs(module, batch=batch, seq_len=seq_len, seed=seed)

@@ -1,0 +1,100 @@
+"""How many bytes a model needs, and how many this machine has left."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from torch import nn
+
+from sqrtdk.errors import ModelError
+
+HEADROOM = 1.1  # a build needs a little more than its weights
+GIB = 2**30
+
+
+def model_bytes(module: nn.Module) -> int:
+    """Bytes of the parameters and buffers, each shared tensor once; works on the meta device.
+
+    Example:
+        >>> model_bytes(nn.Linear(8, 4, device="meta"))
+        144
+    """
+    tensors = {id(t): t for t in (*module.parameters(), *module.buffers())}
+    return sum(t.numel() * t.element_size() for t in tensors.values())
+
+
+def available_memory(*, mapped: int = 0) -> int | None:
+    """Bytes that this process may still take: the least of free memory, cgroup limit and resource limits.
+
+    None where the system tells nothing. `mapped` is the size of files that are going to be mapped: `ulimit` counts
+    them like memory, while free memory and cgroups can take their pages back.
+    """
+    limits = [_free_memory(), _cgroup_room(), *(room - mapped for room in _rlimit_room())]
+    known = [limit for limit in limits if limit is not None]
+    return max(0, min(known)) if known else None
+
+
+def require_memory(name: str, needed: int, *, device: str = "cpu", mapped: int = 0) -> None:
+    """Refuse a model that does not fit.
+
+    Raises:
+        ModelError: `needed` bytes with a headroom of a tenth are more than this process may take.
+    """
+    available = available_memory(mapped=mapped) if device == "cpu" else _device_memory(device)
+    if available is not None and needed * HEADROOM > available:
+        raise ModelError(
+            f"{name} needs {needed / GIB:.2f} GiB for its weights, and {available / GIB:.2f} GiB are free",
+            hint="Use --static (no weights), a smaller --dtype, or --device-map auto --offload-folder DIR.",
+        )
+
+
+def _device_memory(device: str) -> int | None:
+    import torch
+
+    if device.startswith("cuda") and torch.cuda.is_available():
+        return int(torch.cuda.mem_get_info(device)[0])
+    return None
+
+
+def _free_memory() -> int | None:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _cgroup_room() -> int | None:
+    """Room below the memory limit of the container, cgroup v2 or v1."""
+    for limit, usage in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        try:
+            return int(Path(limit).read_text()) - int(Path(usage).read_text())
+        except (OSError, ValueError):  # no such file, or the word "max"
+            continue
+    return None
+
+
+def _rlimit_room() -> list[int]:
+    """Room below `ulimit -v` and `ulimit -d`."""
+    try:
+        import resource
+
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        used = {resource.RLIMIT_AS: "VmSize", resource.RLIMIT_DATA: "VmData"}
+        soft = {kind: resource.getrlimit(kind)[0] for kind in used}
+        return [
+            soft[kind] - int(status[field].split()[0]) * 1024
+            for kind, field in used.items()
+            if soft[kind] != resource.RLIM_INFINITY
+        ]
+    except (ImportError, OSError, ValueError, KeyError):
+        return []

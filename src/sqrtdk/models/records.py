@@ -1,0 +1,37 @@
+"""What the models room hands over: a built model with inputs that it accepts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+Inputs = dict[str, Any] | tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in eval mode and one set of inputs: call `module(**inputs)`, or `module(*inputs)` for a tuple.
+
+    `kind` is "hub", "directory", "factory" or "demo". `config` is the Hugging Face config or None. `attn` is the
+    attention implementation that the model says it runs, None where it says nothing. `notes` are sentences on what
+    was decided on the user's behalf: random weights, a clamped length, a name in the config that was ignored.
+    """
+
+    module: nn.Module
+    inputs: Inputs
+    id: str
+    kind: str
+    config: Any = None
+    attn: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AttnBuild:
+    """One turn of `iter_attn`: the model built with `attn`, or None and the reason why it can't be."""
+
+    attn: str
+    loaded: LoadedModel | None
+    reason: str | None = None

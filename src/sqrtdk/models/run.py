@@ -1,0 +1,81 @@
+"""Run a loaded model once, also where it has no values to compute with."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sqrtdk.errors import ModelError
+from sqrtdk.models.config import short_text
+from sqrtdk.models.inputs import forward_arguments
+from sqrtdk.models.records import Inputs
+
+aten = torch.ops.aten
+ANY = (aten.any.default, aten.any.dim, aten.any.dims)
+
+
+class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Answer a model that branches on a meta tensor's truth: yes to "do all", no to "does any".
+
+    Models ask whether a padding mask is all ones (it is: ours are), and whether any value overflowed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._any: list[Tensor] = []  # kept alive, so that each is the same object when it is asked
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is aten._local_scalar_dense.default and args[0].is_meta and args[0].dtype is torch.bool:
+            return not any(args[0] is tensor for tensor in self._any)
+        out = func(*args, **(kwargs or {}))
+        if func in ANY and out.is_meta:
+            self._any.append(out)
+        return out
+
+
+@contextlib.contextmanager
+def meta_answers() -> Iterator[None]:
+    """Let a forward pass on the meta device make its tensors there and branch on their truth.
+
+    Example:
+        >>> mask = torch.ones(3, dtype=torch.bool, device="meta")
+        >>> with meta_answers():
+        ...     bool(mask.all()), bool(mask.any()), torch.arange(3).device.type
+        (True, False, 'meta')
+    """
+    with torch.device("meta"), _Answers():
+        yield
+
+
+def call(module: nn.Module, inputs: Inputs) -> Any:
+    """Run the forward pass without gradients, under `meta_answers` if the module is on the meta device.
+
+    Raises:
+        ModelError: The model raised; the message says what, the hint what its forward takes.
+
+    Example:
+        >>> call(nn.Linear(3, 2, device="meta"), (torch.ones(5, 3, device="meta"),)).shape
+        torch.Size([5, 2])
+        >>> call(nn.Linear(3, 2), (torch.ones(5, 4),))
+        Traceback (most recent call last):
+        sqrtdk.errors.ModelError: Linear raised RuntimeError: mat1 and mat2 shapes cannot be multiplied (5x4 and 3x2)
+    """
+    is_meta = any(p.is_meta for p in module.parameters()) and not hasattr(module, "hf_device_map")
+    try:
+        with torch.no_grad(), meta_answers() if is_meta else contextlib.nullcontext():
+            return module(**inputs) if isinstance(inputs, dict) else module(*inputs)
+    except Exception as error:  # whatever a stranger's forward raises
+        given = inputs.items() if isinstance(inputs, dict) else enumerate(inputs)
+        shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in given if isinstance(value, Tensor))
+        accepted = ", ".join(list(forward_arguments(module))[:8])
+        raise ModelError(
+            f"{type(module).__name__} raised {type(error).__name__}: {short_text(error)}",
+            hint=f"It got {shapes or 'no tensors'}; its forward takes {accepted or 'anything'}.",
+        ) from error

@@ -1,0 +1,112 @@
+"""Token ids: from a text through the model's tokenizer, else seeded random ones."""
+
+from __future__ import annotations
+
+import importlib.resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sqrtdk.errors import ModelError
+from sqrtdk.models.config import short_text
+from sqrtdk.models.extras import import_transformers, quiet_transformers
+
+MAX_TEXT_BYTES = 16 * 2**20
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "vocab.json",
+    "vocab.txt",
+    "tokenizer_config.json",
+)
+
+
+def embedded_text() -> str:
+    """Return the text that stands in when the user gives none: English prose, some code, some Chinese.
+
+    Example:
+        >>> len(embedded_text().splitlines()) > 35
+        True
+    """
+    return (importlib.resources.files("sqrtdk.models") / "text.txt").read_text(encoding="utf-8")
+
+
+def read_text(path: str | Path) -> str:
+    """Read the file given by `--text`, UTF-8.
+
+    Raises:
+        ModelError: Unreadable, not UTF-8, empty, or over 16 MiB.
+    """
+    try:
+        data = Path(path).read_bytes()
+        if len(data) > MAX_TEXT_BYTES:
+            raise ModelError(f"the text has {len(data)} bytes; at most {MAX_TEXT_BYTES} are read", hint="Cut the file.")
+        text = data.decode("utf-8")
+    except OSError as error:
+        raise ModelError(f"can't read the text {str(path)!r}: {error.strerror}", hint="Check the path.") from error
+    except UnicodeDecodeError as error:
+        raise ModelError(f"the text {str(path)!r} is not UTF-8: {error}", hint="Convert it to UTF-8.") from error
+    if not text.strip():
+        raise ModelError(f"the text {str(path)!r} is empty", hint="Give a file with some text in it.")
+    return text
+
+
+def tile(ids: list[int], batch: int, length: int, head: list[int], tail: list[int]) -> Tensor:
+    """Cut a stream of ids into `batch` rows (B, L), each between `head` and `tail`; a short stream repeats.
+
+    Example:
+        >>> tile([5, 6, 7], batch=2, length=4, head=[1], tail=[])
+        tensor([[1, 5, 6, 7],
+                [1, 5, 6, 7]])
+    """
+    body = max(0, length - len(head) - len(tail))
+    stream = ids * -(-(batch * body) // len(ids)) if ids else []
+    rows = [(head + stream[row * body : (row + 1) * body] + tail)[:length] for row in range(batch)]
+    return torch.tensor(rows, dtype=torch.long)
+
+
+def text_ids(directory: Path | None, text: str, *, batch: int, length: int, vocab: int) -> tuple[Tensor | None, str]:
+    """Token ids (B, L) of `text` from the directory's own tokenizer, or None and the reason.
+
+    The tokenizer is read from local files only and never runs code of the directory.
+    """
+    if directory is None or not any((directory / name).is_file() for name in TOKENIZER_FILES):
+        return None, "there is no tokenizer"
+    hf = import_transformers()
+    try:
+        with quiet_transformers():
+            tokenizer = hf.AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False, local_files_only=True)
+            ids: list[int] = tokenizer(text)["input_ids"]
+            special = set(tokenizer.all_special_ids)
+    except Exception as error:  # whatever a tokenizer raises on a stranger's files
+        return None, f"the tokenizer can't be used ({type(error).__name__}: {short_text(error, 160)})"
+    head = ids[:1] if ids and ids[0] in special else []
+    tail = ids[-1:] if len(ids) > 1 and ids[-1] in special else []
+    body = ids[len(head) : len(ids) - len(tail)]
+    if not body:
+        return None, "the tokenizer gives no tokens for the text"
+    if max(ids) >= vocab:
+        return None, f"the tokenizer gives ids up to {max(ids)}, and the model has {vocab}"
+    return tile(body, batch, length, head, tail), ""
+
+
+def byte_ids(text: str, *, batch: int, length: int) -> Tensor:
+    """UTF-8 bytes of a text as ids (B, L), for a byte-level model."""
+    return tile(list(text.encode("utf-8")), batch, length, [], [])
+
+
+def random_ids(config: Any, *, batch: int, length: int, vocab: int, seed: int) -> Tensor:
+    """Seeded ids (B, L), uniform over the vocabulary without the special ids that the config names."""
+    special: set[int] = set()
+    for name, value in vars(config).items():
+        if name.endswith(("_token_id", "_token_index", "_token_ids")):
+            special.update(v for v in (value if isinstance(value, list) else [value]) if isinstance(v, int))
+    allowed = torch.ones(vocab, dtype=torch.bool)
+    allowed[[i for i in special if 0 <= i < vocab]] = False
+    choices = allowed.nonzero()[:, 0] if allowed.any() else torch.arange(vocab)
+    generator = torch.Generator().manual_seed(seed)
+    return choices[torch.randint(len(choices), (batch, length), generator=generator)]

@@ -1,0 +1,97 @@
+"""Numbers as the reports show them: one precision for the terminal, the page, and for deciding what is equal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sqrtdk.audit.records import JudgedCall
+from sqrtdk.stats.heads import HeadStats
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The four health figures of some calls: the worst head of each, None where nothing was measured."""
+
+    max_logit: float | None
+    entropy_nats: float | None
+    entropy_fraction: float | None  # share of log(visible keys), of the head with the lowest entropy
+    peak: float | None
+    saturated: float | None
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """Show a number with `digits` significant digits; whole numbers below a million keep all of theirs.
+
+    Example:
+        >>> number(0.125), number(12345.678), number(65504), number(1e9), number(None), number(float("inf"))
+        ('0.125', '12346', '65504', '1e+09', '-', 'inf')
+    """
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if 10**digits <= abs(value) < 1e6 else f"{value:.{digits}g}"
+
+
+def ratio(value: float | None) -> str:
+    """Show a scale ratio; 1 is the textbook value.
+
+    Example:
+        >>> ratio(1.0), ratio(8.0), ratio(0.08838), ratio(None)
+        ('1.000', '8.000', '0.08838', '?')
+    """
+    if value is None:
+        return "?"
+    return f"{value:.3f}" if 0.1 <= abs(value) < 1000 else number(value)
+
+
+def percent(value: float | None) -> str:
+    """Show a share in percent.
+
+    Example:
+        >>> percent(0.5831), percent(0.0042), percent(None), percent(float("nan"))
+        ('58%', '0.4%', '-', 'nan%')
+    """
+    if value is None:
+        return "-"
+    return f"{100 * value:.0f}%" if value in (0, 1) or 0.1 <= value <= 0.99 else f"{100 * value:.1f}%"
+
+
+def count(number_of: int, noun: str) -> str:
+    """Show a count with its noun.
+
+    Example:
+        >>> count(1, "finding"), count(1200, "head")
+        ('1 finding', '1,200 heads')
+    """
+    return f"{number_of:,} {noun}{'' if number_of == 1 else 's'}"
+
+
+def health(calls: Iterable[JudgedCall]) -> Health:
+    """Pick the worst head of some calls: largest max logit, lowest entropy, largest peak, most saturated.
+
+    Heads that hold NaN are passed over while there is another; their findings speak for them.
+    """
+    stats = [judged.call.stats for judged in calls if judged.call.stats is not None]
+    low, share = _lowest_entropy(stats)
+    return Health(
+        max_logit=_largest(value for item in stats for value in item.max_logit),
+        entropy_nats=low,
+        entropy_fraction=share,
+        peak=_largest(value for item in stats for value in item.peak),
+        saturated=_largest(value for item in stats for value in item.saturated),
+    )
+
+
+def _lowest_entropy(stats: Sequence[HeadStats]) -> tuple[float | None, float | None]:
+    pairs = [pair for item in stats for pair in zip(item.entropy_nats, item.entropy_fraction, strict=True)]
+    known = [pair for pair in pairs if not math.isnan(pair[0])]
+    if known:
+        return min(known, key=lambda pair: pair[0])
+    return (math.nan, math.nan) if pairs else (None, None)
+
+
+def _largest(values: Iterable[float]) -> float | None:
+    every = list(values)
+    known = [value for value in every if not math.isnan(value)]
+    return max(known) if known else (math.nan if every else None)

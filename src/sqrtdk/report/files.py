@@ -1,0 +1,107 @@
+"""Reports on disk: whole or not at all, and never over something that is already there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+from sqrtdk.errors import OutputError
+
+
+def check_writable(path: str | Path, force: bool = False) -> None:
+    """Raise now what `write_text` would raise later, before a model has run for an hour.
+
+    Raises:
+        OutputError: the file exists (and `force` is off), is not a regular file, or its directory is missing or
+            not writable.
+    """
+    path = Path(path)
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        mode = None
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}", hint="Choose another path.") from error
+    if mode is not None and stat.S_ISDIR(mode):
+        raise OutputError(f"cannot write {path}: it is a directory", hint="Name a file inside it.")
+    if mode is not None and not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+        raise OutputError(f"cannot write {path}: it is not a regular file", hint="Name a new file.")
+    if mode is not None and not force:
+        raise _exists(path)
+    folder = path.parent
+    if not folder.is_dir():
+        raise OutputError(f"cannot write {path}: there is no directory {folder}", hint="Create the directory first.")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise OutputError(f"cannot write {path}: no permission in {folder}", hint="Choose another directory.")
+
+
+def check_outputs(paths: Iterable[Path | None], force: bool = False) -> None:
+    """Check all the files that a run shall write, None aside: each writable, no two the same.
+
+    Raises:
+        OutputError: see `check_writable`; also when two of them are one file.
+    """
+    seen: set[Path] = set()
+    for path in paths:
+        if path is None:
+            continue
+        check_writable(path, force)
+        if path.resolve() in seen:
+            raise OutputError(f"two reports would be written to {path}", hint="Give each report its own file.")
+        seen.add(path.resolve())
+
+
+def write_text(path: str | Path, text: str, force: bool = False) -> None:
+    """Write `text` as UTF-8 to a new file, all of it or nothing.
+
+    The text goes to a temporary file in the same directory, which then takes its name in one step: readers see the
+    old state or the whole new file. Without `force` the step fails if the name was taken in the meantime. With
+    `force` a symbolic link is replaced, not followed.
+
+    Args:
+        path: the file to write; its directory must exist.
+        text: the content.
+        force: replace a file that exists.
+
+    Raises:
+        OutputError: see `check_writable`; also a full disk and the like.
+    """
+    path = Path(path)
+    check_writable(path, force)
+    data = text.encode("utf-8", errors="backslashreplace")
+    temporary = path.with_name(f".{path.name[:80]}.{secrets.token_hex(6)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if force:
+            os.replace(temporary, path)
+        else:
+            _take_name(temporary, path)
+    except FileExistsError as error:
+        raise _exists(path) from error
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}", hint="Choose another path.") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def _take_name(temporary: Path, path: Path) -> None:
+    """Rename without replacing: a hard link fails where the name exists, a rename would not."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links: reserve the name, then fill it in one step
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        os.replace(temporary, path)
+
+
+def _exists(path: Path) -> OutputError:
+    return OutputError(f"{path} exists and is not overwritten", hint="Give another name, or --force to replace it.")

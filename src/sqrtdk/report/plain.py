@@ -1,0 +1,40 @@
+"""Names and texts of the audited model, made safe to show.
+
+A module name is whatever the author of a checkpoint wrote. Terminal escape sequences, line breaks and the controls
+that reverse the direction of text must be seen, never obeyed. HTML's own characters are the template's business.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+
+# control, format (bidi, zero width), lone surrogate, unassigned, line and paragraph separator
+_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Cn", "Zl", "Zp"})
+_SHORT = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
+
+
+def plain(text: str) -> str:
+    r"""Return `text` with every character that has no glyph of its own written as an escape.
+
+    Args:
+        text: any string, lone surrogates included.
+
+    Returns:
+        A string without control characters, bidirectional or zero-width controls, or line breaks.
+
+    Example:
+        >>> print(plain("layer\u202e.0\x1b[31m\n"))
+        layer\u202e.0\x1b[31m\n
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_visible(char) if unicodedata.category(char) in _HIDDEN else char for char in text)
+
+
+def _visible(char: str) -> str:
+    code = ord(char)
+    if char in _SHORT:
+        return _SHORT[char]
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

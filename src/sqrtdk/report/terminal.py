@@ -1,0 +1,236 @@
+"""The report as text for a terminal, a pipe, or a log: one line a site, then the findings, worst first."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from sqrtdk.audit.records import SEVERITIES, VERDICTS, CheckReport
+from sqrtdk.report.figures import count, health, number, percent, ratio
+from sqrtdk.report.fold import Fold, FoldedFinding, fold_calls, fold_findings, values
+from sqrtdk.report.plain import plain
+
+_SEVERITY_STYLE = {"note": "cyan", "warn": "yellow", "fail": "red", "critical": "bold white on red"}
+_VERDICT_STYLE = {"exact": "green", "declared": "cyan", "unexplained": "bold red", "unmeasured": "yellow"}
+_COLUMNS = ("ratio", "verdict", "max logit", "entropy nats", "peak", "saturated")
+_MOST_FINDINGS = 40
+_MOST_SITES = 3
+_PROSE_WIDTH = 110
+
+
+def to_text(report: CheckReport, *, width: int = 80, color: bool = False) -> str:
+    """Draw the report as text of at most `width` columns.
+
+    Equal layers are folded. Where a site, its formula and its figures fit on one line they stand there, else the
+    formula has a line of its own. The four health figures are those of the worst head of the fold.
+
+    Args:
+        report: what `sqrtdk.check` returned.
+        width: columns, 40 at least.
+        color: whether to write ANSI colours.
+
+    Returns:
+        The text, ending with a newline.
+
+    Example:
+        >>> from sqrtdk.audit.records import ModelInfo
+        >>> print(to_text(CheckReport(ModelInfo("demo", "Decoder", 1000), "static", (), (), (), ())))
+        demo  Decoder, 1,000 parameters, static, seed 0
+        <BLANKLINE>
+        No attention call was seen.
+        <BLANKLINE>
+        0 attention calls. No findings. Exit code 0 (fail-on: fail).
+        <BLANKLINE>
+    """
+    console = Console(
+        file=io.StringIO(),
+        width=max(width, 40),
+        force_terminal=color,
+        no_color=not color,
+        color_system="standard" if color else None,
+        legacy_windows=False,
+        markup=False,
+        highlight=False,
+        emoji=False,
+    )
+    with console.capture() as capture:
+        _head(console, report)
+        _calls(console, report)
+        _findings(console, report)
+        _asides(console, report)
+        console.print(_summary(report))
+    return "\n".join(line.rstrip() for line in capture.get().split("\n"))
+
+
+def summary_line(report: CheckReport) -> str:
+    """Return the last line of the report: how many calls, their verdicts, the findings, the exit code."""
+    return _summary(report).plain
+
+
+def _head(console: Console, report: CheckReport) -> None:
+    model = report.model
+    line = Text(plain(model.id), style="bold")
+    parameters = count(model.parameters, "parameter")
+    line.append(f"  {plain(model.cls)}, {parameters}, {report.mode}, seed {report.seed}", style="not bold dim")
+    console.print(line, overflow="fold")
+    console.print()
+
+
+def _calls(console: Console, report: CheckReport) -> None:
+    if not report.calls:
+        console.print("No attention call was seen.")
+        console.print()
+        return
+    folds = fold_calls(report.calls)
+    several_kinds = len({judged.call.kind for judged in report.calls}) > 1
+    names = [Text(_name(fold, several_kinds), style="bold") for fold in folds]
+    formulas = [Text(plain(fold.first.call.formula), style="cyan") for fold in folds]
+    figures = [_figures(fold) for fold in folds]
+    titles = tuple(Text(title) for title in _COLUMNS)
+    widths = [max(cell.cell_len for cell in column) for column in zip(titles, *figures, strict=True)]
+    site = max(4, *(name.cell_len for name in names))
+    formula = max(7, *(text.cell_len for text in formulas))
+    if site + formula + sum(widths) + 2 * (len(widths) + 1) <= console.width:
+        console.print(_row((Text("site"), Text("formula"), *titles), [site, formula, *widths], lead=2), style="dim")
+        for cells in zip(names, formulas, figures, strict=True):
+            console.print(_row((*cells[:2], *cells[2]), [site, formula, *widths], lead=2))
+    else:
+        console.print(Text("  ") + _row(titles, widths), style="dim")
+        for name, text, row in zip(names, formulas, figures, strict=True):
+            if name.cell_len + text.cell_len + 3 <= console.width:
+                console.print(name + Text("   ") + text)
+            else:
+                _paragraph(console, name, 0)
+                _paragraph(console, text, 2)
+            console.print(Text("  ") + _row(row, widths))
+    _notes(console, folds)
+    console.print()
+
+
+def _row(cells: Sequence[Text], widths: Sequence[int], lead: int = 0) -> Text:
+    """Set cells in columns; the first `lead` and the verdict to the left, numbers to the right."""
+    line = Text()
+    for position, (cell, width) in enumerate(zip(cells, widths, strict=True)):
+        pad = Text(" " * (width - cell.cell_len))
+        left = position < lead or position == lead + _COLUMNS.index("verdict")
+        line = line + (cell + pad if left else pad + cell) + Text("  ")
+    return line
+
+
+def _name(fold: Fold, several_kinds: bool) -> str:
+    kind = f" ({fold.first.call.kind})" if several_kinds else ""
+    return f"{plain(fold.site)}{kind}"
+
+
+def _figures(fold: Fold) -> tuple[Text, ...]:
+    judged, worst = fold.first, health(fold.calls)
+    verdict = f"{judged.verdict}: {judged.mistake}" if judged.mistake else judged.verdict
+    entropy = "-" if worst.entropy_nats is None else f"{worst.entropy_nats:.3f} {percent(worst.entropy_fraction):>5}"
+    style = _VERDICT_STYLE.get(judged.verdict, "")
+    peak = "-" if worst.peak is None else f"{worst.peak:.3f}"
+    return (
+        Text(ratio(judged.call.scale.ratio), style=style),
+        Text(plain(verdict), style=style),
+        Text(number(worst.max_logit)),
+        Text(entropy),
+        Text(peak),
+        Text(percent(worst.saturated)),
+    )
+
+
+def _notes(console: Console, folds: Sequence[Fold]) -> None:
+    """What the table has no room for: who declared a scale, and why something was not measured."""
+    if any(fold.first.call.stats for fold in folds):
+        legend = "Figures of the worst head: largest max logit, lowest entropy (and share of log n), largest peak, "
+        _paragraph(console, Text(f"{legend}share of rows with a peak over .99.", style="dim"), 0)
+    sites: dict[str, list[str]] = {}
+    for fold in folds:
+        judged = fold.first
+        if judged.declared_by:
+            sites.setdefault(f"declared by {judged.declared_by}", []).append(fold.site)
+        if judged.verdict == "unmeasured":
+            why = judged.reason or judged.call.scale.reason or "no reason given"
+            sites.setdefault(f"unmeasured: {why}", []).append(fold.site)
+        if judged.call.stats is None:
+            sites.setdefault(f"no statistics: {judged.call.stats_reason or 'no reason given'}", []).append(fold.site)
+    for text, where in sites.items():
+        listed = "all sites" if len(where) == len(folds) > 1 else _listed(where)
+        _paragraph(console, Text(f"* {plain(text)} ({listed})", style="dim"), 0)
+
+
+def _findings(console: Console, report: CheckReport) -> None:
+    if not report.findings:
+        return
+    console.print(Text("Findings", style="bold"))
+    folded = fold_findings(report.findings)
+    for finding in folded[:_MOST_FINDINGS]:
+        _finding(console, finding)
+    if len(folded) > _MOST_FINDINGS:
+        _paragraph(console, Text(f"... and {len(folded) - _MOST_FINDINGS} more: see --json or --html"), 2)
+    console.print()
+
+
+def _finding(console: Console, folded: FoldedFinding) -> None:
+    first = folded.first
+    line = Text(f" {first.severity} ", style=_SEVERITY_STYLE.get(first.severity, ""))
+    line.append(f" {plain(first.message)}", style="not bold default on default")
+    _paragraph(console, line, 0)
+    site = plain(folded.site) or "whole model"
+    where = Text(site, style="bold")
+    if len(folded.findings) > 1:
+        where.append(f" ({count(len(folded.findings), 'site')})", style="not bold")
+    where.append(f"  {plain(first.rule)}", style="not bold dim")
+    if first.value is not None:
+        where.append(f"  value {plain(values(folded))}", style="not bold dim")
+    if first.threshold is not None:
+        threshold = first.threshold if isinstance(first.threshold, str) else number(first.threshold)
+        where.append(f"  threshold {plain(threshold)}", style="not bold dim")
+    _paragraph(console, where, 4)
+    _paragraph(console, Text(f"fix: {plain(first.fix)}"), 4)
+    _paragraph(console, Text(f"source: {plain(first.source)}", style="dim"), 4)
+
+
+def _asides(console: Console, report: CheckReport) -> None:
+    groups = (
+        ("Not attention", report.not_attention),
+        ("Not measured", report.not_measured),
+    )
+    shown = False
+    for title, items in groups:
+        by_reason: dict[str, list[str]] = {}
+        for item in items:
+            by_reason.setdefault(item.reason, []).append(item.site)
+        for reason, sites in by_reason.items():
+            _paragraph(console, Text.assemble((f"{title}: ", "bold"), f"{plain(reason)} ({_listed(sites)})"), 0)
+            shown = True
+    if shown:
+        console.print()
+
+
+def _summary(report: CheckReport) -> Text:
+    verdicts = Counter(judged.verdict for judged in report.calls)
+    severities = Counter(finding.severity for finding in report.findings)
+    parts = ", ".join(f"{verdicts[name]} {name}" for name in VERDICTS if verdicts[name])
+    found = ", ".join(f"{severities[name]} {name}" for name in reversed(SEVERITIES) if severities[name])
+    text = Text(count(len(report.calls), "attention call") + (f": {parts}" if parts else "") + ". ")
+    style = "bold red" if report.exit_code else "bold green"
+    text.append(f"{count(len(report.findings), 'finding')}: {found}" if found else "No findings", style=style)
+    return text.append(f". Exit code {report.exit_code} (fail-on: {report.fail_on}).")
+
+
+def _listed(sites: list[str]) -> str:
+    names = list(dict.fromkeys(plain(site) or "(root)" for site in sites))
+    more = f" and {len(names) - _MOST_SITES} more" if len(names) > _MOST_SITES else ""
+    return ", ".join(names[:_MOST_SITES]) + more
+
+
+def _paragraph(console: Console, text: Text, indent: int) -> None:
+    """Print a paragraph; the lines that wrap are indented two columns further."""
+    width = min(console.width, _PROSE_WIDTH) - indent - 2
+    for number_of, line in enumerate(text.wrap(console, width, overflow="fold")):
+        line.rstrip()
+        console.print(Text(" " * (indent + (2 if number_of else 0))) + line)

@@ -1,0 +1,180 @@
+"""Row statistics of logits as partial sums that merge: one type for tiles, split keys, devices and ranks.
+
+For the logits z of a row over its n visible keys, with m = max z, the sums leave out one key that holds the maximum
+(its term is exactly 1, 0, 1, 1). What is left is what decides the statistics of a row that is almost one-hot, and a
+sum that starts at 1 would round it away.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowStats:
+    """Partial sums of rows of logits; every field is a float32 or float64 tensor of one shape, one entry a row.
+
+    A row of `n = 0` visible keys is the neutral element of `merge`: max -inf, min +inf, every sum 0. A row with a NaN
+    or +inf logit is NaN in every field but `n`. A row whose every visible logit is -inf has max -inf and NaN weights.
+    """
+
+    n: Tensor  # visible keys, -inf logits included
+    max: Tensor  # natural-log units, as are min and mean
+    min: Tensor
+    rest: Tensor  # sum of e^{z-m} over all visible keys but one that holds the maximum
+    rest2: Tensor  # the same of e^{2(z-m)}
+    rest3: Tensor  # the same of e^{3(z-m)}
+    a: Tensor  # sum of e^{z-m} (z-m), at most 0
+    mean: Tensor
+    m2: Tensor  # sum of (z - mean)^2
+
+    @classmethod
+    def empty(
+        cls,
+        shape: tuple[int, ...],
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> RowStats:
+        """The neutral element: rows of the given shape that see no key.
+
+        Example:
+            >>> RowStats.empty((2,)).lse
+            tensor([-inf, -inf])
+        """
+        low, high = -math.inf, math.inf
+        start = {"max": low, "min": high}
+        return cls(
+            **{f.name: torch.full(shape, start.get(f.name, 0.0), dtype=dtype, device=device) for f in fields(cls)}
+        )
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> RowStats:
+        """The same statistics with `function` (a reshape, a move, a cast) applied to every field."""
+        return RowStats(**{f.name: function(getattr(self, f.name)) for f in fields(self)})
+
+    def merge(self, other: RowStats) -> RowStats:
+        """Statistics of the rows over both blocks of keys; associative and commutative up to rounding.
+
+        The sums shift to the larger maximum; mean and m2 follow Chan, Golub and LeVeque (1979).
+
+        Args:
+            other: statistics of the same rows over a disjoint block of keys.
+
+        Returns:
+            RowStats of the broadcast shape.
+
+        Example:
+            >>> from sqrtdk.stats import row_stats
+            >>> z = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+            >>> both = row_stats(z[:, :3]).merge(row_stats(z[:, 3:]))
+            >>> torch.allclose(both.entropy_nats, row_stats(z).entropy_nats)
+            True
+        """
+        ours = self.max >= other.max
+        top = torch.maximum(self.max, other.max)
+        gap = (torch.minimum(self.max, other.max) - top.masked_fill(top == -math.inf, 0.0)).clamp(
+            min=-torch.finfo(top.dtype).max
+        )
+        weight = gap.exp()  # of the block whose maximum is smaller
+
+        def owner(name: str) -> tuple[Tensor, Tensor]:
+            x, y = getattr(self, name), getattr(other, name)
+            return torch.where(ours, x, y), torch.where(ours, y, x)
+
+        rest, low_rest = owner("rest")
+        rest2, low_rest2 = owner("rest2")
+        rest3, low_rest3 = owner("rest3")
+        a, low_a = owner("a")
+        n = self.n + other.n
+        delta = other.mean - self.mean
+        share = other.n / n.clamp(min=1.0)
+        minimum = torch.minimum(self.min, other.min)
+        overflowed = (minimum == -math.inf) & (top < math.inf)
+        merged = {
+            "n": n,
+            "max": top,
+            "min": minimum,
+            "rest": rest + weight * (1.0 + low_rest),
+            "rest2": rest2 + weight**2 * (1.0 + low_rest2),
+            "rest3": rest3 + weight**3 * (1.0 + low_rest3),
+            "a": a + weight * low_a + weight * gap * (1.0 + low_rest),
+            "mean": (self.mean + delta * share).masked_fill(overflowed, -math.inf),
+            "m2": (self.m2 + other.m2 + delta**2 * self.n * share).masked_fill(overflowed, math.inf),
+        }
+        no_self, no_other = self.n == 0, other.n == 0
+        return RowStats(
+            **{
+                name: torch.where(no_self, getattr(other, name), torch.where(no_other, getattr(self, name), value))
+                for name, value in merged.items()
+            }
+        )
+
+    def _weights_exist(self, value: Tensor) -> Tensor:
+        return value.masked_fill(self.max == -math.inf, math.nan)
+
+    @property
+    def l(self) -> Tensor:  # noqa: E743 - the name of the design and of every flash-attention paper
+        """Sum of e^{z-m} over the visible keys."""
+        return self.rest + (self.n > 0)
+
+    @property
+    def c2(self) -> Tensor:
+        """Sum of e^{2(z-m)} over the visible keys."""
+        return self.rest2 + (self.n > 0)
+
+    @property
+    def c3(self) -> Tensor:
+        """Sum of e^{3(z-m)} over the visible keys."""
+        return self.rest3 + (self.n > 0)
+
+    @property
+    def lse(self) -> Tensor:
+        """Log of the sum of e^z; -inf for a row that sees no key."""
+        return self.max + torch.log1p(self.rest)
+
+    @property
+    def peak(self) -> Tensor:
+        """Largest weight, 1 / l; NaN (as every statistic of the weights) for a row that sees no key."""
+        return self._weights_exist(1.0 / (1.0 + self.rest))
+
+    @property
+    def off_peak(self) -> Tensor:
+        """1 - peak without cancellation: the weight on all keys but one that holds the maximum."""
+        return self._weights_exist(self.rest / (1.0 + self.rest))
+
+    @property
+    def entropy_nats(self) -> Tensor:
+        """Entropy of the weights in nats, log l - a/l: two terms of one sign, so nothing cancels."""
+        return self._weights_exist(torch.log1p(self.rest) - self.a / (1.0 + self.rest))
+
+    @property
+    def collision(self) -> Tensor:
+        """Sum of squared weights."""
+        return self._weights_exist((1.0 + self.rest2) / (1.0 + self.rest) ** 2)
+
+    @property
+    def effective_keys(self) -> Tensor:
+        """1 / sum of squared weights, from 1 (one-hot) to n (uniform)."""
+        return self._weights_exist((1.0 + self.rest) ** 2 / (1.0 + self.rest2))
+
+    @property
+    def jacobian_norm(self) -> Tensor:
+        r"""Frobenius norm of the softmax Jacobian diag(p) - p p^T.
+
+        With p the peak, q = 1 - p, and s2, s3 the sums of squares and cubes of the other weights,
+        `|J|^2 = p^2 q^2 + s2 (1 + 2 p^2) + s2^2 - 2 s3`, which does not cancel near one-hot as
+        `sum p^2 - 2 sum p^3 + (sum p^2)^2` does (the two are equal).
+        """
+        p, q = self.peak, self.off_peak
+        s2, s3 = self.rest2 * p**2, self.rest3 * p**3
+        return ((p * q) ** 2 + s2 * (1.0 + 2.0 * p**2) + s2**2 - 2.0 * s3).clamp(min=0.0).sqrt()
+
+    @property
+    def variance(self) -> Tensor:
+        """Variance of the visible logits (divided by n, not n - 1); NaN for a row that sees no key."""
+        return (self.m2 / self.n.clamp(min=1.0)).masked_fill(self.n == 0, math.nan)

@@ -1,0 +1,82 @@
+"""Row statistics of a tensor of logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sqrtdk.errors import InvalidTypeError, InvalidValueError
+from sqrtdk.stats._partial import RowStats as RowStats
+from sqrtdk.stats._sweep import Block, Masks, cut, four_dims, sweep, visible_rows, wide
+
+
+@dataclass(frozen=True, slots=True)
+class LogitSource:
+    """Logits (B, H, L, S) that are already there; tiles are copies of their parts."""
+
+    logits: Tensor
+    masks: Masks
+    group: int = 1
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """B, H, L, S."""
+        batch, heads, length, keys = self.logits.shape
+        return batch, heads, length, keys
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the statistics."""
+        return wide(self.logits.dtype)
+
+    @property
+    def device(self) -> torch.device:
+        """That of the logits."""
+        return self.logits.device
+
+    def load(self, block: Block, stop: int, tile: Tensor, scratch: Tensor, mask: Tensor | None, start: int) -> None:
+        """Copy, and widen half types."""
+        tile.copy_(cut(self.logits, block, stop))
+
+    def sample(self, batch: int, rows: Tensor) -> LogitSource:
+        """The same call with one batch element and the given rows only."""
+        logits = self.logits[batch : batch + 1].index_select(2, rows)
+        return replace(self, logits=logits, masks=visible_rows(self.masks, batch, rows, logits.shape[-1]))
+
+
+def logit_source(logits: Tensor, visible: Tensor | None) -> LogitSource:
+    """Validate, and view (..., L, S) as (B, H, L, S)."""
+    if not logits.is_floating_point():
+        raise InvalidTypeError(f"logits are a floating tensor; got {logits.dtype}", hint="Pass logits before softmax.")
+    if logits.ndim < 2:
+        raise InvalidValueError(
+            f"logits have the shape (..., L, S); got {tuple(logits.shape)}", hint="Add the missing dimensions."
+        )
+    view = four_dims(logits.detach(), logits.shape, "logits")
+    return LogitSource(view, Masks(None if visible is None else four_dims(visible, logits.shape, "visible")))
+
+
+def row_stats(logits: Tensor, visible: Tensor | None = None) -> RowStats:
+    """Statistics of rows of logits, read in tiles that fit in cache; the input is not changed.
+
+    Args:
+        logits: (..., L, S), any floating dtype, natural-log units; half types are widened tile by tile.
+        visible: bool, broadcastable to `logits`, True where the row sees the key; None: every key.
+
+    Returns:
+        RowStats of shape (..., L), float64 for float64 logits and float32 otherwise. A logit of -inf at a visible
+        key is a key of weight zero, not a hidden one.
+
+    Raises:
+        InvalidTypeError: the logits are no floating tensor, or the mask is not bool.
+        InvalidValueError: the logits have fewer than two dimensions, or the mask does not broadcast.
+
+    Example:
+        >>> row_stats(torch.zeros(1, 4)).effective_keys
+        tensor([4.])
+    """
+    with torch.no_grad():
+        rows, _ = sweep(logit_source(logits, visible))
+        return rows.map(lambda field: field.reshape(logits.shape[:-1]))

@@ -1,0 +1,223 @@
+"""Row statistics of attention logits from query and key, one tile at a time: no (L, S) matrix for a large call."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sqrtdk.errors import InvalidTypeError, InvalidValueError
+from sqrtdk.stats._partial import RowStats
+from sqrtdk.stats._sweep import Block, Masks, cut, four_dims, place, sweep, visible_rows, wide
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionRows:
+    """Statistics of every row of a call; all of shape (..., H, L)."""
+
+    rows: RowStats
+    max_product: Tensor  # largest |q . k| over the visible keys, before any scale; 0 for a row that sees none
+    future: Tensor | None = None  # weight on keys j > i, if asked and L == S
+
+
+@dataclass(frozen=True, slots=True)
+class ProductSource:
+    """Logits softcap(scale q . k) + bias of 4-D query (B, H, L, E) and key (B, Hkv, S, E)."""
+
+    query: Tensor
+    key: Tensor
+    scale: float | Tensor  # a tensor has four dimensions, sizes 1 or full, the last 1
+    softcap: float | None
+    bias: Tensor | None
+    masks: Masks
+    max_product: Tensor | None = None  # (B, H, L), written by `load`
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """B, H, L, S."""
+        batch, heads, length, _ = self.query.shape
+        return batch, heads, length, self.key.shape[2]
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a key head."""
+        return self.query.shape[1] // max(1, self.key.shape[1])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the tiles and the statistics."""
+        return wide(torch.promote_types(self.query.dtype, self.key.dtype))
+
+    @property
+    def device(self) -> torch.device:
+        """That of the query."""
+        return self.query.device
+
+    @property
+    def folds(self) -> bool:
+        """True where the logits are one number times the product, so that the product follows from them."""
+        plain = self.softcap is None and self.bias is None and self.masks.float_mask is None
+        return plain and not isinstance(self.scale, Tensor) and self.scale != 0.0 and math.isfinite(self.scale)
+
+    def load(self, block: Block, stop: int, tile: Tensor, scratch: Tensor, mask: Tensor | None, start: int) -> None:
+        """Product into `tile`, then scale, softcap, bias."""
+        depth, width, height = block.b1 - block.b0, block.h1 - block.h0, block.r1 - block.r0
+        group = self.group
+        q = self.query[block.b0 : block.b1, block.h0 : block.h1, block.r0 : block.r1].to(self.dtype)
+        if self.folds:
+            q = q * self.scale
+        k = self.key[block.b0 : block.b1, block.h0 // group : block.h1 // group, :stop].to(self.dtype)
+        pairs = depth * width // group
+        torch.bmm(
+            q.reshape(pairs, group * height, q.shape[-1]),
+            k.reshape(pairs, stop, k.shape[-1]).mT,
+            out=tile.view(pairs, group * height, stop),
+        )
+        if self.folds:
+            return
+        if self.max_product is not None:
+            torch.abs(tile, out=scratch)
+            if mask is not None:
+                part = scratch[..., start:]
+                torch.minimum(part, ((mask - 0.5) * math.inf).clamp_(min=0.0), out=part)  # 0 at hidden keys
+                if bool(scratch.isnan().any()):
+                    part.masked_fill_(mask == 0, 0.0)
+            self.max_product[place(block)] = scratch.amax(-1)
+        tile.mul_(cut(self.scale, block, 1) if isinstance(self.scale, Tensor) else self.scale)
+        if self.softcap is not None:
+            tile.div_(self.softcap).tanh_().mul_(self.softcap)
+        for term in (self.bias, self.masks.float_mask):
+            if term is not None:
+                tile.add_(cut(term, block, stop))
+
+    def sample(self, batch: int, rows: Tensor) -> ProductSource:
+        """The same call with one batch element and the given rows only."""
+
+        def pick(tensor: Tensor) -> Tensor:
+            tensor = tensor[batch : batch + 1] if tensor.shape[0] != 1 else tensor
+            return tensor.index_select(2, rows) if tensor.shape[2] != 1 else tensor
+
+        return replace(
+            self,
+            query=self.query[batch : batch + 1].index_select(2, rows),
+            key=self.key[batch : batch + 1],
+            scale=pick(self.scale) if isinstance(self.scale, Tensor) else self.scale,
+            bias=None if self.bias is None else pick(self.bias),
+            masks=visible_rows(self.masks, batch, rows, self.key.shape[2]),
+            max_product=None,
+        )
+
+
+def product_source(
+    query: Tensor,
+    key: Tensor,
+    *,
+    scale: float | Tensor,
+    softcap: float | None = None,
+    bias: Tensor | None = None,
+    visible: Tensor | None = None,
+    is_causal: bool = False,
+    float_mask: Tensor | None = None,
+) -> ProductSource:
+    """Validate, and bring every tensor to four dimensions."""
+    for name, tensor in (("query", query), ("key", key)):
+        if not tensor.is_floating_point():
+            raise InvalidTypeError(f"{name} is a floating tensor; got {tensor.dtype}", hint="Pass projected states.")
+    q_shape, k_shape = tuple(query.shape), tuple(key.shape)
+    if query.ndim != key.ndim or query.ndim < 3 or q_shape[:-3] != k_shape[:-3] or q_shape[-1] != k_shape[-1]:
+        raise InvalidValueError(
+            f"query is (..., H, L, E) and key (..., Hkv, S, E), alike in ... and E; got {q_shape} and {k_shape}",
+            hint="Transpose heads in front of positions, and expand the batch.",
+        )
+    if (q_shape[-3] % k_shape[-3] if k_shape[-3] else q_shape[-3]) != 0:
+        raise InvalidValueError(
+            f"the key heads divide the query heads; got {q_shape[-3]} query and {k_shape[-3]} key heads",
+            hint="Query heads that share a key head are neighbours.",
+        )
+    full = (*q_shape[:-1], k_shape[-2])
+    return ProductSource(
+        query=four_dims(query, q_shape, "query"),
+        key=four_dims(key, k_shape, "key"),
+        scale=four_dims(scale, (*q_shape[:-1], 1), "scale") if isinstance(scale, Tensor) else float(scale),
+        softcap=softcap,
+        bias=None if bias is None else four_dims(bias, full, "bias"),
+        masks=Masks(
+            visible=None if visible is None else four_dims(visible, full, "visible"),
+            float_mask=None if float_mask is None else four_dims(float_mask, full, "float_mask"),
+            is_causal=is_causal,
+        ),
+    )
+
+
+def sweep_product(source: ProductSource, *, future: bool) -> AttentionRows:
+    """All rows of a call, in four dimensions."""
+    batch, heads, length, keys = source.shape
+    if not source.folds:
+        product = torch.zeros(batch, heads, length, dtype=source.dtype, device=source.device)
+        source = replace(source, max_product=product)
+    with torch.autocast(source.device.type, enabled=False):
+        rows, ahead = sweep(source, future=future and length == keys)
+    if source.max_product is None:
+        assert not isinstance(source.scale, Tensor)
+        largest = torch.maximum(rows.max.abs(), rows.min.abs()) / abs(source.scale)
+        return AttentionRows(rows, largest.masked_fill(rows.n == 0, 0.0), ahead)
+    return AttentionRows(rows, source.max_product, ahead)
+
+
+def attention_row_stats(
+    query: Tensor,
+    key: Tensor,
+    *,
+    scale: float | Tensor,
+    softcap: float | None = None,
+    bias: Tensor | None = None,
+    visible: Tensor | None = None,
+    is_causal: bool = False,
+    float_mask: Tensor | None = None,
+    future: bool = False,
+) -> AttentionRows:
+    r"""Row statistics of `softcap(scale q . k) + bias` over the keys that the masks leave visible.
+
+    Args:
+        query: (..., H, L, E), any floating dtype; half types are widened to float32 tile by tile.
+        key: (..., Hkv, S, E) with Hkv dividing H; query heads h share the key head h // (H / Hkv).
+        scale: factor on the product; a number, or a tensor broadcastable to (..., H, L, 1).
+        softcap: c of `c tanh(z / c)`, applied to the scaled product.
+        bias: added after the softcap, broadcastable to (..., H, L, S).
+        visible: bool, broadcastable to (..., H, L, S); True where the row sees the key.
+        is_causal: row i sees keys j <= i (upper-left, as in SDPA).
+        float_mask: added like a bias; its entries at or below -3e4 (-inf, the lowest number of a dtype) hide the key.
+        future: also the weight on keys j > i of each row, where L == S.
+
+    Returns:
+        AttentionRows, float64 where query or key is float64 and float32 otherwise.
+
+    Raises:
+        InvalidTypeError: query or key is no floating tensor, or `visible` is not bool.
+        InvalidValueError: shapes that do not fit.
+
+    Example:
+        >>> q = k = torch.eye(4).view(1, 1, 4, 4)
+        >>> attention_row_stats(q, k, scale=0.5, is_causal=True).rows.n
+        tensor([[[1., 2., 3., 4.]]])
+    """
+    with torch.no_grad():
+        source = product_source(
+            query,
+            key,
+            scale=scale,
+            softcap=softcap,
+            bias=bias,
+            visible=visible,
+            is_causal=is_causal,
+            float_mask=float_mask,
+        )
+        result = sweep_product(source, future=future)
+        shape = query.shape[:-1]
+        return AttentionRows(
+            rows=result.rows.map(lambda field: field.reshape(shape)),
+            max_product=result.max_product.reshape(shape),
+            future=None if result.future is None else result.future.reshape(shape),
+        )

@@ -1,0 +1,268 @@
+"""`check` on real modules: what it finds, what it refuses, and that it leaves no trace of itself."""
+
+import copy
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from sqrtdk.audit.check import check
+from sqrtdk.audit.rules.eager_vs_sdpa import implementation
+from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError
+
+hf = pytest.importorskip("transformers")
+
+
+class Attention(nn.Module):
+    """Causal self-attention, 4 heads of 16, eager; `bug` picks what is wrong with it."""
+
+    is_causal = True
+
+    def __init__(self, bug=None):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(64, 192), nn.Linear(64, 64)
+        self.q_norm = nn.LayerNorm(16)
+        self.scaling = 0.25
+        self.softcap = None
+        self.bug = bug
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x):
+        if self.bug == "raises":
+            raise KeyError("no such key")
+        q, k, v = (t.unflatten(-1, (4, 16)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        if self.bug != "idle norm":
+            q = self.q_norm(q)
+        scale = {"fixed": 0.25, "fixed and wrong": 1.0}.get(self.bug, self.scaling)
+        logits = q @ k.transpose(-1, -2) * scale
+        if self.bug != "no mask":
+            length = x.shape[1]
+            logits = logits.masked_fill(~torch.ones(length, length, dtype=torch.bool).tril(), float("-inf"))
+        weights = self.drop(logits.softmax(-1))
+        return self.out((weights @ v).transpose(1, 2).flatten(2))
+
+
+class Stack(nn.Module):
+    def __init__(self, bug=None):
+        super().__init__()
+        self.layers = nn.ModuleList(Attention(bug) for _ in range(2))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+def found(report):
+    return {(finding.rule, finding.severity) for finding in report.findings if finding.severity != "note"}
+
+
+@pytest.fixture
+def x():
+    return torch.randn(1, 24, 64)
+
+
+def test_a_healthy_module(x):
+    report = check(Stack(), x)
+    assert [judged.verdict for judged in report.calls] == ["exact", "exact"]
+    assert found(report) == set()
+    assert report.exit_code == 0
+    assert report.mode == "dynamic"
+    assert report.model.parameters == sum(p.numel() for p in Stack().parameters())
+    assert {"python", "torch", "transformers", "platform", "device", "dtype"} <= set(report.environment)
+
+
+@pytest.mark.parametrize(
+    ("bug", "expected"),
+    [
+        ("fixed and wrong", {("scale_ledger", "fail"), ("responsiveness", "fail")}),
+        ("no mask", {("mask_audit", "fail")}),
+        ("idle norm", {("unused", "warn")}),
+    ],
+)
+def test_a_sick_module(x, bug, expected):
+    report = check(Stack(bug), x)
+    assert found(report) == expected
+    assert report.exit_code == int(any(severity == "fail" for _, severity in expected))
+    assert check(Stack(bug), x, fail_on="warn").exit_code == 1
+
+
+def test_an_attribute_that_is_not_read_but_right_is_a_note(x):
+    report = check(Stack("fixed"), x)
+    assert [(f.rule, f.severity) for f in report.findings if f.rule == "responsiveness"] == [("responsiveness", "note")]
+    assert "responsiveness" not in {f.rule for f in check(Stack(), x).findings}
+
+
+def test_nan_weights_are_a_finding(x):
+    model = Stack()
+    with torch.no_grad():
+        model.layers[1].qkv.weight.fill_(float("nan"))
+    report = check(model, x)
+    assert report.findings[0].rule == "nonfinite"
+    assert report.findings[0].severity == "critical"
+    assert report.exit_code == 1
+
+
+@pytest.mark.parametrize("bug", [None, "raises"])
+def test_the_model_is_left_as_it_was(x, bug):
+    model = Stack(bug).train()
+    model.layers[1].drop.eval()
+    model.layers[0].qkv.weight.requires_grad_(False)
+    scaling = model.layers[0].scaling
+    before = [
+        (name, m.training, dict(vars(m)), len(m._forward_hooks), len(m._forward_pre_hooks))
+        for name, m in model.named_modules()
+    ]
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    grads = [p.requires_grad for p in model.parameters()]
+    rng, python_rng, grad_mode = torch.get_rng_state(), random.getstate(), torch.is_grad_enabled()
+    if bug:
+        with pytest.raises(ModelError):
+            check(model, x)
+    else:
+        check(model, x)
+    after = [
+        (name, m.training, dict(vars(m)), len(m._forward_hooks), len(m._forward_pre_hooks))
+        for name, m in model.named_modules()
+    ]
+    for one, two in zip(before, after, strict=True):
+        assert one[:2] == two[:2]
+        assert one[3:] == two[3:]
+        assert one[2].keys() == two[2].keys()
+        assert all(two[2][key] is value for key, value in one[2].items())
+    assert model.layers[0].scaling is scaling
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert [p.requires_grad for p in model.parameters()] == grads
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert random.getstate() == python_rng
+    assert torch.is_grad_enabled() == grad_mode
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_the_rng_seed_does_not_leak_into_the_result(x):
+    model = Stack().train()
+    torch.manual_seed(1)
+    one = check(model, x, seed=3)
+    torch.manual_seed(2)
+    two = check(model, x, seed=3)
+    assert one.calls == two.calls
+
+
+def test_static_copies_no_weight_and_leaves_the_model(x):
+    model = Stack()
+    report = check(model, x, static=True)
+    assert report.mode == "static"
+    assert [judged.verdict for judged in report.calls] == ["exact", "exact"]
+    assert not any(p.is_meta for p in model.parameters())
+    assert all(judged.call.stats is None for judged in report.calls)
+
+
+def test_errors(x):
+    with pytest.raises(ModelError, match=r"no attention ran in Linear"):
+        check(nn.Linear(64, 64), x)
+    with pytest.raises(ModelError, match="no such key"):
+        check(Stack("raises"), x)
+    with pytest.raises(ModelError):
+        check(Stack(), torch.randn(1, 24, 63))
+    with pytest.raises(InvalidValueError, match="no inputs"):
+        check(Stack())
+    with pytest.raises(InvalidValueError, match="device"):
+        check(Stack(), x, device="cpu")
+    with pytest.raises(InvalidValueError, match="fail_on"):
+        check(Stack(), x, fail_on="bad")
+    with pytest.raises(InvalidValueError, match="attn"):
+        check(Stack(), x, attn="flash")
+    with pytest.raises(InvalidTypeError):
+        check(3)
+    with pytest.raises(InvalidTypeError):
+        check(Stack(), "text")
+
+
+def llama():
+    config = hf.LlamaConfig(
+        vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4
+    )
+    return hf.LlamaForCausalLM._from_config(config, attn_implementation="sdpa").eval()
+
+
+def test_eager_against_sdpa_agree_on_a_healthy_model():
+    model = llama()
+    report = check(model, seq_len=24)
+    assert found(report) == set()
+    assert report.not_measured == ()
+    assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("fault", ["scale", "mask", "small"])
+def test_eager_against_sdpa_finds_a_fault_in_one_of_them(monkeypatch, fault):
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    right = ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def wrong(module, query, key, value, attention_mask, scaling=None, **kwargs):
+        if fault == "mask":  # every row sees every key
+            out = F.scaled_dot_product_attention(query, key, value, scale=scaling)
+            return out.transpose(1, 2).contiguous(), None
+        factor = 2.0 if fault == "scale" else 1.05
+        return right(module, query, key, value, attention_mask, scaling=scaling * factor, **kwargs)
+
+    model = llama()
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", wrong)
+    report = check(model, seq_len=24)
+    (finding,) = [f for f in report.findings if f.rule == "eager_vs_sdpa"]
+    assert finding.severity == "fail"
+    assert finding.site == "model.layers.0.self_attn"
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_responsiveness_finds_an_attention_function_that_ignores_its_scaling(monkeypatch):
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    def deaf(module, query, key, value, attention_mask, scaling=None, **kwargs):
+        out = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=attention_mask, is_causal=attention_mask is None
+        )
+        return out.transpose(1, 2).contiguous(), None
+
+    model = llama()
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", deaf)
+    report = check(model, seq_len=24)
+    assert [f.severity for f in report.findings if f.rule == "responsiveness"] == ["note"]
+    for layer in model.model.layers:
+        layer.self_attn.scaling = 0.3
+    report = check(model, seq_len=24, attn="sdpa")
+    assert all(layer.self_attn.scaling == 0.3 for layer in model.model.layers)
+
+
+def test_a_model_that_cannot_run_with_a_larger_scale_is_not_measured(x):
+    class Strict(Attention):
+        def forward(self, x):
+            if self.scaling != 0.25:
+                raise ValueError("not my scale")
+            return super().forward(x)
+
+    model = Stack()
+    model.layers[1] = Strict()
+    report = check(model, x)
+    assert "not my scale" in report.not_measured[0].reason
+    assert model.layers[0].scaling == model.layers[1].scaling == 0.25
+
+
+def test_attn_switches_and_restores():
+    model = llama()
+    report = check(model, seq_len=24, attn="eager")
+    assert {judged.call.kind for judged in report.calls} == {"eager"}
+    assert model.config._attn_implementation == "sdpa"
+    with implementation(model, "eager"):
+        assert model.config._attn_implementation == "eager"
+    assert model.config._attn_implementation == "sdpa"
+    with pytest.raises(ZeroDivisionError), implementation(model, "eager"):
+        raise ZeroDivisionError
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_deep_copy_gives_the_same_report(x):
+    model = Stack()
+    assert check(model, x).findings == check(copy.deepcopy(model), x).findings

@@ -1,0 +1,154 @@
+"""The config readers and the family table, each against a value computed here."""
+
+import importlib
+import math
+
+import pytest
+from torch import nn
+
+from sqrtdk.audit.declared import declared, yarn_mscale
+from sqrtdk.audit.families import FAMILIES, MLA_YARN
+
+hf = pytest.importorskip("transformers")
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"query_pre_attn_scalar": 144}, 144**-0.5),
+        ({"attention_multiplier": 0.0078125}, 0.0078125),
+        ({"attn_config": {"softmax_scale": 0.2}}, 0.2),
+        ({"scale_attn_weights": False}, 1.0),
+        ({"mup_use_scaling": True, "mup_attn_multiplier": 2.0}, 2 / 16),
+        ({"mup_scale_qk_dot_by_d": True}, 1 / 16),
+        ({"key_multiplier": 0.5}, 0.125),
+        ({"qk_scale_factor": 3.87}, 3.87 / 4),
+        ({"model_type": "t5"}, 1.0),
+        ({"model_type": "gpt_neo"}, 1.0),
+        ({"model_type": "zamba2"}, 8**-0.5),
+        ({"model_type": "cvt"}, 64**-0.5),
+        ({"model_type": "inkling_text"}, 1 / 16),
+        ({"rope_scaling": {"mscale": 1.2}}, 0.25 * 1.44),
+        ({"rope_scaling": {"type": "yarn", "factor": 8.0}}, 0.25 * (0.1 * math.log(8) + 1) ** 2),
+        ({"rope_scaling": {"type": "yarn", "factor": 8.0, "attention_factor": 1.5}}, 0.25 * 2.25),
+        ({"rope_factor": 40, "mscale": 1.0}, 0.25 * (0.1 * math.log(40) + 1) ** 2),
+        (
+            {"scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True},
+            1 / 3,
+        ),
+    ],
+)
+def test_declared_value(make_call, config, expected):
+    found = declared(make_call(rope=True), None, config, layer=2)
+    assert found.values == pytest.approx((expected,))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        None,
+        {},
+        {"query_pre_attn_scalar": None, "attention_multiplier": None},
+        {"query_pre_attn_scalar": "256", "attention_multiplier": True, "softmax_scale": float("nan")},
+        {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
+        {"rope_scaling": {"type": "linear", "factor": 8.0}},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+        {"rope_scaling": {"type": "yarn", "factor": 1.0}},
+    ],
+)
+def test_nothing_declared(make_call, config):
+    assert declared(make_call(rope=True), None, config, layer=2) is None
+
+
+def test_disentangled_terms(make_call):
+    found = declared(make_call(terms=3, score="disentangled"), None, {"model_type": "deberta-v2"})
+    assert found.values == pytest.approx((48**-0.5,))
+
+
+def test_learned_family_admits_any_value(make_call):
+    assert declared(make_call(), None, {"model_type": "swinv2"}).values == ()
+
+
+def test_a_family_rule_may_hold_for_one_class_only(make_call):
+    config = {"model_type": "evolla"}
+    assert declared(make_call(), None, config) is None
+    assert declared(make_call(module_class="EvollaSequenceAlignerCrossAttention"), None, config).values == (0.5,)
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1e4}
+LLAMA = {"hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 128}
+
+
+def test_llama_yarn_is_the_factor_that_transformers_computes(make_call):
+    config = hf.LlamaConfig(**LLAMA, rope_parameters=dict(YARN))
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    _, gain = ROPE_INIT_FUNCTIONS["yarn"](config, "cpu")
+    assert gain > 1.1
+    assert declared(make_call(rope=True), None, config).values == pytest.approx((0.25 * gain**2,))
+    assert declared(make_call(rope=False), None, config) is None
+
+
+def test_llama_ignores_mscale_all_dim_in_the_softmax_and_deepseek_does_not(make_call):
+    block = YARN | {"mscale": 0.7, "mscale_all_dim": 0.7}
+    llama = hf.LlamaConfig(**LLAMA, rope_parameters=dict(block))
+    assert declared(make_call(rope=True), None, llama) is None
+    deepseek = hf.DeepseekV3Config(**LLAMA, rope_parameters=dict(block))
+    square = yarn_mscale(4.0, 0.7) ** 2
+    assert declared(make_call(rope=True), None, deepseek).values == pytest.approx((0.25 * square,))
+
+
+def test_longrope_is_the_factor_that_transformers_computes(make_call):
+    block = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "long_factor": [1.0] * 8,
+        "short_factor": [1.0] * 8,
+        "original_max_position_embeddings": 32,
+    }
+    config = hf.Phi3Config(**LLAMA, pad_token_id=0, rope_parameters=block, original_max_position_embeddings=32)
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    _, gain = ROPE_INIT_FUNCTIONS["longrope"](config, "cpu")
+    assert gain > 1.1
+    assert declared(make_call(rope=True), None, config).values == pytest.approx((0.25 * gain**2,))
+
+
+def test_partial_rotation_admits_what_lies_between(make_call):
+    config = hf.LlamaConfig(**LLAMA, rope_parameters=YARN | {"partial_rotary_factor": 0.5})
+    found = declared(make_call(rope=True), None, config)
+    assert found.interval
+    assert found.values == pytest.approx((0.25, 0.25 * yarn_mscale(4.0) ** 2))
+
+
+def test_rope_by_layer_type(make_call):
+    config = {
+        "rope_parameters": {"full": YARN, "sliding": {"rope_type": "default"}},
+        "layer_types": ["full", "sliding"],
+    }
+    assert declared(make_call(rope=True), None, config, layer=0) is not None
+    assert declared(make_call(rope=True), None, config, layer=1) is None
+    module = nn.Module()
+    module.layer_type = "full"
+    assert declared(make_call(rope=True), module, config, layer=1) is not None
+
+
+def test_temperature_by_position_is_an_interval_that_starts_past_the_floor(make_call):
+    config = {"attn_temperature_tuning": True, "attn_scale": 0.1, "floor_scale": 8}
+    assert declared(make_call(key_len=24), None, config).values == pytest.approx((0.25, 0.25 * (1 + 0.1 * math.log(4))))
+    assert declared(make_call(key_len=4), None, config) is None
+
+
+@pytest.mark.parametrize("name", sorted(set(FAMILIES) | MLA_YARN))
+def test_every_family_of_the_tables_exists(name):
+    known = {"kimi_k2", "diffusion_gemma_text"}  # not of transformers, or of a later release
+    source = importlib.import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING_NAMES
+    assert name in source or name in known or name.rpartition("_")[0] in source or name.split("_")[0] in source
+
+
+def test_a_config_that_raises_is_no_declaration(make_call):
+    class Odd:
+        def __getattr__(self, name):
+            raise RuntimeError(name)
+
+    assert declared(make_call(), None, Odd()) is None

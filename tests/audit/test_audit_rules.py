@@ -1,0 +1,223 @@
+"""Every rule seen firing and not firing, on records made by hand."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from sqrtdk.audit.context import Context
+from sqrtdk.audit.records import SEVERITIES, Finding
+from sqrtdk.audit.rules import RULES
+from sqrtdk.audit.verdicts import judge_all
+from sqrtdk.theory.gaussian import critical_sigma, expected_entropy_nats
+from sqrtdk.trace.records import Factor, Mask
+
+
+class Layer(nn.Module):
+    """A module with whatever attributes and children a test wants at `layers.0.attn`."""
+
+    def __init__(self, **attributes):
+        super().__init__()
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+
+def model_with(layers=1, **attributes):
+    root = nn.Module()
+    root.layers = nn.ModuleList(Layer(attn=Layer(**attributes)) for _ in range(layers))
+    return root
+
+
+def run(name, calls, model=None, **context):
+    model = model if model is not None else model_with()
+    found = list(RULES[name](Context(model, judge_all(calls, model), "dynamic", **context)))
+    for finding in found:
+        assert isinstance(finding, Finding)
+        assert finding.rule == name
+        assert finding.severity in SEVERITIES
+        assert finding.source
+        assert finding.fix
+        assert "\n" not in finding.message
+    return found
+
+
+def severities(found):
+    return [finding.severity for finding in found]
+
+
+def mask(**changes):
+    return dataclasses.replace(Mask("causal", "float", 0, 0, 0.0, -math.inf), **changes)
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_a_healthy_call_has_no_finding(make_call, make_stats, name):
+    call = make_call(stats=make_stats(), mask=mask(), future_weight=0.0, output_rms=1.0)
+    assert run(name, [call], model_with(is_causal=True, scaling=0.25)) == []
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_a_call_without_statistics_has_no_finding(make_call, name):
+    assert run(name, [make_call()]) == []
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_an_unmeasured_call_is_not_accused(make_call, name):
+    assert run(name, [make_call(None, reason="unknown(foo)")], model_with(scaling=0.25)) == []
+
+
+def test_scale_ledger_fails_and_folds_layers(make_call):
+    calls = [make_call(1.0, site=f"layers.{layer}.attn") for layer in range(3)]
+    (finding,) = run("scale_ledger", calls, model_with(3))
+    assert finding.severity == "fail"
+    assert finding.site == "layers.0.attn"
+    assert finding.value == pytest.approx(4.0)
+    assert "missing" in finding.message
+    assert "2 more sites" in finding.message
+
+
+def test_scale_ledger_warns_of_an_attribute_that_holds_the_mistake(make_call):
+    (finding,) = run("scale_ledger", [make_call(0.5)], model_with(scale=0.5))
+    assert finding.severity == "warn"
+    assert "head_count" in finding.message
+    assert "attribute scale" in finding.message
+
+
+def test_a_contradicted_declaration_is_found_once(make_call):
+    model = model_with(config={"query_pre_attn_scalar": 20})
+    (finding,) = run("declared_vs_actual", [make_call(0.25)], model)
+    assert (finding.severity, finding.threshold) == ("fail", pytest.approx(20**-0.5))
+    assert "query_pre_attn_scalar" in finding.message
+    assert run("scale_ledger", [make_call(0.25)], model) == []
+    assert run("declared_vs_actual", [make_call(20**-0.5)], model) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "severity"),
+    [(49.0, None), (51.0, "note"), (99.0, "note"), (101.0, "warn"), (1001.0, "fail"), (10001.0, "critical")],
+)
+def test_max_logit(make_call, make_stats, value, severity):
+    found = run("max_logit", [make_call(stats=make_stats(max_logit=(1.0, value)))])
+    assert severities(found) == ([severity] if severity else [])
+    assert all("head 1" in finding.message for finding in found)
+
+
+def test_max_logit_is_signed_and_skips_nan(make_call, make_stats):
+    assert run("max_logit", [make_call(stats=make_stats(max_logit=(-5000.0, math.nan)))]) == []
+
+
+def test_range_forecast_fp16(make_call, make_stats):
+    stats = make_stats(max_abs_logit=20000.0)
+    assert severities(run("range_forecast", [make_call(stats=stats)])) == ["warn"]
+    assert severities(run("range_forecast", [make_call(stats=stats, logits_dtype="float16")])) == ["fail"]
+    scaled_before = make_call(stats=stats, factors=(Factor(0.25, "q", "number"),))
+    assert run("range_forecast", [scaled_before]) == []
+    assert run("range_forecast", [make_call(stats=stats, kind="sdpa")]) == []
+    assert run("range_forecast", [make_call(stats=make_stats(max_abs_logit=16000.0))]) == []
+
+
+def test_range_forecast_bf16(make_call, make_stats):
+    stats = make_stats(row_offset=60.0)
+    (note,) = run("range_forecast", [make_call(stats=stats)])
+    (warn,) = run("range_forecast", [make_call(stats=stats, logits_dtype="bfloat16")])
+    assert (note.severity, warn.severity) == ("note", "warn")
+    assert "0.25" in warn.message
+    assert run("range_forecast", [make_call(stats=make_stats(row_offset=49.0), logits_dtype="bfloat16")]) == []
+    assert run("range_forecast", [make_call(stats=stats, kind="sdpa", logits_dtype="float32")]) == []
+
+
+def test_entropy(make_call, make_stats):
+    bar = expected_entropy_nats(64, critical_sigma(64))
+    low = make_stats(keys=64.0, entropy_nats=0.9 * bar)
+    high = make_stats(keys=64.0, entropy_nats=1.1 * bar)
+    one = make_stats(keys=64.0, entropy_nats=(0.9 * bar, 1.1 * bar))
+    few = make_stats(keys=15.0, entropy_nats=0.0)
+    assert severities(run("entropy", [make_call(stats=low)])) == ["warn"]
+    assert severities(run("entropy", [make_call(stats=one)])) == ["note"]
+    assert run("entropy", [make_call(stats=high)]) == []
+    assert run("entropy", [make_call(stats=few)]) == []
+    rest = [make_call(stats=high, site=f"layers.{layer}.attn") for layer in range(1, 4)]
+    assert run("entropy", [make_call(stats=one), *rest], model_with(4)) == []
+
+
+def test_flat(make_call, make_stats):
+    flat = make_stats(entropy_fraction=0.9999, std_logit=0.01)
+    assert severities(run("flat", [make_call(stats=flat)])) == ["note"]
+    assert run("flat", [make_call(stats=make_stats(entropy_fraction=0.9999, std_logit=0.5))]) == []
+    assert run("flat", [make_call(stats=make_stats(entropy_fraction=0.998, std_logit=0.01))]) == []
+    assert run("flat", [make_call(stats=dataclasses.replace(flat, keys=(8.0, 8.0)))]) == []
+
+
+def test_saturation(make_call, make_stats):
+    assert severities(run("saturation", [make_call(stats=make_stats(saturated=0.6))])) == ["warn"]
+    assert severities(run("saturation", [make_call(stats=make_stats(saturated=(0.0, 0.6)))])) == ["note"]
+    assert run("saturation", [make_call(stats=make_stats(saturated=0.4))]) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "severity", "word"),
+    [
+        ({"blind_rows": 3}, "note", "no key"),
+        ({"uniform_rows": 3, "fill": -3.4e38}, "note", "average masked keys"),
+        ({"uniform_rows": 96, "fill": -3.4e38}, "warn", "average masked keys"),
+        ({"masked_weight": 0.01, "fill": -10.0}, "fail", "masked keys"),
+        ({"uniform_rows": 95, "fill": -3.4e38}, "note", "average masked keys"),
+        ({"uniform_rows": 3, "blind_rows": 3, "fill": -3.4e38}, "note", "average masked keys"),
+        ({"scaled_by": 0.25}, "note", "mask was multiplied"),
+        ({"scaled_by": 0.25, "fill": -1e4}, "warn", "mask was multiplied"),
+        ({"scaled_by": 0.25, "fill": None}, "warn", "mask was multiplied"),
+    ],
+)
+def test_mask_audit(make_call, changes, severity, word):
+    (finding,) = run("mask_audit", [make_call(mask=mask(**changes))])
+    assert finding.severity == severity
+    assert word in finding.message
+
+
+def test_mask_audit_lets_a_hair_of_weight_and_a_factor_of_one_pass(make_call):
+    assert run("mask_audit", [make_call(mask=mask(masked_weight=1e-6, scaled_by=1.0), bias_scaled_by=1.0)]) == []
+
+
+def test_future_weight_is_wrong_only_where_the_module_says_causal(make_call):
+    leak = make_call(future_weight=0.5)
+    assert severities(run("mask_audit", [leak], model_with(is_causal=True))) == ["fail"]
+    assert run("mask_audit", [leak], model_with(is_causal=False)) == []
+    assert run("mask_audit", [leak], model_with()) == []
+    assert run("mask_audit", [dataclasses.replace(leak, self_attention=False)], model_with(is_causal=True)) == []
+
+
+def test_scaled_bias(make_call):
+    call = make_call(bias="alibi", bias_scaled_by=0.25)
+    assert severities(run("mask_audit", [call])) == ["warn"]
+    assert run("mask_audit", [call], model_with(config={"model_type": "falcon"})) == []
+
+
+def test_unused_norm(make_call):
+    model = model_with(q_norm=nn.LayerNorm(16))
+    assert severities(run("unused", [make_call()], model, ran=frozenset())) == ["warn"]
+    assert run("unused", [make_call()], model, ran=frozenset({"layers.0.attn.q_norm"})) == []
+    assert run("unused", [make_call(norm="layer")], model, ran=frozenset()) == []
+    assert run("unused", [make_call()], model_with(q_norm=nn.Identity()), ran=frozenset()) == []
+    assert run("unused", [make_call()], model, ran=None) == []
+
+
+@pytest.mark.parametrize("place", ["config", "attribute"])
+def test_unused_softcap(make_call, place):
+    held = {"config": {"attn_logit_softcapping": 50.0}} if place == "config" else {"softcap": 50.0}
+    assert severities(run("unused", [make_call()], model_with(**held))) == ["warn"]
+    assert run("unused", [make_call(softcap=50.0)], model_with(**held)) == []
+    (finding,) = run("unused", [make_call(softcap=30.0)], model_with(**held))
+    assert (finding.value, finding.threshold) == (30.0, 50.0)
+    assert run("unused", [make_call(unknown=("tanh",))], model_with(**held)) == []
+    assert run("unused", [make_call()], model_with(softcap=None)) == []
+
+
+def test_nonfinite(make_call, make_stats):
+    sick = model_with(proj=nn.Linear(2, 2))
+    with torch.no_grad():
+        sick.layers[0].attn.proj.weight[0, 0] = math.nan
+    (finding,) = run("nonfinite", [make_call()], sick)
+    assert (finding.severity, finding.site) == ("critical", "layers.0.attn.proj")
+    rows = make_call(stats=make_stats(nan_rows=(0, 2), max_logit=(1.0, math.nan)))
+    assert severities(run("nonfinite", [rows])) == ["critical"]

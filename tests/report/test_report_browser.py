@@ -1,0 +1,186 @@
+"""The page in a real browser, opened from disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from sample_report import EVIL, healthy, hostile, sick, static
+from sqrtdk.audit.records import CheckReport
+from sqrtdk.report.html import to_html
+from sqrtdk.report.plain import plain
+
+pytestmark = pytest.mark.browser
+
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+Opener = Callable[..., Page]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def show(browser: Browser, tmp_path: Path) -> Iterator[Opener]:
+    """Open a report's page; at the end nothing may have been fetched, logged, raised or asked."""
+    pages: list[Page] = []
+    complaints: list[str] = []
+
+    def open_report(report: CheckReport, width: int = 1280, scheme: str = "light") -> Page:
+        path = tmp_path / f"{len(pages)}.html"
+        path.write_text(to_html(report), encoding="utf-8")
+        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("dialog", lambda dialog: complaints.append(dialog.message))
+        page.on("request", lambda request: request.url.startswith("file:") or complaints.append(request.url))
+        page.goto(path.as_uri())
+        pages.append(page)
+        return page
+
+    yield open_report
+    for page in pages:
+        page.close()
+    assert not complaints
+
+
+def _fills(page: Page) -> list[str | None]:
+    fills: list[str | None] = page.evaluate("[...document.querySelectorAll('.cell')].map(c => c.getAttribute('fill'))")
+    return fills
+
+
+def test_every_head_has_a_cell(show: Opener) -> None:
+    page = show(sick())
+    heads = sum(judged.call.heads for judged in sick().calls if judged.call.stats)
+    assert page.locator("#maps .cell").count() == heads
+    assert page.locator("#maps .cell.nothing").count() == 1
+    assert len(set(_fills(page))) > 10
+
+
+def test_another_statistic_paints_another_map(show: Opener) -> None:
+    page = show(healthy(4, 6))
+    before, legend = _fills(page), page.locator("#legend").inner_text()
+    page.select_option("#statistic", "entropy_nats")
+    assert _fills(page) != before
+    assert page.locator("#legend").inner_text() != legend
+    assert "entropy of a row" in page.locator("#help").inner_text()
+    label = page.locator("#maps .cell").first.get_attribute("aria-label")
+    assert label is not None
+    assert label.startswith("model.layers.0.self_attn, head 0: Entropy")
+    by_value = _fills(page)
+    page.select_option("#spread", "rank")
+    assert _fills(page) != by_value
+
+
+def test_every_statistic_can_be_painted(show: Opener) -> None:
+    page = show(sick())
+    for key in page.evaluate("[...document.getElementById('statistic').options].map(o => o.value)"):
+        page.select_option("#statistic", key)
+        assert "NaN" not in page.locator("#legend").inner_text()
+        assert not any("NaN" in (fill or "") for fill in _fills(page))
+
+
+def test_it_opens_with_the_worst_head_and_a_click_shows_another(show: Opener) -> None:
+    page = show(healthy(3, 4))
+    view = page.locator("#head-view")
+    stats = [judged.call.stats for judged in healthy(3, 4).calls]
+    worst = max((value, layer, head) for layer, s in enumerate(stats) if s for head, value in enumerate(s.max_logit))
+    assert view.locator("h3").inner_text() == f"model.layers.{worst[1]}.self_attn · head {worst[2]}"
+    page.locator("#maps .cell").nth(5).click()
+    assert view.locator("h3").inner_text() == "model.layers.1.self_attn · head 1"
+    assert view.locator(".chart").count() == 2
+    assert view.locator(".chart .bin").count() > 30
+    assert view.locator(".chart path.normal").count() == 2  # the curve and its key
+    assert view.locator("line.expected").count() == 2
+    assert page.locator(".ring").count() == 1
+    assert "NaN" not in view.locator(".charts").inner_html()
+
+
+def test_a_head_of_nan_says_so(show: Opener) -> None:
+    page = show(sick())
+    page.locator("#maps .cell.nothing").click()
+    view = page.locator("#head-view")
+    assert view.locator("h3").inner_text() == "decoder.h.4.attn · head 5"
+    assert view.locator(".empty").count() == 2
+    assert "512 rows" in view.inner_text()
+
+
+def test_the_keyboard_does_it_all(show: Opener) -> None:
+    page = show(healthy(3, 4))
+    page.locator("#maps .cell").nth(0).click()
+    page.locator("#spread").focus()
+    page.keyboard.press("Tab")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    assert page.locator("#tip").is_visible()
+    page.keyboard.press("Enter")
+    assert page.locator("#head-view h3").inner_text() == "model.layers.2.self_attn · head 1"
+    page.locator("details.fold summary").first.focus()
+    page.keyboard.press("Enter")
+    assert page.locator("details.fold[open]").count() == 1
+
+
+def test_a_tooltip_names_the_head(show: Opener) -> None:
+    page = show(healthy(3, 4))
+    assert page.locator("#tip").is_hidden()
+    page.locator("#maps .cell").nth(6).hover()
+    assert page.locator("#tip").inner_text().startswith("model.layers.1.self_attn, head 2: Max logit")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 700, 400])
+@pytest.mark.parametrize("make", [sick, hostile, static, healthy])
+def test_nothing_overflows(show: Opener, make: Callable[[], CheckReport], width: int, scheme: str) -> None:
+    page = show(make(), width=width, scheme=scheme)
+    page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_light_and_dark_differ(show: Opener) -> None:
+    colours = {
+        show(sick(), scheme=scheme).evaluate("getComputedStyle(document.body).backgroundColor")
+        for scheme in ("light", "dark")
+    }
+    assert len(colours) == 2
+
+
+def test_hostile_texts_are_shown_and_run_nothing(show: Opener) -> None:
+    page = show(hostile())
+    assert page.title().endswith("attention check")
+    assert page.evaluate("document.querySelectorAll('script').length") == 2
+    shown = plain(EVIL)
+    page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    page.locator("#maps .cell").nth(1).click()
+    assert shown in page.locator("h1").inner_text()
+    for place in ("#findings", "#sites", "#head-view", "#aside", "#run"):
+        assert shown in page.locator(place).inner_text(), place
+    title = page.locator("#maps h3").inner_text()  # its integers are starred
+    assert "<script>document.title='owned'</script></script>" in title
+    assert r"\u202e" in title
+
+
+def test_the_policy_stops_what_might_slip_through(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    text = to_html(healthy(1, 1)).replace("<main>", "<main><script>document.title='owned'</script>", 1)
+    path.write_text(text, encoding="utf-8")
+    page = browser.new_page()
+    page.goto(path.as_uri())
+    assert page.title() != "owned"
+    page.close()
+
+
+def test_five_thousand_heads_stay_usable(show: Opener) -> None:
+    page = show(healthy(80, 64))
+    assert page.locator("#maps .cell").count() == 5120
+    page.select_option("#statistic", "peak")
+    page.locator("#maps .cell").nth(5119).click()
+    assert page.locator("#head-view h3").inner_text() == "model.layers.79.self_attn · head 63"

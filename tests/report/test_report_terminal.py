@@ -1,0 +1,73 @@
+import dataclasses
+import re
+
+import pytest
+from rich.cells import cell_len
+from syrupy.assertion import SnapshotAssertion
+
+from sample_report import healthy, hostile, judged, sick, static
+from sqrtdk.report.terminal import summary_line, to_text
+
+REPORTS = {"healthy": healthy, "static": static, "sick": sick, "hostile": hostile}
+
+
+@pytest.mark.parametrize("width", [80, 160])
+@pytest.mark.parametrize("name", REPORTS)
+def test_looks(name: str, width: int, snapshot: SnapshotAssertion) -> None:
+    assert to_text(REPORTS[name](), width=width) == snapshot
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+@pytest.mark.parametrize("name", REPORTS)
+def test_fits(name: str, width: int) -> None:
+    text = to_text(REPORTS[name](), width=width)
+    assert max(cell_len(line) for line in text.splitlines()) <= width
+    assert text.endswith("\n")
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_no_control_character_without_colour(name: str) -> None:
+    assert to_text(REPORTS[name](), width=80).replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_colour_changes_no_text(name: str) -> None:
+    colored = to_text(REPORTS[name](), width=120, color=True)
+    assert "\x1b[" in colored
+    bare = re.sub(r"\x1b\[[\d;]*m", "", colored)
+    assert [line.rstrip() for line in bare.splitlines()] == to_text(REPORTS[name](), width=120).splitlines()
+
+
+def test_one_line_a_site_where_it_fits() -> None:
+    (line,) = [line for line in to_text(healthy(), width=140).splitlines() if "layers.0-31" in line]
+    assert "softmax(0.125 * rope(q).rope(k) + causal)" in line
+    assert " 1.000  exact" in line
+
+
+def test_markup_in_names_is_text() -> None:
+    report = dataclasses.replace(healthy(1, 1), calls=(judged("[red]x[/red].[link=file:///]y"),))
+    assert "[red]x[/red].[link=file:///]y" in to_text(report, width=200)
+
+
+def test_no_call() -> None:
+    text = to_text(dataclasses.replace(healthy(), calls=()))
+    assert "No attention call was seen." in text
+
+
+def test_the_names_of_mistakes_and_the_reasons_are_there() -> None:
+    text = to_text(sick(), width=200)
+    for wanted in ("unexplained: missing", "unexplained: twice", "declared by family vit", "the readings disagree"):
+        assert wanted in text
+
+
+def test_many_findings_are_cut_with_a_word() -> None:
+    (first, *_) = sick().findings
+    many = tuple(dataclasses.replace(first, rule=f"rule{'x' * i}") for i in range(60))
+    assert "... and 20 more" in to_text(dataclasses.replace(sick(), findings=many))
+
+
+def test_summary_counts() -> None:
+    assert summary_line(sick()) == (
+        "10 attention calls: 3 exact, 1 declared, 5 unexplained, 1 unmeasured. "
+        "12 findings: 4 critical, 6 fail, 1 warn, 1 note. Exit code 1 (fail-on: fail)."
+    )

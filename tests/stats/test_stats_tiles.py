@@ -1,0 +1,172 @@
+"""Statistics from query and key against dense float64 logits."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from stats_oracle import STATISTICS, oracle
+from torch import Tensor
+
+from sqrtdk.errors import InvalidTypeError, InvalidValueError
+from sqrtdk.stats import AttentionRows, _sweep, attention_row_stats
+
+
+def dense(
+    query: Tensor,
+    key: Tensor,
+    scale: float | Tensor,
+    softcap: float | None = None,
+    bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(product, logits) in float64."""
+    key = key.double().repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
+    product = query.double() @ key.mT
+    logits = product * (scale.double() if isinstance(scale, Tensor) else scale)
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    return product, logits if bias is None else logits + bias.double()
+
+
+def assert_matches(result: AttentionRows, product: Tensor, logits: Tensor, visible: Tensor | None = None) -> None:
+    # the product of two float32 vectors errs by a few ulp of the sum of magnitudes; statistics inherit it
+    atol = 2e-5 * max(1.0, logits.abs().max().item())
+    expected = oracle(logits, visible)
+    for name in STATISTICS:
+        actual, wanted = getattr(result.rows, name).double(), expected[name]
+        torch.testing.assert_close(
+            actual, wanted, rtol=2e-5, atol=atol, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}"
+        )
+    shown = torch.ones_like(logits, dtype=torch.bool) if visible is None else visible.expand(logits.shape)
+    largest = product.abs().masked_fill(~shown, 0.0).amax(-1)
+    torch.testing.assert_close(result.max_product.double(), largest, rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture(params=[2**18, 300], ids=["one tile", "many tiles"])
+def _tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_sweep, "TILE", request.param)
+
+
+pytestmark = pytest.mark.usefixtures("_tile")
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize(("length", "keys"), [(40, 40), (40, 13), (13, 40), (1, 9)])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_shapes_and_causal(length: int, keys: int, kv_heads: int, is_causal: bool) -> None:
+    query, key = torch.randn(2, 4, length, 8), torch.randn(2, kv_heads, keys, 8)
+    visible = torch.ones(length, keys, dtype=torch.bool).tril() if is_causal else None
+    result = attention_row_stats(query, key, scale=0.3, is_causal=is_causal)
+    assert_matches(result, *dense(query, key, 0.3), visible)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 20), (3, 1, 1, 20), (3, 1, 15, 20), (1, 4, 15, 20), (15, 20), (15, 1)])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_masks_of_every_shape(shape: tuple[int, ...], is_causal: bool) -> None:
+    query, key = torch.randn(3, 4, 15, 8), torch.randn(3, 2, 20, 8)
+    visible = torch.rand(shape) > 0.5
+    both = visible & torch.ones(15, 20, dtype=torch.bool).tril() if is_causal else visible
+    result = attention_row_stats(query, key, scale=0.3, visible=visible, is_causal=is_causal)
+    assert_matches(result, *dense(query, key, 0.3), both)
+
+
+@pytest.mark.parametrize("fill", [-math.inf, torch.finfo(torch.float32).min, -65504.0])
+def test_float_masks_hide_at_their_fill(fill: float) -> None:
+    query, key = torch.randn(2, 4, 15, 8), torch.randn(2, 4, 15, 8)
+    visible = torch.rand(2, 1, 15, 15) > 0.5
+    slope = torch.randn(2, 1, 15, 15)
+    result = attention_row_stats(query, key, scale=0.3, float_mask=slope.masked_fill(~visible, fill))
+    assert_matches(result, *dense(query, key, 0.3, bias=slope), visible)
+
+
+@pytest.mark.parametrize("scale", [-0.5, 0.0, torch.rand(4, 1, 1) + 0.1, torch.rand(2, 1, 15, 1) + 0.1])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("bias", [None, torch.randn(4, 1, 15), torch.randn(1, 4, 15, 15)])
+def test_scale_then_softcap_then_bias(scale: float | Tensor, softcap: float | None, bias: Tensor | None) -> None:
+    query, key = torch.randn(2, 4, 15, 8), torch.randn(2, 2, 15, 8)
+    visible = torch.rand(2, 1, 15, 15) > 0.3
+    result = attention_row_stats(query, key, scale=scale, softcap=softcap, bias=bias, visible=visible)
+    assert_matches(result, *dense(query, key, scale, softcap, bias), visible)
+
+
+@pytest.mark.parametrize("lead", [(), (2,), (2, 3)])
+def test_leading_dimensions(lead: tuple[int, ...]) -> None:
+    query, key = torch.randn(*lead, 4, 9, 8), torch.randn(*lead, 2, 9, 8)
+    visible = torch.rand(*lead, 1, 1, 9) > 0.4
+    result = attention_row_stats(query, key, scale=0.3, visible=visible)
+    assert result.max_product.shape == (*lead, 4, 9)
+    assert_matches(result, *dense(query, key, 0.3), visible)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_dtypes(dtype: torch.dtype) -> None:
+    query, key = torch.randn(1, 2, 9, 8).to(dtype), torch.randn(1, 2, 9, 8).to(dtype)
+    result = attention_row_stats(query, key, scale=0.3)
+    assert result.rows.n.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert_matches(result, *dense(query, key, 0.3))
+
+
+def test_autocast_does_not_narrow_the_product() -> None:
+    query, key = torch.randn(1, 2, 30, 8), torch.randn(1, 2, 30, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        result = attention_row_stats(query, key, scale=0.3)
+    assert_matches(result, *dense(query, key, 0.3))
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "explicit"])
+def test_future_weight(mask: str) -> None:
+    query, key = torch.randn(2, 4, 33, 8), torch.randn(2, 4, 33, 8)
+    visible = torch.rand(2, 1, 33, 33) > 0.3 if mask == "explicit" else None
+    result = attention_row_stats(query, key, scale=1.0, visible=visible, is_causal=mask == "causal", future=True)
+    _, logits = dense(query, key, 1.0)
+    shown = torch.ones(33, 33, dtype=torch.bool) if visible is None else visible
+    shown = shown.tril() if mask == "causal" else shown
+    weights = logits.masked_fill(~shown, -math.inf).softmax(-1).nan_to_num(0.0)
+    assert result.future is not None
+    torch.testing.assert_close(result.future.double(), weights.triu(1).sum(-1), rtol=1e-5, atol=1e-6)
+
+
+def test_future_weight_needs_a_square_call() -> None:
+    assert attention_row_stats(torch.randn(1, 1, 3, 4), torch.randn(1, 1, 5, 4), scale=1.0, future=True).future is None
+
+
+@pytest.mark.parametrize(
+    ("query", "key"),
+    [
+        ((0, 2, 3, 4), (0, 2, 3, 4)),
+        ((1, 0, 3, 4), (1, 0, 3, 4)),
+        ((1, 2, 0, 4), (1, 2, 3, 4)),
+        ((1, 2, 3, 4), (1, 2, 0, 4)),
+    ],
+)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_empty_dimensions(query: tuple[int, ...], key: tuple[int, ...], is_causal: bool) -> None:
+    result = attention_row_stats(torch.zeros(query), torch.zeros(key), scale=1.0, is_causal=is_causal)
+    assert result.rows.n.shape == query[:-1]
+    assert not result.rows.n.any()
+
+
+def test_head_dimension_zero_is_uniform() -> None:
+    result = attention_row_stats(torch.zeros(1, 2, 3, 0), torch.zeros(1, 2, 5, 0), scale=1.0)
+    torch.testing.assert_close(result.rows.effective_keys, torch.full((1, 2, 3), 5.0))
+
+
+def test_refusals() -> None:
+    q = torch.zeros(1, 4, 3, 8)
+    with pytest.raises(InvalidValueError, match="alike"):
+        attention_row_stats(q, torch.zeros(1, 4, 3, 6), scale=1.0)
+    with pytest.raises(InvalidValueError, match="divide"):
+        attention_row_stats(q, torch.zeros(1, 3, 3, 8), scale=1.0)
+    with pytest.raises(InvalidValueError, match="bias"):
+        attention_row_stats(q, q, scale=1.0, bias=torch.zeros(5, 3))
+    with pytest.raises(InvalidTypeError, match="query"):
+        attention_row_stats(q.long(), q, scale=1.0)
+
+
+def test_inputs_and_gradients_are_left_alone() -> None:
+    query = torch.randn(1, 2, 9, 8, requires_grad=True)
+    before = query.detach().clone()
+    result = attention_row_stats(query, query, scale=0.3, softcap=3.0)
+    assert torch.equal(query.detach(), before)
+    assert not result.rows.max.requires_grad
