@@ -266,3 +266,48 @@ def test_attn_switches_and_restores():
 def test_a_deep_copy_gives_the_same_report(x):
     model = Stack()
     assert check(model, x).findings == check(copy.deepcopy(model), x).findings
+
+
+def test_static_runs_a_mixture_of_experts_and_leaves_its_config():
+    config = hf.MixtralConfig(
+        vocab_size=96,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_local_experts=4,
+    )
+    model = hf.MixtralForCausalLM(config)
+    before = model.config._experts_implementation
+    report = check(model, seq_len=24, static=True)
+    assert [judged.verdict for judged in report.calls] == ["exact", "exact"]
+    assert model.config._experts_implementation == before
+
+
+@pytest.mark.parametrize(
+    ("variant", "mistake"), [("", None), (":unscaled", "missing"), (":twice", "twice"), (":inverted", "inverted")]
+)
+@pytest.mark.parametrize("static", [False, True])
+def test_the_embedded_models(variant, mistake, static):
+    report = check(f"demo{variant}", seq_len=48, static=static)
+    assert {judged.mistake for judged in report.calls} == {mistake}
+    assert report.exit_code == int(mistake is not None)
+    assert report.model.id == f"demo{variant}"
+
+
+EAGER_SDPA_FAMILIES = ("gpt2", "llama", "qwen3", "gemma3", "granite", "t5", "bart", "vit")
+
+
+@pytest.mark.parametrize("name", EAGER_SDPA_FAMILIES)
+def test_a_healthy_family_has_no_finding_above_a_note(name):
+    from families import ATTENTION_CALLS, FAMILIES
+
+    config = FAMILIES[name]()
+    model = getattr(hf, config.architectures[0])._from_config(config, attn_implementation="sdpa")
+    report = check(model, seq_len=24)
+    assert len(report.calls) == ATTENTION_CALLS[name]
+    assert {judged.verdict for judged in report.calls} <= {"exact", "declared"}
+    assert found(report) == set()
+    assert report.not_measured == ()

@@ -142,6 +142,10 @@ def _as_inputs(inputs: Any) -> Inputs:
     raise InvalidTypeError(f"inputs are a {type(inputs).__name__}", hint="Give a dict, a tuple, or one tensor.")
 
 
+def _experts(model: nn.Module) -> Any:
+    return getattr(getattr(model, "config", None), "_experts_implementation", None)
+
+
 def _to_meta(model: nn.Module, inputs: Inputs) -> tuple[nn.Module, Inputs]:
     """A copy of the model on the meta device, made without copying a weight, and the inputs there."""
     memo: dict[int, Any] = {}
@@ -155,7 +159,10 @@ def _to_meta(model: nn.Module, inputs: Inputs) -> tuple[nn.Module, Inputs]:
 
     moved = {k: move(v) for k, v in inputs.items()} if isinstance(inputs, dict) else tuple(map(move, inputs))
     try:
-        return copy.deepcopy(model, memo), moved
+        twin = copy.deepcopy(model, memo)
+        if _experts(model) is not None and hasattr(twin, "set_experts_implementation"):
+            twin.set_experts_implementation("batched_mm")  # the others route by values, which meta tensors lack
+        return twin, moved
     except Exception as error:
         raise ModelError(
             f"{type(model).__name__} can't be copied to the meta device: {type(error).__name__}: {error}",

@@ -76,7 +76,7 @@ def _finite(value: Any) -> Any:
         return value
     if isinstance(value, float):
         if math.isnan(value):
-            return "NaN"
+            return None
         return value if math.isfinite(value) else ("Infinity" if value > 0 else "-Infinity")
     if isinstance(value, dict):
         return {str(key): _finite(item) for key, item in value.items()}
