@@ -195,6 +195,15 @@ def test_eager_against_sdpa_agree_on_a_healthy_model():
     assert model.config._attn_implementation == "sdpa"
 
 
+def test_left_padding_is_a_note_and_no_difference():
+    model = llama()
+    mask = torch.ones(2, 24, dtype=torch.long)
+    mask[0, :6] = 0
+    report = check(model, {"input_ids": torch.randint(3, 96, (2, 24)), "attention_mask": mask})
+    assert {(f.rule, f.severity) for f in report.findings} == {("mask_audit", "note")}
+    assert "outputs not compared" in report.not_measured[0].reason
+
+
 @pytest.mark.parametrize("fault", ["scale", "mask", "small"])
 def test_eager_against_sdpa_finds_a_fault_in_one_of_them(monkeypatch, fault):
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS

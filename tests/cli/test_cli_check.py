@@ -152,9 +152,15 @@ def test_ctrl_c_exits_130(tmp_path: Path) -> None:
     assert complaint == "Interrupted.\n"
 
 
-def test_an_output_that_takes_ascii_only_is_no_error() -> None:
-    done = _program("check", "demo", *SMALL, environment={"PYTHONIOENCODING": "ascii"})
-    assert done.returncode == 0
+def test_an_output_that_takes_ascii_only_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "accent.py").write_text(
+        "import torch\nclass Modèle(torch.nn.MultiheadAttention):\n    pass\n"
+        "def make():\n    return Modèle(8, 2), (torch.ones(1, 3, 8),) * 3\n",
+        encoding="utf-8",
+    )
+    done = _program("check", "accent:make", cwd=tmp_path, environment={"PYTHONIOENCODING": "ascii"})
+    assert "Error" not in done.stderr
+    assert "Mod\\xe8le" in done.stdout
 
 
 @pytest.mark.parametrize(

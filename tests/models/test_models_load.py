@@ -18,7 +18,9 @@ from sqrtdk.errors import MissingExtraError, ModelError
 from sqrtdk.models.build import build_model
 from sqrtdk.models.extras import check_version
 from sqrtdk.models.factory import call_factory
+from sqrtdk.models.hub import _refuse_pickles
 from sqrtdk.models.load import iter_attn, resolve
+from sqrtdk.models.run import call
 
 FACTORIES = """
 import torch
@@ -32,6 +34,7 @@ class Net(nn.Linear):
     def make(cls):
         return cls()
 
+def enormous(): return nn.Linear(2**20, 2**20), (torch.ones(2, 2**20),)
 def plain(): return nn.Linear(4, 3)
 def with_tuple(): return nn.Linear(4, 3), (torch.ones(2, 4),)
 def with_dict(): return nn.Linear(4, 3), {"input": torch.ones(2, 4)}
@@ -86,6 +89,11 @@ def test_a_factory_without_inputs_takes_an_input_file(zoo: str, name: str) -> No
     with pytest.raises(ValueError, match="no inputs were given") as caught:
         resolve(f"{zoo}:{name}")
     assert "forward(input)" in caught.value.hint
+
+
+def test_a_static_factory_takes_no_memory(zoo: str) -> None:
+    loaded = resolve(f"{zoo}:enormous", static=True)  # 4 TiB of weights
+    assert call(loaded.module, loaded.inputs).shape == (2, 2**20)
 
 
 def test_a_factory_is_seeded(zoo: str) -> None:
@@ -217,6 +225,13 @@ class Bomb:
 
     def __reduce__(self) -> object:
         return (Path.touch, (self.mark,))
+
+
+def test_a_hub_repository_of_pickles_is_refused_before_the_download() -> None:
+    with pytest.raises(ModelError, match=r"pickled \('pytorch_model\.bin'\)"):
+        _refuse_pickles(["config.json", "pytorch_model.bin"], "org/name")
+    _refuse_pickles(["config.json", "pytorch_model.bin", "model.safetensors"], "org/name")
+    _refuse_pickles(["config.json"], "org/name")
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.ckpt", "weights.pth"])

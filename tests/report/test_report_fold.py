@@ -40,7 +40,8 @@ def test_only_one_integer_may_differ() -> None:
     ],
 )
 def test_what_a_reader_sees_keeps_layers_apart(change: dict[str, object]) -> None:
-    calls = [judged("h.0.attn"), judged("h.1.attn", **change)]  # type: ignore[arg-type]
+    same = {"formula": "softmax(rope(q).rope(k))"}
+    calls = [judged("h.0.attn", **same), judged("h.1.attn", **(same | change))]  # type: ignore[arg-type]
     assert len(fold_calls(calls)) == 2
 
 

@@ -109,6 +109,14 @@ def test_logit_histogram_counts_every_visible_logit_of_a_small_call(masked: bool
         assert sum(abs(a - b) for a, b in zip(histogram.counts, expected.tolist(), strict=True)) <= 4  # at bin edges
 
 
+def test_logit_histogram_of_a_causal_call_with_a_mask() -> None:
+    query = torch.randn(2, 3, 16, 8)
+    visible = torch.rand(2, 1, 1, 16) > 0.4
+    heads = head_stats_from_qk(query, query, scale=1.0, is_causal=True, visible=visible).heads
+    shown = visible.expand(2, 1, 16, 16).tril().sum().item()
+    assert [sum(histogram.counts) for histogram in heads.logit_histogram] == [shown] * 3
+
+
 def test_logit_histogram_samples_64_rows_evenly() -> None:
     logits = torch.zeros(1, 1, 640, 4)
     logits[:, :, :320] = 1.0

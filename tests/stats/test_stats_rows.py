@@ -141,6 +141,23 @@ def test_blind_rows_are_neutral() -> None:
     assert rows.l.tolist() == [0.0, 0.0]
 
 
+def test_neutral_also_where_squares_overflow() -> None:
+    lowest = row_stats(torch.full((1, 3), torch.finfo(torch.float32).min))
+    nothing = RowStats.empty((1,))
+    for merged in (lowest.merge(nothing), nothing.merge(lowest)):
+        for name in RowStats.__dataclass_fields__:
+            assert torch.equal(getattr(merged, name), getattr(lowest, name)), name
+    assert lowest.effective_keys.item() == pytest.approx(3.0)
+
+
+def test_a_single_key_leaves_exactly_nothing_to_the_others() -> None:
+    visible = torch.eye(9, dtype=torch.bool)
+    rows = row_stats(torch.randn(9, 9), visible)
+    for name in ("rest", "rest2", "rest3", "a", "entropy_nats", "off_peak", "jacobian_norm"):
+        assert not getattr(rows, name).any(), name
+    assert (rows.peak == 1.0).all()
+
+
 @pytest.mark.parametrize("shape", [(0, 3, 4), (2, 0, 4), (2, 3, 0), (0, 0)])
 def test_empty_dimensions(shape: tuple[int, ...]) -> None:
     rows = row_stats(torch.zeros(shape))

@@ -170,3 +170,14 @@ def test_inputs_and_gradients_are_left_alone() -> None:
     result = attention_row_stats(query, query, scale=0.3, softcap=3.0)
     assert torch.equal(query.detach(), before)
     assert not result.rows.max.requires_grad
+
+
+@pytest.mark.parametrize("explicit", [False, True])
+def test_the_hidden_triangle_is_skipped(explicit: bool) -> None:
+    visible = torch.ones(1, 1, 64, 64, dtype=torch.bool).tril() if explicit else None
+    masks = _sweep.Masks(visible=visible, is_causal=not explicit)
+    mask, start, stop = masks.window(_sweep.Block(0, 1, 0, 2, 16, 32), 64, torch.float32, torch.device("cpu"))
+    assert mask is not None
+    assert stop == 32
+    assert start in (16, 17)  # the first row sees key 16, so that key is hidden from none
+    assert mask.shape[-1] == stop - start

@@ -160,8 +160,9 @@ def _to_meta(model: nn.Module, inputs: Inputs) -> tuple[nn.Module, Inputs]:
     moved = {k: move(v) for k, v in inputs.items()} if isinstance(inputs, dict) else tuple(map(move, inputs))
     try:
         twin = copy.deepcopy(model, memo)
-        if _experts(model) is not None and hasattr(twin, "set_experts_implementation"):
-            twin.set_experts_implementation("batched_mm")  # the others route by values, which meta tensors lack
+        choose: Any = getattr(twin, "set_experts_implementation", None)
+        if choose is not None and _experts(model) is not None:
+            choose("batched_mm")  # the others route by values, which meta tensors lack
         return twin, moved
     except Exception as error:
         raise ModelError(
@@ -279,8 +280,9 @@ def _audit(
                 call(module, loaded.inputs)
         if not run.calls:
             reasons = [entry.reason for entry in run.not_measured] + [entry.reason for entry in run.not_attention]
+            what = "no attention could be read" if run.not_measured else "no attention ran"
             raise ModelError(
-                f"no attention ran in {loaded.id}" + (f": {reasons[0]}" if reasons else ""),
+                f"{what} in {loaded.id}" + (f": {reasons[0]}" if reasons else ""),
                 hint="Give a model with softmax(q . k) v in its forward, run without torch.compile.",
             )
 
@@ -289,7 +291,7 @@ def _audit(
             options: dict[str, Any] = {"enlarge": dict(enlarge)} if enlarge else {}
             with trace(module, stats=stats, **options) as again:
                 output = call(module, loaded.inputs)
-            return Rerun(again.calls, tuple(_tensors(output)))
+            return Rerun(again.calls, tuple(_tensors(output)), len(again.not_measured))
 
         judged = judge_all(run.calls, module)
         context = Context(

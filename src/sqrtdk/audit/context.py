@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 
@@ -14,21 +14,16 @@ from sqrtdk.audit.verdicts import module_at, template
 from sqrtdk.trace.records import AttentionCall, NotMeasured
 
 
-class Run(Protocol):
-    """What a trace yields."""
-
-    @property
-    def calls(self) -> tuple[AttentionCall, ...]:
-        """Every attention that ran."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Rerun:
-    """One more run of the same model on the same inputs: its calls and the floating-point tensors of its output."""
+    """One more run of the same model on the same inputs.
+
+    Its calls, the floating-point tensors of its output, and how many attentions could not be read.
+    """
 
     calls: tuple[AttentionCall, ...]
     outputs: tuple[Any, ...]
+    missed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

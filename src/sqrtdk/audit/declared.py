@@ -238,11 +238,6 @@ def declared(
         module: the module at the call's site, for its layer type.
         config: an object or a mapping; None when there is none.
         layer: 0-based number of the layer, for per-layer rules.
-
-    Example:
-        >>> from sqrtdk.audit.declared import yarn_mscale
-        >>> yarn_mscale(1.0)
-        1.0
     """
     if config is None:
         return None

@@ -53,7 +53,7 @@ def working(text: str) -> Iterator[None]:
 
 
 def _tolerant(stream: object) -> None:
-    reconfigure = None
+    reconfigure = getattr(stream, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="backslashreplace")
 

@@ -165,7 +165,6 @@ def build_model(
         common["experts_implementation"] = "batched_mm"  # the others route by values, which meta tensors lack
     try:
         with quiet_transformers(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
             with torch.device("meta"):
                 module = auto.from_config(copy.deepcopy(config), **common)
             module = module.to("meta")  # XLNet makes some parameters by torch.FloatTensor, which stay behind

@@ -128,8 +128,7 @@ def head_stats_from_qk(
 def _call_stats(
     source: LogitSource | ProductSource, rows: RowStats, product: Tensor | None, ahead: Tensor | None
 ) -> CallStats:
-    with torch.autocast(source.device.type, enabled=False):
-        stats = head_stats(rows, logit_histograms=sampled_histograms(source, rows))
+    stats = head_stats(rows, logit_histograms=sampled_histograms(source, rows))
     largest = weight = None
     if product is not None and product.numel():
         largest = float(product.nan_to_num(nan=0.0, posinf=math.inf).amax())

@@ -70,7 +70,7 @@ class ProductSource:
             q = q * self.scale
         k = self.key[block.b0 : block.b1, block.h0 // group : block.h1 // group, :stop].to(self.dtype)
         pairs = depth * width // group
-        torch.bmm(
+        torch.bmm(  # autocast leaves operations with out= alone
             q.reshape(pairs, group * height, q.shape[-1]),
             k.reshape(pairs, stop, k.shape[-1]).mT,
             out=tile.view(pairs, group * height, stop),
@@ -157,8 +157,7 @@ def sweep_product(source: ProductSource, *, future: bool) -> AttentionRows:
     if not source.folds:
         product = torch.zeros(batch, heads, length, dtype=source.dtype, device=source.device)
         source = replace(source, max_product=product)
-    with torch.autocast(source.device.type, enabled=False):
-        rows, ahead = sweep(source, future=future and length == keys)
+    rows, ahead = sweep(source, future=future and length == keys)
     if source.max_product is None:
         assert not isinstance(source.scale, Tensor)
         largest = torch.maximum(rows.max.abs(), rows.min.abs()) / abs(source.scale)
