@@ -1,8 +1,38 @@
 """sqrtdk: attention with the right scale, and an audit of every attention that runs in a PyTorch model.
 
-The scale in question is the `1/sqrt(d_k)` of `softmax(q k^T / sqrt(d_k)) v`.
+The scale in question is the `1/sqrt(d_k)` of `softmax(q k^T / sqrt(d_k)) v`. `trace` records what ran, `check` audits
+it. Both are imported on first use, so that `import sqrtdk` and `sqrtdk --help` stay quick.
 """
 
-from sqrtdk.trace import trace as trace
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sqrtdk.audit.check import check as check
+    from sqrtdk.audit.records import CheckReport as CheckReport
+    from sqrtdk.errors import SqrtdkError as SqrtdkError
+    from sqrtdk.trace import trace as trace
 
 __version__ = "0.1.0"
+
+_HOME = {
+    "check": "sqrtdk.audit.check",
+    "CheckReport": "sqrtdk.audit.records",
+    "SqrtdkError": "sqrtdk.errors",
+    "trace": "sqrtdk.trace",
+}
+__all__ = [*_HOME]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'sqrtdk' has no attribute {name!r}")
+    module = import_module(_HOME[name])
+    # The package sqrtdk.trace is itself callable: importing it binds it here under that name.
+    return module if name == "trace" else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

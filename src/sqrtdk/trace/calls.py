@@ -438,18 +438,9 @@ def _regress_fused(draft: Draft, call: Fused, scale: float) -> None:
     if draft.query.rope != draft.key.rope or (draft.query.rope and layout.rows != layout.columns):
         draft.slope_reason = "q and k are rotated by different positions"
         return
-    b, h, i, j = numeric.sample(
-        layout.batch, layout.heads, layout.rows, layout.columns, diagonal=draft.query.rope, device=call.query.device
-    )
-
-    def product(q: Tensor, k: Tensor) -> Tensor:
-        q4 = q.reshape(layout.batch, layout.heads, layout.rows, q.shape[-1])
-        k4 = k.reshape(layout.batch, -1, layout.columns, k.shape[-1])
-        group = layout.heads // k4.shape[1]
-        return (q4[b, h, i].to(torch.float64) * k4[b, h // group, j].to(torch.float64)).sum(-1)
-
-    x = product(draft.query.basis, draft.key.basis)
-    y = scale * product(call.query, call.key)
+    sizes = (layout.batch, layout.heads, layout.rows, layout.columns)
+    x = numeric.products(draft.query.basis, draft.key.basis, *sizes, diagonal=draft.query.rope)
+    y = scale * numeric.products(call.query, call.key, *sizes, diagonal=draft.query.rope)
     every = torch.ones_like(x, dtype=torch.bool)
     draft.slope = numeric.regress(x, y, every, rows=numeric.row_count(layout.rows, diagonal=draft.query.rope))
     if draft.slope is None:

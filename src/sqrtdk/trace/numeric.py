@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_ROWS = 16
-_COLUMNS = 32
+_ROWS = 8
+_COLUMNS = 24
 _BATCH = 2
 _DIAGONAL = 128
 
@@ -42,6 +42,21 @@ def sample(batch: int, heads: int, rows: int, columns: int, *, diagonal: bool, d
         i[None, None, :].expand(shape),
         j[None, None, :].expand(shape),
     )
+
+
+def products(
+    query: Tensor, key: Tensor, batch: int, heads: int, rows: int, columns: int, *, diagonal: bool
+) -> Tensor:
+    """q . k in float64 on the sample, (B', H, M), for q (..., H, L, E) and k (..., Hkv, S, E)."""
+    q = query.reshape(batch, heads, rows, query.shape[-1])[:_BATCH]
+    k = key.reshape(batch, -1, columns, key.shape[-1])[:_BATCH]
+    if diagonal:
+        i = j = _spread(min(rows, columns), _DIAGONAL, query.device)
+    else:
+        i, j = _spread(rows, _ROWS, query.device), _spread(columns, _COLUMNS, query.device)
+    q, k = q[:, :, i].to(torch.float64), k[:, :, j].to(torch.float64)
+    k = k.repeat_interleave(heads // k.shape[1], dim=1)
+    return (q * k).sum(-1) if diagonal else (q @ k.transpose(-1, -2)).flatten(2)
 
 
 def row_count(rows: int, *, diagonal: bool) -> int | None:
