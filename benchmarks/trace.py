@@ -4,8 +4,8 @@ Three ways in one run, interleaved so that drift of the machine hits all alike:
 
 - plain: the forward pass;
 - traced: the same under `sqrtdk.trace(model)`, every statistic of every head of every layer;
-- by hand: `output_attentions=True`, then entropy, peak, effective keys and Jacobian norm from the weights (the
-  logits' own statistics can't be had that way at all).
+- by hand: `output_attentions=True`, then the same statistics from the weights in plain torch (the largest logit
+  itself can't be had that way at all: weights know the logits only up to a constant a row).
 
 Prints each time and the ratios, median with the spread between the 10th and 90th percentile of the pairs.
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import statistics
@@ -36,16 +37,46 @@ def build(attn: str) -> torch.nn.Module:
     return transformers.GPT2LMHeadModel(config).eval()
 
 
-def by_hand(model: torch.nn.Module, ids: torch.Tensor) -> list[torch.Tensor]:
-    """The statistics that attention weights give, per head."""
-    weights = model(input_ids=ids, output_attentions=True).attentions
+def by_hand(model: torch.nn.Module, ids: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+    """The statistics of `HeadStats` from attention weights, as a careful user would write them in torch.
+
+    log p is the logits up to a constant a row, so offsets (largest logit, row offset) can't be had; their place is
+    taken by the same reduction of log p.
+    """
     figures = []
-    for p in weights:
+    for p in model(input_ids=ids, output_attentions=True).attentions:
+        rows, keys = p.shape[-2:]
+        visible = torch.ones(rows, keys, dtype=torch.bool).tril()
+        seen = visible.sum(-1)
+        logits = p.log().masked_fill(~visible, 0.0)
+        mean = logits.sum(-1) / seen
+        variance = (logits - mean[..., None]).masked_fill(~visible, 0.0).square().sum(-1) / seen
         collision = p.square().sum(-1)
         cubes = p.pow(3).sum(-1)
+        peak = p.amax(-1)
         entropy = -torch.special.xlogy(p, p).sum(-1)
-        jacobian = (collision - 2 * cubes + collision.square()).clamp_min(0).sqrt()
-        figures.append(torch.stack([entropy, p.amax(-1), 1 / collision, jacobian]).mean((1, 3)))
+        quantiles = torch.quantile(entropy.transpose(0, 1).flatten(1), torch.tensor([0.05, 0.5, 0.95]), dim=1)
+        spaced = logits[:, :, torch.linspace(0, rows - 1, 64).long()]
+        figures.append(
+            {
+                "max_logit": logits.masked_fill(~visible, -math.inf).amax((0, 2, 3)),
+                "min_logit": logits.amin((0, 2, 3)),
+                "max_abs_logit": logits.abs().amax((0, 2, 3)),
+                "mean_logit": mean.mean((0, 2)),
+                "std_logit": variance.mean((0, 2)).sqrt(),
+                "row_offset": mean.abs().amax((0, 2)),
+                "entropy_nats": entropy.mean((0, 2)),
+                "entropy_quantiles": quantiles,
+                "entropy_fraction": (entropy / seen.log().clamp_min(1e-9))[..., 1:].mean((0, 2)),
+                "effective_keys": (1 / collision).mean((0, 2)),
+                "peak": peak.mean((0, 2)),
+                "peak_max": peak.amax((0, 2)),
+                "saturated": (peak[..., 1:] > 0.99).float().mean((0, 2)),
+                "jacobian_norm": (collision - 2 * cubes + collision.square()).clamp_min(0).sqrt().mean((0, 2)),
+                "logit_histogram": torch.stack([torch.histc(head, 48) for head in spaced.unbind(1)]),
+                "entropy_histogram": torch.stack([torch.histc(head, 24) for head in entropy.unbind(1)]),
+            }
+        )
     return figures
 
 

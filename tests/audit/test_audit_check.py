@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from sqrtdk.audit.check import check
+from sqrtdk.audit.records import SEVERITIES
 from sqrtdk.audit.rules.eager_vs_sdpa import implementation
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError
 
@@ -32,6 +33,8 @@ class Attention(nn.Module):
     def forward(self, x):
         if self.bug == "raises":
             raise KeyError("no such key")
+        random.random()
+        x = x + torch.rand(()) if self.bug == "noisy" else x
         q, k, v = (t.unflatten(-1, (4, 16)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
         if self.bug != "idle norm":
             q = self.q_norm(q)
@@ -142,12 +145,24 @@ def test_the_model_is_left_as_it_was(x, bug):
 
 
 def test_the_rng_seed_does_not_leak_into_the_result(x):
-    model = Stack().train()
+    model = Stack("noisy").train()
     torch.manual_seed(1)
     one = check(model, x, seed=3)
     torch.manual_seed(2)
     two = check(model, x, seed=3)
     assert one.calls == two.calls
+
+
+def test_the_model_runs_in_evaluation_mode(x):
+    model = Stack()
+    assert check(model.train(), x).calls == check(model.eval(), x).calls
+
+
+def test_findings_are_worst_first():
+    report = check("demo:unscaled", seq_len=64)
+    ranks = [SEVERITIES.index(finding.severity) for finding in report.findings]
+    assert len(set(ranks)) > 1
+    assert ranks == sorted(ranks, reverse=True)
 
 
 def test_static_copies_no_weight_and_leaves_the_model(x):
@@ -223,6 +238,7 @@ def test_eager_against_sdpa_finds_a_fault_in_one_of_them(monkeypatch, fault):
     (finding,) = [f for f in report.findings if f.rule == "eager_vs_sdpa"]
     assert finding.severity == "fail"
     assert finding.site == "model.layers.0.self_attn"
+    assert {"scale": "effective scale", "mask": "mask", "small": "effective scale"}[fault] in finding.message
     assert model.config._attn_implementation == "sdpa"
 
 
