@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sqrtdk.errors import ModelError
@@ -40,6 +41,18 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
+class _Numbers(TorchFunctionMode):
+    """Leave `torch.tensor(number)` on the CPU: a scale written so keeps its value, and meta tensors take it."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.tensor and args and isinstance(args[0], int | float) and kwargs.get("device") is None:
+            kwargs = {**kwargs, "device": "cpu"}
+        return func(*args, **kwargs)
+
+
 @contextlib.contextmanager
 def meta_answers() -> Iterator[None]:
     """Let a forward pass on the meta device make its tensors there and branch on their truth.
@@ -50,7 +63,7 @@ def meta_answers() -> Iterator[None]:
         ...     bool(mask.all()), bool(mask.any()), torch.arange(3).device.type
         (True, False, 'meta')
     """
-    with torch.device("meta"), _Answers():
+    with torch.device("meta"), _Numbers(), _Answers():
         yield
 
 

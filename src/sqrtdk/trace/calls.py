@@ -98,11 +98,10 @@ def read_eager(
     if weighing.op == "aten._safe_softmax" and not weighing.flex:
         _merge_math_scale(draft)
     weights = weighing.weights.movedim(weighing.dim, -1)
-    _read_masks(draft, logits, weights)
-    sinks = any(step.kind == "sinks" for step in chain.steps)
-    if sinks:
-        logits = logits[..., :-1]
+    if any(step.kind == "sinks" for step in chain.steps):
+        logits, weights = logits[..., :-1], weights[..., :-1]
         layout.columns -= 1
+    _read_masks(draft, logits, weights)
     if logits.is_meta:
         draft.slope_reason = draft.stats_reason = "no data on the meta device"
         return draft
@@ -168,6 +167,8 @@ def _coordinates(product: Node, views: list[Node], device: torch.device) -> tupl
 def _is_swapped(chain: Chain, weighing: Pending) -> bool:
     """Whether the right operand is the query: then the product's rows run along the keys."""
     assert chain.product is not None
+    if not _replayable(chain.product, chain):
+        return False
     if all(view.op in ("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "slice", "cat") for view in chain.views):
         return weighing.dim not in (-1, weighing.logits.dim() - 1)
     if math.prod(chain.product.shape) > 1 << 24:
@@ -231,8 +232,11 @@ def _read_masks(draft: Draft, logits: Tensor, weights: Tensor) -> None:
     for i, _, addend in kinds:
         if addend.visible is None:
             continue
-        seen = to_logits(addend.visible.expand(addend.shape), addend.views)
-        name = masks.pattern(seen[..., : draft.layout.columns])
+        try:
+            seen = to_logits(addend.visible.expand(addend.shape), addend.views)[..., : draft.layout.columns]
+        except RuntimeError:  # a layout that can't be followed: what is hidden shows in the logits themselves
+            seen = logits > masks.HIDDEN
+        name = masks.pattern(seen)
         if name is None:
             draft.mask_names.pop(i, None)
             continue
@@ -286,6 +290,9 @@ def _regress_eager(draft: Draft, product: Node, swapped: bool, logits: Tensor) -
     if draft.query.rope != draft.key.rope or (draft.query.rope and draft.layout.rows != draft.layout.columns):
         draft.slope_reason = "q and k are rotated by different positions"
         return
+    if not _replayable(product, draft.chain):
+        draft.slope_reason = "the views between the product and the softmax could not be followed"
+        return
     layout = draft.layout
     left = query.reshape(-1, *query.shape[-2:]) if query.dim() != 3 else query
     right = key.reshape(-1, *key.shape[-2:]) if key.dim() != 3 else key
@@ -310,6 +317,14 @@ def _regress_eager(draft: Draft, product: Node, swapped: bool, logits: Tensor) -
         draft.slope_reason = "the product of the projections does not vary"
 
 
+def _replayable(product: Node, chain: Chain) -> bool:
+    try:
+        to_logits(torch.empty(product.shape, device="meta"), chain.views)
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
+
+
 def _linear_part(draft: Draft, y: Tensor, at: tuple[Tensor, ...]) -> Tensor:
     """Undo what is known and is no factor, outermost step first: biases are subtracted, a softcap is inverted."""
     layout = draft.layout
@@ -318,7 +333,7 @@ def _linear_part(draft: Draft, y: Tensor, at: tuple[Tensor, ...]) -> Tensor:
     for step in reversed(draft.chain.steps):
         if step.kind == "scale" and step.factor is not None:
             after *= step.factor.value if step.factor.value is not None else math.nan
-        elif step.kind in ("bias", "mask") and step.addend is not None and step.addend.value is not None:
+        elif step.kind in ("bias", "mask", "offset") and step.addend is not None and step.addend.value is not None:
             undo.append(("bias", step.addend, after))
         elif step.kind == "softcap" and step.cap:
             undo.append(("cap", step.cap, after))
@@ -464,7 +479,7 @@ def finish(draft: Draft, index: int, module_class: str) -> AttentionCall:
     unknown = tuple(dict.fromkeys([*query.unknown, *key.unknown, *draft.chain.unknown]))
     width = layout.width - max(query.padding, key.padding)
     scale = _scale(draft, [*factors, *inner], unknown, width)
-    addends = [step.addend for step in draft.chain.steps if step.addend is not None]
+    addends = [step.addend for step in draft.chain.steps if step.addend is not None and step.kind != "offset"]
     terms = 1 + sum(a.terms for a in addends if a.content)
     extra = [draft.mask.kind] if draft.implicit_causal and draft.mask is not None else []
     if any(step.kind == "sinks" for step in draft.chain.steps):

@@ -19,7 +19,7 @@ from sqrtdk.trace.records import Factor, Stage
 class Step:
     """One step from product to softmax: exactly one of the fields is set beside `kind`."""
 
-    kind: str  # "scale", "bias", "mask", "softcap", "sinks", "clamp", "unknown"
+    kind: str  # "scale", "bias", "mask", "softcap", "sinks", "clamp", "offset" (a row's own maximum), "unknown"
     factor: Factor | None = None
     addend: Addend | None = None
     cap: float | None = None
@@ -114,11 +114,12 @@ def _read_sum(node: Node, main: Node, views: list[Node], position: int | None) -
     if position is None:
         return []  # a number added to every logit changes nothing
     other = node.args[position]
-    if _is_own_maximum(other, main):
-        return []
     value = node.operands.get(position)
     sign = -1.0 if node.op == "sub" else 1.0
     alpha = node.kwargs.get("alpha", 1)
+    if _is_own_maximum(other, main):
+        value = None if value is None or value.is_meta else value * sign
+        return [Step("offset", addend=Addend("offset", "float", value, None, None, views[::-1], node.shape, False))]
     return _addend_steps(other, value, float(alpha) * sign, views[::-1], node.shape)
 
 

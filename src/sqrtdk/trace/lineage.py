@@ -128,6 +128,10 @@ def _multiplied(node: Node, main: Node, where: str) -> Side:
         side.unknown.append(node.op)
         side.stages.append(Stage(where, "unknown", node.op))
         return side
+    if side.norm and not side.factors and isinstance(other, Node) and other.shape[-1:] > (1,):
+        value = node.operands.get(position)  # a gain for every channel belongs to the normalisation
+        side.basis = None if value is None or value.is_meta else _scaled(node.op, side.basis, value)
+        return side
     factor = read_factor(node, position, where, heads_axis=-3)
     if factor is None:
         if _is_complex(node, position):
@@ -149,6 +153,12 @@ def _multiplied(node: Node, main: Node, where: str) -> Side:
     side.factors.append(factor)
     side.stages.append(Stage(where, "scale", describe(factor)))
     return side
+
+
+def _scaled(op: str, basis: Tensor | None, value: Tensor) -> Tensor | None:
+    if basis is None:
+        return None
+    return basis / value if op == "div" else basis * value
 
 
 def read_factor(node: Node, position: int, where: str, heads_axis: int) -> Factor | None:
