@@ -13,8 +13,12 @@ from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidTypeError
 from sqrtdk.trace import native
-from sqrtdk.trace.calls import Draft, finish, read_eager, read_fused
-from sqrtdk.trace.recorder import Fused, Listener, Pending, Recorder
+from sqrtdk.trace.draft import Draft
+from sqrtdk.trace.eager import read_eager
+from sqrtdk.trace.events import Fused, Listener, Pending
+from sqrtdk.trace.finish import finish
+from sqrtdk.trace.fused import read_fused
+from sqrtdk.trace.recorder import Recorder
 from sqrtdk.trace.records import AttentionCall, NotAttention, NotMeasured
 from sqrtdk.trace.sites import Sites
 
@@ -91,11 +95,11 @@ class Trace:
                 self._stance = None
         others: Counter[str] = Counter()
         listed = []
-        for seen in self._recorder.seen:
+        for seen in self._recorder.classifier.seen:
             if not seen.attention:
                 listed.append(NotAttention(seen.site, others[seen.site], seen.shape, seen.reason))
                 others[seen.site] += 1
-        self._recorder.close()
+        self._recorder.store.close()
         self._recorder = None
         self.calls = tuple(self._found)
         self.not_attention = tuple(listed)

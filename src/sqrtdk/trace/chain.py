@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from sqrtdk.trace import ops
+from sqrtdk.trace.factors import describe, read_factor
 from sqrtdk.trace.graph import Node, replay
-from sqrtdk.trace.lineage import describe, read_factor
 from sqrtdk.trace.masks import Addend, read_addend
 from sqrtdk.trace.records import Factor, Stage
 
@@ -36,17 +36,20 @@ class Chain:
 
     @property
     def unknown(self) -> list[str]:
+        """Names of the operations that could not be followed."""
         return [step.name for step in self.steps if step.kind == "unknown"]
 
     def stages(self) -> list[Stage]:
         """The steps as stages of a record."""
-        details = {
-            "scale": lambda s: describe(s.factor),
-            "bias": lambda s: s.addend.kind,
-            "mask": lambda s: s.addend.kind,
-            "softcap": lambda s: f"{s.cap:.4g}",
-        }
-        return [Stage("logits", s.kind, details.get(s.kind, lambda s: s.name)(s)) for s in self.steps]
+        return [Stage("logits", step.kind, _detail(step)) for step in self.steps if step.kind != "offset"]
+
+
+def _detail(step: Step) -> str:
+    if step.factor is not None:
+        return describe(step.factor)
+    if step.addend is not None:
+        return step.addend.kind
+    return f"{step.cap:.4g}" if step.cap is not None else step.name
 
 
 def read_chain(node: Node) -> Chain:
@@ -131,7 +134,7 @@ def _addend_steps(
 
 
 def _is_own_maximum(other: Node, main: Node) -> bool:
-    """z - max(z): the softmax does not see it."""
+    """Z - max(z): the softmax does not see it."""
     while other.op in ops.VIEWS | ops.SAME:
         parent = other.main()
         if parent is None:
@@ -154,7 +157,7 @@ def _read_product(node: Node, views: list[Node]) -> list[Step]:
 
 
 def _fold_caps(steps: list[Step]) -> list[Step]:
-    """x / c, tanh, times c is one softcap; what does not cancel stays a scale."""
+    """X / c, tanh, times c is one softcap; what does not cancel stays a scale."""
     folded: list[Step] = []
     used: set[int] = set()
     for i, step in enumerate(steps):

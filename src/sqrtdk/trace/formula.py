@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from sqrtdk.trace.chain import Step
 from sqrtdk.trace.lineage import Side
@@ -21,8 +21,8 @@ def side_text(side: Side, letter: str) -> str:
     names = [s.detail if s.name == "norm" else s.name for s in side.stages if s.name in named]
     for name in dict.fromkeys(names):
         text = f"{name or 'norm'}({text})"
-    for name in dict.fromkeys(side.unknown):
-        text = f"unknown({name})({text})"
+    if side.unknown:
+        text = f"unknown({', '.join(dict.fromkeys(side.unknown))})({text})"
     return text
 
 
@@ -75,7 +75,7 @@ def _symbol(factor: Factor) -> str:
 
 
 def write(
-    query: str, key: str, factors: Iterable[Factor], steps: Iterable[Step], masks: dict[int, str], extra: Iterable[str]
+    query: str, key: str, factors: Iterable[Factor], steps: Sequence[Step], masks: dict[int, str], extra: Iterable[str]
 ) -> str:
     """The whole formula.
 
@@ -91,6 +91,7 @@ def write(
     for factor in factors:
         expression.scale(factor)
     named: list[str] = []
+    unknown: list[str] = []
     for i, step in enumerate(steps):
         if step.kind == "scale" and step.factor is not None:
             if named:  # a mask came before this factor: show that it is multiplied
@@ -99,10 +100,7 @@ def write(
                 named = []
             expression.scale(step.factor)
         elif step.kind == "bias" and step.addend is not None:
-            if step.addend.kind != "bias + mask" and step.addend.kind.endswith(" + mask"):
-                expression.add(step.addend.kind.removesuffix(" + mask"))
-            else:
-                expression.add(step.addend.kind.removesuffix(" + mask"))
+            expression.add(step.addend.kind.removesuffix(" + mask"))
             if i in masks:
                 named.append(masks[i])
         elif step.kind == "mask" and i in masks:
@@ -110,7 +108,10 @@ def write(
         elif step.kind == "softcap":
             expression.cap(step.cap)
         elif step.kind == "unknown":
-            expression.wrap(f"unknown({step.name})")
+            unknown.append(step.name)
+            if i + 1 == len(steps) or steps[i + 1].kind != "unknown":
+                expression.wrap(f"unknown({', '.join(dict.fromkeys(unknown))})")
+                unknown = []
     text = expression.text()
     for name in dict.fromkeys([*named, *extra]):
         text = f"{text} + {name}"

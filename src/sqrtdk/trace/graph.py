@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sqrtdk.trace import ops
+
 _SERIAL = count()
 
 
@@ -196,7 +198,8 @@ def replay(node: Node, value: Tensor) -> Tensor:
         else:
             args.append(value if arg is main else node.operands.get(i, arg))
     result = node.func(*args, **node.kwargs)
-    return result[node.out] if node.out is not None else result
+    output: Tensor = result[node.out] if node.out is not None else result
+    return output
 
 
 def dominator(node: Node) -> tuple[Node | None, list[Node]]:
@@ -217,6 +220,16 @@ def dominator(node: Node) -> tuple[Node | None, list[Node]]:
         between.append(youngest)
         frontier.update(p for p in youngest.parents() if p.act)
     return None, between
+
+
+def origin(node: Node) -> Node:
+    """The tensor that a projection read, before the views and casts that lead to it."""
+    while node.op in ops.VIEWS | ops.SAME and not node.is_root:
+        parent = node.main()
+        if parent is None:
+            break
+        node = parent
+    return node
 
 
 def alias(tensor: Tensor) -> Tensor:

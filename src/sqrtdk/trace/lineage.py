@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from sqrtdk.trace import ops
+from sqrtdk.trace.factors import describe, read_factor
 from sqrtdk.trace.graph import Node, dominator, replay
 from sqrtdk.trace.records import Factor, Stage
+from sqrtdk.trace.rotary import amplitude_of, table_positions
 
 _RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias", "unflatten"})
 # Between a vector and its rotated self: products with a table, halves taken and put together again.
@@ -161,77 +163,6 @@ def _scaled(op: str, basis: Tensor | None, value: Tensor) -> Tensor | None:
     return basis / value if op == "div" else basis * value
 
 
-def read_factor(node: Node, position: int, where: str, heads_axis: int) -> Factor | None:
-    """The factor that `node` multiplies by; None when it is no single number and no number a head."""
-    inverse = node.op == "div"
-    arg = node.args[position]
-    number = node.number(position)
-    if number is not None:
-        source = "number" if not isinstance(arg, Node) else _source(arg)
-        learned = isinstance(arg, Node) and _learned(arg)
-        return Factor(1 / number if inverse and number else number, where, source, learned=learned)
-    if not isinstance(arg, Node):
-        return None
-    shape = arg.shape
-    if math.prod(shape) == 1:
-        return Factor(None, where, _source(arg), learned=_learned(arg))
-    if len(shape) < 1 or shape[-1] != 1 or (len(shape) >= 2 and shape[-2] != 1 and heads_axis == -3):
-        return _uniform(node, position, where, inverse)
-    value = node.operands.get(position)
-    per_head = len(shape) >= -heads_axis and shape[heads_axis] == math.prod(shape)
-    if not per_head:
-        return _uniform(node, position, where, inverse)
-    if value is None or value.is_meta:
-        return Factor(None, where, _source(arg), learned=_learned(arg))
-    numbers = [1 / float(v) if inverse else float(v) for v in value.flatten()]
-    mean = math.exp(sum(math.log(abs(v)) for v in numbers) / len(numbers)) if all(numbers) else 0.0
-    return Factor(mean, where, _source(arg), per_head=tuple(numbers), learned=_learned(arg))
-
-
-def _uniform(node: Node, position: int, where: str, inverse: bool) -> Factor | None:
-    """A tensor that holds one number everywhere is that number."""
-    value = node.operands.get(position)
-    if value is None or value.is_meta or value.is_complex() or not value.numel():
-        return None
-    low, high = (float(v) for v in torch.aminmax(value))
-    if low != high or not low:
-        return None
-    return Factor(1 / low if inverse else low, where, "tensor")
-
-
-def describe(factor: Factor) -> str:
-    """A factor in few characters, for a stage's detail."""
-    number = "?" if factor.value is None else f"{factor.value:.4g}"
-    return f"{number} ({factor.source})" if factor.source != "number" else number
-
-
-def _source(node: Node) -> str:
-    name = _leaf_name(node)
-    if name:
-        return f"parameter {name}"
-    return "0-d tensor" if not node.shape else "tensor"
-
-
-def _leaf_name(node: Node) -> str:
-    queue = [node]
-    while queue:
-        current = queue.pop()
-        if current.op in ("parameter", "buffer"):
-            return current.label
-        queue.extend(current.parents())
-    return ""
-
-
-def _learned(node: Node) -> bool:
-    queue = [node]
-    while queue:
-        current = queue.pop()
-        if current.op == "parameter":
-            return True
-        queue.extend(current.parents())
-    return False
-
-
 def _is_complex(node: Node, position: int) -> bool:
     value = node.operands.get(position)
     return value is not None and value.is_complex()
@@ -275,26 +206,23 @@ def _joined(node: Node, where: str) -> Side:
     """Pieces of different origin put side by side: each is followed, and their factors must agree."""
     pieces = [p for p in node.parents() if p.act]
     zeros = [p for p in node.parents() if not p.act]
+    dim = int(node.args[1]) if len(node.args) > 1 else 0
     if any(math.prod(p.shape) for p in zeros):
-        dim = int(node.args[1]) if len(node.args) > 1 else 0
-        if len(pieces) == 1 and dim in (-1, len(node.shape) - 1) and all(p.op.startswith("zeros") or p.op == "new_zeros" for p in zeros):
-            side = follow(pieces[0], where)
+        side = follow(pieces[0], where)
+        if len(pieces) == 1 and dim in (-1, len(node.shape) - 1) and all("zeros" in p.op for p in zeros):
             extra = node.shape[-1] - pieces[0].shape[-1]
             side.padding += extra
             side.stages.append(Stage(where, "pad", f"{pieces[0].shape[-1]} to {node.shape[-1]}"))
             side.basis = None if side.basis is None else torch.nn.functional.pad(side.basis, (0, extra))
-            return side
-        side = follow(pieces[0], where)
-        side.unknown.append("cat with a constant")
-        side.stages.append(Stage(where, "unknown", "cat with a constant"))
-        side.basis = None
+        else:  # keys of the model's own beside the projected ones (memory keys): the latter's scale is read
+            side.stages.append(Stage(where, "cat", "constant"))
+            side.basis = None
         return side
     sides = [follow(p, where) for p in pieces]
     if len(sides) == 1:
         return sides[0]
     whole = _together(sides)
     if all(s.basis is not None for s in sides):
-        dim = int(node.args[1]) if len(node.args) > 1 else 0
         whole.basis = torch.cat([s.basis for s in sides if s.basis is not None], dim)
     return whole
 
@@ -347,15 +275,15 @@ def _rotation(node: Node, where: str) -> Side | None:
         return None
     if source.size or source.shape[-1:] == (1,):
         return None
-    tables = [(n, i) for n in between if n.op in ("mul", "addcmul") for i in _table_positions(n)]
-    if not tables and node.op not in ("cat", "stack"):
+    tables = [(n, i) for n in between if n.op in ("mul", "addcmul") for i in table_positions(n)]
+    if not tables and not (node.op in ("cat", "stack") and all(p.act for p in node.parents())):
         return None
     side = follow(source, where)
     if side.basis is not None and tuple(side.basis.shape) != node.shape:
         side.basis = side.basis.reshape(node.shape) if side.basis.numel() == math.prod(node.shape) else None
     if not tables:
         return side
-    amplitude = _amplitude(tables)
+    amplitude = amplitude_of(tables)
     side.rope = True
     side.stages.append(Stage(where, "rope"))
     if amplitude is None:
@@ -363,56 +291,3 @@ def _rotation(node: Node, where: str) -> Side | None:
     elif abs(amplitude - 1) > 1e-3:
         side.factors.append(Factor(amplitude, where, "rotary table"))
     return side
-
-
-def _table_positions(node: Node) -> list[int]:
-    return [
-        i
-        for i, arg in enumerate(node.args)
-        if isinstance(arg, Node) and not arg.act and math.prod(arg.shape) > 1
-    ]
-
-
-def _amplitude(tables: list[tuple[Node, int]]) -> float | None:
-    """cos^2 + sin^2 over the tables, as a length; on the meta device from the numbers the tables were scaled by."""
-    values = [n.operands.get(i) for n, i in tables]
-    if any(v is None or v.is_meta for v in values):
-        numbers = {_table_scale(n.args[i]) for n, i in tables}
-        return numbers.pop() if len(numbers) == 1 else None
-    if any(_chained(n, tables) for n, _ in tables):
-        return None
-    # A real table holds cosines or sines, whose mean square is half the squared length of the pair.
-    squares = [_mean_square(v) * (1 if v.is_complex() else 2) for v in values if v is not None]
-    return math.sqrt(sum(squares) / len(squares))
-
-
-def _chained(node: Node, tables: list[tuple[Node, int]]) -> bool:
-    """Whether what `node` multiplies was multiplied by a table before: an amplitude that changes with position."""
-    others = {n for n, _ in tables}
-    queue = [p for p in node.parents() if p.act]
-    while queue:
-        current = queue.pop()
-        if current in others:
-            return True
-        if current.op in ops.VIEWS | ops.SAME and not current.is_root:
-            queue.extend(p for p in current.parents() if p.act)
-    return False
-
-
-def _mean_square(value: Tensor) -> float:
-    return float(value.detach().abs().to(torch.float64).square().mean())
-
-
-def _table_scale(node: Node) -> float:
-    scale = 1.0
-    while node.op in ops.VIEWS | ops.SAME | {"mul", "cat", "stack", "index"}:
-        if node.op == "mul":
-            numbers = [n for n in (node.number(0), node.number(1)) if n is not None]
-            if not numbers:
-                break
-            scale *= numbers[0]
-        parent = node.main()
-        if parent is None:
-            break
-        node = parent
-    return scale

@@ -97,7 +97,7 @@ def kind_by_values(value: Tensor, hidden: Tensor | None) -> str:
 
 
 def _position_kind(rest: Tensor, hidden: Tensor | None) -> str:
-    """ "alibi" for rows that are straight lines (on either side of the diagonal), "relative" for a function of i - j."""
+    """Name a bias: straight lines on either side of the diagonal are "alibi", a function of i - j "relative"."""
     rows, columns = rest.shape[-2:]
     step = rest[..., 1:] - rest[..., :-1]
     bend = (step[..., 1:] - step[..., :-1]).abs()

@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from sqrtdk.stats import head_stats_from_qk
 from sqrtdk.trace import masks
-from sqrtdk.trace.calls import Draft, Layout, mask_facts
 from sqrtdk.trace.chain import Chain, Step
+from sqrtdk.trace.draft import Draft, Layout, mask_facts
 from sqrtdk.trace.graph import Node
 from sqrtdk.trace.lineage import Side
 from sqrtdk.trace.masks import Addend
@@ -71,9 +71,7 @@ def read(op: str, site: str, arguments: dict[str, Any], *, measure: bool) -> Dra
     mask = arguments.get("mask")
     if mask is not None:
         visible = ~_four(mask, arguments.get("mask_type"), layout).bool() if not mask.is_meta else None
-        draft.chain.steps.append(
-            Step("mask", addend=Addend("mask", "bool", None, visible, -math.inf, [], (), False))
-        )
+        draft.chain.steps.append(Step("mask", addend=Addend("mask", "bool", None, visible, -math.inf, [], (), False)))
     if visible is not None:
         if mask is None:
             draft.chain.steps.append(

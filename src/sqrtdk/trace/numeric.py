@@ -26,7 +26,9 @@ class Slope:
     r_squared: float
 
 
-def sample(batch: int, heads: int, rows: int, columns: int, *, diagonal: bool, device: torch.device) -> tuple[Tensor, ...]:
+def sample(
+    batch: int, heads: int, rows: int, columns: int, *, diagonal: bool, device: torch.device
+) -> tuple[Tensor, ...]:
     """Indices (b, h, i, j), each (B', H, M): a grid of rows and columns, or the diagonal."""
     b = torch.arange(min(batch, _BATCH), device=device)
     h = torch.arange(heads, device=device)
@@ -44,10 +46,8 @@ def sample(batch: int, heads: int, rows: int, columns: int, *, diagonal: bool, d
     )
 
 
-def products(
-    query: Tensor, key: Tensor, batch: int, heads: int, rows: int, columns: int, *, diagonal: bool
-) -> Tensor:
-    """q . k in float64 on the sample, (B', H, M), for q (..., H, L, E) and k (..., Hkv, S, E)."""
+def products(query: Tensor, key: Tensor, batch: int, heads: int, rows: int, columns: int, *, diagonal: bool) -> Tensor:
+    """Q . k in float64 on the sample, (B', H, M), for q (..., H, L, E) and k (..., Hkv, S, E)."""
     q = query.reshape(batch, heads, rows, query.shape[-1])[:_BATCH]
     k = key.reshape(batch, -1, columns, key.shape[-1])[:_BATCH]
     if diagonal:

@@ -107,7 +107,9 @@ class AttentionCall:
     sinks: bool = False
     dropout: float = 0.0
     future_weight: float | None = None  # mean weight on keys j > i, where L == S and nothing hides them all
-    max_product: float | None = None  # largest |product| as it was stored: before the scale, where the scale comes after
+    max_product: float | None = (
+        None  # largest |product| as it was stored: before the scale, where the scale comes after
+    )
     output_rms: float | None = None  # root mean square of the weights . v product
     unknown: tuple[str, ...] = ()  # operations that the lineage could not follow
     stats: HeadStats | None = None

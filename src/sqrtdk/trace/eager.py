@@ -1,0 +1,281 @@
+"""Reading an eager attention: a softmax met a value product; its formula lies in the lineage of its logits."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sqrtdk.stats import head_stats_from_logits
+from sqrtdk.trace import masks, numeric
+from sqrtdk.trace.chain import Chain, Step, read_chain, to_logits
+from sqrtdk.trace.draft import Draft, Layout, looks_ahead, mask_facts, root_mean_square, scaled_by
+from sqrtdk.trace.events import Pending
+from sqrtdk.trace.graph import Node
+from sqrtdk.trace.lineage import Side, follow
+from sqrtdk.trace.masks import Addend
+from sqrtdk.trace.records import Factor, Mask, Stage
+
+
+def read_eager(
+    weighing: Pending, value: Tensor, output: Tensor, *, heads_hint: int | None, measure: bool, regress: bool
+) -> Draft | str:
+    """A softmax met a value product: read it back. A string says why it is no attention."""
+    chain = read_chain(weighing.node)
+    if chain.product is None:
+        return _without_product(weighing, chain, value)
+    left, right = _operands(chain.product)
+    logits = weighing.logits.movedim(weighing.dim, -1)
+    swapped = _is_swapped(chain, weighing)
+    query_node, key_node = (right, left) if swapped else (left, right)
+    query, key = follow(query_node, "q"), follow(key_node, "k")
+    layout = _layout(logits, query, query_node, swapped, value, heads_hint)
+    draft = Draft(
+        site=weighing.seen.site,
+        kind="flex" if weighing.flex else "eager",
+        op=weighing.op,
+        layout=layout,
+        query=query,
+        key=key,
+        chain=chain,
+        fused_factors=[],
+        implicit_causal=False,
+        dtype=value.dtype,
+        logits_dtype=weighing.stored,
+        device=logits.device,
+        dropout=weighing.dropout,
+    )
+    if weighing.op == "aten._safe_softmax" and not weighing.flex:
+        _merge_math_scale(draft)
+    weights = weighing.weights.movedim(weighing.dim, -1)
+    if any(step.kind == "sinks" for step in chain.steps):
+        logits, weights = logits[..., :-1], weights[..., :-1]
+        layout.columns -= 1
+    _read_masks(draft, logits, weights)
+    if logits.is_meta:
+        draft.slope_reason = draft.stats_reason = "no data on the meta device"
+        return draft
+    if regress:
+        _regress_eager(draft, chain.product, swapped, logits)
+    if measure:
+        shaped = _heads_first(logits, layout)
+        draft.stats = head_stats_from_logits(shaped, draft.visible, future=looks_ahead(draft))
+        if chain.product.max_product is not None:
+            draft.max_product = float(chain.product.max_product)
+    draft.output_rms = root_mean_square(output)
+    return draft
+
+
+def _without_product(weighing: Pending, chain: Chain, value: Tensor) -> Draft | str:
+    node = weighing.node
+    while not node.is_root:
+        parent = node.main()
+        if parent is None:
+            break
+        node = parent
+    if node.op != "additive" and (node.op in ("input", "parameter") or node.width is not None):
+        return "its logits come from one projection: a router or a pooling"
+    name = "additive" if node.op == "additive" else f"unknown({node.op})"
+    logits = weighing.logits.movedim(weighing.dim, -1)
+    empty = Side(None, [], [Stage("logits", "unknown", node.op)], None, unknown=[node.op])
+    layout = Layout(
+        logits.shape[0], 1, logits.shape[-2] if logits.dim() > 1 else 1, logits.shape[-1], 0, value.shape[-1]
+    )
+    if logits.dim() >= 4:
+        layout.heads = math.prod(logits.shape[1:-2])
+    draft = Draft(
+        site=weighing.seen.site,
+        kind="eager",
+        op=weighing.op,
+        layout=layout,
+        query=empty,
+        key=Side(None, [], [], None),
+        chain=chain,
+        fused_factors=[],
+        implicit_causal=False,
+        dtype=value.dtype,
+        logits_dtype=logits.dtype,
+        device=logits.device,
+    )
+    draft.query.unknown = [name]
+    draft.slope_reason = draft.stats_reason = f"the logits are no product of q and k: {name}"
+    return draft
+
+
+def _operands(product: Node) -> tuple[Node, Node]:
+    nodes = [arg for arg in product.args if isinstance(arg, Node)]
+    return nodes[-2], nodes[-1]
+
+
+def _coordinates(product: Node, views: list[Node], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """For each logit the (batch, row, column) of the product's entry it came from, in the softmax's layout."""
+    shape = product.shape if len(product.shape) == 3 else (1, *product.shape)
+    axes = [torch.arange(n, device=device).view([-1 if d == a else 1 for d in range(3)]) for a, n in enumerate(shape)]
+    spread = [axis.expand(shape).reshape(product.shape) for axis in axes]
+    n, r, c = (to_logits(axis, views) for axis in spread)
+    return n, r, c
+
+
+_KEEP_ORDER = frozenset({"view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "slice", "cat"})
+
+
+def _is_swapped(chain: Chain, weighing: Pending) -> bool:
+    """Whether the right operand is the query: then the product's rows run along the keys."""
+    assert chain.product is not None
+    if not _replayable(chain.product, chain):
+        return False
+    if all(view.op in _KEEP_ORDER for view in chain.views):
+        return weighing.dim not in (-1, weighing.logits.dim() - 1)
+    if math.prod(chain.product.shape) > 1 << 24:
+        return False
+    _, r, c = _coordinates(chain.product, chain.views, torch.device("cpu"))
+    r, c = r.movedim(weighing.dim, -1), c.movedim(weighing.dim, -1)
+    return bool((r[..., :1] != r).any()) and not bool((c[..., :1] != c).any())
+
+
+def _layout(logits: Tensor, query: Side, node: Node, swapped: bool, value: Tensor, heads_hint: int | None) -> Layout:
+    width = node.shape[-2] if swapped else node.shape[-1]
+    rows = logits.shape[-2] if logits.dim() > 1 else 1
+    columns = logits.shape[-1]
+    if logits.dim() >= 4:
+        heads = math.prod(logits.shape[1:-2])
+    elif logits.dim() == 3:
+        heads = query.folded_heads // width if query.folded_heads and width else heads_hint or 1
+        heads = heads if heads and logits.shape[0] % heads == 0 else heads_hint or 1
+    else:
+        heads = 1
+    batch = math.prod(logits.shape[:-2]) // max(heads, 1)
+    return Layout(batch, heads, rows, columns, width, value.shape[-1])
+
+
+def _heads_first(logits: Tensor, layout: Layout) -> Tensor:
+    """(B, H, L, S) of logits whose leading dimensions are batch and heads."""
+    return logits.reshape(layout.batch, layout.heads, *logits.shape[-2:])
+
+
+def _merge_math_scale(draft: Draft) -> None:
+    """SDPA's unfused path multiplies q and k by the root of its scale each: that is one factor of the call."""
+    draft.kind = "sdpa"
+    draft.op = "aten._scaled_dot_product_attention_math"
+    if draft.query.factors and draft.key.factors:
+        left, right = draft.query.factors[-1], draft.key.factors[-1]
+        if left.value is not None and left.value == right.value:
+            draft.query.factors.pop()
+            draft.key.factors.pop()
+            for side in (draft.query, draft.key):
+                last = max(i for i, stage in enumerate(side.stages) if stage.name == "scale")
+                del side.stages[last]
+            draft.fused_factors.append(Factor(left.value * right.value, "op", "sdpa scale"))
+
+
+def _read_masks(draft: Draft, logits: Tensor, weights: Tensor) -> None:
+    """Which keys every row sees, by all masks together, and what the softmax made of the hidden ones."""
+    kinds: list[tuple[int, Step, Addend]] = []
+    for i, step in enumerate(draft.chain.steps):
+        if step.addend is not None and (step.kind == "mask" or step.addend.kind.endswith("mask")):
+            kinds.append((i, step, step.addend))
+    if not kinds:
+        return
+    draft.mask_names = {i: "mask" for i, _, _ in kinds}
+    if logits.is_meta:
+        draft.mask = Mask("mask", kinds[0][2].form, scaled_by=scaled_by(draft.chain, kinds[0][0]))
+        return
+    visible: Tensor | None = None
+    names: list[str] = []
+    for i, _, addend in kinds:
+        if addend.visible is None:
+            continue
+        try:
+            seen = to_logits(addend.visible.expand(addend.shape), addend.views)[..., : draft.layout.columns]
+        except RuntimeError:  # a layout that can't be followed: what is hidden shows in the logits themselves
+            seen = logits > masks.HIDDEN
+        name = masks.pattern(seen)
+        if name is None:
+            draft.mask_names.pop(i, None)
+            continue
+        draft.mask_names[i] = name
+        names.append(name)
+        visible = seen if visible is None else visible & seen
+    if visible is None:
+        return
+    draft.visible = _heads_first(visible, draft.layout)
+    first = kinds[0][2]
+    draft.mask = mask_facts(
+        draft,
+        names[0] if len(set(names)) == 1 else masks.pattern(visible) or "mask",
+        first.form,
+        _heads_first(weights, draft.layout),
+        first.fill,
+        scaled_by(draft.chain, kinds[0][0]),
+    )
+
+
+def _regress_eager(draft: Draft, product: Node, swapped: bool, logits: Tensor) -> None:
+    query, key = (draft.key.basis, draft.query.basis) if swapped else (draft.query.basis, draft.key.basis)
+    if query is None or key is None:
+        draft.slope_reason = "the projection's values could not be brought into the product's layout"
+        return
+    if draft.query.rope != draft.key.rope or (draft.query.rope and draft.layout.rows != draft.layout.columns):
+        draft.slope_reason = "q and k are rotated by different positions"
+        return
+    if not _replayable(product, draft.chain):
+        draft.slope_reason = "the views between the product and the softmax could not be followed"
+        return
+    layout = draft.layout
+    left = query.reshape(-1, *query.shape[-2:]) if query.dim() != 3 else query
+    right = key.reshape(-1, *key.shape[-2:]) if key.dim() != 3 else key
+    n, r, c = (
+        _heads_first(axis[..., : layout.columns], layout)
+        for axis in _coordinates(product, draft.chain.views, logits.device)
+    )
+    b, h, i, j = numeric.sample(
+        layout.batch, layout.heads, layout.rows, layout.columns, diagonal=draft.query.rope, device=logits.device
+    )
+    at = (n[b, h, i, j], r[b, h, i, j], c[b, h, i, j])
+    rows = left[at[0], at[1]].to(torch.float64)
+    columns = right.transpose(-1, -2)[at[0], at[2]].to(torch.float64)
+    x = (rows * columns).sum(-1)
+    y = _heads_first(logits, layout)[b, h, i, j].to(torch.float64)
+    y = _linear_part(draft, y, (b, h, i, j))
+    seen = (
+        torch.ones_like(y, dtype=torch.bool)
+        if draft.visible is None
+        else draft.visible[..., : layout.columns].expand(layout.batch, layout.heads, layout.rows, layout.columns)[
+            b, h, i, j
+        ]
+    )
+    draft.slope = numeric.regress(x, y, seen, rows=numeric.row_count(layout.rows, diagonal=draft.query.rope))
+    if draft.slope is None:
+        draft.slope_reason = "the product of the projections does not vary"
+
+
+def _replayable(product: Node, chain: Chain) -> bool:
+    try:
+        to_logits(torch.empty(product.shape, device="meta"), chain.views)
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
+
+
+def _linear_part(draft: Draft, y: Tensor, at: tuple[Tensor, ...]) -> Tensor:
+    """Undo what is known and is no factor, outermost step first: biases are subtracted, a softcap is inverted."""
+    layout = draft.layout
+    after = 1.0
+    undo: list[tuple[str, Any, float]] = []
+    for step in reversed(draft.chain.steps):
+        if step.kind == "scale" and step.factor is not None:
+            after *= step.factor.value if step.factor.value is not None else math.nan
+        elif step.kind in ("bias", "mask", "offset") and step.addend is not None and step.addend.value is not None:
+            undo.append(("bias", step.addend, after))
+        elif step.kind == "softcap" and step.cap:
+            undo.append(("cap", step.cap, after))
+    for kind, what, outer in undo:
+        if kind == "bias":
+            bias = to_logits(what.value.expand(what.shape), what.views)[..., : layout.columns]
+            values = _heads_first(bias, layout)[at].to(torch.float64)
+            y = y - values * (outer if math.isfinite(outer) else 1.0)
+        else:
+            y = what * torch.atanh((y / what).clamp(-1 + 1e-12, 1 - 1e-12))
+    return y

@@ -1,0 +1,66 @@
+"""What the recorder tells the reader: a softmax that ran, a fused call, and whom to tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sqrtdk.trace.graph import Node
+
+
+@dataclass(slots=True)
+class Seen:
+    """A softmax that has run, for the list of those that turn out to be no attention."""
+
+    site: str
+    shape: tuple[int, ...]
+    attention: bool = False
+    reason: str = "its weights never reach a value product"
+
+
+@dataclass(eq=False)
+class Pending:
+    """A softmax that has run; it becomes an attention when its weights reach a value product."""
+
+    node: Node  # of the logits
+    logits: Tensor  # what entered it
+    weights: Tensor  # what left it
+    dim: int
+    op: str
+    seen: Seen
+    flex: bool
+    stored: torch.dtype  # of the product's result, before an upcast for the softmax
+    dropout: float = 0.0
+
+
+@dataclass(slots=True)
+class Fused:
+    """The arguments of a fused attention call, whatever the kernel calls them."""
+
+    op: str
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    query_node: Node
+    key_node: Node
+    mask: Tensor | None
+    mask_node: Node | None
+    is_causal: bool
+    scale: float | None
+    dropout: float
+    output: Tensor
+    site: str
+
+
+@dataclass(slots=True)
+class Listener:
+    """What the recorder tells: an eager attention is complete, a fused one or a native one ran."""
+
+    eager: Callable[[Pending, Tensor, Tensor], None]
+    fused: Callable[[Fused], None]
+    native: Callable[[str, str, dict[str, Any], Tensor], None]
+    enlarge: Callable[[str], float | None] = field(default=lambda site: None)

@@ -1,0 +1,146 @@
+"""The store of nodes: one for every live tensor, found by the tensor itself, and kept right under writes in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from weakref import WeakSet
+
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from sqrtdk.trace.events import Pending
+from sqrtdk.trace.graph import Node, alias, origin
+from sqrtdk.trace.sites import Sites
+
+
+class Store:
+    """Nodes by tensor. Tensors are held weakly, so that a trace keeps nothing alive that the model lets go."""
+
+    def __init__(self, model: nn.Module | None, sites: Sites) -> None:
+        self.pending: WeakSet[Pending] = WeakSet()
+        self._sites = sites
+        self._nodes: Any = WeakTensorKeyDictionary()
+        self._valued: WeakSet[Node] = WeakSet()
+        self._held: list[Tensor] = []  # module tensors: their ids must stay theirs
+        self._constants: dict[int, str] = {}
+        if model is not None:
+            for name, tensor in _module_tensors(model):
+                self._held.append(tensor)
+                self._constants[id(tensor)] = name
+
+    def close(self) -> None:
+        """Drop every tensor."""
+        self._nodes = WeakTensorKeyDictionary()
+        self._held.clear()
+        self._constants.clear()
+
+    def put(self, tensor: Tensor, node: Node) -> None:
+        """Note that `tensor` is now `node`."""
+        self._nodes[tensor] = node
+
+    def is_node(self, tensor: Tensor, node: Node) -> bool:
+        """Whether `tensor` is known as `node`."""
+        return bool(self._nodes.get(tensor) is node)
+
+    def node(self, tensor: Tensor) -> Node:
+        """The node of `tensor`; one that comes from outside the trace gets a leaf."""
+        node: Node | None = self._nodes.get(tensor)
+        return node if node is not None else self._leaf(tensor)
+
+    def _leaf(self, tensor: Tensor) -> Node:
+        """A tensor from outside the trace: a parameter or attribute of the model, a constant, or an input."""
+        shape = shape_of(tensor)
+        label = self._constants.get(id(tensor))
+        if label is not None or isinstance(tensor, nn.Parameter):
+            kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
+            node = Node(kind, shape, label=label or "")
+        elif not tensor.is_floating_point() and not tensor.is_complex():
+            node = Node("input", shape)
+            node.external = True
+        elif tensor.is_nested or tensor.numel() <= 1:
+            node = Node("constant", shape)
+        else:
+            node = Node("input", shape, act=True, site=self._sites.here())
+            node.make_root(alias(tensor))
+            self._valued.add(node)
+        self._nodes[tensor] = node
+        return node
+
+    def new_root(self, op: str, tensor: Tensor, label: str = "") -> Node:
+        """A root for what an opaque operation gave."""
+        node = Node(op, shape_of(tensor), act=True, site=self._sites.here(), label=label)
+        node.make_root(alias(tensor))
+        self._valued.add(node)
+        self._nodes[tensor] = node
+        return node
+
+    def cut(self, node: Node, tensor: Tensor, source: Node | None = None) -> None:
+        """End the lineage here: `node` is a root that keeps its values; `source` is what a projection read."""
+        if source is not None:
+            node.source = origin(source).serial
+        node.make_root(alias(tensor))
+        self._valued.add(node)
+
+    def keep(self, node: Node, tensor: Tensor) -> None:
+        """Keep the values of `node`."""
+        node.value = alias(tensor)
+        self._valued.add(node)
+
+    # -- writes in place -------------------------------------------------------------------------------------------
+
+    def save_before_write(self, written: tuple[int | str, ...], args: Any, kwargs: Any) -> None:
+        """Values that a later reading needs are copied before an operation overwrites their storage."""
+        for key in written:
+            tensor = args[key] if isinstance(key, int) and key < len(args) else kwargs.get(str(key))
+            if not isinstance(tensor, Tensor) or tensor.is_meta:
+                continue
+            storage = tensor.untyped_storage()._cdata
+            for node in list(self._valued):
+                if node.value is not None and node.value.untyped_storage()._cdata == storage:
+                    node.value = node.value.clone()
+            for weighing in list(self.pending):
+                if not weighing.seen.attention and weighing.logits.untyped_storage()._cdata == storage:
+                    weighing.logits = weighing.logits.clone()
+
+    def note_write(self, written: tuple[int | str, ...], args: Any, kwargs: Any) -> None:
+        """Other tensors on the written storage changed as well: they now descend from the write too."""
+        for key in written:
+            tensor = args[key] if isinstance(key, int) and key < len(args) else kwargs.get(str(key))
+            if not isinstance(tensor, Tensor):
+                continue
+            new = self.node(tensor)
+            if not new.act:
+                continue
+            storage = tensor.untyped_storage()._cdata
+            for other, old in list(self._nodes.items()):
+                if other is tensor or other.untyped_storage()._cdata != storage or old is new:
+                    continue
+                if other.shape == tensor.shape and other.data_ptr() == tensor.data_ptr():
+                    self._nodes[other] = new
+                    continue
+                both = Node("overwrite", tuple(other.shape), args=(old, new), act=True, site=self._sites.here())
+                both.roots = old.roots | new.roots
+                both.products = old.products | new.products
+                self._nodes[other] = both
+
+
+def shape_of(tensor: Tensor) -> tuple[int, ...]:
+    """Nested tensors have none."""
+    return () if tensor.is_nested else tuple(tensor.shape)
+
+
+def _module_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters, buffers, and tensors that modules keep as plain attributes, one level of containers deep."""
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+    for path, module in model.named_modules():
+        for key, item in vars(module).items():
+            if key.startswith("_") and key in ("_parameters", "_buffers", "_modules"):
+                continue
+            if isinstance(item, Tensor):
+                yield f"{path}.{key}".lstrip("."), item
+            elif isinstance(item, (list, tuple, dict)):
+                for inner in item.values() if isinstance(item, dict) else item:
+                    if isinstance(inner, Tensor):
+                        yield f"{path}.{key}".lstrip("."), inner
