@@ -10,7 +10,7 @@ from torch import nn
 
 from sqrtdk.audit.check import check
 from sqrtdk.audit.records import SEVERITIES
-from sqrtdk.audit.rules.eager_vs_sdpa import implementation
+from sqrtdk.audit.switch import implementation
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError
 
 hf = pytest.importorskip("transformers")

@@ -1,8 +1,8 @@
 """Every named mistake, planted in every style of writing attention, is found and named; the healthy one is exact."""
 
 import pytest
-from planted import PLANTED, STYLES, planted
 
+from planted import PLANTED, STYLES, planted
 from sqrtdk.audit.check import check
 
 CASES = [(style, mistake) for style in STYLES for mistake in PLANTED]

@@ -1,16 +1,15 @@
-"""`check`: run a model once under a trace, judge every attention in it, apply every rule, and report.
+"""`check`: run a model under a trace, judge every attention in it, apply every rule, and report.
 
 The model is left as it was: training flags, hooks, attributes, devices, random state.
 """
 
 from __future__ import annotations
 
-import copy
+import dataclasses
 import importlib.metadata
 import platform
-import random
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +17,32 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.audit.context import Context, Rerun
-from sqrtdk.audit.records import SEVERITIES, CheckReport, Finding, ModelInfo
+from sqrtdk.audit.given import as_inputs, choices, from_module
+from sqrtdk.audit.guard import eval_mode, random_state, watch_norms
+from sqrtdk.audit.records import FAIL_ON, SEVERITIES, CheckReport, Finding, JudgedCall, ModelInfo
 from sqrtdk.audit.rules import RULES
-from sqrtdk.audit.rules.eager_vs_sdpa import implementation
-from sqrtdk.audit.rules.unused import NORM_NAMES
+from sqrtdk.audit.switch import ATTN, current, implementation, offers_choice
 from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError
-from sqrtdk.models.inputs import guess_inputs
-from sqrtdk.models.load import resolve
-from sqrtdk.models.records import Inputs, LoadedModel
+from sqrtdk.models.load import iter_attn, resolve
+from sqrtdk.models.records import AttnBuild, LoadedModel
 from sqrtdk.models.run import call
 from sqrtdk.trace import trace
-from sqrtdk.trace.records import NotMeasured
+from sqrtdk.trace.records import NotAttention, NotMeasured
 
-ATTN = ("eager", "sdpa", "both")
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Run:
+    """What one run of the model yielded."""
+
+    attn: str  # "eager" or "sdpa" where it was chosen, else "own"
+    model: ModelInfo
+    mode: str
+    environment: dict[str, Any]
+    calls: tuple[JudgedCall, ...]
+    not_attention: tuple[NotAttention, ...]
+    not_measured: tuple[NotMeasured, ...]
+    findings: tuple[Finding, ...]
 
 
 def check(
@@ -60,8 +71,8 @@ def check(
         model: A module, or what `sqrtdk.models.load.resolve` takes: "demo", a directory, a hub id, a factory.
         inputs: A dict or tuple for forward, or one tensor; None makes inputs of the right kind from the config.
         static: Run on the meta device: scales and formulas, no statistics.
-        attn: "eager" or "sdpa" to audit that implementation; None or "both" audits the model's own, and compares the
-            two where the model has both.
+        attn: "eager" or "sdpa" audits that implementation, "both" the one and then the other. None audits the model's
+            own and, unless that is costly (offloaded, over 2e9 parameters), compares the two where the model has both.
         text: UTF-8 file for the tokenizer, for a model given by name.
         input_file: safetensors with the inputs, for a model given by name.
         batch: Rows of made-up inputs, default 1.
@@ -73,7 +84,7 @@ def check(
         trust_remote_code: Let the model's own Python files run.
         device_map: "auto" spreads a checkpoint through accelerate.
         offload_folder: Directory for what fits nowhere else.
-        fail_on: Least severity that makes `exit_code` 1: "note", "warn", "fail" or "critical".
+        fail_on: Least severity that makes `exit_code` 1: "note", "warn", "fail", "critical" or "never".
         command: What the user typed, for the report.
 
     Returns:
@@ -81,152 +92,93 @@ def check(
 
     Raises:
         ModelError: The model can't be built, its forward raises, or no attention runs in it.
-        InvalidValueError: An option that does not exist, or that does not go with a module.
+        InvalidValueError: An option that does not exist, or that does not go with a module; no inputs, and no config
+            to make them from.
+        InvalidTypeError: `model` or `inputs` of another type.
+        UnsupportedError: The module can't be switched to `attn`.
 
     Example:
         >>> report = check("demo:unscaled", seq_len=16)
         >>> {judged.mistake for judged in report.calls}, report.exit_code
         ({'missing'}, 1)
     """
-    if fail_on not in SEVERITIES:
-        raise InvalidValueError(f"fail_on is {fail_on!r}", hint=f"Use one of: {', '.join(SEVERITIES)}.")
-    if attn is not None and attn not in ATTN:
-        raise InvalidValueError(f"attn is {attn!r}", hint=f"Use one of: {', '.join(ATTN)}.")
+    if fail_on not in FAIL_ON:
+        raise InvalidValueError(f"fail_on is {fail_on!r}", hint=f"Use one of: {', '.join(FAIL_ON)}.")
+    if attn is not None and attn not in (*ATTN, "both"):
+        raise InvalidValueError(f"attn is {attn!r}", hint=f"Use one of: {', '.join(ATTN)}, both.")
+    given = None if inputs is None else as_inputs(inputs)
+    named: dict[str, Any] = {
+        "text": text,
+        "input_file": input_file,
+        "device_map": device_map,
+        "offload_folder": offload_folder,
+        "device": device,
+        "dtype": dtype,
+        "revision": revision,
+    }
+    builds: Iterable[AttnBuild]
     if isinstance(model, str):
-        loaded = resolve(
-            model,
-            static=static,
-            dtype=dtype,
-            device=device or "cpu",
-            seed=seed,
-            revision=revision,
-            trust_remote_code=trust_remote_code,
-            attn=None if attn == "both" else attn,
-            device_map=device_map,
-            offload_folder=offload_folder,
-            batch=1 if batch is None else batch,
-            seq_len=seq_len,
-            text=text,
-            input_file=input_file,
-        )
-        if inputs is not None:
-            loaded = LoadedModel(
-                loaded.module, _as_inputs(inputs), loaded.id, loaded.kind, loaded.config, loaded.attn, loaded.notes
-            )
+        options = named | {"static": static, "seed": seed, "trust_remote_code": trust_remote_code, "inputs": given}
+        options |= {"device": device or "cpu", "batch": 1 if batch is None else batch, "seq_len": seq_len}
+        if attn == "both":
+            builds = iter_attn(model, **options)
+        else:
+            builds = [AttnBuild(attn or "own", resolve(model, attn=attn, **options))]
     elif isinstance(model, nn.Module):
-        given: dict[str, object] = {
-            "text": text,
-            "input_file": input_file,
-            "device_map": device_map,
-            "offload_folder": offload_folder,
-        }
-        given |= {"device": device, "dtype": dtype, "revision": revision}
-        if wrong := [name for name, value in given.items() if value is not None]:
+        if wrong := [name for name, value in named.items() if value is not None]:
             raise InvalidValueError(
                 f"{', '.join(wrong)} given with a module", hint="Prepare the module and its inputs yourself."
             )
-        loaded = _from_module(model, inputs, static, batch, seq_len, seed)
+        builds = choices(from_module(model, given, static, batch, seq_len, seed), attn)
     else:
         raise InvalidTypeError(f"model is a {type(model).__name__}", hint="Give a torch.nn.Module or a name.")
-    switch = attn if attn in ("eager", "sdpa") and isinstance(model, nn.Module) else None
-    return _audit(loaded, seed=seed, switch=switch, compare=attn in (None, "both"), fail_on=fail_on, command=command)
+    runs: list[_Run] = []
+    missing: list[NotMeasured] = []
+    compare = {None: "auto", "both": "always"}.get(attn, "never")
+    for build in builds:
+        if build.reason is not None:
+            missing.append(NotMeasured("", f"attention {attn} was asked for: {build.reason}"))
+        if build.loaded is not None:
+            runs.append(_audit(build.loaded, build.attn, seed=seed, compare="never" if runs else compare))
+        del build  # two large models need not be in memory at once
+    return _report(runs, missing, seed=seed, command=command, fail_on=fail_on)
 
 
-def _as_inputs(inputs: Any) -> Inputs:
-    if isinstance(inputs, Tensor):
-        return (inputs,)
-    if isinstance(inputs, Mapping):
-        return dict(inputs)
-    if isinstance(inputs, list | tuple):
-        return tuple(inputs)
-    raise InvalidTypeError(f"inputs are a {type(inputs).__name__}", hint="Give a dict, a tuple, or one tensor.")
+def _report(
+    runs: Sequence[_Run], missing: Sequence[NotMeasured], *, seed: int, command: str, fail_on: str
+) -> CheckReport:
+    """One report on all runs, which differ in the implementation of attention."""
+    first = runs[0]
+    return CheckReport(
+        model=first.model,
+        mode=first.mode,
+        calls=tuple(judged for run in runs for judged in run.calls),
+        not_attention=tuple(dict.fromkeys(entry for run in runs for entry in run.not_attention)),
+        not_measured=tuple(dict.fromkeys((*missing, *(entry for run in runs for entry in run.not_measured)))),
+        findings=_worst_first(runs),
+        seed=seed,
+        command=command,
+        environment=first.environment | {"attn": ", ".join(filter(None, (run.environment["attn"] for run in runs)))},
+        fail_on=fail_on,
+    )
 
 
-def _experts(model: nn.Module) -> Any:
-    return getattr(getattr(model, "config", None), "_experts_implementation", None)
+def _worst_first(runs: Sequence[_Run]) -> tuple[Finding, ...]:
+    """The findings of all runs, each kind once a site; what one of several runs shows says which."""
 
+    def kind(finding: Finding) -> tuple[str, str, str, str]:
+        return finding.rule, finding.site, finding.severity, finding.fix
 
-def _to_meta(model: nn.Module, inputs: Inputs) -> tuple[nn.Module, Inputs]:
-    """A copy of the model on the meta device, made without copying a weight, and the inputs there."""
-    memo: dict[int, Any] = {}
-    for parameter in model.parameters():
-        memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
-    for buffer in model.buffers():
-        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
-
-    def move(value: Any) -> Any:
-        return value.to("meta") if isinstance(value, Tensor) else value
-
-    moved = {k: move(v) for k, v in inputs.items()} if isinstance(inputs, dict) else tuple(map(move, inputs))
-    try:
-        twin = copy.deepcopy(model, memo)
-        choose: Any = getattr(twin, "set_experts_implementation", None)
-        if choose is not None and _experts(model) is not None:
-            choose("batched_mm")  # the others route by values, which meta tensors lack
-        return twin, moved
-    except Exception as error:
-        raise ModelError(
-            f"{type(model).__name__} can't be copied to the meta device: {type(error).__name__}: {error}",
-            hint="Build it under `with torch.device('meta')` and check that.",
-        ) from error
-
-
-def _from_module(
-    model: nn.Module, inputs: Any, static: bool, batch: int | None, seq_len: int | None, seed: int
-) -> LoadedModel:
-    notes: tuple[str, ...] = ()
-    if inputs is None:
-        with _random_state(model):
-            made, notes = guess_inputs(model, batch=1 if batch is None else batch, seq_len=seq_len, seed=seed)
-    else:
-        made = _as_inputs(inputs)
-    module = model
-    if static and not any(parameter.is_meta for parameter in model.parameters()):
-        module, made = _to_meta(model, made)
-    config = getattr(model, "config", None)
-    name = getattr(config, "_attn_implementation", None)
-    attn = name if isinstance(name, str) else None
-    return LoadedModel(module, made, type(model).__name__, "module", config, attn, notes)
-
-
-@contextmanager
-def _random_state(model: nn.Module) -> Iterator[None]:
-    """Restore the random state of Python, of the CPU and of the model's CUDA devices."""
-    state = random.getstate()
-    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
-    try:
-        with torch.random.fork_rng(devices=devices):
-            yield
-    finally:
-        random.setstate(state)
-
-
-@contextmanager
-def _eval_mode(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for the time of the block, submodule by submodule."""
-    before = [(module, module.training) for module in model.modules()]
-    try:
-        for module, _ in before:
-            module.training = False
-        yield
-    finally:
-        for module, training in before:
-            module.training = training
-
-
-@contextmanager
-def _watch_norms(model: nn.Module) -> Iterator[set[str]]:
-    """Collect the paths of the QK norms whose forward runs."""
-    ran: set[str] = set()
-    handles = []
-    try:
-        for path, module in model.named_modules(remove_duplicate=False):
-            if path.rpartition(".")[2] in NORM_NAMES:
-                handles.append(module.register_forward_hook(lambda *_, path=path: ran.add(path)))
-        yield ran
-    finally:
-        for handle in handles:
-            handle.remove()
+    seen = [{kind(finding) for finding in run.findings} for run in runs]
+    kept: dict[tuple[str, str, str, str], Finding] = {}
+    for run in runs:
+        for finding in run.findings:
+            alone = len(runs) > 1 and sum(kind(finding) in kinds for kinds in seen) == 1
+            if alone and finding.rule != "eager_vs_sdpa":
+                finding = dataclasses.replace(finding, message=f"{finding.message} (only with {run.attn} attention)")
+            kept.setdefault(kind(finding), finding)
+    order = {name: place for place, name in enumerate(RULES)}
+    return tuple(sorted(kept.values(), key=lambda found: (-SEVERITIES.index(found.severity), order[found.rule])))
 
 
 def _tensors(output: Any) -> Iterator[Tensor]:
@@ -259,22 +211,22 @@ def _environment(loaded: LoadedModel) -> dict[str, Any]:
         "platform": platform.platform(),
         "device": str(first.device) if first is not None else "cpu",
         "dtype": str(first.dtype).removeprefix("torch.") if first is not None else "",
-        "attn": loaded.attn,
+        "attn": current(loaded.module),
         "notes": list(loaded.notes),
     }
 
 
-def _audit(
-    loaded: LoadedModel, *, seed: int, switch: str | None, compare: bool, fail_on: str, command: str
-) -> CheckReport:
+def _audit(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> _Run:
+    """Run a model under a trace with the attention asked for, judge its calls and apply the rules."""
     module = loaded.module
     static = any(p.is_meta for p in module.parameters()) and not hasattr(module, "hf_device_map")
     with ExitStack() as stack:
-        stack.enter_context(_random_state(module))
-        stack.enter_context(_eval_mode(module))
-        if switch is not None and hasattr(module, "set_attn_implementation"):
-            stack.enter_context(implementation(module, switch))
-        with _watch_norms(module) as ran:
+        stack.enter_context(random_state(module))
+        stack.enter_context(eval_mode(module))
+        if attn in ATTN and offers_choice(module):
+            stack.enter_context(implementation(module, attn))
+        environment = _environment(loaded)
+        with watch_norms(module) as ran:
             torch.manual_seed(seed)
             with trace(module, stats=not static) as run:
                 call(module, loaded.inputs)
@@ -301,22 +253,16 @@ def _audit(
             rerun=None if static else rerun,
             ran=frozenset(ran),
             compare=compare,
-            dtype=str(_environment(loaded)["dtype"]),
+            dtype=str(environment["dtype"]),
         )
         found = [entry for rule in RULES.values() for entry in rule(context)]
-    findings = [entry for entry in found if isinstance(entry, Finding)]
-    skipped = tuple(entry for entry in found if isinstance(entry, NotMeasured))
-    order = {name: place for place, name in enumerate(RULES)}
-    findings.sort(key=lambda finding: (-SEVERITIES.index(finding.severity), order[finding.rule]))
-    return CheckReport(
+    return _Run(
+        attn=attn,
         model=ModelInfo(loaded.id, type(module).__name__, sum(p.numel() for p in module.parameters())),
         mode=context.mode,
+        environment=environment,
         calls=judged,
         not_attention=run.not_attention,
-        not_measured=run.not_measured + skipped,
-        findings=tuple(findings),
-        seed=seed,
-        command=command,
-        environment=_environment(loaded),
-        fail_on=fail_on,
+        not_measured=run.not_measured + tuple(entry for entry in found if isinstance(entry, NotMeasured)),
+        findings=tuple(entry for entry in found if isinstance(entry, Finding)),
     )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from sqrtdk.audit.configs import config_at
-from sqrtdk.audit.records import SEVERITIES, Finding, JudgedCall
-from sqrtdk.audit.verdicts import module_at, template
+from sqrtdk.audit.records import Finding, JudgedCall
+from sqrtdk.audit.verdicts import module_at
 from sqrtdk.trace.records import AttentionCall, NotMeasured
 
 
@@ -31,7 +31,8 @@ class Context:
     """The input of every rule.
 
     `rerun(stats, enlarge)` runs the model again under a trace; None in static mode. `ran` holds the module paths whose
-    forward ran, None when that was not watched. `compare` asks for eager against sdpa.
+    forward ran, None when that was not watched. `compare` says when to run eager against sdpa: "auto" unless it is
+    costly, "always", or "never".
     """
 
     model: nn.Module
@@ -39,7 +40,7 @@ class Context:
     mode: str
     rerun: Callable[[bool, Mapping[tuple[str, int], float] | None], Rerun] | None = None
     ran: frozenset[str] | None = None
-    compare: bool = True
+    compare: str = "auto"
     dtype: str = ""
 
     def module(self, site: str) -> nn.Module | None:
@@ -52,23 +53,3 @@ class Context:
 
 
 Rule = Callable[[Context], Iterable[Finding | NotMeasured]]
-
-
-def worst(severities: Iterable[str]) -> str:
-    """The gravest of some severities.
-
-    >>> worst(["note", "fail", "warn"])
-    'fail'
-    """
-    return max(severities, key=SEVERITIES.index)
-
-
-def folded(pairs: Iterable[tuple[JudgedCall, Any]]) -> Iterator[tuple[JudgedCall, Any, str]]:
-    """Merge what is equal in layers of the same kind: the first call, its payload, and how many more (as text)."""
-    groups: dict[Any, list[tuple[JudgedCall, Any]]] = {}
-    for judged, payload in pairs:
-        groups.setdefault((template(judged.call.site), payload), []).append((judged, payload))
-    for members in groups.values():
-        sites = list(dict.fromkeys(judged.call.site for judged, _ in members))
-        more = f" (and {len(sites) - 1} more sites like it, up to {sites[-1]})" if len(sites) > 1 else ""
-        yield members[0][0], members[0][1], more

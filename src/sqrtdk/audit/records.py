@@ -10,6 +10,7 @@ from sqrtdk.trace.records import AttentionCall, NotAttention, NotMeasured
 SCHEMA_VERSION = 1
 
 SEVERITIES = ("note", "warn", "fail", "critical")  # ascending
+FAIL_ON = (*SEVERITIES, "never")
 VERDICTS = ("exact", "declared", "unexplained", "unmeasured")
 MISTAKES = (
     "missing",
@@ -76,6 +77,8 @@ class CheckReport:
 
     @property
     def exit_code(self) -> int:
-        """0 when nothing was found at `fail_on` or above, else 1."""
+        """0 when nothing was found at `fail_on` or above, else 1; always 0 when `fail_on` is "never"."""
+        if self.fail_on == "never":
+            return 0
         bar = SEVERITIES.index(self.fail_on)
         return int(any(SEVERITIES.index(finding.severity) >= bar for finding in self.findings))

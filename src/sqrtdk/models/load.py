@@ -40,6 +40,7 @@ def resolve(
     seq_len: int | None = None,
     text: str | Path | None = None,
     input_file: str | Path | None = None,
+    inputs: Inputs | None = None,
 ) -> LoadedModel:
     """Find and build a model, in eval mode, with inputs that it accepts.
 
@@ -59,6 +60,7 @@ def resolve(
         seq_len: Tokens a row; None is 128, or as many as the model has positions for.
         text: A UTF-8 file to run through the model's tokenizer.
         input_file: A safetensors file whose tensors are named as forward's arguments; wins over `text`.
+        inputs: The inputs themselves; win over all others.
 
     Raises:
         ModelError: The model can't be found, built or given inputs; the hint says what to do.
@@ -103,7 +105,9 @@ def resolve(
     if directory is None:
         module, extra = _settle(module, kind, static, number, device, attn)
         notes += extra
-    if input_file is not None:
+    if inputs is not None:
+        given = inputs
+    elif input_file is not None:
         given = dict(read_inputs(input_file, module, config))
     if given is None:
         given, extra = _make(module, config, batch, seq_len, seed, text, directory)
@@ -150,6 +154,7 @@ def iter_attn(model: str = "demo", **options: Any) -> Iterator[AttnBuild]:
             yield AttnBuild(attn, None, f"the model was asked for {attn} attention and runs {loaded.attn}")
             continue
         yield AttnBuild(attn, loaded)
+        del loaded  # before the next one is built
 
 
 def _check_device(device: str) -> str:

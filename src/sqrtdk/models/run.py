@@ -20,7 +20,7 @@ aten = torch.ops.aten
 ANY = (aten.any.default, aten.any.dim, aten.any.dims)
 
 
-class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Answers(TorchDispatchMode):
     """Answer a model that branches on a meta tensor's truth: yes to "do all", no to "does any".
 
     Models ask whether a padding mask is all ones (it is: ours are), and whether any value overflowed.

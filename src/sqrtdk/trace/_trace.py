@@ -87,7 +87,7 @@ class Trace:
     ) -> None:
         assert self._recorder is not None
         try:
-            self._recorder.__exit__(kind, error, traceback)
+            self._recorder.__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
         finally:
             self._sites.__exit__(None, None, None)
             if self._stance is not None:

@@ -255,6 +255,11 @@ def _assembled(node: Node, where: str) -> Side:
     sides = [follow(source, where) for _, source in pieces]
     base = follow(node, where) if node.act else None
     whole = _together([base, *sides] if base is not None else sides)
+    whole.root = sides[0].root if len(sides) == 1 and base is None else None
+    covered = sum(place.shape[-1] for place, _ in pieces)
+    if base is None and "zeros" in node.op and covered < node.shape[-1] and pieces[0][0].shape[:-1] == node.shape[:-1]:
+        whole.padding = node.shape[-1] - covered
+        whole.stages.append(Stage(where, "pad", f"{covered} to {node.shape[-1]}"))
     if all(s.basis is not None for s in sides) and (base is None or base.basis is not None):
         first = sides[0].basis
         assert first is not None

@@ -32,7 +32,7 @@ class Recorder(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self, model: nn.Module | None, sites: Sites, listener: Listener, *, products: bool) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.sites = sites
         self.listener = listener
         self.store = Store(model, sites)
@@ -43,7 +43,7 @@ class Recorder(TorchDispatchMode):
 
     def __enter__(self) -> Recorder:
         self._thread = threading.get_ident()
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     # -- running ---------------------------------------------------------------------------------------------------

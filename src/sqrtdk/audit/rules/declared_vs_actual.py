@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sqrtdk.audit.context import Context, folded
+from sqrtdk.audit.context import Context
 from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.audit.records import Finding
 
@@ -16,10 +16,10 @@ SOURCE = "the model's own declaration; tolerance 1% for bf16 constants"
 
 
 def check(context: Context) -> Iterable[Finding]:
-    """One finding for each kind of site that contradicts its declaration."""
-    wrong = [j for j in context.calls if j.verdict == "unexplained" and j.declared_by is not None]
-    pairs = [(j, (j.mistake, j.declared_by, f"{j.call.scale.effective:.4g}")) for j in wrong]
-    for judged, _, more in folded(pairs):
+    """One finding for each call that contradicts its declaration."""
+    for judged in context.calls:
+        if judged.verdict != "unexplained" or judged.declared_by is None:
+            continue
         name = judged.mistake or "unknown"
         named = f" ({name})" if name != "unknown" else ""
         fix = MISTAKES[name].fix if name != "unknown" else "apply the declared scale, or correct the declaration"
@@ -29,7 +29,7 @@ def check(context: Context) -> Iterable[Finding]:
             site=judged.call.site,
             value=judged.call.scale.effective,
             threshold=judged.expected,
-            message=f"{judged.declared_by}, but {judged.reason}{named}{more}",
+            message=f"{judged.declared_by}, but {judged.reason}{named}",
             fix=fix,
             source=SOURCE,
         )

@@ -1,62 +1,35 @@
 """The same weights and inputs through eager and through sdpa attention must give the same.
 
+A model that runs an implementation of another name (flash, flex, a registered function) has that one compared instead.
+
 Small logits hide a lost softcap or scale, so q is enlarged at each product until the logits' standard deviation is
 about 4 (between 3 and 5). Compared for every call: effective scale (1%), softcap (1%), kind of mask, root mean square
 of the output (relative difference up to sqrt(eps) of the dtype: half of its digits, since logits of this size turn one
 rounding into several), and the model's outputs (relative to their root mean square, up to 4 sqrt(eps)).
 The first site that differs is reported. Rows that see no key are 0 in one and an average in the other, and both are
-right: where there are any (left padding), outputs are not compared, and that is said.
+right: where there are any (left padding), outputs are not compared, and that is said. Where the two forward passes cost
+too much to be taken unasked (offloaded weights, more than 2e9 parameters) they are left out, and that is said.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 from torch import nn
 
 from sqrtdk.audit.context import Context, Rerun
 from sqrtdk.audit.records import Finding
+from sqrtdk.audit.switch import ATTN, current, implementation, offers_choice, refusal, supports_sdpa
 from sqrtdk.audit.tolerance import close
 from sqrtdk.trace.records import AttentionCall, NotMeasured
 
 TARGET_STD = 4.0
 LEAST_STD = 3.0
 OUTPUT_FACTOR = 4.0
+LARGE = 2_000_000_000  # parameters
 SOURCE = "one formula, two implementations; sqrt(eps) of the dtype"
-
-
-def _sub_configs(config: Any) -> Iterator[Any]:
-    yield config
-    for name in getattr(config, "sub_configs", None) or ():
-        sub = getattr(config, name, None)
-        if sub is not None:
-            yield from _sub_configs(sub)
-
-
-def supports_both(model: nn.Module) -> bool:
-    """Whether the model is transformers' and every part of it has both an eager and an sdpa implementation."""
-    if not hasattr(model, "set_attn_implementation") or not hasattr(model, "config"):
-        return False
-    parts = [module for module in model.modules() if hasattr(module, "_supports_sdpa")]
-    return bool(parts) and all(module._supports_sdpa for module in parts)
-
-
-@contextmanager
-def implementation(model: Any, name: str) -> Iterator[None]:
-    """Switch a transformers model to an attention implementation for the time of the block."""
-    configs = {id(c): c for m in model.modules() if hasattr(m, "config") for c in _sub_configs(m.config)}
-    before = [(c, c.__dict__.get("_attn_implementation_internal")) for c in configs.values()]
-    try:
-        model.set_attn_implementation(name)
-        yield
-    finally:
-        for config, value in before:
-            if "_attn_implementation_internal" in config.__dict__:
-                config.__dict__["_attn_implementation_internal"] = value
 
 
 def enlargement(context: Context) -> dict[tuple[str, int], float]:
@@ -107,51 +80,82 @@ def _difference(eager: AttentionCall, sdpa: AttentionCall, *, outputs: bool) -> 
 def _outputs(eager: Rerun, sdpa: Rerun, dtype: str) -> tuple[float, float] | None:
     """(largest relative difference, threshold) of the models' outputs when it is above the threshold."""
     tolerance = OUTPUT_FACTOR * _tolerance(dtype)
-    worst = 0.0
+    largest = 0.0
     for one, two in zip(eager.outputs, sdpa.outputs, strict=False):
         if one.shape == two.shape:
             size = float(one.double().square().mean().sqrt())
             gap = float((one.double() - two.double()).square().mean().sqrt())
-            worst = max(worst, gap / size if size > 0 else gap)
-    return (worst, tolerance) if worst > tolerance else None
+            largest = max(largest, gap / size if size > 0 else gap)
+    return (largest, tolerance) if largest > tolerance else None
+
+
+def other_implementation(model: nn.Module) -> str:
+    """What eager is compared with: the model's own implementation where it has another name, else sdpa."""
+    own = current(model)
+    return "sdpa" if own is None or own in ATTN else own
+
+
+def _costly(model: nn.Module) -> str | None:
+    """Why two more forward passes are not taken unasked, or None."""
+    if any(parameter.is_meta for parameter in model.parameters()):
+        return "its weights are offloaded"
+    count = sum(parameter.numel() for parameter in model.parameters())
+    return f"it has {count / 1e9:.3g}e9 parameters" if count > LARGE else None
+
+
+def _runs(context: Context, other: str) -> tuple[Rerun, Rerun] | str:
+    """Both runs with q enlarged, or why there are none."""
+    runs = []
+    factors = enlargement(context)
+    assert context.rerun is not None
+    for name in ("eager", other):
+        try:
+            with implementation(context.model, name):
+                runs.append(context.rerun(False, factors))
+        except Exception as error:  # whatever a stranger's implementation raises
+            return f"{name} raised {type(error).__name__}: {error}"
+    return runs[0], runs[1]
 
 
 def check(context: Context) -> Iterable[Finding | NotMeasured]:
     """At most one finding: the first site that differs, else the model's outputs."""
-    if context.rerun is None or not context.compare or not context.calls:
+    model = context.model
+    if context.rerun is None or context.compare == "never" or not context.calls or not offers_choice(model):
         return
-    if not supports_both(context.model):
+    other = other_implementation(model)
+    if other == "sdpa" and not supports_sdpa(model):
         return
-    factors = enlargement(context)
-    runs: dict[str, Rerun] = {}
-    for name in ("eager", "sdpa"):
-        try:
-            with implementation(context.model, name):
-                runs[name] = context.rerun(False, factors)
-        except Exception as error:
-            yield NotMeasured("", f"eager against sdpa: {name} raised {type(error).__name__}: {error}")
-            return
-    eager, sdpa = runs["eager"], runs["sdpa"]
+    label = f"eager against {other}"
+    if reason := refusal(model, "eager") or refusal(model, other):
+        yield NotMeasured("", f"{label}: {reason}")
+        return
+    if context.compare != "always" and (reason := _costly(model)):
+        yield NotMeasured("", f'{label}: left out, as {reason}; ask for it with --attn both (in Python attn="both")')
+        return
+    runs = _runs(context, other)
+    if isinstance(runs, str):
+        yield NotMeasured("", f"{label}: {runs}")
+        return
+    eager, second = runs
     fix = "use the eager implementation, or one that applies scale, softcap and mask of this model"
-    others = {(call.site, call.index): call for call in sdpa.calls}
-    outputs = not _blind((*(judged.call for judged in context.calls), *eager.calls, *sdpa.calls))
-    whole = not eager.missed and not sdpa.missed
+    others = {(call.site, call.index): call for call in second.calls}
+    outputs = not _blind((*(judged.call for judged in context.calls), *eager.calls, *second.calls))
+    whole = not eager.missed and not second.missed
     for call in eager.calls:
-        other = others.get((call.site, call.index))
-        if other is not None:
-            found = _difference(call, other, outputs=outputs)
+        twin = others.get((call.site, call.index))
+        if twin is not None:
+            found = _difference(call, twin, outputs=outputs)
         else:
-            found = ("an attention in eager that sdpa does not run", None, 0.0) if whole else None
+            found = (f"an attention in eager that {other} does not run", None, 0.0) if whole else None
         if found is not None:
             message, value, threshold = found
-            yield Finding(
-                "eager_vs_sdpa", "fail", call.site, value, threshold, f"eager and sdpa differ: {message}", fix, SOURCE
-            )
+            message = f"eager and {other} differ: {message}"
+            yield Finding("eager_vs_sdpa", "fail", call.site, value, threshold, message, fix, SOURCE)
             return
     if not outputs:
-        yield NotMeasured("", "eager against sdpa: outputs not compared, some rows see no key")
+        yield NotMeasured("", f"{label}: outputs not compared, some rows see no key")
         return
-    gap = _outputs(eager, sdpa, context.dtype or context.calls[0].call.dtype)
+    gap = _outputs(eager, second, context.dtype or context.calls[0].call.dtype)
     if gap is not None:
-        message = f"eager and sdpa differ in the model's outputs by {gap[0]:.3g} of their size"
+        message = f"eager and {other} differ in the model's outputs by {gap[0]:.3g} of their size"
         yield Finding("eager_vs_sdpa", "fail", "", gap[0], gap[1], message, fix, SOURCE)

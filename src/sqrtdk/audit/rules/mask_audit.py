@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sqrtdk.audit.configs import model_type
-from sqrtdk.audit.context import Context, folded
+from sqrtdk.audit.context import Context
 from sqrtdk.audit.families import SCALED_BIAS
 from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.audit.tolerance import close
@@ -35,39 +35,39 @@ def is_causal(context: Context, judged: JudgedCall) -> bool:
     return said and call.self_attention is not False and call.query_len == call.key_len > 1
 
 
-def _found(context: Context, judged: JudgedCall) -> Iterable[tuple[str, str, float, float, str, str, str]]:
-    """(severity, kind, value, threshold, message, fix, source) for one call."""
+def _found(context: Context, judged: JudgedCall) -> Iterable[tuple[str, float, float, str, str, str]]:
+    """(severity, value, threshold, message, fix, source) for one call."""
     call, mask = judged.call, judged.call.mask
     rows = call.batch * call.heads * call.query_len
     if mask is not None:
         if mask.blind_rows and mask.blind_rows > (mask.uniform_rows or 0):  # a uniform row sees no key either
             yield (
-                "note", "blind", float(mask.blind_rows), 0.0,
+                "note", float(mask.blind_rows), 0.0,
                 f"{mask.blind_rows} of {rows} rows see no key", "expected of padding; leave those rows out of the loss",
                 SOURCE,
             )  # fmt: skip
         if mask.uniform_rows:
             yield (
-                "warn" if mask.uniform_rows >= UNIFORM * rows else "note", "uniform", float(mask.uniform_rows), 0.0,
+                "warn" if mask.uniform_rows >= UNIFORM * rows else "note", float(mask.uniform_rows), 0.0,
                 f"{mask.uniform_rows} of {rows} rows have every key at {mask.fill}: they average masked keys",
                 "mask with -inf and set such rows to 0, or leave them out of the loss", SOURCE,
             )  # fmt: skip
         if mask.masked_weight is not None and mask.masked_weight > WEIGHT:
             yield (
-                "fail", "masked", mask.masked_weight, WEIGHT,
+                "fail", mask.masked_weight, WEIGHT,
                 f"masked keys get up to {mask.masked_weight:.3g} of a row's weight (fill {mask.fill})",
                 "mask with -inf or finfo.min, added after scale and softcap", SOURCE,
             )  # fmt: skip
         if mask.scaled_by is not None and not close(mask.scaled_by, 1.0):
             yield (
                 "note" if mask.fill is not None and mask.fill <= -HARMLESS_FILL else "warn",
-                "mask_scaled", mask.scaled_by, 1.0,
+                mask.scaled_by, 1.0,
                 f"the mask was multiplied by {mask.scaled_by:.4g}", "add the mask after the scale", SOURCE,
             )  # fmt: skip
     future = call.future_weight
     if future is not None and future > WEIGHT and is_causal(context, judged):
         yield (
-            "fail", "future", future, WEIGHT,
+            "fail", future, WEIGHT,
             f"a causal module gives {future:.3g} of its weight to future keys",
             "pass the causal mask to this call (a custom attention function must register its mask function too)",
             SOURCE,
@@ -75,19 +75,13 @@ def _found(context: Context, judged: JudgedCall) -> Iterable[tuple[str, str, flo
     bias = call.bias_scaled_by
     if bias is not None and not close(bias, 1.0) and model_type(context.config(call.site)) not in SCALED_BIAS:
         yield (
-            "warn", "bias_scaled", bias, 1.0,
+            "warn", bias, 1.0,
             f"the {call.bias or 'bias'} was multiplied by {bias:.4g}", "add the bias after the scale", BIAS_SOURCE,
         )  # fmt: skip
 
 
 def check(context: Context) -> Iterable[Finding]:
-    """One finding for each kind of site and fault."""
-    details = {}
-    pairs = []
-    for judged in context.calls:
-        for found in _found(context, judged):
-            pairs.append((judged, (found[0], found[1])))
-            details[judged.call.site, judged.call.index, found[1]] = found
-    for judged, (_, kind), more in folded(pairs):
-        severity, _, value, threshold, message, fix, source = details[judged.call.site, judged.call.index, kind]
-        yield Finding("mask_audit", severity, judged.call.site, value, threshold, message + more, fix, source)
+    """One finding for each call and fault; the largest value of a fault first."""
+    found = [(judged.call.site, *fault) for judged in context.calls for fault in _found(context, judged)]
+    for site, severity, value, threshold, message, fix, source in sorted(found, key=lambda entry: -entry[2]):
+        yield Finding("mask_audit", severity, site, value, threshold, message, fix, source)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from sqrtdk.audit.context import Context, folded
+from sqrtdk.audit.context import Context
 from sqrtdk.audit.records import Finding
 
 LEVELS: tuple[tuple[str, float, str], ...] = (  # worst first
@@ -22,7 +22,7 @@ LEVELS: tuple[tuple[str, float, str], ...] = (  # worst first
 
 
 def check(context: Context) -> Iterable[Finding]:
-    """One finding for each kind of site and level, with the worst head."""
+    """One finding for each call above a level, with its worst head; the largest logit first."""
     found = []
     for judged in context.calls:
         stats = judged.call.stats
@@ -35,16 +35,14 @@ def check(context: Context) -> Iterable[Finding]:
         level = next((level for level in LEVELS if value > level[1]), None)
         if level is not None:
             found.append((judged, level, value, head))
-    details = {(j.call.site, j.call.index): (value, head) for j, _, value, head in found}
-    for judged, (severity, threshold, source), more in folded((j, level) for j, level, _, _ in found):
-        value, head = details[judged.call.site, judged.call.index]
+    for judged, (severity, threshold, source), value, head in sorted(found, key=lambda entry: -entry[2]):
         yield Finding(
             rule="max_logit",
             severity=severity,
             site=judged.call.site,
             value=value,
             threshold=threshold,
-            message=f"head {head} has a logit of {value:.4g}{more}",
+            message=f"head {head} has a logit of {value:.4g}",
             fix="normalise q and k, lower the learning rate of their projections, or clip them (QK-clip)",
             source=source,
         )

@@ -9,9 +9,9 @@ bf16: a row's offset x (|mean logit|) with spacing 2^(floor(log2 x) - 7); thresh
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from sqrtdk.audit.context import Context, folded
+from sqrtdk.audit.context import Context
 from sqrtdk.audit.records import Finding, JudgedCall
 
 FP16_MAX = 65504.0
@@ -33,6 +33,22 @@ def _product(judged: JudgedCall) -> float | None:
     return max(finite) / after if finite else None
 
 
+def _offset(judged: JudgedCall) -> float | None:
+    """The largest row offset of logits that were stored, or None."""
+    stats = judged.call.stats
+    if stats is None or judged.call.kind != "eager":
+        return None
+    return max((value for value in stats.row_offset if math.isfinite(value)), default=None)
+
+
+def _above(
+    calls: Iterable[JudgedCall], measure: Callable[[JudgedCall], float | None], bar: float
+) -> list[tuple[float, JudgedCall]]:
+    """The calls whose measure is above the bar, the largest first."""
+    measured = [(value, judged) for judged in calls if (value := measure(judged)) is not None and value > bar]
+    return sorted(measured, key=lambda entry: -entry[0])
+
+
 def spacing(value: float) -> float:
     """Distance between neighbouring bf16 numbers at `value`.
 
@@ -43,33 +59,20 @@ def spacing(value: float) -> float:
 
 
 def check(context: Context) -> Iterable[Finding]:
-    """At most one fp16 and one bf16 finding for each kind of site."""
-    products = [(j, _product(j)) for j in context.calls]
-    over = {(j.call.site, j.call.index): value for j, value in products if value is not None and value > FP16_MAX}
-    for judged, now, more in folded(
-        (j, j.call.logits_dtype == "float16") for j, _ in products if (j.call.site, j.call.index) in over
-    ):
-        value = over[judged.call.site, judged.call.index]
+    """At most one fp16 and one bf16 finding for each call; the largest value first."""
+    for value, judged in _above(context.calls, _product, FP16_MAX):
         yield Finding(
             rule="range_forecast",
-            severity="fail" if now else "warn",
+            severity="fail" if judged.call.logits_dtype == "float16" else "warn",
             site=judged.call.site,
             value=value,
             threshold=FP16_MAX,
-            message=f"q . k reaches {value:.4g} before the scale: infinite in fp16{more}",
+            message=f"q . k reaches {value:.4g} before the scale: infinite in fp16",
             fix="scale q before the product, or use a fused kernel, which accumulates in fp32",
             source=FP16_SOURCE,
         )
-    offsets: dict[tuple[str, int], float] = {}
-    for judged in context.calls:
-        if judged.call.stats is not None and judged.call.kind == "eager":
-            finite = [value for value in judged.call.stats.row_offset if math.isfinite(value)]
-            if finite and max(finite) > BF16_OFFSET:
-                offsets[judged.call.site, judged.call.index] = max(finite)
-    for judged, now, more in folded(
-        (j, j.call.logits_dtype == "bfloat16") for j in context.calls if (j.call.site, j.call.index) in offsets
-    ):
-        value = offsets[judged.call.site, judged.call.index]
+    for value, judged in _above(context.calls, _offset, BF16_OFFSET):
+        now = judged.call.logits_dtype == "bfloat16"
         stored = "stored in bf16" if now else "would they be stored in bf16"
         yield Finding(
             rule="range_forecast",
@@ -77,7 +80,7 @@ def check(context: Context) -> Iterable[Finding]:
             site=judged.call.site,
             value=value,
             threshold=BF16_OFFSET,
-            message=f"a row of logits lies about {value:.4g} off zero, {stored}: steps of {spacing(value):.3g}{more}",
+            message=f"a row of logits lies about {value:.4g} off zero, {stored}: steps of {spacing(value):.3g}",
             fix="keep the logits in fp32, or centre the keys (the softmax does not see a row's offset)",
             source=BF16_SOURCE,
         )

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from sqrtdk.audit.attributes import ScaleAttribute, holding, scale_attributes
-from sqrtdk.audit.context import Context, folded
+from sqrtdk.audit.context import Context
 from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.audit.tolerance import close
 from sqrtdk.trace.records import NotMeasured
@@ -55,7 +55,7 @@ def _right_values(judged: JudgedCall) -> tuple[float, ...]:
 
 
 def check(context: Context) -> Iterable[Finding | NotMeasured]:
-    """One finding for each kind of site whose scale attribute is not read."""
+    """One finding for each call whose scale attribute is not read."""
     if context.rerun is None:
         return
     held: dict[tuple[str, int], tuple[JudgedCall, str]] = {}
@@ -75,23 +75,19 @@ def check(context: Context) -> Iterable[Finding | NotMeasured]:
     except Exception as error:  # the attribute was something else's number as well
         yield NotMeasured("", f"responsiveness: with its scale attributes x{FACTOR} the model raised {error}")
         return
-    idle = []
     for key, (judged, text) in held.items():
         new = after[key].scale.effective if key in after else None
         old = judged.call.scale.effective
-        if new is None or not old:
+        if new is None or not old or not close(new, old):
             continue
-        if close(new, old):
-            idle.append((judged, (text, judged.verdict == "unexplained")))
-    for judged, (text, wrong), more in folded(idle):
+        wrong = judged.verdict == "unexplained"
         yield Finding(
             rule="responsiveness",
             severity="fail" if wrong else "note",
             site=judged.call.site,
             value=1.0,
             threshold=FACTOR,
-            message=f"attribute {text} is not read: the effective scale stays {judged.call.scale.effective:.6g} "
-            f"when it grows by {FACTOR}{more}",
+            message=f"attribute {text} is not read: the effective scale stays {old:.6g} when it grows by {FACTOR}",
             fix="pass the attribute to the attention function" if wrong else "remove the attribute, or read it",
             source=SOURCE,
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sqrtdk.audit.context import Context, folded
+from sqrtdk.audit.context import Context
 from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.audit.records import Finding
 from sqrtdk.audit.tolerance import SCALE_TOLERANCE
@@ -19,10 +19,10 @@ SOURCE = "Vaswani et al. 2017, section 3.2.1; tolerance 1% for bf16 constants"
 
 
 def check(context: Context) -> Iterable[Finding]:
-    """One finding for each kind of site whose scale is unexplained."""
-    wrong = [j for j in context.calls if j.verdict == "unexplained" and j.declared_by is None]
-    pairs = [(j, (j.mistake, j.call.scale.ratio and round(j.call.scale.ratio, 4))) for j in wrong]
-    for judged, _, more in folded(pairs):
+    """One finding for each call whose scale is unexplained."""
+    for judged in context.calls:
+        if judged.verdict != "unexplained" or judged.declared_by is not None:
+            continue
         call, name = judged.call, judged.mistake or "unknown"
         mistake = MISTAKES[name]
         attribute = held_by_attribute(judged, context.model)
@@ -37,7 +37,7 @@ def check(context: Context) -> Iterable[Finding]:
             site=call.site,
             value=ratio,
             threshold=SCALE_TOLERANCE,
-            message=message + more,
+            message=message,
             fix=mistake.fix,
             source=SOURCE,
         )

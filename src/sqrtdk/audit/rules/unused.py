@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from torch import nn
 
 from sqrtdk.audit.configs import number
-from sqrtdk.audit.context import Context, folded
+from sqrtdk.audit.context import Context
 from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.audit.tolerance import close
 
@@ -53,27 +53,22 @@ def _declared_cap(context: Context, judged: JudgedCall) -> tuple[str, float] | N
 
 
 def check(context: Context) -> Iterable[Finding]:
-    """One finding for each kind of site and thing that lies idle."""
-    pairs: list[tuple[JudgedCall, tuple[str, str, float | None]]] = []
+    """One finding for each call and thing that lies idle."""
     for judged in context.calls:
-        idle = _idle_norm(context, judged)
-        if idle is not None:
-            pairs.append((judged, ("norm", idle, None)))
+        site, actual = judged.call.site, judged.call.softcap
+        norm = _idle_norm(context, judged)
+        if norm is not None:
+            message, fix = f"{norm} is built but never runs", "apply it to q and k after the projection, or remove it"
+            yield Finding("unused", "warn", site, None, None, message, fix, SOURCE)
         cap = _declared_cap(context, judged)
-        if cap is None or judged.call.unknown:
+        if cap is None or judged.call.unknown or (actual is not None and close(actual, cap[1])):
             continue
-        if judged.call.softcap is None:
-            pairs.append((judged, ("softcap", cap[0], cap[1])))
-        elif not close(judged.call.softcap, cap[1]):
-            pairs.append((judged, ("softcap value", cap[0], cap[1])))
-    for judged, (kind, name, value), more in folded(pairs):
-        if kind == "norm":
-            message, fix = f"{name} is built but never runs", "apply it to q and k after the projection, or remove it"
-        elif kind == "softcap":
-            message = f"{name} = {value:g}, but the logits are not capped"
+        if actual is None:
+            message = f"{cap[0]} = {cap[1]:g}, but the logits are not capped"
             fix = "use an attention implementation that applies the softcap (eager or flex), or unset it"
         else:
-            message = f"{name} = {value:g}, but the logits are capped at {judged.call.softcap:g}"
-            fix = "apply the declared softcap"
-        actual = judged.call.softcap if kind == "softcap value" else None
-        yield Finding("unused", "warn", judged.call.site, actual, value, message + more, fix, SOURCE)
+            message, fix = (
+                f"{cap[0]} = {cap[1]:g}, but the logits are capped at {actual:g}",
+                "apply the declared softcap",
+            )
+        yield Finding("unused", "warn", site, actual, cap[1], message, fix, SOURCE)

@@ -1,0 +1,72 @@
+# make demo   set-up in .venv, then the audit of the embedded model: the healthy one, then the unscaled one
+# make test   the same set-up with the test extras, then the whole suite
+# make lint   ruff, mypy, import-linter        make slow   the long tests        make bench   the benchmarks
+#
+# Everything goes into .venv and out/; nothing needs root. pip's own settings (PIP_INDEX_URL and the like) hold.
+
+PYTHON ?= python3
+JOBS ?= 2
+# auto: without Chromium the browser tests are left out, and make says so. required: they run, or fail.
+BROWSER ?= auto
+CHROMIUM := /usr/bin/chromium
+# Its metadata asks for torchvision, which no constraint here can hold to a CPU build: installed without dependencies.
+VIT_PYTORCH := vit-pytorch==1.26.11
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+INSTALL := $(PIP) install --constraint constraints.txt
+export HF_HUB_OFFLINE ?= 1
+export OMP_NUM_THREADS ?= 1
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: demo test slow lint bench clean
+.DELETE_ON_ERROR:
+
+demo: .venv/.base
+	@mkdir -p out
+	@printf '\n== demo: trained with the right scale ==\n\n'
+	@$(BIN)/sqrtdk check demo
+	@printf '\n== demo:unscaled: the same training without the scale (findings are expected) ==\n\n'
+	@$(BIN)/sqrtdk check demo:unscaled --html out/demo-unscaled.html --force || test $$? -eq 1
+	@printf '\nOpen in a browser: %s\n' "$(CURDIR)/out/demo-unscaled.html"
+
+test: .venv/.dev
+	@if [ $(BROWSER) = required ] || [ -x $(CHROMIUM) ]; then marks='not slow'; else \
+	    marks='not slow and not browser'; \
+	    echo 'The browser tests are skipped: $(CHROMIUM) is missing (Debian: apt-get install chromium).'; fi; \
+	$(BIN)/python -m pytest -q --numprocesses $(JOBS) -m "$$marks"
+
+slow: .venv/.dev
+	$(BIN)/python -m pytest -q -m slow
+
+lint: .venv/.dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: .venv/.dev
+	$(BIN)/python benchmarks/static_check.py
+	$(BIN)/python benchmarks/trace.py
+
+clean:
+	rm -rf .venv out
+
+# Stamps: each is newer than what it was made from, so that a second run installs nothing.
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo 'sqrtdk needs Python 3.11 or newer: make PYTHON=python3.12'; exit 1; }
+	@echo 'Making .venv ...'
+	@$(PYTHON) -m venv .venv || { echo 'No venv module? Debian: apt-get install python3-venv'; rm -rf .venv; exit 1; }
+
+.venv/.base: pyproject.toml constraints.txt Makefile | .venv/bin/python
+	@echo 'Installing torch and sqrtdk ...'
+	@$(INSTALL) torch
+	@$(INSTALL) --editable .
+	@touch $@
+
+.venv/.dev: .venv/.base
+	@echo 'Installing what the tests and linters need ...'
+	@$(INSTALL) --editable '.[dev]'
+	@$(INSTALL) --no-deps $(VIT_PYTORCH)
+	@touch $@

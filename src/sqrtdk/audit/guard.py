@@ -1,0 +1,52 @@
+"""What an audit changes for the time of a run and puts back: random state, training flags, hooks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from sqrtdk.audit.rules.unused import NORM_NAMES
+
+
+@contextmanager
+def random_state(model: nn.Module) -> Iterator[None]:
+    """Restore the random state of Python, of the CPU and of the model's CUDA devices."""
+    state = random.getstate()
+    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        random.setstate(state)
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode for the time of the block, submodule by submodule."""
+    before = [(module, module.training) for module in model.modules()]
+    try:
+        for module, _ in before:
+            module.training = False
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
+
+
+@contextmanager
+def watch_norms(model: nn.Module) -> Iterator[set[str]]:
+    """Collect the paths of the QK norms whose forward runs."""
+    ran: set[str] = set()
+    handles = []
+    try:
+        for path, module in model.named_modules(remove_duplicate=False):
+            if path.rpartition(".")[2] in NORM_NAMES:
+                handles.append(module.register_forward_hook(lambda *_, path=path: ran.add(path)))
+        yield ran
+    finally:
+        for handle in handles:
+            handle.remove()
