@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from attention_styles import CAUSAL, PADDING, ROOT, SPOTS, WINDOW, B, E, H, L, Style, autocast, heads
 from torch import Tensor, nn
 from torch.nn import functional
+
+from attention_styles import CAUSAL, PADDING, ROOT, SPOTS, WINDOW, B, E, H, L, Style, autocast, heads
 
 LOW = torch.finfo(torch.float32).min
 
@@ -28,9 +29,7 @@ def product(q: Tensor, k: Tensor) -> Tensor:
 
 def by_bmm(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q, k, v = (t.reshape(B * H, L, E) for t in (q, k, v))
-    return torch.bmm(
-        (torch.bmm(q, k.transpose(1, 2)) * ROOT).softmax(-1), v
-    ).view(B, H, L, E)
+    return torch.bmm((torch.bmm(q, k.transpose(1, 2)) * ROOT).softmax(-1), v).view(B, H, L, E)
 
 
 def by_baddbmm(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -57,6 +56,10 @@ def einsum(equation: str, dim: int, then: str) -> Callable[[Any, Tensor, Tensor,
         return y.transpose(1, 2) if then.endswith("bihd") else y
 
     return attend
+
+
+def key_operand_first(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (torch.einsum("bhjd,bhid->bhij", k, q) * ROOT).softmax(-1) @ v
 
 
 def transposed(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -220,7 +223,7 @@ EAGER: dict[str, Style] = {
     "einsum_bihd_bjhd": Style(einsum("bihd,bjhd->bhij", -1, "bhij,bjhd->bihd")),
     "einsum_bihd_heads_last": Style(einsum("bihd,bjhd->bijh", 2, "bijh,bjhd->bihd")),
     "einsum_keys_first": Style(einsum("bhid,bhjd->bhji", 2, "bhji,bhjd->bhid")),
-    "einsum_k_first": Style(einsum("bhjd,bhid->bhij", -1, "bhij,bhjd->bhid")),
+    "einsum_k_first": Style(key_operand_first),
     "k_q_transposed": Style(transposed),
     "scale_on_q": Style(attend(lambda m, q, k: product(q * ROOT, k))),
     "scale_on_k": Style(attend(lambda m, q, k: product(q, k * ROOT))),
@@ -274,7 +277,7 @@ EAGER: dict[str, Style] = {
         filled(SPOTS, -math.inf), "softmax(0.25 * q.k + mask)", mask="mask", form="bool", visible=SPOTS
     ),
     "causal_and_padding": Style(
-        two_masks, "softmax(0.25 * q.k + causal + padding)", mask="mask", form="bool", visible=CAUSAL & PADDING
+        two_masks, "softmax(0.25 * q.k + causal + padding)", mask="causal", form="bool", visible=CAUSAL & PADDING
     ),
     "mask_times_scale": Style(
         attend(lambda m, q, k: (product(q, k) + torch.zeros(L, L).masked_fill(~CAUSAL, -math.inf)) * ROOT),
@@ -287,7 +290,7 @@ EAGER: dict[str, Style] = {
     "exp_over_sum": Style(by_hand(shift=False)),
     "exp_over_sum_shifted": Style(by_hand(shift=True)),
     "softmax_in_float64": Style(lambda m, q, k, v: (product(q, k) * ROOT).double().softmax(-1).to(v.dtype) @ v),
-    "clamped_after_own_maximum": Style(
+    "less_own_maximum": Style(
         attend(lambda m, q, k: (z := product(q, k) * ROOT) - z.max(-1, keepdim=True).values.detach())
     ),
     "sink": Style(
@@ -304,8 +307,14 @@ EAGER: dict[str, Style] = {
         setup=lambda m: m.register_parameter("after", nn.Parameter(torch.randn(H, H))),
         mixing=lambda m, w: torch.einsum("bhij,hg->bgij", w, m.after),
     ),
-    "dropout": Style(
-        lambda m, q, k, v: functional.dropout((product(q, k) * ROOT).softmax(-1), 0.2) @ v, dropout=0.2
+    "dropout": Style(lambda m, q, k, v: functional.dropout((product(q, k) * ROOT).softmax(-1), 0.2) @ v, dropout=0.2),
+    "kv_cache": Style(
+        cached,
+        "softmax(0.25 * q.k + causal_lower_right)",
+        mask="causal_lower_right",
+        form="bool",
+        visible=CAUSAL[3:],
+        first_row=3,
     ),
     "fused_thirds": Style(LOGITS, **fused("thirds")),
     "fused_per_head": Style(LOGITS, **fused("per_head")),

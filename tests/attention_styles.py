@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 B, L, DIM, H, E = 2, 7, 24, 4, 16  # batch, length, model width, heads, head width: no two alike
 ROOT = E**-0.5  # 0.25
@@ -53,12 +52,10 @@ class Style:
     setup: Callable[[Any], None] = lambda model: None
     project: Callable[[Any, Tensor], tuple[Tensor, Tensor, Tensor]] | None = None
     dense_project: Callable[[Any, Tensor], tuple[Tensor, Tensor, Tensor]] | None = None
+    first_row: int = 0  # queries before it are left out: they came with an earlier call
     kv_heads: int = H
     value_dim: int = E
     dropout: float = 0.0
-    linear: bool = True  # the logits are a straight line in q . k
-    readable: bool = True  # the scale can be read at all
-    unknown: tuple[str, ...] = ()
     context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     dtype: torch.dtype = torch.float32
 
@@ -94,7 +91,11 @@ class Expected:
     heads: int = H
     kv_heads: int = H
     head_dim: int = E
-    scale: Tensor = field(default_factory=lambda: torch.tensor([ROOT]))  # one number, or one a head
+    scale: Tensor = field(
+        default_factory=lambda: torch.tensor([ROOT], dtype=torch.float64)
+    )  # one number, or one a head
+    numeric: bool = True  # the logits can be regressed on the projections
+    rows: Tensor | None = None  # (B, L), False for rows of padding that were never computed
 
 
 @dataclass
@@ -142,7 +143,7 @@ def dense(model: Attention, x: Tensor) -> tuple[Tensor, Tensor]:
             q, k, v = style.dense_project(model, x)
         else:
             q, k, v = (heads(part(x), n) for part, n in ((model.q, E), (model.k, E), (model.v, style.value_dim)))
-        q, k = style.turn(model, q), style.turn(model, k)
+        q, k = style.turn(model, q)[:, :, style.first_row :], style.turn(model, k)
         k, v = (t.repeat_interleave(H // t.shape[1], 1) for t in (k, v))
         scale = style.scale(model).double().reshape(-1, 1, 1) if callable(style.scale) else style.scale
         logits = q @ k.mT * scale

@@ -94,7 +94,7 @@ def test_a_sick_module(x, bug, expected):
 
 def test_an_attribute_that_is_not_read_but_right_is_a_note(x):
     report = check(Stack("fixed"), x)
-    assert [(f.rule, f.severity) for f in report.findings if f.rule == "responsiveness"] == [("responsiveness", "note")]
+    assert [f.severity for f in report.findings if f.rule == "responsiveness"] == ["note", "note"]
     assert "responsiveness" not in {f.rule for f in check(Stack(), x).findings}
 
 
@@ -254,7 +254,7 @@ def test_responsiveness_finds_an_attention_function_that_ignores_its_scaling(mon
     model = llama()
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", deaf)
     report = check(model, seq_len=24)
-    assert [f.severity for f in report.findings if f.rule == "responsiveness"] == ["note"]
+    assert [f.severity for f in report.findings if f.rule == "responsiveness"] == ["note", "note"]
     for layer in model.model.layers:
         layer.self_attn.scaling = 0.3
     report = check(model, seq_len=24, attn="sdpa")

@@ -67,14 +67,26 @@ def test_an_unmeasured_call_is_not_accused(make_call, name):
     assert run(name, [make_call(None, reason="unknown(foo)")], model_with(scaling=0.25)) == []
 
 
-def test_scale_ledger_fails_and_folds_layers(make_call):
+def test_scale_ledger_fails_at_every_site(make_call):
     calls = [make_call(1.0, site=f"layers.{layer}.attn") for layer in range(3)]
-    (finding,) = run("scale_ledger", calls, model_with(3))
-    assert finding.severity == "fail"
-    assert finding.site == "layers.0.attn"
-    assert finding.value == pytest.approx(4.0)
-    assert "missing" in finding.message
-    assert "2 more sites" in finding.message
+    found = run("scale_ledger", calls, model_with(3))
+    assert severities(found) == ["fail"] * 3
+    assert [finding.site for finding in found] == [call.site for call in calls]
+    assert all(finding.value == pytest.approx(4.0) for finding in found)
+    assert all("missing" in finding.message for finding in found)
+
+
+def test_the_largest_figure_comes_first(make_call, make_stats):
+    def sites(rule, calls):
+        return [finding.site[7] for finding in run(rule, calls, model_with(3, is_causal=True))]
+
+    def calls(change):
+        return [make_call(site=f"layers.{layer}.attn", **change(size)) for layer, size in enumerate((2.0, 3.0, 1.5))]
+
+    assert sites("max_logit", calls(lambda x: {"stats": make_stats(max_logit=100 * x)})) == ["1", "0", "2"]
+    assert sites("range_forecast", calls(lambda x: {"stats": make_stats(max_abs_logit=2e4 * x)})) == ["1", "0", "2"]
+    assert sites("range_forecast", calls(lambda x: {"stats": make_stats(row_offset=50 * x)})) == ["1", "0", "2"]
+    assert sites("mask_audit", calls(lambda x: {"future_weight": 0.1 * x})) == ["1", "0", "2"]
 
 
 def test_scale_ledger_warns_of_an_attribute_that_holds_the_mistake(make_call):
@@ -190,7 +202,10 @@ def test_future_weight_is_wrong_only_where_the_module_says_causal(make_call):
 def test_scaled_bias(make_call):
     call = make_call(bias="alibi", bias_scaled_by=0.25)
     assert severities(run("mask_audit", [call])) == ["warn"]
-    assert run("mask_audit", [call], model_with(config={"model_type": "falcon"})) == []
+    falcon = model_with(config={"model_type": "falcon"})
+    assert run("mask_audit", [call], falcon) == []
+    assert run("mask_audit", [make_call(mask=mask(scaled_by=0.25, fill=None))], falcon) == []  # ALiBi on meta
+    assert severities(run("mask_audit", [make_call(mask=mask(scaled_by=0.25, fill=-1e4))], falcon)) == ["warn"]
 
 
 def test_unused_norm(make_call):

@@ -152,7 +152,7 @@ def _length(call: AttentionCall, module: nn.Module | None, config: Any, layer: i
                 (short**2, long**2), f"config.{name}: short_mscale {short:g}, long_mscale {long:g}", "length"
             )
         low, high = softmax, softmax * gain
-        text = f"config.{name}: {kind}, factor {factor if factor is not None else 1:g}"
+        text = f"config.{name}: {kind}" + (f", factor {factor:g}" if factor is not None else "")
         if all_dim and softmax != 1.0:
             text += f", mscale_all_dim {all_dim:g}: x{softmax:.4g}"
         elif gain != 1.0:

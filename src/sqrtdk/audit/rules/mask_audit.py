@@ -35,6 +35,10 @@ def is_causal(context: Context, judged: JudgedCall) -> bool:
     return said and call.self_attention is not False and call.query_len == call.key_len > 1
 
 
+def _scaled_on_purpose(context: Context, site: str) -> bool:
+    return model_type(context.config(site)) in SCALED_BIAS
+
+
 def _found(context: Context, judged: JudgedCall) -> Iterable[tuple[str, float, float, str, str, str]]:
     """(severity, value, threshold, message, fix, source) for one call."""
     call, mask = judged.call, judged.call.mask
@@ -58,7 +62,8 @@ def _found(context: Context, judged: JudgedCall) -> Iterable[tuple[str, float, f
                 f"masked keys get up to {mask.masked_weight:.3g} of a row's weight (fill {mask.fill})",
                 "mask with -inf or finfo.min, added after scale and softcap", SOURCE,
             )  # fmt: skip
-        if mask.scaled_by is not None and not close(mask.scaled_by, 1.0):
+        unread = mask.fill is None and _scaled_on_purpose(context, call.site)  # without values a bias looks like a mask
+        if mask.scaled_by is not None and not close(mask.scaled_by, 1.0) and not unread:
             yield (
                 "note" if mask.fill is not None and mask.fill <= -HARMLESS_FILL else "warn",
                 mask.scaled_by, 1.0,
@@ -73,7 +78,7 @@ def _found(context: Context, judged: JudgedCall) -> Iterable[tuple[str, float, f
             SOURCE,
         )  # fmt: skip
     bias = call.bias_scaled_by
-    if bias is not None and not close(bias, 1.0) and model_type(context.config(call.site)) not in SCALED_BIAS:
+    if bias is not None and not close(bias, 1.0) and not _scaled_on_purpose(context, call.site):
         yield (
             "warn", bias, 1.0,
             f"the {call.bias or 'bias'} was multiplied by {bias:.4g}", "add the bias after the scale", BIAS_SOURCE,

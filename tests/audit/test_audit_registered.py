@@ -1,0 +1,128 @@
+"""A faulty attention function, registered in transformers with its mask function, is found and named."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from sqrtdk.audit.check import check
+from sqrtdk.audit.rules import eager_vs_sdpa
+
+hf = pytest.importorskip("transformers")
+from transformers import AttentionInterface, AttentionMaskInterface  # noqa: E402
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask  # noqa: E402
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: E402
+
+from families import FAMILIES  # noqa: E402  (imports transformers)
+
+FAULTS = (None, "scaling", "softcap", "mask")
+
+
+def function(fault):
+    """An attention function of somebody's, which leaves one thing out."""
+
+    def attend(module, query, key, value, attention_mask, scaling=None, softcap=None, **kwargs):
+        groups = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        if scaling is None or fault == "scaling":
+            scaling = query.shape[-1] ** -0.5
+        logits = query @ key.transpose(-1, -2) * scaling
+        if softcap is not None and fault != "softcap":
+            logits = softcap * torch.tanh(logits / softcap)
+        if attention_mask is not None and fault != "mask":
+            logits = logits + attention_mask[..., : key.shape[-2]]
+        weights = logits.softmax(-1)
+        return (weights @ value).transpose(1, 2).contiguous(), weights
+
+    return attend
+
+
+@contextmanager
+def registered(name, attend):
+    """An attention function and the mask function for it, under a name of their own."""
+    AttentionInterface.register(name, attend)
+    AttentionMaskInterface.register(name, eager_mask)
+    try:
+        yield
+    finally:
+        del ALL_ATTENTION_FUNCTIONS._global_mapping[name]
+        del ALL_MASK_ATTENTION_FUNCTIONS._global_mapping[name]
+
+
+def gemma(name):
+    """Gemma 2: a declared scale other than the textbook's, a softcap, a causal mask and a window."""
+    return hf.Gemma2ForCausalLM._from_config(FAMILIES["gemma2"](), attn_implementation=name)
+
+
+def told(report, rule):
+    return [finding for finding in report.findings if finding.rule == rule]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_gemma_with_a_registered_function(fault):
+    name = f"somebodys_{fault}"
+    with registered(name, function(fault)):
+        model = gemma(name)
+        report = check(model, seq_len=24)
+    assert model.config._attn_implementation == name
+    assert report.environment["attn"] == name
+    assert report.not_measured == ()
+    sites = ["model.layers.0.self_attn", "model.layers.1.self_attn"]
+    if fault is None:
+        assert [finding for finding in report.findings if finding.severity != "note"] == []
+        assert report.exit_code == 0
+        return
+    assert report.exit_code == 1
+    (differ,) = told(report, "eager_vs_sdpa")
+    assert (differ.severity, differ.site) == ("fail", sites[0])
+    assert differ.message.startswith(f"eager and {name} differ: ")
+    assert {"scaling": "effective scale", "softcap": "softcap 50.0 against None", "mask": "against none"}[
+        fault
+    ] in differ.message
+    named = {
+        "scaling": ("responsiveness", "fail", "attribute scaling is not read"),
+        "softcap": ("unused", "warn", "attn_logit_softcapping = 50, but the logits are not capped"),
+        "mask": ("mask_audit", "fail", "weight to future keys"),
+    }
+    for key, (rule, severity, text) in named.items():
+        found = told(report, rule)
+        if key != fault:
+            assert found == []
+            continue
+        assert sorted(finding.site for finding in found) == sites
+        assert all(finding.severity == severity and text in finding.message for finding in found)
+    declared = told(report, "declared_vs_actual")
+    assert [finding.site for finding in declared] == (sites if fault == "scaling" else [])
+
+
+def test_a_fault_that_small_logits_hide_is_found(monkeypatch):
+    """Fresh weights give logits near 0, which a clamp at 3 leaves alone: only the enlarged q shows it."""
+
+    def clamped(module, query, key, value, attention_mask, scaling=None, **kwargs):
+        groups = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        logits = (query @ key.transpose(-1, -2) * scaling).clamp(-3.0, 3.0) + attention_mask
+        return (logits.softmax(-1) @ value).transpose(1, 2).contiguous(), None
+
+    with registered("somebodys_clamp", clamped):
+        model = hf.LlamaForCausalLM._from_config(FAMILIES["llama"](), attn_implementation="somebodys_clamp")
+        (finding,) = told(check(model, seq_len=24), "eager_vs_sdpa")
+        assert "root mean square" in finding.message
+        monkeypatch.setattr(eager_vs_sdpa, "enlargement", lambda context: {})
+        assert told(check(model, seq_len=24), "eager_vs_sdpa") == []
+
+
+def test_a_scaling_that_is_not_read_but_right_is_a_note():
+    """Llama's scaling is the textbook's: a function that ignores it is right by chance."""
+    with registered("somebodys_deaf", function("scaling")):
+        model = hf.LlamaForCausalLM._from_config(FAMILIES["llama"](), attn_implementation="somebodys_deaf")
+        report = check(model, seq_len=24)
+        assert [f.severity for f in told(report, "responsiveness")] == ["note", "note"]
+        assert told(report, "eager_vs_sdpa") == []
+        assert report.exit_code == 0
+        for layer in model.model.layers:
+            layer.self_attn.scaling = 0.3
+        report = check(model, seq_len=24)
+        (finding,) = told(report, "eager_vs_sdpa")
+        assert "0.3 against 0.25" in finding.message
+        assert report.exit_code == 1

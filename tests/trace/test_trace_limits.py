@@ -1,0 +1,335 @@
+"""What is no attention, what the lineage cannot follow, where the readings disagree, and models without data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import sqrtdk
+from attention_cases import STYLES, traced
+from attention_styles import DIM, Attention, B, L
+from sqrtdk.trace import Trace
+
+E, H = 8, 2
+
+
+@torch.library.custom_op("sqrtdk_tests::doubled", mutates_args=())
+def doubled(x: Tensor) -> Tensor:
+    """An opaque kernel that hides a factor of 2."""
+    return x * 2
+
+
+@torch.library.custom_op("sqrtdk_tests::bent", mutates_args=())
+def bent(x: Tensor) -> Tensor:
+    """An opaque kernel that is no factor at all."""
+    return x * x * x
+
+
+@torch.library.custom_op("sqrtdk_tests::double_in_place", mutates_args=("x",))
+def double_in_place(x: Tensor) -> None:
+    """An opaque kernel that writes its factor where nobody looks."""
+    x.mul_(2)
+
+
+@torch.library.custom_op("sqrtdk_tests::scores", mutates_args=())
+def scores(q: Tensor, k: Tensor) -> Tensor:
+    """An opaque product."""
+    return q @ k.mT
+
+
+for op in (doubled, bent):
+    op.register_fake(torch.empty_like)
+
+
+class Doubles(torch.autograd.Function):
+    """A factor inside an autograd function: no kernel hides it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 2
+
+
+class Attend(nn.Module):
+    """An attention whose logits come from `logits(q, k)`."""
+
+    def __init__(self, logits: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.logits = logits
+        self.q, self.k, self.v = (nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (H, E)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        return self.logits(q, k).softmax(-1) @ v
+
+
+def run(logits: Callable[[Tensor, Tensor], Tensor]) -> Trace:
+    model = Attend(logits)
+    with torch.no_grad(), sqrtdk.trace(model) as found:
+        model(torch.randn(2, 9, 16))
+    return found
+
+
+# -- no attention ------------------------------------------------------------------------------------------------------
+
+
+class Mixed(nn.Module):
+    """A router, an attention pooling by one projection, a discarded map, and one attention among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.pool = nn.Linear(16, 4), nn.Linear(16, 1)
+        self.experts = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+        self.q, self.k = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.attend = nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gates = self.router(x).softmax(-1)
+        x = sum(gates[..., i, None] * expert(x) for i, expert in enumerate(self.experts))
+        (self.q(x) @ self.k(x).mT * 0.25).softmax(-1)  # a map that nobody uses
+        x, _ = self.attend(x, x, x, need_weights=False)
+        return self.pool(x).softmax(1).mT @ x
+
+
+def test_softmaxes_that_are_no_attention_are_listed_and_not_judged() -> None:
+    model = Mixed()
+    with sqrtdk.trace(model) as found:
+        model(torch.randn(2, 9, 16))
+    assert [call.site for call in found.calls] == ["attend"]
+    assert [other.shape for other in found.not_attention] == [(2, 9, 4), (2, 9, 9), (2, 9, 1)]
+    assert [other.index for other in found.not_attention] == [0, 1, 2]
+    assert all(other.site == "" and other.reason for other in found.not_attention)
+    router, discarded, pooling = (other.reason for other in found.not_attention)
+    assert "value" in router
+    assert "value" in discarded
+    assert "one projection" in pooling
+
+
+def test_a_dense_mixture_is_no_attention() -> None:
+    """Gates times stacked experts, contracted: a value product whose logits are one projection."""
+    gate, expert = nn.Linear(16, 4), nn.Linear(16, 4 * 16)
+    x = torch.randn(2, 9, 16)
+    with sqrtdk.trace() as found:
+        torch.einsum("ble,bled->bld", gate(x).softmax(-1), expert(x).unflatten(-1, (4, 16)))
+    assert found.calls == ()
+    assert len(found.not_attention) == 1
+
+
+def test_class_probabilities_are_no_attention() -> None:
+    head = nn.Linear(16, 10)
+    with sqrtdk.trace(head) as found:
+        functional.log_softmax(head(torch.randn(3, 16)), -1)
+        head(torch.randn(3, 16)).softmax(-1)
+    assert found.calls == ()
+
+
+def test_a_model_without_attention_gives_nothing() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    with sqrtdk.trace(model) as found:
+        model(torch.randn(2, 4))
+    assert found.calls == found.not_attention == found.not_measured == ()
+
+
+def test_a_product_of_attention_outputs_is_judged_once() -> None:
+    """Two attentions in a row, the second one on the output of the first."""
+    x = torch.randn(2, 6, 8)
+    first, second = nn.Linear(8, 8), nn.Linear(8, 8)
+    with sqrtdk.trace() as found:
+        y = (first(x) @ second(x).mT * 0.5).softmax(-1) @ x
+        _ = (first(y) @ second(y).mT * 0.25).softmax(-1) @ y
+    assert [call.scale.effective for call in found.calls] == [0.5, 0.25]
+
+
+# -- what cannot be followed -------------------------------------------------------------------------------------------
+
+
+def test_an_autograd_function_hides_nothing() -> None:
+    (call,) = run(lambda q, k: Doubles.apply(q) @ k.mT * 0.25).calls
+    assert call.unknown == ()
+    assert call.scale.symbolic == pytest.approx(0.5)
+    assert call.scale.agree is True
+
+
+@pytest.mark.parametrize(
+    "logits",
+    [
+        lambda q, k: doubled(q) @ k.mT * 0.25,
+        lambda q, k: q @ doubled(k).mT * 0.25,
+        lambda q, k: doubled(q @ k.mT) * 0.25,
+        lambda q, k: doubled(q @ k.mT * 0.25),
+    ],
+    ids=["q", "k", "product", "logits"],
+)
+def test_an_opaque_factor_is_named_and_measured(logits: Callable[[Tensor, Tensor], Tensor]) -> None:
+    (call,) = run(logits).calls
+    assert call.unknown == ("doubled",)
+    assert "unknown(doubled)" in call.formula
+    assert call.scale.symbolic is None
+    assert call.scale.agree is None
+    assert call.scale.effective == call.scale.numeric == pytest.approx(0.5, rel=1e-4)
+    assert "doubled" in (call.scale.reason or "")
+    assert ("unknown", "doubled") in [(stage.name, stage.detail) for stage in call.stages]
+
+
+@pytest.mark.parametrize(
+    "logits",
+    [lambda q, k: bent(q) @ k.mT, lambda q, k: bent(q @ k.mT), lambda q, k: torch.sin(9 * q @ k.mT)],
+    ids=["q", "logits", "sine"],
+)
+def test_what_is_no_factor_gets_no_scale(logits: Callable[[Tensor, Tensor], Tensor]) -> None:
+    (call,) = run(logits).calls
+    assert call.unknown in (("bent",), ("sin",))
+    assert call.scale.effective is None
+    assert call.scale.ratio is None
+    assert call.unknown[0] in (call.scale.reason or "")
+    assert call.scale.r_squared is not None
+    assert call.scale.r_squared < 0.99
+    assert call.stats is not None
+
+
+@pytest.mark.parametrize("place", ["q", "logits"])
+def test_a_factor_written_behind_the_lineage_shows_in_the_numbers(place: str) -> None:
+    """The two readings disagree, or the operation is named: never a silent 0.25."""
+
+    def logits(q: Tensor, k: Tensor) -> Tensor:
+        q = q.clone()
+        if place == "q":
+            double_in_place(q)
+        z = q @ k.mT * 0.25
+        if place == "logits":
+            double_in_place(z)
+        return z
+
+    (call,) = run(logits).calls
+    assert call.scale.numeric == pytest.approx(0.5, rel=1e-4)
+    assert call.scale.agree is False or "double_in_place" in call.unknown
+    assert call.scale.reason
+
+
+def test_an_opaque_product_is_not_guessed() -> None:
+    found = run(lambda q, k: scores(q, k) * 0.25)
+    assert len(found.calls) + len(found.not_attention) == 1
+    for call in found.calls:
+        assert "scores" in " ".join(call.unknown)
+        assert "scores" in call.score
+        assert call.scale.effective is None
+        assert call.scale.reason
+    for other in found.not_attention:
+        assert "scores" in other.reason
+
+
+def test_heads_mixed_before_the_softmax_are_named() -> None:
+    mix = nn.Parameter(torch.randn(H, H))
+    (call,) = run(lambda q, k: torch.einsum("bhij,hg->bgij", q @ k.mT * 0.25, mix)).calls
+    assert call.unknown == ("heads mixed",)
+    assert call.scale.effective is None
+    assert call.scale.reason
+
+
+def test_additive_scores_are_named() -> None:
+    """Bahdanau: v . tanh(q + k) is no product."""
+    v = nn.Linear(E, 1, bias=False)
+    (call,) = run(lambda q, k: v(torch.tanh(q[..., :, None, :] + k[..., None, :, :])).squeeze(-1)).calls
+    assert call.score == "additive"
+    assert call.scale.effective is None
+    assert call.scale.reason
+
+
+def test_unlike_factors_of_two_parts_are_not_averaged() -> None:
+    def logits(q: Tensor, k: Tensor) -> Tensor:
+        return torch.cat([q[..., :4] * 0.5, q[..., 4:] * 0.25], -1) @ k.mT
+
+    (call,) = run(logits).calls
+    assert call.scale.symbolic is None
+    assert call.unknown
+
+
+# -- no data -----------------------------------------------------------------------------------------------------------
+
+PLAIN = [
+    name
+    for name, style in STYLES.items()
+    if style.mask is None and style.bias is None and isinstance(style.scale, float) and style.kind != "flex"
+]
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_the_meta_device_gives_the_same_formula_and_scale(name: str) -> None:
+    style = STYLES[name]
+    with torch.device("meta"):
+        model = Attention(style).to(style.dtype)
+        with style.context(), sqrtdk.trace(model) as found:
+            model(torch.empty(B, L, DIM, dtype=style.dtype))
+    (call,) = found.calls
+    (real,) = traced(name)[1].calls
+    same = ("formula", "kind", "heads", "kv_heads", "head_dim", "norm", "rope", "softcap", "score", "terms", "unknown")
+    assert {f: getattr(call, f) for f in same} == {f: getattr(real, f) for f in same}
+    assert call.scale.symbolic == pytest.approx(real.scale.symbolic)
+    assert call.scale.numeric is None
+    assert call.scale.agree is None
+    assert call.stats is None
+    assert call.stats_reason == "no data on the meta device"
+    assert call.device == "meta"
+
+
+@pytest.mark.parametrize("name", ["learned", "per_head", "l2_learned"])
+def test_a_learned_scale_without_data_is_not_guessed(name: str) -> None:
+    with torch.device("meta"):
+        model = Attention(STYLES[name])
+        with sqrtdk.trace(model) as found:
+            model(torch.empty(B, L, DIM))
+    (call,) = found.calls
+    assert call.scale.symbolic is None
+    assert call.scale.effective is None
+    assert call.scale.reason
+    assert [factor.learned for factor in call.scale.factors] == [True]
+
+
+# -- use ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", ["gpt2", 3, torch.zeros(2), {"model": nn.Linear(2, 2)}, nn.Linear])
+def test_anything_but_a_module_is_refused(wrong: Any) -> None:
+    with pytest.raises(sqrtdk.SqrtdkError, match=type(wrong).__name__) as caught:
+        sqrtdk.trace(wrong)
+    assert isinstance(caught.value, TypeError)
+    assert caught.value.hint
+
+
+def test_without_a_model_the_sites_are_unnamed() -> None:
+    layer = nn.MultiheadAttention(8, 2)
+    x = torch.randn(4, 1, 8)
+    with sqrtdk.trace() as found:
+        layer(x, x, x)
+    assert [(call.site, call.head_dim) for call in found.calls] == [("", 4)]
+
+
+@pytest.mark.parametrize("eager", [True, False])
+def test_enlarging_multiplies_q_of_one_call(eager: bool) -> None:
+    """The logits of the named call grow by the factor; those of the others stay."""
+    q, k, v = torch.randn(3, 1, 2, 6, 8).unbind()
+
+    def attend() -> None:
+        for _ in range(2):
+            if eager:
+                _ = (q @ k.mT * 8**-0.5).softmax(-1) @ v
+            else:
+                functional.scaled_dot_product_attention(q, k, v)
+
+    with sqrtdk.trace(enlarge={("", 1): 5.0}) as found:
+        attend()
+    true = (q.double() @ k.double().mT / math.sqrt(8)).std(-1, correction=0).square().mean((0, 2)).sqrt()
+    first, second = (call.stats for call in found.calls)
+    assert first is not None
+    assert second is not None
+    assert first.std_logit == pytest.approx(true.tolist(), rel=1e-4)
+    assert second.std_logit == pytest.approx((5 * true).tolist(), rel=1e-4)
