@@ -117,7 +117,8 @@ def test_sizes_dtype_and_both_attentions(llama: Path, tmp_path: Path) -> None:
     done = sqrtdk(str(llama), *sizes, "--json", "--html", str(html))
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    assert [call["site"] for call in document["calls"]] == [f"model.layers.{i}.self_attn" for i in (0, 1)]
+    calls = [(call["kind"], call["site"]) for call in document["calls"]]
+    assert calls == [(kind, f"model.layers.{i}.self_attn") for kind in ("eager", "sdpa") for i in (0, 1)]
     for call in document["calls"]:
         assert (call["batch"], call["query_len"], call["dtype"], call["verdict"]) == (2, 12, "bfloat16", "exact")
         assert call["stats"]["rows"] == 24

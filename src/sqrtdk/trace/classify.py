@@ -195,6 +195,7 @@ class Classifier:
         """Weights pass through casts, dropout and head masks; a broadcast product with values, summed, is a use."""
         others = [p for p in active if p.softmax is not weighing]
         node.softmax = weighing
+        weighing.dropout = weighing.dropout or _dropout(node)
         if node.op == "mul" and others and weighing.node.products and node.shape != weighing.seen.shape:
             node.label = "weighted values"
             value = next((t for i, t in tensors.items() if node.args[i] in others), None)
@@ -233,6 +234,18 @@ class Classifier:
             node.norm = active[0].norm
         if node.norm:
             self._store.keep(node, tensor)
+
+
+def _dropout(node: Node) -> float:
+    """The rate of the dropout that `node` applies; 0 where it applies none."""
+    if node.op == "native_dropout":
+        return float(node.args[1]) if node.args[2] else 0.0
+    for parent in node.parents():
+        while node.op == "mul" and parent.op in ("div", "bernoulli"):
+            if parent.op == "bernoulli":
+                return 1.0 - float(parent.args[1])
+            parent = parent.args[0]
+    return 0.0
 
 
 def _weight_name(node: Node) -> str:

@@ -16,6 +16,7 @@ from sqrtdk.trace.events import Pending
 from sqrtdk.trace.graph import Node
 from sqrtdk.trace.lineage import Side, follow
 from sqrtdk.trace.masks import Addend
+from sqrtdk.trace.orient import Orientation, coordinates, orientation
 from sqrtdk.trace.records import Factor, Mask, Stage
 
 
@@ -27,11 +28,11 @@ def read_eager(
     if chain.product is None:
         return _without_product(weighing, chain, value)
     left, right = _operands(chain.product)
-    logits = weighing.logits.movedim(weighing.dim, -1)
-    swapped = _is_swapped(chain, weighing)
-    query_node, key_node = (right, left) if swapped else (left, right)
+    axes = orientation(chain.product, chain, weighing.dim, weighing.logits.dim())
+    logits, weights = axes.apply(weighing.logits), axes.apply(weighing.weights)
+    query_node, key_node = (right, left) if axes.swapped else (left, right)
     query, key = follow(query_node, "q"), follow(key_node, "k")
-    layout = _layout(logits, query, query_node, swapped, value, heads_hint)
+    layout = _layout(logits, query, query_node, axes.swapped, value, heads_hint)
     draft = Draft(
         site=weighing.seen.site,
         kind="flex" if weighing.flex else "eager",
@@ -46,19 +47,19 @@ def read_eager(
         logits_dtype=weighing.stored,
         device=logits.device,
         dropout=weighing.dropout,
+        kv_axis=chain.product.shape[0] // layout.batch if len(chain.product.shape) == 3 else None,
     )
     if weighing.op == "aten._safe_softmax" and not weighing.flex:
         _merge_math_scale(draft)
-    weights = weighing.weights.movedim(weighing.dim, -1)
     if any(step.kind == "sinks" for step in chain.steps):
         logits, weights = logits[..., :-1], weights[..., :-1]
         layout.columns -= 1
-    _read_masks(draft, logits, weights)
+    _read_masks(draft, axes, logits, weights)
     if logits.is_meta:
         draft.slope_reason = draft.stats_reason = "no data on the meta device"
         return draft
     if regress:
-        _regress_eager(draft, chain.product, swapped, logits)
+        _regress_eager(draft, chain.product, axes, logits)
     if measure:
         shaped = _heads_first(logits, layout)
         draft.stats = head_stats_from_logits(shaped, draft.visible, future=looks_ahead(draft))
@@ -109,32 +110,6 @@ def _operands(product: Node) -> tuple[Node, Node]:
     return nodes[-2], nodes[-1]
 
 
-def _coordinates(product: Node, views: list[Node], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """For each logit the (batch, row, column) of the product's entry it came from, in the softmax's layout."""
-    shape = product.shape if len(product.shape) == 3 else (1, *product.shape)
-    axes = [torch.arange(n, device=device).view([-1 if d == a else 1 for d in range(3)]) for a, n in enumerate(shape)]
-    spread = [axis.expand(shape).reshape(product.shape) for axis in axes]
-    n, r, c = (to_logits(axis, views) for axis in spread)
-    return n, r, c
-
-
-_KEEP_ORDER = frozenset({"view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "slice", "cat"})
-
-
-def _is_swapped(chain: Chain, weighing: Pending) -> bool:
-    """Whether the right operand is the query: then the product's rows run along the keys."""
-    assert chain.product is not None
-    if not _replayable(chain.product, chain):
-        return False
-    if all(view.op in _KEEP_ORDER for view in chain.views):
-        return weighing.dim not in (-1, weighing.logits.dim() - 1)
-    if math.prod(chain.product.shape) > 1 << 24:
-        return False
-    _, r, c = _coordinates(chain.product, chain.views, torch.device("cpu"))
-    r, c = r.movedim(weighing.dim, -1), c.movedim(weighing.dim, -1)
-    return bool((r[..., :1] != r).any()) and not bool((c[..., :1] != c).any())
-
-
 def _layout(logits: Tensor, query: Side, node: Node, swapped: bool, value: Tensor, heads_hint: int | None) -> Layout:
     width = node.shape[-2] if swapped else node.shape[-1]
     rows = logits.shape[-2] if logits.dim() > 1 else 1
@@ -170,7 +145,7 @@ def _merge_math_scale(draft: Draft) -> None:
             draft.fused_factors.append(Factor(left.value * right.value, "op", "sdpa scale"))
 
 
-def _read_masks(draft: Draft, logits: Tensor, weights: Tensor) -> None:
+def _read_masks(draft: Draft, axes: Orientation, logits: Tensor, weights: Tensor) -> None:
     """Which keys every row sees, by all masks together, and what the softmax made of the hidden ones."""
     kinds: list[tuple[int, Step, Addend]] = []
     for i, step in enumerate(draft.chain.steps):
@@ -188,7 +163,8 @@ def _read_masks(draft: Draft, logits: Tensor, weights: Tensor) -> None:
         if addend.visible is None:
             continue
         try:
-            seen = to_logits(addend.visible.expand(addend.shape), addend.views)[..., : draft.layout.columns]
+            seen = axes.apply(to_logits(addend.visible.expand(addend.shape), addend.views))
+            seen = seen[..., : draft.layout.columns]
         except RuntimeError:  # a layout that can't be followed: what is hidden shows in the logits themselves
             seen = logits > masks.HIDDEN
         name = masks.pattern(seen)
@@ -212,23 +188,23 @@ def _read_masks(draft: Draft, logits: Tensor, weights: Tensor) -> None:
     )
 
 
-def _regress_eager(draft: Draft, product: Node, swapped: bool, logits: Tensor) -> None:
-    query, key = (draft.key.basis, draft.query.basis) if swapped else (draft.query.basis, draft.key.basis)
+def _regress_eager(draft: Draft, product: Node, axes: Orientation, logits: Tensor) -> None:
+    query, key = (draft.key.basis, draft.query.basis) if axes.swapped else (draft.query.basis, draft.key.basis)
     if query is None or key is None:
         draft.slope_reason = "the projection's values could not be brought into the product's layout"
         return
     if draft.query.rope != draft.key.rope or (draft.query.rope and draft.layout.rows != draft.layout.columns):
         draft.slope_reason = "q and k are rotated by different positions"
         return
-    if not _replayable(product, draft.chain):
+    if not axes.followed:
         draft.slope_reason = "the views between the product and the softmax could not be followed"
         return
     layout = draft.layout
     left = query.reshape(-1, *query.shape[-2:]) if query.dim() != 3 else query
     right = key.reshape(-1, *key.shape[-2:]) if key.dim() != 3 else key
     n, r, c = (
-        _heads_first(axis[..., : layout.columns], layout)
-        for axis in _coordinates(product, draft.chain.views, logits.device)
+        _heads_first(axes.apply(axis)[..., : layout.columns], layout)
+        for axis in coordinates(product, draft.chain, logits.device)
     )
     b, h, i, j = numeric.sample(
         layout.batch, layout.heads, layout.rows, layout.columns, diagonal=draft.query.rope, device=logits.device
@@ -238,28 +214,16 @@ def _regress_eager(draft: Draft, product: Node, swapped: bool, logits: Tensor) -
     columns = right.transpose(-1, -2)[at[0], at[2]].to(torch.float64)
     x = (rows * columns).sum(-1)
     y = _heads_first(logits, layout)[b, h, i, j].to(torch.float64)
-    y = _linear_part(draft, y, (b, h, i, j))
-    seen = (
-        torch.ones_like(y, dtype=torch.bool)
-        if draft.visible is None
-        else draft.visible[..., : layout.columns].expand(layout.batch, layout.heads, layout.rows, layout.columns)[
-            b, h, i, j
-        ]
-    )
+    y = _linear_part(draft, axes, y, (b, h, i, j))
+    seen = torch.ones_like(y, dtype=torch.bool)
+    if draft.visible is not None:
+        seen = draft.visible.expand(layout.batch, layout.heads, layout.rows, layout.columns)[b, h, i, j]
     draft.slope = numeric.regress(x, y, seen, rows=numeric.row_count(layout.rows, diagonal=draft.query.rope))
     if draft.slope is None:
         draft.slope_reason = "the product of the projections does not vary"
 
 
-def _replayable(product: Node, chain: Chain) -> bool:
-    try:
-        to_logits(torch.empty(product.shape, device="meta"), chain.views)
-    except (RuntimeError, NotImplementedError):
-        return False
-    return True
-
-
-def _linear_part(draft: Draft, y: Tensor, at: tuple[Tensor, ...]) -> Tensor:
+def _linear_part(draft: Draft, axes: Orientation, y: Tensor, at: tuple[Tensor, ...]) -> Tensor:
     """Undo what is known and is no factor, outermost step first: biases are subtracted, a softcap is inverted."""
     layout = draft.layout
     after = 1.0
@@ -273,7 +237,7 @@ def _linear_part(draft: Draft, y: Tensor, at: tuple[Tensor, ...]) -> Tensor:
             undo.append(("cap", step.cap, after))
     for kind, what, outer in undo:
         if kind == "bias":
-            bias = to_logits(what.value.expand(what.shape), what.views)[..., : layout.columns]
+            bias = axes.apply(to_logits(what.value.expand(what.shape), what.views))[..., : layout.columns]
             values = _heads_first(bias, layout)[at].to(torch.float64)
             y = y - values * (outer if math.isfinite(outer) else 1.0)
         else:

@@ -93,11 +93,9 @@ def _score(query: Side, key: Side, addends: Iterable[Addend], unknown: tuple[str
 
 
 def _kv_heads(draft: Draft) -> int:
-    heads = draft.layout.heads
+    heads = draft.kv_axis or draft.layout.heads
     growth = draft.key.growth
-    if draft.kv_axis:
-        heads = draft.kv_axis
-    return heads // growth if growth and heads % growth == 0 else heads
+    return heads // growth if heads % growth == 0 else heads
 
 
 def _name(dtype: torch.dtype) -> str:

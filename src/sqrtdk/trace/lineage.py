@@ -15,6 +15,7 @@ from sqrtdk.trace.records import Factor, Stage
 from sqrtdk.trace.rotary import amplitude_of, table_positions
 
 _RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias", "unflatten"})
+_REPEATS = frozenset({"expand", "repeat", "repeat_interleave", "index", "index_select"})
 # Between a vector and its rotated self: products with a table, halves taken and put together again.
 _ROTATION = frozenset({"mul", "neg", "add", "sub", "cat", "stack", "addcmul", "copy", "overwrite", "flip", "clone"})
 
@@ -109,7 +110,7 @@ def _normalised(node: Node, where: str) -> Side:
 def _view(node: Node, main: Node, where: str) -> Side:
     side = follow(main, where)
     before, after = math.prod(main.shape), math.prod(node.shape)
-    if before and after > before and after % before == 0:
+    if node.op in _REPEATS and before and after > before and after % before == 0:
         side.growth *= after // before
         side.stages.append(Stage(where, "repeat", str(after // before)))
     if node.op in _RESHAPES and main.shape and node.shape and main.shape[-1] > node.shape[-1]:
