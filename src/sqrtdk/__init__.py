@@ -23,7 +23,7 @@ _HOME = {
     "SqrtdkError": "sqrtdk.errors",
     "trace": "sqrtdk.trace",
 }
-__all__ = [*_HOME]  # noqa: PLE0604
+__all__ = [*_HOME]
 
 
 def __getattr__(name: str) -> Any:

@@ -146,6 +146,29 @@ def test_threads_that_trace_at_once_see_their_own() -> None:
     assert len(found) == 2
 
 
+def test_modules_of_another_thread_do_not_name_the_site() -> None:
+    """While a thread is inside the second layer of a model, the first one runs under a trace."""
+    inside, done = threading.Event(), threading.Event()
+
+    class Holding(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            inside.set()
+            done.wait(20)
+            return x
+
+    model = nn.Sequential(Attend(), nn.Sequential(Holding()))
+    x = torch.randn(1, 4, 16)
+    thread = threading.Thread(target=model[1], args=(x,))
+    with sqrtdk.trace(model) as run:
+        thread.start()
+        assert inside.wait(20)
+        model[0](x)
+        functional.scaled_dot_product_attention(x, x, x)  # in no module
+        done.set()
+        thread.join()
+    assert sites(run.calls) == [("0", 0), ("", 0)]
+
+
 @pytest.mark.parametrize("eager", [True, False])
 @pytest.mark.parametrize("reentrant", [None, True, False])
 def test_a_backward_pass_is_not_counted(reentrant: bool | None, eager: bool) -> None:

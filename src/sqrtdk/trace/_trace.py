@@ -70,7 +70,6 @@ class Trace:
             Listener(eager=self._eager, fused=self._fused, native=self._native, enlarge=self._factor),
             products=self._stats,
         )
-        torch.clear_autocast_cache()  # a weight cast before the trace would not be known as a weight
         self._sites.__enter__()
         try:
             if "torch._dynamo" in sys.modules or "torch.nn.attention.flex_attention" in sys.modules:

@@ -11,7 +11,7 @@ from torch import Tensor
 from sqrtdk.trace import ops
 from sqrtdk.trace.factors import describe, read_factor
 from sqrtdk.trace.graph import Node, replay
-from sqrtdk.trace.masks import Addend, read_addend
+from sqrtdk.trace.masks import HIDDEN, Addend, read_addend
 from sqrtdk.trace.records import Factor, Stage
 
 
@@ -96,12 +96,23 @@ def _read_step(node: Node, main: Node, views: list[Node]) -> list[Step]:
         fill = node.number(2 if kept else 1)
         return [Step("mask", addend=_hide(node.operands.get(0), node.args[0], fill, views[::-1], node.shape, kept))]
     if node.op in ops.CLAMPS:
-        return [Step("clamp", name=node.op)]
+        return _read_clamp(node)
     if node.op == "cat":
         return [Step("sinks", name="sinks")]
     if node.op in ("bmm", "convolution", "_convolution"):
         return [Step("unknown", name="heads mixed")]
     return [Step("unknown", name=node.op)]
+
+
+def _read_clamp(node: Node) -> list[Step]:
+    """A clamp that can bite; one at finfo.min only keeps infinities out."""
+    low, high = (node.number(1), node.number(2)) if node.op == "clamp" else (None, None)
+    if node.op in ("clamp_min", "maximum"):
+        low = node.number(1)
+    elif node.op in ("clamp_max", "minimum"):
+        high = node.number(1)
+    bounds = [f"{bound:.4g}" if bound is not None and abs(bound) < -HIDDEN else "" for bound in (low, high)]
+    return [Step("clamp", name=", ".join(bounds))] if any(bounds) else []
 
 
 def _hide(

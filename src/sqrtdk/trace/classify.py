@@ -27,6 +27,8 @@ class Classifier:
 
     def note(self, func: Any, name: str, args: Any, kwargs: Any, output: Any) -> None:
         """Make the nodes of what `func` gave for `args`."""
+        if name == "lift_fresh":  # torch.tensor([...]) written in the model's code
+            self._store.constant(args[0])
         outputs = output if isinstance(output, (tuple, list)) else (output,)
         several = isinstance(output, (tuple, list))
         tensors: dict[int, Tensor] = {}

@@ -61,7 +61,7 @@ def read_eager(
     if regress:
         _regress_eager(draft, chain.product, axes, logits)
     if measure:
-        shaped = _heads_first(logits, layout)
+        shaped = _heads_first(_whole(draft, axes, logits), layout)
         draft.stats = head_stats_from_logits(shaped, draft.visible, future=looks_ahead(draft))
         if chain.product.max_product is not None:
             draft.max_product = float(chain.product.max_product)
@@ -178,10 +178,11 @@ def _read_masks(draft: Draft, axes: Orientation, logits: Tensor, weights: Tensor
         return
     draft.visible = _heads_first(visible, draft.layout)
     first = kinds[0][2]
+    form = masks.given_form(first) if draft.kind == "sdpa" else first.form
     draft.mask = mask_facts(
         draft,
         names[0] if len(set(names)) == 1 else masks.pattern(visible) or "mask",
-        first.form,
+        form,
         _heads_first(weights, draft.layout),
         first.fill,
         scaled_by(draft.chain, kinds[0][0]),
@@ -221,6 +222,15 @@ def _regress_eager(draft: Draft, product: Node, axes: Orientation, logits: Tenso
     draft.slope = numeric.regress(x, y, seen, rows=numeric.row_count(layout.rows, diagonal=draft.query.rope))
     if draft.slope is None:
         draft.slope_reason = "the product of the projections does not vary"
+
+
+def _whole(draft: Draft, axes: Orientation, logits: Tensor) -> Tensor:
+    """The logits before a row's own maximum was taken off: the softmax does not see it, a largest logit does."""
+    for i, step in enumerate(draft.chain.steps):
+        if step.kind == "offset" and step.addend is not None and step.addend.value is not None and axes.followed:
+            taken = axes.apply(to_logits(step.addend.value.expand(step.addend.shape), step.addend.views))
+            logits = logits - taken[..., : draft.layout.columns] * (scaled_by(draft.chain, i) or 1.0)
+    return logits
 
 
 def _linear_part(draft: Draft, axes: Orientation, y: Tensor, at: tuple[Tensor, ...]) -> Tensor:

@@ -61,6 +61,10 @@ class _Expression:
         self.inner = f"{name}({self.text()})"
         self.coefficient, self.symbols, self.terms = 1.0, [], 1
 
+    def clamp(self, bounds: str) -> None:
+        self.inner = f"clamp({self.text()}, {bounds})"
+        self.coefficient, self.symbols, self.terms = 1.0, [], 1
+
     def cap(self, cap: float | None) -> None:
         inner = self.text() if self.terms == 1 else f"({self.text()})"
         self.inner = f"tanh({inner} / {number(cap)})" if cap not in (None, 1.0) else f"tanh({self.text()})"
@@ -107,6 +111,8 @@ def write(
             named.append(masks[i])
         elif step.kind == "softcap":
             expression.cap(step.cap)
+        elif step.kind == "clamp":
+            expression.clamp(step.name)
         elif step.kind == "unknown":
             unknown.append(step.name)
             if i + 1 == len(steps) or steps[i + 1].kind != "unknown":

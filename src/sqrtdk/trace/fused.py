@@ -89,10 +89,10 @@ def _read_fused_mask(draft: Draft, call: Fused) -> Tensor | None:
         if name is not None:
             draft.mask_names[0] = name
             draft.visible = _four(addend.visible)
-            draft.mask = mask_facts(draft, name, addend.form, None, addend.fill, None)
+            draft.mask = mask_facts(draft, name, masks.given_form(addend), None, addend.fill, None)
     elif call.mask.is_meta and addend.kind.endswith("mask"):
         draft.mask_names[0] = "mask"
-        draft.mask = Mask("mask", addend.form)
+        draft.mask = Mask("mask", masks.given_form(addend))
     if step.kind == "bias" and addend.value is not None:
         hidden = addend.visible
         return addend.value if hidden is None else addend.value.masked_fill(~hidden, 0.0)

@@ -17,7 +17,9 @@ from sqrtdk.trace.rotary import amplitude_of, table_positions
 _RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias", "unflatten"})
 _REPEATS = frozenset({"expand", "repeat", "repeat_interleave", "index", "index_select"})
 # Between a vector and its rotated self: products with a table, halves taken and put together again.
-_ROTATION = frozenset({"mul", "neg", "add", "sub", "cat", "stack", "addcmul", "copy", "overwrite", "flip", "clone"})
+_ROTATION = frozenset(
+    {"mul", "div", "neg", "add", "sub", "cat", "stack", "addcmul", "copy", "overwrite", "flip", "clone"}
+)
 
 
 @dataclass(slots=True)
@@ -282,7 +284,9 @@ def _rotation(node: Node, where: str) -> Side | None:
     if source.size or source.shape[-1:] == (1,):
         return None
     tables = [(n, i) for n in between if n.op in ("mul", "addcmul") for i in table_positions(n)]
-    if not tables and not (node.op in ("cat", "stack") and all(p.act for p in node.parents())):
+    parts = node.op in ("cat", "stack") and all(p.act for p in node.parents())
+    scaled = any(n.op in ("mul", "div") and not table_positions(n) for n in between)
+    if not tables and (scaled or not parts):
         return None
     side = follow(source, where)
     if side.basis is not None and tuple(side.basis.shape) != node.shape:
@@ -292,7 +296,9 @@ def _rotation(node: Node, where: str) -> Side | None:
     amplitude = amplitude_of(tables)
     side.rope = True
     side.stages.append(Stage(where, "rope"))
-    if amplitude is None:
+    if scaled:
+        side.unknown.append("a factor inside a rotation")
+    elif amplitude is None:
         side.unknown.append("rotary table of varying amplitude")
     elif abs(amplitude - 1) > 1e-3:
         side.factors.append(Factor(amplitude, where, "rotary table"))

@@ -31,6 +31,7 @@ class Addend:
         shape: the logits' shape at this step.
         content: it depends on the content of q or k, so it belongs to the score.
         terms: how many content products it sums.
+        source: the node that was added.
     """
 
     kind: str
@@ -42,6 +43,7 @@ class Addend:
     shape: tuple[int, ...]
     content: bool
     terms: int = 0
+    source: Node | None = None
 
 
 def read_addend(
@@ -63,11 +65,21 @@ def read_addend(
         return None
     kind = kind_by_values(value * alpha, hidden)
     visible = None if hidden is None else ~hidden
-    return Addend(kind, "float", _scaled(value, alpha), visible, fill, views, shape, False)
+    return Addend(kind, "float", _scaled(value, alpha), visible, fill, views, shape, False, source=node)
 
 
 def _scaled(value: Tensor | None, alpha: float) -> Tensor | None:
     return value if value is None or alpha == 1 or value.is_meta else value * alpha
+
+
+def given_form(addend: Addend) -> str:
+    """In which form SDPA got a mask: it turns a bool one, and is_causal, into floats right before it uses them."""
+    made = addend.source
+    if made is None or made.op != "where" or any(p.op != "scalar_tensor" for p in list(made.parents())[1:]):
+        return addend.form
+    condition = made.args[0]
+    ones = condition.main() if condition.op == "tril" else None
+    return "implicit" if ones is not None and ones.op == "ones" and made.serial - ones.serial <= 4 else "bool"
 
 
 def hidden_entries(value: Tensor) -> tuple[Tensor | None, float | None]:

@@ -8,13 +8,14 @@ operation's arguments for the statistics. The operation itself runs untouched: o
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sqrtdk.stats import head_stats_from_qk
+from sqrtdk.stats import HeadStats, head_stats_from_qk
 from sqrtdk.trace import masks
 from sqrtdk.trace.chain import Chain, Step
 from sqrtdk.trace.draft import Draft, Layout, mask_facts
@@ -32,8 +33,10 @@ def read(op: str, site: str, arguments: dict[str, Any], *, measure: bool) -> Dra
     heads = int(arguments.get("num_head", arguments.get("num_heads", 1)))
     width = int(arguments["embed_dim"]) // heads
     visible: Tensor | None = None
+    exists: Tensor | None = None  # rows of a nested batch that are no padding
     if query.is_nested:
         query, visible = _padded(query)
+        exists = visible.transpose(-1, -2)
         key = query
     if op == "_transformer_encoder_layer_fwd" and arguments.get("norm_first"):
         query = key = functional.layer_norm(
@@ -46,8 +49,10 @@ def read(op: str, site: str, arguments: dict[str, Any], *, measure: bool) -> Dra
     weight, bias = arguments["qkv_weight"], arguments["qkv_bias"]
     q_weight, k_weight, _ = weight.chunk(3)
     q_bias, k_bias, _ = bias.chunk(3) if bias is not None else (None, None, None)
-    q = functional.linear(query, q_weight, q_bias).unflatten(-1, (heads, width)).transpose(1, 2)
-    k = functional.linear(key, k_weight, k_bias).unflatten(-1, (heads, width)).transpose(1, 2)
+    q, k = (
+        functional.linear(x, w, b).reshape(*x.shape[:-1], heads, width).transpose(1, 2)
+        for x, w, b in ((query, q_weight, q_bias), (key, k_weight, k_bias))
+    )
     layout = Layout(q.shape[0], heads, q.shape[-2], k.shape[-2], width, width)
     root = Node("linear", tuple(query.shape), act=True, site=site)
     root.is_root, root.width, root.source = True, query.shape[-1], root.serial
@@ -89,9 +94,11 @@ def read(op: str, site: str, arguments: dict[str, Any], *, measure: bool) -> Dra
             q,
             k,
             scale=width**-0.5,
-            visible=draft.visible,
+            visible=draft.visible if exists is None or draft.visible is None else draft.visible & exists,
             future=layout.rows == layout.columns and (draft.mask is None or draft.mask.kind != "causal"),
         )
+        if exists is not None:
+            draft.stats = replace(draft.stats, heads=_without_padding(draft.stats.heads, exists))
         draft.max_product = draft.stats.max_product
     return draft
 
@@ -102,6 +109,13 @@ def _padded(nested: Tensor) -> tuple[Tensor, Tensor]:
     lengths = torch.tensor([piece.shape[0] for piece in nested.unbind()], device=padded.device)
     visible = torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]
     return padded, visible[:, None, None, :]
+
+
+def _without_padding(heads: HeadStats, exists: Tensor) -> HeadStats:
+    """Rows of padding were counted as blind; a nested batch does not have them."""
+    padding = int((~exists).sum())
+    blind = tuple(count - padding for count in heads.blind_rows)
+    return replace(heads, rows=heads.rows - padding, blind_rows=blind)
 
 
 def _four(mask: Tensor, kind: int | None, layout: Layout) -> Tensor:

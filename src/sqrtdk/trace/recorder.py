@@ -116,8 +116,9 @@ class Recorder(TorchDispatchMode):
         named = _bind(func, args, kwargs)
         site = self.sites.here()
         factor = self.listener.enlarge(site)
+        node = self.store.node(named["query"])
         if factor is not None:
-            q = named["query"] * factor
+            q = named["query"] = named["query"] * factor
             output = func(q, *args[1:], **kwargs) if args else func(**{**kwargs, "query": q})
         else:
             output = func(*args, **kwargs)
@@ -129,7 +130,7 @@ class Recorder(TorchDispatchMode):
                 query=named["query"],
                 key=named["key"],
                 value=named["value"],
-                query_node=self.store.node(named["query"]),
+                query_node=node,
                 key_node=self.store.node(named["key"]),
                 mask=mask,
                 mask_node=self.store.node(mask) if mask is not None else None,

@@ -51,7 +51,7 @@ class Store:
     def _leaf(self, tensor: Tensor) -> Node:
         """A tensor from outside the trace: a parameter or attribute of the model, a constant, or an input."""
         shape = shape_of(tensor)
-        label = self._constants.get(id(tensor))
+        label = self._constants.get(id(tensor)) or self._cast_label(tensor)
         if label is not None or isinstance(tensor, nn.Parameter):
             kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
             node = Node(kind, shape, label=label or "")
@@ -66,6 +66,18 @@ class Store:
             self._valued.add(node)
         self._nodes[tensor] = node
         return node
+
+    def _cast_label(self, tensor: Tensor) -> str | None:
+        """Name of the parameter that autocast cast to this tensor before the trace began, and kept in its cache."""
+        cast = tensor.grad_fn
+        if cast is None or cast.name() != "ToCopyBackward0":
+            return None
+        parameter = getattr(cast.next_functions[0][0], "variable", None)
+        return self._constants.get(id(parameter))
+
+    def constant(self, tensor: Tensor) -> None:
+        """Note that `tensor` is a literal of the code, not an input."""
+        self._nodes[tensor] = Node("constant", shape_of(tensor))
 
     def new_root(self, op: str, tensor: Tensor, label: str = "") -> Node:
         """A root for what an opaque operation gave."""
