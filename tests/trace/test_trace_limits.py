@@ -241,17 +241,12 @@ def test_additive_scores_are_named() -> None:
     assert call.scale.reason
 
 
-IN_PARTS = "parts of one projection put together again are taken for a rotation without tables; their factors are lost"
-
-
-@pytest.mark.xfail(strict=True, reason=IN_PARTS)
 def test_unlike_factors_of_two_parts_are_not_averaged() -> None:
     (call,) = run(lambda q, k: torch.cat([q[..., :4] * 0.5, q[..., 4:] * 0.25], -1) @ k.mT).calls
     assert call.scale.symbolic is None
     assert call.unknown
 
 
-@pytest.mark.xfail(strict=True, reason=IN_PARTS)
 def test_like_factors_of_two_parts_are_one() -> None:
     (call,) = run(lambda q, k: torch.cat([q[..., :4] * 0.25, q[..., 4:] * 0.25], -1) @ k.mT).calls
     assert call.scale.symbolic == pytest.approx(0.25)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +14,13 @@ from torch.utils.checkpoint import checkpoint
 
 import sqrtdk
 from sqrtdk.trace import AttentionCall
+
+
+@pytest.fixture(autouse=True)
+def _default_stance() -> Iterator[None]:
+    """A stance that a test left behind must not reach the next one."""
+    yield
+    torch.compiler.set_stance("default")
 
 
 class Attend(nn.Module):
@@ -82,16 +90,6 @@ def test_an_inner_trace_sees_its_part_only() -> None:
     assert sites(inner.calls) == [("layers.1", 0)]
 
 
-def test_a_trace_may_be_entered_again() -> None:
-    model, x = Stack(1), torch.randn(1, 4, 16)
-    first, second = sqrtdk.trace(model), sqrtdk.trace(model)
-    with first:
-        model(x)
-    with second:
-        model(x)
-    assert sites(first.calls) == sites(second.calls) == [("layers.0", 0)]
-
-
 def test_attention_of_another_thread_is_not_seen() -> None:
     model, x = Stack(), torch.randn(2, 5, 16)
     inside, done = threading.Event(), threading.Event()
@@ -146,6 +144,48 @@ def test_threads_that_trace_at_once_see_their_own() -> None:
     assert len(found) == 2
 
 
+@pytest.mark.xfail(
+    strict=True, reason="the stance is one for all threads: the trace that ends last restores what it found"
+)
+def test_overlapping_traces_of_two_threads_leave_the_compiler_as_it_was() -> None:
+    """The second trace begins inside the first one and ends after it."""
+    import torch._dynamo.eval_frame as eval_frame
+
+    begun, ended = threading.Event(), threading.Event()
+
+    def second() -> None:
+        with sqrtdk.trace():
+            begun.set()
+            ended.wait(20)
+
+    thread = threading.Thread(target=second)
+    before = eval_frame._stance.stance
+    with sqrtdk.trace():
+        thread.start()
+        assert begun.wait(20)
+    ended.set()
+    thread.join()
+    assert eval_frame._stance.stance == before
+
+
+@pytest.mark.parametrize(
+    "eager",
+    [
+        False,
+        pytest.param(
+            True,
+            marks=pytest.mark.xfail(strict=True, reason="what runs outside of a module call is not looked at"),
+        ),
+    ],
+)
+def test_a_model_run_by_its_forward_is_recorded(eager: bool) -> None:
+    """Code that calls `model.forward`, or another method, runs the same attention, though no hook of `model` fires."""
+    model = Attend(eager)
+    with sqrtdk.trace(model) as run:
+        model.forward(torch.randn(1, 4, 16))
+    assert [(call.formula, call.scale.agree) for call in run.calls] == [("softmax(0.3536 * q.k)", True)]
+
+
 def test_modules_of_another_thread_do_not_name_the_site() -> None:
     """While a thread is inside the second layer of a model, the first one runs under a trace."""
     inside, done = threading.Event(), threading.Event()
@@ -156,14 +196,14 @@ def test_modules_of_another_thread_do_not_name_the_site() -> None:
             done.wait(20)
             return x
 
-    model = nn.Sequential(Attend(), nn.Sequential(Holding()))
+    model, other = nn.Sequential(Attend(), nn.Sequential(Holding())), Attend()  # `other` is not of the model
     x = torch.randn(1, 4, 16)
     thread = threading.Thread(target=model[1], args=(x,))
     with sqrtdk.trace(model) as run:
         thread.start()
         assert inside.wait(20)
         model[0](x)
-        functional.scaled_dot_product_attention(x, x, x)  # in no module
+        other(x)
         done.set()
         thread.join()
     assert sites(run.calls) == [("0", 0), ("", 0)]

@@ -198,9 +198,6 @@ def test_hooks_of_the_model_still_run() -> None:
     assert seen == ["before", "after"] * 2
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the cache of casts is emptied on entry: a weight's gradient is summed in two parts"
-)
 def test_autocast_around_the_block_is_kept() -> None:
     """The same weight is cast once within an autocast region, traced or not, and its gradient is the same."""
     layer = nn.Linear(8, 8)

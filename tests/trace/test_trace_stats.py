@@ -13,14 +13,6 @@ from attention_cases import CASES, STYLES, traced
 from attention_styles import Case, Expected, case, dense, tolerance
 from sqrtdk.stats.heads import HeadStats
 
-SHIFTED = "the statistics are of logits less their own maximum, which makes every largest logit 0"
-KNOWN = {
-    "einsum_bihd_heads_last": "logits of layout (B, L, S, H) are not brought into (B, H, L, S)",
-    "exp_over_sum_shifted": SHIFTED,
-    "less_own_maximum": SHIFTED,
-    "sink": SHIFTED,
-    "encoder_nested": "rows of padding, which a nested batch does not have, are counted",
-}
 SHARP = ("matmul", "sdpa", "sdpa_causal", "sdpa_gqa", "sdpa_float_bias", "softcap", "alibi_and_causal", "flex_softcap",
          "baddbmm_alpha", "k_q_transposed", "gqa_repeat_interleave", "spots_fill", "sdpa_bool_mask")  # fmt: skip
 
@@ -78,10 +70,7 @@ def compare(stats: HeadStats | None, expected: Expected, dtype: torch.dtype) -> 
     assert stats.heads == expected.heads
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.xfail(strict=True, reason=KNOWN[n])] if n in KNOWN else []) for n in CASES],
-)
+@pytest.mark.parametrize("name", CASES)
 def test_statistics_are_those_of_the_true_logits(name: str) -> None:
     made, run = traced(name)
     assert len(run.calls) == len(made.expected), run.not_measured

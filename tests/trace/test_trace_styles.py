@@ -11,44 +11,13 @@ from attention_cases import CASES, STYLES, traced
 from attention_styles import B, H, case, scale_tolerance, tolerance
 from sqrtdk.trace import AttentionCall
 
-KNOWN = {
-    ("layout", "einsum_bihd_heads_last"): "logits of layout (B, L, S, H) are not brought into (B, H, L, S)",
-    ("formula", "einsum_bihd_heads_last"): "logits of layout (B, L, S, H) are not brought into (B, H, L, S)",
-    ("scale", "einsum_bihd_heads_last"): "logits of layout (B, L, S, H) are not brought into (B, H, L, S)",
-    ("terms", "einsum_bihd_heads_last"): "logits of layout (B, L, S, H) are not brought into (B, H, L, S)",
-    ("mask", "einsum_bihd_heads_last"): "logits of layout (B, L, S, H) are not brought into (B, H, L, S)",
-    ("stages", "einsum_bihd_heads_last"): "logits of layout (B, L, S, H) are not brought into (B, H, L, S)",
-    ("scale", "einsum_keys_first"): "the numeric reading pairs wrong entries when the keys run along the rows",
-    ("scale", "k_q_transposed"): "the numeric reading pairs wrong entries when the keys run along the rows",
-    ("layout", "gqa_grouped_product"): "queries folded into their group: kv_heads counts the query heads",
-    ("layout", "rope_complex"): "complex views count as a repetition of heads",
-    ("terms", "dropout"): "dropout of an eager call is not recorded",
-    ("terms", "sdpa_dropout"): "dropout of SDPA's math path is not recorded",
-    ("terms", "sdpa_scale_dropout"): "dropout of SDPA's math path is not recorded",
-    ("mask", "sdpa_bool_mask"): "a bool mask that SDPA turned into floats is recorded as float",
-    ("mask", "sdpa_bool_causal"): "a bool mask that SDPA turned into floats is recorded as float",
-    ("mask", "sdpa_bool_padding"): "a bool mask that SDPA turned into floats is recorded as float",
-}
-
-
-def over_cases(aspect: str) -> pytest.MarkDecorator:
-    """Parametrise over every case; known failures of the aspect are strict."""
-    marks = {
-        name: [pytest.mark.xfail(strict=True, reason=reason)]
-        for (what, name), reason in KNOWN.items()
-        if what == aspect
-    }
-    return pytest.mark.parametrize("name", [pytest.param(name, marks=marks.get(name, [])) for name in CASES])
+over_cases = pytest.mark.parametrize("name", CASES)
 
 
 def records(name: str) -> list[tuple[AttentionCall, object]]:
     made, run = traced(name)
     assert len(run.calls) == len(made.expected), (run.not_attention, run.not_measured)
     return list(zip(run.calls, made.expected, strict=True))
-
-
-def test_known_failures_name_cases() -> None:
-    assert {name for _, name in KNOWN} <= set(CASES)
 
 
 def test_number_of_styles(capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,7 +38,7 @@ def test_the_oracle_is_the_style(name: str) -> None:
     assert float(error) <= tolerance(made.dtype)
 
 
-@over_cases("layout")
+@over_cases
 def test_layout(name: str) -> None:
     for record, expected in records(name):
         rows, keys = expected.logits.shape[-2:]
@@ -82,13 +51,13 @@ def test_layout(name: str) -> None:
         assert record.device == "cpu"
 
 
-@over_cases("formula")
+@over_cases
 def test_formula(name: str) -> None:
     for record, expected in records(name):
         assert record.formula == expected.style.formula
 
 
-@over_cases("scale")
+@over_cases
 def test_scale(name: str) -> None:
     made, _ = traced(name)
     error = scale_tolerance(made.dtype)
@@ -115,7 +84,7 @@ def test_scale(name: str) -> None:
             assert scale.numeric == pytest.approx(mean, rel=error)
 
 
-@over_cases("terms")
+@over_cases
 def test_terms(name: str) -> None:
     for record, expected in records(name):
         style = expected.style
@@ -129,7 +98,7 @@ def test_terms(name: str) -> None:
         assert record.unknown == ()
 
 
-@over_cases("mask")
+@over_cases
 def test_mask(name: str) -> None:
     for record, expected in records(name):
         style = expected.style
@@ -145,7 +114,7 @@ def test_mask(name: str) -> None:
             assert record.mask.masked_weight == pytest.approx(0.0, abs=1e-6)
 
 
-@over_cases("stages")
+@over_cases
 def test_stages(name: str) -> None:
     """The stages run from the projections over the product to the logits, and name what the oracle knows of."""
     for record, expected in records(name):
@@ -158,12 +127,11 @@ def test_stages(name: str) -> None:
         for side in ("q", "k"):
             sources = [s.name for s in record.stages if s.where == side]
             assert sources[0] == "projection"
-            assert sources.count("rope") == (style.rope and sources.count("rope"))
             assert ("rope" in sources) == style.rope
             assert ("norm" in sources) == (style.norm is not None)
         assert ("softcap" in names[first:]) == (style.cap is not None)
         assert ("sinks" in names[first:]) == (style.sinks is not None)
-        assert ("unknown" in names) is False
+        assert "unknown" not in names
         if style.mask is not None:
             assert "mask" in names[first:]
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sqrtdk.audit.configs import present
 from sqrtdk.audit.context import Context, Rerun
 from sqrtdk.audit.given import as_inputs, choices, from_module
 from sqrtdk.audit.guard import eval_mode, random_state, watch_norms
@@ -219,7 +220,7 @@ def _environment(loaded: LoadedModel) -> dict[str, Any]:
 def _audit(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> _Run:
     """Run a model under a trace with the attention asked for, judge its calls and apply the rules."""
     module = loaded.module
-    static = any(p.is_meta for p in module.parameters()) and not hasattr(module, "hf_device_map")
+    static = any(p.is_meta for p in module.parameters()) and not present(module, "hf_device_map")
     with ExitStack() as stack:
         stack.enter_context(random_state(module))
         stack.enter_context(eval_mode(module))

@@ -28,6 +28,28 @@ def field(config: Any, path: str) -> Any:
     return config
 
 
+def present(config: Any, name: str) -> bool:
+    """Whether an object has an attribute; False where looking for it raises."""
+    try:
+        return hasattr(config, name)
+    except Exception:  # a stranger's __getattr__ may raise anything
+        return False
+
+
+def held(config: Any) -> Mapping[str, Any]:
+    """What an object holds in its own `__dict__`; empty where it has none."""
+    found = field(config, "__dict__")
+    return found if isinstance(found, Mapping) else {}
+
+
+def module_at(model: nn.Module, site: str) -> nn.Module | None:
+    """The module at a site, or None where the path is none of the model's (a site named after a call count)."""
+    try:
+        return model.get_submodule(site)
+    except Exception:  # AttributeError, or whatever a module's __getattr__ raises
+        return None
+
+
 def number(config: Any, path: str) -> float | None:
     """The finite number at `path`, else None; a bool is no number."""
     value = field(config, path)
@@ -51,7 +73,7 @@ def _usable(config: Any) -> bool:
     return (
         config is not None
         and not isinstance(config, nn.Module)
-        and (isinstance(config, Mapping) or hasattr(config, "__dict__") or hasattr(config, "__slots__"))
+        and (isinstance(config, Mapping) or present(config, "__dict__") or present(config, "__slots__"))
     )
 
 
@@ -60,7 +82,7 @@ def _sub_config(config: Any, site: str) -> Any:
     if isinstance(config, Mapping):
         names = [name for name in config if isinstance(name, str)]
     else:
-        names = [name for name in vars(config) if isinstance(name, str)] if hasattr(config, "__dict__") else []
+        names = [name for name in held(config) if isinstance(name, str)]
     for name in names:
         stem = name.removesuffix("_config")
         sub = field(config, name)
@@ -79,11 +101,10 @@ def config_at(model: nn.Module, site: str) -> Any:
     parts = site.split(".") if site else []
     for depth in range(len(parts), -1, -1):
         path = ".".join(parts[:depth])
-        try:
-            module = model.get_submodule(path)
-        except AttributeError:
+        module = module_at(model, path)
+        if module is None:
             continue
-        config = vars(module).get("config", getattr(type(module), "config", None))
+        config = held(module).get("config", field(type(module), "config"))
         if _usable(config) and not isinstance(config, type):
             return _sub_config(config, ".".join(parts[depth:]) if depth < len(parts) else site)
     return None

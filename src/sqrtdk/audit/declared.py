@@ -16,6 +16,7 @@ from torch import nn
 
 from sqrtdk.audit.configs import field, is_transformers, model_type, number
 from sqrtdk.audit.families import MLA_YARN, family
+from sqrtdk.audit.tolerance import inverse_root
 from sqrtdk.trace.records import AttentionCall
 
 
@@ -59,12 +60,12 @@ BASE_FIELDS: tuple[BaseReader, ...] = (
 # --- base: switches; (path, value that switches, scale, source)
 BASE_SWITCHES: tuple[tuple[str, bool, Callable[[AttentionCall, Any], float], str], ...] = (
     ("scale_attn_weights", False, lambda call, config: 1.0, "GPT-2: no scale"),
-    ("mup_scale_qk_dot_by_d", True, lambda call, config: 1.0 / call.head_dim, "muP, Yang et al. 2022: 1/d"),
-    ("scale_qk_dot_by_d", True, lambda call, config: 1.0 / call.head_dim, "muP, Yang et al. 2022: 1/d"),
+    ("mup_scale_qk_dot_by_d", True, lambda call, config: inverse_root(call.head_dim) ** 2, "muP, Yang et al. 2022: 1/d"),
+    ("scale_qk_dot_by_d", True, lambda call, config: inverse_root(call.head_dim) ** 2, "muP, Yang et al. 2022: 1/d"),
     (
         "mup_use_scaling",
         True,
-        lambda call, config: (number(config, "mup_attn_multiplier") or 1.0) / call.head_dim,
+        lambda call, config: (number(config, "mup_attn_multiplier") or 1.0) * inverse_root(call.head_dim) ** 2,
         "Phi-3-small: mup_attn_multiplier/d",
     ),
 )
@@ -101,7 +102,7 @@ def rope_parameters(config: Any, module: nn.Module | None, layer: int | None) ->
             continue
         if block and all(isinstance(value, Mapping) for value in block.values()):
             kinds = field(config, "layer_types")
-            kind = getattr(module, "layer_type", None)
+            kind = field(module, "layer_type")
             if kind is None and isinstance(kinds, list | tuple) and layer is not None and layer < len(kinds):
                 kind = kinds[layer]
             chosen = block.get(kind) if isinstance(kind, str) else None
@@ -239,14 +240,14 @@ def declared(
         config: an object or a mapping; None when there is none.
         layer: 0-based number of the layer, for per-layer rules.
     """
-    if config is None:
+    if config is None or call.head_dim < 1:
         return None
     base = _base(call, config)
     found = (_length(call, module, config, layer), _layer_index(call, config, layer))
     factors = [factor for factor in (*found, *(read(call, config) for read in MULTIPLIERS)) if factor is not None]
     if base is None and not factors:
         return None
-    values, by = base if base is not None else ((call.head_dim**-0.5,), "")
+    values, by = base if base is not None else ((inverse_root(call.head_dim),), "")
     for factor in factors:
         values = tuple(value * multiple for value in values for multiple in factor.values)
     texts = ([by] if by else []) + [factor.by for factor in factors]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sqrtdk.audit.configs import field
 from sqrtdk.audit.guard import random_state
 from sqrtdk.audit.switch import ATTN, current, offers_choice, refusal
 from sqrtdk.errors import InvalidTypeError, ModelError
@@ -28,7 +29,7 @@ def as_inputs(inputs: Any) -> Inputs:
 
 
 def _experts(model: nn.Module) -> Any:
-    return getattr(getattr(model, "config", None), "_experts_implementation", None)
+    return field(model, "config._experts_implementation")
 
 
 def _to_meta(model: nn.Module, inputs: Inputs) -> tuple[nn.Module, Inputs]:
@@ -45,7 +46,7 @@ def _to_meta(model: nn.Module, inputs: Inputs) -> tuple[nn.Module, Inputs]:
     moved = {k: move(v) for k, v in inputs.items()} if isinstance(inputs, dict) else tuple(map(move, inputs))
     try:
         twin = copy.deepcopy(model, memo)
-        choose: Any = getattr(twin, "set_experts_implementation", None)
+        choose: Any = field(twin, "set_experts_implementation")
         if choose is not None and _experts(model) is not None:
             choose("batched_mm")  # the others route by values, which meta tensors lack
         return twin, moved
@@ -69,7 +70,7 @@ def from_module(
     module = model
     if static and not any(parameter.is_meta for parameter in model.parameters()):
         module, made = _to_meta(model, made)
-    config = getattr(model, "config", None)
+    config = field(model, "config")
     return LoadedModel(module, made, type(model).__name__, "module", config, current(model), notes)
 
 

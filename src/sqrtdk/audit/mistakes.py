@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sqrtdk.audit.tolerance import close
+from sqrtdk.audit.tolerance import close, inverse_root
 from sqrtdk.trace.records import AttentionCall
 
 PAD_MULTIPLES = (8, 16, 32, 64, 128)  # head sizes that kernels pad to
@@ -56,13 +56,13 @@ MISTAKES: dict[str, Mistake] = {
         Mistake(
             "twice",
             "1/d (r = 1/sqrt(d))",
-            lambda call: (1.0 / call.head_dim,),
+            lambda call: (inverse_root(call.head_dim) ** 2,),
             "apply 1/sqrt(head_dim) once: scale q or pass scale=, not both (SDPA scales by default)",
         ),
         Mistake(
             "model_dim",
             "(h d)^-1/2 (r = 1/sqrt(h))",
-            lambda call: tuple(dim**-0.5 for dim in _model_dims(call)),
+            lambda call: tuple(map(inverse_root, _model_dims(call))),
             "take the square root of the head dimension, not of the model dimension",
         ),
         Mistake(
@@ -106,7 +106,7 @@ BY_VALUE = ("missing", "inverted", "model_dim", "head_count", "twice", "padded_h
 
 def root_factors(call: AttentionCall) -> int:
     """How many factors along the lineage are d^-1/2 each."""
-    expected = call.head_dim**-0.5
+    expected = inverse_root(call.head_dim)
     return sum(factor.value is not None and close(factor.value, expected) for factor in call.scale.factors)
 
 

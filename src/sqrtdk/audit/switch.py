@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from sqrtdk.audit.configs import field, present
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.models.extras import quiet_transformers
 
@@ -18,28 +19,28 @@ _BACKBONE = "backbone_config"  # a convolutional tower of its own, which has no 
 
 def _sub_configs(config: Any) -> Iterator[Any]:
     yield config
-    for name in getattr(config, "sub_configs", None) or ():
-        sub = getattr(config, name, None)
+    for name in field(config, "sub_configs") or ():
+        sub = field(config, name)
         if sub is not None and name != _BACKBONE:
             yield from _sub_configs(sub)
 
 
 def _parts(model: nn.Module) -> list[Any]:
     """The transformers models in a model, itself included, without backbones."""
-    config = getattr(model, "config", None)
-    backbone = getattr(config, _BACKBONE, None)
-    parts = [module for module in model.modules() if hasattr(module, "_supports_sdpa") and hasattr(module, "config")]
+    config = field(model, "config")
+    backbone = field(config, _BACKBONE)
+    parts = [module for module in model.modules() if present(module, "_supports_sdpa") and present(module, "config")]
     return [part for part in parts if part.config is not backbone]
 
 
 def offers_choice(model: nn.Module) -> bool:
     """Whether the model is one of transformers' with a choice of attention."""
-    return hasattr(model, "set_attn_implementation") and bool(_parts(model))
+    return present(model, "set_attn_implementation") and bool(_parts(model))
 
 
 def current(model: nn.Module) -> str | None:
     """The implementation that the model says it runs, None where it says nothing."""
-    name = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    name = field(model, "config._attn_implementation")
     return name if isinstance(name, str) else None
 
 
@@ -74,7 +75,7 @@ def implementation(model: Any, name: str) -> Iterator[None]:
 
 def _switch(model: Any, name: str) -> None:
     choice: Any = name
-    if getattr(model.config, _BACKBONE, None) is not None:
+    if field(model.config, _BACKBONE) is not None:
         choice = {"": name} | {sub: name for sub in model.config.sub_configs if sub != _BACKBONE}
     try:
         with quiet_transformers():

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 # Relative. A scale held in bf16 is off by up to 2^-8 = 0.4%, so less would accuse rounding; a released 27B model
 # (head_dim 128, query_pre_attn_scalar 144) is off by 5.7% under the textbook scale, so 3% is too much to see it well.
 SCALE_TOLERANCE = 0.01
+
+
+def inverse_root(dim: float) -> float:
+    """1/sqrt(dim); NaN, which nothing is close to, where there is no dimension to take the root of.
+
+    >>> inverse_root(16), inverse_root(0)
+    (0.25, nan)
+    """
+    return 1.0 / math.sqrt(dim) if dim > 0 else math.nan
 
 
 def close(value: float, expected: float, tolerance: float = SCALE_TOLERANCE) -> bool:

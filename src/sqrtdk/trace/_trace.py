@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
@@ -61,37 +62,28 @@ class Trace:
         self._sites = Sites(model)
         self._modules = dict(model.named_modules()) if model is not None else {}
         self._recorder: Recorder | None = None
-        self._stance: Any = None
+        self._running = ExitStack()
 
     def __enter__(self) -> Trace:
         self._recorder = Recorder(
             self._model,
             self._sites,
-            Listener(eager=self._eager, fused=self._fused, native=self._native, enlarge=self._factor),
+            Listener(self._eager, self._fused, self._native, self._miss, self._factor),
             products=self._stats,
         )
-        self._sites.__enter__()
-        try:
+        with ExitStack() as stack:
+            stack.enter_context(self._sites)
             if "torch._dynamo" in sys.modules or "torch.nn.attention.flex_attention" in sys.modules:
-                self._stance = torch.compiler.set_stance("force_eager")
-                self._stance.__enter__()
-            self._recorder.__enter__()
-        except BaseException:
-            self._sites.__exit__(None, None, None)
-            raise
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(self._recorder)
+            self._running = stack.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         assert self._recorder is not None
-        try:
-            self._recorder.__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
-        finally:
-            self._sites.__exit__(None, None, None)
-            if self._stance is not None:
-                self._stance.__exit__(None, None, None)
-                self._stance = None
+        self._running.__exit__(kind, error, traceback)
         others: Counter[str] = Counter()
         listed = []
         for seen in self._recorder.classifier.seen:
@@ -102,7 +94,7 @@ class Trace:
         self._recorder = None
         self.calls = tuple(self._found)
         self.not_attention = tuple(listed)
-        self.not_measured = tuple(self._missed)
+        self.not_measured = tuple(dict.fromkeys(self._missed))
 
     # -- what the recorder tells -----------------------------------------------------------------------------------
 
@@ -138,7 +130,10 @@ class Trace:
             with torch.no_grad():
                 read()
         except Exception as error:
-            self._missed.append(NotMeasured(site, f"the reading failed: {type(error).__name__}: {error}"))
+            self._miss(site, f"the reading failed: {type(error).__name__}: {error}")
+
+    def _miss(self, site: str, reason: str) -> None:
+        self._missed.append(NotMeasured(site, reason))
 
     def _add(self, draft: Draft) -> None:
         index = self._counts[draft.site]

@@ -78,6 +78,8 @@ def _read_step(node: Node, main: Node, views: list[Node]) -> list[Step]:
     if node.op in ("mul", "div"):
         index = 1 if node.args[0] is main else 0
         factor = read_factor(node, index, "logits", heads_axis=-3)
+        if factor is None and _is_binary(node.operands.get(index)):
+            return []  # z * m before z + -1e4 * (1 - m): the mask's first half
         if factor is None or (node.op == "div" and index == 0):
             return [Step("unknown", name=f"{node.op} by a tensor")]
         return [Step("scale", factor=factor)]
@@ -95,6 +97,10 @@ def _read_step(node: Node, main: Node, views: list[Node]) -> list[Step]:
         kept = node.args[1] is main
         fill = node.number(2 if kept else 1)
         return [Step("mask", addend=_hide(node.operands.get(0), node.args[0], fill, views[::-1], node.shape, kept))]
+    if node.op == "index_put":
+        fill = node.number(2)
+        if fill is not None and fill < _FILL:
+            return [Step("mask", addend=Addend("mask", "bool", None, None, fill, views[::-1], node.shape, False))]
     if node.op in ops.CLAMPS:
         return _read_clamp(node)
     if node.op == "cat":
@@ -102,6 +108,13 @@ def _read_step(node: Node, main: Node, views: list[Node]) -> list[Step]:
     if node.op in ("bmm", "convolution", "_convolution"):
         return [Step("unknown", name="heads mixed")]
     return [Step("unknown", name=node.op)]
+
+
+_FILL = -1e3  # written over logits, a number below this hides
+
+
+def _is_binary(value: Tensor | None) -> bool:
+    return value is not None and not value.is_meta and bool(((value == 0) | (value == 1)).all())
 
 
 def _read_clamp(node: Node) -> list[Step]:
@@ -151,7 +164,7 @@ def _is_own_maximum(other: Node, main: Node) -> bool:
         if parent is None:
             return False
         other = parent
-    return other.op in ("amax", "max") and bool(other.products & main.products)
+    return other.op in ("amax", "max", "logsumexp") and bool(other.products & main.products)
 
 
 def _read_product(node: Node, views: list[Node]) -> list[Step]:

@@ -27,6 +27,9 @@ class Classifier:
 
     def note(self, func: Any, name: str, args: Any, kwargs: Any, output: Any) -> None:
         """Make the nodes of what `func` gave for `args`."""
+        if not self._sites.running and (self._sites.names or name in ops.RANDOM):
+            self._made_outside(output)
+            return
         if name == "lift_fresh":  # torch.tensor([...]) written in the model's code
             self._store.constant(args[0])
         outputs = output if isinstance(output, (tuple, list)) else (output,)
@@ -61,6 +64,17 @@ class Classifier:
             self._store.put(tensor, node)
             if name in ops.NORMS or name in ("native_dropout", "max", "topk"):
                 break
+
+    def mixes_three(self, args: Any, kwargs: Any) -> bool:
+        """Whether an operation takes three activations with positions and features, as an attention does."""
+        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dim() >= 3]
+        return sum(self._store.node(tensor).act for tensor in tensors) >= 3
+
+    def _made_outside(self, output: Any) -> None:
+        """What is made inside the block but outside the model is an input of it."""
+        for tensor in output if isinstance(output, (tuple, list)) else (output,):
+            if isinstance(tensor, Tensor):
+                self._store.forget(tensor)
 
     def _classify(self, node: Node, tensor: Tensor, tensors: dict[int, Tensor]) -> None:
         parents = list(node.parents())
@@ -115,6 +129,8 @@ class Classifier:
                 low, high = torch.aminmax(tensor.detach())
                 node.max_product = torch.maximum(high, -low)
         else:
+            if (a.products or b.products) and a.act and b.act and not (a.products and b.products):
+                self._listener.missed(node.site, "a product of activations meets values without a softmax")
             source = a if a.act else b
             node.width = a.shape[-1]
             node.terms = 1 if len(node.shape) > 2 and a.shape[0] > 1 else 0
@@ -138,6 +154,7 @@ class Classifier:
         if weighing.seen.attention or not value.act or value.products:
             return False
         weighing.seen.attention = True
+        weighing.across = _sums_across(a, b, weighing, tensors, self._store)
         position = next(i for i, t in tensors.items() if self._store.is_node(t, value))
         self._listener.eager(weighing, tensors[position], out)
         return True
@@ -171,13 +188,15 @@ class Classifier:
         weighing = next((p.softmax for p in active if p.softmax is not None), None)
         roots = products.union(*(p.roots for p in active if not p.products))
         if node.products:
+            if node.op == "exp" and self._from_logarithm(node, tensor, tensors):
+                return
             if _is_quotient_of_exp(node):
                 numerator = node.args[0]
                 node.args = (numerator.args[0],)
                 self._softmax(node, tensor, numerator.operands[0], -1)
                 return
             main = node.main()
-            node.operands = {i: alias(t) for i, t in tensors.items() if node.args[i] is not main or node.op == "exp"}
+            node.operands = {i: alias(t) for i, t in tensors.items() if node.args[i] is not main or node.op in _KEPT}
             return
         if weighing is not None:
             self._carry_weights(node, tensor, tensors, active, weighing)
@@ -191,6 +210,21 @@ class Classifier:
         node.operands = {i: alias(t) for i, t in tensors.items() if not node.args[i].act}
         self._normalise(node, tensor, active)
 
+    def _from_logarithm(self, node: Node, tensor: Tensor, tensors: dict[int, Tensor]) -> bool:
+        """Exp of a log-softmax, or of z - logsumexp(z), is a softmax."""
+        inner = node.args[0]
+        while inner.op in ops.VIEWS | ops.SAME and inner.main() is not None:
+            inner = inner.main()
+        if inner.op == "_log_softmax":
+            node.args = (inner.args[0],)
+            self._softmax(node, tensor, inner.operands[0], int(inner.args[1]))
+            return True
+        if inner.op == "sub" and isinstance(inner.args[1], Node) and origin(inner.args[1]).op == "logsumexp":
+            node.args = (inner,)
+            self._softmax(node, tensor, tensors[0], -1)
+            return True
+        return False
+
     def _carry_weights(
         self, node: Node, tensor: Tensor, tensors: dict[int, Tensor], active: list[Node], weighing: Pending
     ) -> None:
@@ -198,6 +232,8 @@ class Classifier:
         others = [p for p in active if p.softmax is not weighing]
         node.softmax = weighing
         weighing.dropout = weighing.dropout or _dropout(node)
+        factors = [p for p in node.parents() if not p.act and len(p.shape) > 1]
+        weighing.remasked |= node.op == "mul" and bool(factors) and not weighing.dropout
         if node.op == "mul" and others and weighing.node.products and node.shape != weighing.seen.shape:
             node.label = "weighted values"
             value = next((t for i, t in tensors.items() if node.args[i] in others), None)
@@ -236,6 +272,23 @@ class Classifier:
             node.norm = active[0].norm
         if node.norm:
             self._store.keep(node, tensor)
+
+
+_KEPT = frozenset({"exp", "_log_softmax"})  # whose own input is needed when they turn out to be a softmax
+
+
+def _sums_across(a: Node, b: Node, weighing: Pending, tensors: dict[int, Tensor], store: Store) -> bool:
+    """Whether the value product sums over an axis that the softmax did not normalise.
+
+    Told from the numbers of one matrix: rows that sum to 1 along the other axis, and not along this one.
+    """
+    weights = a if a.softmax is weighing else b
+    tensor = next((t for t in tensors.values() if store.is_node(t, weights)), None)
+    if tensor is None or tensor.is_meta or tensor.dim() < 2 or min(tensor.shape[-2:]) < 2 or not tensor.numel():
+        return False
+    matrix = tensor.detach().reshape(-1, *tensor.shape[-2:])[0].to(torch.float32)
+    over, other = (matrix.sum(-1), matrix.sum(-2)) if weights is a else (matrix.sum(-2), matrix.sum(-1))
+    return bool(((other - 1).abs() < 1e-2).all()) and bool(((over - 1).abs() > 5e-2).any())
 
 
 def _dropout(node: Node) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -65,6 +66,10 @@ def read_eager(
         draft.stats = head_stats_from_logits(shaped, draft.visible, future=looks_ahead(draft))
         if chain.product.max_product is not None:
             draft.max_product = float(chain.product.max_product)
+    if weighing.remasked and draft.stats is not None:
+        draft.stats = replace(draft.stats, future_weight=None)
+    if weighing.across:
+        draft.query.unknown.append("softmax over the queries")
     draft.output_rms = root_mean_square(output)
     return draft
 
@@ -111,14 +116,17 @@ def _operands(product: Node) -> tuple[Node, Node]:
 
 
 def _layout(logits: Tensor, query: Side, node: Node, swapped: bool, value: Tensor, heads_hint: int | None) -> Layout:
-    width = node.shape[-2] if swapped else node.shape[-1]
+    width, product_rows = node.shape[-2:] if swapped else node.shape[:-3:-1]
     rows = logits.shape[-2] if logits.dim() > 1 else 1
     columns = logits.shape[-1]
     if logits.dim() >= 4:
-        heads = math.prod(logits.shape[1:-2])
+        folded = product_rows != rows  # query heads of a group along the product's rows
+        heads = math.prod(logits.shape[1:-2]) if folded else logits.shape[-3]
     elif logits.dim() == 3:
         heads = query.folded_heads // width if query.folded_heads and width else heads_hint or 1
-        heads = heads if heads and logits.shape[0] % heads == 0 else heads_hint or 1
+        if query.root is not None and query.root.shape[-1:] == (width,):
+            heads = 1  # the projection is as wide as the product: one head a module
+        heads = heads if heads and logits.shape[0] % heads == 0 else 1
     else:
         heads = 1
     batch = math.prod(logits.shape[:-2]) // max(heads, 1)
@@ -160,13 +168,12 @@ def _read_masks(draft: Draft, axes: Orientation, logits: Tensor, weights: Tensor
     visible: Tensor | None = None
     names: list[str] = []
     for i, _, addend in kinds:
-        if addend.visible is None:
+        if addend.visible is None and addend.fill is None:
             continue
-        try:
+        seen = logits > max(0.5 * (addend.fill or -math.inf), masks.BOTTOM)
+        if addend.visible is not None and axes.followed:
             seen = axes.apply(to_logits(addend.visible.expand(addend.shape), addend.views))
             seen = seen[..., : draft.layout.columns]
-        except RuntimeError:  # a layout that can't be followed: what is hidden shows in the logits themselves
-            seen = logits > masks.HIDDEN
         name = masks.pattern(seen)
         if name is None:
             draft.mask_names.pop(i, None)

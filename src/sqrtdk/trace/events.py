@@ -35,6 +35,8 @@ class Pending:
     flex: bool
     stored: torch.dtype  # of the product's result, before an upcast for the softmax
     dropout: float = 0.0
+    remasked: bool = False  # the weights were multiplied after the softmax
+    across: bool = False  # the value product sums over another axis than the softmax's
 
 
 @dataclass(slots=True)
@@ -63,4 +65,5 @@ class Listener:
     eager: Callable[[Pending, Tensor, Tensor], None]
     fused: Callable[[Fused], None]
     native: Callable[[str, str, dict[str, Any], Tensor], None]
+    missed: Callable[[str, str], None]
     enlarge: Callable[[str], float | None] = field(default=lambda site: None)

@@ -110,6 +110,9 @@ def write(
         elif step.kind == "mask" and i in masks:
             named.append(masks[i])
         elif step.kind == "softcap":
+            for name in named:  # a mask inside the cap: shown where it is
+                expression.add(name)
+            named = []
             expression.cap(step.cap)
         elif step.kind == "clamp":
             expression.clamp(step.name)

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from sqrtdk.trace.graph import Node
 
-# A number this negative means "hidden": a quarter of the most negative float16 bounds every finfo.min in use from
-# above, and a scaled finfo.min as well; position biases stay far from it up to 10^5 keys.
+# A quarter of the most negative float16: logits and biases stay above it, every finfo.min is below.
 HIDDEN = -16000.0
+BOTTOM = -1e30  # beside -inf, a finfo.min of bfloat16 or float32 hides as well
+_FAR = -1e3  # a mask that carries a bias besides reaches at least this low
 # Older models hide with -10000 (BERT), -65500 (XLNet) or -100 (Swin): a mask then holds 0 and that number alone.
 _TWO_VALUED = -50.0
 
@@ -83,17 +84,23 @@ def given_form(addend: Addend) -> str:
 
 
 def hidden_entries(value: Tensor) -> tuple[Tensor | None, float | None]:
-    """Which entries of an additive tensor hide their key, and by what number; (None, None) where none does."""
+    """Which entries of an additive tensor hide their key, and by what number; (None, None) where none does.
+
+    Hidden entries lie far below all others, with nothing in between: that tells -1e4 beside a small bias from the
+    far end of a steep ALiBi.
+    """
     if not value.numel() or not value.is_floating_point():
         return None, None
     lowest = float(value.min())
     if math.isnan(lowest) or lowest > _TWO_VALUED:
         return None, None
-    hidden = value <= HIDDEN
-    if not bool(hidden.any()):
-        if not bool(((value == 0) | (value == lowest)).all()):
-            return None, None
-        hidden = value == lowest
+    if math.isinf(lowest):
+        return value <= BOTTOM, lowest
+    hidden = value <= 0.5 * lowest
+    if lowest > _FAR and not bool(((value == 0) | (value == lowest)).all()):
+        return None, None
+    if bool(((value < 0.1 * lowest) & ~hidden).any()):
+        return None, None
     return hidden, lowest
 
 

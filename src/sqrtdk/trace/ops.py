@@ -104,6 +104,9 @@ FUSED = frozenset(
 # nn.MultiheadAttention's and nn.TransformerEncoderLayer's fast paths.
 NATIVE = frozenset({"_native_multi_head_attention", "_transformer_encoder_layer_fwd"})
 
+# Attention kernels whose arguments are not read (packed or paged layouts).
+OPAQUE = frozenset({"_flash_attention_forward", "_efficient_attention_forward", "_cudnn_attention_forward"})
+
 SOFTMAX = frozenset({"_softmax", "_safe_softmax", "_masked_softmax"})
 
 # New tensors that carry nothing over from their arguments but a shape.
@@ -136,5 +139,8 @@ NORMS = {
 
 # Reductions that turn x into the reciprocal of its own size: x times one of these is a normalisation.
 SIZES = frozenset({"rsqrt", "reciprocal", "sqrt", "linalg_vector_norm", "norm", "pow", "square", "mean", "sum", "abs"})
+
+# Outside of any module, what these give is an input.
+RANDOM = frozenset({"randn", "rand", "normal", "uniform", "randint", "randn_like", "rand_like", "randint_like"})
 
 CLAMPS = frozenset({"clamp", "clamp_min", "clamp_max", "maximum", "minimum", "nan_to_num"})

@@ -7,10 +7,12 @@ product, or a fused attention kernel runs, the listener is told and reads the fo
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sqrtdk.trace import ops
@@ -20,6 +22,8 @@ from sqrtdk.trace.sites import Sites
 from sqrtdk.trace.store import Store
 
 _FLEX = "flex_attention"
+_PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
+_KNOWN = ("aten", "prims", "prim")
 
 
 class Recorder(TorchDispatchMode):
@@ -55,6 +59,11 @@ class Recorder(TorchDispatchMode):
         if not hasattr(func, "_schema"):
             return self._higher_order(func, args, kwargs)
         name = _base_name(func)
+        subclass = next((t for t in types if t not in _PLAIN), None)
+        if subclass is not None:
+            if name in ops.FUSED | ops.SOFTMAX:
+                self.listener.missed(self.sites.here(), f"{name} ran on {subclass.__name__}, which is not followed")
+            return func(*args, **kwargs)
         if name not in ops.FUSED and self._is_composite(func):
             with self:
                 result = func.decompose(*args, **kwargs)
@@ -64,7 +73,7 @@ class Recorder(TorchDispatchMode):
             return self._run_fused(func, name, args, kwargs)
         written = self._written(func)
         if written:
-            self.store.save_before_write(written, args, kwargs)
+            self._guard(lambda: self.store.save_before_write(written, args, kwargs))
         run_args = args
         if name in ("bmm", "baddbmm") and not self.classifier.flex:
             run_args = self._enlarged(name, args)
@@ -72,12 +81,24 @@ class Recorder(TorchDispatchMode):
         if name in ops.NATIVE:
             first = output[0] if isinstance(output, (tuple, list)) else output
             self.listener.native(name, self.sites.here(), _bind(func, args, kwargs), first)
-            self.store.new_root(name, first)
+            self._guard(lambda: self.store.new_root(name, first))
             return output
+        self._guard(lambda: self._note(func, name, args, kwargs, output, written))
+        return output
+
+    def _note(self, func: Any, name: str, args: Any, kwargs: Any, output: Any, written: Any) -> None:
+        if (func.namespace not in _KNOWN or name in ops.OPAQUE) and self.classifier.mixes_three(args, kwargs):
+            self.listener.missed(self.sites.here(), f"{func.namespace}::{name} is opaque: what it computes is not seen")
         self.classifier.note(func, name, args, kwargs, output)
         if written:
             self.store.note_write(written, args, kwargs)
-        return output
+
+    def _guard(self, work: Callable[[], object]) -> None:
+        """Bookkeeping that fails must not stop the model."""
+        try:
+            work()
+        except Exception as error:
+            self.listener.missed(self.sites.here(), f"the trace failed here: {type(error).__name__}: {error}")
 
     def _higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
         """FlexAttention run eagerly: its own dense implementation, seen operation by operation."""

@@ -7,7 +7,7 @@ from typing import Any
 from weakref import WeakSet
 
 from torch import Tensor, nn
-from torch.utils.weak import WeakTensorKeyDictionary
+from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from sqrtdk.trace.events import Pending
 from sqrtdk.trace.graph import Node, alias, origin
@@ -24,6 +24,8 @@ class Store:
         self._valued: WeakSet[Node] = WeakSet()
         self._held: list[Tensor] = []  # module tensors: their ids must stay theirs
         self._constants: dict[int, str] = {}
+        self._sharing: dict[int, list[TensorWeakRef]] = {}  # tensors by storage
+        self._puts = 0
         if model is not None:
             for name, tensor in _module_tensors(model):
                 self._held.append(tensor)
@@ -38,6 +40,14 @@ class Store:
     def put(self, tensor: Tensor, node: Node) -> None:
         """Note that `tensor` is now `node`."""
         self._nodes[tensor] = node
+        if tensor.is_nested:
+            return
+        self._sharing.setdefault(_storage(tensor), []).append(TensorWeakRef(tensor))
+        self._puts += 1
+        if self._puts % 4096 == 0:
+            self._sharing = {
+                k: live for k, refs in self._sharing.items() if (live := [r for r in refs if r() is not None])
+            }
 
     def is_node(self, tensor: Tensor, node: Node) -> bool:
         """Whether `tensor` is known as `node`."""
@@ -58,13 +68,14 @@ class Store:
         elif not tensor.is_floating_point() and not tensor.is_complex():
             node = Node("input", shape)
             node.external = True
-        elif tensor.is_nested or tensor.numel() <= 1:
+        elif tensor.is_nested or tensor.numel() <= 1 or tensor.dim() < 2:
+            # A row of numbers is a literal of the code (rotary factors), not hidden states.
             node = Node("constant", shape)
         else:
             node = Node("input", shape, act=True, site=self._sites.here())
             node.make_root(alias(tensor))
             self._valued.add(node)
-        self._nodes[tensor] = node
+        self.put(tensor, node)
         return node
 
     def _cast_label(self, tensor: Tensor) -> str | None:
@@ -75,6 +86,10 @@ class Store:
         parameter = getattr(cast.next_functions[0][0], "variable", None)
         return self._constants.get(id(parameter))
 
+    def forget(self, tensor: Tensor) -> None:
+        """Let `tensor` be a leaf when it is next seen."""
+        self._nodes.pop(tensor, None)
+
     def constant(self, tensor: Tensor) -> None:
         """Note that `tensor` is a literal of the code, not an input."""
         self._nodes[tensor] = Node("constant", shape_of(tensor))
@@ -84,7 +99,7 @@ class Store:
         node = Node(op, shape_of(tensor), act=True, site=self._sites.here(), label=label)
         node.make_root(alias(tensor))
         self._valued.add(node)
-        self._nodes[tensor] = node
+        self.put(tensor, node)
         return node
 
     def cut(self, node: Node, tensor: Tensor, source: Node | None = None) -> None:
@@ -107,12 +122,12 @@ class Store:
             tensor = args[key] if isinstance(key, int) and key < len(args) else kwargs.get(str(key))
             if not isinstance(tensor, Tensor) or tensor.is_meta:
                 continue
-            storage = tensor.untyped_storage()._cdata
+            storage = _storage(tensor)
             for node in list(self._valued):
-                if node.value is not None and node.value.untyped_storage()._cdata == storage:
+                if node.value is not None and _storage(node.value) == storage:
                     node.value = node.value.clone()
             for weighing in list(self.pending):
-                if not weighing.seen.attention and weighing.logits.untyped_storage()._cdata == storage:
+                if not weighing.seen.attention and _storage(weighing.logits) == storage:
                     weighing.logits = weighing.logits.clone()
 
     def note_write(self, written: tuple[int | str, ...], args: Any, kwargs: Any) -> None:
@@ -124,9 +139,10 @@ class Store:
             new = self.node(tensor)
             if not new.act:
                 continue
-            storage = tensor.untyped_storage()._cdata
-            for other, old in list(self._nodes.items()):
-                if other is tensor or other.untyped_storage()._cdata != storage or old is new:
+            refs = self._sharing.get(_storage(tensor), [])
+            for other in {id(t): t for ref in refs if (t := ref()) is not None}.values():
+                old = self._nodes.get(other)
+                if other is tensor or old is None or old is new or _storage(other) != _storage(tensor):
                     continue
                 if other.shape == tensor.shape and other.data_ptr() == tensor.data_ptr():
                     self._nodes[other] = new
@@ -135,6 +151,10 @@ class Store:
                 both.roots = old.roots | new.roots
                 both.products = old.products | new.products
                 self._nodes[other] = both
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sqrtdk.audit.configs import model_type
+from sqrtdk.audit.configs import field, model_type
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.families import SCALED_BIAS
 from sqrtdk.audit.records import Finding, JudgedCall
@@ -31,7 +31,7 @@ def is_causal(context: Context, judged: JudgedCall) -> bool:
     """Whether the module says of itself that it is causal, and the call is one to which that applies."""
     call = judged.call
     module = context.module(call.site)
-    said = any(getattr(module, name, None) is True for name in ("is_causal", "causal"))
+    said = any(field(module, name) is True for name in ("is_causal", "causal"))
     return said and call.self_attention is not False and call.query_len == call.key_len > 1
 
 

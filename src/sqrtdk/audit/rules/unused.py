@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from sqrtdk.audit.configs import number
+from sqrtdk.audit.configs import field, number
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.audit.tolerance import close
@@ -31,7 +31,7 @@ def _idle_norm(context: Context, judged: JudgedCall) -> str | None:
     if module is None or call.norm is not None or context.ran is None:
         return None
     for name in NORM_NAMES:
-        norm = getattr(module, name, None)
+        norm = field(module, name)
         path = f"{call.site}.{name}" if call.site else name
         if isinstance(norm, nn.Module) and not isinstance(norm, nn.Identity) and path not in context.ran:
             return name

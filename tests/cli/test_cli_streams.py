@@ -1,0 +1,197 @@
+"""Whatever the model's code does to the streams or the process, stdout has the report alone, and the exit code is true.
+
+The program runs in a process of its own here: file descriptors are the subject.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from sqrtdk.cli.errors import reported
+from sqrtdk.cli.output import working
+
+NETS = """
+import ctypes, os, sys
+import torch
+from torch import nn
+
+class Own(BaseException):
+    pass
+
+class Mute(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+class Loud(nn.MultiheadAttention):
+    def forward(self, *arguments):
+        os.write(1, b"written\\n")
+        os.system("echo child")
+        sys.__stdout__.write("original\\n")
+        print("printed")
+        ctypes.CDLL(None).puts(b"from C")
+        return super().forward(*arguments)
+
+class Leaves(nn.MultiheadAttention):
+    def forward(self, *arguments):
+        sys.exit(0)
+
+class Raises(nn.MultiheadAttention):
+    def forward(self, *arguments):
+        raise Own("stop")
+
+class Silent(nn.MultiheadAttention):
+    def forward(self, *arguments):
+        raise Mute
+
+x = (torch.ones(1, 3, 8),) * 3
+def loud(): return Loud(8, 2), x
+def leaves(): return Leaves(8, 2), x
+def raises(): return Raises(8, 2), x
+def silent(): return Silent(8, 2), x
+"""
+SAID = ["written", "child", "original", "printed", "from C"]
+
+
+class Own(BaseException):
+    pass
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.fixture
+def nets(tmp_path: Path) -> Path:
+    (tmp_path / "nets.py").write_text(NETS)
+    (tmp_path / "exits.py").write_text("import sys\nsys.exit(0)\n")
+    return tmp_path
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "sqrtdk", "check", *arguments]
+
+
+def test_a_pipe_gets_the_document_alone(nets: Path) -> None:
+    done = subprocess.run(command("nets:loud", "--json"), cwd=nets, capture_output=True, text=True, check=False)
+    assert json.loads(done.stdout)["model"]["class"] == "Loud"
+    for word in SAID:
+        assert word in done.stderr.splitlines()
+
+
+def test_a_file_gets_the_document_alone(nets: Path) -> None:
+    with open(nets / "out", "w") as out:
+        done = subprocess.run(
+            command("nets:loud", "--json"), cwd=nets, stdout=out, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert json.loads((nets / "out").read_text())["model"]["class"] == "Loud"
+    assert set(SAID) <= set(done.stderr.splitlines())
+
+
+def test_a_terminal_gets_the_report_alone(nets: Path) -> None:
+    pty = pytest.importorskip("pty")
+    primary, secondary = pty.openpty()
+    try:
+        done = subprocess.run(
+            command("nets:loud"), cwd=nets, stdout=secondary, stderr=subprocess.PIPE, text=True, check=False
+        )
+        shown = os.read(primary, 65536).decode()
+    finally:
+        os.close(primary)
+        os.close(secondary)
+    assert "1 attention call" in shown
+    assert not set(SAID) & set(shown.split("\r\n"))
+    assert set(SAID) <= set(done.stderr.splitlines())
+
+
+@pytest.mark.parametrize("closed", ["1", "2"])
+def test_a_closed_stream_is_no_error(nets: Path, closed: str) -> None:
+    script = f'exec "$@" {closed}>&-'
+    done = subprocess.run(
+        ["sh", "-c", script, "sh", *command("nets:loud", "--json", "--fail-on", "never")],
+        cwd=nets,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Error" not in done.stderr
+    if closed == "2":
+        json.loads(done.stdout)
+
+
+def test_descriptor_1_comes_back_with_what_was_written_before(capfd: pytest.CaptureFixture[str]) -> None:
+    print("before")
+    with working("Checking"):
+        os.write(1, b"inside\n")
+    os.write(1, b"after\n")
+    captured = capfd.readouterr()
+    assert captured.out == "before\nafter\n"
+    assert captured.err == "inside\n"
+
+
+def test_descriptor_1_comes_back_after_an_error(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ZeroDivisionError), working("Checking"):
+        raise ZeroDivisionError
+    os.write(1, b"after\n")
+    assert capfd.readouterr().out == "after\n"
+
+
+@pytest.mark.parametrize(
+    ("model", "word"),
+    [("nets:leaves", "SystemExit"), ("nets:raises", "Own"), ("nets:silent", "Mute"), ("exits:make", "SystemExit")],
+)
+def test_a_model_that_leaves_is_an_error(nets: Path, model: str, word: str) -> None:
+    done = subprocess.run(command(model, "--json"), cwd=nets, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("Error: ")
+    assert word in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (SystemExit(0), "Error: SystemExit: 0"),
+        (Own("stop"), "Error: Own: stop"),
+        (Mute(), "Error: Mute: (its text can't be shown: RuntimeError)"),
+    ],
+)
+@pytest.mark.parametrize("traceback", [False, True])
+def test_the_last_resort(
+    capsys: pytest.CaptureFixture[str], error: BaseException, line: str, traceback: bool
+) -> None:
+    with pytest.raises(typer.Exit) as caught, reported(traceback):
+        raise error
+    assert caught.value.exit_code == 2
+    assert line in capsys.readouterr().err.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["demo", "--text", "/dev/zero"], "not a regular file"),
+        (["--batch", "100000000", "--seq-len", "1000000"], "elements"),
+        (["--seed", "18446744073709551616"], "seed"),
+        (["--device-map", "auto"], "device_map"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(arguments: list[str], word: str) -> None:
+    import resource
+
+    def tight() -> None:  # so that a program that does not refuse falls over soon
+        resource.setrlimit(resource.RLIMIT_AS, (8 * 2**30, 8 * 2**30))
+
+    done = subprocess.run(command(*arguments), capture_output=True, text=True, check=False, preexec_fn=tight)
+    assert done.returncode == 2
+    assert word in done.stderr
+    assert "\nHint: " in done.stderr
+    assert "not one of sqrtdk's own" not in done.stderr
