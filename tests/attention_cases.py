@@ -10,10 +10,11 @@ from attention_eager import EAGER
 from attention_fused import FUSED
 from attention_modules import MODULES
 from attention_positions import POSITIONS
+from attention_rare import RARE
 from attention_styles import Case, case
 from sqrtdk.trace import Trace
 
-STYLES = {**EAGER, **POSITIONS, **FUSED}
+STYLES = {**EAGER, **POSITIONS, **FUSED, **RARE}
 CASES: dict[str, Callable[[], Case]] = {
     **{name: functools.partial(case, style) for name, style in STYLES.items()},
     **MODULES,

@@ -144,9 +144,6 @@ def test_threads_that_trace_at_once_see_their_own() -> None:
     assert len(found) == 2
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the stance is one for all threads: the trace that ends last restores what it found"
-)
 def test_overlapping_traces_of_two_threads_leave_the_compiler_as_it_was() -> None:
     """The second trace begins inside the first one and ends after it."""
     import torch._dynamo.eval_frame as eval_frame
@@ -168,16 +165,7 @@ def test_overlapping_traces_of_two_threads_leave_the_compiler_as_it_was() -> Non
     assert eval_frame._stance.stance == before
 
 
-@pytest.mark.parametrize(
-    "eager",
-    [
-        False,
-        pytest.param(
-            True,
-            marks=pytest.mark.xfail(strict=True, reason="what runs outside of a module call is not looked at"),
-        ),
-    ],
-)
+@pytest.mark.parametrize("eager", [False, True])
 def test_a_model_run_by_its_forward_is_recorded(eager: bool) -> None:
     """Code that calls `model.forward`, or another method, runs the same attention, though no hook of `model` fires."""
     model = Attend(eager)
@@ -281,9 +269,6 @@ def test_a_compiled_module_is_recorded(eager: bool, warm: bool) -> None:
     torch._dynamo.reset()
 
 
-@pytest.mark.xfail(
-    strict=True, raises=UserWarning, reason="the site hooks are global: torch warns of every compiled module"
-)
 def test_a_compiled_module_runs_without_a_warning() -> None:
     compiled = torch.compile(Attend(), backend="eager")
     with sqrtdk.trace(compiled) as run:

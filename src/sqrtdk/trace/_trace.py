@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidTypeError
 from sqrtdk.trace import native
+from sqrtdk.trace.compiler import eager_compiler
 from sqrtdk.trace.draft import Draft
 from sqrtdk.trace.eager import read_eager
 from sqrtdk.trace.events import Fused, Listener, Pending
@@ -73,8 +73,7 @@ class Trace:
         )
         with ExitStack() as stack:
             stack.enter_context(self._sites)
-            if "torch._dynamo" in sys.modules or "torch.nn.attention.flex_attention" in sys.modules:
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(eager_compiler())
             stack.enter_context(self._recorder)
             self._running = stack.pop_all()
         return self

@@ -11,7 +11,7 @@ from torch import Tensor
 from sqrtdk.trace import ops
 from sqrtdk.trace.factors import describe, read_factor
 from sqrtdk.trace.graph import Node, replay
-from sqrtdk.trace.masks import HIDDEN, Addend, read_addend
+from sqrtdk.trace.masks import BESIDES_MASK, HIDDEN, Addend, read_addend
 from sqrtdk.trace.records import Factor, Stage
 
 
@@ -41,14 +41,20 @@ class Chain:
 
     def stages(self) -> list[Stage]:
         """The steps as stages of a record."""
-        return [Stage("logits", step.kind, _detail(step)) for step in self.steps if step.kind != "offset"]
+        stages = []
+        for step in self.steps:
+            if step.kind != "offset":
+                stages.append(Stage("logits", step.kind, _detail(step)))
+            if step.kind == "bias" and step.addend is not None and step.addend.kind.endswith(BESIDES_MASK):
+                stages.append(Stage("logits", "mask", "in the same tensor"))
+        return stages
 
 
 def _detail(step: Step) -> str:
     if step.factor is not None:
         return describe(step.factor)
     if step.addend is not None:
-        return step.addend.kind
+        return step.addend.kind.removesuffix(BESIDES_MASK)
     return f"{step.cap:.4g}" if step.cap is not None else step.name
 
 

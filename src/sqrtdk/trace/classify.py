@@ -27,8 +27,9 @@ class Classifier:
 
     def note(self, func: Any, name: str, args: Any, kwargs: Any, output: Any) -> None:
         """Make the nodes of what `func` gave for `args`."""
-        if not self._sites.running and (self._sites.names or name in ops.RANDOM):
-            self._made_outside(output)
+        outside = not self._sites.running
+        if outside and name in ops.RANDOM:
+            self._store.forget(output)
             return
         if name == "lift_fresh":  # torch.tensor([...]) written in the model's code
             self._store.constant(args[0])
@@ -62,6 +63,8 @@ class Classifier:
             if name == "index" and node.act and not node.is_root:
                 node.operands.update({key: alias(x) for key, x in inner.items()})
             self._store.put(tensor, node)
+            if outside:
+                self._store.loosen(tensor)
             if name in ops.NORMS or name in ("native_dropout", "max", "topk"):
                 break
 
@@ -69,12 +72,6 @@ class Classifier:
         """Whether an operation takes three activations with positions and features, as an attention does."""
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dim() >= 3]
         return sum(self._store.node(tensor).act for tensor in tensors) >= 3
-
-    def _made_outside(self, output: Any) -> None:
-        """What is made inside the block but outside the model is an input of it."""
-        for tensor in output if isinstance(output, (tuple, list)) else (output,):
-            if isinstance(tensor, Tensor):
-                self._store.forget(tensor)
 
     def _classify(self, node: Node, tensor: Tensor, tensors: dict[int, Tensor]) -> None:
         parents = list(node.parents())
@@ -120,7 +117,7 @@ class Classifier:
         elif _mixes_heads(node.op, a, b):
             node.softmax = weighing
             node.products = a.products | b.products
-        elif self.is_product(a, b, node.op):
+        elif self.is_product(a, b):
             node.is_product = True
             node.learned = a.learned or b.learned
             node.dtype = tensor.dtype
@@ -139,15 +136,11 @@ class Classifier:
                 node.op = "additive"
             self._store.cut(node, tensor, source=source)
 
-    def is_product(self, a: Node, b: Node, op: str) -> bool:
+    def is_product(self, a: Node, b: Node) -> bool:
         """Whether a contraction is a product of queries and keys, and not a projection or a value product."""
         if a.products or b.products or a.softmax is not None or b.softmax is not None:
             return False
-        if a.act and b.act:
-            return True
-        constant, other = (a, b) if b.act else (b, a)
-        # A learned query shared by the batch: a parameter repeated over a batch dimension. A weight is not repeated.
-        return other.act and op == "bmm" and constant.shape[0] > 1 and _repeats(constant)
+        return a.act and b.act  # a raw parameter against activations is a projection, whatever it stands for
 
     def _value_product(self, weighing: Pending, a: Node, b: Node, tensors: dict[int, Tensor], out: Tensor) -> bool:
         value = b if a.softmax is weighing else a
@@ -305,18 +298,6 @@ def _dropout(node: Node) -> float:
 
 def _weight_name(node: Node) -> str:
     return origin(node).label
-
-
-def _repeats(node: Node) -> bool:
-    """Whether a constant was repeated over a dimension on its way from its leaf."""
-    size = 1
-    for n in node.shape:
-        size *= n
-    leaf = origin(node)
-    held = 1
-    for n in leaf.shape:
-        held *= n
-    return held < size
 
 
 def _mixes_heads(op: str, a: Node, b: Node) -> bool:

@@ -59,6 +59,10 @@ def read_eager(
     if logits.is_meta:
         draft.slope_reason = draft.stats_reason = "no data on the meta device"
         return draft
+    if weighing.across:
+        chain.steps.append(Step("unknown", name="softmax over the queries"))
+        draft.slope_reason = draft.stats_reason = "the weights of a query do not sum to 1"
+        return draft
     if regress:
         _regress_eager(draft, chain.product, axes, logits)
     if measure:
@@ -68,8 +72,6 @@ def read_eager(
             draft.max_product = float(chain.product.max_product)
     if weighing.remasked and draft.stats is not None:
         draft.stats = replace(draft.stats, future_weight=None)
-    if weighing.across:
-        draft.query.unknown.append("softmax over the queries")
     draft.output_rms = root_mean_square(output)
     return draft
 
@@ -226,9 +228,10 @@ def _regress_eager(draft: Draft, product: Node, axes: Orientation, logits: Tenso
     seen = torch.ones_like(y, dtype=torch.bool)
     if draft.visible is not None:
         seen = draft.visible.expand(layout.batch, layout.heads, layout.rows, layout.columns)[b, h, i, j]
-    draft.slope = numeric.regress(x, y, seen, rows=numeric.row_count(layout.rows, diagonal=draft.query.rope))
+    in_rows = numeric.row_count(layout.rows, diagonal=draft.query.rope)
+    draft.slope = numeric.regress(x, y, seen, eps=torch.finfo(draft.logits_dtype).eps, rows=in_rows)
     if draft.slope is None:
-        draft.slope_reason = "the product of the projections does not vary"
+        draft.slope_reason = numeric.NO_VARIATION
 
 
 def _whole(draft: Draft, axes: Orientation, logits: Tensor) -> Tensor:

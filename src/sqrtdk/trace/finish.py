@@ -11,7 +11,7 @@ from sqrtdk.trace import formula
 from sqrtdk.trace.draft import Draft, scaled_by
 from sqrtdk.trace.graph import Node
 from sqrtdk.trace.lineage import Side
-from sqrtdk.trace.masks import Addend
+from sqrtdk.trace.masks import BESIDES_MASK, Addend
 from sqrtdk.trace.numeric import Slope
 from sqrtdk.trace.records import AttentionCall, Factor, Scale, Stage
 
@@ -69,7 +69,7 @@ def finish(draft: Draft, index: int, module_class: str) -> AttentionCall:
         norm=query.norm or key.norm,
         rope=query.rope or key.rope,
         softcap=next((step.cap for step in draft.chain.steps if step.kind == "softcap"), None),
-        bias=next((a.kind.removesuffix(" + mask") for a in addends if a.kind != "mask"), None),
+        bias=next((a.kind.removesuffix(BESIDES_MASK) for a in addends if a.kind != "mask"), None),
         bias_scaled_by=next((by for i in bias_steps if (by := scaled_by(draft.chain, i)) is not None), None),
         mask=draft.mask,
         sinks="sinks" in extra,

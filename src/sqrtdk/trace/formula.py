@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from sqrtdk.trace.chain import Step
 from sqrtdk.trace.lineage import Side
+from sqrtdk.trace.masks import BESIDES_MASK
 from sqrtdk.trace.records import Factor
 
 
@@ -104,7 +105,7 @@ def write(
                 named = []
             expression.scale(step.factor)
         elif step.kind == "bias" and step.addend is not None:
-            expression.add(step.addend.kind.removesuffix(" + mask"))
+            expression.add(step.addend.kind.removesuffix(BESIDES_MASK))
             if i in masks:
                 named.append(masks[i])
         elif step.kind == "mask" and i in masks:

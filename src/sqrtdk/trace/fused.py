@@ -118,6 +118,7 @@ def _regress_fused(draft: Draft, call: Fused, scale: float) -> None:
     x = numeric.products(draft.query.basis, draft.key.basis, *sizes, diagonal=draft.query.rope)
     y = scale * numeric.products(call.query, call.key, *sizes, diagonal=draft.query.rope)
     every = torch.ones_like(x, dtype=torch.bool)
-    draft.slope = numeric.regress(x, y, every, rows=numeric.row_count(layout.rows, diagonal=draft.query.rope))
+    in_rows = numeric.row_count(layout.rows, diagonal=draft.query.rope)
+    draft.slope = numeric.regress(x, y, every, eps=torch.finfo(draft.dtype).eps, rows=in_rows)
     if draft.slope is None:
-        draft.slope_reason = "the product of the projections does not vary"
+        draft.slope_reason = numeric.NO_VARIATION

@@ -69,7 +69,6 @@ def follow(node: Node, where: str) -> Side:
     if node.op == "neg":
         side = follow(main, where)
         side.factors.append(Factor(-1.0, where, "number"))
-        side.basis = None if side.basis is None else side.basis
         return side
     if node.op == "constant_pad_nd":
         return _padded(node, main, where)

@@ -16,6 +16,7 @@ BOTTOM = -1e30  # beside -inf, a finfo.min of bfloat16 or float32 hides as well
 _FAR = -1e3  # a mask that carries a bias besides reaches at least this low
 # Older models hide with -10000 (BERT), -65500 (XLNet) or -100 (Swin): a mask then holds 0 and that number alone.
 _TWO_VALUED = -50.0
+BESIDES_MASK = " + mask"
 
 
 @dataclass(slots=True)
@@ -23,7 +24,8 @@ class Addend:
     """A tensor added to the logits (or a mask that overwrote some), in the layout of its step.
 
     Attributes:
-        kind: "mask", "alibi", "relative", "disentangled", "bias", or "bias + mask".
+        kind: "mask", "alibi", "relative", "disentangled" or "bias"; a bias that also hides keys ends with
+            `BESIDES_MASK`.
         form: "bool", "float", "implicit".
         value: what was added, where it is known.
         visible: True where the key takes part, where the mask's values are known.
@@ -110,9 +112,9 @@ def kind_by_values(value: Tensor, hidden: Tensor | None) -> str:
     if hidden is not None and not bool(rest.any()):
         return "mask"
     if value.dim() < 2 or value.shape[-1] < 3:
-        return "bias" if hidden is None else "bias + mask"
+        return "bias" if hidden is None else "bias" + BESIDES_MASK
     kind = _position_kind(rest, hidden)
-    return kind if hidden is None else f"{kind} + mask"
+    return kind if hidden is None else kind + BESIDES_MASK
 
 
 def _position_kind(rest: Tensor, hidden: Tensor | None) -> str:
@@ -152,7 +154,7 @@ def kind_by_origin(node: Node) -> str:
         negative |= any(isinstance(a, (int, float)) and not isinstance(a, bool) and a <= -1e3 for a in current.args)
         queue.extend(current.parents())
     if parameter:
-        return "bias + mask" if negative else "bias"
+        return "bias" + BESIDES_MASK if negative else "bias"
     return "mask"
 
 

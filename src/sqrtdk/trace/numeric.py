@@ -15,6 +15,8 @@ _ROWS = 8
 _COLUMNS = 24
 _BATCH = 2
 _DIAGONAL = 128
+NO_VARIATION = "the product of the projections does not vary"
+_SLOPE_ERROR = 0.003  # well inside the 1% to which the two readings must agree
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +72,14 @@ def _spread(n: int, limit: int, device: torch.device) -> Tensor:
     return torch.linspace(0, n - 1, limit, device=device).round().long()
 
 
-def regress(x: Tensor, y: Tensor, seen: Tensor, *, rows: int | None = None) -> Slope | None:
-    """Slope and R^2 of y on x; None without variation.
+def regress(x: Tensor, y: Tensor, seen: Tensor, *, eps: float, rows: int | None = None) -> Slope | None:
+    """Slope and R^2 of y on x; None where they vary too little to stand out from rounding.
 
     Args:
         x: product of the projections, (B', H, M).
         y: logits, (B', H, M).
         seen: entries that count, (B', H, M).
+        eps: relative rounding error of both.
         rows: with M = rows * columns, an intercept for every row (the softmax does not see what a row has in
             common); without, one for every head.
     """
@@ -86,7 +89,7 @@ def regress(x: Tensor, y: Tensor, seen: Tensor, *, rows: int | None = None) -> S
     weight = seen.to(torch.float64).reshape(shape)
     dx, dy = (_centred(v.to(torch.float64).masked_fill(~seen, 0.0).reshape(shape), weight) for v in (x, y))
     sxx, sxy, syy = ((a * b).sum((0, 2, 3)) for a, b in ((dx, dx), (dx, dy), (dy, dy)))
-    if not bool((sxx > 0).all()) or not bool((syy.sum() > 0).all()) or int(weight.sum((0, 2, 3)).min()) < 3:
+    if int(weight.sum((0, 2, 3)).min()) < 3 or _is_noise(x, seen, sxx, eps) or _is_noise(y, seen, syy.sum(), eps):
         return None
     slopes = sxy / sxx
     residual = float((dy - slopes[None, :, None, None] * dx).square().sum())
@@ -96,3 +99,9 @@ def regress(x: Tensor, y: Tensor, seen: Tensor, *, rows: int | None = None) -> S
 def _centred(values: Tensor, weight: Tensor) -> Tensor:
     mean = values.sum(-1, keepdim=True) / weight.sum(-1, keepdim=True).clamp_min(1.0)
     return (values - mean) * weight
+
+
+def _is_noise(values: Tensor, seen: Tensor, squares: Tensor, eps: float) -> bool:
+    """Whether rounding alone, eps * max |values| an entry, could move a slope by more than `_SLOPE_ERROR`."""
+    largest = float(values.abs().masked_fill(~seen, 0.0).max())
+    return not bool((squares.sqrt() * _SLOPE_ERROR > eps * largest).all())

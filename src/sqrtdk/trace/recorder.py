@@ -23,6 +23,7 @@ from sqrtdk.trace.store import Store
 
 _FLEX = "flex_attention"
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
+_ATTENDING = frozenset({"matmul", "einsum", "softmax", "scaled_dot_product_attention"})  # of composite operations
 _KNOWN = ("aten", "prims", "prim")
 
 
@@ -40,6 +41,7 @@ class Recorder(TorchDispatchMode):
         self.sites = sites
         self.listener = listener
         self.store = Store(model, sites)
+        sites.entering = self.store.forget_inputs
         self.classifier = Classifier(self.store, sites, listener, products=products)
         self._thread = threading.get_ident()
         self._composite: dict[Any, bool] = {}
@@ -65,6 +67,10 @@ class Recorder(TorchDispatchMode):
                 self.listener.missed(self.sites.here(), f"{name} ran on {subclass.__name__}, which is not followed")
             return func(*args, **kwargs)
         if name not in ops.FUSED and self._is_composite(func):
+            if _has_nested(args):  # decompositions need sizes
+                if name in _ATTENDING:
+                    self.listener.missed(self.sites.here(), "nested tensors are not followed")
+                return func(*args, **kwargs)
             with self:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
@@ -168,11 +174,15 @@ class Recorder(TorchDispatchMode):
     def _enlarged(self, name: str, args: Any) -> Any:
         left, _ = ops.CONTRACTIONS[name]
         a, b = args[left], args[left + 1]
-        if self.classifier.is_product(self.store.node(a), self.store.node(b), name):
+        if self.classifier.is_product(self.store.node(a), self.store.node(b)):
             factor = self.listener.enlarge(self.sites.here())
             if factor is not None:
                 return (*args[:left], a * factor, *args[left + 1 :])
         return args
+
+
+def _has_nested(args: Any) -> bool:
+    return any(isinstance(arg, torch.Tensor) and arg.is_nested for arg in args)
 
 
 def _base_name(func: Any) -> str:

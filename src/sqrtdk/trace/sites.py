@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -20,6 +21,7 @@ class Sites:
                 self.names[id(module)] = name
                 self.classes[name] = type(module).__name__
         self.stack: list[nn.Module] = []
+        self.entering: Callable[[nn.Module, tuple[Any, ...]], None] | None = None  # told of outermost module calls
         self._thread = threading.get_ident()
         self._handles: list[Any] = []
 
@@ -40,6 +42,8 @@ class Sites:
     def _push(self, module: nn.Module, args: Any) -> None:
         if threading.get_ident() != self._thread:
             return
+        if not self.stack and self.entering is not None:
+            self.entering(module, args)
         self.stack.append(module)
 
     def _pop(self, module: nn.Module, args: Any, output: Any) -> None:

@@ -13,6 +13,8 @@ from sqrtdk.trace.events import Pending
 from sqrtdk.trace.graph import Node, alias, origin
 from sqrtdk.trace.sites import Sites
 
+_SWEEP = 4096  # new tensors between two clean-ups of dead references
+
 
 class Store:
     """Nodes by tensor. Tensors are held weakly, so that a trace keeps nothing alive that the model lets go."""
@@ -25,6 +27,7 @@ class Store:
         self._held: list[Tensor] = []  # module tensors: their ids must stay theirs
         self._constants: dict[int, str] = {}
         self._sharing: dict[int, list[TensorWeakRef]] = {}  # tensors by storage
+        self._loose: list[TensorWeakRef] = []  # made inside the block, but in no module call
         self._puts = 0
         if model is not None:
             for name, tensor in _module_tensors(model):
@@ -34,6 +37,8 @@ class Store:
     def close(self) -> None:
         """Drop every tensor."""
         self._nodes = WeakTensorKeyDictionary()
+        self._sharing.clear()
+        self._loose.clear()
         self._held.clear()
         self._constants.clear()
 
@@ -44,10 +49,10 @@ class Store:
             return
         self._sharing.setdefault(_storage(tensor), []).append(TensorWeakRef(tensor))
         self._puts += 1
-        if self._puts % 4096 == 0:
-            self._sharing = {
-                k: live for k, refs in self._sharing.items() if (live := [r for r in refs if r() is not None])
-            }
+        if self._puts % _SWEEP == 0:
+            shared = {key: _alive(refs) for key, refs in self._sharing.items()}
+            self._sharing = {key: refs for key, refs in shared.items() if refs}
+            self._loose = _alive(self._loose)
 
     def is_node(self, tensor: Tensor, node: Node) -> bool:
         """Whether `tensor` is known as `node`."""
@@ -89,6 +94,25 @@ class Store:
     def forget(self, tensor: Tensor) -> None:
         """Let `tensor` be a leaf when it is next seen."""
         self._nodes.pop(tensor, None)
+
+    def loosen(self, tensor: Tensor) -> None:
+        """Note that `tensor` was made in no module call: it may turn out to be an input."""
+        self._loose.append(TensorWeakRef(tensor))
+
+    def forget_inputs(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """An outermost module call begins: what was made before it is an input of it.
+
+        A part of the model that is called by itself may be a step of a method of the model (`model.forward(x)`):
+        what that method has computed from its inputs goes on.
+        """
+        loose = [tensor for ref in self._loose if (tensor := ref()) is not None]
+        if self._sites.names.get(id(module)):
+            given = {id(arg) for arg in args}
+            loose = [x for x in loose if id(x) in given and not self.node(x).act]
+        else:
+            self._loose.clear()
+        for tensor in loose:
+            self.forget(tensor)
 
     def constant(self, tensor: Tensor) -> None:
         """Note that `tensor` is a literal of the code, not an input."""
@@ -151,6 +175,10 @@ class Store:
                 both.roots = old.roots | new.roots
                 both.products = old.products | new.products
                 self._nodes[other] = both
+
+
+def _alive(refs: list[TensorWeakRef]) -> list[TensorWeakRef]:
+    return [ref for ref in refs if ref() is not None]
 
 
 def _storage(tensor: Tensor) -> int:
