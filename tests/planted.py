@@ -37,7 +37,9 @@ SCALES = {
     "padded_head": PADDED**-0.5,
 }
 
-_LITERALS: dict[str | None, float] = dict.fromkeys((None, *PLANTED), HEAD_DIM**-0.5) | SCALES | {"missing": HEAD_DIM**-0.5}
+_LITERALS: dict[str | None, float] = (
+    dict.fromkeys((None, *PLANTED), HEAD_DIM**-0.5) | SCALES | {"missing": HEAD_DIM**-0.5}
+)
 
 
 def _rotate(x: Tensor) -> Tensor:
@@ -71,10 +73,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(WIDTH, WIDTH)
 
     def _project(self, x: Tensor) -> list[Tensor]:
-        if self.style == "fused_qkv":
-            parts = self.qkv(x).chunk(3, -1)
-        else:
-            parts = (self.q(x), self.k(x), self.v(x))
+        parts = self.qkv(x).chunk(3, -1) if self.style == "fused_qkv" else (self.q(x), self.k(x), self.v(x))
         return [part.unflatten(-1, (-1, HEAD_DIM)).transpose(1, 2) for part in parts]
 
     def _believed(self) -> float:

@@ -239,6 +239,9 @@ def test_eager_against_sdpa_finds_a_fault_in_one_of_them(monkeypatch, fault):
     assert finding.severity == "fail"
     assert finding.site == "model.layers.0.self_attn"
     assert {"scale": "effective scale", "mask": "mask", "small": "effective scale"}[fault] in finding.message
+    if fault != "mask":  # both are shares of the scale
+        assert finding.value == pytest.approx({"scale": 1.0, "small": 0.05}[fault], rel=0.01)
+        assert finding.threshold == 0.01
     assert model.config._attn_implementation == "sdpa"
 
 

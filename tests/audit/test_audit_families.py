@@ -78,11 +78,10 @@ VARIANT_DECLARED = {
     "gpt_oss": "attention factor 1.139 squared",
 }
 EAGER_ONLY_VARIANTS = ("mpt", "mpt_softmax_scale", "gpt_oss")
-XFAIL = {"phi3_longrope": "a literal tensor made in the forward pass (the rope factors) hides the rotation"}
 
 CASES = [(name, attn) for name in FAMILIES for attn in ("eager", "sdpa") if attn == "eager" or name not in EAGER_ONLY]
 VARIANT_CASES = [
-    pytest.param(name, attn, marks=[pytest.mark.xfail(strict=False, reason=XFAIL[name])] if name in XFAIL else [])
+    (name, attn)
     for name in VARIANTS
     for attn in ("eager", "sdpa")
     if attn == "eager" or name not in EAGER_ONLY_VARIANTS
@@ -229,7 +228,7 @@ def test_a_model_outside_transformers_is_right(name, train):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(n, marks=[pytest.mark.xfail(strict=False, reason=NO_META[n])] if n in NO_META else [])
+        pytest.param(n, marks=[pytest.mark.xfail(strict=True, reason=NO_META[n])] if n in NO_META else [])
         for n in OUTSIDE
     ],
 )
@@ -242,7 +241,7 @@ def test_a_model_outside_transformers_is_right_on_meta(name):
 def test_the_tables_are_whole(capsys):
     assert FAMILIES.keys() == ATTENTION_CALLS.keys()
     assert DECLARED.keys() | set(EAGER_ONLY) | NOT_MEASURED.keys() <= FAMILIES.keys()
-    assert VARIANT_DECLARED.keys() | set(EAGER_ONLY_VARIANTS) | XFAIL.keys() <= VARIANTS.keys()
+    assert VARIANT_DECLARED.keys() | set(EAGER_ONLY_VARIANTS) <= VARIANTS.keys()
     assert SHOWN.keys() | NO_META.keys() <= OUTSIDE.keys()
     for name in EAGER_ONLY:
         with pytest.raises(ValueError, match="scaled_dot_product_attention"):

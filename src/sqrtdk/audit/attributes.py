@@ -6,14 +6,15 @@ They are weak declarations: `self.scale = num_heads ** -0.5` holds the mistake i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from sqrtdk.audit.tolerance import matches
+from sqrtdk.audit.configs import as_number, field, held
+from sqrtdk.audit.tolerance import inverse_root, matches
 
 Form = tuple[str, Callable[[float, int], float]]
 
@@ -29,8 +30,8 @@ def _exp(value: float, head_dim: int) -> float:
 PLAIN: Form = ("{}", lambda value, head_dim: value)
 INVERSE: Form = ("1/{}", _inverse)
 EXP: Form = ("exp({})", _exp)
-OVER_SQRT: Form = ("{}/sqrt(head_dim)", lambda value, head_dim: value / math.sqrt(head_dim))
-INVERSE_OVER_SQRT: Form = ("1/({} sqrt(head_dim))", lambda value, head_dim: _inverse(value, 1) / math.sqrt(head_dim))
+OVER_SQRT: Form = ("{}/sqrt(head_dim)", lambda value, head_dim: value * inverse_root(head_dim))
+INVERSE_OVER_SQRT: Form = ("1/({} sqrt(head_dim))", lambda value, head_dim: _inverse(value, 1) * inverse_root(head_dim))
 
 # Name of the attribute -> the readings that its users give it (seen in transformers, timm, x-transformers, MPT, GPT-J).
 SCALE_ATTRIBUTES: dict[str, tuple[Form, ...]] = {
@@ -65,15 +66,29 @@ SCALE_ATTRIBUTES: dict[str, tuple[Form, ...]] = {
 }
 
 
+# A child may hold the softmax's scale when its name or its class says that it attends, or scales what is attended to.
+# Words of something else say no: a LoRA layer's `scaling`, a FakeQuantize's `scale`, a norm's and an activation's own
+# numbers are 1 by default, and would declare any missing scale.
+HOLDERS = ("attn", "attend", "attention", "softmax", "sdpa", "dot", "scale", "scaling", "temperature", "cosine")
+STRANGERS = (
+    "norm", "lora", "adapter", "quant", "observer", "linear", "proj", "conv", "drop", "embed", "rotary", "rope",
+    "layerscale", "layer_scale", "residual",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ScaleAttribute:
-    """One scale-like number: `owner.name`, at `path` from the site; `values` is None on the meta device."""
+    """One scale-like number: `owner.name`, at `path` from the site; `values` is None on the meta device.
+
+    `store` is the dictionary of the owner that holds it; None where there is none to change it in (TorchScript).
+    """
 
     owner: nn.Module
     name: str
     path: str
     values: tuple[float, ...] | None
     learned: bool
+    store: MutableMapping[str, Any] | None
 
 
 def _read(raw: Any, heads: int) -> tuple[tuple[float, ...] | None, bool] | None:
@@ -84,33 +99,46 @@ def _read(raw: Any, heads: int) -> tuple[tuple[float, ...] | None, bool] | None:
         learned = isinstance(raw, nn.Parameter)
         if raw.is_meta:
             return None, learned
-        return tuple(raw.detach().double().flatten().tolist()), learned
-    if isinstance(raw, bool) or not isinstance(raw, int | float):
-        return None
-    return (float(raw),), False
+        try:
+            return tuple(raw.detach().double().flatten().tolist()), learned
+        except RuntimeError:  # sparse, quantised: nobody keeps a scale so
+            return None
+    value = as_number(raw)
+    return None if value is None else ((value,), False)
+
+
+def _holds_scale(name: str, child: nn.Module) -> bool:
+    """Whether a child of an attention is of the kind that holds the scale of its softmax."""
+    kind = type(child)
+    if kind is not nn.Module and kind.__module__.startswith(("torch.nn.", "torch.ao.")):
+        return False
+    words = f"{name} {field(child, 'original_name') or kind.__name__}".lower()  # TorchScript keeps the class's name
+    if any(word in words for word in STRANGERS) or not any(word in words for word in HOLDERS):
+        return False
+    return not any(isinstance(part, nn.Linear) for part in child.modules())
+
+
+def _stored(owner: nn.Module, name: str) -> tuple[Any, MutableMapping[str, Any] | None]:
+    """What a module itself (not its class) holds under a name, and the dictionary where; (None, None) for nothing."""
+    for store in (held(owner), *(held(owner).get(kind) for kind in ("_parameters", "_buffers"))):
+        if isinstance(store, MutableMapping) and store.get(name) is not None:
+            return store[name], store
+    return (field(owner, name), None) if isinstance(owner, torch.jit.ScriptModule) else (None, None)
 
 
 def scale_attributes(module: nn.Module | None, heads: int) -> tuple[ScaleAttribute, ...]:
-    """The scale-like attributes of a module and of its direct children, normalisation layers excepted."""
+    """The scale-like attributes of a module, and of those direct children that may hold the softmax's scale."""
     if module is None:
         return ()
-    owners = [("", module)] + [
-        (name, child)
-        for name, child in module.named_children()
-        if "norm" not in name.lower() and "norm" not in type(child).__name__.lower()
-    ]
+    owners = [("", module), *((name, child) for name, child in module.named_children() if _holds_scale(name, child))]
     found = []
     for prefix, owner in owners:
         for name in SCALE_ATTRIBUTES:
-            raw = vars(owner).get(name)
-            if raw is None:
-                raw = owner._parameters.get(name)
-            if raw is None:
-                raw = owner._buffers.get(name)
+            raw, store = _stored(owner, name)
             read = None if raw is None else _read(raw, heads)
             if read is not None:
                 path = f"{prefix}.{name}" if prefix else name
-                found.append(ScaleAttribute(owner, name, path, read[0], read[1]))
+                found.append(ScaleAttribute(owner, name, path, read[0], read[1], store))
     return tuple(found)
 
 

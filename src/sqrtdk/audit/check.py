@@ -1,6 +1,7 @@
 """`check`: run a model under a trace, judge every attention in it, apply every rule, and report.
 
-The model is left as it was: training flags, hooks, attributes, devices, random state.
+The model is left as it was: training flags, hooks, devices, random state, and the attributes that the audit itself
+sets. What a forward pass changes by itself (a cache, a buffer that counts its calls) changes as with any forward pass.
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sqrtdk.audit.configs import present
 from sqrtdk.audit.context import Context, Rerun
-from sqrtdk.audit.given import as_inputs, choices, from_module
+from sqrtdk.audit.given import as_inputs, choices, from_module, on_meta, refuse_empty
 from sqrtdk.audit.guard import eval_mode, random_state, watch_norms
 from sqrtdk.audit.records import FAIL_ON, SEVERITIES, CheckReport, Finding, JudgedCall, ModelInfo
 from sqrtdk.audit.rules import RULES
@@ -27,7 +27,7 @@ from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError
 from sqrtdk.models.load import iter_attn, resolve
 from sqrtdk.models.records import AttnBuild, LoadedModel
-from sqrtdk.models.run import call
+from sqrtdk.models.run import call as forward
 from sqrtdk.trace import trace
 from sqrtdk.trace.records import NotAttention, NotMeasured
 
@@ -68,6 +68,9 @@ def check(
 ) -> CheckReport:
     """Audit the attention of a model.
 
+    The model runs in evaluation mode, up to four times: judged, with a larger scale attribute, and once each for eager
+    and sdpa; with attn="both" up to six times. With `static` a copy of it on the meta device runs once.
+
     Args:
         model: A module, or what `sqrtdk.models.load.resolve` takes: "demo", a directory, a hub id, a factory.
         inputs: A dict or tuple for forward, or one tensor; None makes inputs of the right kind from the config.
@@ -92,7 +95,8 @@ def check(
         The report; findings are worst first.
 
     Raises:
-        ModelError: The model can't be built, its forward raises, or no attention runs in it.
+        ModelError: The model can't be built, its forward raises, or no attention runs in it, or on inputs without a
+            row or a token.
         InvalidValueError: An option that does not exist, or that does not go with a module; no inputs, and no config
             to make them from.
         InvalidTypeError: `model` or `inputs` of another type.
@@ -220,7 +224,7 @@ def _environment(loaded: LoadedModel) -> dict[str, Any]:
 def _audit(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> _Run:
     """Run a model under a trace with the attention asked for, judge its calls and apply the rules."""
     module = loaded.module
-    static = any(p.is_meta for p in module.parameters()) and not present(module, "hf_device_map")
+    static = on_meta(module, loaded.inputs)
     with ExitStack() as stack:
         stack.enter_context(random_state(module))
         stack.enter_context(eval_mode(module))
@@ -230,7 +234,13 @@ def _audit(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> _Run:
         with watch_norms(module) as ran:
             torch.manual_seed(seed)
             with trace(module, stats=not static) as run:
-                call(module, loaded.inputs)
+                try:
+                    forward(module, loaded.inputs)
+                except ModelError:
+                    refuse_empty(loaded.inputs)
+                    raise
+        if not any(call.batch and call.query_len and call.key_len for call in run.calls):
+            refuse_empty(loaded.inputs)
         if not run.calls:
             reasons = [entry.reason for entry in run.not_measured] + [entry.reason for entry in run.not_attention]
             what = "no attention could be read" if run.not_measured else "no attention ran"
@@ -243,7 +253,7 @@ def _audit(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> _Run:
             torch.manual_seed(seed)
             options: dict[str, Any] = {"enlarge": dict(enlarge)} if enlarge else {}
             with trace(module, stats=stats, **options) as again:
-                output = call(module, loaded.inputs)
+                output = forward(module, loaded.inputs)
             return Rerun(again.calls, tuple(_tensors(output)), len(again.not_measured))
 
         judged = judge_all(run.calls, module)

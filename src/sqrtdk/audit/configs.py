@@ -18,12 +18,9 @@ def field(config: Any, path: str) -> Any:
     for name in path.split("."):
         if config is None:
             return None
-        if isinstance(config, Mapping):
-            config = config.get(name)
-            continue
         try:
-            config = getattr(config, name, None)
-        except Exception:  # a property of somebody's config class may raise anything
+            config = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
+        except Exception:  # a property of somebody's class, or its __getattr__, may raise anything
             return None
     return config
 
@@ -44,18 +41,31 @@ def held(config: Any) -> Mapping[str, Any]:
 
 def module_at(model: nn.Module, site: str) -> nn.Module | None:
     """The module at a site, or None where the path is none of the model's (a site named after a call count)."""
-    try:
-        return model.get_submodule(site)
-    except Exception:  # AttributeError, or whatever a module's __getattr__ raises
-        return None
+    module: Any = model
+    for name in site.split(".") if site else ():
+        module = field(module, name)  # get_submodule is refused by TorchScript
+        if not isinstance(module, nn.Module):
+            return None
+    return module  # type: ignore[no-any-return]
 
 
 def number(config: Any, path: str) -> float | None:
     """The finite number at `path`, else None; a bool is no number."""
-    value = field(config, path)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    return as_number(field(config, path))
+
+
+def as_number(value: Any) -> float | None:
+    """A Python number as a finite float, else None; a bool is no number, nor is an int beyond the floats.
+
+    >>> as_number(2), as_number(True), as_number(10**400)
+    (2.0, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value)
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
 
 
 def model_type(config: Any) -> str:

@@ -60,12 +60,12 @@ BASE_FIELDS: tuple[BaseReader, ...] = (
 # --- base: switches; (path, value that switches, scale, source)
 BASE_SWITCHES: tuple[tuple[str, bool, Callable[[AttentionCall, Any], float], str], ...] = (
     ("scale_attn_weights", False, lambda call, config: 1.0, "GPT-2: no scale"),
-    ("mup_scale_qk_dot_by_d", True, lambda call, config: inverse_root(call.head_dim) ** 2, "muP, Yang et al. 2022: 1/d"),
-    ("scale_qk_dot_by_d", True, lambda call, config: inverse_root(call.head_dim) ** 2, "muP, Yang et al. 2022: 1/d"),
+    ("mup_scale_qk_dot_by_d", True, lambda call, config: 1.0 / call.head_dim, "muP, Yang et al. 2022: 1/d"),
+    ("scale_qk_dot_by_d", True, lambda call, config: 1.0 / call.head_dim, "muP, Yang et al. 2022: 1/d"),
     (
         "mup_use_scaling",
         True,
-        lambda call, config: (number(config, "mup_attn_multiplier") or 1.0) * inverse_root(call.head_dim) ** 2,
+        lambda call, config: (number(config, "mup_attn_multiplier") or 1.0) / call.head_dim,
         "Phi-3-small: mup_attn_multiplier/d",
     ),
 )
@@ -232,7 +232,7 @@ MULTIPLIERS: tuple[Callable[[AttentionCall, Any], Multiplier | None], ...] = (
 def declared(
     call: AttentionCall, module: nn.Module | None, config: Any, layer: int | None = None
 ) -> Declaration | None:
-    """The effective scale that config and family declare for a call, or None when they say nothing.
+    """The effective scale that config and family declare for a call, or None when they say nothing usable.
 
     Args:
         call: what ran; head_dim, heads, terms, key_len and rope are read.
@@ -242,6 +242,15 @@ def declared(
     """
     if config is None or call.head_dim < 1:
         return None
+    try:
+        found = _combined(call, module, config, layer)
+    except (ArithmeticError, ValueError):  # a stranger's numbers overflow, divide by zero, or have no logarithm
+        return None
+    return found if found is None or all(map(math.isfinite, found.values)) else None
+
+
+def _combined(call: AttentionCall, module: nn.Module | None, config: Any, layer: int | None) -> Declaration | None:
+    """The base times every multiplier."""
     base = _base(call, config)
     found = (_length(call, module, config, layer), _layer_index(call, config, layer))
     factors = [factor for factor in (*found, *(read(call, config) for read in MULTIPLIERS)) if factor is not None]

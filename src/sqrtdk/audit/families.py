@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqrtdk.audit.configs import model_type
+from sqrtdk.audit.tolerance import inverse_root
 from sqrtdk.trace.records import AttentionCall
 
 Values = tuple[float, ...]
@@ -36,23 +37,23 @@ def _any(call: AttentionCall, config: Any) -> Values:
 
 
 def _half_head(call: AttentionCall, config: Any) -> Values:
-    return ((call.head_dim / 2) ** -0.5,)
+    return (inverse_root(call.head_dim / 2),)
 
 
 def _embed_dim(call: AttentionCall, config: Any) -> Values:
-    return ((call.heads * call.head_dim) ** -0.5,)
+    return (inverse_root(call.heads * call.head_dim),)
 
 
 def _disentangled(call: AttentionCall, config: Any) -> Values:
-    return ((call.head_dim * max(call.terms, 1)) ** -0.5,)
+    return (inverse_root(call.head_dim * max(call.terms, 1)),)
 
 
 def _inverse_dim(call: AttentionCall, config: Any) -> Values:
-    return (1.0 / call.head_dim,)
+    return (inverse_root(call.head_dim) ** 2,)
 
 
 def _heads(call: AttentionCall, config: Any) -> Values:
-    return (call.heads**-0.5,)
+    return (inverse_root(call.heads),)
 
 
 _T5 = "the factor is folded into the initialisation of q (Raffel et al. 2019; mesh-tensorflow attention.py)"

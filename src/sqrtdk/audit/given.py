@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sqrtdk.audit.configs import field
+from sqrtdk.audit.configs import field, held
 from sqrtdk.audit.guard import random_state
 from sqrtdk.audit.switch import ATTN, current, offers_choice, refusal
 from sqrtdk.errors import InvalidTypeError, ModelError
@@ -32,24 +32,67 @@ def _experts(model: nn.Module) -> Any:
     return field(model, "config._experts_implementation")
 
 
-def _to_meta(model: nn.Module, inputs: Inputs) -> tuple[nn.Module, Inputs]:
-    """A copy of the model on the meta device, made without copying a weight, and the inputs there."""
-    memo: dict[int, Any] = {}
-    for parameter in model.parameters():
-        memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
-    for buffer in model.buffers():
-        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+def refuse_empty(inputs: Inputs) -> None:
+    """Say which of the inputs holds nothing, where one does.
 
+    Raises:
+        ModelError: A tensor has no elements.
+    """
+    named = inputs.items() if isinstance(inputs, dict) else enumerate(inputs)
+    empty = [f"{name} {tuple(x.shape)}" for name, x in named if isinstance(x, Tensor) and not x.numel()]
+    if empty:
+        raise ModelError(
+            f"there is nothing to measure: the inputs are empty, {', '.join(empty)}",
+            hint="Give inputs with at least one row and one token.",
+        )
+
+
+def on_meta(model: nn.Module, inputs: Inputs) -> bool:
+    """Whether a run has no values: weights or inputs on the meta device (accelerate keeps offloaded weights there)."""
+    if isinstance(field(model, "hf_device_map"), Mapping):
+        return False
+    values = inputs.values() if isinstance(inputs, dict) else inputs
+    return any(x.is_meta for x in (*model.parameters(), *values) if isinstance(x, Tensor))
+
+
+def _moved(inputs: Inputs) -> Inputs:
     def move(value: Any) -> Any:
         return value.to("meta") if isinstance(value, Tensor) else value
 
-    moved = {k: move(v) for k, v in inputs.items()} if isinstance(inputs, dict) else tuple(map(move, inputs))
+    return {k: move(v) for k, v in inputs.items()} if isinstance(inputs, dict) else tuple(map(move, inputs))
+
+
+def _to_meta(model: nn.Module) -> nn.Module:
+    """A copy of the model on the meta device, made without copying a weight.
+
+    Floating buffers of no dimension keep their value, as a scale may lie in one: meta tensors take such a factor.
+    """
+
+    scripted = [path or "the model" for path, m in model.named_modules() if isinstance(m, torch.jit.ScriptModule)]
+    if scripted:
+        raise ModelError(
+            f"{type(model).__name__} can't be copied to the meta device: {scripted[0]} is TorchScript",
+            hint="Check it with its weights, without static, or give the Python module that was scripted.",
+        )
+
+    def twin_of(tensor: Tensor) -> Tensor:
+        known = tensor.dim() == 0 and tensor.is_floating_point() and not tensor.is_meta
+        return tensor.detach().cpu().clone() if known else torch.empty_like(tensor, device="meta", requires_grad=False)
+
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        memo |= {id(value): twin_of(value) for value in held(module).values() if isinstance(value, Tensor)}
+    for buffer in model.buffers():
+        memo[id(buffer)] = twin_of(buffer)
+    for parameter in model.parameters():
+        memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+
     try:
         twin = copy.deepcopy(model, memo)
         choose: Any = field(twin, "set_experts_implementation")
         if choose is not None and _experts(model) is not None:
             choose("batched_mm")  # the others route by values, which meta tensors lack
-        return twin, moved
+        return twin
     except Exception as error:
         raise ModelError(
             f"{type(model).__name__} can't be copied to the meta device: {type(error).__name__}: {error}",
@@ -69,7 +112,9 @@ def from_module(
         made = given
     module = model
     if static and not any(parameter.is_meta for parameter in model.parameters()):
-        module, made = _to_meta(model, made)
+        module, made = _to_meta(model), _moved(made)
+    elif on_meta(model, made):
+        made = _moved(made)
     config = field(model, "config")
     return LoadedModel(module, made, type(model).__name__, "module", config, current(model), notes)
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from sqrtdk.audit.configs import field
 from sqrtdk.audit.rules.unused import NORM_NAMES
 
 
@@ -27,7 +28,8 @@ def random_state(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
     """Evaluation mode for the time of the block, submodule by submodule."""
-    before = [(module, module.training) for module in model.modules()]
+    before = [(module, field(module, "training")) for module in model.modules()]
+    before = [(module, training) for module, training in before if training is not None]  # frozen TorchScript has none
     try:
         for module, _ in before:
             module.training = False
@@ -39,12 +41,16 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def watch_norms(model: nn.Module) -> Iterator[set[str]]:
-    """Collect the paths of the QK norms whose forward runs."""
+    """Collect the paths of the QK norms whose forward runs, and of those in TorchScript: they run unseen."""
     ran: set[str] = set()
     handles = []
     try:
         for path, module in model.named_modules(remove_duplicate=False):
-            if path.rpartition(".")[2] in NORM_NAMES:
+            if path.rpartition(".")[2] not in NORM_NAMES:
+                continue
+            if isinstance(module, torch.jit.ScriptModule):
+                ran.add(path)
+            else:
                 handles.append(module.register_forward_hook(lambda *_, path=path: ran.add(path)))
         yield ran
     finally:

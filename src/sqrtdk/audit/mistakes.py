@@ -1,4 +1,4 @@
-"""The dictionary of mistakes: each with its formula, its fix, and the order in which look-alikes are told apart.
+"""The dictionary of mistakes: what happened, its values, its fix, and how look-alikes are told apart.
 
 d = head_dim, h = heads, r = effective scale * sqrt(d). One effective scale can have several causes; evidence decides
 before value: zero padding that the product saw, a declared length factor, a pattern over the layers, and the factors
@@ -19,10 +19,10 @@ PAD_MULTIPLES = (8, 16, 32, 64, 128)  # head sizes that kernels pad to
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """`formula` of the effective scale and of r, `values` it can take for a call, and the fix in one sentence."""
+    """What happened in half a sentence, the `values` the scale can take for a call, and the fix in one sentence."""
 
     name: str
-    formula: str
+    happened: str
     values: Callable[[AttentionCall], tuple[float, ...]]
     fix: str
 
@@ -43,55 +43,55 @@ MISTAKES: dict[str, Mistake] = {
     for mistake in (
         Mistake(
             "missing",
-            "1 (r = sqrt(d))",
+            "no 1/sqrt(head_dim) was applied",
             lambda call: (1.0,),
             "multiply the logits by 1/sqrt(head_dim), or declare 1.0 in the config if it is meant",
         ),
         Mistake(
             "inverted",
-            "sqrt(d) (r = d)",
+            "multiplied by sqrt(head_dim) instead of divided",
             lambda call: (math.sqrt(call.head_dim),),
             "divide by sqrt(head_dim) instead of multiplying by it",
         ),
         Mistake(
             "twice",
-            "1/d (r = 1/sqrt(d))",
+            "it is 1/head_dim, 1/sqrt(head_dim) applied twice",
             lambda call: (inverse_root(call.head_dim) ** 2,),
             "apply 1/sqrt(head_dim) once: scale q or pass scale=, not both (SDPA scales by default)",
         ),
         Mistake(
             "model_dim",
-            "(h d)^-1/2 (r = 1/sqrt(h))",
+            "the root of the model dimension was taken",
             lambda call: tuple(map(inverse_root, _model_dims(call))),
             "take the square root of the head dimension, not of the model dimension",
         ),
         Mistake(
             "head_count",
-            "h^-1/2 (r = sqrt(d/h))",
-            lambda call: tuple(count**-0.5 for count in dict.fromkeys((call.heads, call.kv_heads)) if count > 1),
+            "the root of the number of heads was taken",
+            lambda call: tuple(map(inverse_root, {call.heads, call.kv_heads} - {0, 1})),
             "take the square root of the head dimension, not of the number of heads",
         ),
         Mistake(
             "padded_head",
-            "d_pad^-1/2 (r = sqrt(d/d_pad))",
-            lambda call: tuple(size**-0.5 for size in _padded_sizes(call)),
+            "the root of the padded head dimension was taken",
+            lambda call: tuple(map(inverse_root, _padded_sizes(call))),
             "pass scale=head_dim**-0.5 of the head before padding",
         ),
         Mistake(
             "length_factor",
-            "declared / mscale^2",
+            "the declared length factor was dropped",
             lambda call: (),
             "multiply the softmax scale by the square of the declared length factor",
         ),
         Mistake(
             "layer_index",
-            "1/((l+1) sqrt(d)) (r = 1/(l+1))",
+            "it follows the number of the layer",
             lambda call: (),
             "apply or undo the factor 1/(layer + 1) in every layer alike, as the config declares",
         ),
         Mistake(
             "unknown",
-            "no known formula",
+            "nothing declares or explains it",
             lambda call: (),
             "compare the factors along the lineage with what the model's paper or config says",
         ),
@@ -126,9 +126,9 @@ def name_mistake(
     """
     if layer:
         return "layer_index", f"r falls as 1/(layer + 1) over the layers; this is layer {layer}"
-    targets = (effective,) if length == 1.0 else (effective, effective / length)
+    targets = (effective,) if length in (0.0, 1.0) else (effective, effective / length)
     padded = call.padded_head_dim
-    if padded > call.head_dim and any(close(target, padded**-0.5) for target in targets):
+    if padded > call.head_dim and any(close(target, inverse_root(padded)) for target in targets):
         return (
             "padded_head",
             f"the product saw {call.head_dim} dimensions padded to {padded}, and the scale is {padded}^-1/2",

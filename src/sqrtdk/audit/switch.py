@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from sqrtdk.audit.configs import field, present
+from sqrtdk.audit.configs import field, held, present
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.models.extras import quiet_transformers
 
@@ -27,10 +27,14 @@ def _sub_configs(config: Any) -> Iterator[Any]:
 
 def _parts(model: nn.Module) -> list[Any]:
     """The transformers models in a model, itself included, without backbones."""
-    config = field(model, "config")
-    backbone = field(config, _BACKBONE)
-    parts = [module for module in model.modules() if present(module, "_supports_sdpa") and present(module, "config")]
-    return [part for part in parts if part.config is not backbone]
+    backbone = field(model, f"config.{_BACKBONE}")
+    return [
+        module
+        for module in model.modules()
+        if present(module, "_supports_sdpa")
+        and present(field(module, "config"), "_attn_implementation")  # a lenient __getattr__ answers to any name
+        and field(module, "config") is not backbone
+    ]
 
 
 def offers_choice(model: nn.Module) -> bool:
@@ -58,7 +62,7 @@ def implementation(model: Any, name: str) -> Iterator[None]:
     """
     parts = _parts(model)
     configs = {id(c): c for part in parts for c in _sub_configs(part.config)}
-    before = [(c, vars(c)[_INTERNAL]) for c in configs.values() if _INTERNAL in vars(c)]
+    before = [(c, held(c)[_INTERNAL]) for c in configs.values() if _INTERNAL in held(c)]
     try:
         if any(part.config._attn_implementation != name for part in parts):
             _switch(model, name)

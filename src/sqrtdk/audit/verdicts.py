@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import nn
 
-from sqrtdk.audit.attributes import INVERSE, PLAIN, SCALE_ATTRIBUTES, ScaleAttribute, holding, scale_attributes
-from sqrtdk.audit.configs import config_at
+from sqrtdk.audit.attributes import ScaleAttribute, holding, scale_attributes
+from sqrtdk.audit.configs import config_at, field, module_at
 from sqrtdk.audit.declared import Declaration, declared
 from sqrtdk.audit.mistakes import NOT_EXCUSED, name_mistake, root_factors
+from sqrtdk.audit.norms import cosine_gain, norm_rule, normalised
 from sqrtdk.audit.records import JudgedCall
-from sqrtdk.audit.tolerance import SCALE_TOLERANCE, close, matches
+from sqrtdk.audit.tolerance import SCALE_TOLERANCE, close, inverse_root, matches
 from sqrtdk.trace.records import AttentionCall, Factor
-
-
-def module_at(model: nn.Module, site: str) -> nn.Module | None:
-    """The module at a site, or None where the path is none of the model's (a site named after a call count)."""
-    try:
-        return model.get_submodule(site)
-    except AttributeError:
-        return None
 
 
 def template(site: str) -> str:
@@ -38,8 +30,8 @@ def template(site: str) -> str:
 def layer_of(module: nn.Module | None, rank: int) -> int:
     """0-based layer number: the module's own `layer_idx` (or alike) where it has one, else its rank among its like."""
     for name in ("layer_idx", "layer_id", "layer_index"):
-        value = getattr(module, name, None)
-        if isinstance(value, int) and not isinstance(value, bool):
+        value = field(module, name)
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
             return value
     return rank
 
@@ -76,16 +68,25 @@ def _learned(call: AttentionCall) -> Factor | None:
 
 
 def _fixed_mistake(call: AttentionCall) -> str | None:
-    """A mistake in the fixed factors that stand beside a learned gain: the two that no gain is meant to undo."""
-    fixed = 1.0
+    """A mistake in the fixed factors that stand beside a learned gain.
+
+    Two that no gain is meant to undo; and, where the gain is 1 and so explains nothing, every one that nobody intends.
+    """
+    fixed, idle = 1.0, True
     for factor in call.scale.factors:
-        if not factor.learned:
-            if factor.value is None:
-                return None
+        if factor.learned:
+            idle = idle and factor.value is not None and matches(factor.per_head or (factor.value,), (1.0,))
+        elif factor.value is None:
+            return None
+        else:
             fixed *= factor.value
-    if root_factors(call) >= 2 and close(fixed, 1.0 / call.head_dim):
+            idle = idle and factor.per_head is None
+    if root_factors(call) >= 2 and close(fixed, inverse_root(call.head_dim) ** 2):
         return "twice"
-    return "inverted" if call.norm != "l2" and call.head_dim > 1 and close(fixed, call.head_dim**0.5) else None
+    if normalised(call) != "l2" and call.head_dim > 1 and close(fixed, call.head_dim**0.5):
+        return "inverted"
+    named = name_mistake(call, fixed)[0] if idle else None
+    return named if named in ("model_dim", "head_count", "padded_head") else None
 
 
 def _agrees(effective: tuple[float, ...], declaration: Declaration) -> bool:
@@ -98,37 +99,10 @@ def _agrees(effective: tuple[float, ...], declaration: Declaration) -> bool:
     return any(matches(effective, (value,)) for value in declaration.values)
 
 
-def _dropped(call: AttentionCall, attributes: tuple[ScaleAttribute, ...]) -> bool:
-    """Whether the module holds the textbook scale in an attribute, and no factor of the run is it."""
-    if root_factors(call):
-        return False
-    textbook = {PLAIN: (call.head_dim**-0.5,), INVERSE: (call.head_dim**0.5,)}
-    for attribute in attributes:
-        expected = textbook.get(SCALE_ATTRIBUTES[attribute.name][0])
-        if expected and attribute.values and not attribute.learned and matches(attribute.values, expected):
-            return True
-    return False
-
-
-def _norm_rule(call: AttentionCall, effective: tuple[float, ...], attributes: tuple[ScaleAttribute, ...]) -> str | None:
-    """The rule that admits a scale after q/k normalisation, or None."""
-    if call.norm is None:
-        return None
-    d = call.head_dim
-    gains = [f for f in call.scale.factors if f.where in ("q", "k") and f.source.startswith(("tensor", "parameter"))]
-    if gains and all(factor.value is not None for factor in call.scale.factors):
-        rest = math.prod(factor.value or 1.0 for factor in call.scale.factors if factor not in gains)
-        if close(rest, 1.0) or close(rest, d**-0.5):  # RMS norm with a gain of d^-1/2 on both sides is the l2 norm
-            return f"q/k norm ({call.norm}) with gains on {' and '.join(dict.fromkeys(f.where for f in gains))}"
-    if matches(effective, (1.0,)) and not _dropped(call, attributes):
-        return f"q/k norm ({call.norm}): scale 1.0"
-    if call.norm == "l2" and matches(effective, (d**0.5,)):
-        return "q/k norm (l2): sqrt(head_dim) gives logits of variance 1 (Loshchilov et al. 2024, nGPT)"
-    return None
-
-
 def _unmeasured(call: AttentionCall) -> str | None:
     scale = call.scale
+    if call.head_dim < 1:
+        return (scale.reason if call.unknown else None) or "a head of q has no dimensions: there is no q . k to scale"
     if scale.agree is False:
         return scale.reason or f"the readings disagree: symbolic {scale.symbolic}, numeric {scale.numeric}"
     if scale.effective is None or scale.ratio is None:
@@ -158,10 +132,12 @@ def judge(
     Returns:
         Verdict `exact` (ratio 1 within 1%), `declared`, `unexplained` with a mistake, or `unmeasured` with the reason.
     """
+    problem = _unmeasured(call)
+    if call.head_dim < 1:
+        return JudgedCall(call, "unmeasured", reason=problem)
     declaration = declared(call, module, config, layer)
     learned = _learned(call)
-    problem = _unmeasured(call)
-    textbook = call.head_dim**-0.5
+    textbook = inverse_root(call.head_dim)
     expected = declaration.values[0] if declaration and declaration.values else None
     if problem is not None:
         readable = call.scale.agree is not False and call.scale.numeric is None
@@ -187,9 +163,12 @@ def judge(
     if declaration is not None and not declaration.values:
         return JudgedCall(call, "declared", declared_by=declaration.by)
     attributes = scale_attributes(module, call.heads)
-    if rule := _norm_rule(call, effective, attributes):
+    if rule := norm_rule(call, effective, attributes):
         return JudgedCall(call, "declared", declared_by=rule, expected=effective[0])
-    return _by_attribute(call, effective, attributes, layer if in_pattern else None)
+    judged = _by_attribute(call, effective, attributes, layer if in_pattern else None)
+    if judged.mistake == "unknown" and (rule := cosine_gain(call, effective)):
+        return JudgedCall(call, "declared", declared_by=rule, expected=effective[0])
+    return judged
 
 
 def _name(factor: Factor) -> str:
@@ -204,12 +183,12 @@ def _contradiction(
     actual = f"declared {expected:.6g}, the run applied {effective[0]:.6g}"
     if declaration.layer_factor != 1.0 and matches(effective, (expected / declaration.layer_factor,)):
         return JudgedCall(call, "unexplained", "layer_index", declaration.by, expected, f"{actual}: no layer factor")
-    if declaration.length != 1.0 and any(
+    if declaration.length not in (0.0, 1.0) and any(
         matches(effective, (value / declaration.length,)) for value in declaration.values
     ):
         reason = f"{actual}: the length factor {declaration.length:.4g} is missing"
         return JudgedCall(call, "unexplained", "length_factor", declaration.by, expected, reason)
-    if matches(effective, (call.head_dim**-0.5,)):
+    if matches(effective, (inverse_root(call.head_dim),)):
         return JudgedCall(
             call, "unexplained", "unknown", declaration.by, expected, f"{actual}, which is 1/sqrt(head_dim)"
         )
@@ -226,7 +205,7 @@ def _equal(effective: tuple[float, ...]) -> bool:
 def _by_attribute(
     call: AttentionCall, effective: tuple[float, ...], attributes: tuple[ScaleAttribute, ...], layer: int | None
 ) -> JudgedCall:
-    textbook = call.head_dim**-0.5
+    textbook = inverse_root(call.head_dim)
     held = holding(attributes, effective, call.head_dim)
     if not _equal(effective):
         if held is not None:

@@ -22,7 +22,7 @@ from torch import nn
 from sqrtdk.audit.context import Context, Rerun
 from sqrtdk.audit.records import Finding
 from sqrtdk.audit.switch import ATTN, current, implementation, offers_choice, refusal, supports_sdpa
-from sqrtdk.audit.tolerance import close
+from sqrtdk.audit.tolerance import SCALE_TOLERANCE, close
 from sqrtdk.trace.records import AttentionCall, NotMeasured
 
 TARGET_STD = 4.0
@@ -59,7 +59,7 @@ def _difference(eager: AttentionCall, sdpa: AttentionCall, *, outputs: bool) -> 
     """(what differs, value, threshold) of two calls, or None."""
     one, two = eager.scale.effective, sdpa.scale.effective
     if one and two and not close(two, one):
-        return f"effective scale {one:.6g} against {two:.6g}", two / one, 0.01
+        return f"effective scale {one:.6g} against {two:.6g}", abs(two / one - 1.0), SCALE_TOLERANCE
     if (eager.softcap is None) != (sdpa.softcap is None) and not eager.unknown and not sdpa.unknown:
         return f"softcap {eager.softcap} against {sdpa.softcap}", sdpa.softcap, eager.softcap or 0.0
     if eager.softcap and sdpa.softcap and not close(sdpa.softcap, eager.softcap):

@@ -4,7 +4,7 @@ Formula: a head's mean entropy H (nats) against the finite-n expectation H*(n, s
 deviation sigma_c = sqrt(2 log n), below which a Gaussian row depends on few keys only (random energy model, Derrida
 1981). Thresholds: heads with n >= 16 keys only; a head is collapsed at H < H*; note when a quarter of a model's heads
 are, warn when three quarters are (Zhai et al. 2023: collapse goes with instability; a level without its trend proves
-little, so this never fails).
+little, so this never fails). The finding's value and threshold are H and H* of the lowest head, both in nats.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def frozen_entropy(keys: int) -> float:
 def check(context: Context) -> Iterable[Finding]:
     """At most one finding for the model, at the site with the lowest entropy."""
     heads = 0
-    low: list[tuple[float, float, str, int]] = []
+    low: list[tuple[float, float, float, str, int]] = []
     for judged in context.calls:
         stats = judged.call.stats
         if stats is None:
@@ -43,18 +43,18 @@ def check(context: Context) -> Iterable[Finding]:
             heads += 1
             bar = frozen_entropy(round(keys))
             if entropy < bar:
-                low.append((entropy / bar, entropy, judged.call.site, head))
+                low.append((entropy / bar, entropy, bar, judged.call.site, head))
     if not heads or len(low) < NOTE_FRACTION * heads:
         return
-    _, entropy, site, head = min(low)
+    _, entropy, bar, site, head = min(low)
     yield Finding(
         rule="entropy",
         severity="warn" if len(low) >= WARN_FRACTION * heads else "note",
         site=site,
         value=entropy,
-        threshold=NOTE_FRACTION,
-        message=f"{len(low)} of {heads} heads are below the entropy of the frozen phase; lowest: head {head}, "
-        f"{entropy:.3g} nats",
+        threshold=bar,
+        message=f"{len(low)} of {heads} heads have less entropy than frozen Gaussian logits; lowest: head {head} with "
+        f"{entropy:.3g} nats, where {bar:.3g} is the bar",
         fix="watch the entropy over time; if it falls, normalise q and k or lower the learning rate",
         source=SOURCE,
     )

@@ -8,16 +8,16 @@ attribute that holds the right scale but is not read is a note while the scale i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import nn
 
 from sqrtdk.audit.attributes import ScaleAttribute, holding, scale_attributes
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.records import Finding, JudgedCall
-from sqrtdk.audit.tolerance import close
+from sqrtdk.audit.tolerance import close, inverse_root
 from sqrtdk.trace.records import NotMeasured
 
 FACTOR = 1.25  # exact in every binary format, far outside the tolerance, too small to overflow
@@ -27,18 +27,17 @@ SOURCE = "an attention function must honour the scaling that it is given (transf
 @contextmanager
 def enlarged(attributes: Iterable[ScaleAttribute], factor: float = FACTOR) -> Iterator[None]:
     """Multiply numbers and buffers by `factor` for the time of the block; the same objects are put back."""
-    restore: list[tuple[dict[str, object], str, object]] = []
+    restore: list[tuple[MutableMapping[str, Any], str, Any]] = []
     seen: set[tuple[int, str]] = set()
     try:
         for attribute in attributes:
-            owner: nn.Module = attribute.owner
-            store: dict[str, object] = vars(owner) if attribute.name in vars(owner) else owner._buffers  # type: ignore[assignment]
-            value = store.get(attribute.name)
-            if attribute.learned or value is None or (id(owner), attribute.name) in seen:
+            store, key = attribute.store, (id(attribute.owner), attribute.name)
+            if attribute.learned or store is None or key in seen:
                 continue
-            seen.add((id(owner), attribute.name))
+            seen.add(key)
+            value = store[attribute.name]
             restore.append((store, attribute.name, value))
-            store[attribute.name] = value.detach() * factor if isinstance(value, torch.Tensor) else value * factor  # type: ignore[operator]
+            store[attribute.name] = (value.detach() if isinstance(value, torch.Tensor) else value) * factor
         yield
     finally:
         for store, name, value in restore:
@@ -46,7 +45,7 @@ def enlarged(attributes: Iterable[ScaleAttribute], factor: float = FACTOR) -> It
 
 
 def _right_values(judged: JudgedCall) -> tuple[float, ...]:
-    values = [judged.call.head_dim**-0.5]
+    values = [inverse_root(judged.call.head_dim)]
     if judged.expected is not None:
         values.append(judged.expected)
     if judged.call.scale.effective is not None and judged.verdict in ("exact", "declared"):
@@ -62,7 +61,8 @@ def check(context: Context) -> Iterable[Finding | NotMeasured]:
     attributes: list[ScaleAttribute] = []
     for judged in context.calls:
         call = judged.call
-        own = tuple(a for a in scale_attributes(context.module(call.site), call.heads) if not a.learned)
+        attributes_here = scale_attributes(context.module(call.site), call.heads)
+        own = tuple(a for a in attributes_here if not a.learned and a.store is not None)
         found = next((f for value in _right_values(judged) if (f := holding(own, (value,), call.head_dim))), None)
         if found is not None and call.scale.effective:
             held[call.site, call.index] = (judged, found[1])

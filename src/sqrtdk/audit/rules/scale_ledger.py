@@ -12,10 +12,20 @@ from collections.abc import Iterable
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.audit.records import Finding
-from sqrtdk.audit.tolerance import SCALE_TOLERANCE
+from sqrtdk.audit.tolerance import inverse_root
 from sqrtdk.audit.verdicts import held_by_attribute
+from sqrtdk.trace.records import AttentionCall
 
 SOURCE = "Vaswani et al. 2017, section 3.2.1; tolerance 1% for bf16 constants"
+
+
+def _size(call: AttentionCall) -> str:
+    """The scale beside the textbook's, as a person would put it."""
+    ratio = call.scale.ratio
+    text = f"scale {call.scale.effective:.6g} instead of 1/sqrt({call.head_dim}) = {inverse_root(call.head_dim):.4g}"
+    if ratio is None or ratio <= 0:
+        return text
+    return text + (f", {ratio:.4g} times too large" if ratio > 1 else f", {1 / ratio:.4g} times too small")
 
 
 def check(context: Context) -> Iterable[Finding]:
@@ -26,17 +36,15 @@ def check(context: Context) -> Iterable[Finding]:
         call, name = judged.call, judged.mistake or "unknown"
         mistake = MISTAKES[name]
         attribute = held_by_attribute(judged, context.model)
-        ratio = call.scale.ratio
-        message = f"scale {call.scale.effective:.6g} is {ratio:.4g} times 1/sqrt({call.head_dim})"
-        message += f": {name}, {mistake.formula}" if name != "unknown" else ": nothing declares or explains it"
-        message += f"; {judged.reason}" if judged.reason else ""
+        named = f"{name}, {mistake.happened}" if name != "unknown" else mistake.happened
+        message = f"{_size(call)}: {named}" + (f"; {judged.reason}" if judged.reason else "")
         message += f"; attribute {attribute} holds that value" if attribute and attribute not in message else ""
         yield Finding(
             rule="scale_ledger",
             severity="warn" if attribute else "fail",
             site=call.site,
-            value=ratio,
-            threshold=SCALE_TOLERANCE,
+            value=call.scale.ratio,
+            threshold=1.0,
             message=message,
             fix=mistake.fix,
             source=SOURCE,

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from sqrtdk.audit.configs import field, number
+from sqrtdk.audit.configs import number
 from sqrtdk.audit.context import Context
+from sqrtdk.audit.norms import normalised
 from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.audit.tolerance import close
 
@@ -28,12 +29,11 @@ SOURCE = "the module or the config says so, the run does not show it"
 def _idle_norm(context: Context, judged: JudgedCall) -> str | None:
     call = judged.call
     module = context.module(call.site)
-    if module is None or call.norm is not None or context.ran is None:
+    if module is None or normalised(call) is not None or context.ran is None:
         return None
-    for name in NORM_NAMES:
-        norm = field(module, name)
+    for name, norm in module.named_children():
         path = f"{call.site}.{name}" if call.site else name
-        if isinstance(norm, nn.Module) and not isinstance(norm, nn.Identity) and path not in context.ran:
+        if name in NORM_NAMES and not isinstance(norm, nn.Identity) and path not in context.ran:
             return name
     return None
 
