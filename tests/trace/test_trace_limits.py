@@ -232,13 +232,48 @@ def test_heads_mixed_before_the_softmax_are_named() -> None:
     assert call.scale.reason
 
 
-def test_additive_scores_are_named() -> None:
+V = nn.Parameter(torch.randn(E))
+
+
+def pairs(q: Tensor, k: Tensor) -> Tensor:
+    return torch.tanh(q[..., :, None, :] + k[..., None, :, :])
+
+
+@pytest.mark.parametrize(
+    "logits",
+    [
+        lambda q, k: functional.linear(pairs(q, k), V[None]).squeeze(-1),
+        lambda q, k: (pairs(q, k) * V).sum(-1),
+        lambda q, k: pairs(q, k) @ V,
+        lambda q, k: torch.einsum("bhije,e->bhij", pairs(q, k), V),
+        lambda q, k: (pairs(q, q.flip(-2)) * V).sum(-1),
+    ],
+    ids=["linear", "sum", "matvec", "einsum", "one projection"],
+)
+def test_additive_scores_are_named(logits: Callable[[Tensor, Tensor], Tensor]) -> None:
     """Bahdanau: v . tanh(q + k) is no product."""
-    v = nn.Linear(E, 1, bias=False)
-    (call,) = run(lambda q, k: v(torch.tanh(q[..., :, None, :] + k[..., None, :, :])).squeeze(-1)).calls
-    assert call.score == "additive"
+    (call,) = run(logits).calls
+    assert (call.score, call.formula, call.unknown) == ("additive", "softmax(additive(q, k))", ())
     assert call.scale.effective is None
-    assert call.scale.reason
+    assert "additive" in (call.scale.reason or "")
+
+
+def test_a_pooling_with_a_tanh_is_no_attention() -> None:
+    """The logits of Lin et al. 2017: v . tanh(W x), one number for every position, and no query."""
+
+    class Pooling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = nn.Linear(16, 8), nn.Linear(8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.outer(torch.tanh(self.inner(x))).softmax(1).mT @ x
+
+    model = Pooling()
+    with sqrtdk.trace(model) as found:
+        model(torch.randn(2, 5, 16))
+    assert found.calls == ()
+    assert ["pooling" in other.reason for other in found.not_attention] == [True]
 
 
 def test_unlike_factors_of_two_parts_are_not_averaged() -> None:

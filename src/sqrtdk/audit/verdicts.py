@@ -102,7 +102,8 @@ def _agrees(effective: tuple[float, ...], declaration: Declaration) -> bool:
 def _unmeasured(call: AttentionCall) -> str | None:
     scale = call.scale
     if call.head_dim < 1:
-        return (scale.reason if call.unknown else None) or "a head of q has no dimensions: there is no q . k to scale"
+        told = scale.reason if call.unknown or call.score == "additive" else None
+        return told or "a head of q has no dimensions: there is no q . k to scale"
     if scale.agree is False:
         return scale.reason or f"the readings disagree: symbolic {scale.symbolic}, numeric {scale.numeric}"
     if scale.effective is None or scale.ratio is None:

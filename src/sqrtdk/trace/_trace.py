@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
@@ -62,7 +62,7 @@ class Trace:
         self._sites = Sites(model)
         self._modules = dict(model.named_modules()) if model is not None else {}
         self._recorder: Recorder | None = None
-        self._running = ExitStack()
+        self._running = contextlib.ExitStack()
 
     def __enter__(self) -> Trace:
         self._recorder = Recorder(
@@ -71,7 +71,7 @@ class Trace:
             Listener(self._eager, self._fused, self._native, self._miss, self._factor),
             products=self._stats,
         )
-        with ExitStack() as stack:
+        with contextlib.ExitStack() as stack:
             stack.enter_context(self._sites)
             stack.enter_context(eager_compiler())
             stack.enter_context(self._recorder)
@@ -151,9 +151,10 @@ class Trace:
         while True:
             module = self._modules.get(site)
             for name in _HEADS:
-                heads = getattr(module, name, None)
-                if isinstance(heads, int) and heads > 0:
-                    return heads
+                with contextlib.suppress(Exception):  # a stranger's __getattr__ may raise anything
+                    heads = getattr(module, name, None)
+                    if isinstance(heads, int) and heads > 0:
+                        return heads
             if not site:
                 return None
             site = site.rpartition(".")[0]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.trace import ops
+from sqrtdk.trace.additive import pairs_queries_and_keys
 from sqrtdk.trace.events import Listener, Pending, Seen
 from sqrtdk.trace.graph import Node, alias, origin
 from sqrtdk.trace.sites import Sites
@@ -132,7 +133,7 @@ class Classifier:
             node.width = a.shape[-1]
             node.terms = 1 if len(node.shape) > 2 and a.shape[0] > 1 else 0
             node.label = _weight_name(b if a.act else a)
-            if node.shape[-1] == 1 and _through(source, "tanh"):
+            if (node.op == "mv" or node.shape[-1] == 1) and pairs_queries_and_keys(source):
                 node.op = "additive"
             self._store.cut(node, tensor, source=source)
 
@@ -314,15 +315,6 @@ def _is_gain(node: Node) -> bool:
         if isinstance(arg, Node) and not arg.act:
             return bool(arg.shape) and arg.shape[-1] > 1
     return False
-
-
-def _through(node: Node, op: str) -> bool:
-    while node.op in ops.VIEWS | ops.SAME and not node.is_root:
-        parent = node.main()
-        if parent is None:
-            return False
-        node = parent
-    return node.op == op
 
 
 def _is_quotient_of_exp(node: Node) -> bool:

@@ -43,6 +43,7 @@ class Draft:
     dtype: torch.dtype
     logits_dtype: torch.dtype
     device: torch.device
+    score: str | None = None  # where the logits are no product of q and k
     dropout: float = 0.0
     visible: Tensor | None = None  # (broadcastable to) (B, H, L, S)
     mask_names: dict[int, str] = field(default_factory=dict)

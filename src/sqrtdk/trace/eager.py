@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sqrtdk.stats import head_stats_from_logits
 from sqrtdk.trace import masks, numeric
+from sqrtdk.trace.additive import summed_by_hand
 from sqrtdk.trace.chain import Chain, Step, read_chain, to_logits
 from sqrtdk.trace.draft import Draft, Layout, looks_ahead, mask_facts, root_mean_square, scaled_by
 from sqrtdk.trace.events import Pending
@@ -83,11 +84,13 @@ def _without_product(weighing: Pending, chain: Chain, value: Tensor) -> Draft | 
         if parent is None:
             break
         node = parent
-    if node.op != "additive" and (node.op in ("input", "parameter") or node.width is not None):
+    additive = node.op == "additive" or summed_by_hand(weighing.node)
+    if not additive and (node.op in ("input", "parameter") or node.width is not None):
         return "its logits come from one projection: a router or a pooling"
-    name = "additive" if node.op == "additive" else f"unknown({node.op})"
+    name = "additive" if additive else f"unknown({node.op})"
     logits = weighing.logits.movedim(weighing.dim, -1)
-    empty = Side(None, [], [Stage("logits", "unknown", node.op)], None, unknown=[node.op])
+    stage = Stage("logits", "score" if additive else "unknown", name)
+    empty = Side(None, [], [stage], None, unknown=[] if additive else [name])
     layout = Layout(
         logits.shape[0], 1, logits.shape[-2] if logits.dim() > 1 else 1, logits.shape[-1], 0, value.shape[-1]
     )
@@ -107,7 +110,7 @@ def _without_product(weighing: Pending, chain: Chain, value: Tensor) -> Draft | 
         logits_dtype=logits.dtype,
         device=logits.device,
     )
-    draft.query.unknown = [name]
+    draft.score = name
     draft.slope_reason = draft.stats_reason = f"the logits are no product of q and k: {name}"
     return draft
 

@@ -32,7 +32,6 @@ def finish(draft: Draft, index: int, module_class: str) -> AttentionCall:
     extra = [draft.mask.kind] if draft.implicit_causal and draft.mask is not None else []
     if any(step.kind == "sinks" for step in draft.chain.steps):
         extra.append("sinks")
-    named = query.unknown[0] if query.unknown and query.root is None and query.unknown[0] == "additive" else None
     root = query.root
     bias_steps = [i for i, s in enumerate(draft.chain.steps) if s.kind == "bias" and s.addend and not s.addend.content]
     return AttentionCall(
@@ -41,7 +40,7 @@ def finish(draft: Draft, index: int, module_class: str) -> AttentionCall:
         module_class=module_class,
         kind=draft.kind,
         op=draft.op,
-        score=named or _score(query, key, addends, unknown, draft),
+        score=draft.score or _score(query, key, addends),
         batch=layout.batch,
         heads=layout.heads,
         kv_heads=_kv_heads(draft),
@@ -57,8 +56,7 @@ def finish(draft: Draft, index: int, module_class: str) -> AttentionCall:
         device=str(draft.device),
         stages=tuple(_stages(draft)),
         formula=formula.write(
-            formula.side_text(query, "q"),
-            formula.side_text(key, "k"),
+            f"{draft.score}(q, k)" if draft.score else formula.product_text(query, key),
             factors,
             draft.chain.steps,
             draft.mask_names,
@@ -83,12 +81,10 @@ def finish(draft: Draft, index: int, module_class: str) -> AttentionCall:
     )
 
 
-def _score(query: Side, key: Side, addends: Iterable[Addend], unknown: tuple[str, ...], draft: Draft) -> str:
+def _score(query: Side, key: Side, addends: Iterable[Addend]) -> str:
     content = next((a.kind for a in addends if a.content), None)
     if content is not None:
         return content
-    if draft.chain.product is None and draft.kind == "eager":
-        return unknown[0] if unknown else "unknown"
     return "cosine" if query.norm == key.norm == "l2" else "dot"
 
 
@@ -126,7 +122,9 @@ def _scale(draft: Draft, factors: list[Factor], unknown: tuple[str, ...], width:
     reason: str | None = None
     per_head: tuple[float, ...] | None = None
     missing = next((f for f in factors if f.value is None), None)
-    if unknown:
+    if draft.score == "additive":
+        reason = "an additive score has no product of q and k to scale"
+    elif unknown:
         reason = "the lineage could not follow " + ", ".join(unknown)
     elif missing is not None:
         reason = f"the value of a factor ({missing.source}) could not be read"
@@ -145,7 +143,7 @@ def _scale(draft: Draft, factors: list[Factor], unknown: tuple[str, ...], width:
             effective = value
         else:
             reason = f"{reason}; the logits are not linear in q.k (R^2 = {draft.slope.r_squared:.3f})"
-    if effective is None and draft.slope_reason is not None:
+    if effective is None and draft.slope_reason is not None and draft.score is None:
         reason = f"{reason}; {draft.slope_reason}" if reason else draft.slope_reason
     return Scale(
         effective=effective,

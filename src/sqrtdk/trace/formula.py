@@ -79,20 +79,24 @@ def _symbol(factor: Factor) -> str:
     return f"{name}[h]" if factor.per_head is not None else name
 
 
+def product_text(query: Side, key: Side) -> str:
+    """`q.k`, `rope(q).rope(k)`."""
+    return f"{side_text(query, 'q')}.{side_text(key, 'k')}"
+
+
 def write(
-    query: str, key: str, factors: Iterable[Factor], steps: Sequence[Step], masks: dict[int, str], extra: Iterable[str]
+    product: str, factors: Iterable[Factor], steps: Sequence[Step], masks: dict[int, str], extra: Iterable[str]
 ) -> str:
     """The whole formula.
 
     Args:
-        query: text of the query side.
-        key: text of the key side.
+        product: text of the innermost term.
         factors: those applied to q, to k, and by a fused call.
         steps: from the product outwards.
         masks: name of each mask step, by position; a step without a name hides nothing.
         extra: names added last (implicit causal mask, sinks).
     """
-    expression = _Expression(f"{query}.{key}")
+    expression = _Expression(product)
     for factor in factors:
         expression.scale(factor)
     named: list[str] = []
