@@ -6,6 +6,8 @@ callers may catch either. `str(error)` is the rule with the numbers received; `e
 
 from __future__ import annotations
 
+INTERRUPTS = (KeyboardInterrupt, GeneratorExit)  # never a model's own doing: whoever catches all else lets them pass
+
 
 class SqrtdkError(Exception):
     """Base class of every error raised on purpose; `hint` says in one sentence what to do."""
@@ -37,3 +39,39 @@ class MissingExtraError(SqrtdkError, ImportError):
 
 class OutputError(SqrtdkError, OSError):
     """A report could not be written."""
+
+
+def text_of(error: BaseException) -> str:
+    """Return `str(error)`, or a remark in its place where a stranger's `__str__` raises.
+
+    Example:
+        >>> text_of(ValueError("no"))
+        'no'
+    """
+    try:
+        return str(error)
+    except INTERRUPTS:
+        raise
+    except BaseException as broken:  # whatever a stranger's __str__ raises
+        return f"(its text can't be shown: {type(broken).__name__})"
+
+
+def short_text(error: BaseException, limit: int = 400) -> str:
+    """Return an error's text on one line, cut at `limit` characters: it may quote a stranger's file.
+
+    Example:
+        >>> short_text(ValueError("one\\n two"), limit=6)
+        'one...'
+    """
+    text = " ".join(text_of(error).split())
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def kind_and_text(error: BaseException, limit: int = 400) -> str:
+    """Return an error's class and its short text.
+
+    Example:
+        >>> kind_and_text(ValueError("one\\n two"))
+        'ValueError: one two'
+    """
+    return f"{type(error).__name__}: {short_text(error, limit)}"

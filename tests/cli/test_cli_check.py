@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 from typer.testing import CliRunner
 
+from program import Warm, environment
 from sqrtdk import cli
 
 SMALL = ["--seq-len", "16"]
@@ -115,13 +116,13 @@ def test_the_traceback_is_there_on_request(monkeypatch: pytest.MonkeyPatch) -> N
     assert "Traceback" in check("demo:nope").stderr
 
 
-def test_what_a_factory_prints_does_not_break_the_document(tmp_path: Path) -> None:
+def test_what_a_factory_prints_does_not_break_the_document(sqrtdk: Warm, tmp_path: Path) -> None:
     (tmp_path / "chatty.py").write_text(
         "import torch\nprint('imported')\n"
         "def make():\n    print('made')\n"
         "    return torch.nn.MultiheadAttention(8, 2), (torch.ones(1, 3, 8),) * 3\n"
     )
-    done = _program("check", "chatty:make", "--json", cwd=tmp_path)
+    done = sqrtdk("chatty:make", "--json", cwd=tmp_path)
     assert json.loads(done.stdout)["command"] == "sqrtdk check chatty:make --json"
     assert "imported" in done.stderr
     assert "made" in done.stderr
@@ -158,19 +159,21 @@ def test_an_output_that_takes_ascii_only_is_no_error(tmp_path: Path) -> None:
         "def make():\n    return Modèle(8, 2), (torch.ones(1, 3, 8),) * 3\n",
         encoding="utf-8",
     )
-    done = _program("check", "accent:make", cwd=tmp_path, environment={"PYTHONIOENCODING": "ascii"})
+    command = [sys.executable, "-m", "sqrtdk", "check", "accent:make"]
+    ascii_only = environment() | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path, env=ascii_only
+    )
     assert "Error" not in done.stderr
     assert "Mod\\xe8le" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("environment", "expected"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
-)
-def test_colour_on_a_terminal_only(environment: dict[str, str], expected: bool) -> None:
+@pytest.mark.parametrize(("variables", "expected"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
+def test_colour_on_a_terminal_only(sqrtdk: Warm, variables: dict[str, str], expected: bool) -> None:
     pty = pytest.importorskip("pty")
     primary, secondary = pty.openpty()
     try:
-        done = _program("check", *SMALL, environment={"TERM": "xterm"} | environment, stdout=secondary)
+        done = sqrtdk(*SMALL, terminal=os.ttyname(secondary), **{"TERM": "xterm"} | variables)
         text = os.read(primary, 65536).decode()
     finally:
         os.close(primary)
@@ -178,19 +181,3 @@ def test_colour_on_a_terminal_only(environment: dict[str, str], expected: bool) 
     assert done.returncode == 0
     assert ("\x1b[" in text) is expected
     assert "blocks.0-2.attention" in text
-
-
-def _program(
-    *arguments: str, cwd: Path | None = None, environment: dict[str, str] | None = None, stdout: int = subprocess.PIPE
-) -> subprocess.CompletedProcess[str]:
-    clean = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS", "FORCE_COLOR")}
-    return subprocess.run(
-        [sys.executable, "-m", "sqrtdk", *arguments],
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=cwd,
-        env=clean | (environment or {}),
-    )

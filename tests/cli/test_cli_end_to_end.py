@@ -17,8 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "default"}
-DROPPED = ("NO_COLOR", "COLUMNS", "FORCE_COLOR", "SQRTDK_TRACEBACK")
+from program import ENVIRONMENT, Warm, fresh
 
 NETS = """
 import torch
@@ -45,23 +44,6 @@ def wrong_name(): return Net(None), {"y": torch.randn(2, 6, 32)}
 def no_attention(): return nn.Sequential(nn.Linear(4, 4), nn.Softmax(-1)), (torch.randn(2, 4),)
 number = 7
 """
-
-
-def sqrtdk(
-    *arguments: str, cwd: Path | None = None, before: Callable[[], None] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run `sqrtdk check` to its end."""
-    kept = {name: value for name, value in os.environ.items() if name not in DROPPED}
-    return subprocess.run(
-        [sys.executable, "-m", "sqrtdk", "check", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        cwd=cwd,
-        env=kept | ENVIRONMENT,
-        preexec_fn=before,
-    )
 
 
 def save(directory: Path, **changes: Any) -> Path:
@@ -114,7 +96,7 @@ def assert_refused(done: subprocess.CompletedProcess[str], words: str = "") -> N
 def test_sizes_dtype_and_both_attentions(llama: Path, tmp_path: Path) -> None:
     html = tmp_path / "r.html"
     sizes = ["--batch", "2", "--seq-len", "12", "--dtype", "bfloat16", "--attn", "both"]
-    done = sqrtdk(str(llama), *sizes, "--json", "--html", str(html))
+    done = fresh(str(llama), *sizes, "--json", "--html", str(html))
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     calls = [(call["kind"], call["site"]) for call in document["calls"]]
@@ -127,13 +109,13 @@ def test_sizes_dtype_and_both_attentions(llama: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("attn", "kind"), [("eager", "eager"), ("sdpa", "sdpa")])
-def test_one_attention(llama: Path, attn: str, kind: str) -> None:
+def test_one_attention(sqrtdk: Warm, llama: Path, attn: str, kind: str) -> None:
     document = json.loads(sqrtdk(str(llama), "--attn", attn, "--seq-len", "8", "--json").stdout)
     assert {call["kind"] for call in document["calls"]} == {kind}
     assert document["environment"]["attn"] == attn
 
 
-def test_a_text_of_the_users(tmp_path: Path) -> None:
+def test_a_text_of_the_users(sqrtdk: Warm, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("aa " * 50)
     (tmp_path / "b.txt").write_text("The keys, and the queries; 12 + 30 = 42!\n" * 5)
     stats = []
@@ -144,7 +126,7 @@ def test_a_text_of_the_users(tmp_path: Path) -> None:
     assert stats[0] != stats[1]
 
 
-def test_inputs_from_a_file(llama: Path, tmp_path: Path) -> None:
+def test_inputs_from_a_file(sqrtdk: Warm, llama: Path, tmp_path: Path) -> None:
     ids = torch.arange(3 * 7).reshape(3, 7)
     save_file({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, tmp_path / "in.safetensors")
     done = sqrtdk(str(llama), "--input", "in.safetensors", "--json", cwd=tmp_path)
@@ -152,7 +134,7 @@ def test_inputs_from_a_file(llama: Path, tmp_path: Path) -> None:
     assert {(call["batch"], call["query_len"]) for call in json.loads(done.stdout)["calls"]} == {(3, 7)}
 
 
-def test_a_factory_of_the_current_directory_and_its_reports(nets: Path) -> None:
+def test_a_factory_of_the_current_directory_and_its_reports(sqrtdk: Warm, nets: Path) -> None:
     arguments = ["zoo.nets:bad", "--output", "r.json", "--html", "r.html"]
     done = sqrtdk(*arguments, cwd=nets)
     assert done.returncode == 1, done.stderr
@@ -169,13 +151,13 @@ def test_a_factory_of_the_current_directory_and_its_reports(nets: Path) -> None:
 
 
 @pytest.mark.parametrize(("bar", "code"), [("note", 1), ("fail", 1), ("critical", 0), ("never", 0)])
-def test_fail_on(nets: Path, bar: str, code: int) -> None:
+def test_fail_on(sqrtdk: Warm, nets: Path, bar: str, code: int) -> None:
     done = sqrtdk("zoo.nets:bad", "--fail-on", bar, cwd=nets)
     assert done.returncode == code, done.stderr
     assert "unexplained: inverted" in done.stdout
 
 
-def test_static_needs_a_config_only(llama: Path, tmp_path: Path) -> None:
+def test_static_needs_a_config_only(sqrtdk: Warm, llama: Path, tmp_path: Path) -> None:
     shutil.copy(llama / "config.json", tmp_path / "config.json")
     document = json.loads(sqrtdk(str(tmp_path), "--static", "--json").stdout)
     assert document["mode"] == "static"
@@ -183,7 +165,7 @@ def test_static_needs_a_config_only(llama: Path, tmp_path: Path) -> None:
     assert {call["stats"] for call in document["calls"]} == {None}
 
 
-def test_nan_weights_are_a_finding(llama: Path, tmp_path: Path) -> None:
+def test_nan_weights_are_a_finding(sqrtdk: Warm, llama: Path, tmp_path: Path) -> None:
     model = tmp_path / "sick"
     shutil.copytree(llama, model)
     tensors = load_file(model / "model.safetensors")
@@ -213,7 +195,7 @@ FACTORIES = {
 
 
 @pytest.mark.parametrize(("model", "words"), FACTORIES.items(), ids=FACTORIES)
-def test_a_factory_that_is_wrong(nets: Path, model: str, words: str) -> None:
+def test_a_factory_that_is_wrong(sqrtdk: Warm, nets: Path, model: str, words: str) -> None:
     (nets / "out").mkdir()
     done = sqrtdk(model, "--html", "out/r.html", "--output", "out/r.json", cwd=nets)
     assert_refused(done, words)
@@ -277,7 +259,7 @@ DIRECTORIES: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("name", DIRECTORIES)
-def test_a_directory_that_is_wrong(llama: Path, tmp_path: Path, name: str) -> None:
+def test_a_directory_that_is_wrong(sqrtdk: Warm, llama: Path, tmp_path: Path, name: str) -> None:
     harm, words = DIRECTORIES[name]
     model = tmp_path / "model"
     shutil.copytree(llama, model)
@@ -300,7 +282,7 @@ INPUTS: dict[str, tuple[dict[str, torch.Tensor] | bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", INPUTS)
-def test_an_input_file_that_is_wrong(llama: Path, tmp_path: Path, name: str) -> None:
+def test_an_input_file_that_is_wrong(sqrtdk: Warm, llama: Path, tmp_path: Path, name: str) -> None:
     content, words = INPUTS[name]
     if isinstance(content, bytes):
         (tmp_path / "in.safetensors").write_bytes(content)
@@ -326,7 +308,7 @@ OPTIONS: dict[str, tuple[list[str], str]] = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_an_option_that_is_wrong(tmp_path: Path, name: str) -> None:
+def test_an_option_that_is_wrong(sqrtdk: Warm, tmp_path: Path, name: str) -> None:
     arguments, words = OPTIONS[name]
     assert_refused(sqrtdk(*arguments, "--output", "r.json", cwd=tmp_path), words)
     assert os.listdir(tmp_path) == []
@@ -365,9 +347,9 @@ def test_a_model_larger_than_memory_is_audited_from_disk(llama: Path, tmp_path: 
     limit = _limited(program + size + 96 * 2**20)
 
     short = ["--seq-len", "8", "--json"]
-    assert_refused(sqrtdk(str(big), *short, before=limit), "GiB for its weights")
-    done = sqrtdk(str(big), *offload, str(tmp_path / "offload"), *short, before=limit)
+    assert_refused(fresh(str(big), *short, before=limit), "GiB for its weights")
+    done = fresh(str(big), *offload, str(tmp_path / "offload"), *short, before=limit)
     assert done.returncode == 0, done.stderr
-    plain = sqrtdk(str(big), *short)
+    plain = fresh(str(big), *short)
     assert ledger(json.loads(done.stdout)) == ledger(json.loads(plain.stdout))
     assert len(json.loads(done.stdout)["calls"]) == 12

@@ -65,3 +65,8 @@ def test_every_option_of_the_contract_is_there() -> None:
     options += " offload-folder json html output force fail-on"
     missing = [name for name in options.split() if f"--{name} " not in text]
     assert not missing
+
+
+def test_help_says_what_both_attentions_list() -> None:
+    text = " ".join(_run("sqrtdk", "check", "--help").stdout.split())
+    assert "both lists the calls of eager, then those of sdpa" in text

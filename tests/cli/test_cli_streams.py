@@ -5,6 +5,7 @@ The program runs in a process of its own here: file descriptors are the subject.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
@@ -14,11 +15,12 @@ from pathlib import Path
 import pytest
 import typer
 
+from program import Warm, environment, fresh
 from sqrtdk.cli.errors import reported
 from sqrtdk.cli.output import working
 
 NETS = """
-import ctypes, os, sys
+import atexit, ctypes, os, sys
 import torch
 from torch import nn
 
@@ -51,12 +53,14 @@ class Silent(nn.MultiheadAttention):
         raise Mute
 
 x = (torch.ones(1, 3, 8),) * 3
-def loud(): return Loud(8, 2), x
+def loud():
+    atexit.register(os.write, 1, b"at exit\\n")
+    return Loud(8, 2), x
 def leaves(): return Leaves(8, 2), x
 def raises(): return Raises(8, 2), x
 def silent(): return Silent(8, 2), x
 """
-SAID = ["written", "child", "original", "printed", "from C"]
+SAID = ["written", "child", "original", "printed", "from C", "at exit"]
 
 
 class Own(BaseException):
@@ -80,19 +84,16 @@ def command(*arguments: str) -> list[str]:
 
 
 def test_a_pipe_gets_the_document_alone(nets: Path) -> None:
-    done = subprocess.run(command("nets:loud", "--json"), cwd=nets, capture_output=True, text=True, check=False)
+    done = fresh("nets:loud", "--json", cwd=nets)
     assert json.loads(done.stdout)["model"]["class"] == "Loud"
     for word in SAID:
         assert word in done.stderr.splitlines()
 
 
-def test_a_file_gets_the_document_alone(nets: Path) -> None:
-    with open(nets / "out", "w") as out:
-        done = subprocess.run(
-            command("nets:loud", "--json"), cwd=nets, stdout=out, stderr=subprocess.PIPE, text=True, check=False
-        )
-    assert json.loads((nets / "out").read_text())["model"]["class"] == "Loud"
-    assert set(SAID) <= set(done.stderr.splitlines())
+def test_a_file_gets_the_document_alone(sqrtdk: Warm, nets: Path) -> None:
+    done = sqrtdk("nets:loud", "--json", cwd=nets)
+    assert json.loads(done.stdout)["model"]["class"] == "Loud"
+    assert {*SAID[:-1]} <= set(done.stderr.splitlines())
 
 
 def test_a_terminal_gets_the_report_alone(nets: Path) -> None:
@@ -100,7 +101,14 @@ def test_a_terminal_gets_the_report_alone(nets: Path) -> None:
     primary, secondary = pty.openpty()
     try:
         done = subprocess.run(
-            command("nets:loud"), cwd=nets, stdout=secondary, stderr=subprocess.PIPE, text=True, check=False
+            command("nets:loud"),
+            cwd=nets,
+            env=environment(),
+            stdout=secondary,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+            check=False,
         )
         shown = os.read(primary, 65536).decode()
     finally:
@@ -117,8 +125,10 @@ def test_a_closed_stream_is_no_error(nets: Path, closed: str) -> None:
     done = subprocess.run(
         ["sh", "-c", script, "sh", *command("nets:loud", "--json", "--fail-on", "never")],
         cwd=nets,
+        env=environment(),
         capture_output=True,
         text=True,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -131,10 +141,11 @@ def test_descriptor_1_comes_back_with_what_was_written_before(capfd: pytest.Capt
     print("before")
     with working("Checking"):
         os.write(1, b"inside\n")
+        ctypes.CDLL(None).puts(b"in C")
     os.write(1, b"after\n")
     captured = capfd.readouterr()
     assert captured.out == "before\nafter\n"
-    assert captured.err == "inside\n"
+    assert captured.err == "inside\nin C\n"
 
 
 def test_descriptor_1_comes_back_after_an_error(capfd: pytest.CaptureFixture[str]) -> None:
@@ -148,8 +159,8 @@ def test_descriptor_1_comes_back_after_an_error(capfd: pytest.CaptureFixture[str
     ("model", "word"),
     [("nets:leaves", "SystemExit"), ("nets:raises", "Own"), ("nets:silent", "Mute"), ("exits:make", "SystemExit")],
 )
-def test_a_model_that_leaves_is_an_error(nets: Path, model: str, word: str) -> None:
-    done = subprocess.run(command(model, "--json"), cwd=nets, capture_output=True, text=True, check=False)
+def test_a_model_that_leaves_is_an_error(sqrtdk: Warm, nets: Path, model: str, word: str) -> None:
+    done = sqrtdk(model, "--json", cwd=nets)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith("Error: ")
@@ -166,9 +177,7 @@ def test_a_model_that_leaves_is_an_error(nets: Path, model: str, word: str) -> N
     ],
 )
 @pytest.mark.parametrize("traceback", [False, True])
-def test_the_last_resort(
-    capsys: pytest.CaptureFixture[str], error: BaseException, line: str, traceback: bool
-) -> None:
+def test_the_last_resort(capsys: pytest.CaptureFixture[str], error: BaseException, line: str, traceback: bool) -> None:
     with pytest.raises(typer.Exit) as caught, reported(traceback):
         raise error
     assert caught.value.exit_code == 2
@@ -184,13 +193,8 @@ def test_the_last_resort(
         (["--device-map", "auto"], "device_map"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(arguments: list[str], word: str) -> None:
-    import resource
-
-    def tight() -> None:  # so that a program that does not refuse falls over soon
-        resource.setrlimit(resource.RLIMIT_AS, (8 * 2**30, 8 * 2**30))
-
-    done = subprocess.run(command(*arguments), capture_output=True, text=True, check=False, preexec_fn=tight)
+def test_what_cannot_be_meant_is_refused(sqrtdk: Warm, arguments: list[str], word: str) -> None:
+    done = sqrtdk(*arguments)
     assert done.returncode == 2
     assert word in done.stderr
     assert "\nHint: " in done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,10 @@ import transformers as hf
 from torch import nn
 
 from families import FAMILIES
-from sqrtdk.errors import InvalidValueError, ModelError
-from sqrtdk.models.config import short_text
+from sqrtdk.errors import InvalidValueError, ModelError, short_text
 from sqrtdk.models.demo import load_demo
 from sqrtdk.models.inputs import guess_inputs, make_inputs
-MAX_ELEMENTS=2**26
+from sqrtdk.models.limits import MAX_ELEMENTS, check_elements
 from sqrtdk.models.load import resolve
 from sqrtdk.models.run import call
 from sqrtdk.models.tokens import read_text
@@ -80,6 +80,16 @@ def leaving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "leaving_nets", raising=False)
 
 
+@pytest.fixture
+def pipe(tmp_path: Path) -> Iterator[Path]:
+    """A named pipe that somebody could still write to."""
+    path = tmp_path / "pipe.safetensors"
+    os.mkfifo(path)
+    keep = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    yield path
+    os.close(keep)
+
+
 @pytest.mark.parametrize("error", [SystemExit(0), Own("stop"), Mute(), RuntimeError("no")])
 def test_whatever_a_forward_raises_is_an_error_of_the_model(error: BaseException) -> None:
     with pytest.raises(ModelError, match=f"Raises raised {type(error).__name__}: "):
@@ -118,16 +128,11 @@ def test_an_error_without_a_text_has_a_short_text() -> None:
     assert short_text(Mute()) == "(its text can't be shown: RuntimeError)"
 
 
-@pytest.mark.parametrize("path", ["/dev/null", ".", "pipe"])
-def test_a_text_is_a_regular_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    monkeypatch.chdir(tmp_path)
-    os.mkfifo("pipe")
-    keep = os.open("pipe", os.O_RDWR | os.O_NONBLOCK)  # so that nobody waits for a writer
-    try:
-        with pytest.raises(ModelError, match="not a regular file"):
-            read_text(path)
-    finally:
-        os.close(keep)
+@pytest.mark.parametrize("path", ["/dev/null", ".", "pipe.safetensors"])
+def test_a_text_is_a_regular_file(pipe: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    monkeypatch.chdir(pipe.parent)
+    with pytest.raises(ModelError, match="not a regular file"):
+        read_text(path)
 
 
 def test_a_huge_text_is_not_read(tmp_path: Path) -> None:
@@ -135,6 +140,28 @@ def test_a_huge_text_is_not_read(tmp_path: Path) -> None:
         file.truncate(2**40)
     with pytest.raises(ModelError, match="at most 16777216 are read"):
         read_text(tmp_path / "huge")
+
+
+def test_inputs_are_a_regular_file(pipe: Path) -> None:
+    folder = pipe.with_name("folder.safetensors")
+    folder.mkdir()
+    for path in (pipe, folder):
+        with pytest.raises(ModelError, match="not a regular file"):
+            resolve("demo", input_file=path)
+
+
+def test_huge_inputs_are_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "huge.safetensors"
+    with open(path, "wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(ModelError, match=f"at most {2**31} are read"):
+        resolve("demo", input_file=path)
+
+
+def test_a_config_is_a_regular_file(pipe: Path) -> None:
+    pipe.rename(pipe.with_name("config.json"))
+    with pytest.raises(ModelError, match=r"config\.json is not a regular file"):
+        resolve(str(pipe.parent))
 
 
 def test_a_text_that_tells_no_size_is_cut_at_the_limit() -> None:
@@ -162,8 +189,7 @@ def test_pixels_of_a_config_are_limited() -> None:
 
 
 def test_the_limit_itself_is_allowed() -> None:
-    ids = guess_inputs(load_demo(), batch=MAX_ELEMENTS // 1024, seq_len=1024)[0]["input_ids"]
-    assert ids.numel() == MAX_ELEMENTS
+    check_elements("input_ids", (MAX_ELEMENTS // 1024, 1024))
     with pytest.raises(InvalidValueError):
         guess_inputs(load_demo(), batch=MAX_ELEMENTS // 1024 + 1, seq_len=1024)
 

@@ -25,6 +25,7 @@ from sqrtdk.audit.rules import RULES
 from sqrtdk.audit.switch import ATTN, current, implementation, offers_choice
 from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError
+from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.load import iter_attn, resolve
 from sqrtdk.models.records import AttnBuild, LoadedModel
 from sqrtdk.models.run import call as forward
@@ -111,6 +112,8 @@ def check(
         raise InvalidValueError(f"fail_on is {fail_on!r}", hint=f"Use one of: {', '.join(FAIL_ON)}.")
     if attn is not None and attn not in (*ATTN, "both"):
         raise InvalidValueError(f"attn is {attn!r}", hint=f"Use one of: {', '.join(ATTN)}, both.")
+    check_seed(seed)
+    check_sizes(1 if batch is None else batch, seq_len)
     given = None if inputs is None else as_inputs(inputs)
     named: dict[str, Any] = {
         "text": text,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sqrtdk.audit.configs import field, held
 from sqrtdk.audit.guard import random_state
 from sqrtdk.audit.switch import ATTN, current, offers_choice, refusal
-from sqrtdk.errors import InvalidTypeError, ModelError
+from sqrtdk.errors import InvalidTypeError, ModelError, kind_and_text
 from sqrtdk.models.inputs import guess_inputs
 from sqrtdk.models.records import AttnBuild, Inputs, LoadedModel
 
@@ -95,7 +95,7 @@ def _to_meta(model: nn.Module) -> nn.Module:
         return twin
     except Exception as error:
         raise ModelError(
-            f"{type(model).__name__} can't be copied to the meta device: {type(error).__name__}: {error}",
+            f"{type(model).__name__} can't be copied to the meta device: {kind_and_text(error)}",
             hint="Build it under `with torch.device('meta')` and check that.",
         ) from error
 

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from sqrtdk.cli.check import check
+from sqrtdk.cli.output import end_stdout, open_closed_streams
 
 _app = typer.Typer(
     name="sqrtdk",
@@ -25,7 +26,11 @@ _app.command()(check)
 
 def main() -> None:
     """Run the program `sqrtdk`; it ends the process with the exit code."""
-    _app(prog_name="sqrtdk")
+    open_closed_streams()
+    try:
+        _app(prog_name="sqrtdk")
+    finally:
+        end_stdout()
 
 
 def _show_version(wanted: bool) -> None:

@@ -26,7 +26,10 @@ def check(
         ),
     ] = "demo",
     static: Annotated[bool, typer.Option("--static", help="Build on the meta device: no weights, no figures.")] = False,
-    attn: Annotated[Attn | None, typer.Option(help="Attention implementation to run; both compares them.")] = None,
+    attn: Annotated[
+        Attn | None,
+        typer.Option(help="Attention implementation to run; both lists the calls of eager, then those of sdpa."),
+    ] = None,
     text: Annotated[Path | None, typer.Option(metavar="FILE", help="Text to tokenise and run on.")] = None,
     input_file: Annotated[
         Path | None, typer.Option("--input", metavar="FILE", help="Inputs by name, as .safetensors.")

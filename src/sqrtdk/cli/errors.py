@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import typer
 
-from sqrtdk.errors import SqrtdkError
+from sqrtdk.errors import SqrtdkError, text_of
 from sqrtdk.report.plain import plain
 
 FAILED = 2  # usage, configuration or input/output error
@@ -35,12 +35,12 @@ def reported(show_traceback: bool) -> Iterator[None]:
         _say("Interrupted.")
         raise typer.Exit(INTERRUPTED) from None
     except SqrtdkError as error:
-        _fail(error, str(error), error.hint, show_traceback)
-    except Exception as error:
-        _fail(error, f"{type(error).__name__}: {error}", _UNEXPECTED, show_traceback)
+        _fail(error, text_of(error), error.hint, show_traceback)
+    except BaseException as error:  # a SystemExit of the model's must not choose our exit code
+        _fail(error, f"{type(error).__name__}: {text_of(error)}", _UNEXPECTED, show_traceback)
 
 
-def _fail(error: Exception, message: str, hint: str, show_traceback: bool) -> None:
+def _fail(error: BaseException, message: str, hint: str, show_traceback: bool) -> None:
     if show_traceback or os.environ.get("SQRTDK_TRACEBACK", "") not in ("", "0"):
         _say("".join(traceback.format_exception(error)).rstrip())
     lines = [plain(line) for line in message.strip().split("\n")] or [type(error).__name__]

@@ -22,9 +22,10 @@ def print_text(text: str) -> None:
 
 
 def say(text: str) -> None:
-    """Write a line to stderr."""
-    _tolerant(sys.stderr)
-    print(text, file=sys.stderr, flush=True)
+    """Write a line to stderr; one that nobody can read is no error."""
+    with contextlib.suppress(OSError, ValueError):
+        _tolerant(sys.stderr)
+        print(text, file=sys.stderr, flush=True)
 
 
 def colors() -> bool:
@@ -40,8 +41,11 @@ def width() -> int:
 
 @contextlib.contextmanager
 def working(text: str) -> Iterator[None]:
-    """Show a spinner on stderr while it is a terminal; keep what the model prints away from stdout."""
-    with contextlib.redirect_stdout(sys.stderr):
+    """Show a spinner on stderr while it is a terminal; keep what the model prints away from stdout.
+
+    Its code may print in C or start programs, which know descriptor 1 and nothing of `sys.stdout`.
+    """
+    with descriptor_1_to_2(), contextlib.redirect_stdout(sys.stderr):
         if not sys.stderr.isatty():
             yield
             return
@@ -50,6 +54,49 @@ def working(text: str) -> Iterator[None]:
 
         with Console(stderr=True, no_color=bool(os.environ.get("NO_COLOR"))).status(Text(text)):
             yield
+
+
+def open_closed_streams() -> None:
+    """Point the standard descriptors that are closed at nothing: else the next file opened becomes one of them."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest that is free, so this one
+        if getattr(sys, name) is None:
+            stream = os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False)
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
+
+
+@contextlib.contextmanager
+def descriptor_1_to_2() -> Iterator[None]:
+    """Send what is written to descriptor 1 inside to descriptor 2."""
+    _flush()
+    saved = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        _flush()
+        os.dup2(saved, 1)
+        os.close(saved)
+
+
+def end_stdout() -> None:
+    """Send what still comes to stderr: threads and exit handlers of the model outlive the report."""
+    _flush()
+    with contextlib.suppress(OSError):  # the model closed descriptor 2
+        os.dup2(2, 1)
+
+
+def _flush() -> None:
+    for stream in filter(None, (sys.stdout, sys.__stdout__)):
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it, or it is closed
+            stream.flush()
+    if "ctypes" in sys.modules:  # torch imports it; without torch nothing was printed in C
+        with contextlib.suppress(OSError, TypeError, AttributeError):  # Windows has no such handle
+            sys.modules["ctypes"].CDLL(None).fflush(None)
 
 
 def _tolerant(stream: object) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from sqrtdk.errors import ModelError
+from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text, short_text, text_of
 from sqrtdk.models.checkpoint import weight_files
-from sqrtdk.models.config import DTYPES, load_config, read_config_dict, short_text
+from sqrtdk.models.config import DTYPES, load_config, read_config_dict
 from sqrtdk.models.extras import import_accelerate, import_transformers, quiet_transformers
 from sqrtdk.models.memory import available_memory, model_bytes, require_memory
 
@@ -181,12 +181,12 @@ def build_model(
                     module = auto.from_config(copy.deepcopy(config), **common)
                 if device_map is None:
                     module = module.to(device)
-    except ModelError:
+    except (*INTERRUPTS, ModelError):
         raise
-    except Exception as error:  # whatever transformers raises on a stranger's config or files
+    except BaseException as error:  # whatever transformers, or the model's own code, raises on a stranger's files
         raise_if_attn_refused(error, attn)
         raise ModelError(
-            f"transformers can't build this model: {type(error).__name__}: {short_text(error)}",
+            f"transformers can't build this model: {kind_and_text(error)}",
             hint=_build_hint(error),
         ) from error
     return module.eval(), module.config, tuple(notes)
@@ -254,16 +254,17 @@ def _max_memory(accelerate: Any, mapped: int) -> dict[Any, int]:
     return room
 
 
-def raise_if_attn_refused(error: Exception, attn: str | None) -> None:
+def raise_if_attn_refused(error: BaseException, attn: str | None) -> None:
     """Raise `AttnRefusedError` if `error` is transformers' way to say that it has no such attention for a model."""
-    if attn is not None and any(word in str(error) for word in ("scaled_dot_product_attention", "attn_implementation")):
+    text = text_of(error)
+    if attn is not None and ("scaled_dot_product_attention" in text or "attn_implementation" in text):
         raise AttnRefusedError(
             f"the model does not support {attn} attention: {short_text(error, 120)}", hint="Leave --attn out."
         ) from error
 
 
-def _build_hint(error: Exception) -> str:
-    text = str(error)
+def _build_hint(error: BaseException) -> str:
+    text = text_of(error)
     if isinstance(error, ImportError):
         return "Install the package that the message names, or audit another model."
     if "afetensor" in type(error).__name__ + text or "header" in text.lower():

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from sqrtdk.errors import ModelError
-from sqrtdk.models.config import short_text
+from sqrtdk.errors import ModelError, short_text
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
 

@@ -11,8 +11,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from sqrtdk.errors import ModelError
+from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
 from sqrtdk.models.extras import import_transformers
+from sqrtdk.models.limits import read_bytes
 
 MAX_CONFIG_BYTES = 10 * 2**20
 MAX_DEPTH = 20
@@ -50,16 +51,10 @@ def read_config_dict(directory: Path) -> dict[str, Any]:
     """Parse `config.json` of a model directory.
 
     Raises:
-        ModelError: It is missing, unreadable, larger than 10 MiB, no JSON, nested too deep, or no object.
+        ModelError: It is missing, unreadable, no regular file, over 10 MiB, no JSON, nested too deep, or no object.
     """
-    path = directory / "config.json"
     try:
-        size = path.stat().st_size
-        if size > MAX_CONFIG_BYTES:
-            raise ModelError(
-                f"config.json has {size} bytes; at most {MAX_CONFIG_BYTES} are read", hint="Is this a model's config?"
-            )
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = json.loads(read_bytes(directory / "config.json", "config.json", MAX_CONFIG_BYTES).decode("utf-8"))
     except OSError as error:
         raise ModelError(
             f"no readable config.json in {str(directory)!r}: {error.strerror}",
@@ -178,11 +173,11 @@ def load_config(directory: Path, *, trust_remote_code: bool = False) -> tuple[An
                 else "Check model_type, or update: pip install -U transformers",
             )
         return hf.CONFIG_MAPPING[model_type].from_dict(clean), tuple(notes)
-    except ModelError:
+    except (*INTERRUPTS, ModelError):
         raise
-    except Exception as error:  # whatever a config class raises on a stranger's values
+    except BaseException as error:  # whatever a config class raises on a stranger's values
         raise ModelError(
-            f"transformers rejects this config: {type(error).__name__}: {short_text(error)}",
+            f"transformers rejects this config: {kind_and_text(error)}",
             hint="Check the values in config.json.",
         ) from error
 
@@ -199,9 +194,3 @@ def text_config(config: Any) -> Any:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
-
-
-def short_text(error: BaseException, limit: int = 400) -> str:
-    """Return an error's text on one line, cut at `limit` characters: it may quote a stranger's file."""
-    text = " ".join(str(error).split())
-    return text if len(text) <= limit else text[: limit - 3] + "..."

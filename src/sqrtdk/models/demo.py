@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from sqrtdk.errors import ModelError
 
 MODEL_DIM, HEADS, LAYERS, HIDDEN, BYTES = 128, 2, 3, 384, 256
+CONTEXT = 1024  # bytes: four times the windows of its training
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sqrtdk.errors import ModelError
-from sqrtdk.models.config import short_text
+from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
 from sqrtdk.models.records import Inputs
 
 FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -52,25 +51,29 @@ def call_factory(model: str, *, static: bool = False, seed: int = 0) -> tuple[nn
                 hint="Run in the directory that holds it, or install its package.",
             ) from error
         raise _broken(model, "importing", error) from error
-    except (Exception, SystemExit) as error:
+    except INTERRUPTS:
+        raise
+    except BaseException as error:  # whatever a stranger's module raises, SystemExit included
         raise _broken(model, "importing", error) from error
-    for part in attribute.split("."):
-        if not hasattr(target, part):
-            raise ModelError(
-                f"{module_name!r} has no {attribute!r}",
-                hint="Name a function of no arguments that returns a module, or (module, inputs).",
-            )
-        target = getattr(target, part)
-    if not callable(target) or isinstance(target, nn.Module):
-        result: Any = target
-    else:
-        try:
+    try:
+        for part in attribute.split("."):
+            if not hasattr(target, part):
+                raise ModelError(
+                    f"{module_name!r} has no {attribute!r}",
+                    hint="Name a function of no arguments that returns a module, or (module, inputs).",
+                )
+            target = getattr(target, part)
+        if not callable(target) or isinstance(target, nn.Module):
+            result: Any = target
+        else:
             with torch.random.fork_rng(devices=[]), torch.device("meta") if static else contextlib.nullcontext():
                 torch.manual_seed(seed)
                 result = target()
-        except (Exception, SystemExit) as error:
-            raise _broken(model, "calling", error) from error
-    return _unpack(model, result)
+        return _unpack(model, result)
+    except (*INTERRUPTS, ModelError):
+        raise
+    except BaseException as error:  # whatever a stranger's factory raises
+        raise _broken(model, "calling", error) from error
 
 
 def _unpack(model: str, result: Any) -> tuple[nn.Module, Inputs | None]:
@@ -94,6 +97,6 @@ def _unpack(model: str, result: Any) -> tuple[nn.Module, Inputs | None]:
 
 def _broken(model: str, doing: str, error: BaseException) -> ModelError:
     return ModelError(
-        f"{doing} {model!r} raised {type(error).__name__}: {short_text(error)}",
+        f"{doing} {model!r} raised {kind_and_text(error)}",
         hint="Run it in Python to see the whole traceback.",
     )

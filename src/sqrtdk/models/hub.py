@@ -6,9 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from sqrtdk.errors import ModelError
+from sqrtdk.errors import ModelError, kind_and_text
 from sqrtdk.models.checkpoint import PICKLES
-from sqrtdk.models.config import short_text
 from sqrtdk.models.extras import import_transformers, quiet_transformers
 
 REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -56,8 +55,7 @@ def fetch(model: str, *, revision: str | None = None, weights: bool, trust_remot
             else "Check the id, the revision, your network and, for a gated model, `hf auth login`."
         )
         raise ModelError(
-            f"{model!r} is neither a local directory nor a model that the hub gives:"
-            f" {type(error).__name__}: {short_text(error)}",
+            f"{model!r} is neither a local directory nor a model that the hub gives: {kind_and_text(error)}",
             hint=hint,
         ) from error
     return Path(directory)

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sqrtdk.errors import ModelError
-from sqrtdk.models.config import short_text
+from sqrtdk.errors import INTERRUPTS, ModelError, short_text
 from sqrtdk.models.inputs import forward_arguments, vocabulary
+from sqrtdk.models.limits import check_file
 
+MAX_INPUT_BYTES = 2**31
 RANKS = {"input_ids": (2,), "decoder_input_ids": (2,), "pixel_values": (4, 5), "input_features": (2, 3, 4)}
 
 
@@ -25,7 +26,8 @@ def read_inputs(path: str | Path, module: nn.Module, config: Any = None) -> dict
         config: Its Hugging Face config, or None: then ids are not checked against a vocabulary.
 
     Raises:
-        ModelError: No such file, not safetensors, an unknown or missing name, a wrong rank, or ids out of range.
+        ModelError: No such file, no regular one, over 2 GiB, not safetensors, an unknown or missing name, a wrong rank,
+            or ids out of range.
     """
     from safetensors.torch import load_file
 
@@ -35,10 +37,13 @@ def read_inputs(path: str | Path, module: nn.Module, config: Any = None) -> dict
             hint="Save them with safetensors.torch.save_file({'input_ids': ...}, 'inputs.safetensors').",
         )
     try:
+        check_file(path, f"the inputs {str(path)!r}", MAX_INPUT_BYTES)
         tensors: dict[str, Tensor] = load_file(str(path))
+    except (*INTERRUPTS, ModelError):
+        raise
     except OSError as error:
         raise ModelError(f"can't read the inputs {str(path)!r}: {short_text(error)}", hint="Check the path.") from error
-    except Exception as error:  # safetensors raises its own error type
+    except BaseException as error:  # safetensors has its own error type, and a panic in Rust is no Exception
         raise ModelError(
             f"the inputs {str(path)!r} are not valid safetensors: {short_text(error)}",
             hint="Save them again with safetensors.torch.save_file.",

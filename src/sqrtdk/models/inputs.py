@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidValueError, ModelError
 from sqrtdk.models.config import text_config
-from sqrtdk.models.demo import DemoModel
+from sqrtdk.models.demo import CONTEXT, DemoModel
+from sqrtdk.models.limits import check_elements, check_seed, check_sizes
 from sqrtdk.models.records import Inputs
 from sqrtdk.models.tokens import byte_ids, embedded_text, random_ids, read_text, text_ids
 
@@ -63,17 +64,11 @@ def make_inputs(
         Inputs by the names of forward's arguments, and notes.
 
     Raises:
-        InvalidValueError: `batch` or `seq_len` below 1.
+        InvalidValueError: `batch` or `seq_len` below 1, an input of more than `MAX_ELEMENTS`, a seed that torch lacks.
         ModelError: The model wants an input that can't be made here, or `text` can't be used.
     """
-    if batch < 1 or (seq_len is not None and seq_len < 1):
-        raise InvalidValueError(f"batch {batch} and seq_len {seq_len} must be at least 1", hint="Give positive sizes.")
-    notes: list[str] = []
-    limit = position_limit(module, config)
-    length = seq_len if seq_len is not None else min(DEFAULT_SEQ_LEN, limit or DEFAULT_SEQ_LEN)
-    if limit is not None and length > limit:
-        notes.append(f"seq_len {length} was cut to {limit}: the model has no more positions")
-        length = limit
+    check_seed(seed)
+    length, notes = _length(batch, seq_len, position_limit(module, config))
     request = Request(module, config, batch, length, seed, directory, read_text(text) if text else None, notes)
     accepted = forward_arguments(module)
     wanted = [name for name in MAKERS if name in accepted and _wants(name, request, accepted)]
@@ -103,7 +98,7 @@ def guess_inputs(
         Inputs on the module's device, and notes.
 
     Raises:
-        InvalidValueError: The module has no Hugging Face config to make inputs from.
+        InvalidValueError: The module has no Hugging Face config to make inputs from; or see `make_inputs`.
         ModelError: See `make_inputs`.
 
     Example:
@@ -112,9 +107,8 @@ def guess_inputs(
         sqrtdk.errors.InvalidValueError: no inputs were given, and Linear has no config to make them from
     """
     if isinstance(module, DemoModel):
-        return place(
-            {"input_ids": byte_ids(embedded_text(), batch=batch, length=seq_len or DEFAULT_SEQ_LEN)}, module
-        ), ()
+        made, notes = demo_inputs(batch=batch, seq_len=seq_len)
+        return place(made, module), notes
     config = getattr(module, "config", None)
     if config is None or not hasattr(config, "model_type"):
         accepted = ", ".join(forward_arguments(module)) or "*args, **kwargs"
@@ -122,8 +116,32 @@ def guess_inputs(
             f"no inputs were given, and {type(module).__name__} has no config to make them from",
             hint=f"Pass inputs=(...) or inputs={{...}} for forward({accepted}); a factory may return (module, inputs).",
         )
-    inputs, notes = make_inputs(module, config, batch=batch, seq_len=seq_len, seed=seed)
-    return place(inputs, module), notes
+    made, notes = make_inputs(module, config, batch=batch, seq_len=seq_len, seed=seed)
+    return place(made, module), notes
+
+
+def demo_inputs(
+    *, batch: int = 1, seq_len: int | None = None, text: str | Path | None = None
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Make inputs for the embedded model: bytes of a UTF-8 file, or of the embedded text.
+
+    Raises:
+        InvalidValueError: See `make_inputs`.
+        ModelError: `text` can't be used.
+    """
+    length, notes = _length(batch, seq_len, CONTEXT)
+    check_elements("input_ids", (batch, length))
+    wanted = read_text(text) if text is not None else embedded_text()
+    return {"input_ids": byte_ids(wanted, batch=batch, length=length)}, tuple(notes)
+
+
+def _length(batch: int, seq_len: int | None, limit: int | None) -> tuple[int, list[str]]:
+    """Tokens a row, at most `limit`, and a note where that cut what was asked for."""
+    check_sizes(batch, seq_len)
+    length = seq_len if seq_len is not None else min(DEFAULT_SEQ_LEN, limit or DEFAULT_SEQ_LEN)
+    if limit is None or length <= limit:
+        return length, []
+    return limit, [f"seq_len {length} was cut to {limit}: the model has no more positions"]
 
 
 def place(inputs: Inputs, module: nn.Module) -> Inputs:
@@ -193,6 +211,7 @@ def _wants(name: str, request: Request, accepted: dict[str, bool]) -> bool:
 
 
 def _ids(request: Request, salt: int = 0) -> Tensor:
+    check_elements("input_ids", (request.batch, request.seq_len))
     vocab = vocabulary(request.config)
     wanted = request.text if request.text is not None else embedded_text()
     ids, reason = text_ids(request.directory, wanted, batch=request.batch, length=request.seq_len, vocab=vocab)
@@ -202,11 +221,12 @@ def _ids(request: Request, salt: int = 0) -> Tensor:
         raise ModelError(f"--text can't be used: {reason}", hint="Leave it out: random ids are used then.")
     if salt == 0:
         request.notes.append(f"the ids are random, with seed {request.seed}: {reason}")
-    part = text_config(request.config)
-    return random_ids(part, batch=request.batch, length=request.seq_len, vocab=vocab, seed=request.seed + salt)
+    part, seed = text_config(request.config), (request.seed + salt) % 2**64
+    return random_ids(part, batch=request.batch, length=request.seq_len, vocab=vocab, seed=seed)
 
 
 def _mask(request: Request) -> Tensor:
+    check_elements("attention_mask", (request.batch, request.seq_len))
     return torch.ones(request.batch, request.seq_len, dtype=torch.long)
 
 
@@ -214,21 +234,23 @@ def _pixels(request: Request) -> Tensor:
     height, width = _image_size(request.config)
     channels = _first(request.config, "num_channels", 3)
     frames = [_first(request.config, "num_frames", 8)] if request.config.model_type in VIDEO_TYPES else []
-    return _normal(request, (request.batch, *frames, channels, height, width))
+    return _normal("pixel_values", request, (request.batch, *frames, channels, height, width))
 
 
 def _pixel_mask(request: Request) -> Tensor:
-    return torch.ones(request.batch, *_image_size(request.config), dtype=torch.long)
+    shape = (request.batch, *_image_size(request.config))
+    check_elements("pixel_mask", shape)
+    return torch.ones(shape, dtype=torch.long)
 
 
 def _features(request: Request) -> Tensor:
     """Spectrograms: Whisper's (B, mel, 2 x positions), as a convolution halves the time; others (B, T, mel)."""
     positions, mel = _first(request.config, "max_source_positions", 0), _first(request.config, "num_mel_bins", 0)
     if positions and mel:
-        return _normal(request, (request.batch, mel, 2 * positions))
+        return _normal("input_features", request, (request.batch, mel, 2 * positions))
     for name in ("feature_projection_input_dim", "input_feat_per_channel", "input_dim"):
         if width := _first(request.config, name, 0):
-            return _normal(request, (request.batch, 256, width))
+            return _normal("input_features", request, (request.batch, 256, width))
     raise ModelError("the config does not say the shape of input_features", hint="Pass --input FILE.safetensors.")
 
 
@@ -236,14 +258,15 @@ def _values(request: Request) -> Tensor:
     """Waveforms (B, samples) long enough for about 50 frames, or spectrograms (B, T, mel) where the config has bins."""
     stride = _first(request.config, "conv_stride", None)
     if stride is not None:
-        return _normal(request, (request.batch, 50 * math.prod(stride) + 400))
+        return _normal("input_values", request, (request.batch, 50 * math.prod(stride) + 400))
     length, mel = _first(request.config, "max_length", 1024), _first(request.config, "num_mel_bins", 0)
     if mel:
-        return _normal(request, (request.batch, length, mel))
-    return _normal(request, (request.batch, 16000))
+        return _normal("input_values", request, (request.batch, length, mel))
+    return _normal("input_values", request, (request.batch, 16000))
 
 
-def _normal(request: Request, shape: tuple[int, ...]) -> Tensor:
+def _normal(name: str, request: Request, shape: tuple[int, ...]) -> Tensor:
+    check_elements(name, shape)
     return torch.randn(shape, generator=torch.Generator().manual_seed(request.seed))
 
 

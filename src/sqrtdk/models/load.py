@@ -10,16 +10,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from sqrtdk.errors import ModelError
+from sqrtdk.errors import INTERRUPTS, InvalidValueError, ModelError, kind_and_text
 from sqrtdk.models.build import AttnRefusedError, build_model, parse_dtype, raise_if_attn_refused
-from sqrtdk.models.config import short_text
 from sqrtdk.models.demo import DemoModel, load_demo
 from sqrtdk.models.factory import call_factory, is_factory
 from sqrtdk.models.hub import fetch
 from sqrtdk.models.input_file import read_inputs
-from sqrtdk.models.inputs import DEFAULT_SEQ_LEN, guess_inputs, make_inputs, place
+from sqrtdk.models.inputs import demo_inputs, guess_inputs, make_inputs, place
+from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.records import AttnBuild, Inputs, LoadedModel
-from sqrtdk.models.tokens import byte_ids, read_text
 
 ATTN = ("eager", "sdpa")
 
@@ -57,7 +56,7 @@ def resolve(
         device_map: "auto" spreads a checkpoint over devices, memory and disk through accelerate.
         offload_folder: Directory for what fits nowhere else; implies `device_map="auto"`.
         batch: Rows of the inputs made here.
-        seq_len: Tokens a row; None is 128, or as many as the model has positions for.
+        seq_len: Tokens a row, at most what the model has positions for; None is 128 or that limit.
         text: A UTF-8 file to run through the model's tokenizer.
         input_file: A safetensors file whose tensors are named as forward's arguments; wins over `text`.
         inputs: The inputs themselves; win over all others.
@@ -65,27 +64,34 @@ def resolve(
     Raises:
         ModelError: The model can't be found, built or given inputs; the hint says what to do.
         MissingExtraError: transformers or accelerate is needed and missing.
-        InvalidValueError: A size below 1.
+        InvalidValueError: A size below 1 or beyond all memory, a seed that torch lacks, or a device map for what is no
+            checkpoint.
 
     Example:
         >>> loaded = resolve("demo:unscaled", seq_len=16)
         >>> loaded.kind, loaded.inputs["input_ids"].shape, loaded.module(**loaded.inputs).shape
         ('demo', torch.Size([1, 16]), torch.Size([1, 16, 256]))
     """
+    check_seed(seed)
+    check_sizes(batch, seq_len)
     number = parse_dtype(dtype)
     if attn is not None and attn not in ATTN:
         raise ModelError(f"there is no attention implementation {attn!r}", hint=f"Use one of: {', '.join(ATTN)}.")
     static, device = static or device == "meta", _check_device(device)
-    if offload_folder is not None and device_map is None and not static:
+    is_demo = model == "demo" or model.startswith("demo:")
+    is_own = is_factory(model) and not os.path.isdir(model)
+    if is_demo or is_own:
+        _refuse_spread(model, device_map=device_map, offload_folder=offload_folder)
+    elif offload_folder is not None and device_map is None and not static:
         device_map = "auto"
     notes: tuple[str, ...] = ()
     directory: Path | None = None
     given: Inputs | None = None
     module: nn.Module
     config: Any = None
-    if model == "demo" or model.startswith("demo:"):
+    if is_demo:
         kind, module = "demo", load_demo(model)
-    elif is_factory(model) and not os.path.isdir(model):
+    elif is_own:
         kind = "factory"
         module, given = call_factory(model, static=static, seed=seed)
         config = getattr(module, "config", None) if hasattr(getattr(module, "config", None), "model_type") else None
@@ -103,8 +109,10 @@ def resolve(
             offload_folder=offload_folder,
         )
     if directory is None:
-        module, extra = _settle(module, kind, static, number, device, attn)
+        module, extra = _settle(module, static, number, device, attn)
         notes += extra
+    if revision is not None and kind != "hub":
+        notes += (f"--revision {revision} was ignored: {model!r} is not of the hub",)
     if inputs is not None:
         given = inputs
     elif input_file is not None:
@@ -157,6 +165,15 @@ def iter_attn(model: str = "demo", **options: Any) -> Iterator[AttnBuild]:
         del loaded  # before the next one is built
 
 
+def _refuse_spread(model: str, **options: object) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise InvalidValueError(
+                f"{name} spreads the weights of a checkpoint, and {model!r} is not one",
+                hint=f"Leave --{name.replace('_', '-')} out, or give a hub id or a directory with safetensors.",
+            )
+
+
 def _check_device(device: str) -> str:
     try:
         kind = torch.device(device).type
@@ -184,24 +201,25 @@ def _locate(model: str, revision: str | None, *, weights: bool, trust_remote_cod
 
 
 def _settle(
-    module: nn.Module, kind: str, static: bool, dtype: torch.dtype | None, device: str, attn: str | None
+    module: nn.Module, static: bool, dtype: torch.dtype | None, device: str, attn: str | None
 ) -> tuple[nn.Module, tuple[str, ...]]:
     """Bring the user's own module to mode, device, dtype and attention."""
     notes: tuple[str, ...] = ()
-    choose = getattr(module, "set_attn_implementation", None)
     try:
+        choose = getattr(module, "set_attn_implementation", None)
         if attn is not None and callable(choose):
             choose(attn)
-        elif attn is not None and kind == "factory":
+        elif attn is not None:
             notes = (f"--attn {attn} was ignored: {type(module).__name__} offers no choice of attention",)
-        module = module.to("meta" if static else device, dtype)
-    except Exception as error:  # whatever a module of the user's raises
+        return module.to("meta" if static else device, dtype).eval(), notes
+    except INTERRUPTS:
+        raise
+    except BaseException as error:  # whatever a module of the user's raises
         raise_if_attn_refused(error, attn)
         raise ModelError(
-            f"the module can't be prepared: {type(error).__name__}: {short_text(error)}",
+            f"the module can't be prepared: {kind_and_text(error)}",
             hint="Check --device, --dtype and --attn against what the model supports.",
         ) from error
-    return module.eval(), notes
 
 
 def _make(
@@ -213,8 +231,8 @@ def _make(
     text: str | Path | None,
     directory: Path | None,
 ) -> tuple[Inputs, tuple[str, ...]]:
-    if isinstance(module, DemoModel) and text is not None:
-        return {"input_ids": byte_ids(read_text(text), batch=batch, length=seq_len or DEFAULT_SEQ_LEN)}, ()
+    if isinstance(module, DemoModel):
+        return demo_inputs(batch=batch, seq_len=seq_len, text=text)
     if config is not None:
         return make_inputs(module, config, batch=batch, seq_len=seq_len, seed=seed, text=text, directory=directory)
     return guess_inputs(module, batch=batch, seq_len=seq_len, seed=seed)

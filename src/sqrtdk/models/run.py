@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sqrtdk.errors import ModelError
-from sqrtdk.models.config import short_text
+from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
 from sqrtdk.models.inputs import forward_arguments
 from sqrtdk.models.records import Inputs
 
@@ -84,11 +83,13 @@ def call(module: nn.Module, inputs: Inputs) -> Any:
     try:
         with torch.no_grad(), meta_answers() if is_meta else contextlib.nullcontext():
             return module(**inputs) if isinstance(inputs, dict) else module(*inputs)
-    except Exception as error:  # whatever a stranger's forward raises
+    except INTERRUPTS:
+        raise
+    except BaseException as error:  # whatever a stranger's forward raises, SystemExit included
         given = inputs.items() if isinstance(inputs, dict) else enumerate(inputs)
         shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in given if isinstance(value, Tensor))
         accepted = ", ".join(list(forward_arguments(module))[:8])
         raise ModelError(
-            f"{type(module).__name__} raised {type(error).__name__}: {short_text(error)}",
+            f"{type(module).__name__} raised {kind_and_text(error)}",
             hint=f"It got {shapes or 'no tensors'}; its forward takes {accepted or 'anything'}.",
         ) from error

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sqrtdk.errors import ModelError
-from sqrtdk.models.config import short_text
+from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
 from sqrtdk.models.extras import import_transformers, quiet_transformers
+from sqrtdk.models.limits import read_bytes
 
 MAX_TEXT_BYTES = 16 * 2**20
 TOKENIZER_FILES = (
@@ -39,13 +39,10 @@ def read_text(path: str | Path) -> str:
     """Read the file given by `--text`, UTF-8.
 
     Raises:
-        ModelError: Unreadable, not UTF-8, empty, or over 16 MiB.
+        ModelError: Unreadable, no regular file, not UTF-8, empty, or over 16 MiB.
     """
     try:
-        data = Path(path).read_bytes()
-        if len(data) > MAX_TEXT_BYTES:
-            raise ModelError(f"the text has {len(data)} bytes; at most {MAX_TEXT_BYTES} are read", hint="Cut the file.")
-        text = data.decode("utf-8")
+        text = read_bytes(path, f"the text {str(path)!r}", MAX_TEXT_BYTES).decode("utf-8")
     except OSError as error:
         raise ModelError(f"can't read the text {str(path)!r}: {error.strerror}", hint="Check the path.") from error
     except UnicodeDecodeError as error:
@@ -63,10 +60,10 @@ def tile(ids: list[int], batch: int, length: int, head: list[int], tail: list[in
         tensor([[1, 5, 6, 7],
                 [1, 5, 6, 7]])
     """
-    body = max(0, length - len(head) - len(tail))
-    stream = ids * -(-(batch * body) // len(ids)) if ids else []
-    rows = [(head + stream[row * body : (row + 1) * body] + tail)[:length] for row in range(batch)]
-    return torch.tensor(rows, dtype=torch.long)
+    body = max(0, length - len(head) - len(tail)) if ids else 0
+    stream = torch.tensor(ids, dtype=torch.long).repeat(-(-(batch * body) // max(1, len(ids))))
+    first, last = (torch.tensor(part, dtype=torch.long).expand(batch, -1) for part in (head, tail))
+    return torch.cat((first, stream[: batch * body].view(batch, body), last), dim=1)[:, :length]
 
 
 def text_ids(directory: Path | None, text: str, *, batch: int, length: int, vocab: int) -> tuple[Tensor | None, str]:
@@ -82,8 +79,10 @@ def text_ids(directory: Path | None, text: str, *, batch: int, length: int, voca
             tokenizer = hf.AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False, local_files_only=True)
             ids: list[int] = tokenizer(text)["input_ids"]
             special = set(tokenizer.all_special_ids)
-    except Exception as error:  # whatever a tokenizer raises on a stranger's files
-        return None, f"the tokenizer can't be used ({type(error).__name__}: {short_text(error, 160)})"
+    except INTERRUPTS:
+        raise
+    except BaseException as error:  # whatever a tokenizer raises on a stranger's files
+        return None, f"the tokenizer can't be used ({kind_and_text(error, 160)})"
     head = ids[:1] if ids and ids[0] in special else []
     tail = ids[-1:] if len(ids) > 1 and ids[-1] in special else []
     body = ids[len(head) : len(ids) - len(tail)]

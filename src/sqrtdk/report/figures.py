@@ -50,9 +50,9 @@ def percent(value: float | None) -> str:
 
     Example:
         >>> percent(0.5831), percent(0.0042), percent(None), percent(float("nan"))
-        ('58%', '0.4%', '-', 'nan%')
+        ('58%', '0.4%', '-', '-')
     """
-    if value is None:
+    if value is None or math.isnan(value):
         return "-"
     return f"{100 * value:.0f}%" if value in (0, 1) or 0.1 <= value <= 0.99 else f"{100 * value:.1f}%"
 

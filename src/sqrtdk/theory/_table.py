@@ -73,9 +73,12 @@ def column(quantity: str, n: float) -> tuple[tuple[float, ...], tuple[float, ...
 
 
 def value(quantity: str, n: float, sigma: float) -> float:
-    """Entropy, log(effective keys) or -log(peak); beyond the last sigma it falls like 1 / sigma."""
+    """Entropy, log(effective keys) or -log(peak); beyond the last sigma it falls like 1 / sigma.
+
+    All three are at most log n: the table's last digit must not say otherwise.
+    """
     axis = load()["sigma"][0]
     values, d = column(quantity, n)
     if sigma > axis[-1]:
         return values[-1] * axis[-1] / sigma
-    return cubic(axis, values, d, sigma)
+    return min(math.log(n), cubic(axis, values, d, sigma))

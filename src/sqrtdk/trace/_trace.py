@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sqrtdk.errors import InvalidTypeError
+from sqrtdk.errors import InvalidTypeError, kind_and_text
 from sqrtdk.trace import native
 from sqrtdk.trace.compiler import eager_compiler
 from sqrtdk.trace.draft import Draft
@@ -129,7 +129,7 @@ class Trace:
             with torch.no_grad():
                 read()
         except Exception as error:
-            self._miss(site, f"the reading failed: {type(error).__name__}: {error}")
+            self._miss(site, f"the reading failed: {kind_and_text(error)}")
 
     def _miss(self, site: str, reason: str) -> None:
         self._missed.append(NotMeasured(site, reason))

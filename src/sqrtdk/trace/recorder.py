@@ -15,6 +15,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sqrtdk.errors import kind_and_text
 from sqrtdk.trace import ops
 from sqrtdk.trace.classify import Classifier
 from sqrtdk.trace.events import Fused, Listener
@@ -104,7 +105,7 @@ class Recorder(TorchDispatchMode):
         try:
             work()
         except Exception as error:
-            self.listener.missed(self.sites.here(), f"the trace failed here: {type(error).__name__}: {error}")
+            self.listener.missed(self.sites.here(), f"the trace failed here: {kind_and_text(error)}")
 
     def _higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
         """FlexAttention run eagerly: its own dense implementation, seen operation by operation."""

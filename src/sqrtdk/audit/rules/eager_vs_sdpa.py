@@ -23,6 +23,7 @@ from sqrtdk.audit.context import Context, Rerun
 from sqrtdk.audit.records import Finding
 from sqrtdk.audit.switch import ATTN, current, implementation, offers_choice, refusal, supports_sdpa
 from sqrtdk.audit.tolerance import SCALE_TOLERANCE, close
+from sqrtdk.errors import kind_and_text
 from sqrtdk.trace.records import AttentionCall, NotMeasured
 
 TARGET_STD = 4.0
@@ -113,7 +114,7 @@ def _runs(context: Context, other: str) -> tuple[Rerun, Rerun] | str:
             with implementation(context.model, name):
                 runs.append(context.rerun(False, factors))
         except Exception as error:  # whatever a stranger's implementation raises
-            return f"{name} raised {type(error).__name__}: {error}"
+            return f"{name} raised {kind_and_text(error)}"
     return runs[0], runs[1]
 
 

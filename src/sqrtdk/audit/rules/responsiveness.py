@@ -18,6 +18,7 @@ from sqrtdk.audit.attributes import ScaleAttribute, holding, scale_attributes
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.audit.tolerance import close, inverse_root
+from sqrtdk.errors import kind_and_text
 from sqrtdk.trace.records import NotMeasured
 
 FACTOR = 1.25  # exact in every binary format, far outside the tolerance, too small to overflow
@@ -73,7 +74,9 @@ def check(context: Context) -> Iterable[Finding | NotMeasured]:
         with enlarged(attributes):
             after = {(call.site, call.index): call for call in context.rerun(False, None).calls}
     except Exception as error:  # the attribute was something else's number as well
-        yield NotMeasured("", f"responsiveness: with its scale attributes x{FACTOR} the model raised {error}")
+        yield NotMeasured(
+            "", f"responsiveness: with its scale attributes x{FACTOR} the model raised {kind_and_text(error)}"
+        )
         return
     for key, (judged, text) in held.items():
         new = after[key].scale.effective if key in after else None

@@ -1,0 +1,88 @@
+"""What is refused before it costs anything: sizes that fit nowhere, seeds that torch lacks, files without an end."""
+
+from __future__ import annotations
+
+import math
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from sqrtdk.errors import InvalidValueError, ModelError
+
+MAX_ELEMENTS = 2**26  # of one input made here: half a GiB of ids, 400 images of 224 x 224
+SEEDS = (-(2**63), 2**64 - 1)  # what torch.manual_seed takes
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a seed that torch does not take.
+
+    Raises:
+        InvalidValueError: Not in `SEEDS`.
+
+    Example:
+        >>> check_seed(2**64)
+        Traceback (most recent call last):
+        sqrtdk.errors.InvalidValueError: seed 18446744073709551616 is not from -2^63 to 2^64 - 1
+    """
+    if not SEEDS[0] <= seed <= SEEDS[1]:
+        raise InvalidValueError(f"seed {seed} is not from -2^63 to 2^64 - 1", hint="Give a smaller number.")
+
+
+def check_sizes(batch: int, seq_len: int | None) -> None:
+    """Refuse rows and tokens below 1.
+
+    Raises:
+        InvalidValueError: One of them is.
+    """
+    if batch < 1 or (seq_len is not None and seq_len < 1):
+        raise InvalidValueError(f"batch {batch} and seq_len {seq_len} must be at least 1", hint="Give positive sizes.")
+
+
+def check_elements(name: str, shape: Sequence[int]) -> None:
+    """Refuse an input that no machine should be asked to make.
+
+    Raises:
+        InvalidValueError: A dimension below 1, or more than `MAX_ELEMENTS` elements.
+
+    Example:
+        >>> check_elements("input_ids", (2**13, 2**14))
+        Traceback (most recent call last):
+        sqrtdk.errors.InvalidValueError: input_ids (8192, 16384) has 134217728 elements; at most 67108864 are made
+    """
+    shape = tuple(shape)
+    if min(shape) < 1:
+        raise InvalidValueError(f"{name} {shape} is empty", hint="Check the sizes in config.json.")
+    if math.prod(shape) > MAX_ELEMENTS:
+        raise InvalidValueError(
+            f"{name} {shape} has {math.prod(shape)} elements; at most {MAX_ELEMENTS} are made",
+            hint="Give a smaller --batch or --seq-len, or --input FILE.safetensors.",
+        )
+
+
+def check_file(path: str | Path, name: str, limit: int) -> None:
+    """Refuse a device, a pipe or a directory, which may have no end, and a file of more than `limit` bytes.
+
+    Raises:
+        OSError: It can't be looked at.
+        ModelError: It is refused.
+    """
+    status = Path(path).stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ModelError(f"{name} is not a regular file", hint="Copy its content to a file, and give that.")
+    if status.st_size > limit:
+        raise ModelError(f"{name} has {status.st_size} bytes; at most {limit} are read", hint="Give a smaller file.")
+
+
+def read_bytes(path: str | Path, name: str, limit: int) -> bytes:
+    """Read a regular file of at most `limit` bytes.
+
+    Raises:
+        OSError: It can't be read.
+        ModelError: See `check_file`.
+    """
+    check_file(path, name, limit)
+    with open(path, "rb") as file:
+        data = file.read(limit + 1)  # files of /proc say that they have 0 bytes
+    if len(data) > limit:
+        raise ModelError(f"{name} has over {limit} bytes; at most {limit} are read", hint="Give a smaller file.")
+    return data

@@ -1,0 +1,98 @@
+"""The real program in a process of its own: started afresh, or forked from one that has its imports behind it.
+
+A fresh start spends seconds on importing torch and transformers. What a test says of arguments, files, streams and exit
+codes is as true of the fork: it has its own descriptors, directory and exit code, and runs the same `main`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "default"}
+DROPPED = ("NO_COLOR", "COLUMNS", "FORCE_COLOR", "SQRTDK_TRACEBACK", "PYTHONUNBUFFERED")
+SECONDS = 120
+
+SERVER = f"""
+import json, os, resource, signal, sys
+import sqrtdk.audit.check, sqrtdk.report.html, sqrtdk.report.json, sqrtdk.report.terminal
+import transformers.models.llama.modeling_llama
+from sqrtdk.cli import main
+
+for line in sys.stdin:
+    order = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        signal.alarm({SECONDS})
+        resource.setrlimit(resource.RLIMIT_DATA, (8 * 2**30, 8 * 2**30))  # what has no end falls over soon
+        os.chdir(order["cwd"])
+        os.environ.update(order["environment"])
+        for number, path in enumerate((os.devnull, order["stdout"], order["stderr"])):
+            os.dup2(os.open(path, os.O_RDWR), number)
+        sys.argv = ["sqrtdk", "check", *order["arguments"]]
+        try:
+            main()
+        except SystemExit as end:
+            sys.stderr.flush()
+            os._exit(end.code)  # torch's own end takes a second
+        os._exit(99)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+def environment() -> dict[str, str]:
+    """This process's environment without what changes the program's output."""
+    return {name: value for name, value in os.environ.items() if name not in DROPPED} | ENVIRONMENT
+
+
+def fresh(
+    *arguments: str, cwd: Path | None = None, before: Callable[[], None] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run `python -m sqrtdk check` to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "sqrtdk", "check", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        cwd=cwd,
+        env=environment(),
+        preexec_fn=before,
+    )
+
+
+class Warm:
+    """Runs `sqrtdk check` in forks of one process; stderr is a file, and stdout too unless it is told a terminal."""
+
+    def __enter__(self) -> Warm:
+        command = [sys.executable, "-c", SERVER]
+        self._server = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.communicate()
+
+    def __call__(
+        self, *arguments: str, cwd: Path | None = None, terminal: str | None = None, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run it to its end, with `variables` of the environment."""
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
+            order = {
+                "arguments": arguments,
+                "cwd": str(cwd or Path.cwd()),
+                "environment": variables,
+                "stdout": terminal or out.name,
+                "stderr": err.name,
+            }
+            print(json.dumps(order), file=self._server.stdin, flush=True)
+            code = int(self._server.stdout.readline())
+            return subprocess.CompletedProcess(list(arguments), code, out.read(), err.read())
