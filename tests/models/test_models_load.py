@@ -105,8 +105,8 @@ def test_a_factory_is_seeded(zoo: str) -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("zoo_nets:nothing", "gave a NoneType"),
-        ("zoo_nets:number", "gave a int"),
+        ("zoo_nets:nothing", "gave an object of type NoneType"),
+        ("zoo_nets:number", "gave an object of type int"),
         ("zoo_nets:with_string", "a module and a str as its inputs"),
         ("zoo_nets:with_numbers", "a module and a dict as its inputs"),
         ("zoo_nets:raises", "calling 'zoo_nets:raises' raised KeyError: 'no such layer'"),

@@ -87,9 +87,9 @@ def _unpack(model: str, result: Any) -> tuple[nn.Module, Inputs | None]:
             return module, tuple(inputs)
         if isinstance(inputs, tuple) or (isinstance(inputs, dict) and all(isinstance(k, str) for k in inputs)):
             return module, inputs
-        returned = f"a module and a {type(inputs).__name__} as its inputs"
+        returned = f"a module with inputs of type {type(inputs).__name__}"
     else:
-        returned = f"a {type(result).__name__}"
+        returned = f"an object of type {type(result).__name__}"
     raise ModelError(
         f"{model!r} gave {returned}", hint="Return an nn.Module, or (module, inputs) with inputs a dict or a tuple."
     )

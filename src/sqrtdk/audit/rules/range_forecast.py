@@ -73,14 +73,14 @@ def check(context: Context) -> Iterable[Finding]:
         )
     for value, judged in _above(context.calls, _offset, BF16_OFFSET):
         now = judged.call.logits_dtype == "bfloat16"
-        stored = "stored in bf16" if now else "would they be stored in bf16"
+        stored = "stored in bf16, it moves" if now else "stored in bf16, it would move"
         yield Finding(
             rule="range_forecast",
             severity="warn" if now else "note",
             site=judged.call.site,
             value=value,
             threshold=BF16_OFFSET,
-            message=f"a row of logits lies about {value:.4g} off zero, {stored}: steps of {spacing(value):.3g}",
+            message=f"a row of logits lies about {value:.4g} off zero: {stored} in steps of {spacing(value):.3g}",
             fix="keep the logits in fp32, or centre the keys (the softmax does not see a row's offset)",
             source=BF16_SOURCE,
         )
