@@ -107,8 +107,8 @@ def test_a_factory_is_seeded(zoo: str) -> None:
     [
         ("zoo_nets:nothing", "gave an object of type NoneType"),
         ("zoo_nets:number", "gave an object of type int"),
-        ("zoo_nets:with_string", "a module and a str as its inputs"),
-        ("zoo_nets:with_numbers", "a module and a dict as its inputs"),
+        ("zoo_nets:with_string", "a module with inputs of type str"),
+        ("zoo_nets:with_numbers", "a module with inputs of type dict"),
         ("zoo_nets:raises", "calling 'zoo_nets:raises' raised KeyError: 'no such layer'"),
         ("zoo_nets:leaves", "raised SystemExit: 3"),
         ("zoo_nets:needs", "raised TypeError"),
