@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from sqrtdk.trace import ops
+from sqrtdk.trace.constants import evaluate
 from sqrtdk.trace.factors import describe, read_factor
 from sqrtdk.trace.graph import Node, replay
+from sqrtdk.trace.lineage import follow
 from sqrtdk.trace.masks import BESIDES_MASK, HIDDEN, Addend, read_addend
 from sqrtdk.trace.records import Factor, Stage
 
@@ -19,7 +21,9 @@ from sqrtdk.trace.records import Factor, Stage
 class Step:
     """One step from product to softmax: exactly one of the fields is set beside `kind`."""
 
-    kind: str  # "scale", "bias", "mask", "softcap", "sinks", "clamp", "offset" (a row's own maximum), "unknown"
+    # "scale", "bias", "mask", "softcap", "sinks", "joined" (other products beside), "clamp", "offset" (a row's own
+    # maximum), "unknown"
+    kind: str
     factor: Factor | None = None
     addend: Addend | None = None
     cap: float | None = None
@@ -110,10 +114,35 @@ def _read_step(node: Node, main: Node, views: list[Node]) -> list[Step]:
     if node.op in ops.CLAMPS:
         return _read_clamp(node)
     if node.op == "cat":
-        return [Step("sinks", name="sinks")]
+        return [_joined(node, main)]
     if node.op in ("bmm", "convolution", "_convolution"):
         return [Step("unknown", name="heads mixed")]
     return [Step("unknown", name=node.op)]
+
+
+def _joined(node: Node, main: Node) -> Step:
+    """A column of sinks beside the logits, or logits of another product, whose scale must be the same."""
+    others = [p for p in node.parents() if p is not main and p.products]
+    if not others:
+        return Step("sinks", name="sinks")
+    scales = [_scale_of(branch) for branch in (main, *others)]
+    if None in scales or any(abs(s - scales[0]) > 1e-3 * abs(scales[0]) for s in scales if s and scales[0]):
+        return Step("unknown", name="logits of products with unlike scales side by side")
+    return Step("joined", name=f"logits of {len(scales)} products side by side")
+
+
+def _scale_of(branch: Node) -> float | None:
+    """Product of the factors on the way to one of several products; None where it can't be followed."""
+    chain = read_chain(branch)
+    if chain.product is None or chain.unknown:
+        return None
+    operands = [arg for arg in chain.product.args if isinstance(arg, Node)][-2:]
+    sides = [follow(operand, where) for operand, where in zip(operands, "qk", strict=True)]
+    factors = [factor for side in sides for factor in side.factors]
+    factors += [step.factor for step in chain.steps if step.factor is not None]
+    if any(side.unknown for side in sides) or any(factor.value is None for factor in factors):
+        return None
+    return math.prod(factor.value for factor in factors if factor.value is not None)
 
 
 _FILL = -1e3  # written over logits, a number below this hides
@@ -138,6 +167,8 @@ def _hide(
     mask: Tensor | None, node: object, fill: float | None, views: list[Node], shape: tuple[int, ...], keep: bool
 ) -> Addend:
     visible = None
+    if mask is not None and mask.is_meta and isinstance(node, Node):
+        mask = evaluate(node)
     if mask is not None and not mask.is_meta:
         visible = mask if keep else ~mask
     return Addend("mask", "bool", None, visible, -math.inf if fill is None else fill, views, shape, False)

@@ -100,6 +100,8 @@ class Classifier:
             self._contract(node, tensor, tensors)
         elif node.op in ops.SOFTMAX:
             self._softmax(node, tensor, tensors[0], int(node.args[1]) if len(node.args) > 1 else -1)
+        elif node.op in ops.AFFINE:
+            self._store.cut(node, tensor, source=parents[0])
         elif node.op in ops.PROJECTIONS:
             if not (parents[0].products and parents[0].shape[-2:] == node.shape[-2:]):
                 node.width = parents[1].shape[1] if len(parents) > 1 and len(parents[1].shape) > 1 else None
@@ -176,6 +178,8 @@ class Classifier:
 
     def _combine(self, node: Node, tensor: Tensor, tensors: dict[int, Tensor], parents: list[Node]) -> None:
         """Everything elementwise, views and rearrangements included."""
+        if node.op in ops.CACHE_WRITES and self._written_to_cache(node):
+            return
         active = [p for p in parents if p.act]
         products: frozenset[Node] = frozenset()
         node.products = products.union(*(p.products for p in active))
@@ -204,6 +208,16 @@ class Classifier:
         node.operands = {i: alias(t) for i, t in tensors.items() if not node.args[i].act}
         self._normalise(node, tensor, active)
 
+    def _written_to_cache(self, node: Node) -> bool:
+        """New keys go into a tensor of zeros or of earlier keys: the lineage is that of the new ones."""
+        position = ops.CACHE_WRITES[node.op]
+        new = node.args[position] if position < len(node.args) else None
+        if not isinstance(new, Node) or not new.act or any(p.products or p.softmax for p in node.parents()):
+            return False
+        node.args = (new,)
+        node.roots, node.terms = new.roots, new.terms
+        return True
+
     def _from_logarithm(self, node: Node, tensor: Tensor, tensors: dict[int, Tensor]) -> bool:
         """Exp of a log-softmax, or of z - logsumexp(z), is a softmax."""
         inner = node.args[0]
@@ -226,8 +240,8 @@ class Classifier:
         others = [p for p in active if p.softmax is not weighing]
         node.softmax = weighing
         weighing.dropout = weighing.dropout or _dropout(node)
-        factors = [p for p in node.parents() if not p.act and len(p.shape) > 1]
-        weighing.remasked |= node.op == "mul" and bool(factors) and not weighing.dropout
+        factors = [t for i, t in tensors.items() if not node.args[i].act and t.dim() > 1 and t.shape[-1] > 1]
+        weighing.remasked |= node.op == "mul" and any(map(_hides, factors)) and not weighing.dropout
         if node.op == "mul" and others and weighing.node.products and node.shape != weighing.seen.shape:
             node.label = "weighted values"
             value = next((t for i, t in tensors.items() if node.args[i] in others), None)
@@ -283,6 +297,11 @@ def _sums_across(a: Node, b: Node, weighing: Pending, tensors: dict[int, Tensor]
     matrix = tensor.detach().reshape(-1, *tensor.shape[-2:])[0].to(torch.float32)
     over, other = (matrix.sum(-1), matrix.sum(-2)) if weights is a else (matrix.sum(-2), matrix.sum(-1))
     return bool(((other - 1).abs() < 1e-2).all()) and bool(((over - 1).abs() > 5e-2).any())
+
+
+def _hides(factor: Tensor) -> bool:
+    """Whether a factor on the weights holds 0 and 1 alone, so that it is a mask; told from its numbers."""
+    return not factor.is_meta and bool(((factor == 0) | (factor == 1)).all()) and bool((factor == 0).any())
 
 
 def _dropout(node: Node) -> float:

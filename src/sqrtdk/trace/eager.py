@@ -49,6 +49,7 @@ def read_eager(
         logits_dtype=weighing.stored,
         device=logits.device,
         dropout=weighing.dropout,
+        remasked=weighing.remasked,
         kv_axis=chain.product.shape[0] // layout.batch if len(chain.product.shape) == 3 else None,
     )
     if weighing.op == "aten._safe_softmax" and not weighing.flex:
@@ -56,7 +57,11 @@ def read_eager(
     if any(step.kind == "sinks" for step in chain.steps):
         logits, weights = logits[..., :-1], weights[..., :-1]
         layout.columns -= 1
-    _read_masks(draft, axes, logits, weights)
+    joined = next((step.name for step in chain.steps if step.kind == "joined"), None)
+    if joined is None:
+        _read_masks(draft, axes, logits, weights)
+    elif not logits.is_meta:
+        draft.visible = _heads_first(logits, layout) > masks.BOTTOM
     if logits.is_meta:
         draft.slope_reason = draft.stats_reason = "no data on the meta device"
         return draft
@@ -64,7 +69,9 @@ def read_eager(
         chain.steps.append(Step("unknown", name="softmax over the queries"))
         draft.slope_reason = draft.stats_reason = "the weights of a query do not sum to 1"
         return draft
-    if regress:
+    if joined is not None:
+        draft.slope_reason = joined
+    elif regress:
         _regress_eager(draft, chain.product, axes, logits)
     if measure:
         shaped = _heads_first(_whole(draft, axes, logits), layout)
@@ -167,16 +174,19 @@ def _read_masks(draft: Draft, axes: Orientation, logits: Tensor, weights: Tensor
     if not kinds:
         return
     draft.mask_names = {i: "mask" for i, _, _ in kinds}
-    if logits.is_meta:
-        draft.mask = Mask("mask", kinds[0][2].form, scaled_by=scaled_by(draft.chain, kinds[0][0]))
+    if logits.is_meta and not (axes.followed and all(addend.visible is not None for _, _, addend in kinds)):
+        draft.mask = Mask(
+            "mask", kinds[0][2].form, fill=kinds[0][2].fill, scaled_by=scaled_by(draft.chain, kinds[0][0])
+        )
         return
     visible: Tensor | None = None
     names: list[str] = []
     for i, _, addend in kinds:
         if addend.visible is None and addend.fill is None:
             continue
-        seen = logits > max(0.5 * (addend.fill or -math.inf), masks.BOTTOM)
-        if addend.visible is not None and axes.followed:
+        if addend.visible is None or not axes.followed:
+            seen = logits > max(0.5 * (addend.fill or -math.inf), masks.BOTTOM)
+        else:
             seen = axes.apply(to_logits(addend.visible.expand(addend.shape), addend.views))
             seen = seen[..., : draft.layout.columns]
         name = masks.pattern(seen)
@@ -195,7 +205,7 @@ def _read_masks(draft: Draft, axes: Orientation, logits: Tensor, weights: Tensor
         draft,
         names[0] if len(set(names)) == 1 else masks.pattern(visible) or "mask",
         form,
-        _heads_first(weights, draft.layout),
+        None if weights.is_meta else _heads_first(weights, draft.layout),
         first.fill,
         scaled_by(draft.chain, kinds[0][0]),
     )

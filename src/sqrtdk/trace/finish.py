@@ -55,7 +55,8 @@ def finish(draft: Draft, index: int, module_class: str) -> AttentionCall:
         logits_dtype=_name(draft.logits_dtype),
         device=str(draft.device),
         stages=tuple(_stages(draft)),
-        formula=formula.write(
+        formula=("mask * " if draft.remasked else "")
+        + formula.write(
             f"{draft.score}(q, k)" if draft.score else formula.product_text(query, key),
             factors,
             draft.chain.steps,
@@ -114,6 +115,8 @@ def _stages(draft: Draft) -> list[Stage]:
     stages += draft.chain.stages()
     if draft.implicit_causal:
         stages.append(Stage("logits", "mask", "causal"))
+    if draft.remasked:
+        stages.append(Stage("weights", "mask", "after the softmax"))
     return stages
 
 

@@ -72,6 +72,11 @@ def follow(node: Node, where: str) -> Side:
         return side
     if node.op == "constant_pad_nd":
         return _padded(node, main, where)
+    if node.op in ops.CACHE_WRITES:
+        side = follow(main, where)
+        side.stages.append(Stage(where, "cache"))
+        side.basis = None
+        return side
     if node.op in ops.CLAMPS:
         side = follow(main, where)
         side.stages.append(Stage(where, "clamp", node.op))
@@ -95,7 +100,8 @@ def follow(node: Node, where: str) -> Side:
 
 def _start(node: Node, where: str) -> Side:
     detail = node.label or {"mm": "matmul", "addmm": "linear", "bmm": "einsum"}.get(node.op, node.op)
-    name = "projection" if node.op in ops.CONTRACTIONS or node.op in ops.PROJECTIONS else "input"
+    projects = node.op in ops.CONTRACTIONS or node.op in ops.PROJECTIONS or node.op in ops.AFFINE
+    name = "projection" if projects else "input"
     unknown = []
     if node.is_root and name == "input" and node.op not in ("input", "add", "sub"):
         unknown.append(node.op)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sqrtdk.trace.constants import evaluate
 from sqrtdk.trace.graph import Node
 
 # A quarter of the most negative float16: logits and biases stay above it, every finfo.min is below.
@@ -17,6 +18,7 @@ _FAR = -1e3  # a mask that carries a bias besides reaches at least this low
 # Older models hide with -10000 (BERT), -65500 (XLNet) or -100 (Swin): a mask then holds 0 and that number alone.
 _TWO_VALUED = -50.0
 BESIDES_MASK = " + mask"
+ZERO_ONE = "zero-one mask"
 
 
 @dataclass(slots=True)
@@ -56,19 +58,27 @@ def read_addend(
 
     None when it is zero everywhere.
     """
-    known = value is not None and not value.is_meta
+    if value is not None and value.is_meta:
+        value = evaluate(node)
+    known = value is not None
     hidden, fill = hidden_entries(value * alpha) if known and value is not None else (None, None)
     terms = len(node.products) or (node.terms if node.act else 0)
     if terms and hidden is None:
         kind = "disentangled" if terms > 1 else "relative"
         return Addend(kind, "float", _scaled(value, alpha) if known else None, None, None, views, shape, True, terms)
-    if value is None or value.is_meta:
+    if value is None:
         return Addend(kind_by_origin(node), "float", None, None, None, views, shape, False)
     if not bool(value.any()):
         return None
-    kind = kind_by_values(value * alpha, hidden)
+    kind = ZERO_ONE if hidden is None and _is_zero_one(value * alpha) else kind_by_values(value * alpha, hidden)
     visible = None if hidden is None else ~hidden
     return Addend(kind, "float", _scaled(value, alpha), visible, fill, views, shape, False, source=node)
+
+
+def _is_zero_one(value: Tensor) -> bool:
+    """Whether it holds 0 and 1 and nothing else: a mask that was meant to be bool."""
+    zero, one = value == 0, value == 1
+    return value.dim() > 1 and bool((zero | one).all()) and bool(zero.any()) and bool(one.any())
 
 
 def _scaled(value: Tensor | None, alpha: float) -> Tensor | None:

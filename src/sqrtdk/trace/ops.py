@@ -88,6 +88,12 @@ PROJECTIONS = frozenset(
     }
 )
 
+# Batch normalisation with fixed statistics: a factor and a shift a channel, learned like the projection before it.
+AFFINE = frozenset({"_native_batch_norm_legit_no_training", "native_batch_norm", "cudnn_batch_norm"})
+
+# Writing new keys into a cache: position of what is written.
+CACHE_WRITES = {"index_copy": 3, "index_put": 2, "_unsafe_index_put": 2, "slice_scatter": 1}
+
 # Fused attention kernels; their arguments are read by name from the operator's schema.
 FUSED = frozenset(
     {

@@ -27,7 +27,7 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One step between projection and softmax, in order: `where` is "q", "k" or "logits"."""
+    """One step between projection and values, in order: `where` is "q", "k", "logits" or "weights"."""
 
     where: str
     name: str  # "projection", "norm", "scale", "rope", "repeat", "product", "softcap", "bias", "mask", "unknown", ...
