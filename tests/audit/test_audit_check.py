@@ -98,6 +98,136 @@ def test_an_attribute_that_is_not_read_but_right_is_a_note(x):
     assert "responsiveness" not in {f.rule for f in check(Stack(), x).findings}
 
 
+class Plain(nn.Module):
+    """Self-attention whose scale is `number`, or the attribute of that name; `visible` masks it as `way` says."""
+
+    def __init__(self, number, visible=None, way="sdpa", **attributes):
+        super().__init__()
+        self.qkv, self.number, self.visible, self.way = nn.Linear(64, 192), number, visible, way
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 16)).permute(2, 0, 3, 1, 4)
+        scale = getattr(self, self.number) if isinstance(self.number, str) else self.number
+        logits, mask = q @ k.mT * scale, self.visible
+        if self.way == "sdpa":
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+        elif self.way == "eager":
+            y = logits.masked_fill(~mask, -1e9).softmax(-1) @ v
+        elif self.way == "added":
+            y = (logits + mask).softmax(-1) @ v
+        else:
+            y = (logits.softmax(-1) * mask) @ v
+        return x + y.transpose(1, 2).flatten(2)
+
+
+class WithLora(Plain):
+    """The attribute `scaling` is that of a low-rank branch on the values."""
+
+    def __init__(self, number, scaling):
+        super().__init__(number, scaling=scaling)
+        self.low = nn.Linear(64, 64)
+
+    def forward(self, x):
+        return super().forward(x) + self.low(x) * self.scaling
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize(
+    ("model", "verdict", "mistake", "severity"),
+    [
+        (lambda: Plain(1.0, scaling=1.0), "unexplained", "missing", "fail"),
+        (lambda: Plain(1.0, temperature=1.0), "unexplained", "missing", "fail"),
+        (lambda: Plain(1.0, alpha=1.0), "unexplained", "missing", "fail"),
+        (lambda: WithLora(1.0, 1.0), "unexplained", "missing", "fail"),
+        (lambda: Plain("scaling", scaling=1.0), "declared", None, "warn"),
+        (lambda: Plain("temperature", temperature=1.0), "unexplained", "missing", "fail"),
+        (lambda: Plain(0.3, scale=0.3), "unexplained", "unknown", "fail"),
+        (lambda: Plain("scale", scale=0.3), "declared", None, None),
+        (lambda: Plain("scale", scale=0.0, way="added", visible=torch.zeros(1)), "unexplained", "unknown", "fail"),
+        (lambda: Plain("scale", scale=-0.25), "unexplained", "unknown", "fail"),
+        (lambda: Plain("scale", scale=4.0), "unexplained", "inverted", "warn"),
+        (lambda: Plain(4.0, scale=4.0), "unexplained", "inverted", "fail"),
+    ],
+)
+def test_what_an_attribute_excuses(x, model, verdict, mistake, severity, static):
+    report = check(model(), x, static=static)
+    (judged,) = report.calls
+    assert (judged.verdict, judged.mistake) == (verdict, mistake)
+    assert [f.severity for f in report.findings if f.rule == "scale_ledger"] == ([severity] if severity else [])
+
+
+def test_the_probe_puts_the_attribute_back_and_survives_a_model_that_does_not(x):
+    model = Plain("scale", scale=0.3)
+    assert check(model, x).calls[0].verdict == "declared"
+    assert model.scale == 0.3
+
+    class Strict(Plain):
+        def forward(self, x):
+            if self.scale not in (0.3, 1.0):
+                raise ValueError("not my scale")
+            return super().forward(x)
+
+    assert check(Strict("scale", scale=0.3), x).calls[0].verdict == "declared"
+    assert check(Strict("scale", scale=1.0), x).calls[0].mistake == "missing"
+
+
+def test_a_number_of_something_else_is_told_as_such(x):
+    """A LoRA branch on the values whose alpha/r happens to be the textbook scale."""
+    report = check(WithLora(0.25, 0.25), x)
+    assert report.calls[0].verdict == "exact"
+    (note,) = (f for f in report.findings if f.rule == "responsiveness")
+    assert note.severity == "note"
+    assert "the scale does not follow attribute scaling" in note.message
+    assert "not read" not in note.message
+    assert "remove" not in note.fix
+    assert check(Plain(0.25, alpha=1.0), x).findings == ()  # 1/sqrt(head_dim) is not in it
+    (note,) = check(Plain(0.25, alpha=0.25), x).findings
+    assert "attribute alpha:" in note.message
+
+
+@pytest.mark.parametrize(("value", "severity"), [(1.0, "fail"), (0.3, "warn"), (1 / 16, "warn"), (0.0, "fail")])
+def test_one_layer_of_llama_that_differs(value, severity):
+    model = llama()
+    model.model.layers[1].self_attn.scaling = value
+    report = check(model, seq_len=24)
+    (finding,) = (f for f in report.findings if f.rule == "scale_ledger")
+    assert (finding.severity, finding.site) == (severity, "model.layers.1.self_attn")
+
+
+@pytest.mark.parametrize("way", ["sdpa", "eager"])
+@pytest.mark.parametrize(
+    ("visible", "severity", "word"),
+    [
+        (lambda ones: ones.triu(1), "fail", "inverted"),
+        (lambda ones: ones.triu(), "warn", "inverted"),
+        (lambda ones: ones.tril(1), "warn", "off by one"),
+        (lambda ones: ones.tril(-1), "warn", "off by one"),
+        (lambda ones: ones.tril(), None, ""),
+        (lambda ones: ones.tril() & ones.triu(-4), None, ""),
+        (lambda ones: ones.tril(4) & ones.triu(-4), None, ""),
+        (lambda ones: ones & ~torch.eye(24, dtype=torch.bool), None, ""),
+        (lambda ones: ones.tril() | (torch.arange(24) < 5), None, ""),  # a prefix
+        (lambda ones: ones & (torch.arange(24) < 20), None, ""),  # padding
+    ],
+)
+def test_masks_that_nobody_wants(x, visible, severity, word, way):
+    report = check(Plain(0.25, visible(torch.ones(24, 24, dtype=torch.bool)), way), x)
+    told = [f for f in report.findings if f.severity != "note"]
+    assert [f.severity for f in told] == ([severity] if severity else [])
+    assert all(f.rule == "mask_audit" and word in f.message for f in told)
+
+
+@pytest.mark.parametrize(
+    ("way", "word"), [("sdpa", "0 and 1"), ("added", "0 and 1"), ("after", "masked after the softmax")]
+)
+def test_masks_that_are_none(x, way, word):
+    (finding,) = check(Plain(0.25, torch.ones(24, 24).tril(), way), x).findings
+    assert (finding.rule, finding.severity) == ("mask_audit", "warn")
+    assert word in finding.message
+
+
 def test_nan_weights_are_a_finding(x):
     model = Stack()
     with torch.no_grad():

@@ -80,7 +80,7 @@ def test_gemma_with_a_registered_function(fault):
         fault
     ] in differ.message
     named = {
-        "scaling": ("responsiveness", "fail", "attribute scaling is not read"),
+        "scaling": ("responsiveness", "fail", "the scale does not follow attribute scaling"),
         "softcap": ("unused", "warn", "attn_logit_softcapping = 50, but the logits are not capped"),
         "mask": ("mask_audit", "fail", "weight to future keys"),
     }

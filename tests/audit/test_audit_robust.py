@@ -16,8 +16,9 @@ from sqrtdk.audit.configs import field, held, module_at, number, present
 from sqrtdk.audit.context import Context, Rerun
 from sqrtdk.audit.declared import declared
 from sqrtdk.audit.families import FAMILIES
+from sqrtdk.audit.layers import layer_of
 from sqrtdk.audit.rules import RULES
-from sqrtdk.audit.verdicts import judge, judge_all, layer_of
+from sqrtdk.audit.verdicts import judge, judge_all
 from sqrtdk.errors import ModelError
 from sqrtdk.trace.records import AttentionCall, Factor, Mask, Scale, Stage
 
@@ -182,9 +183,9 @@ class LayerScale(nn.Module):
 class Booster(nn.Module):
     """Nothing in the name says that it attends."""
 
-    def __init__(self):
+    def __init__(self, gain=1.0):
         super().__init__()
-        self.gain = 1.0
+        self.gain = gain
 
 
 def quantizer():
@@ -221,7 +222,7 @@ def test_another_attention_beneath_declares_nothing(make_call):
 
 @pytest.mark.parametrize(("name", "verdict"), [("act", "unexplained"), ("q", "unexplained"), ("attn_fn", "declared")])
 def test_a_child_of_no_telling_class_is_known_by_its_name(make_call, name, verdict):
-    assert judge(make_call(1.0), module(**{name: Booster()})).verdict == verdict
+    assert judge(make_call(1.3), module(**{name: Booster(1.3)})).verdict == verdict
 
 
 def test_a_lora_layer_excuses_no_missing_scale_in_a_run(x):

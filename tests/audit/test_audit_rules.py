@@ -12,7 +12,7 @@ from sqrtdk.audit.records import SEVERITIES, Finding
 from sqrtdk.audit.rules import RULES
 from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.theory.gaussian import critical_sigma, expected_entropy_nats
-from sqrtdk.trace.records import Factor, Mask
+from sqrtdk.trace.records import Factor, Mask, Stage
 
 
 class Layer(nn.Module):
@@ -96,6 +96,28 @@ def test_scale_ledger_warns_of_an_attribute_that_holds_the_mistake(make_call):
     assert "attribute scale" in finding.message
 
 
+def probed(calls, model):
+    judged = judge_all(calls, model, lambda asked: dict.fromkeys(asked, True))
+    return list(RULES["scale_ledger"](Context(model, judged, "dynamic")))
+
+
+def test_scale_ledger_warns_of_a_scale_of_one_that_an_attribute_alone_declares(make_call):
+    (finding,) = probed([make_call(1.0)], model_with(scaling=1.0))
+    assert finding.severity == "warn"
+    assert "nothing but attribute scaling" in finding.message
+    assert probed([make_call(0.3)], model_with(scaling=0.3)) == []
+    assert severities(probed([make_call(1 / 16)], model_with(scaling=1 / 16))) == ["note"]  # muP, or a forgotten root
+
+
+def test_scale_ledger_warns_of_one_layer_that_differs(make_call):
+    model = model_with(4, scaling=0.25)
+    model.layers[2].attn.scaling = 0.3
+    calls = [make_call(0.3 if layer == 2 else 0.25, site=f"layers.{layer}.attn") for layer in range(4)]
+    (finding,) = probed(calls, model)
+    assert (finding.severity, finding.site) == ("warn", "layers.2.attn")
+    assert "differs from its 3 siblings" in finding.message
+
+
 def test_a_contradicted_declaration_is_found_once(make_call):
     model = model_with(config={"query_pre_attn_scalar": 20})
     (finding,) = run("declared_vs_actual", [make_call(0.25)], model)
@@ -153,6 +175,19 @@ def test_entropy(make_call, make_stats):
     assert run("entropy", [make_call(stats=one), *rest], model_with(4)) == []
 
 
+@pytest.mark.parametrize(("norm", "effective"), [("rms", 1.0), ("l2", 64.0)])
+def test_entropy_of_normalised_q_and_k_is_held_against_their_scale(make_call, make_stats, norm, effective):
+    """With a scale of 1 the logits of RMS-normalised q and k have the deviation sqrt(64) = 8, far beyond sigma_c."""
+    healthy = expected_entropy_nats(64, 8.0)
+    stages = (Stage("q", "norm", norm), Stage("k", "norm", norm))
+    changes = {"head_dim": 64, "norm": norm, "stages": stages}
+    at = {share: make_stats(keys=64.0, entropy_nats=share * healthy) for share in (0.8, 0.3)}
+    assert healthy < expected_entropy_nats(64, critical_sigma(64))
+    assert run("entropy", [make_call(effective, stats=at[0.8], **changes)]) == []
+    assert severities(run("entropy", [make_call(effective, stats=at[0.3], **changes)])) == ["warn"]
+    assert severities(run("entropy", [make_call(effective, head_dim=64, stats=at[0.8])])) == ["warn"]
+
+
 def test_flat(make_call, make_stats):
     flat = make_stats(entropy_fraction=0.9999, std_logit=0.01)
     assert severities(run("flat", [make_call(stats=flat)])) == ["note"]
@@ -178,7 +213,7 @@ def test_saturation(make_call, make_stats):
         ({"uniform_rows": 3, "blind_rows": 3, "fill": -3.4e38}, "note", "average masked keys"),
         ({"scaled_by": 0.25}, "note", "mask was multiplied"),
         ({"scaled_by": 0.25, "fill": -1e4}, "warn", "mask was multiplied"),
-        ({"scaled_by": 0.25, "fill": None}, "warn", "mask was multiplied"),
+        ({"scaled_by": 0.25, "fill": None}, "note", "mask was multiplied by 0.25 (fill not known)"),
     ],
 )
 def test_mask_audit(make_call, changes, severity, word):
@@ -189,6 +224,62 @@ def test_mask_audit(make_call, changes, severity, word):
 
 def test_mask_audit_lets_a_hair_of_weight_and_a_factor_of_one_pass(make_call):
     assert run("mask_audit", [make_call(mask=mask(masked_weight=1e-6, scaled_by=1.0), bias_scaled_by=1.0)]) == []
+
+
+L = 24
+
+
+@pytest.mark.parametrize(
+    ("kind", "blind", "pairs", "future", "severity", "word"),
+    [
+        ("window", 4, L * (L - 1) / 2, 1.0, "fail", "rows see the future and not the past"),  # triu(1)
+        ("window", 0, L * (L + 1) / 2, 0.85, "warn", "rows see themselves and the future"),  # triu(0)
+        ("window", 4, L * (L - 1) / 2, 0.0, "warn", "off by one: no row sees its own key"),  # tril(-1)
+        ("window", 12, (L - 3) * (L - 2) / 2, 0.0, "warn", "off by 3: no row sees the 3 keys"),  # tril(-3)
+        ("mask", 0, L * (L + 1) / 2 + L - 1, 0.1, "warn", "off by one: 323 pairs"),  # tril(1)
+        ("mask", 0, L * (L + 1) / 2 + 10, 0.1, None, ""),  # a prefix of 5
+        ("window", 0, 5 * L - 10, 0.0, None, ""),  # a band
+        ("window", 0, L * (L + 1) / 2, 0.4, None, ""),  # a band on both sides of the same size
+        ("mask", 0, L * (L - 1), 0.5, None, ""),  # all but the row's own
+        ("causal", 0, L * (L + 1) / 2, 0.0, None, ""),
+        ("window", 4, 5 * L - 15, 0.0, "note", "see no key"),  # padding, or a band beside the diagonal
+        ("causal", 12, 100.0, 0.0, "note", "see no key"),
+    ],
+)
+def test_patterns_of_a_mask(make_call, make_stats, kind, blind, pairs, future, severity, word):
+    stats = make_stats(keys=pairs / (L - blind // 4))
+    call = make_call(stats=stats, future_weight=future, mask=mask(kind=kind, blind_rows=blind))
+    found = run("mask_audit", [call])
+    assert severities(found) == ([severity] if severity else [])
+    assert all(word in finding.message for finding in found)
+    for other in ({"self_attention": False}, {"key_len": L + 1}, {"stats": None}, {"future_weight": None}):
+        found = run("mask_audit", [dataclasses.replace(call, **other)])
+        assert set(severities(found)) <= {"note"}
+
+
+def test_an_inverted_mask_is_told_once(make_call, make_stats):
+    stats = make_stats(keys=L / 2)
+    call = make_call(stats=stats, future_weight=1.0, mask=mask(kind="window", blind_rows=4))
+    (finding,) = run("mask_audit", [call], model_with(is_causal=True))
+    assert "inverted" in finding.message
+
+
+def test_blind_rows_of_a_band_are_not_laid_on_padding(make_call):
+    band, padded = (
+        run("mask_audit", [make_call(mask=mask(kind=kind, blind_rows=4))])[0] for kind in ("window", "mask")
+    )
+    assert "own key" in band.fix
+    assert "expected of padding" in padded.fix
+
+
+def test_masks_that_hide_nothing(make_call):
+    (added,) = run("mask_audit", [make_call(bias="zero-one mask")])
+    assert (added.severity, "0 and 1" in added.message) == ("warn", True)
+    after = make_call(stages=(Stage("weights", "mask", "after the softmax"),))
+    (late,) = run("mask_audit", [after])
+    assert (late.severity, "after the softmax" in late.message) == ("warn", True)
+    assert severities(run("mask_audit", [dataclasses.replace(after, mask=mask())])) == ["note"]
+    assert run("mask_audit", [make_call(bias="relative", stages=(Stage("logits", "mask"),))]) == []
 
 
 def test_future_weight_is_wrong_only_where_the_module_says_causal(make_call):
@@ -234,5 +325,9 @@ def test_nonfinite(make_call, make_stats):
         sick.layers[0].attn.proj.weight[0, 0] = math.nan
     (finding,) = run("nonfinite", [make_call()], sick)
     assert (finding.severity, finding.site) == ("critical", "layers.0.attn.proj")
+    assert finding.message == "parameter layers.0.attn.proj.weight holds NaN or infinity"
+    with torch.no_grad():
+        sick.layers[0].attn.proj.bias[0] = math.inf
+    assert run("nonfinite", [make_call()], sick)[0].message.startswith("2 parameters hold NaN or infinity, first ")
     rows = make_call(stats=make_stats(nan_rows=(0, 2), max_logit=(1.0, math.nan)))
     assert severities(run("nonfinite", [rows])) == ["critical"]

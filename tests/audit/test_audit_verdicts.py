@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from sqrtdk.audit.layers import strangers
 from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.audit.records import MISTAKES as NAMES
 from sqrtdk.audit.verdicts import judge, judge_all
@@ -107,11 +108,89 @@ def test_an_attribute_does_not_excuse_a_signature(make_call, effective, mistake)
 def test_attributes_declare(make_call):
     assert judge(make_call(0.3), module(scaling=0.3)).declared_by == "attribute scaling = 0.3"
     assert judge(make_call(0.3), module(norm_factor=1 / 0.3)).declared_by.startswith("attribute 1/norm_factor")
-    assert judge(make_call(1.0), module(scaling=1)).verdict == "declared"
     assert judge(make_call(0.3), module(scale=torch.tensor(0.3))).verdict == "declared"
     child = module(attend=module(scale=10))
     assert judge(make_call(10.0), child).declared_by == "attribute attend.scale = 10"
     assert judge(make_call(10.0), module(q_norm=module(scale=10))).verdict == "unexplained"
+
+
+@pytest.mark.parametrize(
+    ("name", "follows", "verdict"),
+    [
+        ("scaling", True, "declared"),
+        ("sm_scale", True, "declared"),
+        ("scaling", False, "unexplained"),
+        ("scaling", None, "unexplained"),  # nobody could try
+        ("temperature", True, "unexplained"),
+        ("alpha", True, "unexplained"),
+        ("logit_scale", True, "unexplained"),
+    ],
+)
+def test_a_scale_of_one_is_declared_only_by_an_attribute_that_is_followed(make_call, name, follows, verdict):
+    judged = judge(make_call(1.0), module(**{name: 1.0}), follows=lambda attribute: follows)
+    assert told(judged) == (verdict, None if verdict == "declared" else "missing")
+
+
+def test_an_attribute_that_is_not_followed_declares_nothing(make_call):
+    judged = judge(make_call(0.3), module(scale=0.3), follows=lambda attribute: False)
+    assert told(judged) == ("unexplained", "unknown")
+    assert "does not follow" in judged.reason
+    two = judge(make_call(0.3), module(scale=0.3, gain=0.3), follows=lambda attribute: attribute.name == "gain")
+    assert two.declared_by == "attribute gain = 0.3"
+    heads = (0.25, 0.25, 0.5, 0.5)
+    per_head = module(scale=torch.tensor(heads))
+    assert judge(make_call(0.354, per_head=heads), per_head, follows=lambda attribute: False).verdict == "unexplained"
+
+
+@pytest.mark.parametrize(("effective", "word"), [(0.0, "scale 0"), (-0.25, "negative"), (-1.0, "negative")])
+def test_nothing_excuses_a_scale_of_zero_or_below(make_call, effective, word):
+    judged = judge(make_call(effective), module(scale=effective, scaling=effective), follows=lambda attribute: True)
+    assert told(judged) == ("unexplained", "unknown")
+    assert word in judged.reason
+
+
+def layers_of(make_call, *scales):
+    """Layers whose attribute holds the scale that the run applied."""
+    model = nn.Module()
+    model.layers = nn.ModuleList(module(attn=module(scale=scale)) for scale in scales)
+    calls = [make_call(scale, site=f"layers.{layer}.attn") for layer, scale in enumerate(scales)]
+    return judge_all(calls, model, lambda asked: dict.fromkeys(asked, True)), model
+
+
+def test_a_layer_that_differs_from_its_siblings(make_call):
+    def odd(*scales):
+        return strangers(layers_of(make_call, *scales)[0])
+
+    assert odd(0.25, 0.25, 0.3, 0.25) == {2: 3}
+    assert odd(0.25, 0.3) == {1: 1}
+    assert odd(0.3, 0.3, 0.3, 0.2) == {3: 3}
+    assert odd(0.25, 0.3, 0.25, 0.3) == {}  # local and global
+    assert odd(0.2, 0.3) == {}
+    assert odd(0.3, 0.3, 0.3) == {}
+    assert odd(0.3) == {}
+
+
+def test_one_layer_without_its_scale_is_missing_it(make_call):
+    judged, _ = layers_of(make_call, 0.25, 1.0, 0.25)
+    assert [told(entry) for entry in judged] == [("exact", None), ("unexplained", "missing"), ("exact", None)]
+    assert "2 siblings" in judged[1].reason
+    assert {entry.verdict for entry in layers_of(make_call, 1.0, 1.0, 1.0)[0]} == {"declared"}
+
+
+def test_the_probe_is_asked_about_one_attribute_after_the_other(make_call):
+    model = module(layers=nn.ModuleList([module(attn=module(scale=0.3, scaling=0.3, sm_scale=0.3))]))
+    asked = []
+
+    def probe(wanted):
+        asked.extend(attribute.name for attribute in wanted.values())
+        return {key: attribute.name == "sm_scale" for key, attribute in wanted.items()}
+
+    (judged,) = judge_all([make_call(0.3)], model, probe)
+    assert judged.declared_by == "attribute sm_scale = 0.3"
+    assert asked == ["scale", "scaling", "sm_scale"]
+    asked.clear()
+    judge_all([make_call(0.25)], model, probe)
+    assert asked == []
 
 
 def test_a_divisor_that_holds_the_textbook_value_does_not_excuse_the_inverse(make_call):
@@ -192,8 +271,16 @@ def test_layer_index_needs_the_pattern_of_the_layers(make_call):
     assert {judged.mistake for judged in judge_all(same, model)} == {"model_dim"}
     grows = [make_call(0.25 * (layer + 1), site=f"layers.{layer}.attn") for layer in range(3)]
     assert [judged.mistake for judged in judge_all(grows, model)] == [None, "layer_index", "layer_index"]
+    reasons = [judge_all(found, model)[2].reason for found in (calls, grows)]
+    assert reasons == ["r falls as 1/(layer + 1) over the layers", "r rises as layer + 1 over the layers"]
     single = make_call(0.125, site="layers.1.attn")
     assert judge_all([single], model)[0].mistake == "model_dim"
+
+
+@pytest.mark.parametrize(("second", "mistake"), [(0.5, "head_count"), (0.125, "model_dim")])
+def test_two_layers_show_no_pattern(make_call, second, mistake):
+    calls = [make_call(0.25, site="layers.0.attn"), make_call(second, site="layers.1.attn")]
+    assert [told(judged) for judged in judge_all(calls, nn.Module())] == [("exact", None), ("unexplained", mistake)]
 
 
 def test_declared_inverse_layer_rule(make_call):

@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 from typer.testing import CliRunner
 
+from families import FAMILIES
 from program import Warm, environment
 from sqrtdk import cli
 
@@ -108,6 +109,27 @@ def test_known_errors_have_a_hint_and_no_traceback(arguments: list[str]) -> None
     assert done.stderr.startswith("Error: ")
     assert "\nHint: " in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_model_that_computes_in_another_thread_is_told_of_threads(sqrtdk: Warm, tmp_path: Path) -> None:
+    (tmp_path / "apart.py").write_text(
+        "import torch\nfrom concurrent.futures import ThreadPoolExecutor\n"
+        "class Apart(torch.nn.MultiheadAttention):\n"
+        "    def forward(self, x):\n"
+        "        with ThreadPoolExecutor(1) as pool:\n"
+        "            return pool.submit(super().forward, x, x, x).result()\n"
+        "def make():\n    return Apart(8, 2), torch.ones(1, 3, 8)\n"
+    )
+    done = sqrtdk("apart:make", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "other threads are not seen" in done.stderr
+
+
+def test_what_was_made_up_is_shown(tmp_path: Path) -> None:
+    FAMILIES["llama"]().save_pretrained(tmp_path)
+    text = check(str(tmp_path / "config.json"), "--seq-len", "5000").stdout
+    for wanted in ("weights: they are random", "seq_len 5000 was cut to 128", "the ids are random"):
+        assert wanted in text
 
 
 def test_the_traceback_is_there_on_request(monkeypatch: pytest.MonkeyPatch) -> None:

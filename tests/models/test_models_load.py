@@ -39,6 +39,7 @@ def plain(): return nn.Linear(4, 3)
 def with_tuple(): return nn.Linear(4, 3), (torch.ones(2, 4),)
 def with_dict(): return nn.Linear(4, 3), {"input": torch.ones(2, 4)}
 def with_tensor(): return nn.Linear(4, 3), torch.ones(2, 4)
+def with_list(): return [nn.Linear(4, 3), torch.ones(2, 4)]
 def with_string(): return nn.Linear(4, 3), "x"
 def with_numbers(): return nn.Linear(4, 3), {1: torch.ones(2, 4)}
 def nothing(): return None
@@ -69,7 +70,7 @@ def checkpoint(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["with_tuple", "with_dict", "with_tensor"])
+@pytest.mark.parametrize("name", ["with_tuple", "with_dict", "with_tensor", "with_list"])
 @pytest.mark.parametrize("static", [False, True])
 def test_a_factory_gives_module_and_inputs(zoo: str, name: str, static: bool) -> None:
     loaded = resolve(f"{zoo}:{name}", static=static)
@@ -123,6 +124,20 @@ def test_a_factory_that_is_wrong_is_refused(zoo: str, model: str, message: str) 
     with pytest.raises(ModelError, match=message) as caught:
         resolve(model)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("model", "hint"),
+    [
+        ("zoo_nets.py:plain", "Name the module, not its file: 'zoo_nets:plain'."),
+        ("./nets/zoo.py:Net.make", "Name the module, not its file: 'zoo:Net.make', in the directory './nets'."),
+        ("/zoo.py:make", "Name the module, not its file: 'zoo:make', in the directory '/'."),
+    ],
+)
+def test_the_file_of_a_factory_is_refused_with_its_module(zoo: str, model: str, hint: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        resolve(model)
+    assert caught.value.hint == hint
 
 
 def test_a_factory_of_a_hugging_face_model_follows_attn(zoo: str, tmp_path: Path) -> None:
@@ -187,6 +202,16 @@ def test_weights_come_from_safetensors(checkpoint: Path) -> None:
     assert torch.equal(loaded.module.model.layers[1].mlp.up_proj.weight, stored["model.layers.1.mlp.up_proj.weight"])
     assert not any("weights" in note for note in loaded.notes)
     assert resolve(str(checkpoint), static=True).module.lm_head.weight.is_meta
+
+
+def test_the_config_of_a_directory_stands_for_the_directory(checkpoint: Path) -> None:
+    loaded = resolve(str(checkpoint / "config.json"))
+    assert loaded.kind == "directory"
+    for one, other in zip(loaded.module.parameters(), resolve(str(checkpoint)).module.parameters(), strict=True):
+        assert torch.equal(one, other)
+    with pytest.raises(ModelError, match="is a file, not a model directory") as caught:
+        resolve(str(checkpoint / "model.safetensors"))
+    assert caught.value.hint == f"Give its directory: {str(checkpoint)!r}."
 
 
 def test_a_sharded_checkpoint_is_read_whole(checkpoint: Path, tmp_path: Path) -> None:
@@ -268,7 +293,7 @@ def test_weights_of_another_shape_are_refused_and_missing_ones_noted(checkpoint:
     save_file({k: v for k, v in state.items() if "up_proj" not in k} | {"odd": torch.ones(1)}, file, {"format": "pt"})
     notes = resolve(str(checkpoint)).notes
     assert any("2 tensors are not in the checkpoint and are random" in note for note in notes)
-    assert any("1 tensors of the checkpoint are not used, first 'odd'" in note for note in notes)
+    assert any("1 tensor of the checkpoint is not used, first 'odd'" in note for note in notes)
     save_file({k: v[..., :-1].contiguous() for k, v in state.items()}, file, {"format": "pt"})
     with pytest.raises(ModelError, match="can't build this model"):
         resolve(str(checkpoint))

@@ -1,14 +1,33 @@
 import dataclasses
 import re
+from collections.abc import Sequence
 
 import pytest
 from rich.cells import cell_len
 from syrupy.assertion import SnapshotAssertion
 
 from sample_report import healthy, hostile, judged, sick, static
+from sqrtdk.audit.records import CheckReport
 from sqrtdk.report.terminal import summary_line, to_text
+from sqrtdk.trace.records import NotMeasured
 
-REPORTS = {"healthy": healthy, "static": static, "sick": sick, "hostile": hostile}
+NOTES = (
+    "vision_config.attn_implementation = 'someone/kernel' was ignored",
+    "there are no weights: they are random, with seed 0",
+    "seq_len 5000 was cut to 256: the model has no more positions",
+    "no pixel_values: the model's own processor must place their tokens; only text was run",
+    "the ids are random, with seed 0: there is no tokenizer",
+)
+
+
+def noted(notes: Sequence[object] = NOTES) -> CheckReport:
+    """Two layers that ran and a tower of 27 that did not, on what was made up."""
+    report = healthy(2, 2)
+    idle = tuple(NotMeasured(f"vision.layers.{layer}.attn", "did not run with these inputs") for layer in range(27))
+    return dataclasses.replace(report, environment=report.environment | {"notes": list(notes)}, not_measured=idle)
+
+
+REPORTS = {"healthy": healthy, "static": static, "sick": sick, "hostile": hostile, "noted": noted}
 
 
 @pytest.mark.parametrize("width", [80, 160])
@@ -36,6 +55,24 @@ def test_colour_changes_no_text(name: str) -> None:
     assert "\x1b[" in colored
     bare = re.sub(r"\x1b\[[\d;]*m", "", colored)
     assert [line.rstrip() for line in bare.splitlines()] == to_text(REPORTS[name](), width=120).splitlines()
+
+
+def test_what_was_made_up_stands_under_the_header() -> None:
+    _, *premises = to_text(noted(), width=120).split("\n\n")[0].splitlines()
+    assert premises == [f"! {note}" for note in (*NOTES[1:], NOTES[0])]
+
+
+def test_many_notes_are_cut_and_what_a_config_brings_goes_first() -> None:
+    ignored = [f"part{index}.attn_implementation = 'x' was ignored" for index in range(30)]
+    text = to_text(noted([*ignored, *NOTES, *NOTES, "\x1b[2J\u202e", 7]), width=120)
+    assert all(note in text for note in NOTES[1:])
+    assert "! \\x1b[2J\\u202e" in text
+    assert "... and 29 more: see --json or --html" in text
+
+
+def test_equal_sites_that_were_not_measured_are_one() -> None:
+    text = to_text(noted(), width=120)
+    assert "Not measured: did not run with these inputs (vision.layers.0-26.attn)" in text
 
 
 def test_one_line_a_site_where_it_fits() -> None:

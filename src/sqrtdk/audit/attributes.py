@@ -150,12 +150,24 @@ def readings(attribute: ScaleAttribute, head_dim: int) -> Iterator[tuple[str, tu
         yield text.format(attribute.path), tuple(function(value, head_dim) for value in attribute.values)
 
 
-def holding(
+def holders(
     attributes: tuple[ScaleAttribute, ...], effective: tuple[float, ...], head_dim: int
-) -> tuple[ScaleAttribute, str] | None:
-    """The first attribute that has a reading equal to the effective scale, with the text of that reading."""
+) -> Iterator[tuple[ScaleAttribute, str]]:
+    """Every attribute that has a reading equal to the effective scale, with the text of that reading."""
     for attribute in attributes:
         for text, values in readings(attribute, head_dim):
             if matches(effective, values):
-                return attribute, text
-    return None
+                yield attribute, text
+                break
+
+
+def holding(
+    attributes: tuple[ScaleAttribute, ...], effective: tuple[float, ...], head_dim: int
+) -> tuple[ScaleAttribute, str] | None:
+    """The first of the `holders`."""
+    return next(holders(attributes, effective, head_dim), None)
+
+
+def names_the_scale(attribute: ScaleAttribute) -> bool:
+    """Whether the attribute's name is one that nothing but the softmax's whole scale has."""
+    return SCALE_ATTRIBUTES[attribute.name] == (PLAIN,)

@@ -20,11 +20,13 @@ from torch import Tensor, nn
 from sqrtdk.audit.context import Context, Rerun
 from sqrtdk.audit.given import as_inputs, choices, from_module, on_meta, refuse_empty
 from sqrtdk.audit.guard import eval_mode, random_state, watch_norms
+from sqrtdk.audit.probe import make_probe
 from sqrtdk.audit.records import FAIL_ON, SEVERITIES, CheckReport, Finding, JudgedCall, ModelInfo
 from sqrtdk.audit.rules import RULES
 from sqrtdk.audit.switch import ATTN, current, implementation, offers_choice
 from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError
+from sqrtdk.models.attentions import idle_attentions, watch_modules
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.load import iter_attn, resolve
 from sqrtdk.models.records import AttnBuild, LoadedModel
@@ -69,8 +71,9 @@ def check(
 ) -> CheckReport:
     """Audit the attention of a model.
 
-    The model runs in evaluation mode, up to four times: judged, with a larger scale attribute, and once each for eager
-    and sdpa; with attn="both" up to six times. With `static` a copy of it on the meta device runs once.
+    The model runs in evaluation mode, as a rule up to four times: judged, with a larger scale attribute, and once each
+    for eager and sdpa; with attn="both" up to six times. With `static` a copy of it on the meta device runs once. Where
+    only an attribute declares a scale, up to three more runs ask whether the model follows it.
 
     Args:
         model: A module, or what `sqrtdk.models.load.resolve` takes: "demo", a directory, a hub id, a factory.
@@ -234,7 +237,7 @@ def _audit(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> _Run:
         if attn in ATTN and offers_choice(module):
             stack.enter_context(implementation(module, attn))
         environment = _environment(loaded)
-        with watch_norms(module) as ran:
+        with watch_norms(module) as ran, watch_modules() as called:
             torch.manual_seed(seed)
             with trace(module, stats=not static) as run:
                 try:
@@ -249,8 +252,12 @@ def _audit(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> _Run:
             what = "no attention could be read" if run.not_measured else "no attention ran"
             raise ModelError(
                 f"{what} in {loaded.id}" + (f": {reasons[0]}" if reasons else ""),
-                hint="Give a model with softmax(q . k) v in its forward, run without torch.compile.",
+                hint="Give a model with softmax(q . k) v in its forward, run without torch.compile, "
+                "in the thread that calls forward: other threads are not seen.",
             )
+        shown = [call.site for call in run.calls]
+        shown += [entry.site for entry in run.not_attention] + [entry.site for entry in run.not_measured]
+        idle = [NotMeasured(path, "did not run with these inputs") for path in idle_attentions(module, called, shown)]
 
         def rerun(stats: bool, enlarge: Mapping[tuple[str, int], float] | None) -> Rerun:
             torch.manual_seed(seed)
@@ -259,7 +266,7 @@ def _audit(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> _Run:
                 output = forward(module, loaded.inputs)
             return Rerun(again.calls, tuple(_tensors(output)), len(again.not_measured))
 
-        judged = judge_all(run.calls, module)
+        judged = judge_all(run.calls, module, make_probe(run.calls, lambda: rerun(False, None).calls))
         context = Context(
             model=module,
             calls=judged,
@@ -277,6 +284,6 @@ def _audit(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> _Run:
         environment=environment,
         calls=judged,
         not_attention=run.not_attention,
-        not_measured=run.not_measured + tuple(entry for entry in found if isinstance(entry, NotMeasured)),
+        not_measured=(*run.not_measured, *idle, *(entry for entry in found if isinstance(entry, NotMeasured))),
         findings=tuple(entry for entry in found if isinstance(entry, Finding)),
     )

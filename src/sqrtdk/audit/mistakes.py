@@ -87,7 +87,7 @@ MISTAKES: dict[str, Mistake] = {
             "layer_index",
             "it follows the number of the layer",
             lambda call: (),
-            "apply or undo the factor 1/(layer + 1) in every layer alike, as the config declares",
+            "scale every layer by 1/sqrt(head_dim) alone, unless the config declares the factor 1/(layer + 1)",
         ),
         Mistake(
             "unknown",
@@ -111,7 +111,7 @@ def root_factors(call: AttentionCall) -> int:
 
 
 def name_mistake(
-    call: AttentionCall, effective: float, length: float = 1.0, layer: int | None = None
+    call: AttentionCall, effective: float, length: float = 1.0, layered: str | None = None
 ) -> tuple[str, str | None]:
     """The mistake that explains an effective scale, and how it was told from its look-alikes.
 
@@ -119,13 +119,13 @@ def name_mistake(
         call: head_dim, padded_head_dim, heads, kv_heads, model_dim and the factors are the evidence.
         effective: the scale to explain.
         length: a declared length multiplier (YaRN's mscale squared), which the effective scale may contain as well.
-        layer: 0-based layer whose scale follows r = 1/(layer + 1), when the layers show that pattern.
+        layered: how r follows the number of the layer, where the layers show that.
 
     Returns:
         The name, one of `MISTAKES`, and a reason where there are look-alikes.
     """
-    if layer:
-        return "layer_index", f"r falls as 1/(layer + 1) over the layers; this is layer {layer}"
+    if layered:
+        return "layer_index", layered
     targets = (effective,) if length in (0.0, 1.0) else (effective, effective / length)
     padded = call.padded_head_dim
     if padded > call.head_dim and any(close(target, inverse_root(padded)) for target in targets):
@@ -143,7 +143,7 @@ def name_mistake(
         if roots >= 2:
             return "twice", f"{roots} factors of {call.head_dim}^-1/2 along the lineage"
         if alike[0] == "twice":
-            return "twice", "one factor of 1/head_dim: muP's rule, if it is meant, wants a declaration"
+            return "twice", "one factor of 1/head_dim: muP's rule, if a config or an attribute declares it"
     if not alike:
         return "unknown", None
     others = ", ".join(alike[1:])

@@ -49,6 +49,7 @@ class JudgedCall:
     declared_by: str | None = None  # e.g. "config.query_pre_attn_scalar = 256", "family t5: scale 1.0 (...)"
     expected: float | None = None  # the effective scale that was declared, or 1/sqrt(head_dim)
     reason: str | None = None  # why unmeasured, or how the mistake was told from its look-alikes
+    attribute: str | None = None  # the module's attribute that holds the effective scale, as "1/temperature"
 
 
 @dataclass(frozen=True, slots=True)

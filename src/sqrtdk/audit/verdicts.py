@@ -2,65 +2,24 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
-from sqrtdk.audit.attributes import ScaleAttribute, holding, scale_attributes
-from sqrtdk.audit.configs import config_at, field, module_at
+from sqrtdk.audit.attributes import ScaleAttribute, holders, names_the_scale, scale_attributes
+from sqrtdk.audit.configs import config_at, module_at
 from sqrtdk.audit.declared import Declaration, declared
+from sqrtdk.audit.layers import layer_of, layer_pattern, ranks, siblings_text, strangers
 from sqrtdk.audit.mistakes import NOT_EXCUSED, name_mistake, root_factors
 from sqrtdk.audit.norms import cosine_gain, norm_rule, normalised
+from sqrtdk.audit.probe import Key, Probe
 from sqrtdk.audit.records import JudgedCall
 from sqrtdk.audit.tolerance import SCALE_TOLERANCE, close, inverse_root, matches
 from sqrtdk.trace.records import AttentionCall, Factor
 
-
-def template(site: str) -> str:
-    """The site with its numbers replaced, so that the same place in all layers has one name.
-
-    >>> template("model.layers.11.self_attn")
-    'model.layers.#.self_attn'
-    """
-    return re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)", "#", site)
-
-
-def layer_of(module: nn.Module | None, rank: int) -> int:
-    """0-based layer number: the module's own `layer_idx` (or alike) where it has one, else its rank among its like."""
-    for name in ("layer_idx", "layer_id", "layer_index"):
-        value = field(module, name)
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-            return value
-    return rank
-
-
-def ranks(calls: Iterable[AttentionCall]) -> dict[str, int]:
-    """For every site its 0-based place among the sites of the same template, in order of running."""
-    seen: dict[str, list[str]] = {}
-    for call in calls:
-        sites = seen.setdefault(template(call.site), [])
-        if call.site not in sites:
-            sites.append(call.site)
-    return {site: rank for sites in seen.values() for rank, site in enumerate(sites)}
-
-
-def layer_pattern(calls: Sequence[AttentionCall], layers: dict[str, int]) -> frozenset[str]:
-    """The sites whose scale ratio follows 1/(layer + 1), or its inverse, over at least two layers of their like."""
-    groups: dict[tuple[str, int], dict[str, float]] = {}
-    for call in calls:
-        if call.scale.ratio is not None and call.scale.ratio > 0:
-            groups.setdefault((template(call.site), call.index), {})[call.site] = call.scale.ratio
-    found: set[str] = set()
-    for sites in groups.values():
-        if len({layers[site] for site in sites}) < 2:
-            continue
-        for power in (1, -1):
-            levels = [ratio * (layers[site] + 1) ** power for site, ratio in sites.items()]
-            if all(close(level, levels[0]) for level in levels):
-                found.update(sites)
-    return frozenset(found)
+Follows = Callable[[ScaleAttribute], bool | None]  # whether the call's scale changes with it; None: not known
+ROUNDS = 3  # runs that ask which attribute a call follows: a module that has more which hold one value is not met
 
 
 def _learned(call: AttentionCall) -> Factor | None:
@@ -119,7 +78,8 @@ def judge(
     config: Any = None,
     layer: int | None = None,
     *,
-    in_pattern: bool = False,
+    layered: str | None = None,
+    follows: Follows = lambda attribute: None,
 ) -> JudgedCall:
     """Judge the scale of one call.
 
@@ -128,7 +88,8 @@ def judge(
         module: the module at its site; its attributes are weak declarations.
         config: what governs the module, an object or a mapping.
         layer: 0-based layer number, for rules by layer.
-        in_pattern: the call's layers follow 1/(layer + 1), see `layer_pattern`.
+        layered: how the scale follows the number of the layer, see `layer_pattern`.
+        follows: whether the run's scale changes with an attribute, where that was tried.
 
     Returns:
         Verdict `exact` (ratio 1 within 1%), `declared`, `unexplained` with a mistake, or `unmeasured` with the reason.
@@ -166,7 +127,7 @@ def judge(
     attributes = scale_attributes(module, call.heads)
     if rule := norm_rule(call, effective, attributes):
         return JudgedCall(call, "declared", declared_by=rule, expected=effective[0])
-    judged = _by_attribute(call, effective, attributes, layer if in_pattern else None)
+    judged = _by_attribute(call, effective, attributes, layered if layer else None, follows)
     if judged.mistake == "unknown" and (rule := cosine_gain(call, effective)):
         return JudgedCall(call, "declared", declared_by=rule, expected=effective[0])
     return judged
@@ -204,51 +165,98 @@ def _equal(effective: tuple[float, ...]) -> bool:
 
 
 def _by_attribute(
-    call: AttentionCall, effective: tuple[float, ...], attributes: tuple[ScaleAttribute, ...], layer: int | None
+    call: AttentionCall,
+    effective: tuple[float, ...],
+    attributes: tuple[ScaleAttribute, ...],
+    layered: str | None,
+    follows: Follows,
 ) -> JudgedCall:
+    """What an attribute declares, which is little: nothing where the run does not follow it, and no mistake's value."""
     textbook = inverse_root(call.head_dim)
-    held = holding(attributes, effective, call.head_dim)
+    if min(effective) <= 0:
+        reason = "a negative scale gives the weight to the keys least alike"
+        if max(effective) <= 0 <= min(effective):
+            reason = "at scale 0 the weights know nothing of q and k"
+        return JudgedCall(call, "unexplained", "unknown", None, textbook, reason)
+    holding = list(holders(attributes, effective, call.head_dim))
+    held, text = next((pair for pair in holding if follows(pair[0]) is not False), (None, None))
+    idle = None if held or not holding else f"attribute {holding[0][1]} holds that value, but the scale does not follow"
     if not _equal(effective):
         if held is not None:
-            return JudgedCall(call, "declared", declared_by=f"attribute {held[1]} (per head)")
+            return JudgedCall(call, "declared", declared_by=f"attribute {text} (per head)", attribute=text)
         low, high = min(effective), max(effective)
         reason = f"heads differ, from {low:.6g} to {high:.6g}, and nothing declares it"
         return JudgedCall(call, "unexplained", "unknown", None, textbook, reason)
-    mistake, how = name_mistake(call, effective[0], layer=layer)
-    excused = mistake not in NOT_EXCUSED and mistake != "layer_index"
+    mistake, how = name_mistake(call, effective[0], layered=layered)
+    excused = mistake not in (*NOT_EXCUSED, "layer_index", "missing")
     excused = excused and not (mistake == "twice" and root_factors(call) >= 2)
+    if held is not None and mistake == "missing":
+        excused = follows(held) is True and names_the_scale(held)  # T5's way; alpha and temperature are 1 by default
     if held is not None and excused:
-        text = f"attribute {held[1]} = {effective[0]:.6g}"
-        text += " (learned)" if held[0].learned else ""
-        return JudgedCall(call, "declared", None, text, effective[0], how if mistake == "twice" else None)
+        by = f"attribute {text} = {effective[0]:.6g}" + (" (learned)" if held.learned else "")
+        return JudgedCall(call, "declared", None, by, effective[0], how if mistake == "twice" else None, text)
     if held is not None and mistake in NOT_EXCUSED:
-        held_text = f"attribute {held[1]} holds the value of {mistake}"
-        how = f"{held_text}; {how}" if how else held_text
-    return JudgedCall(call, "unexplained", mistake, None, textbook, how)
+        idle = f"attribute {text} holds the value of {mistake}"
+    told = "; ".join(part for part in (idle, how) if part) or None
+    return JudgedCall(call, "unexplained", mistake, None, textbook, told, text)
 
 
-def held_by_attribute(judged: JudgedCall, model: nn.Module) -> str | None:
-    """The attribute that holds the effective scale of an unexplained call, as text, or None."""
-    call = judged.call
-    if call.scale.effective is None or judged.mistake not in NOT_EXCUSED:
-        return None
-    found = holding(
-        scale_attributes(module_at(model, call.site), call.heads),
-        call.scale.per_head or (call.scale.effective,),
-        call.head_dim,
-    )
-    return None if found is None else found[1]
+def judge_all(calls: Sequence[AttentionCall], model: nn.Module, probe: Probe | None = None) -> tuple[JudgedCall, ...]:
+    """Judge every call of a run; the calls together show patterns over the layers that none shows alone.
 
-
-def judge_all(calls: Sequence[AttentionCall], model: nn.Module) -> tuple[JudgedCall, ...]:
-    """Judge every call of a run; the calls together show patterns over the layers that none shows alone."""
+    `probe` runs the model once more and tells which calls follow the attributes that hold their scale.
+    """
     rank = ranks(calls)
     layers = {site: layer_of(module_at(model, site), place) for site, place in rank.items()}
     pattern = layer_pattern(calls, layers)
-    judged = []
-    for call in calls:
-        module = module_at(model, call.site)
-        judged.append(
-            judge(call, module, config_at(model, call.site), layers[call.site], in_pattern=call.site in pattern)
+    known: dict[tuple[Key, str], bool] = {}
+
+    def verdict(call: AttentionCall) -> JudgedCall:
+        return judge(
+            call,
+            module_at(model, call.site),
+            config_at(model, call.site),
+            layers[call.site],
+            layered=pattern.get(call.site),
+            follows=lambda attribute: known.get(((call.site, call.index), attribute.path)),
         )
-    return tuple(judged)
+
+    judged = [verdict(call) for call in calls]
+    for _ in range(ROUNDS if probe else 0):
+        asked = _unasked(judged, model, known)
+        answers = probe(asked) if probe and asked else {}
+        if not answers:
+            break
+        known.update({(key, asked[key].path): answer for key, answer in answers.items()})
+        judged = [verdict(call) for call in calls]
+    return tuple(_alone(judged))
+
+
+def _unasked(
+    judged: Sequence[JudgedCall], model: nn.Module, known: Mapping[tuple[Key, str], bool]
+) -> dict[Key, ScaleAttribute]:
+    """For each call whose verdict leans on an attribute: that attribute, unless the probe knows it already."""
+    asked: dict[Key, ScaleAttribute] = {}
+    for entry in judged:
+        call, key = entry.call, (entry.call.site, entry.call.index)
+        if entry.attribute is None or call.scale.effective is None:
+            continue
+        effective = call.scale.per_head or (call.scale.effective,)
+        attributes = scale_attributes(module_at(model, call.site), call.heads)
+        held = next((a for a, text in holders(attributes, effective, call.head_dim) if text == entry.attribute), None)
+        if held is not None and (key, held.path) not in known:
+            asked[key] = held
+    return asked
+
+
+def _alone(judged: Sequence[JudgedCall]) -> list[JudgedCall]:
+    """The verdicts, with a scale of 1 that an attribute of one layer alone declares turned into a missing one."""
+    told = list(judged)
+    for place, siblings in strangers(judged).items():
+        entry = judged[place]
+        if entry.expected is not None and close(entry.expected, 1.0):
+            reason = f"attribute {entry.attribute} differs from its {siblings_text(siblings)}"
+            told[place] = JudgedCall(
+                entry.call, "unexplained", "missing", None, inverse_root(entry.call.head_dim), reason, entry.attribute
+            )
+    return told

@@ -239,9 +239,12 @@ def _load_weights(
     unused = sorted(info.get("unexpected_keys") or ())
     notes = []
     if missing:
-        notes.append(f"{len(missing)} tensors are not in the checkpoint and are random, first {missing[0]!r}")
+        are = "tensor is" if len(missing) == 1 else "tensors are"
+        what = "is random" if len(missing) == 1 else "are random"
+        notes.append(f"{len(missing)} {are} not in the checkpoint and {what}, first {missing[0]!r}")
     if unused:
-        notes.append(f"{len(unused)} tensors of the checkpoint are not used, first {unused[0][:200]!r}")
+        are = "tensor of the checkpoint is" if len(unused) == 1 else "tensors of the checkpoint are"
+        notes.append(f"{len(unused)} {are} not used, first {unused[0][:200]!r}")
     return module, notes
 
 

@@ -17,6 +17,8 @@ from sqrtdk.models.records import Inputs
 
 FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
+FILE_FACTORY = re.compile(r"(.*[/\\])?([A-Za-z_]\w*)\.py:([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
+
 
 def is_factory(model: str) -> bool:
     """Whether a MODEL argument has the form `package.module:factory`.
@@ -28,6 +30,21 @@ def is_factory(model: str) -> bool:
     return FACTORY.fullmatch(model) is not None
 
 
+def file_as_module(model: str) -> str | None:
+    """A hint for a MODEL argument that names a Python file where its module is wanted; None for any other.
+
+    Example:
+        >>> file_as_module("nets/zoo.py:make")
+        "Name the module, not its file: 'zoo:make', in the directory 'nets'."
+    """
+    match = FILE_FACTORY.fullmatch(model)
+    if match is None:
+        return None
+    directory, name, factory = match.groups()
+    where = f", in the directory {directory.rstrip('/') or '/'!r}" if directory else ""
+    return f"Name the module, not its file: {f'{name}:{factory}'!r}{where}."
+
+
 def call_factory(model: str, *, static: bool = False, seed: int = 0) -> tuple[nn.Module, Inputs | None]:
     """Import `package.module`, call `factory()`, and return the module and the inputs, if it gave any.
 
@@ -35,7 +52,8 @@ def call_factory(model: str, *, static: bool = False, seed: int = 0) -> tuple[nn
     `torch.device("meta")`. The random state is seeded before the call and restored afterwards.
 
     Raises:
-        ModelError: No such module or name; the factory raises; it returns neither a module nor (module, inputs).
+        ModelError: No such module or name, a file's name instead; the factory raises; it returns neither a module nor
+            (module, inputs).
     """
     module_name, _, attribute = model.partition(":")
     here = os.getcwd()
@@ -48,7 +66,7 @@ def call_factory(model: str, *, static: bool = False, seed: int = 0) -> tuple[nn
         if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
             raise ModelError(
                 f"there is no Python module {error.name!r} (for {model!r})",
-                hint="Run in the directory that holds it, or install its package.",
+                hint=file_as_module(model) or "Run in the directory that holds it, or install its package.",
             ) from error
         raise _broken(model, "importing", error) from error
     except INTERRUPTS:
@@ -79,7 +97,7 @@ def call_factory(model: str, *, static: bool = False, seed: int = 0) -> tuple[nn
 def _unpack(model: str, result: Any) -> tuple[nn.Module, Inputs | None]:
     if isinstance(result, nn.Module):
         return result, None
-    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], nn.Module):
+    if isinstance(result, (tuple, list)) and len(result) == 2 and isinstance(result[0], nn.Module):
         module, inputs = result
         if isinstance(inputs, torch.Tensor):
             return module, (inputs,)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.errors import INTERRUPTS, ModelError, short_text
-from sqrtdk.models.inputs import forward_arguments, vocabulary
 from sqrtdk.models.limits import check_file
+from sqrtdk.models.makers import vocabulary
+from sqrtdk.models.signature import forward_arguments
 
 MAX_INPUT_BYTES = 2**31
 RANKS = {"input_ids": (2,), "decoder_input_ids": (2,), "pixel_values": (4, 5), "input_features": (2, 3, 4)}

@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-import inspect
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidValueError, ModelError
 from sqrtdk.models.config import text_config
 from sqrtdk.models.demo import CONTEXT, DemoModel
 from sqrtdk.models.limits import check_elements, check_seed, check_sizes
+from sqrtdk.models.makers import MAKERS, Request
 from sqrtdk.models.records import Inputs
-from sqrtdk.models.tokens import byte_ids, embedded_text, random_ids, read_text, text_ids
+from sqrtdk.models.signature import file_hint, forward_arguments
+from sqrtdk.models.tokens import byte_ids, embedded_text, read_text
 
 DEFAULT_SEQ_LEN = 128
-DEFAULT_IMAGE_SIZE = 224
 IMAGE_TOKENS = ("image_token_id", "image_token_index", "image_token")
-VIDEO_TYPES = ("videomae", "timesformer", "vivit")
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What an input is made from; `text` is None where the user gave none."""
-
-    module: nn.Module
-    config: Any
-    batch: int
-    seq_len: int
-    seed: int
-    directory: Path | None
-    text: str | None
-    notes: list[str]
+EPISODE = ("states", "actions", "rewards", "returns_to_go", "timesteps")  # of a decision transformer
 
 
 def make_inputs(
@@ -82,10 +64,10 @@ def make_inputs(
     if missing or not inputs:
         raise ModelError(
             f"{type(module).__name__} wants {', '.join(missing) or 'inputs'} that can't be made here",
-            hint=f"Pass --input FILE.safetensors with tensors named as in forward({', '.join(list(accepted)[:8])}).",
+            hint=file_hint(module),
         )
     if request.text is not None and "input_ids" not in inputs:
-        raise ModelError(f"{type(module).__name__} takes no text", hint="Leave --text out, or pass --input.")
+        raise ModelError(f"{type(module).__name__} takes no text", hint=f"Leave --text out. {file_hint(module)}")
     return inputs, tuple(notes)
 
 
@@ -162,12 +144,6 @@ def place(inputs: Inputs, module: nn.Module) -> Inputs:
     return tuple(move(value) for value in inputs)
 
 
-def forward_arguments(module: nn.Module) -> dict[str, bool]:
-    """Named arguments of `module.forward`, and whether each must be given."""
-    parameters = inspect.signature(module.forward).parameters.values()
-    return {p.name: p.default is p.empty for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-
-
 def position_limit(module: nn.Module, config: Any) -> int | None:
     """Largest number of tokens that the model has positions for, or None where it names none."""
     part = text_config(config)
@@ -180,19 +156,6 @@ def position_limit(module: nn.Module, config: Any) -> int | None:
     return min(limits) if limits else None
 
 
-def vocabulary(config: Any) -> int:
-    """Number of ids that the model's text part knows.
-
-    Raises:
-        ModelError: The config names none.
-    """
-    for part in (text_config(config), config, getattr(config, "decoder", None)):
-        size = getattr(part, "vocab_size", None)
-        if isinstance(size, int) and size > 0:
-            return size
-    raise ModelError("the config names no vocab_size, so ids can't be drawn", hint="Pass --input FILE.safetensors.")
-
-
 def _wants(name: str, request: Request, accepted: dict[str, bool]) -> bool:
     """Whether an optional argument should be given, for a model that accepts it."""
     main = getattr(request.module, "main_input_name", "input_ids")
@@ -202,97 +165,21 @@ def _wants(name: str, request: Request, accepted: dict[str, bool]) -> bool:
         return main == "input_ids" or (name == "input_ids" and hasattr(request.config, "text_config"))
     if name == "decoder_input_ids":
         return bool(getattr(request.config, "is_encoder_decoder", False))
+    if name in EPISODE:
+        return main == EPISODE[0]
+    if name == "token_type_ids":  # they say which tokens see each other; elsewhere the model fills in the zeros
+        return _places_tokens(request.config)
     if name in ("pixel_values", "input_features", "input_values"):
-        if any(hasattr(request.config, token) for token in IMAGE_TOKENS) or hasattr(request.config, "audio_token_id"):
+        if _places_tokens(request.config):
             request.notes.append(f"no {name}: the model's own processor must place their tokens; only text was run")
             return False
-        return hasattr(request.config, "vision_config" if name == "pixel_values" else "audio_config")
+        parts = ("vision_config", "image_config", "image_size") if name == "pixel_values" else ("audio_config",)
+        return any(hasattr(request.config, part) for part in parts)
+    if name in ("spatial_shapes", "pixel_attention_mask"):
+        return "spatial_shapes" in accepted and _wants("pixel_values", request, accepted)
     return name == "pixel_mask" and "pixel_values" in accepted
 
 
-def _ids(request: Request, salt: int = 0) -> Tensor:
-    check_elements("input_ids", (request.batch, request.seq_len))
-    vocab = vocabulary(request.config)
-    wanted = request.text if request.text is not None else embedded_text()
-    ids, reason = text_ids(request.directory, wanted, batch=request.batch, length=request.seq_len, vocab=vocab)
-    if ids is not None:
-        return ids
-    if request.text is not None:
-        raise ModelError(f"--text can't be used: {reason}", hint="Leave it out: random ids are used then.")
-    if salt == 0:
-        request.notes.append(f"the ids are random, with seed {request.seed}: {reason}")
-    part, seed = text_config(request.config), (request.seed + salt) % 2**64
-    return random_ids(part, batch=request.batch, length=request.seq_len, vocab=vocab, seed=seed)
-
-
-def _mask(request: Request) -> Tensor:
-    check_elements("attention_mask", (request.batch, request.seq_len))
-    return torch.ones(request.batch, request.seq_len, dtype=torch.long)
-
-
-def _pixels(request: Request) -> Tensor:
-    height, width = _image_size(request.config)
-    channels = _first(request.config, "num_channels", 3)
-    frames = [_first(request.config, "num_frames", 8)] if request.config.model_type in VIDEO_TYPES else []
-    return _normal("pixel_values", request, (request.batch, *frames, channels, height, width))
-
-
-def _pixel_mask(request: Request) -> Tensor:
-    shape = (request.batch, *_image_size(request.config))
-    check_elements("pixel_mask", shape)
-    return torch.ones(shape, dtype=torch.long)
-
-
-def _features(request: Request) -> Tensor:
-    """Spectrograms: Whisper's (B, mel, 2 x positions), as a convolution halves the time; others (B, T, mel)."""
-    positions, mel = _first(request.config, "max_source_positions", 0), _first(request.config, "num_mel_bins", 0)
-    if positions and mel:
-        return _normal("input_features", request, (request.batch, mel, 2 * positions))
-    for name in ("feature_projection_input_dim", "input_feat_per_channel", "input_dim"):
-        if width := _first(request.config, name, 0):
-            return _normal("input_features", request, (request.batch, 256, width))
-    raise ModelError("the config does not say the shape of input_features", hint="Pass --input FILE.safetensors.")
-
-
-def _values(request: Request) -> Tensor:
-    """Waveforms (B, samples) long enough for about 50 frames, or spectrograms (B, T, mel) where the config has bins."""
-    stride = _first(request.config, "conv_stride", None)
-    if stride is not None:
-        return _normal("input_values", request, (request.batch, 50 * math.prod(stride) + 400))
-    length, mel = _first(request.config, "max_length", 1024), _first(request.config, "num_mel_bins", 0)
-    if mel:
-        return _normal("input_values", request, (request.batch, length, mel))
-    return _normal("input_values", request, (request.batch, 16000))
-
-
-def _normal(name: str, request: Request, shape: tuple[int, ...]) -> Tensor:
-    check_elements(name, shape)
-    return torch.randn(shape, generator=torch.Generator().manual_seed(request.seed))
-
-
-def _first(config: Any, name: str, default: Any) -> Any:
-    """A field of the config or of one of its towers."""
-    for part in (config, *(getattr(config, n, None) for n in ("vision_config", "audio_config", "backbone_config"))):
-        value = getattr(part, name, None)
-        if value is not None:
-            return value
-    return default
-
-
-def _image_size(config: Any) -> tuple[int, int]:
-    size = _first(config, "image_size", DEFAULT_IMAGE_SIZE)
-    if isinstance(size, int):
-        return size, size
-    height, width = size if isinstance(size, (list, tuple)) else (size["height"], size["width"])
-    return int(height), int(width)
-
-
-MAKERS: dict[str, Callable[[Request], Tensor]] = {
-    "input_ids": _ids,
-    "pixel_values": _pixels,
-    "pixel_mask": _pixel_mask,
-    "input_features": _features,
-    "input_values": _values,
-    "attention_mask": _mask,
-    "decoder_input_ids": lambda request: _ids(request, salt=1),
-}
+def _places_tokens(config: Any) -> bool:
+    """Whether images or sounds stand in the text as tokens of their own."""
+    return any(hasattr(config, name) for name in (*IMAGE_TOKENS, "audio_token_id"))

@@ -13,7 +13,7 @@ from torch import nn
 from sqrtdk.errors import INTERRUPTS, InvalidValueError, ModelError, kind_and_text
 from sqrtdk.models.build import AttnRefusedError, build_model, parse_dtype, raise_if_attn_refused
 from sqrtdk.models.demo import DemoModel, load_demo
-from sqrtdk.models.factory import call_factory, is_factory
+from sqrtdk.models.factory import call_factory, file_as_module, is_factory
 from sqrtdk.models.hub import fetch
 from sqrtdk.models.input_file import read_inputs
 from sqrtdk.models.inputs import demo_inputs, guess_inputs, make_inputs, place
@@ -21,6 +21,7 @@ from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.records import AttnBuild, Inputs, LoadedModel
 
 ATTN = ("eager", "sdpa")
+CONFIG = "config.json"
 
 
 def resolve(
@@ -44,7 +45,8 @@ def resolve(
     """Find and build a model, in eval mode, with inputs that it accepts.
 
     Args:
-        model: `demo` or `demo:unscaled|twice|inverted`; a local directory; `package.module:factory`; a hub id.
+        model: `demo` or `demo:unscaled|twice|inverted`; a local directory, or its `config.json`;
+            `package.module:factory`; a hub id.
         static: Build on the meta device: no memory for weights, no values.
         dtype: Of parameters and floating inputs; None keeps the model's own (a config's float16 becomes float32 on a
             CPU).
@@ -187,14 +189,19 @@ def _check_device(device: str) -> str:
 def _locate(model: str, revision: str | None, *, weights: bool, trust_remote_code: bool) -> tuple[str, Path]:
     """The directory that holds the model, and whether it is the user's or from the hub."""
     path = Path(model).expanduser()
+    if path.name == CONFIG and path.is_file():
+        path = path.parent
     if model and path.is_dir():
         if not os.access(path, os.R_OK | os.X_OK):
             raise ModelError(f"the directory {model!r} can't be read", hint="Check its permissions.")
         return "directory", path
     if path.is_file():
-        raise ModelError(
-            f"{model!r} is a file, not a model directory", hint="Give the directory that holds config.json and weights."
-        )
+        hint = "Give the directory that holds config.json and weights."
+        if (path.parent / CONFIG).is_file():
+            hint = f"Give its directory: {str(path.parent)!r}."
+        raise ModelError(f"{model!r} is a file, not a model directory", hint=hint)
+    if named := file_as_module(model):
+        raise ModelError(f"{model!r} names a file, not a module", hint=named)
     if model.startswith((".", "/", "~")) or model.endswith("/") or model.count("/") > 1:
         raise ModelError(f"there is no directory {model!r}", hint="Check the path; a hub id looks like org/name.")
     return "hub", fetch(model, revision=revision, weights=weights, trust_remote_code=trust_remote_code)

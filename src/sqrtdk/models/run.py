@@ -12,8 +12,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
-from sqrtdk.models.inputs import forward_arguments
 from sqrtdk.models.records import Inputs
+from sqrtdk.models.signature import named_arguments
 
 aten = torch.ops.aten
 ANY = (aten.any.default, aten.any.dim, aten.any.dims)
@@ -88,8 +88,8 @@ def call(module: nn.Module, inputs: Inputs) -> Any:
     except BaseException as error:  # whatever a stranger's forward raises, SystemExit included
         given = inputs.items() if isinstance(inputs, dict) else enumerate(inputs)
         shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in given if isinstance(value, Tensor))
-        accepted = ", ".join(list(forward_arguments(module))[:8])
-        raise ModelError(
-            f"{type(module).__name__} raised {kind_and_text(error)}",
-            hint=f"It got {shapes or 'no tensors'}; its forward takes {accepted or 'anything'}.",
-        ) from error
+        hint = f"It got {shapes or 'no tensors'}; its forward takes {named_arguments(module) or 'anything'}. "
+        if is_meta:
+            hint += "On the meta device (--static) tensors have no values: where it needs some, run without --static. "
+        hint += "Give other inputs by these names with --input FILE.safetensors."
+        raise ModelError(f"{type(module).__name__} raised {kind_and_text(error)}", hint=hint) from error

@@ -80,6 +80,16 @@ def fold_findings(findings: Iterable[Finding]) -> tuple[FoldedFinding, ...]:
     return tuple(FoldedFinding(site, tuple(group)) for site, group in groups)
 
 
+def fold_sites(sites: Iterable[str]) -> tuple[str, ...]:
+    """Fold the sites that differ in one integer; each is named once.
+
+    Example:
+        >>> fold_sites(["h.0.attn", "h.1.attn", "pool", "h.1.attn"])
+        ('h.0-1.attn', 'pool')
+    """
+    return tuple(site for site, _ in _fold(dict.fromkeys(sites), lambda site: site, lambda _: None))
+
+
 def values(folded: FoldedFinding) -> str:
     """Show the values of folded findings: one number, or the range of several.
 

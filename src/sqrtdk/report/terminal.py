@@ -11,13 +11,14 @@ from rich.text import Text
 
 from sqrtdk.audit.records import SEVERITIES, VERDICTS, CheckReport
 from sqrtdk.report.figures import count, health, number, percent, ratio
-from sqrtdk.report.fold import Fold, FoldedFinding, fold_calls, fold_findings, values
+from sqrtdk.report.fold import Fold, FoldedFinding, fold_calls, fold_findings, fold_sites, values
 from sqrtdk.report.plain import plain
 
 _SEVERITY_STYLE = {"note": "cyan", "warn": "yellow", "fail": "red", "critical": "bold white on red"}
 _VERDICT_STYLE = {"exact": "green", "declared": "cyan", "unexplained": "bold red", "unmeasured": "yellow"}
 _COLUMNS = ("ratio", "verdict", "max logit", "entropy nats", "peak", "saturated")
 _MOST_FINDINGS = 40
+_MOST_PREMISES = 8
 _MOST_SITES = 3
 _PROSE_WIDTH = 110
 
@@ -77,7 +78,20 @@ def _head(console: Console, report: CheckReport) -> None:
     parameters = count(model.parameters, "parameter")
     line.append(f"  {plain(model.cls)}, {parameters}, {report.mode}, seed {report.seed}", style="not bold dim")
     console.print(line, overflow="fold")
+    _premises(console, report)
     console.print()
+
+
+def _premises(console: Console, report: CheckReport) -> None:
+    """What was decided on the user's behalf, as it changes what the figures mean: random weights, ids, a cut length."""
+    notes = sorted(
+        dict.fromkeys(str(note) for note in report.environment.get("notes") or ()),
+        key=lambda note: note.endswith(" was ignored"),  # a stranger's config may bring many of these
+    )
+    for note in notes[:_MOST_PREMISES]:
+        _paragraph(console, Text(f"! {plain(note)}", style="yellow"), 0)
+    if len(notes) > _MOST_PREMISES:
+        _paragraph(console, Text(f"... and {len(notes) - _MOST_PREMISES} more: see --json or --html"), 2)
 
 
 def _calls(console: Console, report: CheckReport) -> None:
@@ -205,7 +219,8 @@ def _asides(console: Console, report: CheckReport) -> None:
         for item in items:
             by_reason.setdefault(item.reason, []).append(item.site)
         for reason, sites in by_reason.items():
-            _paragraph(console, Text.assemble((f"{title}: ", "bold"), f"{plain(reason)} ({_listed(sites)})"), 0)
+            where = _listed(fold_sites(sites))
+            _paragraph(console, Text.assemble((f"{title}: ", "bold"), f"{plain(reason)} ({where})"), 0)
             shown = True
     if shown:
         console.print()
@@ -222,7 +237,7 @@ def _summary(report: CheckReport) -> Text:
     return text.append(f". Exit code {report.exit_code} (fail-on: {report.fail_on}).")
 
 
-def _listed(sites: list[str]) -> str:
+def _listed(sites: Sequence[str]) -> str:
     names = list(dict.fromkeys(plain(site) or "(root)" for site in sites))
     more = f" and {len(names) - _MOST_SITES} more" if len(names) > _MOST_SITES else ""
     return ", ".join(names[:_MOST_SITES]) + more

@@ -4,7 +4,9 @@ Formula: a head's mean entropy H (nats) against the finite-n expectation H*(n, s
 deviation sigma_c = sqrt(2 log n), below which a Gaussian row depends on few keys only (random energy model, Derrida
 1981). Thresholds: heads with n >= 16 keys only; a head is collapsed at H < H*; note when a quarter of a model's heads
 are, warn when three quarters are (Zhai et al. 2023: collapse goes with instability; a level without its trend proves
-little, so this never fails). The finding's value and threshold are H and H* of the lowest head, both in nats.
+little, so this never fails). Where q and k are normalised the scale alone sets the logits' standard deviation, r after
+an RMS or layer norm and r / d after an l2 norm, and a declared one may lie beyond sigma_c: then the bar is H* at 1.5
+times that deviation. The finding's value and threshold are H and H* of the lowest head, both in nats.
 """
 
 from __future__ import annotations
@@ -14,12 +16,14 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from sqrtdk.audit.context import Context
-from sqrtdk.audit.records import Finding
+from sqrtdk.audit.norms import normalised
+from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.theory.gaussian import critical_sigma, expected_entropy_nats
 
 LEAST_KEYS = 16
 NOTE_FRACTION = 0.25
 WARN_FRACTION = 0.75
+SLACK = 1.5  # on the declared deviation: directions of q and k are not quite isotropic, and norms have gains
 SOURCE = "Zhai et al. 2023 (entropy collapse); sigma_c of the random energy model, finite-n table"
 
 
@@ -27,6 +31,20 @@ SOURCE = "Zhai et al. 2023 (entropy collapse); sigma_c of the random energy mode
 def frozen_entropy(keys: int) -> float:
     """Expected entropy (nats) of a row of `keys` Gaussian logits at the critical standard deviation."""
     return float(expected_entropy_nats(keys, critical_sigma(keys)))
+
+
+def _declared_sigma(judged: JudgedCall) -> float:
+    """Standard deviation that the scale gives to logits of normalised q and k; 0 where nothing sets it."""
+    call, norm = judged.call, normalised(judged.call)
+    if norm is None or call.scale.ratio is None or judged.verdict not in ("exact", "declared"):
+        return 0.0
+    return abs(call.scale.ratio) / (call.head_dim if norm == "l2" else 1)
+
+
+def bar_nats(keys: int, sigma: float) -> float:
+    """Least entropy (nats) of a healthy row of `keys` logits, to which the scale gives the deviation `sigma`."""
+    frozen = frozen_entropy(keys)
+    return frozen if SLACK * sigma <= critical_sigma(keys) else min(frozen, expected_entropy_nats(keys, SLACK * sigma))
 
 
 def check(context: Context) -> Iterable[Finding]:
@@ -37,11 +55,12 @@ def check(context: Context) -> Iterable[Finding]:
         stats = judged.call.stats
         if stats is None:
             continue
+        sigma = _declared_sigma(judged)
         for head, (keys, entropy) in enumerate(zip(stats.keys, stats.entropy_nats, strict=True)):
             if not (math.isfinite(entropy) and keys >= LEAST_KEYS):
                 continue
             heads += 1
-            bar = frozen_entropy(round(keys))
+            bar = bar_nats(round(keys), sigma)
             if entropy < bar:
                 low.append((entropy / bar, entropy, bar, judged.call.site, head))
     if not heads or len(low) < NOTE_FRACTION * heads:

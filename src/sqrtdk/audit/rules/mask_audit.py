@@ -1,10 +1,16 @@
 """What the mask and the bias do to the rows.
 
+- rows of self-attention that see keys after their own and no other: fail; with their own: warn;
+- a causal mask off by one, which hides a row's own key or shows it the next one: warn. Both are told from the number of
+  visible keys, L(L+1)/2 and its neighbours;
 - blind rows see no key (note: padding makes them; their output must be 0 or unused);
 - uniform rows have every key at finfo.min, so the softmax averages masked keys (note: padding makes them; warn when
   every row is one);
 - weight on masked keys above 1e-4, or on future keys (j > i) in a module that says it is causal: fail;
-- a mask multiplied by the scale: warn, a note where the fill is too large to care (-inf, or beyond 1e30: CodeGen);
+- a mask multiplied by the scale: warn, a note where the fill is too large to care (-inf, or beyond 1e30: CodeGen) or
+  is not known (meta device);
+- a float mask of 0 and 1 that was added: warn, it moves the logits by 1 and hides nothing;
+- weights masked after the softmax: warn, a note where the logits are masked as well;
 - a bias multiplied by the scale: warn, unless the family does so on purpose (Falcon's ALiBi).
 Sources: a masked key has weight 0 by definition (Vaswani et al. 2017, section 3.2.3); 1e-4 is above what an additive
 -1e4 leaves (e^-1e4 = 0) and below what a mask of -10 leaks.
@@ -19,11 +25,15 @@ from sqrtdk.audit.context import Context
 from sqrtdk.audit.families import SCALED_BIAS
 from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.audit.tolerance import close
+from sqrtdk.trace.records import AttentionCall, Mask
 
 WEIGHT = 1e-4
 UNIFORM = 1.0
+LEAST_ROWS = 4  # below it a few visible keys fit many patterns
+ZERO_ONE = "zero-one mask"  # as the trace names such a bias
 HARMLESS_FILL = 1e30
 SOURCE = "Vaswani et al. 2017, section 3.2.3: an illegal connection has weight 0"
+SDPA_SOURCE = "torch scaled_dot_product_attention: a float mask is added, a bool mask is True where a key takes part"
 BIAS_SOURCE = "Press et al. 2021 (ALiBi), Raffel et al. 2019 (T5): the bias is added to the scaled product"
 
 
@@ -39,17 +49,88 @@ def _scaled_on_purpose(context: Context, site: str) -> bool:
     return model_type(context.config(site)) in SCALED_BIAS
 
 
-def _found(context: Context, judged: JudgedCall) -> Iterable[tuple[str, float, float, str, str, str]]:
-    """(severity, value, threshold, message, fix, source) for one call."""
+Fault = tuple[str, float, float, str, str, str]  # severity, value, threshold, message, fix, source
+
+
+def _pattern(call: AttentionCall) -> Fault | None:
+    """A pattern of visible keys that nobody wants of self-attention."""
+    mask, stats, rows = call.mask, call.stats, call.query_len
+    if mask is None or mask.blind_rows is None or stats is None or call.future_weight is None:
+        return None
+    if call.self_attention is False or rows != call.key_len or rows < LEAST_ROWS:
+        return None
+    groups = call.batch * call.heads
+    blind = mask.blind_rows // groups if mask.blind_rows % groups == 0 else None  # rows in each matrix
+    seeing = [round(keys * (rows - (blind or 0)), 3) for keys in stats.keys]  # visible pairs, head by head
+
+    def sees(pairs: int) -> bool:
+        return blind is not None and all(abs(seen - pairs) < 0.01 + 1e-6 * pairs for seen in seeing)
+
+    future, whole = call.future_weight, rows * (rows + 1) // 2
+    if future > 1 - WEIGHT and mask.blind_rows >= groups:
+        return (
+            "fail", future, WEIGHT, "the mask looks inverted: rows see the future and not the past",
+            "negate the mask: True lets a key take part in SDPA, and hides it in nn.MultiheadAttention", SOURCE,
+        )  # fmt: skip
+    if mask.kind == "window" and blind == 0 and sees(whole) and future > 0.5:
+        return (
+            "warn", future, WEIGHT, "the mask looks inverted: rows see themselves and the future, not the past",
+            "use tril, or negate and shift the mask, if the model is meant to be causal", SOURCE,
+        )  # fmt: skip
+    if mask.kind == "window" and blind and sees((rows - blind) * (rows - blind + 1) // 2) and future < WEIGHT:
+        count, seen, first = str(blind), f"the {blind} keys up to its own", f"the first {blind} rows see"
+        if blind == 1:
+            count, seen, first = "one", "its own key", "the first row sees"
+        return (
+            "warn", float(blind), 0.0, f"the causal mask is off by {count}: no row sees {seen}, and {first} nothing",
+            "let each row see its own key: tril(diagonal=0)", SOURCE,
+        )  # fmt: skip
+    if mask.kind == "mask" and blind == 0 and sees(whole + rows - 1) and future > WEIGHT:
+        return (
+            "warn", future, WEIGHT,
+            f"the causal mask is off by one: {whole + rows - 1} pairs are visible, those of tril(diagonal=1), where "
+            f"causal is {whole}",
+            "hide the key after the row's own: tril(diagonal=0)", SOURCE,
+        )  # fmt: skip
+    return None
+
+
+def _blind(mask: Mask, rows: int) -> Fault:
+    """Rows that see no key, which padding explains unless the mask is a band along the diagonal."""
+    fix = "expected of padding; leave those rows out of the loss"
+    if mask.kind == "window":
+        fix = "leave rows of padding out of the loss; any other row must see its own key"
+    return "note", float(mask.blind_rows or 0), 0.0, f"{mask.blind_rows} of {rows} rows see no key", fix, SOURCE
+
+
+def _additions(call: AttentionCall) -> Iterable[Fault]:
+    """Masks that are no masks: numbers 0 and 1 that are added, and what comes after the softmax."""
+    if call.bias == ZERO_ONE:
+        yield (
+            "warn", 1.0, 0.0, "a float mask of 0 and 1 is added to the logits, not applied: it hides no key",
+            "convert the mask to bool, or to 0 and -inf", SDPA_SOURCE,
+        )  # fmt: skip
+    if any(stage.where == "weights" and stage.name == "mask" for stage in call.stages):
+        yield (
+            "warn" if call.mask is None else "note", 1.0, 0.0,
+            "weights are masked after the softmax: rows do not sum to 1 (unless they are divided by their sum)",
+            "mask the logits with -inf before the softmax", SOURCE,
+        )  # fmt: skip
+
+
+def _found(context: Context, judged: JudgedCall) -> Iterable[Fault]:
+    """The faults of one call."""
     call, mask = judged.call, judged.call.mask
     rows = call.batch * call.heads * call.query_len
+    pattern = _pattern(call)
+    if pattern is not None:
+        yield pattern
+    yield from _additions(call)
     if mask is not None:
-        if mask.blind_rows and mask.blind_rows > (mask.uniform_rows or 0):  # a uniform row sees no key either
-            yield (
-                "note", float(mask.blind_rows), 0.0,
-                f"{mask.blind_rows} of {rows} rows see no key", "expected of padding; leave those rows out of the loss",
-                SOURCE,
-            )  # fmt: skip
+        if (
+            pattern is None and mask.blind_rows and mask.blind_rows > (mask.uniform_rows or 0)
+        ):  # a uniform row sees no key either
+            yield _blind(mask, rows)
         if mask.uniform_rows:
             yield (
                 "warn" if mask.uniform_rows >= UNIFORM * rows else "note", float(mask.uniform_rows), 0.0,
@@ -65,12 +146,13 @@ def _found(context: Context, judged: JudgedCall) -> Iterable[tuple[str, float, f
         unread = mask.fill is None and _scaled_on_purpose(context, call.site)  # without values a bias looks like a mask
         if mask.scaled_by is not None and not close(mask.scaled_by, 1.0) and not unread:
             yield (
-                "note" if mask.fill is not None and mask.fill <= -HARMLESS_FILL else "warn",
+                "note" if mask.fill is None or mask.fill <= -HARMLESS_FILL else "warn",
                 mask.scaled_by, 1.0,
-                f"the mask was multiplied by {mask.scaled_by:.4g}", "add the mask after the scale", SOURCE,
+                f"the mask was multiplied by {mask.scaled_by:.4g}" + (" (fill not known)" if mask.fill is None else ""),
+                "add the mask after the scale", SOURCE,
             )  # fmt: skip
     future = call.future_weight
-    if future is not None and future > WEIGHT and is_causal(context, judged):
+    if pattern is None and future is not None and future > WEIGHT and is_causal(context, judged):
         yield (
             "fail", future, WEIGHT,
             f"a causal module gives {future:.3g} of its weight to future keys",

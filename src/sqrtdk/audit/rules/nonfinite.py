@@ -29,7 +29,9 @@ def check(context: Context) -> Iterable[Finding]:
             site=sick[0].rpartition(".")[0],
             value=float(len(sick)),
             threshold=0.0,
-            message=f"{len(sick)} parameters hold NaN or infinity, first {sick[0]}",
+            message=f"parameter {sick[0]} holds NaN or infinity"
+            if len(sick) == 1
+            else f"{len(sick)} parameters hold NaN or infinity, first {sick[0]}",
             fix="go back to a checkpoint whose weights are finite",
             source=SOURCE,
         )

@@ -3,46 +3,23 @@
 Formula: multiply every scale-like number of every site (`audit.attributes`) by 1.25, run once more, and compare the
 effective scales: followed when new / old is 1.25, its inverse (a divisor) or its square (on both q and k), within 1%.
 A custom attention function that ignores its `scaling` argument does not follow. Threshold: any change at all. An
-attribute that holds the right scale but is not read is a note while the scale is right anyway, a failure when not.
+attribute that holds the right scale but is not followed is a note while the scale is right anyway (it may be another
+number, as a LoRA layer's alpha/r), a failure when not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, MutableMapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterable
 
-import torch
-
-from sqrtdk.audit.attributes import ScaleAttribute, holding, scale_attributes
+from sqrtdk.audit.attributes import ScaleAttribute, holders, scale_attributes
 from sqrtdk.audit.context import Context
+from sqrtdk.audit.probe import FACTOR, enlarged
 from sqrtdk.audit.records import Finding, JudgedCall
-from sqrtdk.audit.tolerance import close, inverse_root
+from sqrtdk.audit.tolerance import close, inverse_root, matches
 from sqrtdk.errors import kind_and_text
 from sqrtdk.trace.records import NotMeasured
 
-FACTOR = 1.25  # exact in every binary format, far outside the tolerance, too small to overflow
 SOURCE = "an attention function must honour the scaling that it is given (transformers AttentionInterface)"
-
-
-@contextmanager
-def enlarged(attributes: Iterable[ScaleAttribute], factor: float = FACTOR) -> Iterator[None]:
-    """Multiply numbers and buffers by `factor` for the time of the block; the same objects are put back."""
-    restore: list[tuple[MutableMapping[str, Any], str, Any]] = []
-    seen: set[tuple[int, str]] = set()
-    try:
-        for attribute in attributes:
-            store, key = attribute.store, (id(attribute.owner), attribute.name)
-            if attribute.learned or store is None or key in seen:
-                continue
-            seen.add(key)
-            value = store[attribute.name]
-            restore.append((store, attribute.name, value))
-            store[attribute.name] = (value.detach() if isinstance(value, torch.Tensor) else value) * factor
-        yield
-    finally:
-        for store, name, value in restore:
-            store[name] = value
 
 
 def _right_values(judged: JudgedCall) -> tuple[float, ...]:
@@ -54,19 +31,27 @@ def _right_values(judged: JudgedCall) -> tuple[float, ...]:
     return tuple(values)
 
 
+def _holding(own: tuple[ScaleAttribute, ...], value: float, head_dim: int) -> ScaleAttribute | None:
+    """The first attribute that holds the value; a 1 that gives it only over sqrt(head_dim) holds nothing."""
+    for attribute, text in holders(own, (value,), head_dim):
+        if not ("head_dim" in text and matches(attribute.values or (), (1.0,))):
+            return attribute
+    return None
+
+
 def check(context: Context) -> Iterable[Finding | NotMeasured]:
-    """One finding for each call whose scale attribute is not read."""
+    """One finding for each call that does not follow its scale attribute."""
     if context.rerun is None:
         return
-    held: dict[tuple[str, int], tuple[JudgedCall, str]] = {}
+    held: dict[tuple[str, int], tuple[JudgedCall, ScaleAttribute]] = {}
     attributes: list[ScaleAttribute] = []
     for judged in context.calls:
         call = judged.call
         attributes_here = scale_attributes(context.module(call.site), call.heads)
         own = tuple(a for a in attributes_here if not a.learned and a.store is not None)
-        found = next((f for value in _right_values(judged) if (f := holding(own, (value,), call.head_dim))), None)
+        found = next((f for value in _right_values(judged) if (f := _holding(own, value, call.head_dim))), None)
         if found is not None and call.scale.effective:
-            held[call.site, call.index] = (judged, found[1])
+            held[call.site, call.index] = (judged, found)
             attributes.extend(own)
     if not held:
         return
@@ -78,7 +63,7 @@ def check(context: Context) -> Iterable[Finding | NotMeasured]:
             "", f"responsiveness: with its scale attributes x{FACTOR} the model raised {kind_and_text(error)}"
         )
         return
-    for key, (judged, text) in held.items():
+    for key, (judged, attribute) in held.items():
         new = after[key].scale.effective if key in after else None
         old = judged.call.scale.effective
         if new is None or not old or not close(new, old):
@@ -90,7 +75,10 @@ def check(context: Context) -> Iterable[Finding | NotMeasured]:
             site=judged.call.site,
             value=1.0,
             threshold=FACTOR,
-            message=f"attribute {text} is not read: the effective scale stays {old:.6g} when it grows by {FACTOR}",
-            fix="pass the attribute to the attention function" if wrong else "remove the attribute, or read it",
+            message=f"the scale does not follow attribute {attribute.path}: it stays {old:.6g} when the attribute is "
+            f"multiplied by {FACTOR}",
+            fix="pass the attribute to the attention function"
+            if wrong
+            else "scale by the attribute if it is meant to be the softmax's scale, else leave it",
             source=SOURCE,
         )

@@ -2,7 +2,9 @@
 
 Formula: r = effective scale * sqrt(head_dim). Threshold: |r - 1| <= 1%, and no declaration (Vaswani et al. 2017,
 section 3.2.1; the 1% is `audit.tolerance`). An attribute that holds the mistake itself lowers a failure to a warning:
-somebody wrote that value, but it is the signature of an error. Contradicted declarations are `declared_vs_actual`'s.
+somebody wrote that value, but it is the signature of an error. So is, as a warning, a scale of 1 that the run takes
+from an attribute, and a layer whose attribute declares another scale than its siblings have. Contradicted declarations
+are `declared_vs_actual`'s.
 """
 
 from __future__ import annotations
@@ -10,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sqrtdk.audit.context import Context
-from sqrtdk.audit.mistakes import MISTAKES
+from sqrtdk.audit.layers import by_attribute, siblings_text, strangers
+from sqrtdk.audit.mistakes import MISTAKES, NOT_EXCUSED
 from sqrtdk.audit.records import Finding
-from sqrtdk.audit.tolerance import inverse_root
-from sqrtdk.audit.verdicts import held_by_attribute
+from sqrtdk.audit.tolerance import close, inverse_root
 from sqrtdk.trace.records import AttentionCall
 
 SOURCE = "Vaswani et al. 2017, section 3.2.1; tolerance 1% for bf16 constants"
@@ -29,23 +31,31 @@ def _size(call: AttentionCall) -> str:
 
 
 def check(context: Context) -> Iterable[Finding]:
-    """One finding for each call whose scale is unexplained."""
-    for judged in context.calls:
-        if judged.verdict != "unexplained" or judged.declared_by is not None:
-            continue
-        call, name = judged.call, judged.mistake or "unknown"
-        mistake = MISTAKES[name]
-        attribute = held_by_attribute(judged, context.model)
-        named = f"{name}, {mistake.happened}" if name != "unknown" else mistake.happened
-        message = f"{_size(call)}: {named}" + (f"; {judged.reason}" if judged.reason else "")
-        message += f"; attribute {attribute} holds that value" if attribute and attribute not in message else ""
-        yield Finding(
-            rule="scale_ledger",
-            severity="warn" if attribute else "fail",
-            site=call.site,
-            value=call.scale.ratio,
-            threshold=1.0,
-            message=message,
-            fix=mistake.fix,
-            source=SOURCE,
-        )
+    """One finding for each call whose scale is unexplained, or is declared by nothing but a doubtful attribute."""
+    different = strangers(context.calls)
+    for place, judged in enumerate(context.calls):
+        call = judged.call
+        if judged.verdict == "unexplained" and judged.declared_by is None:
+            name = judged.mistake or "unknown"
+            mistake = MISTAKES[name]
+            named = f"{name}, {mistake.happened}" if name != "unknown" else mistake.happened
+            message = f"{_size(call)}: {named}" + (f"; {judged.reason}" if judged.reason else "")
+            held = judged.attribute is not None and name in NOT_EXCUSED
+            yield _finding(call, "warn" if held else "fail", message, mistake.fix)
+        elif place in different:
+            message = (
+                f"{_size(call)}, by attribute {judged.attribute}: differs from its {siblings_text(different[place])}"
+            )
+            yield _finding(
+                call, "warn", message, "give this layer the scale of the others, or declare it in the config"
+            )
+        elif by_attribute(judged) and judged.expected is not None and close(judged.expected, 1.0):
+            message = f"{_size(call)}: nothing but attribute {judged.attribute} says so"
+            yield _finding(call, "warn", message, MISTAKES["missing"].fix)
+        elif by_attribute(judged) and judged.reason is not None:
+            message = f"{_size(call)}, by attribute {judged.attribute}: {judged.reason}"
+            yield _finding(call, "note", message, MISTAKES["unknown"].fix)
+
+
+def _finding(call: AttentionCall, severity: str, message: str, fix: str) -> Finding:
+    return Finding("scale_ledger", severity, call.site, call.scale.ratio, 1.0, message, fix, SOURCE)

@@ -1,0 +1,204 @@
+"""Inputs by name: one maker for each argument of a forward pass that a config says enough about."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sqrtdk.errors import ModelError
+from sqrtdk.models.config import text_config
+from sqrtdk.models.limits import check_elements
+from sqrtdk.models.signature import file_hint, forward_arguments
+from sqrtdk.models.tokens import embedded_text, random_ids, text_ids
+
+DEFAULT_IMAGE_SIZE = 224
+TOWERS = ("vision_config", "image_config", "audio_config", "backbone_config")
+VIDEO_TYPES = ("videomae", "timesformer", "vivit")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What an input is made from; `text` is None where the user gave none."""
+
+    module: nn.Module
+    config: Any
+    batch: int
+    seq_len: int
+    seed: int
+    directory: Path | None
+    text: str | None
+    notes: list[str]
+
+
+def vocabulary(config: Any, hint: str = "Pass --input FILE.safetensors.") -> int:
+    """Number of ids that the model's text part knows.
+
+    Raises:
+        ModelError: The config names none.
+    """
+    for part in (text_config(config), config, getattr(config, "decoder", None)):
+        size = getattr(part, "vocab_size", None)
+        if isinstance(size, int) and size > 0:
+            return size
+    raise ModelError("the config names no vocab_size, so ids can't be drawn", hint=hint)
+
+
+def _ids(request: Request, salt: int = 0) -> Tensor:
+    check_elements("input_ids", (request.batch, request.seq_len))
+    vocab = vocabulary(request.config, file_hint(request.module))
+    wanted = request.text if request.text is not None else embedded_text()
+    ids, reason = text_ids(request.directory, wanted, batch=request.batch, length=request.seq_len, vocab=vocab)
+    if ids is not None:
+        return ids
+    if request.text is not None:
+        raise ModelError(f"--text can't be used: {reason}", hint="Leave it out: random ids are used then.")
+    if salt == 0:
+        request.notes.append(f"the ids are random, with seed {request.seed}: {reason}")
+    part, seed = text_config(request.config), (request.seed + salt) % 2**64
+    return random_ids(part, batch=request.batch, length=request.seq_len, vocab=vocab, seed=seed)
+
+
+def _mask(request: Request) -> Tensor:
+    check_elements("attention_mask", (request.batch, request.seq_len))
+    return torch.ones(request.batch, request.seq_len, dtype=torch.long)
+
+
+def _types(request: Request) -> Tensor:
+    """Zeros, as a processor gives them for a prompt of text."""
+    return torch.zeros_like(_mask(request))
+
+
+def _pixels(request: Request) -> Tensor:
+    channels = _first(request.config, "num_channels", 3)
+    if _is_patched(request):
+        side = _first(request.config, "patch_size", 16)
+        return _normal("pixel_values", request, (request.batch, _grid(request) ** 2, channels * side * side))
+    height, width = _image_size(request.config)
+    frames = [_first(request.config, "num_frames", 8)] if request.config.model_type in VIDEO_TYPES else []
+    return _normal("pixel_values", request, (request.batch, *frames, channels, height, width))
+
+
+def _pixel_mask(request: Request) -> Tensor:
+    shape = (request.batch, *_image_size(request.config))
+    check_elements("pixel_mask", shape)
+    return torch.ones(shape, dtype=torch.long)
+
+
+def _is_patched(request: Request) -> bool:
+    """Whether images come as a list of patches with the shape of their grid, as in SigLIP 2."""
+    return "spatial_shapes" in forward_arguments(request.module)
+
+
+def _grid(request: Request) -> int:
+    return math.isqrt(_first(request.config, "num_patches", 256))
+
+
+def _patch_mask(request: Request) -> Tensor:
+    return torch.ones(request.batch, _grid(request) ** 2, dtype=torch.long)
+
+
+def _grids(request: Request) -> Tensor:
+    return torch.full((request.batch, 2), _grid(request), dtype=torch.long)
+
+
+def _features(request: Request) -> Tensor:
+    """Spectrograms: Whisper's (B, mel, 2 x positions), as a convolution halves the time; others (B, T, mel).
+
+    CLAP folds one of (B, channel, T, mel) to an image of spec_size x spec_size.
+    """
+    positions, mel = _first(request.config, "max_source_positions", 0), _first(request.config, "num_mel_bins", 0)
+    spec = _first(request.config, "spec_size", 0)
+    if spec and mel:
+        channels = 4 if _first(request.config, "enable_fusion", False) else 1
+        return _normal("input_features", request, (request.batch, channels, spec * spec // mel, mel))
+    if positions and mel:
+        return _normal("input_features", request, (request.batch, mel, 2 * positions))
+    for name in ("feature_projection_input_dim", "input_feat_per_channel", "input_dim"):
+        if width := _first(request.config, name, 0):
+            return _normal("input_features", request, (request.batch, 256, width))
+    raise ModelError("the config does not say the shape of input_features", hint=file_hint(request.module))
+
+
+def _values(request: Request) -> Tensor:
+    """Waveforms (B, samples) long enough for about 50 frames, or spectrograms (B, T, mel) where the config has bins."""
+    stride = _first(request.config, "conv_stride", None)
+    if stride is not None:
+        return _normal("input_values", request, (request.batch, 50 * math.prod(stride) + 400))
+    length, mel = _first(request.config, "max_length", 1024), _first(request.config, "num_mel_bins", 0)
+    if mel:
+        return _normal("input_values", request, (request.batch, length, mel))
+    return _normal("input_values", request, (request.batch, 16000))
+
+
+def _latents(request: Request) -> Tensor:
+    """Perceiver without a preprocessor: whatever has d_model numbers a position."""
+    return _steps("inputs", request, "d_model")
+
+
+def _series(request: Request) -> Tensor:
+    """Time series (B, T, channels)."""
+    length, channels = (_first(request.config, name, 0) for name in ("context_length", "num_input_channels"))
+    if not length or not channels:
+        raise ModelError("the config does not say the shape of past_values", hint=file_hint(request.module))
+    return _normal("past_values", request, (request.batch, length, channels))
+
+
+def _steps(name: str, request: Request, width: str | None) -> Tensor:
+    """(B, L, width), where the config names the width; None is 1."""
+    size = 1 if width is None else _first(request.config, width, 0)
+    if not size:
+        raise ModelError(f"the config does not say the shape of {name}", hint=file_hint(request.module))
+    return _normal(name, request, (request.batch, request.seq_len, size))
+
+
+def _timesteps(request: Request) -> Tensor:
+    return torch.arange(request.seq_len).expand(request.batch, -1).contiguous()
+
+
+def _normal(name: str, request: Request, shape: tuple[int, ...]) -> Tensor:
+    check_elements(name, shape)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(request.seed))
+
+
+def _first(config: Any, name: str, default: Any) -> Any:
+    """A field of the config or of one of its towers."""
+    for part in (config, *(getattr(config, tower, None) for tower in TOWERS)):
+        value = getattr(part, name, None)
+        if value is not None:
+            return value
+    return default
+
+
+def _image_size(config: Any) -> tuple[int, int]:
+    size = _first(config, "image_size", DEFAULT_IMAGE_SIZE)
+    if isinstance(size, int):
+        return size, size
+    height, width = size if isinstance(size, (list, tuple)) else (size["height"], size["width"])
+    return int(height), int(width)
+
+
+MAKERS: dict[str, Callable[[Request], Tensor]] = {
+    "input_ids": _ids,
+    "pixel_values": _pixels,
+    "pixel_mask": _pixel_mask,
+    "pixel_attention_mask": _patch_mask,
+    "spatial_shapes": _grids,
+    "input_features": _features,
+    "input_values": _values,
+    "inputs": _latents,
+    "past_values": _series,
+    "states": lambda request: _steps("states", request, "state_dim"),
+    "actions": lambda request: _steps("actions", request, "act_dim"),
+    "rewards": lambda request: _steps("rewards", request, None),
+    "returns_to_go": lambda request: _steps("returns_to_go", request, None),
+    "timesteps": _timesteps,
+    "attention_mask": _mask,
+    "token_type_ids": _types,
+    "decoder_input_ids": lambda request: _ids(request, salt=1),
+}
