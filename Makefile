@@ -48,6 +48,7 @@ lint: .venv/.dev
 bench: .venv/.dev
 	$(BIN)/python benchmarks/static_check.py
 	$(BIN)/python benchmarks/trace.py
+	$(BIN)/python benchmarks/attention.py
 
 clean:
 	rm -rf .venv out

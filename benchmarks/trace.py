@@ -19,8 +19,6 @@ import json
 import math
 import os
 import platform
-import statistics
-import time
 from collections.abc import Callable
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -29,6 +27,7 @@ import torch
 import transformers
 
 import sqrtdk
+from paired import line, ratio, rounds, spread
 
 
 def build(attn: str) -> torch.nn.Module:
@@ -80,22 +79,6 @@ def by_hand(model: torch.nn.Module, ids: torch.Tensor) -> list[dict[str, torch.T
     return figures
 
 
-def timed(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    ordered = sorted(values)
-    tenth = max(0, round(0.1 * (len(ordered) - 1)))
-    return {
-        "median": statistics.median(ordered),
-        "p10": ordered[tenth],
-        "p90": ordered[len(ordered) - 1 - tenth],
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--repeats", type=int, default=9)
@@ -120,13 +103,8 @@ def main() -> None:
         "traced eager": lambda: traced(eager),
         "by hand (output_attentions)": lambda: by_hand(eager, ids),
     }
-    times: dict[str, list[float]] = {name: [] for name in ways}
     with torch.no_grad():
-        for work in ways.values():
-            work()
-        for _ in range(options.repeats):
-            for name, work in ways.items():
-                times[name].append(timed(work))
+        times = rounds(ways, options.repeats)
     pairs = {
         "traced sdpa / plain sdpa": ("traced sdpa", "plain sdpa"),
         "traced eager / plain eager": ("traced eager", "plain eager"),
@@ -143,14 +121,11 @@ def main() -> None:
         "transformers": transformers.__version__,
         "machine": platform.processor() or platform.machine(),
         "seconds": {name: spread(values) for name, values in times.items()},
-        "ratios": {
-            name: spread([a / b for a, b in zip(times[top], times[bottom], strict=True)])
-            for name, (top, bottom) in pairs.items()
-        },
+        "ratios": {name: ratio(times, top, bottom) for name, (top, bottom) in pairs.items()},
     }
     for section in ("seconds", "ratios"):
         for name, figures in record[section].items():
-            print(f"{name:32s} {figures['median']:8.3f}   [{figures['p10']:.3f} .. {figures['p90']:.3f}]")
+            print(line(name, figures))
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump(record, file, indent=2)

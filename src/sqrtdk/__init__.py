@@ -10,23 +10,34 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sqrtdk._attention import attention as attention
+    from sqrtdk._attention import explain as explain
+    from sqrtdk._measure import measure as measure
     from sqrtdk.audit.check import check as check
     from sqrtdk.audit.records import CheckReport as CheckReport
     from sqrtdk.errors import SqrtdkError as SqrtdkError
+    from sqrtdk.stats.request import AuxRequest as AuxRequest
     from sqrtdk.trace import trace as trace
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "attention": "sqrtdk._attention",
+    "AuxRequest": "sqrtdk.stats.request",
     "check": "sqrtdk.audit.check",
     "CheckReport": "sqrtdk.audit.records",
+    "explain": "sqrtdk._attention",
+    "measure": "sqrtdk._measure",
     "SqrtdkError": "sqrtdk.errors",
     "trace": "sqrtdk.trace",
 }
 __all__ = [*_HOME]
+_ROOMS = ("positions", "scales", "scores", "stats")
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return import_module(f"sqrtdk.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'sqrtdk' has no attribute {name!r}")
     module = import_module(_HOME[name])
@@ -35,4 +46,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+    return sorted([*globals(), *_HOME, *_ROOMS])

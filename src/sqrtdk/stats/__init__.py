@@ -6,6 +6,8 @@ from sqrtdk.stats.heads import Histogram as Histogram
 from sqrtdk.stats.heads import head_stats as head_stats
 from sqrtdk.stats.heads import head_stats_from_logits as head_stats_from_logits
 from sqrtdk.stats.heads import head_stats_from_qk as head_stats_from_qk
+from sqrtdk.stats.request import AuxOutput as AuxOutput
+from sqrtdk.stats.request import AuxRequest as AuxRequest
 from sqrtdk.stats.rows import RowStats as RowStats
 from sqrtdk.stats.rows import row_stats as row_stats
 from sqrtdk.stats.tiles import AttentionRows as AttentionRows

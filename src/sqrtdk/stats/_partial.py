@@ -168,11 +168,14 @@ class RowStats:
 
         With p the peak, q = 1 - p, and s2, s3 the sums of squares and cubes of the other weights,
         `|J|^2 = p^2 q^2 + s2 (1 + 2 p^2) + s2^2 - 2 s3`, which does not cancel near one-hot as
-        `sum p^2 - 2 sum p^3 + (sum p^2)^2` does (the two are equal).
+        `sum p^2 - 2 sum p^3 + (sum p^2)^2` does (the two are equal). q stands before the root, as its square falls
+        out of the range of float32 long before q does.
         """
         p, q = self.peak, self.off_peak
-        s2, s3 = self.rest2 * p**2, self.rest3 * p**3
-        return ((p * q) ** 2 + s2 * (1.0 + 2.0 * p**2) + s2**2 - 2.0 * s3).clamp(min=0.0).sqrt()
+        rest = self.rest.masked_fill(self.rest == 0, 1.0)
+        share = self.rest2 / rest / rest  # s2 / q^2
+        cubes = self.rest3 / rest / rest * p  # s3 / q^2
+        return q * (p**2 + share * (1.0 + 2.0 * p**2) + share * self.rest2 * p**2 - 2.0 * cubes).clamp(min=0.0).sqrt()
 
     @property
     def variance(self) -> Tensor:

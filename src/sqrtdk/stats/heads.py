@@ -138,12 +138,12 @@ def _call_stats(
     return CallStats(stats, largest, None if weight is None or math.isnan(weight) else weight)
 
 
-def head_stats(rows: RowStats, *, logit_histograms: Sequence[Histogram]) -> HeadStats:
+def head_stats(rows: RowStats, *, logit_histograms: Sequence[Histogram] = ()) -> HeadStats:
     """Summaries over the rows of each head; the results come off the device in one transfer.
 
     Args:
         rows: statistics of shape (..., H, L).
-        logit_histograms: one a head, kept as they are.
+        logit_histograms: one a head, kept as they are; none: left out.
 
     Returns:
         HeadStats; quantiles interpolate linearly between rows.

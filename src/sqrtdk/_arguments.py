@@ -1,0 +1,165 @@
+"""Checks of the arguments of `attention` and `measure`: every refusal in one place, with the numbers received."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sqrtdk.errors import InvalidTypeError, InvalidValueError
+from sqrtdk.impl.call import broadcast
+
+_FLOATS = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
+
+
+def fit_at_a_glance(query: Any, key: Any, value: Any) -> bool:
+    """Whether nothing about the three can be wrong: told in a microsecond, where the full checks take twenty."""
+    if not (type(query) is type(key) is type(value) is Tensor):
+        return False
+    a, b, c = query.shape, key.shape, value.shape
+    return (
+        query.dtype == key.dtype == value.dtype
+        and query.dtype in _FLOATS
+        and query.device == key.device == value.device
+        and len(a) == len(b) == len(c) > 1
+        and a[:-2] == b[:-2] == c[:-2]
+        and b[-2] == c[-2]
+        and a[-1] == b[-1] > 0
+    )
+
+
+def check_tensors(query: Any, key: Any, value: Any) -> None:
+    """Refuse what are no floating tensors of one dtype and device, and head dimensions that differ or are 0."""
+    named = {"query": query, "key": key, "value": value}
+    for name, tensor in named.items():
+        if not isinstance(tensor, Tensor):
+            raise InvalidTypeError(f"{name} is a tensor; got {type(tensor).__name__}", hint="Pass torch tensors.")
+        if not tensor.is_floating_point():
+            raise InvalidTypeError(f"{name} has a real floating dtype; got {tensor.dtype}", hint="Convert it first.")
+        if tensor.ndim < 2:
+            raise InvalidValueError(
+                f"{name} has the shape (..., heads, length, dim); got {tuple(tensor.shape)}",
+                hint="Add the missing dimensions.",
+            )
+    if autocast_dtype(query) is None and len({tensor.dtype for tensor in named.values()}) > 1:
+        raise InvalidTypeError(f"query, key and value have one dtype; got {_each('dtype', named)}", hint="Cast them.")
+    if len({tensor.device for tensor in named.values()}) > 1:
+        raise InvalidValueError(
+            f"query, key and value are on one device; got {_each('device', named)}", hint="Move them."
+        )
+    if key.shape[-2] != value.shape[-2]:
+        raise InvalidValueError(
+            f"key and value have one length; got {key.shape[-2]} and {value.shape[-2]}",
+            hint="Pass a value for every key.",
+        )
+    if 0 in (query.shape[-1], key.shape[-1]):
+        raise InvalidValueError(
+            f"the head dimension is at least 1; got {query.shape[-1]} for query and {key.shape[-1]} for key",
+            hint="A score of no dimensions has no scale 1/sqrt(0).",
+        )
+
+
+def check_widths(query: Tensor, key: Tensor) -> None:
+    """Refuse a query and a key without a dot product."""
+    if query.shape[-1] != key.shape[-1]:
+        raise InvalidValueError(
+            f"query and key have one head dimension; got {query.shape[-1]} and {key.shape[-1]}",
+            hint="Project them to the same size, or give a score that takes both (scores.bilinear).",
+        )
+
+
+def check_heads(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
+    """Refuse leading dimensions that do not broadcast, and heads that do not divide."""
+    shapes = [tuple(t.shape) for t in (query, key, value)]
+    leads = [shape[:-2] for shape in shapes]
+    if enable_gqa and all(leads):
+        heads = [lead[-1] for lead in leads]
+        if any(n == 0 or heads[0] % n for n in heads[1:]):
+            raise InvalidValueError(
+                f"the heads of key and value divide those of query; got {heads[0]} query, {heads[1]} key and "
+                f"{heads[2]} value heads",
+                hint="Query heads that share a key head are neighbours.",
+            )
+        leads = [lead[:-1] for lead in leads]
+    try:
+        broadcast(*leads)
+    except RuntimeError:
+        raise InvalidValueError(
+            f"the leading dimensions of query, key and value broadcast; got {shapes[0]}, {shapes[1]} and {shapes[2]}",
+            hint="Expand the batch; for fewer key heads than query heads pass enable_gqa=True.",
+        ) from None
+
+
+def check_broadcast(name: str, tensor: Tensor, shape: Sequence[int]) -> None:
+    """Refuse a tensor that does not broadcast to `shape`."""
+    try:
+        fits = broadcast(tensor.shape, shape) == tuple(shape)
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise InvalidValueError(
+            f"{name} broadcasts to {tuple(shape)}; got {tuple(tensor.shape)}",
+            hint="Align the dimensions from the right.",
+        )
+
+
+def check_mask(mask: Any, shape: Sequence[int]) -> None:
+    """Refuse an attn_mask that is neither bool nor floating, or does not broadcast to (..., Hq, L, S)."""
+    if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
+        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise InvalidTypeError(
+            f"attn_mask is a bool tensor (True takes part) or a floating one (added); got {got}",
+            hint="Convert 0/1 masks with `mask.bool()`.",
+        )
+    check_broadcast("attn_mask", mask, shape)
+
+
+def number(name: str, value: Any, *, above: float = -math.inf) -> float:
+    """A finite number above `above`; bools, NaN and infinities are refused."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise InvalidTypeError(f"{name} is a number; got {value!r}", hint="Pass a float.")
+    found = float(value)
+    if not math.isfinite(found) or found <= above:
+        bound = "" if above == -math.inf else f" above {above:g}"
+        raise InvalidValueError(f"{name} is a finite number{bound}; got {found}", hint="Check where it comes from.")
+    return found
+
+
+def probability(value: Any) -> float:
+    """A dropout rate, 0 <= p < 1 or 1."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0.0 <= float(value) <= 1.0:
+        raise InvalidValueError(f"dropout_p is from 0 to 1; got {value!r}", hint="Pass 0.0 in evaluation.")
+    return float(value)
+
+
+def window_sides(window: Any) -> tuple[int | None, int | None]:
+    """(left, right) with None for an unbounded side (None or -1)."""
+    if not isinstance(window, Sequence) or len(window) != 2 or any(isinstance(side, bool) for side in window):
+        raise InvalidTypeError(
+            f"window is (left, right), two sizes; got {window!r}", hint="(1023, 0) looks back 1023 keys."
+        )
+    sides = []
+    for side in window:
+        if side is not None and (not isinstance(side, int) or side < -1):
+            raise InvalidValueError(
+                f"a side of the window is a size from 0, or None or -1 for no bound; got {side!r}",
+                hint="(1023, 0) looks back 1023 keys.",
+            )
+        sides.append(None if side in (None, -1) else side)
+    return sides[0], sides[1]
+
+
+def autocast_dtype(tensor: Tensor) -> torch.dtype | None:
+    """The dtype of the autocast that is on for the tensor's device; None where none is."""
+    kind = tensor.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return None
+
+
+def _each(what: str, named: dict[str, Tensor]) -> str:
+    return ", ".join(f"{name} {getattr(tensor, what)}" for name, tensor in named.items())

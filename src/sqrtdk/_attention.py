@@ -1,0 +1,363 @@
+"""The operation: validate, resolve the score, the scale and the masks, choose an implementation, run it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from sqrtdk import _arguments as arguments
+from sqrtdk.errors import InvalidTypeError, InvalidValueError
+from sqrtdk.impl.call import UNBOUNDED, Call, has_values
+from sqrtdk.impl.dense import dense
+from sqrtdk.impl.fused import LARGEST_MASK, fused, mask_elements, obstacle
+from sqrtdk.impl.tiled import block_rows, tiled
+from sqrtdk.positions import PositionTerm
+from sqrtdk.scales import ScaleRule, Sizes, sqrt_dk
+from sqrtdk.scores import FoldedScore, PairScore
+from sqrtdk.stats.request import AuxOutput, AuxRequest
+
+Implementation = Callable[[Call], tuple[Tensor, AuxOutput]]
+IMPLEMENTATIONS: dict[str, Implementation] = {"dense": dense, "fused": fused, "tiled": tiled}
+FEW_KEYS = 32  # fewer keys than a vector holds: torch's CPU kernel gives 0 for a NaN row
+LARGEST_DENSE = 2**28  # pairs above which dense says what it holds
+_log = logging.getLogger("sqrtdk")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which implementation runs a call, and why."""
+
+    impl: str
+    reason: str
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | Tensor | ScaleRule | None = None,
+    enable_gqa: bool = False,
+    *,
+    score: FoldedScore | PairScore | None = None,
+    softcap: float | None = None,
+    bias: Tensor | PositionTerm | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    sinks: Tensor | float | None = None,
+    causal_lower_right: bool = False,
+    return_aux: AuxRequest | None = None,
+    impl: str = "auto",
+) -> Tensor | tuple[Tensor, AuxOutput]:
+    r"""Attention with any score, scale, bias and mask; a drop-in for torch's `scaled_dot_product_attention`.
+
+    `softmax(softcap(scale * score(q, k)) + bias + mask) v`, in this order; the scale multiplies neither bias nor mask.
+
+    Args:
+        query: (..., Hq, L, E), float64, float32, float16 or bfloat16.
+        key: (..., Hkv, S, Ek); Ek = E unless the score takes another.
+        value: (..., Hv, S, Ev).
+        attn_mask: broadcastable to (..., Hq, L, S): bool, True where the row sees the key, or floating, added to the
+            logits; -inf hides a key.
+        dropout_p: rate of dropout on the weights; the call does not know of train and eval.
+        is_causal: row i sees keys j <= i (upper-left); with `attn_mask` both hold.
+        scale: factor on the score: a number, a rule of `sqrtdk.scales`, a tensor broadcastable to (..., Hq, L, 1),
+            which may carry a gradient. None: the score's own rule, 1/sqrt(E) for the dot product.
+        enable_gqa: fewer key and value heads than query heads; query head h uses key head h // (Hq / Hkv).
+        score: a score of `sqrtdk.scores`; None: the dot product.
+        softcap: c of c tanh(z / c), c > 0.
+        bias: a tensor broadcastable to (..., Hq, L, S), or a term of `sqrtdk.positions`; a term that depends on q and
+            k sees them as the score changed them.
+        window: (left, right): row i sees keys i - left to i + right, both included; None or -1: no bound.
+        sinks: (Hq,) logits, or one number for all heads, that join the softmax's denominator and weigh no value;
+            0.0 is the off-by-one softmax.
+        causal_lower_right: the last row is aligned with the last key: row i sees keys j <= i + S - L.
+        return_aux: which statistics to return as a second value; see `AuxOutput` for their definitions.
+        impl: "auto", "dense" (holds L x S), "fused" (torch's kernels), "tiled" (blocks of rows, recomputed in the
+            backward pass). A named one runs or raises; see `explain` for what "auto" takes.
+
+    Returns:
+        (..., Hq, L, Ev) of the value's dtype, and with `return_aux` also an `AuxOutput` of (..., Hq, L) tensors.
+        A row that sees no key gives 0.
+
+    Raises:
+        InvalidValueError: shapes or values that do not fit.
+        InvalidTypeError: arguments of the wrong type or dtype.
+        UnsupportedError: a named implementation that can't run the call.
+
+    Example:
+        >>> q = k = v = torch.eye(4).view(1, 1, 4, 4)
+        >>> output, aux = attention(q, k, v, is_causal=True, return_aux=AuxRequest(entropy=True, count=True))
+        >>> aux.count.tolist()
+        [[[1.0, 2.0, 3.0, 4.0]]]
+        >>> round(float(aux.entropy[0, 0, 0]), 4)
+        0.0
+
+    Reference:
+        Vaswani et al. 2017, Attention Is All You Need, section 3.2.1 (arXiv:1706.03762).
+
+    Differs from torch:
+        NaN or infinity in a key or value that a mask hides does not reach the output (on a CPU, where looking for it
+        costs little, and in "dense" and "tiled"); a row whose logits hold NaN is NaN.
+    """
+    extras = (score, softcap, bias, window, sinks, return_aux)
+    both = is_causal and attn_mask is not None
+    plain = impl == "auto" and not causal_lower_right and not both and all(extra is None for extra in extras)
+    if plain and (scale is None or (type(scale) is float and (scale > 0.0 or not is_causal))):
+        _check(query, key, value, attn_mask, dropout_p, scale, enable_gqa)
+        if not _needs_care(query, key, value, attn_mask is not None or is_causal):
+            return functional.scaled_dot_product_attention(
+                query, key, value, _at_least_2d(attn_mask), dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
+    call = resolve(
+        query,
+        key,
+        value,
+        attn_mask,
+        dropout_p,
+        is_causal,
+        scale,
+        enable_gqa,
+        score=score,
+        softcap=softcap,
+        bias=bias,
+        window=window,
+        sinks=sinks,
+        causal_lower_right=causal_lower_right,
+        return_aux=return_aux,
+    )
+    chosen = choose(call, impl)
+    if not torch.compiler.is_compiling():
+        _log.debug("attention runs on %s: %s", chosen.impl, chosen.reason)
+    run = IMPLEMENTATIONS[chosen.impl]
+    if arguments.autocast_dtype(query) is None:
+        output, aux = run(call)
+    else:
+        with torch.autocast(query.device.type, enabled=False):
+            output, aux = run(call)
+    return output if return_aux is None else (output, aux)
+
+
+def explain(*args: Any, impl: str = "auto", **kwargs: Any) -> Choice:
+    """Which implementation `attention` would take for these arguments, and why; nothing is computed.
+
+    Args:
+        *args: those of `attention`.
+        impl: that of `attention`.
+        **kwargs: those of `attention`.
+
+    Example:
+        >>> q = torch.randn(1, 2, 8, 4)
+        >>> explain(q, q, q, softcap=30.0)
+        Choice(impl='dense', reason="torch's kernels have no softcap; the call fits one block")
+    """
+    return choose(resolve(*args, **kwargs), impl)
+
+
+def resolve(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | Tensor | ScaleRule | None = None,
+    enable_gqa: bool = False,
+    *,
+    score: FoldedScore | PairScore | None = None,
+    softcap: float | None = None,
+    bias: Tensor | PositionTerm | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    sinks: Tensor | float | None = None,
+    causal_lower_right: bool = False,
+    return_aux: AuxRequest | None = None,
+) -> Call:
+    """Validate the arguments of `attention`, and bring them to the form that implementations run."""
+    arguments.check_tensors(query, key, value)
+    arguments.check_heads(query, key, value, enable_gqa)
+    if return_aux is not None and not isinstance(return_aux, AuxRequest):
+        raise InvalidTypeError(
+            f"return_aux is an AuxRequest or None; got {return_aux!r}", hint="AuxRequest.all() asks for everything."
+        )
+    query, key, value = _as_autocast(query, key, value)
+    hides = attn_mask is not None or is_causal or causal_lower_right or window is not None
+    unclean = _needs_care(query, key, value, hides)
+    head_dim = query.shape[-1]
+    query, key, pairs, rule = _scored(score, query, key)
+    shift = key.shape[-2] - query.shape[-2] if causal_lower_right else 0
+    call = Call(
+        query,
+        key,
+        value,
+        1.0,
+        score=pairs,
+        softcap=None if softcap is None else arguments.number("softcap", softcap, above=0.0),
+        diagonal=shift if is_causal or causal_lower_right else None,
+        window=UNBOUNDED if window is None else arguments.window_sides(window),
+        shift=shift,
+        dropout_p=arguments.probability(dropout_p),
+        aux=return_aux,
+        unclean=unclean,
+    )
+    call = replace(call, **_masks(call, attn_mask, bias), sinks=_sinks(call, sinks))
+    return replace(call, scale=_beta(call, rule if scale is None else scale, head_dim))
+
+
+def choose(call: Call, impl: str = "auto") -> Choice:
+    """The implementation for a resolved call.
+
+    Raises:
+        InvalidValueError: no implementation of that name.
+    """
+    if impl != "auto":
+        if impl not in IMPLEMENTATIONS:
+            raise InvalidValueError(f"impl is {impl!r}", hint=f"Use one of: auto, {', '.join(IMPLEMENTATIONS)}.")
+        if impl == "dense" and call.elements > LARGEST_DENSE:
+            warnings.warn(f"impl='dense' holds {call.elements} pairs at once", stacklevel=3)
+        return Choice(impl, "asked for")
+    reason = obstacle(call)
+    if reason is None:
+        elements = mask_elements(call)
+        if elements <= LARGEST_MASK:
+            return Choice("fused", "torch's kernels run it")
+        reason = f"torch's kernels would need a mask of {elements} elements"
+    height = block_rows(call)
+    if height >= call.length:
+        return Choice("dense", f"{reason}; the call fits one block")
+    return Choice("tiled", f"{reason}; blocks of {height} rows")
+
+
+def _check(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float, scale: Any, enable_gqa: bool
+) -> None:
+    """What the plain path has to refuse."""
+    if not arguments.fit_at_a_glance(query, key, value):
+        arguments.check_tensors(query, key, value)
+        arguments.check_heads(query, key, value, enable_gqa)
+        arguments.check_widths(query, key)
+    if attn_mask is not None:
+        call = Call(query, key, value, 1.0)
+        arguments.check_mask(attn_mask, (*call.lead, call.length, call.keys))
+    if dropout_p != 0.0:
+        arguments.probability(dropout_p)
+    if scale is not None:
+        arguments.number("scale", scale)
+
+
+def _as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """In autocast, inputs but float64 take its dtype, as torch's own operation does."""
+    dtype = arguments.autocast_dtype(tensors[0])
+    if dtype is None:
+        return tensors
+    return tuple(t if t.dtype == torch.float64 else t.to(dtype) for t in tensors)
+
+
+def _needs_care(query: Tensor, key: Tensor, value: Tensor, hides: bool) -> bool:
+    """Whether NaN or infinity is where torch's kernels mistreat it: at a hidden key, or before few keys.
+
+    Looked for on a CPU only, where it costs no synchronisation, and never while tracing or under a transform.
+    """
+    if not (hides or key.shape[-2] < FEW_KEYS) or query.device.type != "cpu" or not has_values(query, key, value):
+        return False
+    few = key.shape[-2] < FEW_KEYS
+    return (
+        ((hides or few) and _holds_nonfinite(key))
+        or (hides and _holds_nonfinite(value))
+        or (few and _holds_nonfinite(query))
+    )
+
+
+def _holds_nonfinite(tensor: Tensor) -> bool:
+    if not tensor.numel():
+        return False
+    low, high = torch.aminmax(tensor.detach())
+    return not math.isfinite(low.item()) or not math.isfinite(high.item())
+
+
+def _scored(score: Any, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, PairScore | None, ScaleRule]:
+    """Query and key with the score folded in, the score of pairs, the scale's default rule."""
+    if score is None:
+        arguments.check_widths(query, key)
+        return query, key, None, sqrt_dk()
+    if isinstance(score, FoldedScore):
+        dtype = torch.promote_types(query.dtype, torch.float32)  # half types are rounded once, with the scale folded in
+        query, key = score.fold(query.to(dtype), key.to(dtype))
+        arguments.check_widths(query, key)
+        return query, key, None, score.default_scale
+    if isinstance(score, PairScore):
+        return *score.prepare(query, key), score, score.default_scale
+    raise InvalidTypeError(f"score is a score of sqrtdk.scores; got {score!r}", hint="scores.cosine(), for one.")
+
+
+def _masks(call: Call, attn_mask: Tensor | None, bias: Any) -> dict[str, Any]:
+    """The fields `visible`, `bias` and `term`: a float mask is a bias whose -inf hides."""
+    full = (*call.lead, call.length, call.keys)
+    visible = added = term = None
+    if attn_mask is not None:
+        arguments.check_mask(attn_mask, full)
+        if attn_mask.dtype == torch.bool:
+            visible = attn_mask
+        else:
+            visible = attn_mask != -math.inf
+            added = attn_mask.masked_fill(~visible, 0.0)
+    if isinstance(bias, Tensor):
+        if not bias.is_floating_point():
+            raise InvalidTypeError(f"bias is a floating tensor; got {bias.dtype}", hint="A bool mask is attn_mask.")
+        arguments.check_broadcast("bias", bias, full)
+        added = bias if added is None else added.to(call.dtype) + bias
+    elif isinstance(bias, PositionTerm):
+        term = bias
+    elif bias is not None:
+        raise InvalidTypeError(
+            f"bias is a tensor or a term of sqrtdk.positions; got {bias!r}", hint="positions.alibi(heads), for one."
+        )
+    return {"visible": visible, "bias": added, "term": term}
+
+
+def _sinks(call: Call, sinks: Any) -> Tensor | None:
+    if sinks is None:
+        return None
+    if isinstance(sinks, Tensor):
+        if not sinks.is_floating_point() or tuple(sinks.shape) != (call.heads,):
+            raise InvalidValueError(
+                f"sinks has one floating logit a query head, ({call.heads},); got {sinks.dtype} {tuple(sinks.shape)}",
+                hint="A number serves all heads.",
+            )
+        return sinks
+    value = arguments.number("sinks", sinks)
+    return torch.full((call.heads,), value, dtype=call.dtype, device=call.query.device)
+
+
+def _beta(call: Call, scale: Any, head_dim: int) -> float | Tensor:
+    """The factor on the score."""
+    if isinstance(scale, ScaleRule):
+        scale = scale.beta(
+            Sizes(
+                head_dim=head_dim,
+                heads=call.heads,
+                query_len=call.length,
+                key_len=call.keys,
+                dtype=call.query.dtype,
+                device=call.query.device,
+                visible_keys=call.visible_keys,
+            )
+        )
+    if not isinstance(scale, Tensor):
+        return arguments.number("scale", scale)
+    if not scale.is_floating_point():
+        raise InvalidTypeError(f"a scale tensor has a floating dtype; got {scale.dtype}", hint="Convert it first.")
+    arguments.check_broadcast("scale", scale, (*call.lead, call.length, 1))
+    return scale
+
+
+def _at_least_2d(mask: Tensor | None) -> Tensor | None:
+    return mask.unsqueeze(0) if mask is not None and mask.ndim == 1 else mask

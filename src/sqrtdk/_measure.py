@@ -1,0 +1,109 @@
+"""Statistics of the logits without a value: the same call as `attention`, and no output."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import torch
+from torch import Tensor
+
+from sqrtdk._attention import resolve
+from sqrtdk.errors import InvalidTypeError, InvalidValueError
+from sqrtdk.impl.fused import obstacle, swept
+from sqrtdk.impl.rows import block_stats
+from sqrtdk.impl.tiled import block_rows
+from sqrtdk.positions import PositionTerm
+from sqrtdk.scales import ScaleRule
+from sqrtdk.scores import FoldedScore, PairScore
+from sqrtdk.stats import RowStats
+
+
+def measure(
+    query: Tensor,
+    key: Tensor,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | Tensor | ScaleRule | None = None,
+    enable_gqa: bool = False,
+    *,
+    score: FoldedScore | PairScore | None = None,
+    softcap: float | None = None,
+    bias: Tensor | PositionTerm | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    causal_lower_right: bool = False,
+    rows: int | Tensor | None = None,
+) -> RowStats:
+    """Statistics of every row of logits, exact, without an L x S matrix and without gradients.
+
+    Args:
+        query: (..., Hq, L, E), as all other arguments those of `attention`.
+        key: (..., Hkv, S, E).
+        attn_mask: bool or floating, broadcastable to (..., Hq, L, S).
+        is_causal: row i sees keys j <= i.
+        scale: number, rule or tensor.
+        enable_gqa: fewer key heads than query heads.
+        score: a score of `sqrtdk.scores`.
+        softcap: c of c tanh(z / c).
+        bias: tensor, or term of `sqrtdk.positions`.
+        window: (left, right).
+        causal_lower_right: row i sees keys j <= i + S - L.
+        rows: measure only so many rows, evenly spread, or the rows of these indices, (R,) int64; None: all.
+
+    Returns:
+        RowStats of (..., Hq, L), or (..., Hq, R) with `rows`: float64 for float64 inputs, else float32. Blocks of
+        keys merge (`merge`); `sqrtdk.stats.head_stats` sums rows up a head.
+
+    Raises:
+        InvalidValueError: shapes or values that do not fit.
+        InvalidTypeError: arguments of the wrong type or dtype.
+
+    Example:
+        >>> q = k = torch.zeros(1, 2, 4, 8)
+        >>> measure(q, k, is_causal=True, rows=2).effective_keys
+        tensor([[[1., 4.],
+                 [1., 4.]]])
+    """
+    with torch.no_grad():
+        call = resolve(
+            query,
+            key,
+            key[..., :0],
+            attn_mask,
+            0.0,
+            is_causal,
+            scale,
+            enable_gqa,
+            score=score,
+            softcap=softcap,
+            bias=bias,
+            window=window,
+            causal_lower_right=causal_lower_right,
+        )
+        if rows is not None:
+            call = call.sample(_chosen(rows, call.length, call.query.device))
+        if obstacle(call) is None:
+            return swept(call)
+        height = block_rows(call)
+        blocks = [block_stats(call, start, min(call.length, start + height)) for start in range(0, call.length, height)]
+        if not blocks:
+            return RowStats.empty((*call.lead, 0), dtype=call.dtype, device=call.query.device)
+        return RowStats(**{f.name: torch.cat([getattr(b, f.name) for b in blocks], -1) for f in fields(RowStats)})
+
+
+def _chosen(rows: int | Tensor, length: int, device: torch.device) -> Tensor:
+    if isinstance(rows, Tensor):
+        if rows.dtype != torch.int64 or rows.ndim != 1:
+            raise InvalidTypeError(
+                f"rows is a number, or indices (R,) int64; got {rows.dtype} {tuple(rows.shape)}",
+                hint="Use torch.arange.",
+            )
+        if rows.numel() and (int(rows.min()) < 0 or int(rows.max()) >= length):
+            raise InvalidValueError(
+                f"rows are from 0 to {length - 1}; got {int(rows.min())} to {int(rows.max())}", hint="Count from 0."
+            )
+        return rows.to(device)
+    if isinstance(rows, bool) or not isinstance(rows, int):
+        raise InvalidTypeError(f"rows is a number, or indices (R,) int64; got {rows!r}", hint="Pass None for all rows.")
+    if rows < 1:
+        raise InvalidValueError(f"rows is at least 1; got {rows}", hint="Pass None for all rows.")
+    return torch.linspace(0, length - 1, min(rows, length), device=device).round().long()

@@ -1,0 +1,1 @@
+"""Implementations of one resolved attention call. None imports another; `rows` is the arithmetic of a row block."""

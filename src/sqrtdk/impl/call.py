@@ -1,0 +1,181 @@
+"""A resolved attention call: what the public function made of its arguments, ready for any implementation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sqrtdk.positions import PositionTerm
+from sqrtdk.scores import PairScore
+from sqrtdk.stats.request import AuxRequest
+
+UNBOUNDED = (None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """softmax(softcap(scale (score(q, k) + content)) + bias over visible keys) v.
+
+    Attributes:
+        query: (..., Hq, L, E), the score already folded in, which makes it float32 where the value is a half type.
+        key: (..., Hkv, S, E); Hkv divides Hq, and query heads that share a key head are neighbours.
+        value: (..., Hv, S, Ev), likewise.
+        scale: a number, or a tensor broadcastable to (..., Hq, L, 1).
+        score: a score of pairs in place of the dot product.
+        term: a term by positions; a part of the score where it is `content`, else of the bias.
+        softcap: c of c tanh(z / c).
+        bias: float, broadcastable to (..., Hq, L, S); float masks are in it, and their -inf hides nothing here.
+        visible: bool, broadcastable to (..., Hq, L, S), True where the row sees the key.
+        diagonal: row i sees keys j <= i + diagonal; None: all.
+        window: (left, right), row i sees keys from i + shift - left to i + shift + right; None: unbounded.
+        shift: S - L where rows are aligned to the last key, else 0.
+        sinks: (Hq,) logits that join the denominator; None: no sink.
+        dropout_p: of the weights.
+        aux: statistics wanted.
+        places: (L,) positions of the rows where they are a sample; None: 0 to L - 1.
+        unclean: key or value may hold NaN or infinity at hidden places.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scale: float | Tensor
+    score: PairScore | None = None
+    term: PositionTerm | None = None
+    softcap: float | None = None
+    bias: Tensor | None = None
+    visible: Tensor | None = None
+    diagonal: int | None = None
+    window: tuple[int | None, int | None] = UNBOUNDED
+    shift: int = 0
+    sinks: Tensor | None = None
+    dropout_p: float = 0.0
+    aux: AuxRequest | None = None
+    places: Tensor | None = None
+    unclean: bool = False
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """Leading dimensions of the result, heads included."""
+        key, value = (_grown(t, self.heads) for t in (self.key, self.value))
+        return broadcast(self.query.shape[:-2], key, value)
+
+    @property
+    def heads(self) -> int:
+        """Query heads; 1 where there is no such dimension."""
+        return self.query.shape[-3] if self.query.ndim > 2 else 1
+
+    @property
+    def length(self) -> int:
+        """L."""
+        return self.query.shape[-2]
+
+    @property
+    def keys(self) -> int:
+        """S."""
+        return self.key.shape[-2]
+
+    @property
+    def hides(self) -> bool:
+        """Whether a mask of any kind may hide a key."""
+        return self.visible is not None or self.diagonal is not None or self.window != UNBOUNDED
+
+    @property
+    def elements(self) -> int:
+        """Numbers that all pairs need at once."""
+        width = 1 if self.score is None else self.score.width or self.query.shape[-1]
+        return math.prod(self.lead) * self.length * self.keys * width
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the logits and statistics: float32, or float64 for float64 inputs."""
+        return torch.float64 if self.query.dtype == torch.float64 else torch.float32
+
+    def positions(self, start: int, stop: int) -> Tensor:
+        """Positions of the rows start..stop."""
+        if self.places is not None:
+            return self.places[start:stop]
+        return torch.arange(start, stop, device=self.query.device)
+
+    def sample(self, rows: Tensor) -> Call:
+        """The same call for some of its rows, (R,) int64 indices."""
+
+        def pick(tensor: Tensor) -> Tensor:
+            return tensor.index_select(-2, rows) if tensor.ndim > 1 and tensor.shape[-2] != 1 else tensor
+
+        return replace(
+            self,
+            query=self.query.index_select(-2, rows),
+            scale=pick(self.scale) if isinstance(self.scale, Tensor) else self.scale,
+            bias=None if self.bias is None else pick(self.bias),
+            visible=None if self.visible is None else pick(self.visible),
+            places=rows,
+        )
+
+    def seen(self, start: int, stop: int) -> Tensor | None:
+        """Which keys rows start..stop see, bool, broadcastable to (..., stop - start, S); None: all."""
+        found = None if self.visible is None else cut_rows(self.visible, start, stop)
+        left, right = self.window
+        if self.diagonal is None and self.window == UNBOUNDED:
+            return found
+        rows = self.positions(start, stop).unsqueeze(-1)
+        columns = torch.arange(self.keys, device=self.query.device)
+        bounds = []
+        if self.diagonal is not None:
+            bounds.append(columns <= rows + self.diagonal)
+        if left is not None:
+            bounds.append(columns >= rows + (self.shift - left))
+        if right is not None:
+            bounds.append(columns <= rows + (self.shift + right))
+        for bound in bounds:
+            found = bound if found is None else found & bound
+        return found
+
+    def visible_keys(self) -> Tensor:
+        """Number of keys that each row sees, broadcastable to (..., Hq, L, 1)."""
+        seen = self.seen(0, self.length)
+        if seen is None:
+            return torch.full((1, 1), float(self.keys), dtype=self.dtype, device=self.query.device)
+        return seen.expand(*seen.shape[:-1], self.keys).sum(-1, keepdim=True).to(self.dtype)
+
+
+def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """The shape that they broadcast to.
+
+    Raises:
+        RuntimeError: they don't.
+    """
+    return tuple(torch.broadcast_shapes(*map(tuple, shapes)))  # type: ignore[no-untyped-call]
+
+
+def cut_rows(tensor: Tensor, start: int, stop: int) -> Tensor:
+    """Rows of a tensor that broadcasts to (..., L, S) or (..., L, 1)."""
+    return tensor[..., start:stop, :] if tensor.ndim > 1 and tensor.shape[-2] != 1 else tensor
+
+
+def grow(tensor: Tensor, heads: int) -> Tensor:
+    """Repeat key or value heads to the number of query heads: head h of the query uses head h // group."""
+    if tensor.ndim < 3 or tensor.shape[-3] in (1, heads) or heads == 1:
+        return tensor
+    return tensor.repeat_interleave(heads // tensor.shape[-3], -3)
+
+
+def _grown(tensor: Tensor, heads: int) -> tuple[int, ...]:
+    shape = tuple(tensor.shape[:-2])
+    return (*shape[:-1], heads) if shape and shape[-1] not in (1, heads) and heads != 1 else shape
+
+
+def transformed() -> bool:
+    """Whether a transform of torch.func is at work."""
+    return torch._C._functorch.maybe_current_level() is not None
+
+
+def has_values(*tensors: Tensor) -> bool:
+    """Whether Python may look at the numbers: not while compiling, under a transform, or for tensors without data."""
+    if torch.compiler.is_compiling() or transformed():
+        return False
+    return all(type(t) in (Tensor, torch.nn.Parameter) and not t.is_meta for t in tensors)

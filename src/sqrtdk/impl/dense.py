@@ -1,0 +1,14 @@
+"""All rows at once: every L x S matrix is held. The reference, and what small calls run."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from sqrtdk.impl.call import Call
+from sqrtdk.impl.rows import attend
+from sqrtdk.stats.request import AuxOutput
+
+
+def dense(call: Call) -> tuple[Tensor, AuxOutput]:
+    """Output (..., Hq, L, Ev) and statistics (..., Hq, L)."""
+    return attend(call, 0, call.length)

@@ -1,0 +1,141 @@
+"""Torch's scaled_dot_product_attention for the output, and a pass over tiles for the statistics.
+
+The scale of a rule is a factor on q. A bias, a mask, a window become one mask argument; causal alone stays an argument.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from sqrtdk.errors import UnsupportedError
+from sqrtdk.impl.call import UNBOUNDED, Call, broadcast, grow, has_values
+from sqrtdk.stats import RowStats, attention_row_stats
+from sqrtdk.stats.request import AuxOutput, aux_output
+
+LARGEST_MASK = 2**26  # elements of an L x S mask that is made here without being asked for by name
+
+
+def obstacle(call: Call) -> str | None:
+    """Why torch's kernels can't run this call; None where they can."""
+    if call.score is not None:
+        return "the score is no dot product"
+    if call.term is not None and call.term.content:
+        return "a position term that depends on q and k is computed block by block"
+    if call.softcap is not None:
+        return "torch's kernels have no softcap"
+    if call.sinks is not None:
+        return "torch's kernels have no sinks"
+    if call.unclean:
+        return "NaN or infinity stands where torch's kernels mistreat it: at a hidden key or value, or before few keys"
+    if call.aux is not None and not has_values(call.query, call.key):
+        return "the pass for the statistics looks at numbers, and there are none to look at"
+    if call.aux is not None and (call.aux.lse or call.aux.entropy) and _learns(call):
+        return "torch's kernels give no gradient of lse and entropy"
+    return None
+
+
+def mask_elements(call: Call) -> int:
+    """Size of the mask that has to be made for this call; 0 where none is."""
+    if not _needs_mask(call):
+        return 0
+    lead = [tuple(t.shape[:-2]) for t in (call.bias, call.visible) if t is not None]
+    if call.term is not None:
+        lead.append((call.heads,))
+    return math.prod(broadcast(*lead)) * call.length * call.keys
+
+
+def fused(call: Call) -> tuple[Tensor, AuxOutput]:
+    """Output (..., Hq, L, Ev) and statistics (..., Hq, L).
+
+    Raises:
+        UnsupportedError: see `obstacle`.
+    """
+    reason = obstacle(call)
+    if reason is not None:
+        raise UnsupportedError(f"impl='fused' can't run this call: {reason}", hint="Use impl='tiled' or 'auto'.")
+    call = with_bias(call)
+    query, scale = call.query, call.scale
+    mask = _mask(call) if _needs_mask(call) else None
+    is_causal = call.diagonal is not None and mask is None
+    if isinstance(scale, Tensor) or (is_causal and scale <= 0.0):  # which would turn the -inf of hidden keys about
+        query, scale = query.to(call.dtype) * scale, 1.0
+    output = functional.scaled_dot_product_attention(
+        query.to(call.value.dtype),
+        call.key.to(call.value.dtype),
+        call.value,
+        mask,
+        call.dropout_p,
+        is_causal=is_causal,
+        scale=scale,
+        enable_gqa=call.heads not in (_heads(call.key), 1) and _heads(call.key) != 1,
+    )
+    if call.aux is None:
+        return output, AuxOutput()
+    return output, aux_output(call.aux, swept(call))
+
+
+def with_bias(call: Call) -> Call:
+    """The call with its position term as a bias, (Hq, L, S)."""
+    if call.term is None:
+        return call
+    rows, columns = call.positions(0, call.length) + call.shift, torch.arange(call.keys, device=call.query.device)
+    term = call.term.term(call.query, grow(call.key, call.heads), rows, columns)
+    return replace(call, bias=term if call.bias is None else call.bias + term, term=None)
+
+
+def _needs_mask(call: Call) -> bool:
+    added = call.bias is not None or call.term is not None
+    return (
+        added
+        or call.visible is not None
+        or call.places is not None
+        or call.window != UNBOUNDED
+        or call.diagonal not in (None, 0)
+    )
+
+
+def _mask(call: Call) -> Tensor | None:
+    seen = call.seen(0, call.length)
+    mask = seen
+    if call.bias is not None:
+        bias = call.bias if call.bias.dtype == torch.float32 else call.bias.to(call.value.dtype)
+        mask = bias if seen is None else torch.where(seen, bias, -math.inf)
+    return mask if mask is None or mask.ndim > 1 else mask.unsqueeze(0)
+
+
+def swept(call: Call) -> RowStats:
+    """RowStats (..., Hq, L) of a call without an obstacle, by one pass over tiles."""
+    call = with_bias(call)
+    shape = (*call.lead, call.length)
+    query = call.query.detach().expand(*call.lead, *call.query.shape[-2:])
+    heads = _heads(call.key) if call.heads % max(1, _heads(call.key)) == 0 else call.heads
+    lead = (*call.lead[:-1], heads) if call.lead else ()
+    key = call.key.detach().expand(*lead, *call.key.shape[-2:])
+    if query.ndim == 2:
+        query, key = query.unsqueeze(0), key.unsqueeze(0)
+    seen = call.seen(0, call.length) if _needs_mask(call) else None
+    found = attention_row_stats(
+        query,
+        key,
+        scale=call.scale.detach() if isinstance(call.scale, Tensor) else call.scale,
+        bias=None if call.bias is None else call.bias.detach(),
+        visible=seen,
+        is_causal=call.diagonal is not None and seen is None,
+    )
+    return found.rows.map(lambda field: field.reshape(shape))
+
+
+def _heads(tensor: Tensor) -> int:
+    return tensor.shape[-3] if tensor.ndim > 2 else 1
+
+
+def _learns(call: Call) -> bool:
+    tensors = (call.query, call.key, call.scale, call.bias)
+    return torch.is_grad_enabled() and (
+        call.term is not None or any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
+    )

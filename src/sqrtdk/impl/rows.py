@@ -1,0 +1,197 @@
+"""The arithmetic of a block of rows against all keys, written once: logits, weights, output, statistics.
+
+Half types are widened to float32 here, so the only roundings to a half type are those of the inputs and the output.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from sqrtdk.impl.call import Call, cut_rows, grow
+from sqrtdk.stats import RowStats
+from sqrtdk.stats.request import AuxOutput, aux_output
+
+
+def attend(call: Call, start: int, stop: int) -> tuple[Tensor, AuxOutput]:
+    """Output (..., Hq, stop - start, Ev) and statistics (..., Hq, stop - start) of the rows start..stop."""
+    seen = call.seen(start, stop)
+    z = (guarded_logits if call.unclean else logits)(call, start, stop, seen)
+    shape = (*call.lead, stop - start)
+    sink = None if call.sinks is None else _sink_column(call, z.dtype).expand(*shape, 1)
+    count = _count(seen, z)
+    top, mass, weights = _softmax(z, sink, count)
+    output = _weighted(call, weights, seen)
+    if call.aux is None:
+        return output, AuxOutput()
+    with torch.no_grad():
+        keys = row_stats(z.detach(), seen, count)
+        whole = keys if sink is None else keys.merge(_single(sink.detach().squeeze(-1)))
+    lse = entropy = None
+    if call.aux.lse or call.aux.entropy:
+        blind = mass == 0
+        lse = top + mass.masked_fill(blind, 1.0).log()
+        if call.aux.entropy:
+            shifted = (z - top).masked_fill(z == -math.inf, 0.0)
+            spread = (weights * shifted).sum(-1, keepdim=True)
+            if sink is not None:
+                spread = spread + (sink - lse).exp() * (sink - top)
+            entropy = _exact(mass.masked_fill(blind, 1.0).log() - spread, whole.entropy_nats.unsqueeze(-1), blind)
+        lse = _exact(lse.masked_fill(blind, -math.inf), whole.lse.unsqueeze(-1), blind)
+    return output, aux_output(
+        call.aux,
+        _shaped(keys, shape),
+        _shaped(whole, shape),
+        lse=None if lse is None else lse.squeeze(-1).expand(shape),
+        entropy=None if entropy is None else entropy.squeeze(-1).expand(shape),
+    )
+
+
+def block_stats(call: Call, start: int, stop: int) -> RowStats:
+    """RowStats (..., Hq, stop - start) of the logits at the visible keys."""
+    seen = call.seen(start, stop)
+    z = logits(call, start, stop, seen)
+    return _shaped(row_stats(z, seen, _count(seen, z)), (*call.lead, stop - start))
+
+
+def logits(call: Call, start: int, stop: int, seen: Tensor | None) -> Tensor:
+    """Logits (..., Hq, R, S), -inf at hidden keys."""
+    query = cut_rows(call.query, start, stop) if call.length != 1 else call.query
+    key = grow(call.key, call.heads)
+    z: Tensor
+    if call.score is not None:
+        z = call.score.pairs(query.to(call.dtype), key.to(call.dtype))
+    else:
+        z = query.to(call.dtype) @ key.to(call.dtype).transpose(-1, -2)
+    term = None
+    if call.term is not None:
+        rows = call.positions(start, stop)
+        columns = torch.arange(call.keys, device=query.device)
+        term = call.term.term(query.to(call.dtype), key.to(call.dtype), rows + call.shift, columns).to(call.dtype)
+        if call.term.content:
+            z = z + term
+    z = z * (cut_rows(call.scale, start, stop).to(call.dtype) if isinstance(call.scale, Tensor) else call.scale)
+    if call.softcap is not None:
+        z = call.softcap * torch.tanh(z / call.softcap)
+    if term is not None and call.term is not None and not call.term.content:
+        z = z + term
+    if call.bias is not None:
+        z = z + cut_rows(call.bias, start, stop).to(call.dtype)
+    if seen is not None:
+        z = z.masked_fill(~seen, -math.inf)
+    return z
+
+
+def guarded_logits(call: Call, start: int, stop: int, seen: Tensor | None) -> Tensor:
+    """The same logits, with zeros for the keys that hold NaN or infinity in what gradients pass through."""
+    bad = ~torch.isfinite(call.key).all(-1)
+    clean = replace(call, key=call.key.masked_fill(bad.unsqueeze(-1), 0.0))
+    with torch.no_grad():
+        raw = logits(call, start, stop, seen)
+    bad = grow(bad.unsqueeze(-1), call.heads).transpose(-1, -2)
+    return torch.where(bad, raw, logits(clean, start, stop, seen))
+
+
+def guarded_sum(weights: Tensor, value: Tensor, seen: Tensor | None) -> Tensor:
+    """Weights times values, where NaN or infinity in a value reaches only the rows that see it."""
+    bad = ~torch.isfinite(value).all(-1, keepdim=True)
+    output = weights @ value.masked_fill(bad, 0.0)
+    columns = bad.squeeze(-1).flatten(0, -2).any(0) if bad.ndim > 2 else bad.squeeze(-1)
+    shown = None if seen is None else seen.expand(weights.shape)
+    for j in columns.nonzero().squeeze(-1).tolist():
+        at = slice(j, j + 1)
+        part = weights[..., at].detach() * value[..., at, :].detach().masked_fill(~bad[..., at, :], 0.0)
+        output = output + (part if shown is None else part.masked_fill(~shown[..., at], 0.0))
+    return output
+
+
+def _sink_column(call: Call, dtype: torch.dtype) -> Tensor:
+    """(Hq, 1, 1), or (1, 1) where there is no dimension of heads."""
+    assert call.sinks is not None
+    column = call.sinks.to(dtype).unsqueeze(-1)
+    return column.unsqueeze(-1) if call.lead else column
+
+
+def _count(seen: Tensor | None, z: Tensor) -> Tensor:
+    """Visible keys of every row, broadcastable to (..., R, 1)."""
+    if seen is None:
+        return torch.full((1, 1), float(z.shape[-1]), dtype=z.dtype, device=z.device)
+    return seen.expand(*seen.shape[:-1], z.shape[-1]).sum(-1, keepdim=True).to(z.dtype)
+
+
+def _softmax(z: Tensor, sink: Tensor | None, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(shift, sum of e^(z - shift), weights); a row without keys has weights 0, one whose keys all overflowed NaN."""
+    if z.shape[-1] == 0:
+        top = torch.zeros((*z.shape[:-1], 1), dtype=z.dtype, device=z.device)
+    else:
+        top = z.detach().amax(-1, keepdim=True)
+        top = top.masked_fill(top == -math.inf, 0.0)
+    if sink is not None:
+        top = torch.maximum(top, sink.detach())
+    e = torch.exp(z - top)
+    mass = e.sum(-1, keepdim=True)
+    if sink is not None:
+        mass = mass + torch.exp(sink - top)
+    return top, mass, e / mass.masked_fill((mass == 0) & (count == 0), 1.0)
+
+
+def _weighted(call: Call, weights: Tensor, seen: Tensor | None) -> Tensor:
+    if call.dropout_p:
+        weights = functional.dropout(weights, call.dropout_p)
+    value = grow(call.value, call.heads).to(call.dtype)
+    output = guarded_sum(weights, value, seen) if call.unclean else weights @ value
+    return output.expand(*call.lead, *output.shape[-2:]).to(call.value.dtype)
+
+
+def _exact(value: Tensor, forward: Tensor, blind: Tensor) -> Tensor:
+    """`forward` in value, `value` in gradient: the short formula loses digits near one-hot, its gradient does not."""
+    forward = torch.where(blind, value.detach(), forward)
+    apart = torch.isfinite(value)
+    return torch.where(apart, value - value.detach(), value) + forward.masked_fill(~apart, 0.0)
+
+
+def row_stats(z: Tensor, seen: Tensor | None, count: Tensor) -> RowStats:
+    """RowStats of a block of logits in plain tensor operations, which every transform of torch can follow.
+
+    The key that holds the maximum is left out of the sums, see `RowStats`.
+    """
+    shape = z.shape[:-1]
+    if z.shape[-1] == 0:
+        return RowStats.empty(tuple(shape), dtype=z.dtype, device=z.device)
+    n = count.squeeze(-1).expand(shape)
+    top = z.amax(-1, keepdim=True)
+    at = torch.arange(z.shape[-1], device=z.device) == z.argmax(-1, keepdim=True)
+    shifted = z - top.masked_fill(top == -math.inf, 0.0)
+    e = shifted.exp().masked_fill(at, 0.0)
+    hidden = torch.zeros_like(at) if seen is None else ~seen
+    low = z.masked_fill(hidden, math.inf).amin(-1)
+    inside = shifted.masked_fill(hidden, 0.0)
+    mean = inside.sum(-1) / n.clamp(min=1.0)
+    m2 = (inside - mean.unsqueeze(-1)).masked_fill(hidden, 0.0).square().sum(-1)
+    blind, bad = n == 0, ~(top.squeeze(-1) < math.inf)
+    overflowed = (low == -math.inf) & ~blind
+    sums = {
+        "rest": e.sum(-1),
+        "rest2": e.square().sum(-1),
+        "rest3": e.pow(3).sum(-1),
+        "a": (e * shifted.masked_fill(e == 0, 0.0)).sum(-1),
+        "mean": (mean + top.squeeze(-1)).masked_fill(overflowed, -math.inf).masked_fill(blind, 0.0),
+        "m2": m2.masked_fill(overflowed, math.inf).masked_fill(blind, 0.0),
+        "max": top.squeeze(-1),
+        "min": low,
+    }
+    return RowStats(n=n, **{name: value.masked_fill(bad, math.nan) for name, value in sums.items()})
+
+
+def _single(sink: Tensor) -> RowStats:
+    """RowStats of one key whose logit is `sink`."""
+    zero, one = torch.zeros_like(sink), torch.ones_like(sink)
+    return RowStats(n=one, max=sink, min=sink, rest=zero, rest2=zero, rest3=zero, a=zero, mean=sink, m2=zero)
+
+
+def _shaped(rows: RowStats, shape: tuple[int, ...]) -> RowStats:
+    return rows.map(lambda field: field.expand(shape))

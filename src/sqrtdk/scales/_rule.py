@@ -1,0 +1,81 @@
+"""What a scale rule is: frozen data and one pure function, the factor on the score of every row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What a rule may depend on.
+
+    Attributes:
+        head_dim: E of the query.
+        heads: query heads.
+        query_len: L.
+        key_len: S.
+        dtype: of the query.
+        device: of the query.
+        visible_keys: gives the number of keys that each row sees, broadcastable to (..., Hq, L, 1), in float32 or
+            float64; asked only by rules that need it.
+    """
+
+    head_dim: int
+    heads: int
+    query_len: int
+    key_len: int
+    dtype: torch.dtype
+    device: torch.device
+    visible_keys: Callable[[], Tensor]
+
+
+@runtime_checkable
+class ScaleRule(Protocol):
+    """A rule for the factor on the score."""
+
+    def beta(self, sizes: Sizes) -> float | Tensor:
+        """The factor: a number, or a tensor broadcastable to (..., Hq, L, 1), float32 or float64 for half queries."""
+
+
+def sizes(
+    head_dim: int,
+    heads: int = 1,
+    query_len: int = 1,
+    key_len: int = 1,
+    *,
+    visible: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Sizes:
+    """Sizes of a call that is only thought of, to see what a rule gives for it.
+
+    Args:
+        head_dim: E of the query.
+        heads: query heads.
+        query_len: L.
+        key_len: S.
+        visible: keys that each row sees, broadcastable to (..., Hq, L, 1); None: each sees all S.
+        dtype: of the query.
+        device: of the query.
+
+    Returns:
+        Sizes.
+
+    Example:
+        >>> sizes(64, heads=8, key_len=10).visible_keys()
+        tensor([[10.]])
+    """
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    place = torch.device(device)
+
+    def visible_keys() -> Tensor:
+        if visible is None:
+            return torch.full((1, 1), float(key_len), dtype=wide, device=place)
+        return visible.to(wide)
+
+    return Sizes(head_dim, heads, query_len, key_len, dtype, place, visible_keys)

@@ -1,0 +1,62 @@
+"""score = q^T W k, folded into q: (q W) . k. Luong et al. 2015 call it "general", arXiv:1508.04025, section 3.1."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from sqrtdk.scales import ScaleRule, sqrt_dk
+from sqrtdk.scores._weights import keep, project
+
+
+class Bilinear(nn.Module):
+    """See `bilinear` and `luong_general`.
+
+    Attributes:
+        weight: (E, Ek) or (Hq, E, Ek).
+    """
+
+    weight: Tensor
+
+    def __init__(self, weight: Tensor, rule: ScaleRule) -> None:
+        super().__init__()
+        keep(self, "weight", weight, "the weight of a bilinear score", {2: "(E, Ek)", 3: "(Hq, E, Ek)"})
+        self._rule = rule
+
+    @property
+    def default_scale(self) -> ScaleRule:
+        """1 / sqrt(E) of the query for `bilinear`, 1 for `luong_general`."""
+        return self._rule
+
+    def fold(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Query (..., Hq, L, Ek), and the key as it is."""
+        return project(query, self.weight, "the weight of a bilinear score", "query"), key
+
+    def extra_repr(self) -> str:
+        """Shape and rule."""
+        return f"weight={tuple(self.weight.shape)}, default_scale={self._rule}"
+
+
+def bilinear(weight: Tensor) -> Bilinear:
+    """A bilinear form, score = q^T W k, scaled by 1 / sqrt(E), E of the query, where no scale is given.
+
+    Args:
+        weight: W, (E, Ek), or (Hq, E, Ek) for each query head; a Parameter is trained with the module. It is cast to
+            the query's dtype.
+
+    Returns:
+        The score, an nn.Module; it takes query (..., Hq, L, E) and key (..., Hkv, S, Ek).
+
+    Raises:
+        InvalidTypeError: the weight is no floating tensor.
+        InvalidValueError: the weight has other dimensions, or, in a call, does not fit the query.
+
+    Example:
+        >>> import torch
+        >>> query, key = bilinear(2 * torch.eye(3, 5)).fold(torch.ones(1, 3), torch.ones(1, 5))
+        >>> query @ key.mT
+        tensor([[6.]])
+
+    Reference:
+        Luong et al. 2015, arXiv:1508.04025.
+    """
+    return Bilinear(weight, sqrt_dk())

@@ -1,0 +1,104 @@
+"""Which statistics of a call are wanted, and what comes back: one number for every row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sqrtdk.stats._partial import RowStats
+
+
+@dataclass(frozen=True, slots=True)
+class AuxRequest:
+    """Which statistics `attention` returns beside its output; the fields are those of `AuxOutput`.
+
+    Example:
+        >>> AuxRequest(lse=True).wanted
+        ('lse',)
+        >>> len(AuxRequest.all().wanted)
+        10
+    """
+
+    lse: bool = False
+    max_scores: bool = False
+    min_scores: bool = False
+    mean: bool = False
+    variance: bool = False
+    entropy: bool = False
+    collision: bool = False
+    peak: bool = False
+    jacobian_norm: bool = False
+    count: bool = False
+
+    @classmethod
+    def all(cls) -> AuxRequest:
+        """Every statistic."""
+        return cls(*[True] * len(AuxOutput._fields))
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """Names of the statistics asked for."""
+        return tuple(name for name in AuxOutput._fields if getattr(self, name))
+
+
+class AuxOutput(NamedTuple):
+    """Statistics of every row, each (..., Hq, L) or None where it was not asked for.
+
+    float32, and float64 for float64 inputs; logits in natural-log units. The first group is of the logits z at the
+    visible keys; the second of the weights p = softmax(z), over the keys and, where there is one, the sink. A row that
+    sees no key has count 0 and NaN for mean and variance; lse -inf and weight statistics 0 (its weights are zeros),
+    or those of the sink alone. `lse` and `entropy` carry gradients; the others are detached.
+    """
+
+    lse: Tensor | None = None  # log sum e^z, the sink included
+    max_scores: Tensor | None = None  # largest z
+    min_scores: Tensor | None = None  # smallest z
+    mean: Tensor | None = None  # of z
+    variance: Tensor | None = None  # of z, divided by n
+    entropy: Tensor | None = None  # -sum p log p, nats
+    collision: Tensor | None = None  # sum p^2
+    peak: Tensor | None = None  # largest p
+    jacobian_norm: Tensor | None = None  # Frobenius norm of diag(p) - p p^T
+    count: Tensor | None = None  # type: ignore[assignment]  # visible keys, -inf logits included
+
+
+def aux_output(
+    request: AuxRequest,
+    keys: RowStats,
+    whole: RowStats | None = None,
+    *,
+    lse: Tensor | None = None,
+    entropy: Tensor | None = None,
+) -> AuxOutput:
+    """Pick what was asked for.
+
+    Args:
+        request: the fields wanted.
+        keys: rows over the visible keys.
+        whole: rows over keys and sink; None where there is no sink.
+        lse: the lse that carries gradients, in place of `whole.lse`.
+        entropy: the same for the entropy.
+    """
+    whole = keys if whole is None else whole
+    blind = whole.n == 0
+
+    def weights(value: Tensor) -> Tensor:
+        return torch.where(blind, torch.zeros_like(value), value)
+
+    blank = keys.n == 0
+    makers = {
+        "lse": lambda: whole.lse if lse is None else lse,
+        "max_scores": lambda: keys.max,
+        "min_scores": lambda: keys.min,
+        "mean": lambda: keys.mean.masked_fill(blank, torch.nan),
+        "variance": lambda: keys.variance,
+        "entropy": lambda: weights(whole.entropy_nats) if entropy is None else entropy,
+        "collision": lambda: weights(whole.collision),
+        "peak": lambda: weights(whole.peak),
+        "jacobian_norm": lambda: weights(whole.jacobian_norm),
+        "count": lambda: keys.n,
+    }
+    return AuxOutput(**{name: makers[name]() for name in request.wanted})

@@ -1,0 +1,36 @@
+"""Small calls for tests of edges, and how close is close."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import sqrtdk
+from tolerances import complaint
+
+IMPLEMENTATIONS = ("auto", "dense", "fused", "tiled")
+every = pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+F64 = torch.float64
+
+
+def qkv(length: int = 7, keys: int = 9, dim: int = 8, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    sizes = ((2, 2, length, dim), (2, 2, keys, dim), (2, 2, keys, dim))
+    return [torch.randn(size, dtype=F64).to(dtype).requires_grad_() for size in sizes]
+
+
+def with_aux(*args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
+    with torch.no_grad():
+        return sqrtdk.attention(*args, return_aux=sqrtdk.AuxRequest.all(), **kwargs)
+
+
+def lse_and_entropy(*args: Any, **kwargs: Any) -> Any:
+    request = sqrtdk.AuxRequest(lse=True, entropy=True)
+    return sqrtdk.attention(*args, return_aux=request, **kwargs)[1]
+
+
+def close(actual: Tensor, expected: Tensor, logit: float = 10.0) -> None:
+    found = complaint(actual.detach(), expected.detach().double(), actual.dtype, length=16, logit=logit, magnitude=1.0)
+    assert found is None, found

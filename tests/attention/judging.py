@@ -1,0 +1,168 @@
+"""One case on one implementation against the oracle: what is wrong, if anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from cases import Case, as_leaves
+from oracle import STATISTICS, WITH_GRADIENT, Answer, attend
+from parts import Leaves
+from plain import plain
+from torch import Tensor
+
+import sqrtdk
+from sqrtdk.errors import UnsupportedError
+from tolerances import HALF, complaint, half_complaint
+
+IMPLEMENTATIONS = ("auto", "dense", "fused", "tiled")
+Attention = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The oracle's results, and those of the plain formula for a half dtype."""
+
+    answer: Answer
+    gradients: Leaves
+    aux_gradients: Leaves  # of output, lse and entropy together
+    plain: dict[str, list[Tensor]]  # output, statistics, and `d` + a leaf's name: its gradient
+    cotangents: dict[str, Tensor]
+
+
+def cotangents(answer: Answer, dtype: torch.dtype) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    found = {"output": answer.output} | {name: answer.statistics[name] for name in WITH_GRADIENT}
+    return {
+        name: torch.randn(t.shape, generator=generator, dtype=torch.float64).to(dtype).double()
+        for name, t in found.items()
+    }
+
+
+def gradients(results: dict[str, Tensor], weights: dict[str, Tensor], leaves: Leaves) -> Leaves:
+    """Of the weighted sum of the results; infinite rows of lse (they see nothing) are left out."""
+    total = torch.zeros((), dtype=torch.float64)
+    for name, result in results.items():
+        counted = torch.where(result.isneginf(), 0.0, result) if name in WITH_GRADIENT else result
+        total = total + (counted.double() * weights[name]).sum()
+    if not total.requires_grad:
+        return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
+    found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    return {
+        name: torch.zeros_like(leaf) if grad is None else grad
+        for (name, leaf), grad in zip(leaves.items(), found, strict=True)
+    }
+
+
+def expect(case: Case) -> Expected:
+    leaves = as_leaves(case.leaves(), torch.float64)
+    answer = attend(**case.resolved(leaves))
+    weights = cotangents(answer, case.torch_dtype)
+    with_aux = {"output": answer.output} | {name: answer.statistics[name] for name in WITH_GRADIENT}
+    grads = _retained({"output": answer.output}, weights, leaves)
+    aux_grads = gradients(with_aux, weights, leaves)
+    beside: dict[str, list[Tensor]] = {}
+    for scale_first in (False, True) if case.torch_dtype in HALF else ():
+        for name, result in plain_results(case, weights, scale_first).items():
+            beside.setdefault(name, []).append(result)
+    return Expected(answer, grads, aux_grads, beside, weights)
+
+
+def plain_results(case: Case, weights: dict[str, Tensor], scale_first: bool) -> dict[str, Tensor]:
+    half = as_leaves(case.leaves(), case.torch_dtype)
+    output, statistics = plain(**case.resolved(half), scale_first=scale_first)
+    finite = {name: statistics[name] for name in WITH_GRADIENT}
+    found = {"output": output.detach()} | {name: t.detach() for name, t in statistics.items()}
+    found |= {f"d{name}": t for name, t in _retained({"output": output}, weights, half).items()}
+    return found | {f"aux d{name}": t for name, t in gradients({"output": output} | finite, weights, half).items()}
+
+
+def _retained(results: dict[str, Tensor], weights: dict[str, Tensor], leaves: Leaves) -> Leaves:
+    total = sum(
+        ((t.double() * weights[name]).sum() for name, t in results.items()), torch.zeros((), dtype=torch.float64)
+    )
+    found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, retain_graph=True)
+    return {
+        name: torch.zeros_like(leaf) if grad is None else grad
+        for (name, leaf), grad in zip(leaves.items(), found, strict=True)
+    }
+
+
+def judge(case: Case, impl: str, expected: Expected, attention: Attention | None = None) -> list[str]:
+    """Everything that is wrong with output, statistics and gradients; empty where nothing is.
+
+    Raises:
+        UnsupportedError: the implementation does not take the call.
+    """
+    attention = attention or sqrtdk.attention
+    wrong: list[str] = []
+    judged = Judge(case, expected, wrong)
+
+    leaves = as_leaves(case.leaves(), case.torch_dtype)
+    output = attention(**case.given(leaves), impl=impl)
+    if output.dtype != case.torch_dtype:
+        wrong.append(f"output is {output.dtype}")
+    judged.result("output", output.detach(), expected.answer.output.detach())
+    judged.gradients("d", gradients({"output": output}, expected.cotangents, leaves), expected.gradients)
+    if impl == "auto":
+        return wrong  # it hands over to one of the others, whose statistics are judged by name
+
+    with torch.no_grad():
+        _, aux = attention(**case.given(leaves), impl=impl, return_aux=sqrtdk.AuxRequest.all())
+    for name in STATISTICS:
+        judged.statistic(name, getattr(aux, name), expected.answer.statistics[name].detach())
+
+    leaves = as_leaves(case.leaves(), case.torch_dtype)
+    request = sqrtdk.AuxRequest(lse=True, entropy=True)
+    try:
+        output, aux = attention(**case.given(leaves), impl=impl, return_aux=request)
+    except UnsupportedError:
+        if impl != "fused":
+            raise
+        return wrong  # torch's kernels give no gradient of lse
+    found = gradients({"output": output, "lse": aux.lse, "entropy": aux.entropy}, expected.cotangents, leaves)
+    judged.gradients("aux d", found, expected.aux_gradients)
+    return wrong
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Holds what every comparison of a case needs."""
+
+    case: Case
+    expected: Expected
+    wrong: list[str]
+
+    def add(self, label: str, text: str | None) -> None:
+        if text is not None:
+            self.wrong.append(f"{label}: {text}")
+
+    def result(self, label: str, actual: Tensor, expected: Tensor, magnitude: float = 0.0) -> None:
+        dtype = self.case.torch_dtype
+        if dtype in HALF:
+            self.add(label, half_complaint(actual, expected, self.expected.plain[label], dtype, floor=magnitude))
+            return
+        length = max(self.case.sizes.keys, self.case.sizes.length, self.case.sizes.dim)
+        size = self.expected.answer.size
+        self.add(label, complaint(actual, expected, dtype, length=length, logit=size, magnitude=magnitude))
+
+    def gradients(self, prefix: str, actual: Leaves, expected: Leaves) -> None:
+        """A gradient is a sum of terms as large as the largest gradient of the call, and may cancel."""
+        largest = max((g.abs().max().item() for g in expected.values() if g.numel()), default=0.0)
+        for name, grad in actual.items():
+            self.result(f"{prefix}{name}", grad, expected[name], largest)
+
+    def statistic(self, name: str, actual: Tensor, expected: Tensor) -> None:
+        """Statistics are float32 (float64 for float64 inputs), of half inputs too."""
+        dtype = torch.float64 if self.case.torch_dtype == torch.float64 else torch.float32
+        if actual.dtype != dtype:
+            self.wrong.append(f"{name} is {actual.dtype}")
+        if self.case.torch_dtype in HALF and not self.case.wide_logits:
+            self.result(name, actual, expected, self.expected.answer.size)
+            return
+        size = self.expected.answer.size
+        magnitude = 1.0 + size if name == "variance" else 1.0
+        length = max(self.case.sizes.keys, self.case.sizes.dim)
+        self.add(name, complaint(actual, expected, dtype, length=length, logit=size, magnitude=magnitude))

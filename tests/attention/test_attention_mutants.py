@@ -1,0 +1,144 @@
+"""Errors planted in the implementation, one at a time: the battery must find each.
+
+The package's own modules are loaded afresh with the text changed, beside the real ones, in this process.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import cache
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_loader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from cases import CASES, TRIPLES, Case
+from judging import Attention, Expected, expect, judge
+from mutants import MUTANTS
+
+import sqrtdk
+from sqrtdk.errors import UnsupportedError
+
+HOME = Path(sqrtdk.__file__).parent
+FRESH = ("sqrtdk._attention", "sqrtdk._arguments", "sqrtdk.impl", "sqrtdk.stats")
+IMPLEMENTATIONS = ("tiled", "fused", "dense")
+PAIRS = [case for case in CASES if case.dtype in ("f32", "f64") and case not in TRIPLES]
+EXACT = [*PAIRS[:60], *TRIPLES, *PAIRS[60:]]  # many values early, so that most errors are found soon
+
+
+class Planted(MetaPathFinder, Loader):
+    """Gives the package's fresh modules, one of them with another text."""
+
+    def __init__(self, file: str, text: str) -> None:
+        self.file, self.text = file, text
+
+    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
+        if not name.startswith(FRESH):
+            return None
+        place = HOME.joinpath(*name.split(".")[1:])
+        packaged = place.is_dir()
+        file = place / "__init__.py" if packaged else place.with_suffix(".py")
+        return spec_from_loader(name, self, origin=str(file), is_package=packaged)
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None
+        file = Path(str(module.__spec__.origin))
+        if module.__spec__.submodule_search_locations is not None:
+            module.__path__ = [str(file.parent)]
+        text = self.text if file == HOME / self.file else file.read_text()
+        exec(compile(text, str(file), "exec"), module.__dict__)
+
+
+@contextmanager
+def planted(file: str, text: str) -> Iterator[ModuleType]:
+    """The module of `attention`, with this text in place of a file's."""
+    kept = {name: module for name, module in sys.modules.items() if name.startswith(FRESH)}
+    bound = dict(vars(sqrtdk))
+    for name in kept:
+        del sys.modules[name]
+    finder = Planted(file, text)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield import_module("sqrtdk._attention")
+    finally:
+        sys.meta_path.remove(finder)
+        for name in [name for name in sys.modules if name.startswith(FRESH)]:
+            del sys.modules[name]
+        sys.modules.update(kept)
+        vars(sqrtdk).clear()
+        vars(sqrtdk).update(bound)
+
+
+def attention_of(module: ModuleType) -> Attention:
+    """Its `attention`, in small blocks, taking the real AuxRequest."""
+    sys.modules["sqrtdk.impl.tiled"].block_rows = lambda call: 3
+
+    def attention(*args: Any, return_aux: Any = None, **kwargs: Any) -> Any:
+        request = None if return_aux is None else module.AuxRequest(**{f: getattr(return_aux, f) for f in fields_of()})
+        return module.attention(*args, return_aux=request, **kwargs)
+
+    return attention
+
+
+@cache
+def fields_of() -> tuple[str, ...]:
+    return tuple(asdict(sqrtdk.AuxRequest()))
+
+
+@cache
+def expected_of(case: Case) -> Expected:
+    return expect(case)
+
+
+def killer(attention: Attention) -> str | None:
+    """The first case that finds something wrong."""
+    for case in EXACT:
+        for impl in IMPLEMENTATIONS:
+            try:
+                found = judge(case, impl, expected_of(case), attention)
+            except UnsupportedError:
+                if case.fused_can:
+                    return f"{impl} refuses {case.id}"
+                continue
+            except Exception as error:
+                return f"{impl} {case.id}: {type(error).__name__}: {error}"
+            if found:
+                return f"{impl} {case.id}: {found[0]}"
+    return None
+
+
+def changed(name: str) -> tuple[str, str]:
+    """The mutant's file and its text."""
+    file, changes = MUTANTS[name]
+    text = (HOME / file).read_text()
+    for old, new in changes:
+        assert text.count(old) == 1, f"{name}: the text stands {text.count(old)} times in {file}: {old}"
+        text = text.replace(old, new)
+    return file, text
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_planted_error_is_found(name: str) -> None:
+    with planted(*changed(name)) as module:
+        assert killer(attention_of(module)) is not None, f"nothing finds: {name}"
+
+
+@pytest.mark.slow
+def test_without_a_planted_error_nothing_is_found() -> None:
+    real = sqrtdk.attention
+    with planted("impl/rows.py", (HOME / "impl/rows.py").read_text()) as module:
+        assert module.attention is not real
+        assert killer(attention_of(module)) is None
+
+
+def test_number_of_planted_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    with capsys.disabled():
+        print(f"\nplanted errors: {len(MUTANTS)}")
+    assert len(MUTANTS) >= 40
