@@ -32,7 +32,7 @@ _HOME = {
     "trace": "sqrtdk.trace",
 }
 __all__ = [*_HOME]
-_ROOMS = ("positions", "scales", "scores", "stats")
+_ROOMS = ("nn", "positions", "scales", "scores", "stats")
 
 
 def __getattr__(name: str) -> Any:

@@ -11,6 +11,7 @@ import typer
 
 from sqrtdk.cli.check import check
 from sqrtdk.cli.output import end_stdout, open_closed_streams
+from sqrtdk.cli.params import params
 
 _app = typer.Typer(
     name="sqrtdk",
@@ -22,6 +23,7 @@ _app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _app.command()(check)
+_app.command()(params)
 
 
 def main() -> None:

@@ -343,7 +343,7 @@ def _is_quotient_of_exp(node: Node) -> bool:
     top, bottom = node.args[0], node.args[1]
     if not isinstance(top, Node) or not isinstance(bottom, Node) or top.op != "exp":
         return False
-    while bottom.op in ops.VIEWS | ops.SAME | ops.CLAMPS | {"add"}:
+    while bottom.op in ops.VIEWS | ops.SAME | ops.CLAMPS | {"add", "masked_fill"}:
         parent = bottom.main()
         if parent is None:
             return False

@@ -1,0 +1,148 @@
+"""The parameters of multi-head attention by the names and shapes of `torch.nn.MultiheadAttention`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sqrtdk.errors import InvalidValueError
+from sqrtdk.nn._counted import Counted
+from sqrtdk.scales._numbers import whole
+from sqrtdk.theory.parameters import Terms, multi_head_terms
+
+
+class Projections(Counted):
+    """Projections of query, key, value and output; the arguments are those of `MultiHeadAttention`.
+
+    Attributes:
+        in_proj_weight: (h d_k + kv d_k + kv d_v, d_model); None where key or value have other channels than d_model.
+        q_proj_weight: (h d_k, d_model) in that case, else None.
+        k_proj_weight: (kv d_k, kdim) in that case, else None.
+        v_proj_weight: (kv d_v, vdim) in that case, else None.
+        in_proj_bias: (h d_k + kv d_k + kv d_v,) or None.
+        bias_k: (1, 1, kv d_k) or None, a key that is appended.
+        bias_v: (1, 1, kv d_v) or None, its value.
+        out_proj: h d_v to d_model.
+    """
+
+    in_proj_weight: Tensor | None
+    q_proj_weight: Tensor | None
+    k_proj_weight: Tensor | None
+    v_proj_weight: Tensor | None
+    in_proj_bias: Tensor | None
+    bias_k: Tensor | None
+    bias_v: Tensor | None
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        bias: bool,
+        add_bias_kv: bool,
+        kdim: int | None,
+        vdim: int | None,
+        kv_heads: int | None,
+        head_dim: int | None,
+        value_head_dim: int | None,
+        out_bias: bool | None,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        self.embed_dim = whole(embed_dim, "embed_dim", 1)
+        self.num_heads = whole(num_heads, "num_heads", 1)
+        self.kv_heads = self.num_heads if kv_heads is None else whole(kv_heads, "kv_heads", 1)
+        self.kdim = self.embed_dim if kdim is None else whole(kdim, "kdim", 1)
+        self.vdim = self.embed_dim if vdim is None else whole(vdim, "vdim", 1)
+        self._check_heads(head_dim)
+        self.head_dim = self.embed_dim // self.num_heads if head_dim is None else whole(head_dim, "head_dim", 1)
+        self.value_head_dim = self.head_dim if value_head_dim is None else whole(value_head_dim, "value_head_dim", 1)
+        where: dict[str, Any] = {"device": device, "dtype": dtype}
+        q, k, v = self._widths = [
+            self.num_heads * self.head_dim,
+            self.kv_heads * self.head_dim,
+            self.kv_heads * self.value_head_dim,
+        ]
+        packed = self.kdim == self.vdim == self.embed_dim
+        self._new("in_proj_weight", packed, (q + k + v, self.embed_dim), where)
+        self._new("q_proj_weight", not packed, (q, self.embed_dim), where)
+        self._new("k_proj_weight", not packed, (k, self.kdim), where)
+        self._new("v_proj_weight", not packed, (v, self.vdim), where)
+        self._new("in_proj_bias", bias, (q + k + v,), where)
+        out_bias = bias if out_bias is None else out_bias
+        self.out_proj = nn.Linear(self.num_heads * self.value_head_dim, self.embed_dim, bias=out_bias, **where)
+        self._new("bias_k", add_bias_kv, (1, 1, k), where)
+        self._new("bias_v", add_bias_kv, (1, 1, v), where)
+        self.reset_parameters()
+
+    def _check_heads(self, head_dim: object) -> None:
+        if head_dim is None and self.embed_dim % self.num_heads:
+            raise InvalidValueError(
+                f"num_heads divides embed_dim; got {self.num_heads} heads and embed_dim {self.embed_dim}",
+                hint="Choose another number of heads, or give head_dim.",
+            )
+        if self.num_heads % self.kv_heads:
+            raise InvalidValueError(
+                f"kv_heads divides num_heads; got {self.kv_heads} and {self.num_heads}",
+                hint="Each key head serves the same number of query heads.",
+            )
+
+    def _new(self, name: str, wanted: bool, shape: tuple[int, ...], where: dict[str, Any]) -> None:
+        self.register_parameter(name, nn.Parameter(torch.empty(shape, **where)) if wanted else None)
+
+    def reset_parameters(self) -> None:
+        """Glorot's uniform for the projections in, 0 for biases, Glorot's normal for `bias_k` and `bias_v`.
+
+        In the order of torch's module, so that one seed gives both the same parameters.
+        """
+        for weight in (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight):
+            if weight is not None:
+                nn.init.xavier_uniform_(weight)
+        for bias in (self.in_proj_bias, self.out_proj.bias):
+            if bias is not None:
+                nn.init.zeros_(bias)
+        for appended in (self.bias_k, self.bias_v):
+            if appended is not None:
+                nn.init.xavier_normal_(appended)
+
+    def project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The three projections, (..., h d_k), (..., kv d_k) and (..., kv d_v); in one product for self-attention."""
+        if self.in_proj_weight is not None:
+            if query is key and key is value:
+                q, k, v = torch.split(
+                    functional.linear(query, self.in_proj_weight, self.in_proj_bias), self._widths, -1
+                )
+                return q, k, v
+            weights = list(torch.split(self.in_proj_weight, self._widths))
+        else:
+            weights = [w for w in (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight) if w is not None]
+        biases = [None] * 3 if self.in_proj_bias is None else torch.split(self.in_proj_bias, self._widths)
+        q, k, v = map(functional.linear, (query, key, value), weights, biases)
+        return q, k, v
+
+    def projection_terms(self) -> Terms:
+        """The sum h d_k d_model + kv d_k kdim + kv d_v vdim + h d_v d_model, and biases."""
+        terms = multi_head_terms(
+            self.embed_dim,
+            self.num_heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            value_head_dim=self.value_head_dim,
+            kdim=self.kdim,
+            vdim=self.vdim,
+            in_bias=self.in_proj_bias is not None,
+            out_bias=self.out_proj.bias is not None,
+        )
+        if self.bias_k is None:
+            return terms
+        text = "2 kv d_k" if self.value_head_dim == self.head_dim else "kv d_k + kv d_v"
+        return terms + Terms(((text, self.kv_heads * (self.head_dim + self.value_head_dim)),))
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """(N, L, heads d) as (N, heads, L, d)."""
+    return x.view(*x.shape[:-1], heads, x.shape[-1] // heads).transpose(1, 2)

@@ -1,0 +1,119 @@
+"""What the modules without projections of q, k and v share: one score, and a call on (..., heads, length, channels)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from sqrtdk._arguments import probability
+from sqrtdk.nn._attend import attend
+from sqrtdk.nn._counted import Counted, keep, own_terms
+from sqrtdk.positions import PositionTerm
+from sqrtdk.scales import ScaleRule
+from sqrtdk.scores import FoldedScore, PairScore
+from sqrtdk.stats.request import AuxRequest
+from sqrtdk.theory.parameters import Terms
+
+
+class ScoreAttention(Counted):
+    """softmax(scale * score(q, k) + bias) v; the base of the modules of one score.
+
+    Args:
+        score: None: the dot product.
+        dropout: rate on the weights, in training only.
+        scale: None: the score's own.
+        bias: a term of `sqrtdk.positions`, or None.
+        softcap: c of c tanh(z / c), or None.
+        window: (left, right), or None.
+        enable_gqa: fewer key and value heads than query heads.
+        impl: which implementation runs.
+    """
+
+    score: FoldedScore | PairScore | None
+    scale: float | Tensor | ScaleRule | None
+    bias: PositionTerm | None
+
+    def __init__(
+        self,
+        score: FoldedScore | PairScore | None,
+        dropout: float = 0.0,
+        *,
+        scale: float | Tensor | ScaleRule | None = None,
+        bias: PositionTerm | None = None,
+        softcap: float | None = None,
+        window: tuple[int | None, int | None] | None = None,
+        enable_gqa: bool = False,
+        impl: str = "auto",
+    ) -> None:
+        super().__init__()
+        self.score = score
+        self.dropout = probability(dropout)
+        keep(self, "scale", scale)
+        self.bias = bias
+        self.softcap = softcap
+        self.window = window
+        self.enable_gqa = enable_gqa
+        self.impl = impl
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        *,
+        need_weights: bool = False,
+        return_aux: AuxRequest | None = None,
+    ) -> Any:
+        """Attend.
+
+        Args:
+            query: (..., heads, L, E), or (..., L, E) where no part has heads.
+            key: (..., heads, S, Ek).
+            value: (..., heads, S, Ev).
+            attn_mask: broadcastable to (..., heads, L, S): bool, True where the row sees the key, or floating, added.
+            is_causal: row i sees keys j <= i.
+            need_weights: whether to return the weights, (..., heads, L, S), after dropout.
+            return_aux: statistics to return, see `sqrtdk.AuxRequest`.
+
+        Returns:
+            The output (..., heads, L, Ev); with `need_weights` or `return_aux` a tuple of it, the weights and the
+            statistics, without what was not asked for.
+        """
+        return attend(
+            query,
+            key,
+            value,
+            attn_mask=attn_mask,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=is_causal,
+            scale=self.scale,
+            enable_gqa=self.enable_gqa,
+            score=self.score,
+            softcap=self.softcap,
+            bias=self.bias,
+            window=self.window,
+            need_weights=need_weights,
+            return_aux=return_aux,
+            impl=self.impl,
+        ).asked()
+
+    def parameter_terms(self) -> Terms:
+        """The score's, the scale's and the bias's."""
+        return self.score_terms() + own_terms("scale", self.scale) + self.bias_terms()
+
+    def score_terms(self) -> Terms:
+        """Parameters of the score."""
+        return own_terms("score", self.score)
+
+    def bias_terms(self) -> Terms:
+        """Parameters of the position term."""
+        return own_terms("bias", self.bias)
+
+    def extra_repr(self) -> str:
+        """Dropout, and the scale where it is no module."""
+        scale = self.scale
+        shown = "" if scale is None or isinstance(scale, nn.Module | Tensor) else f", scale={scale}"
+        return f"dropout={self.dropout}{shown}"
