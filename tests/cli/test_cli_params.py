@@ -47,7 +47,7 @@ ARCHITECTURES = {
 
 
 def params(*arguments: str):  # type: ignore[no-untyped-def]
-    return CliRunner().invoke(cli._app, ["params", *arguments])
+    return CliRunner(env={"COLUMNS": "160"}).invoke(cli._app, ["params", *arguments])
 
 
 def directory(path: Path, kind: str, **values: Any) -> Path:

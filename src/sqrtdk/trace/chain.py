@@ -196,7 +196,7 @@ def _addend_steps(
 
 def _is_own_maximum(other: Node, main: Node) -> bool:
     """Z - max(z): the softmax does not see it."""
-    while other.op in ops.VIEWS | ops.SAME:
+    while other.op in ops.VIEWS | ops.SAME | {"masked_fill", "maximum"}:
         parent = other.main()
         if parent is None:
             return False
