@@ -181,3 +181,24 @@ def test_a_batch_norm_of_fixed_statistics_belongs_to_the_projection() -> None:
     call = only(attend)
     assert (call.formula, call.norm, call.unknown) == ("softmax(0.25 * q.k)", None, ())
     assert call.scale.agree is True
+
+
+# -- our own implementations -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "formula"),
+    [
+        ({"impl": "fused"}, "softmax(0.3536 * q.k)"),
+        ({"impl": "dense"}, "softmax(0.3536 * q.k)"),
+        ({"impl": "dense", "is_causal": True}, "softmax(0.3536 * q.k + causal)"),
+        ({"softcap": 5.0, "is_causal": True}, "softmax(5 * tanh(0.3536 * q.k / 5) + causal)"),
+        ({"bias": sqrtdk.positions.alibi(H), "impl": "tiled"}, "softmax(0.3536 * q.k + alibi)"),
+        ({"score": sqrtdk.scores.cosine(gain=10.0), "impl": "dense"}, "softmax(10 * l2(q).l2(k))"),
+    ],
+)
+def test_attention_by_sqrtdk_is_read(options: dict[str, object], formula: str) -> None:
+    """Its dense softmax takes off a guarded maximum and divides by a guarded sum."""
+    call = only(lambda m, q, k, v: sqrtdk.attention(q, k, v, **options))
+    assert call.formula == formula
+    assert call.scale.agree is True

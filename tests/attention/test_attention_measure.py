@@ -1,0 +1,142 @@
+"""`measure` gives the statistics of `attention` without a value, for all rows or some; `explain` says what runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import sqrtdk
+from sqrtdk import AuxRequest, positions, scales, scores
+from sqrtdk.errors import InvalidTypeError, InvalidValueError
+from sqrtdk.stats import RowStats, head_stats
+
+CALLS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "lower_right": {"causal_lower_right": True},
+    "window": {"window": (3, 1)},
+    "softcap": {"softcap": 2.0, "is_causal": True},
+    "bool_mask": {"attn_mask": torch.rand(11, 13, generator=torch.Generator().manual_seed(1)) > 0.3},
+    "float_mask": {"attn_mask": torch.zeros(11, 13).masked_fill(torch.ones(11, 13).triu(3) > 0, -torch.inf)},
+    "alibi": {"bias": positions.alibi(4), "is_causal": True},
+    "shaw": {"bias": positions.shaw(8, max_distance=4)},
+    "cosine": {"score": scores.cosine(gain=8.0)},
+    "distance": {"score": scores.distance()},
+    "log_n": {"scale": scales.log_n(), "is_causal": True},
+    "tensor": {"scale": torch.linspace(0.1, 1.0, 11).view(11, 1)},
+}
+over_calls = pytest.mark.parametrize("name", CALLS)
+
+
+@pytest.fixture
+def qk() -> tuple[Tensor, Tensor]:
+    return torch.randn(2, 4, 11, 8), torch.randn(2, 2, 13, 8)
+
+
+def close(found: RowStats, wanted: sqrtdk.stats.AuxOutput) -> None:
+    seen = wanted.count > 0
+    assert torch.equal(found.n, wanted.count)
+    pairs = {
+        "lse": found.lse,
+        "max_scores": found.max,
+        "min_scores": found.min,
+        "mean": found.mean,
+        "variance": found.variance,
+        "entropy": found.entropy_nats,
+        "collision": found.collision,
+        "peak": found.peak,
+        "jacobian_norm": found.jacobian_norm,
+    }
+    for field, value in pairs.items():
+        expected = getattr(wanted, field)
+        torch.testing.assert_close(value[seen].double(), expected[seen], rtol=1e-5, atol=1e-5, msg=field)
+
+
+@over_calls
+def test_the_statistics_are_those_of_dense_attention_in_float64(name: str, qk: tuple[Tensor, Tensor]) -> None:
+    q, k = qk
+    options = dict(CALLS[name])
+    found = sqrtdk.measure(q, k, enable_gqa=True, **options)
+    _, wanted = sqrtdk.attention(
+        q.double(), k.double(), k.double(), enable_gqa=True, return_aux=AuxRequest.all(), impl="dense", **options
+    )
+    close(found, sqrtdk.stats.AuxOutput(*(value.detach() for value in wanted)))
+    assert found.n.shape == (2, 4, 11)
+    assert not found.lse.requires_grad
+
+
+@over_calls
+def test_some_rows_are_rows_of_the_whole(name: str, qk: tuple[Tensor, Tensor]) -> None:
+    """A sample keeps its places: masks, positions and rules by row see where a row stood."""
+    q, k = qk
+    whole = sqrtdk.measure(q, k, enable_gqa=True, **CALLS[name])
+    at = torch.tensor([0, 7, 2, 10])
+    found = sqrtdk.measure(q, k, enable_gqa=True, rows=at, **CALLS[name])
+    for field in ("n", "max", "min", "mean", "lse", "entropy_nats"):
+        expected = getattr(whole, field)[..., at]
+        torch.testing.assert_close(getattr(found, field), expected, rtol=1e-5, atol=1e-5, equal_nan=True, msg=field)
+    spread = sqrtdk.measure(q, k, enable_gqa=True, rows=3, **CALLS[name])
+    torch.testing.assert_close(spread.max, whole.max[..., [0, 5, 10]], rtol=1e-5, atol=1e-5)
+
+
+def test_blocks_of_keys_merge(qk: tuple[Tensor, Tensor]) -> None:
+    q, k = qk
+    parts = [sqrtdk.measure(q, part, enable_gqa=True) for part in k.split([5, 1, 7], -2)]
+    merged = parts[0].merge(parts[1]).merge(parts[2])
+    whole = sqrtdk.measure(q, k, enable_gqa=True)
+    for field in ("n", "max", "min", "mean", "variance", "lse", "entropy_nats", "jacobian_norm"):
+        torch.testing.assert_close(getattr(merged, field), getattr(whole, field), rtol=1e-5, atol=1e-6, msg=field)
+
+
+def test_a_summary_a_head_needs_no_histograms(qk: tuple[Tensor, Tensor]) -> None:
+    rows = sqrtdk.measure(*qk, enable_gqa=True)
+    summary = head_stats(rows)
+    assert summary.logit_histogram == ()
+    assert summary.max_logit == tuple(rows.max.amax((0, 2)).tolist())
+    assert summary.keys == (13.0,) * 4
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 1.0}])
+def test_no_rows_and_no_keys(options: dict[str, Any]) -> None:
+    q, k = torch.randn(2, 3, 0, 4), torch.randn(2, 3, 5, 4)
+    assert sqrtdk.measure(q, k, **options).n.shape == (2, 3, 0)
+    found = sqrtdk.measure(k, k[:, :, :0], **options)
+    assert torch.equal(found.n, torch.zeros(2, 3, 5))
+    assert bool((found.lse == -torch.inf).all())
+
+
+@pytest.mark.parametrize(
+    ("rows", "error", "words"),
+    [
+        (0, InvalidValueError, "rows is at least 1; got 0"),
+        (True, InvalidTypeError, "got True"),
+        (2.0, InvalidTypeError, "got 2.0"),
+        (torch.tensor([0.0]), InvalidTypeError, "int64; got torch.float32"),
+        (torch.tensor([[0]]), InvalidTypeError, r"got torch.int64 \(1, 1\)"),
+        (torch.tensor([0, 11]), InvalidValueError, "rows are from 0 to 10; got 0 to 11"),
+        (torch.tensor([-1]), InvalidValueError, "rows are from 0 to 10; got -1 to -1"),
+    ],
+)
+def test_wrong_rows_are_refused(rows: Any, error: type[Exception], words: str, qk: tuple[Tensor, Tensor]) -> None:
+    with pytest.raises(error, match=words):
+        sqrtdk.measure(*qk, enable_gqa=True, rows=rows)
+
+
+@pytest.mark.parametrize(
+    ("options", "impl", "words"),
+    [
+        ({}, "fused", "torch's kernels run it"),
+        ({"bias": positions.alibi(4)}, "fused", "torch's kernels run it"),
+        ({"sinks": 0.0}, "tiled", "no sinks; blocks of 3 rows"),
+        ({"score": scores.distance()}, "tiled", "no dot product"),
+        ({"impl": "dense"}, "dense", "asked for"),
+    ],
+)
+def test_the_choice_is_explained(options: dict[str, Any], impl: str, words: str, qk: tuple[Tensor, Tensor]) -> None:
+    q, k = qk
+    choice = sqrtdk.explain(q, k, k, enable_gqa=True, **options)
+    assert choice.impl == impl
+    assert words in choice.reason
