@@ -98,7 +98,7 @@ def resolve(
         module, given = call_factory(model, static=static, seed=seed)
         config = getattr(module, "config", None) if hasattr(getattr(module, "config", None), "model_type") else None
     else:
-        kind, directory = _locate(model, revision, weights=not static, trust_remote_code=trust_remote_code)
+        kind, directory = locate(model, revision, weights=not static, trust_remote_code=trust_remote_code)
         module, config, notes = build_model(
             directory,
             static=static,
@@ -186,7 +186,7 @@ def _check_device(device: str) -> str:
     return "cpu" if kind == "meta" else device
 
 
-def _locate(model: str, revision: str | None, *, weights: bool, trust_remote_code: bool) -> tuple[str, Path]:
+def locate(model: str, revision: str | None, *, weights: bool, trust_remote_code: bool) -> tuple[str, Path]:
     """The directory that holds the model, and whether it is the user's or from the hub."""
     path = Path(model).expanduser()
     if path.name == CONFIG and path.is_file():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections import Counter
 from collections.abc import Sequence
 
@@ -10,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from sqrtdk.audit.records import SEVERITIES, VERDICTS, CheckReport
+from sqrtdk.report.console import drawn
 from sqrtdk.report.figures import count, health, number, percent, ratio
 from sqrtdk.report.fold import Fold, FoldedFinding, fold_calls, fold_findings, fold_sites, values
 from sqrtdk.report.plain import plain
@@ -47,24 +47,15 @@ def to_text(report: CheckReport, *, width: int = 80, color: bool = False) -> str
         0 attention calls. No findings. Exit code 0 (fail-on: fail).
         <BLANKLINE>
     """
-    console = Console(
-        file=io.StringIO(),
-        width=max(width, 40),
-        force_terminal=color,
-        no_color=not color,
-        color_system="standard" if color else None,
-        legacy_windows=False,
-        markup=False,
-        highlight=False,
-        emoji=False,
-    )
-    with console.capture() as capture:
+
+    def draw(console: Console) -> None:
         _head(console, report)
         _calls(console, report)
         _findings(console, report)
         _asides(console, report)
         console.print(_summary(report))
-    return "\n".join(line.rstrip() for line in capture.get().split("\n"))
+
+    return drawn(draw, width, color)
 
 
 def summary_line(report: CheckReport) -> str:

@@ -1,0 +1,127 @@
+"""The document of `sqrtdk params`: the parameters of attention, of presets or of a model built without weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from sqrtdk.errors import ModelError
+from sqrtdk.models.build import build_model
+from sqrtdk.models.demo import load_demo
+from sqrtdk.models.factory import call_factory, is_factory
+from sqrtdk.models.limits import check_seed
+from sqrtdk.models.load import locate
+from sqrtdk.nn import attention_parts
+from sqrtdk.theory.parameters import PRESETS, Terms
+
+SCHEMA_VERSION = 1
+
+
+def count_parameters(
+    target: str | None = None, *, revision: str | None = None, trust_remote_code: bool = False, seed: int = 0
+) -> dict[str, Any]:
+    """Count the parameters of every attention, a layer and in all.
+
+    Args:
+        target: A preset, a directory with config.json, a hub id, `package.module:factory`, or demo; None: all presets.
+        revision: Branch, tag or commit of a hub id.
+        trust_remote_code: Run the Python code that comes with the model.
+        seed: Of the factory.
+
+    Returns:
+        What `sqrtdk params --json` prints.
+
+    Raises:
+        ModelError: The model can't be found or built, or holds no attention.
+        InvalidValueError: A seed that torch lacks.
+
+    Example:
+        >>> count_parameters("gpt2")["attention_parameters"]
+        28348416
+    """
+    check_seed(seed)
+    head: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "target": target}
+    if target is None:
+        return head | {"kind": "presets", "presets": [_preset(name) for name in PRESETS]}
+    if target in PRESETS and not Path(target).is_dir():
+        return head | {"kind": "preset", **_preset(target)}
+    return head | {"kind": "model", **_model(target, revision, trust_remote_code, seed)}
+
+
+def _preset(name: str) -> dict[str, Any]:
+    preset = PRESETS[name]
+    layers = [
+        {
+            "name": layers.name,
+            "count": layers.count,
+            "d_model": layers.d_model,
+            "heads": layers.heads,
+            "kv_heads": layers.kv_heads,
+            "head_dim": layers.head_dim,
+            "formula": layers.each.formula,
+            "parameters_each": layers.each.total,
+            "once": Terms(layers.once).formula if layers.once else None,
+            "parameters_once": Terms(layers.once).total,
+            "parameters": layers.total,
+        }
+        for layers in preset.layers
+    ]
+    return {
+        "name": name,
+        "source": preset.source,
+        "attention_parameters": preset.attention,
+        "parameters": preset.parameters,
+        "layers": layers,
+    }
+
+
+def _model(target: str, revision: str | None, trust_remote_code: bool, seed: int) -> dict[str, Any]:
+    module, notes = _built(target, revision, trust_remote_code, seed)
+    parts = attention_parts(module)
+    if not parts:
+        raise ModelError(
+            f"{type(module).__name__} holds no module whose class is named an attention",
+            hint="`sqrtdk check` finds attention by what a model computes, whatever its classes are called.",
+        )
+    layers = [
+        {
+            "site": part.site,
+            "class": part.cls,
+            "formula": part.formula,
+            "weights": {name: list(shape) for name, shape in part.weights},
+            "parameters": part.parameters,
+        }
+        for part in parts
+    ]
+    return {
+        "class": type(module).__name__,
+        "attention_parameters": sum(part.parameters for part in parts),
+        "parameters": sum(parameter.numel() for parameter in module.parameters()),
+        "notes": list(notes),
+        "layers": layers,
+    }
+
+
+def _built(target: str, revision: str | None, trust_remote_code: bool, seed: int) -> tuple[nn.Module, tuple[str, ...]]:
+    """The model on the meta device; a factory that can't be built there is built for real."""
+    if target == "demo" or target.startswith("demo:"):
+        return load_demo(target), ()
+    if is_factory(target) and not Path(target).is_dir():
+        try:
+            return call_factory(target, static=True, seed=seed)[0], ()
+        except ModelError:
+            return call_factory(target, seed=seed)[0], ("the factory can't run on the meta device: built with weights",)
+    try:
+        _, directory = locate(target, revision, weights=False, trust_remote_code=trust_remote_code)
+    except ModelError as error:
+        if "/" in target:
+            raise
+        raise ModelError(f"there is no preset {target!r}; {error}", hint=_either(error)) from error
+    module, _, notes = build_model(directory, static=True, trust_remote_code=trust_remote_code)
+    return module, notes
+
+
+def _either(error: ModelError) -> str:
+    return f"The presets are {', '.join(PRESETS)}." + (f" {error.hint}" if error.hint else "")
