@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+import sqrtdk._attention  # noqa: F401 - its names are bound before any is replaced
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 ROWS = 3  # of a block

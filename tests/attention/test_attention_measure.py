@@ -130,8 +130,8 @@ def test_wrong_rows_are_refused(rows: Any, error: type[Exception], words: str, q
     [
         ({}, "fused", "torch's kernels run it"),
         ({"bias": positions.alibi(4)}, "fused", "torch's kernels run it"),
-        ({"sinks": 0.0}, "tiled", "no sinks; blocks of 3 rows"),
-        ({"score": scores.distance()}, "tiled", "no dot product"),
+        ({"sinks": 0.0}, "dense", "no sinks; the call fits one block"),
+        ({"score": scores.distance()}, "dense", "no dot product"),
         ({"impl": "dense"}, "dense", "asked for"),
     ],
 )
@@ -140,3 +140,10 @@ def test_the_choice_is_explained(options: dict[str, Any], impl: str, words: str,
     choice = sqrtdk.explain(q, k, k, enable_gqa=True, **options)
     assert choice.impl == impl
     assert words in choice.reason
+
+
+def test_a_long_call_is_tiled() -> None:
+    """2^20 pairs a block: 64 rows of 4 heads and 4096 keys."""
+    q = torch.empty(1, 4, 4096, 8, device="meta")
+    choice = sqrtdk.explain(q, q, q, softcap=2.0)
+    assert (choice.impl, choice.reason) == ("tiled", "torch's kernels have no softcap; blocks of 64 rows")
