@@ -82,7 +82,7 @@ def measure(
         if rows is not None:
             call = call.sample(_chosen(rows, call.length, call.query.device))
         if obstacle(call) is None:
-            return swept(call)
+            return swept(call).rows
         height = block_rows(call)
         blocks = [block_stats(call, start, min(call.length, start + height)) for start in range(0, call.length, height)]
         if not blocks:

@@ -10,7 +10,7 @@ from stats_oracle import STATISTICS, oracle
 from torch import Tensor
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
-from sqrtdk.stats import AttentionRows, _sweep, attention_row_stats
+from sqrtdk.stats import AttentionRows, _block, _sweep, attention_row_stats
 
 
 def dense(
@@ -175,8 +175,8 @@ def test_inputs_and_gradients_are_left_alone() -> None:
 @pytest.mark.parametrize("explicit", [False, True])
 def test_the_hidden_triangle_is_skipped(explicit: bool) -> None:
     visible = torch.ones(1, 1, 64, 64, dtype=torch.bool).tril() if explicit else None
-    masks = _sweep.Masks(visible=visible, is_causal=not explicit)
-    mask, start, stop = masks.window(_sweep.Block(0, 1, 0, 2, 16, 32), 64, torch.float32, torch.device("cpu"))
+    masks = _block.Masks(visible=visible, is_causal=not explicit)
+    mask, start, stop = masks.window(_block.Block(0, 1, 0, 2, 16, 32, 0, 64), torch.float32, torch.device("cpu"))
     assert mask is not None
     assert stop == 32
     assert start in (16, 17)  # the first row sees key 16, so that key is hidden from none

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.call import UNBOUNDED, Call, broadcast, grow, has_values
-from sqrtdk.stats import RowStats, attention_row_stats
+from sqrtdk.stats import AttentionRows, attention_row_stats
 from sqrtdk.stats.request import AuxOutput, aux_output
 
 LARGEST_MASK = 2**26  # elements of an L x S mask that is made here without being asked for by name
@@ -59,6 +59,10 @@ def fused(call: Call) -> tuple[Tensor, AuxOutput]:
     if reason is not None:
         raise UnsupportedError(f"impl='fused' can't run this call: {reason}", hint="Use impl='tiled' or 'auto'.")
     call = with_bias(call)
+    if call.aux is not None and in_one_pass(call):
+        found = swept(call, call.value)
+        assert found.output is not None
+        return found.output, aux_output(call.aux, found.rows)
     query, scale = call.query, call.scale
     mask = _mask(call) if _needs_mask(call) else None
     is_causal = call.diagonal is not None and mask is None
@@ -76,7 +80,7 @@ def fused(call: Call) -> tuple[Tensor, AuxOutput]:
     )
     if call.aux is None:
         return output, AuxOutput()
-    return output, aux_output(call.aux, swept(call))
+    return output, aux_output(call.aux, swept(call).rows)
 
 
 def with_bias(call: Call) -> Call:
@@ -108,8 +112,17 @@ def _mask(call: Call) -> Tensor | None:
     return mask if mask is None or mask.ndim > 1 else mask.unsqueeze(0)
 
 
-def swept(call: Call) -> RowStats:
-    """RowStats (..., Hq, L) of a call without an obstacle, by one pass over tiles."""
+def in_one_pass(call: Call) -> bool:
+    """Whether the pass for the statistics also makes the output; it knows no gradient and no dropout.
+
+    On a GPU torch's kernel costs next to nothing beside the pass.
+    """
+    learns = torch.is_grad_enabled() and (call.value.requires_grad or _learns(call))
+    return call.query.device.type == "cpu" and not call.dropout_p and not learns
+
+
+def swept(call: Call, value: Tensor | None = None) -> AttentionRows:
+    """Statistics (..., Hq, L) of a call without an obstacle, and the values weighted, by one pass over tiles."""
     call = with_bias(call)
     shape = (*call.lead, call.length)
     query = call.query.detach().expand(*call.lead, *call.query.shape[-2:])
@@ -118,16 +131,23 @@ def swept(call: Call) -> RowStats:
     key = call.key.detach().expand(*lead, *call.key.shape[-2:])
     if query.ndim == 2:
         query, key = query.unsqueeze(0), key.unsqueeze(0)
+    if value is not None:
+        value = grow(value, call.heads) if _heads(value) not in (1, heads) else value
+        value = value.detach().expand(*lead, *value.shape[-2:])
+        value = value.unsqueeze(0) if value.ndim == 2 else value
     seen = call.seen(0, call.length) if _needs_mask(call) else None
     found = attention_row_stats(
         query,
         key,
+        value,
         scale=call.scale.detach() if isinstance(call.scale, Tensor) else call.scale,
         bias=None if call.bias is None else call.bias.detach(),
         visible=seen,
         is_causal=call.diagonal is not None and seen is None,
+        product=False,
     )
-    return found.rows.map(lambda field: field.reshape(shape))
+    output = None if found.output is None else found.output.reshape(*shape, found.output.shape[-1])
+    return AttentionRows(found.rows.map(lambda field: field.reshape(shape)), output=output)
 
 
 def _heads(tensor: Tensor) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from sqrtdk.stats._block import Block
 from sqrtdk.stats._partial import RowStats
-from sqrtdk.stats._sweep import TILE, Block
+from sqrtdk.stats._sweep import TILE
 from sqrtdk.stats.rows import LogitSource
 from sqrtdk.stats.tiles import ProductSource
 
@@ -77,17 +78,17 @@ def logit_histograms(source: LogitSource | ProductSource, rows: RowStats) -> tup
     sound = not empty and bool(good.all())
     picked = [] if empty else _evenly(batch, SAMPLED_BATCH)
     share = SAMPLED_ROWS // max(1, len(picked))
-    chunk = max(1, 2 * TILE // max(1, heads * keys))
+    chunk = max(1, TILE // max(1, heads * keys))
     for b in picked:
         picked_rows = torch.tensor(_evenly(length, share), device=source.device)
         for part in torch.split(picked_rows, chunk):
             sample = source.sample(b, part)
-            block = Block(0, 1, 0, heads, 0, len(part))
-            mask, start, stop = sample.masks.window(block, keys, source.dtype, source.device)
+            block = Block(0, 1, 0, heads, 0, len(part), 0, keys)
+            mask, start, stop = sample.masks.window(block, source.dtype, source.device)
             if stop == 0:
                 continue
             z = torch.empty(1, heads, len(part), stop, dtype=source.dtype, device=source.device)
-            sample.load(block, stop, z, z, mask, start)
+            sample.load(replace(block, c1=stop), z, z, mask, start)
             z.sub_(low[:, None, None]).mul_(spread[:, None, None]).clamp_(0.0, LOGIT_BINS - 1.0).nan_to_num_(0.0)
             z.add_(1.0)  # bin 0 takes what does not count
             if mask is not None:

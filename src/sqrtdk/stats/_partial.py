@@ -75,44 +75,50 @@ class RowStats:
             >>> torch.allclose(both.entropy_nats, row_stats(z).entropy_nats)
             True
         """
-        ours = self.max >= other.max
-        top = torch.maximum(self.max, other.max)
-        gap = (torch.minimum(self.max, other.max) - top.masked_fill(top == -math.inf, 0.0)).clamp(
-            min=-torch.finfo(top.dtype).max
-        )
-        weight = gap.exp()  # of the block whose maximum is smaller
+        pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(RowStats))
+        return RowStats(*(torch.stack(torch.broadcast_tensors(*pair)) for pair in pairs)).merged(0)
 
-        def owner(name: str) -> tuple[Tensor, Tensor]:
-            x, y = getattr(self, name), getattr(other, name)
-            return torch.where(ours, x, y), torch.where(ours, y, x)
+    def merged(self, dim: int) -> RowStats:
+        """Statistics of rows whose keys lie in blocks along a dimension: `merge` of all of them at once.
 
-        rest, low_rest = owner("rest")
-        rest2, low_rest2 = owner("rest2")
-        rest3, low_rest3 = owner("rest3")
-        a, low_a = owner("a")
-        n = self.n + other.n
-        delta = other.mean - self.mean
-        share = other.n / n.clamp(min=1.0)
-        minimum = torch.minimum(self.min, other.min)
-        overflowed = (minimum == -math.inf) & (top < math.inf)
-        merged = {
+        Args:
+            dim: of one block of keys each; the result lacks it.
+
+        Example:
+            >>> from sqrtdk.stats import row_stats
+            >>> z = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+            >>> halves = row_stats(z.view(2, 1, 2))
+            >>> torch.allclose(halves.merged(0).variance, row_stats(z).variance)
+            True
+        """
+        top, low = self.max.amax(dim, keepdim=True), self.min.amin(dim, keepdim=True)
+        lowest = -torch.finfo(top.dtype).max
+        gap = (self.max - top.masked_fill(top == -math.inf, 0.0)).clamp(min=lowest)
+        weight = gap.exp()  # of what the blocks sum up; 1 for those that hold the maximum, 0 for those without a key
+        others = weight.frac()  # the weight of each block's own maximum, where that is not the row's
+        ties = ((weight == 1.0).sum(dim, keepdim=True) - 1.0).clamp(min=0.0)
+        n = self.n.sum(dim, keepdim=True)
+        start = self.mean.masked_fill(self.n == 0, -math.inf).amax(dim, keepdim=True)  # against which nothing cancels
+        step = self.mean - start.masked_fill(start == -math.inf, 0.0)
+        offset = (step * self.n).sum(dim, keepdim=True) / n.clamp(min=1.0)
+        spread = self.m2 + self.n * (step - offset) ** 2
+        overflowed = (low == -math.inf) & (top < math.inf)
+
+        def total(value: Tensor) -> Tensor:
+            return value.sum(dim, keepdim=True)
+
+        joined = {
             "n": n,
             "max": top,
-            "min": minimum,
-            "rest": rest + weight * (1.0 + low_rest),
-            "rest2": rest2 + weight**2 * (1.0 + low_rest2),
-            "rest3": rest3 + weight**3 * (1.0 + low_rest3),
-            "a": a + weight * low_a + weight * gap * (1.0 + low_rest),
-            "mean": (self.mean + delta * share).masked_fill(overflowed, -math.inf),
-            "m2": (self.m2 + other.m2 + delta**2 * self.n * share).masked_fill(overflowed, math.inf),
+            "min": low,
+            "rest": total(weight * self.rest + others) + ties,
+            "rest2": total(weight**2 * self.rest2 + others**2) + ties,
+            "rest3": total(weight**3 * self.rest3 + others**3) + ties,
+            "a": total(weight * self.a + weight * gap * (1.0 + self.rest)),
+            "mean": (start + offset).masked_fill(n == 0, 0.0).masked_fill(overflowed, -math.inf),
+            "m2": total(spread.masked_fill(self.n == 0, 0.0)).masked_fill(overflowed, math.inf),
         }
-        no_self, no_other = self.n == 0, other.n == 0
-        return RowStats(
-            **{
-                name: torch.where(no_self, getattr(other, name), torch.where(no_other, getattr(self, name), value))
-                for name, value in merged.items()
-            }
-        )
+        return RowStats(**{name: value.squeeze(dim) for name, value in joined.items()})
 
     def _weights_exist(self, value: Tensor) -> Tensor:
         return value.masked_fill(self.max == -math.inf, math.nan)

@@ -14,6 +14,7 @@ from sqrtdk.stats._histogram import bin_counts
 from sqrtdk.stats._histogram import logit_histograms as sampled_histograms
 from sqrtdk.stats._partial import RowStats
 from sqrtdk.stats._sweep import sweep
+from sqrtdk.stats._weighers import Future
 from sqrtdk.stats.rows import LogitSource, logit_source
 from sqrtdk.stats.tiles import ProductSource, product_source, sweep_product
 
@@ -87,8 +88,8 @@ def head_stats_from_logits(logits: Tensor, visible: Tensor | None = None, *, fut
     """
     with torch.no_grad():
         source = logit_source(logits, visible)
-        rows, ahead = sweep(source, future=future and source.shape[2] == source.shape[3])
-        return _call_stats(source, rows, None, ahead)
+        rows, ahead = sweep(source, Future() if future and source.shape[2] == source.shape[3] else None)
+        return _call_stats(source, rows, None, None if ahead is None else ahead.squeeze(-1))
 
 
 def head_stats_from_qk(

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
+from sqrtdk.stats._block import Block, Masks, cut, four_dims, visible_rows, wide
 from sqrtdk.stats._partial import RowStats as RowStats
-from sqrtdk.stats._sweep import Block, Masks, cut, four_dims, sweep, visible_rows, wide
+from sqrtdk.stats._sweep import sweep
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +37,12 @@ class LogitSource:
         """That of the logits."""
         return self.logits.device
 
-    def load(self, block: Block, stop: int, tile: Tensor, scratch: Tensor, mask: Tensor | None, start: int) -> None:
+    def load(self, block: Block, tile: Tensor, scratch: Tensor, mask: Tensor | None, start: int) -> None:
         """Copy, and widen half types."""
-        tile.copy_(cut(self.logits, block, stop))
+        tile.copy_(cut(self.logits, block))
+
+    def moments(self, block: Block) -> None:
+        """Not without a pass."""
 
     def sample(self, batch: int, rows: Tensor) -> LogitSource:
         """The same call with one batch element and the given rows only."""

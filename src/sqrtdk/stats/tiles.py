@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
+from sqrtdk.stats._block import Block, Masks, cut, four_dims, visible_rows, wide
 from sqrtdk.stats._partial import RowStats
-from sqrtdk.stats._sweep import Block, Masks, cut, four_dims, place, sweep, visible_rows, wide
+from sqrtdk.stats._sweep import Weigher, sweep
+from sqrtdk.stats._weighers import Future, Values
+
+MOMENT_KEYS = 512  # widened to float64 at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +22,8 @@ class AttentionRows:
     """Statistics of every row of a call; all of shape (..., H, L)."""
 
     rows: RowStats
-    max_product: Tensor  # largest |q . k| over the visible keys, before any scale; 0 for a row that sees none
+    max_product: Tensor | None = None  # largest |q . k| over the visible keys, before any scale; 0 where none is seen
+    output: Tensor | None = None  # (..., H, L, Ev)
     future: Tensor | None = None  # weight on keys j > i, if asked and L == S
 
 
@@ -27,12 +32,13 @@ class ProductSource:
     """Logits softcap(scale q . k) + bias of 4-D query (B, H, L, E) and key (B, Hkv, S, E)."""
 
     query: Tensor
-    key: Tensor
+    key: Tensor  # of the statistics' dtype
     scale: float | Tensor  # a tensor has four dimensions, sizes 1 or full, the last 1
     softcap: float | None
     bias: Tensor | None
     masks: Masks
     max_product: Tensor | None = None  # (B, H, L), written by `load`
+    scatter: dict[tuple[int, ...], tuple[Tensor, Tensor]] = field(default_factory=dict)  # of keys, see `moments`
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -48,7 +54,7 @@ class ProductSource:
     @property
     def dtype(self) -> torch.dtype:
         """That of the tiles and the statistics."""
-        return wide(torch.promote_types(self.query.dtype, self.key.dtype))
+        return self.key.dtype
 
     @property
     def device(self) -> torch.device:
@@ -61,19 +67,19 @@ class ProductSource:
         plain = self.softcap is None and self.bias is None and self.masks.float_mask is None
         return plain and not isinstance(self.scale, Tensor) and self.scale != 0.0 and math.isfinite(self.scale)
 
-    def load(self, block: Block, stop: int, tile: Tensor, scratch: Tensor, mask: Tensor | None, start: int) -> None:
+    def load(self, block: Block, tile: Tensor, scratch: Tensor, mask: Tensor | None, start: int) -> None:
         """Product into `tile`, then scale, softcap, bias."""
-        depth, width, height = block.b1 - block.b0, block.h1 - block.h0, block.r1 - block.r0
+        depth, width, height, keys = block.sizes
         group = self.group
         q = self.query[block.b0 : block.b1, block.h0 : block.h1, block.r0 : block.r1].to(self.dtype)
         if self.folds:
             q = q * self.scale
-        k = self.key[block.b0 : block.b1, block.h0 // group : block.h1 // group, :stop].to(self.dtype)
+        k = self.key[block.b0 : block.b1, block.h0 // group : block.h1 // group, block.c0 : block.c1]
         pairs = depth * width // group
         torch.bmm(  # autocast leaves operations with out= alone
             q.reshape(pairs, group * height, q.shape[-1]),
-            k.reshape(pairs, stop, k.shape[-1]).mT,
-            out=tile.view(pairs, group * height, stop),
+            k.reshape(pairs, keys, k.shape[-1]).mT,
+            out=tile.view(pairs, group * height, keys),
         )
         if self.folds:
             return
@@ -84,13 +90,35 @@ class ProductSource:
                 torch.minimum(part, ((mask - 0.5) * math.inf).clamp_(min=0.0), out=part)  # 0 at hidden keys
                 if bool(scratch.isnan().any()):
                     part.masked_fill_(mask == 0, 0.0)
-            self.max_product[place(block)] = scratch.amax(-1)
-        tile.mul_(cut(self.scale, block, 1) if isinstance(self.scale, Tensor) else self.scale)
+            self.max_product[block.rows] = torch.maximum(self.max_product[block.rows], scratch.amax(-1))
+        tile.mul_(cut(self.scale, block) if isinstance(self.scale, Tensor) else self.scale)
         if self.softcap is not None:
             tile.div_(self.softcap).tanh_().mul_(self.softcap)
         for term in (self.bias, self.masks.float_mask):
             if term is not None:
-                tile.add_(cut(term, block, stop))
+                tile.add_(cut(term, block))
+
+    def moments(self, block: Block) -> tuple[Tensor, Tensor] | None:
+        """From mean and scatter matrix of the keys, in float64: s q . mean(k) and s^2 q^T (sum (k - mean k)^2) q.
+
+        They are kept for the blocks of rows that follow with the same keys.
+        """
+        group, width = self.group, self.query.shape[-1]
+        if not self.folds or block.r1 - block.r0 < width // group:
+            return None
+        at = (block.b0, block.b1, block.h0 // group, block.h1 // group, block.c0, block.c1)
+        if at not in self.scatter:
+            self.scatter.clear()
+            k = self.key[at[0] : at[1], at[2] : at[3], at[4] : at[5]]
+            centre = k.mean(-2, keepdim=True, dtype=torch.float64)
+            offsets = (part.double() - centre for part in k.split(MOMENT_KEYS, -2))
+            self.scatter[at] = centre.mT, torch.stack([part.mT @ part for part in offsets]).sum(0)
+        centre, scatter = self.scatter[at]
+        q = self.query[block.b0 : block.b1, block.h0 : block.h1, block.r0 : block.r1].double() * self.scale
+        depth, heads, rows, _ = q.shape
+        q = q.reshape(depth, heads // group, group * rows, width)
+        mean, m2 = (q @ centre).squeeze(-1), ((q @ scatter) * q).sum(-1)
+        return mean.view(depth, heads, rows).to(self.dtype), m2.view(depth, heads, rows).to(self.dtype)
 
     def sample(self, batch: int, rows: Tensor) -> ProductSource:
         """The same call with one batch element and the given rows only."""
@@ -139,7 +167,7 @@ def product_source(
     full = (*q_shape[:-1], k_shape[-2])
     return ProductSource(
         query=four_dims(query, q_shape, "query"),
-        key=four_dims(key, k_shape, "key"),
+        key=four_dims(key, k_shape, "key").to(wide(torch.promote_types(query.dtype, key.dtype))),
         scale=four_dims(scale, (*q_shape[:-1], 1), "scale") if isinstance(scale, Tensor) else float(scale),
         softcap=softcap,
         bias=None if bias is None else four_dims(bias, full, "bias"),
@@ -151,23 +179,33 @@ def product_source(
     )
 
 
-def sweep_product(source: ProductSource, *, future: bool) -> AttentionRows:
-    """All rows of a call, in four dimensions."""
-    batch, heads, length, keys = source.shape
-    if not source.folds:
-        product = torch.zeros(batch, heads, length, dtype=source.dtype, device=source.device)
-        source = replace(source, max_product=product)
-    rows, ahead = sweep(source, future=future and length == keys)
-    if source.max_product is None:
+def sweep_product(
+    source: ProductSource, value: Tensor | None = None, *, product: bool = True, future: bool = False
+) -> AttentionRows:
+    """All rows of a call, in four dimensions; values or the future, not both."""
+    _, _, length, keys = source.shape
+    weigher: Weigher | None = None
+    if value is not None:
+        weigher = Values(value.to(source.dtype), source.group)
+    elif future and length == keys:
+        weigher = Future()
+    if product and not source.folds:
+        largest = torch.zeros(source.shape[:3], dtype=source.dtype, device=source.device)
+        source = replace(source, max_product=largest)
+    rows, weighed = sweep(source, weigher)
+    output = weighed.to(value.dtype) if value is not None and weighed is not None else None
+    ahead = weighed.squeeze(-1) if value is None and weighed is not None else None
+    if product and source.max_product is None:
         assert not isinstance(source.scale, Tensor)
         largest = torch.maximum(rows.max.abs(), rows.min.abs()) / abs(source.scale)
-        return AttentionRows(rows, largest.masked_fill(rows.n == 0, 0.0), ahead)
-    return AttentionRows(rows, source.max_product, ahead)
+        return AttentionRows(rows, largest.masked_fill(rows.n == 0, 0.0), output, ahead)
+    return AttentionRows(rows, source.max_product, output, ahead)
 
 
 def attention_row_stats(
     query: Tensor,
     key: Tensor,
+    value: Tensor | None = None,
     *,
     scale: float | Tensor,
     softcap: float | None = None,
@@ -175,6 +213,7 @@ def attention_row_stats(
     visible: Tensor | None = None,
     is_causal: bool = False,
     float_mask: Tensor | None = None,
+    product: bool = True,
     future: bool = False,
 ) -> AttentionRows:
     r"""Row statistics of `softcap(scale q . k) + bias` over the keys that the masks leave visible.
@@ -182,12 +221,14 @@ def attention_row_stats(
     Args:
         query: (..., H, L, E), any floating dtype; half types are widened to float32 tile by tile.
         key: (..., Hkv, S, E) with Hkv dividing H; query heads h share the key head h // (H / Hkv).
+        value: (..., Hkv, S, Ev), to be weighted in the same pass; None: no output.
         scale: factor on the product; a number, or a tensor broadcastable to (..., H, L, 1).
         softcap: c of `c tanh(z / c)`, applied to the scaled product.
         bias: added after the softcap, broadcastable to (..., H, L, S).
         visible: bool, broadcastable to (..., H, L, S); True where the row sees the key.
         is_causal: row i sees keys j <= i (upper-left, as in SDPA).
         float_mask: added like a bias; its entries at or below -3e4 (-inf, the lowest number of a dtype) hide the key.
+        product: also the largest |q . k| of each row.
         future: also the weight on keys j > i of each row, where L == S.
 
     Returns:
@@ -213,10 +254,12 @@ def attention_row_stats(
             is_causal=is_causal,
             float_mask=float_mask,
         )
-        result = sweep_product(source, future=future)
+        values = None if value is None else four_dims(value, value.shape, "value")
+        result = sweep_product(source, values, product=product, future=future)
         shape = query.shape[:-1]
         return AttentionRows(
             rows=result.rows.map(lambda field: field.reshape(shape)),
-            max_product=result.max_product.reshape(shape),
+            max_product=None if result.max_product is None else result.max_product.reshape(shape),
+            output=None if result.output is None else result.output.reshape(*shape, result.output.shape[-1]),
             future=None if result.future is None else result.future.reshape(shape),
         )

@@ -1,0 +1,128 @@
+"""Where a tile lies, (batch, heads, rows, keys), and what hides keys from its rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sqrtdk.errors import InvalidTypeError, InvalidValueError
+
+HIDDEN = -3e4  # an additive mask at or below hides its key: half of float16's lowest, so any dtype's fill is known
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Half-open ranges of batch, query heads (whole groups of them), rows and keys."""
+
+    b0: int
+    b1: int
+    h0: int
+    h1: int
+    r0: int
+    r1: int
+    c0: int
+    c1: int
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """(batch, heads, rows, keys)."""
+        return self.b1 - self.b0, self.h1 - self.h0, self.r1 - self.r0, self.c1 - self.c0
+
+    @property
+    def rows(self) -> tuple[slice, slice, slice]:
+        """Index of the block's rows in a (B, H, L) tensor."""
+        return slice(self.b0, self.b1), slice(self.h0, self.h1), slice(self.r0, self.r1)
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """What hides keys: every tensor is 4-D with sizes 1 or full, (B, H, L, S)."""
+
+    visible: Tensor | None = None  # bool
+    float_mask: Tensor | None = None  # additive
+    is_causal: bool = False  # upper-left
+
+    def window(self, block: Block, dtype: torch.dtype, device: torch.device) -> tuple[Tensor | None, int, int]:
+        """(mask, start, stop) of a block of all keys: no row sees one from `stop` on, every row all before `start`.
+
+        `mask` is float 0 or 1 for the keys in between; None where no key of the range is hidden from any row.
+        """
+        stop = min(block.c1, block.r1) if self.is_causal else block.c1
+        height = block.r1 - block.r0
+        if self.visible is None and self.float_mask is None:
+            if not self.is_causal or block.r0 >= stop:
+                return None, stop, stop
+            triangle = torch.ones(height, stop - block.r0, dtype=dtype, device=device).tril_()
+            return triangle, block.r0, stop
+        block = replace(block, c1=stop)
+        mask = torch.ones((), dtype=dtype, device=device)
+        if self.visible is not None:
+            mask = mask * cut(self.visible, block)
+        if self.float_mask is not None:
+            mask = mask * (cut(self.float_mask, block) > HIDDEN)
+        if self.is_causal:
+            mask = mask * torch.ones(height, stop, dtype=dtype, device=device).tril_(block.r0)
+        mask = mask.expand(*mask.shape[:-1], stop)
+        if stop == 0:
+            return None, 0, 0
+        some = mask.amax((0, 1, 2)).nonzero()
+        stop = int(some[-1]) + 1 if len(some) else 0
+        part = (mask[..., :stop].amin((0, 1, 2)) == 0).nonzero()
+        start = int(part[0]) if len(part) else stop
+        return (mask[..., start:stop] if start < stop else None), start, stop
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """float64 for float64, float32 for every other floating type."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def four_dims(tensor: Tensor, shape: Sequence[int], name: str) -> Tensor:
+    """View a tensor that broadcasts to `shape` (..., H, L, S) as 4-D: sizes stay 1 where they can, no copy of L x S."""
+    if name == "visible" and tensor.dtype != torch.bool:
+        raise InvalidTypeError(f"visible is a bool tensor; got {tensor.dtype}", hint="Use `float_mask=` or `mask > x`.")
+    sizes = (1,) * (len(shape) - tensor.ndim) + tuple(tensor.shape)
+    if len(sizes) > len(shape) or any(size not in (1, full) for size, full in zip(sizes, shape, strict=False)):
+        raise InvalidValueError(
+            f"{name} broadcasts to {tuple(shape)}; got {tuple(tensor.shape)}",
+            hint="Align the dimensions from the right.",
+        )
+    tensor = tensor.detach().reshape((1,) * (4 - len(sizes)) + sizes)
+    lead, full = tensor.shape[:-3], tuple(shape[:-3])
+    if len(lead) > 1 and any(size != 1 for size in lead):
+        tensor = tensor.expand(*full, *tensor.shape[-3:])
+    return tensor.reshape(-1 if tensor.numel() else math.prod(tensor.shape[:-3]), *tensor.shape[-3:])
+
+
+def visible_rows(masks: Masks, batch: int, rows: Tensor, keys: int) -> Masks:
+    """The masks of some rows of one batch element; a causal mask becomes an explicit one."""
+
+    def pick(tensor: Tensor | None) -> Tensor | None:
+        if tensor is None:
+            return None
+        tensor = tensor[batch : batch + 1] if tensor.shape[0] != 1 else tensor
+        return tensor.index_select(2, rows) if tensor.shape[2] != 1 else tensor
+
+    visible, float_mask = pick(masks.visible), pick(masks.float_mask)
+    if masks.is_causal:
+        past = (torch.arange(keys, device=rows.device) <= rows.unsqueeze(-1))[None, None]
+        visible = past if visible is None else visible & past
+    return replace(masks, visible=visible, float_mask=float_mask, is_causal=False)
+
+
+def cut(tensor: Tensor, block: Block) -> Tensor:
+    """The part of a 4-D tensor (sizes 1 or full) that belongs to the block."""
+    ranges = ((block.b0, block.b1), (block.h0, block.h1), (block.r0, block.r1), (block.c0, block.c1))
+    return tensor[tuple(slice(*r) if size != 1 else slice(None) for r, size in zip(ranges, tensor.shape, strict=True))]
+
+
+def cut_keys(mask: Tensor | None, start: int, block: Block) -> tuple[Tensor | None, int]:
+    """The part of `Masks.window` that belongs to the block's keys: (mask, first key of the block that it is for)."""
+    if mask is None or block.c1 <= start:
+        return None, block.c1 - block.c0
+    begin = max(block.c0, start)
+    return mask[..., begin - start : block.c1 - start], begin - block.c0

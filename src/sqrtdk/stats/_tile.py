@@ -1,0 +1,119 @@
+"""The arithmetic of one tile of logits, in two buffers of its size; every operation writes into one of them.
+
+A tile is (..., R, C): R rows, C keys. The passes over it are most of what statistics cost, so each is there for a
+reason: reductions along the rows and plain arithmetic are vectorised on a CPU, exp is not where MKL takes it over
+(exp2 is, and three times as fast), nor are bool fills and comparisons (visibility is a float mask of 0 and 1).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sqrtdk.stats._partial import RowStats
+
+LOG2_E = 1.0 / math.log(2.0)
+FLUSH = {torch.float32: 1e-30, torch.float64: 1e-290}  # a total weight below this, relative to the peak's, is 0
+
+
+@dataclass(frozen=True, slots=True)
+class Shifted:
+    """What is known of a tile before the sums that leave out the maximum: (..., R) each."""
+
+    n: Tensor  # visible keys
+    max: Tensor
+    min: Tensor
+    mean: Tensor
+    m2: Tensor
+    mass: Tensor  # sum of e^{z-m}
+    a: Tensor  # sum of e^{z-m} (z-m)
+
+
+def exponentials(a: Tensor, b: Tensor, mask: Tensor | None, start: int, *, moments: bool = True) -> Shifted:
+    """Turn the logits z in `a` into e^{z-m} in `b`, 0 at hidden keys; `a` is free afterwards.
+
+    Args:
+        a: (..., R, C) logits, C > 0.
+        b: scratch of the same shape.
+        mask: float 0 or 1, broadcastable to `a[..., start:]`, or None.
+        start: first key that is hidden from some row.
+        moments: False leaves mean and m2 at 0.
+    """
+    keys = a.shape[-1]
+    part, part_b = a[..., start:], b[..., start:]
+    if mask is None:
+        n = torch.full(a.shape[:-1], float(keys), dtype=a.dtype, device=a.device)
+        top, low = a.amax(-1), a.amin(-1)
+    else:
+        n = (mask.sum(-1) + start).expand(a.shape[:-1])
+        cap = (mask - 0.5) * math.inf  # +inf at visible keys, -inf at hidden ones
+        torch.minimum(part, cap, out=part)
+        top = a.amax(-1)
+        if bool(top.isnan().any()):  # NaN may sit at a hidden key, where it does not count
+            part.masked_fill_(mask == 0, -math.inf)
+            top = a.amax(-1)
+        low = torch.maximum(part, -cap, out=part_b).amin(-1)
+        if start:
+            low = torch.minimum(low, a[..., :start].amin(-1))
+    a.sub_(top.masked_fill(top == -math.inf, 0.0).unsqueeze(-1))  # z - m from here on
+    if mask is not None:
+        torch.maximum(part, -cap.clamp_(min=0.0), out=part)  # 0 at hidden keys
+    mean = m2 = torch.zeros_like(top)
+    if moments:
+        offset = a.sum(-1) / n.clamp(min=1.0)
+        torch.sub(a, offset.unsqueeze(-1), out=b)
+        if mask is not None:
+            part_b.mul_(mask)
+        mean, m2 = top + offset, torch.linalg.vector_norm(b, dim=-1) ** 2
+    torch.mul(a, LOG2_E, out=b).exp2_()  # in place, as `b` may have left the cache
+    if mask is not None:
+        part_b.mul_(mask)
+    mass = b.sum(-1)
+    if not bool(low.amin() > -math.inf):
+        a.clamp_(min=-torch.finfo(a.dtype).max)  # else -inf times a weight of 0
+    return Shifted(n=n, max=top, min=low, mean=mean, m2=m2, mass=mass, a=a.mul_(b).sum(-1))
+
+
+def reduce_tile(b: Tensor, scratch: Tensor, found: Shifted) -> RowStats:
+    """RowStats of a tile, before `settle`, from e^{z-m} in `b`; both buffers are overwritten.
+
+    The sums leave out one key that holds the maximum: each e^0 = 1 is cut off before the sum, which a 1 would round
+    away in a row near one-hot, and further keys at the maximum are counted by the difference.
+    """
+    rest = b.frac_().sum(-1)
+    ties = (found.mass - rest).round_().sub_(1.0).clamp_(min=0.0)
+    rest2 = torch.mul(b, b, out=scratch).sum(-1)
+    rest3 = scratch.mul_(b).sum(-1)
+    return RowStats(
+        n=found.n,
+        max=found.max,
+        min=found.min,
+        rest=rest + ties,
+        rest2=rest2 + ties,
+        rest3=rest3 + ties,
+        a=found.a,
+        mean=found.mean,
+        m2=found.m2,
+    )
+
+
+def settle(rows: RowStats) -> RowStats:
+    """Give rows without a finite maximum or minimum, and weights that do not count, their exact values."""
+    none = rows.rest < FLUSH[rows.rest.dtype]
+    blind = rows.n == 0
+    overflowed = (rows.min == -math.inf) & ~blind
+    bad = ~(rows.max < math.inf)
+    exact = {
+        "rest": rows.rest.masked_fill(none, 0.0),
+        "rest2": rows.rest2.masked_fill(none, 0.0),
+        "rest3": rows.rest3.masked_fill(none, 0.0),
+        "a": rows.a.masked_fill(none, 0.0),
+        "mean": rows.mean.masked_fill(overflowed, -math.inf).masked_fill(blind, 0.0),
+        "m2": rows.m2.masked_fill(overflowed, math.inf).masked_fill(blind, 0.0),
+        "max": rows.max,
+        "min": rows.min,
+    }
+    return RowStats(n=rows.n, **{name: value.masked_fill(bad, math.nan) for name, value in exact.items()})
