@@ -1,6 +1,7 @@
-"""Every test here: tiny calls are many blocks, so that the tiled implementation is more than the dense one."""
+"""Every test here: tiny calls are many blocks."""
 
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,11 @@ import sqrtdk._attention  # noqa: F401 - its names are bound before any is repla
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-ROWS = 3  # of a block
-
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sqrtdk.impl import tiled
+    from small import SIZES
 
-    monkeypatch.setattr(tiled, "block_rows", lambda call: ROWS)
+    for module, sizes in SIZES.items():
+        for name, value in sizes.items():
+            monkeypatch.setattr(import_module(module), name, value)

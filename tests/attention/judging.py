@@ -110,7 +110,8 @@ def judge(case: Case, impl: str, expected: Expected, attention: Attention | None
         return wrong  # it hands over to one of the others, whose statistics are judged by name
 
     with torch.no_grad():
-        _, aux = attention(**case.given(leaves), impl=impl, return_aux=sqrtdk.AuxRequest.all())
+        output, aux = attention(**case.given(leaves), impl=impl, return_aux=sqrtdk.AuxRequest.all())
+    judged.result("output", output, expected.answer.output.detach())
     for name in STATISTICS:
         judged.statistic(name, getattr(aux, name), expected.answer.statistics[name].detach())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 ROWS, CALL, FUSED, TILED = "impl/rows.py", "impl/call.py", "impl/fused.py", "impl/tiled.py"
+SWEEP, TILE, WEIGHERS, PRODUCTS = (f"stats/{name}.py" for name in ("_sweep", "_tile", "_weighers", "tiles"))
 RESOLVE, REQUEST, PARTIAL = "_attention.py", "stats/request.py", "stats/_partial.py"
 SCALED = "z = z * (cut_rows(call.scale, start, stop).to(call.dtype) if isinstance(call.scale, Tensor) else call.scale)"
 CAPPED = "z = call.softcap * torch.tanh(z / call.softcap)"
@@ -151,6 +152,35 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         FUSED,
         [("call.positions(0, call.length) + call.shift", "call.positions(0, call.length)")],
     ),
+    # the pass for output and statistics at once
+    "pass: scale left out": (PRODUCTS, [("            q = q * self.scale\n", "            pass\n")]),
+    "pass: base 2 instead of e": (TILE, [("torch.mul(a, LOG2_E, out=b).exp2_()", "torch.mul(a, 1.0, out=b).exp2_()")]),
+    "pass: ties not counted": (TILE, [("ties = (found.mass - rest)", "ties = 0.0 * (found.mass - rest)")]),
+    "pass: hidden keys have weights": (
+        TILE,
+        [("exp2_()  # in place, as `b` may have left the cache\n    if mask is not None:", "exp2_()\n    if False:")],
+    ),
+    "pass: largest weight left out of the output": (WEIGHERS, [("weights.view(pairs", "weights.frac().view(pairs")]),
+    "pass: values of the first keys": (WEIGHERS, [("heads, block.c0 : block.c1]", "heads, : block.c1 - block.c0]")]),
+    "pass: key heads not shared": (
+        WEIGHERS,
+        [("slice(block.h0 // self.group, block.h1 // self.group)", "slice(0, (block.h1 - block.h0) // self.group)")],
+    ),
+    "pass: earlier keys not scaled down": (SWEEP, [("sums = sums.mul_(_down(below, top))", "sums = sums")]),
+    "pass: later keys not scaled down": (SWEEP, [("part.mul_(_down(found.max, top))", "part")]),
+    "pass: mask of the first keys": (
+        "stats/_block.py",
+        [("mask[..., begin - start : block.c1 - start]", "mask[..., : block.c1 - begin]")],
+    ),
+    "pass: scatter not centred": (PRODUCTS, [("part.double() - centre for", "part.double() for")]),
+    "pass: scatter of one scale": (PRODUCTS, [("((q @ scatter) * q)", "((q @ scatter) * q / self.scale)")]),
+    "merge: largest weights of other blocks left out": (
+        PARTIAL,
+        [("total(weight * self.rest + others)", "total(weight * self.rest)")],
+    ),
+    "merge: weights not scaled down": (PARTIAL, [("total(weight**2 * self.rest2", "total(weight * self.rest2")]),
+    "merge: logits not shifted": (PARTIAL, [(" + weight * gap * (1.0 + self.rest)", "")]),
+    "merge: blocks' means apart": (PARTIAL, [("spread = self.m2 + self.n * (step - offset) ** 2", "spread = self.m2")]),
     # blocks
     "tiled: last row forgotten": (
         TILED,

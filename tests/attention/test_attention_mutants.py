@@ -22,6 +22,7 @@ import pytest
 from cases import CASES, TRIPLES, Case
 from judging import Attention, Expected, expect, judge
 from mutants import MUTANTS
+from small import SIZES
 
 import sqrtdk
 from sqrtdk.errors import UnsupportedError
@@ -78,7 +79,8 @@ def planted(file: str, text: str) -> Iterator[ModuleType]:
 
 def attention_of(module: ModuleType) -> Attention:
     """Its `attention`, in small blocks, taking the real AuxRequest."""
-    sys.modules["sqrtdk.impl.tiled"].block_rows = lambda call: 3
+    for name, sizes in SIZES.items():
+        vars(sys.modules[name]).update(sizes)
 
     def attention(*args: Any, return_aux: Any = None, **kwargs: Any) -> Any:
         request = None if return_aux is None else module.AuxRequest(**{f: getattr(return_aux, f) for f in fields_of()})

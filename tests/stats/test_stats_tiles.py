@@ -43,9 +43,11 @@ def assert_matches(result: AttentionRows, product: Tensor, logits: Tensor, visib
     torch.testing.assert_close(result.max_product.double(), largest, rtol=1e-5, atol=1e-5)
 
 
-@pytest.fixture(params=[2**18, 300], ids=["one tile", "many tiles"])
+@pytest.fixture(params=[(2**18, 2**10), (300, 2**10), (100, 6)], ids=["one tile", "many tiles", "split keys"])
 def _tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_sweep, "TILE", request.param)
+    tile, width = request.param
+    monkeypatch.setattr(_sweep, "TILE", tile)
+    monkeypatch.setattr(_sweep, "WIDTH", width)
 
 
 pytestmark = pytest.mark.usefixtures("_tile")

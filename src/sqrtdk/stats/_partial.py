@@ -75,8 +75,11 @@ class RowStats:
             >>> torch.allclose(both.entropy_nats, row_stats(z).entropy_nats)
             True
         """
-        pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(RowStats))
-        return RowStats(*(torch.stack(torch.broadcast_tensors(*pair)) for pair in pairs)).merged(0)
+        shape = torch.broadcast_shapes(self.n.shape, other.n.shape)  # type: ignore[no-untyped-call]
+        both = (
+            torch.stack([getattr(part, field.name).expand(shape) for part in (self, other)]) for field in fields(self)
+        )
+        return RowStats(*both).merged(0)
 
     def merged(self, dim: int) -> RowStats:
         """Statistics of rows whose keys lie in blocks along a dimension: `merge` of all of them at once.
@@ -98,8 +101,9 @@ class RowStats:
         others = weight.frac()  # the weight of each block's own maximum, where that is not the row's
         ties = ((weight == 1.0).sum(dim, keepdim=True) - 1.0).clamp(min=0.0)
         n = self.n.sum(dim, keepdim=True)
-        start = self.mean.masked_fill(self.n == 0, -math.inf).amax(dim, keepdim=True)  # against which nothing cancels
-        step = self.mean - start.masked_fill(start == -math.inf, 0.0)
+        blind = self.n == 0
+        start = self.mean.masked_fill(blind, -math.inf).amax(dim, keepdim=True)  # against which nothing cancels
+        step = (self.mean - start.masked_fill(start == -math.inf, 0.0)).masked_fill(blind, 0.0)
         offset = (step * self.n).sum(dim, keepdim=True) / n.clamp(min=1.0)
         spread = self.m2 + self.n * (step - offset) ** 2
         overflowed = (low == -math.inf) & (top < math.inf)
@@ -116,7 +120,7 @@ class RowStats:
             "rest3": total(weight**3 * self.rest3 + others**3) + ties,
             "a": total(weight * self.a + weight * gap * (1.0 + self.rest)),
             "mean": (start + offset).masked_fill(n == 0, 0.0).masked_fill(overflowed, -math.inf),
-            "m2": total(spread.masked_fill(self.n == 0, 0.0)).masked_fill(overflowed, math.inf),
+            "m2": total(spread.masked_fill(blind, 0.0)).masked_fill(overflowed, math.inf),
         }
         return RowStats(**{name: value.squeeze(dim) for name, value in joined.items()})
 

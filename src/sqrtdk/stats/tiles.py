@@ -15,6 +15,7 @@ from sqrtdk.stats._sweep import Weigher, sweep
 from sqrtdk.stats._weighers import Future, Values
 
 MOMENT_KEYS = 512  # widened to float64 at a time
+MOMENT_ROWS = 64  # fewer take a pass of their own sooner
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +105,14 @@ class ProductSource:
         They are kept for the blocks of rows that follow with the same keys.
         """
         group, width = self.group, self.query.shape[-1]
-        if not self.folds or block.r1 - block.r0 < width // group:
+        if not self.folds or group * (block.r1 - block.r0) < MOMENT_ROWS:
             return None
         at = (block.b0, block.b1, block.h0 // group, block.h1 // group, block.c0, block.c1)
         if at not in self.scatter:
             self.scatter.clear()
             k = self.key[at[0] : at[1], at[2] : at[3], at[4] : at[5]]
             centre = k.mean(-2, keepdim=True, dtype=torch.float64)
-            offsets = (part.double() - centre for part in k.split(MOMENT_KEYS, -2))
+            offsets = (part.double() - centre for part in torch.split(k, MOMENT_KEYS, -2))
             self.scatter[at] = centre.mT, torch.stack([part.mT @ part for part in offsets]).sum(0)
         centre, scatter = self.scatter[at]
         q = self.query[block.b0 : block.b1, block.h0 : block.h1, block.r0 : block.r1].double() * self.scale

@@ -1,0 +1,11 @@
+"""Sizes that make tiny calls many blocks, so that no implementation but the dense one sees a call at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SIZES: dict[str, dict[str, Any]] = {
+    "sqrtdk.impl.tiled": {"block_rows": lambda call: 3},
+    "sqrtdk.stats._sweep": {"TILE": 40, "WIDTH": 5},
+    "sqrtdk.stats.tiles": {"MOMENT_ROWS": 1},
+}
