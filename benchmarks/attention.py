@@ -1,6 +1,7 @@
-"""What `sqrtdk.attention` costs next to torch's own operation and to the same figures by dense torch code.
+"""What `sqrtdk.attention` costs next to torch's own operations, to Keras, and to the same figures by dense torch code.
 
 Each group runs its sides in turn, round after round, and prints times and ratios as median [10th .. 90th percentile].
+Memory is measured in processes of their own: what the call adds to the peak of one that has loaded its libraries.
 
     python benchmarks/attention.py [--repeats 15] [--threads 2] [--json FILE] [--only plain,tiny,statistics,...]
 """
@@ -9,13 +10,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import resource
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention.flex_attention import flex_attention
 
 import sqrtdk
 from paired import line, ratio, rounds, spread
@@ -69,7 +75,7 @@ def statistics(dtype: torch.dtype) -> Group:
     q, k, v = tensors(4096, dtype=dtype)
     ways: dict[str, Callable[[], object]] = {
         "sdpa 4096": lambda: functional.scaled_dot_product_attention(q, k, v),
-        "sqrtdk 4096, all statistics": lambda: sqrtdk.attention(q, k, v, return_aux=ALL),
+        "sqrtdk 4096, all statistics": lambda: sqrtdk_statistics(q, k, v),
         "measure 4096": lambda: sqrtdk.measure(q, k),
     }
     pairs = [("sqrtdk 4096, all statistics", "sdpa 4096"), ("measure 4096", "sdpa 4096")]
@@ -79,15 +85,47 @@ def statistics(dtype: torch.dtype) -> Group:
     return ways, pairs, 1
 
 
+def flex_plain() -> Group:
+    """FlexAttention's compiled kernel, which gives no statistics on a CPU: torch refuses them."""
+    q, k, v = tensors(4096)
+    compiled = torch.compile(flex_attention)
+    ways: dict[str, Callable[[], object]] = {
+        "flex 4096, compiled": lambda: compiled(q, k, v),
+        "sqrtdk 4096": lambda: sqrtdk.attention(q, k, v),
+        "sqrtdk 4096, all statistics": lambda: sqrtdk_statistics(q, k, v),
+    }
+    flex, plain, whole = ways
+    return ways, [(plain, flex), (whole, flex)], 1
+
+
+def dense_additive(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.tanh(q.unsqueeze(-2) + k.unsqueeze(-3)).sum(-1).softmax(-1) @ v
+
+
+def keras_additive(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    import keras
+
+    with torch.device("cpu"):
+        output: Tensor = keras.layers.AdditiveAttention(use_scale=False)([q[0], v[0], k[0]])
+    return output
+
+
+def sqrtdk_additive(q: Tensor, k: Tensor, v: Tensor) -> object:
+    return sqrtdk.attention(q, k, v, score=scores.keras_additive())
+
+
+def sqrtdk_statistics(q: Tensor, k: Tensor, v: Tensor) -> object:
+    return sqrtdk.attention(q, k, v, return_aux=ALL)
+
+
 def additive() -> Group:
-    q, k, v = tensors(2048, heads=1)
-    score = scores.keras_additive()
-
-    def dense() -> Tensor:
-        return torch.tanh(q.unsqueeze(-2) + k.unsqueeze(-3)).sum(-1).softmax(-1) @ v
-
-    ways = {"dense additive": dense, "sqrtdk additive": lambda: sqrtdk.attention(q, k, v, score=score)}
-    return ways, [("sqrtdk additive", "dense additive")], 1
+    inputs = tensors(2048, heads=1)
+    ways = {
+        "dense additive": lambda: dense_additive(*inputs),
+        "keras additive": lambda: keras_additive(*inputs),
+        "sqrtdk additive": lambda: sqrtdk_additive(*inputs),
+    }
+    return ways, [("sqrtdk additive", "dense additive"), ("sqrtdk additive", "keras additive")], 1
 
 
 GROUPS: dict[str, Callable[[], Group]] = {
@@ -95,19 +133,41 @@ GROUPS: dict[str, Callable[[], Group]] = {
     "tiny": tiny,
     "statistics": lambda: statistics(torch.float32),
     "statistics_bf16": lambda: statistics(torch.bfloat16),
+    "flex": flex_plain,
     "additive": additive,
+}
+PEAKS: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], object], int]] = {
+    "all statistics, 16384 keys": (sqrtdk_statistics, 16384),
+    "all statistics, 131072 keys": (sqrtdk_statistics, 131072),
+    "dense additive, 2048 keys": (dense_additive, 2048),
+    "keras additive, 2048 keys": (keras_additive, 2048),
+    "sqrtdk additive, 2048 keys": (sqrtdk_additive, 2048),
 }
 
 
-def extra_memory(length: int = 16384) -> float:
-    """MiB that all statistics add to the peak of the plain call, libraries loaded."""
-    q, k, v = tensors(length, heads=1)
+def peak(name: str) -> dict[str, float]:
+    """What a call of one head adds to the peak of torch's plain one, and how long each takes."""
+    call, length = PEAKS[name]
+    inputs = tensors(length, heads=1)
     with torch.no_grad():
-        sqrtdk.attention(*(t[:, :, :64] for t in (q, k, v)), return_aux=ALL)
-        functional.scaled_dot_product_attention(q, k, v)
+        call(*(t[:, :, :64] for t in inputs))
+        start = time.perf_counter()
+        functional.scaled_dot_product_attention(*inputs)
+        middle = time.perf_counter()
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        sqrtdk.attention(q, k, v, return_aux=ALL)
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+        call(*inputs)
+        seconds = time.perf_counter() - middle
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"extra_mib": (after - before) / 1024, "seconds": seconds, "seconds_of_sdpa": middle - start}
+
+
+def peaks(threads: int) -> dict[str, dict[str, float]]:
+    """`peak` of every name, each in a process of its own."""
+    found = {}
+    for name in PEAKS:
+        command = [sys.executable, __file__, "--threads", str(threads), "--peak", name]
+        found[name] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return found
 
 
 def main() -> None:
@@ -116,16 +176,23 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", default="memory," + ",".join(GROUPS))
     parser.add_argument("--json")
+    parser.add_argument("--peak", choices=PEAKS, help="only this, in this process, as JSON")
     options = parser.parse_args()
+    os.environ["KERAS_BACKEND"] = "torch"
     torch.set_num_threads(options.threads)
+    if options.peak:
+        print(json.dumps(peak(options.peak)))
+        return
     record: dict[str, object] = {
         "environment": {"torch": torch.__version__, "python": platform.python_version(), "threads": options.threads},
         "repeats": options.repeats,
     }
     wanted = options.only.split(",")
-    if "memory" in wanted:  # first: later groups raise the peak
-        record["memory_mib"] = extra_memory()
-        print(f"extra peak memory of all statistics at L = 16384: {record['memory_mib']:.0f} MiB")
+    if "memory" in wanted:
+        record["memory"] = found = peaks(options.threads)
+        for name, value in found.items():
+            times = f"{value['seconds']:8.2f}s, plain SDPA {value['seconds_of_sdpa']:.2f}s"
+            print(f"{name:32s} {value['extra_mib']:9.1f} MiB {times}")
     for name, make in GROUPS.items():
         if name not in wanted:
             continue
