@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from sqrtdk import AuxRequest, attention, scores
 from sqrtdk.nn import AdditiveAttention, MultiHeadAttention, ScaledDotProductAttention
 from tolerances import complaint
 
@@ -81,6 +82,31 @@ def test_dot_product(keras: Any, causal: bool) -> None:
     layer = keras.layers.Attention(use_scale=False, dtype="float64")
     expected = layer([q, v, k], mask=[None, real], use_causal_mask=causal, training=False)
     compare(ScaledDotProductAttention(D, scale=1.0)(q, k, v, real[:, None], causal), expected, [q, k, v], torch.float32)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("mode", ["dot", "concat"])
+def test_luong_with_a_learned_scale(keras: Any, mode: str, causal: bool) -> None:
+    q, k, v, real = leaf(B, L, D), leaf(B, S, D), leaf(B, S, 3), mask_of_keys()
+    layer = keras.layers.Attention(use_scale=True, score_mode=mode, dtype="float64")
+    layer.build([tuple(q.shape), tuple(v.shape), tuple(k.shape)])
+    layer.set_weights([w.numpy() for w in torch.tensor([0.3, 1.7], dtype=F64)[: len(layer.weights)]])
+    expected, weights = layer(
+        [q, v, k], mask=[None, real], use_causal_mask=causal, return_attention_scores=True, training=False
+    )
+    theirs = [w.value for w in layer.weights]
+    scale, *factor = mine = [w.detach().clone().requires_grad_() for w in theirs]
+    given: dict[str, Any] = {"scale": scale.view(1, 1)}
+    if mode == "concat":
+        both = scale * torch.eye(D, dtype=F64).repeat(2, 1)
+        given = {"score": scores.luong_concat(factor[0] * torch.ones(D, dtype=F64), both)}
+    output, aux = attention(q, k, v, real[:, None], is_causal=causal, return_aux=AuxRequest(peak=True), **given)
+    compare(output, expected, [q, k, v], torch.float32)
+    assert complaint(aux.peak, weights.double().amax(-1), torch.float32, length=S * D, logit=20.0) is None
+    probe = torch.randn_like(output)
+    found = torch.autograd.grad((output * probe).sum(), mine)
+    for ours, its in zip(found, torch.autograd.grad((expected * probe).sum(), theirs), strict=True):
+        assert complaint(ours, its, torch.float32, length=B * S * D, logit=20.0) is None
 
 
 @pytest.mark.parametrize("cross", [False, True])
