@@ -17,7 +17,7 @@ from sqrtdk import _arguments as arguments
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.impl.call import UNBOUNDED, Call, has_values
 from sqrtdk.impl.dense import dense
-from sqrtdk.impl.fused import LARGEST_MASK, fused, mask_elements, obstacle
+from sqrtdk.impl.fused import LARGEST_MASK, fused, held_by_torch, mask_elements, obstacle
 from sqrtdk.impl.tiled import block_rows, tiled
 from sqrtdk.positions import PositionTerm
 from sqrtdk.scales import ScaleRule, Sizes, sqrt_dk
@@ -27,7 +27,7 @@ from sqrtdk.stats.request import AuxOutput, AuxRequest
 Implementation = Callable[[Call], tuple[Tensor, AuxOutput]]
 IMPLEMENTATIONS: dict[str, Implementation] = {"dense": dense, "fused": fused, "tiled": tiled}
 FEW_KEYS = 32  # fewer keys than a vector holds: torch's CPU kernel gives 0 for a NaN row
-LARGEST_DENSE = 2**28  # pairs above which dense says what it holds
+LARGEST_DENSE = 2**28  # pairs above which dense says what it holds, and auto takes nothing that holds them
 _log = logging.getLogger("sqrtdk")
 
 
@@ -114,7 +114,8 @@ def attention(
     plain = impl == "auto" and not causal_lower_right and not both and all(extra is None for extra in extras)
     if plain and (scale is None or (type(scale) is float and (scale > 0.0 or not is_causal))):
         _check(query, key, value, attn_mask, dropout_p, scale, enable_gqa)
-        if not _needs_care(query, key, value, attn_mask is not None or is_causal):
+        careless = not _needs_care(query, key, value, attn_mask is not None or is_causal)
+        if careless and _pairs(query, key) <= LARGEST_DENSE:
             return functional.scaled_dot_product_attention(
                 query, key, value, _at_least_2d(attn_mask), dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )
@@ -226,14 +227,21 @@ def choose(call: Call, impl: str = "auto") -> Choice:
         return Choice(impl, "asked for")
     reason = obstacle(call)
     if reason is None:
-        elements = mask_elements(call)
-        if elements <= LARGEST_MASK:
+        masked = mask_elements(call)
+        if masked > LARGEST_MASK:
+            reason = f"torch's kernels would need a mask of {masked} elements"
+        elif call.elements > LARGEST_DENSE and held_by_torch(call):
+            reason = f"torch would hold {call.elements} pairs at once"
+        else:
             return Choice("fused", "torch's kernels run it")
-        reason = f"torch's kernels would need a mask of {elements} elements"
     height = block_rows(call)
     if height >= call.length:
         return Choice("dense", f"{reason}; the call fits one block")
     return Choice("tiled", f"{reason}; blocks of {height} rows")
+
+
+def _pairs(query: Tensor, key: Tensor) -> int:
+    return math.prod(query.shape[:-1]) * key.shape[-2]
 
 
 def _check(

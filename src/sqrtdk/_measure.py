@@ -84,10 +84,13 @@ def measure(
         if obstacle(call) is None:
             return swept(call).rows
         height = block_rows(call)
-        blocks = [block_stats(call, start, min(call.length, start + height)) for start in range(0, call.length, height)]
-        if not blocks:
-            return RowStats.empty((*call.lead, 0), dtype=call.dtype, device=call.query.device)
-        return RowStats(**{f.name: torch.cat([getattr(b, f.name) for b in blocks], -1) for f in fields(RowStats)})
+        found = RowStats.empty((*call.lead, call.length), dtype=call.dtype, device=call.query.device)
+        for start in range(0, call.length, height):
+            stop = min(call.length, start + height)
+            block = block_stats(call, start, stop)
+            for field in fields(RowStats):
+                getattr(found, field.name)[..., start:stop] = getattr(block, field.name)
+        return found
 
 
 def _chosen(rows: int | Tensor, length: int, device: torch.device) -> Tensor:

@@ -186,8 +186,12 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         TILED,
         [("range(0, call.length, height)", "range(0, max(1, call.length - 1), height)")],
     ),
+    "tiled: statistics of the first block": (
+        TILED,
+        [("found = attend(call, start, stop)", "found = attend(call, 0, stop - start)")],
+    ),
     "tiled: every block is the first": (
         TILED,
-        [("blocks.append(attend(call, start, stop))", "blocks.append(attend(call, 0, stop - start))")],
+        [("checkpoint(attend, call, start, stop", "checkpoint(attend, call, 0, stop - start")],
     ),
 }

@@ -142,6 +142,37 @@ def test_the_choice_is_explained(options: dict[str, Any], impl: str, words: str,
     assert words in choice.reason
 
 
+def test_nothing_large_is_held_without_a_word() -> None:
+    q = torch.empty(1, 17, 2**12, 4)
+    wide, few = torch.empty(1, 17, 2**12, 3), q[:, :, :100]
+    mask = torch.empty(1, 2**12)
+    held = {
+        "widths": sqrtdk.explain(q, q, wide),
+        "dropout": sqrtdk.explain(q, q, q, dropout_p=0.1),
+        "mask that learns": sqrtdk.explain(q, q, q, mask.clone().requires_grad_()),
+        "dimensions": sqrtdk.explain(q[0], q[0], q[0]),
+    }
+    for name, choice in held.items():
+        assert choice.impl == "tiled", name
+        assert "torch would hold 285212672 pairs at once" in choice.reason, name
+    every = sqrtdk.AuxRequest.all()
+    for choice in (
+        sqrtdk.explain(q, q, q, mask),
+        sqrtdk.explain(few, q, wide),
+        sqrtdk.explain(q, q, wide, return_aux=every),
+    ):
+        assert choice.impl == "fused"
+
+
+def test_a_large_plain_call_goes_the_same_way(caplog: pytest.LogCaptureFixture) -> None:
+    q = torch.randn(1, 1, 2**14 + 1, 1)
+    with torch.no_grad(), caplog.at_level("DEBUG", "sqrtdk"):
+        output = sqrtdk.attention(q, q, torch.ones(1, 1, 2**14 + 1, 2))
+    assert "attention runs on tiled: torch would hold" in caplog.text
+    assert isinstance(output, Tensor)
+    torch.testing.assert_close(output, torch.ones_like(output), atol=1e-4, rtol=0.0)
+
+
 def test_a_long_call_is_tiled() -> None:
     """2^20 pairs a block: 64 rows of 4 heads and 4096 keys."""
     q = torch.empty(1, 4, 4096, 8, device="meta")

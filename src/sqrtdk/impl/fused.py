@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention import SDPBackend
 
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.call import UNBOUNDED, Call, broadcast, grow, has_values
@@ -110,6 +111,25 @@ def _mask(call: Call) -> Tensor | None:
         bias = call.bias if call.bias.dtype == torch.float32 else call.bias.to(call.value.dtype)
         mask = bias if seen is None else torch.where(seen, bias, -math.inf)
     return mask if mask is None or mask.ndim > 1 else mask.unsqueeze(0)
+
+
+def held_by_torch(call: Call) -> bool:
+    """Whether torch would hold all pairs at once: its kernels do not take every width, dropout or mask."""
+    if (call.aux is not None and in_one_pass(call)) or not has_values(call.query, call.key, call.value):
+        return False
+    mask = None
+    if _needs_mask(call):
+        learns = call.bias is not None and call.bias.requires_grad
+        mask = call.value.new_empty(1, 1, requires_grad=learns).expand(call.length, call.keys)
+    backend = torch._fused_sdp_choice(
+        call.query.to(call.value.dtype),
+        call.key.to(call.value.dtype),
+        call.value,
+        mask,
+        call.dropout_p,
+        enable_gqa=call.heads != _heads(call.key),
+    )
+    return int(backend) == SDPBackend.MATH.value
 
 
 def in_one_pass(call: Call) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from sqrtdk.impl.call import Call, transformed
+from sqrtdk.impl.call import Call, has_values, transformed
 from sqrtdk.impl.rows import attend
 from sqrtdk.stats.request import AuxOutput
 
@@ -33,13 +33,28 @@ def tiled(call: Call) -> tuple[Tensor, AuxOutput]:
     # Widened once, so that the gradients of the blocks are summed in that precision.
     wide = {name: getattr(call, name).to(call.dtype) for name in ("query", "key", "value")}
     call = replace(call, **wide)
-    blocks = []
-    for start in range(0, call.length, height):
-        stop = min(call.length, start + height)
-        if torch.is_grad_enabled() and not transformed():
-            blocks.append(checkpoint(attend, call, start, stop, use_reentrant=False))
-        else:
-            blocks.append(attend(call, start, stop))
+    spans = [(start, min(call.length, start + height)) for start in range(0, call.length, height)]
+    if not torch.is_grad_enabled() and has_values(call.query):
+        return _written(call, spans, dtype)
+    if torch.is_grad_enabled() and not transformed():
+        blocks = [checkpoint(attend, call, start, stop, use_reentrant=False) for start, stop in spans]
+    else:
+        blocks = [attend(call, start, stop) for start, stop in spans]
     outputs, statistics = zip(*blocks, strict=True)
     joined = (None if parts[0] is None else torch.cat(parts, -1) for parts in zip(*statistics, strict=True))
     return torch.cat(outputs, -2).to(dtype), AuxOutput(*joined)
+
+
+def _written(call: Call, spans: list[tuple[int, int]], dtype: torch.dtype) -> tuple[Tensor, AuxOutput]:
+    """The same, each block's results written where they belong.
+
+    Kept apart until the end, small as they are, they hold the memory of the large temporary tensors between them.
+    """
+    output = call.value.new_empty(*call.lead, call.length, call.value.shape[-1], dtype=dtype)
+    wanted = () if call.aux is None else call.aux.wanted
+    whole = {name: call.query.new_empty(*call.lead, call.length, dtype=call.dtype) for name in wanted}
+    for start, stop in spans:
+        output[..., start:stop, :], found = attend(call, start, stop)
+        for name, field in whole.items():
+            field[..., start:stop] = getattr(found, name)
+    return output, AuxOutput(**whole)
