@@ -183,6 +183,35 @@ def test_a_batch_norm_of_fixed_statistics_belongs_to_the_projection() -> None:
     assert call.scale.agree is True
 
 
+# -- a softmax by hand that divides by more than its sum ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("below", "sinks"),
+    [
+        (lambda e, top: e.sum(-1, keepdim=True), False),
+        (lambda e, top: e.sum(-1, keepdim=True) + 1e-6, False),
+        (lambda e, top: (e.sum(-1, keepdim=True) + 1e-9).clamp(min=1e-9), False),
+        (lambda e, top: 1.0 + e.sum(-1, keepdim=True), True),
+        (lambda e, top: e.sum(-1, keepdim=True) + torch.exp(-top), True),
+        (lambda e, top: e.sum(-1, keepdim=True) + torch.exp(torch.ones(H, 1, 1) - top), True),
+    ],
+)
+def test_what_joins_the_denominator(below: Callable[[Tensor, Tensor], Tensor], sinks: bool) -> None:
+    """A small number is a guard; 1, or the exp of what is no logit, is a sink."""
+
+    def attend(m: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        z = q @ k.mT * E**-0.5
+        top = z.detach().amax(-1, keepdim=True)
+        e = (z - top).exp()
+        return e / below(e, top) @ v
+
+    call = only(attend)
+    assert call.sinks == sinks
+    assert call.formula == "softmax(0.3536 * q.k" + (" + sinks)" if sinks else ")")
+    assert call.scale.agree is True
+
+
 # -- our own implementations -------------------------------------------------------------------------------------------
 
 
@@ -195,10 +224,12 @@ def test_a_batch_norm_of_fixed_statistics_belongs_to_the_projection() -> None:
         ({"softcap": 5.0, "is_causal": True}, "softmax(5 * tanh(0.3536 * q.k / 5) + causal)"),
         ({"bias": sqrtdk.positions.alibi(H), "impl": "tiled"}, "softmax(0.3536 * q.k + alibi)"),
         ({"score": sqrtdk.scores.cosine(gain=10.0), "impl": "dense"}, "softmax(10 * l2(q).l2(k))"),
+        ({"sinks": torch.tensor([0.5, -1.0]), "is_causal": True}, "softmax(0.3536 * q.k + causal + sinks)"),
     ],
 )
 def test_attention_by_sqrtdk_is_read(options: dict[str, object], formula: str) -> None:
     """Its dense softmax takes off a guarded maximum and divides by a guarded sum."""
     call = only(lambda m, q, k, v: sqrtdk.attention(q, k, v, **options))
     assert call.formula == formula
+    assert call.sinks == ("sinks" in options)
     assert call.scale.agree is True

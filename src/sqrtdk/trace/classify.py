@@ -188,10 +188,12 @@ class Classifier:
         if node.products:
             if node.op == "exp" and self._from_logarithm(node, tensor, tensors):
                 return
-            if _is_quotient_of_exp(node):
+            parts = _denominator(node)
+            if parts is not None:
                 numerator = node.args[0]
                 node.args = (numerator.args[0],)
                 self._softmax(node, tensor, numerator.operands[0], -1)
+                node.softmax.sinks = len(parts) > 1
                 return
             main = node.main()
             node.operands = {i: alias(t) for i, t in tensors.items() if node.args[i] is not main or node.op in _KEPT}
@@ -282,6 +284,7 @@ class Classifier:
             self._store.keep(node, tensor)
 
 
+GUARD = 1e-2  # a number at or below it keeps a sum from 0
 _KEPT = frozenset({"exp", "_log_softmax"})  # whose own input is needed when they turn out to be a softmax
 
 
@@ -336,16 +339,28 @@ def _is_gain(node: Node) -> bool:
     return False
 
 
-def _is_quotient_of_exp(node: Node) -> bool:
-    """exp(z) / sum exp(z), written out by hand."""
+def _denominator(node: Node) -> list[str] | None:
+    """What exp(z), written out by hand, is divided by: its sum, and the weight of a sink; None if not by its sum."""
     if node.op != "div" or len(node.args) < 2:
-        return False
+        return None
     top, bottom = node.args[0], node.args[1]
     if not isinstance(top, Node) or not isinstance(bottom, Node) or top.op != "exp":
-        return False
+        return None
+    parts = ["sum"]
     while bottom.op in ops.VIEWS | ops.SAME | ops.CLAMPS | {"add", "masked_fill"}:
+        if bottom.op == "add" and _weighs(bottom):
+            parts.append("sink")
         parent = bottom.main()
         if parent is None:
-            return False
+            return None
         bottom = parent
-    return bottom.op == "sum" and bottom.main() is top
+    return parts if bottom.op == "sum" and bottom.main() is top else None
+
+
+def _weighs(added: Node) -> bool:
+    """Whether the second addend is a weight, exp(sink) or 1, and no guard against a division by zero."""
+    other = added.args[1]
+    if isinstance(other, Node) and origin(other).op == "exp":
+        return True
+    number = added.number(1)
+    return number is not None and number > GUARD

@@ -45,6 +45,7 @@ class Draft:
     device: torch.device
     score: str | None = None  # where the logits are no product of q and k
     dropout: float = 0.0
+    sinks: bool = False  # beside the sum, as no column of the logits
     remasked: bool = False  # the weights were masked after the softmax
     visible: Tensor | None = None  # (broadcastable to) (B, H, L, S)
     mask_names: dict[int, str] = field(default_factory=dict)

@@ -49,6 +49,7 @@ def read_eager(
         logits_dtype=weighing.stored,
         device=logits.device,
         dropout=weighing.dropout,
+        sinks=weighing.sinks,
         remasked=weighing.remasked,
         kv_axis=chain.product.shape[0] // layout.batch if len(chain.product.shape) == 3 else None,
     )

@@ -35,6 +35,7 @@ class Pending:
     flex: bool
     stored: torch.dtype  # of the product's result, before an upcast for the softmax
     dropout: float = 0.0
+    sinks: bool = False  # its denominator has more than the keys
     remasked: bool = False  # the weights were multiplied after the softmax
     across: bool = False  # the value product sums over another axis than the softmax's
 

@@ -30,7 +30,7 @@ def finish(draft: Draft, index: int, module_class: str) -> AttentionCall:
     addends = [step.addend for step in draft.chain.steps if step.addend is not None and step.kind != "offset"]
     terms = 1 + sum(a.terms for a in addends if a.content)
     extra = [draft.mask.kind] if draft.implicit_causal and draft.mask is not None else []
-    if any(step.kind == "sinks" for step in draft.chain.steps):
+    if draft.sinks or any(step.kind == "sinks" for step in draft.chain.steps):
         extra.append("sinks")
     root = query.root
     bias_steps = [i for i, s in enumerate(draft.chain.steps) if s.kind == "bias" and s.addend and not s.addend.content]
