@@ -14,8 +14,8 @@ from sqrtdk.stats._partial import RowStats
 from sqrtdk.stats._sweep import Weigher, sweep
 from sqrtdk.stats._weighers import Future, Values
 
-MOMENT_KEYS = 512  # widened to float64 at a time
-MOMENT_ROWS = 64  # fewer take a pass of their own sooner
+WIDENED_KEYS = 512  # to float64 at a time
+SCATTER_COST = 0.25  # multiplications of the scatter matrix and its use, in those of a pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,20 +105,21 @@ class ProductSource:
         They are kept for the blocks of rows that follow with the same keys.
         """
         group, width = self.group, self.query.shape[-1]
-        if not self.folds or group * (block.r1 - block.r0) < MOMENT_ROWS:
+        rows, keys = group * self.query.shape[-2], block.c1 - block.c0
+        if not self.folds or SCATTER_COST * width**2 * (rows + keys) > rows * keys:
             return None
         at = (block.b0, block.b1, block.h0 // group, block.h1 // group, block.c0, block.c1)
         if at not in self.scatter:
             self.scatter.clear()
             k = self.key[at[0] : at[1], at[2] : at[3], at[4] : at[5]]
             centre = k.mean(-2, keepdim=True, dtype=torch.float64)
-            offsets = (part.double() - centre for part in torch.split(k, MOMENT_KEYS, -2))
+            offsets = (part.double() - centre for part in torch.split(k, WIDENED_KEYS, -2))
             self.scatter[at] = centre.mT, torch.stack([part.mT @ part for part in offsets]).sum(0)
         centre, scatter = self.scatter[at]
         q = self.query[block.b0 : block.b1, block.h0 : block.h1, block.r0 : block.r1].double() * self.scale
         depth, heads, rows, _ = q.shape
         q = q.reshape(depth, heads // group, group * rows, width)
-        mean, m2 = (q @ centre).squeeze(-1), ((q @ scatter) * q).sum(-1)
+        mean, m2 = (q @ centre).squeeze(-1), ((q @ scatter) * q).sum(-1).clamp_(min=0.0)
         return mean.view(depth, heads, rows).to(self.dtype), m2.view(depth, heads, rows).to(self.dtype)
 
     def sample(self, batch: int, rows: Tensor) -> ProductSource:
