@@ -25,6 +25,7 @@ def fit_at_a_glance(query: Any, key: Any, value: Any) -> bool:
         query.dtype == key.dtype == value.dtype
         and query.dtype in _FLOATS
         and query.device == key.device == value.device
+        and query.layout is key.layout is value.layout is torch.strided
         and len(a) == len(b) == len(c) > 1
         and a[:-2] == b[:-2] == c[:-2]
         and b[-2] == c[-2]
@@ -38,8 +39,10 @@ def check_tensors(query: Any, key: Any, value: Any) -> None:
     for name, tensor in named.items():
         if not isinstance(tensor, Tensor):
             raise InvalidTypeError(f"{name} is a tensor; got {type(tensor).__name__}", hint="Pass torch tensors.")
-        if not tensor.is_floating_point():
+        if tensor.dtype not in _FLOATS:
             raise InvalidTypeError(f"{name} has a real floating dtype; got {tensor.dtype}", hint="Convert it first.")
+        if tensor.layout != torch.strided:
+            raise InvalidTypeError(f"{name} is a dense tensor; got {tensor.layout}", hint="Use to_dense().")
         if tensor.ndim < 2:
             raise InvalidValueError(
                 f"{name} has the shape (..., heads, length, dim); got {tuple(tensor.shape)}",
@@ -107,7 +110,7 @@ def check_broadcast(name: str, tensor: Tensor, shape: Sequence[int]) -> None:
         )
 
 
-def check_mask(mask: Any, shape: Sequence[int]) -> None:
+def check_mask(mask: Any, shape: Sequence[int], value: Tensor) -> None:
     """Refuse an attn_mask that is neither bool nor floating, or does not broadcast to (..., Hq, L, S)."""
     if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
@@ -115,7 +118,23 @@ def check_mask(mask: Any, shape: Sequence[int]) -> None:
             f"attn_mask is a bool tensor (True takes part) or a floating one (added); got {got}",
             hint="Convert 0/1 masks with `mask.bool()`.",
         )
+    if mask.ndim == 0:
+        raise InvalidValueError("attn_mask has at least one dimension; got none", hint="One number hides all or none.")
+    check_device("attn_mask", mask, value)
+    if mask.dtype not in (torch.bool, torch.float32, value.dtype) and autocast_dtype(value) is None:
+        raise InvalidTypeError(
+            f"a floating attn_mask is float32 or has the dtype of query; got {mask.dtype} beside {value.dtype}",
+            hint="Cast it, or pass a bool mask.",
+        )
     check_broadcast("attn_mask", mask, shape)
+
+
+def check_device(name: str, tensor: Tensor, query: Tensor) -> None:
+    """Refuse a tensor on another device than the query's; one number may stay on the CPU."""
+    if tensor.device != query.device and (tensor.ndim or tensor.device.type != "cpu"):
+        raise InvalidValueError(
+            f"{name} is on the device of query; got {tensor.device} and {query.device}", hint="Move it."
+        )
 
 
 def number(name: str, value: Any, *, above: float = -math.inf) -> float:
@@ -123,6 +142,8 @@ def number(name: str, value: Any, *, above: float = -math.inf) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise InvalidTypeError(f"{name} is a number; got {value!r}", hint="Pass a float.")
     found = float(value)
+    if torch.compiler.is_compiling():
+        return found  # perhaps no number yet
     if not math.isfinite(found) or found <= above:
         bound = "" if above == -math.inf else f" above {above:g}"
         raise InvalidValueError(f"{name} is a finite number{bound}; got {found}", hint="Check where it comes from.")

@@ -80,10 +80,12 @@ def attention(
         window: (left, right): row i sees keys i - left to i + right, both included; None or -1: no bound.
         sinks: (Hq,) logits, or one number for all heads, that join the softmax's denominator and weigh no value;
             0.0 is the off-by-one softmax.
-        causal_lower_right: the last row is aligned with the last key: row i sees keys j <= i + S - L.
+        causal_lower_right: causal with the last row aligned with the last key, beside `is_causal` or without it: row i
+            sees keys j <= i + S - L, and `window` and position terms count from there.
         return_aux: which statistics to return as a second value; see `AuxOutput` for their definitions.
         impl: "auto", "dense" (holds L x S), "fused" (torch's kernels), "tiled" (blocks of rows, recomputed in the
-            backward pass). A named one runs or raises; see `explain` for what "auto" takes.
+            backward pass; under `torch.func` all are kept). A named one runs or raises. "auto" makes no mask of more
+            than 2^26 elements and takes nothing that holds more than 2^28 pairs; see `explain` for what it takes.
 
     Returns:
         (..., Hq, L, Ev) of the value's dtype, and with `return_aux` also an `AuxOutput` of (..., Hq, L) tensors.
@@ -107,7 +109,8 @@ def attention(
 
     Differs from torch:
         NaN or infinity in a key or value that a mask hides does not reach the output (on a CPU, where looking for it
-        costs little, and in "dense" and "tiled"); a row whose logits hold NaN is NaN.
+        costs little, and in "dense" and "tiled"; not while compiling or under a transform); a row whose logits hold NaN
+        is NaN. Where finite q and k overflow to logits that are all -inf, torch's kernels give 0 and the others NaN.
     """
     extras = (score, softcap, bias, window, sinks, return_aux)
     both = is_causal and attn_mask is not None
@@ -115,7 +118,7 @@ def attention(
     if plain and (scale is None or (type(scale) is float and (scale > 0.0 or not is_causal))):
         _check(query, key, value, attn_mask, dropout_p, scale, enable_gqa)
         careless = not _needs_care(query, key, value, attn_mask is not None or is_causal)
-        if careless and _pairs(query, key) <= LARGEST_DENSE:
+        if careless and _pairs(query, key, value) <= LARGEST_DENSE:
             return functional.scaled_dot_product_attention(
                 query, key, value, _at_least_2d(attn_mask), dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )
@@ -210,6 +213,8 @@ def resolve(
         unclean=unclean,
     )
     call = replace(call, **_masks(call, attn_mask, bias), sinks=_sinks(call, sinks))
+    if call.bias is not None and _looked_at(call.bias) and _holds_nonfinite(call.bias):
+        call = replace(call, unclean=True)
     return replace(call, scale=_beta(call, rule if scale is None else scale, head_dim))
 
 
@@ -220,7 +225,7 @@ def choose(call: Call, impl: str = "auto") -> Choice:
         InvalidValueError: no implementation of that name.
     """
     if impl != "auto":
-        if impl not in IMPLEMENTATIONS:
+        if not isinstance(impl, str) or impl not in IMPLEMENTATIONS:
             raise InvalidValueError(f"impl is {impl!r}", hint=f"Use one of: auto, {', '.join(IMPLEMENTATIONS)}.")
         if impl == "dense" and call.elements > LARGEST_DENSE:
             warnings.warn(f"impl='dense' holds {call.elements} pairs at once", stacklevel=3)
@@ -240,8 +245,10 @@ def choose(call: Call, impl: str = "auto") -> Choice:
     return Choice("tiled", f"{reason}; blocks of {height} rows")
 
 
-def _pairs(query: Tensor, key: Tensor) -> int:
-    return math.prod(query.shape[:-1]) * key.shape[-2]
+def _pairs(query: Tensor, key: Tensor, value: Tensor) -> int:
+    if query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
+        return math.prod(query.shape[:-1]) * key.shape[-2]
+    return Call(query, key, value, 1.0).elements
 
 
 def _check(
@@ -254,7 +261,7 @@ def _check(
         arguments.check_widths(query, key)
     if attn_mask is not None:
         call = Call(query, key, value, 1.0)
-        arguments.check_mask(attn_mask, (*call.lead, call.length, call.keys))
+        arguments.check_mask(attn_mask, (*call.lead, call.length, call.keys), value)
     if dropout_p != 0.0:
         arguments.probability(dropout_p)
     if scale is not None:
@@ -274,21 +281,32 @@ def _needs_care(query: Tensor, key: Tensor, value: Tensor, hides: bool) -> bool:
 
     Looked for on a CPU only, where it costs no synchronisation, and never while tracing or under a transform.
     """
-    if not (hides or key.shape[-2] < FEW_KEYS) or query.device.type != "cpu" or not has_values(query, key, value):
+    if not _looked_at(query, key, value):
         return False
     few = key.shape[-2] < FEW_KEYS
-    return (
-        ((hides or few) and _holds_nonfinite(key))
-        or (hides and _holds_nonfinite(value))
-        or (few and _holds_nonfinite(query))
-    )
+    return (hides and (_holds_nonfinite(key) or _holds_nonfinite(value))) or (few and _may_overflow(query, key))
+
+
+def _looked_at(*tensors: Tensor) -> bool:
+    return tensors[0].device.type == "cpu" and has_values(*tensors)
+
+
+def _largest(tensor: Tensor) -> float:
+    """The largest magnitude; NaN where there is one."""
+    if not tensor.numel():
+        return 0.0
+    low, high = torch.aminmax(tensor.detach())
+    return max(-low.item(), high.item()) if math.isfinite(low.item()) else math.inf
 
 
 def _holds_nonfinite(tensor: Tensor) -> bool:
-    if not tensor.numel():
-        return False
-    low, high = torch.aminmax(tensor.detach())
-    return not math.isfinite(low.item()) or not math.isfinite(high.item())
+    return not math.isfinite(_largest(tensor))
+
+
+def _may_overflow(query: Tensor, key: Tensor) -> bool:
+    """Whether a product may be no finite number."""
+    bound = _largest(query) * _largest(key) * query.shape[-1]
+    return not bound < torch.finfo(query.dtype if query.dtype == torch.float64 else torch.float32).max
 
 
 def _scored(score: Any, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, PairScore | None, ScaleRule]:
@@ -311,7 +329,7 @@ def _masks(call: Call, attn_mask: Tensor | None, bias: Any) -> dict[str, Any]:
     full = (*call.lead, call.length, call.keys)
     visible = added = term = None
     if attn_mask is not None:
-        arguments.check_mask(attn_mask, full)
+        arguments.check_mask(attn_mask, full, call.value)
         if attn_mask.dtype == torch.bool:
             visible = attn_mask
         else:
@@ -320,6 +338,7 @@ def _masks(call: Call, attn_mask: Tensor | None, bias: Any) -> dict[str, Any]:
     if isinstance(bias, Tensor):
         if not bias.is_floating_point():
             raise InvalidTypeError(f"bias is a floating tensor; got {bias.dtype}", hint="A bool mask is attn_mask.")
+        arguments.check_device("bias", bias, call.query)
         arguments.check_broadcast("bias", bias, full)
         added = bias if added is None else added.to(call.dtype) + bias
     elif isinstance(bias, PositionTerm):
@@ -340,6 +359,7 @@ def _sinks(call: Call, sinks: Any) -> Tensor | None:
                 f"sinks has one floating logit a query head, ({call.heads},); got {sinks.dtype} {tuple(sinks.shape)}",
                 hint="A number serves all heads.",
             )
+        arguments.check_device("sinks", sinks, call.query)
         return sinks
     value = arguments.number("sinks", sinks)
     return torch.full((call.heads,), value, dtype=call.dtype, device=call.query.device)
@@ -359,11 +379,18 @@ def _beta(call: Call, scale: Any, head_dim: int) -> float | Tensor:
                 visible_keys=call.visible_keys,
             )
         )
+    if callable(scale) and not isinstance(scale, Tensor):
+        raise InvalidTypeError(f"scale is a number, a rule or a tensor; got {scale!r}", hint="Call it: scales.log_n().")
     if not isinstance(scale, Tensor):
         return arguments.number("scale", scale)
     if not scale.is_floating_point():
         raise InvalidTypeError(f"a scale tensor has a floating dtype; got {scale.dtype}", hint="Convert it first.")
+    arguments.check_device("scale", scale, call.query)
     arguments.check_broadcast("scale", scale, (*call.lead, call.length, 1))
+    if scale.device.type == "cpu" and has_values(scale) and _holds_nonfinite(scale):
+        raise InvalidValueError(
+            "a scale tensor is finite; got NaN or infinity in it", hint="Check where it comes from."
+        )
     return scale
 
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from sqrtdk._arguments import autocast_dtype
 from sqrtdk._attention import resolve
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
-from sqrtdk.impl.fused import obstacle, swept
+from sqrtdk.impl.call import Call, has_values
+from sqrtdk.impl.fused import LARGEST_MASK, mask_elements, obstacle, swept
 from sqrtdk.impl.rows import block_stats
 from sqrtdk.impl.tiled import block_rows
 from sqrtdk.positions import PositionTerm
 from sqrtdk.scales import ScaleRule
 from sqrtdk.scores import FoldedScore, PairScore
 from sqrtdk.stats import RowStats
+from sqrtdk.stats._partial import FIELDS
+from sqrtdk.stats.request import AuxRequest
 
 
 def measure(
@@ -81,16 +85,29 @@ def measure(
         )
         if rows is not None:
             call = call.sample(_chosen(rows, call.length, call.query.device))
-        if obstacle(call) is None:
-            return swept(call).rows
-        height = block_rows(call)
-        found = RowStats.empty((*call.lead, call.length), dtype=call.dtype, device=call.query.device)
-        for start in range(0, call.length, height):
-            stop = min(call.length, start + height)
+        if autocast_dtype(query) is None:
+            return _measured(call)
+        with torch.autocast(query.device.type, enabled=False):
+            return _measured(call)
+
+
+def _measured(call: Call) -> RowStats:
+    every = replace(call, softcap=None, aux=AuxRequest.all())  # the pass knows a softcap, which torch's kernels do not
+    if obstacle(every) is None and mask_elements(call) <= LARGEST_MASK:
+        return swept(call).rows
+    height = block_rows(call)
+    spans = [(start, min(call.length, start + height)) for start in range(0, call.length, height)]
+    if len(spans) == 1:
+        return block_stats(call, 0, call.length)
+    found = RowStats.empty((*call.lead, call.length), dtype=call.dtype, device=call.query.device)
+    if has_values(call.query, call.key) or not spans:
+        for start, stop in spans:
             block = block_stats(call, start, stop)
-            for field in fields(RowStats):
-                getattr(found, field.name)[..., start:stop] = getattr(block, field.name)
+            for name in FIELDS:
+                getattr(found, name)[..., start:stop] = getattr(block, name)
         return found
+    blocks = [block_stats(call, start, stop) for start, stop in spans]
+    return RowStats(*(torch.cat([getattr(block, name) for block in blocks], -1) for name in FIELDS))
 
 
 def _chosen(rows: int | Tensor, length: int, device: torch.device) -> Tensor:

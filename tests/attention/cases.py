@@ -157,7 +157,7 @@ TRIPLES = [
     Case(shape, dtype, mask=mask, scale=scale)
     for shape in ("self", "gqa", "cross", "three_dims")
     for dtype in ("f32", "f64")
-    for mask in ("causal", "lower_right", "bool_causal", "float_causal")
+    for mask in ("none", "causal", "lower_right", "bool_causal", "float_causal")
     for scale in ("default", "zero", "negative", "head_tensor")
 ]
 

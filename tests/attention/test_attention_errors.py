@@ -47,6 +47,34 @@ def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 F32, F64, F16 = torch.float32, torch.float64, torch.float16
 BAD: dict[str, tuple[Any, type[Exception], str]] = {
     # ranks and shapes
+    "mask of no dimension": (call(attn_mask=zeros()), ValueError, "attn_mask has at least one dimension; got none"),
+    "mask of a wider dtype": (
+        call(attn_mask=zeros(5, 7, dtype=F64)),
+        TypeError,
+        "got torch.float64 beside torch.float32",
+    ),
+    "mask of a half dtype": (
+        call(attn_mask=zeros(5, 7, dtype=F16)),
+        TypeError,
+        "got torch.float16 beside torch.float32",
+    ),
+    "mask elsewhere": (
+        call(attn_mask=zeros(5, 7).to("meta")),
+        ValueError,
+        "attn_mask is on the device.*got meta and cpu",
+    ),
+    "bias elsewhere": (call(bias=zeros(5, 7).to("meta")), ValueError, "bias is on the device.*got meta and cpu"),
+    "sinks elsewhere": (call(sinks=zeros(4).to("meta")), ValueError, "sinks is on the device.*got meta and cpu"),
+    "scale elsewhere": (call(scale=zeros(5, 1).to("meta")), ValueError, "scale is on the device.*got meta and cpu"),
+    "scale tensor of NaN": (call(scale=torch.tensor(math.nan)), ValueError, "a scale tensor is finite"),
+    "scale tensor of infinity": (call(scale=torch.full((5, 1), math.inf)), ValueError, "a scale tensor is finite"),
+    "scale rule not called": (
+        call(scale=scales.log_n),
+        TypeError,
+        "scale is a number, a rule or a tensor; got <function",
+    ),
+    "sparse query": (call(q=torch.zeros(Q).to_sparse()), TypeError, "query is a dense tensor; got torch.sparse_coo"),
+    "eight bits": (call(dtypes=(torch.float8_e4m3fn,) * 3), TypeError, "real floating dtype; got torch.float8_e4m3fn"),
     "query of one dimension": (call(q=(8,)), ValueError, r"query has the shape .*length, dim.*\(8,\)"),
     "key of one dimension": (call(k=(8,)), ValueError, r"key has the shape"),
     "value of no dimension": (call(v=()), ValueError, r"value has the shape"),

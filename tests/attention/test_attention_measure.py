@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import sqrtdk
+from largest import Largest
 from sqrtdk import AuxRequest, positions, scales, scores
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.stats import RowStats, head_stats
@@ -142,10 +143,53 @@ def test_the_choice_is_explained(options: dict[str, Any], impl: str, words: str,
     assert words in choice.reason
 
 
+@pytest.mark.parametrize(
+    "counts", [(4, 1, 4), (4, 2, 4), (4, 1, 2), (6, 3, 2), (4, 4, 2), (1, 4, 4), (1, 4, 1), (1, 1, 4)]
+)
+def test_key_and_value_need_not_have_as_many_heads(counts: tuple[int, int, int]) -> None:
+    q, k, v = (torch.randn(2, heads, 5, 8) for heads in counts)
+    given: dict[str, Any] = {"enable_gqa": counts[0] > 1}
+    every = AuxRequest.all()
+    wanted, statistics = sqrtdk.attention(q, k, v, return_aux=every, impl="dense", **given)
+    for impl in ("fused", "tiled", "auto"):
+        output, aux = sqrtdk.attention(q, k, v, return_aux=every, impl=impl, **given)
+        torch.testing.assert_close(output, wanted)
+        torch.testing.assert_close(sqrtdk.attention(q, k, v, impl=impl, **given), wanted)
+        for found, known in zip(aux, statistics, strict=True):
+            torch.testing.assert_close(found, known, rtol=1e-4, atol=1e-5)
+    rows = sqrtdk.measure(q, k, **given).lse
+    torch.testing.assert_close(rows.expand_as(statistics.lse), statistics.lse)
+
+
+@pytest.mark.parametrize("name", ["plain", "softcap", "shaw", "alibi"])
+def test_autocast_does_not_narrow_the_statistics(name: str, qk: tuple[Tensor, Tensor]) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = sqrtdk.measure(*qk, enable_gqa=True, **CALLS[name])
+    wanted = sqrtdk.measure(*(t.bfloat16().float() for t in qk), enable_gqa=True, **CALLS[name])
+    torch.testing.assert_close(found.lse, wanted.lse)
+
+
+@pytest.mark.parametrize("name", ["plain", "softcap", "causal"])
+def test_measure_without_numbers_and_under_transforms(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sqrtdk._measure.block_rows", lambda call: 5)
+    q = torch.randn(3, 2, 21, 8)
+    wanted = sqrtdk.measure(q, q, **CALLS[name]).lse
+    assert sqrtdk.measure(q.to("meta"), q.to("meta"), **CALLS[name]).lse.shape == (3, 2, 21)
+    torch.testing.assert_close(torch.vmap(lambda t: sqrtdk.measure(t, t, **CALLS[name]).lse)(q), wanted)
+
+
+def test_a_long_bias_is_not_made_whole() -> None:
+    q = torch.zeros(1, 8, 2**12, 4)
+    with Largest() as seen:
+        rows = sqrtdk.measure(q, q, bias=positions.alibi(8), is_causal=True)
+    assert rows.n[0, 0, -1] == 2**12
+    assert seen.elements <= 2**22
+
+
 def test_nothing_large_is_held_without_a_word() -> None:
-    q = torch.empty(1, 17, 2**12, 4)
-    wide, few = torch.empty(1, 17, 2**12, 3), q[:, :, :100]
-    mask = torch.empty(1, 2**12)
+    q = torch.zeros(1, 17, 2**12, 4)
+    wide, few = torch.zeros(1, 17, 2**12, 3), q[:, :, :100]
+    mask = torch.zeros(1, 2**12)
     held = {
         "widths": sqrtdk.explain(q, q, wide),
         "dropout": sqrtdk.explain(q, q, q, dropout_p=0.1),

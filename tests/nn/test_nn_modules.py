@@ -129,6 +129,16 @@ def test_statistics_of_the_multi_head_modules() -> None:
     assert (output.shape, aux.entropy.shape) == (x.shape, (2, HEADS, LENGTH))
 
 
+def test_asking_for_statistics_changes_no_dropout() -> None:
+    module, x = ScaledDotProductAttention(WIDTH, dropout=0.5), torch.randn(2, 3, 5, WIDTH)
+    found = []
+    for extra in ({}, {"return_aux": AuxRequest.all()}):
+        torch.manual_seed(0)
+        found.append(module(x, x, x, need_weights=True, **extra))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+
+
 def test_dropout_is_for_training_and_the_weights_are_the_dropped_ones() -> None:
     module = ScaledDotProductAttention(WIDTH, dropout=0.5)
     q = torch.randn(2, HEADS, 64, WIDTH)

@@ -94,6 +94,21 @@ def test_near_one_hot_is_not_rounded_away() -> None:
     assert rows.entropy_nats.item() == pytest.approx(tail * 41.0, rel=1e-5)
 
 
+def test_a_spread_beyond_the_dtype_costs_the_weights_nothing() -> None:
+    z = torch.tensor([[3e38, 3e38, -3e38]])
+    for rows in (row_stats(z), row_stats(z[:, :2]).merge(row_stats(z[:, 2:]))):
+        assert rows.entropy_nats.item() == pytest.approx(math.log(2.0), rel=1e-6)
+        assert rows.peak.item() == 0.5
+
+
+def test_a_mean_beyond_the_dtype_leaves_an_infinite_variance() -> None:
+    z = torch.zeros(1, 9)
+    z[:, :2] = torch.finfo(torch.float32).min
+    for rows in (row_stats(z), row_stats(z.view(3, 1, 3)).merged(0)):
+        assert rows.variance.item() == math.inf
+        assert rows.entropy_nats.item() == pytest.approx(math.log(7.0), rel=1e-6)
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_bad_rows_are_nan_and_stay_alone(bad: float) -> None:
     logits = torch.randn(3, 6)

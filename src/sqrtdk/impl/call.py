@@ -93,7 +93,7 @@ class Call:
     @property
     def dtype(self) -> torch.dtype:
         """That of the logits and statistics: float32, or float64 for float64 inputs."""
-        return torch.float64 if self.query.dtype == torch.float64 else torch.float32
+        return torch.float64 if torch.float64 in (self.query.dtype, self.key.dtype) else torch.float32
 
     def positions(self, start: int, stop: int) -> Tensor:
         """Positions of the rows start..stop."""

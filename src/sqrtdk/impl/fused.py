@@ -6,10 +6,10 @@ The scale of a rule is a factor on q. A bias, a mask, a window become one mask a
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend
 
@@ -65,20 +65,22 @@ def fused(call: Call) -> tuple[Tensor, AuxOutput]:
         assert found.output is not None
         return found.output, aux_output(call.aux, found.rows)
     query, scale = call.query, call.scale
+    key, value, shared = _shared(call)
     mask = _mask(call) if _needs_mask(call) else None
     is_causal = call.diagonal is not None and mask is None
     if isinstance(scale, Tensor) or (is_causal and scale <= 0.0):  # which would turn the -inf of hidden keys about
         query, scale = query.to(call.dtype) * scale, 1.0
     output = functional.scaled_dot_product_attention(
-        query.to(call.value.dtype),
-        call.key.to(call.value.dtype),
-        call.value,
+        query.to(value.dtype),
+        key.to(value.dtype),
+        value,
         mask,
         call.dropout_p,
         is_causal=is_causal,
         scale=scale,
-        enable_gqa=call.heads not in (_heads(call.key), 1) and _heads(call.key) != 1,
+        enable_gqa=shared,
     )
+    output = output.expand(*call.lead, *output.shape[-2:])  # torch's is smaller where it has no element
     if call.aux is None:
         return output, AuxOutput()
     return output, aux_output(call.aux, swept(call).rows)
@@ -119,15 +121,11 @@ def held_by_torch(call: Call) -> bool:
         return False
     mask = None
     if _needs_mask(call):
-        learns = call.bias is not None and call.bias.requires_grad
+        learns = _learns_term(call) or (call.bias is not None and call.bias.requires_grad)
         mask = call.value.new_empty(1, 1, requires_grad=learns).expand(call.length, call.keys)
+    key, value, shared = _shared(call)
     backend = torch._fused_sdp_choice(
-        call.query.to(call.value.dtype),
-        call.key.to(call.value.dtype),
-        call.value,
-        mask,
-        call.dropout_p,
-        enable_gqa=call.heads != _heads(call.key),
+        call.query.to(value.dtype), key.to(value.dtype), value, mask, call.dropout_p, enable_gqa=shared
     )
     return int(backend) == SDPBackend.MATH.value
 
@@ -145,22 +143,23 @@ def swept(call: Call, value: Tensor | None = None) -> AttentionRows:
     """Statistics (..., Hq, L) of a call without an obstacle, and the values weighted, by one pass over tiles."""
     call = with_bias(call)
     shape = (*call.lead, call.length)
-    query = call.query.detach().expand(*call.lead, *call.query.shape[-2:])
-    heads = _heads(call.key) if call.heads % max(1, _heads(call.key)) == 0 else call.heads
-    lead = (*call.lead[:-1], heads) if call.lead else ()
-    key = call.key.detach().expand(*lead, *call.key.shape[-2:])
-    if query.ndim == 2:
-        query, key = query.unsqueeze(0), key.unsqueeze(0)
-    if value is not None:
-        value = grow(value, call.heads) if _heads(value) not in (1, heads) else value
-        value = value.detach().expand(*lead, *value.shape[-2:])
-        value = value.unsqueeze(0) if value.ndim == 2 else value
+    all_heads = call.lead[-1] if call.lead else 1
+    heads = {_heads(tensor) for tensor in (call.key, value) if tensor is not None} - {1}
+    lead = (*call.lead[:-1], heads.pop() if len(heads) == 1 and call.heads == all_heads else all_heads)
+
+    def expanded(tensor: Tensor, lead: tuple[int, ...]) -> Tensor:
+        tensor = tensor.detach() if _heads(tensor) in (1, lead[-1]) else grow(tensor.detach(), all_heads)
+        return tensor.expand(*lead, *tensor.shape[-2:])
+
+    query, key = expanded(call.query, (*call.lead[:-1], all_heads)), expanded(call.key, lead)
+    value = None if value is None else expanded(value, lead)
     seen = call.seen(0, call.length) if _needs_mask(call) else None
     found = attention_row_stats(
         query,
         key,
         value,
         scale=call.scale.detach() if isinstance(call.scale, Tensor) else call.scale,
+        softcap=call.softcap,
         bias=None if call.bias is None else call.bias.detach(),
         visible=seen,
         is_causal=call.diagonal is not None and seen is None,
@@ -174,8 +173,27 @@ def _heads(tensor: Tensor) -> int:
     return tensor.shape[-3] if tensor.ndim > 2 else 1
 
 
+def _shared(call: Call) -> tuple[Tensor, Tensor, bool]:
+    """Key, value, and whether torch has to repeat their heads; it can only if both have the same number."""
+    key, value = call.key, call.value
+    if _heads(key) != _heads(value):
+        key, value = grow(key, call.heads), grow(value, call.heads)
+    return key, value, call.heads not in (_heads(key), 1) and _heads(key) != 1
+
+
 def _learns(call: Call) -> bool:
     tensors = (call.query, call.key, call.scale, call.bias)
     return torch.is_grad_enabled() and (
-        call.term is not None or any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
+        _learns_term(call) or any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
     )
+
+
+def _learns_term(call: Call) -> bool:
+    """Whether the position term has a parameter or a tensor that learns."""
+    term: object = call.term
+    if isinstance(term, nn.Module):
+        return any(parameter.requires_grad for parameter in term.parameters())
+    if is_dataclass(term):
+        held = (getattr(term, field.name) for field in fields(term))
+        return any(isinstance(value, Tensor) and value.requires_grad for value in held)
+    return term is not None  # of unknown make

@@ -36,7 +36,7 @@ def attend(call: Call, start: int, stop: int) -> tuple[Tensor, AuxOutput]:
         blind = mass == 0
         lse = top + mass.masked_fill(blind, 1.0).log()
         if call.aux.entropy:
-            shifted = (z - top).masked_fill(z == -math.inf, 0.0)
+            shifted = (z - top).masked_fill(weights == 0, 0.0)
             spread = (weights * shifted).sum(-1, keepdim=True)
             if sink is not None:
                 spread = spread + (sink - lse).exp() * (sink - top)

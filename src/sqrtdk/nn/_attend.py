@@ -56,7 +56,8 @@ def attend(
         )
     aux = None
     if return_aux is not None:
-        _, aux = attention(query, key, value[..., :0], return_aux=return_aux, **options)
+        undropped = options | {"dropout_p": 0.0}  # statistics are those before dropout, and draw nothing
+        _, aux = attention(query, key, value[..., :0], return_aux=return_aux, **undropped)
     lowered = autocast_dtype(query) is not None
     call = resolve(query, key, value, **options)
     with torch.autocast(query.device.type, enabled=False) if lowered else contextlib.nullcontext():

@@ -106,7 +106,8 @@ class RowStats:
         step = (self.mean - start.masked_fill(start == -math.inf, 0.0)).masked_fill(blind, 0.0)
         offset = (step * self.n).sum(dim, keepdim=True) / n.clamp(min=1.0)
         spread = self.m2 + self.n * (step - offset) ** 2
-        overflowed = (low == -math.inf) & (top < math.inf)
+        mean = (start + offset).masked_fill(n == 0, 0.0)
+        overflowed = ((low == -math.inf) | (mean == -math.inf)) & (top < math.inf)
 
         def total(value: Tensor) -> Tensor:
             return value.sum(dim, keepdim=True)
@@ -119,7 +120,7 @@ class RowStats:
             "rest2": total(weight**2 * self.rest2 + others**2) + ties,
             "rest3": total(weight**3 * self.rest3 + others**3) + ties,
             "a": total(weight * self.a + weight * gap * (1.0 + self.rest)),
-            "mean": (start + offset).masked_fill(n == 0, 0.0).masked_fill(overflowed, -math.inf),
+            "mean": mean.masked_fill(overflowed, -math.inf),
             "m2": total(spread.masked_fill(blind, 0.0)).masked_fill(overflowed, math.inf),
         }
         return RowStats(**{name: value.squeeze(dim) for name, value in joined.items()})
@@ -191,3 +192,6 @@ class RowStats:
     def variance(self) -> Tensor:
         """Variance of the visible logits (divided by n, not n - 1); NaN for a row that sees no key."""
         return (self.m2 / self.n.clamp(min=1.0)).masked_fill(self.n == 0, math.nan)
+
+
+FIELDS = tuple(field.name for field in fields(RowStats))

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from sqrtdk.stats._block import Block, Masks, cut_keys
-from sqrtdk.stats._partial import RowStats
+from sqrtdk.stats._partial import FIELDS, RowStats
 from sqrtdk.stats._tile import exponentials, reduce_tile, settle
 
 TILE = 2**21  # elements; a float32 buffer of it is 8 MiB
 WIDTH = 2**10  # keys of a tile, at most: with few rows to many keys, products spend their time on the keys
-FIELDS = tuple(field.name for field in fields(RowStats))
 
 
 class Source(Protocol):

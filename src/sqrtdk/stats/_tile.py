@@ -72,7 +72,7 @@ def exponentials(a: Tensor, b: Tensor, mask: Tensor | None, start: int, *, momen
     if mask is not None:
         part_b.mul_(mask)
     mass = b.sum(-1)
-    if not bool(low.amin() > -math.inf):
+    if not bool((low - top).amin() > -math.inf):
         a.clamp_(min=-torch.finfo(a.dtype).max)  # else -inf times a weight of 0
     return Shifted(n=n, max=top, min=low, mean=mean, m2=m2, mass=mass, a=a.mul_(b).sum(-1))
 

@@ -12,7 +12,7 @@ from sqrtdk.stats._block import Block
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """The output of attention: the weighted sum of values (B, Hkv, S, Ev) of the statistics' dtype."""
+    """The output of attention: the weighted sum of values (B, Hkv, S, Ev), widened a tile at a time."""
 
     value: Tensor
     group: int  # query heads that share a value head
@@ -26,7 +26,7 @@ class Values:
         """One product for all query heads that share a value head."""
         depth, width, height, keys = block.sizes
         heads = slice(block.h0 // self.group, block.h1 // self.group)
-        v = self.value[block.b0 : block.b1, heads, block.c0 : block.c1]
+        v = self.value[block.b0 : block.b1, heads, block.c0 : block.c1].to(weights.dtype)
         pairs, rows = depth * width // self.group, self.group * height
         out = torch.empty(pairs, rows, self.columns, dtype=v.dtype, device=v.device)
         # autocast leaves operations with out= alone

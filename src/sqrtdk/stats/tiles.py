@@ -33,7 +33,7 @@ class ProductSource:
     """Logits softcap(scale q . k) + bias of 4-D query (B, H, L, E) and key (B, Hkv, S, E)."""
 
     query: Tensor
-    key: Tensor  # of the statistics' dtype
+    key: Tensor
     scale: float | Tensor  # a tensor has four dimensions, sizes 1 or full, the last 1
     softcap: float | None
     bias: Tensor | None
@@ -55,7 +55,7 @@ class ProductSource:
     @property
     def dtype(self) -> torch.dtype:
         """That of the tiles and the statistics."""
-        return self.key.dtype
+        return wide(torch.promote_types(self.query.dtype, self.key.dtype))
 
     @property
     def device(self) -> torch.device:
@@ -75,7 +75,7 @@ class ProductSource:
         q = self.query[block.b0 : block.b1, block.h0 : block.h1, block.r0 : block.r1].to(self.dtype)
         if self.folds:
             q = q * self.scale
-        k = self.key[block.b0 : block.b1, block.h0 // group : block.h1 // group, block.c0 : block.c1]
+        k = self.key[block.b0 : block.b1, block.h0 // group : block.h1 // group, block.c0 : block.c1].to(self.dtype)
         pairs = depth * width // group
         torch.bmm(  # autocast leaves operations with out= alone
             q.reshape(pairs, group * height, q.shape[-1]),
@@ -106,7 +106,7 @@ class ProductSource:
         """
         group, width = self.group, self.query.shape[-1]
         rows, keys = group * self.query.shape[-2], block.c1 - block.c0
-        if not self.folds or SCATTER_COST * width**2 * (rows + keys) > rows * keys:
+        if not self.folds or self.dtype == torch.float64 or SCATTER_COST * width**2 * (rows + keys) > rows * keys:
             return None
         at = (block.b0, block.b1, block.h0 // group, block.h1 // group, block.c0, block.c1)
         if at not in self.scatter:
@@ -169,7 +169,7 @@ def product_source(
     full = (*q_shape[:-1], k_shape[-2])
     return ProductSource(
         query=four_dims(query, q_shape, "query"),
-        key=four_dims(key, k_shape, "key").to(wide(torch.promote_types(query.dtype, key.dtype))),
+        key=four_dims(key, k_shape, "key"),
         scale=four_dims(scale, (*q_shape[:-1], 1), "scale") if isinstance(scale, Tensor) else float(scale),
         softcap=softcap,
         bias=None if bias is None else four_dims(bias, full, "bias"),
@@ -188,7 +188,7 @@ def sweep_product(
     _, _, length, keys = source.shape
     weigher: Weigher | None = None
     if value is not None:
-        weigher = Values(value.to(source.dtype), source.group)
+        weigher = Values(value, source.group)
     elif future and length == keys:
         weigher = Future()
     if product and not source.folds:
