@@ -37,7 +37,7 @@ def measure(
     causal_lower_right: bool = False,
     rows: int | Tensor | None = None,
 ) -> RowStats:
-    """Statistics of every row of logits, exact, without an L x S matrix and without gradients.
+    """Statistics of every row of logits, exact, without an L x S matrix and without gradients; no sink joins them.
 
     Args:
         query: (..., Hq, L, E), as all other arguments those of `attention`.
@@ -55,7 +55,7 @@ def measure(
 
     Returns:
         RowStats of (..., Hq, L), or (..., Hq, R) with `rows`: float64 for float64 inputs, else float32. Blocks of
-        keys merge (`merge`); `sqrtdk.stats.head_stats` sums rows up a head.
+        keys merge (`merge`); `sqrtdk.stats.row_summary` and `head_stats` sum rows up a head.
 
     Raises:
         InvalidValueError: shapes or values that do not fit.

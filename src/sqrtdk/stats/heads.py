@@ -16,11 +16,11 @@ from sqrtdk.stats._partial import RowStats
 from sqrtdk.stats._sweep import sweep
 from sqrtdk.stats._weighers import Future
 from sqrtdk.stats.rows import LogitSource, logit_source
+from sqrtdk.stats.summary import QUANTILES, row_quantiles
 from sqrtdk.stats.tiles import ProductSource, product_source, sweep_product
 
 SATURATED = 0.99  # peak weight above which a row of more than one key counts as saturated
 ENTROPY_BINS = 24
-QUANTILES = (0.05, 0.50, 0.95)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ def head_stats(rows: RowStats, *, logit_histograms: Sequence[Histogram] = ()) ->
     longest = rows.n.amax(-1).clamp(min=1.0) if count else rows.n.new_ones(heads)
     room = torch.log(longest)
     spread = torch.where(room > 0, ENTROPY_BINS / room, 0.0).unsqueeze(-1)
-    p05, p50, p95 = _quantiles(entropy.masked_fill(~good, math.inf), total)
+    p05, p50, p95 = row_quantiles(entropy.masked_fill(~good, math.inf), total, QUANTILES)
     named = {
         "blind_rows": blind.sum(-1),
         "nan_rows": broken.sum(-1),
@@ -231,18 +231,3 @@ def head_stats(rows: RowStats, *, logit_histograms: Sequence[Histogram] = ()) ->
             for head in range(heads)
         ),
     )
-
-
-def _quantiles(values: Tensor, total: Tensor) -> list[Tensor]:
-    """Quantiles of the first `total` of each head's sorted values; the others are +inf."""
-    if not values.shape[1]:
-        return [torch.full_like(total, math.nan, dtype=values.dtype) for _ in QUANTILES]
-    ordered = values.sort(-1).values
-    results = []
-    for quantile in QUANTILES:
-        position = quantile * (total - 1).clamp(min=0).to(values.dtype)
-        below = position.floor().long()
-        low = ordered.gather(-1, below.unsqueeze(-1)).squeeze(-1)
-        high = ordered.gather(-1, torch.minimum(below + 1, (total - 1).clamp(min=0)).unsqueeze(-1)).squeeze(-1)
-        results.append((low + (high - low) * (position - below)).masked_fill(total == 0, math.nan))
-    return results
