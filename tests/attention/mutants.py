@@ -111,7 +111,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
     ),
     "mean over all keys": (ROWS, [("mean = inside.sum(-1) / n.clamp(min=1.0)", "mean = inside.sum(-1) / z.shape[-1]")]),
     "minimum over hidden keys": (ROWS, [("low = z.masked_fill(hidden, math.inf).amin(-1)", "low = z.amin(-1)")]),
-    "cubes are squares": (ROWS, [("e.pow(3).sum(-1)", "e.pow(2).sum(-1)")]),
+    "cubes are squares": (ROWS, [("ratio.pow(3).sum(-1)", "ratio.pow(2).sum(-1)")]),
     "keys counted without the mask": (
         CALL,
         [
@@ -176,9 +176,9 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
     "pass: scatter of one scale": (PRODUCTS, [("((q @ scatter) * q)", "((q @ scatter) * q / self.scale)")]),
     "merge: largest weights of other blocks left out": (
         PARTIAL,
-        [("total(weight * self.rest + others)", "total(weight * self.rest)")],
+        [("total(part + others)", "total(part)")],
     ),
-    "merge: weights not scaled down": (PARTIAL, [("total(weight**2 * self.rest2", "total(weight * self.rest2")]),
+    "merge: squares of the shares left out": (PARTIAL, [("total(part**2 * self.share2", "total(part * self.share2")]),
     "merge: logits not shifted": (PARTIAL, [(" + weight * gap * (1.0 + self.rest)", "")]),
     "merge: blocks' means apart": (PARTIAL, [("spread = self.m2 + self.n * (step - offset) ** 2", "spread = self.m2")]),
     # blocks

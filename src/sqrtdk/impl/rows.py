@@ -174,10 +174,12 @@ def row_stats(z: Tensor, seen: Tensor | None, count: Tensor) -> RowStats:
     m2 = (inside - mean.unsqueeze(-1)).masked_fill(hidden, 0.0).square().sum(-1)
     blind, bad = n == 0, ~(top.squeeze(-1) < math.inf)
     overflowed = (low == -math.inf) & ~blind
+    rest = e.sum(-1)
+    ratio = e / rest.masked_fill(rest == 0, 1.0).unsqueeze(-1)
     sums = {
-        "rest": e.sum(-1),
-        "rest2": e.square().sum(-1),
-        "rest3": e.pow(3).sum(-1),
+        "rest": rest,
+        "share2": ratio.square().sum(-1),
+        "share3": ratio.pow(3).sum(-1),
         "a": (e * shifted.masked_fill(e == 0, 0.0)).sum(-1),
         "mean": (mean + top.squeeze(-1)).masked_fill(overflowed, -math.inf).masked_fill(blind, 0.0),
         "m2": m2.masked_fill(overflowed, math.inf).masked_fill(blind, 0.0),
@@ -190,7 +192,7 @@ def row_stats(z: Tensor, seen: Tensor | None, count: Tensor) -> RowStats:
 def _single(sink: Tensor) -> RowStats:
     """RowStats of one key whose logit is `sink`."""
     zero, one = torch.zeros_like(sink), torch.ones_like(sink)
-    return RowStats(n=one, max=sink, min=sink, rest=zero, rest2=zero, rest3=zero, a=zero, mean=sink, m2=zero)
+    return RowStats(n=one, max=sink, min=sink, rest=zero, share2=zero, share3=zero, a=zero, mean=sink, m2=zero)
 
 
 def _shaped(rows: RowStats, shape: tuple[int, ...]) -> RowStats:

@@ -27,8 +27,8 @@ class RowStats:
     max: Tensor  # natural-log units, as are min and mean
     min: Tensor
     rest: Tensor  # sum of e^{z-m} over all visible keys but one that holds the maximum
-    rest2: Tensor  # the same of e^{2(z-m)}
-    rest3: Tensor  # the same of e^{3(z-m)}
+    share2: Tensor  # the same of e^{2(z-m)}, over rest^2: squares fall out of the dtype's range long before rest does
+    share3: Tensor  # the same of e^{3(z-m)}, over rest^3
     a: Tensor  # sum of e^{z-m} (z-m), at most 0
     mean: Tensor
     m2: Tensor  # sum of (z - mean)^2
@@ -112,13 +112,18 @@ class RowStats:
         def total(value: Tensor) -> Tensor:
             return value.sum(dim, keepdim=True)
 
+        part = weight * self.rest
+        rest = total(part + others) + ties
+        whole = rest.masked_fill(rest == 0, 1.0)
+        part, others, ties = part / whole, others / whole, ties / whole
+
         joined = {
             "n": n,
             "max": top,
             "min": low,
-            "rest": total(weight * self.rest + others) + ties,
-            "rest2": total(weight**2 * self.rest2 + others**2) + ties,
-            "rest3": total(weight**3 * self.rest3 + others**3) + ties,
+            "rest": rest,
+            "share2": total(part**2 * self.share2 + others**2) + ties / whole,
+            "share3": total(part**3 * self.share3 + others**3) + ties / whole / whole,
             "a": total(weight * self.a + weight * gap * (1.0 + self.rest)),
             "mean": mean.masked_fill(overflowed, -math.inf),
             "m2": total(spread.masked_fill(blind, 0.0)).masked_fill(overflowed, math.inf),
@@ -136,12 +141,12 @@ class RowStats:
     @property
     def c2(self) -> Tensor:
         """Sum of e^{2(z-m)} over the visible keys."""
-        return self.rest2 + (self.n > 0)
+        return self.share2 * self.rest**2 + (self.n > 0)
 
     @property
     def c3(self) -> Tensor:
         """Sum of e^{3(z-m)} over the visible keys."""
-        return self.rest3 + (self.n > 0)
+        return self.share3 * self.rest**3 + (self.n > 0)
 
     @property
     def lse(self) -> Tensor:
@@ -166,12 +171,12 @@ class RowStats:
     @property
     def collision(self) -> Tensor:
         """Sum of squared weights."""
-        return self._weights_exist((1.0 + self.rest2) / (1.0 + self.rest) ** 2)
+        return self._weights_exist(self.c2 / (1.0 + self.rest) ** 2)
 
     @property
     def effective_keys(self) -> Tensor:
         """1 / sum of squared weights, from 1 (one-hot) to n (uniform)."""
-        return self._weights_exist((1.0 + self.rest) ** 2 / (1.0 + self.rest2))
+        return self._weights_exist((1.0 + self.rest) ** 2 / self.c2)
 
     @property
     def jacobian_norm(self) -> Tensor:
@@ -183,10 +188,8 @@ class RowStats:
         out of the range of float32 long before q does.
         """
         p, q = self.peak, self.off_peak
-        rest = self.rest.masked_fill(self.rest == 0, 1.0)
-        share = self.rest2 / rest / rest  # s2 / q^2
-        cubes = self.rest3 / rest / rest * p  # s3 / q^2
-        return q * (p**2 + share * (1.0 + 2.0 * p**2) + share * self.rest2 * p**2 - 2.0 * cubes).clamp(min=0.0).sqrt()
+        share, cubes = self.share2, self.share3 * q  # s2 / q^2, s3 / q^2
+        return q * (p**2 + share * (1.0 + 2.0 * p**2) + (share * q) ** 2 - 2.0 * cubes).clamp(min=0.0).sqrt()
 
     @property
     def variance(self) -> Tensor:

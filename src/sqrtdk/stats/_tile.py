@@ -16,6 +16,8 @@ from torch import Tensor
 from sqrtdk.stats._partial import RowStats
 
 LOG2_E = 1.0 / math.log(2.0)
+LOWEST = {torch.float32: -120, torch.float64: -1000}  # exponents whose negatives are exponents, too
+SMALL = 2.0**-30  # a total weight below this, relative to the peak's, has squares that may leave the range
 FLUSH = {torch.float32: 1e-30, torch.float64: 1e-290}  # a total weight below this, relative to the peak's, is 0
 
 
@@ -85,15 +87,24 @@ def reduce_tile(b: Tensor, scratch: Tensor, found: Shifted) -> RowStats:
     """
     rest = b.frac_().sum(-1)
     ties = (found.mass - rest).round_().sub_(1.0).clamp_(min=0.0)
-    rest2 = torch.mul(b, b, out=scratch).sum(-1)
-    rest3 = scratch.mul_(b).sum(-1)
+    rest += ties
+    small = (rest < SMALL) & (rest > 0.0)
+    whole = rest.masked_fill(rest == 0, 1.0)
+    if bool(small.any()):  # a power of two, which rounds nothing, takes the squares into the dtype's range
+        lift = torch.where(
+            small, torch.ldexp(torch.ones_like(rest), -torch.frexp(rest).exponent.clamp(min=LOWEST[b.dtype])), 1.0
+        )
+        b.mul_(lift.unsqueeze(-1))
+        whole, ties = whole * lift, ties * lift
+    share2 = (torch.mul(b, b, out=scratch).sum(-1) + ties) / whole**2
+    share3 = (scratch.mul_(b).sum(-1) + ties) / whole**3
     return RowStats(
         n=found.n,
         max=found.max,
         min=found.min,
-        rest=rest + ties,
-        rest2=rest2 + ties,
-        rest3=rest3 + ties,
+        rest=rest,
+        share2=share2,
+        share3=share3,
         a=found.a,
         mean=found.mean,
         m2=found.m2,
@@ -108,8 +119,8 @@ def settle(rows: RowStats) -> RowStats:
     bad = ~(rows.max < math.inf)
     exact = {
         "rest": rows.rest.masked_fill(none, 0.0),
-        "rest2": rows.rest2.masked_fill(none, 0.0),
-        "rest3": rows.rest3.masked_fill(none, 0.0),
+        "share2": rows.share2.masked_fill(none, 0.0),
+        "share3": rows.share3.masked_fill(none, 0.0),
         "a": rows.a.masked_fill(none, 0.0),
         "mean": rows.mean.masked_fill(overflowed, -math.inf).masked_fill(blind, 0.0),
         "m2": rows.m2.masked_fill(overflowed, math.inf).masked_fill(blind, 0.0),
