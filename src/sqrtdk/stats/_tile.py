@@ -88,12 +88,11 @@ def reduce_tile(b: Tensor, scratch: Tensor, found: Shifted) -> RowStats:
     rest = b.frac_().sum(-1)
     ties = (found.mass - rest).round_().sub_(1.0).clamp_(min=0.0)
     rest += ties
-    small = (rest < SMALL) & (rest > 0.0)
-    whole = rest.masked_fill(rest == 0, 1.0)
-    if bool(small.any()):  # a power of two, which rounds nothing, takes the squares into the dtype's range
-        lift = torch.where(
-            small, torch.ldexp(torch.ones_like(rest), -torch.frexp(rest).exponent.clamp(min=LOWEST[b.dtype])), 1.0
-        )
+    whole = rest
+    if not bool(rest.amin() >= SMALL):  # a power of two, which rounds nothing, takes the squares into the dtype's range
+        whole = rest.masked_fill(rest == 0, 1.0)
+        lift = torch.ldexp(torch.ones_like(rest), -torch.frexp(whole).exponent.clamp(min=LOWEST[b.dtype]))
+        lift = torch.where(whole < SMALL, lift, 1.0)
         b.mul_(lift.unsqueeze(-1))
         whole, ties = whole * lift, ties * lift
     share2 = (torch.mul(b, b, out=scratch).sum(-1) + ties) / whole**2
