@@ -195,6 +195,7 @@ def test_a_batch_norm_of_fixed_statistics_belongs_to_the_projection() -> None:
         (lambda e, top: 1.0 + e.sum(-1, keepdim=True), True),
         (lambda e, top: e.sum(-1, keepdim=True) + torch.exp(-top), True),
         (lambda e, top: e.sum(-1, keepdim=True) + torch.exp(torch.ones(H, 1, 1) - top), True),
+        (lambda e, top: torch.exp(torch.ones(H, 1, 1) - top) + e.sum(-1, keepdim=True), True),
     ],
 )
 def test_what_joins_the_denominator(below: Callable[[Tensor, Tensor], Tensor], sinks: bool) -> None:

@@ -39,7 +39,7 @@ class ProductSource:
     bias: Tensor | None
     masks: Masks
     max_product: Tensor | None = None  # (B, H, L), written by `load`
-    scatter: dict[tuple[int, ...], tuple[Tensor, Tensor]] = field(default_factory=dict)  # of keys, see `moments`
+    scatter: dict[tuple[int, ...], tuple[Tensor, Tensor]] = field(default_factory=dict, init=False)  # see `moments`
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -231,7 +231,7 @@ def attention_row_stats(
         is_causal: row i sees keys j <= i (upper-left, as in SDPA).
         float_mask: added like a bias; its entries at or below -3e4 (-inf, the lowest number of a dtype) hide the key.
         product: also the largest |q . k| of each row.
-        future: also the weight on keys j > i of each row, where L == S.
+        future: also the weight on keys j > i of each row, where L == S and there is no value.
 
     Returns:
         AttentionRows, float64 where query or key is float64 and float32 otherwise.

@@ -188,12 +188,12 @@ class Classifier:
         if node.products:
             if node.op == "exp" and self._from_logarithm(node, tensor, tensors):
                 return
-            parts = _denominator(node)
-            if parts is not None:
+            sinks = _joined_by_sinks(node)
+            if sinks is not None:
                 numerator = node.args[0]
                 node.args = (numerator.args[0],)
                 self._softmax(node, tensor, numerator.operands[0], -1)
-                node.softmax.sinks = len(parts) > 1
+                node.softmax.sinks = sinks
                 return
             main = node.main()
             node.operands = {i: alias(t) for i, t in tensors.items() if node.args[i] is not main or node.op in _KEPT}
@@ -339,28 +339,30 @@ def _is_gain(node: Node) -> bool:
     return False
 
 
-def _denominator(node: Node) -> list[str] | None:
-    """What exp(z), written out by hand, is divided by: its sum, and the weight of a sink; None if not by its sum."""
+def _joined_by_sinks(node: Node) -> bool | None:
+    """Whether more than a guard joins the sum that exp(z), by hand, is divided by; None if no such sum divides it."""
     if node.op != "div" or len(node.args) < 2:
         return None
     top, bottom = node.args[0], node.args[1]
     if not isinstance(top, Node) or not isinstance(bottom, Node) or top.op != "exp":
         return None
-    parts = ["sum"]
+    sinks = False
     while bottom.op in ops.VIEWS | ops.SAME | ops.CLAMPS | {"add", "masked_fill"}:
-        if bottom.op == "add" and _weighs(bottom):
-            parts.append("sink")
         parent = bottom.main()
-        if parent is None:
+        if bottom.op == "add":
+            weight = next((i for i in (0, 1) if _is_weight(bottom, i)), None)
+            sinks |= weight is not None
+            parent = bottom.args[1] if weight == 0 else parent
+        if not isinstance(parent, Node):
             return None
         bottom = parent
-    return parts if bottom.op == "sum" and bottom.main() is top else None
+    return sinks if bottom.op == "sum" and bottom.main() is top else None
 
 
-def _weighs(added: Node) -> bool:
-    """Whether the second addend is a weight, exp(sink) or 1, and no guard against a division by zero."""
-    other = added.args[1]
-    if isinstance(other, Node) and origin(other).op == "exp":
+def _is_weight(added: Node, position: int) -> bool:
+    """Whether the addend is a weight, exp(sink) or 1, and no guard against a division by zero."""
+    addend = added.args[position]
+    if isinstance(addend, Node) and origin(addend).op == "exp":
         return True
-    number = added.number(1)
+    number = added.number(position)
     return number is not None and number > GUARD
