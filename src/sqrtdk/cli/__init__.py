@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from sqrtdk.cli.check import check
+from sqrtdk.cli.lab import lab
 from sqrtdk.cli.output import end_stdout, open_closed_streams
 from sqrtdk.cli.params import params
 
@@ -24,6 +25,7 @@ _app = typer.Typer(
 )
 _app.command()(check)
 _app.command()(params)
+_app.add_typer(lab)
 
 
 def main() -> None:

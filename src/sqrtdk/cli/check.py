@@ -61,9 +61,9 @@ def check(
     Exit code 0: nothing found at --fail-on or above; 1: findings; 2: usage, configuration or input/output error.
     """
     with reported(show_traceback):
-        from sqrtdk.report import files
+        from sqrtdk import _files
 
-        files.check_outputs((output, html), force)
+        _files.check_outputs((output, html), force)
         from sqrtdk.cli.output import colors, print_text, say, width, working
 
         with working(f"Checking {plain(model)}"):
@@ -91,10 +91,10 @@ def check(
                 command=shlex.join(["sqrtdk", *sys.argv[1:]]),
             )
         if output is not None:
-            files.write_text(output, to_json(report), force)
+            _files.write_text(output, to_json(report), force)
             say(f"JSON report: {output}")
         if html is not None:
-            files.write_text(html, to_html(report), force)
+            _files.write_text(html, to_html(report), force)
             say(f"HTML report: {html}")
         if json_ and output is None:
             print_text(to_json(report))

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 PIPE_WIDTH = 160  # nobody wraps a log or a pipe, and one line a site is easier to search
 
@@ -40,20 +40,21 @@ def width() -> int:
 
 
 @contextlib.contextmanager
-def working(text: str) -> Iterator[None]:
+def working(text: str) -> Iterator[Callable[[str], None]]:
     """Show a spinner on stderr while it is a terminal; keep what the model prints away from stdout.
 
-    Its code may print in C or start programs, which know descriptor 1 and nothing of `sys.stdout`.
+    Its code may print in C or start programs, which know descriptor 1 and nothing of `sys.stdout`. What is yielded
+    changes the text beside the spinner.
     """
     with descriptor_1_to_2(), contextlib.redirect_stdout(sys.stderr):
         if not sys.stderr.isatty():
-            yield
+            yield lambda text: None
             return
         from rich.console import Console
         from rich.text import Text
 
-        with Console(stderr=True, no_color=bool(os.environ.get("NO_COLOR"))).status(Text(text)):
-            yield
+        with Console(stderr=True, no_color=bool(os.environ.get("NO_COLOR"))).status(Text(text)) as status:
+            yield lambda text: status.update(Text(text))
 
 
 def open_closed_streams() -> None:

@@ -38,18 +38,18 @@ def params(
     Exit code 0: counted; 2: usage, configuration or input/output error.
     """
     with reported(show_traceback):
+        from sqrtdk import _files
         from sqrtdk.cli.output import colors, print_text, say, width, working
-        from sqrtdk.report import files
         from sqrtdk.report.params import to_text
 
-        files.check_outputs((output,), force)
+        _files.check_outputs((output,), force)
         with working(f"Counting {plain(target or 'presets')}"):
             from sqrtdk.models.parameters import count_parameters
 
             document = count_parameters(target, revision=revision, trust_remote_code=trust_remote_code, seed=seed)
         text = json.dumps(document, indent=2, ensure_ascii=True) + "\n"
         if output is not None:
-            files.write_text(output, text, force)
+            _files.write_text(output, text, force)
             say(f"JSON report: {output}")
         if json_ and output is None:
             print_text(text)

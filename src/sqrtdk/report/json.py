@@ -1,17 +1,15 @@
 """The report as JSON, schema_version 1; docs/check.schema.json describes it.
 
-JSON has no NaN and no infinity. NaN is written as null: there was nothing to measure. An infinite value is a
-measurement, and the worst one, so it is written as the string "Infinity" or "-Infinity".
+NaN is written as null and an infinity as a string: see `sqrtdk._json`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
-import json
-import math
 from typing import Any
 
+from sqrtdk._json import document
 from sqrtdk.audit.records import SCHEMA_VERSION, CheckReport, JudgedCall
 
 _BULKY = ("logit_histogram", "entropy_histogram")  # drawn in the HTML report only
@@ -28,12 +26,13 @@ def to_json(report: CheckReport) -> str:
         `calls`, `not_attention`, `not_measured`, `findings`, `fail_on` and `exit_code`.
 
     Example:
-        >>> from sqrtdk.audit.records import ModelInfo
+        >>> from sqrtdk._json import document
+from sqrtdk.audit.records import ModelInfo
         >>> text = to_json(CheckReport(ModelInfo("demo", "Decoder", 1), "static", (), (), (), ()))
         >>> json.loads(text)["model"]
         {'id': 'demo', 'class': 'Decoder', 'parameters': 1}
     """
-    return _pretty(_finite(to_document(report))) + "\n"
+    return document(to_document(report))
 
 
 def to_document(report: CheckReport) -> dict[str, Any]:
@@ -68,31 +67,3 @@ def _call(judged: JudgedCall) -> dict[str, Any]:
         "reason": judged.reason,
     }
     return record | verdict | {"stats": stats}
-
-
-def _finite(value: Any) -> Any:
-    """Replace what JSON cannot hold, at any depth."""
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, float):
-        if math.isnan(value):
-            return None
-        return value if math.isfinite(value) else ("Infinity" if value > 0 else "-Infinity")
-    if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [_finite(item) for item in value]
-    return str(value)  # e.g. a torch.dtype or a version object in `environment`
-
-
-def _pretty(value: Any, indent: str = "") -> str:
-    """Indent as `json.dumps(indent=2)` does, but keep containers of plain values on one line."""
-    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    if not any(isinstance(child, (dict, list)) for child in children):
-        return json.dumps(value, allow_nan=False)
-    inner = indent + "  "
-    if isinstance(value, dict):
-        lines = [f"{inner}{json.dumps(key)}: {_pretty(item, inner)}" for key, item in value.items()]
-        return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
-    lines = [inner + _pretty(item, inner) for item in value]
-    return "[\n" + ",\n".join(lines) + f"\n{indent}]"

@@ -56,15 +56,20 @@ def check_outputs(paths: Iterable[Path | None], force: bool = False) -> None:
 
 
 def write_text(path: str | Path, text: str, force: bool = False) -> None:
-    """Write `text` as UTF-8 to a new file, all of it or nothing.
+    """Write `text` as UTF-8 to a new file, all of it or nothing: see `write_bytes`."""
+    write_bytes(path, text.encode("utf-8", errors="backslashreplace"), force)
 
-    The text goes to a temporary file in the same directory, which then takes its name in one step: readers see the
-    old state or the whole new file. Without `force` the step fails if the name was taken in the meantime. With
-    `force` a symbolic link is replaced, not followed.
+
+def write_bytes(path: str | Path, data: bytes, force: bool = False) -> None:
+    """Write `data` to a new file, all of it or nothing.
+
+    It goes to a temporary file in the same directory, which then takes its name in one step: readers see the old
+    state or the whole new file. Without `force` the step fails if the name was taken in the meantime. With `force` a
+    symbolic link is replaced, not followed.
 
     Args:
         path: the file to write; its directory must exist.
-        text: the content.
+        data: the content.
         force: replace a file that exists.
 
     Raises:
@@ -72,7 +77,6 @@ def write_text(path: str | Path, text: str, force: bool = False) -> None:
     """
     path = Path(path)
     check_writable(path, force)
-    data = text.encode("utf-8", errors="backslashreplace")
     temporary = path.with_name(f".{path.name[:80]}.{secrets.token_hex(6)}.tmp")
     try:
         with open(temporary, "xb") as file:

@@ -1,0 +1,37 @@
+"""`sqrtdk lab report DIR`: the records of a directory as one HTML page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sqrtdk.cli.errors import reported
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A directory that `sqrtdk lab run` wrote.")],
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="The page; report.html in DIR if unset.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the page if it exists.")] = False,
+    show_traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error was raised.")] = False,
+) -> None:
+    """Make one self-contained page of the records: the register with its verdicts, then each claim.
+
+    English and Simplified Chinese; it opens without a network.
+    """
+    with reported(show_traceback):
+        from sqrtdk import _files
+        from sqrtdk.cli.output import say, working
+
+        target = output or folder / "report.html"
+        from sqrtdk.lab.runner import records
+
+        with working(f"Reading {folder}"):
+            found = records(folder)
+            _files.check_writable(target, force)
+            from sqrtdk.report.lab_page import to_html
+
+            page = to_html(found)
+        _files.write_text(target, page, force)
+        say(f"HTML report: {target}")

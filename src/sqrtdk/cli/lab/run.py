@@ -1,0 +1,70 @@
+"""`sqrtdk lab run ID...`: measure claims and judge them."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from sqrtdk.cli.errors import reported
+from sqrtdk.cli.lab.list import Language
+
+Engine = Literal["local", "pool", "ray"]
+
+
+def run(
+    claims: Annotated[list[str], typer.Argument(metavar="ID...", help="Claims of `sqrtdk lab list`, or all.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer samples and steps; the verdicts are the same.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Directory of the records and plots; sqrtdk-lab/{quick,full}-seedN if unset."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace records that are there.")] = False,
+    engine: Annotated[Engine, typer.Option(help="What trains the models of the training claims.")] = "pool",
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes of the engine; one a CPU if unset.")] = None,
+    language: Annotated[Language, typer.Option(help="Language of the table.")] = "en",
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+    show_traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error was raised.")] = False,
+) -> None:
+    """Run the experiments of claims; write a record and the plots of each, and print the verdicts.
+
+    A record that is there from a run of the same settings is reused, so an interrupted run goes on where it stopped.
+
+    Exit code 0: every claim has its verdict; 1: the control of a claim gave the same verdict as the claim, so its
+    judge decides nothing; 2: usage, configuration or input/output error.
+    """
+    with reported(show_traceback):
+        from sqrtdk.cli.output import colors, print_text, width, working
+        from sqrtdk.lab.register import find
+        from sqrtdk.report import lab
+
+        find(claims)
+        folder = output or Path("sqrtdk-lab") / f"{'quick' if quick else 'full'}-seed{seed}"
+        with working("Starting") as progress:
+            from sqrtdk.lab.runner import run as run_claims
+            from sqrtdk.report.plots import write_plots
+
+            found = []
+            for done in run_claims(
+                claims,
+                quick=quick,
+                seed=seed,
+                output=folder,
+                force=force,
+                engine=engine,
+                workers=workers,
+                command=shlex.join(["sqrtdk", *sys.argv[1:]]),
+                progress=progress,
+            ):
+                write_plots(done.record, folder, keep=done.reused)
+                found.append(done)
+        if json_:
+            print_text(lab.verdicts_json(found))
+        else:
+            print_text(lab.verdicts_text(found, folder, language, width=width(), color=colors()))
+        code = 0 if all(done.record.sound for done in found) else 1
+    raise typer.Exit(code)

@@ -1,0 +1,27 @@
+"""`sqrtdk lab show ID`: one claim and how it is measured."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from sqrtdk.cli.errors import reported
+from sqrtdk.cli.lab.list import Language
+
+
+def show(
+    claim: Annotated[str, typer.Argument(metavar="ID", help="A claim of `sqrtdk lab list`.")],
+    language: Annotated[Language, typer.Option(help="Language of the texts.")] = "en",
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+    show_traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error was raised.")] = False,
+) -> None:
+    """Show a claim: statement, formula, method, control, parameters, and what counts as true."""
+    with reported(show_traceback):
+        from sqrtdk.cli.output import colors, print_text, width
+        from sqrtdk.lab.register import find
+        from sqrtdk.report import lab
+
+        (found,) = find([claim])
+        text = lab.claim_json(found) if json_ else lab.claim_text(found, language, width=width(), color=colors())
+        print_text(text)

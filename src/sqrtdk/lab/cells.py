@@ -1,0 +1,103 @@
+"""Cells: expensive computations of an experiment, spread over an engine, and kept on disk so that none runs twice."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from sqrtdk import _files
+from sqrtdk.lab.engines import Engine, open_engine
+from sqrtdk.lab.run import Cell
+
+Compute = Callable[[Cell], dict[str, Any]]
+
+
+class Cells:
+    """A map over cells: `cells(function, list_of_cells)` gives the results in order.
+
+    Equal cells are computed once. With a folder each result is a file, written whole as soon as it is there, so that
+    an interrupted run goes on where it stopped; the file's name is a hash of the cell, of the function's package as
+    source text, and of torch's version, so that a change of any of them computes it anew.
+
+    Args:
+        engine: "local", "pool" or "ray"; opened when the first cell has to be computed.
+        workers: processes; None: one a CPU.
+        folder: where results are kept; it must exist. None: in memory.
+        progress: told (done, total) after each cell.
+    """
+
+    def __init__(
+        self,
+        engine: str = "local",
+        workers: int | None = None,
+        folder: Path | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self._name, self._workers = engine, workers
+        self._folder, self._progress = folder, progress
+        self._known: dict[str, dict[str, Any]] = {}
+        self._engine: Engine | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._engine = None
+        self._stack.__exit__(*raised)
+
+    def __call__(self, function: Compute, cells: Sequence[Cell]) -> list[dict[str, Any]]:
+        """Results in the order of the cells."""
+        keys = [key_of(function, cell) for cell in cells]
+        missing = {key: cell for key, cell in zip(keys, cells, strict=True) if not self._find(key)}
+        if missing:
+            self._compute(function, missing)
+        return [self._known[key] for key in keys]
+
+    def _compute(self, function: Compute, missing: dict[str, Cell]) -> None:
+        if self._engine is None:
+            self._engine = self._stack.enter_context(open_engine(self._name, workers=self._workers))
+        keys = list(missing)
+        for done, (index, result) in enumerate(self._engine.results(function, list(missing.values())), 1):
+            self._keep(keys[index], missing[keys[index]], result)
+            if self._progress is not None:
+                self._progress(done, len(keys))
+
+    def _find(self, key: str) -> bool:
+        if key not in self._known and self._folder is not None:
+            try:
+                kept = json.loads((self._folder / f"{key}.json").read_text(encoding="utf-8"))
+                self._known[key] = kept["result"]
+            except (OSError, ValueError, KeyError, TypeError):  # not there, or damaged: it is computed again
+                return False
+        return key in self._known
+
+    def _keep(self, key: str, cell: Cell, result: dict[str, Any]) -> None:
+        text = json.dumps({"cell": cell, "result": result}, indent=1, sort_keys=True)
+        self._known[key] = json.loads(text)["result"]  # what a later run would read
+        if self._folder is not None:
+            _files.write_text(self._folder / f"{key}.json", text + "\n", force=True)
+
+
+def key_of(function: Compute, cell: Cell) -> str:
+    """Name of a cell's result: equal for equal cells of the same function, code and torch."""
+    versions = [importlib.metadata.version("sqrtdk"), torch.__version__]
+    content = [function.__module__, function.__qualname__, _digest(function.__module__), versions, cell]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+
+@cache
+def _digest(module: str) -> str:
+    """Hash of the source files of the module's package, or of the module alone if it is in none."""
+    file = Path(import_module(module).__file__ or "")
+    files = sorted(file.parent.glob("*.py")) if "." in module else [file]
+    return hashlib.sha256(b"\0".join(path.name.encode() + path.read_bytes() for path in files)).hexdigest()

@@ -1,0 +1,108 @@
+"""What a claim is: a statement, an experiment, the control that would show the opposite, and what counts as true."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from sqrtdk.lab.figures import Figure, Figures, Place
+from sqrtdk.lab.plots import Plot
+from sqrtdk.lab.run import Run
+from sqrtdk.lab.text import Text
+
+Group = Literal["statistics", "saturation", "gradients", "factors", "precision", "structure"]
+
+GROUPS: dict[Group, Text] = {
+    "statistics": Text("Dot-product statistics", "点积的统计性质"),
+    "saturation": Text("Softmax saturation", "softmax 的饱和"),
+    "gradients": Text("Gradients", "梯度"),
+    "factors": Text("Other factors", "其他因素"),
+    "precision": Text("Precision and cost", "精度与开销"),
+    "structure": Text("Structure", "结构"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Expect:
+    """A bar: what a figure must be for the claim to be true. It decides only where the whole interval is on one side.
+
+    Attributes:
+        figure: its name; every figure of that name and place is asked.
+        low: least value.
+        high: largest value.
+        at: entries of the place; empty: all places.
+    """
+
+    figure: str
+    low: float = -math.inf
+    high: float = math.inf
+    at: Mapping[str, Place] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the claim, or a condition under which it is asked; true if all its bars are met.
+
+    Attributes:
+        text: the part in words.
+        expects: its bars.
+    """
+
+    text: Text
+    expects: tuple[Expect, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What an experiment gave."""
+
+    figures: list[Figure]
+    plots: tuple[Plot, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One claim about sqrt(d_k) and its experiment.
+
+    Attributes:
+        id: its name in the register.
+        group: the part of the register.
+        sources: S0 to S4, the explanations that make the claim, and papers.
+        statement: the claim, in our words.
+        formula: the mathematics behind it, in LaTeX.
+        method: how it is measured.
+        control: what is turned round in the control, and what must follow.
+        parameters: of the full run.
+        quick: what differs in the quick run; it must not change the verdict.
+        flipped: what differs in the control; it must change the verdict.
+        measure: the experiment.
+        parts: what counts as true.
+        why: one paragraph with the figures: why the verdict is what it is.
+        timed: its figures are times: no other work may run beside it.
+    """
+
+    id: str
+    group: Group
+    sources: tuple[str, ...]
+    statement: Text
+    formula: str
+    method: Text
+    control: Text
+    parameters: Mapping[str, Any]
+    quick: Mapping[str, Any]
+    flipped: Mapping[str, Any]
+    measure: Callable[[Run], Measured]
+    parts: tuple[Part, ...]
+    why: Callable[[Figures], Text]
+    timed: bool = False
+
+    def __post_init__(self) -> None:
+        for changed in (self.quick, self.flipped):
+            unknown = set(changed) - set(self.parameters)
+            assert not unknown, f"{self.id}: {unknown} are not among its parameters"
+
+    def settings(self, *, quick: bool = False, flipped: bool = False) -> dict[str, Any]:
+        """The parameters of one kind of run."""
+        return {**self.parameters, **(self.quick if quick else {}), **(self.flipped if flipped else {})}

@@ -1,0 +1,74 @@
+"""One claim, run: the experiment, its control, the verdicts and the record."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import time
+from datetime import UTC, datetime
+
+import torch
+
+from sqrtdk.lab.claim import Claim
+from sqrtdk.lab.figures import Figures
+from sqrtdk.lab.judge import judge
+from sqrtdk.lab.plots import Plot
+from sqrtdk.lab.record import Outcome, Record
+from sqrtdk.lab.run import Map, Run, here
+
+
+def run_claim(claim: Claim, *, quick: bool = False, seed: int = 0, compute: Map = here, command: str = "") -> Record:
+    """Measure a claim and its control, and judge both.
+
+    Args:
+        claim: from `sqrtdk.lab.register.CLAIMS`.
+        quick: with the parameters of the quick run.
+        seed: of everything random.
+        compute: how cells are computed; see `Run.map`.
+        command: to be kept in the record.
+
+    Returns:
+        The record.
+    """
+    started, begin = datetime.now(UTC), time.monotonic()
+    outcome, plots = _outcome(claim, quick, False, seed, compute)
+    control, _ = _outcome(claim, quick, True, seed, compute)
+    return Record(
+        id=claim.id,
+        group=claim.group,
+        sources=claim.sources,
+        statement=claim.statement,
+        formula=claim.formula,
+        method=claim.method,
+        control_method=claim.control,
+        why=claim.why(Figures(list(outcome.figures))),
+        quick=quick,
+        seed=seed,
+        outcome=outcome,
+        control=control,
+        plots=plots,
+        environment=environment(),
+        command=command,
+        started=started.isoformat(timespec="seconds"),
+        duration_s=round(time.monotonic() - begin, 3),
+    )
+
+
+def _outcome(claim: Claim, quick: bool, flipped: bool, seed: int, compute: Map) -> tuple[Outcome, tuple[Plot, ...]]:
+    parameters = claim.settings(quick=quick, flipped=flipped)
+    measured = claim.measure(Run(parameters, seed, compute))
+    verdict = judge(Figures(measured.figures), claim.parts)
+    return Outcome(parameters, tuple(measured.figures), verdict), measured.plots
+
+
+def environment() -> dict[str, str]:
+    """Versions and machine, as text."""
+    return {
+        "sqrtdk": importlib.metadata.version("sqrtdk"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpus": str(os.cpu_count()),
+        "threads": str(torch.get_num_threads()),
+    }

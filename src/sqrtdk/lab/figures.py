@@ -1,0 +1,85 @@
+"""Figures: what an experiment measured, each with the interval that a verdict rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+LEVEL = 0.99  # confidence of every interval: a run has hundreds, and one in twenty of them may not mislead
+
+Method = Literal["exact", "t", "bootstrap", "Clopper-Pearson"]
+Place = str | int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One number with its confidence interval.
+
+    Attributes:
+        name: what it is, in words joined by underscores; with the unit where it could be doubted.
+        value: the estimate.
+        low: lower end of the interval; the value itself where nothing is random.
+        high: upper end.
+        method: how the interval came about; "exact" where nothing is random.
+        samples: independent samples behind it; 1 where nothing is random.
+        at: where it was measured, e.g. `{"d_k": 64, "scale": "none"}`.
+    """
+
+    name: str
+    value: float
+    low: float
+    high: float
+    method: Method
+    samples: int
+    at: Mapping[str, Place] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """The value to four digits, and the interval where there is one.
+
+        Example:
+            >>> print(Figure("peak", 0.5, 0.25, 0.75, "t", 9))
+            0.5 [0.25, 0.75]
+        """
+        if self.method == "exact":
+            return number(self.value)
+        return f"{number(self.value)} [{number(self.low)}, {number(self.high)}]"
+
+
+class Figures:
+    """The figures of an experiment, found by name and place.
+
+    Example:
+        >>> figures = Figures([Figure("peak", 0.5, 0.4, 0.6, "t", 9, {"d_k": 64})])
+        >>> figures("peak", d_k=64).value
+        0.5
+    """
+
+    def __init__(self, figures: list[Figure]) -> None:
+        self._figures = tuple(figures)
+        places = [(f.name, tuple(sorted(f.at.items()))) for f in figures]
+        twice = {f"{name} at {dict(at)}" for name, at in places if places.count((name, at)) > 1}
+        assert not twice, f"figures given twice: {twice}"
+
+    def __iter__(self) -> Iterator[Figure]:
+        return iter(self._figures)
+
+    def __call__(self, name: str, **at: Place) -> Figure:
+        """The one figure of this name whose place has these entries."""
+        found = self.all(name, **at)
+        assert len(found) == 1, f"{len(found)} figures {name} at {at}"
+        return found[0]
+
+    def all(self, name: str, **at: Place) -> list[Figure]:
+        """All figures of this name whose place has these entries, in the order of measuring."""
+        return [f for f in self._figures if f.name == name and at.items() <= dict(f.at).items()]
+
+
+def number(value: float) -> str:
+    """A number to four digits; powers of ten only where it is very large or very small.
+
+    Example:
+        >>> number(22.6274), number(26489122129.8), number(0.5)
+        ('22.63', '2.649e+10', '0.5')
+    """
+    return f"{value:.4g}"

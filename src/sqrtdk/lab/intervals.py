@@ -1,0 +1,103 @@
+"""Estimates with confidence intervals: Student's t, the bootstrap, Clopper and Pearson. scipy does the statistics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from sqrtdk.lab.figures import LEVEL, Figure, Place
+
+RESAMPLES = 2000
+Samples = Tensor | np.ndarray | Sequence[float]
+
+
+def exact(name: str, value: float, **at: Place) -> Figure:
+    """A figure in which nothing is random: its interval is the value.
+
+    Example:
+        >>> print(exact("parameters", 12))
+        12
+    """
+    value = float(value)
+    return Figure(name, value, value, value, "exact", 1, at)
+
+
+def mean(name: str, samples: Samples, **at: Place) -> Figure:
+    """Mean of independent samples, with Student's t interval.
+
+    Args:
+        name: of the figure.
+        samples: one-dimensional, two or more.
+        at: where it was measured.
+
+    Example:
+        >>> print(mean("error", [1.0, 2.0, 3.0]))
+        2 [-3.73, 7.73]
+    """
+    from scipy import stats
+
+    values = _array(samples)
+    error = values.std(ddof=1) / math.sqrt(len(values))
+    reach = float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1)) * error
+    centre = float(values.mean())
+    return Figure(name, centre, float(centre - reach), float(centre + reach), "t", len(values), at)
+
+
+def bootstrap(
+    name: str, samples: Samples | tuple[Samples, ...], statistic: Callable[..., Any], *, seed: int, **at: Place
+) -> Figure:
+    """Any statistic of independent samples, with a percentile bootstrap interval.
+
+    Args:
+        name: of the figure.
+        samples: one-dimensional; or a tuple of several, resampled in pairs.
+        statistic: a function of the samples and `axis`, vectorised as numpy's.
+        seed: of the resampling.
+        at: where it was measured.
+
+    Example:
+        >>> print(bootstrap("median", [1.0, 1.0, 1.0, 1.0], np.median, seed=0))
+        1 [1, 1]
+    """
+    from scipy import stats
+
+    data = tuple(_array(one) for one in samples) if isinstance(samples, tuple) else (_array(samples),)
+    value = float(statistic(*data, axis=-1))
+    result = stats.bootstrap(
+        data,
+        statistic,
+        paired=len(data) > 1,
+        vectorized=True,
+        n_resamples=RESAMPLES,
+        batch=max(1, 4_000_000 // len(data[0])),
+        confidence_level=LEVEL,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    )
+    interval = result.confidence_interval
+    return Figure(name, value, float(interval.low), float(interval.high), "bootstrap", len(data[0]), at)
+
+
+def proportion(name: str, successes: int, trials: int, **at: Place) -> Figure:
+    """A share of independent trials, with the exact interval of Clopper and Pearson (1934).
+
+    Example:
+        >>> print(proportion("rows_one_hot", 0, 100))
+        0 [0, 0.05161]
+    """
+    from scipy import stats
+
+    interval = stats.binomtest(int(successes), int(trials)).proportion_ci(LEVEL, method="exact")
+    value = successes / trials
+    return Figure(name, value, float(interval.low), float(interval.high), "Clopper-Pearson", int(trials), at)
+
+
+def _array(samples: Samples) -> np.ndarray:
+    values = samples.detach().double().numpy() if isinstance(samples, Tensor) else np.asarray(samples, dtype=float)
+    assert values.ndim == 1, f"samples are one-dimensional; got shape {values.shape}"
+    assert len(values) > 1, "an interval needs two samples"
+    return values

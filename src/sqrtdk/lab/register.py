@@ -1,0 +1,134 @@
+"""The register of claims: what popular explanations of sqrt(d_k) say, each with its experiment.
+
+S0 to S4 are five widely read explanations of the scale; what they say stands here in our own words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+from sqrtdk.errors import InvalidValueError
+from sqrtdk.lab.claim import Claim
+from sqrtdk.lab.claims import (
+    additive_bounded,
+    amp_scaling,
+    batchnorm_analogy,
+    bilinear_unscaled,
+    cosine_unscaled,
+    cross_modal,
+    derivative_floor,
+    dot_faster,
+    entropy_table,
+    few_positions,
+    fp16_overflow,
+    free,
+    grad_norm,
+    heads_differ,
+    init_scaling,
+    init_variance,
+    jacobian_vanishes,
+    layernorm_role,
+    minmax_by_dim,
+    normal,
+    onehot_64,
+    paper_footnote,
+    paper_table3,
+    params_multi,
+    params_single,
+    per_head_dk,
+    printed_maxima,
+    range_64,
+    range_512,
+    relative_scale,
+    saturation_by_dim,
+    scale_dk,
+    scale_two_sqrt,
+    seed_code_shapes,
+    small_dk,
+    softmax_example,
+    softmax_overflow,
+    std_512,
+    temperature,
+    train_instability,
+    v_scaling,
+    var_general,
+    var_linear,
+)
+
+CLAIMS: dict[str, Claim] = {
+    claim.id: claim
+    for claim in (
+        var_linear.CLAIM,
+        var_general.CLAIM,
+        std_512.CLAIM,
+        range_512.CLAIM,
+        range_64.CLAIM,
+        normal.CLAIM,
+        init_scaling.CLAIM,
+        seed_code_shapes.CLAIM,
+        onehot_64.CLAIM,
+        softmax_example.CLAIM,
+        derivative_floor.CLAIM,
+        saturation_by_dim.CLAIM,
+        printed_maxima.CLAIM,
+        minmax_by_dim.CLAIM,
+        entropy_table.CLAIM,
+        few_positions.CLAIM,
+        v_scaling.CLAIM,
+        temperature.CLAIM,
+        jacobian_vanishes.CLAIM,
+        grad_norm.CLAIM,
+        train_instability.CLAIM,
+        small_dk.CLAIM,
+        init_variance.CLAIM,
+        layernorm_role.CLAIM,
+        batchnorm_analogy.CLAIM,
+        scale_dk.CLAIM,
+        scale_two_sqrt.CLAIM,
+        additive_bounded.CLAIM,
+        cosine_unscaled.CLAIM,
+        bilinear_unscaled.CLAIM,
+        relative_scale.CLAIM,
+        per_head_dk.CLAIM,
+        cross_modal.CLAIM,
+        fp16_overflow.CLAIM,
+        softmax_overflow.CLAIM,
+        amp_scaling.CLAIM,
+        free.CLAIM,
+        dot_faster.CLAIM,
+        params_single.CLAIM,
+        params_multi.CLAIM,
+        heads_differ.CLAIM,
+        paper_footnote.CLAIM,
+        paper_table3.CLAIM,
+    )
+}
+
+
+def find(ids: Sequence[str]) -> list[Claim]:
+    """Claims by their ids, in the order given; "all" stands for the whole register.
+
+    Args:
+        ids: of claims; one that stands twice is run once.
+
+    Raises:
+        InvalidValueError: there is no such claim; the nearest names are offered.
+
+    Example:
+        >>> [claim.id for claim in find(["var-linear"])]
+        ['var-linear']
+    """
+    wanted: dict[str, Claim] = {}
+    for name in ids:
+        if name == "all":
+            wanted |= CLAIMS
+        elif name in CLAIMS:
+            wanted[name] = CLAIMS[name]
+        else:
+            near = get_close_matches(name, CLAIMS, n=3, cutoff=0.4)
+            raise InvalidValueError(
+                f"there is no claim {name!r} among the {len(CLAIMS)} of the register",
+                hint=f"Did you mean {' or '.join(near)}?" if near else "See them all: sqrtdk lab list",
+            )
+    return list(wanted.values())

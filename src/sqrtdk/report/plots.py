@@ -1,0 +1,157 @@
+"""Draws the plots of a record with matplotlib: SVG for the page, SVG and PNG as files.
+
+Equal plots give equal bytes: fixed settings, a fixed salt for ids, no date. Text becomes outlines, so that a reader
+without the font sees the same picture.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqrtdk import _files
+from sqrtdk.errors import InvalidValueError
+from sqrtdk.lab.plots import Plot
+from sqrtdk.lab.record import Record
+from sqrtdk.report import extras
+from sqrtdk.report.axes import draw
+
+# Dark enough for white paper; each also differs in marker and dashes. The page puts its own colours in their place.
+COLOURS = ("#0b63b5", "#c2500a", "#0f7f63", "#9a3f8f", "#8a6d00", "#52606f", "#b3274a", "#2f8fb3")
+INK, SOFT, LINE, PAPER = "#171c26", "#566072", "#dfe3ea", "#ffffff"
+SIZE_INCHES = (6.4, 3.6)
+PNG_DPI = 160
+
+_SETTINGS = {
+    "svg.fonttype": "path",
+    "svg.hashsalt": "sqrtdk",
+    "font.size": 9.5,
+    "text.color": INK,
+    "axes.edgecolor": SOFT,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.facecolor": "none",
+    "axes.formatter.useoffset": False,
+    "axes.formatter.limits": (-4, 5),
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.grid.which": "major",
+    "grid.color": LINE,
+    "grid.linewidth": 0.8,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "legend.handlelength": 1.8,
+    "legend.columnspacing": 1.4,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 5,
+    "figure.facecolor": PAPER,
+    "figure.constrained_layout.use": True,
+    "figure.constrained_layout.h_pad": 0.06,
+    "figure.constrained_layout.w_pad": 0.06,
+}
+
+
+def write_plots(record: Record, folder: Path, keep: bool = False) -> list[Path]:
+    """Write each plot of a record as `<id>-<name>.svg` and `.png`, each whole or not at all.
+
+    Args:
+        record: of a claim.
+        folder: an existing directory.
+        keep: leave files that are there; else they are replaced.
+
+    Returns:
+        The files, written or kept.
+
+    Raises:
+        InvalidValueError: the record's id or a plot's name is no file name.
+        MissingExtraError: matplotlib is not installed.
+        OutputError: a file can't be written.
+
+    Example:
+        >>> from sqrtdk.lab.claims.var_linear import CLAIM
+        >>> from sqrtdk.lab.experiment import run_claim
+        >>> folder = getfixture("tmp_path")
+        >>> [path.name for path in write_plots(run_claim(CLAIM, quick=True), folder)]
+        ['var-linear-variance.svg', 'var-linear-variance.png']
+    """
+    paths = []
+    for plot in record.plots:
+        stem = f"{record.id}-{plot.name}"
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", stem):
+            raise InvalidValueError(
+                f"a plot can't be called {stem!r}: letters, digits, '-', '_' and '.' make its file's name",
+                hint="Run the claim again.",
+            )
+        files = {kind: folder / f"{stem}.{kind}" for kind in ("svg", "png")}
+        paths += files.values()
+        if keep and all(path.exists() for path in files.values()):
+            continue
+        with _drawn(plot) as figure:
+            for kind, path in files.items():
+                _files.write_bytes(path, _saved(figure, kind), force=True)
+    return paths
+
+
+def to_svg(plot: Plot) -> str:
+    """Draw a plot as a complete SVG document.
+
+    Args:
+        plot: of a record.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+
+    Example:
+        >>> from sqrtdk.lab.plots import curve
+        >>> from sqrtdk.lab.text import Text
+        >>> square = Plot("square", Text("A square.", "平方。"), "$x$", "$x^2$", (curve("theory", [1, 2], [1, 4]),))
+        >>> "</svg>" in to_svg(square), to_svg(square) == to_svg(square)
+        (True, True)
+    """
+    with _drawn(plot) as figure:
+        return _saved(figure, "svg").decode()
+
+
+def to_png(plot: Plot) -> bytes:
+    """Draw a plot as a PNG image, 1024 x 576 pixels.
+
+    Args:
+        plot: of a record.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    with _drawn(plot) as figure:
+        return _saved(figure, "png")
+
+
+@contextmanager
+def _drawn(plot: Plot) -> Iterator[Any]:
+    """A figure, within the settings that its saving needs too. The reader's own matplotlibrc plays no part."""
+    figures, style = extras.load("matplotlib.figure"), extras.load("matplotlib.style")
+    with style.context(["default", _SETTINGS]):
+        figure = figures.Figure(figsize=SIZE_INCHES)
+        draw(figure.add_subplot(), plot, palette())
+        yield figure
+
+
+def _saved(figure: Any, kind: str) -> bytes:
+    buffer = io.BytesIO()
+    metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
+    figure.savefig(buffer, format=kind, dpi=PNG_DPI if kind == "png" else "figure", metadata=metadata)
+    return buffer.getvalue()
+
+
+def palette() -> Sequence[str]:
+    """Colours of the series, in order."""
+    return COLOURS

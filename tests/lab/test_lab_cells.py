@@ -1,0 +1,76 @@
+"""Cells: in order, once each, kept on disk, whatever the engine."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from cells_to_compute import fail_at_three, square
+
+from sqrtdk.lab.cells import Cells, key_of
+
+
+def _runs(folder: Path) -> dict[int, int]:
+    return {int(path.stem): len(path.read_text().splitlines()) for path in folder.glob("*.log")}
+
+
+@pytest.mark.parametrize("engine", ["local", "pool"])
+def test_results_come_in_the_order_of_the_cells_and_each_is_computed_once(engine: str, tmp_path: Path) -> None:
+    wanted = [{"x": x, "folder": str(tmp_path)} for x in (5, 1, 3, 5, 2)]
+    with Cells(engine, workers=2) as cells:
+        assert [result["square"] for result in cells(square, wanted)] == [25, 1, 9, 25, 4]
+        again = cells(square, wanted[::-1])
+    assert [result["square"] for result in again] == [4, 25, 9, 1, 25]
+    assert _runs(tmp_path) == {5: 1, 1: 1, 3: 1, 2: 1}
+
+
+def test_results_are_kept_and_read_back_alike(tmp_path: Path) -> None:
+    log, kept = tmp_path / "log", tmp_path / "kept"
+    log.mkdir()
+    kept.mkdir()
+    wanted = [{"x": 2, "folder": str(log)}]
+    with Cells(folder=kept) as cells:
+        (computed,) = cells(square, wanted)
+    with Cells(folder=kept) as cells:
+        (found,) = cells(square, wanted)
+    assert _runs(log) == {2: 1}
+    assert computed["pair"] == found["pair"] == [1, 2]
+    assert math.isnan(computed["lost"])
+    assert math.isnan(found["lost"])
+
+
+def test_what_was_done_before_an_error_is_kept(tmp_path: Path) -> None:
+    log, kept = tmp_path / "log", tmp_path / "kept"
+    log.mkdir()
+    kept.mkdir()
+    wanted = [{"x": x, "folder": str(log)} for x in (1, 2, 3, 4)]
+    with Cells(folder=kept) as cells, pytest.raises(Exception, match="three is not to be had"):
+        cells(fail_at_three, wanted)
+    with Cells(folder=kept) as cells:
+        cells(fail_at_three, [cell for cell in wanted if cell["x"] != 3])
+    assert _runs(log) == {1: 1, 2: 1, 4: 1}
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"cell": {}}'])
+def test_a_damaged_result_is_computed_again(tmp_path: Path, damage: str) -> None:
+    cell = {"x": 7}
+    (tmp_path / f"{key_of(square, cell)}.json").write_text(damage)
+    with Cells(folder=tmp_path) as cells:
+        assert cells(square, [cell])[0]["square"] == 49
+    assert json.loads((tmp_path / f"{key_of(square, cell)}.json").read_text())["result"]["square"] == 49
+
+
+def test_a_key_is_of_the_cell_and_the_function() -> None:
+    keys = {key_of(f, cell) for f in (square, fail_at_three) for cell in ({"x": 1}, {"x": 2}, {"x": 1, "y": 0})}
+    assert len(keys) == 6
+    assert key_of(square, {"x": 1, "y": 0}) == key_of(square, {"y": 0, "x": 1})
+
+
+def test_progress_counts_what_has_to_be_computed() -> None:
+    told: list[tuple[int, int]] = []
+    with Cells(progress=lambda done, total: told.append((done, total))) as cells:
+        cells(square, [{"x": 1}, {"x": 2}])
+        cells(square, [{"x": 2}, {"x": 3}])
+    assert told == [(1, 2), (2, 2), (1, 1)]

@@ -1,0 +1,92 @@
+"""Every claim of the register: its verdict, its control, its texts. The controls turn each premise round."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from sqrtdk.lab.cells import Cells
+from sqrtdk.lab.claim import GROUPS, Claim
+from sqrtdk.lab.experiment import run_claim
+from sqrtdk.lab.record import Record
+from sqrtdk.lab.register import CLAIMS
+
+# What the experiments answer, quick and full, for every seed that was tried.
+VERDICTS: dict[str, str] = {}
+SEEDS = range(5)
+CJK = re.compile(r"[\u3000-\u9fff\uff00-\uffef]")
+
+
+def _marked(ids: list[str]) -> list[object]:
+    """Times are not measured beside other tests."""
+    return [pytest.param(name, marks=pytest.mark.slow) if CLAIMS[name].timed else name for name in ids]
+
+
+@pytest.fixture(scope="session")
+def cells(tmp_path_factory: pytest.TempPathFactory) -> Cells:
+    """Trainings that several claims share run once, also where several processes run the tests."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if base.name.startswith("popen-") else base) / "cells"
+    folder.mkdir(exist_ok=True)
+    return Cells(folder=folder)
+
+
+def _judged(record: Record) -> str:
+    parts = [
+        (part.text.en, part.met, [str(check) for check in part.checks]) for part in record.outcome.verdict.findings
+    ]
+    control = [(part.text.en, part.met) for part in record.control.verdict.findings]
+    return f"{parts}\ncontrol: {control}"
+
+
+def _check(record: Record) -> None:
+    assert record.outcome.verdict.answer == VERDICTS[record.id], _judged(record)
+    assert record.control.verdict.answer not in (VERDICTS[record.id], "undecided"), _judged(record)
+    assert record.sound
+
+
+def test_the_register_is_whole() -> None:
+    assert len(CLAIMS) == 43
+    assert set(CLAIMS) == set(VERDICTS)
+    assert {claim.group for claim in CLAIMS.values()} == set(GROUPS)
+
+
+@pytest.mark.parametrize("name", _marked(list(CLAIMS)))
+def test_verdict_of_the_quick_run_and_of_its_control(name: str, cells: Cells) -> None:
+    record = run_claim(CLAIMS[name], quick=True, compute=cells)
+    _check(record)
+    for text in (record.why, record.statement):
+        assert not CJK.search(text.en)
+        assert CJK.search(text.zh)
+    for plot in record.plots:
+        drawn = [
+            plot.x_label,
+            plot.y_label,
+            *(series.label for series in plot.series),
+            *(line[0] for line in plot.lines),
+        ]
+        assert not any(CJK.search(label) for label in drawn)
+        assert all(len(series.x) == len(series.y) for series in plot.series)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", list(CLAIMS))
+def test_verdicts_are_stable_over_seeds(name: str, seed: int, cells: Cells) -> None:
+    _check(run_claim(CLAIMS[name], quick=True, seed=seed, compute=cells))
+
+
+@pytest.mark.parametrize("claim", list(CLAIMS.values()), ids=list(CLAIMS))
+def test_texts_and_parameters(claim: Claim) -> None:
+    from latex2mathml.converter import convert
+
+    assert claim.measure.__module__.rpartition(".")[2] == claim.id.replace("-", "_")
+    for text in (claim.statement, claim.method, claim.control, *(part.text for part in claim.parts)):
+        assert not CJK.search(text.en)
+        assert CJK.search(text.zh)
+    assert claim.sources
+    assert claim.flipped
+    assert claim.settings(flipped=True) != claim.settings()
+    assert "<math" in convert(claim.formula)
+    assert "merror" not in convert(claim.formula)
