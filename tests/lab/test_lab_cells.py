@@ -16,10 +16,12 @@ def _runs(folder: Path) -> dict[int, int]:
     return {int(path.stem): len(path.read_text().splitlines()) for path in folder.glob("*.log")}
 
 
-@pytest.mark.parametrize("engine", ["local", "pool"])
-def test_results_come_in_the_order_of_the_cells_and_each_is_computed_once(engine: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("engine", "workers"), [("local", None), ("pool", 2)])
+def test_results_come_in_order_and_each_cell_is_computed_once(
+    engine: str, workers: int | None, tmp_path: Path
+) -> None:
     wanted = [{"x": x, "folder": str(tmp_path)} for x in (5, 1, 3, 5, 2)]
-    with Cells(engine, workers=2) as cells:
+    with Cells(engine, workers) as cells:
         assert [result["square"] for result in cells(square, wanted)] == [25, 1, 9, 25, 4]
         again = cells(square, wanted[::-1])
     assert [result["square"] for result in again] == [4, 25, 9, 1, 25]

@@ -8,7 +8,7 @@ from typing import Literal
 
 LEVEL = 0.99  # confidence of every interval: a run has hundreds, and one in twenty of them may not mislead
 
-Method = Literal["exact", "t", "bootstrap", "Clopper-Pearson"]
+Method = Literal["exact", "t", "bootstrap", "Clopper-Pearson", "DKW"]
 Place = str | int | float
 
 

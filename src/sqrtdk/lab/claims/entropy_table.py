@@ -1,0 +1,181 @@
+"""entropy-table: six printed entropies, at the length of their example and at every other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from sqrtdk.lab._random_rows import SIDES, factor, products
+from sqrtdk.lab.claim import Claim, Expect, Measured, Part
+from sqrtdk.lab.figures import Figure, Figures, number
+from sqrtdk.lab.intervals import exact, mean
+from sqrtdk.lab.plots import Plot, Series, curve
+from sqrtdk.lab.run import Run
+from sqrtdk.lab.text import Text
+from sqrtdk.stats import row_stats
+from sqrtdk.theory import expected_entropy_nats
+
+DIMS = (16, 64, 256)
+PRINTED = {"unscaled": (2.1, 0.8, 0.2), "scaled": (2.3, 2.3, 2.3)}
+LENGTH = 10
+AT_LENGTH = {
+    side: tuple(round(expected_entropy_nats(LENGTH, d**0.5 if side == "unscaled" else 1.0), 2) for d in DIMS)
+    for side in SIDES
+}
+UNITS = {"nats": 1.0, "bits": math.log(2)}
+
+
+def measure(run: Run) -> Measured:
+    """Theory finds the length that fits best; the entropies are measured there and at the example's length."""
+    lengths = np.arange(2, run["longest"] + 1)
+    cells = [(side, d_k, run["printed"][side][i]) for i, d_k in enumerate(run["dims"]) for side in SIDES]
+    sigmas = {(side, d_k): factor(run[side], d_k) * d_k**0.5 for side, d_k, _ in cells}
+    curves = {sigma: np.array(expected_entropy_nats(lengths.tolist(), sigma)) for sigma in set(sigmas.values())}
+    theory = {cell: curves[sigma] for cell, sigma in sigmas.items()}
+    figures = []
+    for side, d_k, printed in cells:
+        own = int(np.abs(theory[side, d_k] - printed).argmin())
+        figures.append(exact("length_that_fits_the_cell", int(lengths[own]), side=side, d_k=d_k))
+    measured: dict[int, list[Figure]] = {}
+    for unit, nats in UNITS.items():
+        misses = np.max([np.abs(theory[side, d_k] - printed * nats) for side, d_k, printed in cells], axis=0)
+        best = int(lengths[misses.argmin()])
+        figures.append(exact("length_that_fits_best", best, unit=unit))
+        for length, where in ((run["length"], "example"), (best, "best")):
+            entropies = measured.setdefault(length, _entropies(run, length))
+            printed_nats = [printed * nats for *_, printed in cells]
+            figures.append(_largest_error(entropies, printed_nats, unit=unit, length_of=where))
+    figures += [entropy for entropies in measured.values() for entropy in entropies]
+    return Measured(figures, (_plot(figures, run, lengths.tolist(), theory),))
+
+
+def _entropies(run: Run, length: int) -> list[Figure]:
+    figures = []
+    for d_k in run["dims"]:
+        draws = max(run["least_rows"], run["numbers"] // (length * d_k))
+        product = products(run.generator("rows", length, d_k), draws=draws, keys=length, d_k=d_k)
+        for side in SIDES:
+            entropies = row_stats(product * factor(run[side], d_k)).entropy_nats.flatten()
+            figures.append(mean("entropy_nats", entropies, side=side, d_k=d_k, length=length))
+    return figures
+
+
+def _largest_error(entropies: Sequence[Figure], printed: Sequence[float], *, unit: str, length_of: str) -> Figure:
+    """The largest distance of a cell from its printed value, in nats, within the ends of the cells' intervals."""
+    cells = list(zip(entropies, printed, strict=True))
+    value = max(abs(figure.value - given) for figure, given in cells)
+    low = max(max(0.0, figure.low - given, given - figure.high) for figure, given in cells)
+    high = max(max(given - figure.low, figure.high - given) for figure, given in cells)
+    samples = min(figure.samples for figure in entropies)
+    at = {"unit": unit, "length_of": length_of}
+    return Figure("largest_error_of_the_table_nats", value, low, high, "t", samples, at)
+
+
+def _plot(figures: Sequence[Figure], run: Run, lengths: list[int], theory: dict[tuple[str, int], np.ndarray]) -> Plot:
+    some = sorted({round(2 * 2 ** (i / 8)) for i in range(8 * 11 + 1)} & set(lengths))
+    series = []
+    for (side, d_k), entropies in theory.items():
+        if side == "unscaled" or d_k == run["dims"][0]:
+            name = f"unscaled, $d_k$ = {d_k}" if side == "unscaled" else "scaled, every $d_k$"
+            series.append(curve(name, some, entropies[np.array(some) - 2]))
+    own = Figures([figure for figure in figures if figure.name in ("length_that_fits_the_cell", "entropy_nats")])
+    points = own.all("entropy_nats", length=run["length"])
+    series.append(
+        Series(
+            "measured",
+            tuple(float(f.at["length"]) for f in points),
+            tuple(f.value for f in points),
+            tuple(f.low for f in points),
+            tuple(f.high for f in points),
+            "points",
+        )
+    )
+    fits = own.all("length_that_fits_the_cell")
+    given = [run["printed"][f.at["side"]][run["dims"].index(f.at["d_k"])] for f in fits]
+    series.append(Series("printed, where it fits", tuple(f.value for f in fits), tuple(given), style="points"))
+    return Plot(
+        "entropy",
+        Text(
+            "Expected entropy over the number of keys; each printed value stands at the length for which it is right.",
+            "期望熵随键的个数的变化；每个印出的值画在使它成立的长度处。",
+        ),
+        "keys",
+        "entropy, nats",
+        tuple(series),
+        x_axis="log",
+    )
+
+
+def why(figures: Figures) -> Text:
+    """The paragraph of the report."""
+    measured = {
+        side: ", ".join(str(f) for f in figures.all("entropy_nats", side=side, length=LENGTH)) for side in SIDES
+    }
+    own = {
+        side: ", ".join(number(f.value) for f in figures.all("length_that_fits_the_cell", side=side)) for side in SIDES
+    }
+    best = number(figures("length_that_fits_best", unit="nats").value)
+    error, in_bits = (figures("largest_error_of_the_table_nats", unit=unit, length_of="best") for unit in UNITS)
+    return Text(
+        f"At length {LENGTH} the entropies are {measured['unscaled']} nats unscaled and {measured['scaled']} scaled. "
+        f"2.3 is log {LENGTH}, the entropy of uniform weights; scaled logits have standard deviation 1, not 0, and "
+        "their entropy is below that. Entropy depends on the number of keys, and each cell is right at a length of its "
+        f"own: {own['unscaled']} for the unscaled column and {own['scaled']} for the scaled one. No length serves the "
+        f"whole table: the best one, {best}, still misses a cell by {error} nats; with the numbers read as bits it is "
+        f"{in_bits} nats. The tendency is right: the unscaled entropy falls with d_k, the scaled one stays.",
+        f"长度为 {LENGTH} 时，未缩放的熵为 {measured['unscaled']}，缩放后的熵为 {measured['scaled']}（单位为 nat）。"
+        f"2.3 是 log {LENGTH}，即均匀权重的熵；而缩放后 logits 的标准差是 1，不是 0，熵低于这个值。"
+        f"熵取决于键的个数，表中每一格各在自己的长度上成立：未缩放的一列为 {own['unscaled']}，缩放的一列为 "
+        f"{own['scaled']}。没有一个长度能使整张表成立：最合适的长度 {best} 仍有一格相差 {error} nat；"
+        f"若把这些数读作比特，则相差 {in_bits} nat。表中的趋势是对的：未缩放的熵随 d_k 下降，缩放后的熵保持不变。",
+    )
+
+
+CLAIM = Claim(
+    id="entropy-table",
+    group="saturation",
+    sources=("S1",),
+    statement=Text(
+        "At d_k 16 / 64 / 256 the softmax entropy is 2.1 / 0.8 / 0.2 unscaled and 2.3 / 2.3 / 2.3 scaled.",
+        "当 d_k 为 16 / 64 / 256 时，softmax 的熵在未缩放时为 2.1 / 0.8 / 0.2，缩放后为 2.3 / 2.3 / 2.3。",
+    ),
+    formula=r"H = -\sum_j p_j \log p_j, \qquad H(n, \sigma) \approx \log n - \frac{\sigma^{2}}{2} \quad "
+    r"(\sigma \ll \sqrt{2 \log n})",
+    method=Text(
+        f"The mean entropy of random rows in all six cells at length {LENGTH}, and at the length from 2 to 4096 at "
+        "which the theory of Gaussian logits comes closest to the whole table, read as nats and as bits. A cell may "
+        "be off by 0.1.",
+        f"在长度 {LENGTH} 处，以及在 2 到 4096 之间高斯 logits 理论与整张表最接近的长度处（把表中的数分别读作 nat "
+        "与比特），测量六格中随机行的平均熵。每一格允许相差 0.1。",
+    ),
+    control=Text(
+        f"In place of the printed table stands what theory gives for length {LENGTH}: it passes.",
+        f"把印出的表换成理论在长度 {LENGTH} 处给出的值：它应当通过检验。",
+    ),
+    parameters={
+        "dims": DIMS,
+        "printed": PRINTED,
+        "length": LENGTH,
+        "longest": 4096,
+        "numbers": 20_000_000,
+        "least_rows": 1000,
+        "unscaled": "none",
+        "scaled": "sqrt_dk",
+    },
+    quick={"numbers": 1_500_000, "least_rows": 200},
+    flipped={"printed": AT_LENGTH},
+    measure=measure,
+    parts=(
+        Part(
+            Text(f"every cell is right at length {LENGTH}", f"在长度 {LENGTH} 处每一格都正确"),
+            (Expect("largest_error_of_the_table_nats", high=0.1, at={"unit": "nats", "length_of": "example"}),),
+        ),
+        Part(
+            Text("there is a length at which every cell is right", "存在一个长度，使每一格都正确"),
+            (Expect("largest_error_of_the_table_nats", high=0.1, at={"unit": "nats", "length_of": "best"}),),
+        ),
+    ),
+    why=why,
+)

@@ -1,0 +1,62 @@
+"""Rows of random attention, and the embedded model's weights, that claims measure."""
+
+import math
+
+import pytest
+import torch
+
+from sqrtdk.lab import _random_rows
+from sqrtdk.lab._demo_weights import demo_weights, windows
+from sqrtdk.lab._random_rows import factor, products
+from sqrtdk.models.demo import load_demo
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_products_have_the_variance_of_their_dimension() -> None:
+    product = products(rng(), draws=20_000, keys=1, d_k=64).flatten()
+    assert product.dtype == torch.float64
+    error = 64 * math.sqrt(2.0 / 20_000)  # standard error of a variance of 64
+    assert (product**2).mean().item() == pytest.approx(64, abs=6 * error)
+
+
+def test_every_draw_has_keys_of_its_own_and_the_rows_of_a_draw_share_theirs() -> None:
+    singular = torch.linalg.matrix_rank(products(rng(), draws=4, keys=6, d_k=2, queries=5))
+    assert singular.tolist() == [2, 2, 2, 2]  # five rows over the same keys of two dimensions
+    rows = products(rng(), draws=6, keys=6, d_k=2)[:, 0]
+    assert torch.linalg.matrix_rank(rows) == 6
+
+
+def test_many_draws_are_made_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_random_rows, "LARGEST_BLOCK", 40)  # two draws of (4 + 1) * 4 numbers
+    product = products(rng(), draws=7, keys=4, d_k=4)
+    assert product.shape == (7, 1, 4)
+    assert len(set(product.flatten().tolist())) == product.numel()
+
+
+@pytest.mark.parametrize(("rule", "value"), [("none", 1.0), ("sqrt_dk", 0.25), ("dk", 0.0625)])
+def test_factor_of_a_rule(rule: str, value: float) -> None:
+    assert factor(rule, 16) == value
+
+
+@pytest.mark.parametrize(("variant", "scale"), [("demo", 64**-0.5), ("demo:unscaled", 1.0)])
+def test_demo_weights_are_those_of_the_forward_pass(variant: str, scale: float) -> None:
+    model, text = load_demo(variant), windows(2, 40, rng())
+    weights = demo_weights(model, text, scale)
+    seen: dict[str, torch.Tensor] = {}
+    v_proj, o_proj = (model.get_submodule(f"blocks.1.attention.{name}_proj") for name in "vo")
+    v_proj.register_forward_hook(lambda _m, _a, out: seen.update(value=out))
+    o_proj.register_forward_pre_hook(lambda _m, args: seen.update(out=args[0]))
+    with torch.no_grad():
+        model(text)
+    value = seen["value"].view(2, 40, 2, 64).transpose(1, 2)
+    out = (weights[:, 1] @ value).transpose(1, 2).flatten(-2)
+    torch.testing.assert_close(out, seen["out"], rtol=1e-3, atol=1e-4)
+
+
+def test_demo_weights_leave_no_hook_behind() -> None:
+    model = load_demo()
+    demo_weights(model, windows(1, 8, rng()), 0.125)
+    assert not any(module._forward_hooks for module in model.modules())
