@@ -1,4 +1,9 @@
-"""The shipped finite-n table and its interpolation: monotone cubic in log n, then in sigma; standard library only."""
+"""The shipped finite-n table and its interpolation: cubic splines in log n, then in asinh(sigma); no numpy.
+
+Splines go through the logarithms of ratios that are 1 at sigma = 0 and finite down to n = 1: entropy / log n,
+-log(peak) / log n, log(effective keys) / log n, Jacobian norm n / sqrt(n - 1). What is interpolated is off by less
+than 0.1% of itself (peak, effective keys, norm) and 0.02% (entropy).
+"""
 
 from __future__ import annotations
 
@@ -10,44 +15,53 @@ from functools import cache, lru_cache
 from importlib.resources import files
 from itertools import pairwise
 
+# A power of sigma that each ratio falls with beyond the table's last sigma.
+BEYOND = {"entropy": 1.0, "effective": 1.0, "peak": 1.0, "jacobian": 0.5}
+
 
 @cache
 def load() -> dict[str, list[list[float]]]:
-    """Contents of gaussian_table.json; `log_n` and `sigma` are the axes, the first row of n is n = 1."""
+    """Axes `log_n` and `sigma`, and logarithms of the ratios: a row for each n, a column for each sigma."""
     raw = json.loads(files("sqrtdk.theory").joinpath("gaussian_table.json").read_text(encoding="utf-8"))
     table: dict[str, list[list[float]]] = {"log_n": [[math.log(n) for n in raw["n"]]], "sigma": [raw["sigma"]]}
-    for name in ("entropy", "effective"):
-        table[name] = [
-            [value * log_n for value in row] for row, log_n in zip(raw[name], table["log_n"][0], strict=True)
-        ]
-    table["peak"] = [[-math.log(value) for value in row] for row in raw["peak"]]  # log scale: from 1/n to 1
-    table["log_n"][0].insert(0, 0.0)
-    for name in ("entropy", "effective", "peak"):
-        table[name].insert(0, [0.0] * len(raw["sigma"]))
+    for name in BEYOND:
+        table[name] = [[math.log(value) for value in row] for row in raw[name]]
     return table
 
 
-def slopes(x: Sequence[float], y: Sequence[float]) -> list[float]:
-    """Slopes of the monotone cubic through the points (Fritsch and Butland, 1984)."""
-    steps = [b - a for a, b in pairwise(x)]
-    secants = [(b - a) / step for a, b, step in zip(y, y[1:], steps, strict=False)]
-    inner = []
-    for left, right, h, k in zip(secants, secants[1:], steps, steps[1:], strict=False):
-        w, v = 2 * k + h, k + 2 * h
-        inner.append((w + v) / (w / left + v / right) if left * right > 0 else 0.0)
-    return [_end(secants[0], inner[0], secants), *inner, _end(secants[-1], inner[-1], secants)]
+def spline(x: Sequence[float], y: Sequence[float], *, flat: bool = False) -> list[float]:
+    """Slopes at the knots of the cubic spline through the points: flat at the left end, or not-a-knot as at the right.
 
-
-def _end(secant: float, neighbour: float, secants: Sequence[float]) -> float:
-    """Slope at an end: that of the parabola with the neighbour's slope, kept within the monotone bounds."""
-    slope = 2 * secant - neighbour
-    if slope * secant <= 0:
-        return 0.0
-    return slope if abs(slope) <= 3 * abs(secant) else 3 * secant
+    Example:
+        >>> [round(slope, 9) for slope in spline([0, 1, 3, 4], [0, 1, 27, 64])]  # a cubic is its own spline
+        [0.0, 3.0, 27.0, 48.0]
+    """
+    h = [b - a for a, b in pairwise(x)]
+    rise = [(b - a) / step for (a, b), step in zip(pairwise(y), h, strict=True)]
+    both = h[0] + h[1]
+    upper, right = [0.0], [0.0]  # of a system whose diagonal is made 1, row by row
+    if not flat:
+        upper = [both / h[1]]
+        right = [((h[0] + 2 * both) * h[1] * rise[0] + h[0] ** 2 * rise[1]) / (both * h[1])]
+    for i in range(1, len(h)):
+        diagonal = 2 * (h[i - 1] + h[i]) - h[i] * upper[-1]
+        right.append((3 * (h[i] * rise[i - 1] + h[i - 1] * rise[i]) - h[i] * right[-1]) / diagonal)
+        upper.append(h[i - 1] / diagonal)
+    both = h[-1] + h[-2]
+    last = (h[-1] ** 2 * rise[-2] + (2 * both + h[-1]) * h[-2] * rise[-1]) / both
+    slopes = [(last - both * right[-1]) / (h[-2] - both * upper[-1])]
+    for u, r in zip(reversed(upper), reversed(right), strict=True):
+        slopes.append(r - u * slopes[-1])
+    return slopes[::-1]
 
 
 def cubic(x: Sequence[float], y: Sequence[float], d: Sequence[float], at: float) -> float:
-    """Hermite cubic through (x, y) with slopes d."""
+    """Hermite cubic through (x, y) with slopes d.
+
+    Example:
+        >>> cubic([0.0, 2.0], [0.0, 8.0], [0.0, 12.0], 1.0)
+        1.0
+    """
     i = min(max(bisect_right(x, at) - 1, 0), len(x) - 2)
     h = x[i + 1] - x[i]
     t = (at - x[i]) / h
@@ -55,30 +69,40 @@ def cubic(x: Sequence[float], y: Sequence[float], d: Sequence[float], at: float)
     return (1 + 2 * t) * s * s * y[i] + t * t * (1 + 2 * s) * y[i + 1] + h * t * s * (s * d[i] - t * d[i + 1])
 
 
+@cache
+def axis() -> list[float]:
+    """Knots in asinh(sigma)."""
+    return [math.asinh(sigma) for sigma in load()["sigma"][0]]
+
+
+@cache
+def _along_n(quantity: str) -> list[tuple[tuple[float, ...], list[float]]]:
+    """(values, slopes) over log n for each sigma of the table."""
+    table = load()
+    return [(values, spline(table["log_n"][0], values)) for values in zip(*table[quantity], strict=True)]
+
+
 @lru_cache(maxsize=8192)
 def column(quantity: str, n: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """(values, slopes) over the sigma axis for one n, interpolated in log n between neighbouring counts."""
-    table = load()
-    logs, rows = table["log_n"][0], table[quantity]
-    at = math.log(n)
-    i = min(max(bisect_right(logs, at) - 1, 0), len(logs) - 2)
-    low, high = max(0, i - 1), min(len(logs), i + 3)
-    values = []
-    for points in zip(*rows[low:high], strict=True):
-        values.append(cubic(logs[low:high], points, slopes(logs[low:high], points), at))
-    d = slopes(table["sigma"][0], values)
-    if quantity != "peak":
-        d[0] = 0.0  # entropy and effective keys are even in sigma
-    return tuple(values), tuple(d)
+    """(values, slopes) over asinh(sigma) for one n."""
+    logs, at = load()["log_n"][0], math.log(n)
+    values = tuple(cubic(logs, points, slopes, at) for points, slopes in _along_n(quantity))
+    return values, tuple(spline(axis(), values, flat=quantity != "peak"))  # the others are even in sigma
+
+
+def ratio(quantity: str, n: float, sigma: float) -> float:
+    """The interpolated ratio; beyond the last sigma it falls with its power of sigma."""
+    values, slopes = column(quantity, n)
+    last = load()["sigma"][0][-1]
+    if sigma > last:
+        return math.exp(values[-1] - BEYOND[quantity] * math.log(sigma / last))
+    return math.exp(cubic(axis(), values, slopes, math.asinh(sigma)))
 
 
 def value(quantity: str, n: float, sigma: float) -> float:
-    """Entropy, log(effective keys) or -log(peak); beyond the last sigma it falls like 1 / sigma.
-
-    All three are at most log n: the table's last digit must not say otherwise.
+    """Entropy, log(effective keys) or -log(peak), which are at most log n whatever the table's last digit says; or
+    the root mean square norm of the Jacobian.
     """
-    axis = load()["sigma"][0]
-    values, d = column(quantity, n)
-    if sigma > axis[-1]:
-        return values[-1] * axis[-1] / sigma
-    return min(math.log(n), cubic(axis, values, d, sigma))
+    if quantity == "jacobian":
+        return ratio(quantity, n, sigma) * math.sqrt(n - 1.0) / n
+    return min(1.0, ratio(quantity, n, sigma)) * math.log(n)

@@ -1,8 +1,13 @@
-"""Softmax of n iid Gaussian logits: expected entropy, peak and effective keys at finite n, and the way back.
+"""Softmax of n iid Gaussian logits at finite n: expected entropy, peak, effective keys and norm of the Jacobian.
 
-In the limit (the random energy model of Derrida, 1981) the entropy is log n - sigma^2 / 2 up to
-sigma_c = sqrt(2 log n) and frozen beyond; at finite n that is off by up to 2.6 nats around sigma_c. The table shipped
-here is computed by quadrature (scripts/make_gaussian_table.py), its interpolation errs by less than 0.5% of log n.
+The table shipped here is computed by quadrature (scripts/make_gaussian_table.py), not simulated. For whole n from 2 to
+2^24 and sigma from 0 to 64 the interpolated entropy is within 0.02% of its true value, the other three within 0.1%.
+Beyond sigma = 64 they follow the law of large sigma (entropy, log of effective keys and -log of the peak as 1 / sigma,
+the norm as 1 / sqrt(sigma)): off by 2% at 100 and by 4% at 200 for n = 2^20, less for fewer keys. Between whole
+numbers n is a smooth continuation. The functions stop being valid where the logits of a row are not Gaussian
+(skewed, few large outliers) or not alike in variance; given the query, products with iid Gaussian keys are.
+
+The limit of large n is in `sqrtdk.theory.asymptotic`; near the critical sigma it is off by nats.
 """
 
 from __future__ import annotations
@@ -18,7 +23,8 @@ LARGEST_N = 2**24
 _Numbers = Sequence[float]
 
 
-def _checked(n: float, sigma: float) -> None:
+def checked(n: float, sigma: float) -> None:
+    """Refuse an n or a sigma that no row of logits has."""
     if not 1 <= n <= LARGEST_N:
         raise InvalidValueError(
             f"n is a number of keys from 1 to {LARGEST_N}; got {n}", hint="Leave out rows that see no key."
@@ -38,7 +44,7 @@ def _each(quantity: str, n: float | _Numbers, sigma: float | _Numbers) -> list[f
         )
     pairs = [(counts[i % len(counts)], sigmas[i % len(sigmas)]) for i in range(size)]
     for pair in pairs:
-        _checked(*pair)
+        checked(*pair)
     return [value(quantity, *pair) for pair in pairs]
 
 
@@ -106,6 +112,29 @@ def expected_effective_keys(n: float | _Numbers, sigma: float | _Numbers) -> flo
     return _shaped([math.exp(x) for x in _each("effective", n, sigma)], n, sigma)
 
 
+@overload
+def expected_jacobian_norm(n: float, sigma: float) -> float: ...
+@overload
+def expected_jacobian_norm(n: _Numbers, sigma: float | _Numbers) -> list[float]: ...
+@overload
+def expected_jacobian_norm(n: float, sigma: _Numbers) -> list[float]: ...
+def expected_jacobian_norm(n: float | _Numbers, sigma: float | _Numbers) -> float | list[float]:
+    """Root mean square Frobenius norm of the softmax Jacobian, sqrt(E |diag(p) - p p^T|_F^2).
+
+    |J|_F^2 = sum p^2 - 2 sum p^3 + (sum p^2)^2; the mean is over rows, of the square. It is sqrt(n - 1) / n at
+    sigma = 0, largest (0.34 at n = 16, 0.30 at n = 2^20) around the critical sigma, and falls like 1 / sqrt(sigma)
+    beyond: there the few rows whose two largest logits lie within a unit make the mean, and the typical row has a far
+    smaller norm. Arguments and errors as in `expected_entropy_nats`.
+
+    Example:
+        >>> expected_jacobian_norm(4, 0.0) == math.sqrt(3) / 4
+        True
+        >>> round(expected_jacobian_norm(512, 22.6), 3)
+        0.198
+    """
+    return _shaped(_each("jacobian", n, sigma), n, sigma)
+
+
 def critical_sigma(n: float) -> float:
     """sqrt(2 log n): where the random energy model freezes.
 
@@ -113,59 +142,5 @@ def critical_sigma(n: float) -> float:
         >>> round(critical_sigma(1024), 3)
         3.723
     """
-    _checked(n, 0.0)
+    checked(n, 0.0)
     return math.sqrt(2.0 * math.log(n))
-
-
-def asymptotic_entropy_nats(n: float, sigma: float) -> float:
-    """max(0, log n - sigma^2 / 2): the leading order for large n, for comparison; verdicts use the table.
-
-    Example:
-        >>> asymptotic_entropy_nats(1024, 100.0)
-        0.0
-    """
-    _checked(n, sigma)
-    return max(0.0, math.log(n) - sigma * sigma / 2.0)
-
-
-def sigma_from_entropy(entropy_nats: float, n: float | _Numbers) -> float:
-    """Effective sigma: the one at which Gaussian logits have this expected entropy.
-
-    Args:
-        entropy_nats: a mean entropy in nats.
-        n: keys of the row, or a list with the keys of each row whose mean entropy this is (a causal call's 1..L, or
-            a sample of it).
-
-    Returns:
-        sigma; 0 at log n and above, infinity at 0 and below, NaN where no row has a choice (n = 1) or for NaN.
-
-    Raises:
-        InvalidValueError: n out of range, or an empty list.
-
-    Example:
-        >>> round(sigma_from_entropy(expected_entropy_nats(512, 2.5), 512), 6)
-        2.5
-    """
-    counts = [n] if isinstance(n, int | float) else list(n)
-    if not counts:
-        raise InvalidValueError("n holds at least one row; got an empty list", hint="Leave the head out.")
-    for count in counts:
-        _checked(count, 0.0)
-
-    def mean(sigma: float) -> float:
-        return sum(value("entropy", count, sigma) for count in counts) / len(counts)
-
-    if math.isnan(entropy_nats) or max(counts) <= 1:
-        return math.nan
-    if entropy_nats <= 0.0:
-        return math.inf
-    if entropy_nats >= mean(0.0):
-        return 0.0
-    low, high = 0.0, 64.0
-    last = mean(high)
-    if entropy_nats <= last:
-        return high * last / entropy_nats
-    while high - low > 1e-9 * high:
-        middle = (low + high) / 2.0
-        low, high = (middle, high) if mean(middle) > entropy_nats else (low, middle)
-    return (low + high) / 2.0

@@ -1,19 +1,27 @@
-"""What a floating dtype can hold: largest finite number, spacing of neighbours, margin before overflow."""
+"""What a floating dtype can hold: largest number, spacing, margin, and a forecast for products of Gaussians."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 
 from sqrtdk.errors import InvalidTypeError
+from sqrtdk.theory._checks import whole
+from sqrtdk.theory._root import falling_roots
+from sqrtdk.theory.products import LogitDistribution, logit_distribution
 
 DTYPES = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
     "float32": torch.float32,
     "float64": torch.float64,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "float8_e5m2": torch.float8_e5m2,
 }
+SURE = math.log(40.0)  # of an expected number of pairs: e^-40 is the chance of none
+NODES, NODE_STEP = 40, 0.08  # of the double exponential rule, to either side
 
 
 def _info(dtype: torch.dtype | str) -> torch.finfo:
@@ -72,3 +80,134 @@ def spacing(value: float, dtype: torch.dtype | str) -> float:
         return math.inf
     exponent = math.frexp(max(magnitude, info.tiny))[1] - 1
     return float(info.eps) * 2.0**exponent
+
+
+@dataclass(frozen=True, slots=True)
+class RangeForecast:
+    """What a dtype makes of the products of Gaussian queries and keys; see `range_forecast`.
+
+    Attributes:
+        dtype: name of the dtype that stores the products.
+        std: standard deviation of the stored products.
+        expected_max: expected largest magnitude of all pairs.
+        largest_finite: largest finite number of the dtype.
+        margin: largest_finite over expected_max; below 1 an overflow is to be expected.
+        overflow_probability: that at least one pair is beyond the range, after rounding.
+        spacing_at_max: distance of neighbouring numbers at expected_max; infinity beyond the range.
+    """
+
+    dtype: str
+    std: float
+    expected_max: float
+    largest_finite: float
+    margin: float
+    overflow_probability: float
+    spacing_at_max: float
+
+
+def range_forecast(
+    dim: int,
+    pairs: int,
+    dtype: torch.dtype | str,
+    *,
+    scale_before: float = 1.0,
+    query_mean: float = 0.0,
+    query_variance: float = 1.0,
+    key_mean: float = 0.0,
+    key_variance: float = 1.0,
+) -> RangeForecast:
+    """What the dtype makes of `pairs` products scale_before q . k of independent Gaussian components.
+
+    With T(x) = P(|scale_before q . k| > x), the exact tail of `logit_distribution`, and N pairs:
+
+        E max = int_0^inf 1 - (1 - T(x))^N dx,    P(overflow) = 1 - (1 - T(limit))^N
+
+    where the limit is half a spacing above the largest finite number: what is below rounds to it. Overflow then gives
+    infinity; in float8_e4m3fn, which has none, NaN or the largest number, as the hardware or the library has it.
+
+    The N pairs are taken as independent. The products of L queries and S keys are not: those of one query share its
+    length, so that large ones come together: the probability of an overflow is then an upper bound. The expected
+    maximum is hardly touched (256 queries and 256 keys of dimension 64: 37.6, measured, against 37.7). The forecast
+    stops being valid for what training makes of q and k: few large channels, correlated projections, outliers.
+
+    Args:
+        dim: components d of q and k.
+        pairs: N, at least 1: batch x heads x L x S.
+        dtype: of the stored products; they are thought of as accumulated exactly and rounded once.
+        scale_before: factor on q or k, before the product is stored; 1 where the scale comes afterwards.
+        query_mean: mean of a component of the query.
+        query_variance: its variance.
+        key_mean: mean of a component of the key.
+        key_variance: its variance.
+
+    Returns:
+        RangeForecast.
+
+    Raises:
+        InvalidTypeError: dtype is no floating dtype, or an argument is no number.
+        InvalidValueError: dim or pairs below 1, a negative variance, or a number that is not finite.
+
+    Example:
+        >>> forecast = range_forecast(128, 2**24, "float16", query_variance=900.0, key_variance=900.0)
+        >>> round(forecast.expected_max), round(forecast.margin, 2), round(forecast.overflow_probability, 3)
+        (58963, 1.11, 0.021)
+    """
+    info = _info(dtype)
+    logits = logit_distribution(
+        dim,
+        scale_before,
+        query_mean=query_mean,
+        query_variance=query_variance,
+        key_mean=key_mean,
+        key_variance=key_variance,
+    )
+    count = whole(pairs, "pairs", 1)
+    largest = largest_finite(dtype)
+    expected = _expected_max(logits, count)
+    return RangeForecast(
+        dtype=str(info.dtype),
+        std=logits.std,
+        expected_max=expected,
+        largest_finite=largest,
+        margin=overflow_margin(expected, dtype),
+        overflow_probability=_any_beyond(logits, count, largest + spacing(largest, dtype) / 2.0),
+        spacing_at_max=spacing(expected, dtype),
+    )
+
+
+def _log_beyond(logits: LogitDistribution, x: float) -> float:
+    """Natural logarithm of P(|z| > x)."""
+    larger, smaller = sorted((logits.log_above(x), logits.log_below(-x)), reverse=True)
+    return larger if smaller == -math.inf else larger + math.log1p(math.exp(smaller - larger))
+
+
+def _any_beyond(logits: LogitDistribution, pairs: int, x: float) -> float:
+    share = min(1.0, math.exp(_log_beyond(logits, x)))
+    return 1.0 if share == 1.0 else -math.expm1(pairs * math.log1p(-share))
+
+
+def _expected_max(logits: LogitDistribution, pairs: int) -> float:
+    if logits.std == 0.0:
+        return abs(logits.mean)
+
+    def expect(log_number: float) -> float:
+        """Magnitude that this many pairs are expected to pass."""
+
+        def over(x: float) -> float:
+            return math.log(pairs) + _log_beyond(logits, x) - log_number
+
+        if over(0.0) <= 0.0:
+            return 0.0
+        high = abs(logits.mean) + logits.std
+        while over(high) > 0.0:
+            high *= 2.0
+        return falling_roots(lambda xs: [over(xs[0])], [0.0], [high], relative=1e-4)[0]
+
+    low, high = expect(SURE), expect(-SURE * 10.0)
+    total = 0.0
+    for k in range(-NODES, NODES + 1):  # x = middle + half tanh(pi/2 sinh t)
+        t = k * NODE_STEP
+        inner = math.pi / 2.0 * math.sinh(t)
+        x = (low + high) / 2.0 + (high - low) / 2.0 * math.tanh(inner)
+        total += _any_beyond(logits, pairs, x) * math.cosh(t) / math.cosh(inner) ** 2
+    return low + total * NODE_STEP * math.pi / 4.0 * (high - low)
