@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from sqrtdk.errors import OutputError
 from sqrtdk import _files
+from sqrtdk.errors import OutputError
 
 
 def test_writes_all_and_leaves_nothing_else(tmp_path: Path) -> None:

@@ -4,10 +4,10 @@ import hashlib
 import json
 import math
 import re
-from html.parser import HTMLParser
 
 import pytest
 
+from html_page import HtmlPage
 from sample_report import EVIL, head_stats, healthy, hostile, judged, sick, static
 from sqrtdk.report.html import to_html
 from sqrtdk.report.payload import STATISTICS, payload
@@ -18,32 +18,10 @@ from sqrtdk.theory.gaussian import expected_entropy_nats
 REPORTS = {"healthy": healthy, "static": static, "sick": sick, "hostile": hostile}
 
 
-class _Page(HTMLParser):
-    """Elements, attributes and texts as a browser would read them."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[str] = []
-        self.inside: dict[str, list[str]] = {"script": [], "style": []}
-        self._open = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        self._open = tag
-
-    def handle_endtag(self, tag: str) -> None:
-        self._open = ""
-
-    def handle_data(self, data: str) -> None:
-        self.inside.get(self._open, self.texts).append(data)
-
-
 @pytest.mark.parametrize("name", REPORTS)
 def test_the_page_needs_nothing_else(name: str) -> None:
-    page = _Page(to_html(REPORTS[name]()))
-    tags = [tag for tag, _ in page.elements]
+    page = HtmlPage(to_html(REPORTS[name]()))
+    tags = page.tags
     assert tags.count("script") == 2
     assert tags.count("style") == 1
     assert not set(tags) & {"iframe", "object", "embed", "img", "form", "base", "input"}
@@ -58,7 +36,7 @@ def test_the_page_needs_nothing_else(name: str) -> None:
 
 @pytest.mark.parametrize("name", REPORTS)
 def test_the_policy_names_what_stands_there(name: str) -> None:
-    page = _Page(to_html(REPORTS[name]()))
+    page = HtmlPage(to_html(REPORTS[name]()))
     (policy,) = [a["content"] for tag, a in page.elements if tag == "meta" and "http-equiv" in a]
     assert policy is not None
     assert policy.startswith("default-src 'none'")
@@ -69,7 +47,7 @@ def test_the_policy_names_what_stands_there(name: str) -> None:
 
 def test_hostile_texts_are_texts() -> None:
     text = to_html(hostile())
-    page = _Page(text)
+    page = HtmlPage(text)
     assert not any("owned" in script for script in page.inside["script"][1:])
     assert "<script>document" not in text
     assert sum(plain(EVIL) in part for part in page.texts) > 15
@@ -125,7 +103,7 @@ def test_a_layer_that_ran_twice_has_two_rows() -> None:
 def test_static_reports_say_why_there_are_no_figures() -> None:
     text = to_html(static())
     assert "No statistics: no weights: static mode." in text
-    assert json.loads(_Page(text).inside["script"][0])["groups"] == []
+    assert json.loads(HtmlPage(text).inside["script"][0])["groups"] == []
 
 
 def test_five_thousand_heads_fit() -> None:

@@ -122,10 +122,11 @@ def _no_record(path: Path, error: Exception) -> InvalidValueError:
 
 
 def _record(data: Mapping[str, Any]) -> Record:
+    words = ("id", "group", "formula", "command", "started")
     texts = ("statement", "method", "control_method", "why")
+    named: dict[str, Any] = {name: str(data[name]) for name in words} | {name: _text(data[name]) for name in texts}
     return Record(
-        **{name: _text(data[name]) for name in texts},
-        **{name: str(data[name]) for name in ("id", "group", "formula", "command", "started")},
+        **named,
         sources=tuple(map(str, data["sources"])),
         quick=bool(data["quick"]),
         seed=int(data["seed"]),

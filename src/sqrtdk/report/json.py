@@ -26,8 +26,8 @@ def to_json(report: CheckReport) -> str:
         `calls`, `not_attention`, `not_measured`, `findings`, `fail_on` and `exit_code`.
 
     Example:
-        >>> from sqrtdk._json import document
-from sqrtdk.audit.records import ModelInfo
+        >>> import json
+        >>> from sqrtdk.audit.records import ModelInfo
         >>> text = to_json(CheckReport(ModelInfo("demo", "Decoder", 1), "static", (), (), (), ()))
         >>> json.loads(text)["model"]
         {'id': 'demo', 'class': 'Decoder', 'parameters': 1}

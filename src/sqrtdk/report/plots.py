@@ -8,28 +8,21 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from sqrtdk import _files
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.lab.plots import Plot
 from sqrtdk.lab.record import Record
 from sqrtdk.report import extras
-from sqrtdk.report.axes import draw
+from sqrtdk.report.axes import INK, LINE, PAPER, SIZE_INCHES, SOFT, draw
 
-# Dark enough for white paper; each also differs in marker and dashes. The page puts its own colours in their place.
-COLOURS = ("#0b63b5", "#c2500a", "#0f7f63", "#9a3f8f", "#8a6d00", "#52606f", "#b3274a", "#2f8fb3")
-INK, SOFT, LINE, PAPER = "#171c26", "#566072", "#dfe3ea", "#ffffff"
-SIZE_INCHES = (6.4, 3.6)
 PNG_DPI = 160
 
 _SETTINGS = {
     "svg.fonttype": "path",
     "svg.hashsalt": "sqrtdk",
-    "font.size": 9.5,
+    "font.size": 10.5,
     "text.color": INK,
     "axes.edgecolor": SOFT,
     "axes.labelcolor": INK,
@@ -49,7 +42,7 @@ _SETTINGS = {
     "xtick.labelcolor": INK,
     "ytick.labelcolor": INK,
     "legend.frameon": False,
-    "legend.fontsize": 9,
+    "legend.fontsize": 10,
     "legend.handlelength": 1.8,
     "legend.columnspacing": 1.4,
     "lines.linewidth": 1.8,
@@ -84,7 +77,7 @@ def write_plots(record: Record, folder: Path, keep: bool = False) -> list[Path]:
         >>> [path.name for path in write_plots(run_claim(CLAIM, quick=True), folder)]
         ['var-linear-variance.svg', 'var-linear-variance.png']
     """
-    paths = []
+    paths: list[Path] = []
     for plot in record.plots:
         stem = f"{record.id}-{plot.name}"
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", stem):
@@ -96,9 +89,8 @@ def write_plots(record: Record, folder: Path, keep: bool = False) -> list[Path]:
         paths += files.values()
         if keep and all(path.exists() for path in files.values()):
             continue
-        with _drawn(plot) as figure:
-            for kind, path in files.items():
-                _files.write_bytes(path, _saved(figure, kind), force=True)
+        _files.write_bytes(files["svg"], to_svg(plot).encode(), force=True)
+        _files.write_bytes(files["png"], to_png(plot), force=True)
     return paths
 
 
@@ -118,12 +110,11 @@ def to_svg(plot: Plot) -> str:
         >>> "</svg>" in to_svg(square), to_svg(square) == to_svg(square)
         (True, True)
     """
-    with _drawn(plot) as figure:
-        return _saved(figure, "svg").decode()
+    return _drawn(plot, "svg").decode()
 
 
 def to_png(plot: Plot) -> bytes:
-    """Draw a plot as a PNG image, 1024 x 576 pixels.
+    """Draw a plot as a PNG image, 1024 pixels wide.
 
     Args:
         plot: of a record.
@@ -131,27 +122,18 @@ def to_png(plot: Plot) -> bytes:
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    with _drawn(plot) as figure:
-        return _saved(figure, "png")
+    return _drawn(plot, "png")
 
 
-@contextmanager
-def _drawn(plot: Plot) -> Iterator[Any]:
-    """A figure, within the settings that its saving needs too. The reader's own matplotlibrc plays no part."""
+def _drawn(plot: Plot, kind: str) -> bytes:
+    """Draw and save; the reader's own matplotlibrc plays no part. A figure is laid out by its first saving only."""
     figures, style = extras.load("matplotlib.figure"), extras.load("matplotlib.style")
-    with style.context(["default", _SETTINGS]):
-        figure = figures.Figure(figsize=SIZE_INCHES)
-        draw(figure.add_subplot(), plot, palette())
-        yield figure
-
-
-def _saved(figure: Any, kind: str) -> bytes:
+    agg = extras.load("matplotlib.backends.backend_agg")
     buffer = io.BytesIO()
     metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
-    figure.savefig(buffer, format=kind, dpi=PNG_DPI if kind == "png" else "figure", metadata=metadata)
+    with style.context(["default", _SETTINGS]):
+        figure = figures.Figure(figsize=SIZE_INCHES)
+        agg.FigureCanvasAgg(figure)
+        draw(figure, plot)
+        figure.savefig(buffer, format=kind, dpi=PNG_DPI if kind == "png" else "figure", metadata=metadata)
     return buffer.getvalue()
-
-
-def palette() -> Sequence[str]:
-    """Colours of the series, in order."""
-    return COLOURS

@@ -1,0 +1,256 @@
+"""One plot on a figure of matplotlib: series, intervals, reference lines, ticks and legend."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqrtdk.lab.plots import Plot, Series
+from sqrtdk.report import extras
+from sqrtdk.report.plain import plain
+
+# Apart for every kind of sight, and dark enough for white; the page has lighter ones for the dark.
+COLOURS = ("#0072b2", "#d55e00", "#7d2ae0", "#5c3a1e", "#cd7a99", "#1f9fc4", "#a0005c", "#c25cff")
+INK, SOFT, LINE, PAPER = "#171c26", "#566072", "#dfe3ea", "#ffffff"
+SIZE_INCHES = (6.4, 3.6)
+
+_MARKERS = "os^DvPX*"
+_MANY = 24  # points with a marker and a whisker each; with more of them the interval is a band
+_LABEL_LINES = 4
+_WORD = 20  # characters of a word that no line is too short for
+_TICK_CHARACTERS = 58  # of one line below the axes
+_LEGEND_INCHES = 0.35  # of a legend of one line
+_WRITTEN_OUT = 2**16  # powers of two up to this one are ticks as numbers
+
+
+@dataclass(frozen=True, slots=True)
+class _Points:
+    """What of a series can be shown; where there is no interval its ends are the value."""
+
+    x: list[float]
+    y: list[float]
+    low: list[float]
+    high: list[float]
+
+    @property
+    def spread(self) -> bool:
+        return any(low < high for low, high in zip(self.low, self.high, strict=True))
+
+
+def draw(figure: Any, plot: Plot) -> None:
+    """Draw a plot.
+
+    What an axis can't show is left out: what is not finite, and on a logarithmic one zero and less.
+
+    Args:
+        figure: of matplotlib, empty.
+        plot: the data.
+    """
+    axes = figure.add_subplot()
+    names = list(dict.fromkeys(str(x) for series in plot.series if series.style == "bars" for x in series.x))
+    axes.set_yscale(plot.y_axis)
+    if not names and plot.x_axis == "log":
+        axes.set_xscale("log", base=2 if _powers_of_two(plot) else 10)
+    bars = [series for series in plot.series if series.style == "bars"]
+    handles, shown = [], []
+    for series, colour, marker in _looks(plot.series):
+        points = _points(series, plot, names)
+        shown.append(points)
+        if series.style == "bars":
+            width = 0.8 / len(bars)
+            offset = (bars.index(series) - (len(bars) - 1) / 2) * width
+            handle = _bars(axes, points, offset, width, colour)
+        else:
+            handle = _series(axes, points, series.style, colour, marker)
+        handles.append((handle, label(series.label)))
+    if not any(points.x for points in shown):
+        axes.text(0.5, 0.5, "no value that can be shown", transform=axes.transAxes, ha="center", color=SOFT)
+    _ticks(axes, plot, names)
+    axes.set_xlabel(label(plot.x_label, 72))
+    axes.set_ylabel(label(plot.y_label, 38))
+    _lines(axes, plot)
+    if len(handles) > 1:
+        _legend(figure, handles)
+
+
+def label(text: str, width: int = 60) -> str:
+    """A label that matplotlib can draw: lines of about `width` characters, and no mathematics that it can't parse.
+
+    Example:
+        >>> label("a $q_i$ b", 5), label("$\\\\frac{$")
+        ('a $q_i$\\nb', '\\\\$\\\\frac{\\\\$')
+    """
+    text = plain(text)[:200]
+    parser = extras.load("matplotlib.mathtext").MathTextParser("path")
+    try:
+        parser.parse(text)
+    except ValueError:
+        text = text.replace("$", r"\$")
+    lines = [""]
+    for word in _words(text, width):
+        longer = f"{lines[-1]} {word}".strip()
+        if lines[-1] and _size(longer) > width:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return "\n".join([*lines[:_LABEL_LINES], *["..."][: len(lines) - _LABEL_LINES]])
+
+
+def _words(text: str, width: int) -> Iterator[str]:
+    """Words, mathematics whole; what no line can hold is cut."""
+    most = max(width, _WORD)
+    for word in re.findall(r"(?:\$[^$]*\$|\S)+", text):
+        if "$" in word or len(word) <= most:
+            yield word
+        else:
+            yield from (word[start : start + most] for start in range(0, len(word), most))
+
+
+def _size(text: str) -> int:
+    """Characters seen, about."""
+    return len(re.sub(r"\\[A-Za-z]+|[${}_^]", "", text))
+
+
+def _looks(every: Sequence[Series]) -> list[tuple[Series, str, str]]:
+    """Colour and marker of each. A dashed series has the colour of the one that it stands next to, or is grey."""
+    solid = [series for series in every if series.style != "dashed"]
+    dashed = [series for series in every if series.style == "dashed"]
+    places = {id(series): place for place, series in enumerate(solid)}
+    free = len(solid)
+    for index, series in enumerate(dashed):
+        owner = _owner(series, solid)
+        if owner is not None or len(dashed) == len(solid) > 1:
+            places[id(series)] = index if owner is None else places[id(owner)]
+        elif len(dashed) > 1:
+            places[id(series)] = free
+            free += 1
+    found = []
+    for series in every:
+        place = places.get(id(series))
+        colour = SOFT if place is None else COLOURS[place % len(COLOURS)]
+        found.append((series, colour, _MARKERS[(place or 0) % len(_MARKERS)]))
+    return found
+
+
+def _owner(series: Series, others: Sequence[Series]) -> Series | None:
+    """The series that this one's label names: "unscaled" of "theory, unscaled" and of "unscaled, upper end"."""
+    first = series.label.split(",")[0]
+    named = [one for one in others if one.label in series.label or one.label.split(",")[0] == first]
+    return max(named, key=lambda one: len(one.label), default=None)
+
+
+def _points(series: Series, plot: Plot, names: Sequence[str]) -> _Points:
+    x_log, y_log = not names and plot.x_axis == "log", plot.y_axis == "log"
+    x = [float(names.index(str(value)) if series.style == "bars" else value) for value in series.x]
+    low, high = series.low or series.y, series.high or series.y
+    shown = _Points([], [], [], [])
+    for one in zip(x, series.y, low, high, strict=True):
+        if not (_fits(one[0], x_log) and _fits(one[1], y_log)):
+            continue
+        shown.x.append(one[0])
+        shown.y.append(one[1])
+        shown.low.append(min(one[2], one[1]) if _fits(one[2], y_log) else _floor(plot) if y_log else one[1])
+        shown.high.append(max(one[3], one[1]) if _fits(one[3], y_log) else one[1])
+    return shown
+
+
+def _fits(value: float, log: bool) -> bool:
+    return math.isfinite(value) and (value > 0 or not log)
+
+
+def _floor(plot: Plot) -> float:
+    """Where a whisker or a bar ends that comes from zero on a logarithmic axis."""
+    values = [value for series in plot.series for value in (*series.y, *series.low) if _fits(value, True)]
+    return min(values, default=1.0) / 2
+
+
+def _series(axes: Any, points: _Points, style: str, colour: str, marker: str) -> Any:
+    marked = style == "points" or (style == "line" and len(points.x) <= _MANY)
+    (handle,) = axes.plot(
+        points.x,
+        points.y,
+        color=colour,
+        linestyle={"points": "none", "dashed": (0, (5, 2.5))}.get(style, "-"),
+        marker=marker if marked else "",
+        markersize=3 if len(points.x) > 4 * _MANY else 5,
+        zorder=2.5 if style == "dashed" else 2.4 if marked else 2.2,
+    )
+    if points.spread and marked:
+        axes.vlines(points.x, points.low, points.high, color=colour, linewidth=1.3, zorder=2.3)
+    elif points.spread:
+        axes.fill_between(points.x, points.low, points.high, color=colour, alpha=0.18, linewidth=0)
+    return handle
+
+
+def _bars(axes: Any, points: _Points, offset: float, width: float, colour: str) -> Any:
+    x = [value + offset for value in points.x]
+    handle = axes.bar(x, points.y, width * 0.92, color=colour)
+    if points.spread:
+        axes.vlines(x, points.low, points.high, color=INK, linewidth=1.3, zorder=2.5)
+    return handle
+
+
+def _ticks(axes: Any, plot: Plot, names: Sequence[str]) -> None:
+    ticker = extras.load("matplotlib.ticker")
+    if names:
+        room = max(6, _TICK_CHARACTERS // len(names))
+        texts = [label(name, room) for name in names]
+        crowded = max(_size(line) for text in texts for line in text.split("\n")) > room + 2
+        axes.set_xticks(range(len(names)), texts, rotation=25 if crowded else 0)
+        axes.set_xlim(-0.6, len(names) - 0.4)
+        axes.grid(False, axis="x")
+        if plot.y_axis == "log":
+            axes.set_ylim(bottom=_floor(plot))
+    elif plot.x_axis == "log" and _powers_of_two(plot):
+        axes.xaxis.set_major_locator(ticker.LogLocator(base=2, numticks=11))
+        axes.xaxis.set_major_formatter(ticker.FuncFormatter(_power))
+        axes.xaxis.set_minor_locator(ticker.NullLocator())
+    for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        if axis.get_scale() == "log" and axis.get_transform().base == 10:
+            few = high < 100 * low
+            axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if few else (1,), numticks=9))
+            axis.set_minor_formatter(ticker.NullFormatter())
+            if few or (low > 5e-4 and high < 2e4):
+                axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def _powers_of_two(plot: Plot) -> bool:
+    marked = [series for series in plot.series if series.style in ("line", "points")]
+    values = [float(x) for series in marked for x in series.x if _fits(float(x), True)]
+    return bool(values) and all(math.frexp(value)[0] == 0.5 for value in values)
+
+
+def _power(value: float, _: int) -> str:
+    return f"{value:g}" if 2**-4 <= value <= _WRITTEN_OUT else f"$2^{{{round(math.log2(value))}}}$"
+
+
+def _lines(axes: Any, plot: Plot) -> None:
+    """Reference lines, each with its label to the right of the axes."""
+    lines = sorted((line for line in plot.lines if _fits(line[1], plot.y_axis == "log")), key=lambda line: line[1])
+    for _, y in lines:
+        axes.axhline(y, color=INK, linewidth=1, linestyle=(0, (1.5, 2)), zorder=2.1)
+    axes.set_ylim(axes.get_ylim())  # labels are placed by the limits, so these stay
+    free = -1.0  # above the label before, as a share of the axes' height
+    for name, y in lines:
+        text = label(name, 16)
+        half = 0.034 * (1 + text.count("\n"))
+        place = axes.transAxes.inverted().transform(axes.transData.transform((axes.get_xlim()[0], y)))[1]
+        at = max(free + half, float(place))
+        free = at + half
+        axes.text(1.015, at, text, transform=axes.transAxes, va="center", fontsize=9.5)
+
+
+def _legend(figure: Any, handles: Sequence[tuple[Any, str]]) -> None:
+    """Above the axes, in as many columns as fit; the figure grows by what further lines take."""
+    width = figure.bbox.width - 12
+    for columns in range(min(len(handles), 6), 0, -1):
+        legend = figure.legend(*zip(*handles, strict=True), loc="outside upper left", ncols=columns)
+        box = legend.get_window_extent(figure.canvas.get_renderer())
+        if box.width < width or columns == 1:
+            break
+        legend.remove()
+    further = max(0.0, box.height / figure.dpi - _LEGEND_INCHES)
+    figure.set_size_inches(SIZE_INCHES[0], SIZE_INCHES[1] + further)

@@ -1,0 +1,284 @@
+"""The records of `sqrtdk lab` as one HTML page in English and Simplified Chinese that needs nothing else.
+
+Text and figures come from the records; the page's own words are in `lab_words`. Records are untrusted: see
+`sqrtdk.report.page` for texts and `sqrtdk.report.markup` for formulas and plots.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from sqrtdk.lab import figures
+from sqrtdk.lab.claim import GROUPS
+from sqrtdk.lab.figures import LEVEL, Figure
+from sqrtdk.lab.judge import Check, Finding
+from sqrtdk.lab.record import Record
+from sqrtdk.lab.text import Text
+from sqrtdk.report import markup, page
+from sqrtdk.report.lab_words import ANSWERS, ANSWERS_MEAN, MET, WORDS
+from sqrtdk.report.plain import plain
+from sqrtdk.report.plots import to_svg
+
+_OWN_IDS = ("register", "run", "claims", "zh", "en")  # of the page; claims have others
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """A record with what is drawn from it."""
+
+    record: Record
+    anchor: str
+    formula: Markup | None
+    plots: tuple[tuple[Markup, Text, str], ...]  # drawing, caption, the caption's id
+
+
+def to_html(records: Sequence[Record]) -> str:
+    """Draw records of claims as one self-contained page that opens from disk.
+
+    Args:
+        records: of one run or of several; where their settings differ the page says so.
+
+    Returns:
+        A complete HTML document.
+
+    Raises:
+        MissingExtraError: matplotlib or latex2mathml is not installed.
+
+    Example:
+        >>> from sqrtdk.lab.claims.var_linear import CLAIM
+        >>> from sqrtdk.lab.experiment import run_claim
+        >>> page = to_html([run_claim(CLAIM, quick=True)])
+        >>> page.startswith("<!doctype html>"), "<math" in page, "<svg" in page
+        (True, True, True)
+    """
+    shown = _shown(records)
+    answers = Counter(str(record.outcome.verdict.answer) for record in records)
+    settings = _settings(records)
+    context = {
+        "groups": _groups(shown),
+        "total": len(records),
+        "answers": [(name, answers[name]) for name in ANSWERS],
+        "unsound": [one for one in shown if not one.record.sound],
+        "settings": settings,
+        "mixed": [(label, values) for label, values, must_agree in settings if must_agree and len(values) > 1],
+        "seconds": sum(record.duration_s for record in records if math.isfinite(record.duration_s)),
+        "version": importlib.metadata.version("sqrtdk"),
+        "level": f"{LEVEL:.0%}",
+        "meanings": ANSWERS_MEAN,
+        "say": _say,
+        "both": both,
+        "answer": lambda name: both(ANSWERS.get(name, Text(name, name))),
+        "tone": lambda name: f"a-{name}" if name in ANSWERS else "",
+        "met": lambda value: both(MET[value]),
+        "part_sets": _part_sets,
+        "changes": _changes,
+        "parameters": _parameters,
+        "number": number,
+        "limit": limit,
+        "bar": bar,
+        "strip": strip,
+        "name": _name,
+        "place": _place,
+        "source": _source,
+    }
+    return page.render("lab", context)
+
+
+def _shown(records: Iterable[Record]) -> list[_Shown]:
+    taken, found = set(_OWN_IDS), []
+    for record in records:
+        stem = anchor = re.sub(r"[^A-Za-z0-9_-]+", "-", record.id) or "claim"
+        while anchor in taken:
+            anchor = f"{stem}-{len(taken)}"
+        taken.add(anchor)
+        plots = []
+        for index, plot in enumerate(record.plots):
+            own = f"{anchor}.{index}"
+            plots.append((markup.svg(to_svg(plot), f"{own}.", f"{own}.caption"), plot.caption, f"{own}.caption"))
+        found.append(_Shown(record, anchor, markup.math(record.formula), tuple(plots)))
+    return found
+
+
+def _groups(shown: Sequence[_Shown]) -> list[tuple[Text, list[_Shown]]]:
+    names = dict.fromkeys((*GROUPS, *(one.record.group for one in shown)))
+    members = [
+        (GROUPS.get(name, Text(name, name)), [one for one in shown if one.record.group == name])  # type: ignore[call-overload]
+        for name in names
+    ]
+    return [(title, found) for title, found in members if found]
+
+
+def _settings(records: Sequence[Record]) -> list[tuple[Markup, list[tuple[Any, int]], bool]]:
+    """Each setting: what it is, its values with the number of records of each, and whether they should be equal."""
+
+    def values(of: Callable[[Record], Any]) -> list[tuple[Any, int]]:
+        return list(Counter(map(of, records)).items())
+
+    environment = dict.fromkeys(key for record in records for key in record.environment)
+    days = sorted(record.started for record in records)
+    return [
+        (_say("kind"), values(lambda record: _say("quick" if record.quick else "full")), True),
+        (_say("seed"), values(lambda record: record.seed), True),
+        (_say("started"), [(day, 1) for day in dict.fromkeys((*days[:1], *days[-1:]))], False),
+        *(
+            (escape(plain(key)), values(lambda record, key=key: record.environment.get(key, "?")), True)  # type: ignore[misc]
+            for key in environment
+        ),
+        (_say("command"), values(lambda record: record.command or _say("python_call")), False),
+    ]
+
+
+def _say(key: str, **given: object) -> Markup:
+    text = WORDS[key]
+    return both(Text(text.en.format(**given), text.zh.format(**given)))
+
+
+def both(text: Text) -> Markup:
+    """Both languages of a text, of which the page shows one; letters with an index get it as one.
+
+    Example:
+        >>> print(both(Text("d_k < 3", "d_k < 3")))
+        d<sub>k</sub> &lt; 3
+    """
+    if text.en == text.zh:
+        return _prose(text.en)
+    return Markup('<span class="en" lang="en">{}</span><span class="zh" lang="zh-CN">{}</span>').format(
+        _prose(text.en), _prose(_full_width(text.zh))
+    )
+
+
+def _full_width(text: str) -> str:
+    """Chinese punctuation next to Chinese characters, where the record has that of ASCII."""
+    return re.sub("(?<=[\u4e00-\u9fff])[,:;]|[,:;](?=[\u4e00-\u9fff])", lambda found: _FULL_WIDTH[found[0]], text)
+
+
+_FULL_WIDTH = {",": "\uff0c", ":": "\uff1a", ";": "\uff1b"}
+
+
+_SIGNS = (  # what a plain text writes, and how it is set; letters and digits only, in text that is escaped
+    (r"sqrt\((\w|[A-Za-z]_\w)\)", r"√\1"),
+    (r"sqrt\(", r"√("),
+    (r"(?<![\w.])([a-z]) \. ([a-z])(?![\w.])", "\\1\u00a0·\u00a0\\2"),
+    (r"(?<![A-Za-z0-9_])([A-Za-z])_([A-Za-z0-9])(?![A-Za-z0-9_])", r"\1<sub>\2</sub>"),
+    (r"(?<=[A-Za-z0-9)])\^(-?[0-9]+|[A-Za-z])(?![A-Za-z0-9_.])", r"<sup>\1</sup>"),
+)
+
+
+def _prose(text: str) -> Markup:
+    escaped = str(escape(plain(text)))
+    for written, shown in _SIGNS:
+        escaped = re.sub(written, shown, escaped)
+    return Markup(escaped)
+
+
+def number(value: float) -> str:
+    """A measured number as the texts of the records show it; whole ones with all their digits.
+
+    Example:
+        >>> number(0.123456), number(2363904.0), number(math.nan), number(-math.inf)
+        ('0.1235', '2363904', 'NaN', '-∞')
+    """
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    return f"{value:.0f}" if value == round(value) and abs(value) < 1e12 else figures.number(value)
+
+
+def limit(value: float) -> str:
+    """An end of a bar with all its digits.
+
+    Example:
+        >>> limit(0.99999), limit(65504.0)
+        ('0.99999', '65504')
+    """
+    return f"{value:.12g}" if math.isfinite(value) else number(value)
+
+
+def bar(check: Check) -> str:
+    """A bar as a formula.
+
+    Example:
+        >>> one = Figure("peak", 0.5, 0.4, 0.6, "t", 9)
+        >>> [bar(Check(one, *ends, True)) for ends in ((0.3, math.inf), (-math.inf, 0.7), (0.3, 0.7), (0.5, 0.5))]
+        ['≥ 0.3', '≤ 0.7', '[0.3, 0.7]', '= 0.5']
+    """
+    if check.low == check.high:
+        return f"= {limit(check.low)}"
+    if check.high == math.inf:
+        return f"≥ {limit(check.low)}"
+    if check.low == -math.inf:
+        return f"≤ {limit(check.high)}"
+    return f"[{limit(check.low)}, {limit(check.high)}]"
+
+
+def strip(check: Check) -> Markup:
+    """A small drawing: the bar as a field, on it the interval with its value. Empty where a number is not finite."""
+    figure = check.figure
+    ends = [value for value in (check.low, check.high) if math.isfinite(value)]
+    inside = [figure.low, figure.value, figure.high]
+    if not all(map(math.isfinite, inside)) or not ends:
+        return Markup()
+    low, high = min(*ends, *inside), max(*ends, *inside)
+    room = 0.15 * (high - low) or 1.0
+    low, high = low - room, high + room
+
+    def at(value: float) -> float:
+        return round(120 * (min(max(value, low), high) - low) / (high - low), 1)
+
+    start, end = at(check.low), at(check.high)
+    return Markup(
+        '<svg class="strip" viewBox="0 0 120 14" aria-hidden="true">'
+        '<rect class="field" x="{}" y="1" width="{}" height="12" rx="2"/>'
+        '<line x1="{}" x2="{}" y1="7" y2="7"/><circle cx="{}" cy="7" r="3"/></svg>'
+    ).format(start, max(round(end - start, 1), 1), at(figure.low), at(figure.high), at(figure.value))
+
+
+def _part_sets(findings: Sequence[Finding]) -> list[tuple[Markup, str, list[Finding]]]:
+    """The parts that hold, those that do not, those undecided; none of a kind that has no member."""
+    kinds = [(True, "parts_met", "good"), (False, "parts_missed", "bad"), (None, "parts_open", "open")]
+    sets = [(_say(word), tone, [part for part in findings if part.met is met]) for met, word, tone in kinds]
+    return [(title, tone, parts) for title, tone, parts in sets if parts]
+
+
+def _parameters(record: Record) -> list[tuple[str, str, str, bool]]:
+    """Each parameter in the experiment and in the control, and whether they differ."""
+    ours, turned = record.outcome.parameters, record.control.parameters
+    names = dict.fromkeys((*ours, *turned))
+    return [(name, *(pair := (_value(ours, name), _value(turned, name))), pair[0] != pair[1]) for name in names]
+
+
+def _changes(record: Record) -> list[tuple[str, str, str]]:
+    return [(name, ours, turned) for name, ours, turned, differ in _parameters(record) if differ]
+
+
+def _value(parameters: Mapping[str, Any], name: str) -> str:
+    value = parameters.get(name, "")
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value))
+    return str(value)
+
+
+def _name(name: str) -> Markup:
+    """A figure's name, which may be broken after its underscores."""
+    return Markup(str(escape(plain(name))).replace("_", "_<wbr>"))
+
+
+def _place(figure: Figure) -> Markup:
+    return _prose(", ".join(f"{key} = {value}" for key, value in figure.at.items()))
+
+
+def _source(source: str) -> Markup:
+    """A source; a paper of arXiv leads to its abstract."""
+    found = re.fullmatch(r"arXiv:(\d{4}\.\d{4,5})(v\d+)?", source)
+    if found:
+        return Markup('<a href="https://arxiv.org/abs/{}" rel="noreferrer">{}</a>').format(found[1], source)
+    return escape(plain(source))

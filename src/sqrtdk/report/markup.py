@@ -1,0 +1,135 @@
+"""SVG and MathML that other libraries wrote, written anew from lists of what may be in it.
+
+Nothing is filtered out of a text: elements, attributes and references that are not on the lists never get into the
+output, and every text is escaped. So a formula or a label can't bring a script, a link or a style along.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator
+from xml.etree import ElementTree
+
+from markupsafe import Markup, escape
+
+from sqrtdk.report import extras
+from sqrtdk.report.axes import COLOURS, INK, LINE, PAPER, SOFT
+from sqrtdk.report.plain import plain
+
+_MATH = {
+    *("math", "mrow", "mi", "mn", "mo", "mtext", "mspace", "mstyle", "mpadded", "mphantom", "mfrac", "msqrt", "mroot"),
+    *("msub", "msup", "msubsup", "munder", "mover", "munderover", "mtable", "mtr", "mtd"),
+}
+_MATH_ATTRIBUTES = {
+    *("display", "displaystyle", "scriptlevel", "mathvariant", "linethickness", "accent", "form", "fence", "stretchy"),
+    *("symmetric", "largeop", "movablelimits", "minsize", "maxsize", "lspace", "rspace", "width", "height", "depth"),
+    *("columnalign", "columnspacing", "rowspacing"),
+}
+_SVG = {"svg", "g", "defs", "path", "use", "clipPath", "rect", "circle"}
+_SVG_ATTRIBUTES = {"viewBox", "d", "transform", "x", "y", "width", "height", "r", "cx", "cy"}
+_SVG_STYLES = {
+    *("fill", "fill-opacity", "fill-rule", "opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray"),
+    *("stroke-dashoffset", "stroke-linecap", "stroke-linejoin", "stroke-miterlimit"),
+}
+# matplotlib's colours by the names that the page gives them, lighter ones in the dark
+_PAGE_COLOURS = {PAPER: "none", INK: "currentColor", SOFT: "var(--soft)", LINE: "var(--line)"} | {
+    colour: f"var(--c{index})" for index, colour in enumerate(COLOURS)
+}
+_HARMLESS = re.compile(r"[\w\s.,+%()#-]*")
+
+
+def math(latex: str) -> Markup | None:
+    """A formula as MathML.
+
+    Args:
+        latex: as LaTeX writes it, without dollars.
+
+    Returns:
+        A `math` element in display style; None where the formula can't be converted whole.
+
+    Raises:
+        MissingExtraError: latex2mathml is not installed.
+
+    Example:
+        >>> print(math("d_k"))
+        <math display="block"><mrow><msub><mi>d</mi><mi>k</mi></msub></mrow></math>
+        >>> math(r"\\frac{") is None, math(r"\\nonsense{x}") is None
+        (True, True)
+    """
+    converter = extras.load("latex2mathml.converter")
+    try:
+        # as text, since the library sets a single letter of \mathrm in italics and takes longer words apart
+        root = converter.convert_to_element(re.sub(r"\\mathrm\{([A-Za-z]+)\}", r"\\text{\1}", latex), display="block")
+    except Exception:  # the library raises what it happens to run into, RecursionError included
+        return None
+    texts = [html.unescape(element.text or "") for element in root.iter()]
+    if any(element.tag not in _MATH for element in root.iter()) or any("\\" in text for text in texts):
+        return None
+    return Markup("".join(_math(root)))
+
+
+def _math(element: ElementTree.Element) -> Iterator[str]:
+    given = {key: value for key, value in element.attrib.items() if key in _MATH_ATTRIBUTES}
+    yield _opening(element.tag, given)
+    yield str(escape(plain(html.unescape(element.text or ""))))  # the library leaves entities in its texts
+    for child in element:
+        yield from _math(child)
+    yield f"</{element.tag}>"
+
+
+def svg(drawing: str, prefix: str, labelled_by: str) -> Markup:
+    """A plot of `sqrtdk.report.plots` as an element of the page, in the page's colours.
+
+    Args:
+        drawing: a complete SVG document.
+        prefix: of all ids in it, so that those of several plots differ.
+        labelled_by: id of its caption.
+
+    Returns:
+        An `svg` element without styles, names and metadata.
+    """
+    root = ElementTree.fromstring(drawing)
+    wanted = set(re.findall(r'(?:xlink:href="#|url\(#)([\w-]+)', drawing))
+    given = {"role": "img", "aria-labelledby": labelled_by, "viewBox": root.attrib["viewBox"]}
+    ids = {name: f"{prefix}{index}" for index, name in enumerate(sorted(wanted))}
+    children = "".join(part for child in root for part in _svg(child, ids))
+    return Markup(f"{_opening('svg', given)}{children}</svg>")
+
+
+def _svg(element: ElementTree.Element, ids: dict[str, str]) -> Iterator[str]:
+    tag = element.tag.rpartition("}")[2]
+    if tag not in _SVG:
+        return
+    given = {key: _compact(key, value) for key, value in element.attrib.items() if key in _SVG_ATTRIBUTES}
+    for entry in element.get("style", "").split(";"):
+        name, _, value = (part.strip() for part in entry.partition(":"))
+        if name in _SVG_STYLES:
+            given[name] = _PAGE_COLOURS.get(value, value)
+    link = element.get("{http://www.w3.org/1999/xlink}href", "").removeprefix("#")
+    clip = re.fullmatch(r"url\(#([\w-]+)\)", element.get("clip-path", ""))
+    own = element.get("id", "")
+    marks = {"id": own, "href": link, "clip-path": clip[1] if clip else ""}
+    forms = {"id": "{}", "href": "#{}", "clip-path": "url(#{})"}
+    references = {name: forms[name].format(ids[value]) for name, value in marks.items() if value in ids}
+    children = "".join(part for child in element for part in _svg(child, ids))
+    if children:
+        yield f"{_opening(tag, given)[:-1]}{_attributes(references)}>{children}</{tag}>"
+    elif tag not in ("g", "defs"):
+        yield f"{_opening(tag, given)[:-1]}{_attributes(references)}/>"
+
+
+def _compact(name: str, value: str) -> str:
+    """Coordinates to a hundredth of a point; factors of a transform keep their digits."""
+    if name == "transform":
+        return value
+    return re.sub(r"-?\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}", " ".join(value.split()))
+
+
+def _opening(tag: str, attributes: dict[str, str]) -> str:
+    harmless = {key: value for key, value in attributes.items() if _HARMLESS.fullmatch(value)}
+    return f"<{tag}{_attributes(harmless)}>"
+
+
+def _attributes(attributes: dict[str, str]) -> str:
+    return "".join(f' {key}="{escape(value)}"' for key, value in attributes.items())

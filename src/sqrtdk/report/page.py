@@ -1,0 +1,62 @@
+"""What the HTML pages share: one file each, which needs nothing else: no network, no font, no library.
+
+Whatever comes from a model or a record is text. It passes `plain` and the template's autoescape on its way into the
+page. Should something slip through all the same, the page's content security policy runs only the one script whose
+hash it names, and fetches nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import importlib.resources
+from collections.abc import Mapping
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from sqrtdk.report.plain import plain
+
+
+def render(name: str, context: Mapping[str, Any]) -> str:
+    """Fill in a page's template; its style is `base.css` and its own, its script its own.
+
+    Args:
+        name: of the template, the style and the script, without their endings.
+        context: what the template shows, and the functions that it calls.
+    """
+    style, script = _asset("base.css") + _asset(f"{name}.css"), _asset(f"{name}.js")
+    assets = {
+        "style": Markup(style),
+        "script": Markup(script),
+        "style_hash": _hash(style),
+        "script_hash": _hash(script),
+    }
+    return _environment().get_template(f"{name}.html").render({**context, **assets})
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("sqrtdk.report", "templates"),
+        autoescape=True,
+        finalize=_visible,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _visible(value: Any) -> Any:
+    """Make every text that a template prints visible; our own markup is left alone."""
+    return plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _asset(name: str) -> str:
+    return importlib.resources.files("sqrtdk.report").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

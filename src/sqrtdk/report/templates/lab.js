@@ -1,0 +1,64 @@
+"use strict";
+// Switches the language and filters the claims. Without it the page shows every claim in English.
+(() => {
+  const root = document.documentElement;
+  const languages = [...document.querySelectorAll("[data-language]")];
+  const chips = [...document.querySelectorAll("[data-answer][aria-pressed]")];
+  const search = document.getElementById("search");
+  const rows = [...document.querySelectorAll("tr[data-claim]")];
+  const claims = rows.map((row) => document.getElementById(row.dataset.claim));
+  // As it is seen: letters with an index have no underscore, and sqrt is a sign.
+  const plain = (text) => text.toLowerCase().replaceAll("sqrt", "√").replaceAll(/[_^()\u00a0]/g, (sign) => (sign === "\u00a0" ? " " : "")).replaceAll(/\s+/g, " ");
+  const texts = claims.map((claim, index) => {
+    const prose = [...claim.querySelectorAll(".prose p, .ways p, figcaption")].map((node) => node.textContent);
+    return plain([rows[index].textContent, ...prose].join(" "));
+  });
+  let answer = "";
+
+  function speak(language) {
+    // What the reader looks at stays where it is, though the other language takes another height.
+    const seen = claims.find((claim) => claim.getBoundingClientRect().bottom > 80);
+    const before = seen ? seen.getBoundingClientRect().top : 0;
+    const reading = before < 80;
+    root.lang = language;
+    for (const button of languages) button.setAttribute("aria-pressed", String(button.dataset.language === language));
+    if (seen && reading) window.scrollBy({ top: seen.getBoundingClientRect().top - before, behavior: "instant" });
+  }
+
+  function sift() {
+    const words = plain(search.value).split(" ").filter(Boolean);
+    let count = 0;
+    rows.forEach((row, index) => {
+      const fits = (!answer || row.dataset.answer === answer) && words.every((word) => texts[index].includes(word));
+      row.hidden = claims[index].hidden = !fits;
+      count += fits;
+    });
+    for (const group of document.querySelectorAll(".register tbody")) group.hidden = !group.querySelector("tr[data-claim]:not([hidden])");
+    for (const group of document.querySelectorAll("section.group")) group.hidden = !group.querySelector("article:not([hidden])");
+    document.getElementById("count").textContent = count;
+    document.getElementById("none").hidden = count > 0;
+  }
+
+  for (const button of languages) button.addEventListener("click", () => {
+    speak(button.dataset.language);
+    history.replaceState(null, "", button.dataset.language === "en" ? "#en" : "#zh");
+  });
+  for (const chip of chips) chip.addEventListener("click", () => {
+    answer = chip.dataset.answer;
+    for (const other of chips) other.setAttribute("aria-pressed", String(other === chip));
+    sift();
+  });
+  search.addEventListener("input", sift);
+  // A link to a claim that the filter hides takes the filter away.
+  window.addEventListener("hashchange", () => {
+    const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    if (!target || !target.hidden) return;
+    search.value = "";
+    chips[0].click();
+    target.scrollIntoView();
+  });
+
+  for (const hidden of document.querySelectorAll(".languages, .controls")) hidden.hidden = false;
+  const asked = { "#zh": "zh-CN", "#en": "en" }[location.hash];
+  speak(asked || (navigator.language.toLowerCase().startsWith("zh") ? "zh-CN" : "en"));
+})();

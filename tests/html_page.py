@@ -1,0 +1,42 @@
+"""An HTML page as a browser would read it: elements, attributes, texts, table rows."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+
+class HtmlPage(HTMLParser):
+    """Elements with their attributes, texts outside of scripts and styles, and the cells of each table row."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.inside: dict[str, list[str]] = {"script": [], "style": []}
+        self.rows: list[list[str]] = []
+        self._open = ""
+        self._cell = False
+        self.feed(text)
+
+    @property
+    def tags(self) -> list[str]:
+        return [tag for tag, _ in self.elements]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._open = tag
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("th", "td"):
+            self.rows[-1].append("")
+            self._cell = True
+
+    def handle_endtag(self, tag: str) -> None:
+        self._open = ""
+        if tag in ("th", "td"):
+            self._cell = False
+
+    def handle_data(self, data: str) -> None:
+        self.inside.get(self._open, self.texts).append(data)
+        if self._cell:
+            self.rows[-1][-1] += data

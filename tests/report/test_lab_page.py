@@ -1,0 +1,290 @@
+import base64
+import dataclasses
+import hashlib
+import html
+import re
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from html_page import HtmlPage
+from sample_lab import hostile, records, undecided, unsound
+from sample_report import EVIL
+from sqrtdk.errors import MissingExtraError
+from sqrtdk.lab.figures import Figure
+from sqrtdk.lab.judge import Check
+from sqrtdk.lab.record import Record
+from sqrtdk.lab.text import Text
+from sqrtdk.report import lab_words, markup
+from sqrtdk.report.lab_page import bar, both, number, strip, to_html
+from sqrtdk.report.plain import plain
+
+TEMPLATES = Path(sys.modules["sqrtdk.report"].__file__ or "").parent / "templates"
+WORDS = (lab_words.WORDS, lab_words.ANSWERS, lab_words.ANSWERS_MEAN, lab_words.MET)
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    return to_html([*records(), unsound(records()[0]), undecided(records()[1])])
+
+
+@pytest.fixture(scope="module")
+def page(text: str) -> HtmlPage:
+    return HtmlPage(text)
+
+
+def _seen(found: str) -> str:
+    """As one line, without what only the setting of letters changes."""
+    return re.sub(r"\s+", " ", found).strip()
+
+
+def _letters(text: Text | str, language: str = "en") -> str:
+    shown = both(text if isinstance(text, Text) else Text(text, text))
+    inner = re.search(rf'<span class="{language}"[^>]*>(.*)</span>', shown.replace("</span><span", "</span>\n<span"))
+    return html.unescape(re.sub(r"<[^>]*>", "", inner[1] if inner else shown))
+
+
+def test_the_page_needs_nothing_else(page: HtmlPage) -> None:
+    assert page.tags.count("script") == 1
+    assert page.tags.count("style") == 1
+    assert not set(page.tags) & {"iframe", "object", "embed", "img", "form", "base", "image", "foreignobject"}
+    for tag, attributes in page.elements:
+        for key, value in attributes.items():
+            assert not key.startswith("on"), (tag, key)
+            assert key != "style"  # the policy would drop it
+            if key in ("src", "href", "xlink:href"):
+                assert value is not None
+                ours = value.startswith("#") or (tag, value) == ("link", "data:,")
+                assert ours or (tag == "a" and re.fullmatch(r"https://arxiv\.org/abs/[\d.]+", value))
+
+
+def test_the_policy_names_what_stands_there(page: HtmlPage) -> None:
+    (policy,) = [a["content"] for tag, a in page.elements if tag == "meta" and "http-equiv" in a]
+    assert policy is not None
+    assert policy.startswith("default-src 'none'")
+    for kind in ("script", "style"):
+        digest = hashlib.sha256(page.inside[kind][-1].encode()).digest()
+        assert f"{kind}-src 'sha256-{base64.b64encode(digest).decode()}'" in policy
+
+
+@pytest.mark.parametrize("index", range(6))
+def test_every_figure_stands_in_its_table(page: HtmlPage, index: int) -> None:
+    rows = {tuple(map(_seen, row)) for row in page.rows}
+    for outcome in (records()[index].outcome, records()[index].control):
+        assert outcome.figures
+        for figure in outcome.figures:
+            place = _letters(", ".join(f"{key} = {value}" for key, value in figure.at.items()))
+            values = (number(figure.value), number(figure.low), number(figure.high))
+            method = "exact精确" if figure.method == "exact" else figure.method
+            assert (figure.name, place, *values, method, str(figure.samples)) in rows
+
+
+@pytest.mark.parametrize("index", range(6))
+def test_every_check_stands_with_its_bar(page: HtmlPage, index: int) -> None:
+    rows = {tuple(map(_seen, row)) for row in page.rows}
+    results = {True: "✓ met满足", False: "✗ missed不满足", None: "? undecided未定"}
+    for outcome in (records()[index].outcome, records()[index].control):
+        for part in outcome.verdict.findings:
+            assert any(_letters(part.text) in row[0] for row in rows if row)
+            for check in part.checks:
+                figure = check.figure
+                interval = f"[{number(figure.low)}, {number(figure.high)}]"
+                cells = (number(figure.value), "exact精确" if figure.method == "exact" else interval, bar(check), "")
+                assert any(row[0] == figure.name and row[2:] == (*cells, results[check.met]) for row in rows)
+
+
+def test_every_text_stands_in_both_languages(page: HtmlPage) -> None:
+    seen = _seen("".join(page.texts))
+    for record in records():
+        for words in (record.statement, record.method, record.control_method, record.why):
+            for language in ("en", "zh"):
+                assert _seen(_letters(words, language)) in seen
+        for plot in record.plots:
+            assert _seen(_letters(plot.caption, "zh")) in seen
+        assert record.command in seen
+
+
+def test_every_fixed_word_has_two_languages_and_a_use() -> None:
+    for table in WORDS:
+        for key, words in table.items():
+            assert words.en, key
+            assert words.zh, key
+            assert re.search("[\u4e00-\u9fff]", words.zh), key
+            assert not re.search("[\u4e00-\u9fff]", words.en), key
+    source = (TEMPLATES / "lab.html").read_text() + (TEMPLATES.parent / "lab_page.py").read_text()
+    assert [key for key in lab_words.WORDS if f'"{key}"' not in source] == []
+
+
+def test_no_words_outside_the_table() -> None:
+    """What the template itself writes: names, signs and nothing to translate."""
+    template = re.sub(r"{%.*?%}|{{.*?}}|{#.*?#}", "", (TEMPLATES / "lab.html").read_text(), flags=re.DOTALL)
+    found = {text.strip() for text in HtmlPage(template).texts} - {""}
+    assert {word for text in found for word in re.findall(r"\w\w+", text)} == {"sqrtdk", "lab", "English", "中文"}
+
+
+def test_formulas_are_mathematics(page: HtmlPage) -> None:
+    assert page.tags.count("math") == len(records()) + 2
+
+
+def test_ids_differ_and_references_lead_somewhere(text: str, page: HtmlPage) -> None:
+    ids = [value for _, attributes in page.elements if (value := attributes.get("id"))]
+    assert len(ids) == len(set(ids))
+    asked = set(re.findall(r'(?:href="#|url\(#|aria-labelledby=")([^")]+)', text))
+    assert len(asked) > 100
+    assert asked <= set(ids)
+
+
+def test_drawings_keep_the_pages_colours(text: str) -> None:
+    drawn = "".join(re.findall(r'<svg role="img".*?</svg>', text))
+    assert len(re.findall(r'<svg role="img"', text)) == sum(len(r.plots) for r in records()) + 1
+    colours = set(re.findall(r'(?:fill|stroke)="([^"]*)"', drawn))
+    assert {"currentColor", "var(--c0)", "none"} <= colours
+    assert all(colour in ("currentColor", "none") or colour.startswith("var(--") for colour in colours)
+
+
+def test_what_depends_shows_what_holds_and_what_does_not() -> None:
+    (record,) = [record for record in records() if record.outcome.verdict.answer == "depends"]
+    listed = re.findall(r'<div class="parts-(\w+)">.*?<ul>(.*?)</ul>', to_html([record]), flags=re.DOTALL)
+    for kind, met in (("good", True), ("bad", False)):
+        (found,) = [items for name, items in listed if name == kind]
+        for part in record.outcome.verdict.findings:
+            assert (str(both(part.text)) in found) == (part.met is met)
+    assert "parts-good" not in to_html(records()[:1]).split("<main>")[1]
+
+
+def test_an_unsound_control_is_flagged(text: str) -> None:
+    means = html.escape(lab_words.WORDS["unsound_means"].en).replace("&#x27;", "&#39;")
+    assert text.count(means) == 1
+    assert "var-linear-unsound" in text.split("<main>")[0]
+    alone = to_html(records()[:2])
+    assert means not in alone
+    assert lab_words.WORDS["unsound"].en not in alone
+    assert 'class="badge warning"' not in alone
+
+
+def test_settings_that_differ_are_named() -> None:
+    first, second = records()[:2]
+    assert 'id="mixed"' not in to_html([first, second])
+    others = {
+        "Seed种子": dataclasses.replace(second, seed=7),
+        "quick": dataclasses.replace(second, quick=False),
+        "torch": dataclasses.replace(second, environment={**second.environment, "torch": "9.9"}),
+    }
+    for name, other in others.items():
+        found = re.search(r'id="mixed">(.*?)</section>', to_html([first, other]), flags=re.DOTALL)
+        assert found, name
+    assert "9.9 (1)" in found[1]  # type: ignore[index]
+    assert "Seed" not in found[1]  # type: ignore[index]
+
+
+def test_hostile_texts_are_texts() -> None:
+    text = to_html([records()[0], hostile()])
+    page = HtmlPage(text)
+    assert page.tags.count("script") == 1
+    assert "<script>document" not in text
+    assert "javascript:" not in text
+    assert not re.search("[\u202a-\u202e\u2066-\u2069\u2028\u2029\x00-\x08\x0b-\x1f\x7f]", text)
+    assert sum(plain(EVIL) in part for part in page.texts) > 20
+    assert not any(key.startswith("on") or key == "style" for _, given in page.elements for key in given)
+
+
+ATTACKS = (
+    r"\text{<img src=x onerror=alert(1)>}",
+    r"\text{&lt;script&gt;alert(1)&lt;/script&gt;}",
+    r"\style{background:url(x)}{y}",
+    r"\class{a}{b}",
+    r"\href{javascript:alert(1)}{x}",
+    r"\href{page}{x}",
+    r'\color{red" onclick="alert(1)}{x}',
+    r"</math><script>alert(1)</script>",
+    r"x\mspace{1em\" onload=\"a}",
+)
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_formula_brings_nothing_along(attack: str) -> None:
+    drawn = str(markup.math(attack))
+    assert not re.search(r"<\w+ [^>]*(class|href|style|onclick|onload)=", drawn)
+    page = HtmlPage(to_html([dataclasses.replace(records()[1], formula=attack)]))
+    assert page.tags.count("script") == 1
+    assert not set(page.tags) & {"img", "image"}
+    for tag, attributes in page.elements:
+        assert not any(key.startswith("on") or key == "style" for key in attributes)
+        assert tag != "math" or set(attributes) == {"display"}
+    assert not any("javascript" in (value or "") for _, given in page.elements for value in given.values())
+
+
+@pytest.mark.parametrize("formula", [r"\frac{", r"\nonsense{x}", "{" * 3000, r"\begin{align}"])
+def test_a_formula_that_cannot_be_converted_is_code(formula: str) -> None:
+    assert markup.math(formula) is None
+    text = to_html([dataclasses.replace(records()[1], formula=formula)])
+    assert f'<div class="formula"><code>{formula}</code></div>' in html.unescape(text)
+
+
+def test_names_stay_upright_and_whole() -> None:
+    assert "<mtext>Var</mtext>" in (markup.math(r"\mathrm{Var}[q]") or "")
+    assert "<mtext>E</mtext>" in (markup.math(r"\mathrm{E}[q]") or "")
+
+
+def test_letters_with_an_index() -> None:
+    assert both(Text("q . k over sqrt(d_k), e^-10, sqrt(2 d_k)", "q_i")) == (
+        '<span class="en" lang="en">q\u00a0·\u00a0k over √d<sub>k</sub>, e<sup>-10</sup>, √(2 d<sub>k</sub>)</span>'
+        '<span class="zh" lang="zh-CN">q<sub>i</sub></span>'
+    )
+    assert both(Text("variance_over_d_k <x_y>", "variance_over_d_k <x_y>")) == "variance_over_d_k &lt;x<sub>y</sub>&gt;"
+
+
+def test_chinese_has_chinese_punctuation() -> None:
+    shown = both(Text("a", "均值为 0,方差为 1;即 f(q,k) <,因为d_k:2"))
+    assert "均值为 0，方差为 1；即 f(q,k) &lt;，因为d_k:2" in shown.replace("<sub>k</sub>", "_k")
+
+
+def test_the_strip_places_the_interval_on_the_bar() -> None:
+    def parts(low: float, high: float, bar_low: float, bar_high: float) -> list[float]:
+        drawn = strip(Check(Figure("a", (low + high) / 2, low, high, "t", 9), bar_low, bar_high, None))
+        return [float(value) for value in re.findall(r'(?:[^r]x1?|width|x2)="([\d.-]+)"', drawn)]
+
+    start, width, left, right, *_ = parts(2.0, 3.0, 1.0, 4.0)
+    assert start < left < right < start + width
+    start, width, left, *_ = parts(5.0, 6.0, 1.0, 4.0)
+    assert start + width < left
+    start, width, left, right, *_ = parts(2.0, 3.0, 1.0, float("inf"))
+    assert start + width == pytest.approx(120)
+    assert strip(Check(Figure("a", float("nan"), 1, 2, "t", 9), 0, 1, None)) == ""
+
+
+def test_equal_ids_get_anchors_of_their_own() -> None:
+    record = records()[1]
+    page = HtmlPage(to_html([record, dataclasses.replace(record, seed=1), dataclasses.replace(record, id="register")]))
+    anchors = [given["id"] for tag, given in page.elements if tag == "article"]
+    assert len(set(anchors)) == 3
+    assert anchors[0] == "onehot-64"
+
+
+def test_a_record_of_no_known_group_or_answer_is_shown() -> None:
+    verdict = dataclasses.replace(records()[1].outcome.verdict, answer="perhaps")
+    record = dataclasses.replace(
+        records()[1], group="news", outcome=dataclasses.replace(records()[1].outcome, verdict=verdict)
+    )
+    assert {"perhaps", "news"} <= set(HtmlPage(to_html([record])).texts)
+
+
+@pytest.mark.parametrize("library", ["latex2mathml.converter", "matplotlib.figure"])
+def test_without_its_libraries(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(MissingExtraError, match=library.split(".")[0]) as caught:
+        to_html(records()[:1])
+    assert "pip install 'sqrtdk[lab]'" in caught.value.hint
+
+
+@pytest.mark.slow
+def test_the_whole_register_fits() -> None:
+    two = records()[3].plots
+    many: list[Record] = [
+        dataclasses.replace(records()[index % 6], id=f"claim-{index}", plots=two) for index in range(43)
+    ]
+    begin = time.process_time()
+    assert len(to_html(many).encode()) < 8_000_000
+    assert time.process_time() - begin < 60
