@@ -13,9 +13,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import math
 import platform
-import sysconfig
 import time
 from pathlib import Path
 
@@ -24,40 +22,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
+from sqrtdk.lab.training.text import batch, learning_rate, stdlib_text
 from sqrtdk.models.demo import VARIANTS, DemoModel, weights_name
 
-SKIP = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__", "encodings"}
 WEIGHTS = Path(__file__).parents[1] / "src" / "sqrtdk" / "models" / "weights"
-
-
-def stdlib_text() -> tuple[Tensor, Tensor]:
-    """Bytes for training and, from every 20th file, for the held-out loss; files in the order of their names."""
-    root = Path(sysconfig.get_path("stdlib"))
-    names = sorted(p.relative_to(root).as_posix() for p in root.rglob("*.py") if not SKIP & set(p.parts))
-    train, held_out = bytearray(), bytearray()
-    for index, name in enumerate(names):
-        (held_out if index % 20 == 10 else train).extend((root / name).read_bytes())
-    return torch.frombuffer(train, dtype=torch.uint8), torch.frombuffer(held_out, dtype=torch.uint8)
-
-
-def batch(text: Tensor, rows: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Random windows and the same windows one byte later, both (rows, length)."""
-    start = torch.randint(len(text) - length, (rows,), generator=generator)
-    window = text[start[:, None] + torch.arange(length + 1)].long()
-    return window[:, :-1], window[:, 1:]
 
 
 def loss_of(model: DemoModel, data: tuple[Tensor, Tensor]) -> Tensor:
     """Mean cross entropy in nats a byte."""
     return F.cross_entropy(model(data[0]).flatten(0, 1), data[1].flatten())
-
-
-def learning_rate(step: int, steps: int, peak: float, warm_up: int) -> float:
-    """Linear warm-up, then a cosine down to a tenth of the peak."""
-    if step < warm_up:
-        return peak * (step + 1) / warm_up
-    done = (step - warm_up) / max(1, steps - warm_up)
-    return peak * (0.55 + 0.45 * math.cos(math.pi * done))
 
 
 @torch.no_grad()

@@ -33,6 +33,10 @@ class ModelError(SqrtdkError, RuntimeError):
     """The model to be audited could not be found, built, or run."""
 
 
+class LabError(SqrtdkError, RuntimeError):
+    """A cell of an experiment or of a sweep could not be computed, or the engine that computes cells not be had."""
+
+
 class MissingExtraError(SqrtdkError, ImportError):
     """An optional dependency is not installed; the hint names the pip command."""
 

@@ -57,6 +57,25 @@ def working(text: str) -> Iterator[Callable[[str], None]]:
             yield lambda text: status.update(Text(text))
 
 
+@contextlib.contextmanager
+def counting(text: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a progress bar on stderr while it is a terminal; what is yielded is told (done, total).
+
+    As in `working`, nothing that runs inside reaches stdout.
+    """
+    with descriptor_1_to_2(), contextlib.redirect_stdout(sys.stderr):
+        if not sys.stderr.isatty():
+            yield lambda done, total: None
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True, no_color=bool(os.environ.get("NO_COLOR")))) as bar:
+            task = bar.add_task(text, total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
 def open_closed_streams() -> None:
     """Point the standard descriptors that are closed at nothing: else the next file opened becomes one of them."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):

@@ -1,0 +1,226 @@
+"""amp-scaling: under mixed precision the scale matters more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sqrtdk import attention
+from sqrtdk.lab._arms import FULL, QUICK, Arm, geometric_mean, train_arms
+from sqrtdk.lab._curves import TASK_TEXTS
+from sqrtdk.lab.claim import Claim, Expect, Measured, Part
+from sqrtdk.lab.figures import Figure, Figures
+from sqrtdk.lab.intervals import bootstrap, mean
+from sqrtdk.lab.plots import Plot, over
+from sqrtdk.lab.run import Run
+from sqrtdk.lab.text import Text
+from sqrtdk.lab.training.attention import SCALES, StoredProducts
+from sqrtdk.scales import ScaleRule
+
+KINDS = ("kernel", "stored")  # where the logits are: in a kernel in float32, or stored in bfloat16
+QUARTER, TWICE = 0.25, 2.0
+FP16_MAX = torch.finfo(torch.float16).max
+
+
+def measure(run: Run) -> Measured:
+    """The gap that the missing scale leaves, in float32 and in autocast; what rounding does to weights; the range."""
+    trained = [figure for task in run["tasks"] for figure in _trained(run, task)]
+    rounded = [figure for kind in KINDS for figure in _rounded(run, kind)]
+    found = Figures(trained + rounded)
+    gaps = Plot(
+        "gap",
+        Text(
+            f"Held-out loss without the scale minus the loss with it, d_k = {run['d_k']}.",
+            f"不缩放与缩放的留出损失之差,d_k = {run['d_k']}。",
+        ),
+        "precision, place of the logits",
+        "loss gap, nats a symbol",
+        tuple(over(task, found.all("loss_gap_nats", task=task), "precision", style="bars") for task in run["tasks"]),
+    )
+    errors = Plot(
+        "rounding",
+        Text(
+            "How far bfloat16 moves the weights of a row (total variation), random q and k.",
+            "bfloat16 使一行权重偏移的程度(全变差距离),q、k 为随机向量。",
+        ),
+        "$d_k$",
+        "total variation",
+        tuple(
+            over(f"{label}, {kind}", found.all("weight_error", arm=arm, logits=kind), "d_k")
+            for kind in KINDS
+            for label, arm in (("no scale", "none"), (r"$1/\sqrt{d_k}$", "sqrt_dk"))
+        ),
+        x_axis="log",
+        y_axis="log",
+    )
+    return Measured(trained + rounded, (gaps, errors))
+
+
+def _trained(run: Run, task: str) -> list[Figure]:
+    bare, d_k = run["bare"], run["d_k"]
+    single = train_arms(run, {s: _design(task, d_k, s) for s in dict.fromkeys((bare, "none", "sqrt_dk"))})
+    pairs = [(s, kind) for s in dict.fromkeys((bare, "sqrt_dk")) for kind in KINDS]
+    mixed = train_arms(
+        run,
+        {(s, kind): _design(task, d_k, s) | {"precision": "bfloat16", "logits": kind} for s, kind in pairs},
+        {(s, kind): (single[s].rate,) for s, kind in pairs},
+    )
+    usual = _difference(single["none"], single["sqrt_dk"])  # what growth is measured by, in the control too
+    before = _difference(single[bare], single["sqrt_dk"])
+    figures = [mean("loss_gap_nats", before, task=task, precision="float32")]
+    for kind in KINDS:
+        after = _difference(mixed[bare, kind], mixed["sqrt_dk", kind])
+        growth = [(b - a) / (sum(usual) / len(usual)) for a, b in zip(before, after, strict=True)]
+        figures.append(mean("loss_gap_nats", after, task=task, precision=f"bfloat16, {kind}"))
+        figures.append(mean("gap_growth", growth, task=task, logits=kind))
+    products = [_largest_product(curves, bare, d_k) / FP16_MAX for curves in _curves(single[bare])]
+    return [*figures, geometric_mean("product_over_fp16_max", products, task=task)]
+
+
+def _design(task: str, d_k: int, scale: str) -> dict[str, object]:
+    return {"task": task, "head_dim": d_k, "scale": scale}
+
+
+def _difference(first: Arm, second: Arm) -> list[float]:
+    """Of the held-out losses at each arm's best rate, seed by seed."""
+    return [a - b for a, b in zip(first.losses(first.rate), second.losses(second.rate), strict=True)]
+
+
+def _curves(arm: Arm) -> list[Mapping[str, list[float]]]:
+    return [result["curves"] for result in arm.results[arm.rate]]
+
+
+def _largest_product(curves: Mapping[str, list[float]], scale: str, d_k: int) -> float:
+    """Largest |q . k| that a run was seen to have, before any scale."""
+    factor = SCALES[scale](1, d_k)
+    assert isinstance(factor, float)
+    return max(map(abs, [*curves["max_logit"], *curves["min_logit"]])) / factor
+
+
+def _rounded(run: Run, kind: str) -> list[Figure]:
+    """Error of the weights in autocast against float64, from the same q and k."""
+    figures = []
+    for d_k in run["rounding_dims"]:
+        rng = run.generator("rounding", d_k)
+        query, key = (torch.randn(run["draws"], 1, n, d_k, generator=rng).bfloat16() for n in (1, run["keys"]))
+        errors = {
+            arm: _error(query, key, kind, SCALES[scale](1, d_k))
+            for arm, scale in (("none", run["bare"]), ("sqrt_dk", "sqrt_dk"))
+        }
+        figures += [mean("weight_error", error, arm=arm, logits=kind, d_k=d_k) for arm, error in errors.items()]
+    both = tuple(errors.values())  # of the last, largest d_k
+    return [*figures, bootstrap("weight_error_ratio", both, _ratio_of_means, seed=run.seed, logits=kind, d_k=d_k)]
+
+
+def _error(query: Tensor, key: Tensor, kind: str, scale: float | ScaleRule) -> Tensor:
+    """Total variation between the weights in autocast and the exact ones, for each draw; values of 1 give weights."""
+    identity = torch.eye(key.shape[-2]).expand(*key.shape[:-1], -1)
+    score = StoredProducts() if kind == "stored" else None
+    with torch.autocast("cpu", torch.bfloat16):
+        found = attention(query.float(), key.float(), identity, scale=scale, score=score)
+    assert isinstance(found, Tensor)
+    exact = attention(query.double(), key.double(), identity.double(), scale=scale)
+    assert isinstance(exact, Tensor)
+    return (found.double() - exact).abs().sum(-1).flatten() / 2
+
+
+def _ratio_of_means(first: np.ndarray, second: np.ndarray, axis: int) -> np.ndarray:
+    return np.asarray(first.mean(axis) / second.mean(axis))
+
+
+def why(figures: Figures) -> Text:
+    """The paragraph of the report."""
+    kernel, stored = (figures.all("gap_growth", logits=kind)[0] for kind in KINDS)
+    task = str(kernel.at["task"])
+    products = figures("product_over_fp16_max", task=task)
+    inside, outside = (figures("weight_error_ratio", logits=kind) for kind in KINDS)
+    cost = figures("loss_gap_nats", task=task, precision="float32")
+    return Text(
+        f"On the {TASK_TEXTS[task].en} the missing scale costs {cost} nats a symbol in float32. In bfloat16 autocast "
+        f"this gap changes by {kernel} of itself where the kernel keeps the logits in float32, and by {stored} where "
+        "the products are stored in bfloat16: saturation has already done the damage, and rounding adds little to it. "
+        "What rounding does to the weights of a row is another matter. bfloat16 keeps 8 bits, so that a product z is "
+        "wrong by up to |z| / 256, and the softmax turns an absolute error of the logit into a relative one of the "
+        f"weight. Where the products are stored, the weights move {outside} times as far without the scale; where they "
+        f"are not, {inside} times. In float16 the range could end, but the largest products of these runs are only "
+        f"{products} of 65504; and a scale that follows the product would not keep it in range.",
+        f"在{TASK_TEXTS[task].zh}任务上,float32 下省略缩放的代价是每个符号 {cost} nat。在 bfloat16 自动混合精度下,"
+        f"若内核以 float32 保存 logits,这一差距的相对变化为 {kernel};若点积以 bfloat16 存储,则为 {stored}:"
+        "损害早已由饱和造成,舍入几乎没有再添什么。但舍入对一行权重的影响就不同了:bfloat16 只有 8 位有效位,"
+        "点积 z 的误差可达 |z| / 256,而 softmax 把 logit 的绝对误差变成权重的相对误差。"
+        f"点积被存储时,不缩放的权重偏移是缩放时的 {outside} 倍;不存储时为 {inside} 倍。"
+        f"float16 还有范围问题,但这些运行中最大的点积只有 65504 的 {products};"
+        "而且若先做乘积再缩放,缩放也无法使点积留在范围之内。",
+    )
+
+
+def _grows(kind: str, en: str, zh: str) -> Part:
+    return Part(Text(en, zh), (Expect("gap_growth", low=QUARTER, at={"logits": kind}),))
+
+
+def _moves(kind: str, en: str, zh: str) -> Part:
+    return Part(Text(en, zh), (Expect("weight_error_ratio", low=TWICE, at={"logits": kind}),))
+
+
+CLAIM = Claim(
+    id="amp-scaling",
+    group="precision",
+    sources=("S2",),
+    statement=Text(
+        "Under mixed precision the scale matters more.",
+        "在混合精度下,缩放更加重要。",
+    ),
+    formula=r"|\mathrm{bf16}(z) - z| \le 2^{-8} |z|, \qquad \mathrm{sd}(q \cdot k) = \sqrt{d_k}",
+    method=Text(
+        "Train with and without the scale, each at its best learning rate in float32, then from the same seeds in "
+        "bfloat16 autocast: with logits that a kernel keeps in float32, and with dot products stored in bfloat16 "
+        "before the scale. The scale matters more if the gap in held-out loss grows by a quarter or more. Beside "
+        "training: how far the weights of random rows move by the rounding, and the largest products of the runs "
+        "against the range of float16.",
+        "分别在有、无缩放时训练,各取 float32 下的最佳学习率;再用相同的种子在 bfloat16 自动混合精度下训练:"
+        "一种由内核以 float32 保存 logits,另一种在缩放之前把点积存为 bfloat16。若留出损失之差增大四分之一以上,"
+        "则认为缩放更加重要。此外还测量:舍入使随机行的权重偏移多少,以及各次运行中最大的点积与 float16 范围之比。",
+    ),
+    control=Text(
+        "The runs and rows without the scale are given it: no gap is left to grow, and rounding moves both alike.",
+        "给不缩放的运行与随机行也加上缩放:没有可以增大的差距,舍入对两者的影响也相同。",
+    ),
+    parameters={
+        **FULL,
+        "bare": "none",
+        "tasks": ("text", "strings"),
+        "d_k": 512,
+        "rounding_dims": (16, 64, 128, 512),
+        "draws": 4000,
+        "keys": 64,
+    },
+    quick={**QUICK, "tasks": ("strings",), "d_k": 64, "rounding_dims": (16, 512), "draws": 1000},
+    flipped={"bare": "sqrt_dk"},
+    measure=measure,
+    parts=(
+        _grows(
+            "kernel",
+            "the gap in the loss grows by a quarter where a kernel keeps the logits in float32",
+            "内核以 float32 保存 logits 时,损失之差增大四分之一以上",
+        ),
+        _grows(
+            "stored",
+            "it grows by a quarter where the products are stored in bfloat16",
+            "点积以 bfloat16 存储时,损失之差增大四分之一以上",
+        ),
+        _moves(
+            "kernel",
+            "without the scale rounding moves the weights twice as far, in a kernel that keeps logits in float32",
+            "内核以 float32 保存 logits 时,不缩放会使舍入造成的权重偏移加倍",
+        ),
+        _moves("stored", "it does so where the products are stored", "点积以 bfloat16 存储时,偏移加倍"),
+        Part(
+            Text("products leave the range of float16 in training", "训练中的点积超出 float16 的范围"),
+            (Expect("product_over_fp16_max", low=1.0),),
+        ),
+    ),
+    why=why,
+)

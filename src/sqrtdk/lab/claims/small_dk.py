@@ -1,0 +1,129 @@
+"""small-dk: unscaled dot products train as well as additive scores where d_k is small, and worse where it is large."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqrtdk.lab._arms import FULL, QUICK, gap, train_arms
+from sqrtdk.lab._curves import curve_plots
+from sqrtdk.lab.claim import Claim, Expect, Measured, Part
+from sqrtdk.lab.figures import Figures
+from sqrtdk.lab.intervals import mean
+from sqrtdk.lab.plots import Plot, over
+from sqrtdk.lab.run import Run
+from sqrtdk.lab.text import Text
+from sqrtdk.lab.training.train import CHANCE
+
+HALF = 0.5  # nats a letter behind additive attention: at most this is as well, more is worse; a guess costs 2.77
+LEGEND = {
+    "dot": "dot product",
+    "additive": "additive",
+    "cosine": "cosine, learned gain",
+    "scaled": r"dot product, $1/\sqrt{d_k}$",
+}
+
+
+def measure(run: Run) -> Measured:
+    """Held-out losses of the scores on the string task, each at its own best learning rate."""
+    dims = run["dims"]
+    kinds = {
+        "dot": {"score": "dot", "scale": run["dot_scale"]},
+        "additive": {"score": "additive", "scale": "none"},
+        "cosine": {"score": "cosine", "scale": "none"},
+        "scaled": {"score": "dot", "scale": "sqrt_dk"},
+    }
+    scores = ("dot", "additive", *run["others"])
+    arms = train_arms(run, {(s, d): {"task": "strings", "head_dim": d, **kinds[s]} for s in scores for d in dims})
+    figures = [mean("held_out_loss_nats", arm.best, score=score, d_k=d_k) for (score, d_k), arm in arms.items()]
+    sizes = {run["least"]: "least", run["small"]: "small", max(dims): "large"}
+    figures += [
+        gap("excess_over_additive_nats", arms["dot", d], arms["additive", d], d_k=d, size=sizes.get(d, "between"))
+        for d in dims
+    ]
+    pair = {LEGEND[score]: arms[score, max(dims)] for score in ("dot", "additive")}
+    return Measured(figures, (_plot(Figures(figures), scores), curve_plots(pair, "strings", max(dims))[0]))
+
+
+def _plot(figures: Figures, scores: tuple[str, ...]) -> Plot:
+    return Plot(
+        "score",
+        Text(
+            "Held-out loss of each score on the string task, over d_k, each at its best learning rate.",
+            "各打分函数在字符串任务上的留出损失随 d_k 的变化,各自取最佳学习率。",
+        ),
+        "$d_k$",
+        "held-out loss, nats a letter",
+        tuple(over(LEGEND[score], figures.all("held_out_loss_nats", score=score), "d_k") for score in scores),
+        x_axis="log",
+        lines=((r"guess, $\log 16$", CHANCE["encoder_decoder"]),),
+    )
+
+
+def why(figures: Figures) -> Text:
+    """The paragraph of the report."""
+    least, small, large = (figures("excess_over_additive_nats", size=size) for size in ("least", "small", "large"))
+    spread = float(small.at["d_k"]) ** 0.5
+    return Text(
+        f"Against additive attention the unscaled dot product loses {least} nats a letter at d_k = {least.at['d_k']}, "
+        f"{small} at d_k = {small.at['d_k']} and {large} at d_k = {large.at['d_k']}. With entries of q and k of "
+        "variance 1 the logits start with a standard deviation of sqrt(d_k); that of the additive score, with "
+        "entries of v of variance 1/d_k, stays below 1 at any width. So the statement is right at the two ends, but "
+        f"'small' is smaller than the head dimensions in use: at {small.at['d_k']} the logits already start with "
+        f"a standard deviation of {spread:.0f}, and the dot product has fallen behind.",
+        f"与加性注意力相比,不缩放的点积在 d_k = {least.at['d_k']} 时每个字母多损失 {least} nat,"
+        f"在 d_k = {small.at['d_k']} 时为 {small},在 d_k = {large.at['d_k']} 时为 {large}。"
+        "当 q、k 的分量方差为 1 时,logits 的初始标准差是 sqrt(d_k);而 v 的分量方差为 1/d_k 时,"
+        "加性打分 v · tanh(q + k) 的标准差在任何宽度下都小于 1。因此,这一说法在两端成立,"
+        f"但所谓“小”要比实际使用的头维度更小:d_k = {small.at['d_k']} 时,logits 的标准差已约为 "
+        f"{spread:.0f},点积已经落后。",
+    )
+
+
+def _part(size: str, en: str, zh: str) -> Part:
+    def expect(at: str, **bar: Any) -> Expect:
+        return Expect("excess_over_additive_nats", at={"size": at}, **bar)
+
+    return Part(Text(en, zh), (expect(size, high=HALF), expect("large", low=HALF)))
+
+
+CLAIM = Claim(
+    id="small-dk",
+    group="gradients",
+    sources=("S1", "arXiv:1706.03762", "arXiv:1703.03906"),
+    statement=Text(
+        "For small d_k attention with unscaled dot products trains as well as additive attention; for large d_k it "
+        "trains worse.",
+        "当 d_k 较小时,不缩放的点积注意力与加性注意力训练得一样好;当 d_k 较大时则更差。",
+    ),
+    formula=r"\mathrm{sd}(q \cdot k) = \sqrt{d_k}, \qquad \mathrm{Var}(v_i) = 1 / d_k \Rightarrow "
+    r"\mathrm{sd}(v \cdot \tanh(q + k)) < 1",
+    method=Text(
+        "Train encoder-decoders that reverse strings with noise symbols, all their attentions with one score, at "
+        "several learning rates and from several seeds; each score is judged at its own best rate. 'As well' is a "
+        "held-out loss at most half a nat a letter behind additive attention, 'worse' is one further behind; a guess "
+        "costs log 16 = 2.77 nats. Two meanings of 'small' are asked: d_k = 4 and d_k = 16.",
+        "训练把带噪声符号的字符串倒序的编码器—解码器,其全部注意力都用同一种打分函数,并试验多个学习率与多个种子;"
+        "每种打分函数以自己的最佳学习率参评。“一样好”指留出损失比加性注意力最多高 0.5 nat,“更差”指高出更多"
+        "(随机猜测为 log 16 = 2.77 nat)。“小”按两种含义检验:d_k = 4 与 d_k = 16。",
+    ),
+    control=Text(
+        "The dot products are scaled by 1/sqrt(d_k): they do not fall behind at large d_k either.",
+        "点积乘以 1/sqrt(d_k):即使 d_k 较大也不再落后。",
+    ),
+    parameters={
+        **FULL,
+        "dot_scale": "none",
+        "others": ("cosine", "scaled"),
+        "dims": (4, 16, 64, 128, 512),
+        "least": 4,
+        "small": 16,
+    },
+    quick={**QUICK, "others": (), "dims": (4, 16, 64)},
+    flipped={"dot_scale": "sqrt_dk"},
+    measure=measure,
+    parts=(
+        _part("least", "as well at d_k = 4, worse at the largest d_k", "d_k = 4 时一样好,最大的 d_k 时更差"),
+        _part("small", "as well at d_k = 16, worse at the largest d_k", "d_k = 16 时一样好,最大的 d_k 时更差"),
+    ),
+    why=why,
+)

@@ -1,0 +1,171 @@
+"""train-instability: without the scale, training is slow or unstable where d_k is large."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sqrtdk.lab._arms import FULL, QUICK, Arm, gap, geometric_mean, train_arms
+from sqrtdk.lab._curves import TASK_TEXTS, curve_plots
+from sqrtdk.lab.claim import Claim, Expect, Measured, Part
+from sqrtdk.lab.figures import Figure, Figures, Place
+from sqrtdk.lab.intervals import mean, proportion
+from sqrtdk.lab.plots import Plot, over
+from sqrtdk.lab.run import Run
+from sqrtdk.lab.text import Text
+
+Name = tuple[str, int, str, str]  # task, d_k, scale, start of the weights of q and k
+Arms = Mapping[Name, Arm]
+WORSE = 0.02  # nats a symbol; two arms that are the same differ by exactly 0
+
+
+def measure(run: Run) -> Measured:
+    """Held-out losses with and without the scale, each at its own best learning rate."""
+    bare, dims = run["bare"], run["dims"]
+    names: list[Name] = []
+    for task in run["tasks"]:
+        names += [(task, d_k, scale, "unit") for d_k in dims for scale in (bare, "sqrt_dk", *run["others"])]
+        names += [_name(task, max(dims), scale, start) for start in run["starts"] for scale in (bare, "sqrt_dk")]
+    arms = train_arms(
+        run,
+        {name: dict(zip(("task", "head_dim", "scale", "init"), name, strict=True)) for name in dict.fromkeys(names)},
+    )
+    figures = [
+        mean("held_out_loss_nats", arm.best, task=task, d_k=d_k, scale=scale, start=start)
+        for (task, d_k, scale, start), arm in arms.items()
+    ]
+    for task in run["tasks"]:
+        figures += _gaps(arms, task, run) + _states(arms, task, bare, max(dims))
+    runs = [result for (_, _, scale, _), arm in arms.items() if scale == bare for result in arm.runs]
+    figures.append(proportion("diverged_share", sum(one["diverged_at"] is not None for one in runs), len(runs)))
+    first = run["tasks"][0]
+    pair = {
+        label: arms[first, max(dims), scale, "unit"]
+        for label, scale in (("no scale", bare), (r"$1/\sqrt{d_k}$", "sqrt_dk"))
+    }
+    return Measured(figures, (_plot(Figures(figures), run), *curve_plots(pair, first, max(dims))))
+
+
+def _name(task: str, d_k: int, scale: str, start: str) -> Name:
+    """An arm; the factor is either in the weights or in the scale, never in both."""
+    return task, d_k, scale, "unit" if start == "folded" and scale != "none" else start
+
+
+def _gaps(arms: Arms, task: str, run: Run) -> list[Figure]:
+    found, large = [], max(run["dims"])
+    for d_k in run["dims"]:
+        for start in ("unit", *run["starts"]) if d_k == large else ("unit",):
+            pair = (arms[_name(task, d_k, scale, start)] for scale in (run["bare"], "sqrt_dk"))
+            size = "large" if d_k == large else "smaller"
+            found.append(gap("loss_gap_nats", *pair, task=task, d_k=d_k, start=start, size=size))
+    return found
+
+
+def _states(arms: Arms, task: str, bare: str, d_k: int) -> list[Figure]:
+    """Largest logit of a run, and entropy of its weights, without the scale and with it."""
+    found: list[Figure] = []
+    for label, scale in (("none", bare), ("sqrt_dk", "sqrt_dk")):
+        arm = arms[task, d_k, scale, "unit"]
+        at: dict[str, Place] = {"task": task, "d_k": d_k, "arm": label}
+        logits, shares = arm.at_best("max_logit"), arm.at_best("entropy_share")
+        found.append(geometric_mean("largest_logit", [max(curve) for curve in logits], **at))
+        for when, step in (("start", 0), ("end", -1)):
+            found.append(mean("entropy_share", [curve[step] for curve in shares], when=when, **at))
+    return found
+
+
+def _plot(figures: Figures, run: Run) -> Plot:
+    return Plot(
+        "gap",
+        Text(
+            "Held-out loss without the scale minus the loss with it, each at its best learning rate.",
+            "不缩放与缩放的留出损失之差,各自取最佳学习率。",
+        ),
+        "$d_k$",
+        "loss gap, nats a symbol",
+        tuple(over(task, figures.all("loss_gap_nats", task=task, start="unit"), "d_k") for task in run["tasks"]),
+        x_axis="log",
+    )
+
+
+def why(figures: Figures) -> Text:
+    """The paragraph of the report."""
+    gaps = figures.all("loss_gap_nats", size="large", start="unit")
+    one = gaps[0]
+    places = {"task": one.at["task"], "d_k": one.at["d_k"]}
+    bare, scaled = (figures("largest_logit", arm=arm, **places) for arm in ("none", "sqrt_dk"))
+    sharp, soft = (figures("entropy_share", arm=arm, when="start", **places) for arm in ("none", "sqrt_dk"))
+    gaps_en, gaps_zh = (
+        ", ".join(f"{gap} ({getattr(TASK_TEXTS[str(gap.at['task'])], tongue)})" for gap in gaps)
+        for tongue in ("en", "zh")
+    )
+    text = Text(
+        f"At d_k = {one.at['d_k']} the loss without the scale is higher by {gaps_en} nats a symbol, although each side "
+        f"has its own best learning rate. Before the first step the weights have {sharp} of their possible entropy "
+        f"without the scale and {soft} with it: attention is almost one-hot, most rows of the softmax pass no "
+        f"gradient, and what the model attends to is left to chance. Later the largest logit reaches {bare}, against "
+        f"{scaled}. Training is slow rather than unstable: of all runs without the scale, the share whose loss stopped "
+        f"being finite is {figures('diverged_share')}.",
+        f"在 d_k = {one.at['d_k']} 时,尽管双方各取最佳学习率,不缩放的损失仍高出 {gaps_zh}(单位:nat/符号)。"
+        f"训练开始前,不缩放时权重的熵只有最大值的 {sharp},缩放时为 {soft}:注意力几乎是独热的,"
+        f"softmax 的多数行不传递梯度,模型关注哪里全凭偶然。此后最大的 logit 达到 {bare},缩放时为 {scaled}。"
+        f"训练是慢,而不是不稳定:在所有不缩放的运行中,损失变为非有限值的比例为 {figures('diverged_share')}。",
+    )
+    folded = figures.all("loss_gap_nats", size="large", start="folded", task=one.at["task"])
+    if not folded:
+        return text
+    return Text(
+        f"{text.en} It does not help to put 1/sqrt(d_k) into W_q at the start: both models then compute the same "
+        f"function before the first step, and still the gap is {folded[0]}. Adam moves every weight by about the "
+        "learning rate, so that without the scale the same step moves the logits sqrt(d_k) times as far.",
+        f"{text.zh}把 1/sqrt(d_k) 放进 W_q 的初始值也无济于事:此时两个模型在第一步之前是同一个函数,"
+        f"差距却仍有 {folded[0]}。Adam 让每个权重每步移动大约一个学习率,"
+        "因此不缩放时,同样的一步会使 logits 移动 sqrt(d_k) 倍之远。",
+    )
+
+
+CLAIM = Claim(
+    id="train-instability",
+    group="gradients",
+    sources=("S1", "S2"),
+    statement=Text(
+        "Where d_k is large, leaving out the scale makes training slow or unstable.",
+        "当 d_k 较大时,省略缩放会使训练变慢或不稳定。",
+    ),
+    formula=r"\Delta L = \min_{\eta} L(\beta = 1, \eta) - \min_{\eta} L(\beta = d_k^{-1/2}, \eta) > 0",
+    method=Text(
+        "Train small models, a byte decoder on Python's standard library and an encoder-decoder that reverses strings, "
+        "with AdamW at several learning rates and from several seeds. Each scale is judged at its own best rate, which "
+        "is chosen for each seed by the other seeds. The bar is put to the paired difference of held-out losses at the "
+        "largest d_k, for every start of the weights: 'unit' gives entries of q and k of variance 1, 'folded' has "
+        "1/sqrt(d_k) in W_q, '0.02' is that standard deviation.",
+        "训练两个小模型:以 Python 标准库为文本的字节级解码器,以及把字符串倒序的编码器—解码器。使用 AdamW、"
+        "多个学习率与多个种子。每种缩放都以自己的最佳学习率参评,且每个种子所用的学习率由其余种子选出。"
+        "判据是最大 d_k 处留出损失的配对差,并覆盖各种初始化:unit 使 q、k 的分量方差为 1;"
+        "folded 把 1/sqrt(d_k) 乘进 W_q;0.02 表示以此为标准差。",
+    ),
+    control=Text(
+        "The runs without the scale are given it: the two sides are then the same, and the gap is 0.",
+        "给不缩放的运行也加上缩放:两边完全相同,差为 0。",
+    ),
+    parameters={
+        **FULL,
+        "bare": "none",
+        "others": ("dk", "learned"),
+        "tasks": ("text", "strings"),
+        "dims": (16, 64, 128, 512),
+        "starts": ("folded", "0.02"),
+    },
+    quick={**QUICK, "others": (), "tasks": ("strings",), "dims": (16, 64), "starts": ()},
+    flipped={"bare": "sqrt_dk"},
+    measure=measure,
+    parts=(
+        Part(
+            Text(
+                "training is slower at the largest d_k, for every start of the weights that is tried",
+                "在最大的 d_k 处,无论采用哪种初始化,训练都更慢",
+            ),
+            (Expect("loss_gap_nats", low=WORSE, at={"size": "large"}),),
+        ),
+    ),
+    why=why,
+)

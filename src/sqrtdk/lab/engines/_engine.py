@@ -1,0 +1,85 @@
+"""What an engine does, and what all engines share: how a cell is computed, and what is said of one that fails."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+
+from sqrtdk.errors import INTERRUPTS, LabError, kind_and_text
+from sqrtdk.lab.run import Cell
+
+Result = TypeVar("Result")
+
+RETRIES = 3  # of a cell whose worker process ended under it
+AHEAD = 2  # cells handed out a worker: one that it computes, one that waits for it
+_LONGEST_NAME = 300
+
+
+class Engine(Protocol):
+    """Computes cells. `open_engine` gives one."""
+
+    @property
+    def workers(self) -> int:
+        """How many cells are computed at once."""
+
+    def results(self, function: Callable[[Cell], Result], items: Iterable[Cell]) -> Iterator[tuple[int, Result]]:
+        """Yield (index of the item, result) as each ends, in no particular order.
+
+        Args:
+            function: of a module, so that other processes can import it; it depends on its argument alone.
+            items: picklable mappings; read as workers become free, so there may be millions.
+
+        Raises:
+            LabError: the function raised, or the worker processes of a cell ended again and again; the cell is named.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception of a cell as text: the exception itself may not survive the way between processes."""
+
+    message: str
+    hint: str = ""
+    trace: str = ""
+
+
+def compute(function: Callable[[Cell], Result], cell: Cell) -> Result | Failure:
+    """What a worker process runs: the function on one thread, so that sums are added in one order everywhere."""
+    torch.set_num_threads(1)
+    try:
+        return function(cell)
+    except INTERRUPTS:
+        raise
+    except BaseException as error:  # a SystemExit must not end the worker
+        return failure(error, "".join(traceback.format_exception(error)))
+
+
+def failure(error: BaseException, trace: str = "") -> Failure:
+    """An exception as text."""
+    return Failure(kind_and_text(error), str(getattr(error, "hint", "")), trace)
+
+
+def failed(cell: Cell, failure: Failure) -> LabError:
+    """The error that names the cell; the traceback of the worker is a note."""
+    error = LabError(
+        f"the cell {named(cell)} failed: {failure.message}",
+        hint=failure.hint or "The traceback shows where; engine 'local' computes the cell in this process.",
+    )
+    if failure.trace:
+        error.add_note(failure.trace.rstrip())
+    return error
+
+
+def named(cell: Cell) -> str:
+    """The cell's parameters in one line.
+
+    Example:
+        >>> named({"d_k": 64, "scale": "none"})
+        '(d_k=64, scale=none)'
+    """
+    text = ", ".join(f"{name}={value}" for name, value in cell.items())
+    return f"({text if len(text) <= _LONGEST_NAME else text[: _LONGEST_NAME - 3] + '...'})"

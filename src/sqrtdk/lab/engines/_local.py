@@ -1,0 +1,45 @@
+"""The engine `local`: this process, one cell after the other."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+
+from sqrtdk.errors import INTERRUPTS, InvalidValueError
+from sqrtdk.lab.engines._engine import Engine, Result, failed, failure
+from sqrtdk.lab.run import Cell
+
+
+class Local:
+    """See the module."""
+
+    workers = 1
+
+    def results(self, function: Callable[[Cell], Result], items: Iterable[Cell]) -> Iterator[tuple[int, Result]]:
+        """In the order of the items."""
+        for index, cell in enumerate(items):
+            yield index, self._result(function, cell)
+
+    def _result(self, function: Callable[[Cell], Result], cell: Cell) -> Result:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # as in the other engines
+        try:
+            return function(cell)
+        except INTERRUPTS:
+            raise
+        except BaseException as error:
+            raise failed(cell, failure(error)) from error
+        finally:
+            torch.set_num_threads(threads)
+
+
+@contextlib.contextmanager
+def local(workers: int | None = None, address: str | None = None) -> Iterator[Engine]:
+    """This process."""
+    if workers not in (None, 1):
+        raise InvalidValueError(
+            f"the engine 'local' is this process alone; got {workers} workers", hint="Take the engine 'pool'."
+        )
+    yield Local()

@@ -1,0 +1,155 @@
+"""The engine `ray`: tasks of a Ray cluster, or of a Ray that is started on this machine and ended again."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from sqrtdk.errors import LabError, MissingExtraError, kind_and_text
+from sqrtdk.lab.engines._engine import AHEAD, RETRIES, Engine, Failure, Result, compute, failed, failure
+from sqrtdk.lab.engines._pool import cpus
+from sqrtdk.lab.run import Cell
+
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # Ray would report its use over the network
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else a FutureWarning a task
+}
+_OBJECT_STORE_BYTES = 100 * 2**20  # results are small; Ray's default is a third of the memory
+_KNOCK_S = 5.0
+_CONNECT_S = 40.0
+
+
+class Ray:
+    """See the module."""
+
+    def __init__(self, module: Any, workers: int, ahead: int) -> None:
+        self.workers = workers
+        self._ray, self._ahead = module, ahead
+        self._task = module.remote(num_cpus=1, max_retries=RETRIES)(compute)
+
+    def results(self, function: Callable[[Cell], Result], items: Iterable[Cell]) -> Iterator[tuple[int, Result]]:
+        """As each ends; Ray itself gives the cell of a process that was killed to another."""
+        flying: dict[Any, tuple[int, Cell]] = {}
+        waiting = enumerate(items)
+        try:
+            while True:
+                while len(flying) < self._ahead and (entry := next(waiting, None)) is not None:
+                    flying[self._task.remote(function, entry[1])] = entry
+                if not flying:
+                    return
+                for reference in self._ray.wait(list(flying), num_returns=1)[0]:
+                    index, cell = flying.pop(reference)
+                    yield index, self._result(reference, cell)
+        finally:
+            if self._ray.is_initialized():  # else its processes are gone, and this would start a new Ray
+                for reference in flying:
+                    self._ray.cancel(reference, force=True)
+
+    def _result(self, reference: Any, cell: Cell) -> Any:
+        try:
+            outcome = self._ray.get(reference)
+        except self._ray.exceptions.RayError as error:  # its workers died too often, or the cell can't be pickled
+            raise failed(cell, failure(error)) from error
+        if isinstance(outcome, Failure):
+            raise failed(cell, outcome)
+        return outcome
+
+
+@contextlib.contextmanager
+def ray(workers: int | None = None, address: str | None = None) -> Iterator[Engine]:
+    """A Ray cluster.
+
+    Args:
+        workers: CPUs of the Ray that is started here, or the most cells at once on a cluster; None: all there are.
+        address: of a cluster, "host:port" or "auto"; None: a Ray of this process if it has one, else a new one.
+    """
+    module = _ray()
+    ours = not module.is_initialized()
+    if ours:
+        _connect(module, workers, address)
+    elif address is not None:
+        raise LabError(
+            f"this process is connected to a Ray already; got the address {address}",
+            hint="Leave the address out, or call ray.shutdown() first.",
+        )
+    try:
+        there = max(1, int(module.cluster_resources().get("CPU", 1)))
+        count = min(workers or there, there)
+        yield Ray(module, count, count if count < there else AHEAD * count)
+    finally:
+        if ours:
+            module.shutdown()
+
+
+def _ray() -> Any:
+    try:
+        return importlib.import_module("ray")
+    except ImportError as error:
+        raise MissingExtraError(
+            f"the engine 'ray' needs ray: {error}", hint="Run: pip install 'sqrtdk[ray]'"
+        ) from error
+
+
+def _connect(module: Any, workers: int | None, address: str | None) -> None:
+    settings: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    with _environment():
+        if address is None:  # its workers import what this process can, as those of a pool do
+            os.environ["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, sys.path))
+            settings |= {"num_cpus": workers or cpus(), "num_gpus": 0, "include_dashboard": False}
+            settings |= {"object_store_memory": _OBJECT_STORE_BYTES}
+        else:
+            _check(address)
+        try:
+            module.init(address=address or "local", **settings)
+        except (Exception, SystemExit) as error:
+            what = "no Ray could be started here" if address is None else f"no Ray cluster answers at {address}"
+            raise LabError(f"{what}: {kind_and_text(error)}", hint=_HINT) from error
+
+
+_HINT = "Start one with `ray start --head`, which prints its address, or take the engine 'pool'."
+
+
+def _check(address: str) -> None:
+    """Try the address in another process: Ray ends the process if what answers is no Ray, and takes minutes to."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "/" not in host:
+        try:
+            socket.create_connection((host, int(port)), _KNOCK_S).close()
+        except (OSError, OverflowError) as error:
+            raise LabError(f"no Ray cluster answers at {address}: {kind_and_text(error)}", hint=_HINT) from error
+    code = f"import ray, sys; ray.init(sys.argv[1], logging_level={logging.ERROR}, log_to_driver=False)"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code, address],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_CONNECT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise LabError(f"no Ray cluster answers at {address} within {_CONNECT_S:.0f} s", hint=_HINT) from error
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise LabError(f"no Ray cluster answers at {address}: {said[-1]}", hint=_HINT)
+
+
+@contextlib.contextmanager
+def _environment() -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in (*_ENVIRONMENT, "PYTHONPATH")}
+    os.environ.update(_ENVIRONMENT)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

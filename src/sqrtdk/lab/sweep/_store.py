@@ -1,0 +1,219 @@
+"""The directory of a sweep: a manifest, parts while it runs, one table when it is done.
+
+A part is written whole under another name and then renamed. The table comes from all parts, and only then they go.
+A process that is killed anywhere in between leaves cells twice or not at all, never half: what is there twice is
+dropped, what is missing is computed by the next run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import platform
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sqrtdk import _files, _json
+from sqrtdk.errors import InvalidValueError, OutputError, kind_and_text
+from sqrtdk.lab.sweep._grid import Grid
+from sqrtdk.lab.sweep._table import DamagedError, joined, pyarrow, read_table, write_rows, write_table
+
+SCHEMA_VERSION = 1
+MANIFEST, RESULTS, PARTS = "manifest.json", "results.parquet", "part-*.parquet"
+_OURS = (MANIFEST, RESULTS, PARTS)
+_PART_EVERY_S = 1.0  # what a kill may cost; a part a cell would be a million files
+_NUMBERS_FROM = ("sqrtdk", "torch")  # whose versions decide the numbers
+
+
+class Store:
+    """The directory, while this process alone writes it; `opened` gives one."""
+
+    def __init__(self, folder: Path, grid: Grid) -> None:
+        self.folder, self.grid = folder, grid
+        self.there = bytearray(len(grid))  # 1 for each cell that is on disk
+        self.damaged: tuple[str, ...] = ()
+        self._waiting: list[dict[str, Any]] = []
+        self._next_part = 0
+        self._last_part = time.monotonic()
+
+    @property
+    def results(self) -> Path:
+        """The table of a finished sweep."""
+        return self.folder / RESULTS
+
+    def scan(self) -> None:
+        """Find what is there; a damaged file is removed and remembered by name."""
+        damaged = []
+        for path in self._tables():
+            try:
+                _, places = read_table(path, self.grid)
+            except DamagedError:
+                path.unlink()
+                damaged.append(path.name)
+                continue
+            for place in places.tolist():
+                self.there[place] = 1
+        self.damaged = tuple(damaged)
+        numbers = [int(path.stem.removeprefix("part-")) for path in self.folder.glob(PARTS)]
+        self._next_part = max(numbers, default=-1) + 1
+
+    def _tables(self) -> list[Path]:
+        found = sorted(self.folder.glob(PARTS))
+        return [self.results, *found] if self.results.exists() else found
+
+    @contextlib.contextmanager
+    def keeping(self) -> Iterator[Store]:
+        """Write what was added when the block is left, however it is left."""
+        try:
+            yield self
+        finally:
+            self._write_part()
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Keep the result of a cell."""
+        self._waiting.append(row)
+        if time.monotonic() - self._last_part >= _PART_EVERY_S:
+            self._write_part()
+
+    def _write_part(self) -> None:
+        if self._waiting:
+            write_rows(self.folder / f"part-{self._next_part:05d}.parquet", self._waiting)
+            self._next_part += 1
+            self._waiting = []
+        self._last_part = time.monotonic()
+
+    def finish(self) -> None:
+        """Make the parts one table, sorted by cell."""
+        parts = sorted(self.folder.glob(PARTS))
+        if parts:
+            write_table(self.results, joined([read_table(path, self.grid) for path in self._tables()]))
+            for path in parts:
+                path.unlink()
+
+
+@contextlib.contextmanager
+def opened(folder: Path, grid: Grid, force: bool, command: str) -> Iterator[Store]:
+    """The directory of a sweep, new or to be gone on with.
+
+    Raises:
+        OutputError: it can't be written, another process sweeps into it, or it holds something else; see `sweep`.
+        InvalidValueError: it was written by another schema version.
+        MissingExtraError: pyarrow is missing.
+    """
+    pyarrow()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"cannot make the directory {folder}: {error.strerror}", hint="Choose another --output."
+        ) from error
+    _files.check_writable(folder / RESULTS, force=True)
+    with _alone(folder):
+        for name in _OURS:
+            for path in folder.glob(f".{name}.*.tmp"):  # of a process that was killed
+                path.unlink()
+        if force:
+            for name in _OURS:
+                for path in folder.glob(name):
+                    path.unlink()
+        store = Store(folder, grid)
+        begun = _manifest(folder, force)
+        if begun is not None:
+            _check_grid(folder, begun, grid)
+            store.scan()
+            if any(store.there) and not all(store.there):
+                _check_versions(folder, begun)
+        if begun is None or not any(store.there):
+            manifest = {
+                "schema_version": SCHEMA_VERSION,
+                "grid": grid.content(),
+                "versions": versions(),
+                "command": command,
+            }
+            _files.write_text(folder / MANIFEST, _json.document(manifest), force=True)
+        yield store
+
+
+def versions() -> dict[str, str]:
+    """What made the numbers, and the files."""
+    return {
+        "sqrtdk": importlib.metadata.version("sqrtdk"),
+        "torch": torch.__version__,
+        "pyarrow": pyarrow().__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _manifest(folder: Path, force: bool) -> dict[str, Any] | None:
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        version, _ = manifest["schema_version"], (manifest["grid"].items(), manifest["versions"].items())
+    except FileNotFoundError:
+        if not force and any(folder.iterdir()):
+            raise OutputError(
+                f"{folder} is not empty and holds no sweep: there is no {MANIFEST}",
+                hint="Choose another --output, or --force to sweep into it.",
+            ) from None
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise OutputError(
+            f"{path} is not the manifest of a sweep: {kind_and_text(error)}",
+            hint="Choose another --output, or --force to begin anew.",
+        ) from error
+    if version != SCHEMA_VERSION:
+        raise InvalidValueError(
+            f"{folder} was written in schema version {version}; this version of sqrtdk writes {SCHEMA_VERSION}",
+            hint="Choose another --output, or --force to begin anew.",
+        )
+    return dict(manifest)
+
+
+def _check_grid(folder: Path, manifest: dict[str, Any], grid: Grid) -> None:
+    here, there = grid.content(), manifest["grid"]
+    other = [f"{name} is {there.get(name)} there and {here.get(name)} here" for name in here | there]
+    other = [text for name, text in zip(here | there, other, strict=True) if there.get(name) != here.get(name)]
+    if other:
+        raise OutputError(
+            f"{folder} holds a sweep of another grid: {'; '.join(other)}",
+            hint="Choose another --output, or --force to begin anew and lose what is there.",
+        )
+
+
+def _check_versions(folder: Path, manifest: dict[str, Any]) -> None:
+    here, there = versions(), manifest["versions"]
+    other = [f"{name} {there.get(name)}, now {here[name]}" for name in _NUMBERS_FROM if there.get(name) != here[name]]
+    if other:
+        raise OutputError(
+            f"{folder} was begun with other versions, whose numbers may differ: {'; '.join(other)}",
+            hint="Go on with the old versions, choose another --output, or --force to begin anew.",
+        )
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the directory against other sweeps; the system lets go of it when this process ends, killed or not."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OutputError(
+                f"another process sweeps into {folder}", hint="Wait for it, or choose another --output."
+            ) from error
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        os.close(descriptor)

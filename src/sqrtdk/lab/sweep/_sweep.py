@@ -1,0 +1,89 @@
+"""Running a sweep: what is missing in its directory is computed, and then it is one table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqrtdk.lab.engines import open_engine
+from sqrtdk.lab.sweep._cell import measure
+from sqrtdk.lab.sweep._grid import Grid
+from sqrtdk.lab.sweep._store import opened
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """A finished sweep.
+
+    Attributes:
+        grid: of it.
+        results: the Parquet file, one row a cell.
+        computed: cells that this run computed.
+        reused: cells that were there.
+        damaged: files that could not be read; their cells were computed again.
+    """
+
+    grid: Grid
+    results: Path
+    computed: int
+    reused: int
+    damaged: tuple[str, ...]
+
+
+def sweep(
+    grid: Grid,
+    output: Path | str,
+    engine: str = "local",
+    workers: int | None = None,
+    ray_address: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    force: bool = False,
+    command: str = "",
+) -> Swept:
+    """Measure every cell of a grid, or what a former run of the same grid into the same directory left.
+
+    The table is the same whatever computes it and however often it was interrupted (on machines of one kind: the
+    last bits of a sum depend on the CPU).
+
+    Args:
+        grid: the cells.
+        output: directory, made if it is missing: `manifest.json`, `results.parquet`, and parts until that is whole.
+        engine: "local", "pool" or "ray".
+        workers: of the engine; None: one a CPU.
+        ray_address: of a Ray cluster; None: one is started on this machine.
+        progress: told (cells that are there, cells of the grid), first of all and after each.
+        force: begin anew, whatever the directory holds; files of other names stay.
+        command: to be kept in the manifest.
+
+    Returns:
+        Swept.
+
+    Raises:
+        OutputError: the directory can't be written, is another process's, or holds another grid, a sweep begun with
+            other versions, or no sweep at all.
+        InvalidValueError: another schema version, an unknown engine.
+        LabError: a cell failed, or there is no Ray at the address; the cells that ended are kept.
+        MissingExtraError: pyarrow or ray is missing.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     done = sweep(Grid(d_k=[16, 64], keys=[8], rows=16), folder)
+        >>> done.computed, done.results.name
+        (2, 'results.parquet')
+    """
+    opening = open_engine(engine, workers, ray_address)
+    with opened(Path(output), grid, force, command) as store:
+        reused = sum(store.there)
+        if progress is not None:
+            progress(reused, len(grid))
+        if reused < len(grid):
+            with opening as running, store.keeping():
+                cells = (grid.cell(place) for place, there in enumerate(store.there) if not there)
+                for done, (_, row) in enumerate(running.results(measure, cells), reused + 1):
+                    store.add(row)
+                    if progress is not None:
+                        progress(done, len(grid))
+        store.finish()
+        return Swept(grid, store.results, len(grid) - reused, reused, store.damaged)

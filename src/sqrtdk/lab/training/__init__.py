@@ -1,0 +1,1 @@
+"""Small real models, trained: one function of a cell, `train.train`."""
