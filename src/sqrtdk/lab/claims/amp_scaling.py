@@ -193,7 +193,7 @@ CLAIM = Claim(
         "bare": "none",
         "tasks": ("text", "strings"),
         "d_k": 512,
-        "rounding_dims": (16, 64, 128, 512),
+        "rounding_dims": (16, 64, 512),
         "draws": 4000,
         "keys": 64,
     },

@@ -55,7 +55,7 @@ def why(figures: Figures) -> Text:
     return Text(
         "If each component has variance v, the product has variance d v^2. It is 1 for v = 1/sqrt(d): the second "
         f"argument must be the variance, which gives {as_variance} at d = {large:g}. In code it is the "
-        "standard deviation (torch.nn.init.normal_, numpy.random.normal, randn() * s）： then v = 1/d and the variance "
+        "standard deviation (torch.nn.init.normal_, numpy.random.normal, randn() * s): then v = 1/d and the variance "
         f"of the product is 1/d, measured {as_deviation}. The logits are then nearly equal and the softmax nearly "
         "uniform. The standard deviation to pass is d^(-1/4), and it holds for the first step only.",
         "若每个分量的方差为 v，点积的方差就是 d v^2，当 v = 1/sqrt(d) 时等于 1：第二个参数必须是方差，"

@@ -23,7 +23,8 @@ def measure(run: Run) -> Measured:
     bare, dims = run["bare"], run["dims"]
     names: list[Name] = []
     for task in run["tasks"]:
-        names += [(task, d_k, scale, "unit") for d_k in dims for scale in (bare, "sqrt_dk", *run["others"])]
+        names += [(task, d_k, scale, "unit") for d_k in dims for scale in (bare, "sqrt_dk")]
+        names += [(task, max(dims), scale, "unit") for scale in run["others"]]
         names += [_name(task, max(dims), scale, start) for start in run["starts"] for scale in (bare, "sqrt_dk")]
     arms = train_arms(
         run,
@@ -152,7 +153,7 @@ CLAIM = Claim(
         "bare": "none",
         "others": ("dk", "learned"),
         "tasks": ("text", "strings"),
-        "dims": (16, 64, 128, 512),
+        "dims": (16, 64, 512),
         "starts": ("folded", "0.02"),
     },
     quick={**QUICK, "others": (), "tasks": ("strings",), "dims": (16, 64), "starts": ()},

@@ -13,7 +13,7 @@ from sqrtdk.lab.sweep._distributions import DISTRIBUTIONS
 from sqrtdk.lab.sweep._rules import canonical, checked_name
 
 MOST_CELLS = 10**7
-MOST_NUMBERS = 2**25  # of a row's keys, and of a cell's logits: 256 MiB each
+MOST_NUMBERS = 2**25  # of a row's keys, and of a cell's logits: 256 MiB each, and about 1 GiB with what they need
 _LARGEST_SEED = 2**63 - 1  # Parquet's int64
 
 
