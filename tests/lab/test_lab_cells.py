@@ -17,9 +17,7 @@ def _runs(folder: Path) -> dict[int, int]:
 
 
 @pytest.mark.parametrize(("engine", "workers"), [("local", None), ("pool", 2)])
-def test_results_come_in_order_and_each_cell_is_computed_once(
-    engine: str, workers: int | None, tmp_path: Path
-) -> None:
+def test_results_come_in_order_and_each_cell_is_computed_once(engine: str, workers: int | None, tmp_path: Path) -> None:
     wanted = [{"x": x, "folder": str(tmp_path)} for x in (5, 1, 3, 5, 2)]
     with Cells(engine, workers) as cells:
         assert [result["square"] for result in cells(square, wanted)] == [25, 1, 9, 25, 4]

@@ -87,7 +87,7 @@ def proportion(name: str, successes: int, trials: int, **at: Place) -> Figure:
 
     Example:
         >>> print(proportion("rows_one_hot", 0, 100))
-        0 [0, 0.05161]
+        0 [0, 0.0516]
     """
     from scipy import stats
 

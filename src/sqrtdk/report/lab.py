@@ -47,7 +47,7 @@ def register_text(language: str = "en", *, width: int = 100, color: bool = False
     def draw(console: Console) -> None:
         for group, claims in groupby(CLAIMS.values(), key=lambda claim: claim.group):
             console.print(say(GROUPS[group], language), style="bold")
-            table = _grid()
+            table = _grid(3)
             for claim in claims:
                 table.add_row(Line(claim.id, style="cyan"), " ".join(claim.sources[:5]), say(claim.statement, language))
             console.print(Padding(table, (0, 0, 1, 2)))
@@ -66,7 +66,7 @@ def claim_text(claim: Claim, language: str = "en", *, width: int = 100, color: b
     def draw(console: Console) -> None:
         console.print(Line(claim.id, style="bold cyan"), Line(f"  {', '.join(claim.sources)}", style="dim"), sep="")
         console.print(say(claim.statement, language) + "\n")
-        table = _grid()
+        table = _grid(2)
         for name, text in (("Formula", claim.formula), ("Method", claim.method), ("Control", claim.control)):
             table.add_row(_word(name, language), text if isinstance(text, str) else say(text, language))
         for part in claim.parts:
@@ -91,7 +91,7 @@ def verdicts_text(
     """The verdicts of a run, a line a claim, and for `depends` what it depends on."""
 
     def draw(console: Console) -> None:
-        table = _grid()
+        table = _grid(4)
         for one in done:
             verdict = one.record.outcome.verdict
             answer = Line(say(WORDS[verdict.answer], language), style=COLOURS[verdict.answer])
@@ -179,8 +179,11 @@ def _described(claim: Claim) -> dict[str, Any]:
     }
 
 
-def _grid() -> Table:
-    return Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+def _grid(columns: int) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    for _ in range(columns):
+        table.add_column(overflow="fold")  # else rich cuts lines of wide characters
+    return table
 
 
 def _word(name: str, language: str) -> Line:
