@@ -165,7 +165,13 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
 def test_ctrl_c_exits_130(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import time\nopen('started', 'w').close()\ndef make():\n    time.sleep(60)\n")
     command = [sys.executable, "-m", "sqrtdk", "check", "slow:make"]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+
+    def take_interrupts() -> None:  # a job in the background of a shell ignores them
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    with subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, preexec_fn=take_interrupts
+    ) as process:
         while not (tmp_path / "started").exists():
             assert process.poll() is None
         process.send_signal(signal.SIGINT)

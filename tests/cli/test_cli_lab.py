@@ -46,7 +46,8 @@ def test_the_help_does_not_import_torch() -> None:
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
-def test_the_list_has_every_claim(language: str) -> None:
+def test_the_list_has_every_claim(language: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")  # one line for the sources
     text = _lab("list", "--language", language).stdout
     for claim in CLAIMS.values():
         assert re.search(rf"^ +{claim.id} ", text, re.MULTILINE)
