@@ -1,10 +1,11 @@
-"""Plots of arms over their steps."""
+"""Plots of arms over their steps, and figures as the paragraphs name them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from sqrtdk.lab._arms import Arm
+from sqrtdk.lab.figures import Figure
 from sqrtdk.lab.plots import Axis, Plot, Series, Style, curve
 from sqrtdk.lab.text import Text
 
@@ -26,6 +27,18 @@ def averaged(curves: Sequence[Sequence[float]]) -> tuple[float, ...]:
         (2.0,)
     """
     return tuple(sum(values) / len(values) for values in zip(*curves, strict=False))
+
+
+def listed(figures: Sequence[Figure]) -> tuple[str, str]:
+    """Figures with their tasks, in English and Chinese.
+
+    Example:
+        >>> listed([Figure("gap", 0.5, 0.4, 0.6, "t", 9, {"task": "text"})])
+        ('0.5 [0.4, 0.6] (text)', '0.5 [0.4, 0.6](文本)')
+    """
+    tasks = [TASK_TEXTS[str(figure.at["task"])] for figure in figures]
+    pairs = list(zip(figures, tasks, strict=True))
+    return ", ".join(f"{one} ({task.en})" for one, task in pairs), "、".join(f"{one}({task.zh})" for one, task in pairs)
 
 
 def curve_plots(arms: Mapping[str, Arm], task: str, d_k: int) -> tuple[Plot, ...]:

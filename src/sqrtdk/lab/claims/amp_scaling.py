@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sqrtdk import attention
 from sqrtdk.lab._arms import FULL, QUICK, Arm, geometric_mean, train_arms
-from sqrtdk.lab._curves import TASK_TEXTS
+from sqrtdk.lab._curves import listed
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figure, Figures
 from sqrtdk.lab.intervals import bootstrap, mean
@@ -133,26 +133,26 @@ def _ratio_of_means(first: np.ndarray, second: np.ndarray, axis: int) -> np.ndar
 
 def why(figures: Figures) -> Text:
     """The paragraph of the report."""
-    kernel, stored = (figures.all("gap_growth", logits=kind)[0] for kind in KINDS)
-    task = str(kernel.at["task"])
-    products = figures("product_over_fp16_max", task=task)
+    costs, costs_zh = listed(figures.all("loss_gap_nats", precision="float32"))
+    kernel, kernel_zh = listed(figures.all("gap_growth", logits="kernel"))
+    stored, stored_zh = listed(figures.all("gap_growth", logits="stored"))
+    products, products_zh = listed(figures.all("product_over_fp16_max"))
     inside, outside = (figures("weight_error_ratio", logits=kind) for kind in KINDS)
-    cost = figures("loss_gap_nats", task=task, precision="float32")
     return Text(
-        f"On the {TASK_TEXTS[task].en} the missing scale costs {cost} nats a symbol in float32. In bfloat16 autocast "
-        f"this gap changes by {kernel} of itself where the kernel keeps the logits in float32, and by {stored} where "
-        "the products are stored in bfloat16: saturation has already done the damage, and rounding adds little to it. "
-        "What rounding does to the weights of a row is another matter. bfloat16 keeps 8 bits, so that a product z is "
-        "wrong by up to |z| / 256, and the softmax turns an absolute error of the logit into a relative one of the "
-        f"weight. Where the products are stored, the weights move {outside} times as far without the scale; where they "
-        f"are not, {inside} times. In float16 the range could end, but the largest products of these runs are only "
-        f"{products} of 65504; and a scale that follows the product would not keep it in range.",
-        f"在{TASK_TEXTS[task].zh}任务上,float32 下省略缩放的代价是每个符号 {cost} nat。在 bfloat16 自动混合精度下,"
-        f"若内核以 float32 保存 logits,这一差距的相对变化为 {kernel};若点积以 bfloat16 存储,则为 {stored}:"
-        "损害早已由饱和造成,舍入几乎没有再添什么。但舍入对一行权重的影响就不同了:bfloat16 只有 8 位有效位,"
+        f"In float32 the missing scale costs {costs} nats a symbol. In bfloat16 autocast this gap changes, as a share "
+        f"of itself, by {kernel} where the kernel keeps the logits in float32, and by {stored} where the products are "
+        "stored in bfloat16: the damage is done by saturation, which is the same in every precision. What rounding "
+        "does to the weights of a row is another matter. bfloat16 keeps 8 bits, so that a product z is wrong by up to "
+        "|z| / 256, and the softmax turns an absolute error of the logit into a relative one of the weight. Where the "
+        f"products are stored, the weights move {outside} times as far without the scale; where they are not, {inside} "
+        f"times. In float16 the range could end, but the largest products of these runs are only {products} of 65504; "
+        "and a scale that follows the product would not keep it in range.",
+        f"在 float32 下,省略缩放的代价是每个符号 {costs_zh} nat。在 bfloat16 自动混合精度下,"
+        f"若内核以 float32 保存 logits,这一差距的相对变化为 {kernel_zh};若点积以 bfloat16 存储,则为 {stored_zh}:"
+        "损害来自饱和,而饱和在任何精度下都一样。但舍入对一行权重的影响就不同了:bfloat16 只有 8 位有效位,"
         "点积 z 的误差可达 |z| / 256,而 softmax 把 logit 的绝对误差变成权重的相对误差。"
         f"点积被存储时,不缩放的权重偏移是缩放时的 {outside} 倍;不存储时为 {inside} 倍。"
-        f"float16 还有范围问题,但这些运行中最大的点积只有 65504 的 {products};"
+        f"float16 还有范围问题,但这些运行中最大的点积只有 65504 的 {products_zh};"
         "而且若先做乘积再缩放,缩放也无法使点积留在范围之内。",
     )
 
@@ -194,10 +194,10 @@ CLAIM = Claim(
         "tasks": ("text", "strings"),
         "d_k": 512,
         "rounding_dims": (16, 64, 512),
-        "draws": 4000,
+        "draws": 2000,
         "keys": 64,
     },
-    quick={**QUICK, "tasks": ("strings",), "d_k": 64, "rounding_dims": (16, 512), "draws": 1000},
+    quick={**QUICK, "tasks": ("strings",), "d_k": 64, "rounding_dims": (16, 512), "draws": 300},
     flipped={"bare": "sqrt_dk"},
     measure=measure,
     parts=(

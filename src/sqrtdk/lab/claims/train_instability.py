@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sqrtdk.lab._arms import FULL, QUICK, Arm, gap, geometric_mean, train_arms
-from sqrtdk.lab._curves import TASK_TEXTS, curve_plots
+from sqrtdk.lab._curves import curve_plots, listed
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figure, Figures, Place
 from sqrtdk.lab.intervals import mean, proportion
@@ -43,7 +43,7 @@ def measure(run: Run) -> Measured:
         label: arms[first, max(dims), scale, "unit"]
         for label, scale in (("no scale", bare), (r"$1/\sqrt{d_k}$", "sqrt_dk"))
     }
-    return Measured(figures, (_plot(Figures(figures), run), *curve_plots(pair, first, max(dims))))
+    return Measured(figures, (*_plots(Figures(figures), run), *curve_plots(pair, first, max(dims))))
 
 
 def _name(task: str, d_k: int, scale: str, start: str) -> Name:
@@ -57,7 +57,8 @@ def _gaps(arms: Arms, task: str, run: Run) -> list[Figure]:
         for start in ("unit", *run["starts"]) if d_k == large else ("unit",):
             pair = (arms[_name(task, d_k, scale, start)] for scale in (run["bare"], "sqrt_dk"))
             size = "large" if d_k == large else "smaller"
-            found.append(gap("loss_gap_nats", *pair, task=task, d_k=d_k, start=start, size=size))
+            name = "folded_gap_nats" if start == "folded" else "loss_gap_nats"
+            found.append(gap(name, *pair, task=task, d_k=d_k, start=start, size=size))
     return found
 
 
@@ -74,17 +75,33 @@ def _states(arms: Arms, task: str, bare: str, d_k: int) -> list[Figure]:
     return found
 
 
-def _plot(figures: Figures, run: Run) -> Plot:
-    return Plot(
-        "gap",
-        Text(
-            "Held-out loss without the scale minus the loss with it, each at its best learning rate.",
-            "不缩放与缩放的留出损失之差,各自取最佳学习率。",
+def _plots(figures: Figures, run: Run) -> tuple[Plot, ...]:
+    large, losses = max(run["dims"]), "held_out_loss_nats"
+    return (
+        Plot(
+            "gap",
+            Text(
+                "Held-out loss without the scale minus the loss with it, each at its best learning rate.",
+                "不缩放与缩放的留出损失之差,各自取最佳学习率。",
+            ),
+            "$d_k$",
+            "loss gap, nats a symbol",
+            tuple(over(task, figures.all("loss_gap_nats", task=task, start="unit"), "d_k") for task in run["tasks"]),
+            x_axis="log",
         ),
-        "$d_k$",
-        "loss gap, nats a symbol",
-        tuple(over(task, figures.all("loss_gap_nats", task=task, start="unit"), "d_k") for task in run["tasks"]),
-        x_axis="log",
+        Plot(
+            "scales",
+            Text(
+                f"Held-out loss of each scale at d_k = {large}, each at its best learning rate.",
+                f"d_k = {large} 时各种缩放的留出损失,各自取最佳学习率。",
+            ),
+            "scale",
+            "held-out loss, nats a symbol",
+            tuple(
+                over(task, figures.all(losses, task=task, start="unit", d_k=large), "scale", style="bars")
+                for task in run["tasks"]
+            ),
+        ),
     )
 
 
@@ -95,10 +112,7 @@ def why(figures: Figures) -> Text:
     places = {"task": one.at["task"], "d_k": one.at["d_k"]}
     bare, scaled = (figures("largest_logit", arm=arm, **places) for arm in ("none", "sqrt_dk"))
     sharp, soft = (figures("entropy_share", arm=arm, when="start", **places) for arm in ("none", "sqrt_dk"))
-    gaps_en, gaps_zh = (
-        ", ".join(f"{gap} ({getattr(TASK_TEXTS[str(gap.at['task'])], tongue)})" for gap in gaps)
-        for tongue in ("en", "zh")
-    )
+    gaps_en, gaps_zh = listed(gaps)
     text = Text(
         f"At d_k = {one.at['d_k']} the loss without the scale is higher by {gaps_en} nats a symbol, although each side "
         f"has its own best learning rate. Before the first step the weights have {sharp} of their possible entropy "
@@ -111,16 +125,16 @@ def why(figures: Figures) -> Text:
         f"softmax 的多数行不传递梯度,模型关注哪里全凭偶然。此后最大的 logit 达到 {bare},缩放时为 {scaled}。"
         f"训练是慢,而不是不稳定:在所有不缩放的运行中,损失变为非有限值的比例为 {figures('diverged_share')}。",
     )
-    folded = figures.all("loss_gap_nats", size="large", start="folded", task=one.at["task"])
+    folded = figures.all("folded_gap_nats")
     if not folded:
         return text
+    folded_en, folded_zh = listed(folded)
     return Text(
-        f"{text.en} It does not help to put 1/sqrt(d_k) into W_q at the start: both models then compute the same "
-        f"function before the first step, and still the gap is {folded[0]}. Adam moves every weight by about the "
-        "learning rate, so that without the scale the same step moves the logits sqrt(d_k) times as far.",
-        f"{text.zh}把 1/sqrt(d_k) 放进 W_q 的初始值也无济于事:此时两个模型在第一步之前是同一个函数,"
-        f"差距却仍有 {folded[0]}。Adam 让每个权重每步移动大约一个学习率,"
-        "因此不缩放时,同样的一步会使 logits 移动 sqrt(d_k) 倍之远。",
+        f"{text.en} If W_q starts with 1/sqrt(d_k) in place of the scale, both models are the same function before "
+        f"the first step; the gap is then {folded_en}. Adam moves every weight by about the learning rate, however "
+        "small the weight is, so that without the scale the same step moves the logits sqrt(d_k) times as far.",
+        f"{text.zh}若用 W_q 初始值中的 1/sqrt(d_k) 代替缩放,两个模型在第一步之前是同一个函数,此时差距为 {folded_zh}。"
+        "无论权重多小,Adam 每步都让它移动大约一个学习率,因此不缩放时,同样的一步会使 logits 移动 sqrt(d_k) 倍之远。",
     )
 
 
@@ -137,12 +151,12 @@ CLAIM = Claim(
         "Train small models, a byte decoder on Python's standard library and an encoder-decoder that reverses strings, "
         "with AdamW at several learning rates and from several seeds. Each scale is judged at its own best rate, which "
         "is chosen for each seed by the other seeds. The bar is put to the paired difference of held-out losses at the "
-        "largest d_k, for every start of the weights: 'unit' gives entries of q and k of variance 1, 'folded' has "
-        "1/sqrt(d_k) in W_q, '0.02' is that standard deviation.",
+        "largest d_k, for two starts of the weights of q and k: 'unit' gives entries of q and k of variance 1, '0.02' "
+        "is that standard deviation (full run). A third, 'folded', is not judged: W_q starts with 1/sqrt(d_k).",
         "训练两个小模型:以 Python 标准库为文本的字节级解码器,以及把字符串倒序的编码器—解码器。使用 AdamW、"
         "多个学习率与多个种子。每种缩放都以自己的最佳学习率参评,且每个种子所用的学习率由其余种子选出。"
-        "判据是最大 d_k 处留出损失的配对差,并覆盖各种初始化:unit 使 q、k 的分量方差为 1;"
-        "folded 把 1/sqrt(d_k) 乘进 W_q;0.02 表示以此为标准差。",
+        "判据是最大 d_k 处留出损失的配对差,q、k 的权重有两种初始化:unit 使 q、k 的分量方差为 1;"
+        "0.02 表示以此为标准差(仅完整运行)。第三种 folded 不参与判定:W_q 的初始值中已含 1/sqrt(d_k)。",
     ),
     control=Text(
         "The runs without the scale are given it: the two sides are then the same, and the gap is 0.",
@@ -162,8 +176,8 @@ CLAIM = Claim(
     parts=(
         Part(
             Text(
-                "training is slower at the largest d_k, for every start of the weights that is tried",
-                "在最大的 d_k 处,无论采用哪种初始化,训练都更慢",
+                "training is slower at the largest d_k, for each usual start of the weights",
+                "在最大的 d_k 处,对每种常用的初始化,训练都更慢",
             ),
             (Expect("loss_gap_nats", low=WORSE, at={"size": "large"}),),
         ),
