@@ -73,8 +73,9 @@ def why(figures: Figures) -> Text:
         f"The loss of the unscaled dot product minus that of additive attention is {least} nats a letter at "
         f"d_k = {least.at['d_k']}, {small} at d_k = {small.at['d_k']} and {large} at d_k = {large.at['d_k']}. With "
         "entries of q and k of variance 1 the logits start with a standard deviation of sqrt(d_k); that of the "
-        "additive score, with entries of v of variance 1/d_k, stays below 1 at any width. So the statement is right at the two ends, but "
-        f"'small' is smaller than the head dimensions in use: at {small.at['d_k']} the logits already start with "
+        "additive score, with entries of v of variance 1/d_k, stays below 1 at any width. So the "
+        f"statement is right at the two ends, but 'small' is smaller than the head dimensions "
+        f"in use: at {small.at['d_k']} the logits already start with "
         f"a standard deviation of {spread:.0f}, and the dot product has fallen behind.",
         f"不缩放的点积的损失减去加性注意力的损失,在 d_k = {least.at['d_k']} 时为每个字母 {least} nat,"
         f"在 d_k = {small.at['d_k']} 时为 {small},在 d_k = {large.at['d_k']} 时为 {large}。"
