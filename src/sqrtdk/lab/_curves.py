@@ -34,11 +34,11 @@ def listed(figures: Sequence[Figure]) -> tuple[str, str]:
 
     Example:
         >>> listed([Figure("gap", 0.5, 0.4, 0.6, "t", 9, {"task": "text"})])
-        ('0.5 [0.4, 0.6] (text)', '0.5 [0.4, 0.6](文本)')
+        ('0.5 [0.4, 0.6] (text)', '0.5 [0.4, 0.6]（文本）')
     """
     tasks = [TASK_TEXTS[str(figure.at["task"])] for figure in figures]
     pairs = list(zip(figures, tasks, strict=True))
-    return ", ".join(f"{one} ({task.en})" for one, task in pairs), "、".join(f"{one}({task.zh})" for one, task in pairs)
+    return ", ".join(f"{one} ({task.en})" for one, task in pairs), "、".join(f"{one}（{task.zh}）" for one, task in pairs)
 
 
 def curve_plots(arms: Mapping[str, Arm], task: str, d_k: int) -> tuple[Plot, ...]:
@@ -53,7 +53,7 @@ def curve_plots(arms: Mapping[str, Arm], task: str, d_k: int) -> tuple[Plot, ...
     def plot(name: str, what: Text, label: str, entries: Entries, axis: Axis = "linear") -> Plot:
         caption = Text(
             f"{what.en}: mean over the seeds, each arm at its best learning rate ({TASK_TEXTS[task].en}, d_k = {d_k}).",
-            f"{what.zh}:各种子的平均,各自取最佳学习率({TASK_TEXTS[task].zh}任务,d_k = {d_k})。",
+            f"{what.zh}：各种子的平均，各自取最佳学习率（{TASK_TEXTS[task].zh}任务，d_k = {d_k}）。",
         )
         series = tuple(
             _over_steps(arm, entry, f"{legend}, {of}" if of else legend, style, axis)

@@ -34,7 +34,7 @@ def measure(run: Run) -> Measured:
         "gap",
         Text(
             f"Held-out loss without the scale minus the loss with it, d_k = {run['d_k']}.",
-            f"不缩放与缩放的留出损失之差,d_k = {run['d_k']}。",
+            f"不缩放与缩放的留出损失之差，d_k = {run['d_k']}。",
         ),
         "precision, place of the logits",
         "loss gap, nats a symbol",
@@ -44,7 +44,7 @@ def measure(run: Run) -> Measured:
         "rounding",
         Text(
             "How far bfloat16 moves the weights of a row (total variation), random q and k.",
-            "bfloat16 使一行权重偏移的程度(全变差距离),q、k 为随机向量。",
+            "bfloat16 使一行权重偏移的程度（全变差距离）,q、k 为随机向量。",
         ),
         "$d_k$",
         "total variation",
@@ -147,13 +147,13 @@ def why(figures: Figures) -> Text:
         f"products are stored, the weights move {outside} times as far without the scale; where they are not, {inside} "
         f"times. In float16 the range could end, but the largest products of these runs are only {products} of 65504; "
         "and a scale that follows the product would not keep it in range.",
-        f"在 float32 下,省略缩放的代价是每个符号 {costs_zh} nat。在 bfloat16 自动混合精度下,"
-        f"若内核以 float32 保存 logits,这一差距的相对变化为 {kernel_zh};若点积以 bfloat16 存储,则为 {stored_zh}:"
-        "损害来自饱和,而饱和在任何精度下都一样。但舍入对一行权重的影响就不同了:bfloat16 只有 8 位有效位,"
-        "点积 z 的误差可达 |z| / 256,而 softmax 把 logit 的绝对误差变成权重的相对误差。"
-        f"点积被存储时,不缩放的权重偏移是缩放时的 {outside} 倍;不存储时为 {inside} 倍。"
-        f"float16 还有范围问题,但这些运行中最大的点积只有 65504 的 {products_zh};"
-        "而且若先做乘积再缩放,缩放也无法使点积留在范围之内。",
+        f"在 float32 下，省略缩放的代价是每个符号 {costs_zh} nat。在 bfloat16 自动混合精度下，"
+        f"若内核以 float32 保存 logits，这一差距的相对变化为 {kernel_zh}；若点积以 bfloat16 存储，则为 {stored_zh}："
+        "损害来自饱和，而饱和在任何精度下都一样。但舍入对一行权重的影响就不同了：bfloat16 只有 8 位有效位，"
+        "点积 z 的误差可达 |z| / 256，而 softmax 把 logit 的绝对误差变成权重的相对误差。"
+        f"点积被存储时，不缩放的权重偏移是缩放时的 {outside} 倍；不存储时为 {inside} 倍。"
+        f"float16 还有范围问题，但这些运行中最大的点积只有 65504 的 {products_zh}；"
+        "而且若先做乘积再缩放，缩放也无法使点积留在范围之内。",
     )
 
 
@@ -171,7 +171,7 @@ CLAIM = Claim(
     sources=("S2",),
     statement=Text(
         "Under mixed precision the scale matters more.",
-        "在混合精度下,缩放更加重要。",
+        "在混合精度下，缩放更加重要。",
     ),
     formula=r"|\mathrm{bf16}(z) - z| \le 2^{-8} |z|, \qquad \mathrm{sd}(q \cdot k) = \sqrt{d_k}",
     method=Text(
@@ -180,13 +180,13 @@ CLAIM = Claim(
         "before the scale. The scale matters more if the gap in held-out loss grows by a quarter or more. Beside "
         "training: how far the weights of random rows move by the rounding, and the largest products of the runs "
         "against the range of float16.",
-        "分别在有、无缩放时训练,各取 float32 下的最佳学习率;再用相同的种子在 bfloat16 自动混合精度下训练:"
-        "一种由内核以 float32 保存 logits,另一种在缩放之前把点积存为 bfloat16。若留出损失之差增大四分之一以上,"
-        "则认为缩放更加重要。此外还测量:舍入使随机行的权重偏移多少,以及各次运行中最大的点积与 float16 范围之比。",
+        "分别在有、无缩放时训练，各取 float32 下的最佳学习率；再用相同的种子在 bfloat16 自动混合精度下训练："
+        "一种由内核以 float32 保存 logits，另一种在缩放之前把点积存为 bfloat16。若留出损失之差增大四分之一以上，"
+        "则认为缩放更加重要。此外还测量：舍入使随机行的权重偏移多少，以及各次运行中最大的点积与 float16 范围之比。",
     ),
     control=Text(
         "The runs and rows without the scale are given it: no gap is left to grow, and rounding moves both alike.",
-        "给不缩放的运行与随机行也加上缩放:没有可以增大的差距,舍入对两者的影响也相同。",
+        "给不缩放的运行与随机行也加上缩放：没有可以增大的差距，舍入对两者的影响也相同。",
     ),
     parameters={
         **FULL,
@@ -204,19 +204,19 @@ CLAIM = Claim(
         _grows(
             "kernel",
             "the gap in the loss grows by a quarter where a kernel keeps the logits in float32",
-            "内核以 float32 保存 logits 时,损失之差增大四分之一以上",
+            "内核以 float32 保存 logits 时，损失之差增大四分之一以上",
         ),
         _grows(
             "stored",
             "it grows by a quarter where the products are stored in bfloat16",
-            "点积以 bfloat16 存储时,损失之差增大四分之一以上",
+            "点积以 bfloat16 存储时，损失之差增大四分之一以上",
         ),
         _moves(
             "kernel",
             "without the scale rounding moves the weights twice as far, in a kernel that keeps logits in float32",
-            "内核以 float32 保存 logits 时,不缩放会使舍入造成的权重偏移加倍",
+            "内核以 float32 保存 logits 时，不缩放会使舍入造成的权重偏移加倍",
         ),
-        _moves("stored", "it does so where the products are stored", "点积以 bfloat16 存储时,偏移加倍"),
+        _moves("stored", "it does so where the products are stored", "点积以 bfloat16 存储时，偏移加倍"),
         Part(
             Text("products leave the range of float16 in training", "训练中的点积超出 float16 的范围"),
             (Expect("product_over_fp16_max", low=1.0),),

@@ -45,7 +45,7 @@ def _plot(figures: Figures, chance: float) -> Plot:
         "heads",
         Text(
             "Divergence of the weights of two heads, and overlap of the subspaces that they read, by layer.",
-            "两个头的权重之间的散度,以及它们所读取的子空间的重叠,按层。",
+            "两个头的权重之间的散度，以及它们所读取的子空间的重叠，按层。",
         ),
         "layer",
         "0: none, 1: complete",
@@ -69,10 +69,10 @@ def why(figures: Figures) -> Text:
         f"matter. Those that two heads read overlap by {shared}, and training changes that by {gained} only: they "
         "differ because random subspaces of d_k among d_model dimensions overlap by d_k / d_model on average, not "
         "because training pulls them apart.",
-        f"在第一层,训练后两个头的权重之间的散度为 {last}(最大为 1),训练前为 {first}:"
-        "随机初始化的各头本来就关注不同的位置,训练又使它们进一步分开,因为与另一个头完全相同的头没有多少用处。"
-        f"子空间则不同:两个头所读取的子空间的重叠为 {shared},训练只使它改变 {gained}。"
-        "它们不同,是因为 d_model 维中的随机 d_k 维子空间平均只重叠 d_k / d_model,而不是训练把它们拉开的。",
+        f"在第一层，训练后两个头的权重之间的散度为 {last}（最大为 1），训练前为 {first}："
+        "随机初始化的各头本来就关注不同的位置，训练又使它们进一步分开，因为与另一个头完全相同的头没有多少用处。"
+        f"子空间则不同：两个头所读取的子空间的重叠为 {shared}，训练只使它改变 {gained}。"
+        "它们不同，是因为 d_model 维中的随机 d_k 维子空间平均只重叠 d_k / d_model，而不是训练把它们拉开的。",
     )
 
 
@@ -92,10 +92,10 @@ CLAIM = Claim(
         "and 1 for weights that share no key; it must reach 0.1 and exceed that of the same model before training. "
         "Subspaces: the mean squared cosine of the principal angles between the row spaces of the heads' W_q and of "
         "their W_k, 1 for equal subspaces; it must stay below 1/2.",
-        "用 Python 标准库的文本训练若干个多头字节级解码器,使用多个种子。位置:在留出文本的同一行上,"
-        "计算两个头的权重之间的 Jensen-Shannon 散度,相等时为 0,没有共同的键时为 1;"
-        "它必须达到 0.1,并且大于同一模型训练前的值。子空间:各头 W_q(以及 W_k)行空间之间主角余弦平方的平均值,"
-        "子空间相同时为 1;它必须低于 1/2。",
+        "用 Python 标准库的文本训练若干个多头字节级解码器，使用多个种子。位置：在留出文本的同一行上，"
+        "计算两个头的权重之间的 Jensen-Shannon 散度，相等时为 0，没有共同的键时为 1；"
+        "它必须达到 0.1，并且大于同一模型训练前的值。子空间：各头 W_q（以及 W_k）行空间之间主角余弦平方的平均值，"
+        "子空间相同时为 1；它必须低于 1/2。",
     ),
     control=Text(
         "All heads of a layer share their weights of q and k, from the start and through training.",

@@ -55,7 +55,7 @@ def _plot(figures: Figures, scores: tuple[str, ...]) -> Plot:
         "score",
         Text(
             "Held-out loss of each score on the string task, over d_k, each at its best learning rate.",
-            "各打分函数在字符串任务上的留出损失随 d_k 的变化,各自取最佳学习率。",
+            "各打分函数在字符串任务上的留出损失随 d_k 的变化，各自取最佳学习率。",
         ),
         "$d_k$",
         "held-out loss, nats a letter",
@@ -77,12 +77,12 @@ def why(figures: Figures) -> Text:
         f"statement is right at the two ends, but 'small' is smaller than the head dimensions "
         f"in use: at {small.at['d_k']} the logits already start with "
         f"a standard deviation of {spread:.0f}, and the dot product has fallen behind.",
-        f"不缩放的点积的损失减去加性注意力的损失,在 d_k = {least.at['d_k']} 时为每个字母 {least} nat,"
-        f"在 d_k = {small.at['d_k']} 时为 {small},在 d_k = {large.at['d_k']} 时为 {large}。"
-        "当 q、k 的分量方差为 1 时,logits 的初始标准差是 sqrt(d_k);而 v 的分量方差为 1/d_k 时,"
-        "加性打分 v · tanh(q + k) 的标准差在任何宽度下都小于 1。因此,这一说法在两端成立,"
-        f"但所谓“小”要比实际使用的头维度更小:d_k = {small.at['d_k']} 时,logits 的标准差已约为 "
-        f"{spread:.0f},点积已经落后。",
+        f"不缩放的点积的损失减去加性注意力的损失，在 d_k = {least.at['d_k']} 时为每个字母 {least} nat，"
+        f"在 d_k = {small.at['d_k']} 时为 {small}，在 d_k = {large.at['d_k']} 时为 {large}。"
+        "当 q、k 的分量方差为 1 时，logits 的初始标准差是 sqrt(d_k)；而 v 的分量方差为 1/d_k 时，"
+        "加性打分 v · tanh(q + k) 的标准差在任何宽度下都小于 1。因此，这一说法在两端成立，"
+        f"但所谓“小”要比实际使用的头维度更小：d_k = {small.at['d_k']} 时，logits 的标准差已约为 "
+        f"{spread:.0f}，点积已经落后。",
     )
 
 
@@ -100,7 +100,7 @@ CLAIM = Claim(
     statement=Text(
         "For small d_k attention with unscaled dot products trains as well as additive attention; for large d_k it "
         "trains worse.",
-        "当 d_k 较小时,不缩放的点积注意力与加性注意力训练得一样好;当 d_k 较大时则更差。",
+        "当 d_k 较小时，不缩放的点积注意力与加性注意力训练得一样好；当 d_k 较大时则更差。",
     ),
     formula=r"\mathrm{sd}(q \cdot k) = \sqrt{d_k}, \qquad \mathrm{Var}(v_i) = 1 / d_k \Rightarrow "
     r"\mathrm{sd}(v \cdot \tanh(q + k)) < 1",
@@ -110,18 +110,19 @@ CLAIM = Claim(
         "attention, which asks for larger rates, has a range of its own. 'As well' is a held-out loss behind that of "
         "additive attention by at most a sixth of the log 16 nats a letter of a guess, 'worse' is behind by at least a "
         "quarter of it. Two meanings of 'small' are asked: d_k = 4 and d_k = 16.",
-        "训练把带噪声符号的字符串倒序的编码器—解码器,其全部注意力都用同一种打分函数,并试验多个学习率与多个种子;"
-        "每种打分函数以自己的最佳学习率参评;加性注意力需要更大的学习率,因此有自己的取值范围。"
-        "随机猜测的损失为每个字母 log 16 nat:留出损失比加性注意力最多高出其六分之一为“一样好”,"
+        "训练把带噪声符号的字符串倒序的编码器—解码器，其全部注意力都用同一种打分函数，并试验多个学习率与多个种子；"
+        "每种打分函数以自己的最佳学习率参评；加性注意力需要更大的学习率，因此有自己的取值范围。"
+        "随机猜测的损失为每个字母 log 16 nat：留出损失比加性注意力最多高出其六分之一为“一样好”，"
         "至少高出其四分之一为“更差”。"
-        "“小”按两种含义检验:d_k = 4 与 d_k = 16。",
+        "“小”按两种含义检验：d_k = 4 与 d_k = 16。",
     ),
     control=Text(
         "The dot products are scaled by 1/sqrt(d_k): they do not fall behind at large d_k either.",
-        "点积乘以 1/sqrt(d_k):即使 d_k 较大也不再落后。",
+        "点积乘以 1/sqrt(d_k)：即使 d_k 较大也不再落后。",
     ),
     parameters={
         **FULL,
+        "seeds": 6,
         "dot_scale": "none",
         "others": ("cosine", "scaled"),
         "additive_rates": (1e-3, 3e-3, 1e-2, 3e-2),
@@ -133,8 +134,8 @@ CLAIM = Claim(
     flipped={"dot_scale": "sqrt_dk"},
     measure=measure,
     parts=(
-        _part("least", "as well at d_k = 4, worse at the largest d_k", "d_k = 4 时一样好,最大的 d_k 时更差"),
-        _part("small", "as well at d_k = 16, worse at the largest d_k", "d_k = 16 时一样好,最大的 d_k 时更差"),
+        _part("least", "as well at d_k = 4, worse at the largest d_k", "d_k = 4 时一样好，最大的 d_k 时更差"),
+        _part("small", "as well at d_k = 16, worse at the largest d_k", "d_k = 16 时一样好，最大的 d_k 时更差"),
     ),
     why=why,
 )

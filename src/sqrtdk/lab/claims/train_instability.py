@@ -82,7 +82,7 @@ def _plots(figures: Figures, run: Run) -> tuple[Plot, ...]:
             "gap",
             Text(
                 "Held-out loss without the scale minus the loss with it, each at its best learning rate.",
-                "不缩放与缩放的留出损失之差,各自取最佳学习率。",
+                "不缩放与缩放的留出损失之差，各自取最佳学习率。",
             ),
             "$d_k$",
             "loss gap, nats a symbol",
@@ -93,7 +93,7 @@ def _plots(figures: Figures, run: Run) -> tuple[Plot, ...]:
             "scales",
             Text(
                 f"Held-out loss of each scale at d_k = {large}, each at its best learning rate.",
-                f"d_k = {large} 时各种缩放的留出损失,各自取最佳学习率。",
+                f"d_k = {large} 时各种缩放的留出损失，各自取最佳学习率。",
             ),
             "scale",
             "held-out loss, nats a symbol",
@@ -120,10 +120,10 @@ def why(figures: Figures) -> Text:
         f"gradient, and what the model attends to is left to chance. Later the largest logit reaches {bare}, against "
         f"{scaled}. Training is slow rather than unstable: of all runs without the scale, the share whose loss stopped "
         f"being finite is {figures('diverged_share')}.",
-        f"在 d_k = {one.at['d_k']} 时,尽管双方各取最佳学习率,不缩放的损失仍高出 {gaps_zh}(单位:nat/符号)。"
-        f"训练开始前,不缩放时权重的熵只有最大值的 {sharp},缩放时为 {soft}:注意力几乎是独热的,"
-        f"softmax 的多数行不传递梯度,模型关注哪里全凭偶然。此后最大的 logit 达到 {bare},缩放时为 {scaled}。"
-        f"训练是慢,而不是不稳定:在所有不缩放的运行中,损失变为非有限值的比例为 {figures('diverged_share')}。",
+        f"在 d_k = {one.at['d_k']} 时，尽管双方各取最佳学习率，不缩放的损失仍高出 {gaps_zh}（单位：nat/符号）。"
+        f"训练开始前，不缩放时权重的熵只有最大值的 {sharp}，缩放时为 {soft}：注意力几乎是独热的，"
+        f"softmax 的多数行不传递梯度，模型关注哪里全凭偶然。此后最大的 logit 达到 {bare}，缩放时为 {scaled}。"
+        f"训练是慢，而不是不稳定：在所有不缩放的运行中，损失变为非有限值的比例为 {figures('diverged_share')}。",
     )
     folded = figures.all("folded_gap_nats")
     if not folded:
@@ -133,8 +133,8 @@ def why(figures: Figures) -> Text:
         f"{text.en} If W_q starts with 1/sqrt(d_k) in place of the scale, both models are the same function before "
         f"the first step; the gap is then {folded_en}. Adam moves every weight by about the learning rate, however "
         "small the weight is, so that without the scale the same step moves the logits sqrt(d_k) times as far.",
-        f"{text.zh}若用 W_q 初始值中的 1/sqrt(d_k) 代替缩放,两个模型在第一步之前是同一个函数,此时差距为 {folded_zh}。"
-        "无论权重多小,Adam 每步都让它移动大约一个学习率,因此不缩放时,同样的一步会使 logits 移动 sqrt(d_k) 倍之远。",
+        f"{text.zh}若用 W_q 初始值中的 1/sqrt(d_k) 代替缩放，两个模型在第一步之前是同一个函数，此时差距为 {folded_zh}。"
+        "无论权重多小，Adam 每步都让它移动大约一个学习率，因此不缩放时，同样的一步会使 logits 移动 sqrt(d_k) 倍之远。",
     )
 
 
@@ -144,7 +144,7 @@ CLAIM = Claim(
     sources=("S1", "S2"),
     statement=Text(
         "Where d_k is large, leaving out the scale makes training slow or unstable.",
-        "当 d_k 较大时,省略缩放会使训练变慢或不稳定。",
+        "当 d_k 较大时，省略缩放会使训练变慢或不稳定。",
     ),
     formula=r"\Delta L = \min_{\eta} L(\beta = 1, \eta) - \min_{\eta} L(\beta = d_k^{-1/2}, \eta) > 0",
     method=Text(
@@ -153,14 +153,14 @@ CLAIM = Claim(
         "is chosen for each seed by the other seeds. The bar is put to the paired difference of held-out losses at the "
         "largest d_k, for two starts of the weights of q and k: 'unit' gives entries of q and k of variance 1, '0.02' "
         "is that standard deviation (full run). A third, 'folded', is not judged: W_q starts with 1/sqrt(d_k).",
-        "训练两个小模型:以 Python 标准库为文本的字节级解码器,以及把字符串倒序的编码器—解码器。使用 AdamW、"
-        "多个学习率与多个种子。每种缩放都以自己的最佳学习率参评,且每个种子所用的学习率由其余种子选出。"
-        "判据是最大 d_k 处留出损失的配对差,q、k 的权重有两种初始化:unit 使 q、k 的分量方差为 1;"
-        "0.02 表示以此为标准差(仅完整运行)。第三种 folded 不参与判定:W_q 的初始值中已含 1/sqrt(d_k)。",
+        "训练两个小模型：以 Python 标准库为文本的字节级解码器，以及把字符串倒序的编码器—解码器。使用 AdamW、"
+        "多个学习率与多个种子。每种缩放都以自己的最佳学习率参评，且每个种子所用的学习率由其余种子选出。"
+        "判据是最大 d_k 处留出损失的配对差，q、k 的权重有两种初始化：unit 使 q、k 的分量方差为 1；"
+        "0.02 表示以此为标准差（仅完整运行）。第三种 folded 不参与判定：W_q 的初始值中已含 1/sqrt(d_k)。",
     ),
     control=Text(
         "The runs without the scale are given it: the two sides are then the same, and the gap is 0.",
-        "给不缩放的运行也加上缩放:两边完全相同,差为 0。",
+        "给不缩放的运行也加上缩放：两边完全相同，差为 0。",
     ),
     parameters={
         **FULL,
@@ -177,7 +177,7 @@ CLAIM = Claim(
         Part(
             Text(
                 "training is slower at the largest d_k, for each usual start of the weights",
-                "在最大的 d_k 处,对每种常用的初始化,训练都更慢",
+                "在最大的 d_k 处，对每种常用的初始化，训练都更慢",
             ),
             (Expect("loss_gap_nats", low=WORSE, at={"size": "large"}),),
         ),
