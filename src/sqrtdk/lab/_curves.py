@@ -36,9 +36,9 @@ def listed(figures: Sequence[Figure]) -> tuple[str, str]:
         >>> listed([Figure("gap", 0.5, 0.4, 0.6, "t", 9, {"task": "text"})])
         ('0.5 [0.4, 0.6] (text)', '0.5 [0.4, 0.6]（文本）')
     """
-    tasks = [TASK_TEXTS[str(figure.at["task"])] for figure in figures]
-    pairs = list(zip(figures, tasks, strict=True))
-    return ", ".join(f"{one} ({task.en})" for one, task in pairs), "、".join(f"{one}（{task.zh}）" for one, task in pairs)
+    pairs = [(figure, TASK_TEXTS[str(figure.at["task"])]) for figure in figures]
+    english = ", ".join(f"{figure} ({task.en})" for figure, task in pairs)
+    return english, "、".join(f"{figure}（{task.zh}）" for figure, task in pairs)
 
 
 def curve_plots(arms: Mapping[str, Arm], task: str, d_k: int) -> tuple[Plot, ...]:

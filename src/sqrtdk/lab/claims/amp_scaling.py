@@ -44,7 +44,7 @@ def measure(run: Run) -> Measured:
         "rounding",
         Text(
             "How far bfloat16 moves the weights of a row (total variation), random q and k.",
-            "bfloat16 使一行权重偏移的程度（全变差距离）,q、k 为随机向量。",
+            "bfloat16 使一行权重偏移的程度（全变差距离），q、k 为随机向量。",
         ),
         "$d_k$",
         "total variation",
