@@ -7,7 +7,7 @@ import torch
 
 from sqrtdk.lab import _products
 from sqrtdk.lab._products import COMPONENTS, dot_products, product_matrices, root_mean_square, standard_pairs
-from sqrtdk.lab.run import Run
+from sqrtdk.lab._run import Run
 
 N = 50_000
 

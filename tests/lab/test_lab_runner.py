@@ -94,6 +94,18 @@ def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
     assert file.read_text() == "here"
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"engine": "poll"}, "an engine is one of"), ({"ray_address": "auto"}, "an address is for the engine 'ray'")],
+)
+def test_an_engine_that_is_not_there_is_refused_before_anything_is_written(
+    tmp_path: Path, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(InvalidValueError, match=message):
+        _run(tmp_path / "new", **options)
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes anywhere")
 def test_a_directory_without_permission(tmp_path: Path) -> None:
     (tmp_path / "lab").mkdir(mode=0o500)

@@ -9,7 +9,7 @@ import torch
 
 from sqrtdk.lab._arms import Arm, best_for_others, gap, geometric_mean, train_arms
 from sqrtdk.lab._curves import curve_plots
-from sqrtdk.lab.run import Run
+from sqrtdk.lab._run import Run
 from sqrtdk.lab.training.attention import start, weights_of
 from sqrtdk.lab.training.decoder import Decoder
 from sqrtdk.lab.training.heads import divergence, head_figures, overlap

@@ -1,1 +1,32 @@
-"""The lab: every claim about sqrt(d_k) is an experiment with a control, an interval and a verdict."""
+"""The lab: every claim about sqrt(d_k) is an experiment with a control, an interval and a verdict.
+
+`run` measures claims and yields their records, `CLAIMS` has them by name, `records` reads a directory that a run left.
+
+Example:
+    >>> from sqrtdk import lab
+    >>> [done.record.outcome.verdict.answer for done in lab.run(["v-scaling"], quick=True)]
+    ['holds']
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sqrtdk.lab.register import CLAIMS as CLAIMS
+    from sqrtdk.lab.runner import records as records
+    from sqrtdk.lab.runner import run as run
+
+_HOME = {"CLAIMS": "register", "records": "runner", "run": "runner"}
+__all__ = [*_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'sqrtdk.lab' has no attribute {name!r}")
+    return getattr(import_module(f"sqrtdk.lab.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

@@ -12,9 +12,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from sqrtdk.lab._run import Run
 from sqrtdk.lab.figures import Figure, Place
 from sqrtdk.lab.intervals import mean
-from sqrtdk.lab.run import Run
 from sqrtdk.lab.training.settings import Settings
 from sqrtdk.lab.training.train import CHANCE, train
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from sqrtdk.lab._run import Run
 from sqrtdk.lab.figures import Figure, Place
 from sqrtdk.lab.intervals import mean
-from sqrtdk.lab.run import Run
 
 BLOCK = 2**22  # components drawn at once
 

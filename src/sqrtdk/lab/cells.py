@@ -15,8 +15,8 @@ from typing import Any, Self
 import torch
 
 from sqrtdk import _files
+from sqrtdk.lab._run import Cell
 from sqrtdk.lab.engines import Engine, open_engine
-from sqrtdk.lab.run import Cell
 
 Compute = Callable[[Cell], dict[str, Any]]
 
@@ -31,19 +31,25 @@ class Cells:
     Args:
         engine: "local", "pool" or "ray"; opened when the first cell has to be computed.
         workers: processes; None: one a CPU.
+        address: of a Ray cluster; None: one is started on this machine.
         folder: where results are kept; it must exist. None: in memory.
         progress: told (done, total) after each cell.
+
+    Raises:
+        InvalidValueError: see `open_engine`.
     """
 
     def __init__(
         self,
         engine: str = "local",
         workers: int | None = None,
+        address: str | None = None,
+        *,
         folder: Path | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        self._name, self._workers = engine, workers
-        self._folder, self._progress = folder, progress
+        self._opening = open_engine(engine, workers, address)
+        self._folder, self.progress = folder, progress
         self._known: dict[str, dict[str, Any]] = {}
         self._engine: Engine | None = None
         self._stack = ExitStack()
@@ -65,12 +71,12 @@ class Cells:
 
     def _compute(self, function: Compute, missing: dict[str, Cell]) -> None:
         if self._engine is None:
-            self._engine = self._stack.enter_context(open_engine(self._name, workers=self._workers))
+            self._engine = self._stack.enter_context(self._opening)
         keys = list(missing)
         for done, (index, result) in enumerate(self._engine.results(function, list(missing.values())), 1):
             self._keep(keys[index], missing[keys[index]], result)
-            if self._progress is not None:
-                self._progress(done, len(keys))
+            if self.progress is not None:
+                self.progress(done, len(keys))
 
     def _find(self, key: str) -> bool:
         if key not in self._known and self._folder is not None:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from sqrtdk.lab._run import Run
 from sqrtdk.lab.figures import Figure, Figures, Place
 from sqrtdk.lab.plots import Plot
-from sqrtdk.lab.run import Run
 from sqrtdk.lab.text import Text
 
 Group = Literal["statistics", "saturation", "gradients", "factors", "precision", "structure"]

@@ -10,12 +10,12 @@ from datetime import UTC, datetime
 
 import torch
 
+from sqrtdk.lab._run import Map, Run, here
 from sqrtdk.lab.claim import Claim
 from sqrtdk.lab.figures import Figures
 from sqrtdk.lab.judge import judge
 from sqrtdk.lab.plots import Plot
 from sqrtdk.lab.record import Outcome, Record
-from sqrtdk.lab.run import Map, Run, here
 
 
 def run_claim(claim: Claim, *, quick: bool = False, seed: int = 0, compute: Map = here, command: str = "") -> Record:

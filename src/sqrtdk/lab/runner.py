@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from sqrtdk import _files, _json
@@ -42,6 +43,7 @@ def run(
     force: bool = False,
     engine: str = "pool",
     workers: int | None = None,
+    ray_address: str | None = None,
     command: str = "",
     progress: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Done]:
@@ -55,11 +57,12 @@ def run(
         force: replace records of other settings; without it they are an error, and equal ones are reused.
         engine: what computes the cells of training claims: "local", "pool" or "ray".
         workers: of the engine; None: one a CPU.
+        ray_address: of a Ray cluster; None: one is started on this machine.
         command: to be kept in the records.
         progress: told what is being done.
 
     Raises:
-        InvalidValueError: no such claim, or a record of another schema version.
+        InvalidValueError: no such claim or engine, or a record of another schema version.
         OutputError: the directory can't be written, or holds records of other settings.
 
     Example:
@@ -67,9 +70,12 @@ def run(
         ['holds']
     """
     claims = find(ids)
-    folder = None if output is None else _prepared(Path(output))
+    folder = None if output is None else Path(output)
+    cells = Cells(engine, workers, ray_address, folder=folder and folder / CELLS)
+    if folder is not None:
+        _prepare(folder)
     known = {} if folder is None or force else {claim.id: _known(folder, claim, quick, seed) for claim in claims}
-    return _run(claims, quick, seed, folder, known, engine, workers, command, progress)
+    return _run(claims, quick, seed, folder, known, cells, command, progress)
 
 
 def _run(
@@ -78,20 +84,15 @@ def _run(
     seed: int,
     folder: Path | None,
     known: dict[str, Record | None],
-    engine: str,
-    workers: int | None,
+    cells: Cells,
     command: str,
     progress: Callable[[str], None],
 ) -> Iterator[Done]:
-    label = ""
-
-    def told(done: int, total: int) -> None:
-        progress(f"{label}: {done} of {total} cells")
-
-    with Cells(engine, workers, folder and folder / CELLS, told) as cells:
+    with cells:
         for index, claim in enumerate(claims, 1):
             label = f"{claim.id} ({index} of {len(claims)})"
             progress(label)
+            cells.progress = partial(_tell, progress, label)
             path = folder and folder / f"{claim.id}.json"
             record = known.get(claim.id)
             if record is None:
@@ -103,7 +104,11 @@ def _run(
                 yield Done(record, True, path)
 
 
-def _prepared(folder: Path) -> Path:
+def _tell(progress: Callable[[str], None], label: str, done: int, total: int) -> None:
+    progress(f"{label}: {done} of {total} cells")
+
+
+def _prepare(folder: Path) -> None:
     try:
         (folder / CELLS).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -111,7 +116,6 @@ def _prepared(folder: Path) -> Path:
             f"cannot write into {folder}: {error.strerror}", hint="Choose another directory with --output."
         ) from error
     _files.check_writable(folder / "probe.json", force=True)
-    return folder
 
 
 def _known(folder: Path, claim: Claim, quick: bool, seed: int) -> Record | None:

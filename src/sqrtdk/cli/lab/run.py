@@ -26,6 +26,9 @@ def run(
     force: Annotated[bool, typer.Option("--force", help="Replace records that are there.")] = False,
     engine: Annotated[Engine, typer.Option(help="What trains the models of the training claims.")] = "pool",
     workers: Annotated[int | None, typer.Option(min=1, help="Processes of the engine; one a CPU if unset.")] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="A Ray cluster; without it one is started here.")
+    ] = None,
     language: Annotated[Language, typer.Option(help="Language of the table.")] = "en",
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
     show_traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error was raised.")] = False,
@@ -57,6 +60,7 @@ def run(
                 force=force,
                 engine=engine,
                 workers=workers,
+                ray_address=ray_address,
                 command=shlex.join(["sqrtdk", *sys.argv[1:]]),
                 progress=progress,
             ):

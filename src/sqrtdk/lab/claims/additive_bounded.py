@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 import sqrtdk
+from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures
 from sqrtdk.lab.intervals import mean
 from sqrtdk.lab.plots import Plot, curve, over
-from sqrtdk.lab.run import Run
 from sqrtdk.lab.text import Text
 from sqrtdk.scales import none
 from sqrtdk.scores import additive

@@ -11,11 +11,11 @@ from torch import Tensor
 from sqrtdk import attention
 from sqrtdk.lab._arms import FULL, QUICK, Arm, geometric_mean, train_arms
 from sqrtdk.lab._curves import listed
+from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figure, Figures
 from sqrtdk.lab.intervals import bootstrap, mean
 from sqrtdk.lab.plots import Plot, over
-from sqrtdk.lab.run import Run
 from sqrtdk.lab.text import Text
 from sqrtdk.lab.training.attention import SCALES, StoredProducts
 from sqrtdk.scales import ScaleRule

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from sqrtdk import attention
+from sqrtdk.lab._run import Run
 from sqrtdk.lab._teacher import TEACHER_STD, fit
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures
 from sqrtdk.lab.intervals import exact, mean
 from sqrtdk.lab.plots import Plot, Series, Style, curve
-from sqrtdk.lab.run import Run
 from sqrtdk.lab.text import Text
 from sqrtdk.scores import bilinear, luong_general
 

@@ -9,11 +9,11 @@ from torch import Tensor
 
 import sqrtdk
 from sqrtdk.lab._own_keys import own_keys
+from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures, number
 from sqrtdk.lab.intervals import exact, mean
 from sqrtdk.lab.plots import Plot, over
-from sqrtdk.lab.run import Run
 from sqrtdk.lab.text import Text
 from sqrtdk.scores import cosine
 from sqrtdk.theory import expected_entropy_nats

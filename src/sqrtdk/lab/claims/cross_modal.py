@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import sqrtdk
+from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures
 from sqrtdk.lab.intervals import mean
 from sqrtdk.lab.plots import Plot, over
-from sqrtdk.lab.run import Run
 from sqrtdk.lab.text import Text
 
 WIDTH, HEAD_DIM = 768, 64

@@ -7,11 +7,11 @@ from functools import partial
 import torch
 
 from sqrtdk.lab._costs import peak_bytes, time_ratio
+from sqrtdk.lab._run import Run, stable_seed
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures
 from sqrtdk.lab.intervals import exact
 from sqrtdk.lab.plots import Plot, over
-from sqrtdk.lab.run import Run, stable_seed
 from sqrtdk.lab.text import Text
 from sqrtdk.nn import AdditiveAttention, ScaledDotProductAttention
 

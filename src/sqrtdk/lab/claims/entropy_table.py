@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from sqrtdk.lab._random_rows import SIDES, factor, products
+from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figure, Figures, number
 from sqrtdk.lab.intervals import exact, mean
 from sqrtdk.lab.plots import Plot, Series, curve
-from sqrtdk.lab.run import Run
 from sqrtdk.lab.text import Text
 from sqrtdk.stats import row_stats
 from sqrtdk.theory import expected_entropy_nats

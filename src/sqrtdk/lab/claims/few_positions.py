@@ -7,11 +7,11 @@ from torch import Tensor
 
 from sqrtdk.lab._demo_weights import demo_weights, windows
 from sqrtdk.lab._random_rows import factor, products
+from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures, number
 from sqrtdk.lab.intervals import exact, mean, proportion
 from sqrtdk.lab.plots import Plot, curve
-from sqrtdk.lab.run import Run
 from sqrtdk.lab.text import Text
 from sqrtdk.models.demo import DemoModel, load_demo
 from sqrtdk.theory import expected_effective_keys

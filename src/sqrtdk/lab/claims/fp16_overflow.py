@@ -9,11 +9,11 @@ from torch import Tensor
 
 from sqrtdk import attention
 from sqrtdk.lab._random_rows import factor
+from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures
 from sqrtdk.lab.intervals import mean, proportion
 from sqrtdk.lab.plots import Plot, over
-from sqrtdk.lab.run import Run
 from sqrtdk.lab.text import Text
 from sqrtdk.theory import largest_finite, spacing
 from sqrtdk.theory.ranges import DTYPES

@@ -15,11 +15,11 @@ from torch import Tensor
 from sqrtdk import attention
 from sqrtdk.lab._costs import one_thread, peak_bytes, time_ratio
 from sqrtdk.lab._random_rows import factor
+from sqrtdk.lab._run import Run, stable_seed
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figure, Figures
 from sqrtdk.lab.intervals import bootstrap, exact
 from sqrtdk.lab.plots import Plot, over
-from sqrtdk.lab.run import Run, stable_seed
 from sqrtdk.lab.text import Text
 
 D_K = 64

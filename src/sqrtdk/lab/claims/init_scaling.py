@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from sqrtdk.lab._products import dot_products
+from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures
 from sqrtdk.lab.intervals import mean
 from sqrtdk.lab.plots import Plot, curve, over
-from sqrtdk.lab.run import Run
 from sqrtdk.lab.text import Text
 from sqrtdk.theory import dot_product_moments
 

@@ -6,11 +6,11 @@ import math
 
 import torch
 
+from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures
 from sqrtdk.lab.intervals import exact, mean
 from sqrtdk.lab.plots import Plot, curve, over
-from sqrtdk.lab.run import Run
 from sqrtdk.lab.text import Text
 from sqrtdk.stats import row_stats
 

@@ -7,11 +7,11 @@ import math
 from torch import Tensor
 
 from sqrtdk.lab._random_rows import SIDES, factor, products
+from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures, number
 from sqrtdk.lab.intervals import mean
 from sqrtdk.lab.plots import Plot, over
-from sqrtdk.lab.run import Run
 from sqrtdk.lab.text import Text
 from sqrtdk.stats import row_stats
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from sqrtdk.lab._products import dot_products, standard_pairs
+from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures
 from sqrtdk.lab.intervals import mean
 from sqrtdk.lab.plots import Plot, over
-from sqrtdk.lab.run import Run
 from sqrtdk.lab.text import Text
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures
 from sqrtdk.lab.intervals import exact
 from sqrtdk.lab.plots import Plot, over
-from sqrtdk.lab.run import Run
 from sqrtdk.lab.text import Text
 from sqrtdk.theory.parameters import multi_head_terms
 

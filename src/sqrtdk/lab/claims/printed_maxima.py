@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from sqrtdk.lab._random_rows import SIDES, factor, products
+from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figure, Figures
 from sqrtdk.lab.intervals import mean, proportion
 from sqrtdk.lab.plots import Plot, Series, curve
-from sqrtdk.lab.run import Run
 from sqrtdk.lab.text import Text
 from sqrtdk.stats import row_stats
 

@@ -6,11 +6,11 @@ import math
 
 from sqrtdk.lab._products import product_matrices
 from sqrtdk.lab._random_rows import factor
+from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures
 from sqrtdk.lab.intervals import mean
 from sqrtdk.lab.plots import Plot, curve, over
-from sqrtdk.lab.run import Run
 from sqrtdk.lab.text import Text
 from sqrtdk.theory import logit_distribution
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from sqrtdk.lab._products import product_matrices
 from sqrtdk.lab._random_rows import factor
+from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures
 from sqrtdk.lab.intervals import mean
 from sqrtdk.lab.plots import Plot, over
-from sqrtdk.lab.run import Run
 from sqrtdk.lab.text import Text
 
 D_K = 64

@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 
 from sqrtdk.lab._random_rows import SIDES, factor, products
+from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures
 from sqrtdk.lab.intervals import mean
 from sqrtdk.lab.plots import Plot, curve, over
-from sqrtdk.lab.run import Run
 from sqrtdk.lab.text import Text
 from sqrtdk.stats import row_stats
 from sqrtdk.theory import expected_peak

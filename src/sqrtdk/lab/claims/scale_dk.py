@@ -6,11 +6,11 @@ import math
 
 import sqrtdk
 from sqrtdk.lab._own_keys import own_keys
+from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures, number
 from sqrtdk.lab.intervals import mean
 from sqrtdk.lab.plots import Plot, curve, over
-from sqrtdk.lab.run import Run
 from sqrtdk.lab.text import Text
 from sqrtdk.scales import SCALES
 from sqrtdk.theory import expected_effective_keys

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sqrtdk
 from sqrtdk.lab._own_keys import own_keys
 from sqrtdk.lab._random_rows import factor
+from sqrtdk.lab._run import Run
 from sqrtdk.lab._teacher import TEACHER_STD, Fit, fit
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures
 from sqrtdk.lab.intervals import mean
 from sqrtdk.lab.plots import Plot, curve
-from sqrtdk.lab.run import Run
 from sqrtdk.lab.text import Text
 from sqrtdk.scales import SCALES
 

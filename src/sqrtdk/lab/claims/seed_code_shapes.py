@@ -9,11 +9,11 @@ from torch import Tensor
 from sqrtdk import attention
 from sqrtdk.lab._products import normal_pairs
 from sqrtdk.lab._random_rows import factor
+from sqrtdk.lab._run import Run, stable_seed
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures
 from sqrtdk.lab.intervals import bootstrap, mean, proportion
 from sqrtdk.lab.plots import Plot, Series, curve
-from sqrtdk.lab.run import Run, stable_seed
 from sqrtdk.lab.text import Text
 
 BATCH, D_K = 2, 512

@@ -6,11 +6,11 @@ from typing import Any
 
 from sqrtdk.lab._arms import FULL, QUICK, gap, train_arms
 from sqrtdk.lab._curves import curve_plots
+from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures
 from sqrtdk.lab.intervals import mean
 from sqrtdk.lab.plots import Plot, over
-from sqrtdk.lab.run import Run
 from sqrtdk.lab.text import Text
 from sqrtdk.lab.training.train import CHANCE
 

@@ -6,11 +6,11 @@ import math
 
 import torch
 
+from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures, number
 from sqrtdk.lab.intervals import exact
 from sqrtdk.lab.plots import Plot, Series
-from sqrtdk.lab.run import Run
 from sqrtdk.lab.text import Text
 
 LOGITS = (-3.0, -1.0, 0.0, 1.0, 3.0)

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from sqrtdk.lab._random_rows import factor
+from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures
 from sqrtdk.lab.intervals import mean, proportion
 from sqrtdk.lab.plots import Plot, over
-from sqrtdk.lab.run import Run
 from sqrtdk.lab.text import Text
 from sqrtdk.theory.ranges import DTYPES
 

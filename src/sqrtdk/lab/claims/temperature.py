@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from sqrtdk import attention
+from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures, number
 from sqrtdk.lab.intervals import exact, mean, proportion
 from sqrtdk.lab.plots import Plot, curve, over
-from sqrtdk.lab.run import Run
 from sqrtdk.lab.text import Text
 from sqrtdk.stats import row_stats
 from sqrtdk.theory import expected_entropy_nats, expected_jacobian_norm

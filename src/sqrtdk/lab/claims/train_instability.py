@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from sqrtdk.lab._arms import FULL, QUICK, Arm, gap, geometric_mean, train_arms
 from sqrtdk.lab._curves import curve_plots, listed
+from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figure, Figures, Place
 from sqrtdk.lab.intervals import mean, proportion
 from sqrtdk.lab.plots import Plot, over
-from sqrtdk.lab.run import Run
 from sqrtdk.lab.text import Text
 
 Name = tuple[str, int, str, str]  # task, d_k, scale, start of the weights of q and k

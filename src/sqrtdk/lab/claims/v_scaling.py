@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from sqrtdk import attention
+from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures
 from sqrtdk.lab.intervals import bootstrap, exact, mean
 from sqrtdk.lab.plots import Plot, over
-from sqrtdk.lab.run import Run
 from sqrtdk.lab.text import Text
 from sqrtdk.stats.request import AuxOutput, AuxRequest
 

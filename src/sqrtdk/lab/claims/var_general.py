@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from sqrtdk.lab._products import dot_products, standard_pairs
+from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures
 from sqrtdk.lab.intervals import mean
 from sqrtdk.lab.plots import Plot, over
-from sqrtdk.lab.run import Run
 from sqrtdk.lab.text import Text
 from sqrtdk.theory import dot_product_moments
 

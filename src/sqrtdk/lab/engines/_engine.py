@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 import torch
 
 from sqrtdk.errors import INTERRUPTS, LabError, kind_and_text
-from sqrtdk.lab.run import Cell
+from sqrtdk.lab._run import Cell
 
 Result = TypeVar("Result")
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 
 from sqrtdk.errors import INTERRUPTS, InvalidValueError
+from sqrtdk.lab._run import Cell
 from sqrtdk.lab.engines._engine import Engine, Result, failed, failure
-from sqrtdk.lab.run import Cell
 
 
 class Local:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from sqrtdk.errors import LabError, MissingExtraError, kind_and_text
+from sqrtdk.lab._run import Cell
 from sqrtdk.lab.engines._engine import AHEAD, RETRIES, Engine, Failure, Result, compute, failed, failure
 from sqrtdk.lab.engines._pool import cpus
-from sqrtdk.lab.run import Cell
 
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",  # Ray would report its use over the network

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sqrtdk.lab.run import Cell, stable_seed
+from sqrtdk.lab._run import Cell, stable_seed
 from sqrtdk.lab.sweep._distributions import DISTRIBUTIONS, Distribution
 from sqrtdk.lab.sweep._rules import rule
 from sqrtdk.stats import row_stats

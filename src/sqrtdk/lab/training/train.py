@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sqrtdk.lab.run import stable_seed
+from sqrtdk.lab._run import stable_seed
 from sqrtdk.lab.training.attention import Record, start
 from sqrtdk.lab.training.decoder import Decoder
 from sqrtdk.lab.training.encoder_decoder import EncoderDecoder
