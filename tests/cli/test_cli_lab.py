@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from sqrtdk import cli
 from sqrtdk.lab.register import CLAIMS
+from sqrtdk.report import lab_words
 
 CHEAP = ["onehot-64", "softmax-example", "var-linear"]
 
@@ -127,6 +128,7 @@ def test_the_report_is_one_page_and_is_not_replaced(folder: Path, tmp_path: Path
     [
         (("run", "entropy-tabel"), "there is no claim 'entropy-tabel'", "entropy-table"),
         (("show", "var-liner"), "there is no claim 'var-liner'", "var-linear"),
+        (("show", "all"), "one claim can be shown; got 'all'", "lab list"),
         (("show", "\x1b[31m"), r"there is no claim '\x1b[31m'", "lab list"),
         (("run", "normal", "--output", "/proc/nowhere"), "cannot write into /proc/nowhere", "--output"),
         (("report", "/proc"), "/proc holds no records", "sqrtdk lab run"),
@@ -153,10 +155,89 @@ def test_another_schema_version_is_an_error(folder: Path, tmp_path: Path) -> Non
         assert "schema version 0" in done.stderr
 
 
-def test_a_control_that_agrees_ends_with_exit_code_1(folder: Path, tmp_path: Path) -> None:
+def test_a_negative_seed_is_refused() -> None:
+    done = _lab("run", "onehot-64", "--seed", "-1")
+    assert done.exit_code == 2
+    assert "--seed" in done.stderr
+
+
+def _changed(folder: Path, to: Path, outcome: object = None, control: object = None, **changes: object) -> Path:
+    """A directory with a record whose verdicts or other entries are changed."""
     record = json.loads((folder / "onehot-64.json").read_text())
-    record["control"]["verdict"] = record["outcome"]["verdict"]
-    (tmp_path / "onehot-64.json").write_text(json.dumps(record))
+    record["outcome"]["verdict"] |= outcome or {}
+    record["control"]["verdict"] |= control or {}
+    (to / "onehot-64.json").write_text(json.dumps(record | changes))
+    return to
+
+
+@pytest.mark.parametrize(
+    ("outcome", "control", "words"),
+    [
+        ("holds", "holds", ["holds", "unsound", "the control has the same verdict (holds)"]),
+        ("holds", "undecided", ["holds", "unsound", "the control is undecided"]),
+        ("undecided", "undecided", ["1 undecided", "unsound", "the control is undecided"]),
+        ("undecided", "fails", ["1 undecided"]),
+    ],
+)
+def test_a_verdict_that_says_nothing_ends_with_exit_code_1(
+    folder: Path, tmp_path: Path, outcome: str, control: str, words: list[str]
+) -> None:
+    _changed(folder, tmp_path, {"answer": outcome}, {"answer": control})
     done = _lab("run", "onehot-64", "--quick", "--output", tmp_path)
     assert done.exit_code == 1
-    assert "unsound" in done.stdout
+    found = " ".join(done.stdout.split())
+    for word in ("unsound", "same verdict", "the control is undecided"):
+        assert (word in found) == any(word in wanted for wanted in words)
+    assert all(word in found for word in words)
+
+
+@pytest.mark.parametrize("answer", ["depends", "undecided"])
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_a_part_that_is_undecided_is_shown(folder: Path, tmp_path: Path, language: str, answer: str) -> None:
+    part = json.loads((folder / "onehot-64.json").read_text())["outcome"]["verdict"]["findings"][0]
+    parts = [part | {"met": met} for met in (True, False, None)]
+    _changed(folder, tmp_path, {"answer": answer, "findings": parts})
+    done = _lab("run", "onehot-64", "--quick", "--output", tmp_path, "--language", language)
+    sign = {"en": ": ", "zh": "："}[language]
+    for word in ("holds", "fails", "undecided"):
+        assert f"{getattr(lab_words.ANSWERS[word], language)}{sign}{part['text'][language]}"[:12] in done.stdout
+
+
+def test_one_language_at_a_time(folder: Path, tmp_path: Path) -> None:
+    _changed(folder, tmp_path, None, {"answer": "undecided"})
+    said = _lab("run", "onehot-64", "--quick", "--output", tmp_path, "--language", "zh").stdout
+    assert set(re.findall(r"[A-Za-z]\w+", said.replace(str(tmp_path), ""))) == {"onehot"}
+
+
+def test_texts_of_a_record_and_paths_are_escaped(folder: Path, tmp_path: Path) -> None:
+    evil = "\x1b[31m\u202e\n"
+    part = json.loads((folder / "onehot-64.json").read_text())["outcome"]["verdict"]["findings"][0]
+    parts = [part | {"met": met, "text": {"en": evil, "zh": evil}} for met in (True, False)]
+    place = tmp_path / f"lab{evil}"
+    place.mkdir()
+    _changed(folder, place, {"answer": "depends", "findings": parts})
+    done = _lab("run", "onehot-64", "--quick", "--output", place)
+    page = _lab("report", place)
+    assert done.exit_code == page.exit_code == 0, done.stderr + page.stderr
+    assert r"\x1b[31m\u202e\n" in done.stdout
+    assert r"\x1b[31m\u202e\n" in page.stderr
+    assert not re.search("[\x1b\u202e]", done.output + page.output)
+    assert len(page.stderr.splitlines()) == 2
+
+
+def test_the_report_names_what_was_not_run(folder: Path, tmp_path: Path) -> None:
+    done = _lab("report", folder, "--output", tmp_path / "page.html")
+    count = len(CLAIMS) - len(CHEAP)
+    assert f"Not run, {count} of {len(CLAIMS)} claims: var-general, " in done.stderr
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    notice = text.split('id="missing">')[1].split("</section>")[0]
+    assert re.findall("<code>(.*?)</code>", notice) == [name for name in CLAIMS if name not in CHEAP]
+    assert f"未运行：{len(CLAIMS)} 条说法中的 {count} 条" in notice
+
+
+def test_matplotlib_is_missed_before_the_first_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    done = _lab("run", "onehot-64", "--quick", "--output", tmp_path / "new")
+    assert done.exit_code == 2
+    assert "matplotlib can't be imported" in done.stderr
+    assert not (tmp_path / "new").exists()

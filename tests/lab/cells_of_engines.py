@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -53,6 +54,13 @@ def dies(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 def not_picklable(cell: Mapping[str, Any]) -> Any:
     return {"lock": threading.Lock()}
+
+
+def not_importable() -> dict[str, str]:
+    """In a worker: an error; here: nothing."""
+    if threading.current_thread() is threading.main_thread() and "pytest" in sys.modules:
+        return {"sqrtdk": "1"}
+    raise ModuleNotFoundError("no module of that name")
 
 
 def product(cell: Mapping[str, Any]) -> dict[str, Any]:

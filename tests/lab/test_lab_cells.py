@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from cells_to_compute import fail_at_three, square
 
+from sqrtdk.lab import _code
+from sqrtdk.lab import cells as module
 from sqrtdk.lab.cells import Cells, key_of
 
 
@@ -66,6 +68,44 @@ def test_a_key_is_of_the_cell_and_the_function() -> None:
     keys = {key_of(f, cell) for f in (square, fail_at_three) for cell in ({"x": 1}, {"x": 2}, {"x": 1, "y": 0})}
     assert len(keys) == 6
     assert key_of(square, {"x": 1, "y": 0}) == key_of(square, {"y": 0, "x": 1})
+
+
+@pytest.mark.parametrize("name", ["code", "python", "torch"])
+def test_a_key_is_of_the_code_and_the_versions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, here = key_of(square, {"x": 1}), {**_code.numbers_from(), name: "other"}
+    monkeypatch.setattr(module, "numbers_from", lambda: here)
+    assert key_of(square, {"x": 1}) != before
+
+
+def test_the_code_is_every_file_that_may_decide_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_code.sqrtdk, "__file__", str(tmp_path / "__init__.py"))
+    counted = ["__init__.py", "nn/a.py", "lab/training/a.py", "lab/_run.py", "theory/table.json", "scales/cli/a.py"]
+    others = ["cli/a.py", "report/a.py", "report/templates/a.html", "nn/__pycache__/a.pyc"]
+    found = [_code.code.__wrapped__()]
+    for name in (*counted, *others):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("1")
+        found.append(_code.code.__wrapped__())
+        (tmp_path / name).write_text("2")
+        found.append(_code.code.__wrapped__())
+    assert len(set(found)) == 1 + 2 * len(counted)
+    assert len(set(found[2 * len(counted) :])) == 1
+
+
+def test_anew_computes_what_is_kept_again_and_once(tmp_path: Path) -> None:
+    log, kept = tmp_path / "log", tmp_path / "kept"
+    log.mkdir()
+    kept.mkdir()
+    wanted = [{"x": 2, "folder": str(log)}]
+    with Cells(folder=kept) as cells:
+        cells(square, wanted)
+    (path,) = kept.iterdir()
+    whole = path.read_bytes()
+    path.write_text(json.dumps({"result": {"square": 5}}))
+    with Cells(folder=kept, anew=True) as cells:
+        assert [cells(square, wanted)[0]["square"] for _ in range(2)] == [4, 4]
+    assert _runs(log) == {2: 2}
+    assert path.read_bytes() == whole
 
 
 def test_progress_counts_what_has_to_be_computed() -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sqrtdk.lab._costs import one_thread, peak_bytes, time_ratio
+from sqrtdk.lab._costs import WARM_UP, one_thread, peak_bytes, time_ratio, typical
 
 KIB = 1024
 
@@ -45,15 +45,22 @@ def test_time_ratio_tells_more_work_from_less() -> None:
         for _ in range(number):
             x.exp()
 
-    ratio = time_ratio("ratio", lambda: times(8), lambda: times(1), pairs=15, seed=0, place="here")
+    ratio = time_ratio("ratio", lambda: times(8), lambda: times(1), blocks=5, calls=3, place="here")
     assert 3.0 < ratio.low <= ratio.value <= ratio.high
-    assert (ratio.samples, ratio.method, ratio.at) == (15, "bootstrap", {"place": "here"})
+    assert (ratio.samples, ratio.method, ratio.at) == (5, "t", {"place": "here"})
 
 
 def test_calls_take_turns_at_going_first() -> None:
     order: list[str] = []
-    time_ratio("ratio", lambda: order.append("a"), lambda: order.append("b"), pairs=4, seed=0)
-    assert "".join(order) == "baab" * 3
+    time_ratio("ratio", lambda: order.append("a"), lambda: order.append("b"), blocks=2, calls=2)
+    assert "".join(order) == "baab" * ((WARM_UP + 4) // 2)
+
+
+def test_timings_count_by_the_medians_of_blocks_after_the_first_ones() -> None:
+    made = iter([99.0] * WARM_UP + [1.0, 50.0, 2.0] + [4.0, 4.0, 70.0])
+    figure = typical("time", lambda: next(made), blocks=2, calls=3)
+    assert (figure.value, figure.samples) == (3.0, 2)
+    assert next(made, None) is None
 
 
 def test_threads_are_given_back_even_after_an_error() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cells_of_engines import fails_at_three, leaves, not_picklable, slow_square, square
+from cells_of_engines import fails_at_three, leaves, not_importable, not_picklable, slow_square, square
 from processes import running, until, with_these_modules
 
 from sqrtdk.errors import LabError
@@ -94,6 +94,25 @@ def test_a_cell_that_fails_is_named(engine: Engine) -> None:
 def test_an_address_where_a_ray_is_there_already(engine: Engine) -> None:
     with pytest.raises(LabError, match="connected to a Ray already; got the address auto"):
         open_engine("ray", address="auto").__enter__()
+
+
+@pytest.mark.parametrize("name", ["torch", "sqrtdk", "python", "code"])
+def test_workers_of_other_versions_are_refused_before_the_first_cell(
+    name: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = _ray._worker_versions()
+    monkeypatch.setattr(_ray, "numbers_from", lambda: theirs | {name: "0.0.1"})
+    with pytest.raises(LabError, match=rf"would give other numbers: {name} [^;]* there and 0\.0\.1 here$") as raised:
+        open_engine("ray").__enter__()
+    assert f"{name} {theirs[name]} there" in str(raised.value)
+    assert "same versions" in raised.value.hint
+    assert ray.is_initialized()
+
+
+def test_workers_that_cannot_import_this_package_are_refused(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_ray, "_worker_versions", not_importable)
+    with pytest.raises(LabError, match=r"at .* can't run sqrtdk: .*no module of that name"):
+        open_engine("ray").__enter__()
 
 
 VISITOR = """

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sqrtdk.lab.figures import LEVEL, Figure, Figures, number
-from sqrtdk.lab.intervals import bootstrap, exact, mean, proportion
+from sqrtdk.lab.intervals import bootstrap, exact, geometric_mean, joint_mean, largest, mean, proportion, ratio_of_means
 
 TRIALS = 600
 # A share of 600 whose true value is 0.99 lies above 0.975 but once in a thousand; the bootstrap is a little too narrow.
@@ -34,13 +34,38 @@ def test_bootstrap_intervals_hold_the_median() -> None:
 def test_bootstrap_of_pairs_keeps_the_pairs() -> None:
     x = np.random.default_rng(3).normal(1.0, 1.0, 300)
 
-    def ratio(a: np.ndarray, b: np.ndarray, axis: int) -> np.ndarray:
-        return a.mean(axis) / b.mean(axis)
-
-    figure = bootstrap("ratio", (2.0 * x, x), ratio, seed=0)
+    figure = bootstrap("ratio", (2.0 * x, x), ratio_of_means, seed=0)
     assert figure.low == pytest.approx(2.0)
     assert figure.high == pytest.approx(2.0)
     assert figure.samples == 300
+
+
+def test_intervals_of_a_geometric_mean_hold_it_and_stay_positive() -> None:
+    rng = np.random.default_rng(6)
+    figures = [geometric_mean("x", 3.0 * np.exp(rng.normal(0.0, 2.0, 4))) for _ in range(TRIALS)]
+    assert LEAST["t"] < _covered(figures, 3.0) < 1.0
+    assert all(0.0 < figure.low <= figure.value <= figure.high for figure in figures)
+    assert geometric_mean("x", torch.tensor([1.0, 4.0, 16.0])).value == pytest.approx(4.0)
+    with pytest.raises(AssertionError, match="positive"):
+        geometric_mean("x", [1.0, 0.0])
+
+
+def test_six_joint_intervals_hold_all_their_means_at_once() -> None:
+    rng = np.random.default_rng(7)
+    held = {1: 0, 6: 0}
+    for _ in range(TRIALS):
+        cells = rng.normal(size=(6, 5))
+        for together in held:
+            figures = [joint_mean("x", cell, together) for cell in cells]
+            held[together] += all(figure.low <= 0.0 <= figure.high for figure in figures)
+    assert held[6] / TRIALS > LEAST["t"]
+    assert held[1] < held[6]
+
+
+def test_the_largest_draw_has_no_interval_beyond_it() -> None:
+    figure = largest("x", torch.tensor([1.0, 3.0, 2.0]), d_k=64)
+    assert figure == Figure("x", 3.0, 3.0, 3.0, "observed", 3, {"d_k": 64})
+    assert str(figure) == "3"
 
 
 def test_exact_intervals_of_a_share_hold_it() -> None:

@@ -53,6 +53,12 @@ def test_parts_make_the_verdict(answers: tuple[bool | None, ...]) -> None:
         assert answer == ("holds" if True in answers else "fails")
 
 
+def test_what_is_undecided_stays_seen_beside_parts_that_hold_and_fail() -> None:
+    verdict = judge(Figures([INTERVAL]), [Part(TEXT, (BARS[answer],)) for answer in (True, False, None)])
+    assert verdict.answer == "depends"
+    assert [finding.met for finding in verdict.findings] == [True, False, None]
+
+
 def test_a_bar_asks_every_place_or_the_one_it_names() -> None:
     figures = Figures([Figure("x", v, v, v, "exact", 1, {"d_k": d}) for d, v in ((16, 1.0), (64, 9.0))])
     assert judge(figures, [Part(TEXT, (Expect("x", high=5.0),))]).answer == "fails"

@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.lab.claims.var_linear import CLAIM
 from sqrtdk.lab.experiment import run_claim
+from sqrtdk.lab.judge import Verdict
 from sqrtdk.lab.plots import Plot, Series
 from sqrtdk.lab.record import SCHEMA_VERSION, Record, read, to_json
 from sqrtdk.lab.text import Text
@@ -40,7 +43,7 @@ def test_a_record_is_read_as_it_was_written(record: Record, tmp_path: Path) -> N
         y_axis="log",
         lines=(("bar", 0.5),),
     )
-    record = dataclasses.replace(record, plots=(*record.plots, odd))
+    record = dataclasses.replace(record, plots=(*record.plots, odd), level=0.95)
     path = tmp_path / "record.json"
     path.write_text(to_json(record))
     again = read(path)
@@ -55,7 +58,10 @@ def test_a_record_says_how_it_came_about(record: Record) -> None:
     data = json.loads(to_json(record))
     assert data["schema_version"] == SCHEMA_VERSION
     assert data["command"] == "sqrtdk lab run var-linear --quick"
-    assert {"torch", "python", "sqrtdk", "cpus", "threads"} <= set(data["environment"])
+    versions = {"sqrtdk", "code", "python", "torch", "numpy", "scipy", "scikit-learn"}
+    assert versions | {"system", "cpu", "cpus", "threads"} == set(data["environment"])
+    assert all(data["environment"].values())
+    assert data["level"] == 0.99
     assert data["seed"] == 0
     assert data["duration_s"] > 0
     assert data["sound"] is True
@@ -65,10 +71,26 @@ def test_a_record_says_how_it_came_about(record: Record) -> None:
 
 
 def test_a_control_that_agrees_or_cannot_tell_is_unsound(record: Record) -> None:
-    assert record.sound
-    assert not dataclasses.replace(record, control=record.outcome).sound
-    verdict = dataclasses.replace(record.control.verdict, answer="undecided")
-    assert not dataclasses.replace(record, control=dataclasses.replace(record.control, verdict=verdict)).sound
+    undecided = dataclasses.replace(record.control, verdict=Verdict("undecided", record.control.verdict.findings))
+    for control, outcome, doubt in (
+        (record.control, record.outcome, None),
+        (record.outcome, record.outcome, "same"),
+        (undecided, record.outcome, "undecided"),
+        (undecided, undecided, "undecided"),
+        (record.control, undecided, None),
+    ):
+        found = dataclasses.replace(record, control=control, outcome=outcome)
+        assert found.doubt == doubt
+        assert found.sound is (doubt is None)
+
+
+@pytest.mark.parametrize("place", ["outcome", "control"])
+def test_a_part_without_an_answer_is_told_whatever_the_verdict(record: Record, place: str) -> None:
+    one = getattr(record, place)
+    open_part = dataclasses.replace(one.verdict.findings[0], met=None)
+    verdict = dataclasses.replace(one.verdict, findings=(*one.verdict.findings, open_part))
+    assert record.decided
+    assert not dataclasses.replace(record, **{place: dataclasses.replace(one, verdict=verdict)}).decided
 
 
 def test_another_schema_version_is_named(record: Record, tmp_path: Path) -> None:
@@ -100,5 +122,73 @@ def test_a_record_needs_every_entry(record: Record, tmp_path: Path, name: str) -
 def test_a_list_is_no_record(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     path.write_text("[1, 2]")
+    with pytest.raises(InvalidValueError, match="not a record of a claim"):
+        read(path)
+
+
+def _set(value: object, *place: str | int) -> Callable[[Any], None]:
+    """What writes a value at a place of a record."""
+
+    def write(data: Any) -> None:
+        for step in place[:-1]:
+            data = data[step]
+        data[place[-1]] = value
+
+    return write
+
+
+SERIES = ("plots", 0, "series", 0)
+CHECK = ("outcome", "verdict", "findings", 0, "checks", 0)
+WRONG = [
+    _set("perhaps", "outcome", "verdict", "answer"),
+    _set(None, "control", "verdict", "answer"),
+    _set("yes", "outcome", "verdict", "findings", 0, "met"),
+    _set(1, *CHECK, "met"),
+    _set("0.5", *CHECK, "low"),
+    _set("guess", *CHECK, "figure", "method"),
+    _set(1.5, *CHECK, "figure", "samples"),
+    _set(True, "outcome", "figures", 0, "value"),
+    _set(10**400, "outcome", "figures", 0, "value"),
+    _set([], "outcome", "figures", 0, "at"),
+    _set({"d_k": [64]}, "outcome", "figures", 0, "at"),
+    _set({"d_k": None}, *CHECK, "figure", "at"),
+    _set(math.inf, "seed"),
+    _set(-1, "seed"),
+    _set(True, "seed"),
+    _set("no", "quick"),
+    _set(None, "id"),
+    _set(1.0, "level"),
+    _set(None, "level"),
+    _set("S1", "sources"),
+    _set({"cpus": 2}, "environment"),
+    _set(None, "why", "zh"),
+    _set("cubic", "plots", 0, "x_axis"),
+    _set(["log"], "plots", 0, "y_axis"),
+    _set([["bar"]], "plots", 0, "lines"),
+    _set("dots", *SERIES, "style"),
+    _set([1.0], *SERIES, "y"),
+    _set([1.0], *SERIES, "low"),
+    _set([], *SERIES, "high"),
+    _set("12345", *SERIES, "x"),
+    _set("bars", *SERIES, "style"),
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_value_that_no_record_has_is_refused(record: Record, tmp_path: Path, wrong: Callable[[Any], None]) -> None:
+    data = json.loads(to_json(record))
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(data))
+    read(path)
+    wrong(data)
+    path.write_text(json.dumps(data))
+    with pytest.raises(InvalidValueError, match="is not a record of a claim: ") as raised:
+        read(path)
+    assert len(str(raised.value)) < 600
+
+
+def test_a_document_that_is_too_deep_is_no_record(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    path.write_text("[" * 100_000)
     with pytest.raises(InvalidValueError, match="not a record of a claim"):
         read(path)

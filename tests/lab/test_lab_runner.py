@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -11,11 +12,15 @@ import time
 from pathlib import Path
 
 import pytest
+from cells_to_compute import square
 
-from sqrtdk.errors import InvalidValueError, OutputError
-from sqrtdk.lab.record import read
+from sqrtdk.errors import InvalidValueError, MissingExtraError, OutputError
+from sqrtdk.lab import _folder, runner
+from sqrtdk.lab._run import Run
+from sqrtdk.lab.claim import Measured
+from sqrtdk.lab.record import Record, read
 from sqrtdk.lab.register import CLAIMS, find
-from sqrtdk.lab.runner import records, run
+from sqrtdk.lab.runner import not_run, records, run
 
 IDS = ["onehot-64", "var-linear"]
 
@@ -62,6 +67,120 @@ def test_records_of_another_run_are_not_replaced_without_force(tmp_path: Path, o
     assert not (tmp_path / "var-linear.json").exists()  # refused before anything ran
     assert _run(tmp_path, ["onehot-64"], force=True, **options) == {"onehot-64": False}
     assert (tmp_path / "onehot-64.json").read_bytes() != before
+
+
+@pytest.mark.parametrize("name", ["sqrtdk", "code", "python", "torch", "numpy", "scipy", "scikit-learn"])
+def test_records_of_other_code_or_versions_are_not_reused(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _run(tmp_path, ["onehot-64"])
+    here = {**runner.numbers_from(), name: "other"}
+    monkeypatch.setattr(runner, "numbers_from", lambda: here)
+    with pytest.raises(OutputError, match=f"a record of another run: {name} .* instead of other$"):
+        _run(tmp_path, ["onehot-64"])
+
+
+def test_a_forced_run_computes_its_cells_anew_and_each_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "5.log"
+
+    def measure(run: Run) -> Measured:
+        run.map(square, [{"x": 5, "folder": str(tmp_path)}])
+        return CLAIMS["var-linear"].measure(run)
+
+    claims = [dataclasses.replace(CLAIMS["var-linear"], id=name, measure=measure) for name in IDS]
+    monkeypatch.setattr(runner, "find", lambda ids: claims)
+    counts = []
+    for force in (False, False, True, False):
+        _run(tmp_path / "lab", force=force)
+        counts.append(len(log.read_text().splitlines()))
+    assert counts == [1, 1, 2, 2]
+
+
+def test_plots_are_there_before_the_record_and_old_ones_go(tmp_path: Path) -> None:
+    calls: list[bool] = []
+
+    def draw(record: Record, folder: Path, reused: bool) -> None:
+        assert (folder / f"{record.id}.json").exists() is reused
+        assert (folder / f"{record.id}-old.svg").exists() is reused
+        (folder / f"{record.id}-old.svg").write_text("new")
+        calls.append(reused)
+
+    others = [tmp_path / "lab" / name for name in ("range-64-old.svg", "var-linear-old.txt")]
+    for force in (False, False, True):
+        _run(tmp_path / "lab", ["var-linear"], force=force, draw=draw)
+        for path in others:
+            path.touch()
+    assert calls == [False, True, False]
+    assert all(path.exists() for path in others)
+    _run(tmp_path / "lab", ["var-linear"], force=True)
+    assert not (tmp_path / "lab" / "var-linear-old.svg").exists()
+
+
+def test_a_kill_among_the_plots_leaves_no_record(tmp_path: Path) -> None:
+    def draw(record: Record, folder: Path, reused: bool) -> None:
+        raise KeyboardInterrupt
+
+    _run(tmp_path, ["var-linear"])
+    with pytest.raises(KeyboardInterrupt):
+        _run(tmp_path, ["var-linear"], force=True, draw=draw)
+    assert not (tmp_path / "var-linear.json").exists()
+
+
+def test_no_id_begins_with_another_and_a_hyphen() -> None:
+    """The plots of a claim are known by their names."""
+    assert not [(a, b) for a in CLAIMS for b in CLAIMS if b.startswith(f"{a}-")]
+
+
+def test_a_record_under_the_name_of_another_claim_is_refused(tmp_path: Path) -> None:
+    _run(tmp_path, ["onehot-64"])
+    (tmp_path / "onehot-64.json").rename(tmp_path / "var-linear.json")
+    for read_it in (lambda: records(tmp_path), lambda: _run(tmp_path, ["var-linear"])):
+        with pytest.raises(InvalidValueError, match="is a record of the claim 'onehot-64', not of 'var-linear'"):
+            read_it()
+
+
+def test_a_negative_seed_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValueError, match="a seed is 0 or more; got -1"):
+        _run(tmp_path / "new", seed=-1)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("module", ["scipy.stats", "sklearn.datasets"])
+def test_a_missing_library_is_missed_before_the_first_claim(
+    tmp_path: Path, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtraError, match=module.split(".")[0]) as raised:
+        run(IDS, output=tmp_path / "new")
+    assert "pip install 'sqrtdk[lab]'" in raised.value.hint
+    assert not (tmp_path / "new").exists()
+
+
+def test_one_process_at_a_time_writes_a_directory(tmp_path: Path) -> None:
+    running = run(IDS, quick=True, output=tmp_path, engine="local")
+    next(running)
+    with pytest.raises(OutputError, match="another process writes into"):
+        _run(tmp_path)
+    assert next(running).record.id == IDS[1]
+    assert list(running) == []
+    assert _run(tmp_path) == dict.fromkeys(IDS, True)
+    with _folder.alone(tmp_path), pytest.raises(OutputError, match="another process writes into"):
+        _run(tmp_path)
+
+
+def test_what_killed_runs_left_half_written_goes(tmp_path: Path) -> None:
+    (tmp_path / "cells").mkdir()
+    left = [".var-linear.json.0a.tmp", ".var-linear-x.svg.0a.tmp", ".var-linear-x.png.0a.tmp", "cells/.ab.json.0a.tmp"]
+    mine = [".notes.txt.0a.tmp", "x.json.0a.tmp", ".report.html.0a.tmp"]
+    for name in (*left, *mine):
+        (tmp_path / name).touch()
+    _run(tmp_path)
+    assert [name for name in (*left, *mine) if (tmp_path / name).exists()] == mine
+
+
+def test_claims_without_a_record_are_named(tmp_path: Path) -> None:
+    _run(tmp_path)
+    assert not_run(records(tmp_path)) == [name for name in CLAIMS if name not in IDS]
 
 
 def test_a_record_of_another_schema_version_is_named(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,11 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 from processes import python, until
+from small_sweep import SMALL, edit, interrupted, names
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, LabError, MissingExtraError, OutputError
 from sqrtdk.lab.sweep import Grid, _store, _sweep, measure, summary, sweep
 from sqrtdk.lab.sweep._table import COLUMNS
-
-SMALL = Grid(d_k=[16, 4], keys=[8], scale=["none", "sqrt_dk"], distribution=["normal", "uniform"], seeds=[1, 0], rows=8)
 
 
 @pytest.fixture(scope="module")
@@ -27,28 +25,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     done = sweep(SMALL, tmp_path_factory.mktemp("whole"))
     assert (done.computed, done.reused, done.damaged) == (16, 0, ())
     return done.results.read_bytes()
-
-
-def stop_after(count: int) -> Any:
-    """A progress that raises when `count` cells are there."""
-
-    def progress(done: int, total: int) -> None:
-        assert total == 16
-        if done == count:
-            raise KeyboardInterrupt
-
-    return progress
-
-
-def interrupted(folder: Path, count: int, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
-    """Leave `count` cells, each in a part of its own."""
-    monkeypatch.setattr(_store, "_PART_EVERY_S", 0.0)
-    with pytest.raises(KeyboardInterrupt):
-        sweep(SMALL, folder, progress=stop_after(count), **options)
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 def test_the_table(tmp_path: Path, whole: bytes) -> None:
@@ -65,7 +41,8 @@ def test_the_table(tmp_path: Path, whole: bytes) -> None:
     assert manifest["schema_version"] == 1
     assert manifest["grid"] == SMALL.content()
     assert manifest["command"] == "the command"
-    assert set(manifest["versions"]) == {"sqrtdk", "torch", "pyarrow", "python"}
+    assert manifest["versions"] == _store.versions()
+    assert {"sqrtdk", "torch", "pyarrow", "python"} <= set(manifest["versions"])
 
 
 def test_the_pool_gives_the_same_table(tmp_path: Path, whole: bytes) -> None:
@@ -106,44 +83,6 @@ def test_what_had_ended_before_a_failure_is_kept(tmp_path: Path, whole: bytes, m
             sweep(SMALL, tmp_path)
     done = sweep(SMALL, tmp_path)
     assert (done.computed, done.reused) == (8, 8)
-    assert done.results.read_bytes() == whole
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-20])
-
-
-def flip(path: Path) -> None:
-    """One bit of a figure: only the checksum tells."""
-    data = bytearray(path.read_bytes())
-    data[data.index(struct.pack("<d", pq.read_table(path)["peak"][0].as_py()))] ^= 1
-    path.write_bytes(data)
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def other_columns(path: Path) -> None:
-    pq.write_table(pq.read_table(path).drop_columns(["peak"]), path)
-
-
-@pytest.mark.parametrize("damage", [cut, flip, empty, other_columns])
-def test_a_damaged_part_is_named_and_computed_again(
-    damage: Any, tmp_path: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    interrupted(tmp_path, 5, monkeypatch)
-    damage(tmp_path / "part-00002.parquet")
-    done = sweep(SMALL, tmp_path)
-    assert done.damaged == ("part-00002.parquet",)
-    assert (done.computed, done.reused) == (12, 4)
-    assert done.results.read_bytes() == whole
-
-
-def test_a_damaged_table_is_named_and_computed_again(tmp_path: Path, whole: bytes) -> None:
-    flip(sweep(SMALL, tmp_path).results)
-    done = sweep(SMALL, tmp_path)
-    assert (done.damaged, done.computed) == (("results.parquet",), 16)
     assert done.results.read_bytes() == whole
 
 
@@ -205,11 +144,6 @@ def test_another_grid_is_refused(other: dict[str, Any], difference: str, tmp_pat
     assert sweep(SMALL, tmp_path, force=True).results.read_bytes() == whole
 
 
-def edit(folder: Path, **changes: Any) -> None:
-    path = folder / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
 def test_another_schema_version_is_refused(tmp_path: Path) -> None:
     sweep(SMALL, tmp_path)
     edit(tmp_path, schema_version=7)
@@ -224,18 +158,6 @@ def test_a_manifest_that_is_none_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(OutputError, match=r"manifest\.json is not the manifest of a sweep"):
         sweep(SMALL, tmp_path)
-
-
-def test_numbers_of_other_versions_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    interrupted(tmp_path, 4, monkeypatch)
-    old = json.loads((tmp_path / "manifest.json").read_text())["versions"]
-    edit(tmp_path, versions=old | {"torch": "2.0.0", "python": "3.0"})
-    with pytest.raises(OutputError, match=r"whose numbers may differ: torch 2\.0\.0, now [^;]*$"):
-        sweep(SMALL, tmp_path)
-    edit(tmp_path, versions=old | {"python": "3.0"})
-    assert sweep(SMALL, tmp_path).reused == 4
-    edit(tmp_path, versions=old | {"torch": "2.0.0"})
-    assert sweep(SMALL, tmp_path).computed == 0, "a finished table is read"
 
 
 def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
@@ -257,7 +179,7 @@ def test_a_directory_that_cannot_be(tmp_path: Path) -> None:
 def test_two_sweeps_into_one_directory(tmp_path: Path) -> None:
     def second(done: int, total: int) -> None:
         if done == 3:
-            with pytest.raises(OutputError, match="another process sweeps into"):
+            with pytest.raises(OutputError, match="another process writes into"):
                 sweep(SMALL, tmp_path)
 
     assert sweep(SMALL, tmp_path, progress=second).computed == 16
@@ -265,7 +187,7 @@ def test_two_sweeps_into_one_directory(tmp_path: Path) -> None:
 
 def test_pyarrow_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(MissingExtraError, match="a sweep needs pyarrow") as raised:
+    with pytest.raises(MissingExtraError, match="pyarrow can't be imported") as raised:
         sweep(SMALL, tmp_path)
     assert "pip install 'sqrtdk[lab]'" in raised.value.hint
     assert names(tmp_path) == []
@@ -275,6 +197,12 @@ def test_an_unknown_engine_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(InvalidValueError, match="got 'rey'"):
         sweep(SMALL, tmp_path / "new", engine="rey")
     assert not (tmp_path / "new").exists()
+
+
+def test_workers_of_the_engine_are_looked_at_though_nothing_is_to_be_computed(tmp_path: Path) -> None:
+    sweep(SMALL, tmp_path)
+    with pytest.raises(InvalidValueError, match="got 2 workers"):
+        sweep(SMALL, tmp_path, engine="local", workers=2)
 
 
 def test_the_summary_averages_over_seeds(tmp_path: Path) -> None:
@@ -319,8 +247,12 @@ def test_places_and_cells_are_inverse() -> None:
         ({"distribution": ["gaussian"]}, "a distribution is one of normal,", ""),
         ({"distribution": ["norml"]}, "a distribution is one of normal,", "Did you mean normal"),
         ({"keys": [2**20], "d_k": [64]}, "keys \\* d_k of a cell is at most 33,554,432", "fewer keys"),
-        ({"keys": [2**17], "rows": 512}, "rows \\* keys of a cell is at most", "fewer keys"),
-        ({"seeds": range(10**7 + 1)}, "at most 10,000,000 cells; got 10,000,001", "parts of it"),
+        ({"keys": [2**17], "rows": 512}, "rows \\* keys of a cell is at most", "fewer rows"),
+        ({"d_k": [2**23], "rows": 2**20}, "rows \\* d_k of a cell is at most .*; got 1,048,576 \\* 8", "fewer rows"),
+        ({"seeds": range(10**7 + 1)}, "at most 10,000,000 cells; got 10,000,001 seeds", "parts of it"),
+        ({"seeds": range(10**10)}, "at most 10,000,000 cells; got 10,000,000,000 seeds", "parts of it"),
+        ({"seeds": range(10**30)}, "at most 10,000,000 cells; got 1,000,0", "parts of it"),
+        ({"seeds": range(10**6), "d_k": range(1, 12)}, "at most 10,000,000 cells; got 11,000,000 cells", "parts of it"),
     ],
 )
 def test_bad_grids(changes: dict[str, Any], message: str, hint: str) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import sqrtdk
-from sqrtdk.errors import InvalidValueError
+from sqrtdk.errors import InvalidValueError, LabError
 from sqrtdk.lab.training.attention import Attention, StoredProducts, start, weights_of
 from sqrtdk.lab.training.decoder import Decoder
 from sqrtdk.lab.training.encoder_decoder import EncoderDecoder
@@ -56,6 +56,23 @@ def test_text_is_what_the_embedded_model_was_trained_on():
     if platform.python_version() == record["python"]:
         assert len(text) == record["train_bytes"]
         assert sha256(text.numpy().tobytes()).hexdigest() == record["train_sha256"]
+
+
+def test_a_python_without_sources_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    with pytest.raises(LabError, match="holds 0 source files"):
+        stdlib_text()
+
+
+def test_directories_above_the_library_do_not_matter(monkeypatch, tmp_path):
+    root = tmp_path / "tests" / "lib"
+    for index in range(20):
+        (root / "sub").mkdir(parents=True, exist_ok=True)
+        (root / "sub" / f"{index:02d}.py").write_text("ab")
+    (root / "test").mkdir()
+    (root / "test" / "skipped.py").write_text("abcdefgh")
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(root))
+    assert [len(text) for text in stdlib_text()] == [2 * 19, 2]
 
 
 def test_windows_are_of_the_text_and_targets_one_byte_later():
@@ -255,6 +272,13 @@ def test_a_run_that_diverges_says_when():
     assert 0 < result["diverged_at"] < 12
     assert result["curves"]["step"] == list(range(result["diverged_at"]))
     assert train(TINY.cell())["diverged_at"] is None
+
+
+def test_a_run_that_diverges_by_its_last_update_says_so():
+    # the losses before the two updates are finite, that of the held-out data after them is not
+    result = train(replace(TINY, rate=1e30, steps=2, points=2).cell())
+    assert (result["held_out"], result["diverged_at"]) == (None, 2)
+    assert result["curves"]["step"] == [0, 1]
 
 
 def test_training_leaves_the_number_of_threads_as_it_was():

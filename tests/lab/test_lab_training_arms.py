@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from sqrtdk.lab._arms import Arm, best_for_others, gap, geometric_mean, train_arms
+from sqrtdk.lab._arms import Arm, best_for_others, beyond, gap, train_arms
 from sqrtdk.lab._curves import curve_plots
 from sqrtdk.lab._run import Run
 from sqrtdk.lab.training.attention import start, weights_of
@@ -19,6 +19,7 @@ from sqrtdk.lab.training.train import train
 DESIGN = {
     "seeds": 3,
     "rates": (1e-3, 4e-3),
+    "widened": 0,
     "strings": {"steps": 4, "rows": 2, "length": 8, "points": 3},
     "text": {"steps": 4, "rows": 2, "length": 16, "points": 3},
 }
@@ -51,15 +52,32 @@ def test_gaps_are_paired_by_seed():
     assert found.at == {"d_k": 4}
 
 
-def test_geometric_mean_is_that_of_scipy_with_an_interval_around_it():
-    from scipy import stats
+@pytest.mark.parametrize(
+    ("best", "tried"),
+    [
+        (1e-3, [3e-4, 1e-3, 3e-3]),
+        (2e-4, [9e-5, 3e-4, 1e-3, 3e-3]),
+        (1e-6, [3e-5, 9e-5, 3e-4, 1e-3, 3e-3]),
+        (1.0, [3e-4, 1e-3, 3e-3, 9e-3, 3e-2]),
+    ],
+)
+def test_rates_are_tried_beyond_an_edge_that_is_best(best, tried):
+    asked = []
 
-    samples = [1.0, 10.0, 30.0]
-    found = geometric_mean("ratio", samples)
-    assert found.value == pytest.approx(stats.gmean(samples))
-    logs = np.log(samples)
-    reach = stats.t.ppf(0.995, 2) * logs.std(ddof=1) / math.sqrt(3)
-    assert (found.low, found.high) == pytest.approx((math.exp(logs.mean() - reach), math.exp(logs.mean() + reach)))
+    def compute(function, cells):
+        asked.extend((cell["rate"], cell["seed"]) for cell in cells)
+        return [{"held_out": abs(math.log(cell["rate"] / best)), "curves": {}} for cell in cells]
+
+    run = Run({**DESIGN, "rates": (3e-4, 1e-3, 3e-3), "widened": 2}, 0, compute)
+    found = train_arms(run, {"one": {"task": "strings", "head_dim": 8}})["one"]
+    assert list(found.results) == tried
+    assert sorted(asked) == sorted((rate, seed) for rate in tried for seed in range(3))
+    for rate in tried:
+        assert found.losses(rate) == [pytest.approx(abs(math.log(rate / best)))] * 3
+
+
+def test_an_arm_of_one_rate_keeps_it():
+    assert beyond(arm({1e-3: [1.0, 2.0]})) is None
 
 
 def test_arms_share_seeds_and_other_runs_have_other_seeds():

@@ -7,7 +7,7 @@ import torch
 
 from sqrtdk.lab import _random_rows
 from sqrtdk.lab._demo_weights import demo_weights, windows
-from sqrtdk.lab._random_rows import factor, products
+from sqrtdk.lab._random_rows import factor, own_keys, products, weights
 from sqrtdk.models.demo import load_demo
 
 
@@ -36,6 +36,28 @@ def test_many_draws_are_made_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(set(product.flatten().tolist())) == product.numel()
 
 
+def test_rows_have_keys_of_their_own_with_the_given_moments() -> None:
+    query, key = own_keys(rng(), 400, 5, 32, std=2.0, mean=1.0)
+    assert query.dtype == key.dtype == torch.float64
+    assert key.mean().item() == pytest.approx(1.0, abs=0.05)
+    assert key.std().item() == pytest.approx(2.0, abs=0.05)
+    assert not torch.equal(key[0], key[1])
+
+
+def test_products_are_those_of_the_rows() -> None:
+    query, key = own_keys(rng(), 3, 5, 4, queries=2)
+    torch.testing.assert_close(products(rng(), draws=3, keys=5, d_k=4, queries=2), query @ key.mT)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_weights_are_the_softmax_of_the_scaled_products(is_causal: bool) -> None:
+    query, key = own_keys(rng(), 3, 6, 4, queries=6)
+    logits = 0.5 * query @ key.mT
+    if is_causal:
+        logits = logits.masked_fill(torch.ones(6, 6).triu(1).bool(), -math.inf)
+    torch.testing.assert_close(weights(query, key, 0.5, is_causal=is_causal), logits.softmax(-1))
+
+
 @pytest.mark.parametrize(("rule", "value"), [("none", 1.0), ("sqrt_dk", 0.25), ("dk", 0.0625)])
 def test_factor_of_a_rule(rule: str, value: float) -> None:
     assert factor(rule, 16) == value
@@ -44,7 +66,7 @@ def test_factor_of_a_rule(rule: str, value: float) -> None:
 @pytest.mark.parametrize(("variant", "scale"), [("demo", 64**-0.5), ("demo:unscaled", 1.0)])
 def test_demo_weights_are_those_of_the_forward_pass(variant: str, scale: float) -> None:
     model, text = load_demo(variant), windows(2, 40, rng())
-    weights = demo_weights(model, text, scale)
+    found = demo_weights(model, text, scale)
     seen: dict[str, torch.Tensor] = {}
     v_proj, o_proj = (model.get_submodule(f"blocks.1.attention.{name}_proj") for name in "vo")
     v_proj.register_forward_hook(lambda _m, _a, out: seen.update(value=out))
@@ -52,7 +74,7 @@ def test_demo_weights_are_those_of_the_forward_pass(variant: str, scale: float) 
     with torch.no_grad():
         model(text)
     value = seen["value"].view(2, 40, 2, 64).transpose(1, 2)
-    out = (weights[:, 1] @ value).transpose(1, 2).flatten(-2)
+    out = (found[:, 1] @ value).transpose(1, 2).flatten(-2)
     torch.testing.assert_close(out, seen["out"], rtol=1e-3, atol=1e-4)
 
 

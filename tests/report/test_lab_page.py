@@ -22,7 +22,13 @@ from sqrtdk.report.lab_page import bar, both, number, strip, to_html
 from sqrtdk.report.plain import plain
 
 TEMPLATES = Path(sys.modules["sqrtdk.report"].__file__ or "").parent / "templates"
-WORDS = (lab_words.WORDS, lab_words.ANSWERS, lab_words.ANSWERS_MEAN, lab_words.MET)
+WORDS = (
+    *(lab_words.WORDS, lab_words.ANSWERS, lab_words.ANSWERS_MEAN, lab_words.MET),
+    *(lab_words.TALLY, lab_words.TERMINAL),
+)
+
+
+WITHOUT_INTERVAL = {"exact": "exact精确", "observed": "extreme of the draws抽样中的极值"}
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +83,7 @@ def test_every_figure_stands_in_its_table(page: HtmlPage, index: int) -> None:
         for figure in outcome.figures:
             place = _letters(", ".join(f"{key} = {value}" for key, value in figure.at.items()))
             values = (number(figure.value), number(figure.low), number(figure.high))
-            method = "exact精确" if figure.method == "exact" else figure.method
+            method = WITHOUT_INTERVAL.get(figure.method, figure.method)
             assert (figure.name, place, *values, method, str(figure.samples)) in rows
 
 
@@ -91,7 +97,7 @@ def test_every_check_stands_with_its_bar(page: HtmlPage, index: int) -> None:
             for check in part.checks:
                 figure = check.figure
                 interval = f"[{number(figure.low)}, {number(figure.high)}]"
-                cells = (number(figure.value), "exact精确" if figure.method == "exact" else interval, bar(check), "")
+                cells = (number(figure.value), WITHOUT_INTERVAL.get(figure.method, interval), bar(check), "")
                 assert any(row[0] == figure.name and row[2:] == (*cells, results[check.met]) for row in rows)
 
 
@@ -111,10 +117,12 @@ def test_every_fixed_word_has_two_languages_and_a_use() -> None:
         for key, words in table.items():
             assert words.en, key
             assert words.zh, key
-            assert re.search("[\u4e00-\u9fff]", words.zh), key
+            assert re.search("[\u4e00-\u9fff\uff00-\uffef]", words.zh), key
             assert not re.search("[\u4e00-\u9fff]", words.en), key
     source = (TEMPLATES / "lab.html").read_text() + (TEMPLATES.parent / "lab_page.py").read_text()
     assert [key for key in lab_words.WORDS if f'"{key}"' not in source] == []
+    terminal = (TEMPLATES.parent / "lab.py").read_text().replace('f"control_{record.doubt}"', '"control_same"')
+    assert [key for key in lab_words.TERMINAL if f'"{key}"' not in terminal] == ["control_undecided"]
 
 
 def test_no_words_outside_the_table() -> None:
@@ -155,11 +163,18 @@ def test_what_depends_shows_what_holds_and_what_does_not() -> None:
 
 
 def test_an_unsound_control_is_flagged(text: str) -> None:
-    means = html.escape(lab_words.WORDS["unsound_means"].en).replace("&#x27;", "&#39;")
-    assert text.count(means) == 1
+    first = records()[0]
+    undecided_control = undecided(dataclasses.replace(first, outcome=first.control)).outcome
+    other = to_html([dataclasses.replace(first, control=undecided_control)])
+    means = {
+        name: html.escape(lab_words.WORDS[f"control_{name}"].en).replace("&#x27;", "&#39;")
+        for name in ("same", "undecided")
+    }
+    assert [text.count(means[name]) for name in means] == [1, 0]
+    assert [other.count(means[name]) for name in means] == [0, 1]
     assert "var-linear-unsound" in text.split("<main>")[0]
     alone = to_html(records()[:2])
-    assert means not in alone
+    assert not any(words in alone for words in means.values())
     assert lab_words.WORDS["unsound"].en not in alone
     assert 'class="badge warning"' not in alone
 
@@ -177,6 +192,38 @@ def test_settings_that_differ_are_named() -> None:
         assert found, name
     assert "9.9 (1)" in found[1]  # type: ignore[index]
     assert "Seed" not in found[1]  # type: ignore[index]
+
+
+def test_the_level_is_that_of_the_records() -> None:
+    first, second = (dataclasses.replace(record, level=0.875) for record in records()[:2])
+    text = to_html([first, second])
+    assert "87.5%" in text
+    assert "99%" not in text
+    mixed = to_html([first, records()[1]])
+    assert "87.5%, 99%" in mixed
+    assert "87.5% (1), 99% (1)" in mixed.split('id="mixed">')[1]
+    assert "Confidence level" in mixed.split('id="mixed">')[1].split("</section>")[0]
+
+
+def test_claims_without_a_record_are_listed_as_not_run() -> None:
+    assert 'id="missing"' not in to_html(records()[:1])
+    notice = to_html(records()[:1], ["a-claim", "<b>"]).split('id="missing">')[1].split("</section>")[0]
+    assert "Not run: 2 of the 3 claims" in notice
+    assert "未运行：3 条说法中的 2 条" in notice
+    assert "<code>a-claim</code>, <code>&lt;b&gt;</code>" in notice
+
+
+def test_what_is_undecided_is_listed(text: str) -> None:
+    listed = re.findall(r'<div class="parts-(\w+)">.*?<ul>(.*?)</ul>', text.split("onehot-64-undecided.title")[2])
+    assert str(both(records()[1].outcome.verdict.findings[0].text)) in dict(listed)["open"]
+
+
+def test_an_observed_extreme_has_no_interval() -> None:
+    first = records()[0]
+    figure = dataclasses.replace(first.outcome.figures[0], method="observed", value=3.0, low=3.0, high=3.0)
+    outcome = dataclasses.replace(first.outcome, figures=(figure, *first.outcome.figures[1:]))
+    rows = HtmlPage(to_html([dataclasses.replace(first, outcome=outcome)])).rows
+    assert any(row[:1] == [figure.name] and WITHOUT_INTERVAL["observed"] in map(_seen, row) for row in rows)
 
 
 def test_hostile_texts_are_texts() -> None:
@@ -253,6 +300,8 @@ def test_the_strip_places_the_interval_on_the_bar() -> None:
     start, width, left, right, *_ = parts(2.0, 3.0, 1.0, float("inf"))
     assert start + width == pytest.approx(120)
     assert strip(Check(Figure("a", float("nan"), 1, 2, "t", 9), 0, 1, None)) == ""
+    assert strip(Check(Figure("a", 0.0, -1e308, 1e308, "t", 9), 0, 1, None)) == ""
+    assert "nan" not in strip(Check(Figure("a", 0.0, -1e307, 1e307, "t", 9), 0, 1, None))
 
 
 def test_equal_ids_get_anchors_of_their_own() -> None:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from sample_lab import STYLES, plot, records, series
 from sqrtdk.errors import InvalidValueError, MissingExtraError, OutputError
 from sqrtdk.lab.plots import Plot, Series, Style, curve
-from sqrtdk.report.axes import COLOURS, SIZE_INCHES, draw
+from sqrtdk.report.axes import COLOURS, SIZE_INCHES, draw, label
 from sqrtdk.report.plots import to_png, to_svg, write_plots
 
 # Machado, Oliveira and Fernandes (2009), severity 1: protanopia, deuteranopia, tritanopia
@@ -103,6 +103,21 @@ def test_what_a_log_axis_cannot_show_is_left_out(style: Style, axis: str) -> Non
     assert to_svg(plot(both, **{axis: "log"})) == to_svg(plot(good, **{axis: "log"}))
 
 
+@pytest.mark.parametrize("axis", ["linear", "log"])
+def test_what_is_too_far_off_is_left_out(axis: str) -> None:
+    good = series("line")
+    far = (1e308, -1e308, 2e100, -2e100, math.inf)
+    more = dataclasses.replace(
+        good,
+        x=(*good.x, *far, *[32.0] * 5),
+        y=(*good.y, *[1.0] * 5, *far),
+        low=(*good.low, *[1.0] * 5, *far),
+        high=(*good.high, *[1.0] * 5, *far),
+    )
+    axes = {"x_axis": axis, "y_axis": axis}
+    assert to_svg(plot(more, **axes)) == to_svg(plot(good, **axes))
+
+
 def test_zero_bars_and_ends_of_intervals_on_a_log_axis() -> None:
     good = series("bars")
     with_zero = dataclasses.replace(good, y=(0.0, *good.y[1:]), low=(0.0, 0.0, math.nan, *good.low[3:]))
@@ -176,6 +191,13 @@ def test_nothing_is_cut_off(wide: Plot) -> None:
 def test_mathematics_that_cannot_be_parsed_is_drawn_as_it_stands() -> None:
     broken = dataclasses.replace(plot(series("line")), x_label=r"$\frac{$", y_label="a $ b")
     assert {r"$\frac{$", "a $ b"} <= set(_texts(to_svg(broken)))
+
+
+@pytest.mark.parametrize("depth", [21, 30, 95])
+def test_mathematics_that_is_nested_too_deeply_is_drawn_as_it_stands(depth: int) -> None:
+    text = f"${'{' * depth}x{'}' * depth}$"
+    assert label(text, 400) == text.replace("$", r"\$")  # whether the parser gets through depends on who calls
+    to_svg(dataclasses.replace(plot(series("line")), x_label=text))
 
 
 def test_a_glyph_that_the_font_lacks_is_a_warning() -> None:

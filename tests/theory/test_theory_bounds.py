@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 import torch
@@ -93,11 +94,11 @@ def test_the_largest_logit_attains_both() -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.floats(-3, 3), st.lists(st.tuples(PART, PART), min_size=1, max_size=6))
+@given(st.floats(-3, 3, allow_subnormal=False), st.lists(st.tuples(PART, PART), min_size=1, max_size=6))
 def test_no_logit_is_beyond_the_product_of_lengths(scale: float, pairs: list[tuple[float, float]]) -> None:
     q, k = torch.tensor(pairs, dtype=torch.float64).T
     bound = logit_bound(scale, float(q.norm()), float(k.norm()))
-    assert abs(scale * float(q @ k)) <= bound * (1 + 1e-12)
+    assert abs(scale * float(q @ k)) <= bound * (1 + 1e-12) + sys.float_info.min  # below it digits are lost
     assume(float(q.norm()) > 1e-100)
     assert abs(scale * float(q @ (2 * q))) == pytest.approx(logit_bound(scale, float(q.norm()), 2 * float(q.norm())))
 

@@ -1,15 +1,17 @@
 """Arms of a comparison: one design, trained at several learning rates and from several seeds, judged at its best rate.
 
-A rate that is bad for one scale must not be mistaken for a bad scale, so each arm has its own. It is chosen without the
-run that it is judged by: for each seed the rate that is best on the mean of the other seeds. Every arm sees the same
-seeds, so differences are taken seed by seed.
+A rate that is bad for one scale must not be mistaken for a bad scale, so each arm has its own. Where the best of the
+given rates is the least or the largest, more are tried beyond it. The rate is chosen without the run that it is judged
+by: for each seed the one that is best on the mean of the other seeds. Every arm sees the same seeds, so differences are
+taken seed by seed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, TypeVar
 
 from sqrtdk.lab._run import Run
@@ -25,11 +27,13 @@ TASKS = {"text": "decoder", "strings": "encoder_decoder"}
 FULL: dict[str, Any] = {
     "seeds": 5,
     "rates": (3e-4, 1e-3, 3e-3, 1e-2),
+    "widened": 2,
     "text": {"steps": 200, "rows": 16, "length": 64, "points": 21},
     "strings": {"steps": 300, "rows": 32, "length": 12, "points": 21},
 }
 QUICK: dict[str, Any] = {
     "rates": (1e-3, 4e-3),
+    "widened": 0,
     "text": {"steps": 150, "rows": 16, "length": 64, "points": 7},
     "strings": {"steps": 150, "rows": 32, "length": 8, "points": 7},
 }
@@ -59,11 +63,14 @@ class Arm:
         return min(self.results, key=lambda rate: sum(self.losses(rate)))
 
     @property
+    def chosen(self) -> list[float]:
+        """For each seed the rate that is best for the others."""
+        return best_for_others({rate: self.losses(rate) for rate in self.results})
+
+    @property
     def best(self) -> list[float]:
         """Held-out loss of each seed at the rate that is best for the others."""
-        table = {rate: self.losses(rate) for rate in self.results}
-        chosen = best_for_others(table)
-        return [table[rate][seed] for seed, rate in enumerate(chosen)]
+        return [self.losses(rate)[seed] for seed, rate in enumerate(self.chosen)]
 
     def at_best(self, name: str) -> list[list[float]]:
         """A curve of each seed at the arm's best rate."""
@@ -95,30 +102,57 @@ def train_arms(
     """Train all arms; equal runs are trained once, also across claims.
 
     Args:
-        run: with the parameters of `FULL`.
+        run: with the parameters of `FULL`; `widened` says how many rates may be added to an arm.
         arms: by any name: `task`, "text" or "strings", and what differs from the defaults of `Settings`.
-        rates: by name, in place of `run["rates"]`.
+        rates: by name, in place of `run["rates"]`; rising.
 
     Returns:
-        The arms by name.
+        The arms by name, each with its rates in rising order.
     """
+    missing = {name: list(run["rates"] if rates is None else rates[name]) for name in arms}
+    found: dict[Name, dict[float, tuple[Mapping[str, Any], ...]]] = {name: {} for name in arms}
+    trained: dict[Name, Arm] = {}
+    for _ in range(run["widened"] + 1):
+        for name, rate, results in _results(run, arms, missing):
+            found[name][rate] = results
+        trained = {name: Arm(dict(sorted(found[name].items())), TASKS[arm["task"]]) for name, arm in arms.items()}
+        missing = {name: [more] for name, arm in trained.items() if (more := beyond(arm)) is not None}
+        if not missing:
+            break
+    return trained
+
+
+def _results(
+    run: Run, arms: Mapping[Name, Mapping[str, Any]], rates: Mapping[Name, Sequence[float]]
+) -> Iterator[tuple[Name, float, tuple[Mapping[str, Any], ...]]]:
+    """Name, rate, and one result a seed."""
     seeds = [run.seed * SEEDS_APART + i for i in range(run["seeds"])]
     wanted = []
-    for name, arm in arms.items():
-        task, design = arm["task"], {entry: value for entry, value in arm.items() if entry != "task"}
-        for rate in run["rates"] if rates is None else rates[name]:
-            for seed in seeds:
-                cell = {"model": TASKS[task], **run[task], **design, "rate": rate, "seed": seed}
-                wanted.append((name, rate, Settings.of(cell)))
-    wanted.sort(key=lambda one: -_cost(one[2]))  # long runs first: the last ones to end are short
-    results = run.map(train, [settings.cell() for _, _, settings in wanted])
-    found: dict[Name, dict[float, dict[int, Mapping[str, Any]]]] = {}
-    for (name, rate, settings), result in zip(wanted, results, strict=True):
-        found.setdefault(name, {}).setdefault(rate, {})[settings.seed] = result
-    return {
-        name: Arm({rate: tuple(of[seed] for seed in seeds) for rate, of in found[name].items()}, TASKS[arm["task"]])
-        for name, arm in arms.items()
-    }
+    for name, of in rates.items():
+        task, design = arms[name]["task"], {entry: value for entry, value in arms[name].items() if entry != "task"}
+        for rate, seed in product(of, seeds):
+            cell = {"model": TASKS[task], **run[task], **design, "rate": rate, "seed": seed}
+            wanted.append((name, rate, Settings.of(cell)))
+    order = sorted(range(len(wanted)), key=lambda i: -_cost(wanted[i][2]))  # the last ones to end are short
+    results = dict(zip(order, run.map(train, [wanted[i][2].cell() for i in order]), strict=True))
+    for first in range(0, len(wanted), len(seeds)):
+        name, rate, _ = wanted[first]
+        yield name, rate, tuple(results[first + i] for i in range(len(seeds)))
+
+
+def beyond(arm: Arm) -> float | None:
+    """The rate to try next where the best one is the least or the largest of two or more; None where it is neither.
+
+    Example:
+        >>> runs = {rate: ({"held_out": rate},) * 2 for rate in (3e-4, 1e-3, 3e-3)}
+        >>> beyond(Arm(runs, "decoder"))
+        9e-05
+    """
+    rates = list(arm.results)
+    if len(rates) < 2 or arm.rate not in (rates[0], rates[-1]):
+        return None
+    edge, inner = (rates[0], rates[1]) if arm.rate == rates[0] else (rates[-1], rates[-2])
+    return float(f"{edge * edge / inner:.1g}")
 
 
 def _cost(settings: Settings) -> float:
@@ -128,16 +162,9 @@ def _cost(settings: Settings) -> float:
 
 def gap(name: str, worse: Arm, better: Arm, **at: Place) -> Figure:
     """Difference of the held-out losses of two arms, each at its own best rate, paired by seed."""
-    return mean(name, [a - b for a, b in zip(worse.best, better.best, strict=True)], **at)
+    return mean(name, differences(worse, better), **at)
 
 
-def geometric_mean(name: str, samples: Sequence[float], **at: Place) -> Figure:
-    """Geometric mean of positive samples: Student's t interval of their logarithms.
-
-    Example:
-        >>> print(geometric_mean("ratio", [10.0, 10.0]))
-        10 [10, 10]
-    """
-    found = mean(name, [math.log(sample) for sample in samples], **at)
-    value, low, high = (math.exp(end) for end in (found.value, found.low, found.high))
-    return Figure(name, value, low, high, "t", found.samples, at)
+def differences(worse: Arm, better: Arm) -> list[float]:
+    """Of the held-out losses of two arms, each at its own best rate, seed by seed."""
+    return [a - b for a, b in zip(worse.best, better.best, strict=True)]

@@ -6,18 +6,20 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import cycle
+from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from sqrtdk.lab.figures import Figure, Place
-from sqrtdk.lab.intervals import bootstrap
+from sqrtdk.lab.intervals import mean
 
 Call = Callable[[], Any]
+WARM_UP = 2  # timings that are not kept
 
 
 @contextmanager
@@ -31,35 +33,60 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def time_ratio(name: str, call: Call, other: Call, *, pairs: int, seed: int, **at: Place) -> Figure:
-    """Median of the time of a call over that of another, with a bootstrap interval.
+def time_ratio(name: str, call: Call, other: Call, *, blocks: int, calls: int, **at: Place) -> Figure:
+    """Time of a call over that of another: mean over blocks of the median of each, with Student's t interval.
 
     The calls take turns, and which goes first alternates, so that a slow spell of the machine meets both. The clock is
-    the CPU time of this thread: what other programs do in between is not counted.
+    the CPU time of this thread: what other programs do in between is not counted. See `typical` for the blocks.
 
     Args:
         name: of the figure.
         call: what is timed.
         other: what it is compared with.
-        pairs: of calls, after two to warm up.
-        seed: of the bootstrap.
+        blocks: two or more.
+        calls: pairs of calls of a block, after some to warm up.
         at: where it was measured.
 
     Example:
         >>> call = lambda: sum(range(1000))
-        >>> 0.1 < time_ratio("ratio", call, call, pairs=9, seed=0).value < 10.0
+        >>> 0.1 < time_ratio("ratio", call, call, blocks=3, calls=3).value < 10.0
         True
     """
-    ratios = []
+    turn = cycle((True, False))
+
+    def ratio() -> float:
+        if next(turn):
+            others, own = _seconds(other), _seconds(call)
+        else:
+            own, others = _seconds(call), _seconds(other)
+        return own / others
+
+    return typical(name, ratio, blocks=blocks, calls=calls, **at)
+
+
+def typical(name: str, timing: Callable[[], float], *, blocks: int, calls: int, **at: Place) -> Figure:
+    """Mean of the medians of blocks of timings, with Student's t interval.
+
+    Timings that follow one another share the machine's spells and are no independent samples; the medians of blocks
+    are nearly so, and a median leaves out the calls that were held up. The first timings, which fill caches, are not
+    kept.
+
+    Args:
+        name: of the figure.
+        timing: makes and times a call, on one thread and without gradients.
+        blocks: two or more.
+        calls: of a block.
+        at: where it was measured.
+
+    Example:
+        >>> print(typical("time", lambda: 2.0, blocks=3, calls=3))
+        2 [2, 2]
+    """
     with one_thread(), torch.no_grad():
-        for index in range(-2, pairs):
-            if index % 2:
-                own, others = _seconds(call), _seconds(other)
-            else:
-                others, own = _seconds(other), _seconds(call)
-            if index >= 0:
-                ratios.append(own / others)
-    return bootstrap(name, ratios, np.median, seed=seed, **at)
+        for _ in range(WARM_UP):
+            timing()
+        medians = [median(timing() for _ in range(calls)) for _ in range(blocks)]
+    return mean(name, medians, **at)
 
 
 def _seconds(call: Call) -> float:

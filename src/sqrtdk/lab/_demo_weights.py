@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from sqrtdk import attention
+from sqrtdk.lab._random_rows import weights
 from sqrtdk.lab.training.text import batch, stdlib_text
 from sqrtdk.models.demo import HEADS, DemoModel
 from sqrtdk.positions import rope
@@ -58,12 +58,11 @@ def demo_weights(model: DemoModel, text: Tensor, scale: float) -> Tensor:
         with torch.no_grad():
             model(text)
             heads = [x.view(*x.shape[:2], HEADS, -1).transpose(1, 2) for x in projected]
-            identity = torch.eye(text.shape[1]).expand(len(text), HEADS, -1, -1)  # the output is the weights
             layers = [
-                attention(*rope(query, key), identity, is_causal=True, scale=scale)
+                weights(*rope(query, key), scale, is_causal=True)
                 for query, key in zip(heads[::2], heads[1::2], strict=True)
             ]
     finally:
         for hook in hooks:
             hook.remove()
-    return torch.stack(layers, 1)  # type: ignore[arg-type]
+    return torch.stack(layers, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,21 +12,39 @@ from sqrtdk import attention
 from sqrtdk.scores import luong_general
 
 VALUE_DIM = 8
-LAST = 20  # steps over which the final error is averaged
+LAST = 20  # steps over which an error is averaged
+LEARNED = 0.1  # error below which the teacher counts as learned
 TEACHER_STD = 2.0  # of the teacher's logits
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
-    """What came of the learners at the best learning rate; every tensor has one number for each learner.
+class Start:
+    """How a learner begins.
 
     Attributes:
-        rate: that learning rate.
-        start: error before the first step, over the mean square of the teacher's output.
-        end: the same at the end.
+        weight_std: of the entries of W.
+        scale: that multiplies q^T W k, throughout.
+    """
+
+    weight_std: float
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What came of the learners; every tensor has one number for each learner.
+
+    An error is the mean square of the distance from the teacher's output, over the mean square of that output.
+
+    Attributes:
+        rate: the learning rate with the least mean error at the end; all but `steps` is of it.
+        start: error before the first step.
+        end: mean error of the last 20 steps.
         start_std: standard deviation of the logits before the first step.
         end_std: the same at the end.
-        curve: mean error of each step.
+        steps: until the mean error of 20 steps was below 0.1, at the learning rate that took the fewest; all the steps
+            where it never was.
+        curve: mean error of the learners at each step.
     """
 
     rate: float
@@ -33,6 +52,7 @@ class Fit:
     end: Tensor
     start_std: Tensor
     end_std: Tensor
+    steps: Tensor
     curve: Tensor
 
 
@@ -40,67 +60,95 @@ def fit(
     rng: torch.Generator,
     *,
     d_k: int,
-    weight_std: float,
-    scale: float,
+    starts: Mapping[str, Start],
     learners: int,
     rates: tuple[float, ...],
     steps: int,
     rows: int,
     keys: int,
-) -> Fit:
-    """Adam on the squared error of the outputs, new random rows at every step.
+    noise: float = 0.0,
+) -> dict[str, Fit]:
+    """Adam on the squared error of the outputs, new random rows at every step, rates that fall linearly to 0.
 
     The score is q^T W k times the scale; q, k and the values have components N(0, 1). Each learner has a teacher of
-    its own, with logits of standard deviation 2. All learning rates are tried from the same start on the same rows.
+    its own, with logits of standard deviation 2. Every start and rate sees the same teachers, rows and random W, which
+    the start only stretches.
 
     Args:
         rng: of the weights and the rows.
         d_k: components of query and key.
-        weight_std: of the entries of W at the start.
-        scale: of the learners; the teachers have none.
+        starts: by name.
         learners: independent ones.
-        rates: learning rates to choose from, by the mean error at the end.
+        rates: learning rates at the first step, to choose from for each start.
         steps: of Adam.
         rows: of each step.
         keys: of each row.
+        noise: standard deviation of what is added to the outputs that are learned from; errors are taken without it.
+
+    Returns:
+        What came of each start, by name.
     """
-    heads = (len(rates), learners)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=rng)
 
     teacher = luong_general(TEACHER_STD / d_k * normal(learners, d_k, d_k))
-    first = weight_std * normal(learners, d_k, d_k)
+    unit = normal(learners, d_k, d_k)
+    first = torch.stack([start.weight_std * unit for start in starts.values()])
+    scale = torch.tensor([start.scale for start in starts.values()])[:, None, None, None]
     weights: list[Tensor] = [nn.Parameter(first.clone()) for _ in rates]
     adam = torch.optim.Adam([{"params": [w], "lr": rate} for w, rate in zip(weights, rates, strict=True)])
+    falling = torch.optim.lr_scheduler.LinearLR(adam, 1.0, 0.0, steps)
+    heads = (len(rates), len(starts), learners)
     errors = []
     for _ in range(steps):
         shapes = (1, d_k), (keys, d_k), (keys, VALUE_DIM)
         query, key, value = (normal(rows, learners, *shape) for shape in shapes)
         wanted = attention(query, key, value, score=teacher)
-        query, key, value = (x.repeat(1, len(rates), 1, 1) for x in (query, key, value))
-        found = attention(query, key, value, score=luong_general(torch.cat(weights)), scale=scale)
         assert isinstance(wanted, Tensor)
+        given = wanted + noise * normal(*wanted.shape) if noise else wanted
+        query, key, value = (x.repeat(1, len(rates) * len(starts), 1, 1) for x in (query, key, value))
+        score = luong_general((scale * torch.stack(weights)).flatten(0, 2))
+        found = attention(query, key, value, score=score)
         assert isinstance(found, Tensor)
-        error = (found.reshape(rows, *heads, 1, VALUE_DIM) - wanted.unsqueeze(1)).square().mean((0, 3, 4))
+        found = found.reshape(rows, *heads, 1, VALUE_DIM)
         adam.zero_grad()
-        error.sum().backward()  # type: ignore[no-untyped-call]
+        _square(found - given[:, None, None]).sum().backward()  # type: ignore[no-untyped-call]
         adam.step()
-        errors.append(error.detach() / wanted.square().mean((0, 2, 3)))
-    curves = torch.stack(errors)  # (steps, rates, learners)
+        falling.step()
+        errors.append(_square(found.detach() - wanted[:, None, None]) / _square(wanted))
+    curves = torch.stack(errors)  # (steps, rates, starts, learners)
+    last = torch.stack(weights).detach()
+    return {
+        name: _fit(curves[:, :, i], rates, *(start.scale * _norms(w) for w in (first[i], last[:, i])))
+        for i, (name, start) in enumerate(starts.items())
+    }
+
+
+def _square(difference: Tensor) -> Tensor:
+    """Mean square over the rows and the components of the output."""
+    return difference.square().mean((0, -2, -1))
+
+
+def _norms(weight: Tensor) -> Tensor:
+    """Standard deviation of q^T W k for q and k with components of variance 1: the Frobenius norm."""
+    norm: Tensor = torch.linalg.matrix_norm(weight)
+    return norm
+
+
+def _fit(curves: Tensor, rates: tuple[float, ...], start_std: Tensor, end_std: Tensor) -> Fit:
+    """Of one start: errors (steps, rates, learners), standard deviations (learners,) and (rates, learners)."""
     end = curves[-LAST:].mean(0)
     best = int(end.mean(1).argmin())
-    return Fit(
-        rates[best],
-        curves[0, best],
-        end[best],
-        _logit_std(first, scale),
-        _logit_std(weights[best].detach(), scale),
-        curves[:, best].mean(1),
-    )
+    steps = _steps(curves)
+    fastest = int(steps.mean(1).argmin())
+    curve = curves[:, best]
+    return Fit(rates[best], curve[0], end[best], start_std, end_std[best], steps[fastest], curve.mean(1))
 
 
-def _logit_std(weight: Tensor, scale: float) -> Tensor:
-    """Of scale q^T W k for q and k with components of variance 1: the scale times the Frobenius norm."""
-    norm: Tensor = torch.linalg.matrix_norm(weight)
-    return scale * norm
+def _steps(curves: Tensor) -> Tensor:
+    """Steps until the mean error of the last 20 was below 0.1; the number of all steps where it never was."""
+    window = min(LAST, len(curves))
+    learned = curves.unfold(0, window, 1).mean(-1) < LEARNED
+    first = learned.double().argmax(0) + window
+    return torch.where(learned.any(0), first, len(curves)).double()

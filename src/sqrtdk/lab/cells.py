@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -12,9 +11,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
-import torch
-
 from sqrtdk import _files
+from sqrtdk.lab._code import numbers_from
 from sqrtdk.lab._run import Cell
 from sqrtdk.lab.engines import Engine, open_engine
 
@@ -25,18 +23,19 @@ class Cells:
     """A map over cells: `cells(function, list_of_cells)` gives the results in order.
 
     Equal cells are computed once. With a folder each result is a file, written whole as soon as it is there, so that
-    an interrupted run goes on where it stopped; the file's name is a hash of the cell, of the function's package as
-    source text, and of torch's version, so that a change of any of them computes it anew.
+    an interrupted run goes on where it stopped; the file's name is a hash of the cell, of the function's source text,
+    of this package's, and of the versions of Python and the libraries: a change of any of them computes it anew.
 
     Args:
         engine: "local", "pool" or "ray"; opened when the first cell has to be computed.
         workers: processes; None: one a CPU.
         address: of a Ray cluster; None: one is started on this machine.
         folder: where results are kept; it must exist. None: in memory.
+        anew: compute what the folder holds again, once, and replace it.
         progress: told (done, total) after each cell.
 
     Raises:
-        InvalidValueError: see `open_engine`.
+        InvalidValueError, MissingExtraError: see `open_engine`.
     """
 
     def __init__(
@@ -46,10 +45,11 @@ class Cells:
         address: str | None = None,
         *,
         folder: Path | None = None,
+        anew: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self._opening = open_engine(engine, workers, address)
-        self._folder, self.progress = folder, progress
+        self._folder, self._anew, self.progress = folder, anew, progress
         self._known: dict[str, dict[str, Any]] = {}
         self._engine: Engine | None = None
         self._stack = ExitStack()
@@ -79,7 +79,7 @@ class Cells:
                 self.progress(done, len(keys))
 
     def _find(self, key: str) -> bool:
-        if key not in self._known and self._folder is not None:
+        if key not in self._known and self._folder is not None and not self._anew:
             try:
                 kept = json.loads((self._folder / f"{key}.json").read_text(encoding="utf-8"))
                 self._known[key] = kept["result"]
@@ -95,15 +95,12 @@ class Cells:
 
 
 def key_of(function: Compute, cell: Cell) -> str:
-    """Name of a cell's result: equal for equal cells of the same function, code and torch."""
-    versions = [importlib.metadata.version("sqrtdk"), torch.__version__]
-    content = [function.__module__, function.__qualname__, _digest(function.__module__), versions, cell]
+    """Name of a cell's result: equal for equal cells of the same function, code and versions."""
+    content = [function.__module__, function.__qualname__, _source(function.__module__), numbers_from(), cell]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
 @cache
-def _digest(module: str) -> str:
-    """Hash of the source files of the module's package, or of the module alone if it is in none."""
-    file = Path(import_module(module).__file__ or "")
-    files = sorted(file.parent.glob("*.py")) if "." in module else [file]
-    return hashlib.sha256(b"\0".join(path.name.encode() + path.read_bytes() for path in files)).hexdigest()
+def _source(module: str) -> str:
+    """Hash of the module's own file, which need not be in this package."""
+    return hashlib.sha256(Path(import_module(module).__file__ or "").read_bytes()).hexdigest()

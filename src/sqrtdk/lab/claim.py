@@ -80,7 +80,7 @@ class Claim:
         measure: the experiment.
         parts: what counts as true.
         why: one paragraph with the figures: why the verdict is what it is.
-        timed: its figures are times: no other work may run beside it.
+        timed: its figures are times of the CPU: claims run one after the other, and tests run it by itself.
     """
 
     id: str

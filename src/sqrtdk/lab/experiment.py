@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
+import re
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 
 import torch
 
+from sqrtdk.lab._code import numbers_from
 from sqrtdk.lab._run import Map, Run, here
 from sqrtdk.lab.claim import Claim
 from sqrtdk.lab.figures import Figures
@@ -63,12 +66,20 @@ def _outcome(claim: Claim, quick: bool, flipped: bool, seed: int, compute: Map) 
 
 
 def environment() -> dict[str, str]:
-    """Versions and machine, as text."""
+    """Code, versions and machine, as text."""
     return {
-        "sqrtdk": importlib.metadata.version("sqrtdk"),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
+        **numbers_from(),
         "system": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu(),
         "cpus": str(os.cpu_count()),
         "threads": str(torch.get_num_threads()),
     }
+
+
+def _cpu() -> str:
+    """The processor's name; Python has none on Linux."""
+    with suppress(OSError, ValueError):
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        if found:
+            return found[1].strip()
+    return platform.processor() or "unknown"

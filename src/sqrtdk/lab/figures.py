@@ -8,7 +8,7 @@ from typing import Literal
 
 LEVEL = 0.99  # confidence of every interval: a run has hundreds, and one in twenty of them may not mislead
 
-Method = Literal["exact", "t", "bootstrap", "Clopper-Pearson", "DKW"]
+Method = Literal["exact", "t", "bootstrap", "Clopper-Pearson", "DKW", "observed"]
 Place = str | int | float
 
 
@@ -19,9 +19,9 @@ class Figure:
     Attributes:
         name: what it is, in words joined by underscores; with the unit where it could be doubted.
         value: the estimate.
-        low: lower end of the interval; the value itself where nothing is random.
+        low: lower end of the interval; the value itself where there is none.
         high: upper end.
-        method: how the interval came about; "exact" where nothing is random.
+        method: how the interval came about; "exact" where nothing is random, "observed" for the extreme of the draws.
         samples: independent samples behind it; 1 where nothing is random.
         at: where it was measured, e.g. `{"d_k": 64, "scale": "none"}`.
     """
@@ -41,7 +41,7 @@ class Figure:
             >>> print(Figure("peak", 0.5, 0.25, 0.75, "t", 9))
             0.5 [0.25, 0.75]
         """
-        if self.method == "exact":
+        if self.method in ("exact", "observed"):
             return number(self.value)
         return f"{number(self.value)} [{number(self.low)}, {number(self.high)}]"
 

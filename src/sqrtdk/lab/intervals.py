@@ -1,9 +1,13 @@
-"""Estimates with confidence intervals: Student's t, the bootstrap, Clopper and Pearson. scipy does the statistics."""
+"""Estimates with confidence intervals: Student's t, the bootstrap, Clopper and Pearson. scipy does the statistics.
+
+`exact` is for what is not random; `largest` for the extreme of some draws, of which nothing is said beyond them.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +30,25 @@ def exact(name: str, value: float, **at: Place) -> Figure:
     return Figure(name, value, value, value, "exact", 1, at)
 
 
+def largest(name: str, samples: Samples, **at: Place) -> Figure:
+    """The largest of the draws that were made: a bar put to it asks whether any of them went beyond.
+
+    It has no interval: other draws could go further.
+
+    Args:
+        name: of the figure.
+        samples: one-dimensional, two or more.
+        at: where it was measured.
+
+    Example:
+        >>> print(largest("rounding", [1e-16, 3e-16, 2e-16]))
+        3e-16
+    """
+    values = _array(samples)
+    most = float(values.max())
+    return Figure(name, most, most, most, "observed", len(values), at)
+
+
 def mean(name: str, samples: Samples, **at: Place) -> Figure:
     """Mean of independent samples, with Student's t interval.
 
@@ -38,13 +61,55 @@ def mean(name: str, samples: Samples, **at: Place) -> Figure:
         >>> print(mean("error", [1.0, 2.0, 3.0]))
         2 [-3.73, 7.73]
     """
+    return joint_mean(name, samples, 1, **at)
+
+
+def joint_mean(name: str, samples: Samples, together: int, **at: Place) -> Figure:
+    """Mean of independent samples, with one of several intervals that are to hold at once.
+
+    Args:
+        name: of the figure.
+        samples: one-dimensional, two or more.
+        together: number of such intervals; each is widened by Bonferroni's rule.
+        at: where it was measured.
+
+    Example:
+        >>> print(joint_mean("error", [1.0, 2.0, 3.0], 6))
+        2 [-12.12, 16.12]
+    """
     from scipy import stats
 
     values = _array(samples)
     error = values.std(ddof=1) / math.sqrt(len(values))
-    reach = float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1)) * error
+    reach = float(stats.t.ppf(1 - (1 - LEVEL) / (2 * together), len(values) - 1)) * error
     centre = float(values.mean())
     return Figure(name, centre, float(centre - reach), float(centre + reach), "t", len(values), at)
+
+
+def geometric_mean(name: str, samples: Samples, **at: Place) -> Figure:
+    """Geometric mean of positive samples: the exponential of the mean of their logarithms, and of its t interval.
+
+    For errors and ratios, which scatter by factors: its ends are positive.
+
+    Args:
+        name: of the figure.
+        samples: one-dimensional, positive, two or more.
+        at: where it was measured.
+
+    Example:
+        >>> print(geometric_mean("ratio", [1.0, 2.0, 4.0]))
+        2 [0.03768, 106.2]
+    """
+    values = _array(samples)
+    assert (values > 0).all(), f"a geometric mean is of positive samples; got {values.min()}"
+    found = mean(name, np.log(values), **at)
+    value, low, high = (math.exp(end) for end in (found.value, found.low, found.high))
+    return replace(found, value=value, low=low, high=high)
+
+
+def ratio_of_means(one: np.ndarray, other: np.ndarray, axis: int) -> np.ndarray:
+    """Mean of one sample over that of another, a statistic for `bootstrap`."""
+    return np.asarray(one.mean(axis) / other.mean(axis))
 
 
 def bootstrap(

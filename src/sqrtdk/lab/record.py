@@ -5,19 +5,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar, cast, get_args
 
 from sqrtdk import _json
-from sqrtdk.errors import InvalidValueError
-from sqrtdk.lab.figures import Figure
-from sqrtdk.lab.judge import Check, Finding, Verdict
-from sqrtdk.lab.plots import Plot, Series
+from sqrtdk.errors import InvalidValueError, kind_and_text
+from sqrtdk.lab.figures import LEVEL, Figure, Method, Place
+from sqrtdk.lab.judge import Answer, Check, Finding, Verdict
+from sqrtdk.lab.plots import Axis, Plot, Series, Style
 from sqrtdk.lab.text import Text
 
 SCHEMA_VERSION = 1
+Doubt = Literal["same", "undecided"]
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class Record:
         command: that gave the record; empty from Python.
         started: UTC, ISO 8601.
         duration_s: seconds, the control included.
+        level: confidence of its intervals, 0 to 1.
     """
 
     id: str
@@ -76,17 +79,31 @@ class Record:
     command: str = ""
     started: str = ""
     duration_s: float = math.nan
+    level: float = LEVEL
+
+    @property
+    def doubt(self) -> Doubt | None:
+        """What is wrong with the control: its verdict is the claim's own, or undecided. None: it is another one."""
+        answer = self.control.verdict.answer
+        if answer == "undecided":
+            return "undecided"
+        return "same" if answer == self.outcome.verdict.answer else None
 
     @property
     def sound(self) -> bool:
         """Whether the control, its premise turned round, gave another answer: a judge that cannot say no is none."""
-        answer = self.control.verdict.answer
-        return answer not in ("undecided", self.outcome.verdict.answer)
+        return self.doubt is None
+
+    @property
+    def decided(self) -> bool:
+        """Whether every part has its answer, in the experiment and in the control."""
+        return all(part.met is not None for one in (self.outcome, self.control) for part in one.verdict.findings)
 
 
 def to_json(record: Record) -> str:
     """The record as one JSON document."""
-    return _json.document({"schema_version": SCHEMA_VERSION, "sound": record.sound, **dataclasses.asdict(record)})
+    derived = {"schema_version": SCHEMA_VERSION, "sound": record.sound, "decided": record.decided}
+    return _json.document(derived | dataclasses.asdict(record))
 
 
 def read(path: Path) -> Record:
@@ -96,12 +113,12 @@ def read(path: Path) -> Record:
         path: the file.
 
     Raises:
-        InvalidValueError: it is no record, or one of another schema version.
+        InvalidValueError: it is no record, one of another schema version, or holds a value that no record has.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         version = data["schema_version"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise _no_record(path, error) from error
     if version != SCHEMA_VERSION:
         raise InvalidValueError(
@@ -110,13 +127,13 @@ def read(path: Path) -> Record:
         )
     try:
         return _record(data)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise _no_record(path, error) from error
 
 
 def _no_record(path: Path, error: Exception) -> InvalidValueError:
     return InvalidValueError(
-        f"{path} is not a record of a claim: {type(error).__name__}: {error}",
+        f"{path} is not a record of a claim: {kind_and_text(error)}",
         hint="Delete the file and run the claim again.",
     )
 
@@ -124,69 +141,110 @@ def _no_record(path: Path, error: Exception) -> InvalidValueError:
 def _record(data: Mapping[str, Any]) -> Record:
     words = ("id", "group", "formula", "command", "started")
     texts = ("statement", "method", "control_method", "why")
-    named: dict[str, Any] = {name: str(data[name]) for name in words} | {name: _text(data[name]) for name in texts}
+    named: dict[str, Any] = {name: _word(data[name]) for name in words} | {name: _text(data[name]) for name in texts}
+    level = _number(data["level"])
+    if not 0 < level < 1:
+        raise ValueError(f"level is between 0 and 1; got {level}")
     return Record(
         **named,
-        sources=tuple(map(str, data["sources"])),
-        quick=bool(data["quick"]),
-        seed=int(data["seed"]),
+        sources=_all(_word, data["sources"]),
+        quick=_one_of((True, False), data["quick"]),
+        seed=_whole(data["seed"], 0),
         outcome=_outcome(data["outcome"]),
         control=_outcome(data["control"]),
-        plots=tuple(map(_plot, data["plots"])),
-        environment={str(key): str(value) for key, value in data["environment"].items()},
+        plots=_all(_plot, data["plots"]),
+        environment={str(key): _word(value) for key, value in data["environment"].items()},
         duration_s=_number(data["duration_s"]),
+        level=level,
     )
 
 
 def _outcome(data: Mapping[str, Any]) -> Outcome:
     verdict = data["verdict"]
     return Outcome(
-        parameters=dict(data["parameters"]),
-        figures=tuple(map(_figure, data["figures"])),
-        verdict=Verdict(verdict["answer"], tuple(map(_finding, verdict["findings"]))),
+        parameters=dict(data["parameters"].items()),
+        figures=_all(_figure, data["figures"]),
+        verdict=Verdict(_one_of(get_args(Answer), verdict["answer"]), _all(_finding, verdict["findings"])),
     )
 
 
 def _finding(data: Mapping[str, Any]) -> Finding:
-    checks = tuple(
-        Check(_figure(check["figure"]), _number(check["low"]), _number(check["high"]), check["met"])
-        for check in data["checks"]
-    )
-    return Finding(_text(data["text"]), checks, data["met"])
+    return Finding(_text(data["text"]), _all(_check, data["checks"]), _one_of((True, False, None), data["met"]))
+
+
+def _check(data: Mapping[str, Any]) -> Check:
+    ends = _number(data["low"]), _number(data["high"])
+    return Check(_figure(data["figure"]), *ends, _one_of((True, False, None), data["met"]))
 
 
 def _figure(data: Mapping[str, Any]) -> Figure:
-    numbers = {name: _number(data[name]) for name in ("value", "low", "high")}
     return Figure(
-        str(data["name"]), **numbers, method=data["method"], samples=int(data["samples"]), at=dict(data["at"])
+        _word(data["name"]),
+        **{name: _number(data[name]) for name in ("value", "low", "high")},
+        method=_one_of(get_args(Method), data["method"]),
+        samples=_whole(data["samples"], 1),
+        at={name: _place(value) for name, value in data["at"].items()},
     )
 
 
 def _plot(data: Mapping[str, Any]) -> Plot:
-    words = ("name", "x_label", "y_label", "x_axis", "y_axis")
+    axes: dict[str, Any] = {name: _one_of(get_args(Axis), data[name]) for name in ("x_axis", "y_axis")}
     return Plot(
-        **{name: data[name] for name in words},
+        **{name: _word(data[name]) for name in ("name", "x_label", "y_label")} | axes,
         caption=_text(data["caption"]),
-        series=tuple(map(_series, data["series"])),
-        lines=tuple((str(label), _number(y)) for label, y in data["lines"]),
+        series=_all(_series, data["series"]),
+        lines=tuple((_word(label), _number(y)) for label, y in data["lines"]),
     )
 
 
 def _series(data: Mapping[str, Any]) -> Series:
-    named = data["style"] == "bars"
-    return Series(
-        label=str(data["label"]),
-        x=tuple(map(str, data["x"])) if named else tuple(map(_number, data["x"])),
-        y=tuple(map(_number, data["y"])),
-        low=tuple(map(_number, data["low"])),
-        high=tuple(map(_number, data["high"])),
-        style=data["style"],
-    )
+    style: Style = _one_of(get_args(Style), data["style"])
+    x: tuple[Any, ...] = _all(_word if style == "bars" else _number, data["x"])
+    y, low, high = (_all(_number, data[name]) for name in ("y", "low", "high"))
+    if len(y) != len(x) or {len(low), len(high)} not in ({0}, {len(x)}):
+        sizes = f"{len(x)} x, {len(y)} y, {len(low)} low and {len(high)} high"
+        raise ValueError(f"a series has a y for each x, and all ends of intervals or none; got {sizes}")
+    return Series(_word(data["label"]), x, y, low, high, style)
 
 
-def _text(data: Mapping[str, str]) -> Text:
-    return Text(str(data["en"]), str(data["zh"]))
+def _text(data: Mapping[str, Any]) -> Text:
+    return Text(_word(data["en"]), _word(data["zh"]))
+
+
+def _all(convert: Callable[[Any], Item], data: Any) -> tuple[Item, ...]:
+    if not isinstance(data, list):
+        raise TypeError(f"a list was expected; got {data!r}")
+    return tuple(map(convert, data))
+
+
+def _one_of(allowed: tuple[Any, ...], value: Any) -> Any:
+    if not any(value is one or (isinstance(value, str) and value == one) for one in allowed):
+        raise ValueError(f"one of {', '.join(map(str, allowed))} was expected; got {value!r}")
+    return value
+
+
+def _word(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"a text was expected; got {value!r}")
+    return value
+
+
+def _whole(value: Any, least: int) -> int:
+    if type(value) is not int or value < least:
+        raise ValueError(f"a whole number of {least} or more was expected; got {value!r}")
+    return value
+
+
+def _place(value: Any) -> Place:
+    if type(value) not in (str, int, float):
+        raise TypeError(f"a text or a number was expected; got {value!r}")
+    return cast(Place, value)
 
 
 def _number(value: Any) -> float:
-    return math.nan if value is None else float(value)
+    """As `_json` writes numbers: null is NaN, and infinite ones are words."""
+    if value is None:
+        return math.nan
+    if value in ("Infinity", "-Infinity") or type(value) in (int, float):
+        return float(value)
+    raise TypeError(f"a number was expected; got {value!r}")

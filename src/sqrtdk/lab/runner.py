@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from sqrtdk import _files, _json
+from sqrtdk import _extras, _files, _json
 from sqrtdk.errors import InvalidValueError, OutputError
+from sqrtdk.lab import _folder
+from sqrtdk.lab._code import numbers_from
 from sqrtdk.lab.cells import Cells
 from sqrtdk.lab.claim import Claim
-from sqrtdk.lab.experiment import environment, run_claim
+from sqrtdk.lab.experiment import run_claim
 from sqrtdk.lab.record import Record, read, to_json
 from sqrtdk.lab.register import CLAIMS, find
 
 CELLS = "cells"  # the folder of the cells' results, next to the records
+PLOTS = ("svg", "png")
+_NEEDED = ("scipy.stats", "sklearn.datasets")  # by experiments, an hour after the start perhaps
+Draw = Callable[[Record, Path, bool], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,69 +52,95 @@ def run(
     ray_address: str | None = None,
     command: str = "",
     progress: Callable[[str], None] = lambda text: None,
+    draw: Draw | None = None,
 ) -> Iterator[Done]:
     """Run claims and yield each as it is done.
 
     Args:
         ids: of claims, or "all".
         quick: with the parameters of the quick runs.
-        seed: of everything random.
+        seed: of everything random; 0 or more.
         output: directory of the records, made if it is missing; None: nothing is written.
-        force: replace records of other settings; without it they are an error, and equal ones are reused.
+        force: measure anew and replace what is there; without it records of other settings are an error, and equal
+            ones are reused, as are the cells of an interrupted run.
         engine: what computes the cells of training claims: "local", "pool" or "ray".
         workers: of the engine; None: one a CPU.
         ray_address: of a Ray cluster; None: one is started on this machine.
         command: to be kept in the records.
         progress: told what is being done.
+        draw: given (record, output, whether it is reused), before the record is written: where a record is, so are
+            its plots. `sqrtdk.report.plots.write_plots` is one.
 
     Raises:
-        InvalidValueError: no such claim or engine, or a record of another schema version.
-        OutputError: the directory can't be written, or holds records of other settings.
+        InvalidValueError: no such claim or engine, a negative seed, or a file that is no record of the claim or one
+            of another schema version.
+        MissingExtraError: scipy or scikit-learn is missing.
+        OutputError: the directory can't be written, is another process's, or holds records of other settings.
 
     Example:
         >>> [done.record.outcome.verdict.answer for done in run(["onehot-64"], quick=True)]
         ['holds']
     """
     claims = find(ids)
+    if seed < 0:
+        raise InvalidValueError(f"a seed is 0 or more; got {seed}", hint="Take 0, 1, 2, ...")
     folder = None if output is None else Path(output)
-    cells = Cells(engine, workers, ray_address, folder=folder and folder / CELLS)
-    if folder is not None:
-        _prepare(folder)
-    known = {} if folder is None or force else {claim.id: _known(folder, claim, quick, seed) for claim in claims}
-    return _run(claims, quick, seed, folder, known, cells, command, progress)
+    cells = Cells(engine, workers, ray_address, folder=folder and folder / CELLS, anew=force)
+    for module in _NEEDED:
+        _extras.load(module)
+    measure = partial(run_claim, quick=quick, seed=seed, compute=cells, command=command)
+    find_known = (lambda path, claim: None) if force else partial(_known, quick=quick, seed=seed)
+    return _run(claims, measure, cells, folder, find_known, draw, progress)
 
 
 def _run(
     claims: Sequence[Claim],
-    quick: bool,
-    seed: int,
-    folder: Path | None,
-    known: dict[str, Record | None],
+    measure: Callable[[Claim], Record],
     cells: Cells,
-    command: str,
+    folder: Path | None,
+    find_known: Callable[[Path, Claim], Record | None],
+    draw: Draw | None,
     progress: Callable[[str], None],
 ) -> Iterator[Done]:
-    with cells:
+    with contextlib.ExitStack() as stack:
+        paths = {} if folder is None else {claim.id: folder / f"{claim.id}.json" for claim in claims}
+        if folder is not None:
+            stack.enter_context(_held(folder))
+            for path in paths.values():
+                _files.check_writable(path, force=True)
+        known = {claim.id: find_known(paths[claim.id], claim) for claim in claims if paths}
+        stack.enter_context(cells)
         for index, claim in enumerate(claims, 1):
             label = f"{claim.id} ({index} of {len(claims)})"
             progress(label)
             cells.progress = partial(_tell, progress, label)
-            path = folder and folder / f"{claim.id}.json"
-            record = known.get(claim.id)
-            if record is None:
-                record = run_claim(claim, quick=quick, seed=seed, compute=cells, command=command)
-                if path is not None:
-                    _files.write_text(path, to_json(record), force=True)
-                yield Done(record, False, path)
-            else:
-                yield Done(record, True, path)
+            there = known.get(claim.id)
+            done = Done(there or measure(claim), there is not None, paths.get(claim.id))
+            if done.path is not None:
+                _keep(done.record, done.path, done.reused, draw)
+            yield done
+
+
+def _keep(record: Record, path: Path, reused: bool, draw: Draw | None) -> None:
+    """Write plots and record. The old record goes first and the new one comes last: none stands beside other plots."""
+    folder = path.parent
+    if not reused:
+        path.unlink(missing_ok=True)
+        for old in (old for kind in PLOTS for old in folder.glob(f"{record.id}-*.{kind}") if old.is_file()):
+            old.unlink()
+    if draw is not None:
+        draw(record, folder, reused)
+    if not reused:
+        _files.write_text(path, to_json(record), force=True)
 
 
 def _tell(progress: Callable[[str], None], label: str, done: int, total: int) -> None:
     progress(f"{label}: {done} of {total} cells")
 
 
-def _prepare(folder: Path) -> None:
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """The directory, made if it is missing, for this process alone."""
     try:
         (folder / CELLS).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -116,20 +148,22 @@ def _prepare(folder: Path) -> None:
             f"cannot write into {folder}: {error.strerror}", hint="Choose another directory with --output."
         ) from error
     _files.check_writable(folder / "probe.json", force=True)
+    with _folder.alone(folder):
+        _folder.tidy(folder, ("*.json", *(f"*.{kind}" for kind in PLOTS)))
+        _folder.tidy(folder / CELLS, ("*.json",))
+        yield
 
 
-def _known(folder: Path, claim: Claim, quick: bool, seed: int) -> Record | None:
+def _known(path: Path, claim: Claim, quick: bool, seed: int) -> Record | None:
     """The record that a run of these settings left here, if there is one."""
-    path = folder / f"{claim.id}.json"
     if not path.exists():
         return None
-    record = read(path)
-    here = environment()
-    settings = {
+    record = _read(path)
+    here = numbers_from()
+    settings: dict[str, tuple[object, object]] = {
         "quick": (record.quick, quick),
         "seed": (record.seed, seed),
-        "sqrtdk": (record.environment.get("sqrtdk"), here["sqrtdk"]),
-        "torch": (record.environment.get("torch"), here["torch"]),
+        **{name: (record.environment.get(name), here[name]) for name in here},
         "parameters": (record.outcome.parameters, _plain(claim.settings(quick=quick))),
         "control": (record.control.parameters, _plain(claim.settings(quick=quick, flipped=True))),
     }
@@ -138,6 +172,16 @@ def _known(folder: Path, claim: Claim, quick: bool, seed: int) -> Record | None:
         raise OutputError(
             f"{path} is a record of another run: {'; '.join(other)}",
             hint="Give another --output, or --force to replace it.",
+        )
+    return record
+
+
+def _read(path: Path) -> Record:
+    record = read(path)
+    if record.id != path.stem:
+        raise InvalidValueError(
+            f"{path} is a record of the claim {record.id!r}, not of {path.stem!r}",
+            hint=f"Call it {record.id}.json, or delete it and run the claim again.",
         )
     return record
 
@@ -151,13 +195,23 @@ def records(folder: Path | str) -> list[Record]:
     """All records of a directory, in the order of the register.
 
     Raises:
-        InvalidValueError: there is no directory or no record in it, or a file that is no record or one of another
-            schema version.
+        InvalidValueError: there is no directory or no record in it, or a file that is no record of the claim that it
+            is called by, or one of another schema version.
     """
     folder = Path(folder)
-    found = {path.stem: read(path) for path in sorted(folder.glob("*.json")) if path.stem in CLAIMS}
+    found = {path.stem: _read(path) for path in sorted(folder.glob("*.json")) if path.stem in CLAIMS}
     if not found:
         raise InvalidValueError(
             f"{folder} holds no records of claims", hint=f"Make some: sqrtdk lab run all --quick --output {folder}"
         )
     return [found[name] for name in CLAIMS if name in found]
+
+
+def not_run(found: Sequence[Record]) -> list[str]:
+    """Claims of the register that have no record here.
+
+    Example:
+        >>> len(not_run([])) == len(CLAIMS)
+        True
+    """
+    return [name for name in CLAIMS if name not in {record.id for record in found}]

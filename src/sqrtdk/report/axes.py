@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sqrtdk import _extras
 from sqrtdk.lab.plots import Plot, Series
-from sqrtdk.report import extras
 from sqrtdk.report.plain import plain
 
 # Apart for every kind of sight, and dark enough for white; the page has lighter ones for the dark.
@@ -23,6 +23,8 @@ _LABEL_LINES = 4
 _WORD = 20  # characters of a word that no line is too short for
 _TICK_CHARACTERS = 58  # of one line below the axes
 _LEGEND_INCHES = 0.35  # of a legend of one line
+_FARTHEST = 1e100  # beyond it matplotlib's own arithmetic overflows
+_MOST_BRACES = 20  # its parser goes down a dozen calls for each
 _WRITTEN_OUT = 2**16  # powers of two up to this one are ticks as numbers
 
 
@@ -43,7 +45,7 @@ class _Points:
 def draw(figure: Any, plot: Plot) -> None:
     """Draw a plot.
 
-    What an axis can't show is left out: what is not finite, and on a logarithmic one zero and less.
+    What an axis can't show is left out: what is not finite or beyond 1e100, and on a logarithmic one zero and less.
 
     Args:
         figure: of matplotlib, empty.
@@ -84,10 +86,7 @@ def label(text: str, width: int = 60) -> str:
         ('a $q_i$\\nb', '\\\\$\\\\frac{\\\\$')
     """
     text = plain(text)[:200]
-    parser = extras.load("matplotlib.mathtext").MathTextParser("path")
-    try:
-        parser.parse(text)
-    except ValueError:
+    if not _parses(text):
         text = text.replace("$", r"\$")
     lines = [""]
     for word in _words(text, width):
@@ -97,6 +96,16 @@ def label(text: str, width: int = 60) -> str:
         else:
             lines[-1] = longer
     return "\n".join([*lines[:_LABEL_LINES], *["..."][: len(lines) - _LABEL_LINES]])
+
+
+def _parses(text: str) -> bool:
+    if text.count("{") > _MOST_BRACES:  # here they may just pass, and not further down in the drawing
+        return False
+    try:
+        _extras.load("matplotlib.mathtext").MathTextParser("path").parse(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _words(text: str, width: int) -> Iterator[str]:
@@ -158,7 +167,7 @@ def _points(series: Series, plot: Plot, names: Sequence[str]) -> _Points:
 
 
 def _fits(value: float, log: bool) -> bool:
-    return math.isfinite(value) and (value > 0 or not log)
+    return abs(value) <= _FARTHEST and (value > 0 or not log)
 
 
 def _floor(plot: Plot) -> float:
@@ -194,7 +203,7 @@ def _bars(axes: Any, points: _Points, offset: float, width: float, colour: str) 
 
 
 def _ticks(axes: Any, plot: Plot, names: Sequence[str]) -> None:
-    ticker = extras.load("matplotlib.ticker")
+    ticker = _extras.load("matplotlib.ticker")
     if names:
         room = max(6, _TICK_CHARACTERS // len(names))
         texts = [label(name, room) for name in names]

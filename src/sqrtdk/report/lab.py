@@ -21,24 +21,16 @@ from sqrtdk.lab.register import CLAIMS
 from sqrtdk.lab.runner import Done
 from sqrtdk.lab.text import Text
 from sqrtdk.report.console import drawn
+from sqrtdk.report.lab_words import ANSWERS, TALLY, TERMINAL, WORDS
+from sqrtdk.report.plain import plain
 
 COLOURS = {"holds": "green", "fails": "red", "depends": "yellow", "undecided": "magenta"}
-WORDS = {
-    "holds": Text("holds", "成立"),
-    "fails": Text("fails", "不成立"),
-    "depends": Text("depends", "视情况而定"),
-    "undecided": Text("undecided", "未定"),
-    "Method": Text("Method", "方法"),
-    "Control": Text("Control", "对照"),
-    "Formula": Text("Formula", "公式"),
-    "Parameters": Text("Parameters", "参数"),
-    "True if": Text("True if", "判据"),
-}
 
 
-def say(text: Text, language: str) -> str:
-    """The text in one language, "en" or "zh"."""
-    return str(getattr(text, language))
+def say(text: Text, language: str, **given: object) -> str:
+    """The text in one language, "en" or "zh", with what stands in its braces."""
+    words = str(getattr(text, language))
+    return words.format(**given) if given else words
 
 
 def register_text(language: str = "en", *, width: int = 100, color: bool = False) -> str:
@@ -67,14 +59,15 @@ def claim_text(claim: Claim, language: str = "en", *, width: int = 100, color: b
         console.print(Line(claim.id, style="bold cyan"), Line(f"  {', '.join(claim.sources)}", style="dim"), sep="")
         console.print(say(claim.statement, language) + "\n")
         table = _grid(2)
-        for name, text in (("Formula", claim.formula), ("Method", claim.method), ("Control", claim.control)):
-            table.add_row(_word(name, language), text if isinstance(text, str) else say(text, language))
+        table.add_row(_word(WORDS["formula"], language), claim.formula)
+        table.add_row(_word(WORDS["method"], language), say(claim.method, language))
+        table.add_row(_word(WORDS["control"], language), say(claim.control, language))
         for part in claim.parts:
             bars = "; ".join(bar(expect) for expect in part.expects)
-            table.add_row(_word("True if", language), f"{say(part.text, language)}  ({bars})")
+            table.add_row(_word(TERMINAL["true_if"], language), f"{say(part.text, language)}  ({bars})")
         for name, value in claim.parameters.items():
             quick = f"  (--quick: {_short(claim.quick[name])})" if name in claim.quick else ""
-            table.add_row(_word("Parameters", language), f"{name} = {_short(value)}{quick}")
+            table.add_row(_word(TERMINAL["parameters"], language), f"{name} = {_short(value)}{quick}")
         console.print(table)
 
     return drawn(draw, width, color)
@@ -88,20 +81,24 @@ def claim_json(claim: Claim) -> str:
 def verdicts_text(
     done: Sequence[Done], folder: Path, language: str = "en", *, width: int = 100, color: bool = False
 ) -> str:
-    """The verdicts of a run, a line a claim, and for `depends` what it depends on."""
+    """The verdicts of a run, a line a claim, and the parts of those that are mixed or undecided."""
 
     def draw(console: Console) -> None:
         table = _grid(4)
         for one in done:
-            verdict = one.record.outcome.verdict
-            answer = Line(say(WORDS[verdict.answer], language), style=COLOURS[verdict.answer])
-            seconds = "kept" if one.reused else f"{one.record.duration_s:.1f} s"
-            table.add_row(Line(one.record.id, style="cyan"), answer, Line(seconds, style="dim"), _on(verdict, language))
-            if not one.record.sound:
-                warning = f"the control has the same verdict ({one.record.control.verdict.answer})"
-                table.add_row("", Line("unsound", style="bold red"), "", warning)
+            record, verdict = one.record, one.record.outcome.verdict
+            answer = Line(say(ANSWERS[verdict.answer], language), style=COLOURS[verdict.answer])
+            seconds = "kept" if one.reused else "seconds"
+            time = Line(say(TERMINAL[seconds], language, seconds=record.duration_s), style="dim")
+            table.add_row(Line(plain(record.id), style="cyan"), answer, time, _on(verdict, language))
+            if record.doubt is not None:
+                same = say(ANSWERS[record.control.verdict.answer], language)
+                warning = say(TERMINAL[f"control_{record.doubt}"], language, answer=same)
+                table.add_row("", Line(say(TERMINAL["unsound"], language), style="bold red"), "", warning)
         console.print(table)
-        console.print(f"\n{tally([one.record.outcome.verdict.answer for one in done])} Records: {folder}")
+        counts = tally([one.record.outcome.verdict.answer for one in done], language)
+        where = say(TERMINAL["records"], language, folder=plain(str(folder)))
+        console.print(f"\n{counts} {where}")
 
     return drawn(draw, width, color)
 
@@ -114,6 +111,7 @@ def verdicts_json(done: Sequence[Done]) -> str:
             "verdict": one.record.outcome.verdict.answer,
             "control": one.record.control.verdict.answer,
             "sound": one.record.sound,
+            "decided": one.record.decided,
             "parts": [{"text": part.text.en, "met": part.met} for part in one.record.outcome.verdict.findings],
             "quick": one.record.quick,
             "seed": one.record.seed,
@@ -126,17 +124,19 @@ def verdicts_json(done: Sequence[Done]) -> str:
     return _json.document({"claims": rows})
 
 
-def tally(answers: Sequence[str]) -> str:
+def tally(answers: Sequence[str], language: str = "en") -> str:
     """How many claims have which verdict.
 
     Example:
-        >>> tally(["holds", "fails", "holds"])
-        '3 claims: 2 hold, 1 fails.'
+        >>> tally(["holds", "fails", "holds"]), tally(["depends"], "zh")
+        ('3 claims: 2 hold, 1 fails.', '1 条说法：1 条视条件而定。')
     """
-    verbs = {"holds": "hold", "fails": "fail", "depends": "depend", "undecided": "undecided"}
-    counts = [(answer, answers.count(answer)) for answer in verbs if answer in answers]
-    parts = ", ".join(f"{count} {answer if count == 1 else verbs[answer]}" for answer, count in counts)
-    return f"{len(answers)} claim{'' if len(answers) == 1 else 's'}: {parts}."
+
+    def counted(name: str, count: int, **given: object) -> str:
+        return say(TALLY[f"{name}_1" if count == 1 else name], language, count=count, **given)
+
+    parts = [counted(answer, answers.count(answer)) for answer in ANSWERS if answer in answers]
+    return counted("all", len(answers), parts=say(TALLY["comma"], language).join(parts))
 
 
 def bar(expect: Expect) -> str:
@@ -154,11 +154,15 @@ def bar(expect: Expect) -> str:
 
 
 def _on(verdict: Verdict, language: str) -> str:
-    """What a mixed verdict depends on; empty for any other."""
-    if verdict.answer != "depends":
+    """What a mixed verdict depends on, and what is undecided; empty where all parts have one answer."""
+    if verdict.answer in ("holds", "fails"):
         return ""
-    words = {True: WORDS["holds"], False: WORDS["fails"], None: WORDS["undecided"]}
-    return "; ".join(f"{say(words[part.met], language)}: {say(part.text, language)}" for part in verdict.findings)
+    words = {True: ANSWERS["holds"], False: ANSWERS["fails"], None: ANSWERS["undecided"]}
+    found = [
+        say(TERMINAL["finding"], language, met=say(words[part.met], language), part=plain(say(part.text, language)))
+        for part in verdict.findings
+    ]
+    return say(TERMINAL["semicolon"], language).join(found)
 
 
 def _described(claim: Claim) -> dict[str, Any]:
@@ -186,8 +190,8 @@ def _grid(columns: int) -> Table:
     return table
 
 
-def _word(name: str, language: str) -> Line:
-    return Line(say(WORDS[name], language), style="dim")
+def _word(text: Text, language: str) -> Line:
+    return Line(say(text, language), style="dim")
 
 
 def _short(value: object) -> str:

@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 
 from sqrtdk.lab import figures
 from sqrtdk.lab.claim import GROUPS
-from sqrtdk.lab.figures import LEVEL, Figure
+from sqrtdk.lab.figures import Figure
 from sqrtdk.lab.judge import Check, Finding
 from sqrtdk.lab.record import Record
 from sqrtdk.lab.text import Text
@@ -40,11 +40,12 @@ class _Shown:
     plots: tuple[tuple[Markup, Text, str], ...]  # drawing, caption, the caption's id
 
 
-def to_html(records: Sequence[Record]) -> str:
+def to_html(records: Sequence[Record], missing: Sequence[str] = ()) -> str:
     """Draw records of claims as one self-contained page that opens from disk.
 
     Args:
         records: of one run or of several; where their settings differ the page says so.
+        missing: ids of claims that have no record, listed as not run.
 
     Returns:
         A complete HTML document.
@@ -65,13 +66,15 @@ def to_html(records: Sequence[Record]) -> str:
     context = {
         "groups": _groups(shown),
         "total": len(records),
+        "missing": missing,
         "answers": [(name, answers[name]) for name in ANSWERS],
         "unsound": [one for one in shown if not one.record.sound],
         "settings": settings,
         "mixed": [(label, values) for label, values, must_agree in settings if must_agree and len(values) > 1],
         "seconds": sum(record.duration_s for record in records if math.isfinite(record.duration_s)),
         "version": importlib.metadata.version("sqrtdk"),
-        "level": f"{LEVEL:.0%}",
+        "percent": percent,
+        "levels": ", ".join(dict.fromkeys(percent(record.level) for record in records)),
         "meanings": ANSWERS_MEAN,
         "say": _say,
         "both": both,
@@ -127,6 +130,7 @@ def _settings(records: Sequence[Record]) -> list[tuple[Markup, list[tuple[Any, i
     return [
         (_say("kind"), values(lambda record: _say("quick" if record.quick else "full")), True),
         (_say("seed"), values(lambda record: record.seed), True),
+        (_say("level"), values(lambda record: percent(record.level)), True),
         (_say("started"), [(day, 1) for day in dict.fromkeys((*days[:1], *days[-1:]))], False),
         *(
             (escape(plain(key)), values(lambda record, key=key: record.environment.get(key, "?")), True)  # type: ignore[misc]
@@ -193,6 +197,16 @@ def number(value: float) -> str:
     return f"{value:.0f}" if value == round(value) and abs(value) < 1e12 else figures.number(value)
 
 
+def percent(share: float) -> str:
+    """A share in percent.
+
+    Example:
+        >>> percent(0.99), percent(0.999)
+        ('99%', '99.9%')
+    """
+    return f"{100 * share:.6g}%"
+
+
 def limit(value: float) -> str:
     """An end of a bar with all its digits.
 
@@ -221,18 +235,20 @@ def bar(check: Check) -> str:
 
 
 def strip(check: Check) -> Markup:
-    """A small drawing: the bar as a field, on it the interval with its value. Empty where a number is not finite."""
+    """A small drawing: the bar as a field, on it the interval with its value. Empty where it can't be drawn."""
     figure = check.figure
     ends = [value for value in (check.low, check.high) if math.isfinite(value)]
     inside = [figure.low, figure.value, figure.high]
     if not all(map(math.isfinite, inside)) or not ends:
         return Markup()
     low, high = min(*ends, *inside), max(*ends, *inside)
+    if not math.isfinite(2 * (high - low)):
+        return Markup()
     room = 0.15 * (high - low) or 1.0
     low, high = low - room, high + room
 
     def at(value: float) -> float:
-        return round(120 * (min(max(value, low), high) - low) / (high - low), 1)
+        return round(120 * ((min(max(value, low), high) - low) / (high - low)), 1)
 
     start, end = at(check.low), at(check.high)
     return Markup(

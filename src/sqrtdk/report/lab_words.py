@@ -1,4 +1,4 @@
-"""Every fixed word of the lab's page, in its two languages."""
+"""Every fixed word of the lab's page and of its tables in the terminal, in its two languages."""
 
 from __future__ import annotations
 
@@ -18,6 +18,33 @@ ANSWERS_MEAN = {
         "some parts are met and some are not: they are the conditions", "有的部分满足，有的不满足，这些部分就是条件"
     ),
     "undecided": Text("an interval lies across a bar: more samples are needed", "有置信区间跨越判据，需要更多样本"),
+}
+
+TALLY = {  # how many claims have which verdict; "_1" for one
+    "all": Text("{count} claims: {parts}.", "{count} 条说法：{parts}。"),
+    "all_1": Text("{count} claim: {parts}.", "{count} 条说法：{parts}。"),
+    "holds": Text("{count} hold", "{count} 条成立"),
+    "holds_1": Text("{count} holds", "{count} 条成立"),
+    "fails": Text("{count} fail", "{count} 条不成立"),
+    "fails_1": Text("{count} fails", "{count} 条不成立"),
+    "depends": Text("{count} depend", "{count} 条视条件而定"),
+    "depends_1": Text("{count} depends", "{count} 条视条件而定"),
+    "undecided": Text("{count} undecided", "{count} 条未定"),
+    "undecided_1": Text("{count} undecided", "{count} 条未定"),
+    "comma": Text(", ", "，"),
+}
+
+TERMINAL = {
+    "unsound": Text("unsound", "不足为凭"),
+    "control_same": Text("the control has the same verdict ({answer})", "对照的判定相同（{answer}）"),
+    "control_undecided": Text("the control is undecided", "对照未定"),
+    "kept": Text("kept", "沿用"),
+    "seconds": Text("{seconds:.1f} s", "{seconds:.1f} 秒"),
+    "records": Text("Records: {folder}", "记录：{folder}"),
+    "parameters": Text("Parameters", "参数"),
+    "true_if": Text("True if", "判据"),
+    "finding": Text("{met}: {part}", "{met}：{part}"),
+    "semicolon": Text("; ", "；"),
 }
 
 MET = {
@@ -48,16 +75,19 @@ WORDS = {
     ),
     "unsound_some": Text("Controls that decide nothing", "未起作用的对照"),
     "unsound_some_means": Text(
-        "With the premise turned round, the verdict must be another one. For these claims it was not, so their "
-        "verdicts say nothing:",
-        "前提反过来之后，判定必须改变。以下说法的判定没有改变，因此其判定不足为凭：",
+        "With the premise turned round, the verdict must be another one. For these claims it was the same or "
+        "undecided, so their verdicts say nothing:",
+        "前提反过来之后，判定必须改变。以下说法的对照判定相同或未定，因此其判定不足为凭：",
     ),
+    "missing_some": Text("Not run: {count} of the {total} claims", "未运行：{total} 条说法中的 {count} 条"),
+    "missing_some_means": Text("They have no record here:", "这里没有它们的记录："),
     # settings
     "run": Text("Run", "运行"),
     "quick": Text("quick", "快速"),
     "full": Text("full", "完整"),
     "kind": Text("Kind of run", "运行方式"),
     "seed": Text("Seed", "随机种子"),
+    "level": Text("Confidence level", "置信水平"),
     "started": Text("Started", "开始时间"),
     "total": Text("Total time", "总用时"),
     "duration": Text("Time", "用时"),
@@ -97,15 +127,20 @@ WORDS = {
     "bar": Text("Bar", "判据"),
     "met": Text("Result", "结果"),
     "exact": Text("exact", "精确"),
+    "observed": Text("extreme of the draws", "抽样中的极值"),
     "method": Text("Method", "方法"),
     "control": Text("Control", "对照"),
     "control_gives": Text("Its verdict", "对照的判定"),
     "control_changes": Text("What differs", "改动"),
     "sound": Text("another verdict: the experiment can say no", "判定不同：该实验能够否定说法"),
     "unsound": Text("control decides nothing", "对照未起作用"),
-    "unsound_means": Text(
-        "The control did not come to another verdict, so this experiment can't tell the claim from its opposite.",
-        "对照没有得出不同的判定，因此该实验无法区分这条说法与其反面。",
+    "control_same": Text(
+        "The control came to the same verdict, so this experiment can't tell the claim from its opposite.",
+        "对照得出相同的判定，因此该实验无法区分这条说法与其反面。",
+    ),
+    "control_undecided": Text(
+        "The control is undecided, so nothing shows that this experiment can tell the claim from its opposite.",
+        "对照未定，因此无从表明该实验能够区分这条说法与其反面。",
     ),
     "control_checks": Text("Checks of the control", "对照的检验"),
     # details

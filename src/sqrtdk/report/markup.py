@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 from markupsafe import Markup, escape
 
-from sqrtdk.report import extras
+from sqrtdk import _extras
 from sqrtdk.report.axes import COLOURS, INK, LINE, PAPER, SOFT
 from sqrtdk.report.plain import plain
 
@@ -57,7 +57,7 @@ def math(latex: str) -> Markup | None:
         >>> math(r"\\frac{") is None, math(r"\\nonsense{x}") is None
         (True, True)
     """
-    converter = extras.load("latex2mathml.converter")
+    converter = _extras.load("latex2mathml.converter")
     try:
         # as text, since the library sets a single letter of \mathrm in italics and takes longer words apart
         root = converter.convert_to_element(re.sub(r"\\mathrm\{([A-Za-z]+)\}", r"\\text{\1}", latex), display="block")

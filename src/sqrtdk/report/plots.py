@@ -10,11 +10,10 @@ import io
 import re
 from pathlib import Path
 
-from sqrtdk import _files
+from sqrtdk import _extras, _files
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.lab.plots import Plot
 from sqrtdk.lab.record import Record
-from sqrtdk.report import extras
 from sqrtdk.report.axes import INK, LINE, PAPER, SIZE_INCHES, SOFT, draw
 
 PNG_DPI = 160
@@ -127,8 +126,8 @@ def to_png(plot: Plot) -> bytes:
 
 def _drawn(plot: Plot, kind: str) -> bytes:
     """Draw and save; the reader's own matplotlibrc plays no part. A figure is laid out by its first saving only."""
-    figures, style = extras.load("matplotlib.figure"), extras.load("matplotlib.style")
-    agg = extras.load("matplotlib.backends.backend_agg")
+    figures, style = _extras.load("matplotlib.figure"), _extras.load("matplotlib.style")
+    agg = _extras.load("matplotlib.backends.backend_agg")
     buffer = io.BytesIO()
     metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
     with style.context(["default", _SETTINGS]):

@@ -25,7 +25,7 @@ def to_text(document: dict[str, Any], *, width: int = 100, color: bool = False) 
             style="bold",
         )
         for name in document["damaged"]:
-            console.print(f"{plain(name)} was damaged; its cells were computed again", style="yellow")
+            console.print(f"damaged, its cells computed again: {plain(name)}", style="yellow")
         over = "one seed" if seeds == 1 else f"{seeds} seeds"
         console.print(f"mean over {over}; entropy in nats; +- one standard error; theory: Gaussian", style="dim")
         console.print()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral, Real
 
 from sqrtdk.errors import InvalidValueError
-from sqrtdk.scales._numbers import finite
+from sqrtdk.scales._numbers import finite as finite
 from sqrtdk.scales._numbers import positive as positive
 from sqrtdk.scales._numbers import whole as whole
 
@@ -38,8 +39,8 @@ def extended(value: object, name: str) -> float:
         >>> extended(-math.inf, "low")
         -inf
     """
-    if isinstance(value, float) and math.isinf(value):
-        return value
+    if isinstance(value, Real) and not isinstance(value, Integral) and math.isinf(value):
+        return float(value)
     return finite(value, name)
 
 
@@ -53,4 +54,20 @@ def probability(value: object, name: str) -> float:
     number = finite(value, name)
     if not 0.0 <= number <= 1.0:
         raise InvalidValueError(f"{name} is a probability, 0 to 1; got {number}", hint="Divide a percentage by 100.")
+    return number
+
+
+def count(value: object, name: str, least: int = 1) -> int:
+    """`value` as an int of at least `least` that a float can hold.
+
+    Raises:
+        InvalidTypeError: it is no whole number.
+        InvalidValueError: it is too small or too large.
+
+    Example:
+        >>> count(64, "dim")
+        64
+    """
+    number = whole(value, name, least)
+    finite(number, name)
     return number

@@ -77,7 +77,7 @@ class PairSum:
         """K(t) - mean t, without cancellation."""
         square = t * t
         below = torch.where(square.abs() < 0.25, torch.log1p(-square), (one_minus_t * (1.0 + t)).log())
-        return self.dim * (-0.5 * below + square * (self.plus / one_minus_t + self.minus / (1.0 + t)))
+        return float(self.dim) * (-0.5 * below + square * (self.plus / one_minus_t + self.minus / (1.0 + t)))
 
     def _slope(self, c: float, rest: float) -> float:
         """K'(c) - mean: a sum of terms above 0."""

@@ -1,8 +1,8 @@
 """The shipped finite-n table and its interpolation: cubic splines in log n, then in asinh(sigma); no numpy.
 
 Splines go through the logarithms of ratios that are 1 at sigma = 0 and finite down to n = 1: entropy / log n,
--log(peak) / log n, log(effective keys) / log n, Jacobian norm n / sqrt(n - 1). What is interpolated is off by less
-than 0.1% of itself (peak, effective keys, norm) and 0.02% (entropy).
+-log(peak) / log n, log(effective keys) / log n, Jacobian norm n / sqrt(n - 1). What is interpolated is off by
+the errors that `sqrtdk.theory.gaussian` states.
 """
 
 from __future__ import annotations

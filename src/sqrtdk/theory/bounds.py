@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from sqrtdk.errors import InvalidValueError
-from sqrtdk.theory._checks import at_least, extended, whole
+from sqrtdk.theory._checks import at_least, count, extended, whole
 
 
 def entropy_lower_bound_nats(n: int, radius: float) -> float:
@@ -43,10 +43,11 @@ def entropy_lower_bound_nats(n: int, radius: float) -> float:
         The paper, which writes sigma for the product of spectral norms that bounds R, and leaves out the scale.
     """
     radius = at_least(radius, "the radius")
-    if whole(n, "n", 1) == 1:
+    others = float(count(n, "n") - 1)
+    if others == 0:
         return 0.0
-    gap = radius * math.sqrt(n / (n - 1))
-    rest = (n - 1) * math.exp(-gap)
+    gap = radius * math.sqrt(1.0 + 1.0 / others)
+    rest = others * math.exp(-gap)
     return math.log1p(rest) + rest * gap / (1.0 + rest)
 
 
@@ -77,13 +78,14 @@ def logit_radius(weight_norm: float, input_norm: float, *, scale: float = 1.0) -
         S. Zhai et al. 2023, arXiv:2303.06296, theorem 3.1, whose sigma is |W_k W_q^T| |X X^T|.
     """
     weight, inputs = at_least(weight_norm, "weight_norm"), at_least(input_norm, "input_norm")
-    return at_least(abs(extended(scale, "the scale")) * weight * inputs**2, "the radius")
+    return at_least(abs(extended(scale, "the scale")) * weight * inputs * inputs, "the radius")
 
 
 def max_logit_bounds(lse: float, n: int) -> tuple[float, float]:
     """Bounds on the largest of n logits from their lse = log sum e^z: lse - log n <= max <= lse.
 
-    The lower bound is attained by equal logits; the upper one in the limit of a single large logit.
+    The lower bound is attained by equal logits; the upper one in the limit of a single large logit. They hold for
+    every row whose lse counts these n keys and nothing else, such as a sink.
 
     Args:
         lse: of the visible keys only (without a sink), natural-log units.
@@ -99,6 +101,9 @@ def max_logit_bounds(lse: float, n: int) -> tuple[float, float]:
     Example:
         >>> max_logit_bounds(math.log(4), 4)
         (0.0, 1.3862943611198906)
+
+    Reference:
+        e^max <= sum e^z <= n e^max.
     """
     lse = extended(lse, "lse")
     return lse - math.log(whole(n, "n", 1)), lse
@@ -115,6 +120,9 @@ def logit_bound(scale: float, query_norm: float, key_norm: float) -> float:
         query_norm: Euclidean length of the query, or the largest of several.
         key_norm: the same of the key.
 
+    Returns:
+        The bound, natural-log units.
+
     Raises:
         InvalidTypeError: an argument is no number.
         InvalidValueError: a negative length, NaN, or 0 times infinity.
@@ -122,6 +130,9 @@ def logit_bound(scale: float, query_norm: float, key_norm: float) -> float:
     Example:
         >>> logit_bound(0.125, 8.0, 8.0)
         8.0
+
+    Reference:
+        The inequality of Cauchy and Schwarz.
     """
     numbers = {"the scale": scale, "query_norm": query_norm, "key_norm": key_norm}
     scale, query, key = (extended(value, name) for name, value in numbers.items())

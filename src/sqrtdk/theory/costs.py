@@ -31,9 +31,27 @@ def _itemsize(dtype: torch.dtype) -> int:
 def visible_pairs(query_len: int, key_len: int, *, causal: bool = False) -> int:
     """Pairs of a query and a key that it sees: L S, or sum over i of min(i + 1, S) where i sees keys j <= i.
 
+    With m = min(L, S) the causal sum is m (m + 1) / 2 + (L - m) S. Exact for these two masks, of which the causal one
+    is the upper-left of torch's SDPA; a window, padding or packed documents leave fewer pairs.
+
+    Args:
+        query_len: L.
+        key_len: S.
+        causal: whether query i sees keys j <= i alone.
+
+    Returns:
+        The number of pairs of one batch entry and head.
+
+    Raises:
+        InvalidTypeError: a length is no whole number.
+        InvalidValueError: a length is below 1.
+
     Example:
         >>> visible_pairs(4, 4), visible_pairs(4, 4, causal=True), visible_pairs(4, 2, causal=True)
         (16, 10, 7)
+
+    Reference:
+        Counted; the mask is that of torch.nn.functional.scaled_dot_product_attention with is_causal.
     """
     _wholes(query_len=query_len, key_len=key_len)
     if not causal:
@@ -58,6 +76,9 @@ def attention_flops(
 
     The backward pass adds dp = do v^T and dv = p^T do (Ev each), dq = dz k and dk = dz^T q (E each): twice the forward.
     A fused kernel computes q k^T again, E more, which makes 3.5 forwards in all where Ev = E.
+
+    Products of matrices alone are counted: softmax, scale, bias and mask add 4 to 8 operations a pair, 1 / E to 2 / E
+    of it. Not valid for scores that are no dot product. It is no time: short rows and small heads are bound by memory.
 
     Args:
         batch: B.
@@ -114,7 +135,8 @@ def projection_flops(
     """FLOP of the four projections of a multi-head layer, 2 a weight and token.
 
     2 B (L h E d_model + S kv E kdim + S kv Ev vdim + L h Ev d_model); the backward pass is twice that, once for the
-    gradient of the input and once for that of the weight.
+    gradient of the input and once for that of the weight. Biases, rotations and norms are not counted, and with a
+    cache of keys and values S is the number of new tokens only. Not valid for low-rank or sparse projections.
 
     Args:
         batch: B.
@@ -139,6 +161,9 @@ def projection_flops(
     Example:
         >>> projection_flops(1, 1024, 512, 8) == 2 * 1024 * 4 * 512**2
         True
+
+    Reference:
+        J. Kaplan et al. 2020, arXiv:2001.08361, table 1 (2 a weight and token, and twice that backward).
     """
     _wholes(batch=batch, query_len=query_len, d_model=d_model, heads=heads)
     keys = whole(query_len if key_len is None else key_len, "key_len", 1)
@@ -181,7 +206,9 @@ def attention_memory_bytes(
     tile_keys: int = 64,
     workers: int = 1,
 ) -> AttentionMemory:
-    """Working memory of a forward pass, dense against tiled, beyond inputs and output.
+    """Working memory of a forward pass, dense against tiled, beyond inputs and output, in bytes.
+
+    dense = 2 B H L S bytes(dtype), tiled = 4 (workers r (2 c + Ev + 2) + B H L), with r and c at most L and S.
 
     Dense: 2 B H L S numbers of the dtype, the logits and the weights at the moment of the softmax; a scale, bias or
     mask that is not applied in place adds B H L S. Training keeps the weights. Tiled: 2 r c float32 numbers of a tile
@@ -200,7 +227,8 @@ def attention_memory_bytes(
         workers: tiles at work at the same time (thread blocks of a GPU, threads of a CPU).
 
     Returns:
-        AttentionMemory, in bytes. Registers and shared memory of a GPU are counted as if they were memory.
+        AttentionMemory, in bytes. Registers and shared memory of a GPU are counted as if they were memory. What an
+        allocator rounds up, and what a backward pass holds besides, is not.
 
     Raises:
         InvalidTypeError: a size is no whole number, or dtype is none.
@@ -236,7 +264,10 @@ def kv_cache_bytes(
     layers: int = 1,
     dtype: torch.dtype = torch.bfloat16,
 ) -> int:
-    """Bytes of cached keys and values: layers B kv length (E + Ev) numbers.
+    """Bytes of cached keys and values: layers B kv length (E + Ev) bytes(dtype).
+
+    Not valid for caches of something else (a shared latent vector, one layer's keys for several layers), and less than
+    what an allocator of pages or a preallocated length holds.
 
     Args:
         batch: B.

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sqrtdk.theory._checks import whole
+
 
 @dataclass(frozen=True, slots=True)
 class Terms:
@@ -51,6 +53,9 @@ def multi_head_terms(
 ) -> Terms:
     """Parameters of multi-head attention: h d_k d_model + kv d_k kdim + kv d_v vdim + h d_v d_model, and biases.
 
+    The biases are h d_k + kv d_k + kv d_v (in) and d_model (out). Exact for a layer of these four projections; norms
+    of q and k, learned scales, relative positions and the like come on top, and low-rank projections are another sum.
+
     Args:
         d_model: channels of the query and of the output.
         heads: query heads h.
@@ -63,7 +68,11 @@ def multi_head_terms(
         out_bias: whether the output's projection has one.
 
     Returns:
-        The terms; equal ones are gathered, so that the textbook case reads `3 h d_k d_model + d_model^2`.
+        The terms, in parameters; equal ones are gathered: the textbook case reads `3 h d_k d_model + d_model^2`.
+
+    Raises:
+        InvalidTypeError: a size is no whole number.
+        InvalidValueError: a size is below 1, also one that is derived: d_model / h without a head_dim.
 
     Example:
         >>> terms = multi_head_terms(512, 8, in_bias=False, out_bias=False)
@@ -75,10 +84,12 @@ def multi_head_terms(
     Reference:
         Vaswani et al. 2017, arXiv:1706.03762; Ainslie et al. 2023, arXiv:2305.13245 for fewer key heads.
     """
-    kv = heads if kv_heads is None else kv_heads
-    d_k = d_model // heads if head_dim is None else head_dim
-    d_v = d_k if value_head_dim is None else value_head_dim
-    from_key, from_value = kdim or d_model, vdim or d_model
+    d_model, heads = whole(d_model, "d_model", 1), whole(heads, "heads", 1)
+    kv = whole(heads if kv_heads is None else kv_heads, "kv_heads", 1)
+    d_k = whole(d_model // heads if head_dim is None else head_dim, "head_dim", 1)
+    d_v = whole(d_k if value_head_dim is None else value_head_dim, "value_head_dim", 1)
+    from_key = whole(d_model if kdim is None else kdim, "kdim", 1)
+    from_value = whole(d_model if vdim is None else vdim, "vdim", 1)
     value = "d_k" if d_v == d_k else "d_v"
     if (from_key, from_value, d_v, kv) == (d_model, d_model, d_k, heads):
         parts = [("3 h d_k d_model", 3 * heads * d_k * d_model)]
@@ -117,10 +128,22 @@ def additive_terms(query_dim: int, key_dim: int, hidden: int, *, bias: bool = Fa
         hidden: A, width of the hidden layer.
         bias: whether the hidden layer has one.
 
+    Returns:
+        The terms, in parameters: of W_q, W_k and v of v^T tanh(W_q q + W_k k).
+
+    Raises:
+        InvalidTypeError: a size is no whole number.
+        InvalidValueError: a size is below 1.
+
     Example:
         >>> additive_terms(4, 6, 8).total
         88
+
+    Reference:
+        Bahdanau et al. 2014, arXiv:1409.0473, appendix A.1.2.
     """
+    query_dim, key_dim = whole(query_dim, "query_dim", 1), whole(key_dim, "key_dim", 1)
+    hidden = whole(hidden, "hidden", 1)
     parts = (("d_q A", query_dim * hidden), ("d_key A", key_dim * hidden), ("A", hidden))
     return Terms((*parts, ("A", hidden)) if bias else parts)
 
@@ -133,12 +156,24 @@ def bilinear_terms(query_dim: int, key_dim: int, *, heads: int | None = None) ->
         key_dim: d_key, channels of the key.
         heads: h; None: one form for all heads.
 
+    Returns:
+        The terms, in parameters: of W of q^T W k.
+
+    Raises:
+        InvalidTypeError: a size is no whole number.
+        InvalidValueError: a size is below 1.
+
     Example:
         >>> bilinear_terms(4, 6, heads=2).formula
         'h d_q d_key'
+
+    Reference:
+        Luong et al. 2015, arXiv:1508.04025, section 3.1 (general).
     """
-    one = query_dim * key_dim
-    return Terms((("d_q d_key", one),)) if heads is None else Terms((("h d_q d_key", heads * one),))
+    one = whole(query_dim, "query_dim", 1) * whole(key_dim, "key_dim", 1)
+    if heads is None:
+        return Terms((("d_q d_key", one),))
+    return Terms((("h d_q d_key", whole(heads, "heads", 1) * one),))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from torch import Tensor
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.scales import ScaleRule, sizes, sqrt_dk
 from sqrtdk.scales._numbers import finite
-from sqrtdk.theory._checks import at_least, extended, probability, whole
+from sqrtdk.theory._checks import at_least, count, extended, probability, whole
 from sqrtdk.theory._inversion import PairSum, log_normal_above
 from sqrtdk.theory._root import falling_roots
 
@@ -59,8 +59,9 @@ def dot_product_moments(
 ) -> Moments:
     """Moments of q . k = sum of q_i k_i over `dim` independent components.
 
-    mean = d b, variance = d (a + 2 c), third cumulant 6 a b d, fourth 6 a (a + 4 c) d; a, b, c as in the module's
-    text. With means 0 and variances 1: mean 0, variance d, excess kurtosis 6 / d.
+    mean = d b, variance = d (a + 2 c), third cumulant 6 a b d, fourth 6 a (a + 4 c) d, where for means mq, mk and
+    variances vq, vk of the components a = vq vk, b = mq mk, c = (mq^2 vk + mk^2 vq) / 2. With means 0 and variances 1:
+    mean 0, variance d, excess kurtosis 6 / d.
 
     Mean and variance hold for components of any distribution with these means and variances. Skewness and excess
     kurtosis hold for Gaussian components. All four stop being valid where components depend on one another: trained
@@ -78,7 +79,7 @@ def dot_product_moments(
 
     Raises:
         InvalidTypeError: an argument is no number, or dim is no whole number.
-        InvalidValueError: dim below 1, a negative variance, or a number that is not finite.
+        InvalidValueError: dim below 1, a negative variance, a number that is not finite, or moments that overflow.
 
     Example:
         >>> dot_product_moments(64)
@@ -87,16 +88,20 @@ def dot_product_moments(
         40.0
 
     Reference:
-        Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1, footnote 4, for means 0 and variances 1.
+        Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1, footnote 4, for means 0 and variances 1; C. C. Craig
+        1936, Annals of Mathematical Statistics 7, 1, for the cumulants of a product of two normal variables.
     """
     return _moments(dim, *_abc(dim, query_mean, query_variance, key_mean, key_variance))
 
 
 def _abc(dim: int, mq: float, vq: float, mk: float, vk: float) -> tuple[float, float, float]:
-    whole(dim, "dim", 1)
+    size = float(count(dim, "dim"))
     mq, mk = finite(mq, "query_mean"), finite(mk, "key_mean")
     vq, vk = at_least(vq, "query_variance"), at_least(vk, "key_variance")
-    return vq * vk, mq * mk, (mq * mq * vk + mk * mk * vq) / 2.0
+    a, b, c = vq * vk, mq * mk, (mq * mq * vk + mk * mk * vq) / 2.0
+    finite(size * b, "the mean of the product")
+    finite(size * (a + 2.0 * c), "the variance of the product")
+    return a, b, c
 
 
 def _moments(dim: int, a: float, b: float, c: float) -> Moments:
@@ -149,6 +154,10 @@ class LogitDistribution:
     def log_above(self, value: float) -> float:
         """Natural logarithm of P(z > value), with the relative accuracy of the tail's logarithm kept far out.
 
+        Raises:
+            InvalidTypeError: the value is no real number.
+            InvalidValueError: it is NaN.
+
         Example:
             >>> round(logit_distribution(512).log_above(40.0), 1)  # a normal would have -804.6
             -472.1
@@ -159,7 +168,7 @@ class LogitDistribution:
         return self._log_tail(excess, self.pairs)
 
     def log_below(self, value: float) -> float:
-        """Natural logarithm of P(z <= value).
+        """Natural logarithm of P(z <= value); errors as in `log_above`.
 
         Example:
             >>> round(math.exp(logit_distribution(64).log_below(0.0)), 12)
@@ -237,12 +246,15 @@ def logit_distribution(
     key_mean: float = 0.0,
     key_variance: float = 1.0,
 ) -> LogitDistribution:
-    """Distribution of scale q . k, exact for independent Gaussian components.
+    """Distribution of z = scale q . k, natural-log units, exact for independent Gaussian components.
 
-    Probabilities come from the characteristic function by numerical inversion (P. Gil-Pelaez's formula on a bent
-    path), accurate to 1e-12 and, in the tails, relative to themselves. At d = 64, means 0, the tail beyond 2
-    standard deviations is 1.02 times that of the normal with the same variance, beyond 5 it is 4.8 times, and beyond
-    10 four million times.
+        P(q . k > x) = 1 / (2 pi i) int e^{K(t) - t x} dt / t
+        K(t) = d (-1/2 log(1 - a t^2) + (b t + c t^2) / (1 - a t^2))
+
+    with a = vq vk, b = mq mk, c = (mq^2 vk + mk^2 vq) / 2 for means mq, mk and variances vq, vk. The integral is done
+    numerically (P. Gil-Pelaez's formula on a bent path), accurate to 1e-12 and, in the tails, relative to itself. At
+    d = 64, means 0, the tail beyond 2 standard deviations is 1.02 times that of the normal with the same variance,
+    beyond 5 it is 4.8 times, and beyond 10 four million times.
 
     It stops being valid where components are not Gaussian or depend on one another. Logits of one row share their
     query: given q they are normal with standard deviation scale |q| sqrt(vk), which is narrower in the tails.
@@ -262,7 +274,7 @@ def logit_distribution(
 
     Raises:
         InvalidTypeError: an argument is no number, or dim is no whole number.
-        InvalidValueError: a number out of range, or a rule with unlike factors.
+        InvalidValueError: a number out of range, moments that overflow, or a rule with unlike factors.
 
     Example:
         >>> scaled = logit_distribution(64)
@@ -275,21 +287,24 @@ def logit_distribution(
     Reference:
         J. Gil-Pelaez 1951, Biometrika 38, 481.
     """
-    whole(dim, "dim", 1)
-    factor = _factor(dim, sqrt_dk() if scale is None else scale, whole(keys, "keys", 1), whole(heads, "heads", 1))
+    dim = count(dim, "dim")
+    factor = _factor(dim, sqrt_dk() if scale is None else scale, count(keys, "keys"), whole(heads, "heads", 1))
     a, b, c = _abc(dim, query_mean, query_variance, key_mean, key_variance)
     product = _moments(dim, a, b, c)
     moments = Moments(
-        factor * product.mean,
-        factor * factor * product.variance,
+        finite(factor * product.mean, "the mean of the logits"),
+        finite(factor * factor * product.variance, "the variance of the logits"),
         math.copysign(product.skewness, factor * product.skewness) if factor else 0.0,
         product.excess_kurtosis if factor else 0.0,
     )
     unit = abs(factor) * math.sqrt(a)
     pairs = None
     if unit > 0.0:
-        shares = query_mean / math.sqrt(query_variance), key_mean / math.sqrt(key_variance)
-        plus, minus = sum(shares) ** 2 / 4.0, (shares[0] - shares[1]) ** 2 / 4.0
+        of_query, of_key = float(query_mean) / math.sqrt(query_variance), float(key_mean) / math.sqrt(key_variance)
+        plus, minus = (
+            finite(share * share / 4.0, "the square of a mean over its standard deviation")
+            for share in (of_query + of_key, of_query - of_key)
+        )
         pairs = PairSum(dim, plus, minus) if factor > 0.0 else PairSum(dim, minus, plus)
     return LogitDistribution(dim, factor, moments, unit, pairs)
 

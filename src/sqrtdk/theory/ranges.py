@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from sqrtdk.errors import InvalidTypeError
-from sqrtdk.theory._checks import whole
+from sqrtdk.theory._checks import count, extended, finite
 from sqrtdk.theory._root import falling_roots
 from sqrtdk.theory.products import LogitDistribution, logit_distribution
 
@@ -26,7 +26,7 @@ NODES, NODE_STEP = 40, 0.08  # of the double exponential rule, to either side
 
 def _info(dtype: torch.dtype | str) -> torch.finfo:
     found = DTYPES.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
-    if found is None or not found.is_floating_point:
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
         raise InvalidTypeError(
             f"dtype is a floating dtype or one of {', '.join(DTYPES)}; got {dtype}", hint="Pass e.g. torch.bfloat16."
         )
@@ -34,48 +34,88 @@ def _info(dtype: torch.dtype | str) -> torch.finfo:
 
 
 def largest_finite(dtype: torch.dtype | str) -> float:
-    """Largest finite number of a floating dtype.
+    """Largest finite number of a floating dtype: (2 - 2^-m) 2^E with m bits of mantissa and the largest exponent E.
+
+    That is for formats with infinities; float8_e4m3fn has none, uses the top exponent for numbers as well, but for
+    one pattern (NaN), and ends at 448. The value is exact.
+
+    Args:
+        dtype: a floating torch.dtype, or its name with or without "torch.".
+
+    Returns:
+        The number, without unit.
+
+    Raises:
+        InvalidTypeError: dtype is no floating dtype.
 
     Example:
-        >>> largest_finite("float16")
-        65504.0
+        >>> largest_finite("float16"), largest_finite("float8_e4m3fn")
+        (65504.0, 448.0)
+
+    Reference:
+        IEEE 754-2019; for fp8 P. Micikevicius et al. 2022, arXiv:2209.05433; torch.finfo.
     """
     return float(_info(dtype).max)
 
 
 def overflow_margin(max_product: float, dtype: torch.dtype | str) -> float:
-    """Largest finite number over |max_product|: below 1 the product overflows; infinity for 0.
+    """largest_finite(dtype) / |max_product|: below 1 the product overflows.
+
+    To within half a spacing: a product less than that above the largest finite number rounds down to it. It speaks of
+    the product alone: partial sums of a dot product may be larger, where the dtype holds those too.
 
     Args:
-        max_product: largest |q . k| in the place where the dtype stores it.
+        max_product: largest |q . k| in the place where the dtype stores it; infinity is one that did overflow.
         dtype: the dtype that stores it.
+
+    Returns:
+        The margin, without unit; infinity for 0, 0 for infinity.
+
+    Raises:
+        InvalidTypeError: dtype is no floating dtype, or max_product no real number.
+        InvalidValueError: max_product is NaN.
 
     Example:
         >>> overflow_margin(131008.0, torch.float16)
         0.5
+
+    Reference:
+        IEEE 754-2019, section 4.3.1 (rounding and overflow).
     """
-    if math.isinf(max_product):
+    product = abs(extended(max_product, "max_product"))
+    largest = largest_finite(dtype)
+    if math.isinf(product):
         return 0.0
-    return largest_finite(dtype) / abs(max_product) if max_product != 0.0 else math.inf
+    return largest / product if product != 0.0 else math.inf
 
 
 def spacing(value: float, dtype: torch.dtype | str) -> float:
-    """Distance from |value| to the next larger number of the dtype; a stored logit errs by up to half of it.
+    """Distance from |value| to the next larger number of the dtype: eps 2^floor(log2 |value|), eps = 2^-m.
 
-    At an offset of 50 bfloat16 steps by 0.25, so that weights err by up to 13%.
+    A stored logit errs by up to half of it, and its weight by up to the factor e^(spacing / 2): at an offset of 50
+    bfloat16 steps by 0.25, so that weights err by up to 13%. Below the smallest normal number the spacing is that of
+    the subnormal ones; hardware that flushes them to 0 has none there.
 
     Args:
         value: a magnitude within the dtype's range; beyond the largest finite number the result is infinity.
         dtype: a floating dtype.
 
+    Returns:
+        The distance, in the unit of the value.
+
+    Raises:
+        InvalidTypeError: dtype is no floating dtype, or value no real number.
+        InvalidValueError: value is NaN.
+
     Example:
         >>> spacing(50.0, "bfloat16"), spacing(1.0, "float32") == 2.0**-23
         (0.25, True)
+
+    Reference:
+        IEEE 754-2019, section 3.3; for fp8 P. Micikevicius et al. 2022, arXiv:2209.05433.
     """
     info = _info(dtype)
-    magnitude = abs(value)
-    if math.isnan(magnitude):
-        return math.nan
+    magnitude = abs(extended(value, "value"))
     if magnitude > info.max:
         return math.inf
     exponent = math.frexp(max(magnitude, info.tiny))[1] - 1
@@ -145,32 +185,37 @@ def range_forecast(
 
     Raises:
         InvalidTypeError: dtype is no floating dtype, or an argument is no number.
-        InvalidValueError: dim or pairs below 1, a negative variance, or a number that is not finite.
+        InvalidValueError: dim or pairs below 1, a negative variance, a number that is not finite, or moments that
+            overflow a float.
 
     Example:
         >>> forecast = range_forecast(128, 2**24, "float16", query_variance=900.0, key_variance=900.0)
         >>> round(forecast.expected_max), round(forecast.margin, 2), round(forecast.overflow_probability, 3)
         (58963, 1.11, 0.021)
+
+    Reference:
+        The tail: J. Gil-Pelaez 1951, Biometrika 38, 481 (see `logit_distribution`); the largest of N: H. A. David and
+        H. N. Nagaraja 2003, Order Statistics, chapter 2.
     """
     info = _info(dtype)
     logits = logit_distribution(
         dim,
-        scale_before,
+        finite(scale_before, "scale_before"),
         query_mean=query_mean,
         query_variance=query_variance,
         key_mean=key_mean,
         key_variance=key_variance,
     )
-    count = whole(pairs, "pairs", 1)
+    number = count(pairs, "pairs")
     largest = largest_finite(dtype)
-    expected = _expected_max(logits, count)
+    expected = _expected_max(logits, number)
     return RangeForecast(
         dtype=str(info.dtype),
         std=logits.std,
         expected_max=expected,
         largest_finite=largest,
         margin=overflow_margin(expected, dtype),
-        overflow_probability=_any_beyond(logits, count, largest + spacing(largest, dtype) / 2.0),
+        overflow_probability=_any_beyond(logits, number, largest + spacing(largest, dtype) / 2.0),
         spacing_at_max=spacing(expected, dtype),
     )
 

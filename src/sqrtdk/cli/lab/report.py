@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from sqrtdk.cli.errors import reported
+from sqrtdk.report.plain import plain
 
 
 def report(
@@ -25,13 +26,16 @@ def report(
         from sqrtdk.cli.output import say, working
 
         target = output or folder / "report.html"
-        from sqrtdk.lab.runner import records
+        from sqrtdk.lab.runner import not_run, records
 
-        with working(f"Reading {folder}"):
+        with working(f"Reading {plain(str(folder))}"):
             found = records(folder)
+            missing = not_run(found)
             _files.check_writable(target, force)
             from sqrtdk.report.lab_page import to_html
 
-            page = to_html(found)
+            page = to_html(found, missing)
         _files.write_text(target, page, force)
-        say(f"HTML report: {target}")
+        if missing:
+            say(f"Not run, {len(missing)} of {len(missing) + len(found)} claims: {', '.join(missing)}")
+        say(f"HTML report: {plain(str(target))}")

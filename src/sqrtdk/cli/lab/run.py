@@ -18,12 +18,12 @@ Engine = Literal["local", "pool", "ray"]
 def run(
     claims: Annotated[list[str], typer.Argument(metavar="ID...", help="Claims of `sqrtdk lab list`, or all.")],
     quick: Annotated[bool, typer.Option("--quick", help="Fewer samples and steps; the verdicts are the same.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
     output: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Directory of the records and plots; sqrtdk-lab/{quick,full}-seedN if unset."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace records that are there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Measure anew and replace what is there.")] = False,
     engine: Annotated[Engine, typer.Option(help="What trains the models of the training claims.")] = "pool",
     workers: Annotated[int | None, typer.Option(min=1, help="Processes of the engine; one a CPU if unset.")] = None,
     ray_address: Annotated[
@@ -37,8 +37,8 @@ def run(
 
     A record that is there from a run of the same settings is reused, so an interrupted run goes on where it stopped.
 
-    Exit code 0: every claim has its verdict; 1: the control of a claim gave the same verdict as the claim, so its
-    judge decides nothing; 2: usage, configuration or input/output error.
+    Exit code 0: every claim has its verdict; 1: a claim is undecided, or its control is undecided or gave the same
+    verdict as the claim, which then says nothing; 2: usage, configuration or input/output error.
     """
     with reported(show_traceback):
         from sqrtdk.cli.output import colors, print_text, width, working
@@ -48,11 +48,12 @@ def run(
         find(claims)
         folder = output or Path("sqrtdk-lab") / f"{'quick' if quick else 'full'}-seed{seed}"
         with working("Starting") as progress:
+            from sqrtdk import _extras
             from sqrtdk.lab.runner import run as run_claims
             from sqrtdk.report.plots import write_plots
 
-            found = []
-            for done in run_claims(
+            _extras.load("matplotlib.figure")  # missing, it shall be missed before an hour of experiments
+            running = run_claims(
                 claims,
                 quick=quick,
                 seed=seed,
@@ -63,12 +64,14 @@ def run(
                 ray_address=ray_address,
                 command=shlex.join(["sqrtdk", *sys.argv[1:]]),
                 progress=progress,
-            ):
-                write_plots(done.record, folder, keep=done.reused)
-                found.append(done)
+                draw=write_plots,
+            )
+            found = list(running)
         if json_:
             print_text(lab.verdicts_json(found))
         else:
             print_text(lab.verdicts_text(found, folder, language, width=width(), color=colors()))
-        code = 0 if all(done.record.sound for done in found) else 1
+        code = (
+            0 if all(done.record.sound and done.record.outcome.verdict.answer != "undecided" for done in found) else 1
+        )
     raise typer.Exit(code)

@@ -19,9 +19,12 @@ def show(
     """Show a claim: statement, formula, method, control, parameters, and what counts as true."""
     with reported(show_traceback):
         from sqrtdk.cli.output import colors, print_text, width
+        from sqrtdk.errors import InvalidValueError
         from sqrtdk.lab.register import find
         from sqrtdk.report import lab
 
+        if claim == "all":
+            raise InvalidValueError("one claim can be shown; got 'all'", hint="See them all: sqrtdk lab list")
         (found,) = find([claim])
         text = lab.claim_json(found) if json_ else lab.claim_text(found, language, width=width(), color=colors())
         print_text(text)

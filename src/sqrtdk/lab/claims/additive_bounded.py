@@ -12,7 +12,7 @@ import sqrtdk
 from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures
-from sqrtdk.lab.intervals import mean
+from sqrtdk.lab.intervals import largest, mean
 from sqrtdk.lab.plots import Plot, curve, over
 from sqrtdk.lab.text import Text
 from sqrtdk.scales import none
@@ -33,10 +33,10 @@ def measure(run: Run) -> Measured:
         for width in run["widths"]:
             v, rows = _scores(run, width, std(width))
             bound = v.abs().sum(-1)
-            largest = torch.maximum(rows.max.amax(-1), -rows.min.amin(-1))
+            extreme = torch.maximum(rows.max.amax(-1), -rows.min.amin(-1))
             unbiased = run["keys"] / (run["keys"] - 1)
             figures += [
-                mean("largest_score_over_bound", largest / bound, start=start, width=width),
+                largest("largest_score_over_bound", extreme / bound, start=start, width=width),
                 mean("score_std", (rows.variance.mean(-1) * unbiased).sqrt(), start=start, width=width),
                 mean("bound", bound, start=start, width=width),
             ]
@@ -81,21 +81,22 @@ def why(figures: Figures) -> Text:
     """The paragraph of the report."""
     fresh, unit = (figures.all("score_std", start=start)[-1] for start in STARTS)
     bound = figures.all("bound", start="Xavier")[-1]
+    nearest = max(figures.all("largest_score_over_bound"), key=lambda figure: figure.value)
     return Text(
-        "tanh is bounded by 1, so the score v . tanh(...) is bounded by the sum of the magnitudes of v; but that bound "
-        "grows with the width, and it is not what the softmax sees. The score is a sum of A terms, as a dot product "
-        "is, and its variance is A Var(v) times the mean square of the part of tanh that differs between keys. With v "
-        f"drawn by Xavier's rule, of variance 2/(A + 1), the width drops out: a standard deviation of {fresh} at a "
-        f"width of {fresh.at['width']}, although the bound there is {bound}. With components of v of variance 1 it "
-        f"grows as the root of the width, to {unit}. What keeps additive attention in range is the start of v, which "
-        "is a 1/sqrt(width) under another name, and v can grow in training.",
-        "tanh 的绝对值不超过 1，所以得分 v · tanh(...) 不超过 v 各分量绝对值之和；但这个上界随宽度增大，"
-        "而且 softmax "
-        "看到的并不是上界。与点积一样，得分是 A 项之和，其方差是 A Var(v) 乘以 tanh 中随键变化部分的均方。"
-        f"若 v 按 Xavier 规则抽取（方差 2/(A + 1)），宽度正好约掉：宽度为 {fresh.at['width']} 时标准差为 {fresh}，"
-        f"而上界为 {bound}。若 v 的分量方差为 1，标准差按宽度的平方根增长，达到 {unit}。"
-        "真正使加性注意力保持在合适范围内的，是 v 的初始化，它等于换了名字的 1/sqrt(宽度)；"
-        "而 v 在训练中仍可能增大。",
+        "tanh is bounded by 1, so the score v . tanh(...) is bounded by the sum of the magnitudes of v; the score "
+        f"that came nearest to it was {nearest} of it. But that bound grows with the width, and it is not what the "
+        "softmax sees. The score is a sum of A terms, as a dot product is, and its variance is A Var(v) times the "
+        "mean square of the part of tanh that differs between keys. With v drawn by Xavier's rule, of variance 2/(A + "
+        f"1), the width drops out: a standard deviation of {fresh} at a width of {fresh.at['width']}, although the "
+        f"bound there is {bound}. With components of v of variance 1 it grows as the root of the width, to {unit}. "
+        "What keeps additive attention in range is the start of v, which is a 1/sqrt(width) under another name, and v "
+        "can grow in training.",
+        f"tanh 的绝对值不超过 1，所以得分 v · tanh(...) 不超过 v 各分量绝对值之和；最接近上界的得分是上界的 {nearest} "
+        "倍。但这个上界随宽度增大，而且 softmax 看到的并不是上界。与点积一样，得分是 A 项之和，其方差是 A Var(v) 乘以 "
+        "tanh 中随键变化部分的均方。若 v 按 Xavier 规则抽取（方差 2/(A + 1)），宽度正好约掉：宽度为 "
+        f"{fresh.at['width']} 时标准差为 {fresh}，而上界为 {bound}。若 v 的分量方差为 1，标准差按宽度的平方根增长，"
+        f"达到 {unit}。真正使加性注意力保持在合适范围内的，是 v 的初始化，它等于换了名字的 1/sqrt(宽度)；而 v "
+        "在训练中仍可能增大。",
     )
 
 
@@ -111,12 +112,12 @@ CLAIM = Claim(
     r"\mathrm{Var} \propto A \, \mathrm{Var}[v]",
     method=Text(
         "Fresh weights of additive attention for several widths of its hidden layer, with v drawn by Xavier's rule or "
-        "with components of variance 1, on random queries and keys of variance 1: largest score against the bound, and "
-        "standard deviation over the keys of a row. No scale needed means a standard deviation of at most 2 at every "
-        "width.",
-        "对若干隐藏层宽度，新抽取加性注意力的权重，其中 v 按 Xavier 规则抽取，或取方差为 1 的分量；"
-        "查询与键为方差为 1 的随机向量。"
-        "比较最大得分与上界，并计算一行之内得分的标准差。“不需要缩放”指在每种宽度下标准差都不超过 2。",
+        "with components of variance 1, on random queries and keys of variance 1: the largest of all scores against "
+        "its bound, and standard deviation over the keys of a row. No scale needed means a standard deviation of at "
+        "most 2 at every width.",
+        "对若干隐藏层宽度，新抽取加性注意力的权重，其中 v 按 Xavier 规则抽取，或取方差为 1 的分量；查询与键为方差为 1 "
+        "的随机向量。比较所有得分中的最大者与上界，并计算一行之内得分的标准差。“不需要缩放”"
+        "指在每种宽度下标准差都不超过 2。",
     ),
     control=Text(
         "The dot product of the two hidden layers, without tanh and without a scale: neither bounded nor in range.",

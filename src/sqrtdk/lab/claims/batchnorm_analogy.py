@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from torch import Tensor
 
-from sqrtdk.lab._own_keys import own_keys
+from sqrtdk.lab._random_rows import own_keys
 from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures
@@ -76,12 +76,11 @@ def why(figures: Figures) -> Text:
         f"have {wide}, its square, and for components of mean {shifted.at['component_mean']} they have {shifted} "
         f"around a mean of {centre}. A better comparison is the variance-preserving start of weights, which is a fixed "
         "factor under the same assumption too. What does normalise is a norm of q and k (QK-norm).",
-        "批归一化先测量数据，再除以测得的值，所以无论输入如何，输出的方差都是 1。"
-        "sqrt(d_k) 则是在看到任何数据之前就固定的数。"
-        f"对均值为 0、方差为 1 的分量，它正合适（实测 {unit}）；分量的标准差为 {wide.at['component_std']} 时，"
-        f"logit 的标准差为 {wide}，即其平方；分量的均值为 {shifted.at['component_mean']} 时，标准差为 {shifted}，"
-        f"均值为 {centre}。更贴切的比喻是保持方差的权重初始化：它同样是基于同一假设的固定因子。"
-        "真正起归一化作用的是对 q 与 k 本身的归一化(QK-norm)。",
+        "批归一化先测量数据，再除以测得的值，所以无论输入如何，输出的方差都是 1。sqrt(d_k) "
+        f"则是在看到任何数据之前就固定的数。对均值为 0、方差为 1 的分量，它正合适（实测 {unit}）；分量的标准差为 "
+        f"{wide.at['component_std']} 时，logit 的标准差为 {wide}，即其平方；分量的均值为 "
+        f"{shifted.at['component_mean']} 时，标准差为 {shifted}，均值为 {centre}。更贴切的比喻是保持方差的权重初始化："
+        "它同样是基于同一假设的固定因子。真正起归一化作用的是对 q 与 k 本身的归一化（QK-norm）。",
     )
 
 
@@ -121,7 +120,7 @@ CLAIM = Claim(
         Part(
             Text(
                 "components of mean 0 and standard deviation 1: standard deviation 1 (within 10%)",
-                "分量均值为 0、标准差为 1:logit 的标准差为 1（误差 10% 以内）",
+                "分量均值为 0、标准差为 1：logit 的标准差为 1（误差 10% 以内）",
             ),
             (Expect("logit_std", low=0.9, high=1.1, at={"component_std": 1, "component_mean": 0}),),
         ),

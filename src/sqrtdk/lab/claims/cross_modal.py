@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import sqrtdk
 from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
-from sqrtdk.lab.figures import Figures
+from sqrtdk.lab.figures import Figures, number
 from sqrtdk.lab.intervals import mean
 from sqrtdk.lab.plots import Plot, over
 from sqrtdk.lab.text import Text
@@ -44,8 +44,8 @@ def measure(run: Run) -> Measured:
     shape = (run["pairs"], WIDTH, HEAD_DIM)
     to_query, to_key = (torch.randn(shape, generator=rng, dtype=torch.float64) / WIDTH**0.5 for _ in range(2))
     figures = []
-    for modality, features in (("text", text), ("image", image)):
-        figures.append(mean("feature_rms", features.square().mean((1, 2)).sqrt(), modality=modality))
+    figures.append(mean("feature_rms", text.square().mean((1, 2)).sqrt(), modality="text"))
+    figures.append(mean("feature_std_over_patches", image.std(1).square().mean(-1).sqrt(), modality="image"))
     for case, (prepare, unit) in cases.items():
         query, key = PREPARE[prepare](text) @ to_query, PREPARE[prepare](unit * image) @ to_key
         rows = sqrtdk.measure(query, key)
@@ -102,26 +102,27 @@ def why(figures: Figures) -> Text:
     def std(case: str) -> str:
         return str(figures("logit_std", features=case))
 
-    text, image = (figures("feature_rms", modality=modality) for modality in ("text", "image"))
+    text, image = figures("feature_rms", modality="text"), figures("feature_std_over_patches", modality="image")
+    product = number(text.value * image.value)
     share = [figures("entropy_share", features=f"raw, pixels 0 to {top}") for top in (1, 255)]
     return Text(
-        "The standard deviation of the scaled logits is the product of the two features' own sizes, as the projections "
-        f"pass them on. The text's counts have a root mean square of {text}, the image's features of {image} with "
-        f"pixels from 0 to 16, and the product happens to be in range: {std('raw, pixels 0 to 16')}. The same images "
-        f"with pixels from 0 to 1 give {std('raw, pixels 0 to 1')}, and an entropy of {share[0]} of the maximum: "
-        f"attention to nothing in particular. With pixels from 0 to 255 it is {std('raw, pixels 0 to 255')}, and an "
-        f"entropy of {share[1]} of the maximum: the weight gathers on few patches. A fixed factor cannot undo a "
-        f"change of units. Standardised features give {std('standardised')}, layer-normalised ones "
-        f"{std('layer norm')}, in any units; the latter is below 1 since the patches of an image are alike.",
-        "缩放后 logit 的标准差，等于两种特征自身大小之积（由投影原样传递）。文本计数的均方根为 "
-        f"{text}；像素取 0 到 16 时，图像特征的均方根为 {image}。二者之积恰好落在合适的范围内："
-        f"{std('raw, pixels 0 to 16')}。"
-        f"同样的图像若像素取 0 到 1，则为 {std('raw, pixels 0 to 1')}，熵达到最大值的 {share[0]} 倍："
-        "注意力没有任何侧重。"
-        f"若像素取 0 到 255，则为 {std('raw, pixels 0 to 255')}，熵只有最大值的 {share[1]} 倍："
-        "权重集中在少数图块上。"
-        f"固定的因子无法抵消单位的改变。特征标准化之后为 {std('standardised')}，层归一化之后为 {std('layer norm')}，"
-        "与单位无关；后者小于 1，是因为同一幅图像的图块彼此相似。",
+        "Over the patches of an image, the scaled logits of a word scatter by about the size of the word's features "
+        "times the standard deviation of the image's features over its patches: projections that keep variances pass "
+        "both on, and a part that all patches share moves no weight. The text's counts have a root mean square of "
+        f"{text}, the image's features a standard deviation over the patches of {image} with pixels from 0 to 16; the "
+        f"product is {product}, and the logits have {std('raw, pixels 0 to 16')}. The same images with pixels from 0 "
+        f"to 1 give {std('raw, pixels 0 to 1')}, and an entropy of {share[0]} of the maximum. With pixels from 0 to "
+        f"255 it is {std('raw, pixels 0 to 255')}, and an entropy of {share[1]} of the maximum: the smaller, the "
+        "fewer patches hold the weight. A fixed factor cannot undo a change of units. Standardised features give "
+        f"{std('standardised')}, layer-normalised ones {std('layer norm')}, in any units; patches of an image that "
+        "are alike lower both.",
+        "一个词对一幅图像各图块的 logit（缩放后）的标准差，大致等于该词特征的大小乘以图像特征在各图块之间的标准差："
+        f"保持方差的投影把二者原样传递，而各图块共有的部分不影响权重。文本计数的均方根为 {text}；像素取 0 到 16 时，"
+        f"图像特征在各图块之间的标准差为 {image}。二者之积为 {product}，而实测 logit 的标准差为 "
+        f"{std('raw, pixels 0 to 16')}。同样的图像若像素取 0 到 1，则为 {std('raw, pixels 0 to 1')}，熵为最大值的 "
+        f"{share[0]} 倍。若像素取 0 到 255，则为 {std('raw, pixels 0 to 255')}，熵为最大值的 {share[1]} 倍：越小，"
+        f"权重就集中在越少的图块上。固定的因子无法抵消单位的改变。特征标准化之后为 {std('standardised')}，"
+        f"层归一化之后为 {std('layer norm')}，与单位无关；同一幅图像的图块彼此相似，会使二者都变小。",
     )
 
 
@@ -136,18 +137,17 @@ CLAIM = Claim(
     statement=Text(
         "In cross attention from text (10 x 768) to image features (49 x 768) of another distribution the scale keeps "
         "the logits stable.",
-        "在由文本特征(10 × 768)对另一种分布的图像特征(49 × 768)所作的交叉注意力中，缩放能使 logit 保持稳定。",
+        "在由文本特征（10 × 768）对另一种分布的图像特征（49 × 768）所作的交叉注意力中，缩放能使 logit 保持稳定。",
     ),
-    formula=r"\mathrm{std}\left[ \frac{q \cdot k}{\sqrt{d_k}} \right] = \mathrm{std}[q_i] \, \mathrm{std}[k_i] "
-    r"\propto \mathrm{rms}[x_{\mathrm{text}}] \, \mathrm{rms}[x_{\mathrm{image}}]",
+    formula=r"\mathrm{std}_j\left[ \frac{q \cdot k_j}{\sqrt{d_k}} \right] \approx "
+    r"\mathrm{rms}[x_{\mathrm{text}}] \; \mathrm{std}_j[x_{\mathrm{image}, j}]",
     method=Text(
         "Ten words of a module of the standard library as counts of their hashed byte n-grams, and the 49 patches of a "
         "handwritten digit through a random projection. Fresh projections that keep variances, one head with d_k = 64, "
         "scale 1/sqrt(d_k): standard deviation of the logits over the patches. Stable means between 0.5 and 2.",
         "文本取标准库某模块中的十个词，以其字节 n-gram 的散列计数为特征；图像取一个手写数字的 49 个图块，"
-        "经随机投影得到特征。"
-        "投影矩阵新初始化并保持方差，单头 d_k = 64，缩放 1/sqrt(d_k)，测量 logit 在各图块上的标准差。"
-        "“稳定”指在 0.5 与 2 之间。",
+        "经随机投影得到特征。投影矩阵新初始化并保持方差，单头 d_k = 64，缩放 1/sqrt(d_k)，测量 logit "
+        "在各图块上的标准差。“稳定”指在 0.5 与 2 之间。",
     ),
     control=Text(
         "The raw features are standardised as well: stable in every case.",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from sqrtdk.lab._printed import LOGITS, WEIGHTS
 from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
-from sqrtdk.lab.claims.softmax_example import LOGITS, PRINTED
 from sqrtdk.lab.figures import Figures, number
 from sqrtdk.lab.intervals import exact
 from sqrtdk.lab.plots import Plot, over
@@ -26,7 +26,7 @@ def measure(run: Run) -> Measured:
             figures.append(exact("derivative", derivative, side=side, logit=logit))
         figures.append(exact("smallest_derivative", min(diagonal), side=side))
         figures.append(exact("largest_derivative", max(diagonal), side=side))
-    figures.append(exact("smallest_from_printed_weights", min(p * (1 - p) for p in PRINTED)))
+    figures.append(exact("smallest_from_printed_weights", min(p * (1 - p) for p in WEIGHTS)))
     return Measured(figures, (_plot(Figures(figures)),))
 
 
@@ -60,7 +60,7 @@ def why(figures: Figures) -> Text:
         f"the row is {unscaled}. No scale gives a floor: a key far below the largest has a derivative near its own "
         "weight, and that is what attention is for.",
         f"p 接近 0 或 1 时，p (1 - p) 都很小。五个导数中有 {above} 个大于 {FLOOR}，最大为 {most}；但最小的 logit "
-        f"权重接近 0，导数只有 {least}。用印出的权重也不成立：其中最大的权重给出 {of_printed}。"
+        f"权重接近 0，导数只有 {least}。用原文给出的权重也不成立：其中最大的权重给出 {of_printed}。"
         f"这一比较的方向是对的：logits 乘以 sqrt(64) 之后，整行最大的导数只有 {unscaled}。"
         "任何缩放都不能保证下界：远低于最大值的键，其导数约等于它自己的权重，而这正是注意力的作用。",
     )
@@ -72,7 +72,7 @@ CLAIM = Claim(
     sources=("S1",),
     statement=Text(
         f"For the scaled logits [-3, -1, 0, 1, 3] the softmax derivative p (1 - p) stays above {FLOOR}.",
-        f"对缩放后的 logits [-3, -1, 0, 1, 3],softmax 的导数 p (1 - p) 始终大于 {FLOOR}。",
+        f"对缩放后的 logits [-3, -1, 0, 1, 3]，softmax 的导数 p (1 - p) 始终大于 {FLOOR}。",
     ),
     formula=r"\frac{\partial p_i}{\partial z_i} = p_i (1 - p_i), \qquad \frac{\partial p_i}{\partial z_j} = -p_i p_j",
     method=Text(

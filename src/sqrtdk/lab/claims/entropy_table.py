@@ -6,12 +6,13 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from torch import Tensor
 
 from sqrtdk.lab._random_rows import SIDES, factor, products
 from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figure, Figures, number
-from sqrtdk.lab.intervals import exact, mean
+from sqrtdk.lab.intervals import exact, joint_mean, mean
 from sqrtdk.lab.plots import Plot, Series, curve
 from sqrtdk.lab.text import Text
 from sqrtdk.stats import row_stats
@@ -25,6 +26,7 @@ AT_LENGTH = {
     for side in SIDES
 }
 UNITS = {"nats": 1.0, "bits": math.log(2)}
+Cells = dict[tuple[str, int], Tensor]  # entropies of independent rows, by side and d_k
 
 
 def measure(run: Run) -> Measured:
@@ -38,7 +40,7 @@ def measure(run: Run) -> Measured:
     for side, d_k, printed in cells:
         own = int(np.abs(theory[side, d_k] - printed).argmin())
         figures.append(exact("length_that_fits_the_cell", int(lengths[own]), side=side, d_k=d_k))
-    measured: dict[int, list[Figure]] = {}
+    measured: dict[int, Cells] = {}
     for unit, nats in UNITS.items():
         misses = np.max([np.abs(theory[side, d_k] - printed * nats) for side, d_k, printed in cells], axis=0)
         best = int(lengths[misses.argmin()])
@@ -47,28 +49,30 @@ def measure(run: Run) -> Measured:
             entropies = measured.setdefault(length, _entropies(run, length))
             printed_nats = [printed * nats for *_, printed in cells]
             figures.append(_largest_error(entropies, printed_nats, unit=unit, length_of=where))
-    figures += [entropy for entropies in measured.values() for entropy in entropies]
+    for length, entropies in measured.items():
+        for (side, d_k), samples in entropies.items():
+            figures.append(mean("entropy_nats", samples, side=side, d_k=d_k, length=length))
     return Measured(figures, (_plot(figures, run, lengths.tolist(), theory),))
 
 
-def _entropies(run: Run, length: int) -> list[Figure]:
-    figures = []
+def _entropies(run: Run, length: int) -> Cells:
+    cells = {}
     for d_k in run["dims"]:
         draws = max(run["least_rows"], run["numbers"] // (length * d_k))
         product = products(run.generator("rows", length, d_k), draws=draws, keys=length, d_k=d_k)
         for side in SIDES:
-            entropies = row_stats(product * factor(run[side], d_k)).entropy_nats.flatten()
-            figures.append(mean("entropy_nats", entropies, side=side, d_k=d_k, length=length))
-    return figures
+            cells[side, d_k] = row_stats(product * factor(run[side], d_k)).entropy_nats.flatten()
+    return cells
 
 
-def _largest_error(entropies: Sequence[Figure], printed: Sequence[float], *, unit: str, length_of: str) -> Figure:
-    """The largest distance of a cell from its printed value, in nats, within the ends of the cells' intervals."""
-    cells = list(zip(entropies, printed, strict=True))
+def _largest_error(entropies: Cells, printed: Sequence[float], *, unit: str, length_of: str) -> Figure:
+    """The largest distance of a cell from its printed value, in nats, within the ends of the cells' joint intervals."""
+    figures = [joint_mean("entropy_nats", samples, len(entropies)) for samples in entropies.values()]
+    cells = list(zip(figures, printed, strict=True))
     value = max(abs(figure.value - given) for figure, given in cells)
     low = max(max(0.0, figure.low - given, given - figure.high) for figure, given in cells)
     high = max(max(given - figure.low, figure.high - given) for figure, given in cells)
-    samples = min(figure.samples for figure in entropies)
+    samples = min(figure.samples for figure in figures)
     at = {"unit": unit, "length_of": length_of}
     return Figure("largest_error_of_the_table_nats", value, low, high, "t", samples, at)
 
@@ -99,7 +103,7 @@ def _plot(figures: Sequence[Figure], run: Run, lengths: list[int], theory: dict[
         "entropy",
         Text(
             "Expected entropy over the number of keys; each printed value stands at the length for which it is right.",
-            "期望熵随键的个数的变化；每个印出的值画在使它成立的长度处。",
+            "期望熵随键的个数的变化；每个原文给出的值画在使它成立的长度处。",
         ),
         "keys",
         "entropy, nats",
@@ -116,17 +120,19 @@ def why(figures: Figures) -> Text:
     own = {
         side: ", ".join(number(f.value) for f in figures.all("length_that_fits_the_cell", side=side)) for side in SIDES
     }
+    uniform = number(round(math.log(LENGTH), 1))
     best = number(figures("length_that_fits_best", unit="nats").value)
     error, in_bits = (figures("largest_error_of_the_table_nats", unit=unit, length_of="best") for unit in UNITS)
     return Text(
         f"At length {LENGTH} the entropies are {measured['unscaled']} nats unscaled and {measured['scaled']} scaled. "
-        f"2.3 is log {LENGTH}, the entropy of uniform weights; scaled logits have standard deviation 1, not 0, and "
-        "their entropy is below that. Entropy depends on the number of keys, and each cell is right at a length of its "
-        f"own: {own['unscaled']} for the unscaled column and {own['scaled']} for the scaled one. No length serves the "
-        f"whole table: the best one, {best}, still misses a cell by {error} nats; with the numbers read as bits it is "
-        f"{in_bits} nats. The tendency is right: the unscaled entropy falls with d_k, the scaled one stays.",
+        f"The printed {uniform} is log {LENGTH}, the entropy of uniform weights; scaled logits have standard "
+        "deviation 1, not 0, and their entropy is below that. Entropy depends on the number of keys, and each cell is "
+        f"right at a length of its own: {own['unscaled']} for the unscaled column and {own['scaled']} for the scaled "
+        f"one. No length serves the whole table: the best one, {best}, still misses a cell by {error} nats; with the "
+        f"numbers read as bits it is {in_bits} nats. The tendency is right: the unscaled entropy falls with d_k, the "
+        "scaled one stays.",
         f"长度为 {LENGTH} 时，未缩放的熵为 {measured['unscaled']}，缩放后的熵为 {measured['scaled']}（单位为 nat）。"
-        f"2.3 是 log {LENGTH}，即均匀权重的熵；而缩放后 logits 的标准差是 1，不是 0，熵低于这个值。"
+        f"{uniform} 是 log {LENGTH}，即均匀权重的熵；而缩放后 logits 的标准差是 1，不是 0，熵低于这个值。"
         f"熵取决于键的个数，表中每一格各在自己的长度上成立：未缩放的一列为 {own['unscaled']}，缩放的一列为 "
         f"{own['scaled']}。没有一个长度能使整张表成立：最合适的长度 {best} 仍有一格相差 {error} nat；"
         f"若把这些数读作比特，则相差 {in_bits} nat。表中的趋势是对的：未缩放的熵随 d_k 下降，缩放后的熵保持不变。",
@@ -152,7 +158,7 @@ CLAIM = Claim(
     ),
     control=Text(
         f"In place of the printed table stands what theory gives for length {LENGTH}: it passes.",
-        f"把印出的表换成理论在长度 {LENGTH} 处给出的值：它应当通过检验。",
+        f"把原文的表换成理论在长度 {LENGTH} 处给出的值：它应当通过检验。",
     ),
     parameters={
         "dims": DIMS,

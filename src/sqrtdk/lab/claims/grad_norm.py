@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk import AuxRequest, attention
-from sqrtdk.lab._own_keys import own_keys
+from sqrtdk.lab._random_rows import own_keys
 from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures
@@ -95,14 +95,13 @@ def why(figures: Figures) -> Text:
         "1/sqrt(d_k) cancels the length of the keys, and the norm goes as d_k to the power "
         f"{scaled}: constant. (The values have the same width at every d_k; were they as wide as the keys, and the "
         "upstream gradient not of length 1, both cases would grow by a further factor.)",
-        "dL/dq = 缩放因子 · K^T J u，其中 J 是 softmax 的雅可比矩阵，u 是损失对权重的梯度。不缩放时 J 的确变小，"
-        f"按 d_k 的 {jacobian} 次幂变化；但 K^T 把它补了回来：两个键之差的长度为 sqrt(2 d_k)，而最大的两个 logit "
-        f"相近的少数行仍有较大的 J，范数主要来自这些行。合起来，梯度范数按 d_k 的 {plain} 次幂变化：它在增大，"
-        f"并不与 1/d_k 成正比。真正消失的是普通行的梯度：中位数从 d_k = {medians[0].at['d_k']} 时的 {medians[0]} "
-        f"变为 d_k = {medians[-1].at['d_k']} 时的 {medians[-1]}。缩放之后，J 与 d_k 无关，"
-        "1/sqrt(d_k) 正好抵消键的长度，"
-        f"范数按 d_k 的 {scaled} 次幂变化，即保持不变。（这里值的宽度不随 d_k 改变；如果值与键同宽，而上游梯度的长度"
-        "又不固定为 1，那么两种情形都会再多出一个增长因子。）",
+        "dL/dq = 缩放因子 · K^T J u，其中 J 是 softmax 的雅可比矩阵，u 是损失对权重的梯度。不缩放时 J 的确变小，按 "
+        f"d_k 的 {jacobian} 次幂变化；但 K^T 把它补了回来：两个键之差的长度为 sqrt(2 d_k)，而最大的两个 logit "
+        f"相近的少数行仍有较大的 J，范数主要来自这些行。合起来，梯度范数按 d_k 的 {plain} 次幂变化：它在增大，并不与 "
+        f"1/d_k 成正比。真正消失的是普通行的梯度：中位数从 d_k = {medians[0].at['d_k']} 时的 {medians[0]} 变为 d_k = "
+        f"{medians[-1].at['d_k']} 时的 {medians[-1]}。缩放之后，J 与 d_k 无关，1/sqrt(d_k) 正好抵消键的长度，范数按 "
+        f"d_k 的 {scaled} 次幂变化，即保持不变。（这里值的宽度不随 d_k 改变；如果值与键同宽，"
+        "而上游梯度的长度又不固定为 1，那么两种情形都会再多出一个增长因子。）",
     )
 
 
@@ -122,8 +121,8 @@ CLAIM = Claim(
         "automatic differentiation gives dL/dq. Slope of the log of its root mean square against log d_k, fitted in "
         "independent blocks of rows; the same for the norm of the softmax Jacobian, which is the part that saturates.",
         "随机生成注意力的各行（每行有自己的键和值）与长度为 1 的随机上游梯度，用自动微分得到 dL/dq。"
-        "在相互独立的行块中，"
-        "拟合其均方根的对数对 log d_k 的斜率；对 softmax 雅可比矩阵的范数（即发生饱和的部分）也作同样的拟合。",
+        "在相互独立的行块中，拟合其均方根的对数对 log d_k 的斜率；对 softmax 雅可比矩阵的范数（即发生饱和的部分）"
+        "也作同样的拟合。",
     ),
     control=Text(
         "The two cases are exchanged: the one called unscaled has the scale, the other has none.",

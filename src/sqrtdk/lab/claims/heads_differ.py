@@ -109,6 +109,7 @@ CLAIM = Claim(
         "tied": False,
         "seeds": 4,
         "rates": (3e-3,),
+        "widened": 0,
         "text": {"steps": 400, "rows": 16, "length": 64, "points": 0},
     },
     quick={"layers": 1, "text": {"steps": 70, "rows": 16, "length": 64, "points": 0}},

@@ -40,16 +40,18 @@ def why(figures: Figures) -> Text:
     """The paragraph of the report."""
     off, gap = number(figures("weight_off_peak").value), number(figures("gap_of_the_two_largest").value)
     share = figures("random_rows_one_hot")
+    needed, std = math.log(ONE_HOT / (1 - ONE_HOT)), float(share.at["d_k"]) ** 0.5
+    more = needed > std
     return Text(
-        "The softmax sees differences only. The two largest logits are "
-        f"{gap} apart, so all other keys together get about e^-{gap}: the weight off the peak is {off}. The two "
-        "exponentials are right to the digits given, but they do not decide: a row with logits 0 and 14 is as sharp. "
-        "It takes a gap of about 7 to pass 0.999, less than one standard deviation of the logits at d_k = "
-        f"{share.at['d_k']}; of rows of five random keys the share that passes is {share}.",
+        f"The softmax sees differences only. The two largest logits are {gap} apart, so all other keys together get "
+        f"about e^-{gap}: the weight off the peak is {off}. The two exponentials are right to the digits given, but "
+        f"they do not decide: two logits 0 and {gap} are as sharp. It takes a gap of about {number(needed)} to pass "
+        f"{ONE_HOT}, {'more' if more else 'less'} than one standard deviation of the logits at d_k = "
+        f"{share.at['d_k']}, {number(std)}; of rows of five random keys the share that passes is {share}.",
         f"softmax 只取决于 logits 之差。最大的两个 logits 相差 {gap}，其余各键的权重合计约为 e^-{gap}："
-        f"峰值以外的权重是 {off}。两个指数值在所给的位数内是正确的，但起决定作用的不是它们：logits 为 0 和 14 "
-        f"的一行同样尖锐。最大权重超过 {ONE_HOT} 只需要约 7 的差距，"
-        f"在 d_k = {share.at['d_k']} 时还不到 logits 的一个标准差；由五个随机键构成的行中，达到这一点的占 {share}。",
+        f"峰值以外的权重是 {off}。两个指数值在所给的位数内是正确的，但起决定作用的不是它们：logits 为 0 和 {gap} "
+        f"的一行同样尖锐。最大权重超过 {ONE_HOT} 需要约 {number(needed)} 的差距，{'大于' if more else '小于'} d_k = "
+        f"{share.at['d_k']} 时 logits 的一个标准差 {number(std)}；由五个随机键构成的行中，达到这一点的占 {share}。",
     )
 
 

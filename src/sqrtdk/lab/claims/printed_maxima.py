@@ -8,8 +8,8 @@ from torch import Tensor
 from sqrtdk.lab._random_rows import SIDES, factor, products
 from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
-from sqrtdk.lab.figures import Figure, Figures
-from sqrtdk.lab.intervals import mean, proportion
+from sqrtdk.lab.figures import Figure, Figures, number
+from sqrtdk.lab.intervals import exact, mean, proportion
 from sqrtdk.lab.plots import Plot, Series, curve
 from sqrtdk.lab.text import Text
 from sqrtdk.stats import row_stats
@@ -20,7 +20,7 @@ TAIL = 0.005  # of either side: a value outside the central 99% is not a plausib
 
 def measure(run: Run) -> Measured:
     """The share of draws below each printed value, for one row, for one row seen by both scales, and for a matrix."""
-    figures, ranges = [], []
+    figures, ranges = [exact("keys", run["keys"])], []
     for i, d_k in enumerate(run["dims"]):
         draws = run["numbers"] // (run["keys"] * d_k)
         single = _peaks(products(run.generator("rows", d_k), draws=draws, keys=run["keys"], d_k=d_k), run, d_k)
@@ -35,6 +35,7 @@ def measure(run: Run) -> Measured:
         for side in SIDES:
             rows, given = single[side][:, 0], printed[side]
             place = {"d_k": d_k, "side": side}
+            figures.append(exact("printed", given, **place))
             figures += [
                 _below(rows, given, reading="one row", **place),
                 _below(matrix[side].mean(-1), given, reading="mean over the rows", **place),
@@ -72,7 +73,7 @@ def _plot(ranges: list[tuple[str, int, float, float, float]], run: Run) -> Plot:
         "largest-weight",
         Text(
             f"Largest weight of one random row of {run['keys']} keys: median and central 99%, with the printed values.",
-            f"{run['keys']} 个随机键构成的一行的最大权重：中位数与中间 99% 的范围，以及印出的值。",
+            f"{run['keys']} 个随机键构成的一行的最大权重：中位数与中间 99% 的范围，以及原文给出的值。",
         ),
         "$d_k$",
         "largest weight",
@@ -81,25 +82,39 @@ def _plot(ranges: list[tuple[str, int, float, float, float]], run: Run) -> Plot:
     )
 
 
+def _word(possible: bool, yes: str = "possible", no: str = "impossible") -> str:
+    return yes if possible else no
+
+
 def why(figures: Figures) -> Text:
     """The paragraph of the report."""
     first = min(figure.at["d_k"] for figure in figures.all("peak"))
+    flat, given = (number(figures("printed", d_k=first, side=side).value) for side in SIDES)
+    possible = {
+        name: all(f.low > TAIL and f.high < 1 - TAIL for f in figures.all("share_below_the_printed", reading=name))
+        for name in ("mean over the rows", "largest of the matrix")
+    }
+    keys = number(figures("keys").value)
     share = figures("share_below_the_printed", reading="one row", d_k=first, side="unscaled")
     typical = figures("peak", d_k=first, side="unscaled")
-    scaled = figures("peak", d_k=first, side="scaled")
+    last = max(figure.at["d_k"] for figure in figures.all("peak"))
+    scaled, still = (figures("peak", d_k=d_k, side="scaled") for d_k in (first, last))
+    grown = figures("peak", d_k=last, side="unscaled")
     both = figures("share_below_the_printed", reading="same row", d_k=first)
     return Text(
         "A largest weight of one random row scatters so widely that nearly any number is a possible draw. At d_k = "
-        f"{first} the unscaled mean is {typical}; a row as flat as the printed 0.342 or flatter has the share {share}. "
-        f"It could not come from the row that gives 0.289 with the scale: of such rows the share is {both}, as three "
-        "equal largest logits would be needed. Nor can the numbers be means over ten rows, or the largest of a 10 x 10 "
-        f"matrix. What holds in the mean: unscaled the weight grows with d_k, scaled it stays near {scaled}. One draw "
-        "a cell shows neither.",
-        "单独一行的最大权重波动很大，几乎任何数都可能抽到。"
-        f"在 d_k = {first} 时，未缩放的均值为 {typical}；像印出的 0.342 那样平坦或更平坦的行所占比例为 {share}。"
-        f"但它不可能与缩放后的 0.289 出自同一行：在这样的行中所占比例为 {both}，因为这需要三个几乎相等的最大 logits。"
-        "这些数也不可能是十行的均值，或 10 x 10 矩阵中的最大值。就均值而言成立的是：未缩放时权重随 d_k 增大，"
-        f"缩放后保持在 {scaled} 附近。每格只抽一次，这两点都显示不出来。",
+        f"{first} the unscaled mean is {typical}; a row as flat as the printed {flat} or flatter has the share "
+        f"{share}. Among the rows that give the printed {given} with the scale that share is {both}: such a row would "
+        f"need three nearly equal largest logits. As means over {keys} rows the numbers are "
+        f"{_word(possible['mean over the rows'])}, as the largest of a {keys} x {keys} matrix "
+        f"{_word(possible['largest of the matrix'])}. In the mean the unscaled weight goes from {typical} at d_k = "
+        f"{first} to {grown} at {last}, the scaled one from {scaled} to {still}; one draw a cell cannot show it.",
+        f"单独一行的最大权重波动很大，几乎任何数都可能抽到。在 d_k = {first} 时，未缩放的均值为 {typical}；"
+        f"像原文给出的 {flat} 那样平坦或更平坦的行所占比例为 {share}。在缩放后给出 {given} 的行中，这个比例为 {both}："
+        f"这样的行需要三个几乎相等的最大 logits。若当作 {keys} 行的均值，"
+        f"这些数{_word(possible['mean over the rows'], '可能', '不可能')}出现；若当作 {keys} x {keys} 矩阵中的最大值，"
+        f"则{_word(possible['largest of the matrix'], '可能', '不可能')}。就均值而言，d_k 从 {first} 到 {last}，"
+        f"未缩放的权重从 {typical} 变为 {grown}，缩放后的从 {scaled} 变为 {still}。每格只抽一次，这些都显示不出来。",
     )
 
 
@@ -122,12 +137,12 @@ CLAIM = Claim(
         "The share of random draws that lie below each printed value; a value is a possible draw if it lies in the "
         "central 99%. Four readings: one row for each number; one row for both scales, among the rows whose scaled "
         "weight is nearest to the printed one; the mean over ten rows; the largest of a 10 x 10 matrix.",
-        "计算随机样本中低于各个印出值的比例；若印出值落在中间 99% 的范围内，则视为可能的样本。共有四种读法："
-        "每个数各取一行；两种缩放取同一行（只看缩放后的权重最接近印出值的行）；十行的均值；10 x 10 矩阵中的最大值。",
+        "计算随机样本中低于原文各个值的比例；若某个值落在中间 99% 的范围内，则视为可能的样本。共有四种读法："
+        "每个数各取一行；两种缩放取同一行（只看缩放后的权重最接近原文的行）；十行的均值；10 x 10 矩阵中的最大值。",
     ),
     control=Text(
         "The two scales change places: the printed numbers are then impossible under every reading.",
-        "两种缩放互换：此时无论哪种读法，印出的数都不可能出现。",
+        "两种缩放互换：此时无论哪种读法，原文的数都不可能出现。",
     ),
     parameters={
         "dims": (16, 64, 256),

@@ -8,7 +8,7 @@ from sqrtdk.lab._products import product_matrices
 from sqrtdk.lab._random_rows import factor
 from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
-from sqrtdk.lab.figures import Figures
+from sqrtdk.lab.figures import Figure, Figures, number
 from sqrtdk.lab.intervals import mean
 from sqrtdk.lab.plots import Plot, curve, over
 from sqrtdk.lab.text import Text
@@ -62,24 +62,30 @@ def _plot(figures: Figures, scale: float) -> Plot:
     )
 
 
+def _side(largest: Figure, below: str, beyond: str) -> str:
+    return below if largest.value < FAR else beyond
+
+
 def why(figures: Figures) -> Text:
     """The paragraph of the report."""
     row, share = figures("largest_logit_of_a_row"), figures("share_beyond_100")
     matrix = max(figures.all("largest_logit"), key=lambda f: f.at["logits"])
     within = figures("share_within_3_scaled")
+    rule = math.erf(NEAR / math.sqrt(2.0))
     return Text(
-        "100 is 4.4 standard deviations of 22.6: far out in the tail. How far a sample reaches depends on its size. "
-        f"Among the {row.at['keys']} logits of one row the largest magnitude is {row} on average; among the "
-        f"{matrix.at['logits']} logits of a matrix it is {matrix}. A share of {share} of all logits lies beyond 100. "
-        "So +-100 is met in every large matrix of logits, but it is not what one softmax usually gets to see. "
-        f"The second half stands as it is: after the scale a share of {within} lies within +-3, which is the "
-        "three-sigma rule.",
-        "100 相当于标准差 22.6 的 4.4 倍，处在分布很远的尾部。样本能达到多远取决于样本的大小："
-        f"一行 {row.at['keys']} 个 logit 中，最大绝对值平均为 {row}；整个矩阵的 {matrix.at['logits']} 个 logit 中则为 "
-        f"{matrix}。"
-        f"绝对值超过 100 的 logit 所占比例为 {share}。因此，大的 logit 矩阵里总会出现 ±100，但一次 softmax "
-        "通常遇不到它。"
-        f"后半句成立：缩放之后，落在 ±3 之内的比例为 {within}，这正是三倍标准差法则。",
+        f"{FAR:g} is {number(FAR / D_K**0.5)} standard deviations of {number(D_K**0.5)}: far out in the tail. How far "
+        f"a sample reaches depends on its size. Among the {row.at['keys']} logits of one row the largest magnitude is "
+        f"{row} on average; among the {matrix.at['logits']} logits of a matrix it is {matrix}. A share of {share} of "
+        f"all logits lies beyond {FAR:g}. So a typical row of this length ends {_side(row, 'below', 'beyond')} "
+        f"+-{FAR:g} and a typical matrix {_side(matrix, 'below', 'beyond')} it: what one softmax gets to see is the "
+        f"row. After the scale a share of {within} lies within +-{NEAR:g}; the three-sigma rule of a normal "
+        f"distribution gives {number(rule)}.",
+        f"{FAR:g} 相当于标准差 {number(D_K**0.5)} 的 {number(FAR / D_K**0.5)} 倍，处在分布很远的尾部。"
+        f"样本能达到多远取决于样本的大小：一行 {row.at['keys']} 个 logit 中，最大绝对值平均为 {row}；整个矩阵的 "
+        f"{matrix.at['logits']} 个 logit 中则为 {matrix}。绝对值超过 {FAR:g} 的 logit 所占比例为 {share}。可见，"
+        f"这样长的一行的最大值通常{_side(row, '不到', '超过')} ±{FAR:g}，"
+        f"整个矩阵的最大值则通常{_side(matrix, '不到', '超过')} ±{FAR:g}；而一次 softmax 只看到一行。缩放之后，落在 "
+        f"±{NEAR:g} 之内的比例为 {within}；正态分布的三倍标准差法则给出 {number(rule)}。",
     )
 
 

@@ -59,21 +59,25 @@ TERMS: dict[str, Callable[[int, float, torch.Generator], Any]] = {
     "ALiBi": _alibi,
 }
 ROTATED = {"RoPE"}
+OWN_SCALES: dict[str, Any] = {"DeBERTa": disentangled(3), "T5": 1.0}  # of the papers, where not 1/sqrt(d_k)
 
 
 def measure(run: Run) -> Measured:
     """Variance over the keys of a row of all that the scale multiplies, over d_k, one number for each fresh layer."""
     figures = []
     for kind in TERMS:
-        factors, stds = zip(*(_layer(run, kind, draw) for draw in range(run["draws"])), strict=True)
-        figures.append(mean("scaled_variance_over_d_k", factors, kind=kind))
-        if kind == "DeBERTa":
-            figures.append(mean("logit_std_at_root_3d", stds, kind=kind))
+        layers = [_layer(run, kind, draw) for draw in range(run["draws"])]
+        figures.append(
+            mean("scaled_variance_over_d_k", [(one(1.0) - one(0.0)) / HEAD_DIM for one in layers], kind=kind)
+        )
+        if kind in OWN_SCALES:
+            stds = [math.sqrt(one(OWN_SCALES[kind])) for one in layers]
+            figures.append(mean("logit_std_at_its_own_scale", stds, kind=kind))
     return Measured(figures, (_plot(Figures(figures)),))
 
 
-def _layer(run: Run, kind: str, draw: int) -> tuple[float, float]:
-    """What the scale multiplies: the variance of the logits at a scale of 1 less that at a scale of 0."""
+def _layer(run: Run, kind: str, draw: int) -> Callable[[Any], float]:
+    """A fresh layer: the variance of its logits over the keys of a row, as a function of the scale."""
     rng, length = run.generator(kind, draw), run["length"]
     query, key = (torch.randn(HEADS, length, HEAD_DIM, generator=rng, dtype=torch.float64) for _ in range(2))
     if kind in ROTATED:
@@ -84,7 +88,7 @@ def _layer(run: Run, kind: str, draw: int) -> tuple[float, float]:
     def variance(scale: Any) -> float:
         return float(sqrtdk.measure(query, key, scale=scale, bias=term).variance.mean() * length / (length - 1))
 
-    return (variance(1.0) - variance(0.0)) / HEAD_DIM, math.sqrt(variance(disentangled(3)))
+    return variance
 
 
 def _plot(figures: Figures) -> Plot:
@@ -107,7 +111,7 @@ def why(figures: Figures) -> Text:
     def found(kind: str) -> str:
         return str(figures("scaled_variance_over_d_k", kind=kind))
 
-    std = figures("logit_std_at_root_3d")
+    std, bare = (figures("logit_std_at_its_own_scale", kind=kind) for kind in OWN_SCALES)
     return Text(
         "The scale has to undo the variance of what it multiplies. DeBERTa adds two more products of d_k terms to "
         "q . k, content to position and position to content; if the position vectors are as large as the contents', "
@@ -115,15 +119,16 @@ def why(figures: Figures) -> Text:
         f"{std}. Shaw's relative keys add one product: {found('Shaw')} d_k (the paper keeps 1/sqrt(d_k)). The "
         f"tables' size matters: with tables of standard deviation {FRESH_STD} DeBERTa's sum is "
         f"{found('DeBERTa, fresh')} d_k. A rotation changes no length: RoPE leaves {found('RoPE')}. The biases of T5 "
-        f"and ALiBi are added after the scale, which does not multiply them: {found('T5')} and {found('ALiBi')}.",
-        "缩放要抵消的，是它所乘部分的方差。DeBERTa 在 q · k 之外又加上两个各含 d_k 项的点积："
-        "内容对位置与位置对内容。"
-        f"若位置向量与内容向量一样大，三个方差之和为 {found('DeBERTa')} d_k，"
-        f"此时用 1/sqrt(3 d_k) 得到的 logit 标准差为 {std}。"
-        f"Shaw 的相对键增加一个点积：{found('Shaw')} d_k（论文仍用 1/sqrt(d_k)）。结果也取决于位置表的大小："
-        f"当位置表的标准差为 {FRESH_STD} 时，DeBERTa 的总方差为 {found('DeBERTa, fresh')} d_k。旋转不改变长度："
-        f"RoPE 为 {found('RoPE')}。T5 与 ALiBi 的偏置在缩放之后相加，缩放并不乘它们："
-        f"分别为 {found('T5')} 与 {found('ALiBi')}。",
+        f"and ALiBi are added to the finished scores, and no scale multiplies them: {found('T5')} and "
+        f"{found('ALiBi')}. T5 has no scale at all: from queries and keys of variance 1 its logits have a standard "
+        f"deviation of {bare}, and it is the start of W_q, smaller by 1/sqrt(d_k), that makes up for it.",
+        "缩放要抵消的，是它所乘部分的方差。DeBERTa 在 q · k 之外又加上两个各含 d_k 项的点积：内容对位置与位置对内容。"
+        f"若位置向量与内容向量一样大，三个方差之和为 {found('DeBERTa')} d_k，此时用 1/sqrt(3 d_k) 得到的 logit "
+        f"标准差为 {std}。Shaw 的相对键增加一个点积：{found('Shaw')} d_k（论文仍用 1/sqrt(d_k)）。"
+        f"结果也取决于位置表的大小：当位置表的标准差为 {FRESH_STD} 时，DeBERTa 的总方差为 {found('DeBERTa, fresh')} "
+        f"d_k。旋转不改变长度：RoPE 为 {found('RoPE')}。T5 与 ALiBi 的偏置加在算好的得分上，没有任何缩放乘它们："
+        f"分别为 {found('T5')} 与 {found('ALiBi')}。T5 根本没有缩放：查询与键的方差为 1 时，其 logit 的标准差为 "
+        f"{bare}；补偿来自 W_q 的初始值，它小了 1/sqrt(d_k) 倍。",
     )
 
 
@@ -144,10 +149,11 @@ CLAIM = Claim(
     method=Text(
         "Random queries and keys of variance 1 with each kind of position term, tables and projections fresh for each "
         "draw and of variance 1 unless said otherwise. Variance of the logits over the keys of a row at a scale of 1, "
-        "less that at a scale of 0: what the scale multiplies. It changes the factor where this is at least 1.5 d_k.",
+        "less that at a scale of 0: what the scale multiplies. It changes the factor where this is at least 1.5 d_k. "
+        "DeBERTa's and T5's logits also at the scales of their papers, 1/sqrt(3 d_k) and 1.",
         "方差为 1 的随机查询与键，配以各种位置项；每次都重新抽取位置表与投影，除另有说明外方差为 1。"
         "取缩放为 1 时一行之内 logit 的方差，减去缩放为 0 时的方差，得到缩放所乘的部分；若它不小于 1.5 d_k，"
-        "就算改变了因子。",
+        "就算改变了因子。DeBERTa 与 T5 的 logit 还按各自论文的缩放（1/sqrt(3 d_k) 与 1）测量。",
     ),
     control=Text(
         "The tables of positions are zero: nothing changes the factor.",

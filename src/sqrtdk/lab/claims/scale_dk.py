@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import sqrtdk
-from sqrtdk.lab._own_keys import own_keys
+from sqrtdk.lab._random_rows import own_keys
 from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures, number
@@ -75,9 +75,8 @@ def why(figures: Figures) -> Text:
         "And it is a statement about the start: with components that have grown to a standard deviation of "
         f"{number(GROWN)} the same rule at d_k = 64 leaves {share(64, GROWN)} of the keys. muP divides by d_k "
         "with trained layers in mind: there q and k are aligned, and their product grows like d_k, not like its root.",
-        "当分量的方差为 1 时，logit 的标准差是 sqrt(d_k)/d_k = 1/sqrt(d_k)，权重大约使用了 exp(-1/d_k) 比例的键。"
-        f"在 d_k = 64 时几乎是全部（{share(64)}），最大权重只是均匀权重的 {peak} 倍；"
-        f"在 d_k = 4 时该比例为 {share(4)}。"
+        "当分量的方差为 1 时，logit 的标准差是 sqrt(d_k)/d_k = 1/sqrt(d_k)，权重大约使用了 exp(-1/d_k) 比例的键。在 "
+        f"d_k = 64 时几乎是全部（{share(64)}），最大权重只是均匀权重的 {peak} 倍；在 d_k = 4 时该比例为 {share(4)}。"
         f"而且这只适用于初始状态：若分量的标准差增大到 {number(GROWN)}，同样的规则在 d_k = 64 时只用到 "
         f"{share(64, GROWN)} 的键。muP 除以 d_k，着眼于训练之后的层：那时 q 与 k 相互对齐，点积按 d_k 增长，"
         "而不是按其平方根。",

@@ -6,13 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sqrtdk import attention
 from sqrtdk.lab._products import normal_pairs
-from sqrtdk.lab._random_rows import factor
+from sqrtdk.lab._random_rows import factor, weights
 from sqrtdk.lab._run import Run, stable_seed
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
-from sqrtdk.lab.figures import Figures
-from sqrtdk.lab.intervals import bootstrap, mean, proportion
+from sqrtdk.lab.figures import Figures, number
+from sqrtdk.lab.intervals import bootstrap, exact, mean, proportion
 from sqrtdk.lab.plots import Plot, Series, curve
 from sqrtdk.lab.text import Text
 
@@ -29,12 +28,12 @@ def measure(run: Run) -> Measured:
         for x in normal_pairs(run.generator("runs", length), runs * BATCH * length, D_K)
     )
     product = query @ key.mT
-    figures, printed = [], {}
+    figures, printed = [exact("logits_of_a_run", BATCH * length**2)], {}
     for scale in ("none", "sqrt_dk"):
         one = factor(scale, D_K)
         printed[scale] = (one * product).flatten(1).std(-1).double()
         off = printed[scale] / (one * D_K**0.5) - 1.0
-        sums = _weights(query, key, one).sum(-1)
+        sums = weights(query, key, one).sum(-1)
         whole = ((sums - 1.0).abs() <= 1e-5).flatten(1).all(-1)
         seed = stable_seed(["scatter", run.seed, scale])
         figures += [
@@ -44,14 +43,6 @@ def measure(run: Run) -> Measured:
             proportion("runs_whose_rows_sum_to_1", int(whole.sum()), runs, scale=scale),
         ]
     return Measured(figures, (_plot(printed["none"]),))
-
-
-def _weights(query: Tensor, key: Tensor, scale: float) -> Tensor:
-    """The weights of every row: attention to values that are the unit vectors."""
-    length = key.shape[-2]
-    result = attention(query, key, torch.eye(length).expand(*key.shape[:-1], length), scale=scale)
-    assert isinstance(result, Tensor)
-    return result
 
 
 def _plot(printed: Tensor) -> Plot:
@@ -74,18 +65,19 @@ def why(figures: Figures) -> Text:
     none, scaled = (figures("printed_deviation", scale=scale) for scale in ("none", "sqrt_dk"))
     scatter = figures("scatter_of_printed_deviation", scale="none")
     near = figures("runs_within_5_percent", scale="none")
+    logits = number(figures("logits_of_a_run").value)
+    low, high = (number(round(D_K**0.5 * (1 + side * 2 * scatter.value))) for side in (-1, 1))
     return Text(
-        f"Averaged over seeds the example prints {none} and {scaled}. A sample's standard deviation is a little low on "
-        "average, since the root bends and the mean is taken from the same few numbers. One run has 2 x 3 x 3 = 18 "
-        f"logits, and from so few the standard deviation scatters by a share of {scatter} of its value: only a share "
-        f"of {near} of the runs comes within 5% of 22.63. A printed 18 or 27 is no sign of a mistake. The rows sum to "
-        "1 with or without the scale, as softmax rows do; this shows nothing about the scale.",
+        f"Averaged over seeds the example prints {none} and {scaled}. A sample's standard deviation is a little low "
+        f"on average, since the root bends and the mean is taken from the same few numbers. One run has {logits} "
+        f"logits, and from so few the standard deviation scatters by a share of {scatter} of its value: a share of "
+        f"{near} of the runs comes within {TOLERANCE:.0%} of {number(D_K**0.5)}. Two such scatters below or above, a "
+        f"printed {low} or {high}, are no sign of a mistake. The rows sum to 1 with or without the scale, as softmax "
+        "rows do; this shows nothing about the scale.",
         f"对许多随机种子取平均，示例打印出 {none} 和 {scaled}。样本标准差平均略微偏低，因为开方是非线性的，"
-        "而且均值取自同样少的几个数。"
-        f"一次运行只有 2 x 3 x 3 = 18 个 logit，如此小的样本，其标准差的相对波动为 {scatter}：只有 {near} 的运行与 "
-        "22.63 "
-        "相差不到 5%。"
-        "打印出 18 或 27 并不说明代码有错。无论是否缩放，每行之和都是 1，这是 softmax 的性质，并不能说明缩放的作用。",
+        f"而且均值取自同样少的几个数。一次运行只有 {logits} 个 logit，如此小的样本，其标准差的相对波动为 {scatter}："
+        f"与 {number(D_K**0.5)} 相差不到 {TOLERANCE:.0%} 的运行占 {near}。上下偏离两倍这样的波动，即打印出 {low} 或 "
+        f"{high}，并不说明代码有错。无论是否缩放，每行之和都是 1，这是 softmax 的性质，并不能说明缩放的作用。",
     )
 
 
@@ -102,9 +94,8 @@ CLAIM = Claim(
     method=Text(
         "The example as it stands, in float32, with many seeds: sample standard deviation of the 18 logits with and "
         "without the scale, and sums of the rows of weights. About means within 5%.",
-        "按原样（float32）以许多随机种子运行该示例：有无缩放时 18 个 logit 的样本标准差，以及每行权重之和。"
-        "“约”指误差在 5% "
-        "以内。",
+        "按原样（float32）以许多随机种子运行该示例：有无缩放时 18 个 logit 的样本标准差，以及每行权重之和。“约”"
+        "指误差在 5% 以内。",
     ),
     control=Text(
         "A length of 24 in place of 3: with 1152 logits a single run prints the numbers too.",

@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from sqrtdk.lab._printed import LOGITS, WEIGHTS
 from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures, number
@@ -13,8 +14,6 @@ from sqrtdk.lab.intervals import exact
 from sqrtdk.lab.plots import Plot, Series
 from sqrtdk.lab.text import Text
 
-LOGITS = (-3.0, -1.0, 0.0, 1.0, 3.0)
-PRINTED = (0.012, 0.089, 0.243, 0.661, 0.995)
 TO_THREE_DIGITS = tuple(round(math.exp(z) / sum(map(math.exp, LOGITS)), 3) for z in LOGITS)
 
 
@@ -35,7 +34,7 @@ def _plot(printed: tuple[float, ...], weights: list[float], logits: tuple[float,
     names = tuple(f"{logit:g}" for logit in logits)
     return Plot(
         "weights",
-        Text("The printed weights and the softmax of the same logits.", "印出的权重与同一组 logits 的 softmax。"),
+        Text("The printed weights and the softmax of the same logits.", "原文给出的权重与同一组 logits 的 softmax。"),
         "logit",
         "weight",
         (Series("printed", names, printed, style="bars"), Series("softmax", names, tuple(weights), style="bars")),
@@ -52,7 +51,7 @@ def why(figures: Figures) -> Text:
         "printed numbers stand to one another about as e^-3 : e^-1 : e^0 : e^1: they are, within "
         f"{away}, the softmax of the first four logits without the fifth. The fifth number belongs to no such sum. "
         "The point that the example wants to make survives: the largest weight is not 1, and the others are not 0.",
-        f"softmax 的权重之和为 1，而印出的各数之和为 {total}。正确的结果是 [{weights}]。前四个印出的数之比约为 "
+        f"softmax 的权重之和为 1，而原文给出的各数之和为 {total}。正确的结果是 [{weights}]。前四个原文给出的数之比约为 "
         f"e^-3 : e^-1 : e^0 : e^1：在误差 {away} 以内，它们是去掉第五个 logit 之后前四个 logits 的 softmax；"
         "第五个数则不属于这样的和。这个例子想说明的道理仍然成立：最大的权重不是 1，其余的权重也不是 0。",
     )
@@ -63,19 +62,19 @@ CLAIM = Claim(
     group="saturation",
     sources=("S1",),
     statement=Text(
-        f"The softmax of the logits [-3, -1, 0, 1, 3] is {list(PRINTED)}.",
-        f"logits [-3, -1, 0, 1, 3] 的 softmax 为 {list(PRINTED)}。",
+        f"The softmax of the logits [-3, -1, 0, 1, 3] is {list(WEIGHTS)}.",
+        f"logits [-3, -1, 0, 1, 3] 的 softmax 为 {list(WEIGHTS)}。",
     ),
     formula=r"\mathrm{softmax}(z)_i = \frac{e^{z_i}}{\sum_j e^{z_j}}, \qquad \sum_i \mathrm{softmax}(z)_i = 1",
     method=Text(
         "The softmax in float64, against the printed weights; they may be off by half of their last digit.",
-        "用 float64 计算 softmax，与印出的权重比较；允许的误差是末位的一半。",
+        "用 float64 计算 softmax，与原文给出的权重比较；允许的误差是末位的一半。",
     ),
     control=Text(
         "In place of the printed weights stand those of the exponentials, to three digits: they pass.",
-        "把印出的权重换成由指数函数算出、保留三位小数的权重：它们应当通过检验。",
+        "把原文给出的权重换成由指数函数算出、保留三位小数的权重：它们应当通过检验。",
     ),
-    parameters={"logits": LOGITS, "printed": PRINTED},
+    parameters={"logits": LOGITS, "printed": WEIGHTS},
     quick={},
     flipped={"printed": TO_THREE_DIGITS},
     measure=measure,

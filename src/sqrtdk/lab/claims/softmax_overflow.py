@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from sqrtdk.lab._random_rows import factor
+from sqrtdk.lab._random_rows import factor, products
 from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures
@@ -38,7 +39,8 @@ NARROW = ("float16", "bfloat16", "float32")
 
 def measure(run: Run) -> Measured:
     """Share of rows whose weights are not finite, and of weights that become 0, by softmax and dtype."""
-    logits = factor(run["scale"], D_K) * _products(run)
+    product = products(run.generator("rows"), draws=run["rows"], keys=KEYS, d_k=D_K)[:, 0]
+    logits = (factor(run["scale"], D_K) * product).float()
     figures = [mean("largest_logit", logits.amax(-1))]
     for dtype in NARROW:
         stored = logits.to(DTYPES[dtype])
@@ -49,17 +51,6 @@ def measure(run: Run) -> Measured:
             if softmax == "torch":
                 figures.append(mean("weights_that_become_0", (weights == 0).double().mean(-1), **place))
     return Measured(figures, (_plot(Figures(figures)),))
-
-
-def _products(run: Run) -> Tensor:
-    """(rows, keys) in float32; every row has a query and keys of its own."""
-    rng = run.generator("rows")
-    blocks = []
-    for start in range(0, run["rows"], 100):
-        rows = min(100, run["rows"] - start)
-        query, key = (torch.randn(rows, n, D_K, generator=rng) for n in (1, KEYS))
-        blocks.append((query @ key.mT).squeeze(-2))
-    return torch.cat(blocks)
 
 
 def _plot(figures: Figures) -> Plot:
@@ -78,22 +69,22 @@ def _plot(figures: Figures) -> Plot:
 def why(figures: Figures) -> Text:
     """The paragraph of the report."""
     largest = figures("largest_logit")
+    ends = {name: f"{math.log(torch.finfo(DTYPES[name]).max):.1f}" for name in NARROW}
     half, wide = (figures("rows_not_finite", softmax="as written", dtype=name) for name in ("float16", "float32"))
     safe = figures("rows_not_finite", softmax="torch", dtype="float16")
     lost, kept = (figures("weights_that_become_0", dtype=name, softmax="torch") for name in ("float16", "float32"))
     return Text(
-        f"The largest of 512 unscaled logits is {largest} on average. e^z passes the range of fp16 at z = 11.1 and "
-        "that "
-        f"of bf16 and fp32 at 88.7. Computed as written, softmax fails in fp16 for a share of {half} of the rows, and "
-        f"in fp32 for {wide}. Every real implementation first takes the maximum from the logits: no exponent is then "
-        f"above 0, and {safe} of the rows fail in fp16. What is left is underflow: a share of {lost} of the weights "
-        f"become 0 in fp16 ({kept} in fp32). That is harmless to the sum, and 0 is what the gradient sees there.",
-        f"512 个未缩放 logit 中的最大值平均为 {largest}。e^z 在 z = 11.1 时超出 fp16 的范围，在 88.7 时才超出 bf16 和 "
-        "fp32 的范围。"
-        f"按定义直接计算 softmax，fp16 下有 {half} 的行出错，fp32 下为 {wide}。"
-        f"实际的实现都先从 logit 中减去最大值，此时指数都不大于 0，fp16 下出错的行为 {safe}。"
-        f"剩下的是下溢：fp16 下有 {lost} 的权重变为 0（fp32 下为 {kept}）。这对求和没有影响，但这些位置的梯度也就是 0。"
-        "",
+        f"The largest of {KEYS} unscaled logits is {largest} on average. e^z passes the range of fp16 at z = "
+        f"{ends['float16']} and that of bf16 and fp32 at {ends['float32']}. Computed as written, softmax fails in "
+        f"fp16 for a share of {half} of the rows, and in fp32 for {wide}. Every real implementation first takes the "
+        f"maximum from the logits: no exponent is then above 0, and {safe} of the rows fail in fp16. What is left is "
+        f"underflow: a share of {lost} of the weights become 0 in fp16 ({kept} in fp32). That is harmless to the sum, "
+        "and 0 is what the gradient sees there.",
+        f"{KEYS} 个未缩放 logit 中的最大值平均为 {largest}。e^z 在 z = {ends['float16']} 时超出 fp16 的范围，在 "
+        f"{ends['float32']} 时才超出 bf16 和 fp32 的范围。按定义直接计算 softmax，fp16 下有 {half} 的行出错，fp32 "
+        f"下为 {wide}。实际的实现都先从 logit 中减去最大值，此时指数都不大于 0，fp16 下出错的行为 {safe}。"
+        f"剩下的是下溢：fp16 下有 {lost} 的权重变为 0（fp32 下为 {kept}）。这对求和没有影响，而这些位置上的梯度就是 "
+        "0。",
     )
 
 
@@ -116,8 +107,7 @@ CLAIM = Claim(
         "written, with the maximum taken off first, and torch's, in fp16, bf16 and fp32; share of rows whose weights "
         "are not all finite. May means in more than one row of a hundred.",
         "d_k = 64，每行 512 个未缩放的 logit，各行有自己的查询和键。分别以 fp16、bf16、fp32 按定义计算 softmax、"
-        "先减去最大值再计算、"
-        "以及调用 torch 的实现；统计权重出现非有限值的行所占比例。“可能”指一百行中多于一行。",
+        "先减去最大值再计算、以及调用 torch 的实现；统计权重出现非有限值的行所占比例。“可能”指一百行中多于一行。",
     ),
     control=Text(
         "Scaled logits: no softmax leaves the range in any dtype.",

@@ -6,7 +6,7 @@ from sqrtdk.lab._products import dot_products, root_mean_square
 from sqrtdk.lab._random_rows import factor
 from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
-from sqrtdk.lab.figures import Figures
+from sqrtdk.lab.figures import Figures, number
 from sqrtdk.lab.plots import Plot, curve, over
 from sqrtdk.lab.text import Text
 
@@ -48,10 +48,10 @@ def why(figures: Figures) -> Text:
     none, scaled = (figures("standard_deviation", d_k=512, scale=scale) for scale in ("none", "sqrt_dk"))
     return Text(
         "The variance of a sum of 512 independent terms of variance 1 is 512, and the standard deviation its root, "
-        f"22.63. Measured: {none} without the scale. A factor on the logits multiplies their standard deviation, and "
-        f"1/sqrt(512) takes it to {scaled}.",
-        "512 个方差为 1 的独立项之和，其方差为 512，标准差是它的平方根，即 22.63。"
-        f"实测：不缩放时为 {none}。给 logit 乘上一个因子，标准差就乘上同一个因子；乘以 1/sqrt(512) 之后为 {scaled}。",
+        f"{number(512**0.5)}. Measured: {none} without the scale. A factor on the logits multiplies their standard "
+        f"deviation, and 1/sqrt(512) takes it to {scaled}.",
+        f"512 个方差为 1 的独立项之和，其方差为 512，标准差是它的平方根。实测：不缩放时为 {none}。给 logit "
+        f"乘上一个因子，标准差就乘上同一个因子；乘以 1/sqrt(512) 之后为 {scaled}。",
     )
 
 
@@ -69,8 +69,7 @@ CLAIM = Claim(
         "Independent pairs q, k with components from N(0, 1); root of the mean square of q . k and of q . k / "
         "sqrt(d_k), with the root of its t interval. About means within 3%.",
         "抽取各分量服从 N(0, 1) 的独立 q、k 对，计算 q · k 与 q · k / sqrt(d_k) 的均方根，置信区间取均方的 t "
-        "区间的平方根。"
-        "“约为”指误差在 3% 以内。",
+        "区间的平方根。“约为”指误差在 3% 以内。",
     ),
     control=Text(
         "Components with a standard deviation of 1.5 in place of 1: the numbers hold for unit variance only.",

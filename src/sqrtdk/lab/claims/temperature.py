@@ -8,11 +8,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from sqrtdk import attention
+from sqrtdk.lab._random_rows import own_keys, weights
 from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures, number
-from sqrtdk.lab.intervals import exact, mean, proportion
+from sqrtdk.lab.intervals import largest, mean, proportion
 from sqrtdk.lab.plots import Plot, curve, over
 from sqrtdk.lab.text import Text
 from sqrtdk.stats import row_stats
@@ -23,19 +23,17 @@ def measure(run: Run) -> Measured:
     """Weights at each temperature by the formula, against attention with the scale that should be the same."""
     d_k, keys, temperatures = run["d_k"], run["keys"], run["temperatures"]
     rng = run.generator("rows")
-    query, key = (torch.randn(run["rows"], 1, n, d_k, generator=rng, dtype=torch.float64) for n in (1, keys))
-    textbook = (query @ key.mT)[:, 0] / math.sqrt(d_k)
-    identity = torch.eye(keys, dtype=torch.float64).expand(run["rows"], 1, keys, keys)  # the output is the weights
+    query, key = own_keys(rng, run["rows"], keys, d_k)
+    textbook = query @ key.mT / math.sqrt(d_k)
     figures, entropies = [], []
     for t in temperatures:
-        by_scale = attention(query, key, identity, scale=1 / (math.sqrt(d_k) * t))
-        assert isinstance(by_scale, Tensor)
+        by_scale = weights(query, key, 1 / (math.sqrt(d_k) * t))
         logits = textbook * t ** run["power"]
         rows = row_stats(logits)
         entropies.append(rows.entropy_nats.flatten())
-        difference = (by_scale[:, 0] - logits.softmax(-1)).abs().max()
+        difference = (by_scale - logits.softmax(-1)).abs().amax(-1).flatten()
         figures += [
-            exact("largest_difference_of_weights", float(difference), t=t),
+            largest("largest_difference_of_weights", difference, t=t),
             mean("peak", rows.peak.flatten(), t=t),
             mean("entropy_nats", entropies[-1], t=t),
             mean("squared_jacobian_norm", rows.jacobian_norm.flatten() ** 2, t=t),
@@ -43,19 +41,19 @@ def measure(run: Run) -> Measured:
     for (low, high), (cold, warm) in zip(pairwise(temperatures), pairwise(entropies), strict=True):
         figures.append(proportion("rows_flatter_when_warmer", int((warm > cold).sum()), run["rows"], t=high, below=low))
     figures.append(mean("peak_at_the_lowest", row_stats(textbook * temperatures[0] ** run["power"]).peak.flatten()))
-    figures.append(exact("entropy_slope_error", _slope_error(textbook)))
+    figures.append(largest("largest_entropy_slope_error", _slope_error(textbook)))
     return Measured(figures, _plots(Figures(figures), run))
 
 
-def _slope_error(logits: Tensor) -> float:
-    """Largest difference of dH/dT at T = 1, by automatic differentiation, from the variance of z under the weights."""
+def _slope_error(logits: Tensor) -> Tensor:
+    """Difference of dH/dT at T = 1, by automatic differentiation, from the variance of z under the weights."""
     t = torch.ones(len(logits), 1, 1, dtype=torch.float64, requires_grad=True)
     log_weights = (logits / t).log_softmax(-1)
     (slope,) = torch.autograd.grad(-(log_weights.exp() * log_weights).sum(), t)
-    weights = logits.softmax(-1)
-    mean_logit = (weights * logits).sum(-1, keepdim=True)
-    variance = (weights * (logits - mean_logit) ** 2).sum(-1)
-    return float((slope.flatten() - variance.flatten()).abs().max())
+    shares = logits.softmax(-1)
+    mean_logit = (shares * logits).sum(-1, keepdim=True)
+    variance = (shares * (logits - mean_logit) ** 2).sum(-1)
+    return (slope.flatten() - variance.flatten()).abs()
 
 
 def _plots(figures: Figures, run: Run) -> tuple[Plot, Plot]:
@@ -102,7 +100,7 @@ def why(figures: Figures) -> Text:
     away = max(figure.value for figure in figures.all("largest_difference_of_weights"))
     peaks = figures.all("peak")
     cold = figures("peak_at_the_lowest")
-    slope = figures("entropy_slope_error")
+    slope = figures("largest_entropy_slope_error")
     return Text(
         "Both are one factor on the logits: a softmax of temperature T over scaled logits is attention with the scale "
         f"1/(T sqrt(d_k)); the weights differ by {number(away)} at most, which is rounding. Leaving the scale out is a "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -10,7 +9,7 @@ from sqrtdk import attention
 from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures
-from sqrtdk.lab.intervals import bootstrap, exact, mean
+from sqrtdk.lab.intervals import bootstrap, largest, mean, ratio_of_means
 from sqrtdk.lab.plots import Plot, over
 from sqrtdk.lab.text import Text
 from sqrtdk.stats.request import AuxOutput, AuxRequest
@@ -36,14 +35,10 @@ def measure(run: Run) -> Measured:
         for name in ("peak", "entropy", "jacobian_norm"):
             before, after = (getattr(rows, name).detach().flatten() for rows in (plain, changed))
             figures += [mean(name, before, d_k=d_k, factor="none"), mean(name, after, d_k=d_k, factor="1/sqrt(d_k)")]
-            figures.append(exact(f"largest_change_of_{name}", float((after - before).abs().max()), d_k=d_k))
+            figures.append(largest(f"largest_change_of_{name}", (after - before).abs(), d_k=d_k))
         pair = (gradient * d_k**0.5, plain_gradient)
-        figures.append(bootstrap("gradient_of_q_ratio_times_root_d_k", pair, _ratio, seed=run.seed, d_k=d_k))
+        figures.append(bootstrap("gradient_of_q_ratio_times_root_d_k", pair, ratio_of_means, seed=run.seed, d_k=d_k))
     return Measured(figures, (_plot(Figures(figures)),))
-
-
-def _ratio(one: np.ndarray, other: np.ndarray, axis: int) -> np.ndarray:
-    return np.asarray(one.mean(axis) / other.mean(axis))
 
 
 def _rows(query: Tensor, key: Tensor, value: Tensor, upstream: Tensor, scale: float) -> tuple[AuxOutput, Tensor]:
@@ -75,11 +70,11 @@ def why(figures: Figures) -> Text:
     change = figures("largest_change_of_peak", d_k=d_k)
     ratio = figures("gradient_of_q_ratio_times_root_d_k", d_k=d_k)
     return Text(
-        "The weights are a function of the logits, and the values are not in it. A factor c on V multiplies the output "
-        "by c and touches neither the weights nor the softmax Jacobian: at d_k = "
-        f"{d_k} the largest change of any row's largest weight is {change}, and its mean stays at {peak}. The gradient "
-        f"of q passes through the values and is multiplied by c as well (times sqrt(d_k), the ratio is {ratio}), in "
-        "flat and in saturated rows alike, so that no row comes back to life relative to the others.",
+        "The weights are a function of the logits, and the values are not in it. A factor c on V multiplies the "
+        f"output by c and touches neither the weights nor the softmax Jacobian: at d_k = {d_k} the largest change of "
+        f"any row's largest weight is {change}, and its mean stays at {peak}. The gradient of q passes through the "
+        f"values and is multiplied by c as well (times sqrt(d_k), the ratio is {ratio}), in flat and in saturated "
+        "rows alike, so that no row comes back to life relative to the others.",
         "权重是 logits 的函数，其中没有值。在 V 上乘以因子 c 只会使输出乘以 c，既不改变权重，也不改变 softmax 的"
         f"雅可比矩阵：在 d_k = {d_k} 时，各行最大权重的变化至多为 {change}，其均值仍为 {peak}。"
         f"q 的梯度经过值，因此也乘以 c（比值乘以 sqrt(d_k) 为 {ratio}），平坦的行与饱和的行都是如此，"

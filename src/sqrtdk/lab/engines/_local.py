@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -35,11 +35,14 @@ class Local:
             torch.set_num_threads(threads)
 
 
-@contextlib.contextmanager
-def local(workers: int | None = None, address: str | None = None) -> Iterator[Engine]:
-    """This process."""
+def local(workers: int | None = None, address: str | None = None) -> AbstractContextManager[Engine]:
+    """This process.
+
+    Raises:
+        InvalidValueError: at once: more than one worker.
+    """
     if workers not in (None, 1):
         raise InvalidValueError(
             f"the engine 'local' is this process alone; got {workers} workers", hint="Take the engine 'pool'."
         )
-    yield Local()
+    return nullcontext(Local())

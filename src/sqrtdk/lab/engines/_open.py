@@ -32,9 +32,10 @@ def open_engine(name: str, workers: int | None = None, address: str | None = Non
         its processes at once.
 
     Raises:
-        InvalidValueError: no such engine, fewer than one worker, or an address for another engine than "ray".
-        LabError: on entering: no Ray at the address.
-        MissingExtraError: on entering: ray is not installed.
+        InvalidValueError: no such engine, fewer than one worker, more than one of "local", or an address for another
+            engine than "ray".
+        LabError: on entering: no Ray at the address, or its workers have another Python, torch or sqrtdk.
+        MissingExtraError: ray is not installed.
 
     Example:
         >>> with open_engine("local") as engine:

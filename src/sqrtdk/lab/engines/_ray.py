@@ -12,7 +12,9 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from sqrtdk.errors import LabError, MissingExtraError, kind_and_text
+from sqrtdk import _extras
+from sqrtdk.errors import LabError, kind_and_text
+from sqrtdk.lab._code import numbers_from
 from sqrtdk.lab._run import Cell
 from sqrtdk.lab.engines._engine import AHEAD, RETRIES, Engine, Failure, Result, compute, failed, failure
 from sqrtdk.lab.engines._pool import cpus
@@ -24,6 +26,7 @@ _ENVIRONMENT = {
 _OBJECT_STORE_BYTES = 100 * 2**20  # results are small; Ray's default is a third of the memory
 _KNOCK_S = 5.0
 _CONNECT_S = 40.0
+_WORKER_S = 120.0  # a worker imports torch, perhaps from a slow disk
 
 
 class Ray:
@@ -62,15 +65,22 @@ class Ray:
         return outcome
 
 
-@contextlib.contextmanager
-def ray(workers: int | None = None, address: str | None = None) -> Iterator[Engine]:
+def ray(workers: int | None = None, address: str | None = None) -> contextlib.AbstractContextManager[Engine]:
     """A Ray cluster.
 
     Args:
         workers: CPUs of the Ray that is started here, or the most cells at once on a cluster; None: all there are.
         address: of a cluster, "host:port" or "auto"; None: a Ray of this process if it has one, else a new one.
+
+    Raises:
+        MissingExtraError: at once: ray is not installed.
+        LabError: on entering: no Ray at the address, or workers of other versions than this process.
     """
-    module = _ray()
+    return _opened(_extras.load("ray", extra="ray"), workers, address)
+
+
+@contextlib.contextmanager
+def _opened(module: Any, workers: int | None, address: str | None) -> Iterator[Engine]:
     ours = not module.is_initialized()
     if ours:
         _connect(module, workers, address)
@@ -80,6 +90,8 @@ def ray(workers: int | None = None, address: str | None = None) -> Iterator[Engi
             hint="Leave the address out, or call ray.shutdown() first.",
         )
     try:
+        if address is not None or not ours:  # else its workers are this Python with these modules
+            _check_workers(module)
         there = max(1, int(module.cluster_resources().get("CPU", 1)))
         count = min(workers or there, there)
         yield Ray(module, count, count if count < there else AHEAD * count)
@@ -88,13 +100,33 @@ def ray(workers: int | None = None, address: str | None = None) -> Iterator[Engi
             module.shutdown()
 
 
-def _ray() -> Any:
-    try:
-        return importlib.import_module("ray")
-    except ImportError as error:
-        raise MissingExtraError(
-            f"the engine 'ray' needs ray: {error}", hint="Run: pip install 'sqrtdk[ray]'"
-        ) from error
+def _check_workers(module: Any) -> None:
+    """Ask a worker of each node with CPUs what its numbers would come from; nodes that join later are not asked."""
+    task = module.remote(num_cpus=0, max_retries=RETRIES)(_worker_versions)
+    near = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
+    there = [node for node in module.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+    nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in there}
+    asked = {node: task.options(scheduling_strategy=near(node, soft=True)).remote() for node in nodes}
+    here = _worker_versions()
+    for node, reference in asked.items():
+        try:
+            theirs = module.get(reference, timeout=_WORKER_S)
+        except module.exceptions.RayError as error:
+            raise LabError(
+                f"the workers of the Ray cluster at {nodes[node]} can't run sqrtdk: {kind_and_text(error)}",
+                hint=f"Install sqrtdk {here['sqrtdk']} there, and Python and torch as here.",
+            ) from error
+        names = [name for name in here | theirs if theirs.get(name) != here.get(name)]
+        if names:
+            other = "; ".join(f"{name} {theirs.get(name)} there and {here.get(name)} here" for name in names)
+            raise LabError(
+                f"the workers of the Ray cluster at {nodes[node]} would give other numbers: {other}",
+                hint="Install the same versions in both places, or take the engine 'pool'.",
+            )
+
+
+def _worker_versions() -> dict[str, str]:
+    return dict(numbers_from())
 
 
 def _connect(module: Any, workers: int | None, address: str | None) -> None:

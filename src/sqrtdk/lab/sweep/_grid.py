@@ -13,7 +13,7 @@ from sqrtdk.lab.sweep._distributions import DISTRIBUTIONS
 from sqrtdk.lab.sweep._rules import canonical, checked_name
 
 MOST_CELLS = 10**7
-MOST_NUMBERS = 2**25  # of a row's keys, and of a cell's logits: 256 MiB each, and about 1 GiB with what they need
+MOST_NUMBERS = 2**25  # of a row's keys, and of a cell's queries and logits: 256 MiB each, 1 GiB with what they need
 _LARGEST_SEED = 2**63 - 1  # Parquet's int64
 
 
@@ -56,17 +56,15 @@ class Grid:
             checked_name(distribution, DISTRIBUTIONS, "a distribution")
         object.__setattr__(self, "scale", _axis(map(canonical, self.scale), "scale"))
         object.__setattr__(self, "distribution", _axis(self.distribution, "distribution"))
-        for what, size in (("keys * d_k", max(self.keys) * max(self.d_k)), ("rows * keys", self.rows * max(self.keys))):
-            if size > MOST_NUMBERS:
+        most = {"keys": max(self.keys), "d_k": max(self.d_k), "rows": self.rows}
+        for one, other in (("keys", "d_k"), ("rows", "keys"), ("rows", "d_k")):
+            if most[one] * most[other] > MOST_NUMBERS:
                 raise InvalidValueError(
-                    f"{what} of a cell is at most {MOST_NUMBERS:,}, which is 256 MiB; got {size:,}",
-                    hint="Take fewer keys or rows.",
+                    f"{one} * {other} of a cell is at most {MOST_NUMBERS:,}, which is 256 MiB; "
+                    f"got {most[one]:,} * {most[other]:,}",
+                    hint=f"Take fewer {one}.",
                 )
-        if math.prod(map(len, self._axes)) > MOST_CELLS:
-            raise InvalidValueError(
-                f"a grid has at most {MOST_CELLS:,} cells; got {math.prod(map(len, self._axes)):,}",
-                hint="Sweep parts of it into directories of their own.",
-            )
+        _check_count(math.prod(map(len, self._axes)), "cells")
 
     @property
     def _axes(self) -> tuple[Sequence[Any], ...]:
@@ -102,7 +100,17 @@ class Grid:
         return {**{name: list(getattr(self, name)) for name in names}, "rows": self.rows}
 
 
+def _check_count(count: int, of: str) -> None:
+    if count > MOST_CELLS:
+        raise InvalidValueError(
+            f"a grid has at most {MOST_CELLS:,} cells; got {count:,} {of}",
+            hint="Sweep parts of it into directories of their own.",
+        )
+
+
 def _numbers(values: Sequence[int], name: str, least: int) -> tuple[int, ...]:
+    if isinstance(values, range):  # which may be longer than any memory, and than len() can tell
+        _check_count((values.stop - values.start) // values.step, name)
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int):
             raise InvalidTypeError(f"{name} are whole numbers; got {value!r}", hint="Pass ints.")

@@ -2,33 +2,31 @@
 
 A part is written whole under another name and then renamed. The table comes from all parts, and only then they go.
 A process that is killed anywhere in between leaves cells twice or not at all, never half: what is there twice is
-dropped, what is missing is computed by the next run.
+dropped, what is missing is computed by the next run. Nothing that was computed is deleted unasked: a damaged file is
+kept under another name, and a whole one that does not fit (other columns, versions, grid) ends the run.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import json
-import os
-import platform
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from sqrtdk import _files, _json
 from sqrtdk.errors import InvalidValueError, OutputError, kind_and_text
+from sqrtdk.lab import _folder
+from sqrtdk.lab._code import numbers_from
 from sqrtdk.lab.sweep._grid import Grid
-from sqrtdk.lab.sweep._table import DamagedError, joined, pyarrow, read_table, write_rows, write_table
+from sqrtdk.lab.sweep._table import DamagedError, is_whole, joined, pyarrow, read_table, write_rows, write_table
 
 SCHEMA_VERSION = 1
 MANIFEST, RESULTS, PARTS = "manifest.json", "results.parquet", "part-*.parquet"
 _OURS = (MANIFEST, RESULTS, PARTS)
 _PART_EVERY_S = 1.0  # what a kill may cost; a part a cell would be a million files
-_NUMBERS_FROM = ("sqrtdk", "torch")  # whose versions decide the numbers
+_DECIDE = ("sqrtdk", "code", "torch")  # of the versions: what cells are computed with
 
 
 class Store:
@@ -38,6 +36,7 @@ class Store:
         self.folder, self.grid = folder, grid
         self.there = bytearray(len(grid))  # 1 for each cell that is on disk
         self.damaged: tuple[str, ...] = ()
+        self._whole = False  # the results are all cells in order
         self._waiting: list[dict[str, Any]] = []
         self._next_part = 0
         self._last_part = time.monotonic()
@@ -48,22 +47,23 @@ class Store:
         return self.folder / RESULTS
 
     def scan(self) -> None:
-        """Find what is there; a damaged file is removed and remembered by name."""
+        """Find what is there; a damaged file takes another name, and that is remembered."""
         damaged = []
-        for path in self._tables():
+        for path in self.tables():
             try:
                 _, places = read_table(path, self.grid)
             except DamagedError:
-                path.unlink()
-                damaged.append(path.name)
+                damaged.append(_set_aside(path).name)
                 continue
+            self._whole |= path == self.results and is_whole(places, self.grid)
             for place in places.tolist():
                 self.there[place] = 1
         self.damaged = tuple(damaged)
         numbers = [int(path.stem.removeprefix("part-")) for path in self.folder.glob(PARTS)]
         self._next_part = max(numbers, default=-1) + 1
 
-    def _tables(self) -> list[Path]:
+    def tables(self) -> list[Path]:
+        """The files with results."""
         found = sorted(self.folder.glob(PARTS))
         return [self.results, *found] if self.results.exists() else found
 
@@ -89,12 +89,38 @@ class Store:
         self._last_part = time.monotonic()
 
     def finish(self) -> None:
-        """Make the parts one table, sorted by cell."""
+        """Make the parts one table, sorted by cell.
+
+        Raises:
+            OutputError: a part can't be read, or cells are missing; the parts stay.
+        """
         parts = sorted(self.folder.glob(PARTS))
-        if parts:
-            write_table(self.results, joined([read_table(path, self.grid) for path in self._tables()]))
-            for path in parts:
-                path.unlink()
+        if not self._whole:
+            found = [read_table(path, self.grid) for path in self.tables()]
+            table = joined(found) if found else found
+            if len(table) != len(self.grid):
+                raise OutputError(
+                    f"{self.folder} holds {len(table)} of {len(self.grid)} cells though all were computed",
+                    hint="Files went since they were written; the same command computes what is missing.",
+                )
+            write_table(self.results, table)
+        for path in parts:
+            path.unlink(missing_ok=True)
+
+
+def _set_aside(path: Path) -> Path:
+    """Rename a damaged file to NAME.damaged, or NAME.damaged-2 and so on where that is taken."""
+    name = path.with_name(f"{path.name}.damaged")
+    number = 2
+    while name.exists():
+        name, number = path.with_name(f"{path.name}.damaged-{number}"), number + 1
+    try:
+        path.rename(name)
+    except OSError as error:
+        raise OutputError(
+            f"cannot rename the damaged {path}: {error.strerror}", hint="Move it away, or choose another --output."
+        ) from error
+    return name
 
 
 @contextlib.contextmanager
@@ -102,7 +128,7 @@ def opened(folder: Path, grid: Grid, force: bool, command: str) -> Iterator[Stor
     """The directory of a sweep, new or to be gone on with.
 
     Raises:
-        OutputError: it can't be written, another process sweeps into it, or it holds something else; see `sweep`.
+        OutputError: it can't be written, another process writes into it, or it holds something else; see `sweep`.
         InvalidValueError: it was written by another schema version.
         MissingExtraError: pyarrow is missing.
     """
@@ -114,10 +140,8 @@ def opened(folder: Path, grid: Grid, force: bool, command: str) -> Iterator[Stor
             f"cannot make the directory {folder}: {error.strerror}", hint="Choose another --output."
         ) from error
     _files.check_writable(folder / RESULTS, force=True)
-    with _alone(folder):
-        for name in _OURS:
-            for path in folder.glob(f".{name}.*.tmp"):  # of a process that was killed
-                path.unlink()
+    with _folder.alone(folder):
+        _folder.tidy(folder, _OURS)
         if force:
             for name in _OURS:
                 for path in folder.glob(name):
@@ -126,9 +150,9 @@ def opened(folder: Path, grid: Grid, force: bool, command: str) -> Iterator[Stor
         begun = _manifest(folder, force)
         if begun is not None:
             _check_grid(folder, begun, grid)
-            store.scan()
-            if any(store.there) and not all(store.there):
+            if store.tables():
                 _check_versions(folder, begun)
+            store.scan()
         if begun is None or not any(store.there):
             manifest = {
                 "schema_version": SCHEMA_VERSION,
@@ -142,12 +166,7 @@ def opened(folder: Path, grid: Grid, force: bool, command: str) -> Iterator[Stor
 
 def versions() -> dict[str, str]:
     """What made the numbers, and the files."""
-    return {
-        "sqrtdk": importlib.metadata.version("sqrtdk"),
-        "torch": torch.__version__,
-        "pyarrow": pyarrow().__version__,
-        "python": platform.python_version(),
-    }
+    return {**numbers_from(), "pyarrow": pyarrow().__version__}
 
 
 def _manifest(folder: Path, force: bool) -> dict[str, Any] | None:
@@ -188,32 +207,10 @@ def _check_grid(folder: Path, manifest: dict[str, Any], grid: Grid) -> None:
 
 def _check_versions(folder: Path, manifest: dict[str, Any]) -> None:
     here, there = versions(), manifest["versions"]
-    other = [f"{name} {there.get(name)}, now {here[name]}" for name in _NUMBERS_FROM if there.get(name) != here[name]]
+    pairs = {name: (there.get(name), here[name]) for name in _DECIDE}
+    other = [f"{name} {old}, now {new}" for name, (old, new) in pairs.items() if old != new]
     if other:
         raise OutputError(
-            f"{folder} was begun with other versions, whose numbers may differ: {'; '.join(other)}",
-            hint="Go on with the old versions, choose another --output, or --force to begin anew.",
+            f"{folder} holds numbers of other versions, which may differ: {'; '.join(other)}",
+            hint="Take the old versions, choose another --output, or --force to begin anew.",
         )
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Hold the directory against other sweeps; the system lets go of it when this process ends, killed or not."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise OutputError(
-                f"another process sweeps into {folder}", hint="Wait for it, or choose another --output."
-            ) from error
-        except OSError:  # a file system without locks
-            pass
-        yield
-    finally:
-        os.close(descriptor)

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from sqrtdk.errors import OutputError
 from sqrtdk.lab.sweep._cell import AXES
 from sqrtdk.lab.sweep._store import SCHEMA_VERSION
 from sqrtdk.lab.sweep._sweep import Swept
-from sqrtdk.lab.sweep._table import COLUMNS, read_table
+from sqrtdk.lab.sweep._table import COLUMNS, is_whole, read_table
 
 
 def summary(swept: Swept) -> dict[str, Any]:
@@ -18,9 +19,14 @@ def summary(swept: Swept) -> dict[str, Any]:
     Standard errors are of the average, sqrt(sum se^2) / seeds; `max_abs_logit` is the largest.
 
     Raises:
-        DamagedError: the table was changed since.
+        OutputError: the table can't be read, or was changed since.
     """
-    table, _ = read_table(swept.results, swept.grid)
+    table, places = read_table(swept.results, swept.grid)
+    if not is_whole(places, swept.grid):
+        raise OutputError(
+            f"{swept.results} holds {len(places)} rows that are not the {len(swept.grid)} cells of its grid",
+            hint="It was changed since; sweep again.",
+        )
     seeds = len(swept.grid.seeds)
     data: dict[str, Any] = {}
     for name in COLUMNS:

@@ -21,7 +21,7 @@ class Swept:
         results: the Parquet file, one row a cell.
         computed: cells that this run computed.
         reused: cells that were there.
-        damaged: files that could not be read; their cells were computed again.
+        damaged: new names of files that were damaged; their cells were computed again.
     """
 
     grid: Grid
@@ -60,10 +60,11 @@ def sweep(
         Swept.
 
     Raises:
-        OutputError: the directory can't be written, is another process's, or holds another grid, a sweep begun with
-            other versions, or no sweep at all.
+        OutputError: the directory can't be read or written, is another process's, or holds another grid, numbers of
+            other versions or sources of sqrtdk or of another torch, other columns, or no sweep at all.
         InvalidValueError: another schema version, an unknown engine.
-        LabError: a cell failed, or there is no Ray at the address; the cells that ended are kept.
+        LabError: a cell failed, there is no Ray at the address, or its workers have other versions; the cells that
+            ended are kept.
         MissingExtraError: pyarrow or ray is missing.
 
     Example:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sqrtdk import _files
-from sqrtdk.errors import MissingExtraError
+from sqrtdk import _extras, _files
+from sqrtdk.errors import OutputError, kind_and_text
 from sqrtdk.lab.sweep._cell import AXES, EXTREMES, FIGURES, MEASURED
 from sqrtdk.lab.sweep._grid import Grid
 
@@ -23,8 +22,12 @@ COLUMNS = (
 )
 
 
-class DamagedError(Exception):
-    """A file is not a whole table of this grid."""
+_LOOK = "Look at the disk; the same command goes on with what can be read."
+_MOVE = "Move the file away, choose another --output, or --force to begin anew."
+
+
+class DamagedError(OutputError):
+    """What a file holds is no whole Parquet table."""
 
 
 def pyarrow(name: str = "pyarrow") -> Any:
@@ -33,10 +36,7 @@ def pyarrow(name: str = "pyarrow") -> Any:
     Raises:
         MissingExtraError: it is not installed.
     """
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise MissingExtraError(f"a sweep needs pyarrow: {error}", hint="Run: pip install 'sqrtdk[lab]'") from error
+    return _extras.load(name)
 
 
 def _schema() -> Any:
@@ -61,21 +61,37 @@ def read_table(path: Path, grid: Grid) -> tuple[Any, np.ndarray[Any, np.dtype[np
     """The table of a file, and the place in the grid of each of its rows.
 
     Raises:
-        DamagedError: it can't be read, has other columns, or rows of another grid.
+        DamagedError: its bytes are no whole table: it was cut, or a checksum is wrong.
+        OutputError: it can't be read, or is whole but of other columns or of another grid.
     """
     pa = pyarrow()
     try:
-        with open(path, "rb") as file:  # no path, from whose folders pyarrow would infer columns
-            table = (
-                pyarrow("pyarrow.parquet").ParquetFile(file, page_checksum_verification=True).read(use_threads=False)
-            )
-        if not table.schema.equals(_schema()):
-            raise DamagedError("other columns")
+        data = path.read_bytes()  # apart from the decoding, whose errors are OSErrors as well
+    except (OSError, MemoryError) as error:
+        raise OutputError(f"cannot read {path}: {kind_and_text(error)}", hint=_LOOK) from error
+    try:
+        file = pyarrow("pyarrow.parquet").ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+        table = file.read(use_threads=False)
+        names = table.column_names
+    except MemoryError as error:  # of Arrow too
+        raise OutputError(f"cannot read {path}: {kind_and_text(error)}", hint=_LOOK) from error
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise DamagedError(f"{path} is damaged: {kind_and_text(error)}", hint=_LOOK) from error
+    if not table.schema.equals(_schema()):
+        other = sorted(set(COLUMNS) ^ set(names))
+        what = f"other columns than this version writes: {', '.join(other)}" if other else "columns in another order"
+        raise OutputError(f"{path} has {what}", hint=_MOVE)
+    try:
         cells = zip(*(table.column(axis).to_pylist() for axis in AXES), strict=True)
         places = np.fromiter(grid.places(cells), dtype=np.int64, count=table.num_rows)
-    except (pa.ArrowException, OSError, KeyError) as error:
-        raise DamagedError(str(error)) from error
+    except KeyError as error:
+        raise OutputError(f"{path} holds cells of another grid: {error} is not in this one", hint=_MOVE) from error
     return table, places
+
+
+def is_whole(places: np.ndarray[Any, np.dtype[np.int64]], grid: Grid) -> bool:
+    """Whether a table's rows are the grid's cells, in order and each once."""
+    return np.array_equal(places, np.arange(len(grid)))
 
 
 def joined(parts: Sequence[tuple[Any, np.ndarray[Any, np.dtype[np.int64]]]]) -> Any:

@@ -9,14 +9,26 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from sqrtdk.errors import LabError
+
 SKIP = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__", "encodings"}
 BYTES = 256
 
 
 def stdlib_text() -> tuple[Tensor, Tensor]:
-    """Bytes for training and, from every 20th file, for the held-out loss; files in the order of their names."""
+    """Bytes for training and, from every 20th file, for the held-out loss; files in the order of their names.
+
+    Raises:
+        LabError: this Python has no source files.
+    """
     root = Path(sysconfig.get_path("stdlib"))
-    names = sorted(p.relative_to(root).as_posix() for p in root.rglob("*.py") if not SKIP & set(p.parts))
+    names = [path.relative_to(root) for path in root.rglob("*.py")]
+    names = sorted((name for name in names if not SKIP & set(name.parts)), key=Path.as_posix)
+    if len(names) < 20:
+        raise LabError(
+            f"the text to train on is Python's standard library; {root} holds {len(names)} source files",
+            hint="Use a Python that has its library as .py files.",
+        )
     train, held_out = bytearray(), bytearray()
     for index, name in enumerate(names):
         (held_out if index % 20 == 10 else train).extend((root / name).read_bytes())

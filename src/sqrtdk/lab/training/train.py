@@ -38,8 +38,8 @@ def train(cell: Mapping[str, Any]) -> dict[str, Any]:
 
     Returns:
         JSON data: `held_out`, the loss in nats a symbol on data that no run trains on, None where the run diverged;
-        `diverged_at`, the step of the first loss that is not finite, or None; `curves`, lists of equal length over
-        `step`: `loss` (mean training loss since the last entry), `max_logit`, `min_logit`, `entropy_share`,
+        `diverged_at`, the updates before the first loss that is not finite, or None; `curves`, lists of equal length
+        over `step`: `loss` (mean training loss since the last entry), `max_logit`, `min_logit`, `entropy_share`,
         `gradient_p10`, `gradient_p50`, `gradient_p90`; `heads`, see `head_figures`, for decoders of several heads, at
         the start and the end; `parameters`; `cpu_s`, the one entry that differs from run to run.
 
@@ -70,8 +70,11 @@ def _train(settings: Settings) -> dict[str, Any]:
     heads = {"start": _heads(model, settings, held_out)}
     curves, diverged_at = _fit(model, settings, held_out[0])
     heads["end"] = _heads(model, settings, held_out)
+    loss = _held_out_loss(model, settings, held_out) if diverged_at is None else math.inf
+    if diverged_at is None and not math.isfinite(loss):
+        diverged_at = settings.steps  # by the last update
     return {
-        "held_out": None if diverged_at is not None else _held_out_loss(model, settings, held_out),
+        "held_out": loss if diverged_at is None else None,
         "diverged_at": diverged_at,
         "curves": curves,
         "heads": heads if heads["end"] else {},

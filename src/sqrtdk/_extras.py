@@ -1,4 +1,4 @@
-"""Libraries that only the extra `lab` installs."""
+"""Libraries that only an extra installs: imported when they are needed, and named with the pip command if missing."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 from sqrtdk.errors import MissingExtraError
 
 
-def load(module: str) -> Any:
-    """Import a module of the extra `lab`.
+def load(module: str, extra: str = "lab") -> Any:
+    """Import a module of an extra.
 
     Args:
         module: its full name.
+        extra: that installs it.
 
     Raises:
         MissingExtraError: it can't be imported; the hint names the pip command.
@@ -26,5 +27,5 @@ def load(module: str) -> Any:
     except ImportError as error:
         name = module.partition(".")[0]
         raise MissingExtraError(
-            f"{name} can't be imported: {error}", hint="Install it: pip install 'sqrtdk[lab]'"
+            f"{name} can't be imported: {error}", hint=f"Install it: pip install 'sqrtdk[{extra}]'"
         ) from error

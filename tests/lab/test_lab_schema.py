@@ -1,0 +1,36 @@
+"""Records are what docs/lab.schema.json describes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import get_args
+
+import jsonschema
+import pytest
+
+from sqrtdk.lab.experiment import run_claim
+from sqrtdk.lab.figures import Method
+from sqrtdk.lab.judge import Answer
+from sqrtdk.lab.plots import Style
+from sqrtdk.lab.record import to_json
+from sqrtdk.lab.register import CLAIMS
+
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "lab.schema.json").read_text())
+
+
+@pytest.mark.parametrize("name", ["var-linear", "entropy-table", "params-single"])
+def test_a_record_meets_the_schema(name: str) -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    record = json.loads(to_json(run_claim(CLAIMS[name], quick=True)))
+    jsonschema.Draft202012Validator(SCHEMA).validate(record)
+    wrong: list[dict[str, object]] = [{"sound": "yes"}, {"more": 1}, {"level": 1.0}, {"outcome": {}}]
+    for broken in wrong:
+        assert not jsonschema.Draft202012Validator(SCHEMA).is_valid(record | broken)
+
+
+def test_the_schema_names_every_kind() -> None:
+    kinds = SCHEMA["$defs"]
+    assert kinds["figure"]["properties"]["method"]["enum"] == list(get_args(Method))
+    assert kinds["series"]["properties"]["style"]["enum"] == list(get_args(Style))
+    assert kinds["outcome"]["properties"]["verdict"]["properties"]["answer"]["enum"] == list(get_args(Answer))
