@@ -139,12 +139,12 @@ def why(figures: Figures) -> Text:
         f"products are stored, the weights move {outside} times as far without the scale; where they are not, {inside} "
         f"times. In float16 the range could end, but the largest products of these runs are only {products} of 65504; "
         "and a scale that follows the product would not keep it in range.",
-        f"在 float32 下，省略缩放的代价是每个符号 {costs_zh} nat。在 bfloat16 自动混合精度下，"
+        f"在 float32 下，省略缩放的代价（nat/符号）为 {costs_zh}。在 bfloat16 自动混合精度下，"
         f"若内核以 float32 保存 logits，这一差距的变化为 {kernel_zh}；若点积以 bfloat16 存储，则为 {stored_zh}。"
         "损害来自饱和，而饱和在任何精度下都存在。但舍入对一行权重的影响就不同了：bfloat16 只有 8 位有效位，"
         "点积 z 的误差可达 |z| / 256，而 softmax 把 logit 的绝对误差变成权重的相对误差。"
         f"点积被存储时，不缩放的权重偏移是缩放时的 {outside} 倍；不存储时为 {inside} 倍。"
-        f"float16 还有范围问题，但这些运行中最大的点积只有 65504 的 {products_zh}；"
+        f"float16 还有范围问题，但这些运行中最大的点积只有 65504 的 {products_zh}倍；"
         "而且若先做乘积再缩放，缩放也无法使点积留在范围之内。",
     )
 

@@ -14,7 +14,8 @@ from sqrtdk.lab.plots import Plot, over
 from sqrtdk.lab.text import Text
 from sqrtdk.lab.training.train import CHANCE
 
-BEHIND = CHANCE["encoder_decoder"] / 5  # nats a letter behind additive attention: less is "as well", more is "worse"
+# nats a letter behind additive attention: less is "as well", more is "worse"
+BEHIND = round(CHANCE["encoder_decoder"] / 5, 2)
 LEGEND = {
     "dot": "dot product",
     "additive": "additive",

@@ -140,7 +140,7 @@ def why(figures: Figures) -> Text:
         f"在 d_k = {one.at['d_k']} 时，尽管双方各取最佳学习率，不缩放的损失仍高出 {gaps_zh}（单位：nat/符号）；"
         f"在 d_k = {least} 时高出 {small_zh}。训练开始前，不缩放时权重的熵只有最大值的 {sharp}，缩放时为 {soft}；"
         f"此后最大的 logit 达到 {bare}，缩放时为 {scaled}。梯度并没有消失：第一步时 dL/dW_q 各元素绝对值的中位数"
-        f"是缩放时的 {gradients_zh} 倍。但 dL/dz_j = p_j (g_j - sum p g)，因此权重几乎是 one-hot 的一行，"
+        f"是缩放时的 {gradients_zh}倍。但 dL/dz_j = p_j (g_j - sum p g)，因此权重几乎是 one-hot 的一行，"
         f"只能从它碰巧选中的键学习。不缩放的任一运行出现非有限损失的种子所占比例为 {lost}；梯度均经过裁剪。",
     )
     folded = figures.all("folded_gap_nats")
