@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from html.parser import HTMLParser
 
 
@@ -40,3 +42,13 @@ class HtmlPage(HTMLParser):
         self.inside.get(self._open, self.texts).append(data)
         if self._cell:
             self.rows[-1][-1] += data
+
+
+def check_policy(page: HtmlPage) -> None:
+    """The content security policy lets the page's own style and script through, by their hashes, and nothing else."""
+    (policy,) = [a["content"] for tag, a in page.elements if tag == "meta" and "http-equiv" in a]
+    assert policy is not None
+    assert policy.startswith("default-src 'none'")
+    for kind in ("script", "style"):
+        digest = hashlib.sha256(page.inside[kind][-1].encode()).digest()
+        assert f"{kind}-src 'sha256-{base64.b64encode(digest).decode()}'" in policy

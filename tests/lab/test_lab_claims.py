@@ -11,6 +11,7 @@ from sqrtdk.lab.claim import GROUPS, Claim
 from sqrtdk.lab.experiment import run_claim
 from sqrtdk.lab.record import Record
 from sqrtdk.lab.register import CLAIMS
+from sqrtdk.lab.text import Text
 
 # What the experiments answer, quick and full, for every seed that was tried.
 VERDICTS = {
@@ -73,6 +74,7 @@ CONTROLS = {
 }
 SEEDS = range(5)
 CJK = re.compile(r"[\u3000-\u9fff\uff00-\uffef]")
+NARROW = re.compile("(?<=[\u4e00-\u9fff])[,:;]|[,:;](?=[\u4e00-\u9fff])")  # ASCII punctuation in Chinese
 
 
 def _marked(ids: list[str]) -> list[object]:
@@ -105,6 +107,12 @@ def _check(record: Record) -> None:
     assert record.sound
 
 
+def _check_languages(text: Text) -> None:
+    assert not CJK.search(text.en)
+    assert CJK.search(text.zh)
+    assert not NARROW.search(text.zh), text.zh
+
+
 def test_the_register_is_whole() -> None:
     assert len(CLAIMS) == 43
     assert set(CLAIMS) == set(VERDICTS)
@@ -115,9 +123,8 @@ def test_the_register_is_whole() -> None:
 def test_verdict_of_the_quick_run_and_of_its_control(name: str, cells: Cells) -> None:
     record = run_claim(CLAIMS[name], quick=True, compute=cells)
     _check(record)
-    for text in (record.why, record.statement):
-        assert not CJK.search(text.en)
-        assert CJK.search(text.zh)
+    for text in (record.why, *(plot.caption for plot in record.plots)):
+        _check_languages(text)
     for plot in record.plots:
         drawn = [
             plot.x_label,
@@ -148,8 +155,7 @@ def test_texts_and_parameters(claim: Claim) -> None:
 
     assert claim.measure.__module__.rpartition(".")[2] == claim.id.replace("-", "_")
     for text in (claim.statement, claim.method, claim.control, *(part.text for part in claim.parts)):
-        assert not CJK.search(text.en)
-        assert CJK.search(text.zh)
+        _check_languages(text)
     assert claim.sources
     assert claim.flipped
     assert claim.settings(flipped=True) != claim.settings()

@@ -8,7 +8,6 @@ taken seed by seed.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -55,7 +54,7 @@ class Arm:
     def losses(self, rate: float) -> list[float]:
         """Held-out loss of each seed, nats a symbol; a run that diverged counts as one that guesses."""
         found = [result["held_out"] for result in self.results[rate]]
-        return [CHANCE[self.model] if loss is None or not math.isfinite(loss) else loss for loss in found]
+        return [CHANCE[self.model] if loss is None else loss for loss in found]
 
     @property
     def rate(self) -> float:

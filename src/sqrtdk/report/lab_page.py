@@ -155,16 +155,8 @@ def both(text: Text) -> Markup:
     if text.en == text.zh:
         return _prose(text.en)
     return Markup('<span class="en" lang="en">{}</span><span class="zh" lang="zh-CN">{}</span>').format(
-        _prose(text.en), _prose(_full_width(text.zh))
+        _prose(text.en), _prose(text.zh)
     )
-
-
-def _full_width(text: str) -> str:
-    """Chinese punctuation next to Chinese characters, where the record has that of ASCII."""
-    return re.sub("(?<=[\u4e00-\u9fff])[,:;]|[,:;](?=[\u4e00-\u9fff])", lambda found: _FULL_WIDTH[found[0]], text)
-
-
-_FULL_WIDTH = {",": "\uff0c", ":": "\uff1a", ";": "\uff1b"}
 
 
 _SIGNS = (  # what a plain text writes, and how it is set; letters and digits only, in text that is escaped

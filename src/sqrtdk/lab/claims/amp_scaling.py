@@ -9,14 +9,14 @@ from torch import Tensor
 
 from sqrtdk.lab._arms import FULL, QUICK, Arm, differences, train_arms
 from sqrtdk.lab._curves import listed
-from sqrtdk.lab._random_rows import weights
+from sqrtdk.lab._random_rows import factor, weights
 from sqrtdk.lab._run import Run
 from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figure, Figures
 from sqrtdk.lab.intervals import bootstrap, geometric_mean, mean, ratio_of_means
 from sqrtdk.lab.plots import Plot, over
 from sqrtdk.lab.text import Text
-from sqrtdk.lab.training.attention import SCALES, StoredProducts
+from sqrtdk.lab.training.attention import StoredProducts
 
 KINDS = ("kernel", "stored")  # where the logits are: in a kernel in float32, or stored in bfloat16
 HALF, TWICE = 0.5, 2.0
@@ -91,13 +91,7 @@ def _curves(arm: Arm) -> list[Mapping[str, list[float]]]:
 
 def _largest_product(curves: Mapping[str, list[float]], scale: str, d_k: int) -> float:
     """Largest |q . k| that a run was seen to have, before any scale."""
-    return max(map(abs, [*curves["max_logit"], *curves["min_logit"]])) / _factor(scale, d_k)
-
-
-def _factor(scale: str, d_k: int) -> float:
-    factor = SCALES[scale](1, d_k)
-    assert isinstance(factor, float)
-    return factor
+    return max(map(abs, [*curves["max_logit"], *curves["min_logit"]])) / factor(scale, d_k)
 
 
 def _rounded(run: Run, kind: str) -> list[Figure]:
@@ -107,7 +101,7 @@ def _rounded(run: Run, kind: str) -> list[Figure]:
         rng = run.generator("rounding", d_k)
         query, key = (torch.randn(run["draws"], 1, n, d_k, generator=rng).bfloat16() for n in (1, run["keys"]))
         errors = {
-            arm: _error(query, key, kind, _factor(scale, d_k))
+            arm: _error(query, key, kind, factor(scale, d_k))
             for arm, scale in (("none", run["bare"]), ("sqrt_dk", "sqrt_dk"))
         }
         figures += [mean("weight_error", error, arm=arm, logits=kind, d_k=d_k) for arm, error in errors.items()]
