@@ -1,8 +1,11 @@
 # make demo   set-up in .venv, then the audit of the embedded model: the healthy one, then the unscaled one
 # make test   the same set-up with the test extras, then the whole suite
 # make lint   ruff, mypy, import-linter        make slow   the long tests        make bench   the benchmarks
+# make wheel  a wheel in out/ that holds the compiled attention kernel
 #
-# Everything goes into .venv and out/; nothing needs root. pip's own settings (PIP_INDEX_URL and the like) hold.
+# demo, test, slow and bench compile that kernel first, where the CPU has AVX-512 and there is a C++ compiler: it goes to
+# the user's cache directory (SQRTDK_CACHE names another), and stays there after make clean. wheel compiles it anew.
+# All else goes into .venv and out/; nothing needs root. pip's own settings (PIP_INDEX_URL and the like) hold.
 
 PYTHON ?= python3
 JOBS ?= 2
@@ -19,10 +22,10 @@ export HF_HUB_OFFLINE ?= 1
 export OMP_NUM_THREADS ?= 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test slow lint bench clean
+.PHONY: kernel demo test slow lint bench wheel clean
 .DELETE_ON_ERROR:
 
-demo: .venv/.base
+demo: kernel
 	@mkdir -p out
 	@printf '\n== demo: trained with the right scale ==\n\n'
 	@$(BIN)/sqrtdk check demo
@@ -30,13 +33,13 @@ demo: .venv/.base
 	@$(BIN)/sqrtdk check demo:unscaled --html out/demo-unscaled.html --force || test $$? -eq 1
 	@printf '\nOpen in a browser: %s\n' "$(CURDIR)/out/demo-unscaled.html"
 
-test: .venv/.dev
+test: .venv/.dev kernel
 	@if [ $(BROWSER) = required ] || [ -x $(CHROMIUM) ]; then marks='not slow'; else \
 	    marks='not slow and not browser'; \
 	    echo 'The browser tests are skipped: $(CHROMIUM) is missing (Debian: apt-get install chromium).'; fi; \
 	$(BIN)/python -m pytest -q --numprocesses $(JOBS) -m "$$marks"
 
-slow: .venv/.dev
+slow: .venv/.dev kernel
 	$(BIN)/python -m pytest -q -m slow
 
 lint: .venv/.dev
@@ -44,14 +47,25 @@ lint: .venv/.dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/clang-format --dry-run -Werror src/sqrtdk/impl/kernel/*.h src/sqrtdk/impl/kernel/*.cpp
 
-bench: .venv/.dev
+bench: .venv/.dev kernel
 	$(BIN)/python benchmarks/static_check.py
 	$(BIN)/python benchmarks/trace.py
 	$(BIN)/python benchmarks/attention.py
+	$(BIN)/sqrtdk bench --threads $$(nproc)
+
+wheel: .venv/.dev
+	@mkdir -p out
+	SQRTDK_PREBUILD=1 $(PIP) wheel --no-deps --no-build-isolation --wheel-dir out .
+	@ls out/*.whl
 
 clean:
 	rm -rf .venv out
+
+# No stamp: sqrtdk itself knows whether a library that loads is there, and then compiles nothing.
+kernel: .venv/.base
+	@$(BIN)/sqrtdk build --if-possible > /dev/null
 
 # Stamps: each is newer than what it was made from, so that a second run installs nothing.
 .venv/bin/python:

@@ -157,6 +157,9 @@ def probability(value: Any) -> float:
     return float(value)
 
 
+FARTHEST = 2**40  # a window that is wider bounds nothing; sums with it would leave int64
+
+
 def window_sides(window: Any) -> tuple[int | None, int | None]:
     """(left, right) with None for an unbounded side (None or -1)."""
     if not isinstance(window, Sequence) or len(window) != 2 or any(isinstance(side, bool) for side in window):
@@ -170,7 +173,7 @@ def window_sides(window: Any) -> tuple[int | None, int | None]:
                 f"a side of the window is a size from 0, or None or -1 for no bound; got {side!r}",
                 hint="(1023, 0) looks back 1023 keys.",
             )
-        sides.append(None if side in (None, -1) else side)
+        sides.append(None if side in (None, -1) or side > FARTHEST else side)
     return sides[0], sides[1]
 
 

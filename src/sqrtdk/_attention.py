@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,27 +14,14 @@ from torch.nn import functional
 from sqrtdk import _arguments as arguments
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.impl.call import UNBOUNDED, Call, has_values
-from sqrtdk.impl.dense import dense
-from sqrtdk.impl.fused import LARGEST_MASK, fused, held_by_torch, mask_elements, obstacle
-from sqrtdk.impl.tiled import block_rows, tiled
+from sqrtdk.impl.choice import IMPLEMENTATIONS, LARGEST_DENSE, Choice, choose, pays_compiled
 from sqrtdk.positions import PositionTerm
 from sqrtdk.scales import ScaleRule, Sizes, sqrt_dk
 from sqrtdk.scores import FoldedScore, PairScore
 from sqrtdk.stats.request import AuxOutput, AuxRequest
 
-Implementation = Callable[[Call], tuple[Tensor, AuxOutput]]
-IMPLEMENTATIONS: dict[str, Implementation] = {"dense": dense, "fused": fused, "tiled": tiled}
 FEW_KEYS = 32  # fewer keys than a vector holds: torch's CPU kernel gives 0 for a NaN row
-LARGEST_DENSE = 2**28  # pairs above which dense says what it holds, and auto takes nothing that holds them
 _log = logging.getLogger("sqrtdk")
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """Which implementation runs a call, and why."""
-
-    impl: str
-    reason: str
 
 
 def attention(
@@ -83,9 +68,10 @@ def attention(
         causal_lower_right: causal with the last row aligned with the last key, beside `is_causal` or without it: row i
             sees keys j <= i + S - L, and `window` and position terms count from there.
         return_aux: which statistics to return as a second value; see `AuxOutput` for their definitions.
-        impl: "auto", "dense" (holds L x S), "fused" (torch's kernels), "tiled" (blocks of rows, recomputed in the
-            backward pass; under `torch.func` all are kept). A named one runs or raises. "auto" makes no mask of more
-            than 2^26 elements and takes nothing that holds more than 2^28 pairs; see `explain` for what it takes.
+        impl: "auto", "cpu" (the compiled kernel of CPUs with AVX-512; the first call by this name compiles it), "dense"
+            (holds L x S), "fused" (torch's kernels), "tiled" (blocks of rows, recomputed in the backward pass; under
+            `torch.func` all are kept). A named one runs or raises. "auto" compiles nothing, makes no mask of more than
+            2^26 elements and takes nothing that holds more than 2^28 pairs; see `explain` for what it takes.
 
     Returns:
         (..., Hq, L, Ev) of the value's dtype, and with `return_aux` also an `AuxOutput` of (..., Hq, L) tensors.
@@ -118,7 +104,8 @@ def attention(
     if plain and (scale is None or (type(scale) is float and (scale > 0.0 or not is_causal))):
         _check(query, key, value, attn_mask, dropout_p, scale, enable_gqa)
         careless = not _needs_care(query, key, value, attn_mask is not None or is_causal)
-        if careless and _pairs(query, key, value) <= LARGEST_DENSE:
+        pairs = _pairs(query, key, value)
+        if careless and pairs <= LARGEST_DENSE and not pays_compiled(pairs, query, key, value, dropout_p):
             return functional.scaled_dot_product_attention(
                 query, key, value, _at_least_2d(attn_mask), dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )
@@ -161,8 +148,8 @@ def explain(*args: Any, impl: str = "auto", **kwargs: Any) -> Choice:
 
     Example:
         >>> q = torch.randn(1, 2, 8, 4)
-        >>> explain(q, q, q, softcap=30.0)
-        Choice(impl='dense', reason="torch's kernels have no softcap; the call fits one block")
+        >>> explain(q.double(), q.double(), q.double(), softcap=30.0).impl
+        'dense'
     """
     return choose(resolve(*args, **kwargs), impl)
 
@@ -216,33 +203,6 @@ def resolve(
     if call.bias is not None and _looked_at(call.bias) and _holds_nonfinite(call.bias):
         call = replace(call, unclean=True)
     return replace(call, scale=_beta(call, rule if scale is None else scale, head_dim))
-
-
-def choose(call: Call, impl: str = "auto") -> Choice:
-    """The implementation for a resolved call.
-
-    Raises:
-        InvalidValueError: no implementation of that name.
-    """
-    if impl != "auto":
-        if not isinstance(impl, str) or impl not in IMPLEMENTATIONS:
-            raise InvalidValueError(f"impl is {impl!r}", hint=f"Use one of: auto, {', '.join(IMPLEMENTATIONS)}.")
-        if impl == "dense" and call.elements > LARGEST_DENSE:
-            warnings.warn(f"impl='dense' holds {call.elements} pairs at once", stacklevel=3)
-        return Choice(impl, "asked for")
-    reason = obstacle(call)
-    if reason is None:
-        masked = mask_elements(call)
-        if masked > LARGEST_MASK:
-            reason = f"torch's kernels would need a mask of {masked} elements"
-        elif call.elements > LARGEST_DENSE and held_by_torch(call):
-            reason = f"torch would hold {call.elements} pairs at once"
-        else:
-            return Choice("fused", "torch's kernels run it")
-    height = block_rows(call)
-    if height >= call.length:
-        return Choice("dense", f"{reason}; the call fits one block")
-    return Choice("tiled", f"{reason}; blocks of {height} rows")
 
 
 def _pairs(query: Tensor, key: Tensor, value: Tensor) -> int:

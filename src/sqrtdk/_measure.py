@@ -11,6 +11,8 @@ from sqrtdk._arguments import autocast_dtype
 from sqrtdk._attention import resolve
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.impl.call import Call, has_values
+from sqrtdk.impl.choice import against_compiled
+from sqrtdk.impl.cpu import row_statistics
 from sqrtdk.impl.fused import LARGEST_MASK, mask_elements, obstacle, swept
 from sqrtdk.impl.rows import block_stats
 from sqrtdk.impl.tiled import block_rows
@@ -93,6 +95,8 @@ def measure(
 
 def _measured(call: Call) -> RowStats:
     every = replace(call, softcap=None, aux=AuxRequest.all())  # the pass knows a softcap, which torch's kernels do not
+    if against_compiled(replace(call, aux=AuxRequest.all())) is None:
+        return row_statistics(call)
     if obstacle(every) is None and mask_elements(call) <= LARGEST_MASK:
         return swept(call).rows
     height = block_rows(call)

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 import sqrtdk
+from sqrtdk.impl.kernel.build import unable
 from tolerances import complaint
 
-IMPLEMENTATIONS = ("auto", "dense", "fused", "tiled")
+IMPLEMENTATIONS = ("auto", *(() if unable() else ("cpu",)), "dense", "fused", "tiled")
 every = pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+every_with_dropout = pytest.mark.parametrize("impl", [name for name in IMPLEMENTATIONS if name != "cpu"])
 F64 = torch.float64
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from covering import Row, covering
-from parts import BIASES, DTYPES, MASKS, SCALES, SHAPES, SINKS, SOFTCAPS, Leaves, Part, Shape, randn
+from parts import BIASES, DTYPES, LONG, MASKS, SCALES, SHAPES, SINKS, SOFTCAPS, Leaves, Part, Shape, randn
 from torch import Tensor
 from variants import (
     CONTENT,
@@ -62,8 +62,8 @@ class Case:
 
     @property
     def sizes(self) -> Shape:
-        shape = SHAPES[self.shape]
-        if self.torch_dtype not in HALF:
+        shape = LONG.get(self.shape) or SHAPES[self.shape]
+        if self.torch_dtype not in HALF or self.shape in LONG:
             return shape
         # a rule on mean errors wants more numbers than a formula does
         length, keys = (n if n == 1 else min(MORE * n, ENOUGH) for n in (shape.length, shape.keys))
@@ -81,6 +81,17 @@ class Case:
     def fused_can(self) -> bool:
         """Whether torch's kernels are expected to run it."""
         return self.softcap == "none" and self.sinks == "none" and self.score in FOLDED and self.bias not in CONTENT
+
+    @property
+    def cpu_can(self) -> bool:
+        """Whether the compiled kernel is expected to run it."""
+        return self.dtype != "f64" and self.score in FOLDED and self.bias not in CONTENT
+
+    @property
+    def added(self) -> list[str]:
+        """Names of the leaves that are added to the logits."""
+        parts = (TABLES[name][getattr(self, name)] for name in ("mask", "bias"))
+        return [name for part in parts for name in part.leaves(self.sizes, torch.Generator())]
 
     @property
     def wide_logits(self) -> bool:
@@ -132,7 +143,7 @@ def as_leaves(leaves: Leaves, dtype: torch.dtype, grad: bool = True) -> Leaves:
 
 def possible(row: Row) -> bool:
     """Whether the values of a row, perhaps partial, go together."""
-    shape = SHAPES[row["shape"]] if "shape" in row else None
+    shape = LONG.get(row["shape"]) or SHAPES[row["shape"]] if "shape" in row else None
     score, bias = row.get("score", "bilinear"), row.get("bias", "none")
     if bias in CONTENT and row.get("score", "dot") != "dot":
         return False
@@ -173,3 +184,20 @@ def all_cases() -> list[Case]:
 
 
 CASES = all_cases()
+
+
+def long_cases() -> list[Case]:
+    """Of the compiled kernel alone: many tiles and blocks, in which every two values meet."""
+    factors = {
+        "shape": list(LONG),
+        "dtype": ["f32", "bf16", "f16"],
+        "mask": list(MASKS),
+        "scale": ["default", "negative", "row_tensor"],
+        "bias": ["none", "pairs", "keys", "alibi"],
+        "softcap": ["none", "2"],
+        "sinks": ["none", "heads"],
+    }
+    return [Case(**row) for row in covering(factors, possible, seed=3)]
+
+
+LONG_CASES = long_cases()

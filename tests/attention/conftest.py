@@ -11,6 +11,13 @@ import sqrtdk._attention  # noqa: F401 - its names are bound before any is repla
 sys.path.insert(0, str(Path(__file__).parent))
 
 
+@pytest.fixture
+def without_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What "auto" does on a machine that has no compiled kernel."""
+    monkeypatch.setattr("sqrtdk.impl.choice.loaded", lambda: False)
+    monkeypatch.setattr("sqrtdk.impl.choice.unavailable", lambda: "there is no C++ compiler")
+
+
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     from small import SIZES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-ROWS, CALL, FUSED, TILED = "impl/rows.py", "impl/call.py", "impl/fused.py", "impl/tiled.py"
+ADDED, ROWS, CALL, CPU, FUSED, TILED = (f"impl/{n}.py" for n in ("bias", "rows", "call", "cpu", "fused", "tiled"))
 SWEEP, TILE, WEIGHERS, PRODUCTS = (f"stats/{name}.py" for name in ("_sweep", "_tile", "_weighers", "tiles"))
 RESOLVE, REQUEST, PARTIAL = "_attention.py", "stats/request.py", "stats/_partial.py"
 SCALED = "z = z * (cut_rows(call.scale, start, stop).to(call.dtype) if isinstance(call.scale, Tensor) else call.scale)"
@@ -149,7 +149,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
     ),
     "fused: statistics without the mask": (FUSED, [("visible=seen,", "visible=None,")]),
     "fused: positions without the shift": (
-        FUSED,
+        ADDED,
         [("call.positions(0, call.length) + call.shift", "call.positions(0, call.length)")],
     ),
     # the pass for output and statistics at once
@@ -194,4 +194,23 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         TILED,
         [("checkpoint(attend, call, start, stop", "checkpoint(attend, call, 0, stop - start")],
     ),
+    # the compiled kernel's call
+    "cpu: scale left out": (CPU, [("factor = 1.0 if isinstance(scale, Tensor) else scale", "factor = 1.0")]),
+    "cpu: scale tensor left out": (
+        CPU,
+        [("_spread(scale, (*lead, rows, 1)).float() if isinstance(scale, Tensor) else None", "None")],
+    ),
+    "cpu: scale without its gradient": (CPU, [("scale.requires_grad and torch.is_grad_enabled()", "False")]),
+    "cpu: softcap left out": (CPU, [("call.softcap or 0.0", "0.0")]),
+    "cpu: bias left out": (CPU, [("None if call.bias is None else _spread(", "None if True else _spread(")]),
+    "cpu: mask left out": (CPU, [("None if call.visible is None", "None if True")]),
+    "cpu: sinks left out": (
+        CPU,
+        [("None if call.sinks is None else call.sinks.float().expand", "None if True else call.sinks.float().expand")],
+    ),
+    "cpu: statistics without the sink": (CPU, [("keys if sinks is None else", "keys if True else")]),
+    "cpu: window's right side not aligned": (CPU, [("right + call.shift", "right")]),
+    "cpu: window's left side not aligned": (CPU, [("left - call.shift", "left")]),
+    "cpu: the wider of two bounds": (CPU, [("min(known)", "max(known)")]),
+    "cpu: squares for cubes": (CPU, [('"share2", "share3"', '"share3", "share2"')]),
 }

@@ -6,11 +6,12 @@ from functools import lru_cache
 from itertools import combinations, product
 
 import pytest
-from cases import CASES, TABLES, Case, possible
+from cases import CASES, LONG_CASES, TABLES, Case, possible
 from judging import IMPLEMENTATIONS, Expected, expect, judge
 from parts import DTYPES, SHAPES
 
 from sqrtdk.errors import UnsupportedError
+from sqrtdk.impl.kernel.build import unable
 
 
 @lru_cache(maxsize=4)
@@ -27,19 +28,30 @@ def test_case_agrees_with_the_oracle(case: Case) -> None:
             wrong += [f"{impl}: {text}" for text in judge(case, impl, expected)]
         except UnsupportedError:
             refusing.append(impl)
-    assert refusing == ([] if case.fused_can else ["fused"])
+    can = {"cpu": case.cpu_can, "fused": case.fused_can}
+    assert refusing == [impl for impl in IMPLEMENTATIONS if not can.get(impl, True)]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.skipif("cpu" not in IMPLEMENTATIONS, reason=f"no compiled kernel: {unable()}")
+@pytest.mark.parametrize("case", LONG_CASES, ids=lambda case: case.id)
+def test_compiled_kernel_agrees_with_the_oracle_over_many_tiles(case: Case) -> None:
+    wrong = judge(case, "cpu", expect(case))
     assert not wrong, "\n".join(wrong)
 
 
 def test_number_of_cases(capsys: pytest.CaptureFixture[str]) -> None:
     fused = [case for case in CASES if case.fused_can]
+    compiled = [case for case in CASES if case.cpu_can]
     with capsys.disabled():
+        there = f"{len(compiled)}" if "cpu" in IMPLEMENTATIONS else f"not measured: {unable()}"
         print(
             f"\nattention battery: {len(CASES)} cases; dense and tiled run all, fused {len(fused)} "
-            f"(it refuses {len(CASES) - len(fused)})"
+            f"(it refuses {len(CASES) - len(fused)}), cpu {there}"
         )
     assert len(CASES) >= 500
     assert len(fused) >= 150
+    assert len(compiled) >= 300
 
 
 def test_every_two_values_meet_that_may() -> None:

@@ -104,7 +104,7 @@ def test_a_row_whose_logits_are_nan_gives_nan(impl: str, keys: int) -> None:
     try:
         output, aux = with_aux(q, k, v, impl=impl)
     except UnsupportedError:  # torch's kernel gives 0 for fewer keys than a vector holds
-        assert impl == "fused"
+        assert impl in ("cpu", "fused")
         assert keys < 32
         return
     assert output[0, 0, 2].isnan().all()
@@ -126,7 +126,7 @@ def test_a_visible_key_of_nan_gives_nan(impl: str, keys: int) -> None:
     try:
         output = sqrtdk.attention(q, k, v, impl=impl)
     except UnsupportedError:
-        assert impl == "fused"
+        assert impl in ("cpu", "fused")
         assert keys < 32
         return
     assert output[0, 1].isnan().all()
@@ -153,7 +153,7 @@ def test_what_a_bool_mask_hides_does_not_leak(impl: str, where: str, bad: float)
     try:
         dirty = sqrtdk.attention(q, bad_k, bad_v, visible, impl=impl)
     except UnsupportedError:
-        assert impl == "fused"
+        assert impl in ("cpu", "fused")
         return
     close(dirty, clean)
     for grad, expected in zip(torch.autograd.grad(dirty.square().sum(), (q, bad_k, bad_v)), clean_grads, strict=True):
@@ -200,7 +200,7 @@ def test_logits_that_overflow_to_minus_infinity_are_not_taken_for_masked(impl: s
     try:
         _, aux = with_aux(q, k, v, visible, impl=impl)
     except UnsupportedError:
-        assert impl == "fused"
+        assert impl in ("cpu", "fused")
         return
     assert aux.count[0, 0, 0] == 8  # seven visible keys and the three overflowed ones, one hidden
     assert aux.min_scores[0, 0, 0] == -math.inf
@@ -213,7 +213,7 @@ def test_a_row_of_overflowed_logits_alone_is_counted_and_not_blind(impl: str) ->
     try:
         output, aux = with_aux(q, k, v, impl=impl)
     except UnsupportedError:
-        assert impl == "fused"
+        assert impl in ("cpu", "fused")
         return
     assert output[..., 0, :].isnan().all()
     assert sqrtdk.attention(q, k, v, impl=impl)[..., 0, :].isnan().all()

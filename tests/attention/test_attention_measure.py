@@ -131,11 +131,16 @@ def test_wrong_rows_are_refused(rows: Any, error: type[Exception], words: str, q
     [
         ({}, "fused", "torch's kernels run it"),
         ({"bias": positions.alibi(4)}, "fused", "torch's kernels run it"),
-        ({"sinks": 0.0}, "dense", "no sinks; the call fits one block"),
+        (
+            {"sinks": 0.0},
+            "dense",
+            "no sinks; the call fits one block; not the compiled kernel: there is no C++ compiler",
+        ),
         ({"score": scores.distance()}, "dense", "no dot product"),
         ({"impl": "dense"}, "dense", "asked for"),
     ],
 )
+@pytest.mark.usefixtures("without_kernel")
 def test_the_choice_is_explained(options: dict[str, Any], impl: str, words: str, qk: tuple[Tensor, Tensor]) -> None:
     q, k = qk
     choice = sqrtdk.explain(q, k, k, enable_gqa=True, **options)
@@ -186,6 +191,7 @@ def test_a_long_bias_is_not_made_whole() -> None:
     assert seen.elements <= 2**22
 
 
+@pytest.mark.usefixtures("without_kernel")
 def test_nothing_large_is_held_without_a_word() -> None:
     q = torch.zeros(1, 17, 2**12, 4)
     wide, few = torch.zeros(1, 17, 2**12, 3), q[:, :, :100]
@@ -208,6 +214,7 @@ def test_nothing_large_is_held_without_a_word() -> None:
         assert choice.impl == "fused"
 
 
+@pytest.mark.usefixtures("without_kernel")
 def test_a_large_plain_call_goes_the_same_way(caplog: pytest.LogCaptureFixture) -> None:
     q = torch.randn(1, 1, 2**14 + 1, 1)
     with torch.no_grad(), caplog.at_level("DEBUG", "sqrtdk"):

@@ -9,6 +9,7 @@ A part of the grid runs on each named implementation too, within the tolerance o
 from __future__ import annotations
 
 import math
+import os
 import random
 from collections import Counter
 from dataclasses import dataclass
@@ -191,5 +192,5 @@ def test_at_least_2000_configurations(capsys: pytest.CaptureFixture[str]) -> Non
     with capsys.disabled():
         print(f"\nSDPA parity: {len(everything)} configurations; {dict(counts)}")
     assert len(everything) >= 2000
-    if counts["to the last bit"]:  # the whole file ran in this process
+    if counts and "PYTEST_XDIST_WORKER" not in os.environ:  # the whole file ran in this process
         assert counts.total() == len(everything)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from calls import close, every, lse_and_entropy, qkv, with_aux
+from calls import close, every, every_with_dropout, lse_and_entropy, qkv, with_aux
 from oracle import attend
 from torch import Tensor
 from torch.nn import functional
@@ -124,14 +124,14 @@ def test_statistics_carry_the_gradient_of_whatever_alone_needs_one(impl: str, na
 # dropout
 
 
-@every
+@every_with_dropout
 def test_dropout_of_everything_and_of_nothing(impl: str) -> None:
     q, k, v = qkv()
     assert (sqrtdk.attention(q, k, v, dropout_p=1.0, impl=impl) == 0).all()
     close(sqrtdk.attention(q, k, v, dropout_p=0.0, impl=impl), functional.scaled_dot_product_attention(q, k, v))
 
 
-@every
+@every_with_dropout
 def test_dropout_keeps_the_mean_and_scales_what_stays(impl: str) -> None:
     q, k = torch.zeros(1, 1, 400, 4), torch.zeros(1, 1, 50, 4)
     v = torch.eye(50).view(1, 1, 50, 50).requires_grad_()
@@ -146,8 +146,8 @@ def test_dropout_keeps_the_mean_and_scales_what_stays(impl: str) -> None:
     close(grad.sum(-1)[0, 0] / 50, output.detach().sum(-2)[0, 0], logit=100.0)
 
 
-@every
-def test_statistics_are_those_before_dropout(impl: str) -> None:
+@every_with_dropout
+def test_statistics_are_those_before_dropout(impl: str, without_kernel: None) -> None:
     q, k, v = qkv()
     _, dropped = with_aux(q, k, v, dropout_p=0.5, impl=impl)
     _, whole = with_aux(q, k, v, impl=impl)

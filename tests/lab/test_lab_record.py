@@ -58,7 +58,7 @@ def test_a_record_says_how_it_came_about(record: Record) -> None:
     data = json.loads(to_json(record))
     assert data["schema_version"] == SCHEMA_VERSION
     assert data["command"] == "sqrtdk lab run var-linear --quick"
-    versions = {"sqrtdk", "code", "python", "torch", "numpy", "scipy", "scikit-learn"}
+    versions = {"sqrtdk", "code", "kernel", "python", "torch", "numpy", "scipy", "scikit-learn"}
     assert versions | {"system", "cpu", "cpus", "threads"} == set(data["environment"])
     assert all(data["environment"].values())
     assert data["level"] == 0.99

@@ -9,7 +9,10 @@ from typing import Annotated
 
 import typer
 
+from sqrtdk.cli.bench import bench
+from sqrtdk.cli.build import build
 from sqrtdk.cli.check import check
+from sqrtdk.cli.env import env
 from sqrtdk.cli.lab import lab
 from sqrtdk.cli.output import end_stdout, open_closed_streams
 from sqrtdk.cli.params import params
@@ -25,6 +28,9 @@ _app = typer.Typer(
 )
 _app.command()(check)
 _app.command()(params)
+_app.command()(bench)
+_app.command()(build)
+_app.command()(env)
 _app.add_typer(lab)
 
 

@@ -149,6 +149,8 @@ def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
     Raises:
         RuntimeError: they don't.
     """
+    if shapes and all(tuple(shape) == tuple(shapes[0]) for shape in shapes):  # torch's own function takes 30 us
+        return tuple(shapes[0])
     return tuple(torch.broadcast_shapes(*map(tuple, shapes)))  # type: ignore[no-untyped-call]
 
 

@@ -6,14 +6,14 @@ The scale of a rule is a factor on q. A bias, a mask, a window become one mask a
 from __future__ import annotations
 
 import math
-from dataclasses import fields, is_dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend
 
 from sqrtdk.errors import UnsupportedError
+from sqrtdk.impl.bias import learns_term, with_bias
 from sqrtdk.impl.call import UNBOUNDED, Call, broadcast, grow, has_values
 from sqrtdk.stats import AttentionRows, attention_row_stats
 from sqrtdk.stats.request import AuxOutput, aux_output
@@ -86,15 +86,6 @@ def fused(call: Call) -> tuple[Tensor, AuxOutput]:
     return output, aux_output(call.aux, swept(call).rows)
 
 
-def with_bias(call: Call) -> Call:
-    """The call with its position term as a bias, (Hq, L, S)."""
-    if call.term is None:
-        return call
-    rows, columns = call.positions(0, call.length) + call.shift, torch.arange(call.keys, device=call.query.device)
-    term = call.term.term(call.query, grow(call.key, call.heads), rows, columns)
-    return replace(call, bias=term if call.bias is None else call.bias + term, term=None)
-
-
 def _needs_mask(call: Call) -> bool:
     added = call.bias is not None or call.term is not None
     return (
@@ -121,7 +112,7 @@ def held_by_torch(call: Call) -> bool:
         return False
     mask = None
     if _needs_mask(call):
-        learns = _learns_term(call) or (call.bias is not None and call.bias.requires_grad)
+        learns = learns_term(call) or (call.bias is not None and call.bias.requires_grad)
         mask = call.value.new_empty(1, 1, requires_grad=learns).expand(call.length, call.keys)
     key, value, shared = _shared(call)
     backend = torch._fused_sdp_choice(
@@ -184,16 +175,5 @@ def _shared(call: Call) -> tuple[Tensor, Tensor, bool]:
 def _learns(call: Call) -> bool:
     tensors = (call.query, call.key, call.scale, call.bias)
     return torch.is_grad_enabled() and (
-        _learns_term(call) or any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
+        learns_term(call) or any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
     )
-
-
-def _learns_term(call: Call) -> bool:
-    """Whether the position term has a parameter or a tensor that learns."""
-    term: object = call.term
-    if isinstance(term, nn.Module):
-        return any(parameter.requires_grad for parameter in term.parameters())
-    if is_dataclass(term):
-        held = (getattr(term, field.name) for field in fields(term))
-        return any(isinstance(value, Tensor) and value.requires_grad for value in held)
-    return term is not None  # of unknown make

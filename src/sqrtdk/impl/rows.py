@@ -39,7 +39,7 @@ def attend(call: Call, start: int, stop: int) -> tuple[Tensor, AuxOutput]:
             shifted = (z - top).masked_fill(weights == 0, 0.0)
             spread = (weights * shifted).sum(-1, keepdim=True)
             if sink is not None:
-                spread = spread + (sink - lse).exp() * (sink - top)
+                spread = spread + (sink - lse).exp() * (sink - top).masked_fill(sink == -math.inf, 0.0)
             entropy = _exact(mass.masked_fill(blind, 1.0).log() - spread, whole.entropy_nats.unsqueeze(-1), blind)
         lse = _exact(lse.masked_fill(blind, -math.inf), whole.lse.unsqueeze(-1), blind)
     return output, aux_output(
@@ -187,6 +187,12 @@ def row_stats(z: Tensor, seen: Tensor | None, count: Tensor) -> RowStats:
         "min": low,
     }
     return RowStats(n=n, **{name: value.masked_fill(bad, math.nan) for name, value in sums.items()})
+
+
+def joined_with_sink(keys: RowStats, sinks: Tensor) -> RowStats:
+    """RowStats (..., H, R) of the keys and, as one more, the sink of each head (H,)."""
+    column = (sinks if keys.max.ndim > 1 else sinks[0]).unsqueeze(-1)
+    return keys.merge(_single(column.expand(keys.max.shape).contiguous()))
 
 
 def _single(sink: Tensor) -> RowStats:

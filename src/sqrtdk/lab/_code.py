@@ -37,9 +37,13 @@ def code() -> str:
 def numbers_from() -> Mapping[str, str]:
     """Code and versions: runs of equal ones, on one machine, give equal numbers.
 
-    Python's is among them since its standard library is what models are trained on.
+    Python's is among them since its standard library is what models are trained on, and the compiled attention kernel,
+    which rounds in another order than torch's does.
     """
-    found = {"code": code(), "python": platform.python_version()}
+    from sqrtdk.impl.kernel import build
+
+    kernel = build.library().name if build.loaded() else "none"
+    found = {"code": code(), "python": platform.python_version(), "kernel": kernel}
     for name in _LIBRARIES:
         with suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)

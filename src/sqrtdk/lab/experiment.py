@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import time
-from contextlib import suppress
 from datetime import UTC, datetime
-from pathlib import Path
 
 import torch
 
+from sqrtdk._machine import cpu_name
 from sqrtdk.lab._code import numbers_from
 from sqrtdk.lab._run import Map, Run, here
 from sqrtdk.lab.claim import Claim
@@ -70,16 +68,7 @@ def environment() -> dict[str, str]:
     return {
         **numbers_from(),
         "system": f"{platform.system()} {platform.machine()}",
-        "cpu": _cpu(),
+        "cpu": cpu_name(),
         "cpus": str(os.cpu_count()),
         "threads": str(torch.get_num_threads()),
     }
-
-
-def _cpu() -> str:
-    """The processor's name; Python has none on Linux."""
-    with suppress(OSError, ValueError):
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-        if found:
-            return found[1].strip()
-    return platform.processor() or "unknown"

@@ -1,0 +1,32 @@
+"""Position terms as a bias (Hq, L, S), for implementations that know no terms."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from sqrtdk.impl.call import Call, grow
+
+
+def with_bias(call: Call) -> Call:
+    """The call with its position term as a bias, (Hq, L, S)."""
+    if call.term is None:
+        return call
+    rows, columns = call.positions(0, call.length) + call.shift, torch.arange(call.keys, device=call.query.device)
+    term = call.term.term(call.query, grow(call.key, call.heads), rows, columns)
+    return replace(call, bias=term if call.bias is None else call.bias + term, term=None)
+
+
+def learns_term(call: Call) -> bool:
+    """Whether the position term has a parameter or a tensor that learns."""
+    term: object = call.term
+    held: list[object] = []
+    if isinstance(term, nn.Module):  # in place of a parameter a caller may have put a tensor that learns
+        held = [value for part in term.modules() for value in (*part.parameters(recurse=False), *vars(part).values())]
+    elif is_dataclass(term):
+        held = [getattr(term, field.name) for field in fields(term)]
+    else:
+        return term is not None  # of unknown make
+    return any(isinstance(value, Tensor) and value.requires_grad for value in held)

@@ -1,0 +1,115 @@
+"""The implementations, and which one "auto" takes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from sqrtdk.errors import InvalidValueError
+from sqrtdk.impl.call import Call
+from sqrtdk.impl.cpu import DTYPES, cpu
+from sqrtdk.impl.cpu import obstacle as against_cpu
+from sqrtdk.impl.dense import dense
+from sqrtdk.impl.fused import LARGEST_MASK, fused, held_by_torch, mask_elements
+from sqrtdk.impl.fused import obstacle as against_fused
+from sqrtdk.impl.kernel.build import loaded, unavailable
+from sqrtdk.impl.tiled import block_rows, tiled
+from sqrtdk.stats.request import AuxOutput
+
+Implementation = Callable[[Call], tuple[Tensor, AuxOutput]]
+IMPLEMENTATIONS: dict[str, Implementation] = {"cpu": cpu, "dense": dense, "fused": fused, "tiled": tiled}
+LARGEST_DENSE = 2**28  # pairs above which dense says what it holds, and auto takes nothing that holds them
+# Pairs times width of a plain call from which the compiled kernel outweighs the 0.1 ms that its call takes in Python;
+# of few rows, where torch's kernel is slow, a part of that.
+SMALLEST_COMPILED = {torch.float32: 2**26, torch.bfloat16: 2**24, torch.float16: 2**24}
+FEW_ROWS, PART = 16, 32
+FEW_TO_LEARN = 64  # rows up to which torch's backward pass is faster
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which implementation runs a call, and why."""
+
+    impl: str
+    reason: str
+
+
+def choose(call: Call, impl: str = "auto") -> Choice:
+    """The implementation for a resolved call.
+
+    Raises:
+        InvalidValueError: no implementation of that name.
+    """
+    if impl != "auto":
+        if not isinstance(impl, str) or impl not in IMPLEMENTATIONS:
+            raise InvalidValueError(f"impl is {impl!r}", hint=f"Use one of: auto, {', '.join(IMPLEMENTATIONS)}.")
+        if impl == "dense" and call.elements > LARGEST_DENSE:
+            warnings.warn(f"impl='dense' holds {call.elements} pairs at once", stacklevel=3)
+        return Choice(impl, "asked for")
+    compiled = against_compiled(call)
+    if compiled is None:
+        return Choice("cpu", "the compiled kernel runs it")
+    refused = f"; not the compiled kernel: {compiled}" if call.query.device.type == "cpu" else ""
+    reason = against_fused(call)
+    if reason is None:
+        masked = mask_elements(call)
+        if masked > LARGEST_MASK:
+            reason = f"torch's kernels would need a mask of {masked} elements"
+        elif call.elements > LARGEST_DENSE and held_by_torch(call):
+            reason = f"torch would hold {call.elements} pairs at once"
+        else:
+            return Choice("fused", f"torch's kernels run it{refused}")
+    height = block_rows(call)
+    if height >= call.length:
+        return Choice("dense", f"{reason}; the call fits one block{refused}")
+    return Choice("tiled", f"{reason}; blocks of {height} rows{refused}")
+
+
+def against_compiled(call: Call) -> str | None:
+    """Why "auto" does not take the compiled kernel; None where it does."""
+    reason = against_cpu(call)
+    if reason is not None:
+        return reason
+    if not _plain(call.query, call.key, call.value):
+        return "the tensors are of a class of their own"
+    if torch.compiler.is_exporting():
+        return "a program that is exported shall run without this package"
+    if call.term is not None and mask_elements(call) > LARGEST_MASK:
+        return f"it would need the position term as a bias of {mask_elements(call)} elements"
+    if not loaded():
+        return unavailable()
+    if call.aux is None and _is_small(call.elements, call.query, call.key, call.value) and against_fused(call) is None:
+        return "the call is small"
+    return None
+
+
+def pays_compiled(pairs: int, query: Tensor, key: Tensor, value: Tensor, dropout_p: float) -> bool:
+    """Whether a plain call, which torch's kernel can run, is left to the compiled one."""
+    return (
+        loaded()
+        and query.device.type == "cpu"
+        and query.dtype in DTYPES
+        and not dropout_p
+        and _plain(query, key, value)
+        and not torch.compiler.is_exporting()
+        and not _is_small(pairs, query, key, value)
+    )
+
+
+def _plain(*tensors: Tensor) -> bool:
+    """Whether no subclass of a tensor has an operation of its own; while compiling they stand for plain ones."""
+    return torch.compiler.is_compiling() or all(type(t) in (Tensor, Parameter) for t in tensors)
+
+
+def _is_small(pairs: int, query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether torch's kernel is through first; its backward pass is the faster one for few rows."""
+    rows = query.shape[-2]
+    learns = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+    if learns and rows <= FEW_TO_LEARN:
+        return True
+    return pairs * query.shape[-1] < SMALLEST_COMPILED[query.dtype] // (PART if rows <= FEW_ROWS else 1)

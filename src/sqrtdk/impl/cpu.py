@@ -1,0 +1,160 @@
+"""The compiled kernel for CPUs with AVX-512: output and statistics from one pass over tiles that stay in the cache.
+
+See `kernel/attention.cpp` for the arithmetic, `kernel/build.py` for how it comes to be there.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from sqrtdk.errors import UnsupportedError
+from sqrtdk.impl.bias import learns_term, with_bias
+from sqrtdk.impl.call import Call, grow, transformed
+from sqrtdk.impl.kernel.build import loaded, ready
+from sqrtdk.impl.rows import joined_with_sink
+from sqrtdk.stats import RowStats
+from sqrtdk.stats.request import AuxOutput, aux_output
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SMALLEST_SOFTCAP = torch.finfo(torch.float32).tiny
+FIELDS = ("n", "max", "min", "rest", "share2", "share3", "a", "mean", "m2")  # the planes, in the kernel's order
+
+
+def obstacle(call: Call) -> str | None:
+    """Why the kernel can't run this call, whether it is built or not; None where it can."""
+    tensors = (call.query, call.key, call.value)
+    if any(t.device.type != "cpu" for t in tensors):
+        return "it runs on CPUs"
+    if call.value.dtype not in DTYPES or torch.float64 in (call.query.dtype, call.key.dtype):
+        return f"it takes {', '.join(str(d).removeprefix('torch.') for d in DTYPES)}"
+    if call.score is not None:
+        return "the score is no dot product"
+    if call.term is not None and call.term.content:
+        return "a position term that depends on q and k is computed block by block"
+    if call.dropout_p:
+        return "it has no dropout"
+    if call.places is not None:
+        return "the rows are a sample"
+    if call.unclean:
+        return "NaN or infinity stands at a hidden key or value, or q and k may overflow"
+    if torch.is_grad_enabled() and (learns_term(call) or (call.bias is not None and call.bias.requires_grad)):
+        return "the gradient of a bias is as large as the weights"
+    if transformed() or forward_ad._current_level >= 0:
+        return "a transform of torch.func or forward-mode differentiation is at work"
+    if call.softcap is not None and call.softcap < SMALLEST_SOFTCAP:
+        return f"a softcap below {SMALLEST_SOFTCAP} is no number of float32"
+    return None
+
+
+def cpu(call: Call) -> tuple[Tensor, AuxOutput]:
+    """Output (..., Hq, L, Ev) and statistics (..., Hq, L). Compiles the kernel if it is not built.
+
+    Raises:
+        UnsupportedError: see `obstacle`; or the kernel can't be built or loaded, and why.
+    """
+    reason = obstacle(call)
+    if reason is None and not loaded() and torch.compiler.is_compiling():
+        reason = "it is not loaded, and torch.compile can't follow its compilation; call it once before"
+    if reason is not None:
+        raise UnsupportedError(
+            f"impl='cpu', the compiled kernel, can't run this call: {reason}", hint="Use impl='tiled' or 'auto'."
+        )
+    if not loaded():
+        ready()
+    output, lse, entropy, planes = _run(call, statistics=call.aux is not None)
+    shape = (*call.lead, call.length)
+    output = output.to(call.value.dtype).reshape(*shape, output.shape[-1])
+    if call.aux is None:
+        return output, AuxOutput()
+    keys = _rows(planes, shape)
+    sinks = None if call.sinks is None else call.sinks.float()
+    return output, aux_output(
+        call.aux,
+        keys,
+        keys if sinks is None else joined_with_sink(keys, sinks),
+        lse=lse.reshape(shape),
+        entropy=entropy.reshape(shape),
+    )
+
+
+def row_statistics(call: Call) -> RowStats:
+    """RowStats (..., Hq, L) of a call without an obstacle; the kernel is loaded, and the value may have no width."""
+    return _rows(_run(call, statistics=True)[3], (*call.lead, call.length))
+
+
+def _rows(planes: Tensor, shape: tuple[int, ...]) -> RowStats:
+    return RowStats(**{name: plane.reshape(shape) for name, plane in zip(FIELDS, planes.unbind(), strict=True)})
+
+
+def _run(call: Call, statistics: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The operator's output, lse, entropy and planes, in four dimensions."""
+    call = with_bias(call)
+    lead, rows = call.lead, call.length
+    heads = lead[-1] if lead else 1
+    query, key, value = _operands(call, lead, heads)
+    scale = call.scale
+    if isinstance(scale, Tensor) and scale.requires_grad and torch.is_grad_enabled():  # its gradient is q's
+        query, key, value = (t.float() for t in (query, key, value))
+        query, scale = query * _spread(scale, (*lead, rows, 1)).float(), 1.0
+    factor = 1.0 if isinstance(scale, Tensor) else scale
+    above, below = _band(call)
+    whole = (*lead, rows, call.keys)
+    found: tuple[Tensor, Tensor, Tensor, Tensor] = torch.ops.sqrtdk_cpu.forward(
+        query,
+        key,
+        value,
+        factor,
+        _spread(scale, (*lead, rows, 1)).float() if isinstance(scale, Tensor) else None,
+        call.softcap or 0.0,
+        None if call.bias is None else _spread(_columns(call.bias.float()), whole),
+        None if call.visible is None else _spread(call.visible, whole),
+        None if call.sinks is None else call.sinks.float().expand(heads).contiguous(),
+        above,
+        below,
+        statistics,
+    )
+    return found
+
+
+def _operands(call: Call, lead: tuple[int, ...], heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value in four dimensions and one dtype; key and value with the same number of heads."""
+    dtype = call.value.dtype if {call.query.dtype, call.key.dtype} == {call.value.dtype} else torch.float32
+    key, value = call.key, call.value
+    if _heads(key) != _heads(value):
+        key, value = grow(key, call.heads), grow(value, call.heads)
+    shared = max(_heads(key), _heads(value))
+
+    def four(tensor: Tensor, count: int) -> Tensor:
+        tensor = tensor.to(dtype).expand(*lead[:-1], count, *tensor.shape[-2:])
+        return tensor.reshape(math.prod(lead[:-1]), *tensor.shape[-3:])
+
+    return four(call.query, heads), four(key, shared), four(value, shared)
+
+
+def _heads(tensor: Tensor) -> int:
+    return tensor.shape[-3] if tensor.ndim > 2 else 1
+
+
+def _spread(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Expanded to (..., H, R, C) and seen in four dimensions."""
+    tensor = tensor.expand(shape)
+    if len(shape) == 2:
+        return tensor.unsqueeze(0).unsqueeze(0)
+    return tensor.reshape(math.prod(shape[:-3]), *shape[-3:])
+
+
+def _columns(bias: Tensor) -> Tensor:
+    """A bias whose columns lie side by side, or are one."""
+    return bias if bias.stride(-1) == 1 or bias.shape[-1] == 1 else bias.contiguous()
+
+
+def _band(call: Call) -> tuple[int | None, int | None]:
+    """(above, below): row i sees keys i - below to i + above; None: no bound."""
+    left, right = call.window
+    aboves = [call.diagonal, None if right is None else right + call.shift]
+    known = [bound for bound in aboves if bound is not None]
+    return min(known) if known else None, None if left is None else left - call.shift

@@ -1,0 +1,250 @@
+// The forward pass.
+#pragma once
+#include "row.h"
+
+namespace sqrtdk {
+
+constexpr int64_t RAGGED = 64;  // a product is compiled for each number of keys: keys beyond a multiple are added alone
+constexpr int64_t ALONE = 4;    // rows up to which dot products beat a matrix product of sixteen columns
+
+template <typename T>
+class Tile {
+ public:
+  Tile(const Call& call, bool wanted)
+      : call_(call),
+        wanted_(wanted),
+        logits_(ROWS * BLOCK),
+        weights_(PAIR<T> == 1 ? 0 : ROWS * BLOCK),
+        query_(ROWS * up(call.width, PAIR<T>)),
+        output_(ROWS * call.value_width) {}
+
+  const Row& row(int64_t i) const { return rows_[i]; }
+  const float* output(int64_t i) const { return output_.data() + i * call_.value_width; }
+
+  // The rows from `start` of one head over all keys; `keys` are packed blocks, `stride` lies between two rows of
+  // values.
+  template <typename In>
+  void run(const View<In>& query, const T* keys, const T* values, int64_t stride, int64_t b, int64_t h, int64_t start) {
+    const int64_t rows = std::min(ROWS, call_.length - start), width = up(call_.width, PAIR<T>);
+    pack_left(query, b, h, start, start + rows, rows, call_.width, query_.data());
+    std::fill(output_.begin(), output_.end(), 0.0f);
+    std::fill(rows_, rows_ + rows, Row());
+    const int64_t begin = call_.first(start) / BLOCK * BLOCK, end = call_.last(start + rows - 1);
+    for (int64_t j = begin; j < end; j += BLOCK) {
+      const int64_t n = up(std::min(BLOCK, end - j), LANES);
+      multiply(rows, n, width, width, BLOCK, BLOCK, false, query_.data(), keys + j * width, logits_.data());
+      for (int64_t i = 0; i < rows; ++i) block_row(b, h, start + i, i, j, n, n);
+      const int64_t there = PAIR<T> == 1 ? std::min(n, call_.keys - j) : n;  // values that are not packed end here
+      multiply(rows, call_.value_width, there, BLOCK, stride, call_.value_width, true, weights(), values + j * stride,
+               output_.data());
+    }
+  }
+
+  // The rows of all heads of one key head over some keys, which are read where they lie: see `decode`, which packs
+  // `query`; `S` is its type.
+  template <typename In, typename S>
+  void stretch(const View<In>& key, const View<In>& value, const S* query, int64_t b, int64_t kh, int64_t from,
+               int64_t to) {
+    const int64_t group = call_.heads / call_.key_heads, rows = group * call_.length, columns = up(rows, LANES);
+    const int64_t width = up(call_.width, PAIR<S>), ev = call_.value_width;
+    const bool direct = std::is_same_v<In, S> && key.column == 1 && key.row >= width && width == call_.width;
+    const bool as_is = std::is_same_v<In, float> && value.column == 1 && value.row >= ev;
+    std::vector<S> left(direct ? 0 : BLOCK * width);
+    std::vector<float> turned(BLOCK * columns), right(as_is ? 0 : BLOCK * ev);
+    const __m512i index = multiples(columns);
+    std::fill(output_.begin(), output_.end(), 0.0f);
+    std::fill(rows_, rows_ + rows, Row());
+    for (int64_t j = from; j < to; j += BLOCK) {
+      const int64_t n = std::min(BLOCK, to - j), padded = up(n, LANES);
+      const S* keys = left.data();
+      if constexpr (std::is_same_v<In, S>) keys = direct ? key.at(b, kh, j) : keys;
+      if (!direct) pack_left(key, b, kh, j, to, n, call_.width, left.data());
+      const int64_t stride = direct ? key.row : width;
+      if (rows > ALONE) multiply(n, columns, width, stride, columns, columns, false, keys, query, turned.data());
+      for (int64_t c = 0; rows <= ALONE && c < n; ++c) {
+        for (int64_t i = 0; i < rows; ++i) logits_[i * BLOCK + c] = dot(keys + c * stride, query + i * width, width);
+      }
+      for (int64_t i = 0; i < rows; ++i) {
+        for (int64_t c = 0; rows > ALONE && c < padded; c += LANES) {
+          store(logits_.data() + i * BLOCK + c, _mm512_i32gather_ps(index, turned.data() + c * columns + i, 4));
+        }
+        block_row(b, kh * group + i / call_.length, i % call_.length, i, j, padded, to - j);
+      }
+      const float* values = right.data();
+      if constexpr (std::is_same_v<In, float>) values = as_is ? value.at(b, kh, j) : values;
+      if (!as_is) pack_left(value, b, kh, j, to, n, ev, right.data());
+      const int64_t apart = as_is ? value.row : ev, whole = n / RAGGED * RAGGED;
+      multiply(rows, ev, whole, BLOCK, apart, ev, true, logits_.data(), values, output_.data());
+      for (int64_t c = whole; c < n; ++c) {
+        for (int64_t i = 0; i < rows; ++i) {
+          const float p = logits_[i * BLOCK + c];
+          for (int64_t e = 0; e < ev; ++e) output_[i * ev + e] += p * values[c * apart + e];
+        }
+      }
+    }
+  }
+
+ private:
+  T* weights() {
+    if constexpr (PAIR<T> == 1)
+      return logits_.data();
+    else
+      return weights_.data();
+  }
+
+  // One row of a block: logits to weights, statistics, and the output so far in terms of the new maximum.
+  void block_row(int64_t b, int64_t h, int64_t position, int64_t i, int64_t j, int64_t n, int64_t limit) {
+    float* z = logits_.data() + i * BLOCK;
+    T* p = weights() + i * BLOCK;
+    const int64_t begin = std::clamp<int64_t>(call_.first(position) - j, 0, n);
+    const int64_t end = std::clamp<int64_t>(call_.last(position) - j, begin, std::max(begin, std::min(n, limit)));
+    const float factor = call_.factor_of(b, h, position);
+    const bool plain = call_.plain(), wanted = wanted_;
+    const int64_t count = plain ? end - begin : prepare(b, h, position, z, j, begin, end, factor);
+    Row& row = rows_[i];
+    if (count == 0) return clear(p, 0, n);
+    const int64_t from = begin / LANES * LANES, to = up(end, LANES);
+    const __m512 scale = _mm512_set1_ps(plain ? factor : 1.0f);
+    __m512 top = _mm512_set1_ps(-INF), low = _mm512_set1_ps(INF), sum = _mm512_setzero_ps();
+    for (int64_t c = from; c < to; c += LANES) {
+      const __mmask16 seen = plain ? between(c, begin, end) : lanes_[c / LANES];
+      const __m512 x = _mm512_mul_ps(_mm512_loadu_ps(z + c), scale);
+      top = _mm512_mask_max_ps(top, seen, top, x);
+      sum = _mm512_mask_add_ps(sum, seen, sum, x);
+      if (wanted) low = _mm512_mask_min_ps(low, seen, low, x);
+    }
+    const float largest = _mm512_reduce_max_ps(top);
+    float centre = _mm512_reduce_add_ps(sum) / static_cast<float>(count);
+    if (!std::isfinite(centre)) centre = careful_mean(z, from, to, begin, end, plain ? factor : 1.0f);
+    const bool changed = largest > row.max;
+    if (changed) {
+      const bool first = row.max == -INF;
+      const float keep = row.shift(largest);
+      float* o = output_.data() + i * call_.value_width;
+      if (!first)
+        for (int64_t e = 0; e < call_.value_width; ++e) o[e] *= keep;
+    }
+    row.min = std::min(row.min, _mm512_reduce_min_ps(low));
+    row.bad |= std::isnan(centre) || row.max == INF;  // a finite sum holds no NaN
+    clear(p, 0, from);
+    clear(p, to, n);
+    if (row.max == -INF && !row.bad) {  // no key of any weight yet
+      row.n += static_cast<double>(count);
+      return clear(p, from, to);
+    }
+    const __m512 shift = _mm512_set1_ps(row.max), middle = _mm512_set1_ps(centre);
+    __m512 rest = _mm512_setzero_ps(), c2 = rest, c3 = rest, a = rest, m2 = rest;
+    int64_t ties = 0;
+    for (int64_t c = from; c < to; c += LANES) {
+      const __mmask16 seen = plain ? between(c, begin, end) : lanes_[c / LANES];
+      const __m512 x = _mm512_mul_ps(_mm512_loadu_ps(z + c), scale);
+      const __m512 d = at_least_floor(_mm512_sub_ps(x, shift));
+      const __m512 e = _mm512_maskz_mov_ps(seen, exp_ps(d));
+      store(p + c, e);
+      __mmask16 others = seen;
+      if (changed) {
+        const __mmask16 largest_here = _mm512_mask_cmp_ps_mask(seen, x, shift, _CMP_EQ_OQ);
+        ties += __builtin_popcount(largest_here);
+        others = static_cast<__mmask16>(seen & ~largest_here);
+      }
+      rest = _mm512_mask_add_ps(rest, others, rest, e);
+      if (!wanted) continue;
+      const __m512 root = _mm512_mul_ps(e, _mm512_set1_ps(ROOT)), square = _mm512_mul_ps(root, root);
+      const __m512 off = _mm512_sub_ps(x, middle);
+      c2 = _mm512_mask_add_ps(c2, others, c2, square);
+      c3 = _mm512_mask3_fmadd_ps(square, e, c3, others);
+      a = _mm512_mask3_fmadd_ps(e, d, a, others);
+      m2 = _mm512_mask3_fmadd_ps(off, off, m2, seen);
+    }
+    const float again = ties > 1 ? static_cast<float>(ties - 1) : 0.0f;  // equal largest keys but one
+    row.rest += _mm512_reduce_add_ps(rest) + again;
+    if (!wanted) {
+      row.n += static_cast<double>(count);
+      return;
+    }
+    row.c2 += _mm512_reduce_add_ps(c2) + again * ROOT * ROOT;
+    row.c3 += _mm512_reduce_add_ps(c3) + again * ROOT * ROOT;
+    row.a += _mm512_reduce_add_ps(a);
+    row.add(static_cast<double>(count), centre, _mm512_reduce_add_ps(m2));
+  }
+
+  // The mean of logits whose sum is infinite or NaN in float32; NaN only where one of them is.
+  float careful_mean(const float* z, int64_t from, int64_t to, int64_t begin, int64_t end, float factor) const {
+    double sum = 0.0, count = 0.0;
+    for (int64_t c = from; c < to; ++c) {
+      const __mmask16 seen = call_.plain() ? between(c / LANES * LANES, begin, end) : lanes_[c / LANES];
+      if (!(seen >> c % LANES & 1)) continue;
+      sum += static_cast<double>(z[c] * factor), count += 1.0;
+    }
+    return static_cast<float>(sum / count);
+  }
+
+  static void clear(T* p, int64_t from, int64_t to) { std::fill(p + from, p + to, T(0.0f)); }
+
+  // Scale, softcap, bias and mask; which keys are seen goes to `lanes_`, their number is returned.
+  int64_t prepare(int64_t b, int64_t h, int64_t position, float* z, int64_t j, int64_t begin, int64_t end,
+                  float factor) {
+    const float* bias = call_.bias ? call_.bias->at(b, h, position) : nullptr;
+    const bool* visible = call_.visible ? call_.visible->at(b, h, position) : nullptr;
+    int64_t count = 0;
+    for (int64_t c = begin / LANES * LANES; c < end; c += LANES) {
+      __mmask16 seen = between(c, begin, end);
+      if (visible) seen = shown(visible + (j + c) * call_.visible->column, call_.visible->column, seen);
+      lanes_[c / LANES] = seen;
+      count += __builtin_popcount(seen);
+      __m512 x = _mm512_mul_ps(_mm512_loadu_ps(z + c), _mm512_set1_ps(factor));
+      if (call_.softcap != 0.0f) {
+        const __m512 cap = _mm512_set1_ps(call_.softcap);
+        x = _mm512_mul_ps(cap, tanh_ps(_mm512_div_ps(x, cap)));
+      }
+      if (bias) {
+        x = _mm512_add_ps(x,
+                          call_.bias->column == 1 ? _mm512_maskz_loadu_ps(seen, bias + j + c) : _mm512_set1_ps(*bias));
+      }
+      _mm512_storeu_ps(z + c, x);
+    }
+    return count;
+  }
+
+  const Call& call_;
+  const bool wanted_;
+  std::vector<float> logits_;
+  std::vector<T> weights_, query_;
+  std::vector<float> output_;
+  Row rows_[ROWS];
+  __mmask16 lanes_[BLOCK / LANES];
+};
+
+template <typename In, typename T>
+void forward(const Call& call, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, In* out,
+             const Results& results) {
+  const View<In> q(query), k(key), v(value);
+  const int64_t kh = call.key_heads, vh = call.value_heads, width = up(call.width, PAIR<T>), ev = call.value_width;
+  const int64_t span = up(call.keys, BLOCK), tiles = (call.length + ROWS - 1) / ROWS;
+  const auto keys = packed<T>(call.batch * kh, call.keys, BLOCK, width * BLOCK, [&](int64_t bh, int64_t j, T* to) {
+    pack_turned(k, bh / kh, bh % kh, j, call.keys, BLOCK, call.width, to);
+  });
+  const bool direct = std::is_same_v<In, float> && v.column == 1 && v.row >= ev;
+  const int64_t stride = direct ? v.row : ev;
+  const auto values =
+      packed<T>(direct ? 0 : call.batch * vh, call.keys, BLOCK, ev * BLOCK,
+                [&](int64_t bh, int64_t j, T* to) { pack_right(v, bh / vh, bh % vh, j, call.keys, BLOCK, ev, to); });
+  const auto values_of = [&](int64_t b, int64_t h) {
+    if constexpr (std::is_same_v<In, float>)
+      if (direct) return v.at(b, h, 0);
+    return static_cast<const T*>(values.get() + (b * vh + h) * span * ev);
+  };
+  run_units(call.batch * call.heads * tiles, [&]() {
+    return [&, tile = Tile<T>(call, results.planes != nullptr)](int64_t unit) mutable {
+      const int64_t bh = unit / tiles, b = bh / call.heads, h = bh % call.heads, at = bh * call.length;
+      const int64_t start = (tiles - 1 - unit % tiles) * ROWS;  // rows that see most keys first
+      tile.run(q, keys.get() + (b * kh + h * kh / call.heads) * span * width, values_of(b, h * vh / call.heads), stride,
+               b, h, start);
+      for (int64_t i = start; i < std::min(start + ROWS, call.length); ++i) {
+        finish(call, h, tile.row(i - start), tile.output(i - start), out + (at + i) * ev, results, at + i);
+      }
+    };
+  });
+}
+
+}  // namespace sqrtdk

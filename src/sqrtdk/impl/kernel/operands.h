@@ -1,0 +1,188 @@
+// The arguments of a call, and its tensors packed as operands of matrix products.
+#pragma once
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/native/CPUBlas.h>
+
+#include <algorithm>
+#include <atomic>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <type_traits>
+#include <vector>
+
+#include "lanes.h"
+
+namespace sqrtdk {
+
+using at::Half;
+
+constexpr int64_t ROWS = 128;   // query rows of a tile
+constexpr int64_t BLOCK = 512;  // keys of a block
+constexpr float INF = std::numeric_limits<float>::infinity();
+// What a product of bfloat16 is computed in: pairs of them, where the CPU multiplies those.
+#ifdef __AVX512BF16__
+using Narrow = BFloat16;
+#else
+using Narrow = float;
+#endif
+
+// Elements that a matrix product takes side by side.
+template <typename T>
+constexpr int64_t PAIR = std::is_same_v<T, float> ? 1 : 2;
+
+inline int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+// A strided view (B, H, rows, columns); a stride of 0 repeats.
+template <typename T>
+struct View {
+  const T* data = nullptr;
+  int64_t batch = 0, head = 0, row = 0, column = 0;
+  explicit View(const at::Tensor& t)
+      : data(t.const_data_ptr<T>()), batch(t.stride(0)), head(t.stride(1)), row(t.stride(2)), column(t.stride(3)) {}
+  const T* at(int64_t b, int64_t h, int64_t i) const { return data + b * batch + h * head + i * row; }
+};
+
+struct Call {
+  int64_t batch, heads, key_heads, value_heads, length, keys, width, value_width;
+  float factor = 1.0f;
+  std::optional<View<float>> scale;  // (B, H, L, 1), in place of the factor
+  float softcap = 0.0f;              // 0: none
+  std::optional<View<float>> bias;   // (B, H, L, S), as `visible`
+  std::optional<View<bool>> visible;
+  const float* sinks = nullptr;                  // (H)
+  int64_t above = INT64_MAX, below = INT64_MAX;  // row i sees keys i - below ... i + above
+
+  bool plain() const { return softcap == 0.0f && !bias && !visible; }
+  int64_t first(int64_t row) const { return below == INT64_MAX ? 0 : std::clamp<int64_t>(row - below, 0, keys); }
+  int64_t last(int64_t row) const { return above == INT64_MAX ? keys : std::clamp<int64_t>(row + above + 1, 0, keys); }
+  float factor_of(int64_t b, int64_t h, int64_t row) const { return scale ? *scale->at(b, h, row) : factor; }
+};
+
+// ---- packing: rows beyond `end` are 0
+
+template <typename In, typename T>
+void copy_row(const View<In>& from, int64_t b, int64_t h, int64_t i, int64_t end, int64_t width, int64_t padded,
+              T* to) {
+  if (i >= end) return std::fill(to, to + padded, T(0.0f));
+  const In* row = from.at(b, h, i);
+  if (from.column != 1) {
+    for (int64_t e = 0; e < width; ++e) to[e] = T(static_cast<float>(row[e * from.column]));
+  } else if constexpr (std::is_same_v<In, T>) {
+    std::copy(row, row + width, to);
+  } else {
+    for (int64_t e = 0; e < width; ++e) to[e] = T(static_cast<float>(row[e]));
+  }
+  std::fill(to + width, to + padded, T(0.0f));
+}
+
+// Left side: [count][padded].
+template <typename In, typename T>
+void pack_left(const View<In>& from, int64_t b, int64_t h, int64_t begin, int64_t end, int64_t count, int64_t width,
+               T* to) {
+  const int64_t padded = up(width, PAIR<T>);
+  for (int64_t i = 0; i < count; ++i) copy_row(from, b, h, begin + i, end, width, padded, to + i * padded);
+}
+
+// Right side of a product over the rows: [count][width], for bfloat16 [count / 2][width][2].
+template <typename In, typename T>
+void pack_right(const View<In>& from, int64_t b, int64_t h, int64_t begin, int64_t end, int64_t count, int64_t width,
+                T* to) {
+  if constexpr (PAIR<T> == 1) {
+    pack_left(from, b, h, begin, end, count, width, to);
+  } else {
+    std::vector<T> rows(2 * width);
+    for (int64_t i = 0; i < count; i += 2, to += 2 * width) {
+      for (int64_t k = 0; k < 2; ++k) copy_row(from, b, h, begin + i + k, end, width, width, rows.data() + k * width);
+      for (int64_t e = 0; e < width; ++e) to[2 * e] = rows[e], to[2 * e + 1] = rows[width + e];
+    }
+  }
+}
+
+// Right side of a product over the columns: [width][count], for bfloat16 [width / 2][count][2].
+template <typename In, typename T>
+void pack_turned(const View<In>& from, int64_t b, int64_t h, int64_t begin, int64_t end, int64_t count, int64_t width,
+                 T* to) {
+  const int64_t padded = up(width, PAIR<T>), words = padded / PAIR<T>;  // of 32 bits
+  std::vector<T> rows(LANES * padded);
+  const __m512i index = multiples(words);
+  for (int64_t i = 0; i < count; i += LANES) {
+    pack_left(from, b, h, begin + i, end, LANES, width, rows.data());
+    const int* source = reinterpret_cast<const int*>(rows.data());
+    int* target = reinterpret_cast<int*>(to) + i;
+    for (int64_t w = 0; w < words; ++w) {
+      _mm512_storeu_si512(target + w * count, _mm512_i32gather_epi32(index, source + w, 4));
+    }
+  }
+}
+
+// Left side that is turned: [width][count], without pairs.
+template <typename In, typename T>
+void pack_left_turned(const View<In>& from, int64_t b, int64_t h, int64_t begin, int64_t end, int64_t count,
+                      int64_t width, T* to) {
+  const int64_t padded = up(width, PAIR<T>);
+  std::vector<T> rows(LANES * padded);
+  for (int64_t i = 0; i < count; i += LANES) {
+    pack_left(from, b, h, begin + i, end, LANES, width, rows.data());
+    for (int64_t e = 0; e < width; ++e) {
+      for (int64_t k = 0; k < LANES; ++k) to[e * count + i + k] = rows[k * padded + e];
+    }
+  }
+}
+
+// Every run of `count` rows of every head, `size` elements each, packed in parallel.
+template <typename T, typename Pack>
+std::unique_ptr<T[]> packed(int64_t heads, int64_t rows, int64_t count, int64_t size, const Pack& pack) {
+  const int64_t runs = (rows + count - 1) / count;
+  std::unique_ptr<T[]> all(new T[heads * runs * size]);
+  at::parallel_for(0, heads * runs, 1, [&](int64_t from, int64_t to) {
+    for (int64_t t = from; t < to; ++t) pack(t / runs, t % runs * count, all.get() + t * size);
+  });
+  return all;
+}
+
+// c (m, n) = a (m, k) b (k, n), or c + a b, of packed operands; the rows of a, b, c are lda, ldb, ldc apart.
+template <typename T>
+void multiply(int64_t m, int64_t n, int64_t k, int64_t lda, int64_t ldb, int64_t ldc, bool add, const T* a, const T* b,
+              float* c) {
+  if (m == 0 || n == 0) return;
+  if (k == 0) {
+    for (int64_t i = 0; !add && i < m; ++i) std::fill(c + i * ldc, c + i * ldc + n, 0.0f);
+    return;
+  }
+  at::native::cpublas::brgemm(m, n, k, lda, ldb, ldc, add, a, b, c, PAIR<T> == 2);
+}
+
+// Whether products of bfloat16 are computed in pairs of it: torch can be told to leave its library for that alone, and
+// the library not to know this CPU.
+inline bool multiplies_narrow() {
+  if (!std::is_same_v<Narrow, BFloat16> || !at::globalContext().userEnabledMkldnn()) return false;
+  static const bool able = [] {
+    const std::vector<Narrow> ones(LANES * LANES, Narrow(1.0f));
+    std::vector<float> sums(LANES * LANES);
+    try {
+      multiply<Narrow>(LANES, LANES, LANES, LANES, LANES, LANES, false, ones.data(), ones.data(), sums.data());
+    } catch (const c10::Error&) {
+      return false;
+    }
+    at::native::cpublas::brgemm_release();
+    return true;
+  }();
+  return able;
+}
+
+// Runs units 0 ... count - 1 on all threads, each taken by the next free one; `make` builds what a thread works with.
+template <typename Make>
+void run_units(int64_t count, const Make& make) {
+  std::atomic<int64_t> next{0};
+  at::parallel_for(0, std::min<int64_t>(at::get_num_threads(), count), 1, [&](int64_t from, int64_t to) {
+    for (int64_t worker = from; worker < to; ++worker) {
+      auto work = make();
+      for (int64_t unit = next++; unit < count; unit = next++) work(unit);
+    }
+    at::native::cpublas::brgemm_release();
+  });
+}
+
+}  // namespace sqrtdk

@@ -1,0 +1,105 @@
+"""What torch needs to know of the kernel's operators: shapes without data, and the gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sqrtdk.errors import UnsupportedError
+from sqrtdk.impl.call import Call
+from sqrtdk.impl.rows import attend
+from sqrtdk.stats.request import AuxRequest
+
+PLANES = 9  # fields of RowStats, in the kernel's order: see row.h
+Gradients = tuple[Tensor | None, ...]
+
+
+def register() -> None:
+    """Tell torch; once, after the library has been loaded."""
+    if torch._C._dispatch_has_kernel_for_dispatch_key("sqrtdk_cpu::forward", "Meta"):
+        return
+    torch.library.register_fake("sqrtdk_cpu::forward", _shapes)
+    torch.library.register_fake("sqrtdk_cpu::backward", _gradient_shapes)
+    torch.library.register_autograd("sqrtdk_cpu::forward", _backward, setup_context=_keep)
+    torch.library.register_autograd("sqrtdk_cpu::backward", _refuse)
+
+
+def _shapes(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    batch, heads, length, _ = query.shape
+    statistics = rest[-1]
+    rows = query.new_empty((batch, heads, length), dtype=torch.float32)
+    output = query.new_empty((batch, heads, length, value.shape[-1]))
+    if not statistics:
+        return output, rows, *(query.new_empty((0,), dtype=torch.float32) for _ in range(2))
+    planes = query.new_empty((PLANES, batch, heads, length), dtype=torch.float32)
+    return output, rows, torch.empty_like(rows), planes
+
+
+def _gradient_shapes(gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    return tuple(t.new_empty(t.shape) for t in (query, key, value))
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    query, key, value, factor, scale, softcap, bias, visible, sinks, above, below, statistics = inputs
+    out, lse, entropy, planes = output
+    ctx.mark_non_differentiable(planes)
+    ctx.save_for_backward(query, key, value, out, lse, entropy, scale, bias, visible, sinks)
+    ctx.numbers = factor, softcap, above, below, statistics
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None, d_entropy: Tensor | None, _: None) -> Gradients:
+    query, key, value, out, lse, entropy, scale, bias, visible, sinks = ctx.saved_tensors
+    factor, softcap, above, below, statistics = ctx.numbers
+    if torch.is_grad_enabled():  # a gradient of this gradient may be asked for
+        return _by_the_formula(ctx, d_out, d_lse, d_entropy)
+    d_out = torch.zeros_like(out) if d_out is None else d_out
+    constant = -(out.float() * d_out.float()).sum(-1)
+    if d_lse is not None:
+        constant = constant + d_lse
+    d_entropy = d_entropy if statistics else None
+    if d_entropy is not None:
+        constant = constant - d_entropy * entropy
+        d_entropy = d_entropy.contiguous()
+    given = (d_out, query, key, value, lse, constant.contiguous(), d_entropy)
+    dq, dk, dv = torch.ops.sqrtdk_cpu.backward(*given, factor, scale, softcap, bias, visible, above, below)
+    d_sinks = None
+    if sinks is not None and ctx.needs_input_grad[8]:  # a key of value 0
+        log_weight = sinks.unsqueeze(-1) - lse
+        inner = constant if d_entropy is None else constant - d_entropy * log_weight
+        weight = log_weight.exp()
+        d_sinks = torch.where(weight > 0, weight * inner, 0.0).sum((0, 2))
+    return dq, dk, dv, None, None, None, None, None, d_sinks, None, None, None
+
+
+def _by_the_formula(ctx: Any, *given: Tensor | None) -> Gradients:
+    """The gradients by operations of torch, which can be derived again; all weights are held."""
+    query, key, value, _, _, _, scale, bias, visible, sinks = ctx.saved_tensors
+    factor, softcap, above, below, _ = ctx.numbers
+    call = Call(
+        query,
+        key,
+        value,
+        factor if scale is None else scale,
+        softcap=softcap or None,
+        bias=bias,
+        visible=visible,
+        diagonal=above,
+        window=(below, None),
+        sinks=sinks,
+        aux=AuxRequest(lse=True, entropy=True),
+    )
+    output, aux = attend(call, 0, call.length)
+    inputs = {0: query, 1: key, 2: value} | ({} if sinks is None else {8: sinks})
+    inputs = {at: tensor for at, tensor in inputs.items() if ctx.needs_input_grad[at]}
+    results = [(r, g) for r, g in zip((output, aux.lse, aux.entropy), given, strict=True) if g is not None]
+    outputs, gradients = zip(*results, strict=True)
+    found = torch.autograd.grad(outputs, list(inputs.values()), gradients, create_graph=True, allow_unused=True)
+    by_place = dict(zip(inputs, found, strict=True))
+    return tuple(by_place.get(at) for at in range(12))
+
+
+def _refuse(ctx: Any, *gradients: Tensor | None) -> Gradients:
+    raise UnsupportedError("the backward operator of the compiled kernel has no gradient", hint="Pass impl='tiled'.")

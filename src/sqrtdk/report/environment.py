@@ -1,0 +1,22 @@
+"""The environment as lines for the terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqrtdk.report.plain import plain
+
+
+def to_text(found: dict[str, Any]) -> str:
+    """Draw what `sqrtdk._environment.environment` returns, a name and its value a line."""
+    versions, kernel = found["versions"], found["kernel"]
+    lines = {name: version or "not installed" for name, version in versions.items()}
+    lines |= {
+        "platform": found["platform"],
+        "CPU": f"{found['cpu']}, {found['cpus']} logical cores, {found['threads']} threads of torch",
+        "GPU": ", ".join(found["gpus"]) or "none",
+        "compiler": kernel["compiler"] or "none",
+        "kernel": f"in use: {kernel['library']}" if kernel["loaded"] else f"not in use: {kernel['reason']}",
+    }
+    wide = max(map(len, lines))
+    return "".join(f"{name:<{wide}}  {plain(text)}\n" for name, text in lines.items())

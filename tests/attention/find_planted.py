@@ -1,0 +1,35 @@
+"""A program: the compiled kernel of the package on the path, judged by the battery until something is found wrong.
+
+Prints what it found and exits with 1; with 0 where nothing is wrong. With the argument `avx512` the kernel is that of
+CPUs without products of bfloat16.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from cases import CASES, LONG_CASES
+from judging import expect, judge
+
+from sqrtdk.impl.kernel import build
+
+
+def main() -> int:
+    """Judge all cases; the exit code."""
+    if sys.argv[1:] == ["avx512"]:
+        build._features = lambda: frozenset(build.NEEDED)  # type: ignore[assignment]
+    torch.set_num_threads(2)
+    for case in [*LONG_CASES, *(case for case in CASES if case.cpu_can)]:
+        try:
+            found = judge(case, "cpu", expect(case))
+        except Exception as error:
+            found = [f"{type(error).__name__}: {error}"]
+        if found:
+            print(f"{case.id}: {found[0]}")
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

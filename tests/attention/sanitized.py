@@ -1,0 +1,39 @@
+"""A program: the compiled kernel, built with the address and undefined-behaviour sanitizers, runs the battery.
+
+Run by `test_attention_kernel_sanitized.py`, with the sanitizer's library preloaded. Prints how many cases ran.
+"""
+
+from __future__ import annotations
+
+import torch
+from cases import CASES, LONG_CASES, as_leaves
+
+import sqrtdk
+from sqrtdk.impl.kernel import build
+
+FLAGS = ("-g", "-O1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
+
+
+def main() -> None:
+    """Build, load, run."""
+    build.COMPILE = (*build.COMPILE, *FLAGS)
+    build._digest.cache_clear()
+    build.build()
+    build.load()
+    torch.set_num_threads(2)
+    ran = 0
+    for case in [*LONG_CASES, *(case for case in CASES if case.cpu_can)]:
+        leaves = as_leaves(case.leaves(), case.torch_dtype)
+        for name in case.added:
+            leaves[name].requires_grad_(False)
+        output, aux = sqrtdk.attention(**case.given(leaves), impl="cpu", return_aux=sqrtdk.AuxRequest.all())
+        total = output.float().nan_to_num().sum() + aux.entropy.nan_to_num().sum()
+        torch.autograd.grad(total, [leaves[name] for name in ("query", "key", "value")], allow_unused=True)
+        with torch.no_grad():
+            sqrtdk.attention(**case.given(leaves), impl="cpu")
+        ran += 1
+    print(ran, build.library().name)
+
+
+if __name__ == "__main__":
+    main()

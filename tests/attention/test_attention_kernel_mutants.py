@@ -1,0 +1,52 @@
+"""Errors planted in the compiled kernel, one at a time, in a copy of the package: the battery must find each."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kernel_mutants import MUTANTS
+
+import sqrtdk
+from sqrtdk.impl.kernel.build import unable
+
+HOME = Path(sqrtdk.__file__).parent
+FINDER = Path(__file__).with_name("find_planted.py")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(unable() is not None, reason=f"no compiled kernel: {unable()}"),
+]
+
+
+def judged(package: Path, cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(map(str, (package, FINDER.parent, FINDER.parents[1])))
+    given = os.environ | {"PYTHONPATH": path, "SQRTDK_CACHE": str(cache)}
+    return subprocess.run(
+        [sys.executable, str(FINDER), *arguments], env=given, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_planted_error_is_found(name: str, tmp_path: Path) -> None:
+    file, old, new = MUTANTS[name]
+    shutil.copytree(HOME, tmp_path / "sqrtdk", ignore=shutil.ignore_patterns("__pycache__"))
+    changed = tmp_path / "sqrtdk" / file
+    text = changed.read_text()
+    assert text.count(old) == 1, f"{name}: the text stands {text.count(old)} times in {file}: {old}"
+    changed.write_text(text.replace(old, new))
+    done = judged(tmp_path, tmp_path)
+    assert done.returncode == 1, f"nothing finds: {name}\n{done.stderr[-2000:]}"
+    assert done.stdout, done.stderr[-2000:]
+    assert "compiler" not in done.stdout, "found by the compiler, not by the battery"
+
+
+@pytest.mark.parametrize("arguments", [(), ("avx512",)], ids=["here", "avx512"])
+def test_without_a_planted_error_nothing_is_found(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    done = judged(HOME.parent, tmp_path, *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    (library,) = (tmp_path / "sqrtdk").iterdir()
+    assert library.name.startswith("attention-avx512-") == bool(arguments)

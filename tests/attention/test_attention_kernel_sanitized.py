@@ -1,0 +1,54 @@
+"""The compiled kernel under the address and undefined-behaviour sanitizers: no access out of bounds, no overflow."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cases import CASES, LONG_CASES
+
+from sqrtdk.impl.kernel.build import HOME, compiler, unable
+
+PROGRAM = Path(__file__).with_name("sanitized.py")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(unable() is not None, reason=f"no compiled kernel: {unable()}"),
+]
+
+
+def run(cache: Path, package: Path) -> subprocess.CompletedProcess[str]:
+    found = [
+        subprocess.run([str(compiler()), f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout
+        for name in ("libasan.so", "libubsan.so", "libstdc++.so.6")
+    ]
+    given = os.environ | {
+        "LD_PRELOAD": " ".join(path.strip() for path in found),
+        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0:exitcode=99",
+        "SQRTDK_CACHE": str(cache),
+        "PYTHONPATH": os.pathsep.join(map(str, (package, PROGRAM.parent, PROGRAM.parents[1]))),
+    }
+    return subprocess.run([sys.executable, str(PROGRAM)], env=given, capture_output=True, text=True, check=False)
+
+
+def test_the_battery_runs_clean(tmp_path: Path) -> None:
+    done = run(tmp_path, HOME.parents[2])
+    assert done.returncode == 0, done.stdout[-500:] + done.stderr[-3000:]
+    assert done.stdout.startswith(f"{len(LONG_CASES) + sum(case.cpu_can for case in CASES)} ")
+    assert "ERROR" not in done.stderr
+    assert "runtime error" not in done.stderr
+
+
+def test_a_planted_overrun_is_seen(tmp_path: Path) -> None:
+    package = tmp_path / "sqrtdk"
+    shutil.copytree(HOME.parents[1], package, ignore=shutil.ignore_patterns("__pycache__"))
+    file = package / "impl/kernel/forward.h"
+    text, old = file.read_text(), "logits_(ROWS * BLOCK)"
+    assert text.count(old) == 1
+    file.write_text(text.replace(old, "logits_(ROWS * BLOCK - 16)"))
+    done = run(tmp_path, tmp_path)
+    assert done.returncode == 99
+    assert "heap-buffer-overflow" in done.stderr
