@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidTypeError, kind_and_text
 from sqrtdk.trace import native
+from sqrtdk.trace.compiled import read_compiled
 from sqrtdk.trace.compiler import eager_compiler
 from sqrtdk.trace.draft import Draft
 from sqrtdk.trace.eager import read_eager
-from sqrtdk.trace.events import Fused, Listener, Pending
+from sqrtdk.trace.events import Compiled, Fused, Listener, Pending
 from sqrtdk.trace.finish import finish
 from sqrtdk.trace.fused import read_fused
 from sqrtdk.trace.recorder import Recorder
@@ -68,7 +69,7 @@ class Trace:
         self._recorder = Recorder(
             self._model,
             self._sites,
-            Listener(self._eager, self._fused, self._native, self._miss, self._factor),
+            Listener(self._eager, self._fused, self._compiled, self._native, self._miss, self._factor),
             products=self._stats,
         )
         with contextlib.ExitStack() as stack:
@@ -119,6 +120,9 @@ class Trace:
 
     def _fused(self, call: Fused) -> None:
         self._guard(call.site, lambda: self._add(read_fused(call, measure=self._stats, regress=self._numeric)))
+
+    def _compiled(self, call: Compiled) -> None:
+        self._guard(call.site, lambda: self._add(read_compiled(call, measure=self._stats, regress=self._numeric)))
 
     def _native(self, op: str, site: str, arguments: dict[str, Any], output: Tensor) -> None:
         self._guard(site, lambda: self._add(native.read(op, site, arguments, measure=self._stats)))

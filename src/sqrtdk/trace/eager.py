@@ -170,7 +170,8 @@ def _read_masks(draft: Draft, axes: Orientation, logits: Tensor, weights: Tensor
     """Which keys every row sees, by all masks together, and what the softmax made of the hidden ones."""
     kinds: list[tuple[int, Step, Addend]] = []
     for i, step in enumerate(draft.chain.steps):
-        if step.addend is not None and (step.kind == "mask" or step.addend.kind.endswith("mask")):
+        hides = step.addend is not None and step.addend.kind.endswith("mask") and step.addend.kind != masks.ZERO_ONE
+        if step.addend is not None and (step.kind == "mask" or hides):
             kinds.append((i, step, step.addend))
     if not kinds:
         return

@@ -60,11 +60,22 @@ class Fused:
 
 
 @dataclass(slots=True)
+class Compiled:
+    """The arguments of the project's own operator by their names, and the nodes of those that are tensors."""
+
+    arguments: dict[str, Any]
+    nodes: dict[str, Node]
+    output: Tensor
+    site: str
+
+
+@dataclass(slots=True)
 class Listener:
-    """What the recorder tells: an eager attention is complete, a fused one or a native one ran."""
+    """What the recorder tells: an eager attention is complete, a fused, a compiled or a native one ran."""
 
     eager: Callable[[Pending, Tensor, Tensor], None]
     fused: Callable[[Fused], None]
+    compiled: Callable[[Compiled], None]
     native: Callable[[str, str, dict[str, Any], Tensor], None]
     missed: Callable[[str, str], None]
     enlarge: Callable[[str], float | None] = field(default=lambda site: None)

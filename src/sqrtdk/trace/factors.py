@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
+from sqrtdk.trace import ops
 from sqrtdk.trace.graph import Node
 from sqrtdk.trace.records import Factor
 
@@ -14,32 +16,60 @@ def read_factor(node: Node, position: int, where: str, heads_axis: int) -> Facto
     """The factor that `node` multiplies by; None when it is no single number and no number a head."""
     inverse = node.op == "div"
     arg = node.args[position]
+    if isinstance(arg, Node):
+        return tensor_factor(arg, node.operands.get(position), where, heads_axis, inverse=inverse)
     number = node.number(position)
-    if number is not None:
-        source = "number" if not isinstance(arg, Node) else _source(arg)
-        learned = isinstance(arg, Node) and _learned(arg)
-        return Factor(1 / number if inverse and number else number, where, source, learned=learned)
-    if not isinstance(arg, Node):
+    if number is None:
         return None
-    shape = arg.shape
-    if math.prod(shape) == 1:
-        return Factor(None, where, _source(arg), learned=_learned(arg))
-    if len(shape) < 1 or shape[-1] != 1 or (len(shape) >= 2 and shape[-2] != 1 and heads_axis == -3):
-        return _uniform(node, position, where, inverse)
-    value = node.operands.get(position)
-    per_head = len(shape) >= -heads_axis and shape[heads_axis] == math.prod(shape)
-    if not per_head:
-        return _uniform(node, position, where, inverse)
-    if value is None or value.is_meta:
-        return Factor(None, where, _source(arg), learned=_learned(arg))
-    numbers = [1 / float(v) if inverse else float(v) for v in value.flatten()]
+    return Factor(1 / number if inverse and number else number, where, "number")
+
+
+def tensor_factor(
+    arg: Node, value: Tensor | None, where: str, heads_axis: int, *, inverse: bool = False
+) -> Factor | None:
+    """The factor that a tensor is: one number, or one a head, however often it was repeated.
+
+    Args:
+        arg: its node.
+        value: its values; None where they are not known.
+        where: "q", "k", "logits", or "op".
+        heads_axis: counted from the end.
+        inverse: it divides.
+    """
+    shape, held = arg.shape, _held(arg)
+    known = value is not None and not value.is_meta and not value.is_complex() and value.numel() > 0
+    if held == 1:
+        if not known:
+            return Factor(None, where, _source(arg), learned=_learned(arg))
+        assert value is not None
+        number = float(value.flatten()[0])
+        return Factor(1 / number if inverse and number else number, where, _source(arg), learned=_learned(arg))
+    if shape[-1:] != (1,) or len(shape) < -heads_axis or shape[heads_axis] != held:
+        return _uniform(value, where, inverse)
+    if not known:
+        return Factor(None, where, _source(arg), learned=_learned(arg)) if held == math.prod(shape) else None
+    assert value is not None
+    repeated = value.movedim(heads_axis, 0).flatten(1)
+    if not bool((repeated == repeated[:, :1]).all()):
+        return _uniform(value, where, inverse)
+    numbers = [1 / float(v) if inverse else float(v) for v in repeated[:, 0]]
     mean = math.exp(sum(math.log(abs(v)) for v in numbers) / len(numbers)) if all(numbers) else 0.0
     return Factor(mean, where, _source(arg), per_head=tuple(numbers), learned=_learned(arg))
 
 
-def _uniform(node: Node, position: int, where: str, inverse: bool) -> Factor | None:
+def _held(node: Node) -> int:
+    """How many numbers a tensor can hold that differ: those of the smallest among the views that lead to it."""
+    fewest = math.prod(node.shape)
+    while node.op in ops.VIEWS | ops.SAME and not node.is_root:
+        parent = node.main()
+        if parent is None:
+            break
+        node, fewest = parent, min(fewest, math.prod(parent.shape))
+    return fewest
+
+
+def _uniform(value: Tensor | None, where: str, inverse: bool) -> Factor | None:
     """A tensor that holds one number everywhere is that number."""
-    value = node.operands.get(position)
     if value is None or value.is_meta or value.is_complex() or not value.numel():
         return None
     low, high = (float(v) for v in torch.aminmax(value))

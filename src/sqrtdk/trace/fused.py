@@ -51,7 +51,7 @@ def read_fused(call: Fused, *, measure: bool, regress: bool) -> Draft:
         draft.slope_reason = draft.stats_reason = "no data on the meta device"
         return draft
     if regress:
-        _regress_fused(draft, call, scale)
+        regress_product(draft, q, k, scale)
     if measure:
         draft.stats = head_stats_from_qk(
             q,
@@ -93,10 +93,14 @@ def _read_fused_mask(draft: Draft, call: Fused) -> Tensor | None:
     elif call.mask.is_meta and addend.kind.endswith("mask"):
         draft.mask_names[0] = "mask"
         draft.mask = Mask("mask", masks.given_form(addend))
-    if step.kind == "bias" and addend.value is not None:
-        hidden = addend.visible
-        return addend.value if hidden is None else addend.value.masked_fill(~hidden, 0.0)
-    return None
+    return added_bias(addend)
+
+
+def added_bias(addend: Addend) -> Tensor | None:
+    """What an addend puts on the visible logits; None where it only hides keys."""
+    if addend.kind == "mask" or addend.value is None:
+        return None
+    return addend.value if addend.visible is None else addend.value.masked_fill(~addend.visible, 0.0)
 
 
 def _four(mask: Tensor) -> Tensor:
@@ -106,7 +110,8 @@ def _four(mask: Tensor) -> Tensor:
     return mask.flatten(0, mask.dim() - 4)
 
 
-def _regress_fused(draft: Draft, call: Fused, scale: float) -> None:
+def regress_product(draft: Draft, query: Tensor, key: Tensor, scale: float) -> None:
+    """Read the scale from the operands, as they entered the kernel, against the projections' values."""
     if draft.query.basis is None or draft.key.basis is None:
         draft.slope_reason = "the projection's values could not be brought into the product's layout"
         return
@@ -115,8 +120,11 @@ def _regress_fused(draft: Draft, call: Fused, scale: float) -> None:
         draft.slope_reason = "q and k are rotated by different positions"
         return
     sizes = (layout.batch, layout.heads, layout.rows, layout.columns)
+    if 0 in sizes:
+        draft.slope_reason = numeric.NO_VARIATION
+        return
     x = numeric.products(draft.query.basis, draft.key.basis, *sizes, diagonal=draft.query.rope)
-    y = scale * numeric.products(call.query, call.key, *sizes, diagonal=draft.query.rope)
+    y = scale * numeric.products(query, key, *sizes, diagonal=draft.query.rope)
     every = torch.ones_like(x, dtype=torch.bool)
     in_rows = numeric.row_count(layout.rows, diagonal=draft.query.rope)
     draft.slope = numeric.regress(x, y, every, eps=torch.finfo(draft.dtype).eps, rows=in_rows)

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sqrtdk.errors import kind_and_text
 from sqrtdk.trace import ops
 from sqrtdk.trace.classify import Classifier
-from sqrtdk.trace.events import Fused, Listener
+from sqrtdk.trace.events import Compiled, Fused, Listener
 from sqrtdk.trace.sites import Sites
 from sqrtdk.trace.store import Store
 
@@ -64,7 +64,7 @@ class Recorder(TorchDispatchMode):
         name = _base_name(func)
         subclass = next((t for t in types if t not in _PLAIN), None)
         if subclass is not None:
-            if name in ops.FUSED | ops.SOFTMAX:
+            if name in ops.FUSED | ops.SOFTMAX or func._schema.name == ops.COMPILED:
                 self.listener.missed(self.sites.here(), f"{name} ran on {subclass.__name__}, which is not followed")
             return func(*args, **kwargs)
         if name not in ops.FUSED and self._is_composite(func):
@@ -78,6 +78,8 @@ class Recorder(TorchDispatchMode):
                 return result
         if name in ops.FUSED:
             return self._run_fused(func, name, args, kwargs)
+        if func._schema.name == ops.COMPILED:
+            return self._run_compiled(func, args, kwargs)
         written = self._written(func)
         if written:
             self._guard(lambda: self.store.save_before_write(written, args, kwargs))
@@ -122,7 +124,8 @@ class Recorder(TorchDispatchMode):
     def _is_composite(self, func: Any) -> bool:
         known = self._composite.get(func)
         if known is None:
-            known = self._composite[func] = bool(func._can_decompose())
+            # torch does not find those of `prim` among its operators, and raises
+            known = self._composite[func] = func.namespace != "prim" and bool(func._can_decompose())
         return known
 
     def _written(self, func: Any) -> tuple[int | str, ...]:
@@ -143,13 +146,8 @@ class Recorder(TorchDispatchMode):
     def _run_fused(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         named = _bind(func, args, kwargs)
         site = self.sites.here()
-        factor = self.listener.enlarge(site)
         node = self.store.node(named["query"])
-        if factor is not None:
-            q = named["query"] = named["query"] * factor
-            output = func(q, *args[1:], **kwargs) if args else func(**{**kwargs, "query": q})
-        else:
-            output = func(*args, **kwargs)
+        output = self._run_enlarged(func, named, site, args, kwargs)
         first = output[0] if isinstance(output, (tuple, list)) else output
         mask = named.get("attn_mask", named.get("attn_bias"))
         self.listener.fused(
@@ -171,6 +169,23 @@ class Recorder(TorchDispatchMode):
         )
         self.store.new_root(name, first)
         return output
+
+    def _run_compiled(self, func: Any, args: Any, kwargs: Any) -> Any:
+        named = _bind(func, args, kwargs)
+        site = self.sites.here()
+        nodes = {name: self.store.node(value) for name, value in named.items() if isinstance(value, torch.Tensor)}
+        outputs = self._run_enlarged(func, named, site, args, kwargs)
+        self.listener.compiled(Compiled(named, nodes, outputs[0], site))
+        for output in outputs:
+            self.store.new_root(ops.COMPILED, output)
+        return outputs
+
+    def _run_enlarged(self, func: Any, named: dict[str, Any], site: str, args: Any, kwargs: Any) -> Any:
+        factor = self.listener.enlarge(site)
+        if factor is None:
+            return func(*args, **kwargs)
+        q = named["query"] = named["query"] * factor
+        return func(q, *args[1:], **kwargs) if args else func(**{**kwargs, "query": q})
 
     def _enlarged(self, name: str, args: Any) -> Any:
         left, _ = ops.CONTRACTIONS[name]
