@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 
 import torch
 from torch import Tensor
@@ -24,8 +25,9 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import flex_attention
 
 import sqrtdk
-from paired import line, ratio, rounds, spread
 from sqrtdk import AuxRequest, scores
+from sqrtdk.bench.paired import Spread, ratio, rounds
+from sqrtdk.bench.peers import dense_statistics
 
 Group = tuple[dict[str, Callable[[], object]], list[tuple[str, str]], int]
 ALL = AuxRequest.all()
@@ -36,16 +38,8 @@ def tensors(length: int, heads: int = 8, dim: int = 64, dtype: torch.dtype = tor
     return [torch.randn(1, heads, length, dim, dtype=dtype) for _ in range(3)]
 
 
-def dense_statistics(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    """Output and statistics as a careful user writes them, with the L x S matrix."""
-    z = q @ k.mT * q.shape[-1] ** -0.5
-    lse = z.logsumexp(-1)
-    p = (z - lse[..., None]).exp()
-    square = p.square()
-    collision, cubes = square.sum(-1), (square * p).sum(-1)
-    jacobian = (collision - 2 * cubes + collision.square()).clamp_min(0).sqrt()
-    entropy = lse - (p * z).sum(-1)
-    return p @ v, lse, z.amax(-1), z.amin(-1), z.mean(-1), z.var(-1), entropy, collision, p.amax(-1), jacobian
+def dense(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    return dense_statistics(q @ k.mT * q.shape[-1] ** -0.5, v)
 
 
 def plain() -> Group:
@@ -80,7 +74,7 @@ def statistics(dtype: torch.dtype) -> Group:
     }
     pairs = [("sqrtdk 4096, all statistics", "sdpa 4096"), ("measure 4096", "sdpa 4096")]
     if dtype == torch.float32:
-        ways["dense torch 4096, all statistics"] = lambda: dense_statistics(q, k, v)
+        ways["dense torch 4096, all statistics"] = lambda: dense(q, k, v)
         pairs.append(("dense torch 4096, all statistics", "sqrtdk 4096, all statistics"))
     return ways, pairs, 1
 
@@ -199,14 +193,13 @@ def main() -> None:
         ways, pairs, calls = make()
         with torch.no_grad():
             times = rounds(ways, options.repeats, calls)
-        figures = {"ms": {way: spread([1e3 * t for t in values]) for way, values in times.items()}}
-        figures["ratio"] = {f"{a} / {b}": ratio(times, a, b) for a, b in pairs}
-        record[name] = figures
+        ms = {way: Spread.of([1e3 * t for t in values]) for way, values in times.items()}
+        ratios = {f"{a} / {b}": ratio(times[a], times[b]) for a, b in pairs}
+        groups = {"ms": ms, "ratio": ratios}
+        record[name] = {key: {way: asdict(found) for way, found in group.items()} for key, group in groups.items()}
         print(f"\n{name}")
-        for way, value in figures["ms"].items():
-            print(line(way, value, "ms"))
-        for pair, value in figures["ratio"].items():
-            print(line(pair, value))
+        for way, found in (ms | ratios).items():
+            print(f"{way:48s} {found.text()}{' ms' if way in ms else ''}")
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump(record, file, indent=1)

@@ -20,6 +20,7 @@ import math
 import os
 import platform
 from collections.abc import Callable
+from dataclasses import asdict
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -27,7 +28,7 @@ import torch
 import transformers
 
 import sqrtdk
-from paired import line, ratio, rounds, spread
+from sqrtdk.bench.paired import Spread, ratio, rounds
 
 
 def build(attn: str) -> torch.nn.Module:
@@ -120,12 +121,12 @@ def main() -> None:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "machine": platform.processor() or platform.machine(),
-        "seconds": {name: spread(values) for name, values in times.items()},
-        "ratios": {name: ratio(times, top, bottom) for name, (top, bottom) in pairs.items()},
+        "seconds": {name: asdict(Spread.of(values)) for name, values in times.items()},
+        "ratios": {name: asdict(ratio(times[top], times[bottom])) for name, (top, bottom) in pairs.items()},
     }
     for section in ("seconds", "ratios"):
         for name, figures in record[section].items():
-            print(line(name, figures))
+            print(f"{name:48s} {Spread(**figures).text()}")
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump(record, file, indent=2)

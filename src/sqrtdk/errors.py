@@ -37,6 +37,10 @@ class LabError(SqrtdkError, RuntimeError):
     """A cell of an experiment or of a sweep could not be computed, or the engine that computes cells not be had."""
 
 
+class BenchError(SqrtdkError, RuntimeError):
+    """A way to compute attention gives another result than the one that it is measured against."""
+
+
 class MissingExtraError(SqrtdkError, ImportError):
     """An optional dependency is not installed; the hint names the pip command."""
 

@@ -1,0 +1,83 @@
+"""`sqrtdk bench`: attention against its peers, in pairs."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from sqrtdk.cli.errors import reported
+from sqrtdk.report.plain import plain
+
+Passes = Literal["forward", "training", "both"]
+
+
+def bench(
+    workload: Annotated[
+        str, typer.Option(metavar="LIST", help="Shapes of --list with commas between them, or all.")
+    ] = "training,long-64,gqa,decode",
+    way: Annotated[
+        str, typer.Option(metavar="LIST", help="Ways of --list, or all; sdpa, which ratios are to, always runs.")
+    ] = "cpu,cpu-stats,auto-stats,flex,eager,onnxruntime",
+    dtype: Annotated[str, typer.Option(metavar="LIST", help="float32, bfloat16, float16.")] = "float32,bfloat16",
+    passes: Annotated[
+        Passes, typer.Option("--pass", help="Forward, or training, which is forward and backward.")
+    ] = "both",
+    repeats: Annotated[int, typer.Option(help="Rounds that are counted.")] = 5,
+    threads: Annotated[int | None, typer.Option(help="Of torch and onnxruntime; torch's own if unset.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the tensors.")] = 0,
+    list_: Annotated[bool, typer.Option("--list", help="Show what can be measured, and measure nothing.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the JSON document to FILE instead of stdout.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    show_traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error was raised.")] = False,
+) -> None:
+    """Time attention against torch, FlexAttention, the plain formula and onnxruntime, on this machine's CPU.
+
+    Every round runs all ways once, in turn, and ratios are taken within the round. A way runs only after its output,
+    and in training its gradients, agreed with torch's; what can't run is listed with the reason.
+
+    Exit code 0: measured; 2: usage, configuration or input/output error.
+    """
+    with reported(show_traceback):
+        from sqrtdk import _files
+        from sqrtdk.cli.output import colors, counting, print_text, say, width
+
+        _files.check_outputs((output,), force)
+        with counting("Rounds") as progress:
+            from sqrtdk.bench.choose import chosen
+            from sqrtdk.bench.record import PASSES, to_json
+            from sqrtdk.bench.runner import run
+            from sqrtdk.bench.ways import WAYS
+            from sqrtdk.bench.workloads import DTYPES, WORKLOADS
+            from sqrtdk.report import bench as report
+
+            workloads = chosen(workload, WORKLOADS, "workload")
+            ways = chosen(way, WAYS, "way")
+            dtypes = chosen(dtype, DTYPES, "dtype")
+            if not list_:
+                record = run(
+                    workloads,
+                    ways,
+                    dtypes=list(dtypes),
+                    passes=PASSES if passes == "both" else (passes,),
+                    repeats=repeats,
+                    threads=threads,
+                    seed=seed,
+                    command=shlex.join(["sqrtdk", *sys.argv[1:]]),
+                    progress=progress,
+                )
+        if list_:
+            json = report.names_json(WORKLOADS, WAYS)
+            text = report.names_text(WORKLOADS, WAYS, width=width(), color=colors())
+        else:
+            json, text = to_json(record), report.to_text(record, width=width(), color=colors())
+        if output is not None:
+            _files.write_text(output, json, force)
+            say(f"JSON report: {plain(str(output))}")
+        print_text(json if json_ and output is None else text)
