@@ -8,6 +8,7 @@ RESOLVE, REQUEST, PARTIAL = "_attention.py", "stats/request.py", "stats/_partial
 SCALED = "z = z * (cut_rows(call.scale, start, stop).to(call.dtype) if isinstance(call.scale, Tensor) else call.scale)"
 CAPPED = "z = call.softcap * torch.tanh(z / call.softcap)"
 BIASED = "z = z + cut_rows(call.bias, start, stop).to(call.dtype)"
+SINK_SPREAD = "spread = spread + (sink - lse).exp() * (sink - top).masked_fill(sink == -math.inf, 0.0)"
 IF_CONTENT = "if call.term.content:\n            z = z + term"
 IF_NOT_CONTENT = "if term is not None and call.term is not None and not call.term.content:"
 MASKED = "z = z.masked_fill(~seen, -math.inf)"
@@ -101,7 +102,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         ROWS,
         [("mass.masked_fill(blind, 1.0).log() - spread, whole", "mass.masked_fill(blind, 1.0).log() + spread, whole")],
     ),
-    "entropy's gradient without the sink": (ROWS, [("spread = spread + (sink - lse).exp() * (sink - top)", "pass")]),
+    "entropy's gradient without the sink": (ROWS, [(SINK_SPREAD, "pass")]),
     "statistics without the sink": (ROWS, [("whole = keys if sink is None else", "whole = keys if True else")]),
     "largest weight counted twice": (ROWS, [("e = shifted.exp().masked_fill(at, 0.0)", "e = shifted.exp()")]),
     "mean of shifted logits": (ROWS, [("(mean + top.squeeze(-1))", "mean")]),
