@@ -13,6 +13,8 @@ from torch import Tensor
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.impl.call import broadcast
 
+FARTHEST = 2**40  # a window that is wider bounds nothing; sums with it would leave int64
+
 _FLOATS = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 
 
@@ -155,9 +157,6 @@ def probability(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real) or not 0.0 <= float(value) <= 1.0:
         raise InvalidValueError(f"dropout_p is from 0 to 1; got {value!r}", hint="Pass 0.0 in evaluation.")
     return float(value)
-
-
-FARTHEST = 2**40  # a window that is wider bounds nothing; sums with it would leave int64
 
 
 def window_sides(window: Any) -> tuple[int | None, int | None]:

@@ -41,6 +41,8 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "values of the first key head": (FORWARD, "values_of(b, h * vh / call.heads)", "values_of(b, 0)"),
     # few rows
     "a part of the keys twice": (DECODE, "for (int64_t part = 1; part < parts", "for (int64_t part = 0; part < parts"),
+    "keys of the band from a block on": (DECODE, "call.first(0) / BLOCK,", "call.first(0) / BLOCK + 1,"),
+    "ragged end of the values left out": (FORWARD, "c = whole; c < n;", "c = n; c < n;"),
     "parts not shifted": (ROW, "(keep == 0.0f ? 0.0f : keep * o[e]) + add * more[e]", "o[e] + more[e]"),
     # gradients
     "softcap's slope left out": (

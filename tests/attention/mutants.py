@@ -213,5 +213,5 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
     "cpu: window's right side not aligned": (CPU, [("right + call.shift", "right")]),
     "cpu: window's left side not aligned": (CPU, [("left - call.shift", "left")]),
     "cpu: the wider of two bounds": (CPU, [("min(known)", "max(known)")]),
-    "cpu: squares for cubes": (CPU, [('"share2", "share3"', '"share3", "share2"')]),
+    "cpu: squares for cubes": ("impl/kernel/operators.py", [('"share2", "share3"', '"share3", "share2"')]),
 }

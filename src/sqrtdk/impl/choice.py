@@ -27,7 +27,7 @@ LARGEST_DENSE = 2**28  # pairs above which dense says what it holds, and auto ta
 # Pairs times width of a plain call from which the compiled kernel outweighs the 0.1 ms that its call takes in Python;
 # of few rows, where torch's kernel is slow, a part of that.
 SMALLEST_COMPILED = {torch.float32: 2**26, torch.bfloat16: 2**24, torch.float16: 2**24}
-FEW_ROWS, PART = 16, 32
+FEW_ROWS, PART = 16, 32  # 16: FEW of kernel/decode.h
 FEW_TO_LEARN = 64  # rows up to which torch's backward pass is faster
 
 

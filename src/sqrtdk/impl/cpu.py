@@ -15,13 +15,13 @@ from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.bias import learns_term, with_bias
 from sqrtdk.impl.call import Call, grow, transformed
 from sqrtdk.impl.kernel.build import loaded, ready
+from sqrtdk.impl.kernel.operators import FIELDS
 from sqrtdk.impl.rows import joined_with_sink
 from sqrtdk.stats import RowStats
 from sqrtdk.stats.request import AuxOutput, aux_output
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SMALLEST_SOFTCAP = torch.finfo(torch.float32).tiny
-FIELDS = ("n", "max", "min", "rest", "share2", "share3", "a", "mean", "m2")  # the planes, in the kernel's order
 
 
 def obstacle(call: Call) -> str | None:

@@ -32,30 +32,16 @@ template <typename T>
 class TurnedTile {
  public:
   TurnedTile(const Call& call, const RowTerms& terms)
-      : call_(call), terms_(terms), logits_(BLOCK * ROWS), gradients_(BLOCK * ROWS), right_(BLOCK * ROWS) {
-    if constexpr (PAIR<T> == 2) weights_.resize(BLOCK * ROWS), left_.resize(BLOCK * ROWS);
+      : call_(call), terms_(terms), logits_(BLOCK * ROWS), gradients_(BLOCK * ROWS) {
+    if constexpr (PAIR<T> == 2)
+      for (auto* of : {&weights_, &left_, &right_}) of->resize(BLOCK * ROWS);
   }
 
   float* logits() { return logits_.data(); }
   float* gradients() { return gradients_.data(); }
-  T* weights() {
-    if constexpr (PAIR<T> == 1)
-      return logits_.data();
-    else
-      return weights_.data();
-  }
-  T* left() {
-    if constexpr (PAIR<T> == 1)
-      return gradients_.data();
-    else
-      return left_.data();
-  }
-  T* right() {
-    if constexpr (PAIR<T> == 1)
-      return gradients_.data();
-    else
-      return right_.data();
-  }
+  T* weights() { return in_place_of(logits_, weights_); }
+  T* left() { return in_place_of(gradients_, left_); }
+  T* right() { return in_place_of(gradients_, right_); }
 
   // Products and dP^T to weights and the gradient of the products; `n` keys from `j`, an even number, and `columns`
   // queries.
@@ -73,7 +59,7 @@ class TurnedTile {
           store(weights() + (c + k) * ROWS + v, p[k]);
           store(left() + (c + k) * ROWS + v, dz[k]);
         }
-        if constexpr (PAIR<T> == 2) store_rows(right_.data() + c * ROWS + 2 * v, ROWS, dz[0], dz[1]);
+        if constexpr (PAIR<T> == 2) store_rows(right_.data() + c * ROWS + 2 * v, dz[0], dz[1]);
       }
     }
   }

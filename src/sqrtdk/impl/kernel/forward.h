@@ -85,12 +85,7 @@ class Tile {
   }
 
  private:
-  T* weights() {
-    if constexpr (PAIR<T> == 1)
-      return logits_.data();
-    else
-      return weights_.data();
-  }
+  T* weights() { return in_place_of(logits_, weights_); }
 
   // One row of a block: logits to weights, statistics, and the output so far in terms of the new maximum.
   void block_row(int64_t b, int64_t h, int64_t position, int64_t i, int64_t j, int64_t n, int64_t limit) {

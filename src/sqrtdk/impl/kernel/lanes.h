@@ -50,12 +50,8 @@ inline void store(BFloat16* at, __m512 x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), (__m256i)_mm512_cvtneps_pbh(x));
 }
 
-// Two rows as the right side of a product: one after the other, or element by element in pairs.
-inline void store_rows(float* at, int64_t row, __m512 first, __m512 second) {
-  _mm512_storeu_ps(at, first);
-  _mm512_storeu_ps(at + row, second);
-}
-inline void store_rows(BFloat16* at, int64_t, __m512 first, __m512 second) {
+// Two rows as the right side of a product: element by element, in pairs.
+inline void store_rows(BFloat16* at, __m512 first, __m512 second) {
   const __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(first));
   const __m512i high = _mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(second)), 16);
   _mm512_storeu_si512(at, _mm512_or_si512(low, high));

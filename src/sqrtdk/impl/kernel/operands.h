@@ -34,6 +34,15 @@ constexpr int64_t PAIR = std::is_same_v<T, float> ? 1 : 2;
 
 inline int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
+// Where the operand made of some float32 numbers goes: over them, or beside them where it is of another type.
+template <typename T>
+T* in_place_of(std::vector<float>& numbers, std::vector<T>& operand) {
+  if constexpr (std::is_same_v<T, float>)
+    return numbers.data();
+  else
+    return operand.data();
+}
+
 // A strided view (B, H, rows, columns); a stride of 0 repeats.
 template <typename T>
 struct View {

@@ -12,7 +12,7 @@ from sqrtdk.impl.call import Call
 from sqrtdk.impl.rows import attend
 from sqrtdk.stats.request import AuxRequest
 
-PLANES = 9  # fields of RowStats, in the kernel's order: see row.h
+FIELDS = ("n", "max", "min", "rest", "share2", "share3", "a", "mean", "m2")  # the planes, in the order of row.h
 Gradients = tuple[Tensor | None, ...]
 
 
@@ -33,7 +33,7 @@ def _shapes(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tens
     output = query.new_empty((batch, heads, length, value.shape[-1]))
     if not statistics:
         return output, rows, *(query.new_empty((0,), dtype=torch.float32) for _ in range(2))
-    planes = query.new_empty((PLANES, batch, heads, length), dtype=torch.float32)
+    planes = query.new_empty((len(FIELDS), batch, heads, length), dtype=torch.float32)
     return output, rows, torch.empty_like(rows), planes
 
 

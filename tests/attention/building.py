@@ -1,0 +1,64 @@
+"""Programs and compilers for tests of how the compiled kernel is built and loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sqrtdk.impl.kernel import build
+
+HERE = build.unable() is None
+
+
+needs_kernel = pytest.mark.skipif(not HERE, reason=f"no compiled kernel: {build.unable()}")
+
+
+CALL = """
+import json, sys, torch, sqrtdk
+q = torch.randn(1, 8, 512, 64)
+softcap = {"softcap": 30.0}
+found = {
+    "plain": sqrtdk.explain(q, q, q).impl,
+    "choice": sqrtdk.explain(q, q, q, **softcap).impl,
+    "reason": sqrtdk.explain(q, q, q, **softcap).reason,
+    "sum": float(sqrtdk.attention(q, q, q, return_aux=sqrtdk.AuxRequest.all(), **softcap)[1].count.sum()),
+}
+try:
+    sqrtdk.attention(q, q, q, impl="cpu")
+    found["named"] = "runs"
+except NotImplementedError as error:
+    found["named"] = f"{error} | {error.hint}"
+print(json.dumps(found))
+"""
+
+
+def script(path: Path, body: str) -> Path:
+    """An executable that stands for a compiler; `$made` is the file that it shall write."""
+    path.write_text(f'#!/bin/sh\nwhile [ $# -gt 0 ]; do [ "$1" = -o ] && made=$2; shift; done\n{body}\n')
+    path.chmod(0o755)
+    return path
+
+
+def quick(path: Path, wait: float = 0.0) -> Path:
+    """A compiler that is through at once: its library is empty, and half of it is there while it works."""
+    return script(path, f'printf half > "$made"; sleep {wait}; echo "int x;" | gcc -x c -shared -fPIC - -o "$made"')
+
+
+def environment(cache: Path, **more: str) -> dict[str, str]:
+    return os.environ | {"SQRTDK_CACHE": str(cache)} | more
+
+
+def program(*arguments: str, given: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sqrtdk", *arguments]
+    return subprocess.run(command, env=given, capture_output=True, text=True, check=False)
+
+
+def call(given: dict[str, str]) -> dict[str, str]:
+    done = subprocess.run([sys.executable, "-c", CALL], env=given, capture_output=True, text=True, check=True)
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
