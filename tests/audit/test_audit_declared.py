@@ -6,8 +6,9 @@ import math
 import pytest
 from torch import nn
 
-from sqrtdk.audit.declared import declared, yarn_mscale
+from sqrtdk.audit.declared import declared
 from sqrtdk.audit.families import FAMILIES, MLA_YARN
+from sqrtdk.audit.multipliers import yarn_mscale
 
 hf = pytest.importorskip("transformers")
 

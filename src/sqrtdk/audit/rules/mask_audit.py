@@ -2,7 +2,7 @@
 
 - rows of self-attention that see keys after their own and no other: fail; with their own: warn;
 - a causal mask off by one, which hides a row's own key or shows it the next one: warn. Both are told from the number of
-  visible keys, L(L+1)/2 and its neighbours;
+  visible keys, L(L+1)/2 and its neighbours. Where q and k are one projection (Reformer) its own key is hidden rightly;
 - blind rows see no key (note: padding makes them; their output must be 0 or unused);
 - uniform rows have every key at finfo.min, so the softmax averages masked keys (note: padding makes them; warn when
   every row is one);
@@ -11,7 +11,8 @@
   is not known (meta device);
 - a float mask of 0 and 1 that was added: warn, it moves the logits by 1 and hides nothing;
 - weights masked after the softmax: warn, a note where the logits are masked as well;
-- a bias multiplied by the scale: warn, unless the family does so on purpose (Falcon's ALiBi).
+- a bias multiplied by the scale: warn, unless the family does so on purpose (Falcon's ALiBi), or it stands beside a
+  factor of the data (de-stationary attention: (tau q.k + delta) / sqrt(d)).
 Sources: a masked key has weight 0 by definition (Vaswani et al. 2017, section 3.2.3); 1e-4 is above what an additive
 -1e4 leaves (e^-1e4 = 0) and below what a mask of -10 leaks.
 """
@@ -22,6 +23,7 @@ from collections.abc import Iterable
 
 from sqrtdk.audit.configs import field, model_type
 from sqrtdk.audit.context import Context
+from sqrtdk.audit.data import scaled_by_data
 from sqrtdk.audit.families import SCALED_BIAS
 from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.audit.tolerance import close
@@ -95,6 +97,16 @@ def _pattern(call: AttentionCall) -> Fault | None:
     return None
 
 
+def _hides_its_own_key(call: AttentionCall) -> bool:
+    """A causal mask without its diagonal, where q and k are one projection: the product of a token with itself would
+    outweigh every other. Only the first row, which sees nothing else, sees itself (Kitaev et al. 2020, Reformer)."""
+    mask, stats = call.mask, call.stats
+    if not call.shared_qk or mask is None or stats is None or call.query_len != call.key_len:
+        return False
+    strictly_lower = all(close(keys, call.query_len / 2, 1e-6) for keys in stats.keys)  # mean of 1 to L - 1
+    return mask.kind == "window" and mask.blind_rows == call.batch * call.heads and strictly_lower
+
+
 def _blind(mask: Mask, rows: int) -> Fault:
     """Rows that see no key, which padding explains unless the mask is a band along the diagonal."""
     fix = "expected of padding; leave those rows out of the loss"
@@ -122,16 +134,17 @@ def _found(context: Context, judged: JudgedCall) -> Iterable[Fault]:
     """The faults of one call."""
     call, mask = judged.call, judged.call.mask
     rows = call.batch * call.heads * call.query_len
-    pattern = _pattern(call)
+    own = _hides_its_own_key(call)
+    pattern = None if own else _pattern(call)
     if pattern is not None:
         yield pattern
     yield from _additions(call)
     if mask is not None:
         if (
-            pattern is None and mask.blind_rows and mask.blind_rows > (mask.uniform_rows or 0)
+            pattern is None and not own and mask.blind_rows and mask.blind_rows > (mask.uniform_rows or 0)
         ):  # a uniform row sees no key either
             yield _blind(mask, rows)
-        if mask.uniform_rows:
+        if mask.uniform_rows and not own:
             yield (
                 "warn" if mask.uniform_rows >= UNIFORM * rows else "note", float(mask.uniform_rows), 0.0,
                 f"{mask.uniform_rows} of {rows} rows have every key at {mask.fill}: they average masked keys",
@@ -160,7 +173,8 @@ def _found(context: Context, judged: JudgedCall) -> Iterable[Fault]:
             SOURCE,
         )  # fmt: skip
     bias = call.bias_scaled_by
-    if bias is not None and not close(bias, 1.0) and not _scaled_on_purpose(context, call.site):
+    meant = _scaled_on_purpose(context, call.site) or (scaled_by_data(call) and call.bias == "bias")
+    if bias is not None and not close(bias, 1.0) and not meant:
         yield (
             "warn", bias, 1.0,
             f"the {call.bias or 'bias'} was multiplied by {bias:.4g}", "add the bias after the scale", BIAS_SOURCE,
