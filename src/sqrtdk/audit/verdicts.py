@@ -143,7 +143,7 @@ def judge(
 
 
 def _beside_data(call: AttentionCall, fixed: JudgedCall) -> JudgedCall:
-    """The verdict where a factor is computed from the data: no mistake is named on it, only on what stands beside it."""
+    """The verdict where a factor is of the data: no mistake is named on it, only on what stands beside it."""
     if fixed.verdict in ("exact", "declared"):
         by = f"a factor computed from the data, beside {fixed.declared_by or '1/sqrt(head_dim)'}"
         return JudgedCall(call, "declared", declared_by=by)
@@ -208,9 +208,7 @@ def _by_attribute(
     mistake, how = name_mistake(call, effective[0], layered=layered)
     excused = mistake not in (*NOT_EXCUSED, "layer_index", "missing")
     excused = excused and not (mistake == "twice" and root_factors(call) >= 2)
-    if (
-        held is not None and mistake == "missing"
-    ):  # T5's way; alpha and temperature are 1 by default, a False is written
+    if held is not None and mistake == "missing":  # T5's way; alpha and temperature are 1 by default, False is written
         excused = held.flag or (follows(held) is True and names_the_scale(held))
     if held is not None and excused:
         by = f"attribute {text}" if held.flag else f"attribute {text} = {effective[0]:.6g}"

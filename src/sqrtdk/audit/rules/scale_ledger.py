@@ -3,8 +3,8 @@
 Formula: r = effective scale * sqrt(head_dim). Threshold: |r - 1| <= 1%, and no declaration (Vaswani et al. 2017,
 section 3.2.1; the 1% is `audit.tolerance`). An attribute that holds the mistake itself lowers a failure to a warning:
 somebody wrote that value, but it is the signature of an error. So is, as a warning, a scale of 1 that the run takes
-from an attribute (a note where a switch like `use_scale` says False), and a layer whose attribute declares another scale than its siblings have. Contradicted declarations
-are `declared_vs_actual`'s.
+from an attribute (a note where a switch like `use_scale` says False), and a layer whose attribute declares another
+scale than its siblings have. Contradicted declarations are `declared_vs_actual`'s.
 """
 
 from __future__ import annotations
