@@ -5,19 +5,27 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from sqrtdk.trace.records import DATA, AttentionCall
+from sqrtdk.trace.records import DATA, AttentionCall, Factor
+
+# Classes of released code whose tensor factor is tau, wherever the caller had it from (Time-Series-Library, PyPOTS).
+DE_STATIONARY = ("DSAttention", "DeStationaryAttention")
+
+
+def _of_the_data(call: AttentionCall, factor: Factor) -> bool:
+    tensor = factor.where == "logits" and factor.source in ("tensor", "0-d tensor")
+    return factor.source == DATA or (tensor and call.module_class in DE_STATIONARY)
 
 
 def scaled_by_data(call: AttentionCall) -> bool:
     """Whether a factor of the call is computed from the data (Liu et al. 2022: `(tau q.k + delta) / sqrt(d)`)."""
-    return any(factor.source == DATA for factor in call.scale.factors)
+    return any(_of_the_data(call, factor) for factor in call.scale.factors)
 
 
 def without_data(call: AttentionCall) -> AttentionCall | None:
     """The call as its other factors alone would scale it; None where no factor is of the data, or more was not read."""
     if not scaled_by_data(call) or call.unknown or call.scale.agree is False:
         return None
-    factors = tuple(factor for factor in call.scale.factors if factor.source != DATA)
+    factors = tuple(factor for factor in call.scale.factors if not _of_the_data(call, factor))
     values = [factor.value for factor in factors]
     if any(value is None for value in values):
         return None

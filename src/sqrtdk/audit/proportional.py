@@ -19,6 +19,7 @@ from sqrtdk.trace.records import AttentionCall
 
 BASE_LENGTHS = ("base_sequence_length", "base_seqlen")  # diffusers' and Lumina-T2X's names for b
 SINGLE = 2.0**-23  # relative rounding of a factor that was held in float32
+LEAST_BASE = 16  # nobody trains on fewer tokens; a wrong factor of 2 gives the fourth root of a real base
 BLUR = 0.05  # of a whole number: beyond it any value would be near one
 
 
@@ -70,7 +71,7 @@ def _whole_base(ratio: float, length: int) -> int | None:
     base = math.exp(log_base)
     error = base * log_base * 2 * SINGLE  # d b = b log(b) 2 d r / r
     whole = round(base)
-    return whole if whole >= 2 and error <= BLUR and abs(base - whole) <= error else None
+    return whole if whole >= LEAST_BASE and error <= BLUR and abs(base - whole) <= error else None
 
 
 def _arguments(module: nn.Module | None) -> set[str]:

@@ -2,7 +2,8 @@
 
 - rows of self-attention that see keys after their own and no other: fail; with their own: warn;
 - a causal mask off by one, which hides a row's own key or shows it the next one: warn. Both are told from the number of
-  visible keys, L(L+1)/2 and its neighbours. Where q and k are one projection (Reformer) its own key is hidden rightly;
+  visible keys, L(L+1)/2 and its neighbours. Where q and k are one projection (Reformer) its own key is
+  hidden rightly: note;
 - blind rows see no key (note: padding makes them; their output must be 0 or unused);
 - uniform rows have every key at finfo.min, so the softmax averages masked keys (note: padding makes them; warn when
   every row is one);
@@ -97,14 +98,21 @@ def _pattern(call: AttentionCall) -> Fault | None:
     return None
 
 
-def _hides_its_own_key(call: AttentionCall) -> bool:
-    """A causal mask without its diagonal, where q and k are one projection: the product of a token with itself would
-    outweigh every other. Only the first row, which sees nothing else, sees itself (Kitaev et al. 2020, Reformer)."""
-    mask, stats = call.mask, call.stats
-    if not call.shared_qk or mask is None or stats is None or call.query_len != call.key_len:
-        return False
-    strictly_lower = all(close(keys, call.query_len / 2, 1e-6) for keys in stats.keys)  # mean of 1 to L - 1
-    return mask.kind == "window" and mask.blind_rows == call.batch * call.heads and strictly_lower
+def _own_key(call: AttentionCall) -> Fault | None:
+    """A causal mask without its diagonal, rightly so where q and k are one projection (Kitaev et al. 2020, Reformer).
+
+    The product of a token with itself would outweigh every other. The first row, which sees no other, sees itself.
+    """
+    mask, stats, rows = call.mask, call.stats, call.query_len
+    if not call.shared_qk or mask is None or stats is None or rows != call.key_len or rows < LEAST_ROWS:
+        return None
+    groups, strict = call.batch * call.heads, all(close(keys, rows / 2, 1e-6) for keys in stats.keys)  # 1 to L - 1
+    if mask.kind != "window" or mask.blind_rows != groups or not strict or (call.future_weight or 0.0) > WEIGHT:
+        return None
+    return (
+        "note", float(groups), 0.0, f"{groups} of {groups * rows} rows see no key but their own, which is hidden: q and k "
+        "are one projection", "hide a row's own key less than the others, so that the first row sees itself", SOURCE,
+    )  # fmt: skip
 
 
 def _blind(mask: Mask, rows: int) -> Fault:
@@ -134,17 +142,17 @@ def _found(context: Context, judged: JudgedCall) -> Iterable[Fault]:
     """The faults of one call."""
     call, mask = judged.call, judged.call.mask
     rows = call.batch * call.heads * call.query_len
-    own = _hides_its_own_key(call)
-    pattern = None if own else _pattern(call)
+    own = _own_key(call)
+    pattern = own or _pattern(call)
     if pattern is not None:
         yield pattern
     yield from _additions(call)
     if mask is not None:
         if (
-            pattern is None and not own and mask.blind_rows and mask.blind_rows > (mask.uniform_rows or 0)
+            pattern is None and mask.blind_rows and mask.blind_rows > (mask.uniform_rows or 0)
         ):  # a uniform row sees no key either
             yield _blind(mask, rows)
-        if mask.uniform_rows and not own:
+        if mask.uniform_rows and own is None:
             yield (
                 "warn" if mask.uniform_rows >= UNIFORM * rows else "note", float(mask.uniform_rows), 0.0,
                 f"{mask.uniform_rows} of {rows} rows have every key at {mask.fill}: they average masked keys",
@@ -156,7 +164,8 @@ def _found(context: Context, judged: JudgedCall) -> Iterable[Fault]:
                 f"masked keys get up to {mask.masked_weight:.3g} of a row's weight (fill {mask.fill})",
                 "mask with -inf or finfo.min, added after scale and softcap", SOURCE,
             )  # fmt: skip
-        unread = mask.fill is None and _scaled_on_purpose(context, call.site)  # without values a bias looks like a mask
+        purpose = _scaled_on_purpose(context, call.site) or scaled_by_data(call)
+        unread = mask.fill is None and purpose  # without values a bias looks like a mask
         if mask.scaled_by is not None and not close(mask.scaled_by, 1.0) and not unread:
             yield (
                 "note" if mask.fill is None or mask.fill <= -HARMLESS_FILL else "warn",
