@@ -110,8 +110,9 @@ def _own_key(call: AttentionCall) -> Fault | None:
     if mask.kind != "window" or mask.blind_rows != groups or not strict or (call.future_weight or 0.0) > WEIGHT:
         return None
     return (
-        "note", float(groups), 0.0, f"{groups} of {groups * rows} rows see no key but their own, which is hidden: q and k "
-        "are one projection", "hide a row's own key less than the others, so that the first row sees itself", SOURCE,
+        "note", float(groups), 0.0,
+        f"{groups} of {groups * rows} rows see no key but their own, which is hidden: q and k are one projection",
+        "hide a row's own key less than the others, so that the first row sees itself", SOURCE,
     )  # fmt: skip
 
 
