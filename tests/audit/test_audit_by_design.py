@@ -269,12 +269,35 @@ def test_what_stands_beside_a_factor_of_the_data_is_held_against_the_config():
     assert audited(DeStationary(config=config))[2] == ["declared_vs_actual"]
 
 
+@pytest.mark.parametrize("static", [False, True])
+def test_a_learned_gain_beside_a_factor_of_the_data_is_declared(static):
+    class Gained(DeStationary):
+        def heads(self, x):
+            return super().heads(x) * self.gain
+
+    gain = nn.Parameter(torch.rand(HEADS, 1, 1) + 0.5)
+    _, judged, above = audited(Gained(gain=gain), static=static)
+    assert (judged.verdict, above) == ("declared", [])
+    assert "beside parameter gain (learned)" in judged.declared_by
+
+
 def test_a_factor_that_is_given_is_of_the_data():
     x = torch.randn(3, LENGTH, HEADS * WIDTH)
     assert audited(DeStationary(), x, torch.rand(3, 1) + 0.5)[1].verdict == "declared"
     one = (x[:1], torch.rand(1, 1) + 0.5)  # a lone number: known by the name of the class
     assert audited(DSAttention(), *one)[1].verdict == "declared"
     assert audited(DSAttention(1.0), *one)[1].mistake == "missing"
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_no_mistake_is_named_where_the_rest_was_not_read(batch):
+    class Lost(DeStationary):
+        def heads(self, x):
+            return super().heads(x).cumsum(-1).diff(dim=-1, prepend=torch.zeros(len(x), HEADS, x.shape[1], 1))
+
+    _, judged, _ = audited(Lost(), batch=batch)
+    assert (judged.verdict, judged.mistake) == ("unmeasured", None)
+    assert "beside a factor computed from the data could not be read" in judged.reason
 
 
 def test_a_constant_of_the_code_is_no_factor_of_the_data():

@@ -26,26 +26,21 @@ def without_data(call: AttentionCall) -> AttentionCall | None:
     if not scaled_by_data(call) or call.unknown or call.scale.agree is False:
         return None
     factors = tuple(factor for factor in call.scale.factors if not _of_the_data(call, factor))
-    values = [factor.value for factor in factors]
-    if any(value is None for value in values):
-        return None
-    effective = math.prod(value for value in values if value is not None)
-    heads = [factor.per_head for factor in factors if factor.per_head is not None]
-    rest = math.prod(factor.value for factor in factors if factor.per_head is None and factor.value is not None)
+    values = [factor.value for factor in factors if factor.value is not None]
+    effective = math.prod(values) if len(values) == len(factors) else None  # a learned gain has none on meta
+    several = [factor.per_head for factor in factors if factor.per_head is not None]
+    same = math.prod(factor.value for factor in factors if factor.per_head is None and factor.value is not None)
+    per_head = tuple(same * math.prod(each[h % len(each)] for each in several) for h in range(call.heads))
     scale = replace(
         call.scale,
         effective=effective,
-        ratio=effective * math.sqrt(call.head_dim),
+        ratio=None if effective is None else effective * math.sqrt(call.head_dim),
         symbolic=effective,
         numeric=None,
         r_squared=None,
         factors=factors,
-        per_head=(
-            tuple(rest * math.prod(values[h % len(values)] for values in heads) for h in range(call.heads))
-            if heads
-            else None
-        ),
+        per_head=per_head if several and effective is not None else None,
         agree=None,
-        reason=None,
+        reason=None if effective is not None else call.scale.reason,
     )
     return replace(call, scale=scale)

@@ -10,7 +10,7 @@ from torch import nn
 
 from sqrtdk.audit.attributes import ScaleAttribute, holders, names_the_scale, scale_attributes
 from sqrtdk.audit.configs import module_at
-from sqrtdk.audit.data import without_data
+from sqrtdk.audit.data import scaled_by_data, without_data
 from sqrtdk.audit.declared import Declaration, declared
 from sqrtdk.audit.governing import config_at
 from sqrtdk.audit.layers import layer_of, layer_pattern, ranks, siblings_text, strangers
@@ -101,9 +101,14 @@ def judge(
     problem = _unmeasured(call)
     if call.head_dim < 1:
         return JudgedCall(call, "unmeasured", reason=problem)
-    if (rest := without_data(call)) is not None:
-        fixed = judge(rest, module, config, layer, layered=layered, follows=follows)
-        return _beside_data(call, fixed)
+    if scaled_by_data(call):
+        rest = without_data(call)
+        if rest is not None:
+            return _beside_data(call, judge(rest, module, config, layer, layered=layered, follows=follows))
+        told = "what stands beside a factor computed from the data could not be read"
+        return JudgedCall(
+            call, "unmeasured", reason=f"{told}: {problem or call.scale.reason or ', '.join(call.unknown)}"
+        )
     declaration = declared(call, module, config, layer)
     learned = _learned(call)
     textbook = inverse_root(call.head_dim)
