@@ -1,7 +1,8 @@
-"""Masks as models apply them: leaks of the future, inverted masks, masks that hide nothing; and those that are right."""
+"""Masks as models apply them: those that leak the future, are inverted or hide nothing, and those that are right."""
 
 import pytest
 import torch
+import transformers as hf
 from torch import nn
 from torch.nn import functional as F
 
@@ -90,3 +91,21 @@ def test_masks_that_are_none(x, way, word):
     (finding,) = check(Plain(0.25, torch.ones(24, 24).tril(), way), x).findings
     assert (finding.rule, finding.severity) == ("mask_audit", "fail")
     assert word in finding.message
+
+
+def test_images_of_gemma_3_see_one_another():
+    """Its module says that it is causal; its config declares images, the tokens of which form a block."""
+    tower = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4}
+    text = tower | {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 160}
+    config = hf.Gemma3Config(
+        text_config=text,
+        vision_config=tower | {"image_size": 16, "patch_size": 8},
+        image_token_index=159,
+        mm_tokens_per_image=4,
+    )
+    ids = torch.arange(24)[None].index_fill(1, torch.arange(2, 6), 159)
+    inputs = {"input_ids": ids, "token_type_ids": (ids == 159).long(), "pixel_values": torch.randn(1, 3, 16, 16)}
+    report = check(hf.Gemma3ForConditionalGeneration(config), inputs)
+    (ahead,) = [judged.call.future_weight for judged in report.calls if "vision" not in judged.call.site]
+    assert ahead > 0.001
+    assert [f for f in report.findings if f.severity != "note"] == []
