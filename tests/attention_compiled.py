@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -193,9 +194,9 @@ def checked(model: nn.Module, inputs: Any, **options: Any) -> CheckReport:
 def told(report: CheckReport) -> list[Any]:
     """What an audit says, without the numbers and the ways of measuring."""
     calls = [(j.call.formula, j.verdict, j.mistake, j.declared_by, without_fit(j.reason)) for j in report.calls]
-    return [calls, [(f.rule, f.severity, f.site, f.message) for f in report.findings], report.not_measured]
+    return [calls, [(f.rule, f.severity, f.site, without_fit(f.message)) for f in report.findings], report.not_measured]
 
 
 def without_fit(reason: str | None) -> str | None:
     """Without R^2, which is of all pairs in a kernel's call, and of the visible ones in a dense call."""
-    return reason and reason.partition(" (R^2")[0]
+    return reason and re.sub(r" \(R\^2 = [^)]*\)", "", reason)

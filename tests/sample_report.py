@@ -6,7 +6,8 @@ import dataclasses
 import math
 import random
 
-from sqrtdk.audit.records import CheckReport, Finding, JudgedCall, ModelInfo
+from sqrtdk.audit.health import health
+from sqrtdk.audit.records import UNMEASURED, CheckReport, Finding, JudgedCall, ModelInfo
 from sqrtdk.stats.heads import HeadStats, Histogram
 from sqrtdk.trace.records import AttentionCall, Factor, Mask, NotAttention, NotMeasured, Scale, Stage
 
@@ -224,8 +225,9 @@ def sick() -> CheckReport:
                 "eager and sdpa differ by 3e-4 at a logit spread of 4", "Compare softcap and scale of the two paths.",
                 "sqrtdk: tolerance of float32"),
     )  # fmt: skip
+    calls = _with_health((*right, *wrong, *others), findings)
     return dataclasses.replace(
-        _report("org/sick-125m", "GPT2LMHeadModel", 124_439_808, (*right, *wrong, *others)),
+        _report("org/sick-125m", "GPT2LMHeadModel", 124_439_808, calls),
         findings=findings,
         not_attention=(
             NotAttention("decoder.h.0.moe.router", 0, (2, 256, 8), "a softmax whose weights reach no value product"),
@@ -237,6 +239,30 @@ def sick() -> CheckReport:
             NotMeasured("audio", "no input of this kind was given"),
         ),
     )
+
+
+def leaking() -> CheckReport:
+    """The right scale everywhere, and one layer whose mask shows every row the key after its own."""
+    calls = tuple(judged(f"h.{i}.attn", stats=head_stats(4, 1.0, seed=i)) for i in range(3))
+    leak = Finding(
+        "mask_audit", "critical", "h.1.attn", -1.0, 0.0, "the causal mask is off by one", "use tril", "paper"
+    )
+    report = _report("org/leaking", "GPT", 1000, _with_health(calls, (leak,)))
+    return dataclasses.replace(report, findings=(leak,))
+
+
+def unjudged() -> CheckReport:
+    """Nothing wrong was found, and one of two layers could not be judged; a third is idle."""
+    why = "the two readings disagree: 0.125 by the factors, 0.06 by the logits"
+    lost = judged("h.1.attn", verdict="unmeasured", reason=why, stats=head_stats(4, 1.0, seed=1))
+    idle = NotMeasured("vision.attn", "did not run with these inputs")
+    findings = (
+        Finding("unmeasured", "warn", "h.1.attn", None, None, f"the scale could not be judged: {why}", "judge it", "s"),
+        Finding("unmeasured", "note", idle.site, None, None, idle.reason, "give inputs that run it", "s"),
+    )
+    calls = _with_health((judged("h.0.attn", stats=head_stats(4, 1.0)), lost), findings)
+    report = _report("org/unjudged", "GPT", 1000, calls)
+    return dataclasses.replace(report, findings=findings, not_measured=(idle,))
 
 
 def hostile() -> CheckReport:
@@ -280,4 +306,9 @@ def _infinite(stats: HeadStats) -> HeadStats:
 def _report(name: str, cls: str, parameters: int, calls: tuple[JudgedCall, ...]) -> CheckReport:
     command = f"sqrtdk check {name}"
     model = ModelInfo(name, cls, parameters)
+    calls = _with_health(calls) if all(call.health == UNMEASURED for call in calls) else calls
     return CheckReport(model, "dynamic", calls, (), (), (), seed=0, command=command, environment=ENVIRONMENT)
+
+
+def _with_health(calls: tuple[JudgedCall, ...], findings: tuple[Finding, ...] = ()) -> tuple[JudgedCall, ...]:
+    return tuple(dataclasses.replace(entry, health=health(entry, findings)) for entry in calls)

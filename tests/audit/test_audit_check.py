@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from attention_plain import Plain
 from sqrtdk.audit.check import check
 from sqrtdk.audit.records import SEVERITIES
 from sqrtdk.audit.switch import implementation
@@ -81,14 +82,14 @@ def test_a_healthy_module(x):
     ("bug", "expected"),
     [
         ("fixed and wrong", {("scale_ledger", "fail"), ("responsiveness", "fail")}),
-        ("no mask", {("mask_audit", "fail")}),
+        ("no mask", {("mask_audit", "critical")}),
         ("idle norm", {("unused", "warn")}),
     ],
 )
 def test_a_sick_module(x, bug, expected):
     report = check(Stack(bug), x)
     assert found(report) == expected
-    assert report.exit_code == int(any(severity == "fail" for _, severity in expected))
+    assert report.exit_code == int(any(severity != "warn" for _, severity in expected))
     assert check(Stack(bug), x, fail_on="warn").exit_code == 1
 
 
@@ -96,30 +97,6 @@ def test_an_attribute_that_is_not_read_but_right_is_a_note(x):
     report = check(Stack("fixed"), x)
     assert [f.severity for f in report.findings if f.rule == "responsiveness"] == ["note", "note"]
     assert "responsiveness" not in {f.rule for f in check(Stack(), x).findings}
-
-
-class Plain(nn.Module):
-    """Self-attention whose scale is `number`, or the attribute of that name; `visible` masks it as `way` says."""
-
-    def __init__(self, number, visible=None, way="sdpa", **attributes):
-        super().__init__()
-        self.qkv, self.number, self.visible, self.way = nn.Linear(64, 192), number, visible, way
-        for name, value in attributes.items():
-            setattr(self, name, value)
-
-    def forward(self, x):
-        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 16)).permute(2, 0, 3, 1, 4)
-        scale = getattr(self, self.number) if isinstance(self.number, str) else self.number
-        logits, mask = q @ k.mT * scale, self.visible
-        if self.way == "sdpa":
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
-        elif self.way == "eager":
-            y = logits.masked_fill(~mask, -1e9).softmax(-1) @ v
-        elif self.way == "added":
-            y = (logits + mask).softmax(-1) @ v
-        else:
-            y = (logits.softmax(-1) * mask) @ v
-        return x + y.transpose(1, 2).flatten(2)
 
 
 class WithLora(Plain):
@@ -194,38 +171,6 @@ def test_one_layer_of_llama_that_differs(value, severity):
     report = check(model, seq_len=24)
     (finding,) = (f for f in report.findings if f.rule == "scale_ledger")
     assert (finding.severity, finding.site) == (severity, "model.layers.1.self_attn")
-
-
-@pytest.mark.parametrize("way", ["sdpa", "eager"])
-@pytest.mark.parametrize(
-    ("visible", "severity", "word"),
-    [
-        (lambda ones: ones.triu(1), "fail", "inverted"),
-        (lambda ones: ones.triu(), "warn", "inverted"),
-        (lambda ones: ones.tril(1), "warn", "off by one"),
-        (lambda ones: ones.tril(-1), "warn", "off by one"),
-        (lambda ones: ones.tril(), None, ""),
-        (lambda ones: ones.tril() & ones.triu(-4), None, ""),
-        (lambda ones: ones.tril(4) & ones.triu(-4), None, ""),
-        (lambda ones: ones & ~torch.eye(24, dtype=torch.bool), None, ""),
-        (lambda ones: ones.tril() | (torch.arange(24) < 5), None, ""),  # a prefix
-        (lambda ones: ones & (torch.arange(24) < 20), None, ""),  # padding
-    ],
-)
-def test_masks_that_nobody_wants(x, visible, severity, word, way):
-    report = check(Plain(0.25, visible(torch.ones(24, 24, dtype=torch.bool)), way), x)
-    told = [f for f in report.findings if f.severity != "note"]
-    assert [f.severity for f in told] == ([severity] if severity else [])
-    assert all(f.rule == "mask_audit" and word in f.message for f in told)
-
-
-@pytest.mark.parametrize(
-    ("way", "word"), [("sdpa", "0 and 1"), ("added", "0 and 1"), ("after", "masked after the softmax")]
-)
-def test_masks_that_are_none(x, way, word):
-    (finding,) = check(Plain(0.25, torch.ones(24, 24).tril(), way), x).findings
-    assert (finding.rule, finding.severity) == ("mask_audit", "warn")
-    assert word in finding.message
 
 
 def test_nan_weights_are_a_finding(x):

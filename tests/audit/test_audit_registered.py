@@ -1,12 +1,17 @@
 """A faulty attention function, registered in transformers with its mask function, is found and named."""
 
+import dataclasses
 from contextlib import contextmanager
 
 import pytest
 import torch
+from torch import nn
 
 from sqrtdk.audit.check import check
-from sqrtdk.audit.rules import eager_vs_sdpa
+from sqrtdk.audit.context import Context, Rerun
+from sqrtdk.audit.rules import eager_vs_sdpa, responsiveness
+from sqrtdk.audit.verdicts import judge_all
+from sqrtdk.trace.records import NotMeasured
 
 hf = pytest.importorskip("transformers")
 from transformers import AttentionInterface, AttentionMaskInterface  # noqa: E402
@@ -82,7 +87,7 @@ def test_gemma_with_a_registered_function(fault):
     named = {
         "scaling": ("responsiveness", "fail", "the scale does not follow attribute scaling"),
         "softcap": ("unused", "warn", "attn_logit_softcapping = 50, but the logits are not capped"),
-        "mask": ("mask_audit", "fail", "weight to future keys"),
+        "mask": ("mask_audit", "critical", "weight to future keys"),
     }
     for key, (rule, severity, text) in named.items():
         found = told(report, rule)
@@ -126,3 +131,36 @@ def test_a_scaling_that_is_not_read_but_right_is_a_note():
         (finding,) = told(report, "eager_vs_sdpa")
         assert "0.3 against 0.25" in finding.message
         assert report.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ([torch.ones(2, 3)], [torch.ones(2, 3)], None),
+        ([torch.ones(2, 3)], [torch.full((2, 3), 1.01)], (0.01, pytest.approx(4 * torch.finfo().eps ** 0.5))),
+        ([], [], "there is none of floating point"),
+        ([torch.ones(2, 3)], [torch.ones(3, 2)], "their shapes are [(2, 3)] and [(3, 2)]"),
+        ([torch.ones(2, 3)] * 2, [torch.ones(2, 3)], "their shapes are"),
+        ([torch.full((2, 3), torch.nan)], [torch.ones(2, 3)], "they hold NaN or infinity"),
+    ],
+)
+def test_outputs_that_cannot_be_compared_say_so(first, second, said):
+    told = eager_vs_sdpa._outputs(Rerun((), tuple(first)), Rerun((), tuple(second)), "float32")
+    if isinstance(said, str):
+        assert said in told
+    else:
+        assert told == (said and (pytest.approx(said[0], rel=1e-3), said[1]))
+
+
+def test_a_call_that_is_lost_with_a_larger_attribute_is_not_measured(make_call):
+    """Where the second run shows no such call, nobody knows whether its scale follows."""
+    model = nn.Module()
+    model.layers = nn.ModuleList([nn.Module()])
+    model.layers[0].attn = nn.Module()
+    model.layers[0].attn.scaling = 0.25
+    call = make_call(0.25)
+    for after in ((), (dataclasses.replace(call, index=1),), (make_call(None),)):
+        context = Context(model, judge_all([call], model), "dynamic", rerun=lambda *_, calls=after: Rerun(calls, ()))
+        (entry,) = responsiveness.check(context)
+        assert isinstance(entry, NotMeasured)
+        assert "could not be read" in entry.reason

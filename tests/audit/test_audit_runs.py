@@ -287,7 +287,7 @@ def test_findings_are_one_a_site_and_fold_for_people():
         by_rule.setdefault((finding.rule, finding.severity), []).append(finding)
     folded = {(fold.first.rule, fold.first.severity): fold for fold in fold_findings(report.findings)}
     assert folded.keys() == by_rule.keys()  # every kind of finding is one line
-    for key in (("scale_ledger", "fail"), ("mask_audit", "fail")):
+    for key in (("scale_ledger", "fail"), ("mask_audit", "critical")):
         assert len(by_rule[key]) == 3
         assert folded[key].site == "attn.0-2"
     logits = [finding for (rule, _), found in by_rule.items() if rule == "max_logit" for finding in found]

@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sqrtdk.audit.check import check
-from sqrtdk.models.attentions import idle_attentions
-
-IDLE = "did not run with these inputs"
+from sqrtdk.models.attentions import IDLE, silent_attentions
 
 
 class Attention(nn.Module):
@@ -121,7 +119,7 @@ def test_what_ran_is_not_named(name: str) -> None:
 
 def test_a_lazy_module_has_projections_of_no_shape_yet() -> None:
     model = nn.ModuleDict({"lazy": LazyAttention(), "core": AttentionCore()})
-    assert list(idle_attentions(model, (), ())) == ["lazy"]
+    assert list(silent_attentions(model, (), ())) == [("lazy", IDLE)]
 
 
 def test_both_implementations_name_it_once(tmp_path: Path) -> None:

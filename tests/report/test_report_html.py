@@ -6,14 +6,15 @@ import re
 import pytest
 
 from html_page import HtmlPage, check_policy
-from sample_report import EVIL, head_stats, healthy, hostile, judged, sick, static
+from sample_report import EVIL, head_stats, healthy, hostile, judged, leaking, sick, static, unjudged
+from sqrtdk.audit.records import CheckReport
 from sqrtdk.report.html import to_html
 from sqrtdk.report.payload import STATISTICS, payload
 from sqrtdk.report.plain import plain
 from sqrtdk.stats.heads import HeadStats
 from sqrtdk.theory.gaussian import expected_entropy_nats
 
-REPORTS = {"healthy": healthy, "static": static, "sick": sick, "hostile": hostile}
+REPORTS = {"healthy": healthy, "static": static, "sick": sick, "hostile": hostile, "unjudged": unjudged}
 
 
 @pytest.mark.parametrize("name", REPORTS)
@@ -96,6 +97,34 @@ def test_static_reports_say_why_there_are_no_figures() -> None:
     text = to_html(static())
     assert "No statistics: no weights: static mode." in text
     assert json.loads(HtmlPage(text).inside["script"][0])["groups"] == []
+
+
+def test_a_call_with_a_failing_finding_is_nowhere_green() -> None:
+    for report in (leaking(), dataclasses.replace(leaking(), fail_on="never")):
+        page = HtmlPage(to_html(report))
+        classes = [attributes.get("class") or "" for _, attributes in page.elements]
+        assert "tile good" not in classes
+        assert "tile bad" in classes
+        # the bar and its key, and of the folds: dial, verdict, health
+        assert sum("v-exact" in name for name in classes) == 2 + 3
+        assert sum("v-failing" in name for name in classes) == 2
+        assert classes.count("badge s-critical") == 2  # of the finding, and of the call's health
+
+
+@pytest.mark.parametrize(
+    ("report", "word", "tone"),
+    [
+        (healthy(), "Passed", "good"),
+        (leaking(), "Failed", "bad"),
+        (dataclasses.replace(leaking(), fail_on="never"), "Findings", "bad"),
+        (unjudged(), "Incomplete", "doubtful"),
+        (dataclasses.replace(unjudged(), fail_on="unmeasured"), "Failed", "bad"),
+    ],
+)
+def test_the_word_for_the_whole(report: CheckReport, word: str, tone: str) -> None:
+    text = to_html(report)
+    assert f'<section class="tile {tone}" aria-label="Result">\n      <p class="big">{word}</p>' in text
+    assert ("Everything that ran was measured" in text) == (not report.unjudged)
 
 
 def test_five_thousand_heads_fit() -> None:

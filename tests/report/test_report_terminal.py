@@ -6,7 +6,7 @@ import pytest
 from rich.cells import cell_len
 from syrupy.assertion import SnapshotAssertion
 
-from sample_report import healthy, hostile, judged, sick, static
+from sample_report import healthy, hostile, judged, leaking, sick, static, unjudged
 from sqrtdk.audit.records import CheckReport
 from sqrtdk.report.terminal import summary_line, to_text
 from sqrtdk.trace.records import NotMeasured
@@ -27,7 +27,15 @@ def noted(notes: Sequence[object] = NOTES) -> CheckReport:
     return dataclasses.replace(report, environment=report.environment | {"notes": list(notes)}, not_measured=idle)
 
 
-REPORTS = {"healthy": healthy, "static": static, "sick": sick, "hostile": hostile, "noted": noted}
+REPORTS = {
+    "healthy": healthy,
+    "static": static,
+    "sick": sick,
+    "leaking": leaking,
+    "unjudged": unjudged,
+    "hostile": hostile,
+    "noted": noted,
+}
 
 
 @pytest.mark.parametrize("width", [80, 160])
@@ -101,6 +109,27 @@ def test_many_findings_are_cut_with_a_word() -> None:
     (first, *_) = sick().findings
     many = tuple(dataclasses.replace(first, rule=f"rule{'x' * i}") for i in range(60))
     assert "... and 20 more" in to_text(dataclasses.replace(sick(), findings=many))
+
+
+GREEN = "\x1b[32m"
+
+
+def test_a_call_with_a_failing_finding_is_nowhere_green() -> None:
+    report = dataclasses.replace(leaking(), fail_on="never")
+    lines = to_text(report, width=140, color=True).splitlines()
+    (sound,) = [line for line in lines if "h.0,2.attn" in line]
+    (failing, found) = [line for line in lines if "h.1.attn" in line]
+    assert sound.count(GREEN) == 3  # ratio, verdict, health
+    assert GREEN not in failing + found
+    assert "critical" in failing
+    assert "\x1b[1;32m" not in lines[-1]  # the headline
+
+
+def test_what_was_not_judged_is_counted_and_not_green() -> None:
+    assert "2 attentions not judged. 2 findings: 1 warn, 1 note. Exit code 0" in summary_line(unjudged())
+    text = to_text(unjudged(), width=140, color=True)
+    assert "\x1b[1;32m" not in text.splitlines()[-1]
+    assert text.count("did not run with these inputs") == 1  # as a finding, not once more as an aside
 
 
 def test_summary_counts() -> None:

@@ -20,13 +20,15 @@ from torch import Tensor, nn
 from sqrtdk.audit.context import Context, Rerun
 from sqrtdk.audit.given import as_inputs, choices, from_module, on_meta, refuse_empty
 from sqrtdk.audit.guard import eval_mode, random_state, watch_norms
+from sqrtdk.audit.health import health
 from sqrtdk.audit.probe import make_probe
 from sqrtdk.audit.records import FAIL_ON, SEVERITIES, CheckReport, Finding, JudgedCall, ModelInfo
-from sqrtdk.audit.rules import RULES
+from sqrtdk.audit.rules import RULES, unmeasured
+from sqrtdk.audit.silence import silences
 from sqrtdk.audit.switch import ATTN, current, implementation, offers_choice
 from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError
-from sqrtdk.models.attentions import idle_attentions, watch_modules
+from sqrtdk.models.attentions import IDLE, watch_modules
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.load import iter_attn, resolve
 from sqrtdk.models.records import AttnBuild, LoadedModel
@@ -92,7 +94,8 @@ def check(
         trust_remote_code: Let the model's own Python files run.
         device_map: "auto" spreads a checkpoint through accelerate.
         offload_folder: Directory for what fits nowhere else.
-        fail_on: Least severity that makes `exit_code` 1: "note", "warn", "fail", "critical" or "never".
+        fail_on: Least severity that makes `exit_code` 1: "note", "warn", "fail", "critical"; "never"; or "unmeasured",
+            which is "fail" and every attention that could not be judged.
         command: What the user typed, for the report.
 
     Returns:
@@ -152,11 +155,19 @@ def check(
         if build.loaded is not None:
             runs.append(_audit(build.loaded, build.attn, seed=seed, compare="never" if runs else compare))
         del build  # two large models need not be in memory at once
-    return _report(runs, missing, seed=seed, command=command, fail_on=fail_on)
+    # of "both" each is audited that there is; one that was asked for by its name is missed where there is another
+    missed = [unmeasured.not_run(entry) for entry in missing] if attn in ATTN else []
+    return _report(runs, missing, missed, seed=seed, command=command, fail_on=fail_on)
 
 
 def _report(
-    runs: Sequence[_Run], missing: Sequence[NotMeasured], *, seed: int, command: str, fail_on: str
+    runs: Sequence[_Run],
+    missing: Sequence[NotMeasured],
+    missed: Sequence[Finding],
+    *,
+    seed: int,
+    command: str,
+    fail_on: str,
 ) -> CheckReport:
     """One report on all runs, which differ in the implementation of attention."""
     first = runs[0]
@@ -166,7 +177,7 @@ def _report(
         calls=tuple(judged for run in runs for judged in run.calls),
         not_attention=tuple(dict.fromkeys(entry for run in runs for entry in run.not_attention)),
         not_measured=tuple(dict.fromkeys((*missing, *(entry for run in runs for entry in run.not_measured)))),
-        findings=_worst_first(runs),
+        findings=_worst_first(runs, missed),
         seed=seed,
         command=command,
         environment=first.environment | {"attn": ", ".join(filter(None, (run.environment["attn"] for run in runs)))},
@@ -174,8 +185,8 @@ def _report(
     )
 
 
-def _worst_first(runs: Sequence[_Run]) -> tuple[Finding, ...]:
-    """The findings of all runs, each kind once a site; what one of several runs shows says which."""
+def _worst_first(runs: Sequence[_Run], others: Iterable[Finding] = ()) -> tuple[Finding, ...]:
+    """The findings of all runs, each kind once a site; what one of several runs shows says which. `others` join."""
 
     def kind(finding: Finding) -> tuple[str, str, str, str]:
         return finding.rule, finding.site, finding.severity, finding.fix
@@ -189,7 +200,9 @@ def _worst_first(runs: Sequence[_Run]) -> tuple[Finding, ...]:
                 finding = dataclasses.replace(finding, message=f"{finding.message} (only with {run.attn} attention)")
             kept.setdefault(kind(finding), finding)
     order = {name: place for place, name in enumerate(RULES)}
-    return tuple(sorted(kept.values(), key=lambda found: (-SEVERITIES.index(found.severity), order[found.rule])))
+    return tuple(
+        sorted((*others, *kept.values()), key=lambda found: (-SEVERITIES.index(found.severity), order[found.rule]))
+    )
 
 
 def _tensors(output: Any) -> Iterator[Tensor]:
@@ -255,9 +268,7 @@ def _audit(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> _Run:
                 hint="Give a model with softmax(q . k) v in its forward, run without torch.compile, "
                 "in the thread that calls forward: other threads are not seen.",
             )
-        shown = [call.site for call in run.calls]
-        shown += [entry.site for entry in run.not_attention] + [entry.site for entry in run.not_measured]
-        idle = [NotMeasured(path, "did not run with these inputs") for path in idle_attentions(module, called, shown)]
+        lost, unseen = silences(module, called, run)
 
         def rerun(stats: bool, enlarge: Mapping[tuple[str, int], float] | None) -> Rerun:
             torch.manual_seed(seed)
@@ -275,15 +286,22 @@ def _audit(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> _Run:
             ran=frozenset(ran),
             compare=compare,
             dtype=str(environment["dtype"]),
+            lost=lost,
+            unseen=unseen,
         )
         found = [entry for rule in RULES.values() for entry in rule(context)]
+        findings = tuple(entry for entry in found if isinstance(entry, Finding))
     return _Run(
         attn=attn,
         model=ModelInfo(loaded.id, type(module).__name__, sum(p.numel() for p in module.parameters())),
         mode=context.mode,
         environment=environment,
-        calls=judged,
+        calls=tuple(dataclasses.replace(entry, health=health(entry, findings)) for entry in judged),
         not_attention=run.not_attention,
-        not_measured=(*run.not_measured, *idle, *(entry for entry in found if isinstance(entry, NotMeasured))),
-        findings=tuple(entry for entry in found if isinstance(entry, Finding)),
+        not_measured=(
+            *lost,
+            *(entry for entry in unseen if entry.reason == IDLE),
+            *(entry for entry in found if isinstance(entry, NotMeasured)),
+        ),
+        findings=findings,
     )

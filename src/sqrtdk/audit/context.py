@@ -32,7 +32,8 @@ class Context:
 
     `rerun(stats, enlarge)` runs the model again under a trace; None in static mode. `ran` holds the module paths whose
     forward ran, None when that was not watched. `compare` says when to run eager against sdpa: "auto" unless it is
-    costly, "always", or "never".
+    costly, "always", or "never". `lost` are attentions that ran and could not be read, `unseen` what did not run,
+    and softmaxes of which it is not known whether they are attentions.
     """
 
     model: nn.Module
@@ -42,6 +43,8 @@ class Context:
     ran: frozenset[str] | None = None
     compare: str = "auto"
     dtype: str = ""
+    lost: tuple[NotMeasured, ...] = ()
+    unseen: tuple[NotMeasured, ...] = ()
 
     def module(self, site: str) -> nn.Module | None:
         """The module at a site."""

@@ -10,8 +10,12 @@ from sqrtdk.trace.records import AttentionCall, NotAttention, NotMeasured
 SCHEMA_VERSION = 1
 
 SEVERITIES = ("note", "warn", "fail", "critical")  # ascending
-FAIL_ON = (*SEVERITIES, "never")
-VERDICTS = ("exact", "declared", "unexplained", "unmeasured")
+UNMEASURED = "unmeasured"  # the rule, and the verdict, of what could not be judged
+FAIL_ON = ("note", "warn", UNMEASURED, "fail", "critical", "never")
+OK = "ok"
+HEALTH = (OK, *SEVERITIES, UNMEASURED)
+FAILING = ("fail", "critical")
+VERDICTS = ("exact", "declared", "unexplained", UNMEASURED)
 MISTAKES = (
     "missing",
     "twice",
@@ -50,6 +54,12 @@ class JudgedCall:
     expected: float | None = None  # the effective scale that was declared, or 1/sqrt(head_dim)
     reason: str | None = None  # why unmeasured, or how the mistake was told from its look-alikes
     attribute: str | None = None  # the module's attribute that holds the effective scale, as "1/temperature"
+    health: str = UNMEASURED  # one of HEALTH: the worst finding at the site; unmeasured: none, and no statistics
+
+    @property
+    def failing(self) -> bool:
+        """Whether a finding at this call's site is a failure, whatever the verdict on the scale."""
+        return self.health in FAILING
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +87,24 @@ class CheckReport:
     fail_on: str = "fail"
 
     @property
+    def unjudged(self) -> tuple[Finding, ...]:
+        """The findings that say of an attention that it could not be judged."""
+        return tuple(finding for finding in self.findings if finding.rule == UNMEASURED)
+
+    @property
+    def worst(self) -> str | None:
+        """Severity of the worst finding."""
+        return max((finding.severity for finding in self.findings), key=SEVERITIES.index, default=None)
+
+    @property
     def exit_code(self) -> int:
-        """0 when nothing was found at `fail_on` or above, else 1; always 0 when `fail_on` is "never"."""
-        if self.fail_on == "never":
+        """1 when there is a finding at `fail_on` or above, else 0; always 0 when `fail_on` is "never".
+
+        "unmeasured" stands for "fail", and for every attention that could not be judged.
+        """
+        if self.fail_on == "never" or self.worst is None:
             return 0
-        bar = SEVERITIES.index(self.fail_on)
-        return int(any(SEVERITIES.index(finding.severity) >= bar for finding in self.findings))
+        if self.fail_on == UNMEASURED and self.unjudged:
+            return 1
+        bar = "fail" if self.fail_on == UNMEASURED else self.fail_on
+        return int(SEVERITIES.index(self.worst) >= SEVERITIES.index(bar))

@@ -13,7 +13,7 @@ from sqrtdk.cli.errors import reported
 from sqrtdk.report.plain import plain
 
 Attn = Literal["eager", "sdpa", "both"]
-FailOn = Literal["note", "warn", "fail", "critical", "never"]
+FailOn = Literal["note", "warn", "unmeasured", "fail", "critical", "never"]
 
 
 def check(

@@ -1,4 +1,4 @@
-"""Attentions of a model that never ran: known by their class's name, as they left no call to know them by."""
+"""Attentions of a model that left no call to know them by: those that never ran, and those that were not found."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.nn.parameter import is_lazy
 
+IDLE = "did not run with these inputs"
+UNFOUND = "an attention module ran, and no attention was found in it"
 LEAST_PROJECTIONS = 2  # a fused one for q, k and v, and one for the output
 
 
@@ -24,33 +26,46 @@ def watch_modules() -> Iterator[set[int]]:
         handle.remove()
 
 
-def idle_attentions(model: nn.Module, ran: Collection[int], sites: Collection[str]) -> Iterator[str]:
-    """Paths of the attentions in which nothing ran.
+def silent_attentions(
+    model: nn.Module, ran: Collection[int], seen: Collection[str], unused: Collection[str] = ()
+) -> Iterator[tuple[str, str]]:
+    """Paths of the attentions in which nothing was seen, each with `IDLE` or `UNFOUND`.
 
-    An attention is a module whose class is named so, which holds projections, and no other attention. It ran if it or
-    a part of it was called, or if a call was seen inside it or in its parent: fused paths take the weights of a child
-    without calling it, and functions take them too.
+    An attention is a module whose class is named so, which holds projections, and no other attention. It is idle where
+    neither it nor a part of it was called, and nothing was seen inside it or in its parent: fused paths take the
+    weights of a child without calling it, and functions take them too. It was not found where it was called itself.
 
     Args:
         model: The model, after its run, as some choose their attention when they run.
         ran: From `watch_modules`.
-        sites: Paths where the run showed anything.
+        seen: Paths where an attention was read, or is known to be lost, or to be something else.
+        unused: Paths of softmaxes whose weights were not seen to reach values.
 
     Example:
         >>> pair = nn.ModuleDict({"a": nn.MultiheadAttention(8, 2), "b": nn.MultiheadAttention(8, 2)})
         >>> with watch_modules() as ran:
         ...     _ = pair["a"](*[torch.ones(3, 8)] * 3)
-        >>> list(idle_attentions(pair, ran, []))
-        ['b']
+        >>> list(silent_attentions(pair, ran, ["a"]))
+        [('b', 'did not run with these inputs')]
+        >>> dict(silent_attentions(pair, ran, []))["a"]
+        'an attention module ran, and no attention was found in it'
     """
     attentions = {path: module for path, module in model.named_modules() if _is_attention(module)}
     parents = {parent for path in attentions for parent in _above(path)}
     for path, module in attentions.items():
-        inside = path + "." if path else ""
-        if path in parents or any(id(part) in ran for part in module.modules()):
+        if path in parents:
             continue
-        if not any(site in (path, path.rpartition(".")[0]) or site.startswith(inside) for site in sites):
-            yield path
+        if id(module) in ran:
+            if not _near(path, seen):
+                yield path, UNFOUND
+        elif not any(id(part) in ran for part in module.modules()) and not _near(path, (*seen, *unused)):
+            yield path, IDLE
+
+
+def _near(path: str, sites: Collection[str]) -> bool:
+    """Whether one of the sites is the path, its parent, or inside it."""
+    inside = path + "." if path else ""
+    return any(site in (path, path.rpartition(".")[0]) or site.startswith(inside) for site in sites)
 
 
 def _is_attention(module: nn.Module) -> bool:

@@ -59,6 +59,7 @@ def fold_calls(calls: Iterable[JudgedCall]) -> tuple[Fold, ...]:
             call.formula,
             ratio(call.scale.ratio),
             judged.verdict,
+            judged.health,
             judged.mistake,
             judged.declared_by,
             judged.reason,

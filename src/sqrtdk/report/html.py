@@ -9,11 +9,12 @@ import importlib.metadata
 import json
 import math
 from collections import Counter
+from itertools import product
 from typing import Any
 
 from markupsafe import Markup
 
-from sqrtdk.audit.records import SEVERITIES, VERDICTS, CheckReport
+from sqrtdk.audit.records import FAILING, SEVERITIES, VERDICTS, CheckReport, JudgedCall
 from sqrtdk.report import figures, page
 from sqrtdk.report.fold import fold_calls, fold_findings, values
 from sqrtdk.report.payload import payload
@@ -38,7 +39,7 @@ def to_html(report: CheckReport) -> str:
         (False, True)
     """
     calls = report.calls
-    verdicts = Counter(judged.verdict for judged in calls)
+    verdicts = Counter((judged.verdict, _sound_but_failing(judged)) for judged in calls)
     severities = Counter(finding.severity for finding in report.findings)
     without = [judged.call.stats_reason or "no reason given" for judged in calls if judged.call.stats is None]
     context: dict[str, Any] = {
@@ -47,7 +48,9 @@ def to_html(report: CheckReport) -> str:
         "data": Markup(_data(payload(report))),
         "folds": fold_calls(calls),
         "findings": fold_findings(report.findings),
-        "verdicts": [(name, verdicts[name]) for name in VERDICTS if verdicts[name]],
+        "verdicts": [(*key, verdicts[key]) for key in product(VERDICTS, (False, True)) if verdicts[key]],
+        "result": _result(report),
+        "sound_but_failing": _sound_but_failing,
         "severities": [(name, severities[name]) for name in reversed(SEVERITIES) if severities[name]],
         "several_kinds": len({judged.call.kind for judged in calls}) > 1,
         "why_no_stats": sorted(set(without)),
@@ -61,6 +64,22 @@ def to_html(report: CheckReport) -> str:
         "dial": _dial,
     }
     return page.render("report", context)
+
+
+def _sound_but_failing(judged: JudgedCall) -> bool:
+    """Whether the scale is as it should be, and something else at the call fails: then its verdict is not green."""
+    return judged.failing and judged.verdict in ("exact", "declared")
+
+
+def _result(report: CheckReport) -> tuple[str, str]:
+    """The word for the whole report, and its tone: "good" only where nothing failed and everything was judged."""
+    if report.exit_code:
+        return "Failed", "bad"
+    if report.worst in FAILING:
+        return "Findings", "bad"
+    if report.unjudged:
+        return "Incomplete", "doubtful"
+    return "Passed", "doubtful" if report.worst == "warn" else "good"
 
 
 def _dial(ratio: float | None) -> float | None:

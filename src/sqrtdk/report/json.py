@@ -61,6 +61,7 @@ def _call(judged: JudgedCall) -> dict[str, Any]:
         stats = {name: value for name, value in stats.items() if name not in _BULKY}
     verdict = {
         "verdict": judged.verdict,
+        "health": judged.health,
         "mistake": judged.mistake,
         "declared_by": judged.declared_by,
         "expected": judged.expected,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from sqrtdk.audit.records import SEVERITIES, VERDICTS, CheckReport
+from sqrtdk.audit.records import FAILING, OK, SEVERITIES, UNMEASURED, VERDICTS, CheckReport
 from sqrtdk.report.console import drawn
 from sqrtdk.report.figures import count, health, number, percent, ratio
 from sqrtdk.report.fold import Fold, FoldedFinding, fold_calls, fold_findings, fold_sites, values
@@ -16,7 +16,9 @@ from sqrtdk.report.plain import plain
 
 _SEVERITY_STYLE = {"note": "cyan", "warn": "yellow", "fail": "red", "critical": "bold white on red"}
 _VERDICT_STYLE = {"exact": "green", "declared": "cyan", "unexplained": "bold red", "unmeasured": "yellow"}
-_COLUMNS = ("ratio", "verdict", "max logit", "entropy nats", "peak", "saturated")
+_HEALTH_STYLE = _SEVERITY_STYLE | {OK: "green"}
+_COLUMNS = ("ratio", "verdict", "health", "max logit", "entropy nats", "peak", "saturated")
+_WORDS = ("verdict", "health")  # the columns that hold no numbers
 _MOST_FINDINGS = 40
 _MOST_PREMISES = 8
 _MOST_SITES = 3
@@ -59,7 +61,7 @@ def to_text(report: CheckReport, *, width: int = 80, color: bool = False) -> str
 
 
 def summary_line(report: CheckReport) -> str:
-    """Return the last line of the report: how many calls, their verdicts, the findings, the exit code."""
+    """Return the last line of the report: how many calls, their verdicts, what was not judged, findings, exit code."""
     return _summary(report).plain
 
 
@@ -104,25 +106,27 @@ def _calls(console: Console, report: CheckReport) -> None:
         for cells in zip(names, formulas, figures, strict=True):
             console.print(_row((*cells[:2], *cells[2]), [site, formula, *widths], lead=2))
     else:
-        console.print(Text("  ") + _row(titles, widths), style="dim")
+        gap = 2 if 2 + sum(widths) + 2 * (len(widths) - 1) <= console.width else 1
+        indent = Text(" " * gap if sum(widths) + gap * len(widths) <= console.width else "")
+        console.print(indent + _row(titles, widths, gap=gap), style="dim")
         for name, text, row in zip(names, formulas, figures, strict=True):
             if name.cell_len + text.cell_len + 3 <= console.width:
                 console.print(name + Text("   ") + text)
             else:
                 _paragraph(console, name, 0)
                 _paragraph(console, text, 2)
-            console.print(Text("  ") + _row(row, widths))
+            console.print(indent + _row(row, widths, gap=gap))
     _notes(console, folds)
     console.print()
 
 
-def _row(cells: Sequence[Text], widths: Sequence[int], lead: int = 0) -> Text:
-    """Set cells in columns; the first `lead` and the verdict to the left, numbers to the right."""
+def _row(cells: Sequence[Text], widths: Sequence[int], lead: int = 0, gap: int = 2) -> Text:
+    """Set cells in columns, `gap` blanks apart; the first `lead` and words to the left, numbers to the right."""
     line = Text()
     for position, (cell, width) in enumerate(zip(cells, widths, strict=True)):
         pad = Text(" " * (width - cell.cell_len))
-        left = position < lead or position == lead + _COLUMNS.index("verdict")
-        line = line + (cell + pad if left else pad + cell) + Text("  ")
+        left = position < lead or _COLUMNS[position - lead] in _WORDS
+        line = line + Text(" " * (gap if position else 0)) + (cell + pad if left else pad + cell)
     return line
 
 
@@ -135,11 +139,12 @@ def _figures(fold: Fold) -> tuple[Text, ...]:
     judged, worst = fold.first, health(fold.calls)
     verdict = f"{judged.verdict}: {judged.mistake}" if judged.mistake else judged.verdict
     entropy = "-" if worst.entropy_nats is None else f"{worst.entropy_nats:.3f} {percent(worst.entropy_fraction):>5}"
-    style = _VERDICT_STYLE.get(judged.verdict, "")
+    style = "" if judged.failing else _VERDICT_STYLE.get(judged.verdict, "")
     peak = "-" if worst.peak is None else f"{worst.peak:.3f}"
     return (
         Text(ratio(judged.call.scale.ratio), style=style),
         Text(plain(verdict), style=style),
+        Text("-" if judged.health == UNMEASURED else judged.health, style=_HEALTH_STYLE.get(judged.health, "")),
         Text(number(worst.max_logit)),
         Text(entropy),
         Text(peak),
@@ -157,7 +162,7 @@ def _notes(console: Console, folds: Sequence[Fold]) -> None:
         judged = fold.first
         if judged.declared_by:
             sites.setdefault(f"declared by {judged.declared_by}", []).append(fold.site)
-        if judged.verdict == "unmeasured":
+        if judged.verdict == UNMEASURED:
             why = judged.reason or judged.call.scale.reason or "no reason given"
             sites.setdefault(f"unmeasured: {why}", []).append(fold.site)
         if judged.call.stats is None:
@@ -200,6 +205,7 @@ def _finding(console: Console, folded: FoldedFinding) -> None:
 
 
 def _asides(console: Console, report: CheckReport) -> None:
+    told = {(finding.site, finding.message) for finding in report.unjudged}
     groups = (
         ("Not attention", report.not_attention),
         ("Not measured", report.not_measured),
@@ -208,6 +214,8 @@ def _asides(console: Console, report: CheckReport) -> None:
     for title, items in groups:
         by_reason: dict[str, list[str]] = {}
         for item in items:
+            if (item.site, item.reason) in told:
+                continue
             by_reason.setdefault(item.reason, []).append(item.site)
         for reason, sites in by_reason.items():
             where = _listed(fold_sites(sites))
@@ -223,8 +231,13 @@ def _summary(report: CheckReport) -> Text:
     parts = ", ".join(f"{verdicts[name]} {name}" for name in VERDICTS if verdicts[name])
     found = ", ".join(f"{severities[name]} {name}" for name in reversed(SEVERITIES) if severities[name])
     text = Text(count(len(report.calls), "attention call") + (f": {parts}" if parts else "") + ". ")
-    style = "bold red" if report.exit_code else "bold green"
-    text.append(f"{count(len(report.findings), 'finding')}: {found}" if found else "No findings", style=style)
+    if report.unjudged:
+        text.append(f"{count(len(report.unjudged), 'attention')} not judged", style="bold yellow").append(". ")
+    style = "bold red" if report.exit_code or report.worst in FAILING else "bold green"
+    if report.worst == "warn" and not report.exit_code:
+        style = "bold yellow"
+    found = f"{count(len(report.findings), 'finding')}: {found}" if found else "No findings"
+    text.append(found + (", on scales and formulas alone" if report.mode == "static" else ""), style=style)
     return text.append(f". Exit code {report.exit_code} (fail-on: {report.fail_on}).")
 
 

@@ -11,6 +11,7 @@ from sqrtdk.trace import ops
 from sqrtdk.trace.additive import pairs_queries_and_keys
 from sqrtdk.trace.events import Listener, Pending, Seen
 from sqrtdk.trace.graph import Node, alias, origin
+from sqrtdk.trace.records import LOST_SIGHT, NEVER_USED
 from sqrtdk.trace.sites import Sites
 from sqrtdk.trace.store import Store, shape_of
 
@@ -159,7 +160,7 @@ class Classifier:
         parent = node.args[0]
         product = next(iter(parent.products), None)
         site = product.site if product is not None else node.site
-        seen = Seen(site, node.shape)
+        seen = Seen(site, node.shape, reason=NEVER_USED if product is None else LOST_SIGHT)
         weighing = Pending(
             node=parent,
             logits=alias(logits),
@@ -243,7 +244,14 @@ class Classifier:
         node.softmax = weighing
         weighing.dropout = weighing.dropout or _dropout(node)
         factors = [t for i, t in tensors.items() if not node.args[i].act and t.dim() > 1 and t.shape[-1] > 1]
-        weighing.remasked |= node.op == "mul" and any(map(_hides, factors)) and not weighing.dropout
+        if node.op == "mul" and any(map(_hides, factors)) and not weighing.dropout:
+            weighing.remasked, weighing.renormalised = True, False
+        elif _sums(node) and node.shape[-1:] == (1,) and active[0].shape[-1:] != (1,):
+            node.size = "sum"
+        elif len(active) == 1:
+            node.size = active[0].size
+        elif node.op == "div" and not others and active[1].size == "sum":
+            weighing.renormalised = weighing.remasked
         if node.op == "mul" and others and weighing.node.products and node.shape != weighing.seen.shape:
             node.label = "weighted values"
             value = next((t for i, t in tensors.items() if node.args[i] in others), None)
@@ -305,6 +313,11 @@ def _sums_across(a: Node, b: Node, weighing: Pending, tensors: dict[int, Tensor]
 def _hides(factor: Tensor) -> bool:
     """Whether a factor on the weights holds 0 and 1 alone, so that it is a mask; told from its numbers."""
     return not factor.is_meta and bool(((factor == 0) | (factor == 1)).all()) and bool((factor == 0).any())
+
+
+def _sums(weights: Node) -> bool:
+    """Whether weights are summed; `F.normalize(weights, p=1)` does it by their norm."""
+    return weights.op == "sum" or (weights.op == "linalg_vector_norm" and weights.number(1) == 1)
 
 
 def _dropout(node: Node) -> float:

@@ -15,7 +15,7 @@ from torch import Tensor
 from sqrtdk.stats import head_stats_from_qk
 from sqrtdk.trace import bands, masks, ops
 from sqrtdk.trace.chain import Chain, Step
-from sqrtdk.trace.draft import Draft, Layout, looks_ahead, mask_facts, root_mean_square
+from sqrtdk.trace.draft import Draft, Layout, causal_mask, looks_ahead, mask_facts, root_mean_square
 from sqrtdk.trace.events import Compiled
 from sqrtdk.trace.factors import tensor_factor
 from sqrtdk.trace.fused import added_bias, regress_product
@@ -128,7 +128,7 @@ def _read_masks(draft: Draft, call: Compiled) -> None:
     hiding = any(step.addend is not None and step.addend.visible is not None for step in steps)
     if given is None and not hiding and band[0] == 0 and (band[1] is None or band[1] >= layout.rows - 1):
         draft.implicit_causal = True
-        draft.mask = Mask("causal", "implicit", 0, 0, 0.0, -math.inf)  # upper-left: every row sees key 0
+        draft.mask = causal_mask(layout.rows)
         return
     seen = None if given is None else _shaped(given, layout)
     name = bands.kind(*sizes, *band)

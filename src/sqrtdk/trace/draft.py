@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.stats import CallStats
+from sqrtdk.trace import masks
 from sqrtdk.trace.chain import Chain
 from sqrtdk.trace.lineage import Side
 from sqrtdk.trace.numeric import Slope
@@ -47,6 +48,7 @@ class Draft:
     dropout: float = 0.0
     sinks: bool = False  # beside the sum, as no column of the logits
     remasked: bool = False  # the weights were masked after the softmax
+    renormalised: bool = False  # and then divided by their sum
     visible: Tensor | None = None  # (broadcastable to) (B, H, L, S)
     mask_names: dict[int, str] = field(default_factory=dict)
     mask: Mask | None = None
@@ -94,4 +96,10 @@ def mask_facts(
         hidden = weights.detach().masked_fill(draft.visible[..., : weights.shape[-1]], 0.0).sum(-1)
         leaked = float(hidden.masked_fill(~seeing, 0.0).max())
     finite = fill is not None and math.isfinite(fill)
-    return Mask(kind, form, blind, blind if finite else 0, leaked, fill, factor)
+    whole = draft.visible.expand(*draft.visible.shape[:-2], layout.rows, layout.columns)
+    return Mask(kind, form, blind, blind if finite else 0, leaked, fill, factor, *masks.reach(whole))
+
+
+def causal_mask(rows: int) -> Mask:
+    """What `is_causal` of a fused call is, upper-left: every row sees key 0 and its own."""
+    return Mask("causal", "implicit", 0, 0, 0.0, -math.inf, least=0, greatest=rows - 1, band=True)

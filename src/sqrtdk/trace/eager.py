@@ -51,6 +51,7 @@ def read_eager(
         dropout=weighing.dropout,
         sinks=weighing.sinks,
         remasked=weighing.remasked,
+        renormalised=weighing.renormalised,
         kv_axis=chain.product.shape[0] // layout.batch if len(chain.product.shape) == 3 else None,
     )
     if weighing.op == "aten._safe_softmax" and not weighing.flex:

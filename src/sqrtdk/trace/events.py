@@ -18,8 +18,8 @@ class Seen:
 
     site: str
     shape: tuple[int, ...]
+    reason: str  # why it is no attention, unless it turns out to be one
     attention: bool = False
-    reason: str = "its weights never reach a value product"
 
 
 @dataclass(eq=False)
@@ -37,6 +37,7 @@ class Pending:
     dropout: float = 0.0
     sinks: bool = False  # its denominator has more than the keys
     remasked: bool = False  # the weights were multiplied after the softmax
+    renormalised: bool = False  # and then divided by their sum
     across: bool = False  # the value product sums over another axis than the softmax's
 
 

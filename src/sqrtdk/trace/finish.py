@@ -126,6 +126,8 @@ def _stages(draft: Draft) -> list[Stage]:
         stages.append(Stage("logits", "mask", "causal"))
     if draft.remasked:
         stages.append(Stage("weights", "mask", "after the softmax"))
+    if draft.renormalised:
+        stages.append(Stage("weights", "normalise", "divided by their sum"))
     return stages
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from sqrtdk.stats import head_stats_from_qk
 from sqrtdk.trace import masks, numeric
 from sqrtdk.trace.chain import Chain, Step
-from sqrtdk.trace.draft import Draft, Layout, looks_ahead, mask_facts, root_mean_square
+from sqrtdk.trace.draft import Draft, Layout, causal_mask, looks_ahead, mask_facts, root_mean_square
 from sqrtdk.trace.events import Fused
 from sqrtdk.trace.lineage import follow
 from sqrtdk.trace.masks import Addend
@@ -70,7 +70,7 @@ def read_fused(call: Fused, *, measure: bool, regress: bool) -> Draft:
 def _read_fused_mask(draft: Draft, call: Fused) -> Tensor | None:
     """Set the mask of the draft; the additive part of a float mask, where it is more than a mask, is returned."""
     if call.is_causal:
-        draft.mask = Mask("causal", "implicit", 0, 0, 0.0, -math.inf)  # upper-left: every row sees key 0
+        draft.mask = causal_mask(draft.layout.rows)
     if call.mask is None or call.mask_node is None:
         return None
     shape = (*call.query.shape[:-1], call.key.shape[-2])

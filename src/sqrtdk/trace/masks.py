@@ -168,6 +168,22 @@ def kind_by_origin(node: Node) -> str:
     return "mask"
 
 
+def reach(visible: Tensor) -> tuple[int, int, bool] | tuple[None, None, None]:
+    """Least and greatest i - j of the visible keys of (..., L, S), and whether every row sees all between them.
+
+    Keys that no row sees and rows that see no key are padding, and say nothing. None of a mask that hides all.
+    """
+    rows, columns = visible.shape[-2:]
+    i = torch.arange(rows, device=visible.device)[:, None]
+    distance = i - torch.arange(columns, device=visible.device)[None, :]
+    seen = distance[visible.reshape(-1, rows, columns).any(0)]
+    if not seen.numel():
+        return None, None, None
+    least, greatest = int(seen.min()), int(seen.max())
+    between = (distance >= least) & (distance <= greatest) & visible.any(-2, keepdim=True)
+    return least, greatest, bool(((visible == between) | ~visible.any(-1, keepdim=True)).all())
+
+
 def pattern(visible: Tensor) -> str | None:
     """Name the pattern of visible keys of (..., L, S): "causal", "window", ... or None where every key is seen."""
     if bool(visible.all()):

@@ -63,6 +63,7 @@ class Mask:
 
     `kind`: "causal" (upper-left), "causal_lower_right", "window", "padding", "mask" (any other pattern or unread).
     `form`: "bool", "float", or "implicit" (is_causal of a fused call). None where the values cannot be read.
+    A row i sees keys j from `i - greatest` to `i - least`; `band` says that it sees all of those between.
     """
 
     kind: str
@@ -72,6 +73,9 @@ class Mask:
     masked_weight: float | None = None  # largest total weight that a seeing row gives to masked keys
     fill: float | None = None  # value that marks a hidden key, e.g. -inf, finfo.min, -1e4
     scaled_by: float | None = None  # factor that multiplied the mask, when one did
+    least: int | None = None  # least i - j of a visible key: -1 where a row sees the key after its own
+    greatest: int | None = None  # greatest i - j of a visible key
+    band: bool | None = None  # every row sees all keys between, but for padding
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,10 @@ class AttentionCall:
     stats: HeadStats | None = None
     stats_reason: str | None = None  # why stats is None
     shared_qk: bool = False  # q and k are one and the same projection (Reformer), as far as it could be followed
+
+
+NEVER_USED = "its weights never reach a value product"
+LOST_SIGHT = "its logits are a product of activations, and its weights were not seen to reach values"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from sqrtdk.audit.rules import (
     responsiveness,
     saturation,
     scale_ledger,
+    unmeasured,
     unused,
 )
 
@@ -22,6 +23,7 @@ RULES: dict[str, Rule] = {
     "nonfinite": nonfinite.check,
     "scale_ledger": scale_ledger.check,
     "declared_vs_actual": declared_vs_actual.check,
+    "unmeasured": unmeasured.check,
     "mask_audit": mask_audit.check,
     "unused": unused.check,
     "max_logit": max_logit.check,

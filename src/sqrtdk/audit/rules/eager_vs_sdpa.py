@@ -78,15 +78,24 @@ def _difference(eager: AttentionCall, sdpa: AttentionCall, *, outputs: bool) -> 
     return None
 
 
-def _outputs(eager: Rerun, sdpa: Rerun, dtype: str) -> tuple[float, float] | None:
-    """(largest relative difference, threshold) of the models' outputs when it is above the threshold."""
+def _outputs(eager: Rerun, sdpa: Rerun, dtype: str) -> tuple[float, float] | str | None:
+    """(largest relative difference, threshold) of the models' outputs when it is above the threshold.
+
+    A text says why they could not be compared.
+    """
     tolerance = OUTPUT_FACTOR * _tolerance(dtype)
     largest = 0.0
-    for one, two in zip(eager.outputs, sdpa.outputs, strict=False):
-        if one.shape == two.shape:
-            size = float(one.double().square().mean().sqrt())
-            gap = float((one.double() - two.double()).square().mean().sqrt())
-            largest = max(largest, gap / size if size > 0 else gap)
+    shapes = [[tuple(tensor.shape) for tensor in run.outputs] for run in (eager, sdpa)]
+    if not shapes[0]:
+        return "outputs not compared, there is none of floating point"
+    if shapes[0] != shapes[1]:
+        return f"outputs not compared, their shapes are {shapes[0]} and {shapes[1]}"
+    for one, two in zip(eager.outputs, sdpa.outputs, strict=True):
+        size = float(one.double().square().mean().sqrt())
+        gap = float((one.double() - two.double()).square().mean().sqrt())
+        if not math.isfinite(gap) and one.numel():
+            return "outputs not compared, they hold NaN or infinity"
+        largest = max(largest, gap / size if size > 0 else gap)
     return (largest, tolerance) if largest > tolerance else None
 
 
@@ -153,10 +162,16 @@ def check(context: Context) -> Iterable[Finding | NotMeasured]:
             message = f"eager and {other} differ: {message}"
             yield Finding("eager_vs_sdpa", "fail", call.site, value, threshold, message, fix, SOURCE)
             return
+    if not whole:
+        yield NotMeasured(
+            "", f"{label}: {eager.missed} attentions of eager could not be read, and {second.missed} of {other}"
+        )
     if not outputs:
         yield NotMeasured("", f"{label}: outputs not compared, some rows see no key")
         return
     gap = _outputs(eager, second, context.dtype or context.calls[0].call.dtype)
-    if gap is not None:
+    if isinstance(gap, str):
+        yield NotMeasured("", f"{label}: {gap}")
+    elif gap is not None:
         message = f"eager and {other} differ in the model's outputs by {gap[0]:.3g} of their size"
         yield Finding("eager_vs_sdpa", "fail", "", gap[0], gap[1], message, fix, SOURCE)

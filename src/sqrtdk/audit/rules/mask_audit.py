@@ -1,17 +1,18 @@
 """What the mask and the bias do to the rows.
 
-- rows of self-attention that see keys after their own and no other: fail; with their own: warn;
-- a causal mask off by one, which hides a row's own key or shows it the next one: warn. Both are told from the number of
-  visible keys, L(L+1)/2 and its neighbours. Where q and k are one projection (Reformer) its own key is
-  hidden rightly: note;
+- a leak of the future: critical. Rows of self-attention that see keys after their own and none before; a causal mask
+  off by one, which shows every row the key after its own; weight on future keys (j > i) above 1e-4 in a module that
+  says it is causal. What declares a prefix, two directions, blocks or a lookahead (`audit.lookahead`) is believed;
+- a causal mask off by one that hides a row's own key: warn, a note where q and k are one projection (Reformer);
 - blind rows see no key (note: padding makes them; their output must be 0 or unused);
-- uniform rows have every key at finfo.min, so the softmax averages masked keys (note: padding makes them; warn when
+- uniform rows have every key at finfo.min, so the softmax averages masked keys (note: padding makes them; fail when
   every row is one);
-- weight on masked keys above 1e-4, or on future keys (j > i) in a module that says it is causal: fail;
+- weight on masked keys above 1e-4: fail;
 - a mask multiplied by the scale: warn, a note where the fill is too large to care (-inf, or beyond 1e30: CodeGen) or
   is not known (meta device);
-- a float mask of 0 and 1 that was added: warn, it moves the logits by 1 and hides nothing;
-- weights masked after the softmax: warn, a note where the logits are masked as well;
+- a float mask of 0 and 1 that was added: fail, it moves the logits by 1 and hides nothing;
+- weights masked after the softmax: fail, a note where the logits are masked as well; none where they are then divided
+  by their sum, which is a mask;
 - a bias multiplied by the scale: warn, unless the family does so on purpose (Falcon's ALiBi), or it stands beside a
   factor of the data (de-stationary attention: (tau q.k + delta) / sqrt(d)).
 Sources: a masked key has weight 0 by definition (Vaswani et al. 2017, section 3.2.3); 1e-4 is above what an additive
@@ -21,11 +22,13 @@ Sources: a masked key has weight 0 by definition (Vaswani et al. 2017, section 3
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from sqrtdk.audit.configs import field, model_type
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.data import scaled_by_data
 from sqrtdk.audit.families import SCALED_BIAS
+from sqrtdk.audit.lookahead import lookahead, may_see_ahead
 from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.audit.tolerance import close
 from sqrtdk.trace.records import AttentionCall, Mask
@@ -52,47 +55,47 @@ def _scaled_on_purpose(context: Context, site: str) -> bool:
     return model_type(context.config(site)) in SCALED_BIAS
 
 
+def _owners(context: Context, site: str) -> tuple[Any, ...]:
+    """What may declare the mask of a call, nearest first."""
+    return context.module(site), context.config(site), field(context.model, "config")
+
+
 Fault = tuple[str, float, float, str, str, str]  # severity, value, threshold, message, fix, source
 
 
 def _pattern(call: AttentionCall) -> Fault | None:
-    """A pattern of visible keys that nobody wants of self-attention."""
-    mask, stats, rows = call.mask, call.stats, call.query_len
-    if mask is None or mask.blind_rows is None or stats is None or call.future_weight is None:
+    """A band of visible keys that nobody wants of self-attention, told from the least and greatest i - j."""
+    mask, rows = call.mask, call.query_len
+    if mask is None or mask.least is None or mask.greatest is None:
         return None
     if call.self_attention is False or rows != call.key_len or rows < LEAST_ROWS:
         return None
-    groups = call.batch * call.heads
-    blind = mask.blind_rows // groups if mask.blind_rows % groups == 0 else None  # rows in each matrix
-    seeing = [round(keys * (rows - (blind or 0)), 3) for keys in stats.keys]  # visible pairs, head by head
-
-    def sees(pairs: int) -> bool:
-        return blind is not None and all(abs(seen - pairs) < 0.01 + 1e-6 * pairs for seen in seeing)
-
-    future, whole = call.future_weight, rows * (rows + 1) // 2
-    if future > 1 - WEIGHT and mask.blind_rows >= groups:
+    least, greatest = float(mask.least), mask.greatest
+    if greatest < 0:
         return (
-            "fail", future, WEIGHT, "the mask looks inverted: rows see the future and not the past",
+            "critical", least, 0.0, "the mask looks inverted: rows see the future and not the past",
             "negate the mask: True lets a key take part in SDPA, and hides it in nn.MultiheadAttention", SOURCE,
         )  # fmt: skip
-    if mask.kind == "window" and blind == 0 and sees(whole) and future > 0.5:
+    if not mask.band:
+        return None
+    if greatest == 0 and least <= 1 - rows:
         return (
-            "warn", future, WEIGHT, "the mask looks inverted: rows see themselves and the future, not the past",
+            "critical", least, 0.0, "the mask looks inverted: rows see themselves and the future, not the past",
             "use tril, or negate and shift the mask, if the model is meant to be causal", SOURCE,
         )  # fmt: skip
-    if mask.kind == "window" and blind and sees((rows - blind) * (rows - blind + 1) // 2) and future < WEIGHT:
-        count, seen, first = str(blind), f"the {blind} keys up to its own", f"the first {blind} rows see"
-        if blind == 1:
+    if greatest < rows - 1:
+        return None  # a window
+    if least > 0:
+        count, seen, first = str(mask.least), f"the {mask.least} keys up to its own", f"the first {mask.least} rows see"
+        if least == 1:
             count, seen, first = "one", "its own key", "the first row sees"
         return (
-            "warn", float(blind), 0.0, f"the causal mask is off by {count}: no row sees {seen}, and {first} nothing",
+            "warn", least, 0.0, f"the causal mask is off by {count}: no row sees {seen}, and {first} nothing",
             "let each row see its own key: tril(diagonal=0)", SOURCE,
         )  # fmt: skip
-    if mask.kind == "mask" and blind == 0 and sees(whole + rows - 1) and future > WEIGHT:
+    if least == -1:
         return (
-            "warn", future, WEIGHT,
-            f"the causal mask is off by one: {whole + rows - 1} pairs are visible, those of tril(diagonal=1), where "
-            f"causal is {whole}",
+            "critical", least, 0.0, "the causal mask is off by one: every row sees the key after its own",
             "hide the key after the row's own: tril(diagonal=0)", SOURCE,
         )  # fmt: skip
     return None
@@ -103,11 +106,10 @@ def _own_key(call: AttentionCall) -> Fault | None:
 
     The product of a token with itself would outweigh every other. The first row, which sees no other, sees itself.
     """
-    mask, stats, rows = call.mask, call.stats, call.query_len
-    if not call.shared_qk or mask is None or stats is None or rows != call.key_len or rows < LEAST_ROWS:
+    mask, rows, groups = call.mask, call.query_len, call.batch * call.heads
+    if not call.shared_qk or mask is None or rows != call.key_len or rows < LEAST_ROWS:
         return None
-    groups, strict = call.batch * call.heads, all(close(keys, rows / 2, 1e-6) for keys in stats.keys)  # 1 to L - 1
-    if mask.kind != "window" or mask.blind_rows != groups or not strict or (call.future_weight or 0.0) > WEIGHT:
+    if not mask.band or mask.least != 1 or mask.greatest != rows - 1:
         return None
     return (
         "note", float(groups), 0.0,
@@ -128,13 +130,14 @@ def _additions(call: AttentionCall) -> Iterable[Fault]:
     """Masks that are no masks: numbers 0 and 1 that are added, and what comes after the softmax."""
     if call.bias == ZERO_ONE:
         yield (
-            "warn", 1.0, 0.0, "a float mask of 0 and 1 is added to the logits, not applied: it hides no key",
+            "fail", 1.0, 0.0, "a float mask of 0 and 1 is added to the logits, not applied: it hides no key",
             "convert the mask to bool, or to 0 and -inf", SDPA_SOURCE,
         )  # fmt: skip
-    if any(stage.where == "weights" and stage.name == "mask" for stage in call.stages):
+    after = {stage.name for stage in call.stages if stage.where == "weights"}
+    if "mask" in after and "normalise" not in after:
         yield (
-            "warn" if call.mask is None else "note", 1.0, 0.0,
-            "weights are masked after the softmax: rows do not sum to 1 (unless they are divided by their sum)",
+            "fail" if call.mask is None else "note", 1.0, 0.0,
+            "weights are masked after the softmax: rows do not sum to 1, and hidden keys count in their sum",
             "mask the logits with -inf before the softmax", SOURCE,
         )  # fmt: skip
 
@@ -145,7 +148,8 @@ def _found(context: Context, judged: JudgedCall) -> Iterable[Fault]:
     rows = call.batch * call.heads * call.query_len
     own = _own_key(call)
     pattern = own or _pattern(call)
-    if pattern is not None:
+    owners = _owners(context, call.site)
+    if pattern is not None and not (mask is not None and mask.least == -1 and lookahead(owners)):
         yield pattern
     yield from _additions(call)
     if mask is not None:
@@ -155,7 +159,7 @@ def _found(context: Context, judged: JudgedCall) -> Iterable[Fault]:
             yield _blind(mask, rows)
         if mask.uniform_rows and own is None:
             yield (
-                "warn" if mask.uniform_rows >= UNIFORM * rows else "note", float(mask.uniform_rows), 0.0,
+                "fail" if mask.uniform_rows >= UNIFORM * rows else "note", float(mask.uniform_rows), 0.0,
                 f"{mask.uniform_rows} of {rows} rows have every key at {mask.fill}: they average masked keys",
                 "mask with -inf and set such rows to 0, or leave them out of the loss", SOURCE,
             )  # fmt: skip
@@ -175,9 +179,10 @@ def _found(context: Context, judged: JudgedCall) -> Iterable[Fault]:
                 "add the mask after the scale", SOURCE,
             )  # fmt: skip
     future = call.future_weight
-    if pattern is None and future is not None and future > WEIGHT and is_causal(context, judged):
+    leaks = pattern is None and future is not None and future > WEIGHT and is_causal(context, judged)
+    if leaks and future is not None and may_see_ahead(owners, mask) is None:
         yield (
-            "fail", future, WEIGHT,
+            "critical", future, WEIGHT,
             f"a causal module gives {future:.3g} of its weight to future keys",
             "pass the causal mask to this call (a custom attention function must register its mask function too)",
             SOURCE,

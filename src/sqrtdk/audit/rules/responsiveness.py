@@ -66,7 +66,11 @@ def check(context: Context) -> Iterable[Finding | NotMeasured]:
     for key, (judged, attribute) in held.items():
         new = after[key].scale.effective if key in after else None
         old = judged.call.scale.effective
-        if new is None or not old or not close(new, old):
+        if new is None or not old:
+            reason = f"responsiveness: whether its scale follows attribute {attribute.path} could not be read"
+            yield NotMeasured(judged.call.site, reason)
+            continue
+        if not close(new, old):
             continue
         wrong = judged.verdict == "unexplained"
         yield Finding(

@@ -1,0 +1,19 @@
+"""The health of a call, apart from the verdict on its scale: the worst that any rule found where it ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sqrtdk.audit.records import FAILING, OK, SEVERITIES, UNMEASURED, Finding, JudgedCall
+
+
+def health(judged: JudgedCall, findings: Iterable[Finding]) -> str:
+    """One of `HEALTH`: severity of the worst finding at the call's site or inside it, else "ok".
+
+    "unmeasured" where nothing failed, and the scale could not be judged or no statistics were taken.
+    """
+    site = judged.call.site
+    here = [entry for entry in findings if entry.site == site or (site and entry.site.startswith(f"{site}."))]
+    worst = max((entry.severity for entry in here), key=SEVERITIES.index, default=OK)
+    known = judged.call.stats is not None and judged.verdict != UNMEASURED
+    return worst if known or worst in FAILING else UNMEASURED

@@ -1,0 +1,51 @@
+"""What could not be judged: nothing of it may look fine.
+
+- a call whose scale could not be read: warn, with what was seen up to the point where it was lost. An additive score,
+  and heads without dimensions, have none to judge;
+- an attention that ran and could not be read at all, or was not found in a module that is one: warn;
+- an attention that was asked for and does not run that way: warn;
+- a call whose scale was read, and whose logits could not be measured although there are values: note;
+- an attention that did not run with these inputs: note;
+- a softmax over a product of activations whose weights were not seen to reach values, which may be one: note.
+Threshold: any. `--fail-on unmeasured` fails on each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sqrtdk.audit.context import Context
+from sqrtdk.audit.records import UNMEASURED, Finding
+from sqrtdk.models.attentions import IDLE
+from sqrtdk.trace.records import NotMeasured
+
+SOURCE = "what was not judged is not known to be right"
+_LOST = "judge it by hand, or write the step that was lost with operations that the trace follows"
+_UNRUN = "give inputs that run it"
+
+
+def check(context: Context) -> Iterable[Finding]:
+    """One finding for each attention that was not judged."""
+    for judged in context.calls:
+        call = judged.call
+        if judged.verdict == UNMEASURED:
+            if call.score == "additive" or (call.head_dim < 1 and not call.unknown):
+                continue
+            seen = f"; seen up to there: {call.formula}" if call.formula else ""
+            yield _finding("warn", call.site, f"the scale could not be judged: {judged.reason}{seen}", _LOST)
+        elif context.mode == "dynamic" and call.stats is None:
+            why = call.stats_reason or "no reason given"
+            yield _finding("note", call.site, f"the logits could not be measured: {why}", _LOST)
+    for entry in context.lost:
+        yield _finding("warn", entry.site, entry.reason, _LOST)
+    for entry in context.unseen:
+        yield _finding("note", entry.site, entry.reason, _UNRUN if entry.reason == IDLE else _LOST)
+
+
+def not_run(entry: NotMeasured) -> Finding:
+    """What is said of an implementation that was asked for and that the model does not run."""
+    return _finding("warn", entry.site, entry.reason, "ask for an implementation that the model has, or for none")
+
+
+def _finding(severity: str, site: str, message: str, fix: str) -> Finding:
+    return Finding(UNMEASURED, severity, site, None, None, message, fix, SOURCE)

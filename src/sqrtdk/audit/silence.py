@@ -1,0 +1,36 @@
+"""What a run did not tell: attentions that were lost, that were not found, that did not run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from torch import nn
+
+from sqrtdk.models.attentions import IDLE, silent_attentions
+from sqrtdk.trace._trace import Trace
+from sqrtdk.trace.records import LOST_SIGHT, NEVER_USED, NotMeasured
+
+
+def silences(
+    model: nn.Module, called: Collection[int], run: Trace
+) -> tuple[tuple[NotMeasured, ...], tuple[NotMeasured, ...]]:
+    """What ran and was lost or not found, and what did not run or may have been no attention.
+
+    Args:
+        model: After its run.
+        called: Ids of the modules that were called, from `watch_modules`.
+        run: What the trace saw.
+    """
+    unused = [entry.site for entry in run.not_attention if entry.reason in (NEVER_USED, LOST_SIGHT)]
+    seen = [entry.site for entry in run.not_attention if entry.reason not in (NEVER_USED, LOST_SIGHT)]
+    seen += [call.site for call in run.calls] + [entry.site for entry in run.not_measured]
+    silent = [NotMeasured(path, reason) for path, reason in silent_attentions(model, called, seen, unused)]
+    idle = [entry for entry in silent if entry.reason == IDLE]
+    unfound = [entry for entry in silent if entry.reason != IDLE]
+    told = tuple(f"{entry.site}." for entry in unfound)
+    doubtful = [
+        NotMeasured(entry.site, entry.reason)
+        for entry in run.not_attention
+        if entry.reason == LOST_SIGHT and not f"{entry.site}.".startswith(told)
+    ]
+    return (*run.not_measured, *unfound), (*dict.fromkeys(doubtful), *idle)

@@ -1,0 +1,111 @@
+"""Masks as models apply them: those that leak the future, are inverted or hide nothing, and those that are right."""
+
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+from torch.nn import functional as F
+
+from attention_plain import Plain
+from sqrtdk.audit.check import check
+
+
+@pytest.fixture
+def x():
+    return torch.randn(1, 24, 64)
+
+
+@pytest.mark.parametrize("way", ["sdpa", "eager"])
+@pytest.mark.parametrize(
+    ("visible", "severity", "word"),
+    [
+        (lambda ones: ones.triu(1), "critical", "inverted"),
+        (lambda ones: ones.triu(), "critical", "inverted"),
+        (lambda ones: ones.tril(1), "critical", "off by one"),
+        (lambda ones: ones.tril(-1), "warn", "off by one"),
+        (lambda ones: ones.tril(), None, ""),
+        (lambda ones: ones.tril() & ones.triu(-4), None, ""),
+        (lambda ones: ones.tril(4) & ones.triu(-4), None, ""),
+        (lambda ones: ones & ~torch.eye(24, dtype=torch.bool), None, ""),
+        (lambda ones: ones.tril() | (torch.arange(24) < 5), None, ""),  # a prefix
+        (lambda ones: ones[:22, :22].tril() | (torch.arange(22) < 7), None, ""),  # one with as many pairs as tril(1)
+        (lambda ones: ones.tril() | torch.block_diag(*[ones[:2, :2]] * 12), None, ""),  # blocks of two
+        (lambda ones: ones & (torch.arange(24) < 20), None, ""),  # padding
+    ],
+)
+def test_masks_that_nobody_wants(x, visible, severity, word, way):
+    mask = visible(torch.ones(24, 24, dtype=torch.bool))
+    report = check(Plain(0.25, mask, way), x[:, : len(mask)])
+    told = [f for f in report.findings if f.severity != "note"]
+    assert [f.severity for f in told] == ([severity] if severity else [])
+    assert all(f.rule == "mask_audit" and word in f.message for f in told)
+
+
+@pytest.mark.parametrize("pad", ["left", "right"])
+@pytest.mark.parametrize(("ahead", "severity"), [(1, "critical"), (0, None)])
+def test_a_leak_is_seen_beside_padding(x, pad, ahead, severity):
+    x = x.repeat(2, 1, 1)
+    real = torch.arange(24) < 20 if pad == "right" else torch.arange(24) >= 4
+    both = torch.stack([real, torch.ones(24, dtype=torch.bool)])[:, None, None, :]
+    report = check(Plain(0.25, torch.ones(24, 24, dtype=torch.bool).tril(ahead) & both, "eager"), x)
+    told = [f for f in report.findings if f.severity != "note"]
+    assert [f.severity for f in told] == ([severity] if severity else [])
+
+
+class Own(nn.Module):
+    """Makes its causal mask itself, so that it is known without values as well."""
+
+    def __init__(self, ahead):
+        super().__init__()
+        self.qkv, self.ahead = nn.Linear(64, 192), ahead
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 16)).permute(2, 0, 3, 1, 4)
+        hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1 + self.ahead)
+        return (q @ k.mT * 0.25).masked_fill(hidden, float("-inf")).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize(("ahead", "expected"), [(0, []), (1, ["critical"]), (-1, ["warn"])])
+def test_a_causal_mask_off_by_one_is_seen_without_weights(x, ahead, expected, static):
+    report = check(Own(ahead), x, static=static)
+    assert [f.severity for f in report.findings if f.rule == "mask_audit"] == expected
+    assert report.exit_code == int(expected == ["critical"])
+
+
+def test_weights_that_are_masked_and_divided_by_their_sum_are_masked(x):
+    def divided(weights):
+        return weights / (weights.sum(-1, keepdim=True) + 1e-13)
+
+    for normalise in (divided, lambda weights: F.normalize(weights, p=1, dim=-1)):
+        report = check(Plain(0.25, torch.ones(24, 24).tril(), "after", normalise=normalise), x)
+        assert [f for f in report.findings if f.rule == "mask_audit"] == []
+    report = check(Plain(0.25, torch.ones(24, 24).tril(), "after", normalise=lambda w: F.normalize(w, p=2, dim=-1)), x)
+    assert [f.severity for f in report.findings] == ["fail"]
+
+
+@pytest.mark.parametrize(
+    ("way", "word"), [("sdpa", "0 and 1"), ("added", "0 and 1"), ("after", "masked after the softmax")]
+)
+def test_masks_that_are_none(x, way, word):
+    (finding,) = check(Plain(0.25, torch.ones(24, 24).tril(), way), x).findings
+    assert (finding.rule, finding.severity) == ("mask_audit", "fail")
+    assert word in finding.message
+
+
+def test_images_of_gemma_3_see_one_another():
+    """Its module says that it is causal; its config declares images, the tokens of which form a block."""
+    tower = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4}
+    text = tower | {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 160}
+    config = hf.Gemma3Config(
+        text_config=text,
+        vision_config=tower | {"image_size": 16, "patch_size": 8},
+        image_token_index=159,
+        mm_tokens_per_image=4,
+    )
+    ids = torch.arange(24)[None].index_fill(1, torch.arange(2, 6), 159)
+    inputs = {"input_ids": ids, "token_type_ids": (ids == 159).long(), "pixel_values": torch.randn(1, 3, 16, 16)}
+    report = check(hf.Gemma3ForConditionalGeneration(config), inputs)
+    (ahead,) = [judged.call.future_weight for judged in report.calls if "vision" not in judged.call.site]
+    assert ahead > 0.001
+    assert [f for f in report.findings if f.severity != "note"] == []

@@ -1,0 +1,220 @@
+"""What could not be judged never looks fine: it is a finding, the headline counts it, and it fails on request."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from program import fresh
+from sqrtdk.audit.check import check
+from sqrtdk.audit.records import CheckReport
+from sqrtdk.errors import ModelError
+from sqrtdk.report.html import to_html
+from sqrtdk.report.json import to_document
+from sqrtdk.report.terminal import summary_line, to_text
+
+BLOCK = 4
+
+
+class Attention(nn.Module):
+    """Self-attention whose middle is a function of q, k, v and the mask of tril."""
+
+    def __init__(self, attend) -> None:
+        super().__init__()
+        self.qkv, self.out, self.attend = nn.Linear(32, 96), nn.Linear(32, 32), attend
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        mask = torch.ones(x.shape[1], x.shape[1], device=x.device).tril()
+        return self.out(self.attend(q, k, v, mask).transpose(1, 2).flatten(2))
+
+
+def right(q, k, v, mask):
+    return (q @ k.mT * 8**-0.5).masked_fill(mask == 0, -torch.inf).softmax(-1) @ v
+
+
+def times_mask(q, k, v, mask):
+    """The mask is multiplied with the logits: hidden keys have logit 0, not minus infinity."""
+    return (q @ k.mT * 8**-0.5 * mask).softmax(-1) @ v
+
+
+def unlike_blocks(q, k, v, mask):
+    """Blocks of keys with two scales, joined before one softmax."""
+    blocks = [q @ part.mT * (8**-0.5 if place else 1.0) for place, part in enumerate(k.split(BLOCK, -2))]
+    return torch.cat(blocks, -1).softmax(-1) @ v
+
+
+def online(q, k, v, mask):
+    """The same by a running maximum and sum."""
+    top = torch.full((*q.shape[:-1], 1), -torch.inf)
+    total, y = torch.zeros_like(top), torch.zeros_like(q)
+    for place, (key, value) in enumerate(zip(k.split(BLOCK, -2), v.split(BLOCK, -2), strict=True)):
+        z = q @ key.mT * (8**-0.5 if place else 1.0)
+        new = torch.maximum(top, z.amax(-1, keepdim=True))
+        weights, old = (z - new).exp(), (top - new).exp()
+        total, y, top = total * old + weights.sum(-1, keepdim=True), y * old + weights @ value, new
+    return y / total
+
+
+def linear(q, k, v, mask):
+    """No softmax at all."""
+    return q @ (k.mT @ v) / k.shape[-2]
+
+
+def gated(q, k, v, mask):
+    """No softmax, and nothing between positions."""
+    return v * (q * k).sigmoid()
+
+
+def discarded(q, k, v, mask):
+    """A softmax whose weights reach no value."""
+    return v + (q @ k.mT).softmax(-1).amax(-1, keepdim=True)
+
+
+def pooling(q, k, v, mask):
+    """Weights that one projection gives: known to be no attention between positions."""
+    return (q[..., :1].mT.softmax(-1) @ v).expand_as(v)
+
+
+def x() -> Tensor:
+    return torch.randn(2, 12, 32)
+
+
+def beside(attend) -> nn.Module:
+    """One layer that is read, and one with this attention."""
+    return nn.Sequential(Attention(right), Attention(attend))
+
+
+def unjudged(report: CheckReport) -> list[tuple[str, str]]:
+    return [(finding.site, finding.severity) for finding in report.unjudged]
+
+
+CASES = {  # verdicts of the calls, and a word of the finding
+    times_mask: (["exact", "unmeasured"], "the two readings disagree"),
+    unlike_blocks: (["exact", "unmeasured"], "unlike scales side by side"),
+    online: (["exact"], "without a softmax"),
+    linear: (["exact"], "without a softmax"),
+    gated: (["exact"], "no attention was found in it"),
+    discarded: (["exact"], "no attention was found in it"),
+}
+
+
+@pytest.mark.parametrize("attend", CASES)
+def test_what_could_not_be_judged_is_a_finding(attend) -> None:
+    verdicts, word = CASES[attend]
+    report = check(beside(attend), x(), fail_on="unmeasured")
+    assert [call.verdict for call in report.calls] == verdicts
+    assert unjudged(report) == [("1", "warn")]
+    assert word in report.unjudged[0].message
+    assert report.exit_code == 1
+    assert "1 attention not judged" in summary_line(report)
+    assert check(beside(attend), x()).exit_code == 0
+    page = to_html(report)
+    assert "Everything that ran was measured" not in page
+    assert "Passed" not in page
+    assert "Incomplete" in to_html(check(beside(attend), x()))
+
+
+def test_it_says_what_was_seen_up_to_there() -> None:
+    (finding,) = check(beside(unlike_blocks), x()).unjudged
+    assert "seen up to there: softmax(unknown(" in finding.message
+    assert "0.3536 * q.k" not in finding.message  # no one scale is said of blocks with two
+
+
+class Similarity(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.core = Attention(right), nn.Linear(32, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = self.core(self.first(x)).chunk(2, -1)
+        return (q @ k.mT).softmax(-1)
+
+
+def test_a_softmax_that_may_be_one_is_a_note() -> None:
+    report = check(Similarity(), x(), fail_on="unmeasured")
+    assert (unjudged(report), report.exit_code) == ([("", "note")], 1)
+    assert [entry.site for entry in report.not_attention] == [""]
+    assert to_text(report, width=160).count("not seen to reach values") == 1
+
+
+@pytest.mark.parametrize("attend", [right, pooling])
+def test_what_was_judged_is_not_accused(attend) -> None:
+    report = check(beside(attend), x(), fail_on="unmeasured")
+    assert (report.findings, report.exit_code) == ((), 0)
+    assert "not judged" not in summary_line(report)
+    assert "Passed" in to_html(report)
+    assert "Everything that ran was measured" in to_html(report)
+
+
+def test_nothing_else_to_judge_is_an_error() -> None:
+    with pytest.raises(ModelError, match="no attention could be read"):
+        check(Attention(online), x())
+
+
+def test_health_is_apart_from_the_verdict() -> None:
+    report = check(beside(times_mask), x())
+    assert [(call.verdict, call.health) for call in report.calls] == [("exact", "ok"), ("unmeasured", "unmeasured")]
+    assert [call["health"] for call in to_document(report)["calls"]] == ["ok", "unmeasured"]
+
+
+def test_a_static_audit_has_no_health() -> None:
+    report = check(beside(right), x(), static=True)
+    assert [(call.verdict, call.health) for call in report.calls] == [("exact", "unmeasured")] * 2
+    assert report.findings == ()
+
+
+class Half(nn.Module):
+    """Runs one of its two attentions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Attention(right), Attention(right)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.first(x)
+
+
+def test_an_attention_that_did_not_run_is_a_note_that_fails_on_request() -> None:
+    report = check(Half(), x(), fail_on="unmeasured")
+    assert (unjudged(report), report.exit_code) == ([("second", "note")], 1)
+    assert check(Half(), x(), fail_on="fail").exit_code == 0
+    assert to_text(report).count("did not run with these inputs") == 1
+
+
+def test_an_implementation_that_was_asked_for_and_is_not_there() -> None:
+    report = check(Half(), x(), attn="sdpa", fail_on="unmeasured")
+    assert ("", "warn") in unjudged(report)
+    assert ("", "warn") not in unjudged(check(Half(), x(), attn="both"))  # there is one, and it was audited
+    assert "attention sdpa was asked for: Half offers no choice of attention" in to_text(report)
+
+
+@pytest.mark.parametrize(("fail_on", "code"), [("unmeasured", 1), ("fail", 0), ("warn", 1), ("never", 0)])
+def test_a_failure_fails_on_unmeasured_as_on_fail(fail_on: str, code: int) -> None:
+    report = check(beside(times_mask), x(), fail_on=fail_on)
+    assert report.exit_code == code
+    wrong = check(Attention(lambda q, k, v, mask: (q @ k.mT * 8**0.5).softmax(-1) @ v), x(), fail_on=fail_on)
+    assert wrong.exit_code == int(fail_on != "never")
+    assert not wrong.unjudged
+
+
+def test_the_command_line_takes_it(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.qkv = nn.Linear(32, 96)\n"
+        "    def forward(self, x):\n"
+        "        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)\n"
+        "        return (q @ k.mT * 8**-0.5 * torch.ones(12, 12).tril()).softmax(-1) @ v\n"
+        "def net():\n    return Net(), (torch.randn(2, 12, 32),)\n"
+    )
+    strict = fresh("mine:net", "--json", "--fail-on", "unmeasured", cwd=tmp_path)
+    assert strict.returncode == 1, strict.stderr
+    document = json.loads(strict.stdout)
+    assert (document["fail_on"], document["exit_code"]) == ("unmeasured", 1)
+    assert [finding["rule"] for finding in document["findings"]] == ["unmeasured"]
+    assert "1 attention not judged" in strict.stderr
