@@ -6,8 +6,9 @@ import math
 import pytest
 from torch import nn
 
-from sqrtdk.audit.declared import declared, yarn_mscale
+from sqrtdk.audit.declared import declared
 from sqrtdk.audit.families import FAMILIES, MLA_YARN
+from sqrtdk.audit.multipliers import yarn_mscale
 
 hf = pytest.importorskip("transformers")
 
@@ -16,6 +17,12 @@ hf = pytest.importorskip("transformers")
     ("config", "expected"),
     [
         ({"query_pre_attn_scalar": 144}, 144**-0.5),
+        ({"attention_scores_scalar": 168}, 168**-0.5),
+        ({"use_attn_scale": True, "attn_scale": 12.0}, 1 / 12),
+        ({"use_attn_scale": False, "attn_scale": 12.0}, 1.0),
+        ({"use_scale": False}, 1.0),
+        ({"rope_adjustments": {"factor": 40.0, "mscale_all_dim": 1.0}}, 0.25 * (0.1 * math.log(40) + 1) ** 2),
+        ({"base_seqlen": 256, "proportional_attn": True}, 0.25 * math.sqrt(math.log(24) / math.log(256))),
         ({"attention_multiplier": 0.0078125}, 0.0078125),
         ({"attn_config": {"softmax_scale": 0.2}}, 0.2),
         ({"scale_attn_weights": False}, 1.0),
@@ -51,6 +58,13 @@ def test_declared_value(make_call, config, expected):
         {"query_pre_attn_scalar": None, "attention_multiplier": None},
         {"query_pre_attn_scalar": "256", "attention_multiplier": True, "softmax_scale": float("nan")},
         {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
+        {"attention_scores_scalar": -4, "attn_scale": 12.0, "use_scale": 0, "scaling": False},
+        {"attention_scores_scalar": None, "use_attn_scale": True, "attn_scale": -1.0},  # its own sign for the default
+        {"base_seqlen": 256, "proportional_attn": False},
+        {"base_seqlen": 1},
+        {"rope_adjustments": {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}},
+        {"use_logn_attn": True, "seq_length": 24},
+        {"use_logn_attn": False, "seq_length": 8},
         {"rope_scaling": {"type": "linear", "factor": 8.0}},
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
         {"rope_scaling": {"type": "yarn", "factor": 1.0}},
@@ -144,6 +158,19 @@ def test_every_family_of_the_tables_exists(name):
     known = {"kimi_k2", "diffusion_gemma_text"}  # not of transformers, or of a later release
     source = importlib.import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING_NAMES
     assert name in source or name in known or name.rpartition("_")[0] in source or name.split("_")[0] in source
+
+
+def test_logarithm_of_the_position_is_an_interval_that_starts_past_the_trained_length(make_call):
+    found = declared(make_call(key_len=64), None, {"use_logn_attn": True, "seq_length": 8})
+    assert found.interval
+    assert found.values == pytest.approx((0.25, 0.25 * 2.0))  # log_8 64 = 2
+
+
+def test_no_scaling_explains_a_run_without_a_scale_and_promises_nothing(make_call):
+    assert declared(make_call(1.0), None, {"scaling": False}).values == (1.0,)
+    assert declared(make_call(0.25), None, {"scaling": False}) is None
+    inputs = hf.TimeSeriesTransformerConfig(prediction_length=4, scaling=False)  # of the series, not of the scores
+    assert declared(make_call(1.0), None, inputs) is None
 
 
 def test_a_config_that_raises_is_no_declaration(make_call):

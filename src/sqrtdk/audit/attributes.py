@@ -75,12 +75,17 @@ STRANGERS = (
     "layerscale", "layer_scale", "residual",
 )  # fmt: skip
 
+# Switches that say False where nothing is to be scaled (Keras, GPT-2, TFT's `scale=False`): they hold the value 1.
+FLAGS = ("use_scale", "use_scaling", "use_attn_scale", "scale_attn_weights", "scale_attn", "scaling", "scaled", "scale")
+FLAG_TEXT = "{} = False"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScaleAttribute:
     """One scale-like number: `owner.name`, at `path` from the site; `values` is None on the meta device.
 
     `store` is the dictionary of the owner that holds it; None where there is none to change it in (TorchScript).
+    `flag`: it is a switch that says False, which is a scale of 1.
     """
 
     owner: nn.Module
@@ -89,6 +94,7 @@ class ScaleAttribute:
     values: tuple[float, ...] | None
     learned: bool
     store: MutableMapping[str, Any] | None
+    flag: bool = False
 
 
 def _read(raw: Any, heads: int) -> tuple[tuple[float, ...] | None, bool] | None:
@@ -133,11 +139,14 @@ def scale_attributes(module: nn.Module | None, heads: int) -> tuple[ScaleAttribu
     owners = [("", module), *((name, child) for name, child in module.named_children() if _holds_scale(name, child))]
     found = []
     for prefix, owner in owners:
-        for name in SCALE_ATTRIBUTES:
+        for name in dict.fromkeys((*SCALE_ATTRIBUTES, *FLAGS)):
             raw, store = _stored(owner, name)
-            read = None if raw is None else _read(raw, heads)
+            path = f"{prefix}.{name}" if prefix else name
+            if raw is False and name in FLAGS:
+                found.append(ScaleAttribute(owner, name, path, (1.0,), False, store, flag=True))
+                continue
+            read = None if raw is None or name not in SCALE_ATTRIBUTES else _read(raw, heads)
             if read is not None:
-                path = f"{prefix}.{name}" if prefix else name
                 found.append(ScaleAttribute(owner, name, path, read[0], read[1], store))
     return tuple(found)
 
@@ -145,6 +154,9 @@ def scale_attributes(module: nn.Module | None, heads: int) -> tuple[ScaleAttribu
 def readings(attribute: ScaleAttribute, head_dim: int) -> Iterator[tuple[str, tuple[float, ...]]]:
     """Every reading of the attribute as an effective scale, with its text."""
     if attribute.values is None:
+        return
+    if attribute.flag:
+        yield FLAG_TEXT.format(attribute.path), attribute.values
         return
     for text, function in SCALE_ATTRIBUTES[attribute.name]:
         yield text.format(attribute.path), tuple(function(value, head_dim) for value in attribute.values)
@@ -170,4 +182,9 @@ def holding(
 
 def names_the_scale(attribute: ScaleAttribute) -> bool:
     """Whether the attribute's name is one that nothing but the softmax's whole scale has."""
-    return SCALE_ATTRIBUTES[attribute.name] == (PLAIN,)
+    return not attribute.flag and SCALE_ATTRIBUTES[attribute.name] == (PLAIN,)
+
+
+def is_flag(text: str) -> bool:
+    """Whether the text of a reading is that of a switch that says False."""
+    return text.endswith(FLAG_TEXT.format(""))

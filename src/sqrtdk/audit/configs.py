@@ -1,4 +1,4 @@
-"""Where a module's configuration is, and how to read a field of it, whatever object it is."""
+"""How to read a field of a configuration, whatever object it is. Which object governs a module is `governing.py`'s."""
 
 from __future__ import annotations
 
@@ -77,44 +77,3 @@ def model_type(config: Any) -> str:
 def is_transformers(config: Any) -> bool:
     """Whether the config is of a class that transformers itself ships, whose code is known."""
     return type(config).__module__.startswith("transformers.")
-
-
-def _usable(config: Any) -> bool:
-    return (
-        config is not None
-        and not isinstance(config, nn.Module)
-        and (isinstance(config, Mapping) or present(config, "__dict__") or present(config, "__slots__"))
-    )
-
-
-def _sub_config(config: Any, site: str) -> Any:
-    """The sub-config of a composite that governs `site`: the one whose stem ("vision", "text") is in the path."""
-    if isinstance(config, Mapping):
-        names = [name for name in config if isinstance(name, str)]
-    else:
-        names = [name for name in held(config) if isinstance(name, str)]
-    for name in names:
-        stem = name.removesuffix("_config")
-        sub = field(config, name)
-        if stem and _usable(sub) and (name.endswith("_config") or stem in ("encoder", "decoder")):
-            parts = site.replace("_", ".").split(".")
-            if stem in parts:
-                return sub
-    return config
-
-
-def config_at(model: nn.Module, site: str) -> Any:
-    """The config that governs the module at `site`: its own, else the nearest parent's; None when there is none.
-
-    A composite (text_config, vision_config, decoder, ...) gives way to the part that the path names.
-    """
-    parts = site.split(".") if site else []
-    for depth in range(len(parts), -1, -1):
-        path = ".".join(parts[:depth])
-        module = module_at(model, path)
-        if module is None:
-            continue
-        config = held(module).get("config", field(type(module), "config"))
-        if _usable(config) and not isinstance(config, type):
-            return _sub_config(config, ".".join(parts[depth:]) if depth < len(parts) else site)
-    return None

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from sqrtdk.audit.configs import config_at, module_at
+from sqrtdk.audit.configs import module_at
+from sqrtdk.audit.governing import config_at
 from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.trace.records import AttentionCall, NotMeasured
 

@@ -25,6 +25,8 @@ def _dropped(call: AttentionCall, attributes: tuple[ScaleAttribute, ...]) -> boo
         return False
     textbook = {PLAIN: (inverse_root(call.head_dim),), INVERSE: (math.sqrt(call.head_dim),)}
     for attribute in attributes:
+        if attribute.flag:
+            continue
         expected = textbook.get(SCALE_ATTRIBUTES[attribute.name][0])
         if expected and attribute.values and not attribute.learned and matches(attribute.values, expected):
             return True

@@ -1,4 +1,4 @@
-"""Does the scale of a call follow an attribute of its module? Enlarge the attribute, run once more, and compare."""
+"""Does the scale of a call follow an attribute of its module? Change the attribute, run once more, and compare."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Probe = Callable[[Mapping[Key, ScaleAttribute]], Mapping[Key, bool]]
 
 @contextmanager
 def enlarged(attributes: Iterable[ScaleAttribute], factor: float = FACTOR) -> Iterator[None]:
-    """Multiply numbers and buffers by `factor` for the time of the block; the same objects are put back."""
+    """Multiply numbers and buffers by `factor`, and turn switches, for the time of the block; they are put back."""
     restore: list[tuple[MutableMapping[str, Any], str, Any]] = []
     seen: set[tuple[int, str]] = set()
     try:
@@ -30,7 +30,8 @@ def enlarged(attributes: Iterable[ScaleAttribute], factor: float = FACTOR) -> It
             seen.add(key)
             value = store[attribute.name]
             restore.append((store, attribute.name, value))
-            store[attribute.name] = (value.detach() if isinstance(value, torch.Tensor) else value) * factor
+            number = value.detach() if isinstance(value, torch.Tensor) else value
+            store[attribute.name] = not value if attribute.flag else number * factor
         yield
     finally:
         for store, name, value in restore:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from sqrtdk.audit.attributes import ScaleAttribute, holders, names_the_scale, scale_attributes
-from sqrtdk.audit.configs import config_at, module_at
+from sqrtdk.audit.configs import module_at
+from sqrtdk.audit.data import scaled_by_data, without_data
 from sqrtdk.audit.declared import Declaration, declared
+from sqrtdk.audit.governing import config_at
 from sqrtdk.audit.layers import layer_of, layer_pattern, ranks, siblings_text, strangers
 from sqrtdk.audit.mistakes import NOT_EXCUSED, name_mistake, root_factors
 from sqrtdk.audit.norms import cosine_gain, norm_rule, normalised
 from sqrtdk.audit.probe import Key, Probe
+from sqrtdk.audit.proportional import by_argument
 from sqrtdk.audit.records import JudgedCall
 from sqrtdk.audit.tolerance import SCALE_TOLERANCE, close, inverse_root, matches
 from sqrtdk.trace.records import AttentionCall, Factor
@@ -97,6 +101,14 @@ def judge(
     problem = _unmeasured(call)
     if call.head_dim < 1:
         return JudgedCall(call, "unmeasured", reason=problem)
+    if scaled_by_data(call):
+        rest = without_data(call)
+        if rest is not None:
+            return _beside_data(call, judge(rest, module, config, layer, layered=layered, follows=follows))
+        told = "what stands beside a factor computed from the data could not be read"
+        return JudgedCall(
+            call, "unmeasured", reason=f"{told}: {problem or call.scale.reason or ', '.join(call.unknown)}"
+        )
     declaration = declared(call, module, config, layer)
     learned = _learned(call)
     textbook = inverse_root(call.head_dim)
@@ -127,10 +139,21 @@ def judge(
     attributes = scale_attributes(module, call.heads)
     if rule := norm_rule(call, effective, attributes):
         return JudgedCall(call, "declared", declared_by=rule, expected=effective[0])
+    if rule := by_argument(call, module):
+        return JudgedCall(call, "declared", declared_by=rule, expected=effective[0])
     judged = _by_attribute(call, effective, attributes, layered if layer else None, follows)
     if judged.mistake == "unknown" and (rule := cosine_gain(call, effective)):
         return JudgedCall(call, "declared", declared_by=rule, expected=effective[0])
     return judged
+
+
+def _beside_data(call: AttentionCall, fixed: JudgedCall) -> JudgedCall:
+    """The verdict where a factor is of the data: no mistake is named on it, only on what stands beside it."""
+    if fixed.verdict in ("exact", "declared"):
+        by = f"a factor computed from the data, beside {fixed.declared_by or '1/sqrt(head_dim)'}"
+        return JudgedCall(call, "declared", declared_by=by)
+    reason = "; ".join(filter(None, (fixed.reason, "in the factors beside one that is computed from the data")))
+    return replace(fixed, call=call, reason=reason, attribute=None)
 
 
 def _name(factor: Factor) -> str:
@@ -190,10 +213,11 @@ def _by_attribute(
     mistake, how = name_mistake(call, effective[0], layered=layered)
     excused = mistake not in (*NOT_EXCUSED, "layer_index", "missing")
     excused = excused and not (mistake == "twice" and root_factors(call) >= 2)
-    if held is not None and mistake == "missing":
-        excused = follows(held) is True and names_the_scale(held)  # T5's way; alpha and temperature are 1 by default
+    if held is not None and mistake == "missing":  # T5's way; alpha and temperature are 1 by default, False is written
+        excused = held.flag or (follows(held) is True and names_the_scale(held))
     if held is not None and excused:
-        by = f"attribute {text} = {effective[0]:.6g}" + (" (learned)" if held.learned else "")
+        by = f"attribute {text}" if held.flag else f"attribute {text} = {effective[0]:.6g}"
+        by += " (learned)" if held.learned else ""
         return JudgedCall(call, "declared", None, by, effective[0], how if mistake == "twice" else None, text)
     if held is not None and mistake in NOT_EXCUSED:
         idle = f"attribute {text} holds the value of {mistake}"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sqrtdk.trace import ops
 from sqrtdk.trace.constants import evaluate
-from sqrtdk.trace.factors import describe, read_factor
+from sqrtdk.trace.factors import describe, of_the_data, read_factor
 from sqrtdk.trace.graph import Node, replay
 from sqrtdk.trace.lineage import follow
 from sqrtdk.trace.masks import BESIDES_MASK, HIDDEN, Addend, read_addend
@@ -90,6 +90,7 @@ def _read_step(node: Node, main: Node, views: list[Node]) -> list[Step]:
         factor = read_factor(node, index, "logits", heads_axis=-3)
         if factor is None and _is_binary(node.operands.get(index)):
             return []  # z * m before z + -1e4 * (1 - m): the mask's first half
+        factor = of_the_data(node.args[index], factor)
         if factor is None or (node.op == "div" and index == 0):
             return [Step("unknown", name=f"{node.op} by a tensor")]
         return [Step("scale", factor=factor)]

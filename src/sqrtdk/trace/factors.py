@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from sqrtdk.trace import ops
 from sqrtdk.trace.graph import Node
-from sqrtdk.trace.records import Factor
+from sqrtdk.trace.records import DATA, Factor
 
 
 def read_factor(node: Node, position: int, where: str, heads_axis: int) -> Factor | None:
@@ -55,6 +56,16 @@ def tensor_factor(
     numbers = [1 / float(v) if inverse else float(v) for v in repeated[:, 0]]
     mean = math.exp(sum(math.log(abs(v)) for v in numbers) / len(numbers)) if all(numbers) else 0.0
     return Factor(mean, where, _source(arg), per_head=tuple(numbers), learned=_learned(arg))
+
+
+def of_the_data(arg: object, factor: Factor | None) -> Factor | None:
+    """The factor on the logits, marked where it is computed from the data: one a sequence, head or row, none a key.
+
+    What descends from the logits themselves (their size, their maximum) is a step of their own, and no factor.
+    """
+    if not isinstance(arg, Node) or not arg.act or arg.products or arg.shape[-1:] not in ((), (1,)):
+        return factor
+    return replace(factor or Factor(None, "logits", DATA), source=DATA, learned=False)
 
 
 def _held(node: Node) -> int:

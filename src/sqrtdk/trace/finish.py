@@ -79,6 +79,7 @@ def finish(draft: Draft, index: int, module_class: str) -> AttentionCall:
         unknown=unknown,
         stats=draft.stats.heads if draft.stats is not None else None,
         stats_reason=draft.stats_reason,
+        shared_qk=_shared(draft, query, key, width),
     )
 
 
@@ -107,6 +108,14 @@ def _same_source(query: Node | None, key: Node | None) -> bool | None:
     if query.source is None or key.source is None:
         return None
     return query.source == key.source
+
+
+def _shared(draft: Draft, query: Side, key: Side, width: int) -> bool:
+    """Whether q and k are the whole of one projection each: a fused one holds the other beside."""
+    root, layout = query.root, draft.layout
+    if root is None or root is not key.root:
+        return False
+    return math.prod(root.shape) == layout.batch * layout.heads * layout.rows * width
 
 
 def _stages(draft: Draft) -> list[Stage]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from sqrtdk.trace.chain import Step
 from sqrtdk.trace.lineage import Side
 from sqrtdk.trace.masks import BESIDES_MASK
-from sqrtdk.trace.records import Factor
+from sqrtdk.trace.records import DATA, Factor
 
 
 def number(value: float) -> str:
@@ -37,7 +37,9 @@ class _Expression:
         self.terms = 1
 
     def scale(self, factor: Factor) -> None:
-        if factor.per_head is not None or factor.learned:
+        if factor.source == DATA:
+            self.symbols.append(DATA)
+        elif factor.per_head is not None or factor.learned:
             self.symbols.append(_symbol(factor))
         elif factor.value is None:
             self.symbols.append("?")

@@ -54,7 +54,7 @@ def read(op: str, site: str, arguments: dict[str, Any], *, measure: bool) -> Dra
         for x, w, b in ((query, q_weight, q_bias), (key, k_weight, k_bias))
     )
     layout = Layout(q.shape[0], heads, q.shape[-2], k.shape[-2], width, width)
-    root = Node("linear", tuple(query.shape), act=True, site=site)
+    root = Node("linear", (*query.shape[:-1], 3 * query.shape[-1]), act=True, site=site)  # q, k and v side by side
     root.is_root, root.width, root.source = True, query.shape[-1], root.serial
     key_root = root if key is query else Node("linear", tuple(key.shape), act=True, site=site)
     draft = Draft(

@@ -9,18 +9,21 @@ from dataclasses import dataclass
 
 from sqrtdk.stats.heads import HeadStats
 
+DATA = "data"  # source of a factor on the logits that is computed from the inputs: no constant of the model
+
 
 @dataclass(frozen=True, slots=True)
 class Factor:
     """One multiplication on the way from the projections to the softmax.
 
-    `value` is the number, or None where it could not be read (no data on the meta device). `per_head` holds one
+    `value` is the number, or None where it could not be read (no data on the meta device) or where there are several
+    (a factor of the data, one a sequence). `per_head` holds one
     number a head when they differ; `value` is then their geometric mean.
     """
 
     value: float | None
     where: str  # "q", "k", "logits", or "op" (the scale argument of a fused call)
-    source: str  # what multiplied: "number", "0-d tensor", "tensor", "parameter attn.logit_scale", "sdpa scale", ...
+    source: str  # what multiplied: "number", "tensor", "parameter attn.logit_scale", "sdpa scale", DATA, ...
     per_head: tuple[float, ...] | None = None
     learned: bool = False
 
@@ -118,6 +121,7 @@ class AttentionCall:
     unknown: tuple[str, ...] = ()  # operations that the lineage could not follow
     stats: HeadStats | None = None
     stats_reason: str | None = None  # why stats is None
+    shared_qk: bool = False  # q and k are one and the same projection (Reformer), as far as it could be followed
 
 
 NEVER_USED = "its weights never reach a value product"

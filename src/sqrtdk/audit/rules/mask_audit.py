@@ -3,7 +3,7 @@
 - a leak of the future: critical. Rows of self-attention that see keys after their own and none before; a causal mask
   off by one, which shows every row the key after its own; weight on future keys (j > i) above 1e-4 in a module that
   says it is causal. What declares a prefix, two directions, blocks or a lookahead (`audit.lookahead`) is believed;
-- a causal mask off by one that hides a row's own key: warn;
+- a causal mask off by one that hides a row's own key: warn, a note where q and k are one projection (Reformer);
 - blind rows see no key (note: padding makes them; their output must be 0 or unused);
 - uniform rows have every key at finfo.min, so the softmax averages masked keys (note: padding makes them; fail when
   every row is one);
@@ -13,7 +13,8 @@
 - a float mask of 0 and 1 that was added: fail, it moves the logits by 1 and hides nothing;
 - weights masked after the softmax: fail, a note where the logits are masked as well; none where they are then divided
   by their sum, which is a mask;
-- a bias multiplied by the scale: warn, unless the family does so on purpose (Falcon's ALiBi).
+- a bias multiplied by the scale: warn, unless the family does so on purpose (Falcon's ALiBi), or it stands beside a
+  factor of the data (de-stationary attention: (tau q.k + delta) / sqrt(d)).
 Sources: a masked key has weight 0 by definition (Vaswani et al. 2017, section 3.2.3); 1e-4 is above what an additive
 -1e4 leaves (e^-1e4 = 0) and below what a mask of -10 leaks.
 """
@@ -25,6 +26,7 @@ from typing import Any
 
 from sqrtdk.audit.configs import field, model_type
 from sqrtdk.audit.context import Context
+from sqrtdk.audit.data import scaled_by_data
 from sqrtdk.audit.families import SCALED_BIAS
 from sqrtdk.audit.lookahead import lookahead, may_see_ahead
 from sqrtdk.audit.records import Finding, JudgedCall
@@ -99,6 +101,23 @@ def _pattern(call: AttentionCall) -> Fault | None:
     return None
 
 
+def _own_key(call: AttentionCall) -> Fault | None:
+    """A causal mask without its diagonal, rightly so where q and k are one projection (Kitaev et al. 2020, Reformer).
+
+    The product of a token with itself would outweigh every other. The first row, which sees no other, sees itself.
+    """
+    mask, rows, groups = call.mask, call.query_len, call.batch * call.heads
+    if not call.shared_qk or mask is None or rows != call.key_len or rows < LEAST_ROWS:
+        return None
+    if not mask.band or mask.least != 1 or mask.greatest != rows - 1:
+        return None
+    return (
+        "note", float(groups), 0.0,
+        f"{groups} of {groups * rows} rows see no key but their own, which is hidden: q and k are one projection",
+        "hide a row's own key less than the others, so that the first row sees itself", SOURCE,
+    )  # fmt: skip
+
+
 def _blind(mask: Mask, rows: int) -> Fault:
     """Rows that see no key, which padding explains unless the mask is a band along the diagonal."""
     fix = "expected of padding; leave those rows out of the loss"
@@ -127,7 +146,8 @@ def _found(context: Context, judged: JudgedCall) -> Iterable[Fault]:
     """The faults of one call."""
     call, mask = judged.call, judged.call.mask
     rows = call.batch * call.heads * call.query_len
-    pattern = _pattern(call)
+    own = _own_key(call)
+    pattern = own or _pattern(call)
     owners = _owners(context, call.site)
     if pattern is not None and not (mask is not None and mask.least == -1 and lookahead(owners)):
         yield pattern
@@ -137,7 +157,7 @@ def _found(context: Context, judged: JudgedCall) -> Iterable[Fault]:
             pattern is None and mask.blind_rows and mask.blind_rows > (mask.uniform_rows or 0)
         ):  # a uniform row sees no key either
             yield _blind(mask, rows)
-        if mask.uniform_rows:
+        if mask.uniform_rows and own is None:
             yield (
                 "fail" if mask.uniform_rows >= UNIFORM * rows else "note", float(mask.uniform_rows), 0.0,
                 f"{mask.uniform_rows} of {rows} rows have every key at {mask.fill}: they average masked keys",
@@ -149,7 +169,8 @@ def _found(context: Context, judged: JudgedCall) -> Iterable[Fault]:
                 f"masked keys get up to {mask.masked_weight:.3g} of a row's weight (fill {mask.fill})",
                 "mask with -inf or finfo.min, added after scale and softcap", SOURCE,
             )  # fmt: skip
-        unread = mask.fill is None and _scaled_on_purpose(context, call.site)  # without values a bias looks like a mask
+        purpose = _scaled_on_purpose(context, call.site) or scaled_by_data(call)
+        unread = mask.fill is None and purpose  # without values a bias looks like a mask
         if mask.scaled_by is not None and not close(mask.scaled_by, 1.0) and not unread:
             yield (
                 "note" if mask.fill is None or mask.fill <= -HARMLESS_FILL else "warn",
@@ -167,7 +188,8 @@ def _found(context: Context, judged: JudgedCall) -> Iterable[Fault]:
             SOURCE,
         )  # fmt: skip
     bias = call.bias_scaled_by
-    if bias is not None and not close(bias, 1.0) and not _scaled_on_purpose(context, call.site):
+    meant = _scaled_on_purpose(context, call.site) or (scaled_by_data(call) and call.bias == "bias")
+    if bias is not None and not close(bias, 1.0) and not meant:
         yield (
             "warn", bias, 1.0,
             f"the {call.bias or 'bias'} was multiplied by {bias:.4g}", "add the bias after the scale", BIAS_SOURCE,

@@ -3,15 +3,17 @@
 Formula: r = effective scale * sqrt(head_dim). Threshold: |r - 1| <= 1%, and no declaration (Vaswani et al. 2017,
 section 3.2.1; the 1% is `audit.tolerance`). An attribute that holds the mistake itself lowers a failure to a warning:
 somebody wrote that value, but it is the signature of an error. So is, as a warning, a scale of 1 that the run takes
-from an attribute, and a layer whose attribute declares another scale than its siblings have. Contradicted declarations
-are `declared_vs_actual`'s.
+from an attribute (a note where a switch like `use_scale` says False), and a layer whose attribute declares another
+scale than its siblings have. Contradicted declarations are `declared_vs_actual`'s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from sqrtdk.audit.attributes import is_flag
 from sqrtdk.audit.context import Context
+from sqrtdk.audit.data import without_data
 from sqrtdk.audit.layers import by_attribute, siblings_text, strangers
 from sqrtdk.audit.mistakes import MISTAKES, NOT_EXCUSED
 from sqrtdk.audit.records import Finding
@@ -23,6 +25,7 @@ SOURCE = "Vaswani et al. 2017, section 3.2.1; tolerance 1% for bf16 constants"
 
 def _size(call: AttentionCall) -> str:
     """The scale beside the textbook's, as a person would put it."""
+    call = without_data(call) or call
     ratio = call.scale.ratio
     text = f"scale {call.scale.effective:.6g} instead of 1/sqrt({call.head_dim}) = {inverse_root(call.head_dim):.4g}"
     if ratio is None or ratio <= 0:
@@ -51,7 +54,8 @@ def check(context: Context) -> Iterable[Finding]:
             )
         elif by_attribute(judged) and judged.expected is not None and close(judged.expected, 1.0):
             message = f"{_size(call)}: nothing but attribute {judged.attribute} says so"
-            yield _finding(call, "warn", message, MISTAKES["missing"].fix)
+            written = judged.attribute is not None and is_flag(judged.attribute)
+            yield _finding(call, "note" if written else "warn", message, MISTAKES["missing"].fix)
         elif by_attribute(judged) and judged.reason is not None:
             message = f"{_size(call)}, by attribute {judged.attribute}: {judged.reason}"
             yield _finding(call, "note", message, MISTAKES["unknown"].fix)

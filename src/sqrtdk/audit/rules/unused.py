@@ -13,6 +13,7 @@ from torch import nn
 
 from sqrtdk.audit.configs import number
 from sqrtdk.audit.context import Context
+from sqrtdk.audit.governing import SOFTCAP_FIELDS
 from sqrtdk.audit.norms import normalised
 from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.audit.tolerance import close
@@ -21,7 +22,6 @@ NORM_NAMES = (
     "q_norm", "k_norm", "qk_norm", "query_norm", "key_norm", "norm_q", "norm_k", "q_layernorm", "k_layernorm",
     "query_layernorm", "key_layernorm", "q_ln", "k_ln", "q_layer_norm", "k_layer_norm",
 )  # fmt: skip
-SOFTCAP_FIELDS = ("attn_logit_softcapping", "attn_logit_softcap", "attention_logit_softcapping", "attention_logit_cap")
 SOFTCAP_ATTRIBUTES = ("attn_logit_softcapping", "attn_logit_softcap", "softcap", "soft_cap", "logit_softcap")
 SOURCE = "the module or the config says so, the run does not show it"
 

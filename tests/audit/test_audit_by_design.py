@@ -1,0 +1,399 @@
+"""Scales and masks that a model has by design, and the mistake that stands beside each.
+
+Switches that say False, factors of the sequence's length and of the data, the hidden diagonal of shared q and k.
+"""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from sqrtdk.audit.check import check
+from sqrtdk.audit.verdicts import judge
+
+HEADS, WIDTH, LENGTH = 4, 16, 24
+
+
+def found(report):
+    """The rules that found something above a note."""
+    return [finding.rule for finding in report.findings if finding.severity != "note"]
+
+
+def audited(model, *inputs, static=False, length=LENGTH, batch=2):
+    """The report, its one judged call, and the rules that found something above a note."""
+    report = check(model, inputs or (torch.randn(batch, length, HEADS * WIDTH),), static=static)
+    (judged,) = report.calls
+    return report, judged, found(report)
+
+
+class Projected(nn.Module):
+    """Projections of q, k and v, each (B, H, L, E)."""
+
+    def __init__(self, **attributes):
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(HEADS * WIDTH, HEADS * WIDTH) for _ in range(3))
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def heads(self, x):
+        return x.unflatten(-1, (HEADS, WIDTH)).transpose(1, 2)
+
+    def projected(self, x):
+        return (self.heads(proj(x)) for proj in (self.q_proj, self.k_proj, self.v_proj))
+
+
+# --- switches ---
+
+
+class Switched(Projected):
+    """Scales where its switch says so, as Keras, GPT-2 and the temporal fusion transformer do."""
+
+    switch = "use_scale"
+
+    def forward(self, x):
+        q, k, v = self.projected(x)
+        on = getattr(self, self.switch)
+        return (q @ k.mT * (WIDTH**-0.5 if on else 1.0)).softmax(-1) @ v
+
+
+class Deaf(Projected):
+    """Never scales, whatever a switch says."""
+
+    def forward(self, x):
+        q, k, v = self.projected(x)
+        return (q @ k.mT).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("name", ["use_scale", "scaling", "scale", "scale_attn", "scale_attn_weights"])
+def test_a_switch_that_says_false_declares_and_is_followed(name):
+    class Named(Switched):
+        switch = name
+
+    model = Named(**{name: False})
+    report, judged, above = audited(model)
+    assert (judged.verdict, judged.declared_by, above) == ("declared", f"attribute {name} = False", [])
+    assert any(f.rule == "scale_ledger" and "nothing but attribute" in f.message for f in report.findings)
+    assert getattr(model, name) is False  # it was turned, and put back
+    assert audited(Named(**{name: True}))[1].verdict == "exact"
+
+
+def test_a_switch_that_the_run_does_not_follow_declares_nothing():
+    _, judged, above = audited(Deaf(use_scale=False))
+    assert (judged.verdict, judged.mistake, above) == ("unexplained", "missing", ["scale_ledger"])
+    assert "the scale does not follow" in judged.reason
+    assert audited(Deaf(use_scale=True))[1].mistake == "missing"
+    assert audited(Deaf(lora=nn.ModuleDict({"scaling": nn.Linear(1, 1)})))[1].mistake == "missing"
+
+
+def test_a_switch_that_can_not_be_turned_is_taken_at_its_word():
+    class Learned(Projected):  # Keras: a learned scale is only built where it is used
+        def forward(self, x):
+            q, k, v = self.projected(x)
+            scores = q @ k.mT
+            return (scores * self.learned_scale if self.use_scale else scores).softmax(-1) @ v
+
+    assert audited(Learned(use_scale=False))[1].declared_by == "attribute use_scale = False"
+    gain = nn.Parameter(torch.tensor(0.7))
+    assert "(learned)" in audited(Learned(use_scale=True, learned_scale=gain))[1].declared_by
+
+
+def test_a_switch_excuses_no_other_value():
+    class Halved(Projected):
+        def forward(self, x):
+            q, k, v = self.projected(x)
+            return (q @ k.mT * (0.25 if self.use_scale else HEADS**-0.5)).softmax(-1) @ v
+
+    _, judged, above = audited(Halved(use_scale=False))
+    assert (judged.verdict, judged.mistake, above) == ("unexplained", "head_count", ["scale_ledger"])
+
+
+def test_one_layer_that_is_switched_off_is_missing_its_scale():
+    layers = nn.ModuleList(nn.ModuleDict({"attn": Switched(use_scale=on)}) for on in (True, False, True))
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer["attn"](x).transpose(1, 2).flatten(2)
+            return x
+
+    report = check(Model(), (torch.randn(2, LENGTH, HEADS * WIDTH),))
+    assert [judged.mistake for judged in report.calls] == [None, "missing", None]
+
+
+@pytest.mark.parametrize("name", ["use_scale", "scale_attn_weights"])
+def test_a_switch_in_the_config_is_strong(name):
+    config = {name: False}
+    assert audited(Deaf(config=config))[1].declared_by.startswith(f"config.{name} = False")
+    assert audited(Deaf(config=config))[2] == []
+    assert audited(Switched(use_scale=True, config=config))[2] == ["declared_vs_actual"]
+
+
+def test_scaling_in_the_config_explains_and_does_not_promise():
+    _, judged, above = audited(Deaf(config={"scaling": False}))
+    assert (judged.declared_by, above) == ("config.scaling = False (no scale)", [])
+    assert audited(Switched(use_scale=True, config={"scaling": False}))[1].verdict == "exact"
+    assert audited(Deaf(config={"scaling": True}))[1].mistake == "missing"
+
+
+# --- the length of the sequence ---
+
+
+class Proportional(Projected):
+    """Lumina-T2X: the base length and the switch are set on the module."""
+
+    def forward(self, x):
+        q, k, v = self.projected(x)
+        on = self.applied if hasattr(self, "applied") else math.log(x.shape[1], self.base_seqlen) ** 0.5
+        return functional.scaled_dot_product_attention(q, k, v, scale=on * WIDTH**-0.5)
+
+
+class Processor:
+    """Diffusers: the base length is an argument of the processor that the module calls."""
+
+    def __call__(self, attn, x, base_sequence_length=None, wrong=1.0):
+        q, k, v = attn.projected(x)
+        factor = math.log(x.shape[1], base_sequence_length) ** 0.5 if base_sequence_length else 1.0
+        return functional.scaled_dot_product_attention(q, k, v, scale=wrong * factor * WIDTH**-0.5)
+
+
+class Processed(Projected):
+    def forward(self, x, **options):
+        return self.processor(self, x, **options)
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_proportional_attention_is_declared_by_its_base(static):
+    told = f"attribute base_seqlen = 256 (proportional attention: sqrt(log_256({LENGTH})))"
+    right = Proportional(base_seqlen=256, proportional_attn=True)
+    _, judged, above = audited(right, static=static)
+    assert (judged.verdict, judged.declared_by, above) == ("declared", told, [])
+    dropped = Proportional(base_seqlen=256, proportional_attn=True, applied=1.0)
+    assert audited(dropped, static=static)[2] == ["declared_vs_actual"]
+    off = Proportional(base_seqlen=256, proportional_attn=False)
+    assert audited(off, static=static)[2] == ["scale_ledger"]
+
+
+def test_a_base_that_nobody_switched_on_lets_the_textbook_stand():
+    assert audited(Proportional(base_seqlen=256))[1].verdict == "declared"
+    assert audited(Proportional(base_seqlen=256, applied=1.0))[1].verdict == "exact"
+    assert audited(Proportional(base_seqlen=256, applied=1.1))[2] == ["declared_vs_actual"]
+    assert audited(Proportional(config={"base_sequence_length": 256}, base_seqlen=256))[1].verdict == "declared"
+
+
+@pytest.mark.parametrize("base", [64, 256, 1024, 4096])
+def test_a_base_that_is_an_argument_is_read_back_from_the_scale(base):
+    x = torch.randn(2, LENGTH, HEADS * WIDTH)
+    report = check(Processed(processor=Processor()), {"x": x, "base_sequence_length": base})
+    told = f"argument base_sequence_length = {base} (proportional attention: sqrt(log_{base}({LENGTH})/head_dim))"
+    assert [judged.declared_by for judged in report.calls] == [told]
+    assert found(report) == []
+
+
+@pytest.mark.parametrize("wrong", [0.9, 1.1, 4.0, 0.25, 0.5, 2.0])
+def test_a_constant_gives_back_no_whole_base(wrong):
+    x = torch.randn(2, LENGTH, HEADS * WIDTH)
+    report = check(Processed(processor=Processor()), {"x": x, "wrong": wrong})
+    assert found(report) == ["scale_ledger"]
+    both = check(Processed(processor=Processor()), {"x": x, "wrong": wrong, "base_sequence_length": 256})
+    assert found(both) == ["scale_ledger"]
+
+
+def test_a_mistake_that_gives_back_a_whole_base_by_chance_is_one(make_call):
+    module = Processed(processor=Processor())
+    chance = {"query_len": 256, "key_len": 256, "effective": 8**-0.5}  # r^2 = 2 = log_16(256)
+    assert judge(make_call(**chance), module).declared_by.startswith("argument base_sequence_length = 16 (")
+    assert judge(make_call(**chance, heads=8, kv_heads=8), module).mistake == "head_count"
+    assert judge(make_call(**chance)).mistake == "unknown"
+
+
+@pytest.mark.parametrize("changes", [{"query_len": 1}, {"factors": ()}, {"factors": (None,)}, {"effective": None}])
+def test_a_scale_that_was_not_read_gives_back_no_base(make_call, changes):
+    call = make_call(**{"query_len": 256, "key_len": 256, "effective": 8**-0.5, "factors": (8**-0.5,)} | changes)
+    assert judge(call, Processed(processor=Processor())).verdict in ("unexplained", "unmeasured")
+
+
+# --- the data ---
+
+
+class DeStationary(Projected):
+    """Non-stationary Transformers: (tau q.k + delta) / sqrt(d), tau and delta computed from the series' statistics."""
+
+    def __init__(self, scale=WIDTH**-0.5, **attributes):
+        super().__init__(**attributes)
+        self.applied = scale
+        self.tau = nn.Sequential(nn.Linear(HEADS * WIDTH, 8), nn.ReLU(), nn.Linear(8, 1))
+        self.delta = nn.Linear(HEADS * WIDTH, LENGTH)
+
+    def forward(self, x, tau=None):
+        q, k, v = self.projected(x)
+        tau = self.tau(x.std(1)).exp() if tau is None else tau
+        scores = torch.einsum("bhle,bhse->bhls", q, k) * tau[:, None, None] + self.delta(x.mean(1))[:, None, None]
+        return (self.applied * scores).softmax(-1) @ v
+
+
+class DSAttention(DeStationary):
+    """By the name that it has in released code."""
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_factor_of_the_data_is_no_mistake(batch, static):
+    _, judged, above = audited(DeStationary(), batch=batch, static=static)
+    told = "a factor computed from the data, beside 1/sqrt(head_dim)"
+    assert (judged.verdict, judged.mistake, judged.declared_by, above) == ("declared", None, told, [])
+    assert "data * q.k" in judged.call.formula
+
+
+@pytest.mark.parametrize(
+    ("scale", "mistake"), [(1.0, "missing"), (1 / WIDTH, "twice"), (WIDTH**0.5, "inverted"), (0.3, "unknown")]
+)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_what_stands_beside_a_factor_of_the_data_is_judged(scale, mistake, batch):
+    report, judged, above = audited(DeStationary(scale), batch=batch)
+    assert (judged.verdict, judged.mistake) == ("unexplained", mistake)
+    assert "scale_ledger" in above
+    assert f"scale {scale:.6g} instead of" in next(f.message for f in report.findings if f.rule == "scale_ledger")
+
+
+def test_what_stands_beside_a_factor_of_the_data_is_held_against_the_config():
+    config = {"attention_multiplier": 0.3}
+    _, judged, above = audited(DeStationary(0.3, config=config))
+    assert (judged.verdict, above) == ("declared", [])
+    assert "beside config.attention_multiplier = 0.3" in judged.declared_by
+    assert audited(DeStationary(config=config))[2] == ["declared_vs_actual"]
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_a_learned_gain_beside_a_factor_of_the_data_is_declared(static):
+    class Gained(DeStationary):
+        def heads(self, x):
+            return super().heads(x) * self.gain
+
+    gain = nn.Parameter(torch.rand(HEADS, 1, 1) + 0.5)
+    _, judged, above = audited(Gained(gain=gain), static=static)
+    assert (judged.verdict, above) == ("declared", [])
+    assert "beside parameter gain (learned)" in judged.declared_by
+
+
+def test_a_factor_that_is_given_is_of_the_data():
+    x = torch.randn(3, LENGTH, HEADS * WIDTH)
+    assert audited(DeStationary(), x, torch.rand(3, 1) + 0.5)[1].verdict == "declared"
+    one = (x[:1], torch.rand(1, 1) + 0.5)  # a lone number: known by the name of the class
+    assert audited(DSAttention(), *one)[1].verdict == "declared"
+    assert audited(DSAttention(1.0), *one)[1].mistake == "missing"
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_no_mistake_is_named_where_the_rest_was_not_read(batch):
+    class Lost(DeStationary):
+        def heads(self, x):
+            return super().heads(x).cumsum(-1).diff(dim=-1, prepend=torch.zeros(len(x), HEADS, x.shape[1], 1))
+
+    _, judged, _ = audited(Lost(), batch=batch)
+    assert (judged.verdict, judged.mistake) == ("unmeasured", None)
+    assert "beside a factor computed from the data could not be read" in judged.reason
+
+
+def test_a_constant_of_the_code_is_no_factor_of_the_data():
+    class Constant(Projected):
+        def forward(self, x):
+            q, k, v = self.projected(x)
+            return (q @ k.mT * torch.full((2, 1, 1, 1), 1.3) * WIDTH**-0.5).softmax(-1) @ v
+
+    _, judged, above = audited(Constant())
+    assert (judged.verdict, above) == ("unexplained", ["scale_ledger"])
+
+
+def test_a_gate_on_keys_or_from_the_logits_is_no_factor_of_the_data():
+    class Gated(Projected):
+        def forward(self, x):
+            q, k, v = self.projected(x)
+            scores = q @ k.mT * WIDTH**-0.5
+            gate = x.mean(-1)[:, None, None] if self.by == "key" else scores.std(dim=(-1, -2, -3), keepdim=True)
+            return (scores * gate).softmax(-1) @ v
+
+    for by in ("key", "logits"):
+        assert "computed from the data" not in (audited(Gated(by=by))[1].declared_by or "")
+
+
+def test_a_bias_is_scaled_on_purpose_only_beside_a_factor_of_the_data():
+    class Biased(DeStationary):
+        def forward(self, x):
+            q, k, v = self.projected(x)
+            return ((q @ k.mT + self.delta(x.mean(1))[:, None, None]) * WIDTH**-0.5).softmax(-1) @ v
+
+    assert audited(DeStationary())[2] == []
+    assert audited(Biased())[2] == ["mask_audit"]
+
+
+# --- shared q and k ---
+
+
+class Masked(Projected):
+    """Causal attention without its diagonal, which the first row alone sees; `shared` takes q for k."""
+
+    def __init__(self, shared, diagonal=-1, own=-5e4):
+        super().__init__(shared=shared, diagonal=diagonal, own=own)
+        self.qkv = nn.Linear(HEADS * WIDTH, 3 * HEADS * WIDTH)
+
+    def forward(self, x):
+        q, k, v = self.projected(x)
+        if self.shared == "fused":
+            q, k, v = (self.heads(part) for part in self.qkv(x).chunk(3, -1))
+        if self.shared is True:
+            k = functional.normalize(q, dim=-1)
+        scores = q @ k.mT * WIDTH**-0.5
+        size = x.shape[1]
+        eye = torch.eye(size, dtype=torch.bool, device=x.device)
+        later = torch.ones(size, size, dtype=torch.bool, device=x.device).tril(self.diagonal).logical_not()
+        scores = scores.masked_fill(later, torch.finfo(x.dtype).min).masked_fill(eye, self.own)
+        return scores.softmax(-1) @ v
+
+
+def test_the_hidden_diagonal_of_shared_q_and_k_is_by_design():
+    report, judged, above = audited(Masked(shared=True))
+    assert judged.call.shared_qk
+    assert above == []
+    (told,) = [finding.message for finding in report.findings if finding.rule == "mask_audit"]
+    assert told == "8 of 192 rows see no key but their own, which is hidden: q and k are one projection"
+
+
+@pytest.mark.parametrize("shared", [False, "fused"])
+def test_the_hidden_diagonal_of_two_projections_is_a_mask_off_by_one(shared):
+    report, judged, above = audited(Masked(shared=shared))
+    assert not judged.call.shared_qk
+    assert "mask_audit" in above
+    assert any("off by one: no row sees its own key" in finding.message for finding in report.findings)
+
+
+def test_shared_q_and_k_excuse_no_other_shift():
+    report, judged, above = audited(Masked(shared=True, diagonal=-3))
+    assert judged.call.shared_qk
+    assert "mask_audit" in above
+    assert any("off by 3" in finding.message for finding in report.findings)
+
+
+def test_reformer_is_right():
+    hf = pytest.importorskip("transformers")
+    config = hf.ReformerConfig(
+        attention_head_size=WIDTH, attn_layers=["lsh", "local"], num_attention_heads=HEADS, hidden_size=64,
+        axial_pos_embds=False, max_position_embeddings=64, is_decoder=True, num_buckets=4, lsh_attn_chunk_length=8,
+        local_attn_chunk_length=8, vocab_size=96, feed_forward_size=64, num_hashes=1,
+    )  # fmt: skip
+    report = check(hf.ReformerModel(config), (torch.randint(0, 96, (2, 8)),))
+    assert [judged.verdict for judged in report.calls] == ["exact", "exact"]
+    assert [judged.call.shared_qk for judged in report.calls] == [True, False]
+    assert found(report) == []
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_a_fused_projection_is_not_shared(train):
+    layer = nn.MultiheadAttention(HEADS * WIDTH, HEADS, batch_first=True).train(train)
+    x = torch.randn(2, LENGTH, HEADS * WIDTH)
+    assert not audited(layer, x, x, x)[1].call.shared_qk

@@ -1,0 +1,193 @@
+"""Which object is a module's config, of whatever kind and name; what it declares is held against the run."""
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from sqrtdk.audit.check import check
+from sqrtdk.audit.governing import CONFIG_NAMES, config_at
+
+SCALAR = 21  # of heads of 16: r = 0.873, as Gemma 3 27B has it
+
+
+class Attention(nn.Module):
+    """Attention of 4 heads of 16 whose scale is given."""
+
+    def __init__(self, scale=None, **attributes):
+        super().__init__()
+        self.qkv = nn.Linear(64, 192)
+        self.applied = scale
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 4, 16).permute(2, 0, 3, 1, 4)
+        return functional.scaled_dot_product_attention(q, k, v, scale=self.applied).transpose(1, 2).flatten(2)
+
+
+def verdict(model, **options):
+    """Verdict, what declared it, and the rules that found something above a note."""
+    report = check(model, (torch.randn(2, 12, 64),), **options)
+    (judged,) = report.calls
+    return judged.verdict, judged.declared_by, [f.rule for f in report.findings if f.severity != "note"]
+
+
+@dataclass
+class Plain:
+    attention_scores_scalar: int | None = SCALAR
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    attention_scores_scalar: int | None = SCALAR
+
+
+class Named(NamedTuple):
+    attention_scores_scalar: int = SCALAR
+
+
+class Omega(Mapping):
+    """A mapping that raises for a value that is missing, and resolves one that refers to another, as OmegaConf does."""
+
+    def __init__(self, **fields):
+        self.fields = fields
+
+    def __getitem__(self, name):
+        value = self.fields[name]
+        if value == "???":
+            raise RuntimeError(f"Missing mandatory value: {name}")
+        return self.fields[value[2:-1]] if isinstance(value, str) and value.startswith("${") else value
+
+    def __iter__(self):
+        return iter(self.fields)
+
+    def __len__(self):
+        return len(self.fields)
+
+
+def pydantic_config():
+    base = pytest.importorskip("pydantic").BaseModel
+    fields = {"__annotations__": {"attention_scores_scalar": int}, "attention_scores_scalar": SCALAR}
+    return type("Model", (base,), fields)()
+
+
+def transformers_config():
+    return pytest.importorskip("transformers").PretrainedConfig(attention_scores_scalar=SCALAR)
+
+
+KINDS = {
+    "dataclass": Plain,
+    "slots": Slots,
+    "named tuple": Named,
+    "dict": lambda: {"attention_scores_scalar": SCALAR},
+    "namespace": lambda: argparse.Namespace(attention_scores_scalar=SCALAR),
+    "mapping": lambda: Omega(size=SCALAR, attention_scores_scalar="${size}", scale_attn_weights="???"),
+    "pydantic": pydantic_config,
+    "transformers": transformers_config,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_config_of_any_kind_declares_and_the_run_has_to_match(kind):
+    right = verdict(Attention(SCALAR**-0.5, config=KINDS[kind]()))
+    assert right == ("declared", "config.attention_scores_scalar = 21 (litgpt: scale is its inverse root)", [])
+    assert verdict(Attention(None, config=KINDS[kind]()))[::2] == ("unexplained", ["declared_vs_actual"])
+    assert verdict(Attention(SCALAR**-0.5))[::2] == ("unexplained", ["scale_ledger"])
+
+
+@pytest.mark.parametrize("name", CONFIG_NAMES)
+def test_a_config_of_each_name_declares_on_the_module_and_above_it(name):
+    inner = nn.Sequential(Attention(SCALAR**-0.5))
+    assert verdict(Attention(SCALAR**-0.5, **{name: Plain()}))[0] == "declared"
+    setattr(inner, name, Plain())
+    assert verdict(inner)[0] == "declared"
+    assert verdict(inner, static=True)[0] == "declared"
+    delattr(inner, name)
+    inner.settings = Plain()  # no name of a config
+    assert verdict(inner)[0] == "unexplained"
+
+
+@pytest.mark.parametrize("value", [None, 0, -21, float("nan"), float("inf"), True, "21", [21], 10**400])
+def test_a_value_that_makes_no_sense_declares_nothing(value):
+    assert verdict(Attention(None, config=Plain(value))) == ("exact", None, [])
+    assert verdict(Attention(SCALAR**-0.5, config=Plain(value)))[::2] == ("unexplained", ["scale_ledger"])
+
+
+def test_the_nearest_config_that_says_something_governs():
+    model = nn.Sequential(nn.Sequential(Attention()))
+    model.config = {"model_type": "t5"}
+    assert config_at(model, "0.0") is model.config
+    model[0].args = SimpleNamespace(learning_rate=1e-3, attention_scores_scalar=None)  # no field that declares
+    assert config_at(model, "0.0") is model.config
+    model[0].cfg = {"attention_scores_scalar": 30}
+    assert config_at(model, "0.0") is model[0].cfg
+    model[0][0].config = {"scale_attn_weights": True}
+    assert config_at(model, "0.0") is model[0][0].config
+    assert config_at(model, "0") is model[0].cfg
+    assert config_at(model, "") is model.config
+
+
+def test_without_a_field_of_known_meaning_it_is_the_nearest():
+    model = nn.Sequential(Attention(config={"width": 64}))
+    model.config = {"depth": 1}
+    assert config_at(model, "0") is model[0].config
+    assert config_at(nn.Sequential(Attention()), "0") is None
+
+
+@pytest.mark.parametrize("answer", [0.3, True, False, "t5", {"mscale": 2.0}, None])
+def test_a_config_that_answers_to_any_name_declares_what_it_holds_and_no_more(answer):
+    class Lenient:
+        def __getattr__(self, name):
+            return answer
+
+    odd = Lenient()
+    assert verdict(Attention(None, config=odd)) == ("exact", None, [])
+    odd.attention_scores_scalar = SCALAR
+    assert verdict(Attention(SCALAR**-0.5, config=odd))[0] == "declared"
+
+
+def test_a_config_behind_a_property_is_read_and_one_that_raises_is_none():
+    class Behind(Attention):
+        @property
+        def config(self):
+            return self._kept if self._kept is not None else 1 / 0
+
+    assert verdict(Behind(SCALAR**-0.5, _kept=Plain()))[0] == "declared"
+    assert verdict(Behind(SCALAR**-0.5, _kept=None))[0] == "unexplained"
+
+
+class LitAttention(nn.Module):
+    """As litgpt writes it: the scalar, else the head's size; and the square of YaRN's factor."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.qkv = nn.Linear(64, 192)
+        found = config.rope_adjustments or {}
+        self.mscale = 0.1 * found.get("mscale_all_dim", 0.0) * torch.tensor(found.get("factor", 1.0)).log().item() + 1.0
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 4, 16).permute(2, 0, 3, 1, 4)
+        scale = (self.config.attention_scores_scalar or 16) ** -0.5 * self.mscale**2
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+
+
+@pytest.mark.parametrize("scalar", [None, SCALAR])
+@pytest.mark.parametrize(
+    "block", [None, {"factor": 40.0, "mscale_all_dim": 1.0}, {"factor": 8.0, "low_freq_factor": 1}]
+)
+def test_litgpt_is_right_and_its_config_is_held_against_the_run(scalar, block):
+    config = SimpleNamespace(attention_scores_scalar=scalar, rope_adjustments=block)
+    model = LitAttention(config)
+    told = verdict(model)
+    assert told[0] == ("exact" if scalar is None and (block is None or "mscale_all_dim" not in block) else "declared")
+    assert told[2] == []
+    model.mscale *= 1.1
+    assert verdict(model)[0] == "unexplained"
