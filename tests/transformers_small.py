@@ -47,7 +47,9 @@ SIZES = {
     **dict.fromkeys(["kv_lora_rank", "q_lora_rank", "o_lora_rank"], 24),
     **dict.fromkeys(["moe_intermediate_size", "expert_intermediate_size", "moe_ffn_hidden_size", "expert_ffn_dim"], 32),
     **dict.fromkeys(["encoder_expert_capacity", "decoder_expert_capacity"], 64),
-    **dict.fromkeys(["num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts", "num_routed_experts"], 4),
+    **dict.fromkeys(
+        ["num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts", "num_routed_experts"], 4
+    ),
     **dict.fromkeys(["num_experts_per_tok", "top_k", "moe_topk", "moe_top_k", "top_k_experts", "moe_k"], 2),
     **dict.fromkeys(["n_group", "topk_group", "first_k_dense_replace", "n_shared_experts", "num_shared_experts"], 1),
     **dict.fromkeys(["max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len"], 512),
@@ -226,6 +228,12 @@ def tensors_of(thing: Any, path: str = "") -> dict[str, Tensor]:
         return {}
     found: dict[str, Tensor] = {}
     for name, value in items:
-        if name not in ("past_key_values", "attentions", "encoder_attentions", "decoder_attentions", "cross_attentions"):
+        if name not in (
+            "past_key_values",
+            "attentions",
+            "encoder_attentions",
+            "decoder_attentions",
+            "cross_attentions",
+        ):
             found |= tensors_of(value, f"{path}.{name}" if path else str(name))
     return found

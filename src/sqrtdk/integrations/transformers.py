@@ -83,8 +83,8 @@ def attention_mask(*args: Any, config: Any = None, **kwargs: Any) -> Tensor:
     transformers' own mask for sdpa is None where all is causal or nothing is hidden, and which of the two it was is
     left to the module's `is_causal`: where that says otherwise than the mask did (AIMv2), the result is wrong.
     Here such a mask is made, and carries a mark, which any change of it removes, so that the kernels need not read it.
-    Models that transformers does not run on sdpa may read the mask themselves (DeepSeek-V4, NLLB-MoE, Pegasus-X): theirs
-    has eager's form.
+    Models that transformers does not run on sdpa may read the mask themselves (DeepSeek-V4, NLLB-MoE): theirs has
+    eager's form.
 
     Args:
         *args: those of `transformers.masking_utils.sdpa_mask`.
@@ -169,7 +169,7 @@ def attention_forward(
     _check(kwargs)
     if s_aux is not None and sinks is not None:
         raise InvalidValueError("sinks are one a head (s_aux) or one a row (sinks); got both", hint="Pass one of them.")
-    length, plain = query.shape[2], _plain(attention_mask)
+    length, plain = query.shape[2], _plain(attention_mask, query.shape[2], key.shape[2])
     causal = bool(is_causal) if attention_mask is None else bool(plain)
     if attention_mask is None and is_causal is None and length > 1 and getattr(module, "is_causal", True):
         raise UnsupportedError(
@@ -213,10 +213,10 @@ def _check(kwargs: dict[str, Any]) -> None:
             raise UnsupportedError(f"attention got the argument {name!r}: {reason}", hint=hint)
 
 
-def _plain(mask: Tensor | None) -> bool | None:
+def _plain(mask: Tensor | None, length: int, keys: int) -> bool | None:
     """True of a mask that is causal and nothing else, False of one that hides nothing; None: it has to be read."""
     mark = getattr(mask, "_sqrtdk_plain", None)
-    if mask is None or mark is None or mask._version != mark[1]:
+    if mask is None or mark is None or mask._version != mark[1] or mask.shape[-2:] != (length, keys):
         return None
     return bool(mark[0])
 
