@@ -64,23 +64,28 @@ SIZES = {
 MOST_LAYERS = 4
 BY_LAYER = ("per_layer_config", "stage_names", "out_features", "out_indices")  # name layers that are cut
 # What a type wants beyond its own default: fields of its config, set after the shrinking.
-SPECIAL: dict[str, dict[str, Any]] = {}
+SPECIAL: dict[str, dict[str, Any]] = {
+    "minimax_m3_vl_text": {
+        "layer_types": ["full_attention", "minimax_m3_sparse"],
+        "index_block_size": 4,
+        "index_topk_blocks": 1,
+    },
+    "pegasus_x": {"block_size": 8, "num_global_tokens": 4},
+}
 
 
 class NotBuiltError(Exception):
     """Why a type is not there to be compared."""
 
 
-def small_config(model_type: str, special: bool = True) -> hf.PretrainedConfig:
+def small_config(model_type: str) -> hf.PretrainedConfig:
     """The default config of a type, shrunk."""
     cls = CONFIG_MAPPING[model_type]
     try:
         whole = cls()
     except Exception as error:
         raise NotBuiltError(f"no default config: {_first_line(error)}") from error
-    fields = _shrunk(whole.to_dict())
-    if special:
-        fields |= SPECIAL.get(model_type, {})
+    fields = _shrunk(whole.to_dict()) | SPECIAL.get(model_type, {})
     for name in ("model_type", "transformers_version", "architectures", "_name_or_path", "dtype"):
         fields.pop(name, None)
     try:
@@ -193,7 +198,7 @@ def _build(cls: Any, config: hf.PretrainedConfig, attn: str, dtype: torch.dtype)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            if parameter.ndim > 1 and not name.endswith(("A_log", "dt_bias")):
+            if parameter.ndim > 1 and parameter.numel() and not name.endswith(("A_log", "dt_bias")):
                 fan = parameter[0].numel()
                 parameter.copy_(noise * (1.5 / fan**0.5))
             elif parameter.is_floating_point():

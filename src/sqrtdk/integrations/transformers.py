@@ -103,11 +103,12 @@ def attention_mask(*args: Any, config: Any = None, **kwargs: Any) -> Tensor:
         mask = sdpa_mask(*args, config=config, **(kwargs | whole))
     assert mask is not None
     if plain and not torch.compiler.is_compiling() and not mask.is_inference():
-        mask._sqrtdk_plain = (bool(kwargs.get("allow_is_causal_skip", True)), mask._version)  # type: ignore[attr-defined]
+        marked: Any = mask
+        marked._sqrtdk_plain = (bool(kwargs.get("allow_is_causal_skip", True)), mask._version)
     return mask
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _refuses_sdpa(config_class: type) -> bool:
     return _looked_up(config_class)
 
