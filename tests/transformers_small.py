@@ -65,6 +65,8 @@ MOST_LAYERS = 4
 BY_LAYER = ("per_layer_config", "stage_names", "out_features", "out_indices")  # name layers that are cut
 # What a type wants beyond its own default: fields of its config, set after the shrinking.
 SPECIAL: dict[str, dict[str, Any]] = {
+    # With a window shorter than the prompt, transformers' own static cache fails in eager and sdpa alike.
+    "inkling2_text": {"sliding_window_size": 16, "rel_extent": 16},
     "minimax_m3_vl_text": {
         "layer_types": ["full_attention", "minimax_m3_sparse"],
         "index_block_size": 4,

@@ -141,6 +141,8 @@ def run_generate(cache: str | None) -> Callable[[nn.Module, dict[str, Any]], dic
         inputs = {name: value for name, value in inputs.items() if not name.startswith("decoder_")}
         model.generation_config.eos_token_id = None
         model.generation_config.pad_token_id = 0
+        if model.generation_config.decoder_start_token_id is None:
+            model.generation_config.decoder_start_token_id = 0
         torch.manual_seed(0)
         done = model.generate(
             **inputs,

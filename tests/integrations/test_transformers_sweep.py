@@ -30,6 +30,8 @@ TYPES = {
     "whisper": "sound",
 }
 
+WITH_STATIC_CACHE = {"bart", "deepseek_v32", "gemma2", "gemma4_text", "gpt_oss", "inkling2_text", "llama", "t5"}
+
 
 def compared(model_type: str) -> Any:
     with warnings.catch_warnings():
@@ -42,7 +44,9 @@ def test_ours_is_eager(model_type: str) -> None:
     outcome = compared(model_type)
     assert outcome.state == "agree", outcome
     assert outcome.calls >= 2
-    assert {"output", "gradients"} <= {name for name, text in outcome.checks.items() if text == "agree"}
+    agreeing = {name for name, text in outcome.checks.items() if text == "agree"}
+    assert {"output", "gradients"} <= agreeing
+    assert model_type not in WITH_STATIC_CACHE or {"left padding", "dynamic cache", "static cache"} <= agreeing
 
 
 @pytest.mark.parametrize(
