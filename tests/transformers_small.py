@@ -155,7 +155,10 @@ def model_classes(config: hf.PretrainedConfig) -> list[Any]:
     for name in (*GENERATING, *reversed(AUTO_CLASSES)):
         mapping = getattr(hf, name)._model_mapping if hasattr(hf, name) else {}
         if type(config) in mapping:
-            found = mapping[type(config)]
+            try:
+                found = mapping[type(config)]
+            except ValueError as error:  # a table that names a class that transformers lacks
+                raise NotBuiltError(_first_line(error)) from error
             classes += list(found) if isinstance(found, (list, tuple)) else [found]
     if not classes:
         raise NotBuiltError("transformers has no model class for it")
