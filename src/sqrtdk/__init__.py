@@ -32,7 +32,7 @@ _HOME = {
     "trace": "sqrtdk.trace",
 }
 __all__ = [*_HOME]
-_ROOMS = ("lab", "nn", "positions", "scales", "scores", "stats", "theory")
+_ROOMS = ("errors", "integrations", "lab", "nn", "positions", "report", "scales", "scores", "stats", "theory")
 
 
 def __getattr__(name: str) -> Any:

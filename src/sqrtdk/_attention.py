@@ -63,8 +63,9 @@ def attention(
         bias: a tensor broadcastable to (..., Hq, L, S), or a term of `sqrtdk.positions`; a term that depends on q and
             k sees them as the score changed them.
         window: (left, right): row i sees keys i - left to i + right, both included; None or -1: no bound.
-        sinks: (Hq,) logits, or one number for all heads, that join the softmax's denominator and weigh no value;
-            0.0 is the off-by-one softmax.
+        sinks: (Hq,) logits, one number for all heads, or a tensor of two dimensions or more that broadcasts to
+            (..., Hq, L, 1), one a row; they join the softmax's denominator and weigh no value. 0.0 is the off-by-one
+            softmax.
         causal_lower_right: causal with the last row aligned with the last key, beside `is_causal` or without it: row i
             sees keys j <= i + S - L, and `window` and position terms count from there.
         return_aux: which statistics to return as a second value; see `AuxOutput` for their definitions.
@@ -314,11 +315,15 @@ def _sinks(call: Call, sinks: Any) -> Tensor | None:
     if sinks is None:
         return None
     if isinstance(sinks, Tensor):
-        if not sinks.is_floating_point() or tuple(sinks.shape) != (call.heads,):
+        rows = sinks.ndim > 1
+        if not sinks.is_floating_point() or not (rows or tuple(sinks.shape) == (call.heads,)):
             raise InvalidValueError(
-                f"sinks has one floating logit a query head, ({call.heads},); got {sinks.dtype} {tuple(sinks.shape)}",
+                f"sinks has one floating logit a query head, ({call.heads},), or a row, (..., {call.heads}, "
+                f"{call.length}, 1); got {sinks.dtype} {tuple(sinks.shape)}",
                 hint="A number serves all heads.",
             )
+        if rows:
+            arguments.check_broadcast("sinks", sinks, (*call.lead, call.length, 1))
         arguments.check_device("sinks", sinks, call.query)
         return sinks
     value = arguments.number("sinks", sinks)

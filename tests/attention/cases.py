@@ -85,7 +85,7 @@ class Case:
     @property
     def cpu_can(self) -> bool:
         """Whether the compiled kernel is expected to run it."""
-        return self.dtype != "f64" and self.score in FOLDED and self.bias not in CONTENT
+        return self.dtype != "f64" and self.score in FOLDED and self.bias not in CONTENT and self.sinks != "rows"
 
     @property
     def added(self) -> list[str]:

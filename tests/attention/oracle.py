@@ -113,7 +113,7 @@ def attend(
         is_causal: row i sees j <= i.
         causal_lower_right: row i sees j <= i + S - L.
         window: keys to the left and to the right of the row's own; None or -1 is no bound.
-        sinks: logits (H,) that no value belongs to.
+        sinks: logits (H,), or broadcastable to (..., H, L, 1), that no value belongs to.
     """
     q, k, v = query.double(), key.double(), value.double()
     if q.ndim > 2:
@@ -144,7 +144,7 @@ def attend(
     columns, counts = logits, visible
     if sinks is not None:
         sink = sinks.double() if isinstance(sinks, Tensor) else torch.tensor(float(sinks), dtype=torch.float64)
-        sink = (sink[:, None, None] if q.ndim > 2 and sink.ndim else sink).expand(*batch, length, 1)
+        sink = (sink[:, None, None] if q.ndim > 2 and sink.ndim == 1 else sink).expand(*batch, length, 1)
         columns = torch.cat([columns, sink], dim=-1)
         counts = torch.cat([counts, torch.ones_like(sink, dtype=torch.bool)], dim=-1)
     some = counts.any(-1, keepdim=True)

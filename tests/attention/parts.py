@@ -192,5 +192,6 @@ SINKS = {
     "none": Part(),
     "zero": Part(lambda s, t: {"sinks": 0.0}),
     "heads": Part(lambda s, t: {"sinks": t["sinks"]}, lambda s, g: {"sinks": randn(s.heads or 1, generator=g)}),
+    "rows": Part(lambda s, t: {"sinks": t["sinks"]}, lambda s, g: {"sinks": randn(*s.logits[:-1], 1, generator=g)}),
 }
 DTYPES = {"f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}

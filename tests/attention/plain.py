@@ -53,7 +53,7 @@ def plain(
     if sinks is not None:
         sink = torch.as_tensor(sinks, dtype=dtype)
         columns = torch.cat(
-            [z, (sink[:, None, None] if sink.ndim and len(shape) > 2 else sink).expand(*shape[:-1], 1)], dim=-1
+            [z, (sink[:, None, None] if sink.ndim == 1 and len(shape) > 2 else sink).expand(*shape[:-1], 1)], dim=-1
         )
     some = (columns > -math.inf).any(-1, keepdim=True)
     p = torch.softmax(torch.where(some, columns, 0.0), -1) * some

@@ -141,6 +141,8 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
     "ALiBi of other heads": (call(bias=positions.alibi(3)), ValueError, r"ALiBi is made for 3 heads"),
     "Shaw of another width": (call(bias=positions.shaw(4, max_distance=2)), ValueError, r"head dimension of 4"),
     "sinks of other heads": (call(sinks=zeros(3)), ValueError, r"sinks .*\(4,\).*\(3,\)"),
+    "sinks of other rows": (call(sinks=zeros(2, 4, 7, 1)), ValueError, r"sinks broadcasts to \(2, 4, 5, 1\).*7"),
+    "sinks of pairs": (call(sinks=zeros(2, 4, 5, 7)), ValueError, r"sinks broadcasts to \(2, 4, 5, 1\)"),
     "sinks of integers": (call(sinks=zeros(4, dtype=torch.int64)), ValueError, r"sinks .*floating.*int64"),
     "NaN sinks": (call(sinks=math.nan), ValueError, r"sinks is a finite number.*nan"),
     "boolean sinks": (call(sinks=True), TypeError, r"sinks is a number.*True"),

@@ -165,6 +165,21 @@ def test_a_sink_takes_its_share_of_the_weights(impl: str) -> None:
         same(sunk_aux[name], aux[name])
 
 
+@pytest.mark.parametrize("impl", ["dense", "tiled"])
+def test_sinks_of_rows_that_are_the_same_in_each_head_are_those_of_heads(
+    impl: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiled_module, "block_rows", lambda call: 3)
+    q, k, v = qkv()
+    sinks = torch.randn(2, dtype=torch.float64)
+    of_heads, aux = run(q, k, v, sinks=sinks, impl=impl)
+    for shape in [(2, 1, 1), (1, 2, q.shape[-2], 1)]:
+        of_rows, row_aux = run(q, k, v, sinks=sinks[:, None, None].expand(shape), impl=impl)
+        same(of_rows, of_heads)
+        for name, statistic in aux.items():
+            same(row_aux[name], statistic)
+
+
 @pytest.mark.parametrize("impl", WITHOUT_TORCH)
 def test_a_wide_softcap_is_none(impl: str) -> None:
     q, k, v = qkv()
@@ -194,6 +209,7 @@ CALLS: dict[str, Any] = {
     "bias and mask": lambda t: {"bias": t["bias"], "attn_mask": torch.ones(3, 4).triu().bool()},
     "softcap": lambda t: {"softcap": 2.0},
     "sinks": lambda t: {"sinks": t["sinks"]},
+    "sinks of rows": lambda t: {"sinks": t["row_sinks"]},
     "distance": lambda t: {"score": scores.distance()},
     "alibi": lambda t: {"bias": positions.alibi(slopes=t["slopes"], symmetric=True)},
 }
@@ -210,6 +226,7 @@ def test_first_and_second_derivatives(name: str, impl: str, monkeypatch: pytest.
         "scale": (2, 1, 1),
         "bias": (3, 4),
         "sinks": (2,),
+        "row_sinks": (1, 2, 3, 1),
         "slopes": (2,),
     }
     leaves = {n: torch.rand(size, dtype=torch.float64, requires_grad=True) for n, size in sizes.items()}

@@ -33,7 +33,7 @@ class Call:
         diagonal: row i sees keys j <= i + diagonal; None: all.
         window: (left, right), row i sees keys from i + shift - left to i + shift + right; None: unbounded.
         shift: S - L where rows are aligned to the last key, else 0.
-        sinks: (Hq,) logits that join the denominator; None: no sink.
+        sinks: (Hq,) logits that join the denominator, or broadcastable to (..., Hq, L, 1); None: no sink.
         dropout_p: of the weights.
         aux: statistics wanted.
         places: (L,) positions of the rows where they are a sample; None: 0 to L - 1.
@@ -113,6 +113,7 @@ class Call:
             scale=pick(self.scale) if isinstance(self.scale, Tensor) else self.scale,
             bias=None if self.bias is None else pick(self.bias),
             visible=None if self.visible is None else pick(self.visible),
+            sinks=None if self.sinks is None else pick(self.sinks),
             places=rows,
         )
 

@@ -37,6 +37,8 @@ def obstacle(call: Call) -> str | None:
         return "a position term that depends on q and k is computed block by block"
     if call.dropout_p:
         return "it has no dropout"
+    if call.sinks is not None and call.sinks.ndim > 1:
+        return "its sinks are one a head, not one a row"
     if call.places is not None:
         return "the rows are a sample"
     if call.unclean:

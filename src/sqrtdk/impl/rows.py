@@ -22,7 +22,7 @@ def attend(call: Call, start: int, stop: int) -> tuple[Tensor, AuxOutput]:
     seen = call.seen(start, stop)
     z = (guarded_logits if call.unclean else logits)(call, start, stop, seen)
     shape = (*call.lead, stop - start)
-    sink = None if call.sinks is None else _sink_column(call, z.dtype).expand(*shape, 1)
+    sink = None if call.sinks is None else sink_column(call, start, stop, z.dtype).expand(*shape, 1)
     count = _count(seen, z)
     top, mass, weights = _softmax(z, sink, count)
     output = _weighted(call, weights, seen)
@@ -109,9 +109,11 @@ def guarded_sum(weights: Tensor, value: Tensor, seen: Tensor | None) -> Tensor:
     return output
 
 
-def _sink_column(call: Call, dtype: torch.dtype) -> Tensor:
-    """(Hq, 1, 1), or (1, 1) where there is no dimension of heads."""
+def sink_column(call: Call, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+    """The sinks of rows start..stop, broadcastable to (..., Hq, stop - start, 1)."""
     assert call.sinks is not None
+    if call.sinks.ndim > 1:
+        return cut_rows(call.sinks, start, stop).to(dtype)
     column = call.sinks.to(dtype).unsqueeze(-1)
     return column.unsqueeze(-1) if call.lead else column
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache as remembered
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from sqrtdk._attention import attention
@@ -11,14 +13,41 @@ from sqrtdk.errors import InvalidValueError, MissingExtraError, UnsupportedError
 
 NAME = "sqrtdk"
 _TAKEN = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4")
+# Keyword arguments that change nothing here, each with the reason. What is not in one of these tables is refused.
+HARMLESS = {
+    "cache_position": "where new keys go in the cache, which the model has filled already",
+    "deterministic": "a switch of flash attention's backward pass",
+    "input_ids": "passed down whole by a few models; attention sees what they were embedded to",
+    "logits_to_keep": "rows of the model's head",
+    "max_length_k": "a size that flash attention wants beside cu_seq_lens_k",
+    "max_length_q": "a size that flash attention wants beside cu_seq_lens_q",
+    "num_items_in_batch": "the divisor of the loss",
+    "output_hidden_states": "kept by the model",
+    "output_router_logits": "kept by the model",
+    "position_ids": "applied to q and k before; packed sequences are in the mask",
+    "return_dict": "the form of the model's output",
+    "seq_idx": "packed sequences for layers with a state; for attention they are in the mask",
+    "sliding_window": "in the mask already: eager ignores it as well",
+    "use_cache": "the model has written its cache before it calls",
+}
+# Those that change the result where they are neither None nor False: the reason, and what to do.
+REFUSED = {
+    "block_indices": ("attention to selected blocks of keys is not supported", "Use attn_implementation='sdpa'."),
+    "block_table": ("a paged cache is not supported", "Use attn_implementation='sdpa' for it."),
+    "cache": ("a paged cache is not supported", "Use attn_implementation='sdpa' for it."),
+    "head_mask": ("weights are never held, so heads can't be masked", "Use attn_implementation='eager'."),
+    "layer_head_mask": ("weights are never held, so heads can't be masked", "Use attn_implementation='eager'."),
+    "output_attentions": ("weights are never held, so there are none to return", "Use attn_implementation='eager'."),
+}
 
 
 def register(name: str = NAME) -> None:
     """Make `attn_implementation="sqrtdk"` work on every model that takes transformers' attention interface.
 
     The function is registered with its mask function: without one, transformers hands a model's attention no causal
-    and no padding mask, and says nothing. Scale, dropout, softcap (Gemma 2), sinks (gpt-oss), position bias (T5),
-    grouped heads and sliding windows reach `sqrtdk.attention`.
+    and no padding mask, and says nothing. Scale, dropout, softcap (Gemma 2), sinks (one a head in gpt-oss, one a row in
+    Inkling 2), position bias (T5), selected keys (DeepSeek-V3.2), grouped heads and sliding windows reach
+    `sqrtdk.attention`; a keyword argument that is not known is refused by its name.
 
     Args:
         name: under which models ask for it.
@@ -39,13 +68,60 @@ def register(name: str = NAME) -> None:
         raise InvalidValueError(f"{name!r} is transformers' own implementation", hint="Use another name: 'sqrtdk'.")
     try:
         from transformers import AttentionInterface
-        from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+        from transformers.masking_utils import AttentionMaskInterface
     except ImportError as error:
         raise MissingExtraError(
             "transformers is not installed", hint="pip install 'sqrtdk[hf]' brings transformers."
         ) from error
     AttentionInterface.register(name, attention_forward)
-    AttentionMaskInterface.register(name, sdpa_mask)
+    AttentionMaskInterface.register(name, attention_mask)
+
+
+def attention_mask(*args: Any, config: Any = None, **kwargs: Any) -> Tensor:
+    """The mask that transformers asks for: always a tensor, (B, 1, L, S), bool, or floating as eager's.
+
+    transformers' own mask for sdpa is None where all is causal or nothing is hidden, and which of the two it was is
+    left to the module's `is_causal`: where that says otherwise than the mask did (AIMv2), the result is wrong.
+    Here such a mask is made, and carries a mark, which any change of it removes, so that the kernels need not read it.
+    Models that transformers does not run on sdpa may read the mask themselves (DeepSeek-V4, NLLB-MoE): theirs has
+    eager's form.
+
+    Args:
+        *args: those of `transformers.masking_utils.sdpa_mask`.
+        config: that of the model.
+        **kwargs: those of `sdpa_mask`.
+    """
+    from transformers.masking_utils import eager_mask, sdpa_mask
+
+    as_eager = config is not None and _refuses_sdpa(type(config))
+    mask: Tensor | None = sdpa_mask(*args, config=config, **kwargs)
+    whole = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    plain = mask is None
+    if as_eager:
+        mask = eager_mask(*args, config=config, **(kwargs | whole))
+    elif mask is None:
+        mask = sdpa_mask(*args, config=config, **(kwargs | whole))
+    assert mask is not None
+    if plain and not torch.compiler.is_compiling() and not mask.is_inference():
+        marked: Any = mask
+        marked._sqrtdk_plain = (bool(kwargs.get("allow_is_causal_skip", True)), mask._version)
+    return mask
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _refuses_sdpa(config_class: type) -> bool:
+    return _looked_up(config_class)
+
+
+@remembered
+def _looked_up(config_class: type) -> bool:
+    """Whether transformers does not run a model of this config on sdpa."""
+    from transformers import PreTrainedModel
+
+    classes = [PreTrainedModel]
+    for cls in classes:  # grows: the subclasses of subclasses
+        classes += cls.__subclasses__()
+    return any(cls.config_class is config_class and not cls._supports_sdpa for cls in classes)
 
 
 def attention_forward(
@@ -59,38 +135,59 @@ def attention_forward(
     is_causal: bool | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    sinks: Tensor | None = None,
     position_bias: Tensor | None = None,
-    cache: Any = None,
+    indices: Tensor | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_k: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The function that transformers calls: (B, Hq, L, E) in, (B, L, Hq, Ev) out, and no weights.
 
     Args:
-        module: the attention module; its `is_causal` holds where the call does not say (True where it has none).
+        module: the attention module.
         query: (B, Hq, L, E).
         key: (B, Hkv, S, E).
         value: (B, Hkv, S, Ev).
-        attention_mask: bool, True takes part, or floating, added; None: no mask, or causal alone.
+        attention_mask: bool, True takes part, or floating, added; None: none, or causal if `is_causal`.
         dropout: rate of dropout on the weights.
         scaling: factor on the product; None: 1/sqrt(E).
-        is_causal: whether a missing mask means causal.
+        is_causal: whether a missing mask means causal; with a mask it is the mask that counts.
         softcap: c of c tanh(z / c).
         s_aux: (Hq,) sink logits.
+        sinks: sink logits of rows, broadcastable to (B, Hq, L, 1).
         position_bias: added to the logits.
-        cache: a paged cache, which is refused.
-        **kwargs: what other implementations take; the window of a sliding layer is in the mask already.
+        indices: (B, L, k), the keys that a row sees of those that the mask shows; negative: none.
+        cu_seq_lens_q: where the sequences of a packed batch begin and end; the mask has to keep them apart.
+        cu_seq_lens_k: the same of the keys.
+        **kwargs: None, or those of `HARMLESS`, or those of `REFUSED` that are False.
 
     Raises:
-        UnsupportedError: a paged cache of continuous batching.
+        UnsupportedError: a keyword argument that is not known, or one of `REFUSED`; packed sequences that no mask keeps
+            apart; or no mask and no `is_causal` for a module that calls itself causal.
+        InvalidValueError: both kinds of sinks.
     """
-    if cache is not None:
-        raise UnsupportedError("a paged cache is not supported", hint="Use attn_implementation='sdpa' for it.")
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    causal = bool(causal) and attention_mask is None and query.shape[2] > 1
-    if causal and key.shape[2] > query.shape[2]:  # an empty static cache: the keys after the queries are not there yet
-        length = query.shape[2]
+    _check(kwargs)
+    if s_aux is not None and sinks is not None:
+        raise InvalidValueError("sinks are one a head (s_aux) or one a row (sinks); got both", hint="Pass one of them.")
+    length, plain = query.shape[2], _plain(attention_mask, query.shape[2], key.shape[2])
+    causal = bool(is_causal) if attention_mask is None else bool(plain)
+    if attention_mask is None and is_causal is None and length > 1 and getattr(module, "is_causal", True):
+        raise UnsupportedError(
+            f"{type(module).__name__} calls itself causal and got no mask: eager would hide nothing, sdpa the future",
+            hint="Pass an attention_mask or is_causal; or use attn_implementation='eager' or 'sdpa'.",
+        )
+    if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
+        _check_packed(attention_mask, cu_seq_lens_q if cu_seq_lens_q is not None else cu_seq_lens_k)
+    if plain is not None:
+        attention_mask = None
+    causal = causal and length > 1
+    if causal and key.shape[2] > length:  # an empty static cache: the keys after the queries are not there yet
+        if position_bias is not None and position_bias.shape[-1] == key.shape[2]:
+            position_bias = position_bias[..., :length]
         key, value = key[:, :, :length], value[:, :, :length]
-        position_bias = None if position_bias is None else position_bias[..., :length]
+    if indices is not None:
+        attention_mask = _selected(indices, attention_mask, key.shape[2])
     output = attention(
         query,
         key,
@@ -102,7 +199,50 @@ def attention_forward(
         enable_gqa=key.shape[1] != query.shape[1],
         softcap=softcap,
         bias=position_bias,
-        sinks=s_aux,
+        sinks=s_aux if sinks is None else sinks,
     )
     assert isinstance(output, Tensor)
     return output.transpose(1, 2).contiguous(), None
+
+
+def _check(kwargs: dict[str, Any]) -> None:
+    for name, value in kwargs.items():
+        if value is None or name in HARMLESS:
+            continue
+        reason, hint = REFUSED.get(name, ("it is not known what it changes", "Use attn_implementation='eager'."))
+        if name not in REFUSED or value is not False:
+            raise UnsupportedError(f"attention got the argument {name!r}: {reason}", hint=hint)
+
+
+def _plain(mask: Tensor | None, length: int, keys: int) -> bool | None:
+    """True of a mask that is causal and nothing else, False of one that hides nothing; None: it has to be read."""
+    mark = getattr(mask, "_sqrtdk_plain", None)
+    if mask is None or mark is None or mask._version != mark[1] or mask.shape[-2:] != (length, keys):
+        return None
+    return bool(mark[0])
+
+
+def _check_packed(mask: Tensor | None, ends: Tensor | None) -> None:
+    """Refuse packed sequences of which one sees the one before it."""
+    assert ends is not None
+    starts = ends[1:-1].long()
+    if not starts.numel():
+        return
+    if mask is not None:
+        seen = mask[..., starts, starts - 1]
+        if not bool((seen if seen.dtype == torch.bool else seen > torch.finfo(seen.dtype).min).any()):
+            return
+    raise UnsupportedError(
+        f"{len(starts) + 1} sequences are packed into one (cu_seq_lens_q), and the mask lets one see another",
+        hint="Pass position_ids that begin anew with each sequence, and no attention_mask.",
+    )
+
+
+def _selected(indices: Tensor, mask: Tensor | None, keys: int) -> Tensor:
+    """The mask (B, 1, L, S) with every key hidden that is not selected."""
+    outside = (indices < 0) | (indices >= keys)
+    hidden = torch.ones(*indices.shape[:-1], keys + 1, dtype=torch.bool, device=indices.device)
+    hidden = hidden.scatter(-1, indices.long().masked_fill(outside, keys), False)[..., :keys].unsqueeze(1)
+    if mask is None:
+        return ~hidden
+    return mask & ~hidden if mask.dtype == torch.bool else mask.masked_fill(hidden, torch.finfo(mask.dtype).min)

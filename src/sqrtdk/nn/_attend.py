@@ -13,7 +13,7 @@ from sqrtdk._arguments import autocast_dtype
 from sqrtdk._attention import attention, resolve
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.call import Call, grow
-from sqrtdk.impl.rows import guarded_logits, guarded_sum, logits
+from sqrtdk.impl.rows import guarded_logits, guarded_sum, logits, sink_column
 from sqrtdk.impl.tiled import block_rows
 from sqrtdk.stats.request import AuxOutput, AuxRequest
 
@@ -83,16 +83,17 @@ def _weights(call: Call) -> Tensor:
         seen = call.seen(start, stop)
         z = (guarded_logits if call.unclean else logits)(call, start, stop, seen)
         z = z.expand(*call.lead, stop - start, call.keys)
-        blocks.append(_softmax(call, z, seen))
+        sink = None if call.sinks is None else sink_column(call, start, stop, z.dtype)
+        blocks.append(_softmax(z, seen, sink))
     return torch.cat(blocks, -2) if len(blocks) != 1 else blocks[0]
 
 
-def _softmax(call: Call, z: Tensor, seen: Tensor | None) -> Tensor:
+def _softmax(z: Tensor, seen: Tensor | None, sink: Tensor | None) -> Tensor:
+    keys = z.shape[-1]
     blind = None if seen is None else ~seen.any(-1, keepdim=True)
     if blind is not None:
         z = z.masked_fill(blind, 0.0)
-    if call.sinks is not None:
-        sink = call.sinks.to(z.dtype)[:, None, None].expand(*z.shape[:-1], 1)
-        z = torch.cat([z, sink], -1)
-    weights = z.softmax(-1)[..., : call.keys]
+    if sink is not None:
+        z = torch.cat([z, sink.expand(*z.shape[:-1], 1)], -1)
+    weights = z.softmax(-1)[..., :keys]
     return weights if blind is None else weights.masked_fill(blind, 0.0)

@@ -1,0 +1,193 @@
+"""What reaches `attention_forward`: every keyword argument is known or refused, and every mask says what it hides."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.utils.generic import TransformersKwargs
+
+import sqrtdk
+from sqrtdk.errors import InvalidValueError, UnsupportedError
+from sqrtdk.integrations.transformers import HARMLESS, REFUSED, attention_forward, attention_mask, register
+from tolerances import complaint
+
+SPEC = importlib.util.find_spec("transformers")
+assert SPEC is not None
+assert SPEC.origin is not None
+MODELS = Path(SPEC.origin).parent / "models"
+OWN = set(attention_forward.__code__.co_varnames[: attention_forward.__code__.co_argcount])
+FREE = nn.Module()
+FREE.is_causal = False
+
+
+def heads(*sizes: int) -> Tensor:
+    return torch.randn(*(sizes or (2, 4, 5, 8)), dtype=torch.float64)
+
+
+def called(**kwargs: Any) -> Tensor:
+    q, k, v = heads(), heads(), heads()
+    mask = kwargs.pop("attention_mask", None)
+    return attention_forward(FREE, q, k, v, mask, **kwargs)[0]
+
+
+def names_in(source: str) -> set[str]:
+    """Keyword arguments of the calls of the interface, and parameters of the eager functions beside it."""
+    names = set()
+    for start in re.finditer(r"(= |def )(attention_interface|eager_attention_forward)\(", source):
+        depth, stop = 1, start.end()
+        while depth:  # to the bracket that closes it: parsing whole files takes a minute
+            depth += {"(": 1, ")": -1}.get(source[stop], 0)
+            stop += 1
+        text = source[start.start(2) : stop]
+        node = ast.parse(f"def {text}: ..." if start[1] == "def " else text).body[0]
+        if isinstance(node, ast.FunctionDef):
+            names |= {argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)}
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            names |= {keyword.arg for keyword in node.value.keywords if keyword.arg is not None}
+    return names
+
+
+def test_every_argument_that_a_model_of_transformers_names_is_known() -> None:
+    """Those that models pass, those that eager knows, and those that any model may be given and pass down."""
+    files = [path for path in MODELS.glob("*/modeling_*.py") if "attention_interface" in path.read_text("utf-8")]
+    assert len(files) > 200
+    named = set().union(*(names_in(path.read_text("utf-8")) for path in files)) | set(
+        TransformersKwargs.__annotations__
+    )
+    assert {"sinks", "s_aux", "indices", "position_bias", "cu_seq_lens_q"} <= named
+    assert named - OWN - set(HARMLESS) - set(REFUSED) == set()
+    assert not set(HARMLESS) & set(REFUSED)
+    assert not OWN & (set(HARMLESS) | set(REFUSED))
+
+
+def test_models_that_ask_for_sdpa_by_name_are_those_that_were_read() -> None:
+    """Such a model does something else for "sqrtdk": each has a way to be right, and a new one has to be read."""
+    selected = {"axk2", "deepseek_v32", "dots3_note", "glm_moe_dsa", "hy_v4", "mistral_large4"}  # give `indices`
+    blocks = {"minimax_m3_vl"}  # gives block_indices, refused
+    floating = {"glm5_next"}  # gives a floating mask to all but sdpa
+    masks = {"gemma4", "gemma4_unified"}  # cuts the mask, which is always there
+    elsewhere = {"falcon"}  # does not take the interface
+    asking = set()
+    for path in MODELS.glob("*/modeling_*.py"):
+        lines = path.read_text("utf-8").splitlines()
+        if any("_attn_implementation" in line and '"sdpa"' in line and "if" in line for line in lines) or any(
+            "_attn_implementation ==" in line and '"sdpa"' in line for line in lines
+        ):
+            asking.add(path.parent.name)
+    assert asking == selected | blocks | floating | masks | elsewhere
+
+
+@pytest.mark.parametrize("name", ["key_scaling", "sinks_of_another_kind", *REFUSED])
+def test_an_argument_that_would_change_something_is_refused_by_its_name(name: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"the argument '{name}'") as caught:
+        called(**{name: torch.ones(1)})
+    assert "attn_implementation=" in caught.value.hint
+    called(**{name: None})
+    if name in REFUSED:
+        called(**{name: False})
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_an_argument_that_changes_nothing_is_taken(name: str) -> None:
+    torch.manual_seed(0)
+    plain = called()
+    torch.manual_seed(0)
+    assert torch.equal(called(**{name: torch.ones(1)}), plain)
+
+
+def test_sinks_of_rows_join_the_denominator() -> None:
+    q, k, v, bias, sinks = heads(), heads(), heads(), heads(2, 4, 5, 5), heads(2, 4, 5, 1)
+    found = attention_forward(FREE, q, k, v, None, sinks=sinks, position_bias=bias)[0]
+    z = q @ k.mT / 8**0.5 + bias
+    wanted = (torch.cat([z, sinks], -1).softmax(-1)[..., :-1] @ v).transpose(1, 2)
+    assert complaint(found, wanted, torch.float64, length=6, logit=z.abs().max().item()) is None
+    with pytest.raises(InvalidValueError, match="got both"):
+        called(sinks=heads(2, 4, 5, 1), s_aux=heads(4))
+
+
+@pytest.mark.parametrize("kind", ["none", "bool", "floating"])
+def test_a_row_sees_the_keys_that_are_selected_for_it(kind: str) -> None:
+    q, k, v = heads(1, 2, 3, 8), heads(1, 1, 4, 8), heads(1, 1, 4, 8)
+    indices = torch.tensor([[[0, 1], [2, -1], [3, 7]]], dtype=torch.int32)
+    selected = torch.tensor([[1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]).bool()
+    shown = torch.tensor([[1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]).bool()
+    floating = torch.zeros(1, 1, 3, 4, dtype=torch.float64).masked_fill(~shown, torch.finfo(torch.float64).min)
+    mask = {"none": None, "bool": shown[None, None], "floating": floating}[kind]
+    found = attention_forward(FREE, q, k, v, mask, indices=indices)[0]
+    seen = selected if kind == "none" else selected & shown
+    wanted = sqrtdk.attention(q, k, v, seen, enable_gqa=True, impl="dense")
+    torch.testing.assert_close(found, wanted.transpose(1, 2), rtol=1e-12, atol=0.0)
+
+
+def test_packed_sequences_need_a_mask_that_keeps_them_apart() -> None:
+    ends = torch.tensor([0, 2, 5], dtype=torch.int32)
+    whole = torch.ones(2, 1, 5, 5).tril().bool()
+    apart = whole.clone()
+    apart[..., 2:, :2] = False
+    floating = torch.zeros(2, 1, 5, 5, dtype=torch.float64)
+    for mask in (None, whole, floating):
+        with pytest.raises(UnsupportedError, match="2 sequences are packed"):
+            called(attention_mask=mask, cu_seq_lens_q=ends, cu_seq_lens_k=ends, max_length_q=3, max_length_k=3)
+    for mask in (apart, floating.masked_fill(~apart, torch.finfo(torch.float64).min)):
+        called(attention_mask=mask, cu_seq_lens_q=ends, cu_seq_lens_k=ends)
+    called(cu_seq_lens_q=ends[::2])
+
+
+def test_no_mask_for_a_module_that_calls_itself_causal_is_refused() -> None:
+    """Eager would show it the future, sdpa not: neither is what the other would be."""
+    q = heads()
+    with pytest.raises(UnsupportedError, match="Module calls itself causal and got no mask"):
+        attention_forward(nn.Module(), q, q, q, None)
+    future = attention_forward(nn.Module(), q, q, q, None, is_causal=False)[0]
+    past = attention_forward(FREE, q, q, q, None, is_causal=True)[0]
+    same = {"rtol": 1e-12, "atol": 0.0}
+    torch.testing.assert_close(future, sqrtdk.attention(q, q, q).transpose(1, 2), **same)
+    torch.testing.assert_close(past, sqrtdk.attention(q, q, q, is_causal=True).transpose(1, 2), **same)
+    attention_forward(nn.Module(), q[:, :, :1], q, q, None)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_mask_is_always_there_and_read_only_where_it_has_to_be(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    register()
+    config = LlamaConfig(attn_implementation="sqrtdk")
+    make = create_causal_mask if causal else create_bidirectional_mask
+    rest = {"past_key_values": None} if causal else {}
+    mask = make(config=config, inputs_embeds=torch.zeros(2, 5, 8), attention_mask=None, **rest)
+    assert torch.equal(mask, torch.ones(2, 1, 5, 5).tril().bool() if causal else torch.ones(2, 1, 5, 5).bool())
+
+    given = []
+
+    def spy(*args: Any, **kwargs: Any) -> Any:
+        given.append((args[3], args[5]))
+        return sqrtdk.attention(*args, **kwargs)
+
+    monkeypatch.setattr("sqrtdk.integrations.transformers.attention", spy)
+    told_otherwise = SimpleNamespace(is_causal=not causal)
+    q = heads()
+    changed = mask.clone()
+    for one in (mask, changed):
+        wanted = sqrtdk.attention(q, q, q, mask).transpose(1, 2)
+        torch.testing.assert_close(attention_forward(told_otherwise, q, q, q, one)[0], wanted, rtol=1e-12, atol=0.0)
+    assert given[0] == (None, causal)
+    assert given[1][0] is changed
+    if causal:  # written in place: no longer what the mark says
+        alone = make(config=config, inputs_embeds=torch.zeros(1, 5, 8), attention_mask=None, **rest)
+        alone[..., 4, 0] = False
+        attention_forward(told_otherwise, q, q, q, alone)
+        assert given[-1][0] is alone
+
+
+def test_a_mask_of_padding_is_transformers_own() -> None:
+    padding = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]]).bool()
+    mask = attention_mask(2, 4, 4, attention_mask=padding)
+    assert torch.equal(mask, torch.ones(4, 4).tril().bool() & padding[:, None, None])

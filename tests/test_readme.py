@@ -1,0 +1,144 @@
+"""What sentences and tables of the README name is there: in Python after a bare `import sqrtdk`, and as a command."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+import typer
+
+import sqrtdk
+from sqrtdk import cli
+from sqrtdk.impl.choice import IMPLEMENTATIONS
+from sqrtdk.integrations.transformers import NAME
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXT = "\n\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+SENTENCES = re.sub(r"^```.*?^```$", "", TEXT, flags=re.MULTILINE | re.DOTALL)
+CONSOLE = "\n".join(re.findall(r"^```console\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL))
+QUOTED = [" ".join(text.split()) for text in re.findall(r"`([^`]+)`", SENTENCES)]
+
+# One process that has imported sqrtdk and nothing of it; each name is looked up in a child of its own, as what one
+# look-up imports would be there for the next.
+LOOK_UP = """
+import inspect, json, os, sys
+import torch, sqrtdk
+for path, arguments in json.loads(sys.stdin.read()):
+    child = os.fork()
+    if not child:
+        thing, wrong = sqrtdk, ""
+        try:
+            for name in path.split(".")[1:]:
+                thing = getattr(thing, name)
+            known = inspect.signature(thing).parameters if arguments is not None else ()
+            wrong = ", ".join(name for name in arguments or () if name not in known)
+        except Exception as error:
+            wrong = f"{type(error).__name__}: {error}"
+        if wrong:
+            print(f"{path}: {wrong}", flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+def named_in_python() -> list[tuple[str, list[str] | None]]:
+    """Dotted names, each with the names of the arguments that it is called with; None: it is not called."""
+    found: dict[str, list[str] | None] = {}
+    for text in QUOTED:
+        match = re.fullmatch(r"(sqrtdk(?:\.\w+)+)(?:\((.*)\))?", text)
+        if match:
+            inside = match[2]
+            called = None if inside is None else re.findall(r"(\w+)(?:=[^,]*)?(?:,|$)", inside)
+            found[match[1]] = called or found.get(match[1]) or ([] if inside is not None else None)
+    for namespace, names in re.findall(r"^\| `(sqrtdk\.\w+)` \| (.*) \|$", SENTENCES, re.MULTILINE):
+        found |= {f"{namespace}.{name}": None for name in re.findall(r"`(\w+)`", names)}
+    for paragraph in re.findall(r"^`(sqrtdk\.[a-z]\w*)` (.*?)\n\n", SENTENCES, re.MULTILINE | re.DOTALL):
+        namespace, rest = paragraph
+        found |= {f"{namespace}.{name}": None for name in re.findall(r"`([A-Z][a-z]+[A-Z]\w*)`", rest)}
+    return list(found.items())
+
+
+def test_every_name_is_there_after_a_bare_import() -> None:
+    names = named_in_python()
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK_UP],
+        input=json.dumps(names),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    assert done.stdout == ""
+    assert {"sqrtdk.report.json.to_json", "sqrtdk.check", "sqrtdk.scales.log_n", "sqrtdk.nn.TransformerBlock"} <= {
+        name for name, _ in names
+    }
+
+
+@pytest.mark.parametrize("name", ["errors", "integrations", "report"])
+def test_what_is_reachable_is_listed_and_costs_nothing_before(name: str) -> None:
+    assert name in dir(sqrtdk)
+    assert name not in sqrtdk.__all__
+    code = f"import sys, sqrtdk; sqrtdk.{name}; print(sorted({{'torch', 'transformers', 'jinja2'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_classes_are_ours_or_pythons() -> None:
+    classes = {name for name in QUOTED if re.fullmatch(r"[A-Z][a-z]+[A-Z]\w*", name)}
+    assert {"AuxRequest", "ValueError"} <= classes
+    homes = (sqrtdk, sqrtdk.nn, sqrtdk.errors, builtins)
+    assert [name for name in sorted(classes) if not any(hasattr(home, name) for home in homes)] == []
+
+
+def _options(command: click.Command) -> set[str]:
+    return {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+
+
+def _verbs(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    yield path, command
+    for name, child in getattr(command, "commands", {}).items():
+        yield from _verbs(child, (*path, name))
+
+
+VERBS = dict(_verbs(typer.main.get_command(cli._app)))
+EVERYWHERE = {"--help", "-h"}
+
+
+def test_every_command_is_there_with_its_options() -> None:
+    lines = [line for line in CONSOLE.splitlines() if line.startswith("$ sqrtdk")]
+    commands = [line.split("#")[0][2:].strip() for line in lines]
+    commands += [text for text in QUOTED if re.match(r"sqrtdk [a-z]", text)]
+    assert len(commands) > 15
+    wrong = []
+    for command in commands:
+        words = command.split()[1:]
+        path: tuple[str, ...] = ()
+        while words and (*path, words[0]) in VERBS:
+            path = (*path, words.pop(0))
+        missing = {word for word in words if word.startswith("-")} - _options(VERBS[path]) - EVERYWHERE
+        if path == () or missing:
+            wrong.append((command, sorted(missing)))
+    assert wrong == []
+
+
+def test_every_option_is_one_of_some_command() -> None:
+    known = set().union(*(_options(command) for command in VERBS.values())) | EVERYWHERE
+    named = {word for text in QUOTED for word in re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)}
+    assert len(named) > 15
+    assert named - known == set()
+
+
+def test_every_value_of_an_argument_is_one() -> None:
+    quoted = " ".join(QUOTED)
+    named = set(re.findall(r'\bimpl="(\w+)"', quoted))
+    assert named
+    assert named <= {"auto", *IMPLEMENTATIONS}
+    assert set(re.findall(r'attn_implementation="(\w+)"', quoted)) == {NAME}
