@@ -96,7 +96,8 @@ def attention(
     Differs from torch:
         NaN or infinity in a key or value that a mask hides, or in its product with a query, does not reach the output
         (on a CPU, where looking for it costs little; not while compiling or under a transform); a row whose logits
-        hold NaN is NaN, unless it sees no key. A float32 mask beside float64 tensors is read as what it is. Where finite q and k overflow to logits that are all -inf, torch's kernels give 0 and the others NaN.
+        hold NaN is NaN, unless it sees no key. A float32 mask beside float64 tensors is read as what it is. Where
+        finite q and k overflow to logits that are all -inf, torch's kernels give 0 and the others NaN.
     """
     extras = (score, softcap, bias, window, sinks, return_aux)
     both = is_causal and attn_mask is not None

@@ -92,7 +92,7 @@ def logits(call: Call, start: int, stop: int, seen: Tensor | None, *, guarded: b
 
 
 def guarded_logits(call: Call, start: int, stop: int, seen: Tensor | None) -> Tensor:
-    """The same logits, with zeros in what gradients pass through: for keys that hold NaN or infinity, and hidden ones."""
+    """The same logits, with zeros in what gradients pass through: at keys of NaN or infinity, and at hidden ones."""
     bad = ~torch.isfinite(call.key).all(-1)
     clean = replace(call, key=call.key.masked_fill(bad.unsqueeze(-1), 0.0))
     with torch.no_grad():
