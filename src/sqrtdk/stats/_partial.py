@@ -31,7 +31,7 @@ class RowStats:
     share3: Tensor  # the same of e^{3(z-m)}, over rest^3
     a: Tensor  # sum of e^{z-m} (z-m), at most 0
     mean: Tensor
-    m2: Tensor  # sum of (z - mean)^2
+    m2: Tensor  # sum of (z - mean)^2; +inf where the dtype does not hold it, and so is the variance
 
     @classmethod
     def empty(
