@@ -95,20 +95,21 @@ def attention(
         Vaswani et al. 2017, Attention Is All You Need, section 3.2.1 (arXiv:1706.03762).
 
     Differs from torch:
-        NaN or infinity in a key or value that a mask hides does not reach the output (on a CPU, where looking for it
-        costs little, and in "dense" and "tiled"; not while compiling or under a transform); a row whose logits hold NaN
-        is NaN. Where finite q and k overflow to logits that are all -inf, torch's kernels give 0 and the others NaN.
+        NaN or infinity in a key or value that a mask hides, or in its product with a query, does not reach the output
+        (on a CPU, where looking for it costs little; not while compiling or under a transform); a row whose logits
+        hold NaN is NaN, unless it sees no key. A float32 mask beside float64 tensors is read as what it is. Where
+        finite q and k overflow to logits that are all -inf, torch's kernels give 0 and the others NaN.
     """
     extras = (score, softcap, bias, window, sinks, return_aux)
     both = is_causal and attn_mask is not None
     plain = impl == "auto" and not causal_lower_right and not both and all(extra is None for extra in extras)
     if plain and (scale is None or (type(scale) is float and (scale > 0.0 or not is_causal))):
         _check(query, key, value, attn_mask, dropout_p, scale, enable_gqa)
-        careless = not _needs_care(query, key, value, attn_mask is not None or is_causal)
+        careless = not _needs_care(query, key, value, scale, attn_mask is not None or is_causal)
         pairs = _pairs(query, key, value)
         if careless and pairs <= LARGEST_DENSE and not pays_compiled(pairs, query, key, value, dropout_p):
             return functional.scaled_dot_product_attention(
-                query, key, value, _at_least_2d(attn_mask), dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+                query, key, value, _as_torch(attn_mask, value), dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )
     call = resolve(
         query,
@@ -182,7 +183,6 @@ def resolve(
         )
     query, key, value = _as_autocast(query, key, value)
     hides = attn_mask is not None or is_causal or causal_lower_right or window is not None
-    unclean = _needs_care(query, key, value, hides)
     head_dim = query.shape[-1]
     query, key, pairs, rule = _scored(score, query, key)
     shift = key.shape[-2] - query.shape[-2] if causal_lower_right else 0
@@ -198,12 +198,11 @@ def resolve(
         shift=shift,
         dropout_p=arguments.probability(dropout_p),
         aux=return_aux,
-        unclean=unclean,
     )
     call = replace(call, **_masks(call, attn_mask, bias), sinks=_sinks(call, sinks))
-    if call.bias is not None and _looked_at(call.bias) and _holds_nonfinite(call.bias):
-        call = replace(call, unclean=True)
-    return replace(call, scale=_beta(call, rule if scale is None else scale, head_dim))
+    call = replace(call, scale=_beta(call, rule if scale is None else scale, head_dim))
+    bad_bias = call.bias is not None and _looked_at(call.bias) and _holds_nonfinite(call.bias)
+    return replace(call, unclean=bad_bias or _needs_care(call.query, call.key, value, call.scale, hides))
 
 
 def _pairs(query: Tensor, key: Tensor, value: Tensor) -> int:
@@ -237,15 +236,19 @@ def _as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(t if t.dtype == torch.float64 else t.to(dtype) for t in tensors)
 
 
-def _needs_care(query: Tensor, key: Tensor, value: Tensor, hides: bool) -> bool:
-    """Whether NaN or infinity is where torch's kernels mistreat it: at a hidden key, or before few keys.
+def _needs_care(query: Tensor, key: Tensor, value: Tensor, scale: float | Tensor | None, hides: bool) -> bool:
+    """Whether NaN or infinity is where torch's kernels mistreat it: at a hidden key, or in a row that sees few or none.
 
-    Looked for on a CPU only, where it costs no synchronisation, and never while tracing or under a transform.
+    It may stand there or come of the product. Looked for on a CPU only, where it costs no synchronisation, and never
+    while tracing or under a transform.
     """
     if not _looked_at(query, key, value):
         return False
-    few = key.shape[-2] < FEW_KEYS
-    return (hides and (_holds_nonfinite(key) or _holds_nonfinite(value))) or (few and _may_overflow(query, key))
+    if hides and _may_overflow(value, value, value.dtype, None):  # times a gradient of its size
+        return True
+    narrowed = value.dtype == torch.float16 and (isinstance(scale, Tensor) or query.dtype != value.dtype)
+    exposed = hides or narrowed or key.shape[-2] < FEW_KEYS
+    return exposed and _may_overflow(query, key, value.dtype, scale)
 
 
 def _looked_at(*tensors: Tensor) -> bool:
@@ -264,10 +267,13 @@ def _holds_nonfinite(tensor: Tensor) -> bool:
     return not math.isfinite(_largest(tensor))
 
 
-def _may_overflow(query: Tensor, key: Tensor) -> bool:
-    """Whether a product may be no finite number."""
-    bound = _largest(query) * _largest(key) * query.shape[-1]
-    return not bound < torch.finfo(query.dtype if query.dtype == torch.float64 else torch.float32).max
+def _may_overflow(query: Tensor, key: Tensor, dtype: torch.dtype, scale: float | Tensor | None) -> bool:
+    """Whether a logit may be no finite number, or a query that is scaled first may leave the range of the dtype."""
+    factor = _largest(scale) if isinstance(scale, Tensor) else abs(scale or 1.0)
+    rows = _largest(query)
+    product = rows * _largest(key) * query.shape[-1] * max(1.0, factor)
+    logits = torch.float64 if query.dtype == torch.float64 else torch.float32
+    return not (product < torch.finfo(logits).max and rows * factor < torch.finfo(dtype).max)
 
 
 def _scored(score: Any, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, PairScore | None, ScaleRule]:
@@ -359,5 +365,10 @@ def _beta(call: Call, scale: Any, head_dim: int) -> float | Tensor:
     return scale
 
 
-def _at_least_2d(mask: Tensor | None) -> Tensor | None:
-    return mask.unsqueeze(0) if mask is not None and mask.ndim == 1 else mask
+def _as_torch(mask: Tensor | None, value: Tensor) -> Tensor | None:
+    """A mask that torch's kernels read right: of two dimensions, and of float64 beside float64."""
+    if mask is None:
+        return None
+    if mask.dtype != torch.bool and value.dtype == torch.float64:
+        mask = mask.double()
+    return mask.unsqueeze(0) if mask.ndim == 1 else mask

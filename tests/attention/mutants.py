@@ -105,12 +105,12 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
     "entropy's gradient without the sink": (ROWS, [(SINK_SPREAD, "pass")]),
     "statistics without the sink": (ROWS, [("whole = keys if sink is None else", "whole = keys if True else")]),
     "largest weight counted twice": (ROWS, [("e = shifted.exp().masked_fill(at, 0.0)", "e = shifted.exp()")]),
-    "mean of shifted logits": (ROWS, [("(mean + top.squeeze(-1))", "mean")]),
+    "mean of shifted logits": (ROWS, [("(unit * shift.squeeze(-1) + offset) / unit", "offset / unit")]),
     "variance over hidden keys": (
         ROWS,
-        [("(inside - mean.unsqueeze(-1)).masked_fill(hidden, 0.0)", "(inside - mean.unsqueeze(-1))")],
+        [("/ unit).masked_fill(hidden, 0.0).square()", "/ unit).square()")],
     ),
-    "mean over all keys": (ROWS, [("mean = inside.sum(-1) / n.clamp(min=1.0)", "mean = inside.sum(-1) / z.shape[-1]")]),
+    "mean over all keys": (ROWS, [("offset = near.sum(-1) / n.clamp(min=1.0)", "offset = near.sum(-1) / z.shape[-1]")]),
     "minimum over hidden keys": (ROWS, [("low = z.masked_fill(hidden, math.inf).amin(-1)", "low = z.amin(-1)")]),
     "cubes are squares": (ROWS, [("ratio.pow(3).sum(-1)", "ratio.pow(2).sum(-1)")]),
     "keys counted without the mask": (
@@ -155,7 +155,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
     ),
     # the pass for output and statistics at once
     "pass: scale left out": (PRODUCTS, [("            q = q * self.scale\n", "            pass\n")]),
-    "pass: base 2 instead of e": (TILE, [("torch.mul(a, LOG2_E, out=b).exp2_()", "torch.mul(a, 1.0, out=b).exp2_()")]),
+    "pass: base 2 instead of e": (TILE, [("torch.mul(a, LOG2_E / unit, out=b)", "torch.mul(a, 1.0 / unit, out=b)")]),
     "pass: ties not counted": (TILE, [("ties = (found.mass - rest)", "ties = 0.0 * (found.mass - rest)")]),
     "pass: hidden keys have weights": (
         TILE,
@@ -181,7 +181,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
     ),
     "merge: squares of the shares left out": (PARTIAL, [("total(part**2 * self.share2", "total(part * self.share2")]),
     "merge: logits not shifted": (PARTIAL, [(" + weight * gap * (1.0 + self.rest)", "")]),
-    "merge: blocks' means apart": (PARTIAL, [("spread = self.m2 + self.n * (step - offset) ** 2", "spread = self.m2")]),
+    "merge: blocks' means apart": (PARTIAL, [("self.m2 + self.n * ((step - offset) * 2.0) ** 2", "self.m2")]),
     # blocks
     "tiled: last row forgotten": (
         TILED,

@@ -16,9 +16,10 @@ from typer.testing import CliRunner, Result
 from sqrtdk import cli
 from sqrtdk.bench import ways
 from sqrtdk.bench.choose import chosen
-from sqrtdk.bench.peers import sdpa
+from sqrtdk.bench.peers import Call, sdpa
 from sqrtdk.bench.ways import WAYS, Way
-from sqrtdk.bench.workloads import DTYPES, WORKLOADS
+from sqrtdk.bench.workloads import DTYPES, WORKLOADS, Case
+from sqrtdk.errors import UnsupportedError
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "bench.schema.json").read_text())
 SMALL = ["--workload", "training", "--dtype", "float32", "--pass", "forward", "--way", "eager", "--repeats", "1"]
@@ -152,3 +153,23 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
         assert process.wait(120) == 0
     assert "Error" not in complaint
     assert "Broken" not in complaint
+
+
+def test_a_run_without_a_figure_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor one whose only figures are those that all others were to be compared with."""
+
+    def lacking(case: Case) -> Call:
+        raise UnsupportedError("no such kernel")
+
+    monkeypatch.setitem(ways.WAYS, "eager", Way("nothing", lacking))
+    for options, words in (
+        (["--pass", "training", "--workload", "decode"], "0 measured, 2 not"),
+        ([], "1 measured, 1 not"),
+    ):
+        done = bench(*SMALL, *options)
+        assert (done.exit_code, words in done.stdout) == (1, True), done.stdout
+        as_json = bench(*SMALL, *options, "--json")
+        assert as_json.exit_code == 1
+        assert json.loads(as_json.stdout)["not_measured"]
+    assert bench(*SMALL, "--way", "sdpa").exit_code == 0
+    assert bench(*SMALL, "--way", "eager,auto").exit_code == 0

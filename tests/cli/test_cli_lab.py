@@ -198,6 +198,7 @@ def test_a_part_that_is_undecided_is_shown(folder: Path, tmp_path: Path, languag
     parts = [part | {"met": met} for met in (True, False, None)]
     _changed(folder, tmp_path, {"answer": answer, "findings": parts})
     done = _lab("run", "onehot-64", "--quick", "--output", tmp_path, "--language", language)
+    assert done.exit_code == 1
     sign = {"en": ":", "zh": "："}[language]
     for word in ("holds", "fails", "undecided"):  # wrapped in its column
         wanted = f"{getattr(lab_words.ANSWERS[word], language)}{sign}{part['text'][language]}"

@@ -68,3 +68,10 @@ def test_a_bar_asks_every_place_or_the_one_it_names() -> None:
 def test_a_bar_without_a_figure_is_an_error() -> None:
     with pytest.raises(AssertionError, match="no figure y"):
         judge(Figures([INTERVAL]), [Part(TEXT, (Expect("y"),))])
+
+
+@pytest.mark.parametrize("parts", [[], [Part(TEXT, ())], [Part(TEXT, (BARS[True],)), Part(TEXT, ())]])
+def test_of_nothing_nothing_follows(parts: list[Part]) -> None:
+    verdict = judge(Figures([INTERVAL]), parts)
+    assert verdict.answer == "undecided"
+    assert True not in [finding.met for finding in verdict.findings if not finding.checks]

@@ -143,6 +143,8 @@ WRONG = [
     _set("perhaps", "outcome", "verdict", "answer"),
     _set(None, "control", "verdict", "answer"),
     _set("yes", "outcome", "verdict", "findings", 0, "met"),
+    _set([], "outcome", "verdict", "findings"),
+    _set([], "outcome", "verdict", "findings", 0, "checks"),
     _set(1, *CHECK, "met"),
     _set("0.5", *CHECK, "low"),
     _set("guess", *CHECK, "figure", "method"),
@@ -192,3 +194,8 @@ def test_a_document_that_is_too_deep_is_no_record(tmp_path: Path) -> None:
     path.write_text("[" * 100_000)
     with pytest.raises(InvalidValueError, match="not a record of a claim"):
         read(path)
+
+
+def test_a_record_without_a_part_is_not_decided(record: Record) -> None:
+    empty = dataclasses.replace(record.outcome, verdict=Verdict("undecided", ()))
+    assert not dataclasses.replace(record, outcome=empty, control=empty).decided

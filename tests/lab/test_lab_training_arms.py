@@ -10,6 +10,10 @@ import torch
 from sqrtdk.lab._arms import Arm, best_for_others, beyond, gap, train_arms
 from sqrtdk.lab._curves import curve_plots
 from sqrtdk.lab._run import Run
+from sqrtdk.lab.claim import Expect, Part
+from sqrtdk.lab.figures import Figures
+from sqrtdk.lab.judge import judge
+from sqrtdk.lab.text import Text
 from sqrtdk.lab.training.attention import start, weights_of
 from sqrtdk.lab.training.decoder import Decoder
 from sqrtdk.lab.training.heads import divergence, head_figures, overlap
@@ -43,6 +47,24 @@ def test_a_run_that_diverged_counts_as_a_guess():
     assert both.losses(1e-3) == [math.log(256), 2.0, 2.0]
     assert both.losses(1e-2) == [math.log(256), math.log(256), 9.0]
     assert both.rate == 1e-3
+
+
+def test_a_gap_between_two_runs_that_diverged_is_no_number():
+    lost, other = arm({1e-3: [None, None, None]}), arm({1e-3: [2.0, None, 1.0]})
+    found = gap("gap", lost, lost)
+    assert all(math.isnan(end) for end in (found.value, found.low, found.high))
+    verdict = judge(Figures([found]), [Part(Text("equal", "相等"), (Expect("gap", -0.1, 0.1),))])
+    assert verdict.answer == "undecided"
+    assert math.isnan(gap("gap", lost, other).value)
+    assert gap("gap", lost, arm({1e-3: [2.0, 2.1, 1.9]})).low > 0.0
+
+
+def test_a_curve_of_nan_is_not_drawn_as_the_smallest_number():
+    names = ("step", "loss", "max_logit", "entropy_share", "gradient_p10", "gradient_p50", "gradient_p90")
+    result = {"held_out": 1.0, "curves": {name: [0.0, math.nan, 0.0] for name in names}}
+    (largest,) = curve_plots({"one": Arm({1e-3: (result, result)}, "decoder")}, "text", 8)[1].series
+    assert largest.y[0] == largest.y[2] == 1e-10
+    assert math.isnan(largest.y[1])
 
 
 def test_gaps_are_paired_by_seed():

@@ -184,3 +184,17 @@ def test_autocast_changes_nothing() -> None:
     plain = head_stats_from_qk(query, query, scale=0.3)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert head_stats_from_qk(query, query, scale=0.3) == plain
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_the_largest_product_of_no_row_is_no_number(softcap: float | None) -> None:
+    """Neither of rows that see nothing nor of rows of NaN: 0 would say that all is far from the end of the range."""
+    q, k = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 5, 8)
+    blind = head_stats_from_qk(q, k, scale=0.3, softcap=softcap, visible=torch.zeros(4, 5, dtype=torch.bool))
+    assert blind.max_product is None
+    assert head_stats_from_qk(q * torch.nan, k, scale=0.3, softcap=softcap).max_product is None
+    some = q.clone()
+    some[..., 1:, :] = torch.nan
+    found = head_stats_from_qk(some, k, scale=0.3, softcap=softcap)
+    assert found.max_product == pytest.approx((q[..., :1, :] @ k.mT).abs().max().item(), rel=1e-5)
+    assert found.heads.nan_rows == (3, 3)

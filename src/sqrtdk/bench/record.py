@@ -109,6 +109,12 @@ class Record:
     duration_s: float
 
     @property
+    def bare(self) -> bool:
+        """Whether there is no figure but the base's own, though there were others to measure."""
+        measured = {row.way for row in self.measured}
+        return not measured or (measured == {BASE} and len(self.ways) > 1)
+
+    @property
     def places(self) -> list[Place]:
         """All of them, in the order of running."""
         return [Place(*found) for found in product(self.workloads, self.dtypes, self.passes)]

@@ -42,7 +42,7 @@ def bench(
     Every round runs all ways once, in turn, and ratios are taken within the round. A way runs only after its output,
     and in training its gradients, agreed with torch's; what can't run is listed with the reason.
 
-    Exit code 0: measured; 2: usage, configuration or input/output error.
+    Exit code 0: measured; 1: nothing was, or nothing but sdpa; 2: usage, configuration or input/output error.
     """
     with reported(show_traceback):
         from sqrtdk import _files
@@ -60,6 +60,7 @@ def bench(
             workloads = chosen(workload, WORKLOADS, "workload")
             ways = chosen(way, WAYS, "way")
             dtypes = chosen(dtype, DTYPES, "dtype")
+            record = None
             if not list_:
                 record = run(
                     workloads,
@@ -72,7 +73,7 @@ def bench(
                     command=shlex.join(["sqrtdk", *sys.argv[1:]]),
                     progress=progress,
                 )
-        if list_:
+        if record is None:
             json = report.names_json(WORKLOADS, WAYS)
             text = report.names_text(WORKLOADS, WAYS, width=width(), color=colors())
         else:
@@ -81,3 +82,5 @@ def bench(
             _files.write_text(output, json, force)
             say(f"JSON report: {plain(str(output))}")
         print_text(json if json_ and output is None else text)
+    if record is not None and record.bare:
+        raise typer.Exit(1)

@@ -37,7 +37,7 @@ class Call:
         dropout_p: of the weights.
         aux: statistics wanted.
         places: (L,) positions of the rows where they are a sample; None: 0 to L - 1.
-        unclean: key or value may hold NaN or infinity at hidden places.
+        unclean: NaN or infinity may stand at hidden places, in key, value, bias or a product of query and key.
     """
 
     query: Tensor

@@ -32,7 +32,7 @@ def obstacle(call: Call) -> str | None:
     if call.sinks is not None:
         return "torch's kernels have no sinks"
     if call.unclean:
-        return "NaN or infinity stands where torch's kernels mistreat it: at a hidden key or value, or before few keys"
+        return "NaN or infinity stands at a hidden key or value or before few keys, or q and k may overflow"
     if call.aux is not None and not has_values(call.query, call.key):
         return "the pass for the statistics looks at numbers, and there are none to look at"
     if call.aux is not None and (call.aux.lse or call.aux.entropy) and _learns(call):
@@ -101,7 +101,7 @@ def _mask(call: Call) -> Tensor | None:
     seen = call.seen(0, call.length)
     mask = seen
     if call.bias is not None:
-        bias = call.bias if call.bias.dtype == torch.float32 else call.bias.to(call.value.dtype)
+        bias = call.bias if call.bias.dtype == call.value.dtype else call.bias.to(call.dtype)
         mask = bias if seen is None else torch.where(seen, bias, -math.inf)
     return mask if mask is None or mask.ndim > 1 else mask.unsqueeze(0)
 

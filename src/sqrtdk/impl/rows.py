@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from sqrtdk.impl.call import Call, cut_rows, grow
 from sqrtdk.stats import RowStats
+from sqrtdk.stats._partial import within_range
 from sqrtdk.stats.request import AuxOutput, aux_output
 
 
@@ -58,9 +59,11 @@ def block_stats(call: Call, start: int, stop: int) -> RowStats:
     return _shaped(row_stats(z, seen, _count(seen, z)), (*call.lead, stop - start))
 
 
-def logits(call: Call, start: int, stop: int, seen: Tensor | None) -> Tensor:
-    """Logits (..., Hq, R, S), -inf at hidden keys."""
+def logits(call: Call, start: int, stop: int, seen: Tensor | None, *, guarded: bool = False) -> Tensor:
+    """Logits (..., Hq, R, S), -inf at hidden keys; `guarded` has gradients pass no product of a hidden key."""
     query = cut_rows(call.query, start, stop) if call.length != 1 else call.query
+    if guarded and seen is not None:
+        query = torch.where(seen.any(-1, keepdim=True), query, 0.0)
     key = grow(call.key, call.heads)
     z: Tensor
     if call.score is not None:
@@ -74,6 +77,8 @@ def logits(call: Call, start: int, stop: int, seen: Tensor | None) -> Tensor:
         term = call.term.term(query.to(call.dtype), key.to(call.dtype), rows + call.shift, columns).to(call.dtype)
         if call.term.content:
             z = z + term
+    if guarded and seen is not None:
+        z = z.masked_fill(~seen, 0.0)
     z = z * (cut_rows(call.scale, start, stop).to(call.dtype) if isinstance(call.scale, Tensor) else call.scale)
     if call.softcap is not None:
         z = call.softcap * torch.tanh(z / call.softcap)
@@ -87,17 +92,22 @@ def logits(call: Call, start: int, stop: int, seen: Tensor | None) -> Tensor:
 
 
 def guarded_logits(call: Call, start: int, stop: int, seen: Tensor | None) -> Tensor:
-    """The same logits, with zeros for the keys that hold NaN or infinity in what gradients pass through."""
+    """The same logits, with zeros in what gradients pass through: at keys of NaN or infinity, and at hidden ones."""
     bad = ~torch.isfinite(call.key).all(-1)
     clean = replace(call, key=call.key.masked_fill(bad.unsqueeze(-1), 0.0))
     with torch.no_grad():
         raw = logits(call, start, stop, seen)
     bad = grow(bad.unsqueeze(-1), call.heads).transpose(-1, -2)
-    return torch.where(bad, raw, logits(clean, start, stop, seen))
+    return torch.where(bad, raw, logits(clean, start, stop, seen, guarded=True))
 
 
 def guarded_sum(weights: Tensor, value: Tensor, seen: Tensor | None) -> Tensor:
-    """Weights times values, where NaN or infinity in a value reaches only the rows that see it."""
+    """Weights times values, where NaN or infinity in a value reaches only the rows that see it.
+
+    Nor does the gradient of a weight that is hidden, which the value may have taken beyond the largest number.
+    """
+    if seen is not None:
+        weights = weights.masked_fill(~seen, 0.0)
     bad = ~torch.isfinite(value).all(-1, keepdim=True)
     output = weights @ value.masked_fill(bad, 0.0)
     columns = bad.squeeze(-1).flatten(0, -2).any(0) if bad.ndim > 2 else bad.squeeze(-1)
@@ -167,13 +177,16 @@ def row_stats(z: Tensor, seen: Tensor | None, count: Tensor) -> RowStats:
     n = count.squeeze(-1).expand(shape)
     top = z.amax(-1, keepdim=True)
     at = torch.arange(z.shape[-1], device=z.device) == z.argmax(-1, keepdim=True)
-    shifted = z - top.masked_fill(top == -math.inf, 0.0)
+    shift, unit = top.masked_fill(top == -math.inf, 0.0), within_range(z.shape[-1])
+    near = unit * z - unit * shift
+    shifted = near / unit
     e = shifted.exp().masked_fill(at, 0.0)
     hidden = torch.zeros_like(at) if seen is None else ~seen
     low = z.masked_fill(hidden, math.inf).amin(-1)
-    inside = shifted.masked_fill(hidden, 0.0)
-    mean = inside.sum(-1) / n.clamp(min=1.0)
-    m2 = (inside - mean.unsqueeze(-1)).masked_fill(hidden, 0.0).square().sum(-1)
+    near = near.masked_fill(hidden, 0.0)
+    offset = near.sum(-1) / n.clamp(min=1.0)
+    mean = torch.maximum((unit * shift.squeeze(-1) + offset) / unit, low)
+    m2 = ((near - offset.unsqueeze(-1)) / unit).masked_fill(hidden, 0.0).square().sum(-1)
     blind, bad = n == 0, ~(top.squeeze(-1) < math.inf)
     overflowed = (low == -math.inf) & ~blind
     rest = e.sum(-1)
@@ -183,7 +196,7 @@ def row_stats(z: Tensor, seen: Tensor | None, count: Tensor) -> RowStats:
         "share2": ratio.square().sum(-1),
         "share3": ratio.pow(3).sum(-1),
         "a": (e * shifted.masked_fill(e == 0, 0.0)).sum(-1),
-        "mean": (mean + top.squeeze(-1)).masked_fill(overflowed, -math.inf).masked_fill(blind, 0.0),
+        "mean": mean.masked_fill(overflowed, -math.inf).masked_fill(blind, 0.0),
         "m2": m2.masked_fill(overflowed, math.inf).masked_fill(blind, 0.0),
         "max": top.squeeze(-1),
         "min": low,

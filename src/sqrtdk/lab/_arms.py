@@ -8,6 +8,7 @@ taken seed by seed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -70,6 +71,11 @@ class Arm:
     def best(self) -> list[float]:
         """Held-out loss of each seed at the rate that is best for the others."""
         return [self.losses(rate)[seed] for seed, rate in enumerate(self.chosen)]
+
+    @property
+    def diverged(self) -> list[bool]:
+        """Whether the run of each seed at that rate did."""
+        return [self.results[rate][seed]["held_out"] is None for seed, rate in enumerate(self.chosen)]
 
     def at_best(self, name: str) -> list[list[float]]:
         """A curve of each seed at the arm's best rate."""
@@ -165,5 +171,6 @@ def gap(name: str, worse: Arm, better: Arm, **at: Place) -> Figure:
 
 
 def differences(worse: Arm, better: Arm) -> list[float]:
-    """Of the held-out losses of two arms, each at its own best rate, seed by seed."""
-    return [a - b for a, b in zip(worse.best, better.best, strict=True)]
+    """Of the held-out losses of two arms, each at its own best rate, seed by seed; NaN where both runs diverged."""
+    pairs = zip(worse.best, better.best, worse.diverged, better.diverged, strict=True)
+    return [math.nan if lost and lost_too else a - b for a, b, lost, lost_too in pairs]

@@ -83,5 +83,6 @@ def curve_plots(arms: Mapping[str, Arm], task: str, d_k: int) -> tuple[Plot, ...
 
 def _over_steps(arm: Arm, entry: str, legend: str, style: Style, axis: Axis) -> Series:
     values = averaged(arm.at_best(entry))
-    shown = [max(SMALLEST, value) for value in values] if axis == "log" else values
+    # max keeps the first of two that do not compare: a NaN is left out of the drawing, not drawn as the smallest
+    shown = [max(value, SMALLEST) for value in values] if axis == "log" else values
     return curve(legend, averaged(arm.at_best("step")), shown, style=style)

@@ -32,7 +32,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The answer to one part: False where a bar is missed, None where one is undecided, else True."""
+    """The answer to one part: False where a bar is missed, None where one is undecided or there is none, else True."""
 
     text: Text
     checks: tuple[Check, ...]
@@ -45,7 +45,7 @@ class Verdict:
 
     Attributes:
         answer: `holds` where every part does, `fails` where none does, `depends` where some do and some do not,
-            `undecided` where an interval is too wide to tell.
+            `undecided` where an interval is too wide to tell, or nothing was asked.
         findings: the parts.
     """
 
@@ -66,11 +66,11 @@ def judge(figures: Figures, parts: Sequence[Part]) -> Verdict:
         >>> [judge(Figures([one]), [Part(part, (Expect("peak", low=low),))]).answer for low in (0.3, 0.7, 0.5)]
         ['holds', 'fails', 'undecided']
     """
-    findings = tuple(Finding(part.text, checks, _all(checks)) for part in parts if (checks := _checks(figures, part)))
+    findings = tuple(Finding(part.text, checks := _checks(figures, part), _all(checks)) for part in parts)
     answers = {finding.met for finding in findings}
     if {True, False} <= answers:
         return Verdict("depends", findings)
-    if None in answers:
+    if None in answers or not answers:  # of nothing, nothing follows
         return Verdict("undecided", findings)
     return Verdict("holds" if answers == {True} else "fails", findings)
 
@@ -94,4 +94,4 @@ def _met(figure: Figure, expect: Expect) -> bool | None:
 
 def _all(checks: Sequence[Check]) -> bool | None:
     answers = {check.met for check in checks}
-    return False if False in answers else None if None in answers else True
+    return False if False in answers else None if None in answers or not answers else True

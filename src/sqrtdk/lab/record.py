@@ -96,8 +96,9 @@ class Record:
 
     @property
     def decided(self) -> bool:
-        """Whether every part has its answer, in the experiment and in the control."""
-        return all(part.met is not None for one in (self.outcome, self.control) for part in one.verdict.findings)
+        """Whether every part has its answer, in the experiment and in the control, and there is one."""
+        parts = [one.verdict.findings for one in (self.outcome, self.control)]
+        return all(parts) and all(part.met is not None for findings in parts for part in findings)
 
 
 def to_json(record: Record) -> str:
@@ -161,10 +162,13 @@ def _record(data: Mapping[str, Any]) -> Record:
 
 def _outcome(data: Mapping[str, Any]) -> Outcome:
     verdict = data["verdict"]
+    answer, findings = _one_of(get_args(Answer), verdict["answer"]), _all(_finding, verdict["findings"])
+    if answer != "undecided" and not (findings and all(finding.checks for finding in findings)):
+        raise ValueError(f"the verdict {answer!r} rests on no figure")
     return Outcome(
         parameters=dict(data["parameters"].items()),
         figures=_all(_figure, data["figures"]),
-        verdict=Verdict(_one_of(get_args(Answer), verdict["answer"]), _all(_finding, verdict["findings"])),
+        verdict=Verdict(answer, findings),
     )
 
 

@@ -44,9 +44,8 @@ def to_text(record: Record, *, width: int = 100, color: bool = False) -> str:
                     line = Text(f"not measured: {missed.way}: {plain(missed.reason)}", style="dim")
                     console.print(Padding(line, (0, 0, 0, 2)))
             console.print()
-        console.print(
-            f"{len(record.measured)} measured, {len(record.not_measured)} not; {record.duration_s:.0f} s", style="dim"
-        )
+        missed_ways = sum(len(record.ways) if missed.way == "all" else 1 for missed in record.not_measured)
+        console.print(f"{len(record.measured)} measured, {missed_ways} not; {record.duration_s:.0f} s", style="dim")
 
     return drawn(draw, width, color)
 

@@ -14,7 +14,7 @@ def to_text(found: dict[str, Any]) -> str:
     lines |= {
         "platform": found["platform"],
         "CPU": f"{found['cpu']}, {found['cpus']} logical cores, {found['threads']} threads of torch",
-        "GPU": ", ".join(found["gpus"]) or "none",
+        "GPU": ", ".join(found["gpus"]) or "none that torch can use",
         "compiler": kernel["compiler"] or "none",
         "kernel": f"in use: {kernel['library']}" if kernel["loaded"] else f"not in use: {kernel['reason']}",
     }

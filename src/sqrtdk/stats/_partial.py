@@ -31,7 +31,7 @@ class RowStats:
     share3: Tensor  # the same of e^{3(z-m)}, over rest^3
     a: Tensor  # sum of e^{z-m} (z-m), at most 0
     mean: Tensor
-    m2: Tensor  # sum of (z - mean)^2
+    m2: Tensor  # sum of (z - mean)^2; +inf where the dtype does not hold it, and so is the variance
 
     @classmethod
     def empty(
@@ -103,10 +103,11 @@ class RowStats:
         n = self.n.sum(dim, keepdim=True)
         blind = self.n == 0
         start = self.mean.masked_fill(blind, -math.inf).amax(dim, keepdim=True)  # against which nothing cancels
-        step = (self.mean - start.masked_fill(start == -math.inf, 0.0)).masked_fill(blind, 0.0)
-        offset = (step * self.n).sum(dim, keepdim=True) / n.clamp(min=1.0)
-        spread = self.m2 + self.n * (step - offset) ** 2
-        mean = (start + offset).masked_fill(n == 0, 0.0)
+        start = start.masked_fill(start == -math.inf, 0.0)
+        step = (0.5 * self.mean - 0.5 * start).masked_fill(blind, 0.0)  # halves lie within the range of the dtype
+        offset = (step * (self.n / n.clamp(min=1.0))).sum(dim, keepdim=True)
+        spread = self.m2 + self.n * ((step - offset) * 2.0) ** 2
+        mean = torch.maximum((0.5 * start + offset) * 2.0, low).masked_fill(n == 0, 0.0)
         overflowed = ((low == -math.inf) | (mean == -math.inf)) & (top < math.inf)
 
         def total(value: Tensor) -> Tensor:
@@ -195,6 +196,16 @@ class RowStats:
     def variance(self) -> Tensor:
         """Variance of the visible logits (divided by n, not n - 1); NaN for a row that sees no key."""
         return (self.m2 / self.n.clamp(min=1.0)).masked_fill(self.n == 0, math.nan)
+
+
+def within_range(keys: int) -> float:
+    """A power of two: times it, the distances of so many finite numbers from another one have a finite sum.
+
+    Example:
+        >>> within_range(4)
+        0.0625
+    """
+    return 0.5 ** (1 + keys.bit_length())
 
 
 FIELDS = tuple(field.name for field in fields(RowStats))

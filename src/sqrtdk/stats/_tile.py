@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sqrtdk.stats._partial import RowStats
+from sqrtdk.stats._partial import RowStats, within_range
 
 LOG2_E = 1.0 / math.log(2.0)
 LOWEST = {torch.float32: -120, torch.float64: -1000}  # exponents whose negatives are exponents, too
@@ -60,7 +60,10 @@ def exponentials(a: Tensor, b: Tensor, mask: Tensor | None, start: int, *, momen
         low = torch.maximum(part, -cap, out=part_b).amin(-1)
         if start:
             low = torch.minimum(low, a[..., :start].amin(-1))
-    a.sub_(top.masked_fill(top == -math.inf, 0.0).unsqueeze(-1))  # z - m from here on
+    shift = top.masked_fill(top == -math.inf, 0.0)
+    distance = float((low - top).amin())  # NaN where a row holds NaN, or nothing above -inf
+    unit = 1.0 if distance * keys > -torch.finfo(a.dtype).max else within_range(keys)
+    torch.add(-unit * shift.unsqueeze(-1), a, alpha=unit, out=a)  # unit (z - m) from here on
     if mask is not None:
         torch.maximum(part, -cap.clamp_(min=0.0), out=part)  # 0 at hidden keys
     mean = m2 = torch.zeros_like(top)
@@ -69,14 +72,15 @@ def exponentials(a: Tensor, b: Tensor, mask: Tensor | None, start: int, *, momen
         torch.sub(a, offset.unsqueeze(-1), out=b)
         if mask is not None:
             part_b.mul_(mask)
-        mean, m2 = top + offset, torch.linalg.vector_norm(b, dim=-1) ** 2
-    torch.mul(a, LOG2_E, out=b).exp2_()  # in place, as `b` may have left the cache
+        mean = torch.maximum((unit * shift + offset) / unit, low)
+        m2 = (torch.linalg.vector_norm(b, dim=-1) / unit) ** 2
+    torch.mul(a, LOG2_E / unit, out=b).exp2_()  # in place, as `b` may have left the cache
     if mask is not None:
         part_b.mul_(mask)
     mass = b.sum(-1)
-    if not bool((low - top).amin() > -math.inf):
+    if not distance > -math.inf:
         a.clamp_(min=-torch.finfo(a.dtype).max)  # else -inf times a weight of 0
-    return Shifted(n=n, max=top, min=low, mean=mean, m2=m2, mass=mass, a=a.mul_(b).sum(-1))
+    return Shifted(n=n, max=top, min=low, mean=mean, m2=m2, mass=mass, a=a.mul_(b).sum(-1) / unit)
 
 
 def reduce_tile(b: Tensor, scratch: Tensor, found: Shifted) -> RowStats:

@@ -62,7 +62,7 @@ class CallStats:
     """What one attention call yields besides its heads."""
 
     heads: HeadStats
-    max_product: float | None  # largest |q . k| before any scale, visible keys only; None where only logits are known
+    max_product: float | None  # largest |q . k| before any scale, visible keys only; None where no row has one
     future_weight: float | None  # mean over seeing rows of the weight on keys j > i; None unless asked and L == S
 
 
@@ -131,8 +131,8 @@ def _call_stats(
 ) -> CallStats:
     stats = head_stats(rows, logit_histograms=sampled_histograms(source, rows))
     largest = weight = None
-    if product is not None and product.numel():
-        largest = float(product.nan_to_num(nan=0.0, posinf=math.inf).amax())
+    if product is not None and bool((known := (rows.n > 0) & ~product.isnan()).any()):
+        largest = float(product.masked_fill(~known, 0.0).amax())
     if ahead is not None:
         seeing = (rows.n > 0) & (rows.max > -math.inf)
         weight = float(ahead.masked_fill(~seeing, 0.0).sum(dtype=torch.float64) / seeing.sum())

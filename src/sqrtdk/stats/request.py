@@ -57,7 +57,7 @@ class AuxOutput(NamedTuple):
     max_scores: Tensor | None = None  # largest z
     min_scores: Tensor | None = None  # smallest z
     mean: Tensor | None = None  # of z
-    variance: Tensor | None = None  # of z, divided by n
+    variance: Tensor | None = None  # of z, divided by n; +inf where the sum of squares leaves the dtype's range
     entropy: Tensor | None = None  # -sum p log p, nats
     collision: Tensor | None = None  # sum p^2
     peak: Tensor | None = None  # largest p

@@ -37,8 +37,8 @@ def run(
 
     A record that is there from a run of the same settings is reused, so an interrupted run goes on where it stopped.
 
-    Exit code 0: every claim has its verdict; 1: a claim is undecided, or its control is undecided or gave the same
-    verdict as the claim, which then says nothing; 2: usage, configuration or input/output error.
+    Exit code 0: every claim has its verdict; 1: a claim or its control is undecided, or a part of one is, or the
+    control gave the same verdict as the claim, which then says nothing; 2: usage, configuration or input/output error.
     """
     with reported(show_traceback):
         from sqrtdk.cli.output import colors, print_text, width, working
@@ -71,7 +71,9 @@ def run(
             print_text(lab.verdicts_json(found))
         else:
             print_text(lab.verdicts_text(found, folder, language, width=width(), color=colors()))
-        code = (
-            0 if all(done.record.sound and done.record.outcome.verdict.answer != "undecided" for done in found) else 1
+        answered = (
+            done.record.sound and done.record.decided and done.record.outcome.verdict.answer != "undecided"
+            for done in found
         )
+        code = 0 if all(answered) else 1
     raise typer.Exit(code)

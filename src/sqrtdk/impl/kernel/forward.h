@@ -119,7 +119,9 @@ class Tile {
       if (!first)
         for (int64_t e = 0; e < call_.value_width; ++e) o[e] *= keep;
     }
-    row.min = std::min(row.min, _mm512_reduce_min_ps(low));
+    const float smallest = _mm512_reduce_min_ps(low);
+    if (wanted) centre = std::min(std::max(centre, smallest), largest);  // of equal logits exactly they; NaN stays
+    row.min = std::min(row.min, smallest);
     row.bad |= std::isnan(centre) || row.max == INF;  // a finite sum holds no NaN
     clear(p, 0, from);
     clear(p, to, n);

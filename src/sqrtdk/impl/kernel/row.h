@@ -68,7 +68,7 @@ void finish(const Call& call, int64_t h, const Row& row, const float* o, In* to,
   for (int64_t e = 0; e < call.value_width; ++e) to[e] = static_cast<In>(row.bad ? NAN : o[e] * share);
   results.lse[at] = row.bad ? NAN : mass == 0.0f ? -INF : top + std::log1p(more);
   if (!results.planes) return;
-  results.entropy[at] = row.bad ? NAN : mass == 0.0f ? 0.0f : std::log1p(more) - spread / mass;
+  results.entropy[at] = row.bad ? NAN : mass == 0.0f ? share : std::log1p(more) - spread / mass;
   const float root = row.rest * ROOT;
   const bool flat = row.rest == 0.0f, sunk = row.n > 0 && row.min == -INF;
   const float values[PLANES] = {static_cast<float>(row.n),

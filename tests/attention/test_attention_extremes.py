@@ -1,0 +1,168 @@
+"""Numbers near the ends of the dtype's range: a mean that is finite stays so, and what overflows says so."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from calls import close, every, with_aux
+from oracle import attend
+from torch import Tensor
+
+import sqrtdk
+from sqrtdk import AuxRequest
+from sqrtdk.errors import UnsupportedError
+from sqrtdk.stats import RowStats, row_stats
+from tolerances import allowed
+
+LOW = {dtype: torch.finfo(dtype).min for dtype in (torch.float32, torch.float64)}
+wide = pytest.mark.parametrize("dtype", LOW, ids=lambda dtype: str(dtype)[6:])
+
+
+def exact_mean(logits: Tensor) -> Tensor:
+    """(..., S) to (...), in rational numbers: a sum of float64 may leave float64."""
+    rows = logits.double().reshape(-1, logits.shape[-1]).tolist()
+    means = [float(sum(map(Fraction, row)) / len(row)) for row in rows]
+    return torch.tensor(means, dtype=torch.float64).reshape(logits.shape[:-1])
+
+
+def check_mean(mean: Tensor, logits: Tensor) -> None:
+    """The rounding of a mean is relative to the largest of its logits."""
+    error = (mean.double() * 0.5 - exact_mean(logits) * 0.5).abs().max().item()
+    share = error / logits.abs().max().item() * 2.0
+    assert share <= allowed(mean.dtype, length=logits.shape[-1], logit=0.0, magnitude=1.0), share
+
+
+def far_logits(dtype: torch.dtype, keys: int = 40) -> dict[str, Tensor]:
+    """Rows whose sum leaves the dtype; in the last two also the distance of two logits does."""
+    z = torch.randn(6, keys, dtype=torch.float64).to(dtype)
+    some = torch.zeros(keys, dtype=torch.bool)
+    some[::3] = True
+    return {
+        "a third of them lowest": z.masked_fill(some, LOW[dtype]),
+        "all but one lowest": z.masked_fill(torch.arange(keys) > 0, LOW[dtype]),
+        "all lowest": torch.full_like(z, LOW[dtype]),
+        "all highest": torch.full_like(z, -LOW[dtype]),
+        "lowest and highest": z.masked_fill(some, LOW[dtype]).masked_fill(some.roll(1), -LOW[dtype]),
+        "two thirds lowest, the others highest": torch.full_like(z, LOW[dtype]).masked_fill(some, -LOW[dtype]),
+    }
+
+
+@wide
+@pytest.mark.parametrize("name", far_logits(torch.float32))
+def test_the_mean_of_rows_is_finite_where_it_is(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = far_logits(dtype)[name]
+    rows = row_stats(logits)
+    check_mean(rows.mean, logits)
+    spread = logits.max() - logits.min()
+    assert bool((rows.variance == (0.0 if spread == 0 else math.inf)).all())
+    blocks = row_stats(logits.unflatten(1, (4, 10)).transpose(0, 1).contiguous())
+    check_mean(blocks.merged(0).mean, logits)
+    left, right = row_stats(logits[:, :7].contiguous()), row_stats(logits[:, 7:].contiguous())
+    check_mean(left.merge(right).mean, logits)
+    assert bool((left.merge(right).variance == rows.variance).all())
+    monkeypatch.setattr("sqrtdk.stats._sweep.WIDTH", 1024)
+    monkeypatch.setattr("sqrtdk.stats._sweep.TILE", 2**21)
+    check_mean(row_stats(logits).mean, logits)
+
+
+def test_the_variance_is_infinite_only_where_its_sum_is() -> None:
+    """Logits of +-1e18: squares of 1e36, forty of which float32 holds; of +-1e19 it does not."""
+    signs = torch.ones(1, 40).masked_fill(torch.arange(40) % 2 == 0, -1.0)
+    assert row_stats(signs * 1e18).variance.item() == pytest.approx(1e36, rel=1e-5)
+    assert row_stats(signs * 1e19).variance.item() == math.inf
+
+
+def test_rows_of_blocks_without_a_key_merge_with_far_ones() -> None:
+    far = row_stats(torch.tensor([[torch.finfo(torch.float32).min, 1.0]]))
+    for merged in (far.merge(RowStats.empty((1,))), RowStats.empty((1,)).merge(far)):
+        assert torch.equal(merged.mean, far.mean)
+        assert bool((merged.m2 == math.inf).all())
+
+
+@every
+@wide
+@pytest.mark.parametrize("how", ["attn_mask", "bias"])
+@pytest.mark.parametrize("name", far_logits(torch.float32))
+def test_the_mean_beside_a_call_with_such_a_bias(name: str, how: str, impl: str, dtype: torch.dtype) -> None:
+    bias = far_logits(dtype)[name]
+    q, k, v = (torch.randn(1, 2, length, 8, dtype=torch.float64).to(dtype) for length in (6, 40, 40))
+    logits = q @ k.mT * 8**-0.5 + bias
+    try:
+        _, aux = with_aux(q, k, v, impl=impl, **{how: bias})
+    except UnsupportedError:
+        assert (impl, dtype) == ("cpu", torch.float64)
+        return
+    check_mean(aux.mean, logits)
+    rows = sqrtdk.measure(q, k, bias=bias)
+    check_mean(rows.mean, logits)
+    assert not aux.variance.isnan().any()
+    assert torch.equal(aux.variance.isinf(), (logits.amax(-1) > logits.amin(-1)))
+
+
+@every
+@pytest.mark.parametrize("size", [3e30, 3e35])
+def test_equal_logits_have_no_variance_whatever_their_size(impl: str, size: float) -> None:
+    q, k, v = torch.zeros(1, 2, 6, 8), torch.randn(1, 2, 41, 8), torch.randn(1, 2, 41, 8)
+    _, aux = with_aux(q, k, v, bias=torch.full((6, 41), size), impl=impl)
+    assert bool((aux.variance == 0.0).all())
+    assert bool((aux.mean == torch.tensor(size)).all())
+
+
+@every
+def test_a_row_whose_only_key_overflowed_has_no_entropy(impl: str) -> None:
+    """Its weights are NaN, so is what follows of them; a row that sees nothing has weights of 0 and entropy 0."""
+    q, k = torch.full((1, 2, 1, 4), 1e30), torch.full((1, 2, 40, 4), -1e30)
+    try:
+        output, aux = with_aux(q, k, k.sign(), window=(2, 0), impl=impl)
+    except UnsupportedError:
+        assert impl in ("cpu", "fused")
+        return
+    assert output.isnan().all()
+    assert aux.entropy.isnan().all()
+    assert aux.max_scores.eq(-math.inf).all()
+
+
+@pytest.mark.parametrize("impl", ["auto", "cpu"])
+def test_no_entropy_of_a_key_of_minus_infinity(impl: str) -> None:
+    q = torch.full((1, 2, 1, 4), -math.inf)
+    k = torch.ones(1, 2, 40, 4)
+    try:
+        _, aux = with_aux(q, k, k, impl=impl)
+    except UnsupportedError:
+        assert impl == "cpu"
+        return
+    assert aux.entropy.isnan().all()
+    assert aux.lse.eq(-math.inf).all()
+
+
+@every
+@pytest.mark.parametrize("how", ["attn_mask", "bias"])
+@pytest.mark.parametrize("keys", [9, 40])
+def test_a_float32_mask_beside_float64_is_read_as_what_it_is(impl: str, how: str, keys: int) -> None:
+    """Torch's CPU kernel reads its memory as float64."""
+    q, k, v = (torch.randn(1, 2, length, 8, dtype=torch.float64) for length in (5, keys, keys))
+    mask = torch.randn(5, keys)
+    try:
+        output = sqrtdk.attention(q, k, v, impl=impl, **{how: mask})
+    except UnsupportedError:
+        assert impl == "cpu"
+        return
+    close(output, attend(q, k, v, scale=8**-0.5, bias=mask.double()).output)
+
+
+@every
+def test_half_queries_that_a_scale_takes_out_of_their_range(impl: str) -> None:
+    q, k, v = (torch.randn(1, 2, length, 8).half() for length in (5, 40, 40))
+    q[..., 0, :] = 6e4
+    scale = torch.full((5, 1), 2.0)
+    try:
+        output, _ = sqrtdk.attention(q, k, v, scale=scale, impl=impl, return_aux=AuxRequest(lse=True))
+        alone = sqrtdk.attention(q, k, v, scale=scale, impl=impl)
+    except UnsupportedError:
+        assert impl in ("cpu", "fused")
+        return
+    assert output.isfinite().all()
+    assert alone.isfinite().all()
