@@ -17,6 +17,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from transformers.models.xlnet.modeling_xlnet import XLNetModel, XLNetRelativeAttention
 
 from sqrtdk import positions, scales
+from tolerances import complaint, gradient_complaints
 
 H, E, L = 4, 8, 40
 
@@ -97,7 +98,9 @@ def test_transformer_xl_is_xlnets_attention(memory: int) -> None:
         ours.projection.weight.copy_(theirs.r.permute(1, 2, 0).reshape(H * E, H * E))
         term = ours.term(q, k, line(L, memory), line(L + memory))
         weights = ((q @ k.transpose(-1, -2) + term) / E**0.5).softmax(-1)
-    torch.testing.assert_close(weights, expected.permute(2, 3, 0, 1), rtol=1e-4, atol=1e-5)
+    z = (q @ k.transpose(-1, -2) + term).abs().max().item() / E**0.5
+    found = complaint(weights, expected.permute(2, 3, 0, 1), torch.float32, length=H * E, logit=z, magnitude=1.0)
+    assert found is None, found
 
 
 # -- DeBERTa -----------------------------------------------------------------------------------------------------------
@@ -152,11 +155,14 @@ def test_deberta_terms(share: bool, kinds: list[str], buckets: int) -> None:
     ).view(2, H, L, L)
     assert ours.factor == 1 + len(kinds)
     scale = scales.disentangled(terms=ours.factor).beta(scales.sizes(E))
-    torch.testing.assert_close(scale * ours.term(q, k, line(), line()), expected)
+    term = scale * ours.term(q, k, line(), line())
+    assert complaint(term, expected, torch.float32, length=H * E, logit=0.0) is None
     parameters = [p for p in (ours.embedding, *theirs.parameters()) if p.requires_grad]
     gradients = torch.autograd.grad(expected.square().sum(), parameters, allow_unused=True)
-    copied = (scale * ours.term(q, k, line(), line())).square().sum()
-    torch.testing.assert_close(torch.autograd.grad(copied, ours.embedding)[0], gradients[0])
+    (copied,) = torch.autograd.grad(term.square().sum(), ours.embedding)
+    named = ({"embedding": gradient} for gradient in (copied, gradients[0]))
+    wrong = gradient_complaints(*named, torch.float32, length=H * E, logit=0.0, rows=2 * H * L)
+    assert not wrong, wrong
 
 
 # -- rotations ---------------------------------------------------------------------------------------------------------
@@ -181,7 +187,8 @@ def test_llamas_rotation(dtype: torch.dtype) -> None:
     for mine, its in zip(ours, expected, strict=True):
         assert torch.equal(mine, its)
     wide = positions.rope(q.to(dtype), k.to(dtype), base=5000.0, positions=line(L, 1000))
-    torch.testing.assert_close(wide[0].float(), expected[0], rtol=1e-4, atol=1e-3)
+    # angles of up to 1000 radians and more, rounded in float32
+    assert complaint(wide[0], expected[0], torch.float32, length=2, logit=1000.0 + L) is None
 
 
 @pytest.mark.parametrize("rotary_dim", [None, 4])
