@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from positions_oracle import deberta_bucket as exact_deberta_bucket
@@ -35,7 +37,8 @@ def test_alibi_is_blooms_up_to_a_constant_a_row(heads: int) -> None:
     q = torch.zeros(heads, L, E)
     bloom = build_alibi_tensor(torch.ones(1, L), heads, torch.float32)
     ours = positions.alibi(heads).term(q, q, line(), line())
-    torch.testing.assert_close(ours - ours[..., :1], (bloom - bloom[..., :1]).expand(heads, L, L))
+    slopes = (bloom - bloom[..., :1]).expand(heads, L, L)
+    assert complaint(ours - ours[..., :1], slopes, torch.float32, length=2, logit=0.0) is None
 
 
 # -- T5 ----------------------------------------------------------------------------------------------------------------
@@ -208,7 +211,7 @@ def test_gptjs_rotation(rotary_dim: int | None) -> None:
     heads = x.view(2, L, H, E).transpose(1, 2)
     ours = positions.rope(heads, heads, layout="interleaved", rotary_dim=rotary_dim, positions=at)
     for mine, its in zip(ours, reached, strict=True):
-        torch.testing.assert_close(mine, its)
+        assert complaint(mine, its, torch.float32, length=2, logit=20.0 + L) is None  # angles, in radians
 
 
 YARNS = {
@@ -228,14 +231,16 @@ def test_yarn(numbers: dict[str, float]) -> None:
     theirs, amplitude = ROPE_INIT_FUNCTIONS["yarn"](config)
     options = {OURS.get(name, name): value for name, value in numbers.items()}
     given = options.pop("attention_factor", None)
-    torch.testing.assert_close(positions.yarn_frequencies(64, base=5000.0, **options), theirs)
+    frequencies = positions.yarn_frequencies(64, base=5000.0, **options)
+    exponent = math.log(5000.0)
+    assert complaint(frequencies, theirs, torch.float32, length=4, logit=exponent, each=True) is None
     assert given or positions.yarn_attention_factor(options["factor"]) == pytest.approx(amplitude)
     q, k = torch.randn(2, H, L, 64), torch.randn(2, 2, L, 64)
     cos, sin = modeling_llama.LlamaRotaryEmbedding(config)(q, line()[None])
     expected = modeling_llama.apply_rotary_pos_emb(q, k, cos, sin)
     ours = positions.yarn(q, k, base=5000.0, attention_factor=given, **options)
     for mine, its in zip(ours, expected, strict=True):
-        torch.testing.assert_close(mine, its)
+        assert complaint(mine, its, torch.float32, length=2, logit=float(L)) is None  # angles, in radians
 
 
 def test_the_two_mscales_of_deepseek() -> None:
