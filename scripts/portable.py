@@ -1,12 +1,14 @@
 """Run the tests as other CPUs would: with each setting that makes torch's libraries take the code of another CPU.
 
-Sums run in another order there, and exponentials are rounded in another way; a tolerance that holds on this CPU by
-chance shows itself. A setting is run with one thread and with two. What it changes is looked at first, on a few results
-to the last bit: a setting that changes nothing here (oneDNN can be held back to what the CPU has, and not raised; MKL
-does not listen on CPUs of AMD) is run all the same, and said to change nothing.
+Sums run in another order there, exponentials are rounded and random numbers drawn in another way; a tolerance that
+holds on this CPU by chance shows itself. A setting is run with one thread and with two, by JOBS workers that have these
+threads each. What it changes is looked at first, on a few results to the last bit: a setting that changes nothing here
+(oneDNN can be held back to what the CPU has, and not raised; MKL_ENABLE_INSTRUCTIONS is for Intel's CPUs) is run all
+the same, and said to change nothing. The compiled attention kernel has the instructions that it was built with under
+every setting, and is tested beside torch's.
 
-One line a run, with what failed beneath it; the whole output lies in out/portable/. Ends with 1 if any run failed,
-after the last. Run: make portable, or python scripts/portable.py avx2 2 for runs whose name holds one of the words.
+One line a run, with what failed beneath it; all that pytest said lies in out/portable/. Ends with 1 if any run failed,
+after the last. Run: make portable, or python scripts/portable.py avx2 1 for the runs whose name has all of these words.
 """
 
 from __future__ import annotations
@@ -33,13 +35,13 @@ SETTINGS = (
     ("MKL_CBWR", "COMPATIBLE"),  # the same on any CPU, without vectors of more than 128 bits
 )
 
-# What no CPU's arithmetic reaches, and what it costs to run it thirteen times more is not worth.
+# What the CPU's arithmetic does not reach.
 LEFT_OUT = {
     "tests/cli": "processes, streams and help texts; the figures that they print are those of audit, bench and lab",
     "tests/report": "draws records that are written down",
     "tests/test_house.py": "text, imports and processes",
-    "tests/attention/test_attention_kernel_build.py": "compilers and files",
-    "tests/attention/test_attention_kernel_load.py": "compilers and files",
+    "tests/attention/test_attention_kernel_build.py": "a compiler and files",
+    "tests/attention/test_attention_kernel_load.py": "a compiler and files",
     "tests/attention/test_attention_kernel_mutants.py": "compiles errors of 0.1% and more, far from any rounding",
     "tests/attention/test_attention_mutants.py": "plants errors of 0.1% and more, far from any rounding",
     "tests/attention/test_attention_kernel_sanitized.py": "addresses, not numbers",
@@ -86,20 +88,8 @@ def run(name: str, value: str, threads: int) -> bool:
     jobs = os.environ.get("JOBS", "2")
     plain, changed = in_force(threads), in_force(threads, **{name: value})
     note = "" if plain != changed else ", which changes nothing on this CPU"
-    left_out = [f"--ignore={path}" for path in LEFT_OUT]
-    marks = ["-m", "not slow and not browser"]
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--numprocesses",
-        jobs,
-        *marks,
-        *left_out,
-    ]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow and not browser"]
+    command += [f"--numprocesses={jobs}", *(f"--ignore={path}" for path in LEFT_OUT)]
     start = time.monotonic()
     log = LOGS / f"{name}-{value}-{threads}.txt"
     with log.open("w", encoding="utf-8") as output:

@@ -14,7 +14,7 @@ from torch.nn import functional
 from sqrtdk import scales, scores
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, SqrtdkError
 from sqrtdk.scores import FoldedScore, LearnedGain, PairScore
-from tolerances import complaint
+from tolerances import allowed, complaint, half_complaint
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -102,7 +102,7 @@ def test_half_types_at_both_ends_of_float16(norm: str) -> None:
     for factor in (2.0**-13, 2.0**6):
         for found in scores.cosine(norm, eps=1e-20).fold(factor * base.half(), factor * base.half()):
             assert found.dtype == torch.float16
-            torch.testing.assert_close(found.float(), expected, rtol=2**-11, atol=2**-11)
+            assert half_complaint(found, expected.double(), [], torch.float16) is None
 
 
 @pytest.mark.parametrize("norm", ["l2", "rms", "layer"])
@@ -123,7 +123,8 @@ def test_swin_v2s_gain() -> None:
         gain.logit_scale.copy_(parameters.view(4, 1, 1))
     expected = torch.clamp(gain.logit_scale, max=math.log(1.0 / 0.01)).exp()
     assert torch.equal(gain(), expected)
-    assert gain().max().item() == pytest.approx(100.0, rel=1e-6)
+    single = allowed(torch.float32, length=1, logit=math.log(100.0), magnitude=1.0)
+    assert gain().max().item() == pytest.approx(100.0, rel=single)
     q, k = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 6, 8)
     swin = functional.normalize(q, dim=-1) @ functional.normalize(k, dim=-1).mT * expected
     assert complaint(products(scores.cosine(gain=gain), q, k), swin, torch.float32, length=8, logit=0.0) is None
