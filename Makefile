@@ -1,10 +1,12 @@
 # make demo   set-up in .venv, then the audit of the embedded model: the healthy one, then the unscaled one
 # make test   the same set-up with the test extras, then the whole suite
 # make lint   ruff, mypy, import-linter        make slow   the long tests        make bench   the benchmarks
+# make portable   the tests whose numbers depend on the CPU, as other CPUs would run them (scripts/portable.py), an hour
 # make wheel  a wheel in out/ that holds the compiled attention kernel
 #
-# demo, test, slow and bench compile that kernel first, where the CPU has AVX-512 and there is a C++ compiler: it goes to
-# the user's cache directory (SQRTDK_CACHE names another), and stays there after make clean. wheel compiles it anew.
+# demo, test, portable, slow and bench compile that kernel first, where the CPU has AVX-512 and there is a C++ compiler:
+# it goes to the user's cache directory (SQRTDK_CACHE names another), and stays there after make clean. wheel compiles
+# it anew.
 # All else goes into .venv and out/; nothing needs root. pip's own settings (PIP_INDEX_URL and the like) hold.
 
 PYTHON ?= python3
@@ -22,7 +24,7 @@ export HF_HUB_OFFLINE ?= 1
 export OMP_NUM_THREADS ?= 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: kernel demo test slow lint bench wheel clean
+.PHONY: kernel demo test portable slow lint bench wheel clean
 .DELETE_ON_ERROR:
 
 demo: kernel
@@ -38,6 +40,9 @@ test: .venv/.dev kernel
 	    marks='not slow and not browser'; \
 	    echo 'The browser tests are skipped: $(CHROMIUM) is missing (Debian: apt-get install chromium).'; fi; \
 	$(BIN)/python -m pytest -q --numprocesses $(JOBS) -m "$$marks"
+
+portable: .venv/.dev kernel
+	@JOBS=$(JOBS) $(BIN)/python scripts/portable.py
 
 slow: .venv/.dev kernel
 	$(BIN)/python -m pytest -q -m slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor
 
 import sqrtdk
 from sqrtdk.impl.kernel.build import unable
-from tolerances import complaint
+from tolerances import complaint, gradient_complaints
 
 IMPLEMENTATIONS = ("auto", *(() if unable() else ("cpu",)), "dense", "fused", "tiled")
 every = pytest.mark.parametrize("impl", IMPLEMENTATIONS)
@@ -31,6 +32,13 @@ def with_aux(*args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
 def lse_and_entropy(*args: Any, **kwargs: Any) -> Any:
     request = sqrtdk.AuxRequest(lse=True, entropy=True)
     return sqrtdk.attention(*args, return_aux=request, **kwargs)[1]
+
+
+def close_gradients(actual: Sequence[Tensor], expected: Sequence[Tensor], rows: int = 2 * 2 * 7) -> None:
+    """In the dtype of the first; `rows` of all batches and heads."""
+    found, wanted = ({str(i): g for i, g in enumerate(gradients)} for gradients in (actual, expected))
+    wrong = gradient_complaints(found, wanted, actual[0].dtype, length=16, logit=10.0, rows=rows)
+    assert not wrong, wrong
 
 
 def close(actual: Tensor, expected: Tensor, logit: float = 10.0) -> None:

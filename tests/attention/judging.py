@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -152,20 +153,23 @@ class Judge:
         if text is not None:
             self.wrong.append(f"{label}: {text}")
 
-    def result(self, label: str, actual: Tensor, expected: Tensor, magnitude: float = 0.0) -> None:
+    def result(self, label: str, actual: Tensor, expected: Tensor, magnitude: float = 0.0, uses: int = 1) -> None:
         dtype = self.case.torch_dtype
         if dtype in HALF:
             self.add(label, half_complaint(actual, expected, self.expected.plain[label], dtype, floor=magnitude))
             return
         length = max(self.case.sizes.keys, self.case.sizes.length, self.case.sizes.dim)
         size = self.expected.answer.size
-        self.add(label, complaint(actual, expected, dtype, length=length, logit=size, magnitude=magnitude))
+        found = complaint(actual, expected, dtype, length=length, logit=size, magnitude=magnitude, uses=uses)
+        self.add(label, found)
 
     def gradients(self, prefix: str, actual: Leaves, expected: Leaves) -> None:
         """A gradient is a sum of terms as large as the largest gradient of the call, and may cancel."""
         largest = max((g.abs().max().item() for g in expected.values() if g.numel()), default=0.0)
+        rows = math.prod(self.case.sizes.logits[:-1])
         for name, grad in actual.items():
-            self.result(f"{prefix}{name}", grad, expected[name], largest)
+            own = grad.numel() // max(1, grad.shape[-1]) if name in ("query", "key", "value") else 1
+            self.result(f"{prefix}{name}", grad, expected[name], largest, uses=rows // max(1, own))
 
     def statistic(self, name: str, actual: Tensor, expected: Tensor) -> None:
         """Statistics are float32 (float64 for float64 inputs), of half inputs too."""

@@ -21,6 +21,18 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
     "scale twice": (ROWS, [(SCALED, f"{SCALED}\n    {SCALED}")]),
     "scale of the first rows for every block": (ROWS, [(SCALED, SCALED.replace("start, stop", "0, stop - start"))]),
     "scale without its gradient": (ROWS, [(SCALED, SCALED.replace(".to(call.dtype)", ".to(call.dtype).detach()"))]),
+    "scale's gradient off by 0.1%": (
+        ROWS,
+        [
+            (
+                SCALED,
+                SCALED.replace(
+                    "to(call.dtype) if",
+                    "to(call.dtype).mul(1.001).sub(0.001 * cut_rows(call.scale, start, stop).detach()) if",
+                ),
+            )
+        ],
+    ),
     "softcap without its factor": (ROWS, [(CAPPED, "z = torch.tanh(z / call.softcap)")]),
     "softcap without its division": (ROWS, [(CAPPED, "z = call.softcap * torch.tanh(z)")]),
     "softcap clamps": (ROWS, [(CAPPED, "z = z.clamp(-call.softcap, call.softcap)")]),
@@ -36,6 +48,10 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
     "bias subtracted": (ROWS, [(BIASED, BIASED.replace("z + ", "z - "))]),
     "bias left out": (ROWS, [(BIASED, "pass")]),
     "bias without its gradient": (ROWS, [(BIASED, BIASED + ".detach()")]),
+    "bias's gradient off by 0.1%": (
+        ROWS,
+        [(BIASED, BIASED.replace("z + ", "z - 0.001 * cut_rows(call.bias, start, stop).detach() + 1.001 * "))],
+    ),
     "bias of the first rows for every block": (ROWS, [(BIASED, BIASED.replace("start, stop", "0, stop - start"))]),
     "content term not scaled": (
         ROWS,
@@ -91,6 +107,15 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
     "sink without its gradient": (
         ROWS,
         [("mass = mass + torch.exp(sink - top)", "mass = mass + torch.exp(sink - top).detach()")],
+    ),
+    "sink's gradient off by 0.1%": (
+        ROWS,
+        [
+            (
+                "mass = mass + torch.exp(sink - top)",
+                "mass = mass + 1.001 * torch.exp(sink - top) - 0.001 * torch.exp(sink - top).detach()",
+            )
+        ],
     ),
     "blind rows divided by zero": (ROWS, [("mass.masked_fill((mass == 0) & (count == 0), 1.0)", "mass")]),
     # statistics and their gradients

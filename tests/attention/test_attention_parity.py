@@ -151,7 +151,8 @@ def compare(setup: Setup, ours: list[Tensor], theirs: list[Tensor], *, exactly: 
         if exactly:
             found = None if torch.equal(mine, torchs) else "not equal to the last bit"
         else:
-            found = complaint(mine, torchs.double(), setup.dtype, length=17, logit=size, magnitude=largest)
+            uses = 1 if name == "output" else 3 * setup.heads // setup.kv_heads  # of a key that batches and heads share
+            found = complaint(mine, torchs, setup.dtype, length=17, logit=size, magnitude=largest, uses=uses)
         if found is not None:
             wrong.append(f"{name} of {setup}: {found}")
     return wrong

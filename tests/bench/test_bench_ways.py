@@ -15,6 +15,7 @@ from sqrtdk.bench.runner import compare, prepared
 from sqrtdk.bench.ways import BASE, WAYS
 from sqrtdk.bench.workloads import DTYPES, WORKLOADS, Case, Workload
 from sqrtdk.impl.kernel import build
+from tolerances import complaint
 
 SHAPES = {
     "plain": Workload(2, 3, 3, 40, 40, 16),
@@ -49,6 +50,9 @@ def test_ways_agree_with_torch(shape: str, dtype: str, training: bool) -> None:
 def test_flex_is_compiled_and_agrees() -> None:
     case = Case.of(SHAPES["gqa-causal"], torch.float32)
     ready, refused = prepared(case, {name: WAYS[name] for name in (BASE, "flex")})
+    if torch.backends.cpu.get_cpu_capability() == "DEFAULT":  # its kernels for CPUs are of vectors
+        assert refused.keys() == {"flex"}
+        return
     assert refused == {}
     before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     ready["flex"]()
@@ -100,10 +104,13 @@ def test_statistics_of_the_formula_are_those_of_attention(shape: str) -> None:
     output, *found = dense_statistics(z, case.value, hidden)
     wide = (tensor.double() for tensor in case.inputs)
     expected, aux = attention(*wide, is_causal=load.is_causal, return_aux=AuxRequest.all(), impl="dense")
-    torch.testing.assert_close(output.double(), expected, rtol=1e-5, atol=1e-6)
+    keys = max(load.keys, load.width)
+    size = aux.max_scores.abs().max().item() + 1.0
+    assert complaint(output, expected, torch.float32, length=keys, logit=size, magnitude=1.0) is None
     names = ["lse", "max_scores", "min_scores", "mean", "variance", "entropy", "collision", "peak", "jacobian_norm"]
     for name, value in zip(names, found, strict=True):
-        torch.testing.assert_close(value.double(), getattr(aux, name), rtol=1e-4, atol=1e-5, msg=name)
+        text = complaint(value, getattr(aux, name), torch.float32, length=keys, logit=size, magnitude=1.0)
+        assert text is None, f"{name}: {text}"
 
 
 def test_what_auto_chose_is_known_and_others_code_has_no_choice() -> None:

@@ -23,6 +23,7 @@ from sqrtdk.nn import (
 
 HEADS, WIDTH, LENGTH = 4, 8, 6
 MODEL = HEADS * WIDTH
+INNER = 48  # of the block's network: the longest sum of a row
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def _bare(**_: Any) -> nn.Module:
 
 
 multi_head = partial(MultiHeadAttention, MODEL, HEADS, batch_first=True)
-block = partial(TransformerBlock, MODEL, HEADS, 48, 0.0, batch_first=True)
+block = partial(TransformerBlock, MODEL, HEADS, INNER, 0.0, batch_first=True)
 
 CASES: dict[str, Case] = {
     "dot": Case(_bare, heads_in),

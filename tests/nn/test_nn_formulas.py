@@ -20,9 +20,10 @@ from sqrtdk.nn import (
     ScaledDotProductAttention,
     TransformerBlock,
 )
-from tolerances import complaint
+from tolerances import complaint, gradient_complaints
 
 B, H, L, S, E, EV = 2, 4, 5, 6, 8, 3
+LONGEST = 20  # sum of a row: the block's network
 F64 = torch.float64
 
 
@@ -35,15 +36,16 @@ def softened(logits: Tensor, value: Tensor, seen: Tensor | None = None) -> Tenso
 
 def check(actual: Tensor, expected: Tensor, logit: float = 50.0) -> None:
     assert actual.dtype == F64
-    assert complaint(actual, expected, F64, length=64, logit=logit) is None
+    assert complaint(actual, expected, F64, length=LONGEST, logit=logit) is None
     generator = torch.Generator().manual_seed(2)
     probe = torch.randn(actual.shape, dtype=F64, generator=generator)
-    leaves = [leaf for leaf in LEAVES if leaf.requires_grad]
-    gradients = (torch.autograd.grad((x * probe).sum(), leaves, allow_unused=True) for x in (actual, expected))
-    for mine, its in zip(*gradients, strict=True):
-        assert (mine is None) == (its is None)
-        if its is not None:
-            assert complaint(mine, its, F64, length=640, logit=logit) is None
+    leaves = {f"leaf {i} {tuple(leaf.shape)}": leaf for i, leaf in enumerate(LEAVES) if leaf.requires_grad}
+    mine, its = (
+        dict(zip(leaves, torch.autograd.grad((x * probe).sum(), list(leaves.values()), allow_unused=True), strict=True))
+        for x in (actual, expected)
+    )
+    wrong = gradient_complaints(mine, its, F64, length=LONGEST, logit=logit, rows=B * H * L)
+    assert not wrong, wrong
 
 
 LEAVES: list[Tensor] = []
@@ -267,7 +269,7 @@ def test_multi_head_with_appended_keys_in_fewer_heads() -> None:
 
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_block(norm_first: bool) -> None:
-    block = stirred(TransformerBlock(16, H, 20, 0.0, functional.silu, 1e-3, True, norm_first, dtype=F64))
+    block = stirred(TransformerBlock(16, H, LONGEST, 0.0, functional.silu, 1e-3, True, norm_first, dtype=F64))
     x = leaf(B, L, 16)
 
     def attention(x: Tensor) -> Tensor:

@@ -12,9 +12,11 @@ from torch import Tensor
 
 from sqrtdk import AuxRequest, attention, scores
 from sqrtdk.nn import AdditiveAttention, MultiHeadAttention, ScaledDotProductAttention
-from tolerances import complaint
+from tolerances import complaint, gradient_complaints
 
 B, L, S, D = 2, 5, 7, 12
+HEADS = 4  # at most
+LONGEST = 2 * D  # sum of a row: a concatenated query and key
 F64 = torch.float64
 
 
@@ -41,11 +43,20 @@ def leaf(*shape: int) -> Tensor:
 
 def compare(actual: Tensor, expected: Tensor, leaves: list[Tensor], dtype: torch.dtype = F64) -> None:
     """Judged in the dtype that Keras computes in: its torch backend rounds the factors of `ops.matmul` to float32."""
-    assert complaint(actual, expected.double(), dtype, length=S * D, logit=20.0) is None
+    assert complaint(actual, expected, dtype, length=LONGEST, logit=20.0) is None
+    compare_gradients(actual, expected, leaves, leaves, dtype)
+
+
+def compare_gradients(
+    actual: Tensor, expected: Tensor, ours: list[Tensor], theirs: list[Tensor], dtype: torch.dtype
+) -> None:
     probe = torch.randn(expected.shape, dtype=F64)
-    gradients = (torch.autograd.grad((x * probe).sum(), leaves, retain_graph=True) for x in (actual, expected))
-    for mine, its in zip(*gradients, strict=True):
-        assert complaint(mine, its, dtype, length=B * S * D, logit=20.0) is None
+    found, wanted = (
+        {str(i): g for i, g in enumerate(torch.autograd.grad((x * probe).sum(), leaves, retain_graph=True))}
+        for x, leaves in ((actual, ours), (expected, theirs))
+    )
+    wrong = gradient_complaints(found, wanted, dtype, length=LONGEST, logit=20.0, rows=B * HEADS * L)
+    assert not wrong, wrong
 
 
 def mask_of_keys() -> Tensor:
@@ -102,11 +113,8 @@ def test_luong_with_a_learned_scale(keras: Any, mode: str, causal: bool) -> None
         given = {"score": scores.luong_concat(factor[0] * torch.ones(D, dtype=F64), both)}
     output, aux = attention(q, k, v, real[:, None], is_causal=causal, return_aux=AuxRequest(peak=True), **given)
     compare(output, expected, [q, k, v], torch.float32)
-    assert complaint(aux.peak, weights.double().amax(-1), torch.float32, length=S * D, logit=20.0) is None
-    probe = torch.randn_like(output)
-    found = torch.autograd.grad((output * probe).sum(), mine)
-    for ours, its in zip(found, torch.autograd.grad((expected * probe).sum(), theirs), strict=True):
-        assert complaint(ours, its, torch.float32, length=B * S * D, logit=20.0) is None
+    assert complaint(aux.peak, weights.amax(-1), torch.float32, length=LONGEST, logit=20.0) is None
+    compare_gradients(output, expected, [q, k, v, *mine], [q, k, v, *theirs], torch.float32)
 
 
 @pytest.mark.parametrize("cross", [False, True])

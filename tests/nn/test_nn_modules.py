@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from nn_cases import CASES, HEADS, LENGTH, MODEL, WIDTH, Case, multi_head
+from nn_cases import CASES, HEADS, INNER, LENGTH, MODEL, WIDTH, Case, multi_head
 from torch import nn
 
 import sqrtdk.nn as modules
@@ -13,7 +13,7 @@ from sqrtdk.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 from sqrtdk.impl.tiled import BLOCK
 from sqrtdk.nn import CosineAttention, MultiHeadAttention, RelativeAttention, ScaledDotProductAttention
 from sqrtdk.nn import TransformerBlock as Block
-from tolerances import complaint, half_complaint
+from tolerances import complaint, gradient_complaints, half_complaint
 
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 
@@ -57,12 +57,15 @@ def test_a_compiled_module_is_the_same(case: Case) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
     expected, actual = first(module(*inputs)), first(compiled(*inputs))
-    assert complaint(actual, expected.double(), torch.float32, length=MODEL, logit=10.0) is None
-    leaves = [*dict.fromkeys(inputs), *module.parameters()]
+    assert complaint(actual, expected, torch.float32, length=INNER, logit=10.0) is None
+    leaves = {f"input {i}": x for i, x in enumerate(dict.fromkeys(inputs))} | dict(module.named_parameters())
     probe = torch.randn_like(expected)
-    wanted, found = (torch.autograd.grad((x * probe).sum(), leaves) for x in (expected, actual))
-    for mine, its in zip(found, wanted, strict=True):
-        assert complaint(mine, its.double(), torch.float32, length=2 * LENGTH * MODEL, logit=10.0) is None
+    wanted, found = (
+        dict(zip(leaves, torch.autograd.grad((x * probe).sum(), list(leaves.values())), strict=True))
+        for x in (expected, actual)
+    )
+    wrong = gradient_complaints(found, wanted, torch.float32, length=INNER, logit=10.0, rows=2 * HEADS * LENGTH)
+    assert not wrong, wrong
 
 
 @every_case

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.nn import MultiHeadAttention, TransformerBlock
-from tolerances import HALF, complaint, half_complaint
+from tolerances import HALF, complaint, gradient_complaints, half_complaint
 
 D, H, N, L, S = 12, 3, 2, 5, 4
+INNER = 20  # of the block's network
 SIZES = {"self": {}, "cross": {}, "kdim": {"kdim": 7}, "vdim": {"vdim": 5}, "both": {"kdim": 7, "vdim": 5}}
 LAYOUTS = ("batch_first", "length_first", "unbatched")
 MASKS = ("none", "bool", "bool heads", "float", "float heads", "padding", "float padding", "bool both", "float both")
@@ -60,8 +61,8 @@ def turned(mask: Tensor | None) -> Tensor | None:
 
 def results(
     module: nn.Module, tensors: tuple[Tensor, ...], weights: str, attn: Tensor | None, padding: Tensor | None
-) -> dict[str, Tensor]:
-    """Output, weights, and the gradients of all inputs and parameters."""
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Output and weights; the gradients of all inputs and parameters."""
     output, found = module(
         *tensors,
         key_padding_mask=padding,
@@ -74,7 +75,7 @@ def results(
     loss = sum((x * torch.randn(x.shape, dtype=torch.float64, generator=generator)).sum() for x in named.values())
     leaves = {f"input {i}": x for i, x in enumerate(dict.fromkeys(tensors))} | dict(module.named_parameters())
     gradients = torch.autograd.grad(loss, list(leaves.values()))  # type: ignore[arg-type]
-    return named | dict(zip(leaves, gradients, strict=True))
+    return named, dict(zip(leaves, gradients, strict=True))
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -94,10 +95,12 @@ def test_outputs_weights_and_gradients_are_torchs(kind: str, layout: str, mask: 
         attn, padding = masks(mask, layout, L if kind == "self" else S)
         expected = results(theirs, tensors, weights, turned(attn), turned(padding))
         actual = results(ours, tensors, weights, attn, padding)
-        assert actual.keys() == expected.keys()
-        for name, value in expected.items():
-            found = complaint(actual[name], value, torch.float64, length=N * L * D, logit=100.0)
+        assert actual[0].keys() == expected[0].keys()
+        for name, value in expected[0].items():
+            found = complaint(actual[0][name], value, torch.float64, length=D, logit=100.0)
             assert found is None, f"{name}, {options}, weights {weights}: {found}"
+        wrong = gradient_complaints(actual[1], expected[1], torch.float64, length=D, logit=100.0, rows=N * H * L)
+        assert not wrong, f"{options}, weights {weights}: {wrong}"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -159,8 +162,8 @@ def test_state_dicts_fit_both_ways(kind: str, bias: bool, bias_kv: bool) -> None
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_block_is_torchs_encoder_layer(layout: str, bias: bool, norm_first: bool, activation: str) -> None:
     options = {"activation": activation, "norm_first": norm_first, "bias": bias, "batch_first": layout == "batch_first"}
-    theirs = nn.TransformerEncoderLayer(D, H, 20, **options, dtype=torch.float64).train()
-    ours = TransformerBlock(D, H, 20, **options, dtype=torch.float64).train()
+    theirs = nn.TransformerEncoderLayer(D, H, INNER, **options, dtype=torch.float64).train()
+    ours = TransformerBlock(D, H, INNER, **options, dtype=torch.float64).train()
     for module in (*theirs.modules(), *ours.modules()):  # train mode keeps torch off its fused path
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -174,12 +177,11 @@ def test_the_block_is_torchs_encoder_layer(layout: str, bias: bool, norm_first: 
     x = inputs("self", layout)[0]
     attn, padding = masks("bool both", layout, L)
     expected, actual = theirs(x, turned(attn), turned(padding)), ours(x, attn, padding)
-    assert complaint(actual, expected, torch.float64, length=20 * D, logit=200.0) is None
+    assert complaint(actual, expected, torch.float64, length=INNER, logit=200.0) is None
     probe = torch.randn_like(expected)
-    leaves = [x, *theirs.parameters()], [x, *ours.parameters()]
-    for mine, its in zip(
-        torch.autograd.grad((actual * probe).sum(), leaves[1]),
-        torch.autograd.grad((expected * probe).sum(), leaves[0]),
-        strict=True,
-    ):
-        assert complaint(mine, its, torch.float64, length=20 * D, logit=200.0) is None
+    found, wanted = (
+        dict(zip(leaves, torch.autograd.grad((y * probe).sum(), list(leaves.values())), strict=True))
+        for y, leaves in ((y, {"x": x} | dict(m.named_parameters())) for y, m in ((actual, ours), (expected, theirs)))
+    )
+    wrong = gradient_complaints(found, wanted, torch.float64, length=INNER, logit=200.0, rows=N * H * L)
+    assert not wrong, wrong

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from positions_oracle import deberta_bucket as exact_deberta_bucket
@@ -17,6 +19,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from transformers.models.xlnet.modeling_xlnet import XLNetModel, XLNetRelativeAttention
 
 from sqrtdk import positions, scales
+from tolerances import complaint, gradient_complaints
 
 H, E, L = 4, 8, 40
 
@@ -34,7 +37,8 @@ def test_alibi_is_blooms_up_to_a_constant_a_row(heads: int) -> None:
     q = torch.zeros(heads, L, E)
     bloom = build_alibi_tensor(torch.ones(1, L), heads, torch.float32)
     ours = positions.alibi(heads).term(q, q, line(), line())
-    torch.testing.assert_close(ours - ours[..., :1], (bloom - bloom[..., :1]).expand(heads, L, L))
+    slopes = (bloom - bloom[..., :1]).expand(heads, L, L)
+    assert complaint(ours - ours[..., :1], slopes, torch.float32, length=2, logit=0.0) is None
 
 
 # -- T5 ----------------------------------------------------------------------------------------------------------------
@@ -97,7 +101,9 @@ def test_transformer_xl_is_xlnets_attention(memory: int) -> None:
         ours.projection.weight.copy_(theirs.r.permute(1, 2, 0).reshape(H * E, H * E))
         term = ours.term(q, k, line(L, memory), line(L + memory))
         weights = ((q @ k.transpose(-1, -2) + term) / E**0.5).softmax(-1)
-    torch.testing.assert_close(weights, expected.permute(2, 3, 0, 1), rtol=1e-4, atol=1e-5)
+    z = (q @ k.transpose(-1, -2) + term).abs().max().item() / E**0.5
+    found = complaint(weights, expected.permute(2, 3, 0, 1), torch.float32, length=H * E, logit=z, magnitude=1.0)
+    assert found is None, found
 
 
 # -- DeBERTa -----------------------------------------------------------------------------------------------------------
@@ -152,11 +158,14 @@ def test_deberta_terms(share: bool, kinds: list[str], buckets: int) -> None:
     ).view(2, H, L, L)
     assert ours.factor == 1 + len(kinds)
     scale = scales.disentangled(terms=ours.factor).beta(scales.sizes(E))
-    torch.testing.assert_close(scale * ours.term(q, k, line(), line()), expected)
+    term = scale * ours.term(q, k, line(), line())
+    assert complaint(term, expected, torch.float32, length=H * E, logit=0.0) is None
     parameters = [p for p in (ours.embedding, *theirs.parameters()) if p.requires_grad]
     gradients = torch.autograd.grad(expected.square().sum(), parameters, allow_unused=True)
-    copied = (scale * ours.term(q, k, line(), line())).square().sum()
-    torch.testing.assert_close(torch.autograd.grad(copied, ours.embedding)[0], gradients[0])
+    (copied,) = torch.autograd.grad(term.square().sum(), ours.embedding)
+    named = ({"embedding": gradient} for gradient in (copied, gradients[0]))
+    wrong = gradient_complaints(*named, torch.float32, length=H * E, logit=0.0, rows=2 * H * L)
+    assert not wrong, wrong
 
 
 # -- rotations ---------------------------------------------------------------------------------------------------------
@@ -181,7 +190,8 @@ def test_llamas_rotation(dtype: torch.dtype) -> None:
     for mine, its in zip(ours, expected, strict=True):
         assert torch.equal(mine, its)
     wide = positions.rope(q.to(dtype), k.to(dtype), base=5000.0, positions=line(L, 1000))
-    torch.testing.assert_close(wide[0].float(), expected[0], rtol=1e-4, atol=1e-3)
+    # angles of up to 1000 radians and more, rounded in float32
+    assert complaint(wide[0], expected[0], torch.float32, length=2, logit=1000.0 + L) is None
 
 
 @pytest.mark.parametrize("rotary_dim", [None, 4])
@@ -201,7 +211,7 @@ def test_gptjs_rotation(rotary_dim: int | None) -> None:
     heads = x.view(2, L, H, E).transpose(1, 2)
     ours = positions.rope(heads, heads, layout="interleaved", rotary_dim=rotary_dim, positions=at)
     for mine, its in zip(ours, reached, strict=True):
-        torch.testing.assert_close(mine, its)
+        assert complaint(mine, its, torch.float32, length=2, logit=20.0 + L) is None  # angles, in radians
 
 
 YARNS = {
@@ -221,14 +231,16 @@ def test_yarn(numbers: dict[str, float]) -> None:
     theirs, amplitude = ROPE_INIT_FUNCTIONS["yarn"](config)
     options = {OURS.get(name, name): value for name, value in numbers.items()}
     given = options.pop("attention_factor", None)
-    torch.testing.assert_close(positions.yarn_frequencies(64, base=5000.0, **options), theirs)
+    frequencies = positions.yarn_frequencies(64, base=5000.0, **options)
+    exponent = math.log(5000.0)
+    assert complaint(frequencies, theirs, torch.float32, length=4, logit=exponent, each=True) is None
     assert given or positions.yarn_attention_factor(options["factor"]) == pytest.approx(amplitude)
     q, k = torch.randn(2, H, L, 64), torch.randn(2, 2, L, 64)
     cos, sin = modeling_llama.LlamaRotaryEmbedding(config)(q, line()[None])
     expected = modeling_llama.apply_rotary_pos_emb(q, k, cos, sin)
     ours = positions.yarn(q, k, base=5000.0, attention_factor=given, **options)
     for mine, its in zip(ours, expected, strict=True):
-        torch.testing.assert_close(mine, its)
+        assert complaint(mine, its, torch.float32, length=2, logit=float(L)) is None  # angles, in radians
 
 
 def test_the_two_mscales_of_deepseek() -> None:

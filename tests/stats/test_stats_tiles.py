@@ -11,6 +11,9 @@ from torch import Tensor
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.stats import AttentionRows, _block, _sweep, attention_row_stats
+from tolerances import complaint
+
+WIDTH = 8  # of query and key
 
 
 def dense(
@@ -30,17 +33,17 @@ def dense(
 
 
 def assert_matches(result: AttentionRows, product: Tensor, logits: Tensor, visible: Tensor | None = None) -> None:
-    # the product of two float32 vectors errs by a few ulp of the sum of magnitudes; statistics inherit it
-    atol = 2e-5 * max(1.0, logits.abs().max().item())
     expected = oracle(logits, visible)
+    size = max(1.0, logits.abs().max().item())
+    length = max(logits.shape[-1], WIDTH)
     for name in STATISTICS:
-        actual, wanted = getattr(result.rows, name).double(), expected[name]
-        torch.testing.assert_close(
-            actual, wanted, rtol=2e-5, atol=atol, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}"
-        )
+        magnitude = 1.0 + size if name == "variance" else 1.0
+        actual = getattr(result.rows, name)
+        text = complaint(actual, expected[name], actual.dtype, length=length, logit=size, magnitude=magnitude)
+        assert text is None, f"{name}: {text}"
     shown = torch.ones_like(logits, dtype=torch.bool) if visible is None else visible.expand(logits.shape)
     largest = product.abs().masked_fill(~shown, 0.0).amax(-1)
-    torch.testing.assert_close(result.max_product.double(), largest, rtol=1e-5, atol=1e-5)
+    assert complaint(result.max_product, largest, result.max_product.dtype, length=WIDTH, logit=0.0) is None
 
 
 @pytest.fixture(params=[(2**18, 2**10), (300, 2**10), (100, 6)], ids=["one tile", "many tiles", "split keys"])
@@ -126,7 +129,8 @@ def test_future_weight(mask: str) -> None:
     shown = shown.tril() if mask == "causal" else shown
     weights = logits.masked_fill(~shown, -math.inf).softmax(-1).nan_to_num(0.0)
     assert result.future is not None
-    torch.testing.assert_close(result.future.double(), weights.triu(1).sum(-1), rtol=1e-5, atol=1e-6)
+    size = logits.abs().max().item()
+    assert complaint(result.future, weights.triu(1).sum(-1), torch.float32, length=33, logit=size) is None
 
 
 def test_future_weight_needs_a_square_call() -> None:

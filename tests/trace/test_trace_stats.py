@@ -153,7 +153,9 @@ def test_rows_that_see_nothing(attend: str) -> None:
     assert (record.mask.blind_rows, record.mask.uniform_rows) == (2, 0)
     assert record.stats.blind_rows == (1, 1)
     logits = (q.double() @ k.double().mT * 8**-0.5).masked_fill(~visible, -math.inf)
-    assert record.stats.entropy_nats == pytest.approx(oracle(logits, None)["entropy_nats"], rel=1e-4)
+    assert record.stats.entropy_nats == pytest.approx(
+        oracle(logits, None)["entropy_nats"], rel=tolerance(torch.float32)
+    )
 
 
 @pytest.mark.parametrize("attend", ["sdpa", "eager"])
@@ -188,7 +190,7 @@ def test_a_weak_mask_leaks() -> None:
     (record,) = run.calls
     assert record.mask is not None
     assert float(weights[..., 5].max()) > 0.5
-    assert record.mask.masked_weight == pytest.approx(float(weights[..., 5].max()), rel=1e-5)
+    assert record.mask.masked_weight == pytest.approx(float(weights[..., 5].max()), rel=tolerance(torch.float32))
 
 
 def test_statistics_can_be_left_out() -> None:

@@ -1,0 +1,146 @@
+"""Run the tests as other CPUs would: with each setting that makes torch's libraries take the code of another CPU.
+
+Sums run in another order there, exponentials are rounded and random numbers drawn in another way; a tolerance that
+holds on this CPU by chance shows itself. A setting is run with one thread and with two, by JOBS workers that have these
+threads each. What it changes is looked at first: what the libraries say of themselves, and results to the last bit. A
+setting that changes nothing on this CPU (oneDNN can be held back, and not raised; MKL_ENABLE_INSTRUCTIONS is for
+Intel's) would run the same tests on the same numbers: it is told and not run, unless it is asked for by its name. The
+compiled attention kernel has the instructions that it was built with under every setting, and is tested beside torch's.
+
+One line a run, with what failed beneath it; all that pytest said lies in out/portable/. Ends with 1 if any run failed,
+after the last. Run: make portable, or python scripts/portable.py avx2 1 for the runs whose name has all of these words.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LOGS = ROOT / "out" / "portable"
+THREADS = (1, 2)
+
+SETTINGS = (
+    ("ATEN_CPU_CAPABILITY", "default"),  # torch's own loops, without vectors
+    ("ATEN_CPU_CAPABILITY", "avx2"),
+    ("ONEDNN_MAX_CPU_ISA", "AVX2"),  # products of bfloat16 and float16
+    ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE"),
+    ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16"),
+    ("MKL_ENABLE_INSTRUCTIONS", "AVX2"),  # products of float32 and float64, on Intel's CPUs
+    ("MKL_CBWR", "COMPATIBLE"),  # the same on any CPU, without vectors of more than 128 bits
+)
+
+# What the CPU's arithmetic does not reach.
+LEFT_OUT = {
+    "tests/cli": "processes, streams and help texts; the figures that they print are those of audit, bench and lab",
+    "tests/report": "draws records that are written down",
+    "tests/test_house.py": "text, imports and processes",
+    "tests/test_portable.py": "processes",
+    "tests/attention/test_attention_kernel_build.py": "a compiler and files",
+    "tests/attention/test_attention_kernel_load.py": "a compiler and files",
+    "tests/attention/test_attention_kernel_mutants.py": "compiles errors of 0.1% and more, far from any rounding",
+    "tests/attention/test_attention_mutants.py": "plants errors of 0.1% and more, far from any rounding",
+    "tests/attention/test_attention_kernel_sanitized.py": "addresses, not numbers",
+    "tests/lab/test_lab_engines.py": "processes",
+    "tests/lab/test_lab_engines_ray.py": "processes",
+    "tests/lab/test_lab_schema.py": "text",
+    "tests/lab/test_lab_sweep_cli.py": "processes and streams",
+    "tests/lab/test_lab_sweep_damage.py": "files",
+    "tests/models/test_models_limits.py": "files",
+    "tests/models/test_models_load.py": "files",
+}
+
+PROBE = """
+import hashlib, torch
+draw = torch.Generator().manual_seed(0)
+wide = torch.randint(-2048, 2048, (3, 257, 311), generator=draw).double() / 1024
+found = []
+for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+    x, y, z = wide.to(dtype).unbind()
+    results = [x @ y.mT, x.exp(), x.softmax(-1), x.sum(-1), torch.nn.functional.scaled_dot_product_attention(x, y, z)]
+    found += [hashlib.sha256(t.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest() for t in results]
+print(torch.backends.cpu.get_cpu_capability())
+print(hashlib.sha256("".join(found).encode()).hexdigest())
+"""
+
+
+def environment(threads: int, **setting: str) -> dict[str, str]:
+    """This process's, without other settings; idle threads of OpenMP sleep, since workers share the cores."""
+    kept = {name: value for name, value in os.environ.items() if name not in {name for name, _ in SETTINGS}}
+    return kept | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"} | setting
+
+
+@cache
+def in_force(threads: int, **setting: str) -> tuple[str, ...]:
+    """What torch says of itself under a setting: ATen's instructions, a digest of results, oneDNN's instructions."""
+    given = environment(threads, **setting, ONEDNN_VERBOSE="1")
+    done = subprocess.run([sys.executable, "-c", PROBE], env=given, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    return (*lines[-2:], *(line for line in lines if "cpu,isa:" in line))
+
+
+def title(name: str, value: str, threads: int) -> str:
+    """What a run is called."""
+    return f"{name}={value}, {threads} thread{'s' if threads > 1 else ''}"
+
+
+def changes(name: str, value: str, threads: int) -> bool:
+    """Whether a setting changes anything on this CPU."""
+    return in_force(threads) != in_force(threads, **{name: value})
+
+
+def run(name: str, value: str, threads: int) -> bool:
+    """Run the tests under a setting and print its line; whether all passed."""
+    jobs = os.environ.get("JOBS", "2")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow and not browser"]
+    command += [f"--numprocesses={jobs}", *(f"--ignore={path}" for path in LEFT_OUT)]
+    start = time.monotonic()
+    log = LOGS / f"{name}-{value}-{threads}.txt"
+    with log.open("w", encoding="utf-8") as output:
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment(threads, **{name: value}), stdout=output, stderr=subprocess.STDOUT
+        )
+    text = log.read_text(encoding="utf-8", errors="replace")
+    last = text.rstrip().rsplit("\n", 1)[-1]
+    passed, failed, errors, skipped = (
+        int(found[1]) if (found := re.search(rf"(\d+) {kind}", last)) else 0
+        for kind in ("passed", "failed", "errors?", "skipped")
+    )
+    ended = done.returncode == 0 and passed > 0
+    minutes = (time.monotonic() - start) / 60
+    counts = f"{passed} passed, {failed + errors} failed, {skipped} skipped"
+    print(f"{'ok     ' if ended else 'FAILED '} {title(name, value, threads)}: {counts}, {minutes:.1f} min", flush=True)
+    if not ended:
+        print("".join(f"        {line}\n" for line in re.findall(r"^(?:FAILED|ERROR) .*", text, re.MULTILINE)), end="")
+        print(f"        pytest ended with {done.returncode}; all it said: {log.relative_to(ROOT)}", flush=True)
+    return ended
+
+
+def main() -> int:
+    """Run every setting that changes something, also after one that failed; the exit code."""
+    words = sys.argv[1:]
+    LOGS.mkdir(parents=True, exist_ok=True)
+    for path in LEFT_OUT:
+        assert (ROOT / path).exists(), f"{path} is left out and not there"
+    chosen = [(*setting, threads) for setting in SETTINGS for threads in THREADS]
+    chosen = [each for each in chosen if all(word in "{}={}-{}".format(*each) for word in words)]
+    if not chosen:
+        print(f"no run has all of {words} in its name", file=sys.stderr)
+        return 2
+    ended = []
+    for each in chosen:
+        if words or changes(*each):
+            ended.append(run(*each))
+        else:
+            print(f"not run {title(*each)}: it changes nothing on this CPU", flush=True)
+    print(f"{sum(ended)} of {len(ended)} runs passed, {len(chosen) - len(ended)} not run")
+    return 0 if ended and all(ended) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
