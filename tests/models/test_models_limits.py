@@ -160,7 +160,7 @@ def test_huge_inputs_are_not_read(tmp_path: Path) -> None:
 
 def test_a_config_is_a_regular_file(pipe: Path) -> None:
     pipe.rename(pipe.with_name("config.json"))
-    with pytest.raises(ModelError, match=r"config\.json is not a regular file"):
+    with pytest.raises(ModelError, match=r"config\.json' is not a regular file"):
         resolve(str(pipe.parent))
 
 
