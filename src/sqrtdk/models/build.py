@@ -202,7 +202,8 @@ def build_model(
             f"transformers can't build this model: {kind_and_text(error)}",
             hint=_build_hint(error),
         ) from error
-    return module.eval(), module.config, tuple(notes)
+    module.eval()
+    return module, module.config, tuple(notes)
 
 
 def _attn_for(config: Any, attn: str) -> str | dict[str, str]:
