@@ -26,7 +26,8 @@ def frozen_hint(module: nn.Module) -> str:
     """What to do where the module or a part of it is frozen TorchScript, whose weights are constants; else ""."""
     for path, part in module.named_modules():
         if isinstance(part, torch.jit.ScriptModule) and not hasattr(part, "training"):  # freezing takes it away
-            return f"{path or 'The model'} is frozen TorchScript, which hides its weights: check it before torch.jit.freeze."
+            what = path or "The model"
+            return f"{what} is frozen TorchScript, which hides its weights: check it before torch.jit.freeze."
     return ""
 
 
