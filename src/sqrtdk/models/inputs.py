@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sqrtdk.errors import InvalidValueError, ModelError
+from sqrtdk.errors import InvalidValueError, ModelError, SqrtdkError, kind_and_text
 from sqrtdk.models.config import text_config
 from sqrtdk.models.demo import CONTEXT, DemoModel
 from sqrtdk.models.limits import check_elements, check_seed, check_sizes
@@ -60,7 +60,14 @@ def make_inputs(
         wanted = [name for name in wanted if not name.endswith("_mask") or accepted[name]]
     inputs: dict[str, Any] = {}
     for name in wanted:
-        inputs[name] = MAKERS[name](request)
+        try:
+            inputs[name] = MAKERS[name](request)
+        except SqrtdkError:
+            raise
+        except Exception as error:  # a stranger's numbers are of any kind
+            raise ModelError(
+                f"no {name} can be made from this config: {kind_and_text(error)}", hint=file_hint(module)
+            ) from error
     missing = [name for name, needed in accepted.items() if needed and name not in inputs]
     if missing or not inputs:
         raise ModelError(
