@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import threading
 import unittest.mock
 import warnings
@@ -339,7 +338,7 @@ class Fused(Attention):
 def nan_weights(scale: float) -> Any:
     model = Attention(scale)
     with torch.no_grad():
-        model.v.weight.fill_(math.nan)
+        model.v.weight.fill_(float("nan"))
     return model, inputs()
 
 
