@@ -6,7 +6,7 @@ callers may catch either. `str(error)` is the rule with the numbers received; `e
 
 from __future__ import annotations
 
-INTERRUPTS = (KeyboardInterrupt, GeneratorExit)  # never a model's own doing: whoever catches all else lets them pass
+INTERRUPTS = (KeyboardInterrupt,)  # the user's own: whoever catches all else lets it pass
 
 
 class SqrtdkError(Exception):

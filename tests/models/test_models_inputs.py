@@ -277,3 +277,14 @@ def test_inputs_of_a_wrong_shape_are_a_clear_error_when_run(tmp_path: Path) -> N
     with pytest.raises(ModelError, match="ViTForImageClassification raised ValueError") as caught:
         call(loaded.module, loaded.inputs)
     assert "pixel_values (1, 3, 40, 40)" in caught.value.hint
+
+
+@pytest.mark.parametrize("size", ["large", 0.5, {"height": 8}, [8], ["a", "b"], {}])
+def test_a_size_of_an_odd_kind_is_an_error_of_the_config(size: object) -> None:
+    with torch.device("meta"):
+        module = hf.ViTModel(hf.ViTConfig(num_hidden_layers=1))
+    config = hf.ViTConfig(num_hidden_layers=1)
+    config.__dict__["image_size"] = size
+    with pytest.raises(ModelError, match="no pixel_values can be made from this config") as caught:
+        make_inputs(module, config)
+    assert "--input FILE.safetensors" in caught.value.hint

@@ -90,16 +90,15 @@ def pipe(tmp_path: Path) -> Iterator[Path]:
     os.close(keep)
 
 
-@pytest.mark.parametrize("error", [SystemExit(0), Own("stop"), Mute(), RuntimeError("no")])
+@pytest.mark.parametrize("error", [SystemExit(0), GeneratorExit(), Own("stop"), Mute(), RuntimeError("no")])
 def test_whatever_a_forward_raises_is_an_error_of_the_model(error: BaseException) -> None:
     with pytest.raises(ModelError, match=f"Raises raised {type(error).__name__}: "):
         call(Raises(error), (torch.ones(1),))
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), GeneratorExit()])
-def test_an_interrupt_of_the_users_passes(error: BaseException) -> None:
-    with pytest.raises(type(error)):
-        call(Raises(error), (torch.ones(1),))
+def test_an_interrupt_of_the_users_passes() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        call(Raises(KeyboardInterrupt()), (torch.ones(1),))
 
 
 @pytest.mark.parametrize(
@@ -160,7 +159,7 @@ def test_huge_inputs_are_not_read(tmp_path: Path) -> None:
 
 def test_a_config_is_a_regular_file(pipe: Path) -> None:
     pipe.rename(pipe.with_name("config.json"))
-    with pytest.raises(ModelError, match=r"config\.json is not a regular file"):
+    with pytest.raises(ModelError, match=r"config\.json' is not a regular file"):
         resolve(str(pipe.parent))
 
 

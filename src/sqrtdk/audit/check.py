@@ -31,6 +31,7 @@ from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError
 from sqrtdk.models.attentions import IDLE, watch_modules
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.load import iter_attn, resolve
+from sqrtdk.models.modules import frozen_hint
 from sqrtdk.models.records import AttnBuild, LoadedModel
 from sqrtdk.models.run import call as forward
 from sqrtdk.trace import trace
@@ -265,7 +266,8 @@ def _audit(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> _Run:
             what = "no attention could be read" if run.not_measured else "no attention ran"
             raise ModelError(
                 f"{what} in {loaded.id}" + (f": {reasons[0]}" if reasons else ""),
-                hint="Give a model with softmax(q . k) v in its forward, run without torch.compile, "
+                hint=frozen_hint(module)
+                or "Give a model with softmax(q . k) v in its forward, run without torch.compile, "
                 "in the thread that calls forward: other threads are not seen.",
             )
         lost, unseen = silences(module, called, run)

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from sqrtdk.errors import INTERRUPTS
+
 
 def field(config: Any, path: str) -> Any:
     """The value at a dotted path of a dict or of an object's attributes; None where it is absent or cannot be read.
@@ -20,7 +22,9 @@ def field(config: Any, path: str) -> Any:
             return None
         try:
             config = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
-        except Exception:  # a property of somebody's class, or its __getattr__, may raise anything
+        except INTERRUPTS:
+            raise
+        except BaseException:  # a property of somebody's class, or its __getattr__, may raise anything
             return None
     return config
 
@@ -29,7 +33,9 @@ def present(config: Any, name: str) -> bool:
     """Whether an object has an attribute; False where looking for it raises."""
     try:
         return hasattr(config, name)
-    except Exception:  # a stranger's __getattr__ may raise anything
+    except INTERRUPTS:
+        raise
+    except BaseException:  # a stranger's __getattr__ may raise anything
         return False
 
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from sqrtdk.audit.configs import field, held
 from sqrtdk.audit.guard import random_state
 from sqrtdk.audit.switch import ATTN, current, offers_choice, refusal
-from sqrtdk.errors import InvalidTypeError, ModelError, kind_and_text
+from sqrtdk.errors import INTERRUPTS, InvalidTypeError, ModelError, kind_and_text
 from sqrtdk.models.inputs import guess_inputs
+from sqrtdk.models.modules import is_spread, refuse_odd
 from sqrtdk.models.records import AttnBuild, Inputs, LoadedModel
 
 
@@ -49,7 +50,7 @@ def refuse_empty(inputs: Inputs) -> None:
 
 def on_meta(model: nn.Module, inputs: Inputs) -> bool:
     """Whether a run has no values: weights or inputs on the meta device (accelerate keeps offloaded weights there)."""
-    if isinstance(field(model, "hf_device_map"), Mapping):
+    if is_spread(model):
         return False
     values = inputs.values() if isinstance(inputs, dict) else inputs
     return any(x.is_meta for x in (*model.parameters(), *values) if isinstance(x, Tensor))
@@ -57,6 +58,11 @@ def on_meta(model: nn.Module, inputs: Inputs) -> bool:
 
 def _moved(inputs: Inputs) -> Inputs:
     def move(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.is_nested and value.layout is torch.strided:
+            raise ModelError(
+                "a nested tensor of the strided layout can't be on the meta device",
+                hint="Give it in the jagged layout, or check without static.",
+            )
         return value.to("meta") if isinstance(value, Tensor) else value
 
     return {k: move(v) for k, v in inputs.items()} if isinstance(inputs, dict) else tuple(map(move, inputs))
@@ -89,11 +95,15 @@ def _to_meta(model: nn.Module) -> nn.Module:
 
     try:
         twin = copy.deepcopy(model, memo)
+        if not isinstance(twin, nn.Module):
+            raise TypeError(f"its copy is a {type(twin).__name__}")
         choose: Any = field(twin, "set_experts_implementation")
         if choose is not None and _experts(model) is not None:
             choose("batched_mm")  # the others route by values, which meta tensors lack
         return twin
-    except Exception as error:
+    except INTERRUPTS:
+        raise
+    except BaseException as error:  # whatever a stranger's __deepcopy__ raises
         raise ModelError(
             f"{type(model).__name__} can't be copied to the meta device: {kind_and_text(error)}",
             hint="Build it under `with torch.device('meta')` and check that.",
@@ -105,16 +115,18 @@ def from_module(
 ) -> LoadedModel:
     """The module with its inputs, in the form that `resolve` gives to a name; with `static` its twin on meta."""
     notes: tuple[str, ...] = ()
+    refuse_odd(model)
     if given is None:
         with random_state(model):
             made, notes = guess_inputs(model, batch=1 if batch is None else batch, seq_len=seq_len, seed=seed)
     else:
         made = given
-    module = model
-    if static and not any(parameter.is_meta for parameter in model.parameters()):
-        module, made = _to_meta(model), _moved(made)
-    elif on_meta(model, made):
+    module, weights = model, [parameter.is_meta for parameter in model.parameters()]
+    wanted = static and not any(weights)
+    if wanted or on_meta(model, made):
         made = _moved(made)
+        if wanted or not weights or not all(weights):  # inputs without values want a model without
+            module = _to_meta(model)
     config = field(model, "config")
     return LoadedModel(module, made, type(model).__name__, "module", config, current(model), notes)
 

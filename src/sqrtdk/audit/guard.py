@@ -11,6 +11,7 @@ from torch import nn
 
 from sqrtdk.audit.configs import field
 from sqrtdk.audit.rules.unused import NORM_NAMES
+from sqrtdk.errors import ModelError, kind_and_text
 
 
 @contextmanager
@@ -30,13 +31,25 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
     """Evaluation mode for the time of the block, submodule by submodule."""
     before = [(module, field(module, "training")) for module in model.modules()]
     before = [(module, training) for module, training in before if training is not None]  # frozen TorchScript has none
+    changed: list[tuple[nn.Module, bool]] = []
     try:
-        for module, _ in before:
-            module.training = False
+        for module, training in before:
+            _set_training(module, False)
+            changed.append((module, training))
         yield
     finally:
-        for module, training in before:
-            module.training = training
+        for module, training in changed:
+            _set_training(module, training)
+
+
+def _set_training(module: nn.Module, training: bool) -> None:
+    try:
+        module.training = training
+    except Exception as error:  # a stranger's __setattr__ or property
+        raise ModelError(
+            f"{type(module).__name__} can't be put in evaluation mode and back: {kind_and_text(error)}",
+            hint="Leave `training` as nn.Module has it.",
+        ) from error
 
 
 @contextmanager

@@ -31,8 +31,8 @@ def _parts(model: nn.Module) -> list[Any]:
     return [
         module
         for module in model.modules()
-        if present(module, "_supports_sdpa")
-        and present(field(module, "config"), "_attn_implementation")  # a lenient __getattr__ answers to any name
+        if present(type(module), "_supports_sdpa")  # a module may answer to any name
+        and present(field(module, "config"), "_attn_implementation")
         and field(module, "config") is not backbone
     ]
 

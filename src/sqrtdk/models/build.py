@@ -11,9 +11,12 @@ from torch import nn
 
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text, short_text, text_of
 from sqrtdk.models.checkpoint import weight_files
-from sqrtdk.models.config import DTYPES, load_config, read_config_dict
+from sqrtdk.models.config import DTYPES, load_config, read_config_dict, read_json
 from sqrtdk.models.extras import import_accelerate, import_transformers, quiet_transformers
+from sqrtdk.models.links import refuse_stray_files
 from sqrtdk.models.memory import available_memory, model_bytes, require_memory
+
+GENERATION = "generation_config.json"
 
 # transformers' auto classes in the order in which an architecture's name is looked for; AutoModel is the fallback
 AUTO_CLASSES = (
@@ -79,7 +82,7 @@ def auto_class(config: Any, *, trust_remote_code: bool = False) -> tuple[Any, st
     is never looked up as an attribute.
 
     Raises:
-        ModelError: transformers has no model for this config.
+        ModelError: transformers has no model for this config, or `architectures` is no list.
     """
     hf = import_transformers()
     autos = [getattr(hf, name) for name in AUTO_CLASSES if hasattr(hf, name)]
@@ -87,7 +90,13 @@ def auto_class(config: Any, *, trust_remote_code: bool = False) -> tuple[Any, st
         for auto in autos:
             if auto.__name__ in config.auto_map:
                 return auto, None
-    wanted = [name for name in getattr(config, "architectures", None) or [] if isinstance(name, str)]
+    names = getattr(config, "architectures", None)
+    if not isinstance(names, (list, tuple, type(None))):
+        raise ModelError(
+            f"config.json: architectures is a {type(names).__name__}, not a list of names",
+            hint='Give it as saved models do, for example ["GPT2LMHeadModel"], or leave it out.',
+        )
+    wanted = [name for name in names or () if isinstance(name, str)]
     known = []
     for auto in autos:
         mapping = auto._model_mapping
@@ -140,13 +149,17 @@ def build_model(
         The module, its config, and notes.
 
     Raises:
-        ModelError: See `weight_files`, `load_config`; or it does not fit, or transformers can't build it.
+        ModelError: See `refuse_stray_files`, `weight_files`, `load_config`; or `generation_config.json` is no object,
+            it does not fit, or transformers can't build it.
         MissingExtraError: transformers, or accelerate for a device map, is missing.
     """
+    refuse_stray_files(directory, trust_remote_code=trust_remote_code)
     config, config_notes = load_config(directory, trust_remote_code=trust_remote_code)
     notes = list(config_notes)
     auto, note = auto_class(config, trust_remote_code=trust_remote_code)
     notes += [note] if note else []
+    if (directory / GENERATION).is_file():
+        read_json(directory / GENERATION)
     files = [] if static else weight_files(directory)
     if files and read_config_dict(directory).get("quantization_config"):
         raise ModelError(
@@ -189,7 +202,8 @@ def build_model(
             f"transformers can't build this model: {kind_and_text(error)}",
             hint=_build_hint(error),
         ) from error
-    return module.eval(), module.config, tuple(notes)
+    module.eval()
+    return module, module.config, tuple(notes)
 
 
 def _attn_for(config: Any, attn: str) -> str | dict[str, str]:

@@ -6,6 +6,7 @@ would choose code or fetch something (kernel names, `auto_map`, pretrained backb
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -15,10 +16,13 @@ from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
 from sqrtdk.models.extras import import_transformers
 from sqrtdk.models.limits import read_bytes
 
+CONFIG = "config.json"
 MAX_CONFIG_BYTES = 10 * 2**20
 MAX_DEPTH = 20
 MAX_ENTRIES = 1_000_000
 MAX_LAYERS_TIMES_EXPERTS = 100_000
+JSON = (dict, list)
+_WHOSE = "Is this a model's config?"
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 # (key, largest integer under it, what it counts): what makes a build long; what makes it large is counted on meta
@@ -51,21 +55,40 @@ def read_config_dict(directory: Path) -> dict[str, Any]:
     """Parse `config.json` of a model directory.
 
     Raises:
-        ModelError: It is missing, unreadable, no regular file, over 10 MiB, no JSON, nested too deep, or no object.
+        ModelError: It is missing, or see `read_json`.
     """
     try:
-        raw = json.loads(read_bytes(directory / "config.json", "config.json", MAX_CONFIG_BYTES).decode("utf-8"))
+        return read_json(directory / CONFIG)
     except OSError as error:
         raise ModelError(
             f"no readable config.json in {str(directory)!r}: {error.strerror}",
             hint="Give a directory made by save_pretrained, a hub id, or package.module:factory.",
         ) from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Parse a JSON file that holds an object.
+
+    Raises:
+        OSError: It can't be read.
+        ModelError: It is no regular file, over 10 MiB, no JSON, nested over 20 deep, of over a million entries, or
+            no object.
+    """
+    try:
+        raw = json.loads(read_bytes(path, path.name, MAX_CONFIG_BYTES).decode("utf-8"))
     except RecursionError as error:
-        raise ModelError("config.json is nested too deep", hint="Is this a model's config?") from error
+        raise ModelError(f"{path.name} is nested too deep", hint=_WHOSE) from error
     except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, an integer of thousands of digits
-        raise ModelError(f"config.json is not valid JSON: {error}", hint="Restore the file from its source.") from error
+        raise ModelError(f"{path.name} is not valid JSON: {error}", hint="Restore the file from its source.") from error
     if not isinstance(raw, dict):
-        raise ModelError(f"config.json holds a {type(raw).__name__}, not an object", hint="Is this a model's config?")
+        raise ModelError(f"{path.name} holds a {type(raw).__name__}, not an object", hint=_WHOSE)
+    entries, layer = 0, [raw]  # of one depth
+    for _ in range(MAX_DEPTH + 1):
+        nested = [value.values() if isinstance(value, dict) else value for value in layer if isinstance(value, JSON)]
+        layer = list(itertools.chain.from_iterable(nested))
+        entries += len(layer)
+    if layer or entries > MAX_ENTRIES:
+        raise ModelError(f"{path.name} is nested too deep or has too many entries", hint=_WHOSE)
     return raw
 
 
@@ -76,7 +99,7 @@ def clean_config_dict(raw: dict[str, Any], *, trust_remote_code: bool = False) -
         The cleaned copy, and a note for each name that was ignored.
 
     Raises:
-        ModelError: An integer over its limit, a nesting over 20, or over a million entries.
+        ModelError: An integer over its limit.
 
     Example:
         >>> clean_config_dict({"n_layer": 2, "text_config": {"attn_implementation": "someone/kernel"}})
@@ -87,23 +110,18 @@ def clean_config_dict(raw: dict[str, Any], *, trust_remote_code: bool = False) -
     """
     notes: list[str] = []
     sizes = {"layers": 1, "experts": 1}
-    entries = 0
 
-    def walk(value: Any, path: str, key: str, depth: int) -> Any:
-        nonlocal entries
-        entries += 1
-        if depth > MAX_DEPTH or entries > MAX_ENTRIES:
-            raise ModelError("config.json is nested too deep or has too many entries", hint="Is this a model's config?")
+    def walk(value: Any, path: str, key: str) -> Any:
         if isinstance(value, dict):
             if set(value) == {"__float__"} and value["__float__"] in ("Infinity", "-Infinity", "NaN"):
                 return float(value["__float__"])
             return {
-                name: walk(item, f"{path}.{name}" if path else name, name, depth + 1)
+                name: walk(item, f"{path}.{name}" if path else name, name)
                 for name, item in value.items()
                 if keep(name, item, f"{path}.{name}" if path else name)
             }
         if isinstance(value, list):
-            return [walk(item, path, key, depth + 1) for item in value]
+            return [walk(item, path, key) for item in value]
         if isinstance(value, int) and not isinstance(value, bool):
             check_size(value, path, key)
         return False if key == "use_pretrained_backbone" else value
@@ -135,7 +153,7 @@ def clean_config_dict(raw: dict[str, Any], *, trust_remote_code: bool = False) -
                 hint="No known model is this large; check the config.",
             )
 
-    return walk(raw, "", "", 0), notes
+    return walk(raw, "", ""), notes
 
 
 def load_config(directory: Path, *, trust_remote_code: bool = False) -> tuple[Any, tuple[str, ...]]:
@@ -160,6 +178,7 @@ def load_config(directory: Path, *, trust_remote_code: bool = False) -> tuple[An
     model_type = clean.pop("model_type", None)
     try:
         if clean.get("auto_map"):  # only with trust_remote_code
+            _refuse_outside(clean["auto_map"])
             config = hf.AutoConfig.from_pretrained(directory, trust_remote_code=True, local_files_only=True)
             config._attn_implementation = None
             config._experts_implementation = None
@@ -180,6 +199,17 @@ def load_config(directory: Path, *, trust_remote_code: bool = False) -> tuple[An
             f"transformers rejects this config: {kind_and_text(error)}",
             hint="Check the values in config.json.",
         ) from error
+
+
+def _refuse_outside(auto_map: Any) -> None:
+    """Who trusts the code of a directory has read that, and no other."""
+    for name in [auto_map] if isinstance(auto_map, str | list) else auto_map.values():
+        for reference in name if isinstance(name, list) else [name]:
+            if isinstance(reference, str) and (reference.startswith("/") or ".." in reference):
+                raise ModelError(
+                    f"config.json: auto_map names {_short(reference)}, which is not in the directory",
+                    hint="Only Python files of the model's own directory are run.",
+                )
 
 
 def text_config(config: Any) -> Any:

@@ -108,9 +108,10 @@ def _unpack(model: str, result: Any) -> tuple[nn.Module, Inputs | None]:
         returned = f"a module with inputs of type {type(inputs).__name__}"
     else:
         returned = f"an object of type {type(result).__name__}"
-    raise ModelError(
-        f"{model!r} gave {returned}", hint="Return an nn.Module, or (module, inputs) with inputs a dict or a tuple."
-    )
+    hint = "Return an nn.Module, or (module, inputs) with inputs a dict or a tuple."
+    if result is None or (isinstance(result, (tuple, list)) and None in [*result][:1]):
+        hint += " A method such as eval() of your class may return None: call it first, and return the module."
+    raise ModelError(f"{model!r} gave {returned}", hint=hint)
 
 
 def _broken(model: str, doing: str, error: BaseException) -> ModelError:

@@ -7,11 +7,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sqrtdk.errors import InvalidValueError, ModelError
+from sqrtdk.errors import InvalidValueError, ModelError, SqrtdkError, kind_and_text
 from sqrtdk.models.config import text_config
 from sqrtdk.models.demo import CONTEXT, DemoModel
 from sqrtdk.models.limits import check_elements, check_seed, check_sizes
 from sqrtdk.models.makers import MAKERS, Request
+from sqrtdk.models.modules import config_of, is_spread
 from sqrtdk.models.records import Inputs
 from sqrtdk.models.signature import file_hint, forward_arguments
 from sqrtdk.models.tokens import byte_ids, embedded_text, read_text
@@ -54,12 +55,19 @@ def make_inputs(
     request = Request(module, config, batch, length, seed, directory, read_text(text) if text else None, notes)
     accepted = forward_arguments(module)
     wanted = [name for name in MAKERS if name in accepted and _wants(name, request, accepted)]
-    if any(p.is_meta for p in module.parameters()) and not hasattr(module, "hf_device_map"):
+    if any(p.is_meta for p in module.parameters()) and not is_spread(module):
         # a mask of ones hides nothing, and a model can't see that on meta
         wanted = [name for name in wanted if not name.endswith("_mask") or accepted[name]]
     inputs: dict[str, Any] = {}
     for name in wanted:
-        inputs[name] = MAKERS[name](request)
+        try:
+            inputs[name] = MAKERS[name](request)
+        except SqrtdkError:
+            raise
+        except Exception as error:  # a stranger's numbers are of any kind
+            raise ModelError(
+                f"no {name} can be made from this config: {kind_and_text(error)}", hint=file_hint(module)
+            ) from error
     missing = [name for name, needed in accepted.items() if needed and name not in inputs]
     if missing or not inputs:
         raise ModelError(
@@ -91,8 +99,8 @@ def guess_inputs(
     if isinstance(module, DemoModel):
         made, notes = demo_inputs(batch=batch, seq_len=seq_len)
         return place(made, module), notes
-    config = getattr(module, "config", None)
-    if config is None or not hasattr(config, "model_type"):
+    config = config_of(module)
+    if config is None:
         accepted = ", ".join(forward_arguments(module)) or "*args, **kwargs"
         raise InvalidValueError(
             f"no inputs were given, and {type(module).__name__} has no config to make them from",

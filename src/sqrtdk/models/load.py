@@ -18,6 +18,7 @@ from sqrtdk.models.hub import fetch
 from sqrtdk.models.input_file import read_inputs
 from sqrtdk.models.inputs import demo_inputs, guess_inputs, make_inputs, place
 from sqrtdk.models.limits import check_seed, check_sizes
+from sqrtdk.models.modules import config_of, refuse_odd
 from sqrtdk.models.records import AttnBuild, Inputs, LoadedModel
 
 ATTN = ("eager", "sdpa")
@@ -96,7 +97,8 @@ def resolve(
     elif is_own:
         kind = "factory"
         module, given = call_factory(model, static=static, seed=seed)
-        config = getattr(module, "config", None) if hasattr(getattr(module, "config", None), "model_type") else None
+        refuse_odd(module)
+        config = config_of(module)
     else:
         kind, directory = locate(model, revision, weights=not static, trust_remote_code=trust_remote_code)
         module, config, notes = build_model(
@@ -218,7 +220,9 @@ def _settle(
             choose(attn)
         elif attn is not None:
             notes = (f"--attn {attn} was ignored: {type(module).__name__} offers no choice of attention",)
-        return module.to("meta" if static else device, dtype).eval(), notes
+        module = module.to("meta" if static else device, dtype)
+        module.eval()  # a stranger's own may return nothing
+        return module, notes
     except INTERRUPTS:
         raise
     except BaseException as error:  # whatever a module of the user's raises

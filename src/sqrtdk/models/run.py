@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
+from sqrtdk.models.modules import frozen_hint, is_spread
 from sqrtdk.models.records import Inputs
 from sqrtdk.models.signature import named_arguments
 
@@ -79,7 +80,7 @@ def call(module: nn.Module, inputs: Inputs) -> Any:
         Traceback (most recent call last):
         sqrtdk.errors.ModelError: Linear raised RuntimeError: mat1 and mat2 shapes cannot be multiplied (5x4 and 3x2)
     """
-    is_meta = any(p.is_meta for p in module.parameters()) and not hasattr(module, "hf_device_map")
+    is_meta = any(p.is_meta for p in module.parameters()) and not is_spread(module)
     try:
         with torch.no_grad(), meta_answers() if is_meta else contextlib.nullcontext():
             return module(**inputs) if isinstance(inputs, dict) else module(*inputs)
@@ -87,9 +88,13 @@ def call(module: nn.Module, inputs: Inputs) -> Any:
         raise
     except BaseException as error:  # whatever a stranger's forward raises, SystemExit included
         given = inputs.items() if isinstance(inputs, dict) else enumerate(inputs)
-        shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in given if isinstance(value, Tensor))
+        shapes = ", ".join(
+            f"{name} {'nested' if value.is_nested else tuple(value.shape)}"
+            for name, value in given
+            if isinstance(value, Tensor)
+        )
         hint = f"It got {shapes or 'no tensors'}; its forward takes {named_arguments(module) or 'anything'}. "
         if is_meta:
             hint += "On the meta device (--static) tensors have no values: where it needs some, run without --static. "
-        hint += "Give other inputs by these names with --input FILE.safetensors."
+        hint += frozen_hint(module) or "Give other inputs by these names with --input FILE.safetensors."
         raise ModelError(f"{type(module).__name__} raised {kind_and_text(error)}", hint=hint) from error

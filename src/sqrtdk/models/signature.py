@@ -11,7 +11,10 @@ _MOST_NAMES = 8
 
 def forward_arguments(module: nn.Module) -> dict[str, bool]:
     """Named arguments of `module.forward`, and whether each must be given."""
-    parameters = inspect.signature(module.forward).parameters.values()
+    try:
+        parameters = inspect.signature(module.forward).parameters.values()
+    except (ValueError, TypeError):  # frozen TorchScript has none
+        return {}
     return {p.name: p.default is p.empty for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
 
 

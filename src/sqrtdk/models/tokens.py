@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
-from sqrtdk.models.extras import import_transformers, quiet_transformers
+from sqrtdk.errors import ModelError
 from sqrtdk.models.limits import read_bytes
+from sqrtdk.models.tokenizer import TokenizerError, tokenize
 
 MAX_TEXT_BYTES = 16 * 2**20
 TOKENIZER_FILES = (
@@ -73,24 +73,15 @@ def text_ids(directory: Path | None, text: str, *, batch: int, length: int, voca
     """
     if directory is None or not any((directory / name).is_file() for name in TOKENIZER_FILES):
         return None, "there is no tokenizer"
-    hf = import_transformers()
     try:
-        with quiet_transformers():
-            tokenizer = hf.AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False, local_files_only=True)
-            ids: list[int] = tokenizer(text)["input_ids"]
-            special = set(tokenizer.all_special_ids)
-    except INTERRUPTS:
-        raise
-    except BaseException as error:  # whatever a tokenizer raises on a stranger's files
-        return None, f"the tokenizer can't be used ({kind_and_text(error, 160)})"
-    head = ids[:1] if ids and ids[0] in special else []
-    tail = ids[-1:] if len(ids) > 1 and ids[-1] in special else []
-    body = ids[len(head) : len(ids) - len(tail)]
-    if not body:
+        tokens = tokenize(directory, text, most=batch * length)
+    except TokenizerError as error:
+        return None, f"the tokenizer can't be used ({error})"
+    if not tokens.body:
         return None, "the tokenizer gives no tokens for the text"
-    if max(ids) >= vocab:
-        return None, f"the tokenizer gives ids up to {max(ids)}, and the model has {vocab}"
-    return tile(body, batch, length, head, tail), ""
+    if tokens.largest >= vocab:
+        return None, f"the tokenizer gives ids up to {tokens.largest}, and the model has {vocab}"
+    return tile(tokens.body, batch, length, tokens.head, tokens.tail), ""
 
 
 def byte_ids(text: str, *, batch: int, length: int) -> Tensor:

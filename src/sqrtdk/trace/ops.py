@@ -76,6 +76,8 @@ PROJECTIONS = frozenset(
         "_convolution",
         "mkldnn_convolution",
         "mkldnn_linear",
+        "linear_dynamic",
+        "linear_dynamic_fp16",
         "mkldnn_rnn_layer",
         "embedding",
         "_embedding_bag",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 from weakref import WeakSet
 
+import torch
 from torch import Tensor, nn
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
@@ -182,6 +183,8 @@ def _alive(refs: list[TensorWeakRef]) -> list[TensorWeakRef]:
 
 
 def _storage(tensor: Tensor) -> int:
+    if tensor.layout not in (torch.strided, torch.jagged):  # a sparse tensor has none of its own
+        return id(tensor)
     return int(tensor.untyped_storage()._cdata)
 
 

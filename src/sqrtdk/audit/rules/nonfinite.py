@@ -8,20 +8,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+from torch import Tensor
 
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.records import Finding
+from sqrtdk.errors import short_text
+from sqrtdk.trace.records import NotMeasured
 
 SOURCE = "IEEE 754: NaN propagates through the softmax to the whole row"
 
 
-def check(context: Context) -> Iterable[Finding]:
+def check(context: Context) -> Iterable[Finding | NotMeasured]:
     """One finding for the parameters, one for each call with rows that are not finite."""
-    sick = [
-        name
-        for name, parameter in context.model.named_parameters()
-        if not parameter.is_meta and parameter.is_floating_point() and not bool(torch.isfinite(parameter).all())
-    ]
+    sick = []
+    for name, parameter in context.model.named_parameters():
+        if not parameter.is_meta and parameter.is_floating_point():
+            try:
+                sick += [] if _finite(parameter) else [name]
+            except (RuntimeError, TypeError) as error:  # a kind of tensor that lacks the operation
+                reason = f"nonfinite: {name} can't be looked at: {short_text(error, 120)}"
+                yield NotMeasured(name.rpartition(".")[0], reason)
     if sick:
         yield Finding(
             rule="nonfinite",
@@ -49,3 +55,14 @@ def check(context: Context) -> Iterable[Finding]:
             fix="find the first layer with such a row: an overflow in q . k, or non-finite weights or inputs",
             source=SOURCE,
         )
+
+
+def _finite(parameter: Tensor) -> bool:
+    """Whether all numbers that a parameter stores are finite; a sparse one stores but some."""
+    with torch.no_grad():
+        values = parameter.detach()
+        if values.layout is torch.sparse_coo:
+            values = values._values()
+        elif values.layout is not torch.strided:
+            values = values.values()
+        return bool(torch.isfinite(values.float() if values.dtype.itemsize == 1 else values).all())

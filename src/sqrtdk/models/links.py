@@ -1,0 +1,91 @@
+"""Where the files of a model directory really lie: in it, or in the hub cache that it is a snapshot of.
+
+A directory from a stranger can hold a link to any file of this machine, and what is read there ends up in a report.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from sqrtdk.errors import ModelError
+
+READ_FOLDERS = ("additional_chat_templates",)  # beside the directory itself, all that transformers reads
+
+
+def refuse_stray_files(directory: Path, *, trust_remote_code: bool = False) -> None:
+    """Refuse a model directory in which a name leads elsewhere, to nothing, or to what is no file.
+
+    The directory itself may be a link: the user named it. Names that begin with a dot are not read, and not looked at.
+
+    Args:
+        directory: Of the model.
+        trust_remote_code: Look for links to Python files and to folders at every depth too.
+
+    Raises:
+        ModelError: A link leads out of the directory (and of the repository in the hub cache that it is a snapshot
+            of), to itself, or to nothing; a pipe, socket or device; a name that is not UTF-8.
+    """
+    try:
+        str(directory).encode()
+    except UnicodeEncodeError as error:
+        raise ModelError(
+            f"the name of the directory {str(directory)!r} is not UTF-8", hint="Rename it: tokenizers can't read it."
+        ) from error
+    root = Path(os.path.realpath(directory))
+    homes = _homes(root)
+    try:
+        for path in _read_names(root, trust_remote_code):
+            _refuse_stray(path, homes, path.relative_to(root))
+    except OSError as error:
+        raise ModelError(
+            f"the directory {str(directory)!r} can't be read: {error.strerror}", hint="Check its permissions."
+        ) from error
+
+
+def _homes(root: Path) -> tuple[Path, ...]:
+    """The directory, and the repository of a hub cache whose blobs its snapshot links to."""
+    for folder in root.parents:
+        if folder.name == "snapshots" and folder.parent.name.startswith("models--"):
+            return root, folder.parent
+    return (root,)
+
+
+def _read_names(root: Path, trust_remote_code: bool) -> Iterator[Path]:
+    """What of a directory may be read, without following a link."""
+    for folder, folders, files in os.walk(root, onerror=_raise):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        paths = [Path(folder, name) for name in (*folders, *sorted(files)) if not name.startswith(".")]
+        if Path(folder) == root or (Path(folder).parent == root and Path(folder).name in READ_FOLDERS):
+            yield from paths
+        else:
+            yield from (path for path in paths if path.is_symlink() and (path.suffix == ".py" or path.is_dir()))
+        if not trust_remote_code:
+            folders[:] = [name for name in folders if Path(folder) == root and name in READ_FOLDERS]
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _refuse_stray(path: Path, homes: tuple[Path, ...], shown: Path) -> None:
+    status = path.lstat()
+    if stat.S_ISLNK(status.st_mode):
+        try:
+            target = Path(os.path.realpath(path, strict=True))
+        except OSError as error:
+            raise ModelError(
+                f"{str(shown)!r} is a symbolic link that leads nowhere: {error.strerror}",
+                hint="Download the model again, or remove the link.",
+            ) from error
+        if not any(target.is_relative_to(home) for home in homes):
+            raise ModelError(
+                f"{str(shown)!r} is a symbolic link out of the model's directory, to {str(target)!r}",
+                hint="Put the file itself there if it belongs to the model: what a stranger's link leads to is not "
+                "read.",
+            )
+        status = target.stat()
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        raise ModelError(f"{str(shown)!r} is not a regular file", hint="Remove it: it may have no end.")

@@ -1,0 +1,79 @@
+"""What is asked of a module before anything is built on its answers: it may be a stranger's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
+
+
+def is_spread(module: nn.Module) -> bool:
+    """Whether accelerate has spread the weights of the module, or of a part: some may lie on meta between runs.
+
+    Example:
+        >>> is_spread(nn.Linear(2, 2))
+        False
+    """
+    return any(isinstance(vars(part).get("hf_device_map"), Mapping) for part in module.modules())
+
+
+def frozen_hint(module: nn.Module) -> str:
+    """What to do where the module or a part of it is frozen TorchScript, whose weights are constants; else ""."""
+    for path, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule) and not hasattr(part, "training"):  # freezing takes it away
+            what = path or "The model"
+            return f"{what} is frozen TorchScript, which hides its weights: check it before torch.jit.freeze."
+    return ""
+
+
+def config_of(module: nn.Module) -> Any:
+    """The module's Hugging Face config, which names its `model_type`, or None."""
+    try:
+        config: Any = module.config
+        return config if isinstance(config.model_type, str) else None
+    except INTERRUPTS:
+        raise
+    except BaseException:  # there is none, or a stranger's __getattr__ raises
+        return None
+
+
+def refuse_odd(module: nn.Module) -> None:
+    """Refuse a module that does not list its parts, or whose weights have no shape yet.
+
+    Raises:
+        ModelError: It is.
+
+    Example:
+        >>> refuse_odd(nn.LazyLinear(4))
+        Traceback (most recent call last):
+        sqrtdk.errors.ModelError: LazyLinear has weights without a shape yet, first weight
+    """
+    name = type(module).__name__
+    try:
+        parts: list[tuple[Any, Any]] = list(module.named_modules(remove_duplicate=False))
+        weights: list[tuple[Any, Any]] = [*module.named_parameters(), *module.named_buffers()]
+        parts += [("", part) for part in module.modules()]
+        weights += [("", weight) for weight in (*module.parameters(), *module.buffers())]
+    except INTERRUPTS:
+        raise
+    except BaseException as error:  # an override of a stranger's, or __init__ that did not call nn.Module's
+        raise ModelError(
+            f"{name} can't list its parts: {kind_and_text(error)}",
+            hint="Call super().__init__() first in its __init__, leave nn.Module's own methods as they are, and keep "
+            "what holds a part (its parent, itself) out of that part's attributes.",
+        ) from error
+    if not all(isinstance(part, nn.Module) for _, part in parts) or not all(isinstance(w, Tensor) for _, w in weights):
+        raise ModelError(
+            f"{name} lists parts that are no modules, or weights that are no tensors",
+            hint="Leave nn.Module's own methods as they are.",
+        )
+    if lazy := [path for path, weight in weights if is_lazy(weight)]:
+        raise ModelError(
+            f"{name} has weights without a shape yet, first {lazy[0]}",
+            hint="Run it once on an input of the right width, then check it.",
+        )
