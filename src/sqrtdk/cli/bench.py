@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 import typer
 
 from sqrtdk.cli.errors import reported
-from sqrtdk.report.plain import plain
 
 Passes = Literal["forward", "training", "both"]
 
@@ -79,5 +78,5 @@ def bench(
             json, text = to_json(record), report.to_text(record, width=width(), color=colors())
         if output is not None:
             _files.write_text(output, json, force)
-            say(f"JSON report: {plain(str(output))}")
+            say(f"JSON report: {output}")
         print_text(json if json_ and output is None else text)
