@@ -32,7 +32,7 @@ def check_writable(path: str | Path, force: bool = False) -> None:
         raise OutputError(f"cannot write {path}: {error.strerror}", hint="Choose another path.") from error
     if mode is not None and stat.S_ISDIR(mode):
         raise OutputError(f"cannot write {path}: it is a directory", hint="Name a file inside it.")
-    if mode is not None and not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+    if mode is not None and not (stat.S_ISREG(mode) or (stat.S_ISLNK(mode) and not _leads_to_device(path))):
         raise OutputError(f"cannot write {path}: it is not a regular file", hint="Name a new file.")
     if mode is not None and not force:
         raise _exists(path)
@@ -138,6 +138,14 @@ def _take_name(temporary: Path, path: Path) -> None:
         except OSError:
             path.unlink()  # ours, and empty
             raise
+
+
+def _leads_to_device(link: Path) -> bool:
+    """Whether a link stands for a device or a stream, as /dev/stdout does, whatever that is at the moment."""
+    try:
+        return os.readlink(link).startswith(("/dev/", "/proc/")) or not stat.S_ISREG(link.stat().st_mode)
+    except OSError:  # it leads nowhere
+        return False
 
 
 def _exists(path: Path) -> OutputError:

@@ -19,7 +19,7 @@ from sqrtdk.errors import MissingExtraError, ModelError, kind_and_text
 from sqrtdk.models.checkpoint import PICKLES
 from sqrtdk.models.extras import HINT, import_transformers
 
-REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 TEXT_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
 WEIGHT_FILES = ["model.safetensors", "model-*.safetensors"]
 
