@@ -17,6 +17,8 @@ import pytest
 
 from program import Warm, environment, fresh
 
+STEPS = 25
+
 NETS = """
 import atexit, ctypes, multiprocessing, os, signal, sys, threading, time
 import torch
@@ -179,6 +181,11 @@ def nets(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def take_interrupts() -> None:
+    """Before the program starts: a job in the background of a shell ignores Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def reports(folder: Path) -> list[str]:
     """What is in the folder beside the model's code."""
     return sorted(name for name in os.listdir(folder) if name not in ("nets.py", "__pycache__"))
@@ -262,20 +269,14 @@ def test_a_signal_leaves_no_half_file(sqrtdk: Warm, nets: Path, what: str, code:
     json.loads((nets / "r.json").read_text())
 
 
-def take_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a job in the background of a shell ignores them
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 2, 3])
-@pytest.mark.parametrize("part", range(4))
-def test_ctrl_c_at_any_moment(tmp_path: Path, times: int, part: int) -> None:
-    """Delays from the start of our code to the end of the process, in one direction, until it ends by itself."""
-    begun = "import sys, sqrtdk.cli; print(flush=True, file=sys.stderr); sys.argv[0] = 'sqrtdk'; sqrtdk.cli.main()"
-    seen = set()
-    steps = 40
-    command = [sys.executable, "-c", begun, "check", "--seq-len", "8", "--json", "--html", "r.html", "--force"]
-    for step in range(part, steps, 4):
+def test_ctrl_c_at_any_moment(tmp_path: Path, times: int) -> None:
+    """From the start of our code to the end of the process, in equal steps."""
+    ready = "import sys, sqrtdk.cli; print(file=sys.stderr, flush=True); sys.argv[0] = 'sqrtdk'; sqrtdk.cli.main()"
+    command = [sys.executable, "-c", ready, "check", "--seq-len", "8", "--json", "--html", "r.html", "--force"]
+
+    def run(delay: float | None) -> tuple[int, float]:
         with subprocess.Popen(
             command,
             cwd=tmp_path,
@@ -287,19 +288,23 @@ def test_ctrl_c_at_any_moment(tmp_path: Path, times: int, part: int) -> None:
         ) as process:
             assert process.stderr is not None
             process.stderr.readline()
-            time.sleep(step / steps * SECONDS)
-            for _ in range(times):
-                process.send_signal(signal.SIGINT)
+            start = time.monotonic()
+            if delay is not None:
+                time.sleep(delay)
+                for _ in range(times):
+                    process.send_signal(signal.SIGINT)
             out, error = process.communicate(timeout=120)
-        seen.add(process.returncode)
-        assert process.returncode in (0, 130), error
-        assert "Traceback" not in error
-        if process.returncode == 0:
-            json.loads(out)
+            took = time.monotonic() - start
         left = os.listdir(tmp_path)
+        assert "Traceback" not in error
         assert left in ([], ["r.html"])
         assert "HTML report" not in error or left == ["r.html"]
-    assert 130 in seen
+        if process.returncode == 0:
+            json.loads(out)
+        return process.returncode, took
 
-
-SECONDS = 8.0
+    code, whole = run(None)
+    assert code == 0
+    codes = [run(whole * step / STEPS)[0] for step in range(1, STEPS + 1)]
+    assert set(codes) <= {0, 130}, codes
+    assert 130 in codes
