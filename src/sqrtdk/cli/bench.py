@@ -21,7 +21,9 @@ def bench(
     way: Annotated[
         str, typer.Option(metavar="LIST", help="Ways of --list, or all; sdpa, which ratios are to, always runs.")
     ] = "cpu,cpu-stats,auto-stats,flex,eager,onnxruntime",
-    dtype: Annotated[str, typer.Option(metavar="LIST", help="float32, bfloat16, float16.")] = "float32,bfloat16",
+    dtype: Annotated[
+        str, typer.Option(metavar="LIST", help="float32 (fp32), bfloat16 (bf16), float16 (fp16).")
+    ] = "float32,bfloat16",
     passes: Annotated[
         Passes, typer.Option("--pass", help="Forward, or training, which is forward and backward.")
     ] = "both",
@@ -54,11 +56,12 @@ def bench(
             from sqrtdk.bench.runner import run
             from sqrtdk.bench.ways import WAYS
             from sqrtdk.bench.workloads import DTYPES, WORKLOADS
+            from sqrtdk.models.config import DTYPE_NAMES
             from sqrtdk.report import bench as report
 
             workloads = chosen(workload, WORKLOADS, "workload")
             ways = chosen(way, WAYS, "way")
-            dtypes = chosen(dtype, DTYPES, "dtype")
+            dtypes = chosen(dtype, DTYPES, "dtype", DTYPE_NAMES)
             if not list_:
                 record = run(
                     workloads,

@@ -38,7 +38,7 @@ def check(
     device: Annotated[str | None, typer.Option(help="Where to run: cpu, cuda, cuda:1, mps; cpu if unset.")] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(help="Run in this dtype: float32 or fp32, bfloat16 or bf16, float16 or fp16, float64 or fp64."),
+        typer.Option(help="Run in this dtype: float32 (fp32), bfloat16 (bf16), float16 (fp16) or float64 (fp64)."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face model.")] = None,

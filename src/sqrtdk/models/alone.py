@@ -12,13 +12,6 @@ def alone() -> Iterator[None]:
     """End a child process that the code inside forked and that comes back out of it, by a return or an error.
 
     It would run everything that follows a second time, down to a second report. Its parent goes on.
-
-    Example:
-        >>> with alone():
-        ...     if (child := os.fork()) == 0:
-        ...         raise ValueError("of the child")
-        >>> os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        1
     """
     home = os.getpid()
     try:
