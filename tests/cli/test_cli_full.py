@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from program import Warm
+from program import Warm, environment
 
 FULL = "/dev/full"
 SMALL = ("--seq-len", "8")
@@ -43,6 +44,18 @@ def test_a_full_stdout_is_an_error(sqrtdk: Warm, name: str) -> None:
     assert "No space left on device" in done.stderr
     assert "Traceback" not in done.stderr
     assert "Exception" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [("--version",), ("check", *SMALL, "--json")])
+def test_a_full_stdout_is_an_error_to_the_very_end(arguments: tuple[str, ...]) -> None:
+    """The interpreter's own last flush fails too, and has an exit code of its own."""
+    command = [sys.executable, "-m", "sqrtdk", *arguments]
+    with open(FULL, "w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment(), timeout=120, check=False
+        )
+    assert done.returncode == 2
+    assert [line.partition(" ")[0] for line in done.stderr.splitlines()] == ["Error:", "Hint:"]
 
 
 def test_a_full_stderr_changes_nothing(sqrtdk: Warm, tmp_path: Path) -> None:

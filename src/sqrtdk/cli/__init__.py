@@ -18,7 +18,7 @@ from sqrtdk.cli.env import env
 from sqrtdk.cli.errors import fail
 from sqrtdk.cli.lab import lab
 from sqrtdk.cli.messages import make_plain
-from sqrtdk.cli.output import keep_streams, open_closed_streams, say
+from sqrtdk.cli.output import drop_stdout, keep_streams, open_closed_streams, say, unwritable
 from sqrtdk.cli.params import params
 
 _app = typer.Typer(
@@ -56,8 +56,12 @@ def _exit_code() -> int:
         code = _app(prog_name="sqrtdk", standalone_mode=False)
     except typer.Abort:
         return process.INTERRUPTED
+    except OSError as error:  # help and --version go to stdout by typer
+        drop_stdout()
+        fail(unwritable(error))
+        return process.FAILED
     except Exception as error:
-        if not hasattr(error, "format_message"):  # what help and --version can't write
+        if not hasattr(error, "format_message"):
             fail(error)
             return process.FAILED
         usage = io.StringIO()

@@ -89,9 +89,20 @@ def print_text(text: str) -> None:
     except BrokenPipeError:
         return
     except OSError as error:
-        raise OutputError(
-            f"cannot write to stdout: {error.strerror or error}", hint="Redirect it elsewhere, or write with --output."
-        ) from error
+        raise unwritable(error) from error
+
+
+def unwritable(error: OSError) -> OutputError:
+    """The error that says that stdout did not take everything."""
+    hint = "Redirect it elsewhere, or write with --output."
+    return OutputError(f"cannot write to stdout: {error.strerror or error}", hint=hint)
+
+
+def drop_stdout() -> None:
+    """Forget what `sys.stdout` still holds, so that it does not come out elsewhere."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.stdout.flush()
 
 
 def print_path(path: str) -> None:
