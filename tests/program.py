@@ -33,12 +33,13 @@ for line in sys.stdin:
         os.chdir(order["cwd"])
         os.environ.update(order["environment"])
         for number, path in enumerate((os.devnull, order["stdout"], order["stderr"])):
-            os.dup2(os.open(path, os.O_RDWR), number)
-        sys.argv = ["sqrtdk", "check", *order["arguments"]]
+            os.dup2(os.open(path, os.O_RDWR | os.O_NOCTTY), number)
+        if order["file_bytes"] is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (order["file_bytes"],) * 2)
+        sys.argv = ["sqrtdk", *order["arguments"]]
         try:
             main()
         except SystemExit as end:
-            sys.stderr.flush()
             os._exit(end.code)  # torch's own end takes a second
         os._exit(99)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
@@ -67,7 +68,7 @@ def fresh(
 
 
 class Warm:
-    """Runs `sqrtdk check` in forks of one process; stderr is a file, and stdout too unless it is told a terminal."""
+    """Runs `sqrtdk check` in forks of one process; stdout and stderr are files, unless they are told otherwise."""
 
     def __enter__(self) -> Warm:
         command = [sys.executable, "-c", SERVER]
@@ -80,18 +81,26 @@ class Warm:
         self._server.communicate()
 
     def __call__(
-        self, *arguments: str, cwd: Path | None = None, terminal: str | None = None, **variables: str
+        self,
+        *arguments: str,
+        verb: str = "check",
+        cwd: Path | None = None,
+        stdout: str | None = None,
+        stderr: str | None = None,
+        file_bytes: int | None = None,
+        **variables: str,
     ) -> subprocess.CompletedProcess[str]:
-        """Run it to its end, with `variables` of the environment."""
+        """Run it to its end, with `variables` of the environment, and no file longer than `file_bytes`."""
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
             order = {
-                "arguments": arguments,
+                "arguments": [*verb.split(), *arguments],
                 "cwd": str(cwd or Path.cwd()),
                 "environment": variables,
-                "stdout": terminal or out.name,
-                "stderr": err.name,
+                "stdout": stdout or out.name,
+                "stderr": stderr or err.name,
+                "file_bytes": file_bytes,
             }
             print(json.dumps(order), file=self._server.stdin, flush=True)
             code = int(self._server.stdout.readline())

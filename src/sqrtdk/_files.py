@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import signal
 import stat
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from sqrtdk.errors import OutputError
+
+_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 def check_writable(path: str | Path, force: bool = False) -> None:
@@ -28,7 +32,7 @@ def check_writable(path: str | Path, force: bool = False) -> None:
         raise OutputError(f"cannot write {path}: {error.strerror}", hint="Choose another path.") from error
     if mode is not None and stat.S_ISDIR(mode):
         raise OutputError(f"cannot write {path}: it is a directory", hint="Name a file inside it.")
-    if mode is not None and not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+    if mode is not None and not (stat.S_ISREG(mode) or (stat.S_ISLNK(mode) and not _leads_to_device(path))):
         raise OutputError(f"cannot write {path}: it is not a regular file", hint="Name a new file.")
     if mode is not None and not force:
         raise _exists(path)
@@ -65,7 +69,7 @@ def write_bytes(path: str | Path, data: bytes, force: bool = False) -> None:
 
     It goes to a temporary file in the same directory, which then takes its name in one step: readers see the old
     state or the whole new file. Without `force` the step fails if the name was taken in the meantime. With `force` a
-    symbolic link is replaced, not followed.
+    symbolic link is replaced, not followed. Ctrl-C and the like wait until it is done, so they leave no temporary file.
 
     Args:
         path: the file to write; its directory must exist.
@@ -77,23 +81,48 @@ def write_bytes(path: str | Path, data: bytes, force: bool = False) -> None:
     """
     path = Path(path)
     check_writable(path, force)
-    temporary = path.with_name(f".{path.name[:80]}.{secrets.token_hex(6)}.tmp")
+    temporary = path.with_name(f".{os.fsdecode(os.fsencode(path.name)[:80])}.{secrets.token_hex(6)}.tmp")
+    with _signals_held():
+        try:
+            with open(temporary, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            if force:
+                os.replace(temporary, path)
+            else:
+                _take_name(temporary, path)
+        except FileExistsError as error:
+            raise _exists(path) from error
+        except OSError as error:
+            raise OutputError(f"cannot write {path}: {error.strerror or error}", hint="Choose another path.") from error
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """Let the signals that end a program wait; those that came inside act afterwards.
+
+    Python runs handlers in the main thread only, so elsewhere there is nothing to hold. What is ignored stays ignored.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    # None: a handler that was not set from Python, and could not be put back
+    before = {number: old for number, old in before.items() if old is not signal.SIG_IGN and old is not None}
     try:
-        with open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        if force:
-            os.replace(temporary, path)
-        else:
-            _take_name(temporary, path)
-    except FileExistsError as error:
-        raise _exists(path) from error
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}", hint="Choose another path.") from error
+        for number in before:
+            signal.signal(number, lambda number, _: came.append(number))
+        yield
     finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+        for number, old in before.items():
+            signal.signal(number, old)
+        for number in came:
+            signal.raise_signal(number)
 
 
 def _take_name(temporary: Path, path: Path) -> None:
@@ -104,7 +133,19 @@ def _take_name(temporary: Path, path: Path) -> None:
         raise
     except OSError:  # a file system without hard links: reserve the name, then fill it in one step
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-        os.replace(temporary, path)
+        try:
+            os.replace(temporary, path)
+        except OSError:
+            path.unlink()  # ours, and empty
+            raise
+
+
+def _leads_to_device(link: Path) -> bool:
+    """Whether a link stands for a device or a stream, as /dev/stdout does, whatever that is at the moment."""
+    try:
+        return os.readlink(link).startswith(("/dev/", "/proc/")) or not stat.S_ISREG(link.stat().st_mode)
+    except OSError:  # it leads nowhere
+        return False
 
 
 def _exists(path: Path) -> OutputError:

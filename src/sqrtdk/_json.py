@@ -6,16 +6,20 @@ written as the string "Infinity" or "-Infinity".
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from typing import Any
+
+from sqrtdk.errors import INTERRUPTS
 
 
 def document(value: Any) -> str:
     """Return `value` as one JSON document, ASCII only, that ends with a newline.
 
     Args:
-        value: numbers, strings, None, and containers of them; what JSON has no form for is written as its text.
+        value: numbers, strings, None, and containers of them, records (dataclasses) too; what JSON has no form for is
+            written as its text. A subclass, which a model may bring, is written as what it holds.
 
     Example:
         >>> print(document({"a": [1, math.inf], "b": math.nan}), end="")
@@ -24,32 +28,55 @@ def document(value: Any) -> str:
           "b": null
         }
     """
-    return _pretty(_finite(value)) + "\n"
+    return _pretty(_exact(value)) + "\n"
 
 
-def _finite(value: Any) -> Any:
-    """Replace what JSON cannot hold, at any depth."""
-    if value is None or isinstance(value, (bool, int, str)):
+def _exact(value: Any) -> Any:
+    """Rebuild it of JSON's own types, at any depth; methods of a subclass are not asked, for it may answer anything."""
+    kind = type(value)
+    if value is None or kind is bool:
         return value
-    if isinstance(value, float):
-        if math.isnan(value):
+    if issubclass(kind, str):
+        return str.__str__(value)
+    if issubclass(kind, int):
+        return int.__int__(value)
+    if issubclass(kind, float):
+        number = float.__float__(value)
+        if math.isnan(number):
             return None
-        return value if math.isfinite(value) else ("Infinity" if value > 0 else "-Infinity")
-    if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [_finite(item) for item in value]
-    return str(value)  # e.g. a torch.dtype or a version object in `environment`
+        return number if math.isfinite(number) else ("Infinity" if number > 0 else "-Infinity")
+    if issubclass(kind, dict):
+        return {_text(key): _exact(item) for key, item in dict.items(value)}
+    for sequence in (list, tuple, set, frozenset):
+        if issubclass(kind, sequence):
+            return [_exact(item) for item in sequence.__iter__(value)]
+    if dataclasses.is_dataclass(kind):
+        return {field.name: _exact(getattr(value, field.name)) for field in dataclasses.fields(kind)}
+    return _text(value)  # e.g. a torch.dtype or a version object in `environment`
+
+
+def _text(value: Any) -> str:
+    """Its text, or its type's name where it can't give one."""
+    try:
+        return str.__str__(value if isinstance(value, str) else str(value))
+    except INTERRUPTS:
+        raise
+    except BaseException:  # whatever a stranger's __str__ raises
+        return f"<{type.__dict__['__name__'].__get__(type(value))}>"
 
 
 def _pretty(value: Any, indent: str = "") -> str:
     """Indent as `json.dumps(indent=2)` does, but keep containers of plain values on one line."""
     children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     if not any(isinstance(child, (dict, list)) for child in children):
-        return json.dumps(value, allow_nan=False)
+        return _dumps(value)
     inner = indent + "  "
     if isinstance(value, dict):
-        lines = [f"{inner}{json.dumps(key)}: {_pretty(item, inner)}" for key, item in value.items()]
+        lines = [f"{inner}{_dumps(key)}: {_pretty(item, inner)}" for key, item in value.items()]
         return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
     lines = [inner + _pretty(item, inner) for item in value]
     return "[\n" + ",\n".join(lines) + f"\n{indent}]"
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, allow_nan=False).replace("\x7f", r"\u007f")  # the one control that it leaves as it is

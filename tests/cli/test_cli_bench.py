@@ -41,7 +41,20 @@ def test_a_table_on_stdout_and_nothing_else() -> None:
 
 
 def test_one_json_document_on_stdout() -> None:
-    done = bench(*SMALL, "--way", "eager,onnxruntime", "--json", "--seed", "3", "--threads", "1", "--pass", "training")
+    done = bench(
+        *SMALL,
+        "--dtype",
+        "fp32",
+        "--way",
+        "eager,onnxruntime",
+        "--json",
+        "--seed",
+        "3",
+        "--threads",
+        "1",
+        "--pass",
+        "training",
+    )
     document = json.loads(done.stdout)
     jsonschema.Draft202012Validator(SCHEMA).validate(document)
     assert document["options"] == {

@@ -201,7 +201,7 @@ def test_colour_on_a_terminal_only(sqrtdk: Warm, variables: dict[str, str], expe
     pty = pytest.importorskip("pty")
     primary, secondary = pty.openpty()
     try:
-        done = sqrtdk(*SMALL, terminal=os.ttyname(secondary), **{"TERM": "xterm"} | variables)
+        done = sqrtdk(*SMALL, stdout=os.ttyname(secondary), **{"TERM": "xterm"} | variables)
         text = os.read(primary, 65536).decode()
     finally:
         os.close(primary)

@@ -108,6 +108,28 @@ def test_sizes_dtype_and_both_attentions(llama: Path, tmp_path: Path) -> None:
     assert "HTML report" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("fp16", "float16"),
+        ("half", "float16"),
+        ("bf16", "bfloat16"),
+        ("torch.bfloat16", "bfloat16"),
+        ("fp32", "float32"),
+        ("float", "float32"),
+        ("fp64", "float64"),
+        ("double", "float64"),
+    ],
+)
+def test_a_dtype_has_several_names(sqrtdk: Warm, nets: Path, name: str, dtype: str) -> None:
+    (nets / "inputs.py").write_text(
+        "import torch\ndef make(): return torch.nn.MultiheadAttention(8, 2), (torch.ones(1, 3, 8),) * 3\n"
+    )
+    done = sqrtdk("inputs:make", "--dtype", name, "--json", cwd=nets)
+    assert done.returncode == 0, done.stderr
+    assert {call["dtype"] for call in json.loads(done.stdout)["calls"]} == {dtype}
+
+
 @pytest.mark.parametrize(("attn", "kind"), [("eager", "eager"), ("sdpa", "sdpa")])
 def test_one_attention(sqrtdk: Warm, llama: Path, attn: str, kind: str) -> None:
     document = json.loads(sqrtdk(str(llama), "--attn", attn, "--seq-len", "8", "--json").stdout)

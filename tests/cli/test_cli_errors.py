@@ -27,6 +27,20 @@ def test_unexpected_names_the_type_and_how_to_see_more(capsys: pytest.CaptureFix
     assert "SQRTDK_TRACEBACK=1" in error
 
 
+@pytest.mark.parametrize("asked", ["option", "variable"])
+def test_a_traceback_that_is_shown_is_not_hinted_at(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    if asked == "variable":
+        monkeypatch.setenv("SQRTDK_TRACEBACK", "1")
+    assert _raised(ZeroDivisionError("division by zero"), traceback=asked == "option") == 2
+    error = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in error
+    assert "Hint: this error is not one of sqrtdk's own." in error.splitlines()
+    assert "--traceback" not in error
+    assert "SQRTDK_TRACEBACK" not in error
+
+
 def test_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
     assert _raised(KeyboardInterrupt()) == 130
     assert capsys.readouterr().err == "Interrupted.\n"

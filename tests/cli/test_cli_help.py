@@ -70,3 +70,16 @@ def test_every_option_of_the_contract_is_there() -> None:
 def test_help_says_what_both_attentions_list() -> None:
     text = " ".join(_run("sqrtdk", "check", "--help").stdout.split())
     assert "both lists the calls of eager, then those of sdpa" in text
+
+
+def test_help_names_what_is_allowed() -> None:
+    text = " ".join(_run("sqrtdk", "check", "--help").stdout.split())
+    for words in (
+        "float32 (fp32), bfloat16 (bf16), float16 (fp16) or float64 (fp64)",
+        "cpu, cuda, cuda:1, mps",
+        "<eager|sdpa|both>",
+        "note|warn|fail|",
+        "[x>=1]",
+        "e.g. auto",
+    ):
+        assert words in text, words

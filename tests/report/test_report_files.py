@@ -1,5 +1,7 @@
 import os
+import signal
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -111,3 +113,71 @@ def test_two_reports_need_two_files(tmp_path: Path) -> None:
 def test_a_lone_surrogate_does_not_stop_a_report(tmp_path: Path) -> None:
     _files.write_text(tmp_path / "x", "\ud800")
     assert (tmp_path / "x").read_text() == r"\ud800"
+
+
+def test_a_file_system_without_hard_links_that_fills_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OutputError, match="No space left"):
+        _files.write_text(tmp_path / "report.json", "text")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("target", ["/dev/null", "/proc/self/fd/1", "directory"])
+def test_a_link_to_no_file_is_refused_even_with_force(tmp_path: Path, target: str) -> None:
+    (tmp_path / "directory").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(target)
+    with pytest.raises(OutputError, match="not a regular file"):
+        _files.write_text(link, "text", force=True)
+    assert os.readlink(link) == target
+
+
+def test_a_link_to_a_file_is_replaced_with_force(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("theirs")
+    (tmp_path / "link").symlink_to("file")
+    _files.write_text(tmp_path / "link", "mine", force=True)
+    assert (tmp_path / "file").read_text() == "theirs"
+    assert not (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_ctrl_c_waits_for_the_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    path = tmp_path / "report.json"
+    real = os.fsync
+
+    def interrupted(descriptor: int) -> None:
+        for _ in range(times):
+            signal.raise_signal(signal.SIGINT)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            _files.write_text(path, "whole")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert path.read_text() == "whole"
+    assert os.listdir(tmp_path) == ["report.json"]
+
+
+def test_a_thread_writes_as_well(tmp_path: Path) -> None:
+    thread = threading.Thread(target=_files.write_text, args=(tmp_path / "x", "text"))
+    thread.start()
+    thread.join()
+    assert (tmp_path / "x").read_text() == "text"
+
+
+def test_a_long_name_of_many_bytes(tmp_path: Path) -> None:
+    name = "\N{GRINNING FACE}" * 60  # 240 bytes; 255 is the limit of most file systems
+    _files.write_text(tmp_path / name, "text")
+    assert os.listdir(tmp_path) == [name]

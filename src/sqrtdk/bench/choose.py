@@ -11,13 +11,14 @@ from sqrtdk.errors import InvalidValueError
 Thing = TypeVar("Thing")
 
 
-def chosen(text: str, table: Mapping[str, Thing], what: str) -> dict[str, Thing]:
+def chosen(text: str, table: Mapping[str, Thing], what: str, also: Mapping[str, str] | None = None) -> dict[str, Thing]:
     """The entries of a table that a list names, in the table's order; "all" names every one.
 
     Args:
         text: names with commas between them.
         table: of what there is.
         what: it is, for the error.
+        also: other names, and those of the table that they stand for.
 
     Raises:
         InvalidValueError: there is no such entry; the nearest names are offered.
@@ -26,7 +27,7 @@ def chosen(text: str, table: Mapping[str, Thing], what: str) -> dict[str, Thing]
         >>> chosen("b, a", {"a": 1, "b": 2, "c": 3}, "letter")
         {'a': 1, 'b': 2}
     """
-    names = [name.strip() for name in text.split(",")]
+    names = [(also or {}).get(name.strip(), name.strip()) for name in text.split(",")]
     for name in names:
         if name != "all" and name not in table:
             near = get_close_matches(name, table, n=3)

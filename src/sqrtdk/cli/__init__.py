@@ -5,16 +5,20 @@ Nothing here imports torch: `sqrtdk --help` must answer at once, so a verb impor
 
 from __future__ import annotations
 
+import io
 from typing import Annotated
 
 import typer
 
+from sqrtdk.cli import process
 from sqrtdk.cli.bench import bench
 from sqrtdk.cli.build import build
 from sqrtdk.cli.check import check
 from sqrtdk.cli.env import env
+from sqrtdk.cli.errors import fail
 from sqrtdk.cli.lab import lab
-from sqrtdk.cli.output import end_stdout, open_closed_streams
+from sqrtdk.cli.messages import make_plain
+from sqrtdk.cli.output import drop_stdout, keep_streams, open_closed_streams, say, unwritable
 from sqrtdk.cli.params import params
 
 _app = typer.Typer(
@@ -38,9 +42,33 @@ def main() -> None:
     """Run the program `sqrtdk`; it ends the process with the exit code."""
     open_closed_streams()
     try:
-        _app(prog_name="sqrtdk")
-    finally:
-        end_stdout()
+        process.begin()
+        keep_streams()
+        make_plain()
+        process.end(_exit_code())
+    except KeyboardInterrupt:  # raised once, so nothing interrupts this
+        process.end(process.INTERRUPTED)
+
+
+def _exit_code() -> int:
+    """Run the verb that the arguments name."""
+    try:
+        code = _app(prog_name="sqrtdk", standalone_mode=False)
+    except typer.Abort:
+        return process.INTERRUPTED
+    except OSError as error:  # help and --version go to stdout by typer
+        drop_stdout()
+        fail(unwritable(error))
+        return process.FAILED
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            fail(error)
+            return process.FAILED
+        usage = io.StringIO()
+        error.show(usage)  # type: ignore[attr-defined]  # a ClickException, which typer has under several names
+        say(usage.getvalue().rstrip("\n"))
+        return process.FAILED
+    return code if isinstance(code, int) else 0
 
 
 def _show_version(wanted: bool) -> None:

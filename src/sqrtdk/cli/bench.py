@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 import typer
 
 from sqrtdk.cli.errors import reported
-from sqrtdk.report.plain import plain
 
 Passes = Literal["forward", "training", "both"]
 
@@ -22,7 +21,9 @@ def bench(
     way: Annotated[
         str, typer.Option(metavar="LIST", help="Ways of --list, or all; sdpa, which ratios are to, always runs.")
     ] = "cpu,cpu-stats,auto-stats,flex,eager,onnxruntime",
-    dtype: Annotated[str, typer.Option(metavar="LIST", help="float32, bfloat16, float16.")] = "float32,bfloat16",
+    dtype: Annotated[
+        str, typer.Option(metavar="LIST", help="float32 (fp32), bfloat16 (bf16), float16 (fp16).")
+    ] = "float32,bfloat16",
     passes: Annotated[
         Passes, typer.Option("--pass", help="Forward, or training, which is forward and backward.")
     ] = "both",
@@ -55,11 +56,12 @@ def bench(
             from sqrtdk.bench.runner import run
             from sqrtdk.bench.ways import WAYS
             from sqrtdk.bench.workloads import DTYPES, WORKLOADS
+            from sqrtdk.models.config import DTYPE_NAMES
             from sqrtdk.report import bench as report
 
             workloads = chosen(workload, WORKLOADS, "workload")
             ways = chosen(way, WAYS, "way")
-            dtypes = chosen(dtype, DTYPES, "dtype")
+            dtypes = chosen(dtype, DTYPES, "dtype", DTYPE_NAMES)
             record = None
             if not list_:
                 record = run(
@@ -80,7 +82,7 @@ def bench(
             json, text = to_json(record), report.to_text(record, width=width(), color=colors())
         if output is not None:
             _files.write_text(output, json, force)
-            say(f"JSON report: {plain(str(output))}")
+            say(f"JSON report: {output}")
         print_text(json if json_ and output is None else text)
     if record is not None and record.bare:
         raise typer.Exit(1)

@@ -25,9 +25,8 @@ def build(
     Exit code 0: built, or there already; 2: it can't be built, and why.
     """
     with reported(show_traceback):
-        from sqrtdk.cli.output import print_text, say, working
+        from sqrtdk.cli.output import print_path, say, working
         from sqrtdk.errors import UnsupportedError
-        from sqrtdk.report.plain import plain
 
         try:
             with working("Compiling the kernel"):
@@ -38,6 +37,6 @@ def build(
         except UnsupportedError as error:
             if not if_possible:
                 raise
-            say(f"Done without: {plain(f'{error}. {error.hint}')}")
+            say(f"Done without: {error}. {error.hint}")
         else:
-            print_text(f"{path}\n")
+            print_path(str(path))

@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 import typer
 
 from sqrtdk.cli.errors import reported
-from sqrtdk.report.plain import plain
 
 Attn = Literal["eager", "sdpa", "both"]
 FailOn = Literal["note", "warn", "unmeasured", "fail", "critical", "never"]
@@ -36,8 +35,11 @@ def check(
     ] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Sequences a batch.")] = None,
     seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens a sequence.")] = None,
-    device: Annotated[str | None, typer.Option(help="Where to run: cpu, cuda, cuda:1, mps.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="Run in this dtype: float32, bfloat16, float16.")] = None,
+    device: Annotated[str | None, typer.Option(help="Where to run: cpu, cuda, cuda:1, mps; cpu if unset.")] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="Run in this dtype: float32 (fp32), bfloat16 (bf16), float16 (fp16) or float64 (fp64)."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face model.")] = None,
     trust_remote_code: Annotated[
@@ -64,9 +66,12 @@ def check(
         from sqrtdk import _files
 
         _files.check_outputs((output, html), force)
-        from sqrtdk.cli.output import colors, print_text, say, width, working
+        from sqrtdk.cli.output import announce, colors, print_text, say, width, working
 
-        with working(f"Checking {plain(model)}"):
+        with working(f"Checking {model}"):
+            from sqrtdk.models.names import check_name
+
+            check_name(model, revision, announce)
             from sqrtdk.audit.check import check as audit
             from sqrtdk.report.html import to_html
             from sqrtdk.report.json import to_json
@@ -90,12 +95,11 @@ def check(
                 fail_on=fail_on,
                 command=shlex.join(["sqrtdk", *sys.argv[1:]]),
             )
-        if output is not None:
-            _files.write_text(output, to_json(report), force)
-            say(f"JSON report: {output}")
-        if html is not None:
-            _files.write_text(html, to_html(report), force)
-            say(f"HTML report: {html}")
+            documents = [(output, to_json, "JSON"), (html, to_html, "HTML")]
+            wanted = [(path, draw(report), kind) for path, draw, kind in documents if path is not None]
+        for path, document, kind in wanted:
+            _files.write_text(path, document, force)
+            say(f"{kind} report: {path}")
         if json_ and output is None:
             print_text(to_json(report))
             say(summary_line(report))

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import traceback
 from collections.abc import Iterator
 
 import typer
 
+from sqrtdk.cli.output import say
+from sqrtdk.cli.process import FAILED, INTERRUPTED, interrupted
 from sqrtdk.errors import SqrtdkError, text_of
 from sqrtdk.report.plain import plain
 
-FAILED = 2  # usage, configuration or input/output error
-INTERRUPTED = 130
 _MOST_LINES = 12
-_UNEXPECTED = "this error is not one of sqrtdk's own; --traceback (or SQRTDK_TRACEBACK=1) shows where it was raised"
+_UNEXPECTED = "this error is not one of sqrtdk's own"
+_HOW_TO_SEE = "; --traceback (or SQRTDK_TRACEBACK=1) shows where it was raised"
 
 
 @contextlib.contextmanager
@@ -31,27 +31,26 @@ def reported(show_traceback: bool) -> Iterator[None]:
     """
     try:
         yield
-    except KeyboardInterrupt:
-        _say("Interrupted.")
-        raise typer.Exit(INTERRUPTED) from None
-    except SqrtdkError as error:
-        _fail(error, text_of(error), error.hint, show_traceback)
     except BaseException as error:  # a SystemExit of the model's must not choose our exit code
-        _fail(error, f"{type(error).__name__}: {text_of(error)}", _UNEXPECTED, show_traceback)
+        if isinstance(error, KeyboardInterrupt) or interrupted():  # some libraries make another error of it
+            say("Interrupted.")
+            raise typer.Exit(INTERRUPTED) from None
+        fail(error, show_traceback or os.environ.get("SQRTDK_TRACEBACK", "") not in ("", "0"))
+        raise typer.Exit(FAILED) from None
 
 
-def _fail(error: BaseException, message: str, hint: str, show_traceback: bool) -> None:
-    if show_traceback or os.environ.get("SQRTDK_TRACEBACK", "") not in ("", "0"):
-        _say("".join(traceback.format_exception(error)).rstrip())
+def fail(error: BaseException, show_traceback: bool = False) -> None:
+    """Say what went wrong and what to do about it, with the traceback if it is wanted."""
+    if isinstance(error, SqrtdkError):
+        message, hint = text_of(error), error.hint
+    else:
+        message = f"{type(error).__name__}: {text_of(error)}"
+        hint = f"{_UNEXPECTED}{'' if show_traceback else _HOW_TO_SEE}."
+    if show_traceback:
+        say("".join(traceback.format_exception(error)).rstrip())
     lines = [plain(line) for line in message.strip().split("\n")] or [type(error).__name__]
     if len(lines) > _MOST_LINES:
         lines = [*lines[:_MOST_LINES], "..."]
-    _say("Error: " + "\n  ".join(lines))
+    say("Error: " + "\n  ".join(lines))
     if hint:
-        _say(f"Hint: {plain(hint)}")
-    raise typer.Exit(FAILED) from None
-
-
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # a closed stderr is no reason for a second error
-        print(text, file=sys.stderr, flush=True)
+        say(f"Hint: {plain(hint)}")

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from sqrtdk.cli.errors import reported
-from sqrtdk.report.plain import plain
 
 
 def params(
@@ -39,11 +38,15 @@ def params(
     """
     with reported(show_traceback):
         from sqrtdk import _files
-        from sqrtdk.cli.output import colors, print_text, say, width, working
+        from sqrtdk.cli.output import announce, colors, print_text, say, width, working
         from sqrtdk.report.params import to_text
 
         _files.check_outputs((output,), force)
-        with working(f"Counting {plain(target or 'presets')}"):
+        with working(f"Counting {target or 'presets'}"):
+            if target is not None and "/" in target:  # any other name may be a preset
+                from sqrtdk.models.names import check_name
+
+                check_name(target, revision, announce)
             from sqrtdk.models.parameters import count_parameters
 
             document = count_parameters(target, revision=revision, trust_remote_code=trust_remote_code, seed=seed)

@@ -11,7 +11,7 @@ from torch import nn
 
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text, short_text, text_of
 from sqrtdk.models.checkpoint import weight_files
-from sqrtdk.models.config import DTYPES, load_config, read_config_dict, read_json
+from sqrtdk.models.config import DTYPE_NAMES, DTYPES, load_config, read_config_dict, read_json
 from sqrtdk.models.extras import import_accelerate, import_transformers, quiet_transformers
 from sqrtdk.models.links import refuse_stray_files
 from sqrtdk.models.memory import available_memory, model_bytes, require_memory
@@ -61,17 +61,20 @@ def parse_dtype(name: str | torch.dtype | None) -> torch.dtype | None:
     """Turn a dtype's name into the dtype.
 
     Raises:
-        ModelError: Not one of float32, float16, bfloat16, float64.
+        ModelError: Not one of float32, float16, bfloat16, float64, nor another name of them.
 
     Example:
-        >>> parse_dtype("bfloat16")
-        torch.bfloat16
+        >>> parse_dtype("bfloat16"), parse_dtype("fp16"), parse_dtype("torch.float32")
+        (torch.bfloat16, torch.float16, torch.float32)
     """
     if name is None or isinstance(name, torch.dtype):
         return name
-    if name not in DTYPES:
-        raise ModelError(f"there is no dtype {name!r} to run a model in", hint=f"Use one of: {', '.join(DTYPES)}.")
-    dtype: torch.dtype = getattr(torch, name)
+    full = name.removeprefix("torch.")
+    full = DTYPE_NAMES.get(full, full)
+    if full not in DTYPES:
+        names = ", ".join((*DTYPES, *DTYPE_NAMES))
+        raise ModelError(f"there is no dtype {name!r} to run a model in", hint=f"Use one of: {names}.")
+    dtype: torch.dtype = getattr(torch, full)
     return dtype
 
 

@@ -24,6 +24,15 @@ MAX_LAYERS_TIMES_EXPERTS = 100_000
 JSON = (dict, list)
 _WHOSE = "Is this a model's config?"
 DTYPES = ("float32", "float16", "bfloat16", "float64")
+DTYPE_NAMES = {  # what else people call them
+    "fp32": "float32",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "fp64": "float64",
+    "float": "float32",
+    "half": "float16",
+    "double": "float64",
+}
 
 # (key, largest integer under it, what it counts): what makes a build long; what makes it large is counted on meta
 LIMITS = (

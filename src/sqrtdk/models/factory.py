@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import re
 import sys
 from typing import Any
 
@@ -13,43 +12,18 @@ import torch
 from torch import nn
 
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
+from sqrtdk.models.alone import alone
+from sqrtdk.models.names import file_as_module
 from sqrtdk.models.records import Inputs
 
-FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
-FILE_FACTORY = re.compile(r"(.*[/\\])?([A-Za-z_]\w*)\.py:([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
-
-
-def is_factory(model: str) -> bool:
-    """Whether a MODEL argument has the form `package.module:factory`.
-
-    Example:
-        >>> is_factory("zoo.nets:make"), is_factory("meta/llama"), is_factory("C:/models")
-        (True, False, False)
-    """
-    return FACTORY.fullmatch(model) is not None
-
-
-def file_as_module(model: str) -> str | None:
-    """A hint for a MODEL argument that names a Python file where its module is wanted; None for any other.
-
-    Example:
-        >>> file_as_module("nets/zoo.py:make")
-        "Name the module, not its file: 'zoo:make', in the directory 'nets'."
-    """
-    match = FILE_FACTORY.fullmatch(model)
-    if match is None:
-        return None
-    directory, name, factory = match.groups()
-    where = f", in the directory {directory.rstrip('/') or '/'!r}" if directory else ""
-    return f"Name the module, not its file: {f'{name}:{factory}'!r}{where}."
-
-
+@alone()
 def call_factory(model: str, *, static: bool = False, seed: int = 0) -> tuple[nn.Module, Inputs | None]:
     """Import `package.module`, call `factory()`, and return the module and the inputs, if it gave any.
 
     The current directory is importable, as with `python -m`. With `static` the factory runs under
-    `torch.device("meta")`. The random state is seeded before the call and restored afterwards.
+    `torch.device("meta")`. The random state is seeded before the call and restored afterwards. A process that the code
+    forks and that comes back out of it ends there.
 
     Raises:
         ModelError: No such module or name, a file's name instead; the factory raises; it returns neither a module nor

@@ -1,16 +1,25 @@
-"""Bring a Hugging Face repository to a local directory: text files first, safetensors only when they are wanted."""
+"""Bring a Hugging Face repository to a local directory: text files, and safetensors only when they are wanted.
+
+The hub is asked once, within a bound, before anything is downloaded: without a network that answer comes at once, and
+the library would try again for half a minute.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
-from sqrtdk.errors import ModelError, kind_and_text
+from sqrtdk.errors import MissingExtraError, ModelError, kind_and_text
 from sqrtdk.models.checkpoint import PICKLES
-from sqrtdk.models.extras import import_transformers, quiet_transformers
+from sqrtdk.models.extras import HINT, import_transformers
 
-REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 TEXT_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
 WEIGHT_FILES = ["model.safetensors", "model-*.safetensors"]
 
@@ -26,39 +35,120 @@ def fetch(model: str, *, revision: str | None = None, weights: bool, trust_remot
         MissingExtraError: transformers (and with it huggingface_hub) is missing.
     """
     import_transformers()
-    import huggingface_hub
-    from huggingface_hub import constants
+    names = ask(model, revision)
+    if weights and names is not None:
+        _refuse_pickles(names, model)
+    files = TEXT_FILES + (WEIGHT_FILES if weights else []) + (["*.py"] if trust_remote_code else [])
+    try:
+        return _snapshot(model, revision, files, local=names is None)
+    except Exception as error:  # huggingface_hub and its HTTP client raise many kinds
+        where = "the cache holds" if names is None else "the hub gives"
+        raise ModelError(
+            f"{model!r} is neither a local directory nor a model that {where}: {kind_and_text(error)}",
+            hint=_hint(names is None),
+        ) from error
 
+
+def ask(model: str, revision: str | None = None, before: Callable[[], None] = lambda: None) -> list[str] | None:
+    """Ask the hub for the names of a repository's files; None where it gives none, but the cache has the model.
+
+    Args:
+        model: A hub id.
+        revision: Branch, tag or commit.
+        before: Is called before the hub is asked for what the cache lacks.
+
+    Raises:
+        ModelError: Not an id; or neither the cache nor the hub has it, or the hub can't be reached, or does not answer
+            within `HF_HUB_ETAG_TIMEOUT` seconds (10 if unset).
+        MissingExtraError: huggingface_hub is missing.
+    """
     if not REPO_ID.fullmatch(model) or ".." in model:
         raise ModelError(
             f"{model[:200]!r} is neither a hub id, nor a directory, nor package.module:factory, nor demo[:variant]",
             hint="Give for example gpt2, org/name, ./my-model, my_package.nets:make, or demo.",
         )
-    code = ["*.py"] if trust_remote_code else []
-    options: dict[str, Any] = {"revision": revision}
     try:
-        with quiet_transformers():
-            if weights and not constants.HF_HUB_OFFLINE:
-                _refuse_pickles(huggingface_hub.HfApi().list_repo_files(model, revision=revision), model)
-            directory = huggingface_hub.snapshot_download(model, allow_patterns=TEXT_FILES + code, **options)
-            if weights:
-                directory = huggingface_hub.snapshot_download(
-                    model, allow_patterns=TEXT_FILES + WEIGHT_FILES + code, **options
-                )
-    except ModelError:
-        raise
-    except Exception as error:  # huggingface_hub and its HTTP client raise many kinds
-        offline = constants.HF_HUB_OFFLINE
-        hint = (
-            "HF_HUB_OFFLINE is set: unset it, set HF_HOME to a cache that has the model, or give a local directory."
-            if offline
-            else "Check the id, the revision, your network and, for a gated model, `hf auth login`."
-        )
+        from huggingface_hub import constants, errors
+    except ImportError as error:
+        raise MissingExtraError(f"huggingface_hub can't be imported: {error}", hint=HINT) from error
+    cached = _is_cached(model, revision)
+    if constants.HF_HUB_OFFLINE:
+        if cached:
+            return None
         raise ModelError(
-            f"{model!r} is neither a local directory nor a model that the hub gives: {kind_and_text(error)}",
-            hint=hint,
+            f"{model!r} is neither a local directory nor a model in the cache, and the hub is not asked",
+            hint=_hint(True),
+        )
+    if not cached:
+        before()
+    try:
+        return _file_names(model, revision, constants.HF_HUB_ETAG_TIMEOUT)
+    except Exception as error:  # see above
+        if cached:
+            return None
+        answered = isinstance(error, (errors.HfHubHTTPError, errors.HFValidationError))
+        why = "nor a model that the hub gives" if answered else "nor a model in the cache, and the hub can't be reached"
+        raise ModelError(
+            f"{model!r} is neither a local directory {why}: {kind_and_text(error)}", hint=_hint(False)
         ) from error
-    return Path(directory)
+
+
+def _file_names(model: str, revision: str | None, seconds: float) -> list[str]:
+    """One request, in a thread of its own: looking up the host's name has no time limit."""
+    from huggingface_hub import HfApi
+
+    answer: Future[list[str]] = Future()
+
+    def request() -> None:
+        try:
+            found = HfApi().model_info(model, revision=revision, timeout=seconds)
+            answer.set_result([file.rfilename for file in found.siblings or ()])
+        except BaseException as error:
+            answer.set_exception(error)
+
+    Thread(target=request, daemon=True).start()
+    try:
+        return answer.result(seconds)
+    except TimeoutError as error:
+        if answer.done():  # the request's own
+            raise
+        raise TimeoutError(f"no answer within {seconds} s (HF_HUB_ETAG_TIMEOUT)") from error
+
+
+def _is_cached(model: str, revision: str | None) -> bool:
+    try:
+        return (_snapshot(model, revision, ["config.json"], local=True) / "config.json").is_file()
+    except Exception:  # huggingface_hub has several kinds for what is not there
+        return False
+
+
+def _snapshot(model: str, revision: str | None, files: list[str], *, local: bool) -> Path:
+    import huggingface_hub
+
+    options: dict[str, Any] = {"revision": revision, "local_files_only": local}
+    with _quiet():
+        return Path(huggingface_hub.snapshot_download(model, allow_patterns=files, **options))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep huggingface_hub's log lines and progress bars off the terminal; restore its settings afterwards."""
+    utils: Any = importlib.import_module("huggingface_hub.utils")
+    verbosity, silent = utils.logging.get_verbosity(), utils.are_progress_bars_disabled()
+    utils.logging.set_verbosity_error()
+    utils.disable_progress_bars()
+    try:
+        yield
+    finally:
+        utils.logging.set_verbosity(verbosity)
+        if not silent:
+            utils.enable_progress_bars()
+
+
+def _hint(offline: bool) -> str:
+    if offline:
+        return "HF_HUB_OFFLINE is set: unset it, set HF_HOME to a cache that has the model, or give a local directory."
+    return "Check the id, the revision, your network and, for a gated model, `hf auth login`."
 
 
 def _refuse_pickles(names: list[str], model: str) -> None:

@@ -11,20 +11,21 @@ import torch
 from torch import nn
 
 from sqrtdk.errors import INTERRUPTS, InvalidValueError, ModelError, kind_and_text
+from sqrtdk.models.alone import alone
 from sqrtdk.models.build import AttnRefusedError, build_model, parse_dtype, raise_if_attn_refused
 from sqrtdk.models.demo import DemoModel, load_demo
-from sqrtdk.models.factory import call_factory, file_as_module, is_factory
-from sqrtdk.models.hub import fetch
+from sqrtdk.models.factory import call_factory
 from sqrtdk.models.input_file import read_inputs
 from sqrtdk.models.inputs import demo_inputs, guess_inputs, make_inputs, place
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.modules import config_of, refuse_odd
+from sqrtdk.models.names import is_demo, is_factory, locate
 from sqrtdk.models.records import AttnBuild, Inputs, LoadedModel
 
 ATTN = ("eager", "sdpa")
-CONFIG = "config.json"
 
 
+@alone()
 def resolve(
     model: str = "demo",
     *,
@@ -81,9 +82,9 @@ def resolve(
     if attn is not None and attn not in ATTN:
         raise ModelError(f"there is no attention implementation {attn!r}", hint=f"Use one of: {', '.join(ATTN)}.")
     static, device = static or device == "meta", _check_device(device)
-    is_demo = model == "demo" or model.startswith("demo:")
+    is_embedded = is_demo(model)
     is_own = is_factory(model) and not os.path.isdir(model)
-    if is_demo or is_own:
+    if is_embedded or is_own:
         _refuse_spread(model, device_map=device_map, offload_folder=offload_folder)
     elif offload_folder is not None and device_map is None and not static:
         device_map = "auto"
@@ -92,7 +93,7 @@ def resolve(
     given: Inputs | None = None
     module: nn.Module
     config: Any = None
-    if is_demo:
+    if is_embedded:
         kind, module = "demo", load_demo(model)
     elif is_own:
         kind = "factory"
@@ -186,27 +187,6 @@ def _check_device(device: str) -> str:
     if kind == "cuda" and not torch.cuda.is_available():
         raise ModelError("torch sees no CUDA device", hint="Use --device cpu, or install torch for CUDA.")
     return "cpu" if kind == "meta" else device
-
-
-def locate(model: str, revision: str | None, *, weights: bool, trust_remote_code: bool) -> tuple[str, Path]:
-    """The directory that holds the model, and whether it is the user's or from the hub."""
-    path = Path(model).expanduser()
-    if path.name == CONFIG and path.is_file():
-        path = path.parent
-    if model and path.is_dir():
-        if not os.access(path, os.R_OK | os.X_OK):
-            raise ModelError(f"the directory {model!r} can't be read", hint="Check its permissions.")
-        return "directory", path
-    if path.is_file():
-        hint = "Give the directory that holds config.json and weights."
-        if (path.parent / CONFIG).is_file():
-            hint = f"Give its directory: {str(path.parent)!r}."
-        raise ModelError(f"{model!r} is a file, not a model directory", hint=hint)
-    if named := file_as_module(model):
-        raise ModelError(f"{model!r} names a file, not a module", hint=named)
-    if model.startswith((".", "/", "~")) or model.endswith("/") or model.count("/") > 1:
-        raise ModelError(f"there is no directory {model!r}", hint="Check the path; a hub id looks like org/name.")
-    return "hub", fetch(model, revision=revision, weights=weights, trust_remote_code=trust_remote_code)
 
 
 def _settle(

@@ -10,9 +10,9 @@ from torch import nn
 from sqrtdk.errors import ModelError
 from sqrtdk.models.build import build_model
 from sqrtdk.models.demo import load_demo
-from sqrtdk.models.factory import call_factory, is_factory
+from sqrtdk.models.factory import call_factory
 from sqrtdk.models.limits import check_seed
-from sqrtdk.models.load import locate
+from sqrtdk.models.names import is_demo, is_factory, locate
 from sqrtdk.nn import attention_parts
 from sqrtdk.theory.parameters import PRESETS, Terms
 
@@ -106,7 +106,7 @@ def _model(target: str, revision: str | None, trust_remote_code: bool, seed: int
 
 def _built(target: str, revision: str | None, trust_remote_code: bool, seed: int) -> tuple[nn.Module, tuple[str, ...]]:
     """The model on the meta device; a factory that can't be built there is built for real."""
-    if target == "demo" or target.startswith("demo:"):
+    if is_demo(target):
         return load_demo(target), ()
     if is_factory(target) and not Path(target).is_dir():
         try:

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
+from sqrtdk.models.alone import alone
 from sqrtdk.models.modules import frozen_hint, is_spread
 from sqrtdk.models.records import Inputs
 from sqrtdk.models.signature import named_arguments
@@ -67,6 +68,7 @@ def meta_answers() -> Iterator[None]:
         yield
 
 
+@alone()
 def call(module: nn.Module, inputs: Inputs) -> Any:
     """Run the forward pass without gradients, under `meta_answers` if the module is on the meta device.
 

@@ -36,7 +36,7 @@ def to_json(report: CheckReport) -> str:
 
 
 def to_document(report: CheckReport) -> dict[str, Any]:
-    """Return what `to_json` writes, as Python data; numbers may still be NaN or infinite."""
+    """Return what `to_json` writes, before it is made of JSON's own types: NaN, infinities, records inside records."""
     return {
         "schema_version": SCHEMA_VERSION,
         "tool": {"name": "sqrtdk", "version": importlib.metadata.version("sqrtdk")},
@@ -46,19 +46,19 @@ def to_document(report: CheckReport) -> dict[str, Any]:
         "model": {"id": report.model.id, "class": report.model.cls, "parameters": report.model.parameters},
         "mode": report.mode,
         "calls": [_call(judged) for judged in report.calls],
-        "not_attention": [dataclasses.asdict(item) for item in report.not_attention],
-        "not_measured": [dataclasses.asdict(item) for item in report.not_measured],
-        "findings": [dataclasses.asdict(item) for item in report.findings],
+        "not_attention": [_fields(item) for item in report.not_attention],
+        "not_measured": [_fields(item) for item in report.not_measured],
+        "findings": [_fields(item) for item in report.findings],
         "fail_on": report.fail_on,
         "exit_code": report.exit_code,
     }
 
 
 def _call(judged: JudgedCall) -> dict[str, Any]:
-    record = dataclasses.asdict(judged.call)
-    stats = record.pop("stats")
-    if stats is not None:
-        stats = {name: value for name, value in stats.items() if name not in _BULKY}
+    record = _fields(judged.call)
+    stats = None
+    if judged.call.stats is not None:
+        stats = {name: value for name, value in _fields(judged.call.stats).items() if name not in _BULKY}
     verdict = {
         "verdict": judged.verdict,
         "health": judged.health,
@@ -68,3 +68,8 @@ def _call(judged: JudgedCall) -> dict[str, Any]:
         "reason": judged.reason,
     }
     return record | verdict | {"stats": stats}
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    """The fields as they are: `dataclasses.asdict` would copy what a model brought, by its own methods."""
+    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}

@@ -31,6 +31,17 @@ def plain(text: str) -> str:
     return "".join(_visible(char) if unicodedata.category(char) in _HIDDEN else char for char in text)
 
 
+def plain_lines(text: str) -> str:
+    r"""Return `text` with the lines that it has, each made plain.
+
+    Example:
+        >>> print(plain_lines("one\x07\ntwo"))
+        one\x07
+        two
+    """
+    return "\n".join(map(plain, text.split("\n")))
+
+
 def _visible(char: str) -> str:
     code = ord(char)
     if char in _SHORT:

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from sqrtdk.cli.errors import reported
-from sqrtdk.report.plain import plain
 
 
 def report(
@@ -28,7 +27,7 @@ def report(
         target = output or folder / "report.html"
         from sqrtdk.lab.runner import not_run, records
 
-        with working(f"Reading {plain(str(folder))}"):
+        with working(f"Reading {folder}"):
             found = records(folder)
             missing = not_run(found)
             _files.check_writable(target, force)
@@ -38,4 +37,4 @@ def report(
         _files.write_text(target, page, force)
         if missing:
             say(f"Not run, {len(missing)} of {len(missing) + len(found)} claims: {', '.join(missing)}")
-        say(f"HTML report: {plain(str(target))}")
+        say(f"HTML report: {target}")

@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from sqrtdk.cli.errors import reported
-from sqrtdk.report.plain import plain
 
 
 def sweep(
@@ -66,7 +65,7 @@ def sweep(
             try:
                 swept = run(grid, output, engine, workers, ray_address, progress, force, command)
             except KeyboardInterrupt:
-                say(f"What ended is kept in {plain(str(output))}; the same command goes on with the rest.")
+                say(f"What ended is kept in {output}; the same command goes on with the rest.")
                 raise
             document = summary(swept)
         print_text(_json.document(document) if json_ else to_text(document, width=width(), color=colors()))

@@ -1,0 +1,107 @@
+"""What a MODEL argument names: the demo, a factory, a directory, or a repository of the hub. No torch here."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from sqrtdk.errors import ModelError
+from sqrtdk.models import hub
+
+CONFIG = "config.json"
+FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+FILE_FACTORY = re.compile(r"(.*[/\\])?([A-Za-z_]\w*)\.py:([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
+FILES = (".json", ".safetensors", ".gguf", ".onnx", ".py", ".bin", ".pt", ".pth", ".ckpt")  # no repository is called so
+
+
+def is_demo(model: str) -> bool:
+    """Whether a MODEL argument names the embedded model."""
+    return model == "demo" or model.startswith("demo:")
+
+
+def is_factory(model: str) -> bool:
+    """Whether a MODEL argument has the form `package.module:factory`.
+
+    Example:
+        >>> is_factory("zoo.nets:make"), is_factory("meta/llama"), is_factory("C:/models")
+        (True, False, False)
+    """
+    return FACTORY.fullmatch(model) is not None
+
+
+def file_as_module(model: str) -> str | None:
+    """A hint for a MODEL argument that names a Python file where its module is wanted; None for any other.
+
+    Example:
+        >>> file_as_module("nets/zoo.py:make")
+        "Name the module, not its file: 'zoo:make', in the directory 'nets'."
+    """
+    match = FILE_FACTORY.fullmatch(model)
+    if match is None:
+        return None
+    directory, name, factory = match.groups()
+    where = f", in the directory {directory.rstrip('/') or '/'!r}" if directory else ""
+    return f"Name the module, not its file: {f'{name}:{factory}'!r}{where}."
+
+
+def find_directory(model: str) -> Path | None:
+    """The local directory that holds the model; None where the name can only be a hub id.
+
+    Raises:
+        ModelError: A path that is none, or that is no readable directory.
+    """
+    name = os.path.expanduser(model)
+    path = Path(name)
+    if path.name == CONFIG and os.path.isfile(name):
+        path = path.parent
+    if model and os.path.isdir(path):
+        if not os.access(path, os.R_OK | os.X_OK):
+            raise ModelError(f"the directory {model!r} can't be read", hint="Check its permissions.")
+        return path
+    if os.path.isfile(name):
+        hint = "Give the directory that holds config.json and weights."
+        if (path.parent / CONFIG).is_file():
+            hint = f"Give its directory: {str(path.parent)!r}."
+        raise ModelError(f"{model!r} is a file, not a model directory", hint=hint)
+    if named := file_as_module(model):
+        raise ModelError(f"{model!r} names a file, not a module", hint=named)
+    if model and os.path.lexists(name):
+        raise ModelError(f"{model!r} is not a directory", hint="Give the directory that holds config.json and weights.")
+    if model.startswith((".", "/", "~")) or model.endswith("/") or model.count("/") > 1:
+        raise ModelError(f"there is no directory {model!r}", hint="Check the path; a hub id looks like org/name.")
+    if model.lower().endswith(FILES):
+        raise ModelError(f"there is no file {model!r}", hint="Give the directory that holds config.json and weights.")
+    return None
+
+
+def locate(model: str, revision: str | None, *, weights: bool, trust_remote_code: bool) -> tuple[str, Path]:
+    """The directory that holds the model, and whether it is the user's or from the hub.
+
+    Raises:
+        ModelError: See `find_directory` and `sqrtdk.models.hub.fetch`.
+        MissingExtraError: See `sqrtdk.models.hub.fetch`.
+    """
+    directory = find_directory(model)
+    if directory is not None:
+        return "directory", directory
+    return "hub", hub.fetch(model, revision=revision, weights=weights, trust_remote_code=trust_remote_code)
+
+
+def check_name(model: str, revision: str | None, announce: Callable[[str], None]) -> None:
+    """Refuse a name that nothing answers to, in a moment: before torch and transformers are imported.
+
+    Args:
+        model: A MODEL argument.
+        revision: Branch, tag or commit of a hub id.
+        announce: Is told, before the hub is asked, that a name without a slash is no directory.
+
+    Raises:
+        ModelError: See `find_directory` and `sqrtdk.models.hub.ask`.
+        MissingExtraError: huggingface_hub is missing.
+    """
+    if is_demo(model) or (is_factory(model) and not os.path.isdir(model)):
+        return
+    if find_directory(model) is None:
+        hub.ask(model, revision, lambda: None if "/" in model else announce(model))

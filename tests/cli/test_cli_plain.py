@@ -1,0 +1,304 @@
+"""No character of a path, a warning or an error commands the terminal, whatever a model and its files are called."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import unicodedata
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from program import Warm, environment
+from sqrtdk import _json
+from sqrtdk.cli.messages import make_plain
+
+NETS = r"""
+import logging, threading, warnings
+import torch
+from torch import nn
+
+EVIL = "\x1b[2J\x1b]0;own\x07\x9b31m\u202e"
+x = (torch.ones(1, 3, 8),) * 3
+
+class Warns(nn.MultiheadAttention):
+    def forward(self, *arguments):
+        warnings.warn("a warning" + EVIL)
+        logging.getLogger("of" + EVIL).warning("a record %s", EVIL)
+        logging.getLogger("transformers.models").error("a record of transformers %s", EVIL)
+        thread = threading.Thread(target=self.fails, name="thread" + EVIL)
+        thread.start()
+        thread.join()
+        Dies()
+        return super().forward(*arguments)
+    def fails(self):
+        raise ValueError("in a thread" + EVIL)
+
+class Dies:
+    def __del__(self):
+        raise ValueError("at its end" + EVIL)
+
+class Raises(nn.MultiheadAttention):
+    def forward(self, *arguments):
+        raise ValueError("an error" + EVIL)
+
+def warns(): return Warns(8, 2), x
+def raises(): return Raises(8, 2), x
+def factory_raises(): raise ValueError("an error" + EVIL)
+def named():
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.ModuleDict({"layer" + EVIL: nn.MultiheadAttention(8, 2)})
+        def forward(self, *arguments):
+            (inner,) = self.inner.values()
+            return inner(*arguments)
+    Outer.__name__ = "Outer" + EVIL
+    return Outer(), x
+"""
+EVIL = "\x1b[2J\x1b]0;own\x07\x9b31m\u202e"
+HARMLESS = {"\n", "\r"}
+
+
+@pytest.fixture
+def nets(tmp_path: Path) -> Path:
+    (tmp_path / "nets.py").write_text(NETS)
+    return tmp_path
+
+
+def commands(text: str) -> list[str]:
+    return [char for char in text if unicodedata.category(char) in ("Cc", "Cf") and char not in HARMLESS]
+
+
+CALLS = {
+    "a report's path": (["demo", "--seq-len", "8", "--output", f"r{EVIL}"], "JSON report: r\\x1b[2J"),
+    "a model's path": ([f"./no{EVIL}"], "there is no directory"),
+    "a hub id": ([f"no{EVIL}"], "is neither a hub id"),
+    "a text's path": (["demo", "--text", f"no{EVIL}"], "no\\x1b[2J"),
+    "an input's path": (["demo", "--input", f"no{EVIL}.safetensors"], "no\\x1b[2J"),
+    "a report's directory": (["demo", "--html", f"no{EVIL}/r"], "no\\x1b[2J"),
+    "a device": (["demo", "--device", EVIL], "\\x1b[2J"),
+    "a dtype": (["demo", "--dtype", EVIL], "\\x1b[2J"),
+    "an option": ([f"--no{EVIL}"], "No such option"),
+    "a choice": (["--attn", EVIL], "Invalid value"),
+    "an argument": (["demo", EVIL], "unexpected extra argument"),
+    "a factory's name": ([f"nets:{EVIL}"], "\\x1b[2J"),
+    "a module's names": (["nets:named"], "Outer\\x1b[2J"),
+    "a warning": (["nets:warns"], "a warning\\x1b[2J"),
+    "a log record": (["nets:warns"], "a record \\x1b[2J"),
+    "a record of transformers": (["nets:warns"], "a record of transformers \\x1b[2J"),
+    "a thread's error": (["nets:warns"], "in a thread\\x1b[2J"),
+    "an ignored error": (["nets:warns"], "at its end\\x1b[2J"),
+    "an error of forward": (["nets:raises"], "an error\\x1b[2J"),
+    "an error of the factory": (["nets:factory_raises"], "an error\\x1b[2J"),
+    "a traceback": (["nets:raises", "--traceback"], "an error\\x1b[2J"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_stranger_cannot_command_the_terminal(sqrtdk: Warm, nets: Path, name: str) -> None:
+    arguments, words = CALLS[name]
+    done = sqrtdk(*arguments, cwd=nets)
+    assert words in done.stdout + done.stderr
+    assert commands(done.stdout + done.stderr) == []
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments"),
+    [
+        ("params", [f"./no{EVIL}"]),
+        ("params", ["--output", f"r{EVIL}"]),
+        ("bench", ["--workload", EVIL]),
+        ("lab show", [EVIL]),
+        ("lab report", [EVIL]),
+        ("lab run", [EVIL]),
+        ("lab sweep", ["--output", f"o{EVIL}", "--scale", EVIL]),
+        (EVIL, []),
+        ("env", [EVIL]),
+    ],
+)
+def test_nor_with_another_verb(sqrtdk: Warm, tmp_path: Path, verb: str, arguments: list[str]) -> None:
+    done = sqrtdk(*arguments, verb=verb, cwd=tmp_path)
+    assert "\\x1b[2J" in done.stderr
+    assert commands(done.stdout + done.stderr) == []
+
+
+def test_nor_beside_the_spinner(nets: Path) -> None:
+    """On a terminal all that comes is the spinner's own, and what rich makes of plain text."""
+    pty = pytest.importorskip("pty")
+    primary, secondary = pty.openpty()
+    command = [sys.executable, "-m", "sqrtdk", "check", "nets:warns", "--output", f"r{EVIL}"]
+    with subprocess.Popen(
+        command, cwd=nets, env=environment() | {"TERM": "xterm"}, stdout=secondary, stderr=secondary
+    ) as process:
+        os.close(secondary)
+        shown = b""
+        try:
+            while part := os.read(primary, 65536):
+                shown += part
+        except OSError:  # Linux ends a terminal so
+            pass
+        assert process.wait(120) == 0
+    os.close(primary)
+    text = shown.decode()
+    assert "a warning\\x1b[2J" in text
+    assert "r\\x1b[2J" in text
+    for word in ("\x1b[2J", "\x1b]0;", "\x07", "\x9b", "\u202e"):
+        assert word not in text
+
+
+def test_a_path_of_any_bytes(tmp_path: Path) -> None:
+    """Arguments need not be UTF-8."""
+    name = os.fsencode("r") + b"\xff\x1b.json"
+    command = [sys.executable, "-m", "sqrtdk", "check", "demo", "--seq-len", "8", "--output"]
+    done = subprocess.run(
+        [*map(os.fsencode, command), name], cwd=tmp_path, env=environment(), capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"JSON report: r\\udcff\\x1b.json\n" in done.stderr
+    assert os.listdir(os.fsencode(tmp_path)) == [name]
+    json.loads((tmp_path / os.fsdecode(name)).read_text())
+
+
+@pytest.mark.parametrize("variables", [{"COLUMNS": "1"}, {"COLUMNS": "x"}, {"COLUMNS": "0"}, {"COLUMNS": "9" * 5}])
+def test_any_width(sqrtdk: Warm, variables: dict[str, str]) -> None:
+    done = sqrtdk("demo", "--seq-len", "8", **variables)
+    assert done.returncode == 0, done.stderr
+    assert "exact" in done.stdout
+
+
+@pytest.fixture
+def plain_messages() -> Iterator[None]:
+    restore = make_plain()
+    yield
+    restore()
+
+
+def test_pythons_machinery_is_put_back() -> None:
+    before = warnings.showwarning, threading.excepthook, sys.unraisablehook, logging.StreamHandler.format
+    make_plain()()
+    assert before == (warnings.showwarning, threading.excepthook, sys.unraisablehook, logging.StreamHandler.format)
+
+
+def test_a_log_file_gets_what_is_logged(plain_messages: None, tmp_path: Path) -> None:
+    terminal, file = io.StringIO(), logging.FileHandler(tmp_path / "log")
+    for handler in (logging.StreamHandler(terminal), file):
+        handler.emit(logging.LogRecord("name", logging.WARNING, "", 0, "said %s", ("\x1b[2J",), None))
+    file.close()
+    assert terminal.getvalue() == "said \\x1b[2J\n"
+    assert (tmp_path / "log").read_text() == "said \x1b[2J\n"
+
+
+# ---- JSON: what a model brings may be of any class
+
+
+class Number(float):
+    def __repr__(self) -> str:
+        return "\x1b[2J}"
+
+    def __gt__(self, other: object) -> bool:
+        raise RuntimeError
+
+    __float__ = __str__ = __lt__ = __repr__  # type: ignore[assignment]
+
+
+class Count(int):
+    def __int__(self) -> int:
+        raise RuntimeError
+
+    __repr__ = __str__ = __index__ = __int__  # type: ignore[assignment]
+
+
+class Text(str):
+    def __str__(self) -> str:
+        return "another"
+
+    def __iter__(self) -> Iterator[str]:
+        raise RuntimeError
+
+
+class Table(dict[str, object]):
+    def items(self) -> object:  # type: ignore[override]
+        raise RuntimeError
+
+    __iter__ = keys = values = items  # type: ignore[assignment]
+
+
+class Sequence(list[object]):
+    def __iter__(self) -> Iterator[object]:
+        while True:
+            yield 1
+
+
+class Mute:
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+class Liar:
+    __class__ = dict  # type: ignore[assignment]
+
+    def __str__(self) -> str:
+        return Text("a liar")
+
+
+VALUES: dict[str, tuple[object, str | None]] = {
+    "a number": (Number(0.5), "0.5"),
+    "NaN": (Number("nan"), "null"),
+    "infinity": (Number("-inf"), '"-Infinity"'),
+    "an integer": (Count(7), "7"),
+    "a text": (Text("own"), '"own"'),
+    "a table": (Table({"a": Number(1.0), Text("b"): Table()}), '{"a": 1.0, "b": {}}'),
+    "odd keys": (Table({3: [Count(1)], Mute: 1}), None),
+    "a list": (Sequence([1, Number(2.0)]), "[1, 2.0]"),
+    "no text": (Mute(), '"<Mute>"'),
+    "a false class": (Liar(), '"a liar"'),
+    "a key without text": ({Mute(): 1}, '{"<Mute>": 1}'),
+    "controls": ("\x7f\x1b\x9b", r'"\u007f\u001b\u009b"'),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_document_is_of_jsons_own_types(name: str) -> None:
+    value, text = VALUES[name]
+    document = _json.document({"value": value, "deeper": [{"value": value}]})
+    found = json.loads(document, parse_constant=pytest.fail)
+    assert found["value"] == found["deeper"][0]["value"]
+    assert document.isascii()
+    assert "\x7f" not in document
+    if text is not None:
+        assert found["value"] == json.loads(text)
+
+
+def test_a_model_whose_numbers_are_of_its_own_class(sqrtdk: Warm, tmp_path: Path) -> None:
+    (tmp_path / "odd_nets.py").write_text(
+        "import torch\nfrom torch import nn\nfrom torch.nn import functional as F\n"
+        "class Number(float):\n"
+        "    def __repr__(self): return '\\x1b[2J}'\n"
+        "    __str__ = __repr__\n"
+        "    def __format__(self, spec): return '\\x1b[2J}'\n"
+        "class Config(dict):\n"
+        "    __getattr__ = dict.get\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.qkv, self.scale = nn.Linear(8, 24), Number(0.3)\n"
+        "        self.config = Config(model_type='odd', softmax_scale=Number(0.3))\n"
+        "    def forward(self, x):\n"
+        "        q, k, v = self.qkv(x).unflatten(-1, (3, 1, 8)).permute(2, 0, 3, 1, 4)\n"
+        "        return F.scaled_dot_product_attention(q, k, v, scale=self.scale)\n"
+        "def make(): return Net(), (torch.randn(1, 4, 8),)\n"
+    )
+    done = sqrtdk("odd_nets:make", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (call,) = json.loads(done.stdout, parse_constant=pytest.fail)["calls"]
+    assert call["verdict"] == "declared"
+    assert call["declared_by"].startswith("config.softmax_scale = 0.3")
+    assert commands(done.stdout + done.stderr) == []
