@@ -100,7 +100,8 @@ def test_a_library_that_others_can_write_is_not_loaded(
         bad.chmod(0o777 if how == "everyone can write" else 0o775)
     else:
         real = Path.stat
-        other = os.stat_result((0o40700, 0, 0, 1, 4242, 0, 0, 0, 0, 0))
+        mode = 0o40700 if what == "folder" else 0o100755
+        other = os.stat_result((mode, 0, 0, 1, 4242, 0, 0, 0, 0, 0))
         monkeypatch.setattr(Path, "stat", lambda path, **more: other if path == bad else real(path, **more))
     with pytest.raises(UnsupportedError, match=f"is not loaded: .*{how}"):
         load.load()
