@@ -244,3 +244,14 @@ def test_auto_takes_it_where_it_pays() -> None:
     assert choice.impl != "cpu"
     assert "not the compiled kernel: the gradient of a bias is as large as the weights" in choice.reason
     assert torch.equal(sqrtdk.attention(large, large, large), sqrtdk.attention(large, large, large, impl="cpu"))
+
+
+def test_the_reason_says_what_could_not_be_looked_at() -> None:
+    real, small = torch.randn(1, 2, 512, 64), torch.empty(1, 2, 8, 64, device="meta")
+    large = torch.empty(8, 32, 4096, 64, device="meta")
+    assert "not looked at" not in sqrtdk.explain(real, real, real, is_causal=True, dropout_p=0.1).reason
+    assert "not looked at" not in sqrtdk.explain(small, small, small).reason
+    found = sqrtdk.explain(small, small, small, is_causal=True)
+    assert found.impl == "fused"
+    assert "; not looked at: whether NaN or infinity stands at a hidden key" in found.reason
+    assert "; not looked at: whether torch would hold all pairs at once" in sqrtdk.explain(large, large, large).reason
