@@ -52,12 +52,11 @@ def _version(name: str) -> str | None:
     if name in IMPORTED:
         return IMPORTED[name]
     try:
-        found: str | None = importlib.metadata.version(name)
+        return importlib.metadata.version(name) or "unknown"
     except importlib.metadata.PackageNotFoundError:
-        found = None
+        return "unknown" if _importable(name) else None
     except Exception:  # whatever a damaged record of an installation brings about
         return "unknown"
-    return found or ("unknown" if _importable(name) else None)
 
 
 def _importable(name: str) -> bool:
