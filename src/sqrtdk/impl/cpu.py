@@ -1,6 +1,6 @@
 """The compiled kernel for CPUs with AVX-512: output and statistics from one pass over tiles that stay in the cache.
 
-See `kernel/attention.cpp` for the arithmetic, `kernel/build.py` for how it comes to be there.
+See `kernel/attention.cpp` for the arithmetic, `kernel/build.py` and `kernel/load.py` for how it comes to be there.
 """
 
 from __future__ import annotations
