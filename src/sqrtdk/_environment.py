@@ -7,17 +7,16 @@ import importlib.util
 import os
 import platform
 import shlex
+import sys
 from typing import Any
 
 import torch
 
-import sqrtdk
 from sqrtdk._machine import cpu_name
 from sqrtdk.errors import short_text
 from sqrtdk.impl.kernel import compiler, load
 
 LIBRARIES = ("sqrtdk", "torch", "numpy", "safetensors", "transformers", "onnxruntime", "onnx", "ray")
-IMPORTED = {"sqrtdk": sqrtdk.__version__, "torch": str(torch.__version__)}  # what runs, whatever is installed
 
 
 def environment() -> dict[str, Any]:
@@ -49,8 +48,9 @@ def environment() -> dict[str, Any]:
 
 
 def _version(name: str) -> str | None:
-    if name in IMPORTED:
-        return IMPORTED[name]
+    runs = getattr(sys.modules.get(name), "__version__", None)  # whatever is installed
+    if runs is not None:
+        return str(runs)
     try:
         return importlib.metadata.version(name) or "unknown"
     except importlib.metadata.PackageNotFoundError:
