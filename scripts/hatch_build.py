@@ -20,16 +20,18 @@ class PrebuiltKernel(BuildHookInterface):  # type: ignore[type-arg]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Add the libraries to the wheel, which is then one of this platform."""
-        if os.environ.get("SQRTDK_PREBUILD") != "1" or version != "standard":
+        asked = os.environ.get("SQRTDK_PREBUILD", "")
+        if asked not in ("", "0", "1"):
+            raise ValueError(f"SQRTDK_PREBUILD is {asked!r}; it is 1 for a wheel with the kernel, or 0")
+        if asked != "1" or version != "standard":
             return
         sys.path.insert(0, str(Path(self.root) / "src"))  # what is packed, not what is installed
-        from sqrtdk.impl.kernel import build
+        from sqrtdk.impl.kernel import build, libraries
 
         self.folder = tempfile.TemporaryDirectory()
-        for target in build.TARGETS:
-            made = Path(self.folder.name) / build.file_name(target)
-            build.compile_to(made, target)
-            build_data["force_include"][str(made)] = f"sqrtdk/impl/kernel/{build.PREBUILT.name}/{made.name}"
+        for target in libraries.TARGETS:
+            made = build.compile_into(Path(self.folder.name), target)
+            build_data["force_include"][str(made)] = f"sqrtdk/impl/kernel/{libraries.PREBUILT.name}/{made.name}"
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
 

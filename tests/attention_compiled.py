@@ -159,8 +159,7 @@ NEEDS_KERNEL = pytest.mark.skipif(build.unable() is not None, reason=f"no compil
 
 def load_kernel() -> None:
     """Build it, if it is not there, and load it."""
-    build.build()
-    build.load()
+    build.ready()
 
 
 @contextlib.contextmanager

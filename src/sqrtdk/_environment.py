@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import platform
+import shlex
+import sys
 from typing import Any
 
 import torch
 
 from sqrtdk._machine import cpu_name
-from sqrtdk.impl.kernel import build
+from sqrtdk.errors import short_text
+from sqrtdk.impl.kernel import compiler, load
 
 LIBRARIES = ("sqrtdk", "torch", "numpy", "safetensors", "transformers", "onnxruntime", "onnx", "ray")
 
@@ -19,30 +23,51 @@ def environment() -> dict[str, Any]:
     """As they are now, ready for JSON.
 
     Returns:
-        `versions` of Python and of libraries, `platform`, `cpu`, `cpus`, `threads` of torch, `gpus` by name, and
-        `kernel`: `library` (its file, or ""), `built`, `loaded`, `reason` (why it is not in use; None where it is) and
-        `compiler` (None where there is none).
+        `versions` of Python and of libraries (None where one is not installed, "unknown" where it does not tell),
+        `platform`, `cpu` ("unknown" likewise), `cpus` (None likewise), `threads` of torch, `gpus` that torch sees, by
+        name or by what it says in place of one, and `kernel`: `library` (its file, or ""), `built` (whether one is
+        there that is whole), `loaded`, `reason` (why it is not in use; None where it is) and `compiler` (None where
+        there is none).
     """
-    kernel = build.state()
+    kernel = load.state()
     return {
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in LIBRARIES},
         "platform": platform.platform(),
         "cpu": cpu_name(),
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "gpus": [_gpu(i) for i in range(torch.cuda.device_count())],
         "kernel": {
             "library": str(kernel.path or ""),
             "built": kernel.built,
             "loaded": kernel.loaded,
             "reason": kernel.reason,
-            "compiler": build.compiler(),
+            "compiler": shlex.join(compiler.command()) or None,
         },
     }
 
 
 def _version(name: str) -> str | None:
+    runs = getattr(sys.modules.get(name), "__version__", None)  # whatever is installed
+    if runs is not None:
+        return str(runs)
     try:
-        return importlib.metadata.version(name)
+        return importlib.metadata.version(name) or "unknown"
     except importlib.metadata.PackageNotFoundError:
-        return None
+        return "unknown" if _importable(name) else None
+    except Exception:  # whatever a damaged record of an installation brings about
+        return "unknown"
+
+
+def _importable(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _gpu(at: int) -> str:
+    try:
+        return torch.cuda.get_device_name(at)
+    except (RuntimeError, AssertionError) as error:
+        return f"device {at}, which torch can't use: {short_text(error)}"

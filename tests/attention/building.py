@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from sqrtdk.impl.kernel import build
+from sqrtdk.impl.kernel import build, load
 
 HERE = build.unable() is None
 
@@ -44,9 +45,23 @@ def script(path: Path, body: str) -> Path:
     return path
 
 
+def built() -> Path:
+    """The library that this process uses."""
+    path = load.library()
+    assert path is not None
+    return path
+
+
+def planted(cache: Path) -> Path:
+    """A copy of that library in another cache."""
+    folder = cache / "sqrtdk"
+    folder.mkdir(mode=0o700, parents=True)
+    return Path(shutil.copy(built(), folder))
+
+
 def quick(path: Path, wait: float = 0.0) -> Path:
-    """A compiler that is through at once: its library is empty, and half of it is there while it works."""
-    return script(path, f'printf half > "$made"; sleep {wait}; echo "int x;" | gcc -x c -shared -fPIC - -o "$made"')
+    """A compiler that is through at once, with the library that is there; half of it is there while it works."""
+    return script(path, f'printf half > "$made"; sleep {wait}; cp "{built()}" "$made"')
 
 
 def environment(cache: Path, **more: str) -> dict[str, str]:
@@ -54,8 +69,13 @@ def environment(cache: Path, **more: str) -> dict[str, str]:
 
 
 def program(*arguments: str, given: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "sqrtdk", *arguments]
-    return subprocess.run(command, env=given, capture_output=True, text=True, check=False)
+    return python("-m", "sqrtdk", *arguments, given=given)
+
+
+def python(*arguments: str, given: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """A process that is given two minutes: what waits for ever is not waited for."""
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, env=given, capture_output=True, text=True, check=False, timeout=120)
 
 
 def call(given: dict[str, str]) -> dict[str, str]:

@@ -9,17 +9,16 @@ import torch
 from cases import CASES, LONG_CASES, as_leaves
 
 import sqrtdk
-from sqrtdk.impl.kernel import build
+from sqrtdk.impl.kernel import build, libraries, load
 
 FLAGS = ("-g", "-O1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 
 
 def main() -> None:
     """Build, load, run."""
-    build.COMPILE = (*build.COMPILE, *FLAGS)
-    build._digest.cache_clear()
-    build.build()
-    build.load()
+    libraries.COMPILE = (*libraries.COMPILE, *FLAGS)
+    libraries._digest.cache_clear()
+    build.ready()
     torch.set_num_threads(2)
     ran = 0
     for case in [*LONG_CASES, *(case for case in CASES if case.cpu_can)]:
@@ -32,7 +31,7 @@ def main() -> None:
         with torch.no_grad():
             sqrtdk.attention(**case.given(leaves), impl="cpu")
         ran += 1
-    print(ran, build.library().name)
+    print(ran, load.state().path)
 
 
 if __name__ == "__main__":

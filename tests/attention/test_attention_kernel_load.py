@@ -5,36 +5,42 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from building import call, environment, needs_kernel, program, script
+from building import built, call, environment, needs_kernel, planted, program, python, quick, script
 
 import sqrtdk
 from sqrtdk.errors import UnsupportedError
-from sqrtdk.impl.kernel import build
+from sqrtdk.impl.kernel import build, libraries, load
 
 
 @needs_kernel
-def test_a_broken_library_is_named_and_built_again(tmp_path: Path) -> None:
-    folder, trace = tmp_path / "sqrtdk", tmp_path / "started"
-    folder.mkdir(mode=0o700)
-    broken = folder / build.library().name
-    broken.write_text("no library")
+def test_a_damaged_library_is_named_and_built_again(tmp_path: Path) -> None:
+    broken, trace = planted(tmp_path), tmp_path / "started"
+    broken.write_bytes(broken.read_bytes()[:200_000])
     given = environment(tmp_path, CXX=str(script(tmp_path / "cxx", f'echo >> "{trace}"; exit 1')))
+    why = f"the library is not loaded: {broken} is damaged: `sqrtdk build` builds it again"
     found = call(given)
     assert found["choice"] == "tiled"
-    assert f"not the compiled kernel: the library can't be loaded: {broken}: " in found["reason"]  # the loader's text
-    assert "the compiler failed" in found["named"]
+    assert f"not the compiled kernel: {why}" in found["reason"]
+    assert found["named"].startswith("the compiler failed: it exited with 1 | It has to be GCC 11 or newer")
     assert trace.read_text() == "\n"  # once
-    shutil.copy(build.library(), tmp_path / "whole")
-    copying = script(tmp_path / "cxx", f'cp "{tmp_path / "whole"}" "$made"')
-    assert call(given | {"CXX": str(copying)})["named"] == "runs"
+    kernel = json.loads(program("env", "--json", given=given).stdout)["kernel"]
+    assert (kernel["library"], kernel["built"], kernel["loaded"]) == (str(broken), False, False)
+    assert kernel["reason"] == why
+    assert f"not in use: {why}" in program("env", given=given).stdout
+    without = call(given | {"CXX": "/no/compiler"})["named"]
+    assert (
+        without == "the compiled kernel can't be built: CXX names '/no/compiler', which is not found | "
+        "impl='tiled' runs everywhere."
+    )
+    done = program("build", given=given | {"CXX": str(quick(tmp_path / "cxx"))})
+    assert (done.returncode, done.stdout) == (0, f"{broken}\n")
+    assert broken.read_bytes() == built().read_bytes()
     assert call(given | {"CXX": "/bin/false"})["choice"] == "cpu"
 
 
@@ -56,13 +62,14 @@ def test_a_cache_that_can_t_be_examined_breaks_nothing(cache: str, tmp_path: Pat
 
 @needs_kernel
 def test_a_missing_source_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "_reason", "not yet")
-    monkeypatch.setattr(build, "sources", lambda: [tmp_path / "attention.cpp"])
-    build._digest.cache_clear()
-    build.load_if_built()
-    found = build.state()
+    monkeypatch.setattr(load, "_reason", "not yet")
+    monkeypatch.setattr(load, "_path", None)
+    monkeypatch.setattr(libraries, "sources", lambda: [tmp_path / "attention.cpp"])
+    libraries._digest.cache_clear()
+    load.load_if_built()
+    found = load.state()
     monkeypatch.undo()
-    build._digest.cache_clear()
+    libraries._digest.cache_clear()
     assert (found.path, found.built, found.loaded) == (None, False, False)
     assert "a source can't be read" in str(found.reason)
 
@@ -71,32 +78,34 @@ def test_a_missing_source_is_a_reason(tmp_path: Path, monkeypatch: pytest.Monkey
 def unloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of its own, in a process whose kernel counts as not loaded."""
     monkeypatch.setenv("SQRTDK_CACHE", str(tmp_path))
-    monkeypatch.setattr(build, "_reason", "not yet")
-    monkeypatch.setattr(build, "_digest", lambda target: "0")
+    monkeypatch.setattr(load, "_reason", "not yet")
+    monkeypatch.setattr(load, "_path", None)
+    monkeypatch.setattr(libraries, "_digest", lambda target: "0")
     return tmp_path
 
 
 @needs_kernel
 @pytest.mark.parametrize("what", ["file", "folder"])
-@pytest.mark.parametrize("how", ["everyone can write", "belongs to another user"])
+@pytest.mark.parametrize("how", ["everyone can write", "its group can write", "belongs to another user"])
 def test_a_library_that_others_can_write_is_not_loaded(
     what: str, how: str, unloaded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = unloaded / "sqrtdk"
     folder.mkdir(mode=0o700)
-    library = build.library()
-    library.write_text("no library")
+    (new := folder / "new").write_text("no library")
+    library = new.rename(folder / libraries.file_name(new, libraries.this_target()))
     library.chmod(0o755)
     bad = library if what == "file" else folder
-    if how == "everyone can write":
-        bad.chmod(0o777)
+    if how != "belongs to another user":
+        bad.chmod(0o777 if how == "everyone can write" else 0o775)
     else:
         real = Path.stat
-        other = os.stat_result((0o40700, 0, 0, 1, 4242, 0, 0, 0, 0, 0))
+        mode = 0o40700 if what == "folder" else 0o100755
+        other = os.stat_result((mode, 0, 0, 1, 4242, 0, 0, 0, 0, 0))
         monkeypatch.setattr(Path, "stat", lambda path, **more: other if path == bad else real(path, **more))
-    with pytest.raises(UnsupportedError, match=f"the library is not loaded: .*{how}"):
-        build.load()
-    assert not build.loaded()
+    with pytest.raises(UnsupportedError, match=f"is not loaded: .*{how}"):
+        load.load()
+    assert not load.loaded()
     monkeypatch.setenv("CXX", "/bin/false")
     refused = "the compiler failed" if what == "file" else f"can't be kept safely: .*{how}"
     with pytest.raises(UnsupportedError, match=refused):
@@ -105,10 +114,10 @@ def test_a_library_that_others_can_write_is_not_loaded(
 
 THREADS = """
 import os, shutil, sys, threading, torch, sqrtdk
-from sqrtdk.impl.kernel import build
-assert not build.loaded()
-os.mkdir(build.library().parent, 0o700)
-shutil.copy(sys.argv[1], build.library())
+from sqrtdk.impl.kernel import libraries, load
+assert not load.loaded()
+os.mkdir(libraries.cache_folder(), 0o700)
+shutil.copy(sys.argv[1], libraries.cache_folder())
 q, start, failed = torch.randn(1, 8, 64, 64), threading.Barrier(8), []
 sys.setswitchinterval(1e-6)
 def first():
@@ -126,39 +135,39 @@ assert not failed, failed
 
 @needs_kernel
 def test_many_threads_load_it_once(tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "error", "-c", THREADS, str(build.library())]
-    done = subprocess.run(
-        command, env=environment(tmp_path, CXX="/bin/false"), capture_output=True, text=True, check=False
-    )
+    given = environment(tmp_path, CXX="/bin/false")
+    done = python("-W", "error", "-c", THREADS, str(built()), given=given)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_many_threads_build_it_once(unloaded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    built: list[Path] = []
+    made: list[Path] = []
 
-    def slow(path: Path, target: str) -> None:
+    def slow(folder: Path, target: str) -> Path:
         time.sleep(0.2)
-        built.append(path)
+        made.append(folder / target)
+        monkeypatch.setattr(load, "_path", made[-1])
+        return made[-1]
 
-    monkeypatch.setattr(build, "_system", lambda: None)
-    monkeypatch.setattr(build, "_attempt", lambda: None if built else "not built")
-    monkeypatch.setattr(build, "compile_to", slow)
+    monkeypatch.setattr(libraries, "system", lambda: None)
+    monkeypatch.setattr(load, "_attempt", lambda: None if made else "not built")
+    monkeypatch.setattr(build, "compile_into", slow)
     threads = [threading.Thread(target=build.ready) for _ in range(8)]
     for each in threads:
         each.start()
     for each in threads:
         each.join()
-    assert len(built) == 1
-    assert build.loaded()
+    assert len(made) == 1
+    assert load.loaded()
 
 
 PREBUILT = """
 import sys
 from pathlib import Path
-from sqrtdk.impl.kernel import build
-build.PREBUILT = Path(sys.argv[1])
+from sqrtdk.impl.kernel import build, libraries, load
+load.PREBUILT = libraries.PREBUILT = Path(sys.argv[1])
 try:
-    print(build.build() if sys.argv[2] == "build" else build.load() or build.library())
+    print(build.build() if sys.argv[2] == "build" else load.load() or load.library())
 except NotImplementedError as error:
     print(error)
 """
@@ -166,27 +175,25 @@ except NotImplementedError as error:
 
 @needs_kernel
 def test_a_prebuilt_library_serves_unless_the_cache_has_one(tmp_path: Path) -> None:
-    shutil.copy(build.library(), tmp_path / "whole")
-    cxx = script(tmp_path / "cxx", f'cp "{tmp_path / "whole"}" "$made"')
-    given = environment(tmp_path / "cache", CXX=str(cxx))
-    shipped = tmp_path / "prebuilt" / build.library().name
-    kept = tmp_path / "cache/sqrtdk" / build.library().name
+    given = environment(tmp_path / "cache", CXX=str(quick(tmp_path / "cxx")))
+    shipped, kept = tmp_path / "prebuilt" / built().name, tmp_path / "cache/sqrtdk" / built().name
+
+    def run(verb: str, **more: str) -> str:
+        done = python("-c", PREBUILT, str(shipped.parent), verb, given=given | more)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
     shipped.parent.mkdir()
-    kept.parent.mkdir(mode=0o700, parents=True)
-
-    def run(verb: str) -> str:
-        command = [sys.executable, "-c", PREBUILT, str(shipped.parent), verb]
-        return subprocess.run(command, env=given, capture_output=True, text=True, check=True).stdout.strip()
-
-    shutil.copy(tmp_path / "whole", shipped)
+    shutil.copy(built(), shipped)
+    shipped.chmod(0o664)  # as pip leaves it where the user's mask is 002
     assert run("load") == run("build") == str(shipped)
-    kept.write_text("no library")
+    assert run("load", SQRTDK_CACHE="~no-such-user-as-this/x") == str(shipped)
+    planted(tmp_path / "cache").write_text("no library")
     assert run("load") == str(shipped)
     kept.unlink()
-    shipped.write_text("no library")
-    assert f"{shipped}: " in run("load")
-    assert run("build") == str(kept)
-    assert run("load") == str(kept)
+    shipped.write_bytes(shipped.read_bytes()[:200_000])
+    assert f"the library is not loaded: {shipped} is damaged: `sqrtdk build` builds it again" in run("load")
+    assert run("build") == run("load") == str(kept)
 
 
 @pytest.mark.parametrize("given", ["~/x", "x"])
@@ -194,7 +201,7 @@ def test_the_cache_s_name_is_made_whole(given: str, tmp_path: Path, monkeypatch:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SQRTDK_CACHE", given)
-    assert build._cache() == tmp_path / "x/sqrtdk"
+    assert libraries.cache_folder() == tmp_path / "x/sqrtdk"
 
 
 def test_auto_leaves_a_kernel_that_was_not_looked_for(unloaded: Path) -> None:
@@ -206,21 +213,21 @@ def test_auto_leaves_a_kernel_that_was_not_looked_for(unloaded: Path) -> None:
 
 @needs_kernel
 def test_the_library_s_name_follows_source_torch_and_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    here = build.library()
-    names = {here.name, build.library("avx512").name, build.library("avx512_bf16").name}
+    here = libraries.stem("avx512")
+    names = {here, libraries.stem("avx512_bf16")}
     monkeypatch.setattr(torch, "__version__", "9.9.9")
-    build._digest.cache_clear()
-    names.add(build.library().name)
+    libraries._digest.cache_clear()
+    names.add(libraries.stem("avx512"))
     monkeypatch.undo()
     copy = tmp_path / "attention.cpp"
-    copy.write_text(build.sources()[0].read_text() + "\n// changed\n")
-    monkeypatch.setattr(build, "sources", lambda: [copy])
-    build._digest.cache_clear()
-    names.add(build.library().name)
+    copy.write_text(libraries.sources()[0].read_text() + "\n// changed\n")
+    monkeypatch.setattr(libraries, "sources", lambda: [copy])
+    libraries._digest.cache_clear()
+    names.add(libraries.stem("avx512"))
     monkeypatch.undo()
-    build._digest.cache_clear()
+    libraries._digest.cache_clear()
     assert len(names) == 4
-    assert build.library() == here
+    assert built().name.startswith(libraries.stem(libraries.this_target()))
 
 
 @needs_kernel
@@ -237,3 +244,14 @@ def test_auto_takes_it_where_it_pays() -> None:
     assert choice.impl != "cpu"
     assert "not the compiled kernel: the gradient of a bias is as large as the weights" in choice.reason
     assert torch.equal(sqrtdk.attention(large, large, large), sqrtdk.attention(large, large, large, impl="cpu"))
+
+
+def test_the_reason_says_what_could_not_be_looked_at() -> None:
+    real, small = torch.randn(1, 2, 512, 64), torch.empty(1, 2, 8, 64, device="meta")
+    large = torch.empty(8, 32, 4096, 64, device="meta")
+    assert "not looked at" not in sqrtdk.explain(real, real, real, is_causal=True, dropout_p=0.1).reason
+    assert "not looked at" not in sqrtdk.explain(small, small, small).reason
+    found = sqrtdk.explain(small, small, small, is_causal=True)
+    assert found.impl == "fused"
+    assert "; not looked at: whether NaN or infinity stands at a hidden key" in found.reason
+    assert "; not looked at: whether torch would hold all pairs at once" in sqrtdk.explain(large, large, large).reason

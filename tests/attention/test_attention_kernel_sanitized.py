@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from cases import CASES, LONG_CASES
 
-from sqrtdk.impl.kernel.build import HOME, compiler, unable
+from sqrtdk.impl.kernel.build import unable
+from sqrtdk.impl.kernel.compiler import command
+from sqrtdk.impl.kernel.libraries import HOME
 
 PROGRAM = Path(__file__).with_name("sanitized.py")
 pytestmark = [
@@ -22,7 +24,7 @@ pytestmark = [
 
 def run(cache: Path, package: Path) -> subprocess.CompletedProcess[str]:
     found = [
-        subprocess.run([str(compiler()), f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout
+        subprocess.run([*command(), f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout
         for name in ("libasan.so", "libubsan.so", "libstdc++.so.6")
     ]
     given = os.environ | {

@@ -20,7 +20,8 @@ def build(
 
     GCC 11 or newer is needed; CXX names another than g++. The library is kept in $SQRTDK_CACHE/sqrtdk, or else in
     $XDG_CACHE_HOME/sqrtdk or ~/.cache/sqrtdk, one for each version of torch and kind of CPU, and used by every process
-    from then on; where it is there already, nothing is compiled. Prints the path of the library.
+    from then on; where it is there already, and whole, nothing is compiled. What the compiler made is loaded in a
+    process of its own before it is kept. Prints the path of the library.
 
     Exit code 0: built, or there already; 2: it can't be built, and why.
     """
@@ -31,9 +32,10 @@ def build(
         try:
             with working("Compiling the kernel"):
                 from sqrtdk.impl.kernel import build as kernel
+                from sqrtdk.impl.kernel.load import load
 
                 path = kernel.build(force)
-                kernel.load()  # what can't be loaded is not built
+                load()  # what can't be loaded is not built
         except UnsupportedError as error:
             if not if_possible:
                 raise

@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from sqrtdk.errors import InvalidValueError
-from sqrtdk.impl.call import Call
+from sqrtdk.impl.call import Call, has_values
 from sqrtdk.impl.cpu import DTYPES, cpu
 from sqrtdk.impl.cpu import obstacle as against_cpu
 from sqrtdk.impl.dense import dense
 from sqrtdk.impl.fused import LARGEST_MASK, fused, held_by_torch, mask_elements
 from sqrtdk.impl.fused import obstacle as against_fused
-from sqrtdk.impl.kernel.build import loaded, unavailable
+from sqrtdk.impl.kernel.load import loaded, unavailable
 from sqrtdk.impl.tiled import block_rows, tiled
 from sqrtdk.stats.request import AuxOutput
 
@@ -63,7 +63,7 @@ def choose(call: Call, impl: str = "auto") -> Choice:
         elif call.elements > LARGEST_DENSE and held_by_torch(call):
             reason = f"torch would hold {call.elements} pairs at once"
         else:
-            return Choice("fused", f"torch's kernels run it{refused}")
+            return Choice("fused", f"torch's kernels run it{_untold(call)}{refused}")
     height = block_rows(call)
     if height >= call.length:
         return Choice("dense", f"{reason}; the call fits one block{refused}")
@@ -86,6 +86,17 @@ def against_compiled(call: Call) -> str | None:
     if call.aux is None and _is_small(call.elements, call.query, call.key, call.value) and against_fused(call) is None:
         return "the call is small"
     return None
+
+
+def _untold(call: Call) -> str:
+    """What was not looked at before torch's kernels were chosen."""
+    numbers = has_values(call.query, call.key, call.value)
+    lost = []
+    if call.hides and not (numbers and call.query.device.type == "cpu"):
+        lost.append("whether NaN or infinity stands at a hidden key")
+    if call.elements > LARGEST_DENSE and not numbers:
+        lost.append("whether torch would hold all pairs at once")
+    return f"; not looked at: {', '.join(lost)}" if lost else ""
 
 
 def pays_compiled(pairs: int, query: Tensor, key: Tensor, value: Tensor, dropout_p: float) -> bool:

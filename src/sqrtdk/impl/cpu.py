@@ -1,6 +1,6 @@
 """The compiled kernel for CPUs with AVX-512: output and statistics from one pass over tiles that stay in the cache.
 
-See `kernel/attention.cpp` for the arithmetic, `kernel/build.py` for how it comes to be there.
+See `kernel/attention.cpp` for the arithmetic, `kernel/build.py` and `kernel/load.py` for how it comes to be there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from torch.autograd import forward_ad
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.bias import learns_term, with_bias
 from sqrtdk.impl.call import Call, grow, transformed
-from sqrtdk.impl.kernel.build import loaded, ready
+from sqrtdk.impl.kernel.build import ready
+from sqrtdk.impl.kernel.load import loaded
 from sqrtdk.impl.kernel.operators import FIELDS
 from sqrtdk.impl.rows import joined_with_sink
 from sqrtdk.stats import RowStats

@@ -40,9 +40,10 @@ def numbers_from() -> Mapping[str, str]:
     Python's is among them since its standard library is what models are trained on, and the compiled attention kernel,
     which rounds in another order than torch's does.
     """
-    from sqrtdk.impl.kernel import build
+    from sqrtdk.impl.kernel.load import library
 
-    kernel = build.library().name if build.loaded() else "none"
+    path = library()
+    kernel = "none" if path is None else path.name
     found = {"code": code(), "python": platform.python_version(), "kernel": kernel}
     for name in _LIBRARIES:
         with suppress(importlib.metadata.PackageNotFoundError):

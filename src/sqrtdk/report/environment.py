@@ -11,9 +11,10 @@ def to_text(found: dict[str, Any]) -> str:
     """Draw what `sqrtdk._environment.environment` returns, a name and its value a line."""
     versions, kernel = found["versions"], found["kernel"]
     lines = {name: version or "not installed" for name, version in versions.items()}
+    cores = found["cpus"] or "an unknown number of"
     lines |= {
         "platform": found["platform"],
-        "CPU": f"{found['cpu']}, {found['cpus']} logical cores, {found['threads']} threads of torch",
+        "CPU": f"{found['cpu']}, {cores} logical cores, {found['threads']} threads of torch",
         "GPU": ", ".join(found["gpus"]) or "none that torch can use",
         "compiler": kernel["compiler"] or "none",
         "kernel": f"in use: {kernel['library']}" if kernel["loaded"] else f"not in use: {kernel['reason']}",

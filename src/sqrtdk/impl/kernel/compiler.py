@@ -1,0 +1,100 @@
+"""The machine's C++ compiler: which it is, and running it, for no longer than a limit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+
+from sqrtdk.errors import UnsupportedError
+
+COMPILE_S = 900.0  # half a minute is usual
+ENDED_S = 10.0  # within which a killed process is gone
+_MOST_READ = 2**20  # bytes of what it says
+
+
+def command() -> list[str]:
+    """That of CXX, which may be a command with arguments, or GCC by its usual names; empty where there is none."""
+    named = os.environ.get("CXX", "").strip()
+    commands = [[named]] if named else [["g++"], ["c++"]]
+    with contextlib.suppress(ValueError):  # a quote that does not end
+        commands += [shlex.split(named)] if named else []
+    found = ((shutil.which(program), rest) for program, *rest in commands)
+    return next(([path, *rest] for path, rest in found if path), [])
+
+
+def missing() -> str | None:
+    """Why there is no compiler; None where there is one."""
+    if command():
+        return None
+    named = os.environ.get("CXX", "").strip()
+    if not named:
+        return "there is no C++ compiler"
+    return f"CXX names {named!r}, which is {'no program' if os.path.exists(named) else 'not found'}"
+
+
+def compile_by(words: list[str]) -> None:
+    """Run the compiler.
+
+    Raises:
+        UnsupportedError: it can't be started, fails, or does not end; with its first error.
+    """
+    hint = "It has to be GCC 11 or newer; CXX names another one."
+    code, said = run(words, COMPILE_S, f"the compiler {words[0]}", hint)
+    if code:
+        errors = [line for line in said if "error:" in line] or said[-1:]
+        raise UnsupportedError(f"the compiler failed: {errors[0] if errors else ending(code)}", hint=hint)
+
+
+def run(words: list[str], limit_s: float, name: str, hint: str) -> tuple[int, list[str]]:
+    """Run a program that reads nothing.
+
+    Returns:
+        Its exit status, and the lines that it wrote to stderr, in English where it has the choice.
+
+    Raises:
+        UnsupportedError: it can't be started, or was ended after `limit_s` seconds.
+    """
+    with tempfile.TemporaryFile() as said:  # a pipe stays open as long as any program that it started
+        given = os.environ | {"LC_ALL": "C"}
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": said}
+        try:
+            process = subprocess.Popen(words, env=given, process_group=0, **streams)  # type: ignore[call-overload]
+        except OSError as error:
+            raise UnsupportedError(f"{name} can't be started: {error.strerror or error}", hint=hint) from error
+        try:
+            code = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise UnsupportedError(f"{name} did not end within {limit_s:g} s", hint=hint) from None
+        finally:  # Ctrl-C too: in a group of its own it does not hear of it
+            _end(process)
+        said.seek(0)
+        lines = said.read(_MOST_READ).decode(errors="replace").splitlines()
+        return code, [line for line in lines if line.strip()]
+
+
+def ending(code: int) -> str:
+    """What an exit status says.
+
+    Example:
+        >>> ending(1), ending(-9)
+        ('it exited with 1', 'it was killed by SIGKILL')
+    """
+    if code >= 0:
+        return f"it exited with {code}"
+    with contextlib.suppress(ValueError):  # a real-time signal has no name
+        return f"it was killed by {signal.Signals(-code).name}"
+    return f"it was killed by signal {-code}"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End it, and what it started, unless it has ended."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(ENDED_S)

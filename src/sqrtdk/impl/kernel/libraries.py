@@ -1,0 +1,162 @@
+"""What a compiled library is called, where it lies, and whether it may be opened.
+
+To load a library is to run it. One that another user owns, or that a group or everyone can write, is left alone; so is
+one that is not, bit for bit, what was built: an open file that is cut short ends the process. The name says what it is:
+the instructions that it uses, a hash of the sources and of torch's version (another kind of CPU that shares the cache,
+or a new torch, has its own), and the checksum of the file, so that one rename keeps both or neither.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import stat
+import sys
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from sqrtdk.errors import UnsupportedError
+
+HOME = Path(__file__).parent
+PREBUILT = HOME / "prebuilt"  # of a wheel
+NEEDED = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")  # x86-64-v4
+# -fopenmp only compiles: at run time torch's own OpenMP library serves, so that there is one pool of threads.
+COMPILE = ("-O3", "-mprefer-vector-width=512", "-std=c++20", "-fPIC", "-fopenmp", "-DAT_PARALLEL_OPENMP=1", "-c")
+TARGETS = {"avx512": ("-march=x86-64-v4",), "avx512_bf16": ("-march=x86-64-v4", "-mavx512bf16")}
+LARGEST = 2**26  # bytes of a library that is read at all; half a MiB is usual
+
+
+def system() -> str | None:
+    """Why the kernel can't run on this system; None where it can."""
+    if sys.platform != "linux":
+        return f"it is for Linux; this is {sys.platform}"
+    if platform.machine() != "x86_64":
+        return f"it is for x86-64; this is {platform.machine() or 'unknown'}"
+    features = _features()
+    if not features:
+        return "what the CPU can do is not known: /proc/cpuinfo does not tell"
+    lacking = [name for name in NEEDED if name not in features]
+    return f"the CPU has no {', '.join(lacking)}" if lacking else None
+
+
+def this_target() -> str:
+    """The one of `TARGETS` for this CPU."""
+    return "avx512_bf16" if "avx512_bf16" in _features() else "avx512"
+
+
+def sources() -> list[Path]:
+    """The C++ files, the one that includes the others first."""
+    return [HOME / "attention.cpp", *sorted(HOME.glob("*.h"))]
+
+
+def stem(target: str) -> str:
+    """What the names of all libraries for one of `TARGETS` begin with, whatever compiler made them.
+
+    Raises:
+        UnsupportedError: a source file can't be read.
+    """
+    return f"attention-{target}-{_digest(target)}-"
+
+
+def file_name(made: Path, target: str) -> str:
+    """The name of a finished library for one of `TARGETS`."""
+    return f"{stem(target)}{_checksum(made)}.so"
+
+
+def cache_folder() -> Path:
+    """Where libraries are kept, whether it is there or not.
+
+    Raises:
+        UnsupportedError: there is no home directory.
+    """
+    try:
+        home = os.environ.get("SQRTDK_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        return Path(home).expanduser().resolve() / "sqrtdk"
+    except (OSError, RuntimeError) as error:
+        text = f"the cache directory is unknown: {error}"
+        raise UnsupportedError(text, hint="SQRTDK_CACHE names one.") from error
+
+
+def kept(folder: Path, target: str) -> list[Path]:
+    """What bears the name of a library for one of `TARGETS`, good or not; the newest first.
+
+    Raises:
+        OSError: the folder is there and can't be listed.
+        UnsupportedError: see `stem`.
+    """
+    start = stem(target)
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    return sorted((folder / name for name in names if name.startswith(start) and name.endswith(".so")), key=_age)
+
+
+def untrusted(path: Path) -> str | None:
+    """Why what lies there may be another's.
+
+    Raises:
+        OSError: it can't be looked at.
+    """
+    found = path.stat()
+    if found.st_uid not in (0, os.geteuid()):
+        return f"{path} belongs to another user, {found.st_uid}"
+    if found.st_mode & stat.S_IWOTH:
+        return f"everyone can write {path}"
+    return f"its group can write {path}" if found.st_mode & stat.S_IWGRP else None
+
+
+def refused(path: Path) -> str | None:
+    """Why a library is not opened: it may be another's, or is not what was built. None where it is."""
+    try:
+        found = path.stat()  # before it is opened: a pipe would wait for ever
+        if not stat.S_ISREG(found.st_mode):
+            return f"{path} is no file: `sqrtdk build` replaces it"
+        # Whoever can write the package's own files can do worse; the cache's name is known to everyone.
+        reason = None if path.parent == PREBUILT else untrusted(path)
+        if reason is not None:
+            return reason
+        # The loader opens it once more by its name: in between only those could change it who own the folder.
+        if not 0 < found.st_size <= LARGEST or _checksum(path) != path.stem.rpartition("-")[2]:
+            return f"{path} is damaged: `sqrtdk build` builds it again"
+    except OSError as error:
+        return f"{path} can't be read: {error.strerror or error}"
+    return None
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def _age(path: Path) -> float:
+    try:
+        return -path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+@cache
+def _digest(target: str) -> str:
+    try:
+        texts = [path.read_text(encoding="utf-8") for path in sources()]
+    except OSError as error:
+        text = f"the compiled kernel can't be built: a source can't be read: {error}"
+        raise UnsupportedError(text, hint="impl='tiled' runs everywhere.") from error
+    whole = "\n".join([*texts, torch.__version__, *COMPILE, *TARGETS[target]])
+    return hashlib.sha256(whole.encode()).hexdigest()[:16]
+
+
+@cache
+def _features() -> frozenset[str]:
+    """What /proc/cpuinfo says that the CPU can do; empty where it does not tell."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return frozenset()
+    found = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
+    return frozenset(found[1].split() if found else ())

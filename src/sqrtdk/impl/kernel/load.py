@@ -1,0 +1,130 @@
+"""Loads the compiled kernel, once a process, and remembers why it could not be."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from sqrtdk.errors import UnsupportedError
+from sqrtdk.impl.kernel import compiler, libraries
+from sqrtdk.impl.kernel.libraries import PREBUILT
+
+lock = threading.RLock()  # of building and loading: torch takes an operator once
+# Plain values, the reason None once the operators are there: `torch.compile` reads it, and can't follow what loads.
+_reason: str | None = "it was not looked for"
+_path: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Whether the kernel can be used here.
+
+    Attributes:
+        path: of the library in use, or else of the first that bears the name; None where there is none.
+        built: whether one is there that is whole.
+        loaded: whether this process uses it.
+        reason: why it can't be used; None where it can.
+    """
+
+    path: Path | None
+    built: bool
+    loaded: bool
+    reason: str | None
+
+
+def state() -> State:
+    """Look, and build nothing."""
+    paths = [path for path, _ in _candidates() if path is not None]
+    built = loaded() or any(libraries.refused(path) is None for path in paths)
+    return State(_path or next(iter(paths), None), built, loaded(), unavailable())
+
+
+def library() -> Path | None:
+    """The library that this process uses; None where it uses none."""
+    return _path
+
+
+def loaded() -> bool:
+    """Whether the operators are there."""
+    return _reason is None
+
+
+def unavailable() -> str | None:
+    """Why the operators are not there, as of the last look; None where they are."""
+    return _reason
+
+
+def load() -> None:
+    """Load the library, and tell torch of its operators; once.
+
+    Raises:
+        UnsupportedError: there is none, or it can't be loaded.
+    """
+    global _reason
+    with lock:
+        if _reason is not None:
+            _reason = _attempt()
+        if _reason is not None:
+            text = f"the compiled kernel can't be used: {_reason}"
+            raise UnsupportedError(text, hint="`sqrtdk build --force` builds it again.")
+
+
+def load_if_built() -> None:
+    """Load what is there, and compile nothing; `unavailable` tells why the operators are not there then."""
+    with contextlib.suppress(UnsupportedError):
+        load()
+
+
+def _attempt() -> str | None:
+    """Load the first library that is there and does; else why not: of the first that is there."""
+    global _path
+    reason = libraries.system()
+    if reason is not None:
+        return reason
+    reasons = []
+    for path, reason in _candidates():
+        reason = _against(path) if path is not None else reason
+        if reason is None:
+            _path = path
+            return None
+        reasons.append(reason)
+    return reasons[0] if reasons else compiler.missing() or "it is not built: `sqrtdk build`"
+
+
+def _candidates() -> Iterator[tuple[Path | None, str | None]]:
+    """What may be loaded, or why a place can't be looked at: of the cache, where it is built, then of the package."""
+    for place in (libraries.cache_folder, lambda: PREBUILT):
+        try:
+            folder = place()
+            paths = libraries.kept(folder, libraries.this_target())
+            reason = libraries.untrusted(folder) if paths and folder != PREBUILT else None
+        except UnsupportedError as error:
+            yield None, str(error)
+        except OSError as error:
+            yield None, f"{folder} can't be read: {error.strerror or error}"
+        else:
+            yield from [(path, None) for path in paths] if reason is None else [(None, f"it is not loaded: {reason}")]
+
+
+def _against(path: Path) -> str | None:
+    """Load one library, or say why not."""
+    from sqrtdk.impl.kernel.operators import register
+
+    reason = libraries.refused(path)
+    if reason is not None:
+        return f"the library is not loaded: {reason}"
+    try:
+        torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
+        register()
+    except (OSError, RuntimeError) as error:
+        text = str(error.__cause__ or error) or type(error).__name__  # the cause is the loader's own text
+        return f"the library can't be loaded: {text.splitlines()[0]}"
+    return None
+
+
+load_if_built()

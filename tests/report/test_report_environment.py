@@ -1,0 +1,53 @@
+"""What `sqrtdk env` says where it could not tell."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import sqrtdk
+from sqrtdk import _environment
+from sqrtdk.impl.kernel import libraries
+from sqrtdk.report.environment import to_text
+
+
+def test_a_library_that_does_not_tell_its_version_is_not_called_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "without_a_record.py").touch()
+    (tmp_path / "with_an_empty_one-1.0.dist-info").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    assert _environment._version("without_a_record") == "unknown"
+    assert _environment._version("with_an_empty_one") == "unknown"
+    assert _environment._version("no_such_library") is None
+
+
+def test_the_versions_are_of_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.0")
+    found = _environment.environment()["versions"]
+    assert (found["sqrtdk"], found["torch"]) == (sqrtdk.__version__, torch.__version__)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there and can be used")
+def test_a_gpu_that_can_t_be_used_is_listed_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # as a driver counts that then fails
+    (named,) = _environment.environment()["gpus"]
+    assert named.startswith("device 0, which torch can't use: ")
+
+
+def test_what_is_not_known_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[str, Any] = _environment.environment() | {"cpus": None, "gpus": []}
+    assert "an unknown number of logical cores" in to_text(found)
+    assert "GPU           none that torch can use" in to_text(found)
+    monkeypatch.setattr(libraries, "_features", frozenset)
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr("sys.platform", "linux")
+    assert libraries.system() == "what the CPU can do is not known: /proc/cpuinfo does not tell"
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert libraries.system() == "it is for x86-64; this is aarch64"
