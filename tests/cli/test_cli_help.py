@@ -78,7 +78,7 @@ def test_help_names_what_is_allowed() -> None:
         "float32 (fp32), bfloat16 (bf16), float16 (fp16) or float64 (fp64)",
         "cpu, cuda, cuda:1, mps",
         "<eager|sdpa|both>",
-        "note|warn|fail|",
+        "note|warn|unmeasured|",
         "[x>=1]",
         "e.g. auto",
     ):

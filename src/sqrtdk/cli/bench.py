@@ -47,7 +47,7 @@ def bench(
     """
     with reported(show_traceback):
         from sqrtdk import _files
-        from sqrtdk.cli.output import colors, counting, print_text, say, width
+        from sqrtdk.cli.output import colors, counting, print_text, width, written
 
         _files.check_outputs((output,), force)
         with counting("Rounds") as progress:
@@ -82,7 +82,7 @@ def bench(
             json, text = to_json(record), report.to_text(record, width=width(), color=colors())
         if output is not None:
             _files.write_text(output, json, force)
-            say(f"JSON report: {output}")
+            written("JSON", output)
         print_text(json if json_ and output is None else text)
     if record is not None and record.bare:
         raise typer.Exit(1)

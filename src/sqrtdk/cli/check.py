@@ -66,7 +66,7 @@ def check(
         from sqrtdk import _files
 
         _files.check_outputs((output, html), force)
-        from sqrtdk.cli.output import announce, colors, print_text, say, width, working
+        from sqrtdk.cli.output import announce, colors, print_text, say, width, working, written
 
         with working(f"Checking {model}"):
             from sqrtdk.models.names import check_name
@@ -99,7 +99,7 @@ def check(
             wanted = [(path, draw(report), kind) for path, draw, kind in documents if path is not None]
         for path, document, kind in wanted:
             _files.write_text(path, document, force)
-            say(f"{kind} report: {path}")
+            written(kind, path)
         if json_ and output is None:
             print_text(to_json(report))
             say(summary_line(report))

@@ -123,6 +123,11 @@ def say(text: str) -> None:
             sys.stderr.flush()
 
 
+def written(kind: str, path: object) -> None:
+    """Say where a report is; a line break in its name makes no second line."""
+    say(f"{kind} report: {plain(str(path))}")
+
+
 def announce(model: str) -> None:
     """Say that a name is no directory, before the hub is asked for it."""
     say(f"There is no directory {model!r}: asking the hub for it.")

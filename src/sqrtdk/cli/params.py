@@ -38,7 +38,7 @@ def params(
     """
     with reported(show_traceback):
         from sqrtdk import _files
-        from sqrtdk.cli.output import announce, colors, print_text, say, width, working
+        from sqrtdk.cli.output import announce, colors, print_text, width, working, written
         from sqrtdk.report.params import to_text
 
         _files.check_outputs((output,), force)
@@ -53,7 +53,7 @@ def params(
         text = json.dumps(document, indent=2, ensure_ascii=True) + "\n"
         if output is not None:
             _files.write_text(output, text, force)
-            say(f"JSON report: {output}")
+            written("JSON", output)
         if json_ and output is None:
             print_text(text)
         else:

@@ -22,7 +22,7 @@ def report(
     """
     with reported(show_traceback):
         from sqrtdk import _files
-        from sqrtdk.cli.output import say, working
+        from sqrtdk.cli.output import say, working, written
 
         target = output or folder / "report.html"
         from sqrtdk.lab.runner import not_run, records
@@ -37,4 +37,4 @@ def report(
         _files.write_text(target, page, force)
         if missing:
             say(f"Not run, {len(missing)} of {len(missing) + len(found)} claims: {', '.join(missing)}")
-        say(f"HTML report: {target}")
+        written("HTML", target)

@@ -46,6 +46,7 @@ def sweep(
     """
     with reported(show_traceback):
         from sqrtdk.cli.output import colors, counting, print_text, say, width
+        from sqrtdk.report.plain import plain
 
         with counting("Cells") as progress:
             from sqrtdk import _json
@@ -65,7 +66,7 @@ def sweep(
             try:
                 swept = run(grid, output, engine, workers, ray_address, progress, force, command)
             except KeyboardInterrupt:
-                say(f"What ended is kept in {output}; the same command goes on with the rest.")
+                say(f"What ended is kept in {plain(str(output))}; the same command goes on with the rest.")
                 raise
             document = summary(swept)
         print_text(_json.document(document) if json_ else to_text(document, width=width(), color=colors()))
