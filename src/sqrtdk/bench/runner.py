@@ -59,7 +59,7 @@ def run(
 
     Raises:
         InvalidValueError: repeats below 1, threads below 1 or more than the CPUs here, or a seed that torch lacks.
-        BenchError: a way of ours gives another result than the base; a peer that does is not measured.
+        BenchError: a way gives another result than the base.
 
     Example:
         >>> tiny = Workload(1, 1, 1, 4, 4, 8)
@@ -124,7 +124,7 @@ def prepared(case: Case, ways: Mapping[str, Way]) -> tuple[dict[str, Work], dict
     """Works by way, each of which gave the base's results once; and for the others why they can't run the case.
 
     Raises:
-        BenchError: a way of ours gives another result than the base, which is the first of `ways`.
+        BenchError: a way gives another result than the base, which is the first of `ways`.
     """
     ready: dict[str, Work] = {}
     refused: dict[str, str] = {}
@@ -145,13 +145,7 @@ def prepared(case: Case, ways: Mapping[str, Way]) -> tuple[dict[str, Work], dict
             refused[name] = kind_and_text(error, 200)
             continue
         expected = expected or found
-        try:
-            compare(name, found, expected, case)
-        except BenchError as error:
-            if not way.peer:
-                raise
-            refused[name] = f"its results are wrong here: {short_text(error, 200)}"
-            continue
+        compare(name, found, expected, case)
         ready[name] = work
     return ready, refused
 
