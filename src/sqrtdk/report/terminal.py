@@ -46,7 +46,8 @@ def to_text(report: CheckReport, *, width: int = 80, color: bool = False) -> str
         <BLANKLINE>
         No attention call was seen.
         <BLANKLINE>
-        0 attention calls. No findings. Exit code 0 (fail-on: fail).
+        0 attention calls. No findings, on scales and formulas alone. Exit code 0
+        (fail-on: fail).
         <BLANKLINE>
     """
 
