@@ -127,7 +127,7 @@ def main() -> int:
     LOGS.mkdir(parents=True, exist_ok=True)
     for path in LEFT_OUT:
         assert (ROOT / path).exists(), f"{path} is left out and not there"
-    chosen = [(*setting, threads) for setting in SETTINGS for threads in THREADS]
+    chosen = [(*setting, threads) for threads in THREADS for setting in SETTINGS]
     chosen = [each for each in chosen if all(word in "{}={}-{}".format(*each) for word in words)]
     if not chosen:
         print(f"no run has all of {words} in its name", file=sys.stderr)
