@@ -4,7 +4,7 @@ import math
 import pytest
 
 from sample_report import head_stats, healthy, judged, sick, static
-from sqrtdk.report.figures import health
+from sqrtdk.report.figures import worst_head
 from sqrtdk.report.fold import fold_calls, fold_findings, values
 
 
@@ -62,7 +62,7 @@ def test_root_and_second_call_are_named() -> None:
 
 def test_figures_are_of_the_worst_head() -> None:
     calm, wild = head_stats(sigma=0.5), head_stats(sigma=3.0, seed=1, nan_head=1)
-    worst = health([judged("h.0", stats=calm), judged("h.1", stats=wild)])
+    worst = worst_head([judged("h.0", stats=calm), judged("h.1", stats=wild)])
     known = [value for value in wild.max_logit if not math.isnan(value)]
     assert worst.max_logit == max(known)
     assert worst.entropy_nats == min(value for value in wild.entropy_nats if not math.isnan(value))
@@ -71,8 +71,8 @@ def test_figures_are_of_the_worst_head() -> None:
 
 
 def test_figures_of_nothing_and_of_nan_differ() -> None:
-    assert health([judged("h.0")]).max_logit is None
-    only_nan = health([judged("h.0", stats=head_stats(1, nan_head=0))])
+    assert worst_head([judged("h.0")]).max_logit is None
+    only_nan = worst_head([judged("h.0", stats=head_stats(1, nan_head=0))])
     assert only_nan.max_logit is not None
     assert math.isnan(only_nan.max_logit)
     assert only_nan.entropy_nats is not None

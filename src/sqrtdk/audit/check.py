@@ -157,14 +157,14 @@ def check(
             runs.append(_audit(build.loaded, build.attn, seed=seed, compare="never" if runs else compare))
         del build  # two large models need not be in memory at once
     # of "both" each is audited that there is; one that was asked for by its name is missed where there is another
-    missed = [unmeasured.not_run(entry) for entry in missing] if attn in ATTN else []
-    return _report(runs, missing, missed, seed=seed, command=command, fail_on=fail_on)
+    not_run = [unmeasured.not_run(entry) for entry in missing] if attn in ATTN else []
+    return _report(runs, missing, not_run, seed=seed, command=command, fail_on=fail_on)
 
 
 def _report(
     runs: Sequence[_Run],
     missing: Sequence[NotMeasured],
-    missed: Sequence[Finding],
+    not_run: Sequence[Finding],
     *,
     seed: int,
     command: str,
@@ -178,7 +178,7 @@ def _report(
         calls=tuple(judged for run in runs for judged in run.calls),
         not_attention=tuple(dict.fromkeys(entry for run in runs for entry in run.not_attention)),
         not_measured=tuple(dict.fromkeys((*missing, *(entry for run in runs for entry in run.not_measured)))),
-        findings=_worst_first(runs, missed),
+        findings=_worst_first(runs, not_run),
         seed=seed,
         command=command,
         environment=first.environment | {"attn": ", ".join(filter(None, (run.environment["attn"] for run in runs)))},
@@ -270,7 +270,7 @@ def _audit(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> _Run:
                 or "Give a model with softmax(q . k) v in its forward, run without torch.compile, "
                 "in the thread that calls forward: other threads are not seen.",
             )
-        lost, unseen = silences(module, called, run)
+        lost, idle_or_doubtful = silences(module, called, run)
 
         def rerun(stats: bool, enlarge: Mapping[tuple[str, int], float] | None) -> Rerun:
             torch.manual_seed(seed)
@@ -289,7 +289,7 @@ def _audit(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> _Run:
             compare=compare,
             dtype=str(environment["dtype"]),
             lost=lost,
-            unseen=unseen,
+            idle_or_doubtful=idle_or_doubtful,
         )
         found = [entry for rule in RULES.values() for entry in rule(context)]
         findings = tuple(entry for entry in found if isinstance(entry, Finding))
@@ -302,7 +302,7 @@ def _audit(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> _Run:
         not_attention=run.not_attention,
         not_measured=(
             *lost,
-            *(entry for entry in unseen if entry.reason == IDLE),
+            *(entry for entry in idle_or_doubtful if entry.reason == IDLE),
             *(entry for entry in found if isinstance(entry, NotMeasured)),
         ),
         findings=findings,

@@ -32,8 +32,8 @@ class Context:
 
     `rerun(stats, enlarge)` runs the model again under a trace; None in static mode. `ran` holds the module paths whose
     forward ran, None when that was not watched. `compare` says when to run eager against sdpa: "auto" unless it is
-    costly, "always", or "never". `lost` are attentions that ran and could not be read, `unseen` what did not run,
-    and softmaxes of which it is not known whether they are attentions.
+    costly, "always", or "never". `lost` are attentions that ran and could not be read, `idle_or_doubtful` those that
+    did not run, and softmaxes of which it is not known whether they are attentions.
     """
 
     model: nn.Module
@@ -44,7 +44,7 @@ class Context:
     compare: str = "auto"
     dtype: str = ""
     lost: tuple[NotMeasured, ...] = ()
-    unseen: tuple[NotMeasured, ...] = ()
+    idle_or_doubtful: tuple[NotMeasured, ...] = ()
 
     def module(self, site: str) -> nn.Module | None:
         """The module at a site."""

@@ -17,7 +17,7 @@ CONFIG_NAMES = (
 )  # fmt: skip
 
 SOFTCAP_FIELDS = ("attn_logit_softcapping", "attn_logit_softcap", "attention_logit_softcapping", "attention_logit_cap")
-NOBODYS = "a name that no config has"
+UNUSED_NAME = "a name that no config has"
 
 
 def _usable(config: Any) -> bool:
@@ -64,7 +64,7 @@ def _configs(module: nn.Module) -> Iterator[Any]:
         if not _usable(config) or isinstance(config, type):
             continue
         # One that answers to any name says nothing by it: what it holds itself counts.
-        yield held(config) if not isinstance(config, Mapping) and present(config, NOBODYS) else config
+        yield held(config) if not isinstance(config, Mapping) and present(config, UNUSED_NAME) else config
 
 
 def config_at(model: nn.Module, site: str) -> Any:

@@ -62,20 +62,20 @@ def rope_parameters(config: Any, module: nn.Module | None, layer: int | None) ->
 def _rotation_gain(block: Mapping[str, Any], config: Any) -> float:
     """The factor on cos and sin, as transformers' `modeling_rope_utils` computes it: it enters the logits squared."""
     kind = block.get("rope_type", block.get("type"))
-    given = number(block, "attention_factor")
+    stated = number(block, "attention_factor")
     original = number(block, "original_max_position_embeddings") or number(config, "original_max_position_embeddings")
     longest = number(config, "max_position_embeddings")
     factor = number(block, "factor") or (longest / original if longest and original else 1.0)
     if kind in ("yarn", "deepseek_yarn"):
-        if given is not None:
-            return given
+        if stated is not None:
+            return stated
         mscale, all_dim = number(block, "mscale"), number(block, "mscale_all_dim")
         return yarn_mscale(factor, mscale) / yarn_mscale(factor, all_dim) if mscale and all_dim else yarn_mscale(factor)
     if kind in ("longrope", "su"):
-        if given is not None:
-            return given
+        if stated is not None:
+            return stated
         return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original else 1.0
-    return 1.0 if is_transformers(config) or given is None else given
+    return 1.0 if is_transformers(config) or stated is None else stated
 
 
 def _length(call: AttentionCall, module: nn.Module | None, config: Any, layer: int | None) -> Multiplier | None:
@@ -119,7 +119,7 @@ def _length(call: AttentionCall, module: nn.Module | None, config: Any, layer: i
     return Multiplier((1.0, gain) if partial else (gain,), text, "length", interval=partial)
 
 
-def _layer_index(call: AttentionCall, config: Any, layer: int | None) -> Multiplier | None:
+def _layer_index(config: Any, layer: int | None) -> Multiplier | None:
     if layer is None or field(config, "scale_attn_by_inverse_layer_idx") is not True:
         return None
     return Multiplier((1.0 / (layer + 1),), f"config.scale_attn_by_inverse_layer_idx: 1/{layer + 1}", "layer")
@@ -172,28 +172,27 @@ def _log_n(call: AttentionCall, config: Any) -> Multiplier | None:
     return Multiplier((1.0, high), "config.use_logn_attn (Qwen: log_seq_length of the position)", interval=True)
 
 
-MULTIPLIERS: tuple[Callable[[AttentionCall, Any], Multiplier | None], ...] = (
-    _fixed("key_multiplier", "Falcon-H1: on the keys, muP"),
-    _fixed("qk_scale_factor", "gain on the normalised queries"),
-    _temperature_tuning,
-    _position_beta,
-    _log_scaling,
-    _log_n,
+# The field that each reads first, and the reader.
+MULTIPLIERS: tuple[tuple[str, Callable[[AttentionCall, Any], Multiplier | None]], ...] = (
+    ("key_multiplier", _fixed("key_multiplier", "Falcon-H1: on the keys, muP")),
+    ("qk_scale_factor", _fixed("qk_scale_factor", "gain on the normalised queries")),
+    ("attn_temperature_tuning", _temperature_tuning),
+    ("rope_parameters.llama_4_scaling_beta", _position_beta),
+    ("log_scaling_alpha", _log_scaling),
+    ("use_logn_attn", _log_n),
 )
-
 MULTIPLIER_FIELDS = (
-    *ROPE_BLOCKS, *BASE_LENGTHS, "mscale", "scale_attn_by_inverse_layer_idx", "key_multiplier", "qk_scale_factor",
-    "attn_temperature_tuning", "log_scaling_alpha", "use_logn_attn",
+    *ROPE_BLOCKS, *BASE_LENGTHS, "mscale", "scale_attn_by_inverse_layer_idx", *(name for name, _ in MULTIPLIERS),
 )  # fmt: skip
 
 
 def multipliers(call: AttentionCall, module: nn.Module | None, config: Any, layer: int | None) -> list[Multiplier]:
     """Every factor that config and module declare for a call."""
     lengths = length_factors(call, module, config)
-    found = (
+    factors = (
         _length(call, module, config, layer),
-        _layer_index(call, config, layer),
+        _layer_index(config, layer),
         Multiplier(*lengths) if lengths is not None else None,
-        *(read(call, config) for read in MULTIPLIERS),
+        *(read(call, config) for _, read in MULTIPLIERS),
     )
-    return [factor for factor in found if factor is not None]
+    return [factor for factor in factors if factor is not None]

@@ -15,6 +15,7 @@ FAIL_ON = ("note", "warn", UNMEASURED, "fail", "critical", "never")
 OK = "ok"
 HEALTH = (OK, *SEVERITIES, UNMEASURED)
 FAILING = ("fail", "critical")
+OUTCOMES = ("failed", "findings", "incomplete", "warnings", "passed")
 VERDICTS = ("exact", "declared", "unexplained", UNMEASURED)
 MISTAKES = (
     "missing",
@@ -57,9 +58,9 @@ class JudgedCall:
     health: str = UNMEASURED  # one of HEALTH: the worst finding at the site; unmeasured: none, and no statistics
 
     @property
-    def failing(self) -> bool:
-        """Whether a finding at this call's site is a failure, whatever the verdict on the scale."""
-        return self.health in FAILING
+    def sound_but_failing(self) -> bool:
+        """Whether the scale is as it should be, and something else at the call fails: its verdict is not green then."""
+        return self.verdict in ("exact", "declared") and self.health in FAILING
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,21 @@ class CheckReport:
     def worst(self) -> str | None:
         """Severity of the worst finding."""
         return max((finding.severity for finding in self.findings), key=SEVERITIES.index, default=None)
+
+    @property
+    def outcome(self) -> str:
+        """The whole in a word of `OUTCOMES`: "passed" only where nothing was found and everything was judged."""
+        if self.exit_code:
+            return "failed"
+        if self.worst in FAILING:
+            return "findings"
+        if self.unjudged:
+            return "incomplete"
+        return "warnings" if self.worst == "warn" else "passed"
+
+    def repeated(self, entry: NotAttention | NotMeasured) -> bool:
+        """Whether a finding says the same of the same site."""
+        return any((finding.site, finding.message) == (entry.site, entry.reason) for finding in self.unjudged)
 
     @property
     def exit_code(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from torch import nn
 
 from sqrtdk.models.attentions import IDLE, silent_attentions
-from sqrtdk.trace._trace import Trace
+from sqrtdk.trace import Trace
 from sqrtdk.trace.records import LOST_SIGHT, NEVER_USED, NotMeasured
 
 
@@ -22,15 +22,15 @@ def silences(
         run: What the trace saw.
     """
     unused = [entry.site for entry in run.not_attention if entry.reason in (NEVER_USED, LOST_SIGHT)]
-    seen = [entry.site for entry in run.not_attention if entry.reason not in (NEVER_USED, LOST_SIGHT)]
-    seen += [call.site for call in run.calls] + [entry.site for entry in run.not_measured]
-    silent = [NotMeasured(path, reason) for path, reason in silent_attentions(model, called, seen, unused)]
+    accounted_for = [entry.site for entry in run.not_attention if entry.reason not in (NEVER_USED, LOST_SIGHT)]
+    accounted_for += [call.site for call in run.calls] + [entry.site for entry in run.not_measured]
+    silent = [NotMeasured(path, reason) for path, reason in silent_attentions(model, called, accounted_for, unused)]
     idle = [entry for entry in silent if entry.reason == IDLE]
     unfound = [entry for entry in silent if entry.reason != IDLE]
-    told = tuple(f"{entry.site}." for entry in unfound)
+    inside_unfound = tuple(f"{entry.site}." for entry in unfound)
     doubtful = [
         NotMeasured(entry.site, entry.reason)
         for entry in run.not_attention
-        if entry.reason == LOST_SIGHT and not f"{entry.site}.".startswith(told)
+        if entry.reason == LOST_SIGHT and not f"{entry.site}.".startswith(inside_unfound)
     ]
     return (*run.not_measured, *unfound), (*dict.fromkeys(doubtful), *idle)

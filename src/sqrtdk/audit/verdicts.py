@@ -10,9 +10,9 @@ from torch import nn
 
 from sqrtdk.audit.attributes import ScaleAttribute, holders, names_the_scale, scale_attributes
 from sqrtdk.audit.configs import module_at
-from sqrtdk.audit.data import scaled_by_data, without_data
 from sqrtdk.audit.declared import Declaration, declared
 from sqrtdk.audit.governing import config_at
+from sqrtdk.audit.input_gains import gained_by_inputs, without_input_gains
 from sqrtdk.audit.layers import layer_of, layer_pattern, ranks, siblings_text, strangers
 from sqrtdk.audit.mistakes import NOT_EXCUSED, name_mistake, root_factors
 from sqrtdk.audit.norms import cosine_gain, norm_rule, normalised
@@ -101,13 +101,13 @@ def judge(
     problem = _unmeasured(call)
     if call.head_dim < 1:
         return JudgedCall(call, "unmeasured", reason=problem)
-    if scaled_by_data(call):
-        rest = without_data(call)
+    if gained_by_inputs(call):
+        rest = without_input_gains(call)
         if rest is not None:
-            return _beside_data(call, judge(rest, module, config, layer, layered=layered, follows=follows))
-        told = "what stands beside a factor computed from the data could not be read"
+            return _beside_input_gains(call, judge(rest, module, config, layer, layered=layered, follows=follows))
+        lost = "what stands beside a factor computed from the data could not be read"
         return JudgedCall(
-            call, "unmeasured", reason=f"{told}: {problem or call.scale.reason or ', '.join(call.unknown)}"
+            call, "unmeasured", reason=f"{lost}: {problem or call.scale.reason or ', '.join(call.unknown)}"
         )
     declaration = declared(call, module, config, layer)
     learned = _learned(call)
@@ -126,7 +126,7 @@ def judge(
             exact = matches(effective, (textbook,))
             return JudgedCall(call, "exact" if exact else "declared", None, declaration.by, expected)
         if learned is None:
-            return _contradiction(call, effective, declaration, layer)
+            return _contradiction(call, effective, declaration)
     if matches(effective, (textbook,)):
         return JudgedCall(call, "exact", expected=textbook)
     if learned is not None:
@@ -147,7 +147,7 @@ def judge(
     return judged
 
 
-def _beside_data(call: AttentionCall, fixed: JudgedCall) -> JudgedCall:
+def _beside_input_gains(call: AttentionCall, fixed: JudgedCall) -> JudgedCall:
     """The verdict where a factor is of the data: no mistake is named on it, only on what stands beside it."""
     if fixed.verdict in ("exact", "declared"):
         by = f"a factor computed from the data, beside {fixed.declared_by or '1/sqrt(head_dim)'}"
@@ -160,9 +160,7 @@ def _name(factor: Factor) -> str:
     return factor.source if factor.source.startswith("parameter") else f"parameter {factor.source}"
 
 
-def _contradiction(
-    call: AttentionCall, effective: tuple[float, ...], declaration: Declaration, layer: int | None
-) -> JudgedCall:
+def _contradiction(call: AttentionCall, effective: tuple[float, ...], declaration: Declaration) -> JudgedCall:
     """The run does not apply what was declared: say which part of the declaration was dropped, if one fits."""
     expected = declaration.values[0]
     actual = f"declared {expected:.6g}, the run applied {effective[0]:.6g}"

@@ -11,7 +11,7 @@ from sqrtdk.stats.heads import HeadStats
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class WorstHead:
     """The four health figures of some calls: the worst head of each, None where nothing was measured."""
 
     max_logit: float | None
@@ -67,14 +67,14 @@ def count(number_of: int, noun: str) -> str:
     return f"{number_of:,} {noun}{'' if number_of == 1 else 's'}"
 
 
-def health(calls: Iterable[JudgedCall]) -> Health:
+def worst_head(calls: Iterable[JudgedCall]) -> WorstHead:
     """Pick the worst head of some calls: largest max logit, lowest entropy, largest peak, most saturated.
 
     Heads that hold NaN are passed over while there is another; their findings speak for them.
     """
     stats = [judged.call.stats for judged in calls if judged.call.stats is not None]
     low, share = _lowest_entropy(stats)
-    return Health(
+    return WorstHead(
         max_logit=_largest(value for item in stats for value in item.max_logit),
         entropy_nats=low,
         entropy_fraction=share,

@@ -14,12 +14,19 @@ from typing import Any
 
 from markupsafe import Markup
 
-from sqrtdk.audit.records import FAILING, SEVERITIES, VERDICTS, CheckReport, JudgedCall
+from sqrtdk.audit.records import SEVERITIES, VERDICTS, CheckReport
 from sqrtdk.report import figures, page
 from sqrtdk.report.fold import fold_calls, fold_findings, values
 from sqrtdk.report.payload import payload
 
 _UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+_RESULTS = {  # the word for the whole, and its tone
+    "failed": ("Failed", "bad"),
+    "findings": ("Findings", "bad"),
+    "incomplete": ("Incomplete", "doubtful"),
+    "warnings": ("Passed", "doubtful"),
+    "passed": ("Passed", "good"),
+}
 _DIAL_OCTAVES = 8.0  # the ratio's dial reaches from 2^-8 to 2^8
 
 
@@ -39,7 +46,7 @@ def to_html(report: CheckReport) -> str:
         (False, True)
     """
     calls = report.calls
-    verdicts = Counter((judged.verdict, _sound_but_failing(judged)) for judged in calls)
+    verdicts = Counter((judged.verdict, judged.sound_but_failing) for judged in calls)
     severities = Counter(finding.severity for finding in report.findings)
     without = [judged.call.stats_reason or "no reason given" for judged in calls if judged.call.stats is None]
     context: dict[str, Any] = {
@@ -49,8 +56,9 @@ def to_html(report: CheckReport) -> str:
         "folds": fold_calls(calls),
         "findings": fold_findings(report.findings),
         "verdicts": [(*key, verdicts[key]) for key in product(VERDICTS, (False, True)) if verdicts[key]],
-        "result": _result(report),
-        "sound_but_failing": _sound_but_failing,
+        "result": _RESULTS[report.outcome],
+        "not_measured": [entry for entry in report.not_measured if not report.repeated(entry)],
+        "not_attention": [entry for entry in report.not_attention if not report.repeated(entry)],
         "severities": [(name, severities[name]) for name in reversed(SEVERITIES) if severities[name]],
         "several_kinds": len({judged.call.kind for judged in calls}) > 1,
         "why_no_stats": sorted(set(without)),
@@ -59,27 +67,11 @@ def to_html(report: CheckReport) -> str:
         "ratio": figures.ratio,
         "percent": figures.percent,
         "count": figures.count,
-        "health": figures.health,
+        "worst_head": figures.worst_head,
         "values": values,
         "dial": _dial,
     }
     return page.render("report", context)
-
-
-def _sound_but_failing(judged: JudgedCall) -> bool:
-    """Whether the scale is as it should be, and something else at the call fails: then its verdict is not green."""
-    return judged.failing and judged.verdict in ("exact", "declared")
-
-
-def _result(report: CheckReport) -> tuple[str, str]:
-    """The word for the whole report, and its tone: "good" only where nothing failed and everything was judged."""
-    if report.exit_code:
-        return "Failed", "bad"
-    if report.worst in FAILING:
-        return "Findings", "bad"
-    if report.unjudged:
-        return "Incomplete", "doubtful"
-    return "Passed", "doubtful" if report.worst == "warn" else "good"
 
 
 def _dial(ratio: float | None) -> float | None:

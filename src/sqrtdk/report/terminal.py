@@ -8,15 +8,22 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from sqrtdk.audit.records import FAILING, OK, SEVERITIES, UNMEASURED, VERDICTS, CheckReport
+from sqrtdk.audit.records import OK, SEVERITIES, UNMEASURED, VERDICTS, CheckReport
 from sqrtdk.report.console import drawn
-from sqrtdk.report.figures import count, health, number, percent, ratio
+from sqrtdk.report.figures import count, number, percent, ratio, worst_head
 from sqrtdk.report.fold import Fold, FoldedFinding, fold_calls, fold_findings, fold_sites, values
 from sqrtdk.report.plain import plain
 
 _SEVERITY_STYLE = {"note": "cyan", "warn": "yellow", "fail": "red", "critical": "bold white on red"}
 _VERDICT_STYLE = {"exact": "green", "declared": "cyan", "unexplained": "bold red", "unmeasured": "yellow"}
 _HEALTH_STYLE = _SEVERITY_STYLE | {OK: "green"}
+_OUTCOME_STYLE = {
+    "failed": "bold red",
+    "findings": "bold red",
+    "incomplete": "bold yellow",
+    "warnings": "bold yellow",
+    "passed": "bold green",
+}
 _COLUMNS = ("ratio", "verdict", "health", "max logit", "entropy nats", "peak", "saturated")
 _WORDS = ("verdict", "health")  # the columns that hold no numbers
 _MOST_FINDINGS = 40
@@ -137,10 +144,10 @@ def _name(fold: Fold, several_kinds: bool) -> str:
 
 
 def _figures(fold: Fold) -> tuple[Text, ...]:
-    judged, worst = fold.first, health(fold.calls)
+    judged, worst = fold.first, worst_head(fold.calls)
     verdict = f"{judged.verdict}: {judged.mistake}" if judged.mistake else judged.verdict
     entropy = "-" if worst.entropy_nats is None else f"{worst.entropy_nats:.3f} {percent(worst.entropy_fraction):>5}"
-    style = "" if judged.failing else _VERDICT_STYLE.get(judged.verdict, "")
+    style = "" if judged.sound_but_failing else _VERDICT_STYLE.get(judged.verdict, "")
     peak = "-" if worst.peak is None else f"{worst.peak:.3f}"
     return (
         Text(ratio(judged.call.scale.ratio), style=style),
@@ -206,7 +213,6 @@ def _finding(console: Console, folded: FoldedFinding) -> None:
 
 
 def _asides(console: Console, report: CheckReport) -> None:
-    told = {(finding.site, finding.message) for finding in report.unjudged}
     groups = (
         ("Not attention", report.not_attention),
         ("Not measured", report.not_measured),
@@ -215,7 +221,7 @@ def _asides(console: Console, report: CheckReport) -> None:
     for title, items in groups:
         by_reason: dict[str, list[str]] = {}
         for item in items:
-            if (item.site, item.reason) in told:
+            if report.repeated(item):
                 continue
             by_reason.setdefault(item.reason, []).append(item.site)
         for reason, sites in by_reason.items():
@@ -230,15 +236,13 @@ def _summary(report: CheckReport) -> Text:
     verdicts = Counter(judged.verdict for judged in report.calls)
     severities = Counter(finding.severity for finding in report.findings)
     parts = ", ".join(f"{verdicts[name]} {name}" for name in VERDICTS if verdicts[name])
-    found = ", ".join(f"{severities[name]} {name}" for name in reversed(SEVERITIES) if severities[name])
+    kinds = ", ".join(f"{severities[name]} {name}" for name in reversed(SEVERITIES) if severities[name])
     text = Text(count(len(report.calls), "attention call") + (f": {parts}" if parts else "") + ". ")
     if report.unjudged:
         text.append(f"{count(len(report.unjudged), 'attention')} not judged", style="bold yellow").append(". ")
-    style = "bold red" if report.exit_code or report.worst in FAILING else "bold green"
-    if report.worst == "warn" and not report.exit_code:
-        style = "bold yellow"
-    found = f"{count(len(report.findings), 'finding')}: {found}" if found else "No findings"
-    text.append(found + (", on scales and formulas alone" if report.mode == "static" else ""), style=style)
+    findings = f"{count(len(report.findings), 'finding')}: {kinds}" if kinds else "No findings"
+    findings += ", on scales and formulas alone" if report.mode == "static" else ""
+    text.append(findings, style=_OUTCOME_STYLE[report.outcome])
     return text.append(f". Exit code {report.exit_code} (fail-on: {report.fail_on}).")
 
 

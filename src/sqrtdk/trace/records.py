@@ -23,7 +23,7 @@ class Factor:
 
     value: float | None
     where: str  # "q", "k", "logits", or "op" (the scale argument of a fused call)
-    source: str  # what multiplied: "number", "tensor", "parameter attn.logit_scale", "sdpa scale", DATA, ...
+    source: str  # "number", "tensor", "0-d tensor", "parameter attn.logit_scale", "sdpa scale", DATA, ...
     per_head: tuple[float, ...] | None = None
     learned: bool = False
 

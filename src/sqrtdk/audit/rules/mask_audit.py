@@ -26,8 +26,8 @@ from typing import Any
 
 from sqrtdk.audit.configs import field, model_type
 from sqrtdk.audit.context import Context
-from sqrtdk.audit.data import scaled_by_data
 from sqrtdk.audit.families import SCALED_BIAS
+from sqrtdk.audit.input_gains import gained_by_inputs
 from sqrtdk.audit.lookahead import lookahead, may_see_ahead
 from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.audit.tolerance import close
@@ -169,7 +169,7 @@ def _found(context: Context, judged: JudgedCall) -> Iterable[Fault]:
                 f"masked keys get up to {mask.masked_weight:.3g} of a row's weight (fill {mask.fill})",
                 "mask with -inf or finfo.min, added after scale and softcap", SOURCE,
             )  # fmt: skip
-        purpose = _scaled_on_purpose(context, call.site) or scaled_by_data(call)
+        purpose = _scaled_on_purpose(context, call.site) or gained_by_inputs(call)
         unread = mask.fill is None and purpose  # without values a bias looks like a mask
         if mask.scaled_by is not None and not close(mask.scaled_by, 1.0) and not unread:
             yield (
@@ -188,7 +188,7 @@ def _found(context: Context, judged: JudgedCall) -> Iterable[Fault]:
             SOURCE,
         )  # fmt: skip
     bias = call.bias_scaled_by
-    meant = _scaled_on_purpose(context, call.site) or (scaled_by_data(call) and call.bias == "bias")
+    meant = _scaled_on_purpose(context, call.site) or (gained_by_inputs(call) and call.bias == "bias")
     if bias is not None and not close(bias, 1.0) and not meant:
         yield (
             "warn", bias, 1.0,

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from sqrtdk.audit.attributes import is_flag
 from sqrtdk.audit.context import Context
-from sqrtdk.audit.data import without_data
+from sqrtdk.audit.input_gains import without_input_gains
 from sqrtdk.audit.layers import by_attribute, siblings_text, strangers
 from sqrtdk.audit.mistakes import MISTAKES, NOT_EXCUSED
 from sqrtdk.audit.records import Finding
@@ -25,7 +25,7 @@ SOURCE = "Vaswani et al. 2017, section 3.2.1; tolerance 1% for bf16 constants"
 
 def _size(call: AttentionCall) -> str:
     """The scale beside the textbook's, as a person would put it."""
-    call = without_data(call) or call
+    call = without_input_gains(call) or call
     ratio = call.scale.ratio
     text = f"scale {call.scale.effective:.6g} instead of 1/sqrt({call.head_dim}) = {inverse_root(call.head_dim):.4g}"
     if ratio is None or ratio <= 0:

@@ -38,7 +38,7 @@ def check(context: Context) -> Iterable[Finding]:
             yield _finding("note", call.site, f"the logits could not be measured: {why}", _LOST)
     for entry in context.lost:
         yield _finding("warn", entry.site, entry.reason, _LOST)
-    for entry in context.unseen:
+    for entry in context.idle_or_doubtful:
         yield _finding("note", entry.site, entry.reason, _UNRUN if entry.reason == IDLE else _LOST)
 
 

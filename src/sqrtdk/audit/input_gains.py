@@ -11,21 +11,21 @@ from sqrtdk.trace.records import DATA, AttentionCall, Factor
 DE_STATIONARY = ("DSAttention", "DeStationaryAttention")
 
 
-def _of_the_data(call: AttentionCall, factor: Factor) -> bool:
+def _from_inputs(call: AttentionCall, factor: Factor) -> bool:
     tensor = factor.where == "logits" and factor.source in ("tensor", "0-d tensor")
     return factor.source == DATA or (tensor and call.module_class in DE_STATIONARY)
 
 
-def scaled_by_data(call: AttentionCall) -> bool:
+def gained_by_inputs(call: AttentionCall) -> bool:
     """Whether a factor of the call is computed from the data (Liu et al. 2022: `(tau q.k + delta) / sqrt(d)`)."""
-    return any(_of_the_data(call, factor) for factor in call.scale.factors)
+    return any(_from_inputs(call, factor) for factor in call.scale.factors)
 
 
-def without_data(call: AttentionCall) -> AttentionCall | None:
+def without_input_gains(call: AttentionCall) -> AttentionCall | None:
     """The call as its other factors alone would scale it; None where no factor is of the data, or more was not read."""
-    if not scaled_by_data(call) or call.unknown or call.scale.agree is False:
+    if not gained_by_inputs(call) or call.unknown or call.scale.agree is False:
         return None
-    factors = tuple(factor for factor in call.scale.factors if not _of_the_data(call, factor))
+    factors = tuple(factor for factor in call.scale.factors if not _from_inputs(call, factor))
     values = [factor.value for factor in factors if factor.value is not None]
     effective = math.prod(values) if len(values) == len(factors) else None  # a learned gain has none on meta
     several = [factor.per_head for factor in factors if factor.per_head is not None]
