@@ -32,8 +32,11 @@ SETTINGS = (
     ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE"),
     ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16"),
     ("MKL_ENABLE_INSTRUCTIONS", "AVX2"),  # products of float32 and float64, on Intel's CPUs
-    ("MKL_CBWR", "COMPATIBLE"),  # the same on any CPU, without vectors of more than 128 bits
 )
+# Run where they are asked for by name.
+MORE = (
+    ("MKL_CBWR", "COMPATIBLE"),
+)  # products of float32 and float64 on any CPU, without vectors of more than 128 bits
 
 # What the CPU's arithmetic does not reach.
 LEFT_OUT = {
@@ -59,6 +62,8 @@ LEFT_OUT = {
     "tests/models/test_models_tokenizer.py": "processes",
     "tests/test_readme.py": "text and processes",
 }
+# What sets one thread itself, whatever the process has: run with one, and not once more with two.
+ONE_THREAD = {"tests/lab": "the lab's cells and trainings"}
 
 PROBE = """
 import hashlib, torch
@@ -76,7 +81,7 @@ print(hashlib.sha256("".join(digests).encode()).hexdigest())
 
 def environment(threads: int, **setting: str) -> dict[str, str]:
     """This process's, without other settings; idle threads of OpenMP sleep, since workers share the cores."""
-    kept = {name: value for name, value in os.environ.items() if name not in {name for name, _ in SETTINGS}}
+    kept = {name: value for name, value in os.environ.items() if name not in {name for name, _ in (*SETTINGS, *MORE)}}
     return kept | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"} | setting
 
 
@@ -103,7 +108,8 @@ def run(name: str, value: str, threads: int) -> bool:
     """Run the tests under a setting and print its line; whether all passed."""
     jobs = os.environ.get("JOBS", "2")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow and not browser"]
-    command += [f"--numprocesses={jobs}", *(f"--ignore={path}" for path in LEFT_OUT)]
+    left_out = (*LEFT_OUT, *(ONE_THREAD if threads > 1 else ()))
+    command += [f"--numprocesses={jobs}", *(f"--ignore={path}" for path in left_out)]
     start = time.monotonic()
     log = LOGS / f"{name}-{value}-{threads}.txt"
     with log.open("w", encoding="utf-8") as output:
@@ -130,9 +136,10 @@ def main() -> int:
     """Run every setting that changes something, also after one that failed; the exit code."""
     words = sys.argv[1:]
     LOGS.mkdir(parents=True, exist_ok=True)
-    for path in LEFT_OUT:
+    for path in (*LEFT_OUT, *ONE_THREAD):
         assert (ROOT / path).exists(), f"{path} is left out and not there"
-    chosen = [(*setting, threads) for threads in THREADS for setting in SETTINGS]
+    settings = (*SETTINGS, *MORE) if words else SETTINGS
+    chosen = [(*setting, threads) for threads in THREADS for setting in settings]
     chosen = [each for each in chosen if all(word in "{}={}-{}".format(*each) for word in words)]
     if not chosen:
         print(f"no run has all of {words} in its name", file=sys.stderr)

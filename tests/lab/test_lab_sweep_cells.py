@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 from typing import Any
@@ -131,7 +132,7 @@ def test_every_part_of_a_cell_changes_its_draws_and_nothing_else_does() -> None:
 
 def test_the_same_numbers_in_another_process() -> None:
     code = f"from sqrtdk.lab.sweep import measure; print(measure({BASE!r}))"
-    environment = {"PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONHASHSEED": "7", "OMP_NUM_THREADS": str(torch.get_num_threads())}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.strip() == repr(measure(BASE))
 
