@@ -240,10 +240,12 @@ L = 24
         ("window", 0, (1 - L, 0, True), "critical", "rows see themselves and the future"),  # triu(0)
         ("window", 4, (1, L - 1, True), "warn", "off by one: no row sees its own key"),  # tril(-1)
         ("window", 12, (3, L - 1, True), "warn", "off by 3: no row sees the 3 keys"),  # tril(-3)
-        ("mask", 0, (-1, L - 1, True), "critical", "off by one: every row sees the key after"),  # tril(1)
+        ("mask", 0, (-1, L - 1, True, 4), "critical", "off by one: every row sees the key after"),  # tril(1)
+        ("mask", 0, (-1, L - 1, False, 1), "critical", "off by one in some heads or sequences"),
         ("mask", 0, (-1, L - 1, False), None, ""),  # a prefix of 2, or blocks of 2
         ("mask", 0, (-4, L - 1, False), None, ""),  # a prefix of 5
-        ("mask", 0, (-3, L - 1, True), None, ""),  # three keys ahead
+        ("mask", 0, (-3, L - 1, True), "fail", "every row sees the 3 keys after its own"),  # tril(3)
+        ("mask", 0, (-L // 2, L - 1, True), None, ""),
         ("window", 0, (0, 4, True), None, ""),  # a band
         ("window", 0, (-1, 1, True), None, ""),  # a band on both sides
         ("window", 0, (-4, 0, True), None, ""),  # a band on the far side
@@ -255,8 +257,9 @@ L = 24
     ],
 )
 def test_patterns_of_a_mask(make_call, kind, blind, reach, severity, word):
-    least, greatest, band = reach
-    call = make_call(mask=mask(kind=kind, blind_rows=blind, least=least, greatest=greatest, band=band))
+    least, greatest, band, *ahead = reach
+    changes = {"least": least, "greatest": greatest, "band": band, "ahead_by_one": ahead[0] if ahead else 0}
+    call = make_call(mask=mask(kind=kind, blind_rows=blind, **changes))
     found = run("mask_audit", [call])
     assert severities(found) == ([severity] if severity else [])
     assert all(word in finding.message for finding in found)
@@ -264,13 +267,51 @@ def test_patterns_of_a_mask(make_call, kind, blind, reach, severity, word):
         assert set(severities(run("mask_audit", [dataclasses.replace(call, **other)]))) <= {"note"}
 
 
-def test_a_mask_off_by_one_is_a_lookahead_where_that_is_declared(make_call):
-    call = make_call(mask=mask(kind="mask", least=-1, greatest=L - 1, band=True), future_weight=0.1)
-    for declared in ({"right_context": 1}, {"config": {"lookahead": 1}}):
-        assert run("mask_audit", [call], model_with(is_causal=True, **declared)) == []
+def ahead(count, **changes):
+    """tril(count)."""
+    return mask(kind="mask", least=-count, greatest=L - 1, band=True, ahead_by_one=4 * (count == 1), **changes)
+
+
+@pytest.mark.parametrize("declared", [{"right_context": 2}, {"att_context_size": [-1, 2]}, {"window_size": (-1, 2)}])
+@pytest.mark.parametrize("place", ["module", "config"])
+def test_a_declared_lookahead_is_believed_as_far_as_it_goes(make_call, declared, place):
+    model = model_with(is_causal=True, **(declared if place == "module" else {"config": declared}))
+    for count, expected in ((1, []), (2, []), (3, ["fail"])):
+        assert severities(run("mask_audit", [make_call(mask=ahead(count), future_weight=0.1)], model)) == expected
+
+
+def test_what_declares_no_lookahead_excuses_none(make_call):
+    call = make_call(mask=ahead(1), future_weight=0.1)
     for other in ({"right_context": 0}, {"bidirectional": True}, {"is_causal": False}, {"config": {"causal": False}}):
         (finding,) = run("mask_audit", [call], model_with(**other))
         assert finding.severity == "critical"
+
+
+def test_a_leak_past_cached_keys(make_call):
+    """Six rows at the end of 24 keys: the first may see 18 keys before its own place among the rows."""
+    causal = model_with(is_causal=True)
+    for least, expected in ((-18, []), (-10, []), (-19, ["critical"]), (-23, ["critical"])):
+        call = make_call(query_len=6, mask=mask(kind="mask", least=least, greatest=5, band=True))
+        assert severities(run("mask_audit", [call], causal)) == expected
+        assert run("mask_audit", [call], model_with()) == []
+    assert severities(run("mask_audit", [make_call(query_len=6)], causal)) == ["critical"]
+    assert run("mask_audit", [make_call(query_len=1)], causal) == []
+    assert run("mask_audit", [make_call(query_len=6, self_attention=False)], causal) == []
+
+
+def test_one_row_that_sees_one_key_too_many(make_call):
+    """Its weight is nothing in the mean over all rows."""
+    call = make_call(future_weight=1e-6, mask=mask(kind="mask", least=-1, greatest=L - 1, band=False, ahead_by_one=0))
+    assert severities(run("mask_audit", [call], model_with(is_causal=True))) == ["critical"]
+    assert run("mask_audit", [call]) == []
+
+
+def test_a_causal_module_without_a_mask_is_seen_without_values(make_call):
+    model = model_with(is_causal=True)
+    judged = judge_all([make_call()], model)
+    (finding,) = RULES["mask_audit"](Context(model, judged, "static"))
+    assert (finding.severity, "no mask" in finding.message) == ("critical", True)
+    assert list(RULES["mask_audit"](Context(model, judged, "dynamic"))) == []
 
 
 def test_an_inverted_mask_is_told_once(make_call):
@@ -317,7 +358,6 @@ def test_future_weight_is_wrong_only_where_the_module_says_causal(make_call):
         {"attn_type": "bi"},
         {"attention_type": "block-causal"},
         {"prefix_length": 4},
-        {"right_context": 2},
     ],
 )
 def test_a_declared_look_ahead_is_no_leak(make_call, declared):
@@ -329,6 +369,7 @@ def test_a_declared_look_ahead_is_no_leak(make_call, declared):
 
 def test_images_declare_blocks_and_no_lost_mask(make_call):
     model = model_with(is_causal=True, config={"image_token_index": 7})
+    model.config = {"image_token_index": 7}
     blocks = make_call(future_weight=0.1, mask=mask(kind="mask", least=-4, greatest=L - 1, band=False))
     assert run("mask_audit", [blocks], model) == []
     for lost in (

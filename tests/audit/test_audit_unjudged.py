@@ -162,10 +162,62 @@ def test_health_is_apart_from_the_verdict() -> None:
     assert [call["health"] for call in to_document(report)["calls"]] == ["ok", "unmeasured"]
 
 
-def test_a_static_audit_has_no_health() -> None:
+def test_a_static_audit_passes_scales_alone() -> None:
     report = check(beside(right), x(), static=True)
     assert [(call.verdict, call.health) for call in report.calls] == [("exact", "unmeasured")] * 2
-    assert report.findings == ()
+    assert (report.findings, report.outcome) == ((), "scales")
+    page = to_html(report)
+    assert "Scales passed" in page
+    assert "tile good" not in page
+    assert "Everything that ran was measured" not in page
+
+
+class Again(Attention):
+    """Attends three times, and can't be read twice."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for attend in (times_mask, right, times_mask):
+            self.attend = attend
+            x = super().forward(x)
+        return x
+
+
+def test_each_call_of_one_module_counts() -> None:
+    report = check(Again(right), x(), fail_on="unmeasured")
+    assert [call.verdict for call in report.calls] == ["unmeasured", "exact", "unmeasured"]
+    assert [finding.message[-18:] for finding in report.unjudged] == ["(call 1 of 3 here)", "(call 3 of 3 here)"]
+    assert "2 attentions not judged" in summary_line(report)
+
+
+class Beside(nn.Module):
+    """Attends itself, and has a child that does so out of sight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.cross = nn.Linear(32, 96), Attention(gated)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.cross(x)).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        return nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+def test_a_call_of_the_parent_hides_no_child() -> None:
+    assert unjudged(check(Beside(), x())) == [("cross", "warn")]
+
+
+class Additive(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(32, 16), nn.Linear(32, 16), nn.Linear(16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.v((self.q(x)[:, :, None] + self.k(x)[:, None]).tanh())[..., 0].softmax(-1) @ x
+
+
+def test_an_additive_score_is_not_passed_as_measured() -> None:
+    report = check(Additive(), x(), fail_on="unmeasured")
+    assert ([f.severity for f in report.findings], report.exit_code) == (["note"], 1)
+    assert "Everything that ran was measured" not in to_html(report)
 
 
 class Half(nn.Module):

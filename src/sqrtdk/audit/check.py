@@ -22,7 +22,7 @@ from sqrtdk.audit.given import as_inputs, choices, from_module, on_meta, refuse_
 from sqrtdk.audit.guard import eval_mode, random_state, watch_norms
 from sqrtdk.audit.health import health
 from sqrtdk.audit.probe import make_probe
-from sqrtdk.audit.records import FAIL_ON, SEVERITIES, CheckReport, Finding, JudgedCall, ModelInfo
+from sqrtdk.audit.records import FAIL_ON, SEVERITIES, UNMEASURED, CheckReport, Finding, JudgedCall, ModelInfo
 from sqrtdk.audit.rules import RULES, unmeasured
 from sqrtdk.audit.silence import silences
 from sqrtdk.audit.switch import ATTN, current, implementation, offers_choice
@@ -189,11 +189,12 @@ def _report(
 def _worst_first(runs: Sequence[_Run], others: Iterable[Finding] = ()) -> tuple[Finding, ...]:
     """The findings of all runs, each kind once a site; what one of several runs shows says which. `others` join."""
 
-    def kind(finding: Finding) -> tuple[str, str, str, str]:
-        return finding.rule, finding.site, finding.severity, finding.fix
+    def kind(finding: Finding) -> tuple[str, ...]:
+        each = (finding.message,) if finding.rule == UNMEASURED else ()
+        return finding.rule, finding.site, finding.severity, finding.fix, *each
 
     seen = [{kind(finding) for finding in run.findings} for run in runs]
-    kept: dict[tuple[str, str, str, str], Finding] = {}
+    kept: dict[tuple[str, ...], Finding] = {}
     for run in runs:
         for finding in run.findings:
             alone = len(runs) > 1 and sum(kind(finding) in kinds for kinds in seen) == 1

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
-from sqrtdk.audit.configs import field, number
+from sqrtdk.audit.configs import as_number, field, number
 from sqrtdk.trace.records import Mask
 
 _YES = (
@@ -26,26 +26,33 @@ _AHEAD = frozenset(
     {"bi", "bidirectional", "non_causal", "noncausal", "prefix", "prefix_lm", "block_causal", "blockwise_causal"}
 )
 _PREFIX = ("prefix_length", "num_prefix_tokens")
-_LOOKAHEAD = ("right_context", "right_context_length", "lookahead", "look_ahead", "num_lookahead")  # streaming encoders
+_LOOKAHEAD = (  # keys after its own that every row of a streaming encoder sees
+    "right_context", "right_context_length", "future_context", "lookahead", "look_ahead", "num_lookahead",
+)  # fmt: skip
+_CONTEXTS = ("att_context_size", "window_size")  # [left, right]: NeMo, flash attention
 _IMAGES = ("image_token_id", "image_token_index", "vision_config")  # image tokens see one another: PaliGemma, Gemma 3
 
 
-def lookahead(owners: tuple[Any, ...]) -> str | None:
-    """What declares that every row sees some keys after its own, or None."""
-    return _counted(owners, _LOOKAHEAD)
+def lookahead(owners: tuple[Any, ...]) -> float:
+    """How many keys after its own a row sees by declaration; 0 where nothing declares any."""
+    counts = [number(owner, name) or 0.0 for owner in owners for name in _LOOKAHEAD]
+    pairs = [field(owner, name) for owner in owners for name in _CONTEXTS]
+    counts += [as_number(pair[1]) or 0.0 for pair in pairs if isinstance(pair, list | tuple) and len(pair) == 2]
+    return max(counts, default=0.0)
 
 
-def may_see_ahead(owners: tuple[Any, ...], mask: Mask | None) -> str | None:
-    """What declares that rows see keys after their own, or None.
+def may_see_ahead(owners: tuple[Any, ...], model_config: Any, mask: Mask | None) -> str | None:
+    """What declares that rows see keys after their own, or None; for a declared number of keys see `lookahead`.
 
     Args:
-        owners: The module and the configs that govern the call, nearest first.
-        mask: Of the call. Images declare blocks of tokens that see one another, neither a mask that lets every row see
-            one key too many, nor the lack of a mask.
+        owners: The module and the config that govern the call, nearest first.
+        model_config: Of the whole model: images declare blocks of tokens that see one another, neither a mask that lets
+            every row see one key too many, nor the lack of a mask.
+        mask: Of the call.
     """
-    said = next(chain.from_iterable(map(_declarations, owners)), None) or _counted(owners, (*_PREFIX, *_LOOKAHEAD))
+    said = next(chain.from_iterable(map(_declarations, owners)), None)
     if said is None and mask is not None and mask.band is False:
-        return next((name for owner in owners for name in _IMAGES if field(owner, name) is not None), None)
+        return next((name for name in _IMAGES if field(model_config, name) is not None), None)
     return said
 
 
@@ -61,9 +68,6 @@ def _declarations(config: Any) -> Iterator[str]:
         value = field(config, name)
         if isinstance(value, str) and value.lower().replace("-", "_") in _AHEAD:
             yield f"{name} = {value}"
-
-
-def _counted(owners: tuple[Any, ...], names: tuple[str, ...]) -> str | None:
-    """The first of the names that holds a number above 0."""
-    positive = ((owner, name) for owner in owners for name in names if (number(owner, name) or 0.0) > 0)
-    return next((f"{name} = {field(owner, name)}" for owner, name in positive), None)
+    for name in _PREFIX:
+        if (number(config, name) or 0.0) > 0:
+            yield f"{name} = {field(config, name)}"

@@ -15,7 +15,7 @@ FAIL_ON = ("note", "warn", UNMEASURED, "fail", "critical", "never")
 OK = "ok"
 HEALTH = (OK, *SEVERITIES, UNMEASURED)
 FAILING = ("fail", "critical")
-OUTCOMES = ("failed", "findings", "incomplete", "warnings", "passed")
+OUTCOMES = ("failed", "findings", "incomplete", "warnings", "scales", "passed")
 VERDICTS = ("exact", "declared", "unexplained", UNMEASURED)
 MISTAKES = (
     "missing",
@@ -99,14 +99,16 @@ class CheckReport:
 
     @property
     def outcome(self) -> str:
-        """The whole in a word of `OUTCOMES`: "passed" only where nothing was found and everything was judged."""
+        """The whole in a word of `OUTCOMES`: "scales" where nothing else was looked at, "passed" where all was."""
         if self.exit_code:
             return "failed"
         if self.worst in FAILING:
             return "findings"
         if self.unjudged:
             return "incomplete"
-        return "warnings" if self.worst == "warn" else "passed"
+        if self.worst == "warn":
+            return "warnings"
+        return "passed" if all(judged.health != UNMEASURED for judged in self.calls) else "scales"
 
     def repeated(self, entry: NotAttention | NotMeasured) -> bool:
         """Whether a finding says the same of the same site."""

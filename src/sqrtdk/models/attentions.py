@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
@@ -12,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 IDLE = "did not run with these inputs"
 UNFOUND = "an attention module ran, and no attention was found in it"
+_NAMES = re.compile("[Aa]ttention|ATTENTION|Attn|attn|ATTN|MHA|Mha|MLA|Mla")
 LEAST_PROJECTIONS = 2  # a fused one for q, k and v, and one for the output
 
 
@@ -56,20 +58,21 @@ def silent_attentions(
         if path in parents:
             continue
         if id(module) in ran:
-            if not _near(path, seen):
+            if not _inside(path, seen):
                 yield path, UNFOUND
-        elif not any(id(part) in ran for part in module.modules()) and not _near(path, (*seen, *unused)):
-            yield path, IDLE
+        elif not any(id(part) in ran for part in module.modules()):
+            sites = (*seen, *unused)
+            if path.rpartition(".")[0] not in sites and not _inside(path, sites):
+                yield path, IDLE
 
 
-def _near(path: str, sites: Collection[str]) -> bool:
-    """Whether one of the sites is the path, its parent, or inside it."""
-    inside = path + "." if path else ""
-    return any(site in (path, path.rpartition(".")[0]) or site.startswith(inside) for site in sites)
+def _inside(path: str, sites: Collection[str]) -> bool:
+    """Whether one of the sites is the path, or inside it."""
+    return any(site == path or site.startswith(path + "." if path else "") for site in sites)
 
 
 def _is_attention(module: nn.Module) -> bool:
-    if "attention" not in type(module).__name__.lower() or isinstance(module, torch.jit.ScriptModule):
+    if not _NAMES.search(type(module).__name__) or isinstance(module, torch.jit.ScriptModule):
         return False  # TorchScript runs its parts unseen
     weights = (is_lazy(parameter) or parameter.dim() > 1 for parameter in module.parameters())
     return sum(weights) >= LEAST_PROJECTIONS

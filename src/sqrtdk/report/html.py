@@ -25,6 +25,7 @@ _RESULTS = {  # the word for the whole, and its tone
     "findings": ("Findings", "bad"),
     "incomplete": ("Incomplete", "doubtful"),
     "warnings": ("Passed", "doubtful"),
+    "scales": ("Scales passed", ""),
     "passed": ("Passed", "good"),
 }
 _DIAL_OCTAVES = 8.0  # the ratio's dial reaches from 2^-8 to 2^8

@@ -22,6 +22,7 @@ _OUTCOME_STYLE = {
     "findings": "bold red",
     "incomplete": "bold yellow",
     "warnings": "bold yellow",
+    "scales": "bold",
     "passed": "bold green",
 }
 _COLUMNS = ("ratio", "verdict", "health", "max logit", "entropy nats", "peak", "saturated")

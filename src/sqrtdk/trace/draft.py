@@ -97,9 +97,9 @@ def mask_facts(
         leaked = float(hidden.masked_fill(~seeing, 0.0).max())
     finite = fill is not None and math.isfinite(fill)
     whole = draft.visible.expand(*draft.visible.shape[:-2], layout.rows, layout.columns)
-    return Mask(kind, form, blind, blind if finite else 0, leaked, fill, factor, *masks.reach(whole))
+    return Mask(kind, form, blind, blind if finite else 0, leaked, fill, factor, **masks.reach(whole))
 
 
 def causal_mask(rows: int) -> Mask:
     """What `is_causal` of a fused call is, upper-left: every row sees key 0 and its own."""
-    return Mask("causal", "implicit", 0, 0, 0.0, -math.inf, least=0, greatest=rows - 1, band=True)
+    return Mask("causal", "implicit", 0, 0, 0.0, -math.inf, least=0, greatest=rows - 1, band=True, ahead_by_one=0)

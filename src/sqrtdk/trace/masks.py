@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -168,20 +169,29 @@ def kind_by_origin(node: Node) -> str:
     return "mask"
 
 
-def reach(visible: Tensor) -> tuple[int, int, bool] | tuple[None, None, None]:
-    """Least and greatest i - j of the visible keys of (..., L, S), and whether every row sees all between them.
+def reach(visible: Tensor) -> dict[str, Any]:
+    """Which keys the rows of (..., L, S) see, as `least`, `greatest`, `band` and `ahead_by_one` of a `Mask`.
 
-    Keys that no row sees and rows that see no key are padding, and say nothing. None of a mask that hides all.
+    Keys that no row sees and rows that see no key are padding, and say nothing. Nothing of a mask that hides all.
     """
     rows, columns = visible.shape[-2:]
+    matrices = visible.reshape(-1, rows, columns)
     i = torch.arange(rows, device=visible.device)[:, None]
     distance = i - torch.arange(columns, device=visible.device)[None, :]
-    seen = distance[visible.reshape(-1, rows, columns).any(0)]
+    seen = distance[matrices.any(0)]
     if not seen.numel():
-        return None, None, None
+        return {}
     least, greatest = int(seen.min()), int(seen.max())
-    between = (distance >= least) & (distance <= greatest) & visible.any(-2, keepdim=True)
-    return least, greatest, bool(((visible == between) | ~visible.any(-1, keepdim=True)).all())
+    live, blind = matrices.any(-2, keepdim=True), ~matrices.any(-1, keepdim=True)
+    between = (distance >= least) & (distance <= greatest) & live
+    shifted = ((matrices == ((distance >= -1) & live)) | blind).all((-1, -2))
+    shifted &= (matrices & (distance == -1)).any((-1, -2))
+    return {
+        "least": least,
+        "greatest": greatest,
+        "band": bool(((matrices == between) | blind).all()),
+        "ahead_by_one": int(shifted.sum()),
+    }
 
 
 def pattern(visible: Tensor) -> str | None:

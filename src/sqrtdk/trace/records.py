@@ -76,6 +76,7 @@ class Mask:
     least: int | None = None  # least i - j of a visible key: -1 where a row sees the key after its own
     greatest: int | None = None  # greatest i - j of a visible key
     band: bool | None = None  # every row sees all keys between, but for padding
+    ahead_by_one: int | None = None  # (batch, head) masks in which every row sees the key after its own and no later
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ Sources: a masked key has weight 0 by definition (Vaswani et al. 2017, section 3
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from sqrtdk.audit.configs import field, model_type
 from sqrtdk.audit.context import Context
@@ -30,92 +29,19 @@ from sqrtdk.audit.families import SCALED_BIAS
 from sqrtdk.audit.input_gains import gained_by_inputs
 from sqrtdk.audit.lookahead import lookahead, may_see_ahead
 from sqrtdk.audit.records import Finding, JudgedCall
+from sqrtdk.audit.sight import SOURCE, WEIGHT, Fault, leak, own_key, says_causal, shape
 from sqrtdk.audit.tolerance import close
 from sqrtdk.trace.records import AttentionCall, Mask
 
-WEIGHT = 1e-4
 UNIFORM = 1.0
-LEAST_ROWS = 4  # below it a few visible keys fit many patterns
 ZERO_ONE = "zero-one mask"  # as the trace names such a bias
 HARMLESS_FILL = 1e30
-SOURCE = "Vaswani et al. 2017, section 3.2.3: an illegal connection has weight 0"
 SDPA_SOURCE = "torch scaled_dot_product_attention: a float mask is added, a bool mask is True where a key takes part"
 BIAS_SOURCE = "Press et al. 2021 (ALiBi), Raffel et al. 2019 (T5): the bias is added to the scaled product"
 
 
-def is_causal(context: Context, judged: JudgedCall) -> bool:
-    """Whether the module says of itself that it is causal, and the call is one to which that applies."""
-    call = judged.call
-    module = context.module(call.site)
-    said = any(field(module, name) is True for name in ("is_causal", "causal"))
-    return said and call.self_attention is not False and call.query_len == call.key_len > 1
-
-
 def _scaled_on_purpose(context: Context, site: str) -> bool:
     return model_type(context.config(site)) in SCALED_BIAS
-
-
-def _owners(context: Context, site: str) -> tuple[Any, ...]:
-    """What may declare the mask of a call, nearest first."""
-    return context.module(site), context.config(site), field(context.model, "config")
-
-
-Fault = tuple[str, float, float, str, str, str]  # severity, value, threshold, message, fix, source
-
-
-def _pattern(call: AttentionCall) -> Fault | None:
-    """A band of visible keys that nobody wants of self-attention, told from the least and greatest i - j."""
-    mask, rows = call.mask, call.query_len
-    if mask is None or mask.least is None or mask.greatest is None:
-        return None
-    if call.self_attention is False or rows != call.key_len or rows < LEAST_ROWS:
-        return None
-    least, greatest = float(mask.least), mask.greatest
-    if greatest < 0:
-        return (
-            "critical", least, 0.0, "the mask looks inverted: rows see the future and not the past",
-            "negate the mask: True lets a key take part in SDPA, and hides it in nn.MultiheadAttention", SOURCE,
-        )  # fmt: skip
-    if not mask.band:
-        return None
-    if greatest == 0 and least <= 1 - rows:
-        return (
-            "critical", least, 0.0, "the mask looks inverted: rows see themselves and the future, not the past",
-            "use tril, or negate and shift the mask, if the model is meant to be causal", SOURCE,
-        )  # fmt: skip
-    if greatest < rows - 1:
-        return None  # a window
-    if least > 0:
-        count, seen, first = str(mask.least), f"the {mask.least} keys up to its own", f"the first {mask.least} rows see"
-        if least == 1:
-            count, seen, first = "one", "its own key", "the first row sees"
-        return (
-            "warn", least, 0.0, f"the causal mask is off by {count}: no row sees {seen}, and {first} nothing",
-            "let each row see its own key: tril(diagonal=0)", SOURCE,
-        )  # fmt: skip
-    if least == -1:
-        return (
-            "critical", least, 0.0, "the causal mask is off by one: every row sees the key after its own",
-            "hide the key after the row's own: tril(diagonal=0)", SOURCE,
-        )  # fmt: skip
-    return None
-
-
-def _own_key(call: AttentionCall) -> Fault | None:
-    """A causal mask without its diagonal, rightly so where q and k are one projection (Kitaev et al. 2020, Reformer).
-
-    The product of a token with itself would outweigh every other. The first row, which sees no other, sees itself.
-    """
-    mask, rows, groups = call.mask, call.query_len, call.batch * call.heads
-    if not call.shared_qk or mask is None or rows != call.key_len or rows < LEAST_ROWS:
-        return None
-    if not mask.band or mask.least != 1 or mask.greatest != rows - 1:
-        return None
-    return (
-        "note", float(groups), 0.0,
-        f"{groups} of {groups * rows} rows see no key but their own, which is hidden: q and k are one projection",
-        "hide a row's own key less than the others, so that the first row sees itself", SOURCE,
-    )  # fmt: skip
 
 
 def _blind(mask: Mask, rows: int) -> Fault:
@@ -146,11 +72,13 @@ def _found(context: Context, judged: JudgedCall) -> Iterable[Fault]:
     """The faults of one call."""
     call, mask = judged.call, judged.call.mask
     rows = call.batch * call.heads * call.query_len
-    own = _own_key(call)
-    pattern = own or _pattern(call)
-    owners = _owners(context, call.site)
-    if pattern is not None and not (mask is not None and mask.least == -1 and lookahead(owners)):
+    owners = context.module(call.site), context.config(call.site)
+    own = own_key(call)
+    pattern = own or shape(call, lookahead(owners))
+    if pattern is not None:
         yield pattern
+    elif says_causal(call, owners[0]) and may_see_ahead(owners, field(context.model, "config"), mask) is None:
+        yield from leak(call, lookahead(owners), context.mode == "static")
     yield from _additions(call)
     if mask is not None:
         if (
@@ -178,15 +106,6 @@ def _found(context: Context, judged: JudgedCall) -> Iterable[Fault]:
                 f"the mask was multiplied by {mask.scaled_by:.4g}" + (" (fill not known)" if mask.fill is None else ""),
                 "add the mask after the scale", SOURCE,
             )  # fmt: skip
-    future = call.future_weight
-    leaks = pattern is None and future is not None and future > WEIGHT and is_causal(context, judged)
-    if leaks and future is not None and may_see_ahead(owners, mask) is None:
-        yield (
-            "critical", future, WEIGHT,
-            f"a causal module gives {future:.3g} of its weight to future keys",
-            "pass the causal mask to this call (a custom attention function must register its mask function too)",
-            SOURCE,
-        )  # fmt: skip
     bias = call.bias_scaled_by
     meant = _scaled_on_purpose(context, call.site) or (gained_by_inputs(call) and call.bias == "bias")
     if bias is not None and not close(bias, 1.0) and not meant:

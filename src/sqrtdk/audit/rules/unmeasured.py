@@ -1,7 +1,8 @@
 """What could not be judged: nothing of it may look fine.
 
-- a call whose scale could not be read: warn, with what was seen up to the point where it was lost. An additive score,
-  and heads without dimensions, have none to judge;
+- a call whose scale could not be read: warn, with what was seen up to the point where it was lost. Heads without
+  dimensions have none to judge;
+- an additive score, which has no scale, and the mask of which is not read: note;
 - an attention that ran and could not be read at all, or was not found in a module that is one: warn;
 - an attention that was asked for and does not run that way: warn;
 - a call whose scale was read, and whose logits could not be measured although there are values: note;
@@ -12,6 +13,7 @@ Threshold: any. `--fail-on unmeasured` fails on each of them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from sqrtdk.audit.context import Context
@@ -26,16 +28,20 @@ _UNRUN = "give inputs that run it"
 
 def check(context: Context) -> Iterable[Finding]:
     """One finding for each attention that was not judged."""
+    calls = Counter(judged.call.site for judged in context.calls)
     for judged in context.calls:
         call = judged.call
-        if judged.verdict == UNMEASURED:
-            if call.score == "additive" or (call.head_dim < 1 and not call.unknown):
-                continue
+        place = f" (call {call.index + 1} of {calls[call.site]} here)" if calls[call.site] > 1 else ""
+        if call.score == "additive":
+            yield _finding(
+                "note", call.site, f"an additive score: no scale to judge, its mask not looked at{place}", _LOST
+            )
+        elif judged.verdict == UNMEASURED and (call.head_dim > 0 or call.unknown):
             seen = f"; seen up to there: {call.formula}" if call.formula else ""
-            yield _finding("warn", call.site, f"the scale could not be judged: {judged.reason}{seen}", _LOST)
-        elif context.mode == "dynamic" and call.stats is None:
+            yield _finding("warn", call.site, f"the scale could not be judged: {judged.reason}{seen}{place}", _LOST)
+        elif context.mode == "dynamic" and call.stats is None and call.head_dim > 0:
             why = call.stats_reason or "no reason given"
-            yield _finding("note", call.site, f"the logits could not be measured: {why}", _LOST)
+            yield _finding("note", call.site, f"the logits could not be measured: {why}{place}", _LOST)
     for entry in context.lost:
         yield _finding("warn", entry.site, entry.reason, _LOST)
     for entry in context.idle_or_doubtful:
