@@ -29,6 +29,24 @@ def field(config: Any, path: str) -> Any:
     return config
 
 
+def mapping(config: Any, path: str) -> dict[str, Any] | None:
+    """A copy of the mapping at `path`, of what can be read of it; None where there is none.
+
+    >>> mapping({"rope_scaling": {"factor": 8.0}}, "rope_scaling")
+    {'factor': 8.0}
+    """
+    found = field(config, path)
+    if not isinstance(found, Mapping):
+        return None
+    try:
+        names = list(found)
+    except INTERRUPTS:
+        raise
+    except BaseException:  # a stranger's __iter__ may raise anything
+        return None
+    return {name: field(found, name) for name in names if isinstance(name, str)}
+
+
 def present(config: Any, name: str) -> bool:
     """Whether an object has an attribute; False where looking for it raises."""
     try:
@@ -68,10 +86,11 @@ def as_number(value: Any) -> float | None:
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
+    try:  # not by the methods of a class of somebody's own, which may raise anything
+        plain = float.__float__(value) if isinstance(value, float) else int.__float__(value)
+    except (OverflowError, TypeError):  # or its `__class__` is not true
         return None
+    return plain if math.isfinite(plain) else None
 
 
 def model_type(config: Any) -> str:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import TextIO
 
 from sqrtdk.cli.output import say
 from sqrtdk.report.plain import plain_lines
 
 
-def make_plain() -> Callable[[], None]:
-    """Make what goes through Python's own machinery to stderr plain, and return what puts everything back.
+@contextlib.contextmanager
+def plain_messages() -> Iterator[None]:
+    """Make what goes through Python's own machinery to stderr plain; put everything back afterwards.
 
     These are warnings, records of stream handlers, and exceptions that end a thread or are ignored. A log file gets
     what its handler writes, and what code prints itself is its own.
@@ -25,12 +27,11 @@ def make_plain() -> Callable[[], None]:
     threading.excepthook = _show_thread
     sys.unraisablehook = _show_ignored
     logging.StreamHandler.format = _format  # type: ignore[method-assign]  # its own, where it had its parent's
-
-    def restore() -> None:
+    try:
+        yield
+    finally:
         warnings.showwarning, threading.excepthook, sys.unraisablehook = before
         del logging.StreamHandler.format
-
-    return restore
 
 
 def _show_warning(
