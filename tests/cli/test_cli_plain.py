@@ -18,7 +18,7 @@ import pytest
 
 from program import Warm, environment, fresh
 from sqrtdk import _json
-from sqrtdk.cli.messages import plain_messages
+from sqrtdk.cli.messages import PlainMessages
 
 NETS = r"""
 import atexit, logging, threading, warnings
@@ -57,6 +57,8 @@ def warns_late():
         raise ValueError("in a late thread" + EVIL)
     threading.Thread(target=stay).start()
     atexit.register(warnings.warn, "at exit" + EVIL)
+    global kept
+    kept = Dies()
     return nn.MultiheadAttention(8, 2), x
 def factory_raises(): raise ValueError("an error" + EVIL)
 def named():
@@ -117,10 +119,10 @@ def test_nor_through_pythons_own_messages(sqrtdk: Warm, nets: Path) -> None:
 
 
 def test_nor_after_the_report(nets: Path) -> None:
-    """Threads and exit handlers of the model's outlive `main`."""
+    """Threads, exit handlers and objects of the model's outlive `main`."""
     done = fresh("nets:warns_late", cwd=nets)
-    assert "in a late thread\\x1b[2J" in done.stderr
-    assert "at exit\\x1b[2J" in done.stderr
+    for words in ("in a late thread", "at exit", "at its end"):
+        assert f"{words}\\x1b[2J" in done.stderr
     assert commands(done.stdout + done.stderr) == []
 
 
@@ -193,7 +195,7 @@ def test_pythons_machinery_is_put_back() -> None:
         return [warnings.showwarning, threading.excepthook, sys.unraisablehook, logging.StreamHandler.format]
 
     before = machinery()
-    with plain_messages():
+    with PlainMessages():
         assert not {*map(id, before)} & {*map(id, machinery())}
     assert machinery() == before
 
@@ -201,7 +203,7 @@ def test_pythons_machinery_is_put_back() -> None:
 def test_a_log_file_gets_what_is_logged(tmp_path: Path) -> None:
     terminal, file = io.StringIO(), logging.FileHandler(tmp_path / "log")
     for handler in (logging.StreamHandler(terminal), file):
-        with plain_messages():
+        with PlainMessages():
             handler.emit(logging.LogRecord("name", logging.WARNING, "", 0, "said %s", ("\x1b[2J",), None))
     file.close()
     assert terminal.getvalue() == "said \\x1b[2J\n"

@@ -5,8 +5,6 @@ Nothing here imports torch: `sqrtdk --help` must answer at once, so a verb impor
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import io
 from typing import Annotated
 
@@ -19,7 +17,7 @@ from sqrtdk.cli.check import check
 from sqrtdk.cli.env import env
 from sqrtdk.cli.errors import fail
 from sqrtdk.cli.lab import lab
-from sqrtdk.cli.messages import plain_messages
+from sqrtdk.cli.messages import PlainMessages
 from sqrtdk.cli.output import drop_stdout, keep_streams, open_closed_streams, say, unwritable
 from sqrtdk.cli.params import params
 
@@ -43,12 +41,10 @@ _app.add_typer(lab)
 def main() -> None:
     """Run the program `sqrtdk`; it ends the process with the exit code."""
     open_closed_streams()
-    to_the_end = contextlib.ExitStack()
-    atexit.register(to_the_end.close)  # registered first, it runs last: exit handlers and threads of the model's speak
     try:
         process.begin()
         keep_streams()
-        to_the_end.enter_context(plain_messages())
+        PlainMessages().__enter__()  # never left: the model's threads, exit handlers and last objects outlive this
         process.end(_exit_code())
     except KeyboardInterrupt:  # raised once, so nothing interrupts this
         process.end(process.INTERRUPTED)

@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator
 from typing import TextIO
 
 from sqrtdk.cli.output import say
 from sqrtdk.report.plain import plain_lines
 
 
-@contextlib.contextmanager
-def plain_messages() -> Iterator[None]:
-    """Make what goes through Python's own machinery to stderr plain; put everything back afterwards.
+class PlainMessages:
+    """Makes what goes through Python's own machinery to stderr plain, and puts everything back where it is left.
 
     These are warnings, records of stream handlers, and exceptions that end a thread or are ignored. A log file gets
     what its handler writes, and what code prints itself is its own.
     """
-    before = warnings.showwarning, threading.excepthook, sys.unraisablehook
-    warnings.showwarning = _show_warning
-    threading.excepthook = _show_thread
-    sys.unraisablehook = _show_ignored
-    logging.StreamHandler.format = _format  # type: ignore[method-assign]  # its own, where it had its parent's
-    try:
-        yield
-    finally:
-        warnings.showwarning, threading.excepthook, sys.unraisablehook = before
+
+    def __enter__(self) -> None:
+        self._before = warnings.showwarning, threading.excepthook, sys.unraisablehook
+        warnings.showwarning = _show_warning
+        threading.excepthook = _show_thread
+        sys.unraisablehook = _show_ignored
+        logging.StreamHandler.format = _format  # type: ignore[method-assign]  # its own, where it had its parent's
+
+    def __exit__(self, *_: object) -> None:
+        warnings.showwarning, threading.excepthook, sys.unraisablehook = self._before
         del logging.StreamHandler.format
 
 
