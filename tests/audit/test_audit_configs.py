@@ -145,6 +145,27 @@ def raises(*_):
     raise RuntimeError("not to be read")
 
 
+def own(kind, value):
+    """A value of a class of its own, most of whose methods raise."""
+    names = {"__eq__", "__lt__", "__le__", "__gt__", "__bool__", "__len__", "__iter__", "__getitem__", "__contains__"}
+    return type("Own", (kind,), dict.fromkeys(names, raises) | {"__hash__": None if kind is list else kind.__hash__})(
+        value
+    )
+
+
+OWN = {
+    "a switch": {"attn_temperature_tuning": own(float, 1.0), "attn_scale": 0.1, "floor_scale": 8192},
+    "a type": {"model_type": own(str, "gpt2")},
+    "a kind": {"rope_scaling": {"rope_type": own(str, "linear"), "factor": 8.0}},
+    "a list": {"rope_scaling": {"full": {"rope_type": "linear"}}, "layer_types": own(list, ["full"])},
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_value_of_a_class_of_its_own_is_read_without_its_methods(name):
+    assert verdict(Attention(None, config=SimpleNamespace(**OWN[name]))) == ("exact", None, [])
+
+
 UNREADABLE = [("get",), ("__iter__",), ("get", "values", "__bool__", "__len__")]
 
 
