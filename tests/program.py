@@ -68,7 +68,7 @@ def fresh(
 
 
 class Warm:
-    """Runs `sqrtdk check` in forks of one process; stdout and stderr are files, unless they are told otherwise."""
+    """Runs `sqrtdk VERB` in forks of one process; stdout and stderr are files, unless they are told otherwise."""
 
     def __enter__(self) -> Warm:
         command = [sys.executable, "-c", SERVER]
@@ -90,7 +90,7 @@ class Warm:
         file_bytes: int | None = None,
         **variables: str,
     ) -> subprocess.CompletedProcess[str]:
-        """Run it to its end, with `variables` of the environment, and no file longer than `file_bytes`."""
+        """Run `verb` to its end, with `variables` of the environment, and no file longer than `file_bytes`."""
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:

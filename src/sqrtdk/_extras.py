@@ -1,8 +1,11 @@
-"""Libraries that only an extra installs: imported when they are needed, and named with the pip command if missing."""
+"""What is imported when it is needed: libraries of an extra, named with the pip command if missing; and own modules."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 from sqrtdk.errors import MissingExtraError
@@ -29,3 +32,27 @@ def load(module: str, extra: str = "lab") -> Any:
         raise MissingExtraError(
             f"{name} can't be imported: {error}", hint=f"Install it: pip install 'sqrtdk[{extra}]'"
         ) from error
+
+
+def lazy_rooms(package: str, names: tuple[str, ...]) -> tuple[Callable[[str], ModuleType], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` of a package that imports its modules on first use.
+
+    Args:
+        package: its full name.
+        names: of the modules in it.
+
+    Example:
+        >>> import sqrtdk.report
+        >>> sqrtdk.report.json.__name__, "html" in dir(sqrtdk.report)
+        ('sqrtdk.report.json', True)
+    """
+
+    def get(name: str) -> ModuleType:
+        if name not in names:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return import_module(f"{package}.{name}")
+
+    def listed() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *names})
+
+    return get, listed

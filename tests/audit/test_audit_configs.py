@@ -120,6 +120,65 @@ def test_a_value_that_makes_no_sense_declares_nothing(value):
     assert verdict(Attention(SCALAR**-0.5, config=Plain(value)))[::2] == ("unexplained", ["scale_ledger"])
 
 
+class Raising(float):
+    """A number whose own methods raise; what computes with it computes with 21."""
+
+    def __float__(self):
+        raise RuntimeError("no number")
+
+    __gt__ = __lt__ = __eq__ = __bool__ = __float__
+    __hash__ = float.__hash__
+
+
+class RaisingInt(int):
+    __float__ = __gt__ = __lt__ = __eq__ = __bool__ = __index__ = Raising.__float__
+    __hash__ = int.__hash__
+
+
+@pytest.mark.parametrize("kind", [Raising, RaisingInt])
+def test_a_number_of_a_class_of_its_own_is_read_by_its_value(kind):
+    assert verdict(Attention(SCALAR**-0.5, config=Plain(kind(SCALAR))))[0] == "declared"
+    assert verdict(Attention(None, config=Plain(kind(SCALAR))))[::2] == ("unexplained", ["declared_vs_actual"])
+
+
+def raises(*_):
+    raise RuntimeError("not to be read")
+
+
+def own(kind, value):
+    """A value of a class of its own, most of whose methods raise."""
+    names = {"__eq__", "__lt__", "__le__", "__gt__", "__bool__", "__len__", "__iter__", "__getitem__", "__contains__"}
+    return type("Own", (kind,), dict.fromkeys(names, raises) | {"__hash__": None if kind is list else kind.__hash__})(
+        value
+    )
+
+
+OWN = {
+    "a switch": {"attn_temperature_tuning": own(float, 1.0), "attn_scale": 0.1, "floor_scale": 8192},
+    "a type": {"model_type": own(str, "gpt2")},
+    "a kind": {"rope_scaling": {"rope_type": own(str, "linear"), "factor": 8.0}},
+    "a list": {"rope_scaling": {"full": {"rope_type": "linear"}}, "layer_types": own(list, ["full"])},
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_value_of_a_class_of_its_own_is_read_without_its_methods(name):
+    assert verdict(Attention(None, config=SimpleNamespace(**OWN[name]))) == ("exact", None, [])
+
+
+UNREADABLE = [("get",), ("__iter__",), ("get", "values", "__bool__", "__len__")]
+
+
+@pytest.mark.parametrize("methods", UNREADABLE, ids=str)
+@pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters", "rope_adjustments"])
+def test_a_mapping_that_cannot_be_read_declares_nothing(name, methods):
+    odd = type("Odd", (dict,), dict.fromkeys(methods, raises))
+    block = odd(factor=40.0, mscale_all_dim=1.0)
+    assert verdict(Attention(None, config=SimpleNamespace(**{name: block}))) == ("exact", None, [])
+    kinds = SimpleNamespace(layer_types=["full"], **{name: {"full": block}})
+    assert verdict(nn.Sequential(Attention(None, config=kinds))) == ("exact", None, [])
+
+
 def test_the_nearest_config_that_says_something_governs():
     model = nn.Sequential(nn.Sequential(Attention()))
     model.config = {"model_type": "t5"}

@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -7,6 +8,16 @@ from program import Warm
 
 @pytest.fixture(scope="session")
 def sqrtdk() -> Iterator[Warm]:
-    """`sqrtdk check`, each call a process of its own."""
+    """`sqrtdk VERB`, each call a process of its own."""
     with Warm() as warm:
         yield warm
+
+
+@pytest.fixture
+def nets(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A directory with the modules of factories that the test's file lists: `MODULES`, by path."""
+    for name, code in request.module.MODULES.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(code)
+    return tmp_path

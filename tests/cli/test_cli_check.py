@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import typing
 from pathlib import Path
 
 import jsonschema
@@ -14,6 +15,8 @@ from typer.testing import CliRunner
 from families import FAMILIES
 from program import Warm, environment
 from sqrtdk import cli
+from sqrtdk.audit.records import FAIL_ON
+from sqrtdk.cli.check import FailOn
 
 SMALL = ["--seq-len", "16"]
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "check.schema.json").read_text())
@@ -43,6 +46,10 @@ def test_fail_on_sets_the_bar(fail_on: str, code: int) -> None:
     done = check("demo:unscaled", *SMALL, "--fail-on", fail_on, "--json")
     assert done.exit_code == code
     assert json.loads(done.stdout)["exit_code"] == code
+
+
+def test_the_bars_are_those_of_the_audit() -> None:
+    assert typing.get_args(FailOn) == FAIL_ON
 
 
 def test_json_is_one_document_and_all_else_goes_to_stderr() -> None:

@@ -3,6 +3,7 @@ import sys
 import pytest
 import typer
 
+from sqrtdk import cli
 from sqrtdk.cli import output
 from sqrtdk.cli.errors import reported
 from sqrtdk.errors import ModelError
@@ -38,6 +39,22 @@ def test_a_traceback_that_is_shown_is_not_hinted_at(
     assert "Traceback (most recent call last)" in error
     assert "Hint: this error is not one of sqrtdk's own." in error.splitlines()
     assert "--traceback" not in error
+    assert "SQRTDK_TRACEBACK" not in error
+
+
+def test_the_variable_shows_the_traceback_of_an_error_outside_a_verb(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unwired() -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(cli, "_app", lambda **_: unwired())
+    assert cli._exit_code() == 2
+    assert "Traceback" not in capsys.readouterr().err
+    monkeypatch.setenv("SQRTDK_TRACEBACK", "1")
+    assert cli._exit_code() == 2
+    error = capsys.readouterr().err
+    assert "in unwired" in error
     assert "SQRTDK_TRACEBACK" not in error
 
 

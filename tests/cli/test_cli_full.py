@@ -140,16 +140,16 @@ def is_taken():
     pathlib.Path("out/r.json").write_text("theirs")
     return torch.nn.MultiheadAttention(8, 2), x
 """
+MODULES = {"nets.py": NETS}
 
 
 @pytest.mark.parametrize("what", ["vanishes", "becomes_a_file", "is_taken"])
-def test_a_place_that_changes_meanwhile(sqrtdk: Warm, tmp_path: Path, what: str) -> None:
-    (tmp_path / "nets.py").write_text(NETS)
-    (tmp_path / "out").mkdir()
-    done = sqrtdk(f"nets:{what}", "--output", "out/r.json", cwd=tmp_path)
+def test_a_place_that_changes_meanwhile(sqrtdk: Warm, nets: Path, what: str) -> None:
+    (nets / "out").mkdir()
+    done = sqrtdk(f"nets:{what}", "--output", "out/r.json", cwd=nets)
     assert (done.returncode, done.stdout) == (2, "")
     assert "Error: " in done.stderr
     assert "is not one of sqrtdk's own" not in done.stderr
     assert "report: " not in done.stderr
-    files = [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix in (".json", ".tmp")]
+    files = [path for path in nets.rglob("*") if path.is_file() and path.suffix in (".json", ".tmp")]
     assert [path.read_text() for path in files] == (["theirs"] if what == "is_taken" else [])

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from program import Warm, environment
+from program import Warm, environment, fresh
 from sqrtdk import _json
-from sqrtdk.cli.messages import make_plain
+from sqrtdk.cli.messages import PlainMessages
 
 NETS = r"""
-import logging, threading, warnings
+import atexit, logging, threading, warnings
 import torch
 from torch import nn
 
@@ -51,6 +51,15 @@ class Raises(nn.MultiheadAttention):
 
 def warns(): return Warns(8, 2), x
 def raises(): return Raises(8, 2), x
+def warns_late():
+    def stay():
+        threading.main_thread().join()  # the main thread waits for this one: the program has ended
+        raise ValueError("in a late thread" + EVIL)
+    threading.Thread(target=stay).start()
+    atexit.register(warnings.warn, "at exit" + EVIL)
+    global kept
+    kept = Dies()
+    return nn.MultiheadAttention(8, 2), x
 def factory_raises(): raise ValueError("an error" + EVIL)
 def named():
     class Outer(nn.Module):
@@ -63,14 +72,9 @@ def named():
     Outer.__name__ = "Outer" + EVIL
     return Outer(), x
 """
+MODULES = {"nets.py": NETS}
 EVIL = "\x1b[2J\x1b]0;own\x07\x9b31m\u202e"
 HARMLESS = {"\n", "\r"}
-
-
-@pytest.fixture
-def nets(tmp_path: Path) -> Path:
-    (tmp_path / "nets.py").write_text(NETS)
-    return tmp_path
 
 
 def commands(text: str) -> list[str]:
@@ -91,11 +95,6 @@ CALLS = {
     "an argument": (["demo", EVIL], "unexpected extra argument"),
     "a factory's name": ([f"nets:{EVIL}"], "\\x1b[2J"),
     "a module's names": (["nets:named"], "Outer\\x1b[2J"),
-    "a warning": (["nets:warns"], "a warning\\x1b[2J"),
-    "a log record": (["nets:warns"], "a record \\x1b[2J"),
-    "a record of transformers": (["nets:warns"], "a record of transformers \\x1b[2J"),
-    "a thread's error": (["nets:warns"], "in a thread\\x1b[2J"),
-    "an ignored error": (["nets:warns"], "at its end\\x1b[2J"),
     "an error of forward": (["nets:raises"], "an error\\x1b[2J"),
     "an error of the factory": (["nets:factory_raises"], "an error\\x1b[2J"),
     "a traceback": (["nets:raises", "--traceback"], "an error\\x1b[2J"),
@@ -107,6 +106,23 @@ def test_a_stranger_cannot_command_the_terminal(sqrtdk: Warm, nets: Path, name: 
     arguments, words = CALLS[name]
     done = sqrtdk(*arguments, cwd=nets)
     assert words in done.stdout + done.stderr
+    assert commands(done.stdout + done.stderr) == []
+
+
+MESSAGES = ("a warning", "a record ", "a record of transformers ", "in a thread", "at its end")
+
+
+def test_nor_through_pythons_own_messages(sqrtdk: Warm, nets: Path) -> None:
+    done = sqrtdk("nets:warns", cwd=nets)
+    assert [words for words in MESSAGES if f"{words}\\x1b[2J" not in done.stderr] == []
+    assert commands(done.stdout + done.stderr) == []
+
+
+def test_nor_after_the_report(nets: Path) -> None:
+    """Threads, exit handlers and objects of the model's outlive `main`."""
+    done = fresh("nets:warns_late", cwd=nets)
+    for words in ("in a late thread", "at exit", "at its end"):
+        assert f"{words}\\x1b[2J" in done.stderr
     assert commands(done.stdout + done.stderr) == []
 
 
@@ -174,23 +190,21 @@ def test_any_width(sqrtdk: Warm, variables: dict[str, str]) -> None:
     assert "exact" in done.stdout
 
 
-@pytest.fixture
-def plain_messages() -> Iterator[None]:
-    restore = make_plain()
-    yield
-    restore()
-
-
 def test_pythons_machinery_is_put_back() -> None:
-    before = warnings.showwarning, threading.excepthook, sys.unraisablehook, logging.StreamHandler.format
-    make_plain()()
-    assert before == (warnings.showwarning, threading.excepthook, sys.unraisablehook, logging.StreamHandler.format)
+    def machinery() -> list[object]:
+        return [warnings.showwarning, threading.excepthook, sys.unraisablehook, logging.StreamHandler.format]
+
+    before = machinery()
+    with PlainMessages():
+        assert not {*map(id, before)} & {*map(id, machinery())}
+    assert machinery() == before
 
 
-def test_a_log_file_gets_what_is_logged(plain_messages: None, tmp_path: Path) -> None:
+def test_a_log_file_gets_what_is_logged(tmp_path: Path) -> None:
     terminal, file = io.StringIO(), logging.FileHandler(tmp_path / "log")
     for handler in (logging.StreamHandler(terminal), file):
-        handler.emit(logging.LogRecord("name", logging.WARNING, "", 0, "said %s", ("\x1b[2J",), None))
+        with PlainMessages():
+            handler.emit(logging.LogRecord("name", logging.WARNING, "", 0, "said %s", ("\x1b[2J",), None))
     file.close()
     assert terminal.getvalue() == "said \\x1b[2J\n"
     assert (tmp_path / "log").read_text() == "said \x1b[2J\n"

@@ -60,6 +60,7 @@ def leaves(): return Leaves(8, 2), x
 def raises(): return Raises(8, 2), x
 def silent(): return Silent(8, 2), x
 """
+MODULES = {"nets.py": NETS, "exits.py": "import sys\nsys.exit(0)\n"}
 SAID = ["written", "child", "original", "printed", "from C", "at exit"]
 
 
@@ -70,13 +71,6 @@ class Own(BaseException):
 class Mute(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no text")
-
-
-@pytest.fixture
-def nets(tmp_path: Path) -> Path:
-    (tmp_path / "nets.py").write_text(NETS)
-    (tmp_path / "exits.py").write_text("import sys\nsys.exit(0)\n")
-    return tmp_path
 
 
 def command(*arguments: str) -> list[str]:

@@ -30,6 +30,12 @@ FREE = nn.Module()
 FREE.is_causal = False
 
 
+@pytest.fixture(scope="module")
+def sources() -> list[tuple[str, str]]:
+    """The name of each family of transformers, and the text of a modeling file of it."""
+    return [(path.parent.name, path.read_text("utf-8")) for path in MODELS.glob("*/modeling_*.py")]
+
+
 def heads(*sizes: int) -> Tensor:
     return torch.randn(*(sizes or (2, 4, 5, 8)), dtype=torch.float64)
 
@@ -57,20 +63,18 @@ def names_in(source: str) -> set[str]:
     return names
 
 
-def test_every_argument_that_a_model_of_transformers_names_is_known() -> None:
+def test_every_argument_that_a_model_of_transformers_names_is_known(sources: list[tuple[str, str]]) -> None:
     """Those that models pass, those that eager knows, and those that any model may be given and pass down."""
-    files = [path for path in MODELS.glob("*/modeling_*.py") if "attention_interface" in path.read_text("utf-8")]
-    assert len(files) > 200
-    named = set().union(*(names_in(path.read_text("utf-8")) for path in files)) | set(
-        TransformersKwargs.__annotations__
-    )
+    texts = [text for _, text in sources if "attention_interface" in text]
+    assert len(texts) > 200
+    named = set(TransformersKwargs.__annotations__).union(*map(names_in, texts))
     assert {"sinks", "s_aux", "indices", "position_bias", "cu_seq_lens_q"} <= named
     assert named - OWN - set(HARMLESS) - set(REFUSED) == set()
     assert not set(HARMLESS) & set(REFUSED)
     assert not OWN & (set(HARMLESS) | set(REFUSED))
 
 
-def test_models_that_ask_for_sdpa_by_name_are_those_that_were_read() -> None:
+def test_models_that_ask_for_sdpa_by_name_are_those_that_were_read(sources: list[tuple[str, str]]) -> None:
     """Such a model does something else for "sqrtdk": each has a way to be right, and a new one has to be read."""
     selected = {"axk2", "deepseek_v32", "dots3_note", "glm_moe_dsa", "hy_v4", "mistral_large4"}  # give `indices`
     blocks = {"minimax_m3_vl"}  # gives block_indices, refused
@@ -78,12 +82,12 @@ def test_models_that_ask_for_sdpa_by_name_are_those_that_were_read() -> None:
     masks = {"gemma4", "gemma4_unified"}  # cuts the mask, which is always there
     elsewhere = {"falcon"}  # does not take the interface
     asking = set()
-    for path in MODELS.glob("*/modeling_*.py"):
-        lines = path.read_text("utf-8").splitlines()
+    for family, text in sources:
+        lines = text.splitlines()
         if any("_attn_implementation" in line and '"sdpa"' in line and "if" in line for line in lines) or any(
             "_attn_implementation ==" in line and '"sdpa"' in line for line in lines
         ):
-            asking.add(path.parent.name)
+            asking.add(family)
     assert asking == selected | blocks | floating | masks | elsewhere
 
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from families import FAMILIES
 from sqrtdk.errors import MissingExtraError, ModelError
-from sqrtdk.models.build import build_model
+from sqrtdk.models.build import build_model, parse_dtype
 from sqrtdk.models.extras import check_version
 from sqrtdk.models.factory import call_factory
 from sqrtdk.models.hub import _refuse_pickles
@@ -358,3 +358,26 @@ def test_a_device_map_without_weights_is_refused(tmp_path: Path) -> None:
     FAMILIES["llama"]().save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="there are none here"):
         build_model(tmp_path, device_map="auto")
+
+
+DTYPES = {
+    "fp16": torch.float16,
+    "half": torch.float16,
+    "bf16": torch.bfloat16,
+    "torch.bfloat16": torch.bfloat16,
+    "fp32": torch.float32,
+    "float": torch.float32,
+    "fp64": torch.float64,
+    "double": torch.float64,
+    "torch.fp16": torch.float16,
+    "float64": torch.float64,
+}
+
+
+def test_a_dtype_has_several_names() -> None:
+    assert {name: parse_dtype(name) for name in DTYPES} == DTYPES
+    assert parse_dtype(None) is None
+    assert parse_dtype(torch.float16) is torch.float16
+    for name in ("float8", "int64", "FP16", "Tensor", "torch.torch.half", ""):
+        with pytest.raises(ModelError, match=f"there is no dtype '{name}'"):
+            parse_dtype(name)

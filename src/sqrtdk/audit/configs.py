@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
 
 from sqrtdk.errors import INTERRUPTS
 
+_READ: dict[type, Callable[[Any], Any]] = {float: float.__float__, int: int.__int__, str: str.__str__, list: list.copy}
+
+
+def _pythons(value: Any) -> Any:
+    """A number, a text or a list of somebody's own class as Python's own: the methods of that may raise anything."""
+    kind = type(value)  # `__class__` need not be true
+    if kind is bool or kind in _READ:
+        return value
+    return next((read(value) for cls, read in _READ.items() if issubclass(kind, cls)), value)
+
 
 def field(config: Any, path: str) -> Any:
     """The value at a dotted path of a dict or of an object's attributes; None where it is absent or cannot be read.
+
+    A number, a text or a list is of Python's own class.
 
     >>> field({"attn_config": {"softmax_scale": 0.5}}, "attn_config.softmax_scale")
     0.5
@@ -26,7 +38,25 @@ def field(config: Any, path: str) -> Any:
             raise
         except BaseException:  # a property of somebody's class, or its __getattr__, may raise anything
             return None
-    return config
+    return _pythons(config)
+
+
+def mapping(config: Any, path: str) -> dict[str, Any] | None:
+    """A copy of the mapping at `path`, of what can be read of it; None where there is none.
+
+    >>> mapping({"rope_scaling": {"factor": 8.0}}, "rope_scaling")
+    {'factor': 8.0}
+    """
+    found = field(config, path)
+    if not isinstance(found, Mapping):
+        return None
+    try:
+        names = list(found)
+    except INTERRUPTS:
+        raise
+    except BaseException:  # a stranger's __iter__ may raise anything
+        return None
+    return {name: field(found, name) for name in names if isinstance(name, str)}
 
 
 def present(config: Any, name: str) -> bool:
@@ -66,7 +96,8 @@ def as_number(value: Any) -> float | None:
     >>> as_number(2), as_number(True), as_number(10**400)
     (2.0, None, None)
     """
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    value = _pythons(value)
+    if type(value) not in (int, float):
         return None
     try:
         return float(value) if math.isfinite(value) else None

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from sqrtdk.audit.configs import field, is_transformers, model_type, number
+from sqrtdk.audit.configs import field, is_transformers, mapping, model_type, number
 from sqrtdk.audit.families import MLA_YARN
 from sqrtdk.audit.proportional import BASE_LENGTHS, length_factors
 from sqrtdk.trace.records import AttentionCall
@@ -41,17 +41,16 @@ def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
 def rope_parameters(config: Any, module: nn.Module | None, layer: int | None) -> Mapping[str, Any] | None:
     """The RoPE block of a config; where there is one for each layer type, that of this layer."""
     for name in ROPE_BLOCKS:
-        block = field(config, name)
-        if not isinstance(block, Mapping):
+        parameters = mapping(config, name)
+        if parameters is None:
             continue
-        if block and all(isinstance(value, Mapping) for value in block.values()):
+        if parameters and all(isinstance(value, Mapping) for value in parameters.values()):
             kinds = field(config, "layer_types")
             kind = field(module, "layer_type")
             if kind is None and isinstance(kinds, list | tuple) and layer is not None and layer < len(kinds):
                 kind = kinds[layer]
-            chosen = block.get(kind) if isinstance(kind, str) else None
-            return chosen if isinstance(chosen, Mapping) else None
-        return block
+            return mapping(parameters, kind) if isinstance(kind, str) else None
+        return parameters
     # DeepSeek's own inference code keeps them on the arguments themselves
     if number(config, "mscale") is not None:
         names = {"factor": "rope_factor", "mscale": "mscale", "mscale_all_dim": "mscale_all_dim"}

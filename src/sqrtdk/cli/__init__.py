@@ -17,7 +17,7 @@ from sqrtdk.cli.check import check
 from sqrtdk.cli.env import env
 from sqrtdk.cli.errors import fail
 from sqrtdk.cli.lab import lab
-from sqrtdk.cli.messages import make_plain
+from sqrtdk.cli.messages import PlainMessages
 from sqrtdk.cli.output import drop_stdout, keep_streams, open_closed_streams, say, unwritable
 from sqrtdk.cli.params import params
 
@@ -44,7 +44,7 @@ def main() -> None:
     try:
         process.begin()
         keep_streams()
-        make_plain()
+        PlainMessages().__enter__()  # never left: the model's threads, exit handlers and last objects outlive this
         process.end(_exit_code())
     except KeyboardInterrupt:  # raised once, so nothing interrupts this
         process.end(process.INTERRUPTED)

@@ -24,7 +24,7 @@ def reported(show_traceback: bool) -> Iterator[None]:
     """Turn what is raised inside into a message on stderr and an exit code.
 
     Args:
-        show_traceback: print the traceback as well; the environment variable SQRTDK_TRACEBACK=1 does the same.
+        show_traceback: print the traceback as well; see `fail`.
 
     Raises:
         typer.Exit: with code 2 for an error, 130 for Ctrl-C.
@@ -35,12 +35,18 @@ def reported(show_traceback: bool) -> Iterator[None]:
         if isinstance(error, KeyboardInterrupt) or interrupted():  # some libraries make another error of it
             say("Interrupted.")
             raise typer.Exit(INTERRUPTED) from None
-        fail(error, show_traceback or os.environ.get("SQRTDK_TRACEBACK", "") not in ("", "0"))
+        fail(error, show_traceback)
         raise typer.Exit(FAILED) from None
 
 
 def fail(error: BaseException, show_traceback: bool = False) -> None:
-    """Say what went wrong and what to do about it, with the traceback if it is wanted."""
+    """Say what went wrong and what to do about it.
+
+    Args:
+        error: what was raised.
+        show_traceback: print the traceback as well; the environment variable SQRTDK_TRACEBACK=1 does the same.
+    """
+    show_traceback = show_traceback or os.environ.get("SQRTDK_TRACEBACK", "") not in ("", "0")
     if isinstance(error, SqrtdkError):
         message, hint = text_of(error), error.hint
     else:

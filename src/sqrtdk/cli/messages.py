@@ -7,30 +7,29 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable
 from typing import TextIO
 
 from sqrtdk.cli.output import say
 from sqrtdk.report.plain import plain_lines
 
 
-def make_plain() -> Callable[[], None]:
-    """Make what goes through Python's own machinery to stderr plain, and return what puts everything back.
+class PlainMessages:
+    """Makes what goes through Python's own machinery to stderr plain, and puts everything back where it is left.
 
     These are warnings, records of stream handlers, and exceptions that end a thread or are ignored. A log file gets
     what its handler writes, and what code prints itself is its own.
     """
-    before = warnings.showwarning, threading.excepthook, sys.unraisablehook
-    warnings.showwarning = _show_warning
-    threading.excepthook = _show_thread
-    sys.unraisablehook = _show_ignored
-    logging.StreamHandler.format = _format  # type: ignore[method-assign]  # its own, where it had its parent's
 
-    def restore() -> None:
-        warnings.showwarning, threading.excepthook, sys.unraisablehook = before
+    def __enter__(self) -> None:
+        self._before = warnings.showwarning, threading.excepthook, sys.unraisablehook
+        warnings.showwarning = _show_warning
+        threading.excepthook = _show_thread
+        sys.unraisablehook = _show_ignored
+        logging.StreamHandler.format = _format  # type: ignore[method-assign]  # its own, where it had its parent's
+
+    def __exit__(self, *_: object) -> None:
+        warnings.showwarning, threading.excepthook, sys.unraisablehook = self._before
         del logging.StreamHandler.format
-
-    return restore
 
 
 def _show_warning(

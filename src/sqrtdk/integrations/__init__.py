@@ -2,17 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from types import ModuleType
+from sqrtdk._extras import lazy_rooms
 
-_ROOMS = ("transformers",)
-
-
-def __getattr__(name: str) -> ModuleType:
-    if name not in _ROOMS:
-        raise AttributeError(f"module 'sqrtdk.integrations' has no attribute {name!r}")
-    return import_module(f"sqrtdk.integrations.{name}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_ROOMS])
+__getattr__, __dir__ = lazy_rooms(__name__, ("transformers",))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache as remembered
+from functools import cache
 from typing import Any
 
 import torch
@@ -95,14 +95,14 @@ def attention_mask(*args: Any, config: Any = None, **kwargs: Any) -> Tensor:
 
     as_eager = config is not None and _refuses_sdpa(type(config))
     mask: Tensor | None = sdpa_mask(*args, config=config, **kwargs)
-    whole = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-    plain = mask is None
+    never_none = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    left_to_is_causal = mask is None
     if as_eager:
-        mask = eager_mask(*args, config=config, **(kwargs | whole))
+        mask = eager_mask(*args, config=config, **(kwargs | never_none))
     elif mask is None:
-        mask = sdpa_mask(*args, config=config, **(kwargs | whole))
+        mask = sdpa_mask(*args, config=config, **(kwargs | never_none))
     assert mask is not None
-    if plain and not torch.compiler.is_compiling() and not mask.is_inference():
+    if left_to_is_causal and not torch.compiler.is_compiling() and not mask.is_inference():
         marked: Any = mask
         marked._sqrtdk_plain = (bool(kwargs.get("allow_is_causal_skip", True)), mask._version)
     return mask
@@ -110,11 +110,11 @@ def attention_mask(*args: Any, config: Any = None, **kwargs: Any) -> Tensor:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _refuses_sdpa(config_class: type) -> bool:
-    return _looked_up(config_class)
+    return _has_no_sdpa(config_class)
 
 
-@remembered
-def _looked_up(config_class: type) -> bool:
+@cache
+def _has_no_sdpa(config_class: type) -> bool:
     """Whether transformers does not run a model of this config on sdpa."""
     from transformers import PreTrainedModel
 
@@ -167,7 +167,7 @@ def attention_forward(
             apart; or no mask and no `is_causal` for a module that calls itself causal.
         InvalidValueError: both kinds of sinks.
     """
-    _check(kwargs)
+    _refuse_unknown(kwargs)
     if s_aux is not None and sinks is not None:
         raise InvalidValueError("sinks are one a head (s_aux) or one a row (sinks); got both", hint="Pass one of them.")
     length, plain = query.shape[2], _plain(attention_mask, query.shape[2], key.shape[2])
@@ -205,7 +205,7 @@ def attention_forward(
     return output.transpose(1, 2).contiguous(), None
 
 
-def _check(kwargs: dict[str, Any]) -> None:
+def _refuse_unknown(kwargs: dict[str, Any]) -> None:
     for name, value in kwargs.items():
         if value is None or name in HARMLESS:
             continue
@@ -229,8 +229,8 @@ def _check_packed(mask: Tensor | None, ends: Tensor | None) -> None:
     if not starts.numel():
         return
     if mask is not None:
-        seen = mask[..., starts, starts - 1]
-        if not bool((seen if seen.dtype == torch.bool else seen > torch.finfo(seen.dtype).min).any()):
+        across = mask[..., starts, starts - 1]
+        if not bool((across if across.dtype == torch.bool else across > torch.finfo(across.dtype).min).any()):
             return
     raise UnsupportedError(
         f"{len(starts) + 1} sequences are packed into one (cu_seq_lens_q), and the mask lets one see another",

@@ -1,4 +1,4 @@
-"""Which files hold a model's weights: safetensors, or nothing."""
+"""Which files make a model: its config, and weights in safetensors or none."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sqrtdk.errors import ModelError, short_text
 
+CONFIG = "config.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
 
 

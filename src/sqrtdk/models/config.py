@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
+from sqrtdk.models.checkpoint import CONFIG
 from sqrtdk.models.extras import import_transformers
 from sqrtdk.models.limits import read_bytes
 
-CONFIG = "config.json"
 MAX_CONFIG_BYTES = 10 * 2**20
 MAX_DEPTH = 20
 MAX_ENTRIES = 1_000_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from sqrtdk.errors import MissingExtraError
@@ -58,16 +58,28 @@ def import_accelerate() -> Any:
         raise MissingExtraError(f"a device map needs accelerate: {error}", hint=HINT) from error
 
 
-@contextlib.contextmanager
-def quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> contextlib.AbstractContextManager[None]:
     """Keep transformers' log lines and progress bars off the terminal; restore its settings afterwards."""
     logging = import_transformers().utils.logging
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    had_bars = logging.is_progress_bar_enabled()
+    return _quiet(logging, logging.disable_progress_bar, logging.enable_progress_bar if had_bars else None)
+
+
+def quiet_hub() -> contextlib.AbstractContextManager[None]:
+    """Do the same for huggingface_hub."""
+    utils = importlib.import_module("huggingface_hub.utils")
+    had_bars = not utils.are_progress_bars_disabled()
+    return _quiet(utils.logging, utils.disable_progress_bars, utils.enable_progress_bars if had_bars else None)
+
+
+@contextlib.contextmanager
+def _quiet(logging: Any, hide_bars: Callable[[], None], show_bars: Callable[[], None] | None) -> Iterator[None]:
+    verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    hide_bars()
     try:
         yield
     finally:
         logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
+        if show_bars is not None:
+            show_bars()

@@ -1,27 +1,26 @@
 """Bring a Hugging Face repository to a local directory: text files, and safetensors only when they are wanted.
 
-The hub is asked once, within a bound, before anything is downloaded: without a network that answer comes at once, and
-the library would try again for half a minute.
+A run of the program asks the hub once which files there are, within a bound, before anything is downloaded: without a
+network that answer comes at once, and the library would try again for half a minute.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 from sqrtdk.errors import MissingExtraError, ModelError, kind_and_text
-from sqrtdk.models.checkpoint import PICKLES
-from sqrtdk.models.extras import HINT, import_transformers
+from sqrtdk.models.checkpoint import CONFIG, PICKLES
+from sqrtdk.models.extras import HINT, import_transformers, quiet_hub
 
 REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 TEXT_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
 WEIGHT_FILES = ["model.safetensors", "model-*.safetensors"]
+_asked_ahead: dict[tuple[str, str | None], list[str] | None] = {}  # what `ask_ahead` was answered
 
 
 def fetch(model: str, *, revision: str | None = None, weights: bool, trust_remote_code: bool = False) -> Path:
@@ -35,7 +34,7 @@ def fetch(model: str, *, revision: str | None = None, weights: bool, trust_remot
         MissingExtraError: transformers (and with it huggingface_hub) is missing.
     """
     import_transformers()
-    names = ask(model, revision)
+    names = _asked_ahead[model, revision] if (model, revision) in _asked_ahead else ask(model, revision)
     if weights and names is not None:
         _refuse_pickles(names, model)
     files = TEXT_FILES + (WEIGHT_FILES if weights else []) + (["*.py"] if trust_remote_code else [])
@@ -47,6 +46,14 @@ def fetch(model: str, *, revision: str | None = None, weights: bool, trust_remot
             f"{model!r} is neither a local directory nor a model that {where}: {kind_and_text(error)}",
             hint=_hint(names is None),
         ) from error
+
+
+def ask_ahead(model: str, revision: str | None, before: Callable[[], None]) -> None:
+    """Ask, and let every later `fetch` of this process go by the answer: for a program that ends after one model.
+
+    See `ask` for the arguments and errors.
+    """
+    _asked_ahead[model, revision] = ask(model, revision, before)
 
 
 def ask(model: str, revision: str | None = None, before: Callable[[], None] = lambda: None) -> list[str] | None:
@@ -83,7 +90,7 @@ def ask(model: str, revision: str | None = None, before: Callable[[], None] = la
         before()
     try:
         return _file_names(model, revision, constants.HF_HUB_ETAG_TIMEOUT)
-    except Exception as error:  # see above
+    except Exception as error:  # huggingface_hub and its HTTP client raise many kinds
         if cached:
             return None
         answered = isinstance(error, (errors.HfHubHTTPError, errors.HFValidationError))
@@ -101,8 +108,8 @@ def _file_names(model: str, revision: str | None, seconds: float) -> list[str]:
 
     def request() -> None:
         try:
-            found = HfApi().model_info(model, revision=revision, timeout=seconds)
-            answer.set_result([file.rfilename for file in found.siblings or ()])
+            repository = HfApi().model_info(model, revision=revision, timeout=seconds)
+            answer.set_result([file.rfilename for file in repository.siblings or ()])
         except BaseException as error:
             answer.set_exception(error)
 
@@ -117,7 +124,7 @@ def _file_names(model: str, revision: str | None, seconds: float) -> list[str]:
 
 def _is_cached(model: str, revision: str | None) -> bool:
     try:
-        return (_snapshot(model, revision, ["config.json"], local=True) / "config.json").is_file()
+        return (_snapshot(model, revision, [CONFIG], local=True) / CONFIG).is_file()
     except Exception:  # huggingface_hub has several kinds for what is not there
         return False
 
@@ -126,23 +133,8 @@ def _snapshot(model: str, revision: str | None, files: list[str], *, local: bool
     import huggingface_hub
 
     options: dict[str, Any] = {"revision": revision, "local_files_only": local}
-    with _quiet():
+    with quiet_hub():
         return Path(huggingface_hub.snapshot_download(model, allow_patterns=files, **options))
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep huggingface_hub's log lines and progress bars off the terminal; restore its settings afterwards."""
-    utils: Any = importlib.import_module("huggingface_hub.utils")
-    verbosity, silent = utils.logging.get_verbosity(), utils.are_progress_bars_disabled()
-    utils.logging.set_verbosity_error()
-    utils.disable_progress_bars()
-    try:
-        yield
-    finally:
-        utils.logging.set_verbosity(verbosity)
-        if not silent:
-            utils.enable_progress_bars()
 
 
 def _hint(offline: bool) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from sqrtdk.models.input_file import read_inputs
 from sqrtdk.models.inputs import demo_inputs, guess_inputs, make_inputs, place
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.modules import config_of, refuse_odd
-from sqrtdk.models.names import is_demo, is_factory, locate
+from sqrtdk.models.names import calls_factory, is_demo, locate
 from sqrtdk.models.records import AttnBuild, Inputs, LoadedModel
 
 ATTN = ("eager", "sdpa")
@@ -83,7 +82,7 @@ def resolve(
         raise ModelError(f"there is no attention implementation {attn!r}", hint=f"Use one of: {', '.join(ATTN)}.")
     static, device = static or device == "meta", _check_device(device)
     is_embedded = is_demo(model)
-    is_own = is_factory(model) and not os.path.isdir(model)
+    is_own = calls_factory(model)
     if is_embedded or is_own:
         _refuse_spread(model, device_map=device_map, offload_folder=offload_folder)
     elif offload_folder is not None and device_map is None and not static:

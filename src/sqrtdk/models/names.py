@@ -9,11 +9,12 @@ from pathlib import Path
 
 from sqrtdk.errors import ModelError
 from sqrtdk.models import hub
+from sqrtdk.models.checkpoint import CONFIG
 
-CONFIG = "config.json"
 FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 FILE_FACTORY = re.compile(r"(.*[/\\])?([A-Za-z_]\w*)\.py:([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
-FILES = (".json", ".safetensors", ".gguf", ".onnx", ".py", ".bin", ".pt", ".pth", ".ckpt")  # no repository is called so
+# No repository is called so.
+FILE_SUFFIXES = (".json", ".safetensors", ".gguf", ".onnx", ".py", ".bin", ".pt", ".pth", ".ckpt")
 
 
 def is_demo(model: str) -> bool:
@@ -29,6 +30,11 @@ def is_factory(model: str) -> bool:
         (True, False, False)
     """
     return FACTORY.fullmatch(model) is not None
+
+
+def calls_factory(model: str) -> bool:
+    """Whether a MODEL argument is run as a factory: of that form, and no directory of that name."""
+    return is_factory(model) and not os.path.isdir(model)
 
 
 def file_as_module(model: str) -> str | None:
@@ -71,7 +77,7 @@ def find_directory(model: str) -> Path | None:
         raise ModelError(f"{model!r} is not a directory", hint="Give the directory that holds config.json and weights.")
     if model.startswith((".", "/", "~")) or model.endswith("/") or model.count("/") > 1:
         raise ModelError(f"there is no directory {model!r}", hint="Check the path; a hub id looks like org/name.")
-    if model.lower().endswith(FILES):
+    if model.lower().endswith(FILE_SUFFIXES):
         raise ModelError(f"there is no file {model!r}", hint="Give the directory that holds config.json and weights.")
     return None
 
@@ -98,10 +104,10 @@ def check_name(model: str, revision: str | None, announce: Callable[[str], None]
         announce: Is told, before the hub is asked, that a name without a slash is no directory.
 
     Raises:
-        ModelError: See `find_directory` and `sqrtdk.models.hub.ask`.
+        ModelError: See `find_directory` and `sqrtdk.models.hub.ask_ahead`.
         MissingExtraError: huggingface_hub is missing.
     """
-    if is_demo(model) or (is_factory(model) and not os.path.isdir(model)):
+    if is_demo(model) or calls_factory(model):
         return
     if find_directory(model) is None:
-        hub.ask(model, revision, lambda: None if "/" in model else announce(model))
+        hub.ask_ahead(model, revision, lambda: None if "/" in model else announce(model))

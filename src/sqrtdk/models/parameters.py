@@ -12,7 +12,7 @@ from sqrtdk.models.build import build_model
 from sqrtdk.models.demo import load_demo
 from sqrtdk.models.factory import call_factory
 from sqrtdk.models.limits import check_seed
-from sqrtdk.models.names import is_demo, is_factory, locate
+from sqrtdk.models.names import calls_factory, is_demo, locate
 from sqrtdk.nn import attention_parts
 from sqrtdk.theory.parameters import PRESETS, Terms
 
@@ -108,7 +108,7 @@ def _built(target: str, revision: str | None, trust_remote_code: bool, seed: int
     """The model on the meta device; a factory that can't be built there is built for real."""
     if is_demo(target):
         return load_demo(target), ()
-    if is_factory(target) and not Path(target).is_dir():
+    if calls_factory(target):
         try:
             return call_factory(target, static=True, seed=seed)[0], ()
         except ModelError:
