@@ -55,7 +55,11 @@ class Named(NamedTuple):
 
 def omega_config():
     """As Hydra gives it: a node whose value refers to one of the root; what the rules read as well is missing."""
-    node = {"attention_scores_scalar": "${sizes.query}", "scale_attn_weights": "???", "softmax_scale": "${nowhere}"}
+    node = {
+        "attention_scores_scalar": "${sizes.query}",
+        "scale_attn_weights": "???",
+        "query_pre_attn_scalar": "${nowhere}",
+    }
     return OmegaConf.create({"sizes": {"query": SCALAR}, "model": node})
 
 
@@ -90,6 +94,13 @@ def test_a_config_of_any_kind_declares_and_the_run_has_to_match(kind):
     assert right == ("declared", "config.attention_scores_scalar = 21 (litgpt: scale is its inverse root)", [])
     assert verdict(Attention(None, config=KINDS[kind]()))[::2] == ("unexplained", ["declared_vs_actual"])
     assert verdict(Attention(SCALAR**-0.5))[::2] == ("unexplained", ["scale_ledger"])
+
+
+@pytest.mark.parametrize("value", ["???", "${nowhere}"])
+def test_a_value_that_omegaconf_does_not_give_declares_nothing(value):
+    config = OmegaConf.create({"attention_scores_scalar": value})
+    assert verdict(Attention(SCALAR**-0.5, config=config))[::2] == ("unexplained", ["scale_ledger"])
+    assert verdict(Attention(config=config))[::2] == ("exact", [])
 
 
 @pytest.mark.parametrize("name", CONFIG_NAMES)
