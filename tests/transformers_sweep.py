@@ -32,7 +32,9 @@ from transformers_small import LENGTH, NotBuiltError, build, inputs_of, small_co
 TOLERANCE = torch.finfo(torch.float64).eps ** 0.5
 TIMEOUT = 240
 AGREE = "agree"
-STATES = ("agree", "refused", "differ", "no attention through the interface", "not built", "does not run in eager")
+WRONG = ("differ", "timed out", "died")  # "timed out" and "died" only where eager alone does not
+STATES = (AGREE, "refused", *WRONG, "no attention through the interface", "not built", "does not run in eager")
+CHECKS = ("output", "gradients", "left padding", "dynamic cache", "static cache")
 
 
 class Exact(TorchFunctionMode):
@@ -185,8 +187,10 @@ def compare(model_type: str, only: tuple[str, ...] = ()) -> Outcome:
     try:
         module = build(config, ours.NAME)
     except NotBuiltError as error:
-        own_table = isinstance(error.__cause__, KeyError)  # of attention classes, by the names that it knows
-        return Outcome(model_type, "refused" if own_table else "differ", str(error))
+        cause = error.__cause__
+        if isinstance(cause, KeyError) and cause.args == (ours.NAME,):  # its own table of attention classes
+            return Outcome(model_type, "no attention through the interface", str(error))
+        return Outcome(model_type, "differ", str(error))
     module.load_state_dict(eager.state_dict())
     with Exact(), counted() as seen:
         try:
@@ -220,35 +224,67 @@ def compare(model_type: str, only: tuple[str, ...] = ()) -> Outcome:
     return outcome
 
 
-def _child(model_type: str, end: Any) -> None:
+def eager_alone(model_type: str) -> Outcome:
+    """What `compare` does with eager, without ours."""
+    eager = build(small_config(model_type), "eager")
+    with Exact():
+        inputs = inputs_of(eager)
+        for run in checks_of(eager, inputs).values():
+            with contextlib.suppress(Exception):
+                run(eager, inputs)
+    return Outcome(model_type, AGREE)
+
+
+def _child(work: Callable[[str], Outcome], model_type: str, end: Any) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     try:
-        outcome = compare(model_type)
+        outcome = work(model_type)
     except BaseException as error:
         outcome = Outcome(model_type, "differ", f"the comparison fails: {_line(error)}")
     end.send(asdict(outcome))
     end.close()
 
 
-def apart(model_type: str) -> Outcome:
-    """`compare` in a process of its own, which may take `TIMEOUT` seconds and may die."""
+def _in_a_process(work: Callable[[str], Outcome], model_type: str, seconds: float) -> Outcome:
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe(False)
-    process = context.Process(target=_child, args=(model_type, there))
+    process = context.Process(target=_child, args=(work, model_type, there))
     process.start()
     there.close()
     try:
-        outcome = Outcome(**here.recv()) if here.poll(TIMEOUT) else Outcome(model_type, "not built", "takes too long")
+        outcome = Outcome(**here.recv()) if here.poll(seconds) else Outcome(model_type, "timed out", f"{seconds} s")
     except EOFError:
-        outcome = Outcome(model_type, "not built", "the process died")
+        process.join()
+        outcome = Outcome(model_type, "died", f"exit code {process.exitcode}")
     process.kill()
     process.join()
     return outcome
 
 
+def apart(model_type: str, seconds: float = TIMEOUT) -> Outcome:
+    """`compare` in a process of its own, which may take some seconds and may die: then eager is asked alone."""
+    outcome = _in_a_process(compare, model_type, seconds)
+    if outcome.state in ("timed out", "died"):
+        alone = _in_a_process(eager_alone, model_type, TIMEOUT)
+        if alone.state == outcome.state:
+            return Outcome(model_type, "does not run in eager", f"{alone.state}: {alone.reason}")
+    return outcome
+
+
+def tally(outcomes: list[Outcome]) -> str:
+    """How many model types are in each state, and of each check how many agree and how many could not be told."""
+    states = Counter(outcome.state for outcome in outcomes)
+    lines = [f"{len(outcomes)} model types: " + ", ".join(f"{states[state]} {state}" for state in STATES)]
+    for name in CHECKS:
+        verdicts = Counter(o.checks[name].partition(":")[0] for o in outcomes if name in o.checks)
+        parts = [f"{verdicts[verdict]} {verdict}" for verdict in (AGREE, "refused", "differ", "eager fails")]
+        lines.append(f"{name}: " + ", ".join(parts))
+    return "\n".join(lines)
+
+
 def main() -> int:
-    """Print a line for each type, and the count of each state; 1 where one differs."""
+    """Print a line for each type, and what `tally` counts; 1 where one is `WRONG`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("types", nargs="*", help="model types; all by default")
     parser.add_argument("--json", help="write the outcomes to this file, one a line")
@@ -258,13 +294,13 @@ def main() -> int:
         for model_type in options.types or list(CONFIG_MAPPING.keys()):
             outcome = apart(model_type)
             outcomes.append(outcome)
-            print(f"{outcome.model_type:32} {outcome.state:12} {outcome.reason}", flush=True)
+            untold = [f"{name}: {text}" for name, text in outcome.checks.items() if text.startswith("eager fails")]
+            print(f"{outcome.model_type:32} {outcome.state:12} {'; '.join([outcome.reason, *untold])}", flush=True)
             if file is not None:
                 file.write(json.dumps(asdict(outcome)) + "\n")
                 file.flush()
-    counts = Counter(outcome.state for outcome in outcomes)
-    print(f"\n{len(outcomes)} model types: " + ", ".join(f"{counts[state]} {state}" for state in STATES))
-    return int(counts["differ"] > 0)
+    print("\n" + tally(outcomes))
+    return int(any(outcome.state in WRONG for outcome in outcomes))
 
 
 if __name__ == "__main__":

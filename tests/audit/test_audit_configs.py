@@ -1,13 +1,13 @@
 """Which object is a module's config, of whatever kind and name; what it declares is held against the run."""
 
 import argparse
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import NamedTuple
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torch import nn
 from torch.nn import functional
 
@@ -53,23 +53,14 @@ class Named(NamedTuple):
     attention_scores_scalar: int = SCALAR
 
 
-class Omega(Mapping):
-    """A mapping that raises for a value that is missing, and resolves one that refers to another, as OmegaConf does."""
-
-    def __init__(self, **fields):
-        self.fields = fields
-
-    def __getitem__(self, name):
-        value = self.fields[name]
-        if value == "???":
-            raise RuntimeError(f"Missing mandatory value: {name}")
-        return self.fields[value[2:-1]] if isinstance(value, str) and value.startswith("${") else value
-
-    def __iter__(self):
-        return iter(self.fields)
-
-    def __len__(self):
-        return len(self.fields)
+def omega_config():
+    """As Hydra gives it: a node whose value refers to one of the root; what the rules read as well is missing."""
+    node = {
+        "attention_scores_scalar": "${sizes.query}",
+        "scale_attn_weights": "???",
+        "query_pre_attn_scalar": "${nowhere}",
+    }
+    return OmegaConf.create({"sizes": {"query": SCALAR}, "model": node})
 
 
 def pydantic_config():
@@ -88,7 +79,10 @@ KINDS = {
     "named tuple": Named,
     "dict": lambda: {"attention_scores_scalar": SCALAR},
     "namespace": lambda: argparse.Namespace(attention_scores_scalar=SCALAR),
-    "mapping": lambda: Omega(size=SCALAR, attention_scores_scalar="${size}", scale_attn_weights="???"),
+    "mapping": lambda: MappingProxyType({"attention_scores_scalar": SCALAR}),
+    "omegaconf": lambda: OmegaConf.create({"attention_scores_scalar": SCALAR}),
+    "omegaconf, nested": lambda: omega_config().model,
+    "omegaconf, structured": lambda: OmegaConf.structured(Plain),
     "pydantic": pydantic_config,
     "transformers": transformers_config,
 }
@@ -100,6 +94,13 @@ def test_a_config_of_any_kind_declares_and_the_run_has_to_match(kind):
     assert right == ("declared", "config.attention_scores_scalar = 21 (litgpt: scale is its inverse root)", [])
     assert verdict(Attention(None, config=KINDS[kind]()))[::2] == ("unexplained", ["declared_vs_actual"])
     assert verdict(Attention(SCALAR**-0.5))[::2] == ("unexplained", ["scale_ledger"])
+
+
+@pytest.mark.parametrize("value", ["???", "${nowhere}"])
+def test_a_value_that_omegaconf_does_not_give_declares_nothing(value):
+    config = OmegaConf.create({"attention_scores_scalar": value})
+    assert verdict(Attention(SCALAR**-0.5, config=config))[::2] == ("unexplained", ["scale_ledger"])
+    assert verdict(Attention(config=config))[::2] == ("exact", [])
 
 
 @pytest.mark.parametrize("name", CONFIG_NAMES)

@@ -103,10 +103,30 @@ def test_an_argument_that_would_change_something_is_refused_by_its_name(name: st
 
 @pytest.mark.parametrize("name", HARMLESS)
 def test_an_argument_that_changes_nothing_is_taken(name: str) -> None:
+    mask = torch.ones(2, 1, 5, 5).bool()
     torch.manual_seed(0)
-    plain = called()
+    plain = called(attention_mask=mask)
     torch.manual_seed(0)
-    assert torch.equal(called(**{name: torch.ones(1)}), plain)
+    assert torch.equal(called(attention_mask=mask, **{name: torch.ones(1)}), plain)
+
+
+@pytest.mark.parametrize(
+    ("argument", "refused", "taken"),
+    [
+        ("sliding_window", 2, 5),
+        ("sliding_window", 4, None),
+        ("position_ids", torch.tensor([[0, 1, 2, 0, 1]]), torch.arange(3, 8)[None]),
+        ("position_ids", torch.tensor([[0, 0, 1, 2, 3]]), torch.tensor([[0, 1, 2, 3, 4], [2, 3, 4, 5, 6]])),
+    ],
+)
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_what_a_mask_would_hold_is_refused_without_one(
+    argument: str, refused: Any, taken: Any, is_causal: bool
+) -> None:
+    with pytest.raises(UnsupportedError, match=f"'{argument}'.* no mask"):
+        called(is_causal=is_causal, **{argument: refused})
+    called(is_causal=is_causal, **{argument: taken})
+    called(attention_mask=torch.ones(2, 1, 5, 5).tril().bool(), **{argument: refused})
 
 
 def test_sinks_of_rows_join_the_denominator() -> None:
@@ -147,6 +167,38 @@ def test_packed_sequences_need_a_mask_that_keeps_them_apart() -> None:
     called(cu_seq_lens_q=ends[::2])
 
 
+@pytest.mark.parametrize("through_the_batch", [False, True])
+@pytest.mark.parametrize("causal", [True, False])
+def test_no_row_of_a_packed_sequence_sees_a_key_of_another(causal: bool, through_the_batch: bool) -> None:
+    """Each pair of positions of two sequences in turn is the only one that the mask shows too much."""
+    ends = torch.tensor([0, 2, 5, 7, 10] if through_the_batch else [0, 2, 5], dtype=torch.int32)
+    of = torch.tensor([0, 0, 1, 1, 1])
+    apart = (of[:, None] == of).expand(2, 1, 5, 5)
+    apart = apart.tril() if causal else apart.clone()
+    called(attention_mask=apart, cu_seq_lens_q=ends, cu_seq_lens_k=ends)
+    for row, key in (of[:, None] != of).nonzero().tolist():
+        leaking = apart.clone()
+        leaking[1, 0, row, key] = True
+        for names in (["cu_seq_lens_q"], ["cu_seq_lens_k"], ["cu_seq_lens_q", "cu_seq_lens_k"]):
+            with pytest.raises(UnsupportedError, match="lets one see another"):
+                called(attention_mask=leaking, **dict.fromkeys(names, ends))
+
+
+def test_sequences_of_keys_are_their_own_and_all_have_to_fit() -> None:
+    rows, keys = torch.tensor([0, 2, 5]), torch.tensor([0, 3, 5])
+    rows_of, keys_of = torch.tensor([0, 0, 1, 1, 1]), torch.tensor([0, 0, 0, 1, 1])
+    mask = (rows_of[:, None] == keys_of)[None, None]
+    called(attention_mask=mask, cu_seq_lens_q=rows, cu_seq_lens_k=keys)
+    with pytest.raises(UnsupportedError, match="lets one see another"):
+        called(attention_mask=mask, cu_seq_lens_q=rows, cu_seq_lens_k=rows)
+    for name, wrong in (("q", [0, 2, 4]), ("k", [0, 3, 6]), ("q", [1, 2, 5]), ("k", [0, 6, 5])):
+        given = {"cu_seq_lens_q": rows, "cu_seq_lens_k": keys} | {f"cu_seq_lens_{name}": torch.tensor(wrong)}
+        with pytest.raises(InvalidValueError, match=f"cu_seq_lens_{name} runs from"):
+            called(attention_mask=mask, **given)
+    with pytest.raises(InvalidValueError, match=r"2 sequences of rows .* and 1 of keys"):
+        called(attention_mask=mask, cu_seq_lens_q=rows, cu_seq_lens_k=keys[::2])
+
+
 def test_no_mask_for_a_module_that_calls_itself_causal_is_refused() -> None:
     """Eager would show it the future, sdpa not: neither is what the other would be."""
     q = heads()
@@ -184,11 +236,31 @@ def test_a_mask_is_always_there_and_read_only_where_it_has_to_be(causal: bool, m
         torch.testing.assert_close(attention_forward(told_otherwise, q, q, q, one)[0], wanted, rtol=1e-12, atol=0.0)
     assert given[0] == (None, causal)
     assert given[1][0] is changed
-    if causal:  # written in place: no longer what the mark says
+    for kept_version in (False, True):  # written in place, also where the version stays: no longer what the mark says
         alone = make(config=config, inputs_embeds=torch.zeros(1, 5, 8), attention_mask=None, **rest)
-        alone[..., 4, 0] = False
+        (alone.data if kept_version else alone)[..., 4, 0] = False
         attention_forward(told_otherwise, q, q, q, alone)
         assert given[-1][0] is alone
+
+
+@pytest.mark.parametrize("length", [5, 16])
+def test_a_mask_that_a_compiled_function_writes_is_read(length: int) -> None:
+    """The graph sees neither the mark nor a version."""
+    register()
+    config = LlamaConfig(attn_implementation="sqrtdk")
+    q, k, v = heads(2, 4, length, 8), heads(2, 4, length, 8), heads(2, 4, length, 8)
+
+    def written(mask: Tensor) -> Tensor:
+        mask[..., 1:, 0] = False
+        return attention_forward(FREE, q, k, v, mask, scaling=8**-0.5)[0]
+
+    embedded = torch.zeros(1, length, 8)
+    mask = create_causal_mask(config=config, inputs_embeds=embedded, attention_mask=None, past_key_values=None)
+    shown = mask.clone()
+    shown[..., 1:, 0] = False
+    found = torch.compile(written, backend="aot_eager")(mask)
+    wanted = sqrtdk.attention(q, k, v, shown, scale=8**-0.5).transpose(1, 2)
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=0.0)
 
 
 def test_a_mask_of_padding_is_transformers_own() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import warnings
 from typing import Any
 
 import pytest
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+import transformers_sweep
 from sqrtdk.integrations import transformers as ours
-from transformers_sweep import apart, compare
+from transformers_small import NotBuiltError
+from transformers_sweep import WRONG, Outcome, apart, compare, main
 
 # What each shows that the others do not.
 TYPES = {
@@ -66,8 +70,65 @@ def test_an_argument_that_is_swallowed_is_seen(model_type: str, argument: str, m
     assert compared(model_type, only=("output",)).state == "differ"
 
 
+def ends(*_: Any, **__: Any) -> None:
+    os._exit(3)
+
+
+def hangs(*_: Any, **__: Any) -> None:
+    threading.Event().wait()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize(("attention", "seconds", "state"), [(ends, 240, "died"), (hangs, 1, "timed out")])
+def test_what_can_not_be_told_is_wrong_unless_eager_alone_does_the_same(
+    attention: Any, seconds: int, state: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ours, "attention_forward", attention)
+    assert apart("vit", seconds).state == state
+    monkeypatch.setattr(transformers_sweep, "apart", lambda model_type: Outcome(model_type, state))
+    monkeypatch.setattr("sys.argv", ["sweep", "vit"])
+    assert main() == 1
+    assert f"1 {state}" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_where_eager_alone_dies_nothing_is_said_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers_sweep, "run_plain", ends)
+    outcome = apart("vit")
+    assert (outcome.state, outcome.reason) == ("does not run in eager", "died: exit code 3")
+
+
+def test_a_check_that_eager_fails_is_printed_and_counted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("no gradients today")
+
+    monkeypatch.setattr(transformers_sweep, "run_gradients", fails)
+    monkeypatch.setattr(transformers_sweep, "apart", compared)
+    monkeypatch.setattr("sys.argv", ["sweep", "bert", "vit"])
+    assert main() == 0
+    printed = capsys.readouterr().out
+    assert printed.count("gradients: eager fails: RuntimeError: no gradients today") == 2
+    assert "output: 2 agree, 0 refused, 0 differ, 0 eager fails\n" in printed
+    assert "gradients: 0 agree, 0 refused, 0 differ, 2 eager fails\n" in printed
+
+
+@pytest.mark.parametrize(("name", "state"), [("sqrtdk", "no attention through the interface"), ("query", "differ")])
+def test_only_a_table_without_our_name_keeps_ours_out(name: str, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = transformers_sweep.build
+
+    def build(config: Any, attn: str) -> Any:
+        if attn == ours.NAME:
+            raise NotBuiltError("no such key") from KeyError(name)
+        return whole(config, attn)
+
+    monkeypatch.setattr(transformers_sweep, "build", build)
+    assert compared("vit").state == state
+
+
 @pytest.mark.slow
 def test_no_model_type_differs() -> None:
     outcomes = [apart(model_type) for model_type in CONFIG_MAPPING]
-    assert [outcome for outcome in outcomes if outcome.state == "differ"] == []
+    assert [outcome for outcome in outcomes if outcome.state in WRONG] == []
     assert sum(outcome.state == "agree" for outcome in outcomes) >= 250

@@ -6,6 +6,7 @@ import hashlib
 import http.server
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -236,10 +237,43 @@ def test_an_unknown_id_costs_one_request(served: Hub, capfd: pytest.CaptureFixtu
 
 
 def test_without_a_network_an_id_is_asked_for_once(unreachable: None, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ModelError, match="nor a model in the cache, and the hub can't be reached: Connect") as caught:
+    with pytest.raises(ModelError) as caught:
         hub.ask("org/name")
+    assert str(caught.value) == (
+        "'org/name' is neither a local directory nor a model in the cache, and the hub can't be reached (ConnectError)"
+    )
     assert "network" in caught.value.hint
     assert capfd.readouterr() == ("", "")
+
+
+def test_offline_nothing_is_asked(
+    served: Hub, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("a connection is opened"))
+    for name in ("nosuchdir", "org/name"):
+        with pytest.raises(ModelError) as caught:
+            check_name(name, None, pytest.fail)
+        assert str(caught.value) == (
+            f"{name!r} is neither a local directory nor a model in the cache, and the hub is not asked"
+        )
+    assert served.requests == []
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_network_that_ends_before_the_download_is_not_quoted(served: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    file_names = hub._file_names
+
+    def last_answer(*args: object) -> list[str]:
+        names = file_names(*args)
+        served.server.shutdown()
+        served.server.server_close()
+        return names
+
+    monkeypatch.setattr(hub, "_file_names", last_answer)
+    with pytest.raises(ModelError) as caught:
+        hub.fetch("org/name", weights=False)
+    assert re.fullmatch(r"'org/name' is neither .* the hub can't be reached \(\w+\)", str(caught.value))
 
 
 def test_without_a_network_the_cache_serves(unreachable: None, tmp_path: Path) -> None:
@@ -255,7 +289,7 @@ def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         settings(monkeypatch, tmp_path, f"http://127.0.0.1:{silent.getsockname()[1]}", seconds=0.2)
-        with pytest.raises(ModelError, match=r"the hub can't be reached: .*Time"):
+        with pytest.raises(ModelError, match=r"the hub can't be reached \(.*(Timeout|no answer within 0.2 s)[^:]*$"):
             hub.ask("org/name")
 
 
@@ -296,10 +330,10 @@ def test_the_program_says_so_before_it_imports_torch(tmp_path: Path, name: str, 
     )
     assert done.returncode == 2
     lines = done.stderr.splitlines()
-    if offline == "0" and name == "nosuchdir":
-        assert lines.pop(0) == "There is no directory 'nosuchdir': asking the hub for it."
-    error, hint, imported = lines  # nothing of the library's own
-    assert error.startswith(f"Error: {name!r} is neither a local directory nor a model in the cache")
-    assert hint.startswith("Hint: ")
-    assert imported == "[]"
+    asked = offline == "0" and name == "nosuchdir"
+    assert lines[:1] == (["There is no directory 'nosuchdir': asking the hub for it."] if asked else lines[:1])
+    assert lines[asked].startswith(f"Error: {name!r} is neither a local directory nor a model in the cache")
+    assert "Errno" not in done.stderr
+    assert lines[asked + 1].startswith("Hint: ")
+    assert lines[asked + 2 :] == ["[]"]  # nothing of the library's own, nothing imported
     assert done.stdout == ""

@@ -41,11 +41,8 @@ def fetch(model: str, *, revision: str | None = None, weights: bool, trust_remot
     try:
         return _snapshot(model, revision, files, local=names is None)
     except Exception as error:  # huggingface_hub and its HTTP client raise many kinds
-        where = "the cache holds" if names is None else "the hub gives"
-        raise ModelError(
-            f"{model!r} is neither a local directory nor a model that {where}: {kind_and_text(error)}",
-            hint=_hint(names is None),
-        ) from error
+        why = f"a model that the cache holds ({type(error).__name__})" if names is None else _why(error)
+        raise ModelError(f"{model!r} is neither a local directory nor {why}", hint=_hint(names is None)) from error
 
 
 def ask_ahead(model: str, revision: str | None, before: Callable[[], None]) -> None:
@@ -75,7 +72,7 @@ def ask(model: str, revision: str | None = None, before: Callable[[], None] = la
             hint="Give for example gpt2, org/name, ./my-model, my_package.nets:make, or demo.",
         )
     try:
-        from huggingface_hub import constants, errors
+        from huggingface_hub import constants
     except ImportError as error:
         raise MissingExtraError(f"huggingface_hub can't be imported: {error}", hint=HINT) from error
     cached = _is_cached(model, revision)
@@ -93,11 +90,25 @@ def ask(model: str, revision: str | None = None, before: Callable[[], None] = la
     except Exception as error:  # huggingface_hub and its HTTP client raise many kinds
         if cached:
             return None
-        answered = isinstance(error, (errors.HfHubHTTPError, errors.HFValidationError))
-        why = "nor a model that the hub gives" if answered else "nor a model in the cache, and the hub can't be reached"
-        raise ModelError(
-            f"{model!r} is neither a local directory {why}: {kind_and_text(error)}", hint=_hint(False)
-        ) from error
+        raise ModelError(f"{model!r} is neither a local directory nor {_why(error)}", hint=_hint(False)) from error
+
+
+class _NoAnswerError(TimeoutError):
+    """The time in which the hub may answer is over; the text is ours."""
+
+
+def _why(error: Exception) -> str:
+    """What the hub answered, in its words; what the network says of itself tells nothing, and only its class is named.
+
+    The cache's own `LocalEntryNotFoundError` is what a download raises whose connection fails.
+    """
+    from huggingface_hub import errors
+
+    answers = (errors.HfHubHTTPError, errors.HFValidationError)
+    if isinstance(error, answers) and not isinstance(error, errors.LocalEntryNotFoundError):
+        return f"a model that the hub gives: {kind_and_text(error)}"
+    reason = str(error) if isinstance(error, _NoAnswerError) else type(error).__name__
+    return f"a model in the cache, and the hub can't be reached ({reason})"
 
 
 def _file_names(model: str, revision: str | None, seconds: float) -> list[str]:
@@ -119,7 +130,7 @@ def _file_names(model: str, revision: str | None, seconds: float) -> list[str]:
     except TimeoutError as error:
         if answer.done():  # the request's own
             raise
-        raise TimeoutError(f"no answer within {seconds} s (HF_HUB_ETAG_TIMEOUT)") from error
+        raise _NoAnswerError(f"no answer within {seconds} s (HF_HUB_ETAG_TIMEOUT)") from error
 
 
 def _is_cached(model: str, revision: str | None) -> bool:
