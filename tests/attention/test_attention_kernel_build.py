@@ -12,8 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
-from building import CALL, HERE, built, call, environment, needs_kernel, program, python, quick, script
+from building import CALL, built, call, environment, program, python, quick, script
 
+from kernel_here import needs_kernel, unable
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.kernel import build, compiler, libraries
 
@@ -22,7 +23,7 @@ def test_without_a_compiler_everything_works_and_says_why(tmp_path: Path) -> Non
     given = environment(tmp_path, CXX=str(tmp_path / "missing"))
     found = call(given)
     assert (found["plain"], found["choice"], found["sum"]) == ("fused", "tiled", 8 * 512 * 512.0)
-    why = f"CXX names '{tmp_path / 'missing'}', which is not found" if HERE else str(build.unable())
+    why = f"CXX names '{tmp_path / 'missing'}', which is not found" if not unable() else str(unable())
     assert f"not the compiled kernel: {why}" in found["reason"]
     assert f"can't be built: {why} | impl='tiled' runs everywhere." in found["named"]
     done = program("build", given=given)
@@ -68,7 +69,7 @@ def test_the_compiler_s_own_error_is_shown(tmp_path: Path) -> None:
     done = program("build", given=environment(tmp_path / "cache", CXX=str(cxx)))
     assert done.returncode == 2
     assert "Error: the compiler failed: attention.cpp:1: error: no such thing" in done.stderr
-    assert "Hint: It has to be GCC 11 or newer" in done.stderr
+    assert "Hint: The compiler has to be GCC 11 or newer" in done.stderr
     assert not list((tmp_path / "cache/sqrtdk").iterdir())
     silent = script(tmp_path / "cxx", "echo 'no errors known' >&2; echo 'it was killed' >&2; exit 1")
     done = program("build", "--if-possible", given=environment(tmp_path / "cache", CXX=str(silent)))
@@ -148,9 +149,9 @@ def test_cxx_may_be_a_command_or_a_path_with_spaces(tmp_path: Path, monkeypatch:
     for text, words in named.items():
         monkeypatch.setenv("CXX", text)
         assert compiler.command() == words
-        assert (build.unable() is None) == bool(words)
+        assert (unable() is None) == bool(words)
     monkeypatch.setenv("CXX", "no-such-compiler -v")
-    assert build.unable() == "CXX names 'no-such-compiler -v', which is not found"
+    assert unable() == "CXX names 'no-such-compiler -v', which is not found"
     with pytest.raises(UnsupportedError, match="can't be built: CXX names"):
         build.compile_into(tmp_path / "new", "avx512")
     assert not (tmp_path / "new").exists()
@@ -163,7 +164,7 @@ def test_a_compiler_that_can_t_be_started_is_named(tmp_path: Path) -> None:
     done = program("build", given=environment(tmp_path / "cache", CXX=str(cxx)))
     assert done.returncode == 2
     assert f"the compiler {cxx} can't be started: Exec format error" in done.stderr
-    assert "Hint: It has to be GCC 11 or newer" in done.stderr
+    assert "Hint: The compiler has to be GCC 11 or newer" in done.stderr
 
 
 @needs_kernel
@@ -207,7 +208,7 @@ def test_a_compiler_that_does_not_end_is_ended_with_what_it_started(tmp_path: Pa
     cxx = script(tmp_path / "cxx", f'sleep 600 & echo $! > "{pid}"; wait')
     done = python("-c", HANGING, given=environment(tmp_path / "cache", CXX=str(cxx)))
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"the compiler {cxx} did not end within 1 s | It has to be GCC 11")
+    assert done.stdout.startswith(f"the compiler {cxx} did not end within 1 s | The compiler has to be GCC 11")
     for _ in range(100):  # until it is reaped
         if not _alive(int(pid.read_text())):
             break

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from building import built, call, environment, needs_kernel, planted, program, python, quick, script
+from building import built, call, environment, planted, program, python, quick, script
 
 import sqrtdk
+from kernel_here import needs_kernel
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.kernel import build, libraries, load
 
@@ -27,7 +28,7 @@ def test_a_damaged_library_is_named_and_built_again(tmp_path: Path) -> None:
     found = call(given)
     assert found["choice"] == "tiled"
     assert f"not the compiled kernel: {why}" in found["reason"]
-    assert found["named"].startswith("the compiler failed: it exited with 1 | It has to be GCC 11 or newer")
+    assert found["named"].startswith("the compiler failed: it exited with 1 | The compiler has to be GCC 11 or newer")
     assert trace.read_text() == "\n"  # once
     kernel = json.loads(program("env", "--json", given=given).stdout)["kernel"]
     assert (kernel["library"], kernel["built"], kernel["loaded"]) == (str(broken), False, False)
@@ -146,11 +147,10 @@ def test_many_threads_build_it_once(unloaded: Path, monkeypatch: pytest.MonkeyPa
     def slow(folder: Path, target: str) -> Path:
         time.sleep(0.2)
         made.append(folder / target)
-        monkeypatch.setattr(load, "_path", made[-1])
         return made[-1]
 
-    monkeypatch.setattr(libraries, "system", lambda: None)
-    monkeypatch.setattr(load, "_attempt", lambda: None if made else "not built")
+    monkeypatch.setattr(libraries, "unsupported", lambda: None)
+    monkeypatch.setattr(load, "_attempt", lambda: (made[0], None) if made else (None, "not built"))
     monkeypatch.setattr(build, "compile_into", slow)
     threads = [threading.Thread(target=build.ready) for _ in range(8)]
     for each in threads:

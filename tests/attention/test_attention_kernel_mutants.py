@@ -12,13 +12,13 @@ import pytest
 from kernel_mutants import MUTANTS
 
 import sqrtdk
-from sqrtdk.impl.kernel.build import unable
+from kernel_here import needs_kernel
 
 HOME = Path(sqrtdk.__file__).parent
 FINDER = Path(__file__).with_name("find_planted.py")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(unable() is not None, reason=f"no compiled kernel: {unable()}"),
+    needs_kernel,
 ]
 
 

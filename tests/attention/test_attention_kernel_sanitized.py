@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from cases import CASES, LONG_CASES
 
-from sqrtdk.impl.kernel.build import unable
+from kernel_here import needs_kernel
 from sqrtdk.impl.kernel.compiler import command
 from sqrtdk.impl.kernel.libraries import HOME
 
 PROGRAM = Path(__file__).with_name("sanitized.py")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(unable() is not None, reason=f"no compiled kernel: {unable()}"),
+    needs_kernel,
 ]
 
 
