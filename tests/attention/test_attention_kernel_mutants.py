@@ -38,10 +38,11 @@ def test_planted_error_is_found(name: str, tmp_path: Path) -> None:
     text = changed.read_text()
     assert text.count(old) == 1, f"{name}: the text stands {text.count(old)} times in {file}: {old}"
     changed.write_text(text.replace(old, new))
-    done = judged(tmp_path, tmp_path)
+    done = judged(tmp_path, tmp_path / "cache")
     assert done.returncode == 1, f"nothing finds: {name}\n{done.stderr[-2000:]}"
     assert done.stdout, done.stderr[-2000:]
     assert "compiler" not in done.stdout, "found by the compiler, not by the battery"
+    assert "compiled kernel can't be" not in done.stdout, "never judged: " + done.stdout
 
 
 @pytest.mark.parametrize("arguments", [(), ("avx512",)], ids=["here", "avx512"])

@@ -51,6 +51,6 @@ def test_a_planted_overrun_is_seen(tmp_path: Path) -> None:
     text, old = file.read_text(), "logits_(ROWS * BLOCK)"
     assert text.count(old) == 1
     file.write_text(text.replace(old, "logits_(ROWS * BLOCK - 16)"))
-    done = run(tmp_path, tmp_path)
+    done = run(tmp_path / "cache", tmp_path)
     assert done.returncode == 99
     assert "heap-buffer-overflow" in done.stderr
