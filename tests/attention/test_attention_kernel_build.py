@@ -238,7 +238,7 @@ def test_a_library_that_does_not_end_while_it_is_loaded_is_not_kept(
     begun, source = tmp_path / "begun", tmp_path / "wait.c"
     source.write_text(
         "#include <fcntl.h>\n#include <unistd.h>\n"
-        f'__attribute__((constructor)) void wait(void) {{ creat("{begun}", 0600); sleep(600); }}'
+        f'__attribute__((constructor)) static void hang(void) {{ creat("{begun}", 0600); sleep(600); }}'
     )
     monkeypatch.setenv("CXX", str(script(tmp_path / "cxx", f'gcc -shared -fPIC "{source}" -o "$made"')))
     monkeypatch.setattr(build, "TRIAL_S", 30.0)
