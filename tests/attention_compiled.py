@@ -154,8 +154,6 @@ CASES: dict[str, Case] = {
 
 # -- running them ------------------------------------------------------------------------------------------------------
 
-NEEDS_KERNEL = pytest.mark.skipif(build.unable() is not None, reason=f"no compiled kernel: {build.unable()}")
-
 
 def load_kernel() -> None:
     """Build it, if it is not there, and load it."""

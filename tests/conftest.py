@@ -14,7 +14,7 @@ import torch
 def _kernel() -> None:
     """Build the compiled kernel where that is possible, so that "auto" takes the same way in every run.
 
-    Where it is not, the tests of the kernel are skipped (`build.unable`), or fail and say why.
+    Where it is not, the tests of the kernel are skipped (`kernel_here.unable`), or fail and say why.
     """
     from sqrtdk.errors import UnsupportedError
     from sqrtdk.impl.kernel import build

@@ -2,6 +2,7 @@
 
 A fresh start spends seconds on importing torch and transformers. What a test says of arguments, files, streams and exit
 codes is as true of the fork: it has its own descriptors, directory and exit code, and runs the same `main`.
+It looks for the compiled kernel in its own environment, as a fresh one does at the end of its imports.
 """
 
 from __future__ import annotations
@@ -18,11 +19,25 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": 
 DROPPED = ("NO_COLOR", "COLUMNS", "FORCE_COLOR", "SQRTDK_TRACEBACK", "PYTHONUNBUFFERED")
 SECONDS = 120
 
+AUDIT = (
+    "sqrtdk.audit.check, sqrtdk.report.html, sqrtdk.report.json, sqrtdk.report.terminal, "
+    "transformers.models.llama.modeling_llama"
+)
 SERVER = f"""
-import json, os, resource, signal, sys
-import sqrtdk.audit.check, sqrtdk.report.html, sqrtdk.report.json, sqrtdk.report.terminal
-import transformers.models.llama.modeling_llama
+import json, os, resource, signal, sys, traceback
 from sqrtdk.cli import main
+from sqrtdk.impl.kernel.load import load_if_built
+
+def code(text):
+    try:
+        exec(text, {{"__name__": "__main__"}})
+        raise SystemExit(0)
+    except Exception:
+        traceback.print_exc()
+        raise SystemExit(1)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
 
 for line in sys.stdin:
     order = json.loads(line)
@@ -36,8 +51,12 @@ for line in sys.stdin:
             os.dup2(os.open(path, os.O_RDWR | os.O_NOCTTY), number)
         if order["file_bytes"] is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (order["file_bytes"],) * 2)
+        load_if_built()
         sys.argv = ["sqrtdk", *order["arguments"]]
         try:
+            if sys.argv[1:2] == ["-c"]:
+                text, sys.argv = sys.argv[2], ["-c", *sys.argv[3:]]
+                code(text)
             main()
         except SystemExit as end:
             os._exit(end.code)  # torch's own end takes a second
@@ -68,12 +87,20 @@ def fresh(
 
 
 class Warm:
-    """Runs `sqrtdk VERB` in forks of one process; stdout and stderr are files, unless they are told otherwise."""
+    """Runs `sqrtdk VERB` in forks of one process; stdout and stderr are files, unless they are told otherwise.
+
+    Args:
+        modules: what that process imports.
+        variables: of its environment.
+    """
+
+    def __init__(self, modules: str = AUDIT, **variables: str) -> None:
+        self._code, self._variables = f"import {modules}\n{SERVER}", variables
 
     def __enter__(self) -> Warm:
-        command = [sys.executable, "-c", SERVER]
+        command = [sys.executable, "-c", self._code]
         self._server = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment() | self._variables
         )
         return self
 
@@ -90,7 +117,10 @@ class Warm:
         file_bytes: int | None = None,
         **variables: str,
     ) -> subprocess.CompletedProcess[str]:
-        """Run `verb` to its end, with `variables` of the environment, and no file longer than `file_bytes`."""
+        """Run `verb` to its end, with `variables` of the environment, and no file longer than `file_bytes`.
+
+        The verb `-c` is that of `python -c`: code, and its arguments.
+        """
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:

@@ -9,15 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from sqrtdk.impl.kernel import build, load
-
-HERE = build.unable() is None
-
-
-needs_kernel = pytest.mark.skipif(not HERE, reason=f"no compiled kernel: {build.unable()}")
-
+from program import Warm
+from sqrtdk.impl.kernel import load
 
 CALL = """
 import json, sys, torch, sqrtdk
@@ -64,21 +57,23 @@ def quick(path: Path, wait: float = 0.0) -> Path:
     return script(path, f'printf half > "$made"; sleep {wait}; cp "{built()}" "$made"')
 
 
-def environment(cache: Path, **more: str) -> dict[str, str]:
-    return os.environ | {"SQRTDK_CACHE": str(cache)} | more
+def settings(cache: Path, **more: str) -> dict[str, str]:
+    """Variables of the environment that name a cache, and others."""
+    return {"SQRTDK_CACHE": str(cache)} | more
 
 
-def program(*arguments: str, given: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return python("-m", "sqrtdk", *arguments, given=given)
+def call(warm: Warm, variables: dict[str, str]) -> dict[str, str]:
+    """What `CALL` tells in a fork."""
+    return told(warm(CALL, verb="-c", **variables))
 
 
-def python(*arguments: str, given: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """A process that is given two minutes: what waits for ever is not waited for."""
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, env=given, capture_output=True, text=True, check=False, timeout=120)
+def fresh_call(variables: dict[str, str]) -> dict[str, str]:
+    """What `CALL` tells in a process that imports the package itself."""
+    command = [sys.executable, "-c", CALL]
+    return told(subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=False))
 
 
-def call(given: dict[str, str]) -> dict[str, str]:
-    done = subprocess.run([sys.executable, "-c", CALL], env=given, capture_output=True, text=True, check=True)
-    found: dict[str, str] = json.loads(done.stdout)
-    return found
+def told(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    assert done.returncode == 0, done.stderr
+    document: dict[str, str] = json.loads(done.stdout)
+    return document

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 import sqrtdk
-from sqrtdk.impl.kernel.build import unable
+from kernel_here import unable
+from sqrtdk.errors import UnsupportedError
 from tolerances import complaint, gradient_complaints
 
 IMPLEMENTATIONS = ("auto", *(() if unable() else ("cpu",)), "dense", "fused", "tiled")
@@ -44,3 +45,12 @@ def close_gradients(actual: Sequence[Tensor], expected: Sequence[Tensor], rows: 
 def close(actual: Tensor, expected: Tensor, logit: float = 10.0) -> None:
     found = complaint(actual.detach(), expected.detach().double(), actual.dtype, length=16, logit=logit, magnitude=1.0)
     assert found is None, found
+
+
+def refuses(impl: str, call: Callable[[], Any], refusing: Mapping[str, str]) -> bool:
+    """Whether the implementation is one of those that refuse the call; it is shown to, with the reason given here."""
+    if impl not in refusing:
+        return False
+    with pytest.raises(UnsupportedError, match=refusing[impl]):
+        call()
+    return True

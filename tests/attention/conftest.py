@@ -1,14 +1,24 @@
 """Every test here: tiny calls are many blocks."""
 
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import sqrtdk._attention  # noqa: F401 - its names are bound before any is replaced
+from program import Warm
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+    """`sqrtdk` and code in forks of a process that found no compiled kernel; each looks again in its own cache."""
+    modules = "sqrtdk._environment, sqrtdk.report.environment, sqrtdk.impl.kernel.build, torch.utils.cpp_extension"
+    with Warm(modules, SQRTDK_CACHE=str(tmp_path_factory.mktemp("no_library"))) as server:
+        yield server
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from cases import CASES, LONG_CASES, TABLES, Case, possible
 from judging import IMPLEMENTATIONS, Expected, expect, judge
 from parts import DTYPES, SHAPES
 
+from kernel_here import unable
 from sqrtdk.errors import UnsupportedError
-from sqrtdk.impl.kernel.build import unable
 
 
 @lru_cache(maxsize=4)

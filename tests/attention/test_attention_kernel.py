@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import sqrtdk
+from kernel_here import needs_kernel
 from sqrtdk import AuxRequest, positions
 from sqrtdk.errors import UnsupportedError
-from sqrtdk.impl.kernel.build import unable
 from tolerances import complaint, gradient_complaints, half_complaint
 
-pytestmark = pytest.mark.skipif(unable() is not None, reason=f"no compiled kernel: {unable()}")
+pytestmark = needs_kernel
 ALL = AuxRequest.all()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -12,29 +13,31 @@ import time
 from pathlib import Path
 
 import pytest
-from building import CALL, HERE, built, call, environment, needs_kernel, program, python, quick, script
+from building import CALL, built, call, fresh_call, quick, script, settings
 
+from kernel_here import needs_kernel, unable
+from program import Warm
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.kernel import build, compiler, libraries
 
 
-def test_without_a_compiler_everything_works_and_says_why(tmp_path: Path) -> None:
-    given = environment(tmp_path, CXX=str(tmp_path / "missing"))
-    found = call(given)
+def test_without_a_compiler_everything_works_and_says_why(tmp_path: Path, warm: Warm) -> None:
+    given = settings(tmp_path, CXX=str(tmp_path / "missing"))
+    found = fresh_call(given)
     assert (found["plain"], found["choice"], found["sum"]) == ("fused", "tiled", 8 * 512 * 512.0)
-    why = f"CXX names '{tmp_path / 'missing'}', which is not found" if HERE else str(build.unable())
+    why = f"CXX names '{tmp_path / 'missing'}', which is not found" if not unable() else str(unable())
     assert f"not the compiled kernel: {why}" in found["reason"]
     assert f"can't be built: {why} | impl='tiled' runs everywhere." in found["named"]
-    done = program("build", given=given)
+    done = warm(verb="build", **given)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"Error: the compiled kernel can't be built: {why}\nHint: impl='tiled' runs everywhere.\n"
-    done = program("build", "--if-possible", given=given)
+    done = warm("--if-possible", verb="build", **given)
     assert (done.returncode, done.stderr) == (
         0,
         f"Done without: the compiled kernel can't be built: {why}. impl='tiled' runs everywhere.\n",
     )
-    assert f"not in use: {why}" in program("env", given=given).stdout
-    kernel = json.loads(program("env", "--json", given=given).stdout)["kernel"]
+    assert f"not in use: {why}" in warm(verb="env", **given).stdout
+    kernel = json.loads(warm("--json", verb="env", **given).stdout)["kernel"]
     assert (kernel["built"], kernel["loaded"], kernel["reason"]) == (False, False, why)
     assert not list(tmp_path.iterdir())
 
@@ -48,52 +51,55 @@ def test_a_cpu_without_the_instructions_is_named(lacking: str, monkeypatch: pyte
 
 
 @needs_kernel
-def test_a_plain_call_starts_no_compiler(tmp_path: Path) -> None:
+def test_a_plain_call_starts_no_compiler(tmp_path: Path, warm: Warm) -> None:
     trace = tmp_path / "started"
-    given = environment(tmp_path / "cache", CXX=str(script(tmp_path / "cxx", f'touch "{trace}"; exit 1')))
-    found = call(given)
+    given = settings(tmp_path / "cache", CXX=str(script(tmp_path / "cxx", f'touch "{trace}"; exit 1')))
+    found = call(warm, given)
     assert "it is not built: `sqrtdk build`" in found["reason"]
     assert "the compiler failed" in found["named"]  # by name it does
     assert trace.exists()
     trace.unlink()
     plain = CALL.replace('impl="cpu"', 'impl="auto"')
-    subprocess.run([sys.executable, "-c", plain], env=given, capture_output=True, check=True)
+    subprocess.run([sys.executable, "-c", plain], env=os.environ | given, capture_output=True, check=True)
     assert not trace.exists()
 
 
 @needs_kernel
-def test_the_compiler_s_own_error_is_shown(tmp_path: Path) -> None:
+def test_the_compiler_s_own_error_is_shown(tmp_path: Path, warm: Warm) -> None:
     said = "echo '/errors/here.h: note' >&2; echo 'attention.cpp:1: error: no such thing' >&2; echo end >&2; exit 1"
     cxx = script(tmp_path / "cxx", said)
-    done = program("build", given=environment(tmp_path / "cache", CXX=str(cxx)))
+    done = warm(verb="build", **settings(tmp_path / "cache", CXX=str(cxx)))
     assert done.returncode == 2
     assert "Error: the compiler failed: attention.cpp:1: error: no such thing" in done.stderr
-    assert "Hint: It has to be GCC 11 or newer" in done.stderr
+    assert "Hint: The compiler has to be GCC 11 or newer" in done.stderr
     assert not list((tmp_path / "cache/sqrtdk").iterdir())
     silent = script(tmp_path / "cxx", "echo 'no errors known' >&2; echo 'it was killed' >&2; exit 1")
-    done = program("build", "--if-possible", given=environment(tmp_path / "cache", CXX=str(silent)))
+    done = warm("--if-possible", verb="build", **settings(tmp_path / "cache", CXX=str(silent)))
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr.startswith("Done without: the compiler failed: it was killed. ")
 
 
 @needs_kernel
-def test_a_cache_that_can_t_be_written_is_named(tmp_path: Path) -> None:
+def test_a_cache_that_can_t_be_written_is_named(tmp_path: Path, warm: Warm) -> None:
     (tmp_path / "file").touch()
-    done = program("build", given=environment(tmp_path / "file"))
+    done = warm(verb="build", **settings(tmp_path / "file"))
     assert done.returncode == 2
     assert "can't be kept in" in done.stderr
     assert "SQRTDK_CACHE names another directory" in done.stderr
-    done = program("build", "--if-possible", given=environment(tmp_path / "file"))
+    done = warm("--if-possible", verb="build", **settings(tmp_path / "file"))
     assert done.returncode == 0
     assert "can't be kept in" in done.stderr
 
 
 @needs_kernel
-def test_an_interrupted_build_leaves_nothing_that_is_taken_for_one(tmp_path: Path) -> None:
-    given = environment(tmp_path / "cache", CXX=str(quick(tmp_path / "cxx", wait=60)))
+def test_an_interrupted_build_leaves_nothing_that_is_taken_for_one(tmp_path: Path, warm: Warm) -> None:
+    given = settings(tmp_path / "cache", CXX=str(quick(tmp_path / "cxx", wait=60)))
     folder = tmp_path / "cache/sqrtdk"
     running = subprocess.Popen(
-        [sys.executable, "-m", "sqrtdk", "build"], env=given, stderr=subprocess.DEVNULL, start_new_session=True
+        [sys.executable, "-m", "sqrtdk", "build"],
+        env=os.environ | given,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
     while not list(folder.glob(".build-*/*")):
         assert running.poll() is None
@@ -102,10 +108,10 @@ def test_an_interrupted_build_leaves_nothing_that_is_taken_for_one(tmp_path: Pat
     running.wait()
     assert not list(folder.glob("*.so"))
     (left,) = folder.iterdir()
-    assert "it is not built" in call(given | {"CXX": "/bin/false"})["reason"]
+    assert "it is not built" in call(warm, given | {"CXX": "/bin/false"})["reason"]
     long_ago = time.time() - 2 * build.ABANDONED_S
     os.utime(left, (long_ago, long_ago))
-    program("build", given=given | {"CXX": str(quick(tmp_path / "cxx2"))})
+    warm(verb="build", **(given | {"CXX": str(quick(tmp_path / "cxx2"))}))
     assert not left.exists()
     assert len(list(folder.glob("*.so"))) == 1
 
@@ -113,7 +119,7 @@ def test_an_interrupted_build_leaves_nothing_that_is_taken_for_one(tmp_path: Pat
 @needs_kernel
 def test_two_builds_at_once_leave_one_whole_library(tmp_path: Path) -> None:
     cxx = quick(tmp_path / "cxx", wait=1)
-    given = environment(tmp_path / "cache", CXX=str(cxx))
+    given = os.environ | settings(tmp_path / "cache", CXX=str(cxx))
     command = [sys.executable, "-m", "sqrtdk", "build"]
     running = [subprocess.Popen(command, env=given, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     assert [(each.communicate()[1], each.returncode) for each in running] == [("", 0)] * 2
@@ -123,10 +129,10 @@ def test_two_builds_at_once_leave_one_whole_library(tmp_path: Path) -> None:
 
 
 @needs_kernel
-def test_what_is_built_is_the_user_s_alone(tmp_path: Path) -> None:
-    given = environment(tmp_path / "cache", CXX=str(quick(tmp_path / "cxx")))
-    command = f"umask 000; exec {sys.executable} -m sqrtdk build"
-    subprocess.run(["sh", "-c", command], env=given, capture_output=True, check=False)
+def test_what_is_built_is_the_user_s_alone(tmp_path: Path, warm: Warm) -> None:
+    given = settings(tmp_path / "cache", CXX=str(quick(tmp_path / "cxx")))
+    code = "import os, sys, sqrtdk.cli; os.umask(0); sys.argv[1:] = ['build']; sqrtdk.cli.main()"
+    assert warm(code, verb="-c", **given).returncode == 0
     folder = tmp_path / "cache/sqrtdk"
     (made,) = folder.iterdir()
     assert (folder.stat().st_mode & 0o777, made.stat().st_mode & 0o777) == (0o700, 0o755)
@@ -148,22 +154,22 @@ def test_cxx_may_be_a_command_or_a_path_with_spaces(tmp_path: Path, monkeypatch:
     for text, words in named.items():
         monkeypatch.setenv("CXX", text)
         assert compiler.command() == words
-        assert (build.unable() is None) == bool(words)
+        assert (unable() is None) == bool(words)
     monkeypatch.setenv("CXX", "no-such-compiler -v")
-    assert build.unable() == "CXX names 'no-such-compiler -v', which is not found"
+    assert unable() == "CXX names 'no-such-compiler -v', which is not found"
     with pytest.raises(UnsupportedError, match="can't be built: CXX names"):
         build.compile_into(tmp_path / "new", "avx512")
     assert not (tmp_path / "new").exists()
 
 
 @needs_kernel
-def test_a_compiler_that_can_t_be_started_is_named(tmp_path: Path) -> None:
+def test_a_compiler_that_can_t_be_started_is_named(tmp_path: Path, warm: Warm) -> None:
     (cxx := tmp_path / "cxx").write_bytes(b"\x7fELF no program")
     cxx.chmod(0o755)
-    done = program("build", given=environment(tmp_path / "cache", CXX=str(cxx)))
+    done = warm(verb="build", **settings(tmp_path / "cache", CXX=str(cxx)))
     assert done.returncode == 2
     assert f"the compiler {cxx} can't be started: Exec format error" in done.stderr
-    assert "Hint: It has to be GCC 11 or newer" in done.stderr
+    assert "Hint: The compiler has to be GCC 11 or newer" in done.stderr
 
 
 @needs_kernel
@@ -179,9 +185,9 @@ def test_a_compiler_that_can_t_be_started_is_named(tmp_path: Path) -> None:
     ],
     ids=["nothing", "empty", "text", "half", "another", "killed"],
 )
-def test_what_a_compiler_leaves_is_tried_before_it_is_kept(body: str, why: str, tmp_path: Path) -> None:
+def test_what_a_compiler_leaves_is_tried_before_it_is_kept(body: str, why: str, tmp_path: Path, warm: Warm) -> None:
     cxx = script(tmp_path / "cxx", body.replace("{whole}", str(built())))
-    done = program("build", given=environment(tmp_path / "cache", CXX=str(cxx)))
+    done = warm(verb="build", **settings(tmp_path / "cache", CXX=str(cxx)))
     assert (done.returncode, done.stdout) == (2, "")
     first, _, last = why.partition("{made}")
     assert first in done.stderr
@@ -190,57 +196,62 @@ def test_what_a_compiler_leaves_is_tried_before_it_is_kept(body: str, why: str, 
     assert not list((tmp_path / "cache/sqrtdk").iterdir())
 
 
-HANGING = """
-import sys
-from sqrtdk.impl.kernel import build, compiler
-compiler.COMPILE_S = build.TRIAL_S = 1.0
-try:
-    build.build()
-except NotImplementedError as error:
-    print(error, "|", error.hint)
-"""
+def running(word: str) -> bool:
+    """Whether a process of whose command line this is a word runs; one that ended and was not asked for has none."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if word.encode() in (folder / "cmdline").read_bytes().split(b"\0"):
+                return True
+    return False
 
 
-@needs_kernel
-def test_a_compiler_that_does_not_end_is_ended_with_what_it_started(tmp_path: Path) -> None:
-    pid = tmp_path / "pid"
-    cxx = script(tmp_path / "cxx", f'sleep 600 & echo $! > "{pid}"; wait')
-    done = python("-c", HANGING, given=environment(tmp_path / "cache", CXX=str(cxx)))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"the compiler {cxx} did not end within 1 s | It has to be GCC 11")
-    for _ in range(100):  # until it is reaped
-        if not _alive(int(pid.read_text())):
+@pytest.mark.parametrize("words", [["sleep"], ["sh", "-c", 'sleep "$0" & wait']], ids=["itself", "what it started"])
+def test_a_program_that_does_not_end_is_ended_with_what_it_started(words: list[str]) -> None:
+    seconds = f"600.{os.getpid()}"
+    with pytest.raises(UnsupportedError, match=r"^the program did not end within 1 s$") as raised:
+        compiler.run([*words, seconds], 1.0, "the program", "another one")
+    assert raised.value.hint == "another one"
+    for _ in range(600):  # until the kernel is through with it
+        if not running(seconds):
             break
         time.sleep(0.1)
-    assert not _alive(int(pid.read_text()))
-    assert not list((tmp_path / "cache/sqrtdk").iterdir())
-
-
-def _alive(pid: int) -> bool:
-    """Whether it runs; one that ended and was not asked for yet does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
-    except FileNotFoundError:
-        return False
+    assert not running(seconds)
 
 
 @needs_kernel
-def test_a_library_that_does_not_end_while_it_is_loaded_is_not_kept(tmp_path: Path) -> None:
-    source = "#include <unistd.h>\n__attribute__((constructor)) void wait(void) { sleep(600); }"
-    (tmp_path / "wait.c").write_text(source)
-    cxx = script(tmp_path / "cxx", f'gcc -shared -fPIC "{tmp_path / "wait.c"}" -o "$made"')
-    code = HANGING.replace(
-        "COMPILE_S = build.", ""
-    )  # torch alone may take longer to import: the limit is passed anyway
-    done = python("-c", code.replace("compiler.TRIAL_S", "build.TRIAL_S"), given=environment(tmp_path, CXX=str(cxx)))
-    assert "the process that tries the library did not end within 1 s | The compiler has to be" in done.stdout
-    assert not list((tmp_path / "sqrtdk").iterdir())
+def test_a_compiler_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cxx = script(tmp_path / "cxx", "exec sleep 600")
+    monkeypatch.setenv("CXX", str(cxx))
+    monkeypatch.setattr(compiler, "COMPILE_S", 0.5)
+    with pytest.raises(UnsupportedError, match=f"^the compiler {cxx} did not end within 0.5 s$") as raised:
+        build.compile_into(tmp_path / "new", "avx512")
+    assert raised.value.hint == compiler.HINT
+    assert not list((tmp_path / "new").iterdir())
+
+
+@pytest.mark.slow
+@needs_kernel
+def test_a_library_that_does_not_end_while_it_is_loaded_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It leaves a file when its loading begins: the limit is passed there, not while torch is imported."""
+    begun, source = tmp_path / "begun", tmp_path / "wait.c"
+    source.write_text(
+        "#include <fcntl.h>\n#include <unistd.h>\n"
+        f'__attribute__((constructor)) static void hang(void) {{ creat("{begun}", 0600); sleep(600); }}'
+    )
+    monkeypatch.setenv("CXX", str(script(tmp_path / "cxx", f'gcc -shared -fPIC "{source}" -o "$made"')))
+    monkeypatch.setattr(build, "TRIAL_S", 30.0)
+    with pytest.raises(UnsupportedError, match="the process that tries the library did not end within 30 s"):
+        build.compile_into(tmp_path / "new", "avx512")
+    assert begun.exists()
+    assert not list((tmp_path / "new").iterdir())
 
 
 @needs_kernel
-def test_a_compiler_that_is_no_program_is_named(tmp_path: Path) -> None:
+def test_a_compiler_that_is_no_program_is_named(tmp_path: Path, warm: Warm) -> None:
     (plain := tmp_path / "cxx").write_text("#!/bin/sh\n")
-    done = program("build", given=environment(tmp_path / "cache", CXX=str(plain)))
+    done = warm(verb="build", **settings(tmp_path / "cache", CXX=str(plain)))
     assert done.returncode == 2
     assert f"can't be built: CXX names '{plain}', which is no program" in done.stderr
 
@@ -296,16 +307,18 @@ hook.finalize("standard", made, "")
     given = os.environ | {"SQRTDK_PREBUILD": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True, check=True)
     assert done.stdout == "sqrtdk/impl/kernel/prebuilt/attention-here-tree.so\n"
-    done = python("-c", code, given=given | {"SQRTDK_PREBUILD": "yes"})  # no wheel without, unsaid
+    command = [sys.executable, "-c", code]
+    given |= {"SQRTDK_PREBUILD": "yes"}  # no wheel without, unsaid
+    done = subprocess.run(command, env=given, capture_output=True, text=True, check=False)
     assert "ValueError: SQRTDK_PREBUILD is 'yes'; it is 1" in done.stderr
 
 
 @pytest.mark.slow
 @needs_kernel
 def test_a_build_by_the_real_compiler_twice_at_once(tmp_path: Path) -> None:
-    given = environment(tmp_path)
+    given = os.environ | settings(tmp_path)
     command = [sys.executable, "-m", "sqrtdk", "build"]
     running = [subprocess.Popen(command, env=given) for _ in range(2)]
     assert [each.wait() for each in running] == [0, 0]
     assert len(list((tmp_path / "sqrtdk").iterdir())) == 1
-    assert call(given)["choice"] == "cpu"
+    assert fresh_call(settings(tmp_path))["choice"] == "cpu"

@@ -13,7 +13,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from building import built, call, environment, needs_kernel, planted, python, quick
+from building import built, call, planted, quick, settings
+
+from kernel_here import needs_kernel
+from program import Warm
 
 pytestmark = needs_kernel
 Damage = Callable[[Path], None]  # of the file that has the library's name
@@ -91,62 +94,62 @@ for name in json.loads(sys.argv[1]):
 """
 
 
-def attempts(caches: list[Path], **more: str) -> Iterator[tuple[Path, bool, str, str, str]]:
+def attempts(warm: Warm, caches: list[Path]) -> Iterator[tuple[Path, bool, str, str, str]]:
     """What one process finds in each: whether a whole library, what "auto" takes, why, and what `impl="cpu"` does."""
     names = json.dumps([str(cache) for cache in caches])
-    done = python("-c", ATTEMPTS, names, given=environment(Path("/nowhere"), CXX="/bin/false") | more)
+    done = warm(ATTEMPTS, names, verb="-c", **settings(Path("/nowhere"), CXX="/bin/false"))
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     for line in done.stdout.splitlines():
         name, *found = json.loads(line)
         yield Path(name), *found
 
 
-def judge(damages: dict[str, Damage], folder: Path) -> None:
+def judge(warm: Warm, damages: dict[str, Damage], folder: Path) -> None:
     """One process meets them all: that it is there at the end, and says so of each, shows that it opened none."""
     for name, damage in damages.items():
         damage(planted(folder / name))
     tried = []
-    for cache, whole, impl, reason, named_error in attempts([folder / name for name in damages]):
+    for cache, whole, impl, reason, named_error in attempts(warm, [folder / name for name in damages]):
         assert (whole, impl) == (False, "tiled"), cache
         assert "not the compiled kernel: " in reason, cache
         assert any(why in reason for why in ("sqrtdk build", "can't be read")), reason
-        assert named_error.startswith("the compiler failed: it exited with 1 | It has to be GCC 11"), cache
+        assert named_error.startswith("the compiler failed: it exited with 1 | The compiler has to be GCC 11"), cache
         tried.append(cache.name)
     assert tried == list(damages)
 
 
-def test_no_damaged_library_is_opened(tmp_path: Path) -> None:
-    judge(DAMAGES, tmp_path)
+def test_no_damaged_library_is_opened(tmp_path: Path, warm: Warm) -> None:
+    judge(warm, DAMAGES, tmp_path)
 
 
 @pytest.mark.slow
-def test_no_damage_of_many_ends_a_process(tmp_path: Path) -> None:
+def test_no_damage_of_many_ends_a_process(tmp_path: Path, warm: Warm) -> None:
     size, rng = built().stat().st_size, random.Random(0)
     many = {f"cut at {length}": cut(length) for length in (*range(1, size, size // 100), size - 4096, size - 1)}
     for at in sorted(rng.randrange(size) for _ in range(100)):
         many[f"a bit turned at {at}"] = turned(at, 1 << rng.randrange(8))
-    judge(many, tmp_path)
+    judge(warm, many, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["a folder", "a pipe"])
-def test_a_build_puts_a_whole_library_in_its_place(name: str, tmp_path: Path) -> None:
+def test_a_build_puts_a_whole_library_in_its_place(name: str, tmp_path: Path, warm: Warm) -> None:
     (path := planted(tmp_path)).touch()
     DAMAGES[name](path)
     if name == "a folder":
         (path / "within").touch()
-    assert call(environment(tmp_path, CXX=str(quick(tmp_path / "cxx"))))["named"] == "runs"
+    assert call(warm, settings(tmp_path, CXX=str(quick(tmp_path / "cxx"))))["named"] == "runs"
     (left,) = (tmp_path / "sqrtdk").iterdir()
     assert stat.S_ISREG(left.lstat().st_mode)
     assert left.read_bytes() == built().read_bytes()
 
 
-def test_a_whole_library_beside_a_damaged_one_is_taken(tmp_path: Path) -> None:
+def test_a_whole_library_beside_a_damaged_one_is_taken(tmp_path: Path, warm: Warm) -> None:
     planted(tmp_path / "cache")
     named("-0123456789abcdef.so")(planted(tmp_path / "other"))
     (damaged,) = (tmp_path / "other/sqrtdk").iterdir()
     newer = damaged.rename(tmp_path / "cache/sqrtdk" / damaged.name)
     os.utime(newer)
-    ((_, whole, impl, _, named_error),) = attempts([tmp_path / "cache"])
+    ((_, whole, impl, _, named_error),) = attempts(warm, [tmp_path / "cache"])
     assert (whole, impl, named_error) == (True, "cpu", "runs")
 
 
@@ -166,7 +169,7 @@ ODD: dict[str, Damage] = {
 
 
 @pytest.mark.parametrize("within", [False, True], ids=["named", "within"])
-def test_a_cache_of_an_odd_kind_is_named(within: bool) -> None:
+def test_a_cache_of_an_odd_kind_is_named(within: bool, warm: Warm) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as short:  # a socket's name has to be
         for name, make in ODD.items():
             cache = Path(short) / name
@@ -174,7 +177,7 @@ def test_a_cache_of_an_odd_kind_is_named(within: bool) -> None:
                 cache.mkdir()
             make(cache / "sqrtdk" if within else cache)
         tried = 0
-        for cache, whole, impl, reason, named_error in attempts([Path(short) / name for name in ODD]):
+        for cache, whole, impl, reason, named_error in attempts(warm, [Path(short) / name for name in ODD]):
             assert (whole, impl) == (False, "tiled"), cache
             assert any(why in reason for why in ("can't be read: ", "it is not built", "directory is unknown")), reason
             assert "kept in" in named_error or "directory is unknown" in named_error, named_error
@@ -183,7 +186,7 @@ def test_a_cache_of_an_odd_kind_is_named(within: bool) -> None:
         assert tried == len(ODD)
 
 
-def test_a_cache_that_can_t_be_listed_or_written_is_named() -> None:
+def test_a_cache_that_can_t_be_listed_or_written_is_named(warm: Warm) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as top:
         Path(top).chmod(0o755)
         modes = {"unreadable": 0o111, "read-only": 0o555}
@@ -194,8 +197,7 @@ def test_a_cache_that_can_t_be_listed_or_written_is_named() -> None:
             "q = ", "import torch.utils.cpp_extension\nif not os.geteuid(): os.seteuid(65534)\nq = "
         )
         caches = json.dumps([f"{top}/unreadable", f"{top}/read-only"])
-        given = environment(Path("/nowhere"), CXX="/bin/false")
-        done = python("-c", someone, caches, given=given)
+        done = warm(someone, caches, verb="-c", **settings(Path("/nowhere"), CXX="/bin/false"))
         assert (done.returncode, done.stderr) == (0, "")
         unreadable, read_only = (json.loads(line) for line in done.stdout.splitlines())
         assert "unreadable/sqrtdk can't be read: Permission denied" in unreadable[3]

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn import functional
 
 import sqrtdk
-from sqrtdk.impl.kernel.build import unable
+from kernel_here import needs_kernel
 
-pytestmark = pytest.mark.skipif(unable() is not None, reason=f"no compiled kernel: {unable()}")
+pytestmark = needs_kernel
 
 
 def worst(found: list[Tensor], wanted: list[Tensor]) -> list[float]:

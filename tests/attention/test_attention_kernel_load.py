@@ -5,57 +5,70 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from building import built, call, environment, needs_kernel, planted, program, python, quick, script
+from building import built, call, fresh_call, planted, quick, script, settings
 
 import sqrtdk
+from kernel_here import needs_kernel
+from program import Warm
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.kernel import build, libraries, load
 
 
 @needs_kernel
-def test_a_damaged_library_is_named_and_built_again(tmp_path: Path) -> None:
+def test_a_damaged_library_is_named_and_built_again(tmp_path: Path, warm: Warm) -> None:
     broken, trace = planted(tmp_path), tmp_path / "started"
     broken.write_bytes(broken.read_bytes()[:200_000])
-    given = environment(tmp_path, CXX=str(script(tmp_path / "cxx", f'echo >> "{trace}"; exit 1')))
+    given = settings(tmp_path, CXX=str(script(tmp_path / "cxx", f'echo >> "{trace}"; exit 1')))
     why = f"the library is not loaded: {broken} is damaged: `sqrtdk build` builds it again"
-    found = call(given)
+    found = fresh_call(given)
     assert found["choice"] == "tiled"
     assert f"not the compiled kernel: {why}" in found["reason"]
-    assert found["named"].startswith("the compiler failed: it exited with 1 | It has to be GCC 11 or newer")
+    assert found["named"].startswith("the compiler failed: it exited with 1 | The compiler has to be GCC 11 or newer")
     assert trace.read_text() == "\n"  # once
-    kernel = json.loads(program("env", "--json", given=given).stdout)["kernel"]
+    kernel = json.loads(warm("--json", verb="env", **given).stdout)["kernel"]
     assert (kernel["library"], kernel["built"], kernel["loaded"]) == (str(broken), False, False)
     assert kernel["reason"] == why
-    assert f"not in use: {why}" in program("env", given=given).stdout
-    without = call(given | {"CXX": "/no/compiler"})["named"]
+    assert f"not in use: {why}" in warm(verb="env", **given).stdout
+    without = call(warm, given | {"CXX": "/no/compiler"})["named"]
     assert (
         without == "the compiled kernel can't be built: CXX names '/no/compiler', which is not found | "
         "impl='tiled' runs everywhere."
     )
-    done = program("build", given=given | {"CXX": str(quick(tmp_path / "cxx"))})
+    done = warm(verb="build", **(given | {"CXX": str(quick(tmp_path / "cxx"))}))
     assert (done.returncode, done.stdout) == (0, f"{broken}\n")
     assert broken.read_bytes() == built().read_bytes()
-    assert call(given | {"CXX": "/bin/false"})["choice"] == "cpu"
+    assert call(warm, given | {"CXX": "/bin/false"})["choice"] == "cpu"
 
 
 @needs_kernel
-@pytest.mark.parametrize("cache", ["/tmp/" + 300 * "x", "~no-such-user-as-this/x", "~"])
-def test_a_cache_that_can_t_be_examined_breaks_nothing(cache: str, tmp_path: Path) -> None:
-    given = environment(Path(cache), CXX="/bin/false", HOME="/proc/version")
-    found = call(given)
+@pytest.mark.parametrize(
+    ("cache", "why"),
+    [
+        ("/tmp/" + 300 * "x", "can't be read: File name too long"),
+        ("~no-such-user-as-this/x", "the cache directory is unknown: Could not determine home directory"),
+        ("~", "/proc/version/sqrtdk can't be read: Not a directory"),
+    ],
+    ids=["long", "nobody", "within a file"],
+)
+def test_a_cache_that_can_t_be_examined_breaks_nothing(cache: str, why: str, warm: Warm) -> None:
+    given = settings(Path(cache), CXX="/bin/false", HOME="/proc/version")
+    found = call(warm, given)
     assert found["choice"] == "tiled"
-    assert any(text in found["reason"] for text in ("File name too long", "home directory", "it is not built"))
-    done = program("env", "--json", given=given)
+    assert why in found["reason"]
+    done = warm("--json", verb="env", **given)
     assert done.returncode == 0, done.stderr
     kernel = json.loads(done.stdout)["kernel"]
     assert (kernel["built"], kernel["loaded"]) == (False, False)
-    done = program("build", given=given)
+    assert why in kernel["reason"]
+    done = warm(verb="build", **given)
     assert done.returncode == 2
     assert "SQRTDK_CACHE names" in done.stderr
 
@@ -135,8 +148,9 @@ assert not failed, failed
 
 @needs_kernel
 def test_many_threads_load_it_once(tmp_path: Path) -> None:
-    given = environment(tmp_path, CXX="/bin/false")
-    done = python("-W", "error", "-c", THREADS, str(built()), given=given)
+    given = settings(tmp_path, CXX="/bin/false")
+    command = [sys.executable, "-W", "error", "-c", THREADS, str(built())]
+    done = subprocess.run(command, env=os.environ | given, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -146,11 +160,10 @@ def test_many_threads_build_it_once(unloaded: Path, monkeypatch: pytest.MonkeyPa
     def slow(folder: Path, target: str) -> Path:
         time.sleep(0.2)
         made.append(folder / target)
-        monkeypatch.setattr(load, "_path", made[-1])
         return made[-1]
 
-    monkeypatch.setattr(libraries, "system", lambda: None)
-    monkeypatch.setattr(load, "_attempt", lambda: None if made else "not built")
+    monkeypatch.setattr(libraries, "unsupported", lambda: None)
+    monkeypatch.setattr(load, "_attempt", lambda: (made[0], None) if made else (None, "not built"))
     monkeypatch.setattr(build, "compile_into", slow)
     threads = [threading.Thread(target=build.ready) for _ in range(8)]
     for each in threads:
@@ -174,12 +187,12 @@ except NotImplementedError as error:
 
 
 @needs_kernel
-def test_a_prebuilt_library_serves_unless_the_cache_has_one(tmp_path: Path) -> None:
-    given = environment(tmp_path / "cache", CXX=str(quick(tmp_path / "cxx")))
+def test_a_prebuilt_library_serves_unless_the_cache_has_one(tmp_path: Path, warm: Warm) -> None:
+    given = settings(tmp_path / "cache", CXX=str(quick(tmp_path / "cxx")))
     shipped, kept = tmp_path / "prebuilt" / built().name, tmp_path / "cache/sqrtdk" / built().name
 
     def run(verb: str, **more: str) -> str:
-        done = python("-c", PREBUILT, str(shipped.parent), verb, given=given | more)
+        done = warm(PREBUILT, str(shipped.parent), verb, verb="-c", **(given | more))
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 

@@ -12,13 +12,13 @@ import pytest
 from kernel_mutants import MUTANTS
 
 import sqrtdk
-from sqrtdk.impl.kernel.build import unable
+from kernel_here import needs_kernel
 
 HOME = Path(sqrtdk.__file__).parent
 FINDER = Path(__file__).with_name("find_planted.py")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(unable() is not None, reason=f"no compiled kernel: {unable()}"),
+    needs_kernel,
 ]
 
 
@@ -38,10 +38,11 @@ def test_planted_error_is_found(name: str, tmp_path: Path) -> None:
     text = changed.read_text()
     assert text.count(old) == 1, f"{name}: the text stands {text.count(old)} times in {file}: {old}"
     changed.write_text(text.replace(old, new))
-    done = judged(tmp_path, tmp_path)
+    done = judged(tmp_path, tmp_path / "cache")
     assert done.returncode == 1, f"nothing finds: {name}\n{done.stderr[-2000:]}"
     assert done.stdout, done.stderr[-2000:]
     assert "compiler" not in done.stdout, "found by the compiler, not by the battery"
+    assert "compiled kernel can't be" not in done.stdout, "never judged: " + done.stdout
 
 
 @pytest.mark.parametrize("arguments", [(), ("avx512",)], ids=["here", "avx512"])

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from cases import CASES, LONG_CASES
 
-from sqrtdk.impl.kernel.build import unable
+from kernel_here import needs_kernel
 from sqrtdk.impl.kernel.compiler import command
 from sqrtdk.impl.kernel.libraries import HOME
 
 PROGRAM = Path(__file__).with_name("sanitized.py")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(unable() is not None, reason=f"no compiled kernel: {unable()}"),
+    needs_kernel,
 ]
 
 
@@ -51,6 +51,6 @@ def test_a_planted_overrun_is_seen(tmp_path: Path) -> None:
     text, old = file.read_text(), "logits_(ROWS * BLOCK)"
     assert text.count(old) == 1
     file.write_text(text.replace(old, "logits_(ROWS * BLOCK - 16)"))
-    done = run(tmp_path, tmp_path)
+    done = run(tmp_path / "cache", tmp_path)
     assert done.returncode == 99
     assert "heap-buffer-overflow" in done.stderr

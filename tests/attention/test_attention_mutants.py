@@ -25,8 +25,8 @@ from mutants import MUTANTS
 from small import SIZES
 
 import sqrtdk
+from kernel_here import unable
 from sqrtdk.errors import UnsupportedError
-from sqrtdk.impl.kernel.build import unable
 
 HOME = Path(sqrtdk.__file__).parent
 FRESH = ("sqrtdk._attention", "sqrtdk._arguments", "sqrtdk.impl", "sqrtdk.stats")

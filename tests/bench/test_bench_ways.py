@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from kernel_here import unable
 from sqrtdk import AuxRequest, attention
 from sqrtdk.bench.onnx import operator
 from sqrtdk.bench.peers import dense_statistics
@@ -15,7 +16,6 @@ from sqrtdk.bench.runner import compare, prepared
 from sqrtdk.bench.ways import BASE, WAYS
 from sqrtdk.bench.workloads import DTYPES, WORKLOADS, Case, Workload
 from sqrtdk.errors import BenchError
-from sqrtdk.impl.kernel import build
 from sqrtdk.impl.kernel.load import loaded
 from tolerances import complaint
 
@@ -28,7 +28,7 @@ SHAPES = {
     "gqa-decode": Workload(2, 4, 2, 1, 64, 32),
 }
 COMPILED = {"flex"}  # each shape costs seconds
-NO_KERNEL = build.unable()
+NO_KERNEL = unable()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -48,6 +48,6 @@ def test_what_is_not_known_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libraries, "_features", frozenset)
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr("sys.platform", "linux")
-    assert libraries.system() == "what the CPU can do is not known: /proc/cpuinfo does not tell"
+    assert libraries.unsupported() == "what the CPU can do is not known: /proc/cpuinfo does not tell"
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    assert libraries.system() == "it is for x86-64; this is aarch64"
+    assert libraries.unsupported() == "it is for x86-64; this is aarch64"

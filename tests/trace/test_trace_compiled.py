@@ -17,7 +17,6 @@ from torch.utils.checkpoint import checkpoint
 import sqrtdk
 from attention_compiled import (
     CASES,
-    NEEDS_KERNEL,
     PLAIN,
     WIDTH,
     B,
@@ -31,6 +30,7 @@ from attention_compiled import (
     traced,
     without_fit,
 )
+from kernel_here import needs_kernel
 from sqrtdk.stats.heads import HeadStats
 from sqrtdk.trace import AttentionCall, bands, compiled, masks
 from sqrtdk.trace.draft import Layout
@@ -38,7 +38,7 @@ from tolerances import allowed
 
 OP = "sqrtdk_cpu.forward"
 
-pytestmark = NEEDS_KERNEL
+pytestmark = needs_kernel
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 import sqrtdk
 from attention_compiled import (
     ALIBI,
-    NEEDS_KERNEL,
     PADDED,
     PLAIN,
     WIDTH,
@@ -31,10 +30,11 @@ from attention_compiled import (
     traced,
 )
 from families import FAMILIES, GROUPED
+from kernel_here import needs_kernel
 from sqrtdk.integrations.transformers import register
 from tolerances import allowed
 
-pytestmark = NEEDS_KERNEL
+pytestmark = needs_kernel
 
 
 @pytest.fixture(autouse=True, scope="module")

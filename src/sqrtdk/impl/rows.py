@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sqrtdk.impl.call import Call, cut_rows, grow
-from sqrtdk.stats import RowStats
-from sqrtdk.stats._partial import within_range
+from sqrtdk.stats import RowStats, within_range
 from sqrtdk.stats.request import AuxOutput, aux_output
 
 

@@ -1,5 +1,6 @@
 """Row statistics of attention logits, and their summaries a head."""
 
+from sqrtdk.stats._partial import within_range as within_range
 from sqrtdk.stats.heads import CallStats as CallStats
 from sqrtdk.stats.heads import HeadStats as HeadStats
 from sqrtdk.stats.heads import Histogram as Histogram

@@ -33,11 +33,6 @@ torch.ops.sqrtdk_cpu.forward, torch.ops.sqrtdk_cpu.backward
 """
 
 
-def unable() -> str | None:
-    """Why the kernel can't be built here; None where a system and a compiler are there that may do."""
-    return libraries.system() or compiler.missing()
-
-
 def ready() -> None:
     """Build it, unless that is done, and load it; of many threads, one does.
 
@@ -68,9 +63,9 @@ def build(force: bool = False) -> Path:
                 path = library()
                 assert path is not None
                 return path
-        reason = libraries.system()
+        reason = libraries.unsupported()
         if reason is not None:
-            raise _unbuildable(reason)
+            raise libraries.unbuildable(reason)
         return compile_into(libraries.cache_folder(), libraries.this_target())
 
 
@@ -86,7 +81,7 @@ def compile_into(folder: Path, target: str) -> Path:
     """
     reason = compiler.missing()
     if reason is not None:
-        raise _unbuildable(reason)
+        raise libraries.unbuildable(reason)
     hint = "SQRTDK_CACHE names another directory."
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -110,10 +105,6 @@ def compile_into(folder: Path, target: str) -> Path:
     return path
 
 
-def _unbuildable(reason: str) -> UnsupportedError:
-    return UnsupportedError(f"the compiled kernel can't be built: {reason}", hint="impl='tiled' runs everywhere.")
-
-
 def _commands(made: Path, target: str) -> Iterable[list[str]]:
     from torch.utils.cpp_extension import include_paths, library_paths
 
@@ -132,15 +123,15 @@ def _try(made: Path) -> None:
     Raises:
         UnsupportedError: there is none, or it does not do.
     """
-    hint = "The compiler has to be GCC 11 or newer; CXX names another one."
     start = "the compiler reported no error"
     if not made.exists():
-        raise UnsupportedError(f"{start} and wrote no library", hint=hint)
+        raise UnsupportedError(f"{start} and wrote no library", hint=compiler.HINT)
     words = [sys.executable, "-W", "ignore", "-c", TRIAL, str(made), *sys.path]
-    code, said = compiler.run(words, TRIAL_S, "the process that tries the library", hint)
+    code, said = compiler.run(words, TRIAL_S, "the process that tries the library", compiler.HINT)
     if code:
         why = said[-1] if said and code > 0 else compiler.ending(code)
-        raise UnsupportedError(f"{start}, and its library is no good; a process tried to load it: {why}", hint=hint)
+        text = f"{start}, and its library is no good; a process tried to load it: {why}"
+        raise UnsupportedError(text, hint=compiler.HINT)
 
 
 def _sweep(keep: Path, target: str) -> None:
@@ -148,10 +139,10 @@ def _sweep(keep: Path, target: str) -> None:
     now, folder, start = time.time(), keep.parent, libraries.stem(target)
     for left in [*folder.glob(".build-*"), *folder.glob("attention-*.so")]:
         with contextlib.suppress(OSError):  # another build sweeps too
-            found = left.lstat()
-            if left.suffix != ".so" and now - found.st_mtime > ABANDONED_S:
+            status = left.lstat()
+            if left.suffix != ".so" and now - status.st_mtime > ABANDONED_S:
                 shutil.rmtree(left, ignore_errors=True)
             elif left.suffix == ".so" and left != keep:
-                unused = now - max(found.st_mtime, found.st_atime) > UNUSED_S
+                unused = now - max(status.st_mtime, status.st_atime) > UNUSED_S
                 if unused or left.name.startswith(start):
                     left.unlink()

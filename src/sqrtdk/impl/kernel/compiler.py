@@ -13,6 +13,7 @@ import tempfile
 from sqrtdk.errors import UnsupportedError
 
 COMPILE_S = 900.0  # half a minute is usual
+HINT = "The compiler has to be GCC 11 or newer; CXX names another one."
 ENDED_S = 10.0  # within which a killed process is gone
 _MOST_READ = 2**20  # bytes of what it says
 
@@ -43,11 +44,10 @@ def compile_by(words: list[str]) -> None:
     Raises:
         UnsupportedError: it can't be started, fails, or does not end; with its first error.
     """
-    hint = "It has to be GCC 11 or newer; CXX names another one."
-    code, said = run(words, COMPILE_S, f"the compiler {words[0]}", hint)
+    code, said = run(words, COMPILE_S, f"the compiler {words[0]}", HINT)
     if code:
         errors = [line for line in said if "error:" in line] or said[-1:]
-        raise UnsupportedError(f"the compiler failed: {errors[0] if errors else ending(code)}", hint=hint)
+        raise UnsupportedError(f"the compiler failed: {errors[0] if errors else ending(code)}", hint=HINT)
 
 
 def run(words: list[str], limit_s: float, name: str, hint: str) -> tuple[int, list[str]]:
@@ -60,10 +60,10 @@ def run(words: list[str], limit_s: float, name: str, hint: str) -> tuple[int, li
         UnsupportedError: it can't be started, or was ended after `limit_s` seconds.
     """
     with tempfile.TemporaryFile() as said:  # a pipe stays open as long as any program that it started
-        given = os.environ | {"LC_ALL": "C"}
+        variables = os.environ | {"LC_ALL": "C"}
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": said}
         try:
-            process = subprocess.Popen(words, env=given, process_group=0, **streams)  # type: ignore[call-overload]
+            process = subprocess.Popen(words, env=variables, process_group=0, **streams)  # type: ignore[call-overload]
         except OSError as error:
             raise UnsupportedError(f"{name} can't be started: {error.strerror or error}", hint=hint) from error
         try:

@@ -30,7 +30,7 @@ TARGETS = {"avx512": ("-march=x86-64-v4",), "avx512_bf16": ("-march=x86-64-v4", 
 LARGEST = 2**26  # bytes of a library that is read at all; half a MiB is usual
 
 
-def system() -> str | None:
+def unsupported() -> str | None:
     """Why the kernel can't run on this system; None where it can."""
     if sys.platform != "linux":
         return f"it is for Linux; this is {sys.platform}"
@@ -41,6 +41,11 @@ def system() -> str | None:
         return "what the CPU can do is not known: /proc/cpuinfo does not tell"
     lacking = [name for name in NEEDED if name not in features]
     return f"the CPU has no {', '.join(lacking)}" if lacking else None
+
+
+def unbuildable(reason: str) -> UnsupportedError:
+    """The error where the kernel can't be built."""
+    return UnsupportedError(f"the compiled kernel can't be built: {reason}", hint="impl='tiled' runs everywhere.")
 
 
 def this_target() -> str:
@@ -102,26 +107,26 @@ def untrusted(path: Path) -> str | None:
     Raises:
         OSError: it can't be looked at.
     """
-    found = path.stat()
-    if found.st_uid not in (0, os.geteuid()):
-        return f"{path} belongs to another user, {found.st_uid}"
-    if found.st_mode & stat.S_IWOTH:
+    status = path.stat()
+    if status.st_uid not in (0, os.geteuid()):
+        return f"{path} belongs to another user, {status.st_uid}"
+    if status.st_mode & stat.S_IWOTH:
         return f"everyone can write {path}"
-    return f"its group can write {path}" if found.st_mode & stat.S_IWGRP else None
+    return f"its group can write {path}" if status.st_mode & stat.S_IWGRP else None
 
 
 def refused(path: Path) -> str | None:
     """Why a library is not opened: it may be another's, or is not what was built. None where it is."""
     try:
-        found = path.stat()  # before it is opened: a pipe would wait for ever
-        if not stat.S_ISREG(found.st_mode):
+        status = path.stat()  # before it is opened: a pipe would wait for ever
+        if not stat.S_ISREG(status.st_mode):
             return f"{path} is no file: `sqrtdk build` replaces it"
         # Whoever can write the package's own files can do worse; the cache's name is known to everyone.
         reason = None if path.parent == PREBUILT else untrusted(path)
         if reason is not None:
             return reason
         # The loader opens it once more by its name: in between only those could change it who own the folder.
-        if not 0 < found.st_size <= LARGEST or _checksum(path) != path.stem.rpartition("-")[2]:
+        if not 0 < status.st_size <= LARGEST or _checksum(path) != path.stem.rpartition("-")[2]:
             return f"{path} is damaged: `sqrtdk build` builds it again"
     except OSError as error:
         return f"{path} can't be read: {error.strerror or error}"
@@ -145,8 +150,7 @@ def _digest(target: str) -> str:
     try:
         texts = [path.read_text(encoding="utf-8") for path in sources()]
     except OSError as error:
-        text = f"the compiled kernel can't be built: a source can't be read: {error}"
-        raise UnsupportedError(text, hint="impl='tiled' runs everywhere.") from error
+        raise unbuildable(f"a source can't be read: {error}") from error
     whole = "\n".join([*texts, torch.__version__, *COMPILE, *TARGETS[target]])
     return hashlib.sha256(whole.encode()).hexdigest()[:16]
 

@@ -65,10 +65,10 @@ def load() -> None:
     Raises:
         UnsupportedError: there is none, or it can't be loaded.
     """
-    global _reason
+    global _path, _reason
     with lock:
         if _reason is not None:
-            _reason = _attempt()
+            _path, _reason = _attempt()
         if _reason is not None:
             text = f"the compiled kernel can't be used: {_reason}"
             raise UnsupportedError(text, hint="`sqrtdk build --force` builds it again.")
@@ -80,20 +80,18 @@ def load_if_built() -> None:
         load()
 
 
-def _attempt() -> str | None:
-    """Load the first library that is there and does; else why not: of the first that is there."""
-    global _path
-    reason = libraries.system()
+def _attempt() -> tuple[Path | None, str | None]:
+    """Load the first library that is there and does, and name it; else why not: of the first that is there."""
+    reason = libraries.unsupported()
     if reason is not None:
-        return reason
+        return None, reason
     reasons = []
     for path, reason in _candidates():
         reason = _against(path) if path is not None else reason
         if reason is None:
-            _path = path
-            return None
+            return path, None
         reasons.append(reason)
-    return reasons[0] if reasons else compiler.missing() or "it is not built: `sqrtdk build`"
+    return None, reasons[0] if reasons else compiler.missing() or "it is not built: `sqrtdk build`"
 
 
 def _candidates() -> Iterator[tuple[Path | None, str | None]]:
