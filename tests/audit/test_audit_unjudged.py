@@ -94,7 +94,7 @@ def unjudged(report: CheckReport) -> list[tuple[str, str]]:
 
 
 CASES = {  # verdicts of the calls, and a word of the finding
-    times_mask: (["exact", "unmeasured"], "the two readings disagree"),
+    times_mask: (["exact", "unmeasured"], "mul by a 0/1 mask"),
     unlike_blocks: (["exact", "unmeasured"], "unlike scales side by side"),
     online: (["exact"], "without a softmax"),
     linear: (["exact"], "without a softmax"),
