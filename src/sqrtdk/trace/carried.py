@@ -44,7 +44,7 @@ def carry(node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node,
         weights: the operand that carries the weights.
         weighing: the softmax they come from.
     """
-    before = weights.carried or Carried()
+    before: Carried = weights.carried or Carried()
     if node.op in ops.VIEWS | ops.SAME | _PUT_TOGETHER or node.size or dropout(node):
         return before
     if node.op == "div" and any(p.size == "sum" for p in node.parents()):
@@ -65,9 +65,10 @@ def carry(node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node,
 
 def written(old: Node, new: Node, tensor: Tensor) -> Carried:
     """What weights went through of which a part, `tensor`, was written in place; `new` is the node of that part."""
+    before: Carried = old.carried or Carried()
     if new.softmax is old.softmax and new.carried is not None:
-        return new.carried
-    before = old.carried or Carried()
+        after: Carried = new.carried
+        return after
     zero = _number(new, 1) == 0 if tensor.is_meta else not bool(tensor.any())
     if zero:
         return replace(before, remasked=True, renormalised=False)
