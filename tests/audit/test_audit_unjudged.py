@@ -42,6 +42,16 @@ def times_mask(q, k, v, mask):
     return (q @ k.mT * 8**-0.5 * mask).softmax(-1) @ v
 
 
+def changed(q, k, v, mask):
+    """Weights that do not sum to 1 any more."""
+    return ((q @ k.mT * 8**-0.5).softmax(-1) + 0.1) @ v
+
+
+def over_heads(q, k, v, mask):
+    """The softmax runs over another axis than the keys."""
+    return (q @ k.mT * 8**-0.5).softmax(1) @ v
+
+
 def unlike_blocks(q, k, v, mask):
     """Blocks of keys with two scales, joined before one softmax."""
     blocks = [q @ part.mT * (8**-0.5 if place else 1.0) for place, part in enumerate(k.split(BLOCK, -2))]
@@ -94,7 +104,9 @@ def unjudged(report: CheckReport) -> list[tuple[str, str]]:
 
 
 CASES = {  # verdicts of the calls, and a word of the finding
-    times_mask: (["exact", "unmeasured"], "the two readings disagree"),
+    times_mask: (["exact", "unmeasured"], "mul by a 0/1 mask"),
+    changed: (["exact", "unmeasured"], "add on the weights"),
+    over_heads: (["exact", "unmeasured"], "another axis"),
     unlike_blocks: (["exact", "unmeasured"], "unlike scales side by side"),
     online: (["exact"], "without a softmax"),
     linear: (["exact"], "without a softmax"),

@@ -75,7 +75,7 @@ def read_chain(node: Node) -> Chain:
         if node.op in ops.VIEWS:
             views.append(node)
         elif node.op not in ops.SAME:
-            steps.extend(_read_step(node, main, views))
+            steps.extend(_read_step(node, main, views, steps))
         if node.op == "cat":
             views.append(node)
         node = main
@@ -83,13 +83,17 @@ def read_chain(node: Node) -> Chain:
     return Chain(node, _fold_caps(steps[::-1]), views[::-1])
 
 
-def _read_step(node: Node, main: Node, views: list[Node]) -> list[Step]:
+def _read_step(node: Node, main: Node, views: list[Node], steps: list[Step]) -> list[Step]:
     position = next((i for i, arg in enumerate(node.args) if isinstance(arg, Node) and arg is not main), None)
     if node.op in ("mul", "div"):
         index = 1 if node.args[0] is main else 0
         factor = read_factor(node, index, "logits", heads_axis=-3)
-        if factor is None and _is_binary(node.operands.get(index)):
-            return []  # z * m before z + -1e4 * (1 - m): the mask's first half
+        value = node.operands.get(index)
+        value = evaluate(node.args[index]) if value is not None and value.is_meta else value
+        if factor is None and node.op == "mul" and value is not None and _is_binary(value):
+            # z * m before z + -1e4 * (1 - m) is the mask's first half; alone, it leaves hidden keys a logit of 0.
+            hidden_later = _hidden_later(value, node, views, steps)
+            return [] if hidden_later else [Step("unknown", name=ZERO_ONE_FACTOR)]
         factor = of_the_data(node.args[index], factor)
         if factor is None or (node.op == "div" and index == 0):
             return [Step("unknown", name=f"{node.op} by a tensor")]
@@ -146,11 +150,24 @@ def _scale_of(branch: Node) -> float | None:
     return math.prod(factor.value for factor in factors if factor.value is not None)
 
 
+def _hidden_later(factor: Tensor, node: Node, views: list[Node], later: list[Step]) -> bool:
+    """Whether the steps after the multiplication hide every key that the 0/1 `factor` sets to 0."""
+    try:
+        zeros = to_logits((factor == 0).expand(node.shape), views[::-1])
+        for step in later:
+            if step.addend is not None and step.addend.visible is not None:
+                zeros = zeros & to_logits(step.addend.visible.expand(step.addend.shape), step.addend.views)
+    except RuntimeError:
+        return False
+    return not bool(zeros.any())
+
+
+ZERO_ONE_FACTOR = "mul by a 0/1 mask"
 _FILL = -1e3  # written over logits, a number below this hides
 
 
-def _is_binary(value: Tensor | None) -> bool:
-    return value is not None and not value.is_meta and bool(((value == 0) | (value == 1)).all())
+def _is_binary(value: Tensor) -> bool:
+    return bool(((value == 0) | (value == 1)).all())
 
 
 def _read_clamp(node: Node) -> list[Step]:

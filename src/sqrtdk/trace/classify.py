@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sqrtdk.trace import ops
+from sqrtdk.trace import opaque, ops
 from sqrtdk.trace.additive import pairs_queries_and_keys
+from sqrtdk.trace.carried import axis_fault, carry, dropout
 from sqrtdk.trace.events import Listener, Pending, Seen
 from sqrtdk.trace.graph import Node, alias, origin
 from sqrtdk.trace.records import LOST_SIGHT, NEVER_USED
@@ -67,13 +68,15 @@ class Classifier:
             self._store.put(tensor, node)
             if outside:
                 self._store.loosen(tensor)
-            if name in ops.NORMS or name in ("native_dropout", "max", "topk"):
+            if name in ops.NORMS or name in ("native_dropout", "max"):
                 break
 
-    def mixes_three(self, args: Any, kwargs: Any) -> bool:
-        """Whether an operation takes three activations with positions and features, as an attention does."""
-        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dim() >= 3]
-        return sum(self._store.node(tensor).act for tensor in tensors) >= 3
+    def may_attend(self, name: str, args: Any, kwargs: Any, output: Any) -> bool:
+        """Whether an operation of which only the name and the shapes are known may be an attention."""
+        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and self._store.node(x).act]
+        first = output[0] if isinstance(output, (tuple, list)) and output else output
+        shape = shape_of(first) if isinstance(first, Tensor) else ()
+        return opaque.may_attend(name, [shape_of(x) for x in tensors], shape)
 
     def _classify(self, node: Node, tensor: Tensor, tensors: dict[int, Tensor]) -> None:
         parents = list(node.parents())
@@ -120,6 +123,7 @@ class Classifier:
             self._store.cut(node, tensor)
         elif _mixes_heads(node.op, a, b):
             node.softmax = weighing
+            node.carried = a.carried or b.carried
             node.products = a.products | b.products
         elif self.is_product(a, b):
             node.is_product = True
@@ -151,7 +155,10 @@ class Classifier:
         if weighing.seen.attention or not value.act or value.products:
             return False
         weighing.seen.attention = True
-        weighing.across = _sums_across(a, b, weighing, tensors, self._store)
+        weights = a if a.softmax is weighing else b
+        held = next((t for t in tensors.values() if self._store.is_node(t, weights)), None)
+        weighing.carried = weights.carried
+        weighing.fault = axis_fault(weights, held, -1 if weights is a else -2, weighing)
         position = next(i for i, t in tensors.items() if self._store.is_node(t, value))
         self._listener.eager(weighing, tensors[position], out)
         return True
@@ -242,16 +249,13 @@ class Classifier:
         """Weights pass through casts, dropout and head masks; a broadcast product with values, summed, is a use."""
         others = [p for p in active if p.softmax is not weighing]
         node.softmax = weighing
-        weighing.dropout = weighing.dropout or _dropout(node)
-        factors = [t for i, t in tensors.items() if not node.args[i].act and t.dim() > 1 and t.shape[-1] > 1]
-        if node.op == "mul" and any(map(_hides, factors)) and not weighing.dropout:
-            weighing.remasked, weighing.renormalised = True, False
-        elif _sums(node) and node.shape[-1:] == (1,) and active[0].shape[-1:] != (1,):
+        weights = next(p for p in active if p.softmax is weighing)
+        if _sums(node) and node.shape[-1:] == (1,) and active[0].shape[-1:] != (1,):
             node.size = "sum"
         elif len(active) == 1:
             node.size = active[0].size
-        elif node.op == "div" and not others and active[1].size == "sum":
-            weighing.renormalised = weighing.remasked
+        node.carried = weights.carried if others else carry(node, tensor, tensors, weights, weighing)
+        weighing.dropout = weighing.dropout or dropout(node)
         if node.op == "mul" and others and weighing.node.products and node.shape != weighing.seen.shape:
             node.label = "weighted values"
             value = next((t for i, t in tensors.items() if node.args[i] in others), None)
@@ -259,13 +263,17 @@ class Classifier:
         elif node.op == "sum" and active[0].label == "weighted values":
             if not weighing.seen.attention and active[0].value is not None:
                 weighing.seen.attention = True
+                weighing.carried = node.carried
                 self._listener.eager(weighing, active[0].value, tensor)
             self._store.cut(node, tensor)
             return
         elif others:
             self._store.cut(node, tensor)
             return
-        node.args = ()
+        if node.op in ops.VIEWS:
+            node.operands = {i: alias(t) for i, t in tensors.items() if node.args[i] is not weights}
+        else:
+            node.args = (weights,)
 
     def _normalise(self, node: Node, tensor: Tensor, active: list[Node]) -> None:
         """Mark sizes (a reduced root) and normalisations (a root over its own size, then per-channel gains)."""
@@ -296,40 +304,9 @@ GUARD = 1e-2  # a number at or below it keeps a sum from 0
 _KEPT = frozenset({"exp", "_log_softmax"})  # whose own input is needed when they turn out to be a softmax
 
 
-def _sums_across(a: Node, b: Node, weighing: Pending, tensors: dict[int, Tensor], store: Store) -> bool:
-    """Whether the value product sums over an axis that the softmax did not normalise.
-
-    Told from the numbers of one matrix: rows that sum to 1 along the other axis, and not along this one.
-    """
-    weights = a if a.softmax is weighing else b
-    tensor = next((t for t in tensors.values() if store.is_node(t, weights)), None)
-    if tensor is None or tensor.is_meta or tensor.dim() < 2 or min(tensor.shape[-2:]) < 2 or not tensor.numel():
-        return False
-    matrix = tensor.detach().reshape(-1, *tensor.shape[-2:])[0].to(torch.float32)
-    over, other = (matrix.sum(-1), matrix.sum(-2)) if weights is a else (matrix.sum(-2), matrix.sum(-1))
-    return bool(((other - 1).abs() < 1e-2).all()) and bool(((over - 1).abs() > 5e-2).any())
-
-
-def _hides(factor: Tensor) -> bool:
-    """Whether a factor on the weights holds 0 and 1 alone, so that it is a mask; told from its numbers."""
-    return not factor.is_meta and bool(((factor == 0) | (factor == 1)).all()) and bool((factor == 0).any())
-
-
 def _sums(weights: Node) -> bool:
     """Whether weights are summed; `F.normalize(weights, p=1)` does it by their norm."""
     return weights.op == "sum" or (weights.op == "linalg_vector_norm" and weights.number(1) == 1)
-
-
-def _dropout(node: Node) -> float:
-    """The rate of the dropout that `node` applies; 0 where it applies none."""
-    if node.op == "native_dropout":
-        return float(node.args[1]) if node.args[2] else 0.0
-    for parent in node.parents():
-        while node.op == "mul" and parent.op in ("div", "bernoulli"):
-            if parent.op == "bernoulli":
-                return 1.0 - float(parent.args[1])
-            parent = parent.args[0]
-    return 0.0
 
 
 def _weight_name(node: Node) -> str:

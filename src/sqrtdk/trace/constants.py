@@ -12,6 +12,7 @@ from sqrtdk.trace import ops
 from sqrtdk.trace.graph import Node
 
 LARGEST = 2**22  # elements of one tensor
+_SHAPED = frozenset({"zeros_like", "ones_like"})  # of an activation they take the shape alone
 DEEPEST = 200  # operations between a tensor and its numbers
 
 
@@ -39,6 +40,8 @@ def _computed(node: Node, known: dict[int, Tensor | None], depth: int) -> Tensor
     for arg in node.args:
         items = arg if isinstance(arg, (list, tuple)) else [arg]
         values = [_evaluate(item, known, depth + 1) if isinstance(item, Node) else item for item in items]
+        if node.op in _SHAPED and isinstance(arg, Node) and values == [None]:
+            values = [torch.empty(arg.shape)]
         if any(isinstance(item, Node) and value is None for item, value in zip(items, values, strict=True)):
             return None
         values = [value.clone() if isinstance(value, Tensor) else value for value in values]  # it may write in place

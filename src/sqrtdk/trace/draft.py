@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sqrtdk.stats import CallStats
 from sqrtdk.trace import masks
+from sqrtdk.trace.carried import Carried
 from sqrtdk.trace.chain import Chain
 from sqrtdk.trace.lineage import Side
 from sqrtdk.trace.numeric import Slope
@@ -47,8 +48,7 @@ class Draft:
     score: str | None = None  # where the logits are no product of q and k
     dropout: float = 0.0
     sinks: bool = False  # beside the sum, as no column of the logits
-    remasked: bool = False  # the weights were masked after the softmax
-    renormalised: bool = False  # and then divided by their sum
+    carried: Carried = field(default_factory=Carried)  # what the weights went through after the softmax
     visible: Tensor | None = None  # (broadcastable to) (B, H, L, S)
     mask_names: dict[int, str] = field(default_factory=dict)
     mask: Mask | None = None

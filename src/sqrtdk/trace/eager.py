@@ -12,7 +12,8 @@ from torch import Tensor
 from sqrtdk.stats import head_stats_from_logits
 from sqrtdk.trace import masks, numeric
 from sqrtdk.trace.additive import summed_by_hand
-from sqrtdk.trace.chain import Chain, Step, read_chain, to_logits
+from sqrtdk.trace.carried import Carried
+from sqrtdk.trace.chain import ZERO_ONE_FACTOR, Chain, Step, read_chain, to_logits
 from sqrtdk.trace.draft import Draft, Layout, looks_ahead, mask_facts, root_mean_square, scaled_by
 from sqrtdk.trace.events import Pending
 from sqrtdk.trace.graph import Node
@@ -50,12 +51,15 @@ def read_eager(
         device=logits.device,
         dropout=weighing.dropout,
         sinks=weighing.sinks,
-        remasked=weighing.remasked,
-        renormalised=weighing.renormalised,
+        carried=weighing.carried or Carried(),
         kv_axis=chain.product.shape[0] // layout.batch if len(chain.product.shape) == 3 else None,
     )
     if weighing.op == "aten._safe_softmax" and not weighing.flex:
         _merge_math_scale(draft)
+    if weighing.fault is not None:
+        chain.steps.append(Step("unknown", name=weighing.fault))
+        draft.slope_reason = draft.stats_reason = "the weights of a query do not sum to 1"
+        return draft
     if any(step.kind == "sinks" for step in chain.steps):
         logits, weights = logits[..., :-1], weights[..., :-1]
         layout.columns -= 1
@@ -65,14 +69,16 @@ def read_eager(
     elif not logits.is_meta:
         draft.visible = _heads_first(logits, layout) > masks.BOTTOM
     if logits.is_meta:
+        if draft.mask is not None:  # what the logits hide already can't be told from what the weights lose
+            draft.carried = replace(draft.carried, remasked=False)
         draft.slope_reason = draft.stats_reason = "no data on the meta device"
-        return draft
-    if weighing.across:
-        chain.steps.append(Step("unknown", name="softmax over the queries"))
-        draft.slope_reason = draft.stats_reason = "the weights of a query do not sum to 1"
         return draft
     if joined is not None:
         draft.slope_reason = joined
+    elif draft.carried.changes:
+        draft.slope_reason = "the weights were changed after the softmax"
+    elif ZERO_ONE_FACTOR in chain.unknown or (chain.unknown and query.rope):
+        draft.slope_reason = "the logits that could be compared do not show what that does to the others"
     elif regress:
         _regress_eager(draft, chain.product, axes, logits)
     if measure:
@@ -80,7 +86,7 @@ def read_eager(
         draft.stats = head_stats_from_logits(shaped, draft.visible, future=looks_ahead(draft))
         if chain.product.max_product is not None:
             draft.max_product = float(chain.product.max_product)
-    if weighing.remasked and draft.stats is not None:
+    if draft.carried.remasked and draft.stats is not None:
         draft.stats = replace(draft.stats, future_weight=None)
     draft.output_rms = root_mean_square(output)
     return draft

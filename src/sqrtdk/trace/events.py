@@ -36,9 +36,8 @@ class Pending:
     stored: torch.dtype  # of the product's result, before an upcast for the softmax
     dropout: float = 0.0
     sinks: bool = False  # its denominator has more than the keys
-    remasked: bool = False  # the weights were multiplied after the softmax
-    renormalised: bool = False  # and then divided by their sum
-    across: bool = False  # the value product sums over another axis than the softmax's
+    carried: Any = None  # what the weights went through until the value product (`carried.Carried`)
+    fault: str | None = None  # the value product sums over another axis than the softmax's
 
 
 @dataclass(slots=True)

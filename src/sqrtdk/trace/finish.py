@@ -24,7 +24,7 @@ def finish(draft: Draft, index: int, module_class: str) -> AttentionCall:
     layout, query, key = draft.layout, draft.query, draft.key
     factors = [*query.factors, *key.factors, *draft.fused_factors]
     inner = [step.factor for step in draft.chain.steps if step.kind == "scale" and step.factor is not None]
-    unknown = tuple(dict.fromkeys([*query.unknown, *key.unknown, *draft.chain.unknown]))
+    unknown = tuple(dict.fromkeys([*query.unknown, *key.unknown, *draft.chain.unknown, *_changes(draft)]))
     width = layout.width - max(query.padding, key.padding)
     scale = _scale(draft, [*factors, *inner], unknown, width)
     addends = [step.addend for step in draft.chain.steps if step.addend is not None and step.kind != "offset"]
@@ -55,7 +55,7 @@ def finish(draft: Draft, index: int, module_class: str) -> AttentionCall:
         logits_dtype=_name(draft.logits_dtype),
         device=str(draft.device),
         stages=tuple(_stages(draft)),
-        formula=("mask * " if draft.remasked else "")
+        formula=("mask * " if draft.carried.remasked else "")
         + formula.write(
             f"{draft.score}(q, k)" if draft.score else formula.product_text(query, key),
             factors,
@@ -83,6 +83,10 @@ def finish(draft: Draft, index: int, module_class: str) -> AttentionCall:
     )
 
 
+def _changes(draft: Draft) -> list[str]:
+    return [f"{name} on the weights" for name in draft.carried.changes]
+
+
 def _score(query: Side, key: Side, addends: Iterable[Addend]) -> str:
     content = next((a.kind for a in addends if a.content), None)
     if content is not None:
@@ -107,7 +111,7 @@ def _same_source(query: Node | None, key: Node | None) -> bool | None:
         return True
     if query.source is None or key.source is None:
         return None
-    return query.source == key.source
+    return bool(query.lineage & key.lineage)
 
 
 def _shared(draft: Draft, query: Side, key: Side, width: int) -> bool:
@@ -124,9 +128,12 @@ def _stages(draft: Draft) -> list[Stage]:
     stages += draft.chain.stages()
     if draft.implicit_causal:
         stages.append(Stage("logits", "mask", "causal"))
-    if draft.remasked:
+    if draft.carried.remasked:
         stages.append(Stage("weights", "mask", "after the softmax"))
-    if draft.renormalised:
+    if draft.carried.thinned:
+        stages.append(Stage("weights", "thin", "by their own size"))
+    stages += [Stage("weights", "unknown", name) for name in draft.carried.changes]
+    if draft.carried.renormalised:
         stages.append(Stage("weights", "normalise", "divided by their sum"))
     return stages
 

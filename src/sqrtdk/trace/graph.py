@@ -36,7 +36,9 @@ class Node:
         value: alias of the values, where one is kept.
         operands: aliases of the other tensors of the operation, by position (and place in a list).
         terms: content-dependent products with a constant that are summed here.
+        carried: what those weights went through since (`carried.Carried`).
         source: serial number of what a projection read; two projections of the same tensor share it.
+        lineage: serial numbers of that tensor and of what it was projected from, up to the nearest sum of branches.
         width: features that a projection contracted over.
         external: made from integers that came from outside (token ids).
         learned: made from parameters alone; for a product, one of its sides is.
@@ -49,6 +51,7 @@ class Node:
         "_roots",
         "act",
         "args",
+        "carried",
         "dtype",
         "external",
         "func",
@@ -57,6 +60,7 @@ class Node:
         "kwargs",
         "label",
         "learned",
+        "lineage",
         "max_product",
         "norm",
         "op",
@@ -108,7 +112,9 @@ class Node:
         self.value: Tensor | None = None
         self.operands: dict[int | tuple[int, int], Tensor] = {}
         self.terms = 0
+        self.carried: Any = None
         self.source: int | None = None
+        self.lineage: frozenset[int] = frozenset()
         self.width: int | None = None
         self.dtype: torch.dtype | None = None
         self.max_product: Tensor | None = None

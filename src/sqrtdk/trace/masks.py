@@ -20,6 +20,8 @@ _FAR = -1e3  # a mask that carries a bias besides reaches at least this low
 _TWO_VALUED = -50.0
 BESIDES_MASK = " + mask"
 ZERO_ONE = "zero-one mask"
+LEAST_KEYS = 4  # below it two numbers fit a pattern by chance
+_TRIANGLES = ("causal", "causal_lower_right")
 
 
 @dataclass(slots=True)
@@ -63,6 +65,8 @@ def read_addend(
         value = evaluate(node)
     known = value is not None
     hidden, fill = hidden_entries(value * alpha) if known and value is not None else (None, None)
+    if hidden is None and value is not None and known and not node.act and not _from_parameter(node):
+        hidden, fill = _shallow_entries(value * alpha)
     terms = len(node.products) or (node.terms if node.act else 0)
     if terms and hidden is None:
         kind = "disentangled" if terms > 1 else "relative"
@@ -71,15 +75,41 @@ def read_addend(
         return Addend(kind_by_origin(node), "float", None, None, None, views, shape, False)
     if not bool(value.any()):
         return None
-    kind = ZERO_ONE if hidden is None and _is_zero_one(value * alpha) else kind_by_values(value * alpha, hidden)
+    zero_one = hidden is None and _is_zero_one(value * alpha) and not _from_parameter(node)
+    kind = ZERO_ONE if zero_one else kind_by_values(value * alpha, hidden)
     visible = None if hidden is None else ~hidden
     return Addend(kind, "float", _scaled(value, alpha), visible, fill, views, shape, False, source=node)
 
 
 def _is_zero_one(value: Tensor) -> bool:
-    """Whether it holds 0 and 1 and nothing else: a mask that was meant to be bool."""
+    """Whether it holds 0 and 1 alone, the ones where a mask has them: a mask that was meant to be bool."""
     zero, one = value == 0, value == 1
-    return value.dim() > 1 and bool((zero | one).all()) and bool(zero.any()) and bool(one.any())
+    two = value.dim() > 1 and bool((zero | one).all()) and bool(zero.any()) and bool(one.any())
+    return two and pattern(one) in (*_TRIANGLES, "window", "padding")
+
+
+def _shallow_entries(value: Tensor) -> tuple[Tensor | None, float | None]:
+    """Entries of one number below 0 beside zeros that lie where a mask has them, however near to 0 that number is."""
+    if value.dim() < 2 or value.shape[-1] < LEAST_KEYS or not value.is_floating_point() or not value.numel():
+        return None, None
+    lowest = float(value.min())
+    hidden = value == lowest
+    if not lowest < 0 or not bool((hidden | (value == 0)).all()):
+        return None, None
+    return (hidden, lowest) if pattern(~hidden) in (*_TRIANGLES, "padding") else (None, None)
+
+
+def _from_parameter(node: Node) -> bool:
+    """Whether a parameter is among what `node` was made from."""
+    queue, known = [node], set()
+    while queue:
+        current = queue.pop()
+        if current.op == "parameter" or current.learned:
+            return True
+        if current not in known:
+            known.add(current)
+            queue.extend(current.parents())
+    return False
 
 
 def _scaled(value: Tensor | None, alpha: float) -> Tensor | None:

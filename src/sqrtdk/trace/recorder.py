@@ -96,7 +96,8 @@ class Recorder(TorchDispatchMode):
         return output
 
     def _note(self, func: Any, name: str, args: Any, kwargs: Any, output: Any, written: Any) -> None:
-        if (func.namespace not in _KNOWN or name in ops.OPAQUE) and self.classifier.mixes_three(args, kwargs):
+        foreign = func.namespace not in _KNOWN or name in ops.OPAQUE
+        if foreign and self.classifier.may_attend(name, args, kwargs, output):
             self.listener.missed(self.sites.here(), f"{func.namespace}::{name} is opaque: what it computes is not seen")
         self.classifier.note(func, name, args, kwargs, output)
         if written:

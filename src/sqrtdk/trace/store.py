@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
+from sqrtdk.trace.carried import written as written_in
 from sqrtdk.trace.events import Pending
 from sqrtdk.trace.graph import Node, alias, origin
 from sqrtdk.trace.sites import Sites
@@ -130,7 +131,9 @@ class Store:
     def cut(self, node: Node, tensor: Tensor, source: Node | None = None) -> None:
         """End the lineage here: `node` is a root that keeps its values; `source` is what a projection read."""
         if source is not None:
-            node.source = origin(source).serial
+            start = origin(source)
+            node.source = start.serial
+            node.lineage = frozenset({start.serial}).union(*({r.serial} | r.lineage for r in start.roots))
         node.make_root(alias(tensor))
         self._valued.add(node)
 
@@ -154,6 +157,8 @@ class Store:
             for weighing in list(self.pending):
                 if not weighing.seen.attention and _storage(weighing.logits) == storage:
                     weighing.logits = weighing.logits.clone()
+                if not weighing.seen.attention and _storage(weighing.weights) == storage:
+                    weighing.weights = weighing.weights.clone()
 
     def note_write(self, written: tuple[int | str, ...], args: Any, kwargs: Any) -> None:
         """Other tensors on the written storage changed as well: they now descend from the write too."""
@@ -162,12 +167,12 @@ class Store:
             if not isinstance(tensor, Tensor):
                 continue
             new = self.node(tensor)
-            if not new.act:
-                continue
             refs = self._sharing.get(_storage(tensor), [])
             for other in {id(t): t for ref in refs if (t := ref()) is not None}.values():
                 old = self._nodes.get(other)
                 if other is tensor or old is None or old is new or _storage(other) != _storage(tensor):
+                    continue
+                if not new.act and old.softmax is None:
                     continue
                 if other.shape == tensor.shape and other.data_ptr() == tensor.data_ptr():
                     self._nodes[other] = new
@@ -175,6 +180,8 @@ class Store:
                 both = Node("overwrite", tuple(other.shape), args=(old, new), act=True, site=self._sites.here())
                 both.roots = old.roots | new.roots
                 both.products = old.products | new.products
+                if old.softmax is not None:
+                    both.softmax, both.carried = old.softmax, written_in(old, new, tensor)
                 self._nodes[other] = both
 
 
