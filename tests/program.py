@@ -44,6 +44,7 @@ for line in sys.stdin:
     child = os.fork()
     if child == 0:
         signal.alarm({SECONDS})
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a shell ignores it
         resource.setrlimit(resource.RLIMIT_DATA, (8 * 2**30, 8 * 2**30))  # what has no end falls over soon
         os.chdir(order["cwd"])
         os.environ.update(order["environment"])

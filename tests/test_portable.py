@@ -33,13 +33,14 @@ def portable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     assert spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
-    for path in module.LEFT_OUT:
+    for path in (*module.LEFT_OUT, *module.ONE_THREAD):
         assert (module.ROOT / path).exists()
     (tmp_path / "test_small.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    slow:\n    browser:\n")
     monkeypatch.setattr(module, "ROOT", tmp_path)
     monkeypatch.setattr(module, "LOGS", tmp_path / "logs")
     monkeypatch.setattr(module, "LEFT_OUT", {})
+    monkeypatch.setattr(module, "ONE_THREAD", {})
     monkeypatch.setattr(module, "THREADS", (2,))
     monkeypatch.setenv("JOBS", "0")
     monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
