@@ -1,4 +1,4 @@
-"""The health of a call, apart from the verdict on its scale: the worst that any rule found where it ran."""
+"""The health of a call: the worst that any rule, those on the scale included, found where it ran."""
 
 from __future__ import annotations
 
