@@ -8,7 +8,8 @@ import jsonschema
 import pytest
 
 from sample_report import EVIL, head_stats, healthy, hostile, judged, sick, static
-from sqrtdk.audit.records import CheckReport
+from sqrtdk.audit.records import FAIL_ON, HEALTH, OUTCOMES, CheckReport
+from sqrtdk.report import html, terminal
 from sqrtdk.report.json import to_json
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "check.schema.json").read_text())
@@ -98,3 +99,10 @@ def test_odd_values_of_the_environment_become_text() -> None:
 
 def test_a_list_of_numbers_is_one_line() -> None:
     assert len(to_json(healthy(layers=1, heads=1000)).splitlines()) < 120
+
+
+def test_the_words_of_the_records_are_those_of_the_schema_and_of_both_reports() -> None:
+    call = SCHEMA["$defs"]["call"]["properties"]
+    assert set(call["health"]["enum"]) == set(HEALTH)
+    assert set(SCHEMA["properties"]["fail_on"]["enum"]) == set(FAIL_ON)
+    assert set(terminal._OUTCOME_STYLE) == set(html._RESULTS) == set(OUTCOMES)
