@@ -11,7 +11,7 @@ from sqrtdk.audit.layers import strangers
 from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.audit.records import MISTAKES as NAMES
 from sqrtdk.audit.verdicts import judge, judge_all
-from sqrtdk.trace.records import Factor
+from sqrtdk.tracing.records import Factor
 
 
 def module(**attributes):

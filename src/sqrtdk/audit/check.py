@@ -34,8 +34,8 @@ from sqrtdk.models.load import iter_attn, resolve
 from sqrtdk.models.modules import frozen_hint
 from sqrtdk.models.records import AttnBuild, LoadedModel
 from sqrtdk.models.run import call as forward
-from sqrtdk.trace import trace
-from sqrtdk.trace.records import NotAttention, NotMeasured
+from sqrtdk.tracing.records import NotAttention, NotMeasured
+from sqrtdk.tracing.trace import trace
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

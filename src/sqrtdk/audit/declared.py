@@ -18,7 +18,7 @@ from sqrtdk.audit.configs import field, is_transformers, model_type, number
 from sqrtdk.audit.families import family
 from sqrtdk.audit.multipliers import MULTIPLIER_FIELDS, multipliers
 from sqrtdk.audit.tolerance import close, inverse_root
-from sqrtdk.trace.records import AttentionCall
+from sqrtdk.tracing.records import AttentionCall
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from torch import nn
 from sqrtdk.audit.configs import field
 from sqrtdk.audit.records import JudgedCall
 from sqrtdk.audit.tolerance import close
-from sqrtdk.trace.records import AttentionCall
+from sqrtdk.tracing.records import AttentionCall
 
 LEAST_LAYERS = 3  # any two numbers lie on some 1/(layer + 1) times a constant, or its inverse, by chance
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sqrtdk.audit.tolerance import close, inverse_root
-from sqrtdk.trace.records import AttentionCall
+from sqrtdk.tracing.records import AttentionCall
 
 PAD_MULTIPLES = (8, 16, 32, 64, 128)  # head sizes that kernels pad to
 

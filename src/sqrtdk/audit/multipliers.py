@@ -12,7 +12,7 @@ from torch import nn
 from sqrtdk.audit.configs import field, is_transformers, mapping, model_type, number
 from sqrtdk.audit.families import MLA_YARN
 from sqrtdk.audit.proportional import BASE_LENGTHS, length_factors
-from sqrtdk.trace.records import AttentionCall
+from sqrtdk.tracing.records import AttentionCall
 
 
 @dataclass(frozen=True, slots=True)

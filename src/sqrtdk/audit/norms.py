@@ -10,7 +10,7 @@ import math
 from sqrtdk.audit.attributes import INVERSE, PLAIN, SCALE_ATTRIBUTES, ScaleAttribute
 from sqrtdk.audit.mistakes import NOT_EXCUSED, name_mistake, root_factors
 from sqrtdk.audit.tolerance import close, inverse_root, matches
-from sqrtdk.trace.records import AttentionCall
+from sqrtdk.tracing.records import AttentionCall
 
 
 def normalised(call: AttentionCall) -> str | None:

@@ -10,7 +10,7 @@ import torch
 
 from sqrtdk.audit.attributes import ScaleAttribute
 from sqrtdk.audit.tolerance import close
-from sqrtdk.trace.records import AttentionCall
+from sqrtdk.tracing.records import AttentionCall
 
 FACTOR = 1.25  # exact in every binary format, far outside the tolerance, too small to overflow
 Key = tuple[str, int]  # site and index of a call

@@ -15,7 +15,7 @@ from torch import nn
 from sqrtdk.audit.configs import field, held, number
 from sqrtdk.audit.mistakes import MISTAKES, NOT_EXCUSED
 from sqrtdk.audit.tolerance import close, inverse_root, matches
-from sqrtdk.trace.records import AttentionCall
+from sqrtdk.tracing.records import AttentionCall
 
 BASE_LENGTHS = ("base_sequence_length", "base_seqlen")  # diffusers' and Lumina-T2X's names for b
 SINGLE = 2.0**-23  # relative rounding of a factor that was held in float32

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqrtdk.trace.records import AttentionCall, NotAttention, NotMeasured
+from sqrtdk.tracing.records import AttentionCall, NotAttention, NotMeasured
 
 SCHEMA_VERSION = 1
 

@@ -20,7 +20,7 @@ from sqrtdk.audit.probe import Key, Probe
 from sqrtdk.audit.proportional import by_argument
 from sqrtdk.audit.records import JudgedCall
 from sqrtdk.audit.tolerance import SCALE_TOLERANCE, close, inverse_root, matches
-from sqrtdk.trace.records import AttentionCall, Factor
+from sqrtdk.tracing.records import AttentionCall, Factor
 
 Follows = Callable[[ScaleAttribute], bool | None]  # whether the call's scale changes with it; None: not known
 ROUNDS = 3  # runs that ask which attribute a call follows: a module that has more which hold one value is not met

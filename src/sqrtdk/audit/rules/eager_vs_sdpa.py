@@ -24,7 +24,7 @@ from sqrtdk.audit.records import Finding
 from sqrtdk.audit.switch import ATTN, current, implementation, offers_choice, refusal, supports_sdpa
 from sqrtdk.audit.tolerance import SCALE_TOLERANCE, close
 from sqrtdk.errors import kind_and_text
-from sqrtdk.trace.records import AttentionCall, NotMeasured
+from sqrtdk.tracing.records import AttentionCall, NotMeasured
 
 TARGET_STD = 4.0
 LEAST_STD = 3.0

@@ -31,7 +31,7 @@ from sqrtdk.audit.lookahead import lookahead, may_see_ahead
 from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.audit.sight import SOURCE, WEIGHT, Fault, leak, own_key, says_causal, shape
 from sqrtdk.audit.tolerance import close
-from sqrtdk.trace.records import AttentionCall, Mask
+from sqrtdk.tracing.records import AttentionCall, Mask
 
 UNIFORM = 1.0
 ZERO_ONE = "zero-one mask"  # as the trace names such a bias

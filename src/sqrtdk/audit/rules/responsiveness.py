@@ -17,7 +17,7 @@ from sqrtdk.audit.probe import FACTOR, enlarged
 from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.audit.tolerance import close, inverse_root, matches
 from sqrtdk.errors import kind_and_text
-from sqrtdk.trace.records import NotMeasured
+from sqrtdk.tracing.records import NotMeasured
 
 SOURCE = "an attention function must honour the scaling that it is given (transformers AttentionInterface)"
 

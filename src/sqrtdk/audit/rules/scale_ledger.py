@@ -18,7 +18,7 @@ from sqrtdk.audit.layers import by_attribute, siblings_text, strangers
 from sqrtdk.audit.mistakes import MISTAKES, NOT_EXCUSED
 from sqrtdk.audit.records import Finding
 from sqrtdk.audit.tolerance import close, inverse_root
-from sqrtdk.trace.records import AttentionCall
+from sqrtdk.tracing.records import AttentionCall
 
 SOURCE = "Vaswani et al. 2017, section 3.2.1; tolerance 1% for bf16 constants"
 

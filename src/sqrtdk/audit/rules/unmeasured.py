@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.records import UNMEASURED, Finding
 from sqrtdk.models.attentions import IDLE
-from sqrtdk.trace.records import NotMeasured
+from sqrtdk.tracing.records import NotMeasured
 
 SOURCE = "what was not judged is not known to be right"
 _LOST = "judge it by hand, or write the step that was lost with operations that the trace follows"

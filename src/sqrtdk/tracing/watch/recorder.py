@@ -1,0 +1,213 @@
+"""The recorder: a dispatch mode that sees every aten operation, runs it unchanged, and grows the lineage graph.
+
+The `store` keeps one node for every tensor, the `classifier` says what each is. When softmax weights meet a value
+product, or a fused attention kernel runs, the listener is told and reads the formula off the graph.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sqrtdk.errors import kind_and_text
+from sqrtdk.tracing.classify.classifier import Classifier
+from sqrtdk.tracing.watch import ops
+from sqrtdk.tracing.watch.events import FusedCall, Listener, NativeCall, OwnCall
+from sqrtdk.tracing.watch.sites import Sites
+from sqrtdk.tracing.watch.store import Store
+
+_FLEX = "flex_attention"
+_PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
+_ATTENDING = frozenset({"matmul", "einsum", "softmax", "scaled_dot_product_attention"})  # of composite operations
+_KNOWN = ("aten", "prims", "prim")
+
+
+class Recorder(TorchDispatchMode):
+    """Runs every operation as it is and notes where its output came from."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return True
+
+    supports_higher_order_operators = True
+
+    def __init__(self, model: nn.Module | None, sites: Sites, listener: Listener, *, products: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.sites = sites
+        self.listener = listener
+        self.store = Store(model, sites)
+        sites.entering = self.store.forget_inputs
+        self.classifier = Classifier(self.store, sites, listener, products=products)
+        self._thread = threading.get_ident()
+        self._composite: dict[Any, bool] = {}
+        self._writes: dict[Any, tuple[int | str, ...]] = {}
+
+    def __enter__(self) -> Recorder:
+        self._thread = threading.get_ident()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    # -- running ---------------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if threading.get_ident() != self._thread or torch._C._current_graph_task_id() != -1:
+            return func(*args, **kwargs)
+        if not hasattr(func, "_schema"):
+            return self._higher_order(func, args, kwargs)
+        name = _base_name(func)
+        subclass = next((t for t in types if t not in _PLAIN), None)
+        if subclass is not None:
+            if name in ops.FUSED | ops.SOFTMAX or func._schema.name == ops.COMPILED:
+                self.listener.missed(self.sites.here(), f"{name} ran on {subclass.__name__}, which is not followed")
+            return func(*args, **kwargs)
+        if name not in ops.FUSED and self._is_composite(func):
+            if _has_nested(args):  # decompositions need sizes
+                if name in _ATTENDING:
+                    self.listener.missed(self.sites.here(), "nested tensors are not followed")
+                return func(*args, **kwargs)
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        if name in ops.FUSED:
+            return self._run_fused(func, name, args, kwargs)
+        if func._schema.name == ops.COMPILED:
+            return self._run_compiled(func, args, kwargs)
+        written = self._written(func)
+        if written:
+            self._guard(lambda: self.store.save_before_write(written, args, kwargs))
+        run_args = args
+        if name in ("bmm", "baddbmm") and not self.classifier.scene.flex:
+            run_args = self._enlarged(name, args)
+        output = func(*run_args, **kwargs)
+        if name in ops.NATIVE:
+            first = output[0] if isinstance(output, (tuple, list)) else output
+            self.listener.native(NativeCall(name, _bind(func, args, kwargs), self.sites.here()))
+            self._guard(lambda: self.store.new_root(name, first))
+            return output
+        self._guard(lambda: self._note(func, name, args, kwargs, output, written))
+        return output
+
+    def _note(self, func: Any, name: str, args: Any, kwargs: Any, output: Any, written: Any) -> None:
+        foreign = func.namespace not in _KNOWN or name in ops.OPAQUE
+        if foreign and self.classifier.may_attend(name, args, kwargs, output):
+            self.listener.missed(self.sites.here(), f"{func.namespace}::{name} is opaque: what it computes is not seen")
+        self.classifier.note(func, name, args, kwargs, output)
+        if written:
+            self.store.note_write(written, args, kwargs)
+
+    def _guard(self, work: Callable[[], object]) -> None:
+        """Bookkeeping that fails must not stop the model."""
+        try:
+            work()
+        except Exception as error:
+            self.listener.missed(self.sites.here(), f"the trace failed here: {kind_and_text(error)}")
+
+    def _higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """FlexAttention run eagerly: its own dense implementation, seen operation by operation."""
+        if func.name() != _FLEX:
+            return func(*args, **kwargs)
+        dense = func.py_kernels[torch._C.DispatchKey.CompositeExplicitAutograd]
+        self.classifier.scene.flex = True
+        try:
+            with self:
+                return dense(*args, **kwargs)
+        finally:
+            self.classifier.scene.flex = False
+
+    def _is_composite(self, func: Any) -> bool:
+        known = self._composite.get(func)
+        if known is None:
+            # torch does not find those of `prim` among its operators, and raises
+            known = self._composite[func] = func.namespace != "prim" and bool(func._can_decompose())
+        return known
+
+    def _written(self, func: Any) -> tuple[int | str, ...]:
+        known = self._writes.get(func)
+        if known is None:
+            known = ()
+            if func._schema.is_mutable:
+                known = tuple(
+                    arg.name if arg.kwarg_only else i
+                    for i, arg in enumerate(func._schema.arguments)
+                    if arg.alias_info is not None and arg.alias_info.is_write
+                )
+            self._writes[func] = known
+        return known
+
+    # -- fused kernels ---------------------------------------------------------------------------------------------
+
+    def _run_fused(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        named = _bind(func, args, kwargs)
+        site = self.sites.here()
+        node = self.store.node(named["query"])
+        output = self._run_enlarged(func, named, site, args, kwargs)
+        first = output[0] if isinstance(output, (tuple, list)) else output
+        mask = named.get("attn_mask", named.get("attn_bias"))
+        self.listener.fused(
+            FusedCall(
+                op=f"aten.{name}",
+                query=named["query"],
+                key=named["key"],
+                value=named["value"],
+                query_node=node,
+                key_node=self.store.node(named["key"]),
+                mask=mask,
+                mask_node=self.store.node(mask) if mask is not None else None,
+                is_causal=bool(named.get("is_causal", False)),
+                scale=named.get("scale"),
+                dropout=float(named.get("dropout_p", 0.0) or 0.0),
+                output=first,
+                site=site,
+            )
+        )
+        self.store.new_root(name, first)
+        return output
+
+    def _run_compiled(self, func: Any, args: Any, kwargs: Any) -> Any:
+        named = _bind(func, args, kwargs)
+        site = self.sites.here()
+        nodes = {name: self.store.node(value) for name, value in named.items() if isinstance(value, torch.Tensor)}
+        outputs = self._run_enlarged(func, named, site, args, kwargs)
+        self.listener.own(OwnCall(named, nodes, outputs[0], site))
+        for output in outputs:
+            self.store.new_root(ops.COMPILED, output)
+        return outputs
+
+    def _run_enlarged(self, func: Any, named: dict[str, Any], site: str, args: Any, kwargs: Any) -> Any:
+        factor = self.listener.enlarge(site)
+        if factor is None:
+            return func(*args, **kwargs)
+        q = named["query"] = named["query"] * factor
+        return func(q, *args[1:], **kwargs) if args else func(**{**kwargs, "query": q})
+
+    def _enlarged(self, name: str, args: Any) -> Any:
+        left, _ = ops.CONTRACTIONS[name]
+        a, b = args[left], args[left + 1]
+        if self.classifier.is_product(a, b):
+            factor = self.listener.enlarge(self.sites.here())
+            if factor is not None:
+                return (*args[:left], a * factor, *args[left + 1 :])
+        return args
+
+
+def _has_nested(args: Any) -> bool:
+    return any(isinstance(arg, torch.Tensor) and arg.is_nested for arg in args)
+
+
+def _base_name(func: Any) -> str:
+    name = str(func._schema.name).split("::")[1]
+    return name[:-1] if name.endswith("_") and not name.startswith("__") else name
+
+
+def _bind(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Arguments by the names of the operator's schema."""
+    names = [argument.name for argument in func._schema.arguments]
+    return {**dict(zip(names, args, strict=False)), **kwargs}
