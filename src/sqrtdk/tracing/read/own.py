@@ -46,9 +46,8 @@ def read_own(call: OwnCall) -> Reading:
             scaled,
             *(() if softcap is None else (Softcap(softcap),)),
             *bias,
-            *(() if hide is None or hide.causal else (hide,)),
+            *(() if hide is None else (hide,)),
             *(() if call.arguments.get("sinks") is None else (Sink(),)),
-            *((hide,) if hide is not None and hide.causal else ()),
         ),
         operands=Vectors(
             q.reshape(layout.batch, layout.heads, *q.shape[-2:]),
