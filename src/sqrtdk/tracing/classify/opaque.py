@@ -9,21 +9,21 @@ Shape = tuple[int, ...]
 _NAMES = re.compile(r"attn|attention|flash|(?<![a-z])(?:mha|mla)(?![a-z])")
 
 
-def may_attend(name: str, given: Sequence[Shape], result: Shape) -> bool:
+def may_attend(name: str, operands: Sequence[Shape], result: Shape) -> bool:
     """Whether an operation may be an attention: its name says so, or it takes q, k and v, packed or apart.
 
     Args:
         name: without its namespace.
-        given: shapes of the activations among its operands.
+        operands: shapes of the activations among its operands.
         result: shape of its first output.
     """
-    if not given:
+    if not operands:
         return False
-    if _NAMES.search(name.lower()) or sum(len(shape) >= 2 for shape in given) >= 3:
+    if _NAMES.search(name.lower()) or sum(len(shape) >= 2 for shape in operands) >= 3:
         return True
-    if any(result in _without(shape, 3) for shape in given):
+    if any(result in _without(shape, 3) for shape in operands):
         return True  # q, k and v in one tensor
-    pairs = [(q, kv) for q in given for kv in given if q == result and len(kv) == len(q) + 1 and len(q) >= 3]
+    pairs = [(q, kv) for q in operands for kv in operands if q == result and len(kv) == len(q) + 1 and len(q) >= 3]
     return any(k[-1] == q[-1] for q, kv in pairs for k in _without(kv, 2))
 
 

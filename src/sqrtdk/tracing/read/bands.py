@@ -26,7 +26,7 @@ def kind(rows: int, columns: int, above: int | None, below: int | None) -> str |
 
 def mask(rows: int, columns: int, above: int | None, below: int | None, device: torch.device) -> Tensor:
     """(1, 1, L, S) bool, True where the row sees the key."""
-    seen = torch.ones(1, 1, rows, columns, dtype=torch.bool, device=device)
+    band = torch.ones(1, 1, rows, columns, dtype=torch.bool, device=device)
     if above is not None:
-        seen = seen.tril_(above)
-    return seen if below is None else seen.triu_(-below)
+        band = band.tril_(above)
+    return band if below is None else band.triu_(-below)

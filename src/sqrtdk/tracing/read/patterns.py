@@ -19,10 +19,10 @@ def reach(visible: Tensor) -> dict[str, Any]:
     matrices = visible.reshape(-1, rows, columns)
     i = torch.arange(rows, device=visible.device)[:, None]
     distance = i - torch.arange(columns, device=visible.device)[None, :]
-    seen = distance[matrices.any(0)]
-    if not seen.numel():
+    distances = distance[matrices.any(0)]
+    if not distances.numel():
         return {}
-    least, greatest = int(seen.min()), int(seen.max())
+    least, greatest = int(distances.min()), int(distances.max())
     live, blind = matrices.any(-2, keepdim=True), ~matrices.any(-1, keepdim=True)
     between = (distance >= least) & (distance <= greatest) & live
     shifted = ((matrices == ((distance >= -1) & live)) | blind).all((-1, -2))
@@ -36,23 +36,23 @@ def reach(visible: Tensor) -> dict[str, Any]:
 
 
 def pattern(visible: Tensor) -> str | None:
-    """Name the pattern of visible keys of (..., L, S): "causal", "window", ... or None where every key is seen."""
+    """Name the pattern of visible keys of (..., L, S): "causal", "window", ... or None where every key is distances."""
     if bool(visible.all()):
         return None
     if bool((visible == visible[..., :1, :]).all()):
         return "padding"
     rows, columns = visible.shape[-2:]
-    seen = visible.reshape(-1, rows, columns).any(0)
+    shown = visible.reshape(-1, rows, columns).any(0)
     i = torch.arange(rows, device=visible.device)[:, None]
     j = torch.arange(columns, device=visible.device)[None, :]
     # A row that sees nothing in any batch element (padding on the left) says nothing about the pattern.
-    known = seen.any(-1, keepdim=True)
+    known = shown.any(-1, keepdim=True)
     for name, offset in (("causal", 0), ("causal_lower_right", columns - rows)):
-        if bool(((seen == (j <= i + offset)) | ~known).all()):
+        if bool(((shown == (j <= i + offset)) | ~known).all()):
             return name
     band = i - j + (columns - rows if columns != rows else 0)
-    if bool(seen.any()):
-        low, high = int(band[seen].min()), int(band[seen].max())
-        if (low >= 0 or high < rows - 1) and bool(((seen == ((band >= low) & (band <= high))) | ~known).all()):
+    if bool(shown.any()):
+        low, high = int(band[shown].min()), int(band[shown].max())
+        if (low >= 0 or high < rows - 1) and bool(((shown == ((band >= low) & (band <= high))) | ~known).all()):
             return "window"
     return "mask"

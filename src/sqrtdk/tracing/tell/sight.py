@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from sqrtdk.tracing.read import bands
@@ -56,18 +58,18 @@ def _look(reading: Reading) -> Sight:
         return Sight(steps, _causal(reading.layout.rows), causal=True)
     if not all(_is_known(hide, reading) for hide in hides.values()):
         return _unread(steps, hides)
-    seen: dict[int, Tensor] = {}
+    masks: dict[int, Tensor] = {}
     names: dict[int, str | None] = {}
     for i, hide in hides.items():
-        if (shown := _shown(hide, reading)) is None:
+        if (visible := _visible_by(hide, reading)) is None:
             names[i] = "mask"
-        elif (name := pattern(shown)) is not None:
-            names[i], seen[i] = name, shown
+        elif (name := pattern(visible)) is not None:
+            names[i], masks[i] = name, visible
     steps = tuple(replace(s, name=names.get(i)) if isinstance(s, Hide) else s for i, s in enumerate(steps))
-    if not seen:
+    if not masks:
         return Sight(steps)
-    visible = _together(list(seen.values()))
-    return Sight(steps, _mask(reading, hides, seen, {names[i] or "mask" for i in seen}, visible), visible)
+    visible = functools.reduce(torch.Tensor.__and__, masks.values())
+    return Sight(steps, _mask(reading, hides, {i: names[i] or "mask" for i in masks}, visible), visible)
 
 
 def _causal(rows: int) -> Mask:
@@ -90,7 +92,7 @@ def _is_known(hide: Hide, reading: Reading) -> bool:
     return hide.causal or (hide.visible is not None and followed)
 
 
-def _shown(hide: Hide, reading: Reading) -> Tensor | None:
+def _visible_by(hide: Hide, reading: Reading) -> Tensor | None:
     """True where the row sees the key, in the operands' layout; None where nothing is known of the mask."""
     operands, layout = reading.operands, reading.layout
     if hide.causal:
@@ -104,19 +106,10 @@ def _shown(hide: Hide, reading: Reading) -> Tensor | None:
     return operands.place(hide.visible)
 
 
-def _together(masks: list[Tensor]) -> Tensor:
-    visible = masks[0]
-    for mask in masks[1:]:
-        visible = visible & mask
-    return visible
-
-
-def _mask(
-    reading: Reading, hides: Mapping[int, Hide], seen: Mapping[int, Tensor], names: set[str], visible: Tensor
-) -> Mask:
+def _mask(reading: Reading, hides: Mapping[int, Hide], names: Mapping[int, str], visible: Tensor) -> Mask:
     """Counts over (batch, head, row), also where the mask was given once for several of them."""
     layout, operands = reading.layout, reading.operands
-    first, hide = next((i, hides[i]) for i in hides)
+    first, hide = next(iter(hides.items()))
     seeing = visible.any(-1)
     blind = int((~seeing.expand(layout.batch, layout.heads, layout.rows)).sum())
     finite = hide.fill is not None and math.isfinite(hide.fill)
@@ -124,10 +117,10 @@ def _mask(
     weight: float | None = None
     if isinstance(operands, Logits):
         weight = None if reading.without_data else _hidden_weight(operands.arrange(operands.weights), visible, seeing)
-    elif operands is not None and operands.exact and all(hides[i].fill == -math.inf for i in seen):
+    elif operands is not None and operands.exact and all(hides[i].fill == -math.inf for i in names):
         weight = 0.0
     return Mask(
-        kind=names.pop() if len(names) == 1 else pattern(visible) or "mask",
+        kind=next(iter(names.values())) if len(set(names.values())) == 1 else pattern(visible) or "mask",
         form=hide.form,
         blind_rows=blind,
         uniform_rows=blind if finite else 0,

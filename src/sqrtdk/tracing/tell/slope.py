@@ -80,24 +80,24 @@ def _spread(n: int, limit: int, device: torch.device) -> Tensor:
     return torch.linspace(0, n - 1, limit, device=device).round().long()
 
 
-def regress(x: Tensor, y: Tensor, seen: Tensor, *, eps: float, rows: int | None = None) -> Slope | None:
+def regress(x: Tensor, y: Tensor, counted: Tensor, *, eps: float, rows: int | None = None) -> Slope | None:
     """Slope and R^2 of y on x; None where they vary too little to stand out from rounding.
 
     Args:
         x: product of the projections, (B', H, M).
         y: logits, (B', H, M).
-        seen: entries that count, (B', H, M).
+        counted: entries that count, (B', H, M).
         eps: relative rounding error of both.
         rows: with M = rows * columns, an intercept for every row (the softmax does not see what a row has in
             common); without, one for every head.
     """
-    seen = seen & torch.isfinite(y) & torch.isfinite(x)
+    counted = counted & torch.isfinite(y) & torch.isfinite(x)
     groups = rows or 1
     shape = (*x.shape[:2], groups, x.shape[2] // groups)
-    weight = seen.to(torch.float64).reshape(shape)
-    dx, dy = (_centred(v.to(torch.float64).masked_fill(~seen, 0.0).reshape(shape), weight) for v in (x, y))
+    weight = counted.to(torch.float64).reshape(shape)
+    dx, dy = (_centred(v.to(torch.float64).masked_fill(~counted, 0.0).reshape(shape), weight) for v in (x, y))
     sxx, sxy, syy = ((a * b).sum((0, 2, 3)) for a, b in ((dx, dx), (dx, dy), (dy, dy)))
-    if int(weight.sum((0, 2, 3)).min()) < 3 or _is_noise(x, seen, sxx, eps) or _is_noise(y, seen, syy.sum(), eps):
+    if int(weight.sum((0, 2, 3)).min()) < 3 or _is_noise(x, counted, sxx, eps) or _is_noise(y, counted, syy.sum(), eps):
         return None
     slopes = sxy / sxx
     residual = float((dy - slopes[None, :, None, None] * dx).square().sum())
@@ -109,9 +109,9 @@ def _centred(values: Tensor, weight: Tensor) -> Tensor:
     return (values - mean) * weight
 
 
-def _is_noise(values: Tensor, seen: Tensor, squares: Tensor, eps: float) -> bool:
+def _is_noise(values: Tensor, counted: Tensor, squares: Tensor, eps: float) -> bool:
     """Whether rounding alone, eps * max |values| an entry, could move a slope by more than `_SLOPE_ERROR`."""
-    largest = float(values.abs().masked_fill(~seen, 0.0).max())
+    largest = float(values.abs().masked_fill(~counted, 0.0).max())
     return not bool((squares.sqrt() * _SLOPE_ERROR > eps * largest).all())
 
 
@@ -177,9 +177,9 @@ def _by_logits(reading: Reading, operands: Logits, sight: Sight, query: Tensor, 
     rest = Sample(logits, lambda placed: operands.place(placed)[at].to(torch.float64))
     for step in reversed(sight.steps):
         rest = step.undo(rest)
-    seen = torch.ones_like(logits, dtype=torch.bool)
+    counted = torch.ones_like(logits, dtype=torch.bool)
     if sight.visible is not None:
-        seen = sight.visible.expand(layout.batch, layout.heads, layout.rows, layout.columns)[at]
+        counted = sight.visible.expand(layout.batch, layout.heads, layout.rows, layout.columns)[at]
     in_rows = row_count(layout.rows, diagonal=diagonal)
     eps = torch.finfo(reading.logits_dtype).eps
-    return regress((rows * columns).sum(-1), rest.logits, seen, eps=eps, rows=in_rows)
+    return regress((rows * columns).sum(-1), rest.logits, counted, eps=eps, rows=in_rows)

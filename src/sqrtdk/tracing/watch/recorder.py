@@ -62,37 +62,41 @@ class Recorder(TorchDispatchMode):
         if not hasattr(func, "_schema"):
             return self._higher_order(func, args, kwargs)
         name = _base_name(func)
-        subclass = next((t for t in types if t not in _PLAIN), None)
-        if subclass is not None:
-            if name in ops.FUSED | ops.SOFTMAX or func._schema.name == ops.COMPILED:
-                self.listener.missed(self.sites.here(), f"{name} ran on {subclass.__name__}, which is not followed")
+        if self._is_foreign(func, name, types, args):
             return func(*args, **kwargs)
         if name not in ops.FUSED and self._is_composite(func):
-            if _has_nested(args):  # decompositions need sizes
-                if name in _ATTENDING:
-                    self.listener.missed(self.sites.here(), "nested tensors are not followed")
-                return func(*args, **kwargs)
             with self:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        if name in ops.FUSED:
-            return self._run_fused(func, name, args, kwargs)
-        if func._schema.name == ops.COMPILED:
-            return self._run_compiled(func, args, kwargs)
+        run = self._run_fused if name in ops.FUSED else self._run_own if _is_own(func) else self._run
+        return run(func, name, args, kwargs)
+
+    def _is_foreign(self, func: Any, name: str, types: Any, args: Any) -> bool:
+        """Whether its tensors are of a kind that is not followed; an attention among them is missed."""
+        subclass = next((t for t in types if t not in _PLAIN), None)
+        if subclass is not None:
+            if name in ops.FUSED | ops.SOFTMAX or _is_own(func):
+                self.listener.missed(self.sites.here(), f"{name} ran on {subclass.__name__}, which is not followed")
+            return True
+        if name in ops.FUSED or not self._is_composite(func) or not _has_nested(args):
+            return False
+        if name in _ATTENDING:  # decompositions need sizes
+            self.listener.missed(self.sites.here(), "nested tensors are not followed")
+        return True
+
+    def _run(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         written = self._written(func)
         if written:
             self._guard(lambda: self.store.save_before_write(written, args, kwargs))
-        run_args = args
-        if name in ("bmm", "baddbmm") and not self.classifier.scene.flex:
-            run_args = self._enlarged(name, args)
-        output = func(*run_args, **kwargs)
+        enlarge = name in ("bmm", "baddbmm") and not self.classifier.scene.flex
+        output = func(*(self._enlarged(name, args) if enlarge else args), **kwargs)
         if name in ops.NATIVE:
             first = output[0] if isinstance(output, (tuple, list)) else output
             self.listener.native(NativeCall(name, _bind(func, args, kwargs), self.sites.here()))
             self._guard(lambda: self.store.new_root(name, first))
-            return output
-        self._guard(lambda: self._note(func, name, args, kwargs, output, written))
+        else:
+            self._guard(lambda: self._note(func, name, args, kwargs, output, written))
         return output
 
     def _note(self, func: Any, name: str, args: Any, kwargs: Any, output: Any, written: Any) -> None:
@@ -171,7 +175,7 @@ class Recorder(TorchDispatchMode):
         self.store.new_root(name, first)
         return output
 
-    def _run_compiled(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _run_own(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         named = _bind(func, args, kwargs)
         site = self.sites.here()
         nodes = {name: self.store.node(value) for name, value in named.items() if isinstance(value, torch.Tensor)}
@@ -196,6 +200,10 @@ class Recorder(TorchDispatchMode):
             if factor is not None:
                 return (*args[:left], a * factor, *args[left + 1 :])
         return args
+
+
+def _is_own(func: Any) -> bool:
+    return bool(func._schema.name == ops.COMPILED)
 
 
 def _has_nested(args: Any) -> bool:

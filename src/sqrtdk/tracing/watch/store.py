@@ -109,8 +109,8 @@ class Store:
         """
         loose = [tensor for ref in self._loose if (tensor := ref()) is not None]
         if self._sites.names.get(id(module)):
-            given = {id(arg) for arg in args}
-            loose = [x for x in loose if id(x) in given and not self.node(x).act]
+            arguments = {id(arg) for arg in args}
+            loose = [x for x in loose if id(x) in arguments and not self.node(x).act]
         else:
             self._loose.clear()
         for tensor in loose:
