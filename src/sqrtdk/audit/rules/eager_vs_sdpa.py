@@ -21,9 +21,10 @@ from torch import nn
 
 from sqrtdk.audit.context import Context, Rerun
 from sqrtdk.audit.records import Finding
-from sqrtdk.audit.switch import ATTN, current, implementation, offers_choice, refusal, supports_sdpa
+from sqrtdk.audit.switch import current, implementation, offers_choice, refusal, supports_sdpa
 from sqrtdk.audit.tolerance import SCALE_TOLERANCE, close
 from sqrtdk.errors import kind_and_text
+from sqrtdk.models.options import ATTN
 from sqrtdk.trace.records import AttentionCall, NotMeasured
 
 TARGET_STD = 4.0
