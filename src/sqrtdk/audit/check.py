@@ -171,15 +171,17 @@ def _worst_first(runs: Sequence[ModelRun], others: Iterable[Finding] = ()) -> tu
         each = (finding.message,) if finding.rule == UNMEASURED else ()
         return finding.rule, finding.site, finding.severity, finding.fix, *each
 
-    seen = [{kind(finding) for finding in run.findings} for run in runs]
+    kinds_of_runs = [{kind(finding) for finding in run.findings} for run in runs]
     kept: dict[tuple[str, ...], Finding] = {}
     for run in runs:
         for finding in run.findings:
-            alone = len(runs) > 1 and sum(kind(finding) in kinds for kinds in seen) == 1
+            alone = len(runs) > 1 and sum(kind(finding) in kinds for kinds in kinds_of_runs) == 1
             if alone and finding.rule != "eager_vs_sdpa":
                 finding = dataclasses.replace(finding, message=f"{finding.message} (only with {run.attn} attention)")
             kept.setdefault(kind(finding), finding)
     order = {name: place for place, name in enumerate(RULES)}
     return tuple(
-        sorted((*others, *kept.values()), key=lambda found: (-SEVERITIES.index(found.severity), order[found.rule]))
+        sorted(
+            (*others, *kept.values()), key=lambda finding: (-SEVERITIES.index(finding.severity), order[finding.rule])
+        )
     )
