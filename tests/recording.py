@@ -61,11 +61,11 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     from sqrtdk.audit import check
     from sqrtdk.report.json import to_document
+    from sqrtdk.tracing import Trace
 
     writer = Writer(home)
     config.pluginmanager.register(writer)
-    report, trace = check.CheckReport, check.trace()
-    close = type(trace).__exit__
+    report, close = check.CheckReport, Trace.__exit__
 
     def reported(*args: Any, **kwargs: Any) -> Any:
         made = report(*args, **kwargs)
@@ -77,7 +77,7 @@ def pytest_configure(config: pytest.Config) -> None:
         writer.write("trace", {"calls": self.calls, "others": self.not_attention, "missed": self.not_measured})
 
     check.CheckReport = reported  # type: ignore[assignment, misc]
-    type(trace).__exit__ = closed  # type: ignore[method-assign]
+    Trace.__exit__ = closed  # type: ignore[method-assign]
 
 
 def main(before: Path, after: Path) -> int:

@@ -37,8 +37,8 @@ def check(context: Context) -> Iterable[Finding]:
                 "note", call.site, f"an additive score: no scale to judge, its mask not looked at{place}", _LOST
             )
         elif judged.verdict == UNMEASURED and (call.head_dim > 0 or call.unknown):
-            seen = f"; seen up to there: {call.formula}" if call.formula else ""
-            yield _finding("warn", call.site, f"the scale could not be judged: {judged.reason}{seen}{place}", _LOST)
+            formula = f"; seen up to there: {call.formula}" if call.formula else ""
+            yield _finding("warn", call.site, f"the scale could not be judged: {judged.reason}{formula}{place}", _LOST)
         elif context.mode == "dynamic" and call.stats is None and call.head_dim > 0:
             why = call.stats_reason or "no reason given"
             yield _finding("note", call.site, f"the logits could not be measured: {why}{place}", _LOST)

@@ -1,4 +1,4 @@
-"""A module that somebody hands over, with or without inputs: made ready to run, on its device or on meta."""
+"""A module of the user's own, with or without inputs: made ready to run, on its device or on meta."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from sqrtdk.audit.configs import field, held
 from sqrtdk.audit.guard import random_state
-from sqrtdk.audit.switch import ATTN, current, offers_choice, refusal
-from sqrtdk.errors import INTERRUPTS, InvalidTypeError, ModelError, kind_and_text
+from sqrtdk.audit.switch import current, offers_choice, refusal
+from sqrtdk.errors import INTERRUPTS, InvalidTypeError, InvalidValueError, ModelError, kind_and_text
 from sqrtdk.models.inputs import guess_inputs
 from sqrtdk.models.modules import is_spread, refuse_odd
+from sqrtdk.models.options import ATTN, LoadOptions
 from sqrtdk.models.records import AttnBuild, Inputs, LoadedModel
 
 
@@ -110,19 +111,26 @@ def _to_meta(model: nn.Module) -> nn.Module:
         ) from error
 
 
-def from_module(
-    model: nn.Module, given: Inputs | None, static: bool, batch: int | None, seq_len: int | None, seed: int
-) -> LoadedModel:
-    """The module with its inputs, in the form that `resolve` gives to a name; with `static` its twin on meta."""
+def from_module(model: nn.Module, inputs: Inputs | None, options: LoadOptions) -> LoadedModel:
+    """The module with its inputs, in the form that `resolve` gives to a name; with `static` its twin on meta.
+
+    Raises:
+        InvalidValueError: An option that goes with a name alone; no inputs, and no config to make them from.
+        ModelError: No inputs can be made, or no twin.
+    """
+    if wrong := options.for_names:
+        raise InvalidValueError(
+            f"{', '.join(wrong)} given with a module", hint="Prepare the module and its inputs yourself."
+        )
     notes: tuple[str, ...] = ()
     refuse_odd(model)
-    if given is None:
+    if inputs is None:
         with random_state(model):
-            made, notes = guess_inputs(model, batch=1 if batch is None else batch, seq_len=seq_len, seed=seed)
+            made, notes = guess_inputs(model, batch=options.rows, seq_len=options.seq_len, seed=options.seed)
     else:
-        made = given
+        made = inputs
     module, weights = model, [parameter.is_meta for parameter in model.parameters()]
-    wanted = static and not any(weights)
+    wanted = options.static and not any(weights)
     if wanted or on_meta(model, made):
         made = _moved(made)
         if wanted or not weights or not all(weights):  # inputs without values want a model without
