@@ -28,7 +28,7 @@ from small import SIZES
 
 import sqrtdk
 from changes import Planted
-from kernel_here import unable
+from kernel_here import needs_kernel, unable
 from sqrtdk.errors import UnsupportedError
 from tree_changes import changed_tree
 
@@ -124,7 +124,7 @@ def killer(attention: Attention) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=needs_kernel if n.startswith("cpu:") else ()) for n in MUTANTS])
 def test_planted_error_is_found(name: str) -> None:
     with fresh(MUTANTS[name]) as module:
         assert killer(attention_of(module)) is not None, f"nothing finds: {name}"
