@@ -49,6 +49,7 @@ LEFT_OUT = {
     "tests/attention/test_attention_kernel_mutants.py": "compiles errors of 0.1% and more, far from any rounding",
     "tests/attention/test_attention_mutants.py": "plants errors of 0.1% and more, far from any rounding",
     "tests/attention/test_attention_kernel_sanitized.py": "addresses, not numbers",
+    "tests/attention/test_attention_planted.py": "text",
     "tests/lab/test_lab_engines.py": "processes",
     "tests/lab/test_lab_engines_ray.py": "processes",
     "tests/lab/test_lab_schema.py": "text",
@@ -60,6 +61,7 @@ LEFT_OUT = {
     "tests/models/test_models_links.py": "files",
     "tests/models/test_models_load.py": "files",
     "tests/models/test_models_tokenizer.py": "processes",
+    "tests/test_changes.py": "text",
     "tests/test_readme.py": "text and processes",
 }
 # What sets one thread itself, whatever the process has: run with one, and not once more with two.
