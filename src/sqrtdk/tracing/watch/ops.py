@@ -148,9 +148,6 @@ NORMS = {
     "native_group_norm": "group",
 }
 
-# Reductions that turn x into the reciprocal of its own size: x times one of these is a normalisation.
-SIZES = frozenset({"rsqrt", "reciprocal", "sqrt", "linalg_vector_norm", "norm", "pow", "square", "mean", "sum", "abs"})
-
 # Outside of any module, what these give is an input.
 RANDOM = frozenset({"randn", "rand", "normal", "uniform", "randint", "randn_like", "rand_like", "randint_like"})
 
