@@ -64,6 +64,12 @@ LEFT_OUT = {
     "tests/test_changes.py": "text",
     "tests/test_readme.py": "text and processes",
 }
+# One test among others of its file.
+DESELECTED = {
+    "tests/lab/test_lab_claims.py::test_verdict_of_the_quick_run_and_of_its_control[amp-scaling]": "trains in bfloat16,"
+    " which takes minutes without the CPU's own instructions and an hour without vectors; tests/lab/test_lab_training.py"
+    " steps through the same",
+}
 # What sets one thread itself, whatever the process has: run with one, and not once more with two.
 ONE_THREAD = {"tests/lab": "the lab's cells and trainings"}
 
@@ -112,6 +118,7 @@ def run(name: str, value: str, threads: int) -> bool:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow and not browser"]
     left_out = (*LEFT_OUT, *(ONE_THREAD if threads > 1 else ()))
     command += [f"--numprocesses={jobs}", *(f"--ignore={path}" for path in left_out)]
+    command += [f"--deselect={test}" for test in DESELECTED]
     start = time.monotonic()
     log = LOGS / f"{name}-{value}-{threads}.txt"
     with log.open("w", encoding="utf-8") as output:
