@@ -12,13 +12,11 @@ from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidTypeError, kind_and_text
 from sqrtdk.tracing.read.eager import read_eager
-from sqrtdk.tracing.read.fused import read_fused
-from sqrtdk.tracing.read.native import read_native
-from sqrtdk.tracing.read.own import read_own
+from sqrtdk.tracing.read.kernels import KERNELS
 from sqrtdk.tracing.read.reading import Reading
 from sqrtdk.tracing.records import AttentionCall, NotAttention, NotMeasured
 from sqrtdk.tracing.tell.finish import finish
-from sqrtdk.tracing.watch.events import FusedCall, Listener, NativeCall, OwnCall, Weighing
+from sqrtdk.tracing.watch.events import KernelCall, Listener, Weighing
 from sqrtdk.tracing.watch.recorder import Recorder
 from sqrtdk.tracing.watch.sites import Sites
 from sqrtdk.tracing.watch.stance import eager_compiler
@@ -68,7 +66,8 @@ class Trace:
         self._recorder = Recorder(
             self._model,
             self._sites,
-            Listener(self._eager, self._fused, self._own, self._native, self._miss, self._factor),
+            Listener(self._eager, self._kernel, self._miss, self._factor),
+            KERNELS,
             products=self._stats,
         )
         with contextlib.ExitStack() as stack:
@@ -110,14 +109,8 @@ class Trace:
 
         self._guard(site, read)
 
-    def _fused(self, call: FusedCall) -> None:
-        self._guard(call.site, lambda: self._add(read_fused(call)))
-
-    def _own(self, call: OwnCall) -> None:
-        self._guard(call.site, lambda: self._add(read_own(call)))
-
-    def _native(self, call: NativeCall) -> None:
-        self._guard(call.site, lambda: self._add(read_native(call)))
+    def _kernel(self, call: KernelCall) -> None:
+        self._guard(call.site, lambda: self._add(KERNELS[call.op](call)))
 
     def _guard(self, site: str, read: Callable[[], None]) -> None:
         """A reading that fails must not stop the model: it is listed as not measured."""

@@ -1,6 +1,6 @@
 """Reading the logits: from what entered the softmax back to the product of q and k, outermost step first.
 
-What an operation means on the way is a row of `_READERS`.
+What an operation means on the way is a row of `READERS`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def read_chain(node: Node) -> Chain:
         if node.op in ops.VIEWS:
             views = (node, *views)
         elif node.op not in ops.SAME:
-            read = _READERS.get(node.op, _unknown)
+            read = READERS.get(node.op, _unknown)
             steps = (*reversed(read(_Link(node, main, views, steps))), *steps)
         if node.op == "cat":
             views = (node, *views)
@@ -168,7 +168,7 @@ def _heads_mixed(link: _Link) -> tuple[Step, ...]:
     return (Unknown("heads mixed"),)
 
 
-_READERS: dict[str, Callable[[_Link], tuple[Step, ...]]] = {
+READERS: dict[str, Callable[[_Link], tuple[Step, ...]]] = {
     "mul": _multiplied,
     "div": _multiplied,
     "neg": _negated,

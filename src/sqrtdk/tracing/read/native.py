@@ -19,13 +19,13 @@ from sqrtdk.tracing.read.side import Side
 from sqrtdk.tracing.records import Factor, Stage
 from sqrtdk.tracing.steps import Hide, Scale
 from sqrtdk.tracing.steps.placed import Placed
-from sqrtdk.tracing.watch.events import NativeCall
+from sqrtdk.tracing.watch.events import KernelCall
 from sqrtdk.tracing.watch.graph import Node, Root
 
 
-def read_native(call: NativeCall) -> Reading:
+def read_native(call: KernelCall) -> Reading:
     """Read a native call from its arguments."""
-    op, site, arguments = call.op, call.site, call.arguments
+    op, site, arguments = call.op.removeprefix("aten::"), call.site, call.arguments
     query = arguments.get("query", arguments.get("src"))
     assert isinstance(query, Tensor)
     key = arguments.get("key", query)

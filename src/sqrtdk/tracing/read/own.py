@@ -21,12 +21,11 @@ from sqrtdk.tracing.read.side import Side, follow
 from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.steps import Hide, Scale, Sink, Softcap, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed
-from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.events import OwnCall
+from sqrtdk.tracing.watch.events import KernelCall
 from sqrtdk.tracing.watch.graph import Node
 
 
-def read_own(call: OwnCall) -> Reading:
+def read_own(call: KernelCall) -> Reading:
     """The compiled kernel ran: its arguments are the operands and the steps."""
     q, k = call.arguments["query"], call.arguments["key"]
     query, key = follow(call.nodes["query"], "q"), follow(call.nodes["key"], "k")
@@ -38,7 +37,7 @@ def read_own(call: OwnCall) -> Reading:
     return Reading(
         site=call.site,
         kind="compiled",
-        op=ops.COMPILED.replace("::", "."),
+        op=call.op.replace("::", "."),
         layout=layout,
         query=query,
         key=key,
@@ -65,7 +64,7 @@ def read_own(call: OwnCall) -> Reading:
     )
 
 
-def _layout(call: OwnCall, query: Side) -> Layout:
+def _layout(call: KernelCall, query: Side) -> Layout:
     """Sizes of the call; batch and heads that the caller gave as one dimension are told apart by the projection."""
     q, k, v = (call.arguments[name] for name in ("query", "key", "value"))
     batch, heads, rows, width = q.shape
@@ -95,7 +94,7 @@ def _shaped(tensor: Tensor, layout: Layout) -> Tensor:
     return tensor
 
 
-def _scale(call: OwnCall, layout: Layout) -> tuple[float | Tensor, Step]:
+def _scale(call: KernelCall, layout: Layout) -> tuple[float | Tensor, Step]:
     """The scale, a number or a tensor in its place, and its step."""
     number, tensor = call.arguments["factor"], call.arguments.get("scale")
     if tensor is None:
@@ -104,7 +103,7 @@ def _scale(call: OwnCall, layout: Layout) -> tuple[float | Tensor, Step]:
     return _shaped(tensor, layout), Unknown("mul by a tensor") if factor is None else Scale(factor)
 
 
-def _bias(call: OwnCall, layout: Layout) -> tuple[Step, ...]:
+def _bias(call: KernelCall, layout: Layout) -> tuple[Step, ...]:
     """The steps of the bias, which may be a mask as well."""
     bias = call.arguments.get("bias")
     if bias is None:
@@ -113,7 +112,7 @@ def _bias(call: OwnCall, layout: Layout) -> tuple[Step, ...]:
     return read_addend(call.nodes["bias"], _shaped(bias, layout), 1.0, (), shape)
 
 
-def _mask(call: OwnCall, layout: Layout, bias: Sequence[Step]) -> tuple[Hide | None, str | None]:
+def _mask(call: KernelCall, layout: Layout, bias: Sequence[Step]) -> tuple[Hide | None, str | None]:
     """The step of the mask and the window, and why it can't be looked at where it can't."""
     sizes = (layout.rows, layout.columns)
     above, below = call.arguments.get("above"), call.arguments.get("below")

@@ -1,6 +1,6 @@
 """Reading a side of the product: from q (or k) as the product saw it back to the projection it came from.
 
-What an operation means on the way is a row of `_READERS`; a normalisation or a rotation, which are several operations
+What an operation means on the way is a row of `READERS`; a normalisation or a rotation, which are several operations
 each, are looked for first.
 """
 
@@ -89,7 +89,7 @@ def follow(node: Node, where: str) -> Side:
         side = structure(node, where)
         if side is not None:
             return side
-    return _READERS.get(node.op, _unknown)(node, main, where)
+    return READERS.get(node.op, _unknown)(node, main, where)
 
 
 def _start(node: Node, where: str) -> Side:
@@ -332,7 +332,7 @@ def _written(node: Node, places: Sequence[Node], pieces: Sequence[Side], beneath
     return basis
 
 
-_READERS: dict[str, Callable[[Node, Node, str], Side]] = {
+READERS: dict[str, Callable[[Node, Node, str], Side]] = {
     "mul": _multiplied,
     "div": _multiplied,
     "neg": _negated,

@@ -42,40 +42,21 @@ class Weighing:
 
 
 @dataclass(slots=True)
-class FusedCall:
-    """The arguments of a fused attention call, whatever the kernel calls them."""
+class KernelCall:
+    """A call of an attention that is one operation.
+
+    Attributes:
+        op: its whole name, "aten::_scaled_dot_product_flash_attention_for_cpu".
+        arguments: by their names in the operator's schema.
+        nodes: of those that are tensors.
+        output: its first result.
+        site: module path.
+    """
 
     op: str
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    query_node: Node
-    key_node: Node
-    mask: Tensor | None
-    mask_node: Node | None
-    is_causal: bool
-    scale: float | None
-    dropout: float
-    output: Tensor
-    site: str
-
-
-@dataclass(slots=True)
-class OwnCall:
-    """The arguments of the project's own operator by their names, and the nodes of those that are tensors."""
-
     arguments: dict[str, Any]
     nodes: dict[str, Node]
     output: Tensor
-    site: str
-
-
-@dataclass(slots=True)
-class NativeCall:
-    """The arguments of a fast path of torch's modules by their names."""
-
-    op: str
-    arguments: dict[str, Any]
     site: str
 
 
@@ -84,8 +65,6 @@ class Listener:
     """Who is told: of an eager attention that is complete, of a kernel that ran, and of what could not be seen."""
 
     eager: Callable[[Weighing, Tensor, Tensor], None]
-    fused: Callable[[FusedCall], None]
-    own: Callable[[OwnCall], None]
-    native: Callable[[NativeCall], None]
+    kernel: Callable[[KernelCall], None]
     missed: Callable[[str, str], None]
     enlarge: Callable[[str], float | None]

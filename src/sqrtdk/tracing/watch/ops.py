@@ -110,7 +110,7 @@ FUSED = frozenset(
 )
 
 # The project's own compiled attention, by its whole name; see `impl/kernel/attention.cpp`.
-COMPILED = "sqrtdk_cpu::forward"
+OWN = "sqrtdk_cpu::forward"
 
 # nn.MultiheadAttention's and nn.TransformerEncoderLayer's fast paths.
 NATIVE = frozenset({"_native_multi_head_attention", "_transformer_encoder_layer_fwd"})

@@ -6,8 +6,9 @@ product, or a fused attention kernel runs, the listener is told and reads the fo
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sqrtdk.errors import kind_and_text
 from sqrtdk.tracing.classify.classifier import Classifier
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.events import FusedCall, Listener, NativeCall, OwnCall
+from sqrtdk.tracing.watch.events import KernelCall, Listener
 from sqrtdk.tracing.watch.sites import Sites
 from sqrtdk.tracing.watch.store import Store
 
@@ -37,10 +38,13 @@ class Recorder(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, model: nn.Module | None, sites: Sites, listener: Listener, *, products: bool) -> None:
+    def __init__(
+        self, model: nn.Module | None, sites: Sites, listener: Listener, kernels: Container[str], *, products: bool
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.sites = sites
         self.listener = listener
+        self._kernels = kernels
         self.store = Store(model, sites)
         sites.entering = self.store.forget_inputs
         self.classifier = Classifier(self.store, sites, listener, products=products)
@@ -64,22 +68,23 @@ class Recorder(TorchDispatchMode):
         name = _base_name(func)
         if self._is_foreign(func, name, types, args):
             return func(*args, **kwargs)
-        if name not in ops.FUSED and self._is_composite(func):
+        if func._schema.name in self._kernels:
+            return self._run_kernel(func, name, args, kwargs)
+        if self._is_composite(func):
             with self:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        run = self._run_fused if name in ops.FUSED else self._run_own if _is_own(func) else self._run
-        return run(func, name, args, kwargs)
+        return self._run(func, name, args, kwargs)
 
     def _is_foreign(self, func: Any, name: str, types: Any, args: Any) -> bool:
         """Whether its tensors are of a kind that is not followed; an attention among them is missed."""
         subclass = next((t for t in types if t not in _PLAIN), None)
         if subclass is not None:
-            if name in ops.FUSED | ops.SOFTMAX or _is_own(func):
+            if name in ops.SOFTMAX or func._schema.name in self._kernels:
                 self.listener.missed(self.sites.here(), f"{name} ran on {subclass.__name__}, which is not followed")
             return True
-        if name in ops.FUSED or not self._is_composite(func) or not _has_nested(args):
+        if func._schema.name in self._kernels or not self._is_composite(func) or not _has_nested(args):
             return False
         if name in _ATTENDING:  # decompositions need sizes
             self.listener.missed(self.sites.here(), "nested tensors are not followed")
@@ -91,12 +96,7 @@ class Recorder(TorchDispatchMode):
             self._guard(lambda: self.store.save_before_write(written, args, kwargs))
         enlarge = name in ("bmm", "baddbmm") and not self.classifier.scene.flex
         output = func(*(self._enlarged(name, args) if enlarge else args), **kwargs)
-        if name in ops.NATIVE:
-            first = output[0] if isinstance(output, (tuple, list)) else output
-            self.listener.native(NativeCall(name, _bind(func, args, kwargs), self.sites.here()))
-            self._guard(lambda: self.store.new_root(name, first))
-        else:
-            self._guard(lambda: self._note(func, name, args, kwargs, output, written))
+        self._guard(lambda: self._note(func, name, args, kwargs, output, written))
         return output
 
     def _note(self, func: Any, name: str, args: Any, kwargs: Any, output: Any, written: Any) -> None:
@@ -146,44 +146,20 @@ class Recorder(TorchDispatchMode):
             self._writes[func] = known
         return known
 
-    # -- fused kernels ---------------------------------------------------------------------------------------------
+    # -- attention kernels -----------------------------------------------------------------------------------------
 
-    def _run_fused(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        named = _bind(func, args, kwargs)
-        site = self.sites.here()
-        node = self.store.node(named["query"])
-        output = self._run_enlarged(func, named, site, args, kwargs)
-        first = output[0] if isinstance(output, (tuple, list)) else output
-        mask = named.get("attn_mask", named.get("attn_bias"))
-        self.listener.fused(
-            FusedCall(
-                op=f"aten.{name}",
-                query=named["query"],
-                key=named["key"],
-                value=named["value"],
-                query_node=node,
-                key_node=self.store.node(named["key"]),
-                mask=mask,
-                mask_node=self.store.node(mask) if mask is not None else None,
-                is_causal=bool(named.get("is_causal", False)),
-                scale=named.get("scale"),
-                dropout=float(named.get("dropout_p", 0.0) or 0.0),
-                output=first,
-                site=site,
-            )
-        )
-        self.store.new_root(name, first)
-        return output
-
-    def _run_own(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+    def _run_kernel(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         named = _bind(func, args, kwargs)
         site = self.sites.here()
         nodes = {name: self.store.node(value) for name, value in named.items() if isinstance(value, torch.Tensor)}
-        outputs = self._run_enlarged(func, named, site, args, kwargs)
-        self.listener.own(OwnCall(named, nodes, outputs[0], site))
-        for output in outputs:
-            self.store.new_root(ops.COMPILED, output)
-        return outputs
+        # The query of a fast path of torch's modules is what they project.
+        takes_q = name not in ops.NATIVE
+        output = self._run_enlarged(func, named, site, args, kwargs) if takes_q else func(*args, **kwargs)
+        results = [x for x in (output if isinstance(output, (tuple, list)) else (output,)) if _is_tensor(x)]
+        self.listener.kernel(KernelCall(func._schema.name, named, nodes, results[0], site))
+        for result in results:
+            self._guard(functools.partial(self.store.new_root, name, result))
+        return output
 
     def _run_enlarged(self, func: Any, named: dict[str, Any], site: str, args: Any, kwargs: Any) -> Any:
         factor = self.listener.enlarge(site)
@@ -202,8 +178,8 @@ class Recorder(TorchDispatchMode):
         return args
 
 
-def _is_own(func: Any) -> bool:
-    return bool(func._schema.name == ops.COMPILED)
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
 
 
 def _has_nested(args: Any) -> bool:
