@@ -16,7 +16,7 @@ class Clamp(Step):
     bounds: str
 
     def write(self, expression: Expression) -> None:
-        expression.clamp(self.bounds)
+        expression.wrap("clamp", self.bounds)
 
     def stage(self) -> Stage:
         return Stage("logits", "clamp", self.bounds)

@@ -56,10 +56,10 @@ class Expression:
         self._settle()
         self._masks.append(mask)
 
-    def clamp(self, bounds: str) -> None:
-        """Keep what is written within bounds."""
+    def wrap(self, function: str, *arguments: str) -> None:
+        """Put what is written into a function, as its first argument."""
         self._settle()
-        self._become(f"clamp({self._written()}, {bounds})")
+        self._become(f"{function}({', '.join([self._written(), *arguments])})")
 
     def cap(self, cap: float | None) -> None:
         """Put what is written, the masks too, through cap * tanh(. / cap)."""
