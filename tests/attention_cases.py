@@ -12,7 +12,7 @@ from attention_modules import MODULES
 from attention_positions import POSITIONS
 from attention_rare import RARE
 from attention_styles import Case, case
-from sqrtdk.trace import Trace
+from sqrtdk.tracing import Trace
 
 STYLES = {**EAGER, **POSITIONS, **FUSED, **RARE}
 CASES: dict[str, Callable[[], Case]] = {

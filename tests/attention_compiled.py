@@ -17,7 +17,7 @@ import sqrtdk
 from sqrtdk.audit.records import CheckReport
 from sqrtdk.impl import choice
 from sqrtdk.impl.kernel import build
-from sqrtdk.trace import AttentionCall, Trace
+from sqrtdk.tracing import AttentionCall, Trace
 
 B, H, L, E, WIDTH = 2, 4, 11, 16, 24
 PLAIN = "0.25 * q.k"

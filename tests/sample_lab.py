@@ -10,7 +10,7 @@ from sample_report import EVIL
 from sqrtdk.lab.claims import jacobian_vanishes, minmax_by_dim, onehot_64, scale_dk, softmax_example, var_linear
 from sqrtdk.lab.experiment import run_claim
 from sqrtdk.lab.figures import Figure
-from sqrtdk.lab.judge import Check, Finding, Verdict
+from sqrtdk.lab.judge import Check, PartAnswer, Verdict
 from sqrtdk.lab.plots import Plot, Series, Style
 from sqrtdk.lab.record import Outcome, Record
 from sqrtdk.lab.text import Text
@@ -34,7 +34,7 @@ def undecided(record: Record) -> Record:
     """The interval of its first check lies across a bar."""
     first, *others = record.outcome.verdict.findings
     check = dataclasses.replace(first.checks[0], met=None)
-    found = (Finding(first.text, (check, *first.checks[1:]), None), *others)
+    found = (PartAnswer(first.text, (check, *first.checks[1:]), None), *others)
     outcome = dataclasses.replace(record.outcome, verdict=Verdict("undecided", found))
     return dataclasses.replace(record, id=f"{record.id}-undecided", outcome=outcome)
 
@@ -44,7 +44,7 @@ def hostile() -> Record:
     evil = Text(EVIL, EVIL + "中")
     figure = Figure(EVIL, math.nan, -math.inf, math.inf, "t", 3, {EVIL: EVIL})
     check = Check(figure, 0.0, math.inf, None)
-    outcome = Outcome({EVIL: EVIL}, (figure,), Verdict("undecided", (Finding(evil, (check,), None),)))
+    outcome = Outcome({EVIL: EVIL}, (figure,), Verdict("undecided", (PartAnswer(evil, (check,), None),)))
     series = Series(EVIL, (1.0, 2.0), (1.0, 2.0), style="line"), Series("$\\frac{$", (1.0,), (2.0,), style="points")
     return Record(
         id=EVIL,

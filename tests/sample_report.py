@@ -9,7 +9,7 @@ import random
 from sqrtdk.audit.health import health
 from sqrtdk.audit.records import UNMEASURED, CheckReport, Finding, JudgedCall, ModelInfo
 from sqrtdk.stats.heads import HeadStats, Histogram
-from sqrtdk.trace.records import AttentionCall, Factor, Mask, NotAttention, NotMeasured, Scale, Stage
+from sqrtdk.tracing.records import AttentionCall, Factor, Mask, NotAttention, NotMeasured, Scale, Stage
 
 NAN = math.nan
 EVIL = "<script>document.title='owned'</script></script>\"'`&\u202etxt\u2028\n\x1b[31m[red]{{7*7}}"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import sqrtdk
-from sqrtdk.audit.mistakes import MISTAKES
+from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN
 from sqrtdk.audit.records import SEVERITIES, VERDICTS
 
 ROOT = Path(__file__).parents[1]
@@ -43,7 +43,7 @@ def test_the_import_loads_nothing_heavy() -> None:
 
 @pytest.mark.parametrize("name", sqrtdk.__all__)
 def test_every_public_name_resolves_and_needs_no_command_line(name: str) -> None:
-    unwanted = ("typer", "rich", "jinja2", "transformers")
+    unwanted = ("typer", "rich", "jinja2", "transformers", "jaxtyping", "sqrtdk._shapes")
     code = (
         f"import sys, sqrtdk; thing = getattr(sqrtdk, {name!r}); assert callable(thing) and thing.__doc__;"
         f"print([name for name in {unwanted!r} if name in sys.modules])"
@@ -107,10 +107,15 @@ def test_the_readme_lists_every_option() -> None:
     assert set(re.findall(r"--[a-z][a-z-]*", table)) == options
 
 
-def test_the_readme_lists_every_mistake_verdict_and_severity() -> None:
-    table = README[README.index("| name | effective scale |") : README.index("What fits none of them")]
-    assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == set(MISTAKES) - {"unknown"}
-    for name in (*VERDICTS, *SEVERITIES, "unknown"):
+def test_the_table_of_mistakes_in_the_readme_is_that_of_the_code() -> None:
+    table = README[README.index("| name | effective scale |") : README.index("\nWhat fits none of them")]
+    rows = [f"| `{m.name}` | {m.scale} | {m.ratio} | {m.summary} |" for m in MISTAKES.values() if m.known]
+    assert table.splitlines()[2:] == rows
+    assert len(rows) == 8
+
+
+def test_the_readme_names_every_verdict_and_severity() -> None:
+    for name in (*VERDICTS, *SEVERITIES, UNKNOWN):
         assert f"`{name}" in README
 
 

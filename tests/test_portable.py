@@ -33,7 +33,7 @@ def portable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     assert spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
-    for path in (*module.LEFT_OUT, *module.ONE_THREAD):
+    for path in (*module.LEFT_OUT, *module.ONE_THREAD, *(test.partition("::")[0] for test in module.DESELECTED)):
         assert (module.ROOT / path).exists()
     (tmp_path / "test_small.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    slow:\n    browser:\n")
@@ -41,6 +41,7 @@ def portable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(module, "LOGS", tmp_path / "logs")
     monkeypatch.setattr(module, "LEFT_OUT", {})
     monkeypatch.setattr(module, "ONE_THREAD", {})
+    monkeypatch.setattr(module, "DESELECTED", {})
     monkeypatch.setattr(module, "THREADS", (2,))
     monkeypatch.setenv("JOBS", "0")
     monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)

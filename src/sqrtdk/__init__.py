@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sqrtdk.audit.records import CheckReport as CheckReport
     from sqrtdk.errors import SqrtdkError as SqrtdkError
     from sqrtdk.stats.request import AuxRequest as AuxRequest
-    from sqrtdk.trace import trace as trace
+    from sqrtdk.tracing.trace import trace as trace
 
 __version__ = "0.1.0"
 
@@ -29,10 +29,12 @@ _HOME = {
     "explain": "sqrtdk._attention",
     "measure": "sqrtdk._measure",
     "SqrtdkError": "sqrtdk.errors",
-    "trace": "sqrtdk.trace",
+    "trace": "sqrtdk.tracing.trace",
 }
 __all__ = [*_HOME]
-_ROOMS = ("errors", "integrations", "lab", "nn", "positions", "report", "scales", "scores", "stats", "theory")
+_ROOMS = (
+    "errors", "integrations", "lab", "nn", "positions", "report", "scales", "scores", "stats", "theory", "tracing",
+)  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
@@ -40,9 +42,7 @@ def __getattr__(name: str) -> Any:
         return import_module(f"sqrtdk.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'sqrtdk' has no attribute {name!r}")
-    module = import_module(_HOME[name])
-    # The package sqrtdk.trace is itself callable: importing it binds it here under that name.
-    return module if name == "trace" else getattr(module, name)
+    return getattr(import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:

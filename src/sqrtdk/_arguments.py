@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.impl.call import broadcast
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+    from sqrtdk._shapes import AnyKey, Query, Value
 
 FARTHEST = 2**40  # a window that is wider bounds nothing; sums with it would leave int64
 
@@ -68,7 +73,7 @@ def check_tensors(query: Any, key: Any, value: Any) -> None:
         )
 
 
-def check_widths(query: Tensor, key: Tensor) -> None:
+def check_widths(query: Query, key: AnyKey) -> None:
     """Refuse a query and a key without a dot product."""
     if query.shape[-1] != key.shape[-1]:
         raise InvalidValueError(
@@ -77,7 +82,9 @@ def check_widths(query: Tensor, key: Tensor) -> None:
         )
 
 
-def check_heads(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
+def check_heads(
+    query: Float[Tensor, "... L E"], key: Float[Tensor, "... S Ek"], value: Float[Tensor, "... S Ev"], enable_gqa: bool
+) -> None:
     """Refuse leading dimensions that do not broadcast, and heads that do not divide."""
     shapes = [tuple(t.shape) for t in (query, key, value)]
     leads = [shape[:-2] for shape in shapes]
@@ -112,7 +119,7 @@ def check_broadcast(name: str, tensor: Tensor, shape: Sequence[int]) -> None:
         )
 
 
-def check_mask(mask: Any, shape: Sequence[int], value: Tensor) -> None:
+def check_mask(mask: Any, shape: Sequence[int], value: Value) -> None:
     """Refuse an attn_mask that is neither bool nor floating, or does not broadcast to (..., Hq, L, S)."""
     if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
@@ -131,7 +138,7 @@ def check_mask(mask: Any, shape: Sequence[int], value: Tensor) -> None:
     check_broadcast("attn_mask", mask, shape)
 
 
-def check_device(name: str, tensor: Tensor, query: Tensor) -> None:
+def check_device(name: str, tensor: Tensor, query: Query) -> None:
     """Refuse a tensor on another device than the query's; one number may stay on the CPU."""
     if tensor.device != query.device and (tensor.ndim or tensor.device.type != "cpu"):
         raise InvalidValueError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,36 +20,41 @@ from sqrtdk.scales import ScaleRule, Sizes, sqrt_dk
 from sqrtdk.scores import FoldedScore, PairScore
 from sqrtdk.stats.request import AuxOutput, AuxRequest
 
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+    from sqrtdk._shapes import AnyKey, Bias, Factor, Key, Output, Query, Sinks, Value, Visible
+
 FEW_KEYS = 32  # fewer keys than a vector holds: torch's CPU kernel gives 0 for a NaN row
 _log = logging.getLogger("sqrtdk")
 
 
 def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
+    query: Query,
+    key: AnyKey,
+    value: Value,
+    attn_mask: Visible | Bias | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    scale: float | Tensor | ScaleRule | None = None,
+    scale: float | Factor | ScaleRule | None = None,
     enable_gqa: bool = False,
     *,
     score: FoldedScore | PairScore | None = None,
     softcap: float | None = None,
-    bias: Tensor | PositionTerm | None = None,
+    bias: Bias | PositionTerm | None = None,
     window: tuple[int | None, int | None] | None = None,
-    sinks: Tensor | float | None = None,
+    sinks: Sinks | float | None = None,
     causal_lower_right: bool = False,
     return_aux: AuxRequest | None = None,
     impl: str = "auto",
-) -> Tensor | tuple[Tensor, AuxOutput]:
+) -> Output | tuple[Output, AuxOutput]:
     r"""Attention with any score, scale, bias and mask; a drop-in for torch's `scaled_dot_product_attention`.
 
     `softmax(softcap(scale * score(q, k)) + bias + mask) v`, in this order; the scale multiplies neither bias nor mask.
 
     Args:
         query: (..., Hq, L, E), float64, float32, float16 or bfloat16.
-        key: (..., Hkv, S, Ek); Ek = E unless the score takes another.
+        key: (..., H, S, Ek); Ek = E unless the score takes another.
         value: (..., Hv, S, Ev).
         attn_mask: broadcastable to (..., Hq, L, S): bool, True where the row sees the key, or floating, added to the
             logits; -inf hides a key.
@@ -57,7 +62,7 @@ def attention(
         is_causal: row i sees keys j <= i (upper-left); with `attn_mask` both hold.
         scale: factor on the score: a number, a rule of `sqrtdk.scales`, a tensor broadcastable to (..., Hq, L, 1),
             which may carry a gradient. None: the score's own rule, 1/sqrt(E) for the dot product.
-        enable_gqa: fewer key and value heads than query heads; query head h uses key head h // (Hq / Hkv).
+        enable_gqa: fewer key and value heads than query heads; query head h uses key head h // (Hq / H).
         score: a score of `sqrtdk.scores`; None: the dot product.
         softcap: c of c tanh(z / c), c > 0.
         bias: a tensor broadcastable to (..., Hq, L, S), or a term of `sqrtdk.positions`; a term that depends on q and
@@ -157,20 +162,20 @@ def explain(*args: Any, impl: str = "auto", **kwargs: Any) -> Choice:
 
 
 def resolve(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
+    query: Query,
+    key: AnyKey,
+    value: Value,
+    attn_mask: Visible | Bias | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    scale: float | Tensor | ScaleRule | None = None,
+    scale: float | Factor | ScaleRule | None = None,
     enable_gqa: bool = False,
     *,
     score: FoldedScore | PairScore | None = None,
     softcap: float | None = None,
-    bias: Tensor | PositionTerm | None = None,
+    bias: Bias | PositionTerm | None = None,
     window: tuple[int | None, int | None] | None = None,
-    sinks: Tensor | float | None = None,
+    sinks: Sinks | float | None = None,
     causal_lower_right: bool = False,
     return_aux: AuxRequest | None = None,
 ) -> Call:
@@ -205,14 +210,20 @@ def resolve(
     return replace(call, unclean=bad_bias or _needs_care(call.query, call.key, value, call.scale, hides))
 
 
-def _pairs(query: Tensor, key: Tensor, value: Tensor) -> int:
+def _pairs(query: Query, key: Key, value: Value) -> int:
     if query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
         return math.prod(query.shape[:-1]) * key.shape[-2]
     return Call(query, key, value, 1.0).elements
 
 
 def _check(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float, scale: Any, enable_gqa: bool
+    query: Query,
+    key: AnyKey,
+    value: Value,
+    attn_mask: Visible | Bias | None,
+    dropout_p: float,
+    scale: Any,
+    enable_gqa: bool,
 ) -> None:
     """What the plain path has to refuse."""
     if not arguments.fit_at_a_glance(query, key, value):
@@ -228,7 +239,7 @@ def _check(
         arguments.number("scale", scale)
 
 
-def _as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+def _as_autocast(*tensors: Float[Tensor, "..."]) -> tuple[Float[Tensor, "..."], ...]:
     """In autocast, inputs but float64 take its dtype, as torch's own operation does."""
     dtype = arguments.autocast_dtype(tensors[0])
     if dtype is None:
@@ -236,7 +247,7 @@ def _as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(t if t.dtype == torch.float64 else t.to(dtype) for t in tensors)
 
 
-def _needs_care(query: Tensor, key: Tensor, value: Tensor, scale: float | Tensor | None, hides: bool) -> bool:
+def _needs_care(query: Query, key: Key, value: Value, scale: float | Factor | None, hides: bool) -> bool:
     """Whether NaN or infinity is where torch's kernels mistreat it: at a hidden key, or in a row that sees few or none.
 
     It may stand there or come of the product. Looked for on a CPU only, where it costs no synchronisation, and never
@@ -251,11 +262,11 @@ def _needs_care(query: Tensor, key: Tensor, value: Tensor, scale: float | Tensor
     return exposed and _may_overflow(query, key, value.dtype, scale)
 
 
-def _looked_at(*tensors: Tensor) -> bool:
+def _looked_at(*tensors: Float[Tensor, "..."]) -> bool:
     return tensors[0].device.type == "cpu" and has_values(*tensors)
 
 
-def _largest(tensor: Tensor) -> float:
+def _largest(tensor: Float[Tensor, "..."]) -> float:
     """The largest magnitude; NaN where there is one."""
     if not tensor.numel():
         return 0.0
@@ -263,11 +274,13 @@ def _largest(tensor: Tensor) -> float:
     return max(-low.item(), high.item()) if math.isfinite(low.item()) else math.inf
 
 
-def _holds_nonfinite(tensor: Tensor) -> bool:
+def _holds_nonfinite(tensor: Float[Tensor, "..."]) -> bool:
     return not math.isfinite(_largest(tensor))
 
 
-def _may_overflow(query: Tensor, key: Tensor, dtype: torch.dtype, scale: float | Tensor | None) -> bool:
+def _may_overflow(
+    query: Float[Tensor, "... E"], key: Float[Tensor, "... E"], dtype: torch.dtype, scale: float | Factor | None
+) -> bool:
     """Whether a logit may be no finite number, or a query that is scaled first may leave the range of the dtype."""
     factor = _largest(scale) if isinstance(scale, Tensor) else abs(scale or 1.0)
     rows = _largest(query)
@@ -276,7 +289,9 @@ def _may_overflow(query: Tensor, key: Tensor, dtype: torch.dtype, scale: float |
     return not (product < torch.finfo(logits).max and rows * factor < torch.finfo(dtype).max)
 
 
-def _scored(score: Any, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, PairScore | None, ScaleRule]:
+def _scored(
+    score: Any, query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S Ek"]
+) -> tuple[Float[Tensor, "*BHq L A"], Float[Tensor, "*BH S A"], PairScore | None, ScaleRule]:
     """Query and key with the score folded in, the score of pairs, the scale's default rule."""
     if score is None:
         arguments.check_widths(query, key)
@@ -291,7 +306,7 @@ def _scored(score: Any, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Pai
     raise InvalidTypeError(f"score is a score of sqrtdk.scores; got {score!r}", hint="scores.cosine(), for one.")
 
 
-def _masks(call: Call, attn_mask: Tensor | None, bias: Any) -> dict[str, Any]:
+def _masks(call: Call, attn_mask: Visible | Bias | None, bias: Any) -> dict[str, Any]:
     """The fields `visible`, `bias` and `term`: a float mask is a bias whose -inf hides."""
     full = (*call.lead, call.length, call.keys)
     visible = added = term = None
@@ -317,7 +332,7 @@ def _masks(call: Call, attn_mask: Tensor | None, bias: Any) -> dict[str, Any]:
     return {"visible": visible, "bias": added, "term": term}
 
 
-def _sinks(call: Call, sinks: Any) -> Tensor | None:
+def _sinks(call: Call, sinks: Any) -> Sinks | None:
     if sinks is None:
         return None
     if isinstance(sinks, Tensor):
@@ -336,7 +351,7 @@ def _sinks(call: Call, sinks: Any) -> Tensor | None:
     return torch.full((call.heads,), value, dtype=call.dtype, device=call.query.device)
 
 
-def _beta(call: Call, scale: Any, head_dim: int) -> float | Tensor:
+def _beta(call: Call, scale: Any, head_dim: int) -> float | Factor:
     """The factor on the score."""
     if isinstance(scale, ScaleRule):
         scale = scale.beta(
@@ -365,7 +380,7 @@ def _beta(call: Call, scale: Any, head_dim: int) -> float | Tensor:
     return scale
 
 
-def _as_torch(mask: Tensor | None, value: Tensor) -> Tensor | None:
+def _as_torch(mask: Visible | Bias | None, value: Value) -> Visible | Bias | None:
     """A mask that torch's kernels read right: of two dimensions, and of float64 beside float64."""
     if mask is None:
         return None

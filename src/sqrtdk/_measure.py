@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,27 +24,32 @@ from sqrtdk.stats import RowStats
 from sqrtdk.stats._partial import FIELDS
 from sqrtdk.stats.request import AuxRequest
 
+if TYPE_CHECKING:
+    from jaxtyping import Int
+
+    from sqrtdk._shapes import AnyKey, Bias, Factor, Query, Visible
+
 
 def measure(
-    query: Tensor,
-    key: Tensor,
-    attn_mask: Tensor | None = None,
+    query: Query,
+    key: AnyKey,
+    attn_mask: Visible | Bias | None = None,
     is_causal: bool = False,
-    scale: float | Tensor | ScaleRule | None = None,
+    scale: float | Factor | ScaleRule | None = None,
     enable_gqa: bool = False,
     *,
     score: FoldedScore | PairScore | None = None,
     softcap: float | None = None,
-    bias: Tensor | PositionTerm | None = None,
+    bias: Bias | PositionTerm | None = None,
     window: tuple[int | None, int | None] | None = None,
     causal_lower_right: bool = False,
-    rows: int | Tensor | None = None,
+    rows: int | Int[Tensor, " R"] | None = None,
 ) -> RowStats:
     """Statistics of every row of logits, exact, without an L x S matrix and without gradients; no sink joins them.
 
     Args:
         query: (..., Hq, L, E), as all other arguments those of `attention`.
-        key: (..., Hkv, S, E).
+        key: (..., H, S, E).
         attn_mask: bool or floating, broadcastable to (..., Hq, L, S).
         is_causal: row i sees keys j <= i.
         scale: number, rule or tensor.
@@ -114,7 +120,7 @@ def _measured(call: Call) -> RowStats:
     return RowStats(*(torch.cat([getattr(block, name) for block in blocks], -1) for name in FIELDS))
 
 
-def _chosen(rows: int | Tensor, length: int, device: torch.device) -> Tensor:
+def _chosen(rows: int | Int[Tensor, " R"], length: int, device: torch.device) -> Int[Tensor, " R"]:
     if isinstance(rows, Tensor):
         if rows.dtype != torch.int64 or rows.ndim != 1:
             raise InvalidTypeError(

@@ -1,242 +1,183 @@
-"""Planted errors: the file, and pairs of a text that stands there once and the text in its place."""
+"""Planted errors of the operation and its implementations but the compiled kernel; see `changes` for the patterns."""
 
 from __future__ import annotations
 
-ADDED, ROWS, CALL, CPU, FUSED, TILED = (f"impl/{n}.py" for n in ("bias", "rows", "call", "cpu", "fused", "tiled"))
-SWEEP, TILE, WEIGHERS, PRODUCTS = (f"stats/{name}.py" for name in ("_sweep", "_tile", "_weighers", "tiles"))
-RESOLVE, REQUEST, PARTIAL = "_attention.py", "stats/request.py", "stats/_partial.py"
-SCALED = "z = z * (cut_rows(call.scale, start, stop).to(call.dtype) if isinstance(call.scale, Tensor) else call.scale)"
-CAPPED = "z = call.softcap * torch.tanh(z / call.softcap)"
-BIASED = "z = z + cut_rows(call.bias, start, stop).to(call.dtype)"
-SINK_SPREAD = "spread = spread + (sink - lse).exp() * (sink - top).masked_fill(sink == -math.inf, 0.0)"
-IF_CONTENT = "if call.term.content:\n            z = z + term"
-IF_NOT_CONTENT = "if term is not None and call.term is not None and not call.term.content:"
-MASKED = "z = z.masked_fill(~seen, -math.inf)"
-GROWN = "return tensor.repeat_interleave(heads // tensor.shape[-3], -3)"
+from changes import Change, Planted, plant
 
-MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
+ATTEND, LOGITS, SOFTMAX, ROW_STATS = (f"impl/rows.py:{name}" for name in ("attend", "logits", "_softmax", "row_stats"))
+SEEN, COUNT, GROW = "impl/call.py:Call.seen", "impl/call.py:Call.visible_keys", "impl/call.py:grow"
+RESOLVE, MASKS = "_attention.py:resolve", "_attention.py:_masks"
+AUX, MERGED = "stats/request.py:aux_output", "stats/_partial.py:RowStats.merged"
+FUSED, SWEPT = "impl/fused.py:fused", "impl/fused.py:swept"
+TILE, TIES = "stats/_tile.py:exponentials", "stats/_tile.py:reduce_tile"
+SWEEP, VALUES = "stats/_sweep.py:_rows", "stats/_weighers.py:Values.__call__"
+MOMENTS = "stats/tiles.py:ProductSource.moments"
+CPU, BAND = "impl/cpu.py:_run", "impl/cpu.py:_band"
+
+SCALE = "F(S, A, B).to(T) if isinstance(S, Tensor) else S"
+SCALED = f"Z = Z * ({SCALE})"
+CAPPED = "Z = C * torch.tanh(Z / C)"
+BIASED = "Z = Z + A.to(B)"
+SUNK = "A = A + torch.exp(B - C)"
+
+MUTANTS: dict[str, Planted] = {
     # logits
-    "scale off by 0.1%": (ROWS, [(SCALED, SCALED + " * 1.001")]),
-    "scale left out": (ROWS, [(SCALED, "pass")]),
-    "scale twice": (ROWS, [(SCALED, f"{SCALED}\n    {SCALED}")]),
-    "scale of the first rows for every block": (ROWS, [(SCALED, SCALED.replace("start, stop", "0, stop - start"))]),
-    "scale without its gradient": (ROWS, [(SCALED, SCALED.replace(".to(call.dtype)", ".to(call.dtype).detach()"))]),
-    "scale's gradient off by 0.1%": (
-        ROWS,
-        [
-            (
-                SCALED,
-                SCALED.replace(
-                    "to(call.dtype) if",
-                    "to(call.dtype).mul(1.001).sub(0.001 * cut_rows(call.scale, start, stop).detach()) if",
-                ),
-            )
-        ],
+    "scale off by 0.1%": plant(LOGITS, Change(f"Z * ({SCALE})", f"Z * ({SCALE}) * 1.001")),
+    "scale left out": plant(LOGITS, Change(SCALED, "pass")),
+    "scale twice": plant(LOGITS, Change(SCALED, f"{SCALED}; {SCALED}")),
+    "scale of the first rows for every block": plant(
+        LOGITS, Change(SCALE, "F(S, 0, B - A).to(T) if isinstance(S, Tensor) else S")
     ),
-    "softcap without its factor": (ROWS, [(CAPPED, "z = torch.tanh(z / call.softcap)")]),
-    "softcap without its division": (ROWS, [(CAPPED, "z = call.softcap * torch.tanh(z)")]),
-    "softcap clamps": (ROWS, [(CAPPED, "z = z.clamp(-call.softcap, call.softcap)")]),
-    "softcap after the bias": (ROWS, [(CAPPED, "pass"), (BIASED, f"{BIASED}\n    if call.softcap:\n        {CAPPED}")]),
-    "softcap before the scale": (
-        ROWS,
-        [
-            (SCALED, f"if call.softcap:\n        {CAPPED}\n    {SCALED}"),
-            (f"    {CAPPED}\n    if term", "    pass\n    if term"),
-        ],
+    "scale without its gradient": plant(
+        LOGITS, Change(SCALE, "F(S, A, B).to(T).detach() if isinstance(S, Tensor) else S")
     ),
-    "bias scaled": (ROWS, [(BIASED, BIASED + " * call.scale")]),
-    "bias subtracted": (ROWS, [(BIASED, BIASED.replace("z + ", "z - "))]),
-    "bias left out": (ROWS, [(BIASED, "pass")]),
-    "bias without its gradient": (ROWS, [(BIASED, BIASED + ".detach()")]),
-    "bias's gradient off by 0.1%": (
-        ROWS,
-        [(BIASED, BIASED.replace("z + ", "z - 0.001 * cut_rows(call.bias, start, stop).detach() + 1.001 * "))],
+    "scale's gradient off by 0.1%": plant(
+        LOGITS,
+        Change(SCALE, "F(S, A, B).to(T).mul(1.001).sub(0.001 * F(S, A, B).detach()) if isinstance(S, Tensor) else S"),
     ),
-    "bias of the first rows for every block": (ROWS, [(BIASED, BIASED.replace("start, stop", "0, stop - start"))]),
-    "content term not scaled": (
-        ROWS,
-        [(IF_CONTENT, "if False:\n            pass"), (IF_NOT_CONTENT, "if term is not None:")],
+    "softcap without its factor": plant(LOGITS, Change("C * torch.tanh(Z / C)", "torch.tanh(Z / C)")),
+    "softcap without its division": plant(LOGITS, Change("C * torch.tanh(Z / C)", "C * torch.tanh(Z)")),
+    "softcap clamps": plant(LOGITS, Change("C * torch.tanh(Z / C)", "Z.clamp(-C, C)")),
+    "softcap after the bias": plant(
+        LOGITS, Change(CAPPED, "pass"), Change(f"if D: {BIASED}", f"if D: {BIASED}\nif C: {CAPPED}")
     ),
-    "bias term scaled": (ROWS, [(IF_CONTENT, "if True:\n            z = z + term"), (IF_NOT_CONTENT, "if False:")]),
-    "positions of rows without the shift": (ROWS, [("rows + call.shift, columns).to", "rows, columns).to")]),
-    "positions of the first rows for every block": (
-        ROWS,
-        [
-            (
-                "rows = call.positions(start, stop)\n        columns",
-                "rows = call.positions(0, stop - start)\n        columns",
-            )
-        ],
+    "softcap before the scale": plant(LOGITS, Change(CAPPED, "pass"), Change(SCALED, f"if C: {CAPPED}\n{SCALED}")),
+    "bias scaled": plant(LOGITS, Change("isinstance(S, Tensor)"), Change("Z + A.to(B)", "Z + A.to(B) * S")),
+    "bias subtracted": plant(LOGITS, Change("Z + A.to(B)", "Z - A.to(B)")),
+    "bias left out": plant(LOGITS, Change(BIASED, "pass")),
+    "bias without its gradient": plant(LOGITS, Change("Z + A.to(B)", "Z + A.to(B).detach()")),
+    "bias's gradient off by 0.1%": plant(LOGITS, Change("Z + A.to(B)", "Z - 0.001 * A.detach() + 1.001 * A.to(B)")),
+    "bias of the first rows for every block": plant(LOGITS, Change("Z + F(A, B, C).to(D)", "Z + F(A, 0, C - B).to(D)")),
+    "content term not scaled": plant(
+        LOGITS, Change("if A.B: Z = Z + T", "if False: pass"), Change("T is not None and C and not D", "T is not None")
     ),
-    "positions of keys off by one": (
-        ROWS,
-        [("columns = torch.arange(call.keys, device=query.device)", "columns = 1 + torch.arange(call.keys)")],
+    "bias term scaled": plant(
+        LOGITS, Change("if A.B: Z = Z + T", "if True: Z = Z + T"), Change("T is not None and C and not D", "False")
     ),
+    "positions of rows without the shift": plant(LOGITS, Change("F(*A, B + C, D)", "F(*A, B, D)")),
+    "positions of the first rows for every block": plant(LOGITS, Change("A.positions(B, C)", "A.positions(0, C - B)")),
+    "positions of keys off by one": plant(LOGITS, Change("torch.arange(A, device=B)", "1 + torch.arange(A)")),
     # masks
-    "mask turned round": (ROWS, [(MASKED, MASKED.replace("~seen", "seen"))]),
-    "mask of a finite number": (ROWS, [(MASKED, MASKED.replace("-math.inf", "-1e4"))]),
-    "mask left out": (ROWS, [(MASKED, "pass")]),
-    "diagonal hides itself": (CALL, [("columns <= rows + self.diagonal", "columns < rows + self.diagonal")]),
-    "diagonal by one": (CALL, [("columns <= rows + self.diagonal", "columns <= rows + self.diagonal + 1")]),
-    "diagonal turned round": (CALL, [("columns <= rows + self.diagonal", "columns >= rows + self.diagonal")]),
-    "window short on the left": (CALL, [("rows + (self.shift - left)", "rows + (self.shift - left + 1)")]),
-    "window short on the right": (
-        CALL,
-        [("columns <= rows + (self.shift + right)", "columns < rows + (self.shift + right)")],
-    ),
-    "window's left side not aligned": (CALL, [("rows + (self.shift - left)", "rows - left")]),
-    "window's right side not aligned": (CALL, [("rows + (self.shift + right)", "rows + right")]),
-    "masks joined by or": (CALL, [("else found & bound", "else found | bound")]),
-    "mask rows of the first block": (
-        CALL,
-        [("cut_rows(self.visible, start, stop)", "cut_rows(self.visible, 0, stop - start)")],
-    ),
-    "lower right by one": (
-        RESOLVE,
-        [("shift = key.shape[-2] - query.shape[-2] if", "shift = 1 + key.shape[-2] - query.shape[-2] if")],
-    ),
-    "lower right is upper left": (RESOLVE, [("diagonal=shift if is_causal", "diagonal=0 if is_causal")]),
-    "finite float masks hide": (RESOLVE, [("visible = attn_mask != -math.inf", "visible = attn_mask >= 0")]),
-    "float mask added to nothing": (RESOLVE, [("added = attn_mask.masked_fill(~visible, 0.0)", "added = None")]),
+    "mask turned round": plant(LOGITS, Change("Z.masked_fill(~A, -math.inf)", "Z.masked_fill(A, -math.inf)")),
+    "mask of a finite number": plant(LOGITS, Change("Z.masked_fill(~A, -math.inf)", "Z.masked_fill(~A, -1e4)")),
+    "mask left out": plant(LOGITS, Change("Z = Z.masked_fill(~A, -math.inf)", "pass")),
+    "diagonal hides itself": plant(SEEN, Change("A <= B + C.D", "A < B + C.D")),
+    "diagonal by one": plant(SEEN, Change("A <= B + C.D", "A <= B + C.D + 1")),
+    "diagonal turned round": plant(SEEN, Change("A <= B + C.D", "A >= B + C.D")),
+    "window short on the left": plant(SEEN, Change("A + (B - C)", "A + (B - C + 1)")),
+    "window short on the right": plant(SEEN, Change("A <= B + (C + D)", "A < B + (C + D)")),
+    "window's left side not aligned": plant(SEEN, Change("A + (B - C)", "A - C")),
+    "window's right side not aligned": plant(SEEN, Change("A + (B + C)", "A + C")),
+    "masks joined by or": plant(SEEN, Change("A & B", "A | B")),
+    "mask rows of the first block": plant(SEEN, Change("F(A, B, C)", "F(A, 0, C - B)")),
+    "lower right by one": plant(RESOLVE, Change("A - B if C else 0", "1 + A - B if C else 0")),
+    "lower right is upper left": plant(RESOLVE, Change("A if B or C else None", "0 if B or C else None")),
+    "finite float masks hide": plant(MASKS, Change("A != -math.inf", "A >= 0")),
+    "float mask added to nothing": plant(MASKS, Change("A.masked_fill(~B, 0.0)", "None")),
     # heads
-    "GQA tiled instead of repeated": (CALL, [(GROWN, "return torch.cat([tensor] * (heads // tensor.shape[-3]), -3)")]),
-    "GQA takes the first key head": (CALL, [(GROWN, "return tensor[..., :1, :, :]")]),
+    "GQA tiled instead of repeated": plant(GROW, Change("A.repeat_interleave(B, -3)", "torch.cat([A] * B, -3)")),
+    "GQA takes the first key head": plant(GROW, Change("A.repeat_interleave(B, -3)", "A[..., :1, :, :]")),
     # softmax, sinks
-    "sink left out of the denominator": (ROWS, [("mass = mass + torch.exp(sink - top)", "pass")]),
-    "sink twice": (ROWS, [("mass = mass + torch.exp(sink - top)", "mass = mass + 2 * torch.exp(sink - top)")]),
-    "sink without its gradient": (
-        ROWS,
-        [("mass = mass + torch.exp(sink - top)", "mass = mass + torch.exp(sink - top).detach()")],
+    "sink left out of the denominator": plant(SOFTMAX, Change(SUNK, "pass")),
+    "sink twice": plant(SOFTMAX, Change(SUNK, "A = A + 2 * torch.exp(B - C)")),
+    "sink without its gradient": plant(SOFTMAX, Change(SUNK, "A = A + torch.exp(B - C).detach()")),
+    "sink's gradient off by 0.1%": plant(
+        SOFTMAX, Change(SUNK, "A = A + 1.001 * torch.exp(B - C) - 0.001 * torch.exp(B - C).detach()")
     ),
-    "sink's gradient off by 0.1%": (
-        ROWS,
-        [
-            (
-                "mass = mass + torch.exp(sink - top)",
-                "mass = mass + 1.001 * torch.exp(sink - top) - 0.001 * torch.exp(sink - top).detach()",
-            )
-        ],
-    ),
-    "blind rows divided by zero": (ROWS, [("mass.masked_fill((mass == 0) & (count == 0), 1.0)", "mass")]),
+    "blind rows divided by zero": plant(SOFTMAX, Change("A.masked_fill((A == 0) & B, 1.0)", "A")),
     # statistics and their gradients
-    "lse's gradient doubled": (
-        ROWS,
-        [("lse = top + mass.masked_fill(blind, 1.0).log()", "lse = top + 2.0 * mass.masked_fill(blind, 1.0).log()")],
+    "lse's gradient doubled": plant(ATTEND, Change("A + B.log()", "A + 2.0 * B.log()")),
+    "entropy's gradient turned round": plant(ATTEND, Change("A.log() - B", "A.log() + B")),
+    "entropy's gradient without the sink": plant(ATTEND, Change("A = A + B.exp() * C", "pass")),
+    "statistics without the sink": plant(ATTEND, Change("A if B is None else A.merge(C)", "A if True else A.merge(C)")),
+    "largest weight counted twice": plant(ROW_STATS, Change("A.exp().masked_fill(B, 0.0)", "A.exp()")),
+    "mean of shifted logits": plant(ROW_STATS, Change("(A * B.squeeze(-1) + C) / A", "C / A")),
+    "variance over hidden keys": plant(ROW_STATS, Change("(A / B).masked_fill(C, 0.0).square()", "(A / B).square()")),
+    "mean over all keys": plant(
+        ROW_STATS, Change("Z.amax(-1, keepdim=True)"), Change("A.sum(-1) / B.clamp(min=1.0)", "A.sum(-1) / Z.shape[-1]")
     ),
-    "entropy's gradient turned round": (
-        ROWS,
-        [("mass.masked_fill(blind, 1.0).log() - spread, whole", "mass.masked_fill(blind, 1.0).log() + spread, whole")],
+    "minimum over hidden keys": plant(ROW_STATS, Change("A.masked_fill(B, math.inf).amin(-1)", "A.amin(-1)")),
+    "cubes are squares": plant(ROW_STATS, Change("A.pow(3)", "A.pow(2)")),
+    "keys counted without the mask": plant(
+        COUNT,
+        Change("A.expand(*A.shape[:-1], B.C).sum(-1, keepdim=True)", "torch.full_like(A[..., :1], B.C, dtype=B.dtype)"),
     ),
-    "entropy's gradient without the sink": (ROWS, [(SINK_SPREAD, "pass")]),
-    "statistics without the sink": (ROWS, [("whole = keys if sink is None else", "whole = keys if True else")]),
-    "largest weight counted twice": (ROWS, [("e = shifted.exp().masked_fill(at, 0.0)", "e = shifted.exp()")]),
-    "mean of shifted logits": (ROWS, [("(unit * shift.squeeze(-1) + offset) / unit", "offset / unit")]),
-    "variance over hidden keys": (
-        ROWS,
-        [("/ unit).masked_fill(hidden, 0.0).square()", "/ unit).square()")],
+    "variance divided by n - 1": plant(
+        "stats/_partial.py:RowStats.variance", Change("A / B.clamp(min=1.0)", "A / (B - 1.0).clamp(min=1.0)")
     ),
-    "mean over all keys": (ROWS, [("offset = near.sum(-1) / n.clamp(min=1.0)", "offset = near.sum(-1) / z.shape[-1]")]),
-    "minimum over hidden keys": (ROWS, [("low = z.masked_fill(hidden, math.inf).amin(-1)", "low = z.amin(-1)")]),
-    "cubes are squares": (ROWS, [("ratio.pow(3).sum(-1)", "ratio.pow(2).sum(-1)")]),
-    "keys counted without the mask": (
-        CALL,
-        [
-            (
-                "return seen.expand(*seen.shape[:-1], self.keys).sum(-1, keepdim=True)",
-                "return torch.full_like(seen[..., :1], self.keys, dtype=self.dtype)",
-            )
-        ],
-    ),
-    "variance divided by n - 1": (
-        PARTIAL,
-        [("self.m2 / self.n.clamp(min=1.0)", "self.m2 / (self.n - 1.0).clamp(min=1.0)")],
-    ),
-    "lse is the maximum": (PARTIAL, [("return self.max + torch.log1p(self.rest)", "return self.max")]),
-    "largest is smallest": (REQUEST, [('"max_scores": lambda: keys.max', '"max_scores": lambda: keys.min')]),
-    "peak without the sink": (REQUEST, [('"peak": lambda: weights(whole.peak)', '"peak": lambda: weights(keys.peak)')]),
-    "sink counted as a key": (REQUEST, [('"count": lambda: keys.n', '"count": lambda: whole.n')]),
+    "lse is the maximum": plant("stats/_partial.py:RowStats.lse", Change("A + torch.log1p(B)", "A")),
+    "largest is smallest": plant(AUX, Change("A.max", "A.min")),
+    "peak without the sink": plant(AUX, Change("B = A if B is None else B"), Change("B.peak", "A.peak")),
+    "sink counted as a key": plant(AUX, Change("B = A if B is None else B"), Change("lambda: A.n", "lambda: B.n")),
     # resolving
-    "default scale of the key's width": (RESOLVE, [("head_dim = query.shape[-1]", "head_dim = key.shape[-1]")]),
+    "default scale of the key's width": plant(
+        RESOLVE, Change("A, B, *C = F(D, A, B)"), Change("E = A.shape[-1]", "E = B.shape[-1]")
+    ),
     # torch's kernels
-    "fused: scale folded and applied": (FUSED, [("* scale, 1.0", "* scale, None")]),
-    "fused: scale off by 0.1%": (
-        FUSED,
-        [("        scale=scale,\n        enable_gqa", "        scale=scale * 1.001,\n        enable_gqa")],
+    "fused: scale folded and applied": plant(FUSED, Change("A, B = C * B, 1.0", "A, B = C * B, None")),
+    "fused: scale off by 0.1%": plant(FUSED, Change("F(*A, **B, scale=C, **D)", "F(*A, **B, scale=C * 1.001, **D)")),
+    "fused: causal forgotten": plant(FUSED, Change("A is not None and B is None", "False")),
+    "fused: scale of zero or below beside causal": plant(FUSED, Change("A and B <= 0.0", "False")),
+    "fused: mask forgotten beside a bias": plant(
+        "impl/fused.py:_mask", Change("A if B is None else torch.where(B, A, -math.inf)", "A if B is None else A")
     ),
-    "fused: causal forgotten": (
-        FUSED,
-        [("is_causal = call.diagonal is not None and mask is None", "is_causal = False")],
+    "fused: statistics without the bias": plant(SWEPT, Change("None if A is None else A.detach()", "None")),
+    "fused: statistics without the mask": plant(
+        SWEPT, Change("F(*A, **B, visible=C, **D)", "F(*A, **B, visible=None, **D)")
     ),
-    "fused: scale of zero or below beside causal": (FUSED, [("(is_causal and scale <= 0.0)", "False")]),
-    "fused: mask forgotten beside a bias": (FUSED, [("else torch.where(seen, bias, -math.inf)", "else bias")]),
-    "fused: statistics without the bias": (
-        FUSED,
-        [("bias=None if call.bias is None else call.bias.detach()", "bias=None")],
-    ),
-    "fused: statistics without the mask": (FUSED, [("visible=seen,", "visible=None,")]),
-    "fused: positions without the shift": (
-        ADDED,
-        [("call.positions(0, call.length) + call.shift", "call.positions(0, call.length)")],
+    "fused: positions without the shift": plant(
+        "impl/bias.py:with_bias", Change("A.positions(0, B) + C", "A.positions(0, B)")
     ),
     # the pass for output and statistics at once
-    "pass: scale left out": (PRODUCTS, [("            q = q * self.scale\n", "            pass\n")]),
-    "pass: base 2 instead of e": (TILE, [("torch.mul(a, LOG2_E / unit, out=b)", "torch.mul(a, 1.0 / unit, out=b)")]),
-    "pass: ties not counted": (TILE, [("ties = (found.mass - rest)", "ties = 0.0 * (found.mass - rest)")]),
-    "pass: hidden keys have weights": (
-        TILE,
-        [("exp2_()  # in place, as `b` may have left the cache\n    if mask is not None:", "exp2_()\n    if False:")],
+    "pass: scale left out": plant("stats/tiles.py:ProductSource.load", Change("A = A * B", "pass")),
+    "pass: base 2 instead of e": plant(TILE, Change("torch.mul(A, B / C, out=D)", "torch.mul(A, 1.0 / C, out=D)")),
+    "pass: ties not counted": plant(TIES, Change("A = B.clamp_(min=0.0)", "A = 0.0 * B.clamp_(min=0.0)")),
+    "pass: hidden keys have weights": plant(TILE, Change("if A is not None: B.mul_(A)", "if False: B.mul_(A)", at=1)),
+    "pass: largest weight left out of the output": plant(VALUES, Change("A.view(B, C, D)", "A.frac().view(B, C, D)")),
+    "pass: values of the first keys": plant(VALUES, Change("A[B, C, D:E]", "A[B, C, : E - D]")),
+    "pass: key heads not shared": plant(VALUES, Change("slice(A // C, B // C)", "slice(0, (B - A) // C)")),
+    "pass: earlier keys not scaled down": plant(SWEEP, Change("A.mul_(B).add_(C)", "A.add_(C)")),
+    "pass: later keys not scaled down": plant(SWEEP, Change("A.add_(B.mul_(C))", "A.add_(B)")),
+    "pass: mask of the first keys": plant(
+        "stats/_block.py:cut_keys", Change("A[..., B - C : D - C]", "A[..., : D - B]")
     ),
-    "pass: largest weight left out of the output": (WEIGHERS, [("weights.view(pairs", "weights.frac().view(pairs")]),
-    "pass: values of the first keys": (WEIGHERS, [("heads, block.c0 : block.c1]", "heads, : block.c1 - block.c0]")]),
-    "pass: key heads not shared": (
-        WEIGHERS,
-        [("slice(block.h0 // self.group, block.h1 // self.group)", "slice(0, (block.h1 - block.h0) // self.group)")],
-    ),
-    "pass: earlier keys not scaled down": (SWEEP, [("sums = sums.mul_(_down(below, top))", "sums = sums")]),
-    "pass: later keys not scaled down": (SWEEP, [("part.mul_(_down(found.max, top))", "part")]),
-    "pass: mask of the first keys": (
-        "stats/_block.py",
-        [("mask[..., begin - start : block.c1 - start]", "mask[..., : block.c1 - begin]")],
-    ),
-    "pass: scatter not centred": (PRODUCTS, [("part.double() - centre for", "part.double() for")]),
-    "pass: scatter of one scale": (PRODUCTS, [("((q @ scatter) * q)", "((q @ scatter) * q / self.scale)")]),
-    "merge: largest weights of other blocks left out": (
-        PARTIAL,
-        [("total(part + others)", "total(part)")],
-    ),
-    "merge: squares of the shares left out": (PARTIAL, [("total(part**2 * self.share2", "total(part * self.share2")]),
-    "merge: logits not shifted": (PARTIAL, [(" + weight * gap * (1.0 + self.rest)", "")]),
-    "merge: blocks' means apart": (PARTIAL, [("self.m2 + self.n * ((step - offset) * 2.0) ** 2", "self.m2")]),
+    "pass: scatter not centred": plant(MOMENTS, Change("A.double() - B", "A.double()")),
+    "pass: scatter of one scale": plant(MOMENTS, Change("A.double() * S"), Change("(Q @ B) * Q", "(Q @ B) * Q / S")),
+    "merge: largest weights of other blocks left out": plant(MERGED, Change("F(A + B) + C", "F(A) + C", at=0)),
+    "merge: squares of the shares left out": plant(MERGED, Change("A**2 * B", "A * B")),
+    "merge: logits not shifted": plant(MERGED, Change("A * B + A * C * (1.0 + D)", "A * B")),
+    "merge: blocks' means apart": plant(MERGED, Change("A + B * ((C - D) * 2.0) ** 2", "A")),
     # blocks
-    "tiled: last row forgotten": (
-        TILED,
-        [("range(0, call.length, height)", "range(0, max(1, call.length - 1), height)")],
-    ),
-    "tiled: statistics of the first block": (
-        TILED,
-        [("found = attend(call, start, stop)", "found = attend(call, 0, stop - start)")],
-    ),
-    "tiled: every block is the first": (
-        TILED,
-        [("checkpoint(attend, call, start, stop", "checkpoint(attend, call, 0, stop - start")],
+    "tiled: last row forgotten": plant("impl/tiled.py:tiled", Change("range(0, A, B)", "range(0, max(1, A - 1), B)")),
+    "tiled: statistics of the first block": plant("impl/tiled.py:_written", Change("F(A, B, C)", "F(A, 0, C - B)")),
+    "tiled: every block is the first": plant(
+        "impl/tiled.py:tiled", Change("checkpoint(F, A, B, C, **D)", "checkpoint(F, A, 0, C - B, **D)")
     ),
     # the compiled kernel's call
-    "cpu: scale left out": (CPU, [("factor = 1.0 if isinstance(scale, Tensor) else scale", "factor = 1.0")]),
-    "cpu: scale tensor left out": (
-        CPU,
-        [("_spread(scale, (*lead, rows, 1)).float() if isinstance(scale, Tensor) else None", "None")],
+    "cpu: scale left out": plant(CPU, Change("1.0 if isinstance(A, Tensor) else A", "1.0")),
+    "cpu: scale tensor left out": plant(CPU, Change("A.float() if isinstance(B, Tensor) else None", "None")),
+    "cpu: scale without its gradient": plant(
+        CPU, Change("A and B.requires_grad and torch.is_grad_enabled()", "A and False")
     ),
-    "cpu: scale without its gradient": (CPU, [("scale.requires_grad and torch.is_grad_enabled()", "False")]),
-    "cpu: softcap left out": (CPU, [("call.softcap or 0.0", "0.0")]),
-    "cpu: bias left out": (CPU, [("None if call.bias is None else _spread(", "None if True else _spread(")]),
-    "cpu: mask left out": (CPU, [("None if call.visible is None", "None if True")]),
-    "cpu: sinks left out": (
-        CPU,
-        [("None if call.sinks is None else call.sinks.float().expand", "None if True else call.sinks.float().expand")],
+    "cpu: softcap left out": plant(CPU, Change("A or 0.0", "0.0")),
+    "cpu: bias left out": plant(
+        CPU, Change("None if A is None else F(G(A.float()), B)", "None if True else F(G(A.float()), B)")
     ),
-    "cpu: statistics without the sink": (CPU, [("keys if sinks is None else", "keys if True else")]),
-    "cpu: window's right side not aligned": (CPU, [("right + call.shift", "right")]),
-    "cpu: window's left side not aligned": (CPU, [("left - call.shift", "left")]),
-    "cpu: the wider of two bounds": (CPU, [("min(known)", "max(known)")]),
-    "cpu: squares for cubes": ("impl/kernel/operators.py", [('"share2", "share3"', '"share3", "share2"')]),
+    "cpu: mask left out": plant(CPU, Change("None if A is None else F(A, B)", "None if True else F(A, B)")),
+    "cpu: sinks left out": plant(
+        CPU,
+        Change(
+            "None if A is None else A.float().expand(B).contiguous()",
+            "None if True else A.float().expand(B).contiguous()",
+        ),
+    ),
+    "cpu: statistics without the sink": plant(
+        "impl/cpu.py:cpu", Change("A if B is None else F(A, B)", "A if True else F(A, B)")
+    ),
+    "cpu: window's right side not aligned": plant(BAND, Change("A + B", "A")),
+    "cpu: window's left side not aligned": plant(BAND, Change("A - B", "A")),
+    "cpu: the wider of two bounds": plant(BAND, Change("min(A)", "max(A)")),
+    "cpu: squares for cubes": plant(
+        "impl/kernel/operators.py:FIELDS", Change('(*A, "share2", "share3", *B)', '(*A, "share3", "share2", *B)')
+    ),
 }

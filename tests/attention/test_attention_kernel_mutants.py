@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from kernel_mutants import MUTANTS
+from planted_copy import planted_copy
 
 import sqrtdk
 from kernel_here import needs_kernel
@@ -32,12 +32,7 @@ def judged(package: Path, cache: Path, *arguments: str) -> subprocess.CompletedP
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_planted_error_is_found(name: str, tmp_path: Path) -> None:
-    file, old, new = MUTANTS[name]
-    shutil.copytree(HOME, tmp_path / "sqrtdk", ignore=shutil.ignore_patterns("__pycache__"))
-    changed = tmp_path / "sqrtdk" / file
-    text = changed.read_text()
-    assert text.count(old) == 1, f"{name}: the text stands {text.count(old)} times in {file}: {old}"
-    changed.write_text(text.replace(old, new))
+    planted_copy(MUTANTS[name], tmp_path)
     done = judged(tmp_path, tmp_path / "cache")
     assert done.returncode == 1, f"nothing finds: {name}\n{done.stderr[-2000:]}"
     assert done.stdout, done.stderr[-2000:]

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from cases import CASES, LONG_CASES
+from planted_copy import planted_copy
 
+from changes import Change, plant
 from kernel_here import needs_kernel
 from sqrtdk.impl.kernel.compiler import command
 from sqrtdk.impl.kernel.libraries import HOME
 
 PROGRAM = Path(__file__).with_name("sanitized.py")
+OVERRUN = plant("impl/kernel/forward.h:Tile", Change("(A * B),", "(A * B - 16),", at=0))  # the logits of a tile
 pytestmark = [
     pytest.mark.slow,
     needs_kernel,
@@ -45,12 +47,7 @@ def test_the_battery_runs_clean(tmp_path: Path) -> None:
 
 
 def test_a_planted_overrun_is_seen(tmp_path: Path) -> None:
-    package = tmp_path / "sqrtdk"
-    shutil.copytree(HOME.parents[1], package, ignore=shutil.ignore_patterns("__pycache__"))
-    file = package / "impl/kernel/forward.h"
-    text, old = file.read_text(), "logits_(ROWS * BLOCK)"
-    assert text.count(old) == 1
-    file.write_text(text.replace(old, "logits_(ROWS * BLOCK - 16)"))
+    planted_copy(OVERRUN, tmp_path)
     done = run(tmp_path / "cache", tmp_path)
     assert done.returncode == 99
     assert "heap-buffer-overflow" in done.stderr

@@ -1,10 +1,12 @@
 """Errors planted in the implementation, one at a time: the battery must find each.
 
-The package's own modules are loaded afresh with the text changed, beside the real ones, in this process.
+The package's own modules are loaded afresh, one of them from a changed syntax tree, beside the real ones, in this
+process.
 """
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,8 +27,10 @@ from mutants import MUTANTS
 from small import SIZES
 
 import sqrtdk
+from changes import Planted
 from kernel_here import needs_kernel, unable
 from sqrtdk.errors import UnsupportedError
+from tree_changes import changed_tree
 
 HOME = Path(sqrtdk.__file__).parent
 FRESH = ("sqrtdk._attention", "sqrtdk._arguments", "sqrtdk.impl", "sqrtdk.stats")
@@ -35,11 +39,11 @@ PAIRS = [case for case in CASES if case.dtype in ("f32", "f64") and case not in 
 EXACT = [*PAIRS[:60], *TRIPLES, *PAIRS[60:]]  # many values early, so that most errors are found soon
 
 
-class Planted(MetaPathFinder, Loader):
-    """Gives the package's fresh modules, one of them with another text."""
+class Fresh(MetaPathFinder, Loader):
+    """Gives the package's fresh modules, one of them with the error in it."""
 
-    def __init__(self, file: str, text: str) -> None:
-        self.file, self.text = file, text
+    def __init__(self, planted: Planted | None) -> None:
+        self.planted = planted
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
         if not name.startswith(FRESH):
@@ -55,18 +59,20 @@ class Planted(MetaPathFinder, Loader):
         if module.__spec__.submodule_search_locations is not None:
             module.__path__ = [str(file.parent)]
         module.__file__ = str(file)
-        text = self.text if file == HOME / self.file else file.read_text()
-        exec(compile(text, str(file), "exec"), module.__dict__)
+        text = file.read_text()
+        here = self.planted is not None and file == HOME / self.planted.file
+        code = changed_tree(text, self.planted) if here else ast.parse(text)
+        exec(compile(code, str(file), "exec"), module.__dict__)
 
 
 @contextmanager
-def planted(file: str, text: str) -> Iterator[ModuleType]:
-    """The module of `attention`, with this text in place of a file's."""
+def fresh(planted: Planted | None) -> Iterator[ModuleType]:
+    """The module of `attention`, with the error in it."""
     kept = {name: module for name, module in sys.modules.items() if name.startswith(FRESH)}
     bound = dict(vars(sqrtdk))
     for name in kept:
         del sys.modules[name]
-    finder = Planted(file, text)
+    finder = Fresh(planted)
     sys.meta_path.insert(0, finder)
     try:
         yield import_module("sqrtdk._attention")
@@ -118,30 +124,16 @@ def killer(attention: Attention) -> str | None:
     return None
 
 
-def changed(name: str) -> tuple[str, str]:
-    """The mutant's file and its text."""
-    file, changes = MUTANTS[name]
-    text = (HOME / file).read_text()
-    for old, new in changes:
-        assert text.count(old) == 1, f"{name}: the text stands {text.count(old)} times in {file}: {old}"
-        text = text.replace(old, new)
-    return file, text
-
-
-# Those of the compiled kernel's own lines are found by running it.
-OF_THE_KERNEL = [pytest.param(name, marks=needs_kernel) for name in MUTANTS if name.startswith("cpu:")]
-
-
-@pytest.mark.parametrize("name", [*(name for name in MUTANTS if not name.startswith("cpu:")), *OF_THE_KERNEL])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=needs_kernel if n.startswith("cpu:") else ()) for n in MUTANTS])
 def test_planted_error_is_found(name: str) -> None:
-    with planted(*changed(name)) as module:
+    with fresh(MUTANTS[name]) as module:
         assert killer(attention_of(module)) is not None, f"nothing finds: {name}"
 
 
 @pytest.mark.slow
 def test_without_a_planted_error_nothing_is_found() -> None:
     real = sqrtdk.attention
-    with planted("impl/rows.py", (HOME / "impl/rows.py").read_text()) as module:
+    with fresh(None) as module:
         assert module.attention is not real
         assert killer(attention_of(module)) is None
 

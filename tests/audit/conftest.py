@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sqrtdk.stats.heads import HeadStats, Histogram
-from sqrtdk.trace.records import AttentionCall, Factor, Scale, Stage
+from sqrtdk.tracing.records import AttentionCall, Factor, Scale, Stage
 
 
 def build_call(effective: float | None = 0.25, **changes: Any) -> AttentionCall:

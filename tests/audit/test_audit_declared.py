@@ -8,7 +8,7 @@ from torch import nn
 
 from sqrtdk.audit.declared import declared
 from sqrtdk.audit.families import FAMILIES, MLA_YARN
-from sqrtdk.audit.multipliers import yarn_mscale
+from sqrtdk.audit.rope_lengths import LENGTH_FACTORS, rope_block, yarn_mscale
 
 hf = pytest.importorskip("transformers")
 
@@ -101,6 +101,24 @@ def test_llama_yarn_is_the_factor_that_transformers_computes(make_call):
     assert gain > 1.1
     assert declared(make_call(rope=True), None, config).values == pytest.approx((0.25 * gain**2,))
     assert declared(make_call(rope=False), None, config) is None
+
+
+def test_the_rows_of_rope_types_give_what_transformers_computes():
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    lists = {"long_factor": [1.0] * 8, "short_factor": [1.0] * 8}
+    block = YARN | lists | {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    assert {"yarn", "longrope", "llama3", "linear"} <= set(ROPE_INIT_FUNCTIONS)
+    for rope_type, compute in ROPE_INIT_FUNCTIONS.items():
+        config = hf.LlamaConfig(**LLAMA, rope_parameters=block | {"rope_type": rope_type})
+        _, gain = compute(config, "cpu")
+        read = LENGTH_FACTORS.get(rope_type, lambda block: 1.0)
+        assert read(rope_block(config, None, None)) == pytest.approx(gain), rope_type
+
+
+@pytest.mark.parametrize(("other", "rope_type"), [("deepseek_yarn", "yarn"), ("su", "longrope")])
+def test_a_rope_type_of_two_names_is_one_row(other, rope_type):
+    assert LENGTH_FACTORS[other] is LENGTH_FACTORS[rope_type]
 
 
 def test_llama_ignores_mscale_all_dim_in_the_softmax_and_deepseek_does_not(make_call):

@@ -4,6 +4,7 @@ import pytest
 
 from planted import PLANTED, STYLES, planted
 from sqrtdk.audit.check import check
+from sqrtdk.audit.mistakes import MISTAKES
 
 CASES = [(style, mistake) for style in STYLES for mistake in PLANTED]
 
@@ -35,3 +36,4 @@ def test_the_matrix_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
     with capsys.disabled():
         print(f"\nplanted mistakes: {len(CASES)} cases ({len(PLANTED)} mistakes x {len(STYLES)} styles)")
     assert len(set(CASES)) == 56
+    assert set(PLANTED) == {name for name, mistake in MISTAKES.items() if mistake.known}

@@ -11,7 +11,7 @@ from sqrtdk.audit.check import check
 from sqrtdk.audit.context import Context, Rerun
 from sqrtdk.audit.rules import eager_vs_sdpa, responsiveness
 from sqrtdk.audit.verdicts import judge_all
-from sqrtdk.trace.records import NotMeasured
+from sqrtdk.tracing.records import NotMeasured
 
 hf = pytest.importorskip("transformers")
 from transformers import AttentionInterface, AttentionMaskInterface  # noqa: E402

@@ -20,7 +20,7 @@ from sqrtdk.audit.layers import layer_of
 from sqrtdk.audit.rules import RULES
 from sqrtdk.audit.verdicts import judge, judge_all
 from sqrtdk.errors import ModelError
-from sqrtdk.trace.records import AttentionCall, Factor, Mask, Scale, Stage
+from sqrtdk.tracing.records import AttentionCall, Factor, Mask, Scale, Stage
 
 ROOT = 8**-0.5
 

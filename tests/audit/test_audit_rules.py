@@ -12,7 +12,7 @@ from sqrtdk.audit.records import SEVERITIES, Finding
 from sqrtdk.audit.rules import RULES
 from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.theory.gaussian import critical_sigma, expected_entropy_nats
-from sqrtdk.trace.records import Factor, Mask, Stage
+from sqrtdk.tracing.records import Factor, Mask, Stage
 
 
 class Layer(nn.Module):

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from sqrtdk.audit.check import _Run, _worst_first, check
+from sqrtdk.audit.check import _worst_first, check
+from sqrtdk.audit.model_run import ModelRun
 from sqrtdk.audit.records import Finding, ModelInfo
 from sqrtdk.audit.rules import eager_vs_sdpa
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError, UnsupportedError
@@ -125,7 +126,7 @@ def test_the_same_finding_of_both_implementations_is_there_once():
 
 
 def run_of(attn, *findings):
-    return _Run(attn, ModelInfo("m", "M", 1), "dynamic", {"attn": attn}, (), (), (), findings)
+    return ModelRun(attn, ModelInfo("m", "M", 1), "dynamic", {"attn": attn}, (), (), (), findings)
 
 
 def test_the_first_of_equal_findings_is_kept():

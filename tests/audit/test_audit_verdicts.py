@@ -1,6 +1,7 @@
 """Every verdict and every mistake, on records made by hand, with the look-alikes of each."""
 
 import math
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -9,9 +10,8 @@ from torch import nn
 
 from sqrtdk.audit.layers import strangers
 from sqrtdk.audit.mistakes import MISTAKES
-from sqrtdk.audit.records import MISTAKES as NAMES
 from sqrtdk.audit.verdicts import judge, judge_all
-from sqrtdk.trace.records import Factor
+from sqrtdk.tracing.records import Factor
 
 
 def module(**attributes):
@@ -25,8 +25,29 @@ def told(judged):
     return judged.verdict, judged.mistake
 
 
-def test_the_dictionary_has_every_name_of_the_schema():
-    assert set(MISTAKES) == set(NAMES)
+def test_ranks_are_those_of_the_mistakes_that_a_value_shows(make_call):
+    by_value = [mistake for mistake in MISTAKES.values() if mistake.values(make_call())]
+    assert sorted(mistake.rank for mistake in by_value) == list(range(1, 1 + len(by_value)))
+    assert {mistake.rank for mistake in MISTAKES.values() if mistake not in by_value} == {0}
+
+
+def written(formula, **values):
+    """What a formula like `1/sqrt(h d)` gives: letters side by side are multiplied."""
+    return eval(re.sub(r"(?<=[\w)]) (?=\w)", "*", formula), {"sqrt": math.sqrt} | values)
+
+
+@pytest.mark.parametrize("name", [name for name, mistake in MISTAKES.items() if mistake.rank])
+def test_what_a_row_writes_is_what_it_computes(make_call, name):
+    mistake, call = MISTAKES[name], make_call()
+    sizes = {"d": call.head_dim, "h": call.heads, "d_pad": 32}
+    scale = written(mistake.scale, **sizes)
+    assert scale == pytest.approx(next(value for value in mistake.values(call) if math.isclose(value, scale)))
+    assert written(mistake.ratio, **sizes) == pytest.approx(scale * call.head_dim**0.5)
+
+
+def test_the_factor_of_a_layer_is_the_textbook_scale_times_its_ratio():
+    row = MISTAKES["layer_index"]
+    assert written(row.scale, l=2, d=16) * 4 == pytest.approx(written(row.ratio, l=2))
 
 
 @pytest.mark.parametrize(

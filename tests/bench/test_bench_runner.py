@@ -16,7 +16,7 @@ from torch import Tensor
 from sqrtdk.bench.choose import chosen
 from sqrtdk.bench.paired import Spread
 from sqrtdk.bench.peers import sdpa
-from sqrtdk.bench.record import PASSES, Pass, Record, to_json
+from sqrtdk.bench.record import PASSES, BenchRecord, Pass, to_json
 from sqrtdk.bench.runner import run
 from sqrtdk.bench.ways import BASE, WAYS, Way
 from sqrtdk.bench.workloads import DTYPES, WORKLOADS, Case, Workload
@@ -43,7 +43,7 @@ def raising(error: Exception, late: bool, peer: bool) -> Way:
     return Way("raising", make, peer=peer)
 
 
-def measure(way: Way, **options: Any) -> Record:
+def measure(way: Way, **options: Any) -> BenchRecord:
     return run({"small": SMALL}, {"it": way}, **{"repeats": 2, "passes": ["forward"]} | options)
 
 

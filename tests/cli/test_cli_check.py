@@ -1,5 +1,6 @@
 """`sqrtdk check` on the embedded model: streams, files, exit codes."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -15,8 +16,11 @@ from typer.testing import CliRunner
 from families import FAMILIES
 from program import Warm, environment
 from sqrtdk import cli
+from sqrtdk.audit.check import check as audit
 from sqrtdk.audit.records import FAIL_ON
 from sqrtdk.cli.check import FailOn
+from sqrtdk.errors import ModelError
+from sqrtdk.models.options import LoadOptions
 
 SMALL = ["--seq-len", "16"]
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "check.schema.json").read_text())
@@ -50,6 +54,30 @@ def test_fail_on_sets_the_bar(fail_on: str, code: int) -> None:
 
 def test_the_bars_are_those_of_the_audit() -> None:
     assert typing.get_args(FailOn) == FAIL_ON
+
+
+def test_every_option_of_loading_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = LoadOptions(
+        static=True, attn="both", text=Path("t"), input_file=Path("i"), batch=2, seq_len=3, device="meta", dtype="bf16",
+        seed=5, revision="r", trust_remote_code=True, device_map="auto", offload_folder=Path("o"),
+    )  # fmt: skip
+    options = dataclasses.asdict(expected)
+    assert all(options[field.name] != field.default for field in dataclasses.fields(LoadOptions))
+    arrived = []
+
+    def stop(model: str, inputs: None, options: LoadOptions, **others: str) -> None:
+        arrived.append(options)
+        raise ModelError("enough")
+
+    monkeypatch.setattr("sqrtdk.audit.check.check_with", stop)
+    words: list[str] = []
+    for name, value in options.items():
+        flag = "--input" if name == "input_file" else "--" + name.replace("_", "-")
+        words += [flag] if value is True else [flag, str(value)]
+    assert check("demo", *words).exit_code == 2
+    with pytest.raises(ModelError, match="enough"):
+        audit("demo", **options)
+    assert arrived == [expected, expected]
 
 
 def test_json_is_one_document_and_all_else_goes_to_stderr() -> None:

@@ -16,6 +16,7 @@ from families import FAMILIES
 from sqrtdk.errors import ModelError
 from sqrtdk.models.config import MAX_CONFIG_BYTES, clean_config_dict, load_config
 from sqrtdk.models.load import resolve
+from sqrtdk.models.options import LoadOptions
 
 LLAMA = {
     "model_type": "llama",
@@ -49,12 +50,12 @@ def test_implementation_names_are_dropped_at_every_depth(tmp_path: Path, key: st
     assert [note for note in notes if key in note] == [
         f"{place}{key} = 'someone/kernel' was ignored" for place in sorted(("text_config.", "vision_config.", ""))
     ] or sum(key in note for note in notes) == 3
-    assert resolve(str(tmp_path), static=True).attn == "sdpa"
+    assert resolve(str(tmp_path), LoadOptions(static=True)).attn == "sdpa"
 
 
 def test_an_attn_implementation_in_a_config_does_not_choose(tmp_path: Path) -> None:
-    assert resolve(write(tmp_path, LLAMA | {"attn_implementation": "eager"}), static=True).attn == "sdpa"
-    assert resolve(write(tmp_path, LLAMA | {"output_attentions": True}), attn="sdpa").attn == "sdpa"
+    assert resolve(write(tmp_path, LLAMA | {"attn_implementation": "eager"}), LoadOptions(static=True)).attn == "sdpa"
+    assert resolve(write(tmp_path, LLAMA | {"output_attentions": True}), LoadOptions(attn="sdpa")).attn == "sdpa"
 
 
 def test_code_packages_and_downloads_in_a_config_are_dropped(tmp_path: Path) -> None:
@@ -74,7 +75,9 @@ def test_code_packages_and_downloads_in_a_config_are_dropped(tmp_path: Path) -> 
         "backbone_config": {"use_pretrained_backbone": False, "torch_dtype": "float16"},
         "limit": float("inf"),
     }
-    loaded = resolve(write(tmp_path, LLAMA | {"quantization_config": {"quant_method": "gptq"}}), static=True)
+    loaded = resolve(
+        write(tmp_path, LLAMA | {"quantization_config": {"quant_method": "gptq"}}), LoadOptions(static=True)
+    )
     assert any("quantization_config was ignored" in note for note in loaded.notes)
 
 
@@ -151,16 +154,18 @@ def test_memory_is_counted_before_weights_are_made(tmp_path: Path) -> None:
         resolve(write(tmp_path, large))
     assert "--static" in caught.value.hint
     assert "--offload-folder" in caught.value.hint
-    assert resolve(str(tmp_path), static=True).module.lm_head.weight.is_meta
+    assert resolve(str(tmp_path), LoadOptions(static=True)).module.lm_head.weight.is_meta
 
 
 def test_an_architecture_is_looked_for_in_transformers_own_tables_only(tmp_path: Path) -> None:
     for name in ("GPT2LMHeadModel", "Trainer", "os.system", "__init__"):
-        loaded = resolve(write(tmp_path, LLAMA | {"architectures": [name, 7]}), static=True)
+        loaded = resolve(write(tmp_path, LLAMA | {"architectures": [name, 7]}), LoadOptions(static=True))
         assert type(loaded.module).__name__ == "LlamaModel"
         assert any("is not known for this model type" in note for note in loaded.notes)
     for name in ("LlamaForCausalLM", "LlamaForSequenceClassification", "LlamaModel"):
-        loaded = resolve(write(tmp_path, LLAMA | {"architectures": [name], "pad_token_id": 0}), static=True)
+        loaded = resolve(
+            write(tmp_path, LLAMA | {"architectures": [name], "pad_token_id": 0}), LoadOptions(static=True)
+        )
         assert type(loaded.module).__name__ == name
         assert not any("is not known" in note for note in loaded.notes)
 
@@ -195,9 +200,10 @@ import torch
 from safetensors.torch import save_file
 from sqrtdk.errors import ModelError
 from sqrtdk.models.load import resolve
+from sqrtdk.models.options import LoadOptions
 save_file({"x": torch.ones(2, 4)}, "../x.safetensors")
 try:
-    loaded = resolve(".", trust_remote_code=sys.argv[1] == "trust", input_file="../x.safetensors")
+    loaded = resolve(".", LoadOptions(trust_remote_code=sys.argv[1] == "trust", input_file="../x.safetensors"))
     print(type(loaded.module).__name__, tuple(loaded.module(**loaded.inputs).shape))
 except ModelError as error:
     print(error, "|", error.hint)

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from families import ATTENTION_CALLS, FAMILIES
 from sqrtdk.models.load import iter_attn, resolve
+from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.run import call
 
 NO_SDPA = {"gpt_neo", "bloom", "gemma2", "deberta_v2", "xlnet", "swinv2"}
@@ -42,7 +43,7 @@ def test_the_tables_name_the_same_families() -> None:
 @pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
 @pytest.mark.parametrize(("directory", "name"), [(n, n) for n in FAMILIES], indirect=["directory"], ids=list(FAMILIES))
 def test_builds_and_runs_with_every_attention_it_has(directory: str, name: str, static: bool) -> None:
-    builds = {build.attn: build for build in iter_attn(directory, static=static, seq_len=12, batch=2)}
+    builds = {build.attn: build for build in iter_attn(directory, LoadOptions(static=static, seq_len=12, batch=2))}
     assert set(builds) == {"eager", "sdpa"}
     assert (builds["sdpa"].loaded is None) == (name in NO_SDPA)
     for attn, build in builds.items():
@@ -65,20 +66,20 @@ def test_builds_and_runs_with_every_attention_it_has(directory: str, name: str, 
 
 @pytest.mark.parametrize("directory", ["llama"], indirect=True)
 def test_both_attentions_get_the_same_weights_and_inputs(directory: str) -> None:
-    eager, sdpa = (build.loaded for build in iter_attn(directory, seed=3))
+    eager, sdpa = (build.loaded for build in iter_attn(directory, LoadOptions(seed=3)))
     assert eager is not None
     assert sdpa is not None
     for one, other in zip(eager.module.parameters(), sdpa.module.parameters(), strict=True):
         assert torch.equal(one, other)
     assert torch.equal(eager.inputs["input_ids"], sdpa.inputs["input_ids"])
-    other_seed = resolve(directory, seed=4)
+    other_seed = resolve(directory, LoadOptions(seed=4))
     assert not torch.equal(next(eager.module.parameters()), next(other_seed.module.parameters()))
 
 
 @pytest.mark.parametrize("directory", ["gpt2"], indirect=True)
 def test_the_random_state_of_the_caller_is_kept(directory: str) -> None:
     before = torch.random.get_rng_state()
-    resolve(directory, seed=5)
+    resolve(directory, LoadOptions(seed=5))
     resolve("demo")
     assert torch.equal(before, torch.random.get_rng_state())
 
@@ -92,4 +93,4 @@ def test_dtype_of_the_config_is_kept_and_float16_on_a_cpu_is_not(directory: str)
         loaded = resolve(directory)
         assert next(loaded.module.parameters()).dtype == run
         assert any("float16" in note for note in loaded.notes) == (stored == "float16")
-    assert next(resolve(directory, dtype="float64").module.parameters()).dtype == torch.float64
+    assert next(resolve(directory, LoadOptions(dtype="float64")).module.parameters()).dtype == torch.float64

@@ -14,6 +14,7 @@ from families import LLAMA
 from sqrtdk.audit.check import check
 from sqrtdk.errors import ModelError
 from sqrtdk.models.load import resolve
+from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.run import call
 
 TOWER = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
@@ -78,7 +79,7 @@ SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
 @pytest.mark.parametrize("name", CONFIGS)
 def test_kinds_and_shapes_and_the_model_runs(tmp_path: Path, name: str) -> None:
     CONFIGS[name]().save_pretrained(tmp_path)
-    loaded = resolve(str(tmp_path), batch=2, seq_len=9)
+    loaded = resolve(str(tmp_path), LoadOptions(batch=2, seq_len=9))
     assert {key: tuple(value.shape) for key, value in loaded.inputs.items()} == SHAPES[name]
     call(loaded.module, loaded.inputs)
 

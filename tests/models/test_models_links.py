@@ -16,6 +16,7 @@ from families import FAMILIES
 from sqrtdk.audit.check import check
 from sqrtdk.errors import ModelError
 from sqrtdk.models.load import resolve
+from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.parameters import count_parameters
 
 
@@ -130,7 +131,7 @@ def test_every_way_out_is_one(model: Path, secret: Path, lead: Callable[[Path, P
     if not model.exists():
         model = model.parent / "models--a--b" / "snapshots" / "main"
     with pytest.raises(ModelError, match="is a symbolic link out of the model's directory"):
-        resolve(str(model), static=True)
+        resolve(str(model), LoadOptions(static=True))
     with pytest.raises(ModelError, match="is a symbolic link out of the model's directory"):
         count_parameters(str(model))
 
@@ -202,11 +203,11 @@ def test_python_files_at_every_depth_are_looked_at_where_they_may_run(model: Pat
     package.mkdir(parents=True)
     (package / "python3").symlink_to("/usr/bin/env")  # a virtual environment's
     (package / "own.py").symlink_to(secret)
-    assert resolve(str(model), static=True).kind == "directory"
+    assert resolve(str(model), LoadOptions(static=True)).kind == "directory"
     with pytest.raises(ModelError, match=r"'package/inner/own\.py' is a symbolic link out"):
-        resolve(str(model), static=True, trust_remote_code=True)
+        resolve(str(model), LoadOptions(static=True, trust_remote_code=True))
     (package / "own.py").unlink()
-    assert resolve(str(model), static=True, trust_remote_code=True).kind == "directory"
+    assert resolve(str(model), LoadOptions(static=True, trust_remote_code=True)).kind == "directory"
 
 
 @pytest.mark.parametrize("reference", ["../secret.Config", "/tmp/secret.Config", "a/../../secret.Config"])
@@ -215,7 +216,7 @@ def test_trusted_code_lies_in_the_directory(model: Path, reference: str, nested:
     config = {"model_type": "own", "auto_map": {"AutoConfig": [reference, None] if nested else reference}}
     (model / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match=r"auto_map names .* which is not in the directory"):
-        resolve(str(model), static=True, trust_remote_code=True)
+        resolve(str(model), LoadOptions(static=True, trust_remote_code=True))
 
 
 @pytest.mark.parametrize("static", [False, True])

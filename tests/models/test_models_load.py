@@ -20,6 +20,7 @@ from sqrtdk.models.extras import check_version
 from sqrtdk.models.factory import call_factory
 from sqrtdk.models.hub import _refuse_pickles
 from sqrtdk.models.load import iter_attn, resolve
+from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.run import call
 
 FACTORIES = """
@@ -73,7 +74,7 @@ def checkpoint(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", ["with_tuple", "with_dict", "with_tensor", "with_list"])
 @pytest.mark.parametrize("static", [False, True])
 def test_a_factory_gives_module_and_inputs(zoo: str, name: str, static: bool) -> None:
-    loaded = resolve(f"{zoo}:{name}", static=static)
+    loaded = resolve(f"{zoo}:{name}", LoadOptions(static=static))
     assert (loaded.kind, loaded.id, loaded.config) == ("factory", f"{zoo}:{name}", None)
     assert loaded.module.weight.is_meta == static
     out = loaded.module(**loaded.inputs) if isinstance(loaded.inputs, dict) else loaded.module(*loaded.inputs)
@@ -84,7 +85,7 @@ def test_a_factory_gives_module_and_inputs(zoo: str, name: str, static: bool) ->
 @pytest.mark.parametrize("name", ["plain", "ready", "Net", "Net.make"])
 def test_a_factory_without_inputs_takes_an_input_file(zoo: str, name: str) -> None:
     save_file({"input": torch.ones(5, 4)}, "x.safetensors")
-    loaded = resolve(f"{zoo}:{name}", input_file="x.safetensors", dtype="float64")
+    loaded = resolve(f"{zoo}:{name}", LoadOptions(input_file="x.safetensors", dtype="float64"))
     assert loaded.module(**loaded.inputs).dtype == torch.float64
     assert not loaded.module.training
     with pytest.raises(ValueError, match="no inputs were given") as caught:
@@ -93,7 +94,7 @@ def test_a_factory_without_inputs_takes_an_input_file(zoo: str, name: str) -> No
 
 
 def test_a_static_factory_takes_no_memory(zoo: str) -> None:
-    loaded = resolve(f"{zoo}:enormous", static=True)  # 4 TiB of weights
+    loaded = resolve(f"{zoo}:enormous", LoadOptions(static=True))  # 4 TiB of weights
     assert call(loaded.module, loaded.inputs).shape == (2, 2**20)
 
 
@@ -193,7 +194,7 @@ def test_an_id_in_the_cache_is_found_offline(checkpoint: Path, tmp_path: Path, m
     assert (loaded.kind, loaded.id) == ("hub", "org/name")
     assert not any("random, with seed" in note and "weights" in note for note in loaded.notes)
     with pytest.raises(ModelError):
-        resolve("org/name", revision="other")
+        resolve("org/name", LoadOptions(revision="other"))
 
 
 def test_weights_come_from_safetensors(checkpoint: Path) -> None:
@@ -201,7 +202,7 @@ def test_weights_come_from_safetensors(checkpoint: Path) -> None:
     stored = load_file(checkpoint / "model.safetensors")
     assert torch.equal(loaded.module.model.layers[1].mlp.up_proj.weight, stored["model.layers.1.mlp.up_proj.weight"])
     assert not any("weights" in note for note in loaded.notes)
-    assert resolve(str(checkpoint), static=True).module.lm_head.weight.is_meta
+    assert resolve(str(checkpoint), LoadOptions(static=True)).module.lm_head.weight.is_meta
 
 
 def test_the_config_of_a_directory_stands_for_the_directory(checkpoint: Path) -> None:
@@ -266,7 +267,7 @@ def test_a_pickle_only_checkpoint_is_refused_unopened(checkpoint: Path, name: st
     with pytest.raises(ModelError, match=f"pickled .*{name}.*runs the code") as caught:
         resolve(str(checkpoint))
     assert "safetensors" in caught.value.hint
-    assert resolve(str(checkpoint), static=True).module.lm_head.weight.is_meta
+    assert resolve(str(checkpoint), LoadOptions(static=True)).module.lm_head.weight.is_meta
     with pytest.raises(ModelError, match="is a file"):
         resolve(str(checkpoint / name))
     assert not (tmp_path / "ran").exists()
@@ -335,14 +336,14 @@ def test_quantized_weights_are_refused(checkpoint: Path) -> None:
 )
 def test_wrong_options_are_refused(checkpoint: Path, options: dict[str, object], message: str) -> None:
     with pytest.raises((ModelError, ValueError), match=message) as caught:
-        resolve(str(checkpoint), **options)
+        resolve(str(checkpoint), LoadOptions(**options))
     assert caught.value.hint
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_a_device_that_is_not_there_is_refused() -> None:
     with pytest.raises(ModelError, match="sees no CUDA device"):
-        resolve("demo", device="cuda")
+        resolve("demo", LoadOptions(device="cuda"))
 
 
 def test_an_old_transformers_is_refused_with_the_pip_command() -> None:

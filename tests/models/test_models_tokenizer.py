@@ -13,6 +13,7 @@ from families import FAMILIES
 from sqrtdk.errors import ModelError
 from sqrtdk.models import tokenizer
 from sqrtdk.models.load import resolve
+from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.tokenizer import TokenizerError, tokenize
 
 LETTERS = {"[UNK]": 0} | {chr(number): number for number in range(32, 127)}
@@ -52,7 +53,7 @@ def test_one_that_takes_for_ever_is_cut_off(llama: Path, long_text: Path, monkey
     monkeypatch.setattr(tokenizer, "TOKENIZER_SECONDS", 1)
     save(llama, Tokenizer(models.WordPiece(LETTERS, unk_token="[UNK]", max_input_chars_per_word=10**9)))
     with pytest.raises(ModelError, match=r"--text can't be used: .* \(it was stopped after 1 s\)"):
-        resolve(str(llama), static=True, text=long_text)
+        resolve(str(llama), LoadOptions(static=True, text=long_text))
     monkeypatch.undo()
     assert tokenize(llama, "abc", most=3).largest == 0  # one word, which is not in the vocabulary
 
@@ -69,7 +70,7 @@ def test_one_that_takes_for_ever_to_load_is_cut_off(llama: Path, monkeypatch: py
          "normalized": True, "special": False}
     ]  # fmt: skip
     (llama / "tokenizer.json").write_text(json.dumps(stored))
-    notes = resolve(str(llama), static=True).notes
+    notes = resolve(str(llama), LoadOptions(static=True)).notes
     assert "the ids are random, with seed 0: the tokenizer can't be used (it was stopped after 1 s)" in notes
 
 

@@ -8,6 +8,7 @@ import jsonschema
 import pytest
 
 from sample_report import EVIL, head_stats, healthy, hostile, judged, sick, static
+from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.audit.records import FAIL_ON, HEALTH, OUTCOMES, CheckReport
 from sqrtdk.report import html, terminal
 from sqrtdk.report.json import to_json
@@ -104,5 +105,6 @@ def test_a_list_of_numbers_is_one_line() -> None:
 def test_the_words_of_the_records_are_those_of_the_schema_and_of_both_reports() -> None:
     call = SCHEMA["$defs"]["call"]["properties"]
     assert set(call["health"]["enum"]) == set(HEALTH)
+    assert call["mistake"]["enum"] == [None, *MISTAKES]
     assert set(SCHEMA["properties"]["fail_on"]["enum"]) == set(FAIL_ON)
     assert set(terminal._OUTCOME_STYLE) == set(html._RESULTS) == set(OUTCOMES)

@@ -9,7 +9,7 @@ from syrupy.assertion import SnapshotAssertion
 from sample_report import healthy, hostile, judged, leaking, sick, static, unjudged
 from sqrtdk.audit.records import CheckReport
 from sqrtdk.report.terminal import summary_line, to_text
-from sqrtdk.trace.records import NotMeasured
+from sqrtdk.tracing.records import NotMeasured
 
 NOTES = (
     "vision_config.attn_implementation = 'someone/kernel' was ignored",

@@ -32,8 +32,10 @@ from attention_compiled import (
 )
 from kernel_here import needs_kernel
 from sqrtdk.stats.heads import HeadStats
-from sqrtdk.trace import AttentionCall, bands, compiled, masks
-from sqrtdk.trace.draft import Layout
+from sqrtdk.tracing import AttentionCall
+from sqrtdk.tracing.read import bands, own
+from sqrtdk.tracing.read.patterns import pattern
+from sqrtdk.tracing.read.reading import Layout
 from tolerances import allowed
 
 OP = "sqrtdk_cpu.forward"
@@ -332,9 +334,9 @@ def test_as_many_rows_as_heads_are_not_taken_for_them() -> None:
 def test_what_is_shared_by_heads_is_held_once() -> None:
     """A mask or a bias that was spread over batch and heads is read at its own size."""
     layout = Layout(B, H, L, L, E, E)
-    assert compiled._shaped(torch.ones(L, L).expand(B, H, L, L), layout).shape == (1, 1, L, L)
-    assert compiled._shaped(torch.ones(B, 1, 1, L).expand(B, H, L, L), layout).shape == (B, 1, 1, L)
-    assert compiled._shaped(torch.ones(1).expand(1, B * H, L, L), layout).shape == (1, 1, 1, L)
+    assert own._shaped(torch.ones(L, L).expand(B, H, L, L), layout).shape == (1, 1, L, L)
+    assert own._shaped(torch.ones(B, 1, 1, L).expand(B, H, L, L), layout).shape == (B, 1, 1, L)
+    assert own._shaped(torch.ones(1).expand(1, B * H, L, L), layout).shape == (1, 1, 1, L)
 
 
 def test_fake_tensors_are_not_measured_and_not_an_error() -> None:
@@ -359,7 +361,7 @@ def test_a_band_is_named_as_its_mask_is() -> None:
         i, j = torch.arange(rows)[:, None], torch.arange(keys)
         seen = (j <= i + keys if above is None else j <= i + above) & (below is None or j >= i - (below or 0))
         assert torch.equal(mask[0, 0], seen)
-        assert bands.kind(rows, keys, above, below) == masks.pattern(mask), (rows, keys, above, below)
+        assert bands.kind(rows, keys, above, below) == pattern(mask), (rows, keys, above, below)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sqrtdk
-from sqrtdk.trace import Trace
+from sqrtdk.tracing import Trace
 from tolerances import allowed
 
 E, H = 8, 2

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sqrtdk
-from sqrtdk.trace import AttentionCall, Trace
+from sqrtdk.tracing import AttentionCall, Trace
 
 E, H = 8, 2
 

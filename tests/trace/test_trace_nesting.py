@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import sqrtdk
-from sqrtdk.trace import AttentionCall
+from sqrtdk.tracing import AttentionCall
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sqrtdk
-from sqrtdk.trace import AttentionCall, Trace
+from sqrtdk.tracing import AttentionCall, Trace
 
 E, H, L = 8, 2, 9
 Attending = Callable[["Attend", Tensor, Tensor, Tensor], Tensor]

@@ -9,7 +9,7 @@ import torch
 
 from attention_cases import CASES, STYLES, traced
 from attention_styles import B, H, case, scale_tolerance, tolerance
-from sqrtdk.trace import AttentionCall
+from sqrtdk.tracing import AttentionCall
 
 over_cases = pytest.mark.parametrize("name", CASES)
 

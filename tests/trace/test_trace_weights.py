@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sqrtdk
-from sqrtdk.trace import AttentionCall, Trace
+from sqrtdk.tracing import AttentionCall, Trace
 
 B, H, L, E = 2, 4, 12, 8
 SCALE = E**-0.5

@@ -137,18 +137,18 @@ def scale_attributes(module: nn.Module | None, heads: int) -> tuple[ScaleAttribu
     if module is None:
         return ()
     owners = [("", module), *((name, child) for name, child in module.named_children() if _holds_scale(name, child))]
-    found = []
+    attributes = []
     for prefix, owner in owners:
         for name in dict.fromkeys((*SCALE_ATTRIBUTES, *FLAGS)):
             raw, store = _stored(owner, name)
             path = f"{prefix}.{name}" if prefix else name
             if raw is False and name in FLAGS:
-                found.append(ScaleAttribute(owner, name, path, (1.0,), False, store, flag=True))
+                attributes.append(ScaleAttribute(owner, name, path, (1.0,), False, store, flag=True))
                 continue
             read = None if raw is None or name not in SCALE_ATTRIBUTES else _read(raw, heads)
             if read is not None:
-                found.append(ScaleAttribute(owner, name, path, read[0], read[1], store))
-    return tuple(found)
+                attributes.append(ScaleAttribute(owner, name, path, read[0], read[1], store))
+    return tuple(attributes)
 
 
 def readings(attribute: ScaleAttribute, head_dim: int) -> Iterator[tuple[str, tuple[float, ...]]]:

@@ -1,55 +1,25 @@
-"""`check`: run a model under a trace, judge every attention in it, apply every rule, and report.
-
-The model is left as it was: training flags, hooks, devices, random state, and the attributes that the audit itself
-sets. What a forward pass changes by itself (a cache, a buffer that counts its calls) changes as with any forward pass.
-"""
+"""`check`: run a model under a trace, judge every attention in it, apply every rule, and report."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
-import platform
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from sqrtdk.audit.context import Context, Rerun
-from sqrtdk.audit.given import as_inputs, choices, from_module, on_meta, refuse_empty
-from sqrtdk.audit.guard import eval_mode, random_state, watch_norms
-from sqrtdk.audit.health import health
-from sqrtdk.audit.probe import make_probe
-from sqrtdk.audit.records import FAIL_ON, SEVERITIES, UNMEASURED, CheckReport, Finding, JudgedCall, ModelInfo
+from sqrtdk.audit.model_run import ModelRun, run_model
+from sqrtdk.audit.own_module import as_inputs, choices, from_module
+from sqrtdk.audit.records import FAIL_ON, SEVERITIES, UNMEASURED, CheckReport, Finding
 from sqrtdk.audit.rules import RULES, unmeasured
-from sqrtdk.audit.silence import silences
-from sqrtdk.audit.switch import ATTN, current, implementation, offers_choice
-from sqrtdk.audit.verdicts import judge_all
-from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError
-from sqrtdk.models.attentions import IDLE, watch_modules
+from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.load import iter_attn, resolve
-from sqrtdk.models.modules import frozen_hint
-from sqrtdk.models.records import AttnBuild, LoadedModel
-from sqrtdk.models.run import call as forward
-from sqrtdk.trace import trace
-from sqrtdk.trace.records import NotAttention, NotMeasured
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Run:
-    """What one run of the model yielded."""
-
-    attn: str  # "eager" or "sdpa" where it was chosen, else "own"
-    model: ModelInfo
-    mode: str
-    environment: dict[str, Any]
-    calls: tuple[JudgedCall, ...]
-    not_attention: tuple[NotAttention, ...]
-    not_measured: tuple[NotMeasured, ...]
-    findings: tuple[Finding, ...]
+from sqrtdk.models.options import ATTN, LoadOptions
+from sqrtdk.models.records import AttnBuild, Inputs
+from sqrtdk.tracing.records import NotMeasured
 
 
 def check(
@@ -115,54 +85,62 @@ def check(
         >>> {judged.mistake for judged in report.calls}, report.exit_code
         ({'missing'}, 1)
     """
+    options = LoadOptions(
+        static=static,
+        attn=attn,
+        text=text,
+        input_file=input_file,
+        batch=batch,
+        seq_len=seq_len,
+        device=device,
+        dtype=dtype,
+        seed=seed,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        device_map=device_map,
+        offload_folder=offload_folder,
+    )
+    return check_with(model, inputs, options, fail_on=fail_on, command=command)
+
+
+def check_with(
+    model: nn.Module | str, inputs: Any, options: LoadOptions, *, fail_on: str = "fail", command: str = ""
+) -> CheckReport:
+    """`check`, with its options of loading in one; it says what they are."""
+    attn = options.attn
     if fail_on not in FAIL_ON:
         raise InvalidValueError(f"fail_on is {fail_on!r}", hint=f"Use one of: {', '.join(FAIL_ON)}.")
     if attn is not None and attn not in (*ATTN, "both"):
         raise InvalidValueError(f"attn is {attn!r}", hint=f"Use one of: {', '.join(ATTN)}, both.")
-    check_seed(seed)
-    check_sizes(1 if batch is None else batch, seq_len)
-    given = None if inputs is None else as_inputs(inputs)
-    named: dict[str, Any] = {
-        "text": text,
-        "input_file": input_file,
-        "device_map": device_map,
-        "offload_folder": offload_folder,
-        "device": device,
-        "dtype": dtype,
-        "revision": revision,
-    }
-    builds: Iterable[AttnBuild]
-    if isinstance(model, str):
-        options = named | {"static": static, "seed": seed, "trust_remote_code": trust_remote_code, "inputs": given}
-        options |= {"device": device or "cpu", "batch": 1 if batch is None else batch, "seq_len": seq_len}
-        if attn == "both":
-            builds = iter_attn(model, **options)
-        else:
-            builds = [AttnBuild(attn or "own", resolve(model, attn=attn, **options))]
-    elif isinstance(model, nn.Module):
-        if wrong := [name for name, value in named.items() if value is not None]:
-            raise InvalidValueError(
-                f"{', '.join(wrong)} given with a module", hint="Prepare the module and its inputs yourself."
-            )
-        builds = choices(from_module(model, given, static, batch, seq_len, seed), attn)
-    else:
-        raise InvalidTypeError(f"model is a {type(model).__name__}", hint="Give a torch.nn.Module or a name.")
-    runs: list[_Run] = []
+    check_seed(options.seed)
+    check_sizes(options.rows, options.seq_len)
+    runs: list[ModelRun] = []
     missing: list[NotMeasured] = []
     compare = {None: "auto", "both": "always"}.get(attn, "never")
-    for build in builds:
+    for build in _builds(model, None if inputs is None else as_inputs(inputs), options):
         if build.reason is not None:
             missing.append(NotMeasured("", f"attention {attn} was asked for: {build.reason}"))
         if build.loaded is not None:
-            runs.append(_audit(build.loaded, build.attn, seed=seed, compare="never" if runs else compare))
+            runs.append(run_model(build.loaded, build.attn, seed=options.seed, compare="never" if runs else compare))
         del build  # two large models need not be in memory at once
     # of "both" each is audited that there is; one that was asked for by its name is missed where there is another
     not_run = [unmeasured.not_run(entry) for entry in missing] if attn in ATTN else []
-    return _report(runs, missing, not_run, seed=seed, command=command, fail_on=fail_on)
+    return _report(runs, missing, not_run, seed=options.seed, command=command, fail_on=fail_on)
+
+
+def _builds(model: nn.Module | str, inputs: Inputs | None, options: LoadOptions) -> Iterable[AttnBuild]:
+    """What to run: the model as it is, with the attention asked for, or with both."""
+    if isinstance(model, nn.Module):
+        return choices(from_module(model, inputs, options), options.attn)
+    if not isinstance(model, str):
+        raise InvalidTypeError(f"model is a {type(model).__name__}", hint="Give a torch.nn.Module or a name.")
+    if options.attn == "both":
+        return iter_attn(model, options, inputs)
+    return [AttnBuild(options.attn or "own", resolve(model, options, inputs))]
 
 
 def _report(
-    runs: Sequence[_Run],
+    runs: Sequence[ModelRun],
     missing: Sequence[NotMeasured],
     not_run: Sequence[Finding],
     *,
@@ -186,125 +164,24 @@ def _report(
     )
 
 
-def _worst_first(runs: Sequence[_Run], others: Iterable[Finding] = ()) -> tuple[Finding, ...]:
+def _worst_first(runs: Sequence[ModelRun], others: Iterable[Finding] = ()) -> tuple[Finding, ...]:
     """The findings of all runs, each kind once a site; what one of several runs shows says which. `others` join."""
 
     def kind(finding: Finding) -> tuple[str, ...]:
         each = (finding.message,) if finding.rule == UNMEASURED else ()
         return finding.rule, finding.site, finding.severity, finding.fix, *each
 
-    seen = [{kind(finding) for finding in run.findings} for run in runs]
+    kinds_of_runs = [{kind(finding) for finding in run.findings} for run in runs]
     kept: dict[tuple[str, ...], Finding] = {}
     for run in runs:
         for finding in run.findings:
-            alone = len(runs) > 1 and sum(kind(finding) in kinds for kinds in seen) == 1
+            alone = len(runs) > 1 and sum(kind(finding) in kinds for kinds in kinds_of_runs) == 1
             if alone and finding.rule != "eager_vs_sdpa":
                 finding = dataclasses.replace(finding, message=f"{finding.message} (only with {run.attn} attention)")
             kept.setdefault(kind(finding), finding)
     order = {name: place for place, name in enumerate(RULES)}
     return tuple(
-        sorted((*others, *kept.values()), key=lambda found: (-SEVERITIES.index(found.severity), order[found.rule]))
-    )
-
-
-def _tensors(output: Any) -> Iterator[Tensor]:
-    """The floating-point tensors of a model's output, in order."""
-    if isinstance(output, Tensor):
-        if output.is_floating_point() and not output.is_meta:
-            yield output.detach()
-    elif isinstance(output, Mapping):
-        for value in output.values():
-            yield from _tensors(value)
-    elif isinstance(output, list | tuple):
-        for value in output:
-            yield from _tensors(value)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _environment(loaded: LoadedModel) -> dict[str, Any]:
-    first = next((p for p in loaded.module.parameters() if p.is_floating_point()), None)
-    return {
-        "sqrtdk": _version("sqrtdk"),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": _version("transformers"),
-        "platform": platform.platform(),
-        "device": str(first.device) if first is not None else "cpu",
-        "dtype": str(first.dtype).removeprefix("torch.") if first is not None else "",
-        "attn": current(loaded.module),
-        "notes": list(loaded.notes),
-    }
-
-
-def _audit(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> _Run:
-    """Run a model under a trace with the attention asked for, judge its calls and apply the rules."""
-    module = loaded.module
-    static = on_meta(module, loaded.inputs)
-    with ExitStack() as stack:
-        stack.enter_context(random_state(module))
-        stack.enter_context(eval_mode(module))
-        if attn in ATTN and offers_choice(module):
-            stack.enter_context(implementation(module, attn))
-        environment = _environment(loaded)
-        with watch_norms(module) as ran, watch_modules() as called:
-            torch.manual_seed(seed)
-            with trace(module, stats=not static) as run:
-                try:
-                    forward(module, loaded.inputs)
-                except ModelError:
-                    refuse_empty(loaded.inputs)
-                    raise
-        if not any(call.batch and call.query_len and call.key_len for call in run.calls):
-            refuse_empty(loaded.inputs)
-        if not run.calls:
-            reasons = [entry.reason for entry in run.not_measured] + [entry.reason for entry in run.not_attention]
-            what = "no attention could be read" if run.not_measured else "no attention ran"
-            raise ModelError(
-                f"{what} in {loaded.id}" + (f": {reasons[0]}" if reasons else ""),
-                hint=frozen_hint(module)
-                or "Give a model with softmax(q . k) v in its forward, run without torch.compile, "
-                "in the thread that calls forward: other threads are not seen.",
-            )
-        lost, idle_or_doubtful = silences(module, called, run)
-
-        def rerun(stats: bool, enlarge: Mapping[tuple[str, int], float] | None) -> Rerun:
-            torch.manual_seed(seed)
-            options: dict[str, Any] = {"enlarge": dict(enlarge)} if enlarge else {}
-            with trace(module, stats=stats, **options) as again:
-                output = forward(module, loaded.inputs)
-            return Rerun(again.calls, tuple(_tensors(output)), len(again.not_measured))
-
-        judged = judge_all(run.calls, module, make_probe(run.calls, lambda: rerun(False, None).calls))
-        context = Context(
-            model=module,
-            calls=judged,
-            mode="static" if static else "dynamic",
-            rerun=None if static else rerun,
-            ran=frozenset(ran),
-            compare=compare,
-            dtype=str(environment["dtype"]),
-            lost=lost,
-            idle_or_doubtful=idle_or_doubtful,
+        sorted(
+            (*others, *kept.values()), key=lambda finding: (-SEVERITIES.index(finding.severity), order[finding.rule])
         )
-        found = [entry for rule in RULES.values() for entry in rule(context)]
-        findings = tuple(entry for entry in found if isinstance(entry, Finding))
-    return _Run(
-        attn=attn,
-        model=ModelInfo(loaded.id, type(module).__name__, sum(p.numel() for p in module.parameters())),
-        mode=context.mode,
-        environment=environment,
-        calls=tuple(dataclasses.replace(entry, health=health(entry, findings)) for entry in judged),
-        not_attention=run.not_attention,
-        not_measured=(
-            *lost,
-            *(entry for entry in idle_or_doubtful if entry.reason == IDLE),
-            *(entry for entry in found if isinstance(entry, NotMeasured)),
-        ),
-        findings=findings,
     )

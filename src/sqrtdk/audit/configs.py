@@ -47,16 +47,16 @@ def mapping(config: Any, path: str) -> dict[str, Any] | None:
     >>> mapping({"rope_scaling": {"factor": 8.0}}, "rope_scaling")
     {'factor': 8.0}
     """
-    found = field(config, path)
-    if not isinstance(found, Mapping):
+    entries = field(config, path)
+    if not isinstance(entries, Mapping):
         return None
     try:
-        names = list(found)
+        names = list(entries)
     except INTERRUPTS:
         raise
     except BaseException:  # a stranger's __iter__ may raise anything
         return None
-    return {name: field(found, name) for name in names if isinstance(name, str)}
+    return {name: field(entries, name) for name in names if isinstance(name, str)}
 
 
 def present(config: Any, name: str) -> bool:
@@ -71,8 +71,8 @@ def present(config: Any, name: str) -> bool:
 
 def held(config: Any) -> Mapping[str, Any]:
     """What an object holds in its own `__dict__`; empty where it has none."""
-    found = field(config, "__dict__")
-    return found if isinstance(found, Mapping) else {}
+    attributes = field(config, "__dict__")
+    return attributes if isinstance(attributes, Mapping) else {}
 
 
 def module_at(model: nn.Module, site: str) -> nn.Module | None:

@@ -11,7 +11,7 @@ from torch import nn
 from sqrtdk.audit.configs import module_at
 from sqrtdk.audit.governing import config_at
 from sqrtdk.audit.records import Finding, JudgedCall
-from sqrtdk.trace.records import AttentionCall, NotMeasured
+from sqrtdk.tracing.records import AttentionCall, NotMeasured
 
 
 @dataclass(frozen=True, slots=True)

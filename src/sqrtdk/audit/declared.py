@@ -1,7 +1,8 @@
 """What effective scale does a model declare for a call? Config fields first, then the family table.
 
 The declared scale is a base (a field, else the family's rule, else 1/sqrt(head_dim)) times every declared
-multiplier (`multipliers.py`): GPT-2's 1/(layer + 1), YaRN's length factor, proportional attention, muP's key gain.
+multiplier: GPT-2's 1/(layer + 1), muP's key gain (`multipliers.py`), YaRN's length factor (`rope_lengths.py`),
+proportional attention (`proportional.py`).
 Which object is the config is `governing.py`'s; module attributes, which are weak, are in `attributes.py`.
 """
 
@@ -16,9 +17,11 @@ from torch import nn
 
 from sqrtdk.audit.configs import field, is_transformers, model_type, number
 from sqrtdk.audit.families import family
-from sqrtdk.audit.multipliers import MULTIPLIER_FIELDS, multipliers
+from sqrtdk.audit.multipliers import LAYER_SWITCH, MULTIPLIERS, Multiplier, by_layer
+from sqrtdk.audit.proportional import BASE_LENGTHS, length_factors
+from sqrtdk.audit.rope_lengths import ROPE_FIELDS, rope_length
 from sqrtdk.audit.tolerance import close, inverse_root
-from sqrtdk.trace.records import AttentionCall
+from sqrtdk.tracing.records import AttentionCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,8 @@ LOOSE_SWITCHES = ("scaling",)
 
 # What a config has to hold to be the one that governs: see `governing.py`.
 KNOWN_FIELDS: tuple[str, ...] = (
-    *(path for path, *_ in BASE_FIELDS), *(path for path, *_ in BASE_SWITCHES), *LOOSE_SWITCHES, *MULTIPLIER_FIELDS,
+    *(path for path, *_ in BASE_FIELDS), *(path for path, *_ in BASE_SWITCHES), *LOOSE_SWITCHES,
+    *ROPE_FIELDS, *BASE_LENGTHS, LAYER_SWITCH, *(path for path, _ in MULTIPLIERS),
 )  # fmt: skip
 
 
@@ -109,16 +113,28 @@ def declared(
     if call.head_dim < 1:
         return None
     try:
-        found = _combined(call, module, config, layer)
+        declaration = _combined(call, module, config, layer)
     except (ArithmeticError, ValueError):  # a stranger's numbers overflow, divide by zero, or have no logarithm
         return None
-    return found if found is None or all(map(math.isfinite, found.values)) else None
+    return declaration if declaration is None or all(map(math.isfinite, declaration.values)) else None
+
+
+def _multipliers(call: AttentionCall, module: nn.Module | None, config: Any, layer: int | None) -> list[Multiplier]:
+    """Every factor that config and module declare for a call."""
+    lengths = length_factors(call, module, config)
+    factors = (
+        rope_length(call, module, config, layer),
+        by_layer(config, layer),
+        Multiplier(*lengths) if lengths is not None else None,
+        *(read(call, config) for _, read in MULTIPLIERS),
+    )
+    return [factor for factor in factors if factor is not None]
 
 
 def _combined(call: AttentionCall, module: nn.Module | None, config: Any, layer: int | None) -> Declaration | None:
     """The base times every multiplier."""
     base = _base(call, config)
-    factors = multipliers(call, module, config, layer)
+    factors = _multipliers(call, module, config, layer)
     if base is None and not factors:
         return None
     values, by = base if base is not None else ((inverse_root(call.head_dim),), "")

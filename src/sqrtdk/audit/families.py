@@ -13,7 +13,7 @@ from typing import Any
 
 from sqrtdk.audit.configs import model_type
 from sqrtdk.audit.tolerance import inverse_root
-from sqrtdk.trace.records import AttentionCall
+from sqrtdk.tracing.records import AttentionCall
 
 Values = tuple[float, ...]
 

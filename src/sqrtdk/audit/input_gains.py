@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from sqrtdk.trace.records import DATA, AttentionCall, Factor
+from sqrtdk.tracing.records import DATA, AttentionCall, Factor
 
 # Classes of released code whose tensor factor is tau, wherever the caller had it from (Time-Series-Library, PyPOTS).
 DE_STATIONARY = ("DSAttention", "DeStationaryAttention")

@@ -10,7 +10,7 @@ from torch import nn
 from sqrtdk.audit.configs import field
 from sqrtdk.audit.records import JudgedCall
 from sqrtdk.audit.tolerance import close
-from sqrtdk.trace.records import AttentionCall
+from sqrtdk.tracing.records import AttentionCall
 
 LEAST_LAYERS = 3  # any two numbers lie on some 1/(layer + 1) times a constant, or its inverse, by chance
 
@@ -35,12 +35,12 @@ def layer_of(module: nn.Module | None, rank: int) -> int:
 
 def ranks(calls: Iterable[AttentionCall]) -> dict[str, int]:
     """For every site its 0-based place among the sites of the same template, in order of running."""
-    seen: dict[str, list[str]] = {}
+    sites_of: dict[str, list[str]] = {}
     for call in calls:
-        sites = seen.setdefault(template(call.site), [])
+        sites = sites_of.setdefault(template(call.site), [])
         if call.site not in sites:
             sites.append(call.site)
-    return {site: rank for sites in seen.values() for rank, site in enumerate(sites)}
+    return {site: rank for sites in sites_of.values() for rank, site in enumerate(sites)}
 
 
 def layer_pattern(calls: Sequence[AttentionCall], layers: Mapping[str, int]) -> dict[str, str]:
@@ -49,15 +49,15 @@ def layer_pattern(calls: Sequence[AttentionCall], layers: Mapping[str, int]) -> 
     for call in calls:
         if call.scale.ratio is not None and call.scale.ratio > 0:
             groups.setdefault((template(call.site), call.index), {})[call.site] = call.scale.ratio
-    found: dict[str, str] = {}
+    patterns: dict[str, str] = {}
     for sites in groups.values():
         if len({layers[site] for site in sites}) < LEAST_LAYERS:
             continue
         for power, text in ((1, "falls as 1/(layer + 1)"), (-1, "rises as layer + 1")):
             levels = [ratio * (layers[site] + 1) ** power for site, ratio in sites.items()]
             if all(close(level, levels[0]) for level in levels):
-                found.update(dict.fromkeys(sites, f"r {text} over the layers"))
-    return found
+                patterns.update(dict.fromkeys(sites, f"r {text} over the layers"))
+    return patterns
 
 
 def strangers(judged: Sequence[JudgedCall]) -> dict[int, int]:
@@ -72,7 +72,7 @@ def strangers(judged: Sequence[JudgedCall]) -> dict[int, int]:
         call = entry.call
         if call.scale.effective is not None and entry.verdict != "unmeasured":
             groups.setdefault((template(call.site), call.index, call.module_class), []).append(place)
-    found: dict[int, int] = {}
+    siblings: dict[int, int] = {}
     for places in groups.values():
         for place in places:
             others = [judged[other] for other in places if other != place]
@@ -81,8 +81,8 @@ def strangers(judged: Sequence[JudgedCall]) -> dict[int, int]:
             if not by_attribute(judged[place]) or not (len(others) > 1 or any(o.verdict == "exact" for o in others)):
                 continue
             if not close(own, values[0]) and all(close(value, values[0]) for value in values):
-                found[place] = len(values)
-    return found
+                siblings[place] = len(values)
+    return siblings
 
 
 def by_attribute(judged: JudgedCall) -> bool:

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 from sqrtdk.audit.configs import as_number, field, number
-from sqrtdk.trace.records import Mask
+from sqrtdk.tracing.records import Mask
 
 _YES = (
     "use_bidirectional_attention",

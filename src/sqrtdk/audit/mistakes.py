@@ -1,4 +1,4 @@
-"""The dictionary of mistakes: what happened, its values, its fix, and how look-alikes are told apart.
+"""The dictionary of mistakes, all that is said of each in one row, and how look-alikes are told apart.
 
 d = head_dim, h = heads, r = effective scale * sqrt(d). One effective scale can have several causes; evidence decides
 before value: zero padding that the product saw, a declared length factor, a pattern over the layers, and the factors
@@ -10,21 +10,50 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from sqrtdk.audit.tolerance import close, inverse_root
-from sqrtdk.trace.records import AttentionCall
+from sqrtdk.tracing.records import AttentionCall
 
 PAD_MULTIPLES = (8, 16, 32, 64, 128)  # head sizes that kernels pad to
+Excuse = Literal["nothing", "one factor", "its name", "the config", "any attribute"]
+UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Mistake:
-    """What happened in half a sentence, the `values` the scale can take for a call, and the fix in one sentence."""
+    """All that is said of one mistake.
+
+    Attributes:
+        name: as records, reports and the README have it.
+        scale: the effective scale that it gives, in the README's table.
+        ratio: that over the textbook's 1/sqrt(d), in the README's table.
+        summary: what happened, in the README's table.
+        happened: what happened, in a finding, in half a sentence.
+        fix: in one sentence.
+        fix_declared: the same where the run contradicts a declaration, if it is another.
+        values: the scales that it can give a call, by which it is known; none where other evidence shows it.
+        rank: its place among those that give a call the same scale, the first of which is named; 0 without `values`.
+        excuse: what makes its value a declared one. "any attribute": one that holds the value and that the run
+            follows. "its name": such a one whose name can mean nothing else. "one factor": any, where the value is one
+            factor and not two. "the config": no attribute. "nothing": an attribute that holds it holds the mistake.
+    """
 
     name: str
+    scale: str = ""
+    ratio: str = ""
+    summary: str = ""
     happened: str
-    values: Callable[[AttentionCall], tuple[float, ...]]
     fix: str
+    fix_declared: str | None = None
+    values: Callable[[AttentionCall], tuple[float, ...]] = lambda call: ()
+    rank: int = 0
+    excuse: Excuse
+
+    @property
+    def known(self) -> bool:
+        """Whether it is one, and not the lack of an explanation."""
+        return self.name != UNKNOWN
 
 
 def _padded_sizes(call: AttentionCall) -> tuple[int, ...]:
@@ -42,66 +71,100 @@ MISTAKES: dict[str, Mistake] = {
     mistake.name: mistake
     for mistake in (
         Mistake(
-            "missing",
-            "no 1/sqrt(head_dim) was applied",
-            lambda call: (1.0,),
-            "multiply the logits by 1/sqrt(head_dim), or declare 1.0 in the config if it is meant",
+            name="missing",
+            scale="1",
+            ratio="sqrt(d)",
+            summary="no scale at all",
+            happened="no 1/sqrt(head_dim) was applied",
+            fix="multiply the logits by 1/sqrt(head_dim), or declare 1.0 in the config if it is meant",
+            values=lambda call: (1.0,),
+            rank=1,
+            excuse="its name",
         ),
         Mistake(
-            "inverted",
-            "multiplied by sqrt(head_dim) instead of divided",
-            lambda call: (math.sqrt(call.head_dim),),
-            "divide by sqrt(head_dim) instead of multiplying by it",
+            name="twice",
+            scale="1/d",
+            ratio="1/sqrt(d)",
+            summary="q was scaled, and the fused call scaled again",
+            happened="it is 1/head_dim, 1/sqrt(head_dim) applied twice",
+            fix="apply 1/sqrt(head_dim) once: scale q or pass scale=, not both (SDPA scales by default)",
+            values=lambda call: (inverse_root(call.head_dim) ** 2,),
+            rank=5,
+            excuse="one factor",
         ),
         Mistake(
-            "twice",
-            "it is 1/head_dim, 1/sqrt(head_dim) applied twice",
-            lambda call: (inverse_root(call.head_dim) ** 2,),
-            "apply 1/sqrt(head_dim) once: scale q or pass scale=, not both (SDPA scales by default)",
+            name="inverted",
+            scale="sqrt(d)",
+            ratio="d",
+            summary="multiplied instead of divided",
+            happened="multiplied by sqrt(head_dim) instead of divided",
+            fix="divide by sqrt(head_dim) instead of multiplying by it",
+            values=lambda call: (math.sqrt(call.head_dim),),
+            rank=2,
+            excuse="nothing",
         ),
         Mistake(
-            "model_dim",
-            "the root of the model dimension was taken",
-            lambda call: tuple(map(inverse_root, _model_dims(call))),
-            "take the square root of the head dimension, not of the model dimension",
+            name="model_dim",
+            scale="1/sqrt(h d)",
+            ratio="1/sqrt(h)",
+            summary="the root of the model's width was taken",
+            happened="the root of the model dimension was taken",
+            fix="take the square root of the head dimension, not of the model dimension",
+            values=lambda call: tuple(map(inverse_root, _model_dims(call))),
+            rank=3,
+            excuse="nothing",
         ),
         Mistake(
-            "head_count",
-            "the root of the number of heads was taken",
-            lambda call: tuple(map(inverse_root, {call.heads, call.kv_heads} - {0, 1})),
-            "take the square root of the head dimension, not of the number of heads",
+            name="head_count",
+            scale="1/sqrt(h)",
+            ratio="sqrt(d/h)",
+            summary="the root of the number of heads was taken",
+            happened="the root of the number of heads was taken",
+            fix="take the square root of the head dimension, not of the number of heads",
+            values=lambda call: tuple(map(inverse_root, {call.heads, call.kv_heads} - {0, 1})),
+            rank=4,
+            excuse="nothing",
         ),
         Mistake(
-            "padded_head",
-            "the root of the padded head dimension was taken",
-            lambda call: tuple(map(inverse_root, _padded_sizes(call))),
-            "pass scale=head_dim**-0.5 of the head before padding",
+            name="padded_head",
+            scale="1/sqrt(d_pad)",
+            ratio="sqrt(d/d_pad)",
+            summary="the head was padded, and the padded size used",
+            happened="the root of the padded head dimension was taken",
+            fix="pass scale=head_dim**-0.5 of the head before padding",
+            values=lambda call: tuple(map(inverse_root, _padded_sizes(call))),
+            rank=6,
+            excuse="nothing",
         ),
         Mistake(
-            "length_factor",
-            "the declared length factor was dropped",
-            lambda call: (),
-            "multiply the softmax scale by the square of the declared length factor",
+            name="length_factor",
+            scale="declared / mscale^2",
+            ratio="1/mscale^2 of the declared",
+            summary="a declared factor for long contexts (YaRN) was dropped",
+            happened="the declared length factor was dropped",
+            fix="multiply the softmax scale by the square of the declared length factor",
+            excuse="any attribute",
         ),
         Mistake(
-            "layer_index",
-            "it follows the number of the layer",
-            lambda call: (),
-            "scale every layer by 1/sqrt(head_dim) alone, unless the config declares the factor 1/(layer + 1)",
+            name="layer_index",
+            scale="1/((l+1) sqrt(d))",
+            ratio="1/(l+1)",
+            summary="a factor of the layer's number, or its loss where it is declared",
+            happened="it follows the number of the layer",
+            fix="scale every layer by 1/sqrt(head_dim) alone, unless the config declares the factor 1/(layer + 1)",
+            excuse="the config",
         ),
         Mistake(
-            "unknown",
-            "nothing declares or explains it",
-            lambda call: (),
-            "compare the factors along the lineage with what the model's paper or config says",
+            name=UNKNOWN,
+            happened="nothing declares or explains it",
+            fix="compare the factors along the lineage with what the model's paper or config says",
+            fix_declared="apply the declared scale, or correct the declaration",
+            excuse="any attribute",
         ),
     )
 }
 
-# An attribute that holds one of these is not a declaration: it holds the mistake.
-NOT_EXCUSED = ("inverted", "head_count", "model_dim", "padded_head")
-
-BY_VALUE = ("missing", "inverted", "model_dim", "head_count", "twice", "padded_head")  # order for a value alone
+_BY_RANK = sorted(MISTAKES.values(), key=lambda mistake: mistake.rank)
 
 
 def root_factors(call: AttentionCall) -> int:
@@ -134,9 +197,9 @@ def name_mistake(
             f"the product saw {call.head_dim} dimensions padded to {padded}, and the scale is {padded}^-1/2",
         )
     alike = [
-        name
-        for name in BY_VALUE
-        if any(close(target, value) for target in targets for value in MISTAKES[name].values(call))
+        mistake.name
+        for mistake in _BY_RANK
+        if any(close(target, value) for target in targets for value in mistake.values(call))
     ]
     if "twice" in alike:
         roots = root_factors(call)
@@ -145,6 +208,6 @@ def name_mistake(
         if alike[0] == "twice":
             return "twice", "one factor of 1/head_dim: muP's rule, if a config or an attribute declares it"
     if not alike:
-        return "unknown", None
+        return UNKNOWN, None
     others = ", ".join(alike[1:])
     return alike[0], f"by value; the same number fits {others}" if others else None

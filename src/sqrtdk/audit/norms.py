@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 
 from sqrtdk.audit.attributes import INVERSE, PLAIN, SCALE_ATTRIBUTES, ScaleAttribute
-from sqrtdk.audit.mistakes import NOT_EXCUSED, name_mistake, root_factors
+from sqrtdk.audit.mistakes import MISTAKES, name_mistake, root_factors
 from sqrtdk.audit.tolerance import close, inverse_root, matches
-from sqrtdk.trace.records import AttentionCall
+from sqrtdk.tracing.records import AttentionCall
 
 
 def normalised(call: AttentionCall) -> str | None:
@@ -37,7 +37,7 @@ def _signature(call: AttentionCall, effective: tuple[float, ...]) -> bool:
     """Whether the scale is one that nobody intends."""
     if not all(close(value, effective[0]) for value in effective):
         return False
-    return name_mistake(call, effective[0])[0] in (*NOT_EXCUSED, "twice")
+    return MISTAKES[name_mistake(call, effective[0])[0]].excuse in ("nothing", "one factor")
 
 
 def _gains(call: AttentionCall, effective: tuple[float, ...]) -> str | None:

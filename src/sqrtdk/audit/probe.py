@@ -10,7 +10,7 @@ import torch
 
 from sqrtdk.audit.attributes import ScaleAttribute
 from sqrtdk.audit.tolerance import close
-from sqrtdk.trace.records import AttentionCall
+from sqrtdk.tracing.records import AttentionCall
 
 FACTOR = 1.25  # exact in every binary format, far outside the tolerance, too small to overflow
 Key = tuple[str, int]  # site and index of a call
@@ -21,13 +21,13 @@ Probe = Callable[[Mapping[Key, ScaleAttribute]], Mapping[Key, bool]]
 def enlarged(attributes: Iterable[ScaleAttribute], factor: float = FACTOR) -> Iterator[None]:
     """Multiply numbers and buffers by `factor`, and turn switches, for the time of the block; they are put back."""
     restore: list[tuple[MutableMapping[str, Any], str, Any]] = []
-    seen: set[tuple[int, str]] = set()
+    changed: set[tuple[int, str]] = set()
     try:
         for attribute in attributes:
             store, key = attribute.store, (id(attribute.owner), attribute.name)
-            if attribute.learned or store is None or key in seen:
+            if attribute.learned or store is None or key in changed:
                 continue
-            seen.add(key)
+            changed.add(key)
             value = store[attribute.name]
             restore.append((store, attribute.name, value))
             number = value.detach() if isinstance(value, torch.Tensor) else value

@@ -13,9 +13,9 @@ from typing import Any
 from torch import nn
 
 from sqrtdk.audit.configs import field, held, number
-from sqrtdk.audit.mistakes import MISTAKES, NOT_EXCUSED
+from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.audit.tolerance import close, inverse_root, matches
-from sqrtdk.trace.records import AttentionCall
+from sqrtdk.tracing.records import AttentionCall
 
 BASE_LENGTHS = ("base_sequence_length", "base_seqlen")  # diffusers' and Lumina-T2X's names for b
 SINGLE = 2.0**-23  # relative rounding of a factor that was held in float32
@@ -54,7 +54,7 @@ def by_argument(call: AttentionCall, module: nn.Module | None) -> str | None:
     applied = math.prod(values)
     if call.scale.effective is None or not matches(call.scale.per_head or (call.scale.effective,), (applied,)):
         return None
-    signatures = (value for mistake in (*NOT_EXCUSED, "twice", "missing") for value in MISTAKES[mistake].values(call))
+    signatures = (value for mistake in MISTAKES.values() for value in mistake.values(call))
     if any(close(applied, value, 4 * SINGLE) for value in signatures):
         return None
     base = _whole_base(applied / inverse_root(call.head_dim), call.query_len)

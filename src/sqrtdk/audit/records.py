@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqrtdk.trace.records import AttentionCall, NotAttention, NotMeasured
+from sqrtdk.tracing.records import AttentionCall, NotAttention, NotMeasured
 
 SCHEMA_VERSION = 1
 
@@ -17,17 +17,6 @@ HEALTH = (OK, *SEVERITIES, UNMEASURED)
 FAILING = ("fail", "critical")
 OUTCOMES = ("failed", "findings", "incomplete", "warnings", "scales", "passed")
 VERDICTS = ("exact", "declared", "unexplained", UNMEASURED)
-MISTAKES = (
-    "missing",
-    "twice",
-    "inverted",
-    "model_dim",
-    "head_count",
-    "padded_head",
-    "length_factor",
-    "layer_index",
-    "unknown",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +39,7 @@ class JudgedCall:
 
     call: AttentionCall
     verdict: str  # one of VERDICTS
-    mistake: str | None = None  # one of MISTAKES, when unexplained
+    mistake: str | None = None  # a name of `mistakes.MISTAKES`, when unexplained
     declared_by: str | None = None  # e.g. "config.query_pre_attn_scalar = 256", "family t5: scale 1.0 (...)"
     expected: float | None = None  # the effective scale that was declared, or 1/sqrt(head_dim)
     reason: str | None = None  # why unmeasured, or how the mistake was told from its look-alikes

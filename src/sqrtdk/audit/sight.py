@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from torch import nn
 
 from sqrtdk.audit.configs import field
-from sqrtdk.trace.records import AttentionCall, Mask
+from sqrtdk.tracing.records import AttentionCall, Mask
 
 WEIGHT = 1e-4
 LEAST_ROWS = 4  # below it a few visible keys fit many shapes

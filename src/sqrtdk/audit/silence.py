@@ -7,8 +7,8 @@ from collections.abc import Collection
 from torch import nn
 
 from sqrtdk.models.attentions import IDLE, silent_attentions
-from sqrtdk.trace import Trace
-from sqrtdk.trace.records import LOST_SIGHT, NEVER_USED, NotMeasured
+from sqrtdk.tracing import Trace
+from sqrtdk.tracing.records import LOST_SIGHT, NEVER_USED, NotMeasured
 
 
 def silences(

@@ -12,7 +12,6 @@ from sqrtdk.audit.configs import field, held, present
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.models.extras import quiet_transformers
 
-ATTN = ("eager", "sdpa")
 _INTERNAL = "_attn_implementation_internal"
 _BACKBONE = "backbone_config"  # a convolutional tower of its own, which has no attention to choose
 

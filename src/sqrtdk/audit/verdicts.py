@@ -2,59 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
-from sqrtdk.audit.attributes import ScaleAttribute, holders, names_the_scale, scale_attributes
+from sqrtdk.audit.attribute_verdict import Follows, attribute_verdict, heads_agree
+from sqrtdk.audit.attributes import ScaleAttribute, holders, scale_attributes
 from sqrtdk.audit.configs import module_at
 from sqrtdk.audit.declared import Declaration, declared
 from sqrtdk.audit.governing import config_at
 from sqrtdk.audit.input_gains import gained_by_inputs, without_input_gains
 from sqrtdk.audit.layers import layer_of, layer_pattern, ranks, siblings_text, strangers
-from sqrtdk.audit.mistakes import NOT_EXCUSED, name_mistake, root_factors
-from sqrtdk.audit.norms import cosine_gain, norm_rule, normalised
+from sqrtdk.audit.learned_gain import gain_text, learned_gain, mistake_beside_gain
+from sqrtdk.audit.mistakes import UNKNOWN, name_mistake
+from sqrtdk.audit.norms import cosine_gain, norm_rule
 from sqrtdk.audit.probe import Key, Probe
 from sqrtdk.audit.proportional import by_argument
 from sqrtdk.audit.records import JudgedCall
 from sqrtdk.audit.tolerance import SCALE_TOLERANCE, close, inverse_root, matches
-from sqrtdk.trace.records import AttentionCall, Factor
+from sqrtdk.tracing.records import AttentionCall
 
-Follows = Callable[[ScaleAttribute], bool | None]  # whether the call's scale changes with it; None: not known
 ROUNDS = 3  # runs that ask which attribute a call follows: a module that has more which hold one value is not met
 
 
-def _learned(call: AttentionCall) -> Factor | None:
-    return next((factor for factor in call.scale.factors if factor.learned), None)
-
-
-def _fixed_mistake(call: AttentionCall) -> str | None:
-    """A mistake in the fixed factors that stand beside a learned gain.
-
-    Two that no gain is meant to undo; and, where the gain is 1 and so explains nothing, every one that nobody intends.
-    """
-    fixed, idle = 1.0, True
-    for factor in call.scale.factors:
-        if factor.learned:
-            idle = idle and factor.value is not None and matches(factor.per_head or (factor.value,), (1.0,))
-        elif factor.value is None:
-            return None
-        else:
-            fixed *= factor.value
-            idle = idle and factor.per_head is None
-    if root_factors(call) >= 2 and close(fixed, inverse_root(call.head_dim) ** 2):
-        return "twice"
-    if normalised(call) != "l2" and call.head_dim > 1 and close(fixed, call.head_dim**0.5):
-        return "inverted"
-    named = name_mistake(call, fixed)[0] if idle else None
-    return named if named in ("model_dim", "head_count", "padded_head") else None
-
-
 def _agrees(effective: tuple[float, ...], declaration: Declaration) -> bool:
-    if not declaration.values:
-        return True
     if declaration.interval:
         low = min(declaration.values) * (1 - SCALE_TOLERANCE)
         high = max(declaration.values) * (1 + SCALE_TOLERANCE)
@@ -110,41 +83,65 @@ def judge(
             call, "unmeasured", reason=f"{lost}: {problem or call.scale.reason or ', '.join(call.unknown)}"
         )
     declaration = declared(call, module, config, layer)
-    learned = _learned(call)
-    textbook = inverse_root(call.head_dim)
-    expected = declaration.values[0] if declaration and declaration.values else None
     if problem is not None:
-        readable = call.scale.agree is not False and call.scale.numeric is None
-        if learned is not None and learned.value is None and readable and _fixed_mistake(call) is None:
-            return JudgedCall(call, "declared", declared_by=f"{_name(learned)} (learned)", reason="value not read")
-        return JudgedCall(call, "unmeasured", declared_by=None, expected=expected or textbook, reason=problem)
+        return _unreadable(call, declaration, problem)
     assert call.scale.effective is not None
     effective = call.scale.per_head or (call.scale.effective,)
+    judged = _by_declaration(call, effective, declaration) or _by_own_factors(call, effective)
+    if judged is not None:
+        return judged
+    if declaration is not None:  # of a family whose scale is learned: it names no value
+        return JudgedCall(call, "declared", declared_by=declaration.by)
+    return _by_module(call, effective, module, layered if layer else None, follows)
 
-    if declaration is not None and declaration.values:
-        if _agrees(effective, declaration):
-            exact = matches(effective, (textbook,))
-            return JudgedCall(call, "exact" if exact else "declared", None, declaration.by, expected)
-        if learned is None:
-            return _contradiction(call, effective, declaration)
+
+def _unreadable(call: AttentionCall, declaration: Declaration | None, problem: str) -> JudgedCall:
+    """No reading of the scale: a learned gain whose value alone is not known is a rule all the same."""
+    learned = learned_gain(call)
+    readable = call.scale.agree is not False and call.scale.numeric is None
+    if learned is not None and learned.value is None and readable and mistake_beside_gain(call) is None:
+        return JudgedCall(call, "declared", declared_by=f"{gain_text(learned)} (learned)", reason="value not read")
+    expected = declaration.values[0] if declaration and declaration.values else None
+    return JudgedCall(call, "unmeasured", expected=expected or inverse_root(call.head_dim), reason=problem)
+
+
+def _by_declaration(
+    call: AttentionCall, effective: tuple[float, ...], declaration: Declaration | None
+) -> JudgedCall | None:
+    """Config or family name values: the run has one of them, or none; a learned gain may have left them."""
+    if declaration is None or not declaration.values:
+        return None
+    if _agrees(effective, declaration):
+        exact = matches(effective, (inverse_root(call.head_dim),))
+        return JudgedCall(call, "exact" if exact else "declared", None, declaration.by, declaration.values[0])
+    return _contradiction(call, effective, declaration) if learned_gain(call) is None else None
+
+
+def _by_own_factors(call: AttentionCall, effective: tuple[float, ...]) -> JudgedCall | None:
+    """The textbook's scale, or a learned gain with what stands beside it."""
+    textbook, learned = inverse_root(call.head_dim), learned_gain(call)
     if matches(effective, (textbook,)):
         return JudgedCall(call, "exact", expected=textbook)
-    if learned is not None:
-        fault = _fixed_mistake(call)
-        if fault is None:
-            return JudgedCall(call, "declared", declared_by=f"{_name(learned)} (learned)")
-        return JudgedCall(call, "unexplained", fault, None, textbook, f"in the factors beside {_name(learned)}")
-    if declaration is not None and not declaration.values:
-        return JudgedCall(call, "declared", declared_by=declaration.by)
+    if learned is None:
+        return None
+    fault = mistake_beside_gain(call)
+    if fault is None:
+        return JudgedCall(call, "declared", declared_by=f"{gain_text(learned)} (learned)")
+    return JudgedCall(call, "unexplained", fault, None, textbook, f"in the factors beside {gain_text(learned)}")
+
+
+def _by_module(
+    call: AttentionCall, effective: tuple[float, ...], module: nn.Module | None, layered: str | None, follows: Follows
+) -> JudgedCall:
+    """Normalised q and k, proportional attention, an attribute; and a gain on a cosine that nothing else explains."""
     attributes = scale_attributes(module, call.heads)
-    if rule := norm_rule(call, effective, attributes):
-        return JudgedCall(call, "declared", declared_by=rule, expected=effective[0])
-    if rule := by_argument(call, module):
-        return JudgedCall(call, "declared", declared_by=rule, expected=effective[0])
-    judged = _by_attribute(call, effective, attributes, layered if layer else None, follows)
-    if judged.mistake == "unknown" and (rule := cosine_gain(call, effective)):
-        return JudgedCall(call, "declared", declared_by=rule, expected=effective[0])
-    return judged
+    rule = norm_rule(call, effective, attributes) or by_argument(call, module)
+    if rule is None:
+        judged = attribute_verdict(call, effective, attributes, layered, follows)
+        rule = cosine_gain(call, effective) if judged.mistake == UNKNOWN else None
+        if rule is None:
+            return judged
+    return JudgedCall(call, "declared", declared_by=rule, expected=effective[0])
 
 
 def _beside_input_gains(call: AttentionCall, fixed: JudgedCall) -> JudgedCall:
@@ -154,10 +151,6 @@ def _beside_input_gains(call: AttentionCall, fixed: JudgedCall) -> JudgedCall:
         return JudgedCall(call, "declared", declared_by=by)
     reason = "; ".join(filter(None, (fixed.reason, "in the factors beside one that is computed from the data")))
     return replace(fixed, call=call, reason=reason, attribute=None)
-
-
-def _name(factor: Factor) -> str:
-    return factor.source if factor.source.startswith("parameter") else f"parameter {factor.source}"
 
 
 def _contradiction(call: AttentionCall, effective: tuple[float, ...], declaration: Declaration) -> JudgedCall:
@@ -173,54 +166,12 @@ def _contradiction(call: AttentionCall, effective: tuple[float, ...], declaratio
         return JudgedCall(call, "unexplained", "length_factor", declaration.by, expected, reason)
     if matches(effective, (inverse_root(call.head_dim),)):
         return JudgedCall(
-            call, "unexplained", "unknown", declaration.by, expected, f"{actual}, which is 1/sqrt(head_dim)"
+            call, "unexplained", UNKNOWN, declaration.by, expected, f"{actual}, which is 1/sqrt(head_dim)"
         )
-    if not _equal(effective):
-        return JudgedCall(call, "unexplained", "unknown", declaration.by, expected, f"{actual}; heads differ")
+    if not heads_agree(effective):
+        return JudgedCall(call, "unexplained", UNKNOWN, declaration.by, expected, f"{actual}; heads differ")
     mistake, how = name_mistake(call, effective[0], declaration.length)
     return JudgedCall(call, "unexplained", mistake, declaration.by, expected, f"{actual}; {how}" if how else actual)
-
-
-def _equal(effective: tuple[float, ...]) -> bool:
-    return all(close(value, effective[0]) for value in effective)
-
-
-def _by_attribute(
-    call: AttentionCall,
-    effective: tuple[float, ...],
-    attributes: tuple[ScaleAttribute, ...],
-    layered: str | None,
-    follows: Follows,
-) -> JudgedCall:
-    """What an attribute declares, which is little: nothing where the run does not follow it, and no mistake's value."""
-    textbook = inverse_root(call.head_dim)
-    if min(effective) <= 0:
-        reason = "a negative scale gives the weight to the keys least alike"
-        if max(effective) <= 0 <= min(effective):
-            reason = "at scale 0 the weights know nothing of q and k"
-        return JudgedCall(call, "unexplained", "unknown", None, textbook, reason)
-    holding = list(holders(attributes, effective, call.head_dim))
-    held, text = next((pair for pair in holding if follows(pair[0]) is not False), (None, None))
-    idle = None if held or not holding else f"attribute {holding[0][1]} holds that value, but the scale does not follow"
-    if not _equal(effective):
-        if held is not None:
-            return JudgedCall(call, "declared", declared_by=f"attribute {text} (per head)", attribute=text)
-        low, high = min(effective), max(effective)
-        reason = f"heads differ, from {low:.6g} to {high:.6g}, and nothing declares it"
-        return JudgedCall(call, "unexplained", "unknown", None, textbook, reason)
-    mistake, how = name_mistake(call, effective[0], layered=layered)
-    excused = mistake not in (*NOT_EXCUSED, "layer_index", "missing")
-    excused = excused and not (mistake == "twice" and root_factors(call) >= 2)
-    if held is not None and mistake == "missing":  # T5's way; alpha and temperature are 1 by default, False is written
-        excused = held.flag or (follows(held) is True and names_the_scale(held))
-    if held is not None and excused:
-        by = f"attribute {text}" if held.flag else f"attribute {text} = {effective[0]:.6g}"
-        by += " (learned)" if held.learned else ""
-        return JudgedCall(call, "declared", None, by, effective[0], how if mistake == "twice" else None, text)
-    if held is not None and mistake in NOT_EXCUSED:
-        idle = f"attribute {text} holds the value of {mistake}"
-    told = "; ".join(part for part in (idle, how) if part) or None
-    return JudgedCall(call, "unexplained", mistake, None, textbook, told, text)
 
 
 def judge_all(calls: Sequence[AttentionCall], model: nn.Module, probe: Probe | None = None) -> tuple[JudgedCall, ...]:

@@ -33,7 +33,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Timed:
     """One way at one place.
 
     Attributes:
@@ -66,7 +66,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class NotMeasured:
+class NotTimed:
     """One way at one place, or all of them, and why there is no figure."""
 
     place: Place
@@ -75,7 +75,7 @@ class NotMeasured:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class BenchRecord:
     """A run.
 
     Attributes:
@@ -101,8 +101,8 @@ class Record:
     repeats: int
     threads: int
     seed: int
-    measured: tuple[Measured, ...]
-    not_measured: tuple[NotMeasured, ...]
+    measured: tuple[Timed, ...]
+    not_measured: tuple[NotTimed, ...]
     environment: Mapping[str, Any]
     command: str
     started: str
@@ -120,7 +120,7 @@ class Record:
         return [Place(*found) for found in product(self.workloads, self.dtypes, self.passes)]
 
 
-def to_json(record: Record) -> str:
+def to_json(record: BenchRecord) -> str:
     """The record as one JSON document, ASCII only, that ends with a newline."""
     return _json.document(
         {

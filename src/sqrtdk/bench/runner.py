@@ -17,7 +17,7 @@ from torch import Tensor
 from sqrtdk._environment import environment
 from sqrtdk.bench.paired import rounds
 from sqrtdk.bench.peers import Call
-from sqrtdk.bench.record import PASSES, Measured, NotMeasured, Pass, Place, Record
+from sqrtdk.bench.record import PASSES, BenchRecord, NotTimed, Pass, Place, Timed
 from sqrtdk.bench.ways import BASE, WAYS, Way
 from sqrtdk.bench.workloads import DTYPES, Case, Workload
 from sqrtdk.errors import BenchError, InvalidValueError, MissingExtraError, UnsupportedError, kind_and_text, short_text
@@ -40,7 +40,7 @@ def run(
     seed: int = 0,
     command: str = "",
     progress: Progress = lambda done, total: None,
-) -> Record:
+) -> BenchRecord:
     """Measure ways on workloads, each in every dtype and pass, beside torch's own operation.
 
     Args:
@@ -76,8 +76,8 @@ def run(
     started, begin = datetime.now(UTC), time.monotonic()
     ways = {BASE: WAYS[BASE]} | dict(ways)
     places = [Place(*found) for found in product(workloads, dtypes, passes)]
-    measured: list[Measured] = []
-    missing: list[NotMeasured] = []
+    measured: list[Timed] = []
+    missing: list[NotTimed] = []
     total, done = len(places) * (repeats + 1), 0
 
     def count() -> None:
@@ -89,21 +89,21 @@ def run(
         for place in places:
             workload, training = workloads[place.workload], place.kind == "training"
             if training and not workload.trains:
-                missing.append(NotMeasured(place, "all", "nobody trains on this workload"))
+                missing.append(NotTimed(place, "all", "nobody trains on this workload"))
                 total -= repeats + 1
                 continue
             case = Case.of(workload, DTYPES[place.dtype], training, seed)
             ready, refused = prepared(case, ways)
-            missing += [NotMeasured(place, way, reason) for way, reason in refused.items()]
+            missing += [NotTimed(place, way, reason) for way, reason in refused.items()]
             times = rounds(ready, repeats, after_round=count)
             for way, seconds in times.items():
                 choice = ways[way].choice(case)
                 impl, reason = (None, None) if choice is None else (choice.impl, choice.reason)
                 entry = ways[way].statistics, impl, reason, tuple(seconds), tuple(times[BASE])
-                measured.append(Measured(place, way, *entry))
+                measured.append(Timed(place, way, *entry))
         machine = environment()
     machine["kernel"]["library"] = Path(machine["kernel"]["library"]).name  # records are shown around, homes are not
-    return Record(
+    return BenchRecord(
         workloads=dict(workloads),
         ways={name: way.text for name, way in ways.items()},
         dtypes=tuple(dtypes),

@@ -72,13 +72,13 @@ def check(
             from sqrtdk.models.names import check_name
 
             check_name(model, revision, announce)
-            from sqrtdk.audit.check import check as audit
+            from sqrtdk.audit.check import check_with
+            from sqrtdk.models.options import LoadOptions
             from sqrtdk.report.html import to_html
             from sqrtdk.report.json import to_json
             from sqrtdk.report.terminal import summary_line, to_text
 
-            report = audit(
-                model,
+            options = LoadOptions(
                 static=static,
                 attn=attn,
                 text=text,
@@ -92,9 +92,8 @@ def check(
                 trust_remote_code=trust_remote_code,
                 device_map=device_map,
                 offload_folder=offload_folder,
-                fail_on=fail_on,
-                command=shlex.join(["sqrtdk", *sys.argv[1:]]),
             )
+            report = check_with(model, None, options, fail_on=fail_on, command=shlex.join(["sqrtdk", *sys.argv[1:]]))
             documents = [(output, to_json, "JSON"), (html, to_html, "HTML")]
             wanted = [(path, draw(report), kind) for path, draw, kind in documents if path is not None]
         for path, document, kind in wanted:

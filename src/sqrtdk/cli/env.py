@@ -25,5 +25,5 @@ def env(
         with working("Looking"):
             from sqrtdk._environment import environment
 
-            found = environment()
-        print_text(_json.document(found) if json_ else to_text(found))
+            machine = environment()
+        print_text(_json.document(machine) if json_ else to_text(machine))

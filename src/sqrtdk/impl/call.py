@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,6 +13,11 @@ from torch import Tensor
 from sqrtdk.positions import PositionTerm
 from sqrtdk.scores import PairScore
 from sqrtdk.stats.request import AuxRequest
+
+if TYPE_CHECKING:
+    from jaxtyping import Int, Shaped
+
+    from sqrtdk._shapes import Bias, Factor, Key, Query, Sinks, Value, Visible
 
 UNBOUNDED = (None, None)
 
@@ -22,7 +28,7 @@ class Call:
 
     Attributes:
         query: (..., Hq, L, E), the score already folded in, which makes it float32 where the value is a half type.
-        key: (..., Hkv, S, E); Hkv divides Hq, and query heads that share a key head are neighbours.
+        key: (..., H, S, E); H divides Hq, and query heads that share a key head are neighbours.
         value: (..., Hv, S, Ev), likewise.
         scale: a number, or a tensor broadcastable to (..., Hq, L, 1).
         score: a score of pairs in place of the dot product.
@@ -40,22 +46,22 @@ class Call:
         unclean: NaN or infinity may stand at hidden places, in key, value, bias or a product of query and key.
     """
 
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    scale: float | Tensor
+    query: Query
+    key: Key
+    value: Value
+    scale: float | Factor
     score: PairScore | None = None
     term: PositionTerm | None = None
     softcap: float | None = None
-    bias: Tensor | None = None
-    visible: Tensor | None = None
+    bias: Bias | None = None
+    visible: Visible | None = None
     diagonal: int | None = None
     window: tuple[int | None, int | None] = UNBOUNDED
     shift: int = 0
-    sinks: Tensor | None = None
+    sinks: Sinks | None = None
     dropout_p: float = 0.0
     aux: AuxRequest | None = None
-    places: Tensor | None = None
+    places: Int[Tensor, " L"] | None = None
     unclean: bool = False
 
     @property
@@ -95,13 +101,13 @@ class Call:
         """That of the logits and statistics: float32, or float64 for float64 inputs."""
         return torch.float64 if torch.float64 in (self.query.dtype, self.key.dtype) else torch.float32
 
-    def positions(self, start: int, stop: int) -> Tensor:
+    def positions(self, start: int, stop: int) -> Int[Tensor, " {stop}-{start}"]:
         """Positions of the rows start..stop."""
         if self.places is not None:
             return self.places[start:stop]
         return torch.arange(start, stop, device=self.query.device)
 
-    def sample(self, rows: Tensor) -> Call:
+    def sample(self, rows: Int[Tensor, " R"]) -> Call:
         """The same call for some of its rows, (R,) int64 indices."""
 
         def pick(tensor: Tensor) -> Tensor:
@@ -117,7 +123,7 @@ class Call:
             places=rows,
         )
 
-    def seen(self, start: int, stop: int) -> Tensor | None:
+    def seen(self, start: int, stop: int) -> Visible | None:
         """Which keys rows start..stop see, bool, broadcastable to (..., stop - start, S); None: all."""
         found = None if self.visible is None else cut_rows(self.visible, start, stop)
         left, right = self.window
@@ -136,7 +142,7 @@ class Call:
             found = bound if found is None else found & bound
         return found
 
-    def visible_keys(self) -> Tensor:
+    def visible_keys(self) -> Factor:
         """Number of keys that each row sees, broadcastable to (..., Hq, L, 1)."""
         seen = self.seen(0, self.length)
         if seen is None:
@@ -160,14 +166,14 @@ def cut_rows(tensor: Tensor, start: int, stop: int) -> Tensor:
     return tensor[..., start:stop, :] if tensor.ndim > 1 and tensor.shape[-2] != 1 else tensor
 
 
-def grow(tensor: Tensor, heads: int) -> Tensor:
+def grow(tensor: Shaped[Tensor, "... S E"], heads: int) -> Shaped[Tensor, "... S E"]:
     """Repeat key or value heads to the number of query heads: head h of the query uses head h // group."""
     if tensor.ndim < 3 or tensor.shape[-3] in (1, heads) or heads == 1:
         return tensor
     return tensor.repeat_interleave(heads // tensor.shape[-3], -3)
 
 
-def _grown(tensor: Tensor, heads: int) -> tuple[int, ...]:
+def _grown(tensor: Key | Value, heads: int) -> tuple[int, ...]:
     shape = tuple(tensor.shape[:-2])
     return (*shape[:-1], heads) if shape and shape[-1] not in (1, heads) and heads != 1 else shape
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,6 +21,9 @@ from sqrtdk.impl.fused import obstacle as against_fused
 from sqrtdk.impl.kernel.load import loaded, unavailable
 from sqrtdk.impl.tiled import block_rows, tiled
 from sqrtdk.stats.request import AuxOutput
+
+if TYPE_CHECKING:
+    from sqrtdk._shapes import Key, Query, Value
 
 Implementation = Callable[[Call], tuple[Tensor, AuxOutput]]
 IMPLEMENTATIONS: dict[str, Implementation] = {"cpu": cpu, "dense": dense, "fused": fused, "tiled": tiled}
@@ -99,7 +103,7 @@ def _untold(call: Call) -> str:
     return f"; not looked at: {', '.join(lost)}" if lost else ""
 
 
-def pays_compiled(pairs: int, query: Tensor, key: Tensor, value: Tensor, dropout_p: float) -> bool:
+def pays_compiled(pairs: int, query: Query, key: Key, value: Value, dropout_p: float) -> bool:
     """Whether a plain call, which torch's kernel can run, is left to the compiled one."""
     return (
         loaded()
@@ -117,7 +121,7 @@ def _plain(*tensors: Tensor) -> bool:
     return torch.compiler.is_compiling() or all(type(t) in (Tensor, Parameter) for t in tensors)
 
 
-def _is_small(pairs: int, query: Tensor, key: Tensor, value: Tensor) -> bool:
+def _is_small(pairs: int, query: Query, key: Key, value: Value) -> bool:
     """Whether torch's kernel is through first; its backward pass is the faster one for few rows."""
     rows = query.shape[-2]
     learns = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))

@@ -6,6 +6,7 @@ See `kernel/attention.cpp` for the arithmetic, `kernel/build.py` and `kernel/loa
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,6 +21,11 @@ from sqrtdk.impl.kernel.operators import FIELDS
 from sqrtdk.impl.rows import joined_with_sink
 from sqrtdk.stats import RowStats
 from sqrtdk.stats.request import AuxOutput, aux_output
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Shaped
+
+    from sqrtdk._shapes import Bias, Key, Output, Value
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SMALLEST_SOFTCAP = torch.finfo(torch.float32).tiny
@@ -53,7 +59,7 @@ def obstacle(call: Call) -> str | None:
     return None
 
 
-def cpu(call: Call) -> tuple[Tensor, AuxOutput]:
+def cpu(call: Call) -> tuple[Output, AuxOutput]:
     """Output (..., Hq, L, Ev) and statistics (..., Hq, L). Compiles the kernel if it is not built.
 
     Raises:
@@ -89,11 +95,18 @@ def row_statistics(call: Call) -> RowStats:
     return _rows(_run(call, statistics=True)[3], (*call.lead, call.length))
 
 
-def _rows(planes: Tensor, shape: tuple[int, ...]) -> RowStats:
+def _rows(planes: Float[Tensor, "fields B Hq L"], shape: tuple[int, ...]) -> RowStats:
     return RowStats(**{name: plane.reshape(shape) for name, plane in zip(FIELDS, planes.unbind(), strict=True)})
 
 
-def _run(call: Call, statistics: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _run(
+    call: Call, statistics: bool
+) -> tuple[
+    Float[Tensor, "B Hq L Ev"],
+    Float[Tensor, "B Hq L"],
+    Float[Tensor, "B Hq L"] | Float[Tensor, "0"],
+    Float[Tensor, "fields B Hq L"] | Float[Tensor, "0"],
+]:
     """The operator's output, lse, entropy and planes, in four dimensions."""
     call = with_bias(call)
     lead, rows = call.lead, call.length
@@ -123,7 +136,9 @@ def _run(call: Call, statistics: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return found
 
 
-def _operands(call: Call, lead: tuple[int, ...], heads: int) -> tuple[Tensor, Tensor, Tensor]:
+def _operands(
+    call: Call, lead: tuple[int, ...], heads: int
+) -> tuple[Float[Tensor, "B {heads} L E"], Float[Tensor, "B H S E"], Float[Tensor, "B H S Ev"]]:
     """Query, key and value in four dimensions and one dtype; key and value with the same number of heads."""
     dtype = call.value.dtype if {call.query.dtype, call.key.dtype} == {call.value.dtype} else torch.float32
     key, value = call.key, call.value
@@ -131,26 +146,26 @@ def _operands(call: Call, lead: tuple[int, ...], heads: int) -> tuple[Tensor, Te
         key, value = grow(key, call.heads), grow(value, call.heads)
     shared = max(_heads(key), _heads(value))
 
-    def four(tensor: Tensor, count: int) -> Tensor:
+    def four(tensor: Float[Tensor, "... S E"], count: int) -> Float[Tensor, "B {count} S E"]:
         tensor = tensor.to(dtype).expand(*lead[:-1], count, *tensor.shape[-2:])
         return tensor.reshape(math.prod(lead[:-1]), *tensor.shape[-3:])
 
     return four(call.query, heads), four(key, shared), four(value, shared)
 
 
-def _heads(tensor: Tensor) -> int:
+def _heads(tensor: Key | Value) -> int:
     return tensor.shape[-3] if tensor.ndim > 2 else 1
 
 
-def _spread(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Expanded to (..., H, R, C) and seen in four dimensions."""
+def _spread(tensor: Tensor, shape: tuple[int, ...]) -> Shaped[Tensor, "B Hq L C"]:
+    """Expanded to (..., Hq, R, C) and seen in four dimensions."""
     tensor = tensor.expand(shape)
     if len(shape) == 2:
         return tensor.unsqueeze(0).unsqueeze(0)
     return tensor.reshape(math.prod(shape[:-3]), *shape[-3:])
 
 
-def _columns(bias: Tensor) -> Tensor:
+def _columns(bias: Bias) -> Bias:
     """A bias whose columns lie side by side, or are one."""
     return bias if bias.stride(-1) == 1 or bias.shape[-1] == 1 else bias.contiguous()
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from sqrtdk.impl.call import Call
 from sqrtdk.impl.rows import attend
 from sqrtdk.stats.request import AuxOutput
 
+if TYPE_CHECKING:
+    from sqrtdk._shapes import Output
 
-def dense(call: Call) -> tuple[Tensor, AuxOutput]:
+
+def dense(call: Call) -> tuple[Output, AuxOutput]:
     """Output (..., Hq, L, Ev) and statistics (..., Hq, L)."""
     return attend(call, 0, call.length)

@@ -6,6 +6,7 @@ The scale of a rule is a factor on q. A bias, a mask, a window become one mask a
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,6 +18,11 @@ from sqrtdk.impl.bias import learns_term, with_bias
 from sqrtdk.impl.call import UNBOUNDED, Call, broadcast, grow, has_values
 from sqrtdk.stats import AttentionRows, attention_row_stats
 from sqrtdk.stats.request import AuxOutput, aux_output
+
+if TYPE_CHECKING:
+    from jaxtyping import Shaped
+
+    from sqrtdk._shapes import Bias, Key, Output, Value, Visible
 
 LARGEST_MASK = 2**26  # elements of an L x S mask that is made here without being asked for by name
 
@@ -50,7 +56,7 @@ def mask_elements(call: Call) -> int:
     return math.prod(broadcast(*lead)) * call.length * call.keys
 
 
-def fused(call: Call) -> tuple[Tensor, AuxOutput]:
+def fused(call: Call) -> tuple[Output, AuxOutput]:
     """Output (..., Hq, L, Ev) and statistics (..., Hq, L).
 
     Raises:
@@ -97,7 +103,7 @@ def _needs_mask(call: Call) -> bool:
     )
 
 
-def _mask(call: Call) -> Tensor | None:
+def _mask(call: Call) -> Visible | Bias | None:
     seen = call.seen(0, call.length)
     mask = seen
     if call.bias is not None:
@@ -130,7 +136,7 @@ def in_one_pass(call: Call) -> bool:
     return call.query.device.type == "cpu" and not call.dropout_p and not learns
 
 
-def swept(call: Call, value: Tensor | None = None) -> AttentionRows:
+def swept(call: Call, value: Value | None = None) -> AttentionRows:
     """Statistics (..., Hq, L) of a call without an obstacle, and the values weighted, by one pass over tiles."""
     call = with_bias(call)
     shape = (*call.lead, call.length)
@@ -138,7 +144,7 @@ def swept(call: Call, value: Tensor | None = None) -> AttentionRows:
     heads = {_heads(tensor) for tensor in (call.key, value) if tensor is not None} - {1}
     lead = (*call.lead[:-1], heads.pop() if len(heads) == 1 and call.heads == all_heads else all_heads)
 
-    def expanded(tensor: Tensor, lead: tuple[int, ...]) -> Tensor:
+    def expanded(tensor: Shaped[Tensor, "... S E"], lead: tuple[int, ...]) -> Shaped[Tensor, "... S E"]:
         tensor = tensor.detach() if _heads(tensor) in (1, lead[-1]) else grow(tensor.detach(), all_heads)
         return tensor.expand(*lead, *tensor.shape[-2:])
 
@@ -160,11 +166,11 @@ def swept(call: Call, value: Tensor | None = None) -> AttentionRows:
     return AttentionRows(found.rows.map(lambda field: field.reshape(shape)), output=output)
 
 
-def _heads(tensor: Tensor) -> int:
+def _heads(tensor: Key | Value) -> int:
     return tensor.shape[-3] if tensor.ndim > 2 else 1
 
 
-def _shared(call: Call) -> tuple[Tensor, Tensor, bool]:
+def _shared(call: Call) -> tuple[Key, Value, bool]:
     """Key, value, and whether torch has to repeat their heads; it can only if both have the same number."""
     key, value = call.key, call.value
     if _heads(key) != _heads(value):

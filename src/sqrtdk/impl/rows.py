@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,8 +17,13 @@ from sqrtdk.impl.call import Call, cut_rows, grow
 from sqrtdk.stats import RowStats, within_range
 from sqrtdk.stats.request import AuxOutput, aux_output
 
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
 
-def attend(call: Call, start: int, stop: int) -> tuple[Tensor, AuxOutput]:
+    from sqrtdk._shapes import Factor, Logits, Output, Value, Visible
+
+
+def attend(call: Call, start: int, stop: int) -> tuple[Output, AuxOutput]:
     """Output (..., Hq, stop - start, Ev) and statistics (..., Hq, stop - start) of the rows start..stop."""
     seen = call.seen(start, stop)
     z = (guarded_logits if call.unclean else logits)(call, start, stop, seen)
@@ -58,7 +64,7 @@ def block_stats(call: Call, start: int, stop: int) -> RowStats:
     return _shaped(row_stats(z, seen, _count(seen, z)), (*call.lead, stop - start))
 
 
-def logits(call: Call, start: int, stop: int, seen: Tensor | None, *, guarded: bool = False) -> Tensor:
+def logits(call: Call, start: int, stop: int, seen: Visible | None, *, guarded: bool = False) -> Logits:
     """Logits (..., Hq, R, S), -inf at hidden keys; `guarded` has gradients pass no product of a hidden key."""
     query = cut_rows(call.query, start, stop) if call.length != 1 else call.query
     if guarded and seen is not None:
@@ -90,7 +96,7 @@ def logits(call: Call, start: int, stop: int, seen: Tensor | None, *, guarded: b
     return z
 
 
-def guarded_logits(call: Call, start: int, stop: int, seen: Tensor | None) -> Tensor:
+def guarded_logits(call: Call, start: int, stop: int, seen: Visible | None) -> Logits:
     """The same logits, with zeros in what gradients pass through: at keys of NaN or infinity, and at hidden ones."""
     bad = ~torch.isfinite(call.key).all(-1)
     clean = replace(call, key=call.key.masked_fill(bad.unsqueeze(-1), 0.0))
@@ -100,7 +106,7 @@ def guarded_logits(call: Call, start: int, stop: int, seen: Tensor | None) -> Te
     return torch.where(bad, raw, logits(clean, start, stop, seen, guarded=True))
 
 
-def guarded_sum(weights: Tensor, value: Tensor, seen: Tensor | None) -> Tensor:
+def guarded_sum(weights: Logits, value: Value, seen: Visible | None) -> Output:
     """Weights times values, where NaN or infinity in a value reaches only the rows that see it.
 
     Nor does the gradient of a weight that is hidden, which the value may have taken beyond the largest number.
@@ -118,7 +124,7 @@ def guarded_sum(weights: Tensor, value: Tensor, seen: Tensor | None) -> Tensor:
     return output
 
 
-def sink_column(call: Call, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+def sink_column(call: Call, start: int, stop: int, dtype: torch.dtype) -> Factor:
     """The sinks of rows start..stop, broadcastable to (..., Hq, stop - start, 1)."""
     assert call.sinks is not None
     if call.sinks.ndim > 1:
@@ -127,14 +133,14 @@ def sink_column(call: Call, start: int, stop: int, dtype: torch.dtype) -> Tensor
     return column.unsqueeze(-1) if call.lead else column
 
 
-def _count(seen: Tensor | None, z: Tensor) -> Tensor:
+def _count(seen: Visible | None, z: Logits) -> Factor:
     """Visible keys of every row, broadcastable to (..., R, 1)."""
     if seen is None:
         return torch.full((1, 1), float(z.shape[-1]), dtype=z.dtype, device=z.device)
     return seen.expand(*seen.shape[:-1], z.shape[-1]).sum(-1, keepdim=True).to(z.dtype)
 
 
-def _softmax(z: Tensor, sink: Tensor | None, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _softmax(z: Logits, sink: Factor | None, count: Factor) -> tuple[Factor, Factor, Logits]:
     """(shift, sum of e^(z - shift), weights); a row without keys has weights 0, one whose keys all overflowed NaN."""
     if z.shape[-1] == 0:
         top = torch.zeros((*z.shape[:-1], 1), dtype=z.dtype, device=z.device)
@@ -150,7 +156,7 @@ def _softmax(z: Tensor, sink: Tensor | None, count: Tensor) -> tuple[Tensor, Ten
     return top, mass, e / mass.masked_fill((mass == 0) & (count == 0), 1.0)
 
 
-def _weighted(call: Call, weights: Tensor, seen: Tensor | None) -> Tensor:
+def _weighted(call: Call, weights: Logits, seen: Visible | None) -> Output:
     if call.dropout_p:
         weights = functional.dropout(weights, call.dropout_p)
     value = grow(call.value, call.heads).to(call.dtype)
@@ -158,14 +164,16 @@ def _weighted(call: Call, weights: Tensor, seen: Tensor | None) -> Tensor:
     return output.expand(*call.lead, *output.shape[-2:]).to(call.value.dtype)
 
 
-def _exact(value: Tensor, forward: Tensor, blind: Tensor) -> Tensor:
+def _exact(
+    value: Float[Tensor, "*#rows 1"], forward: Float[Tensor, "*#rows 1"], blind: Bool[Tensor, "*#rows 1"]
+) -> Float[Tensor, "*rows 1"]:
     """`forward` in value, `value` in gradient: the short formula loses digits near one-hot, its gradient does not."""
     forward = torch.where(blind, value.detach(), forward)
     apart = torch.isfinite(value)
     return torch.where(apart, value - value.detach(), value) + forward.masked_fill(~apart, 0.0)
 
 
-def row_stats(z: Tensor, seen: Tensor | None, count: Tensor) -> RowStats:
+def row_stats(z: Logits, seen: Visible | None, count: Factor) -> RowStats:
     """RowStats of a block of logits in plain tensor operations, which every transform of torch can follow.
 
     The key that holds the maximum is left out of the sums, see `RowStats`.
@@ -203,13 +211,13 @@ def row_stats(z: Tensor, seen: Tensor | None, count: Tensor) -> RowStats:
     return RowStats(n=n, **{name: value.masked_fill(bad, math.nan) for name, value in sums.items()})
 
 
-def joined_with_sink(keys: RowStats, sinks: Tensor) -> RowStats:
-    """RowStats (..., H, R) of the keys and, as one more, the sink of each head (H,)."""
+def joined_with_sink(keys: RowStats, sinks: Float[Tensor, " #Hq"]) -> RowStats:
+    """RowStats (..., Hq, R) of the keys and, as one more, the sink of each head (Hq,)."""
     column = (sinks if keys.max.ndim > 1 else sinks[0]).unsqueeze(-1)
     return keys.merge(_single(column.expand(keys.max.shape).contiguous()))
 
 
-def _single(sink: Tensor) -> RowStats:
+def _single(sink: Float[Tensor, "*rows"]) -> RowStats:
     """RowStats of one key whose logit is `sink`."""
     zero, one = torch.zeros_like(sink), torch.ones_like(sink)
     return RowStats(n=one, max=sink, min=sink, rest=zero, share2=zero, share3=zero, a=zero, mean=sink, m2=zero)

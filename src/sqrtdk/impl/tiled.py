@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from sqrtdk.impl.call import Call, has_values, transformed
 from sqrtdk.impl.rows import attend
 from sqrtdk.stats.request import AuxOutput
+
+if TYPE_CHECKING:
+    from sqrtdk._shapes import Output
 
 BLOCK = 2**20  # pairs of a block, times the score's width: 4 MiB a float32 tensor of that size
 
@@ -20,7 +23,7 @@ def block_rows(call: Call) -> int:
     return max(1, BLOCK * call.length // max(1, call.elements))
 
 
-def tiled(call: Call) -> tuple[Tensor, AuxOutput]:
+def tiled(call: Call) -> tuple[Output, AuxOutput]:
     """Output (..., Hq, L, Ev) and statistics (..., Hq, L).
 
     Nothing of a block is kept for the backward pass but its output; the block is computed again there, with the same
@@ -45,7 +48,7 @@ def tiled(call: Call) -> tuple[Tensor, AuxOutput]:
     return torch.cat(outputs, -2).to(dtype), AuxOutput(*joined)
 
 
-def _written(call: Call, spans: list[tuple[int, int]], dtype: torch.dtype) -> tuple[Tensor, AuxOutput]:
+def _written(call: Call, spans: list[tuple[int, int]], dtype: torch.dtype) -> tuple[Output, AuxOutput]:
     """The same, each block's results written where they belong.
 
     Kept apart until the end, small as they are, they hold the memory of the large temporary tensors between them.

@@ -147,8 +147,8 @@ def attention_forward(
     Args:
         module: the attention module.
         query: (B, Hq, L, E).
-        key: (B, Hkv, S, E).
-        value: (B, Hkv, S, Ev).
+        key: (B, H, S, E).
+        value: (B, H, S, Ev).
         attention_mask: bool, True takes part, or floating, added; None: none, or causal if `is_causal`.
         dropout: rate of dropout on the weights.
         scaling: factor on the product; None: 1/sqrt(E).

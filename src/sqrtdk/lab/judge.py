@@ -31,7 +31,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class PartAnswer:
     """The answer to one part: False where a bar is missed, None where one is undecided or there is none, else True."""
 
     text: Text
@@ -50,7 +50,7 @@ class Verdict:
     """
 
     answer: Answer
-    findings: tuple[Finding, ...]
+    findings: tuple[PartAnswer, ...]
 
 
 def judge(figures: Figures, parts: Sequence[Part]) -> Verdict:
@@ -66,7 +66,7 @@ def judge(figures: Figures, parts: Sequence[Part]) -> Verdict:
         >>> [judge(Figures([one]), [Part(part, (Expect("peak", low=low),))]).answer for low in (0.3, 0.7, 0.5)]
         ['holds', 'fails', 'undecided']
     """
-    findings = tuple(Finding(part.text, checks := _checks(figures, part), _all(checks)) for part in parts)
+    findings = tuple(PartAnswer(part.text, checks := _checks(figures, part), _all(checks)) for part in parts)
     answers = {finding.met for finding in findings}
     if {True, False} <= answers:
         return Verdict("depends", findings)

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, cast, get_args
 from sqrtdk import _json
 from sqrtdk.errors import InvalidValueError, kind_and_text
 from sqrtdk.lab.figures import LEVEL, Figure, Method, Place
-from sqrtdk.lab.judge import Answer, Check, Finding, Verdict
+from sqrtdk.lab.judge import Answer, Check, PartAnswer, Verdict
 from sqrtdk.lab.plots import Axis, Plot, Series, Style
 from sqrtdk.lab.text import Text
 
@@ -172,8 +172,8 @@ def _outcome(data: Mapping[str, Any]) -> Outcome:
     )
 
 
-def _finding(data: Mapping[str, Any]) -> Finding:
-    return Finding(_text(data["text"]), _all(_check, data["checks"]), _one_of((True, False, None), data["met"]))
+def _finding(data: Mapping[str, Any]) -> PartAnswer:
+    return PartAnswer(_text(data["text"]), _all(_check, data["checks"]), _one_of((True, False, None), data["met"]))
 
 
 def _check(data: Mapping[str, Any]) -> Check:

@@ -29,7 +29,7 @@ def watch_modules() -> Iterator[set[int]]:
 
 
 def silent_attentions(
-    model: nn.Module, ran: Collection[int], seen: Collection[str], unused: Collection[str] = ()
+    model: nn.Module, ran: Collection[int], accounted_for: Collection[str], unused: Collection[str] = ()
 ) -> Iterator[tuple[str, str]]:
     """Paths of the attentions in which nothing was seen, each with `IDLE` or `UNFOUND`.
 
@@ -40,7 +40,7 @@ def silent_attentions(
     Args:
         model: The model, after its run, as some choose their attention when they run.
         ran: From `watch_modules`.
-        seen: Paths where an attention was read, or is known to be lost, or to be something else.
+        accounted_for: Paths where an attention was read, or is known to be lost, or to be something else.
         unused: Paths of softmaxes whose weights were not seen to reach values.
 
     Example:
@@ -58,10 +58,10 @@ def silent_attentions(
         if path in parents:
             continue
         if id(module) in ran:
-            if not _inside(path, seen):
+            if not _inside(path, accounted_for):
                 yield path, UNFOUND
         elif not any(id(part) in ran for part in module.modules()):
-            sites = (*seen, *unused)
+            sites = (*accounted_for, *unused)
             if path.rpartition(".")[0] not in sites and not _inside(path, sites):
                 yield path, IDLE
 

@@ -242,7 +242,7 @@ def _load_weights(
         spread = {"device_map": device_map, "max_memory": _max_memory(import_accelerate(), mapped)}
         if offload_folder is not None:
             spread["offload_folder"] = str(offload_folder)
-    module, info = auto.from_pretrained(
+    module, loading_report = auto.from_pretrained(
         str(directory),
         config=copy.deepcopy(config),
         local_files_only=True,
@@ -252,8 +252,8 @@ def _load_weights(
         **common,
         **spread,
     )
-    missing = sorted(info.get("missing_keys") or ())
-    unused = sorted(info.get("unexpected_keys") or ())
+    missing = sorted(loading_report.get("missing_keys") or ())
+    unused = sorted(loading_report.get("unexpected_keys") or ())
     notes = []
     if missing:
         are = "tensor is" if len(missing) == 1 else "tensors are"

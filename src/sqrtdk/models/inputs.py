@@ -156,8 +156,8 @@ def position_limit(module: nn.Module, config: Any) -> int | None:
     """Largest number of tokens that the model has positions for, or None where it names none."""
     part = text_config(config)
     names = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len")
-    found = [getattr(part, name, None) for name in names]
-    limits = [value for value in found if isinstance(value, int) and not isinstance(value, bool) and value > 0]
+    stated = [getattr(part, name, None) for name in names]
+    limits = [value for value in stated if isinstance(value, int) and not isinstance(value, bool) and value > 0]
     for name, child in module.named_modules():  # RoBERTa's table starts behind its padding index
         if name.endswith("position_embeddings") and isinstance(child, nn.Embedding) and child.padding_idx is not None:
             limits.append(child.num_embeddings - child.padding_idx - 1)

@@ -82,7 +82,7 @@ def read_bytes(path: str | Path, name: str, limit: int) -> bytes:
     """
     check_file(path, name, limit)
     with open(path, "rb") as file:
-        data = file.read(limit + 1)  # files of /proc say that they have 0 bytes
-    if len(data) > limit:
+        content = file.read(limit + 1)  # files of /proc say that they have 0 bytes
+    if len(content) > limit:
         raise ModelError(f"{name} has over {limit} bytes; at most {limit} are read", hint="Give a smaller file.")
-    return data
+    return content

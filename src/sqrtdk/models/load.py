@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,50 +20,21 @@ from sqrtdk.models.inputs import demo_inputs, guess_inputs, make_inputs, place
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.modules import config_of, refuse_odd
 from sqrtdk.models.names import calls_factory, is_demo, locate
+from sqrtdk.models.options import ATTN, LoadOptions
 from sqrtdk.models.records import AttnBuild, Inputs, LoadedModel
 
-ATTN = ("eager", "sdpa")
+_DEFAULTS = LoadOptions()
 
 
 @alone()
-def resolve(
-    model: str = "demo",
-    *,
-    static: bool = False,
-    dtype: str | torch.dtype | None = None,
-    device: str = "cpu",
-    seed: int = 0,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-    attn: str | None = None,
-    device_map: str | None = None,
-    offload_folder: str | Path | None = None,
-    batch: int = 1,
-    seq_len: int | None = None,
-    text: str | Path | None = None,
-    input_file: str | Path | None = None,
-    inputs: Inputs | None = None,
-) -> LoadedModel:
+def resolve(model: str = "demo", options: LoadOptions = _DEFAULTS, inputs: Inputs | None = None) -> LoadedModel:
     """Find and build a model, in eval mode, with inputs that it accepts.
 
     Args:
         model: `demo` or `demo:unscaled|twice|inverted`; a local directory, or its `config.json`;
             `package.module:factory`; a hub id.
-        static: Build on the meta device: no memory for weights, no values.
-        dtype: Of parameters and floating inputs; None keeps the model's own (a config's float16 becomes float32 on a
-            CPU).
-        device: Where the model runs; unused with `static` and `device_map`.
-        seed: For random weights, random inputs and the factory.
-        revision: Branch, tag or commit of a hub id.
-        trust_remote_code: Let the model's own Python files run. Off unless you have read them.
-        attn: "eager" or "sdpa" for a Hugging Face model; None takes its default. See `iter_attn` for both.
-        device_map: "auto" spreads a checkpoint over devices, memory and disk through accelerate.
-        offload_folder: Directory for what fits nowhere else; implies `device_map="auto"`.
-        batch: Rows of the inputs made here.
-        seq_len: Tokens a row, at most what the model has positions for; None is 128 or that limit.
-        text: A UTF-8 file to run through the model's tokenizer.
-        input_file: A safetensors file whose tensors are named as forward's arguments; wins over `text`.
-        inputs: The inputs themselves; win over all others.
+        options: How.
+        inputs: The inputs themselves; win over those of a factory, and over all that the options name or make.
 
     Raises:
         ModelError: The model can't be found, built or given inputs; the hint says what to do.
@@ -71,63 +43,67 @@ def resolve(
             checkpoint.
 
     Example:
-        >>> loaded = resolve("demo:unscaled", seq_len=16)
+        >>> loaded = resolve("demo:unscaled", LoadOptions(seq_len=16))
         >>> loaded.kind, loaded.inputs["input_ids"].shape, loaded.module(**loaded.inputs).shape
         ('demo', torch.Size([1, 16]), torch.Size([1, 16, 256]))
     """
-    check_seed(seed)
-    check_sizes(batch, seq_len)
-    number = parse_dtype(dtype)
-    if attn is not None and attn not in ATTN:
-        raise ModelError(f"there is no attention implementation {attn!r}", hint=f"Use one of: {', '.join(ATTN)}.")
-    static, device = static or device == "meta", _check_device(device)
+    check_seed(options.seed)
+    check_sizes(options.rows, options.seq_len)
+    dtype = parse_dtype(options.dtype)
+    if options.attn is not None and options.attn not in ATTN:
+        raise ModelError(
+            f"there is no attention implementation {options.attn!r}", hint=f"Use one of: {', '.join(ATTN)}."
+        )
+    static, device = options.static or options.device == "meta", _check_device(options.device or "cpu")
     is_embedded = is_demo(model)
     is_own = calls_factory(model)
+    device_map = options.device_map
     if is_embedded or is_own:
-        _refuse_spread(model, device_map=device_map, offload_folder=offload_folder)
-    elif offload_folder is not None and device_map is None and not static:
+        _refuse_spread(model, device_map=device_map, offload_folder=options.offload_folder)
+    elif options.offload_folder is not None and device_map is None and not static:
         device_map = "auto"
     notes: tuple[str, ...] = ()
     directory: Path | None = None
-    given: Inputs | None = None
+    ready: Inputs | None = None
     module: nn.Module
     config: Any = None
     if is_embedded:
         kind, module = "demo", load_demo(model)
     elif is_own:
         kind = "factory"
-        module, given = call_factory(model, static=static, seed=seed)
+        module, ready = call_factory(model, static=static, seed=options.seed)
         refuse_odd(module)
         config = config_of(module)
     else:
-        kind, directory = locate(model, revision, weights=not static, trust_remote_code=trust_remote_code)
+        trusted = options.trust_remote_code
+        kind, directory = locate(model, options.revision, weights=not static, trust_remote_code=trusted)
         module, config, notes = build_model(
             directory,
             static=static,
-            dtype=number,
+            dtype=dtype,
             device=device,
-            seed=seed,
-            trust_remote_code=trust_remote_code,
-            attn=attn,
+            seed=options.seed,
+            trust_remote_code=trusted,
+            attn=options.attn,
             device_map=device_map,
-            offload_folder=offload_folder,
+            offload_folder=options.offload_folder,
         )
     if directory is None:
-        module, extra = _settle(module, static, number, device, attn)
+        module, extra = _settle(module, static, dtype, device, options.attn)
         notes += extra
-    if revision is not None and kind != "hub":
-        notes += (f"--revision {revision} was ignored: {model!r} is not of the hub",)
+    if options.revision is not None and kind != "hub":
+        notes += (f"--revision {options.revision} was ignored: {model!r} is not of the hub",)
     if inputs is not None:
-        given = inputs
-    elif input_file is not None:
-        given = dict(read_inputs(input_file, module, config))
-    if given is None:
-        given, extra = _make(module, config, batch, seq_len, seed, text, directory)
+        ready = inputs
+    elif options.input_file is not None:
+        ready = dict(read_inputs(options.input_file, module, config))
+    if ready is None:
+        ready, extra = _make(module, config, options, directory)
         notes += extra
     name = getattr(config, "_attn_implementation", None)
     return LoadedModel(
         module=module,
-        inputs=place(given, module),
+        inputs=place(ready, module),
         id=model,
         kind=kind,
         config=config,
@@ -136,7 +112,9 @@ def resolve(
     )
 
 
-def iter_attn(model: str = "demo", **options: Any) -> Iterator[AttnBuild]:
+def iter_attn(
+    model: str = "demo", options: LoadOptions = _DEFAULTS, inputs: Inputs | None = None
+) -> Iterator[AttnBuild]:
     """Build a Hugging Face model twice, with eager and then with sdpa attention, from the same weights and inputs.
 
     A model that supports only one of them yields the other with `loaded` None and the reason. A model that lets nobody
@@ -144,7 +122,8 @@ def iter_attn(model: str = "demo", **options: Any) -> Iterator[AttnBuild]:
 
     Args:
         model: As for `resolve`.
-        **options: As for `resolve`, without `attn`.
+        options: As for `resolve`; its `attn` does not count.
+        inputs: As for `resolve`.
 
     Raises:
         ModelError: The model can't be built either way.
@@ -152,7 +131,7 @@ def iter_attn(model: str = "demo", **options: Any) -> Iterator[AttnBuild]:
     refused = 0
     for attn in ATTN:
         try:
-            loaded = resolve(model, attn=attn, **options)
+            loaded = resolve(model, replace(options, attn=attn), inputs)
         except AttnRefusedError as error:
             refused += 1
             if refused == len(ATTN):
@@ -213,16 +192,11 @@ def _settle(
 
 
 def _make(
-    module: nn.Module,
-    config: Any,
-    batch: int,
-    seq_len: int | None,
-    seed: int,
-    text: str | Path | None,
-    directory: Path | None,
+    module: nn.Module, config: Any, options: LoadOptions, directory: Path | None
 ) -> tuple[Inputs, tuple[str, ...]]:
+    rows, seq_len, seed, text = options.rows, options.seq_len, options.seed, options.text
     if isinstance(module, DemoModel):
-        return demo_inputs(batch=batch, seq_len=seq_len, text=text)
+        return demo_inputs(batch=rows, seq_len=seq_len, text=text)
     if config is not None:
-        return make_inputs(module, config, batch=batch, seq_len=seq_len, seed=seed, text=text, directory=directory)
-    return guess_inputs(module, batch=batch, seq_len=seq_len, seed=seed)
+        return make_inputs(module, config, batch=rows, seq_len=seq_len, seed=seed, text=text, directory=directory)
+    return guess_inputs(module, batch=rows, seq_len=seq_len, seed=seed)

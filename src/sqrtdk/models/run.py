@@ -89,10 +89,10 @@ def call(module: nn.Module, inputs: Inputs) -> Any:
     except INTERRUPTS:
         raise
     except BaseException as error:  # whatever a stranger's forward raises, SystemExit included
-        given = inputs.items() if isinstance(inputs, dict) else enumerate(inputs)
+        named = inputs.items() if isinstance(inputs, dict) else enumerate(inputs)
         shapes = ", ".join(
             f"{name} {'nested' if value.is_nested else tuple(value.shape)}"
-            for name, value in given
+            for name, value in named
             if isinstance(value, Tensor)
         )
         hint = f"It got {shapes or 'no tensors'}; its forward takes {named_arguments(module) or 'anything'}. "

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-from torch import Tensor
 
 from sqrtdk.nn._single import ScoreAttention
 from sqrtdk.scales import ScaleRule
 from sqrtdk.scores import fresh_additive
 from sqrtdk.theory.parameters import Terms, additive_terms
+
+if TYPE_CHECKING:
+    from sqrtdk._shapes import Factor
 
 
 class AdditiveAttention(ScoreAttention):
@@ -53,7 +57,7 @@ class AdditiveAttention(ScoreAttention):
         dropout: float = 0.0,
         *,
         bias: bool = False,
-        scale: float | Tensor | ScaleRule | None = None,
+        scale: float | Factor | ScaleRule | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         impl: str = "auto",

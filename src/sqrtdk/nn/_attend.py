@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
 from torch.nn import functional
 
 from sqrtdk._arguments import autocast_dtype
@@ -17,12 +16,15 @@ from sqrtdk.impl.rows import guarded_logits, guarded_sum, logits, sink_column
 from sqrtdk.impl.tiled import block_rows
 from sqrtdk.stats.request import AuxOutput, AuxRequest
 
+if TYPE_CHECKING:
+    from sqrtdk._shapes import AnyKey, Factor, Logits, Output, Query, Value, Visible
+
 
 class Attended(NamedTuple):
     """What a call gave."""
 
-    output: Tensor
-    weights: Tensor | None
+    output: Output
+    weights: Logits | None
     aux: AuxOutput | None
 
     def asked(self) -> Any:
@@ -32,16 +34,16 @@ class Attended(NamedTuple):
 
 
 def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    query: Query,
+    key: AnyKey,
+    value: Value,
     *,
     need_weights: bool = False,
     return_aux: AuxRequest | None = None,
     impl: str = "auto",
     **options: Any,
 ) -> Attended:
-    """Output (..., Hq, L, Ev), weights (..., Hq, L, S) after dropout, statistics.
+    """Output, weights after dropout, statistics.
 
     Raises:
         UnsupportedError: weights of an implementation that never has them.
@@ -64,7 +66,7 @@ def attend(
         return Attended(*_weighed(call), aux)
 
 
-def _weighed(call: Call) -> tuple[Tensor, Tensor]:
+def _weighed(call: Call) -> tuple[Output, Logits]:
     """Output and weights from the same logits and the same dropout, computed as in the dense implementation."""
     weights = _weights(call)
     if call.dropout_p:
@@ -74,7 +76,7 @@ def _weighed(call: Call) -> tuple[Tensor, Tensor]:
     return output.to(call.value.dtype), weights.to(call.value.dtype)
 
 
-def _weights(call: Call) -> Tensor:
+def _weights(call: Call) -> Logits:
     """Softmax of the logits over visible keys and sink, 0 in a row that sees no key; logits come in blocks of rows."""
     height, length = max(1, block_rows(call)), call.length
     blocks = []
@@ -88,7 +90,7 @@ def _weights(call: Call) -> Tensor:
     return torch.cat(blocks, -2) if len(blocks) != 1 else blocks[0]
 
 
-def _softmax(z: Tensor, seen: Tensor | None, sink: Tensor | None) -> Tensor:
+def _softmax(z: Logits, seen: Visible | None, sink: Factor | None) -> Logits:
     keys = z.shape[-1]
     blind = None if seen is None else ~seen.any(-1, keepdim=True)
     if blind is not None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-from torch import Tensor
 
 from sqrtdk.nn._single import ScoreAttention
 from sqrtdk.scales import ScaleRule
 from sqrtdk.scores import fresh_bilinear
 from sqrtdk.theory.parameters import Terms, bilinear_terms
+
+if TYPE_CHECKING:
+    from sqrtdk._shapes import Factor
 
 
 class BilinearAttention(ScoreAttention):
@@ -46,7 +50,7 @@ class BilinearAttention(ScoreAttention):
         dropout: float = 0.0,
         *,
         heads: int | None = None,
-        scale: float | Tensor | ScaleRule | None = None,
+        scale: float | Factor | ScaleRule | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         impl: str = "auto",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,9 @@ from sqrtdk.nn._multi_head import MultiHeadAttention
 from sqrtdk.scales._numbers import whole
 from sqrtdk.stats.request import AuxRequest
 from sqrtdk.theory.parameters import Terms
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Shaped
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": functional.relu, "gelu": functional.gelu}
 
@@ -87,9 +90,9 @@ class TransformerBlock(Counted):
 
     def forward(
         self,
-        src: Tensor,
-        src_mask: Tensor | None = None,
-        src_key_padding_mask: Tensor | None = None,
+        src: Float[Tensor, "*NL d_model"],
+        src_mask: Shaped[Tensor, "L L"] | Shaped[Tensor, "NHq L L"] | Shaped[Tensor, "#N #Hq L L"] | None = None,
+        src_key_padding_mask: Shaped[Tensor, "N L"] | Shaped[Tensor, " L"] | None = None,
         is_causal: bool = False,
         *,
         return_aux: AuxRequest | None = None,
@@ -116,7 +119,7 @@ class TransformerBlock(Counted):
         x = x if self.norm_first else self.norm2(x)
         return (x, *aux) if aux else x
 
-    def _network(self, x: Tensor) -> Tensor:
+    def _network(self, x: Float[Tensor, "*NL d_model"]) -> Float[Tensor, "*NL d_model"]:
         changed: Tensor = self.dropout2(self.linear2(self.dropout(self.activation(self.linear1(x)))))
         return changed
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Tensor
 
 from sqrtdk.nn._single import ScoreAttention
 from sqrtdk.positions import PositionTerm
@@ -13,6 +12,9 @@ from sqrtdk.scales import ScaleRule
 from sqrtdk.scales._numbers import whole
 from sqrtdk.scores import LearnedGain, cosine
 from sqrtdk.theory.parameters import Terms
+
+if TYPE_CHECKING:
+    from sqrtdk._shapes import Factor
 
 _USUAL = {"l2": 10.0, "rms": 1.0, "layer": 1.0}
 
@@ -59,7 +61,7 @@ class CosineAttention(ScoreAttention):
         gain: float | None = None,
         maximum: float = 100.0,
         learned: bool = True,
-        scale: float | Tensor | ScaleRule | None = None,
+        scale: float | Factor | ScaleRule | None = None,
         bias: PositionTerm | None = None,
         enable_gqa: bool = False,
         device: torch.device | str | None = None,

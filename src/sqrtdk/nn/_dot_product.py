@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.nn._single import ScoreAttention
 from sqrtdk.positions import PositionTerm
 from sqrtdk.scales import ScaleRule
 from sqrtdk.scales._numbers import whole
+
+if TYPE_CHECKING:
+    from sqrtdk._shapes import Factor, Query
 
 
 class ScaledDotProductAttention(ScoreAttention):
@@ -47,7 +48,7 @@ class ScaledDotProductAttention(ScoreAttention):
         d_k: int,
         dropout: float = 0.0,
         *,
-        scale: float | Tensor | ScaleRule | None = None,
+        scale: float | Factor | ScaleRule | None = None,
         bias: PositionTerm | None = None,
         softcap: float | None = None,
         window: tuple[int | None, int | None] | None = None,
@@ -59,7 +60,7 @@ class ScaledDotProductAttention(ScoreAttention):
         )
         self.d_k = whole(d_k, "d_k", 1)
 
-    def forward(self, query: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, query: Query, *args: Any, **kwargs: Any) -> Any:
         """Attend; arguments and results are those of `ScoreAttention.forward`."""
         if query.shape[-1] != self.d_k:
             raise InvalidValueError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,10 +11,13 @@ from torch.nn import functional
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Shaped
+
 
 def merged_mask(
     attn_mask: Tensor | None, key_padding_mask: Tensor | None, *, batch: int, heads: int, length: int, keys: int
-) -> Tensor | None:
+) -> Shaped[Tensor, "#{batch} #{heads} #{length} {keys}"] | None:
     """One mask of both: bool where both are, else floating with -inf at what a bool mask hides.
 
     Args:
@@ -40,7 +43,9 @@ def merged_mask(
     return torch.where(padding, attn, -math.inf) if padding.dtype == torch.bool else attn + padding
 
 
-def with_extra_keys(mask: Tensor | None, extra: int, *, is_causal: bool, length: int, keys: int, device: Any) -> Any:
+def with_extra_keys(
+    mask: Shaped[Tensor, "#N #Hq #L #S"] | None, extra: int, *, is_causal: bool, length: int, keys: int, device: Any
+) -> Any:
     """The mask with `extra` keys appended that every row sees; None where all are seen."""
     if is_causal:
         causal = torch.ones(length, keys, dtype=torch.bool, device=device).tril()
@@ -50,11 +55,13 @@ def with_extra_keys(mask: Tensor | None, extra: int, *, is_causal: bool, length:
     return functional.pad(mask.expand(*mask.shape[:-1], keys), (0, extra), value=bool(mask.dtype == torch.bool))
 
 
-def _hide(mask: Tensor, seen: Tensor) -> Tensor:
+def _hide(mask: Shaped[Tensor, "#N #Hq #L #S"], seen: Bool[Tensor, "L S"]) -> Shaped[Tensor, "#N #Hq L S"]:
     return torch.where(seen, mask, -math.inf)
 
 
-def _attn(mask: Tensor, batch: int, heads: int, length: int, keys: int) -> Tensor:
+def _attn(
+    mask: Tensor, batch: int, heads: int, length: int, keys: int
+) -> Shaped[Tensor, "#{batch} #{heads} {length} {keys}"]:
     _check_type("attn_mask", mask)
     shape = tuple(mask.shape)
     if shape == (length, keys):
@@ -70,7 +77,7 @@ def _attn(mask: Tensor, batch: int, heads: int, length: int, keys: int) -> Tenso
     )
 
 
-def _padding(mask: Tensor, batch: int, keys: int) -> Tensor:
+def _padding(mask: Tensor, batch: int, keys: int) -> Shaped[Tensor, "{batch} 1 1 {keys}"]:
     _check_type("key_padding_mask", mask)
     if tuple(mask.shape) == (batch, keys) or (batch == 1 and tuple(mask.shape) == (keys,)):
         return mask.reshape(batch, 1, 1, keys)

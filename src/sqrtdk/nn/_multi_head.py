@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,11 @@ from sqrtdk.scales import ScaleRule
 from sqrtdk.scores import FoldedScore, PairScore
 from sqrtdk.stats.request import AuxRequest
 from sqrtdk.theory.parameters import Terms
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Shaped
+
+    from sqrtdk._shapes import Factor
 
 Rotation = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -99,11 +104,11 @@ class MultiHeadAttention(Projections):
         out_bias: bool | None = None,
         qk_norm: str | Callable[[int], nn.Module] | None = None,
         score: FoldedScore | PairScore | None = None,
-        scale: float | Tensor | ScaleRule | None = None,
+        scale: float | Factor | ScaleRule | None = None,
         position: PositionTerm | Rotation | None = None,
         softcap: float | None = None,
         window: tuple[int | None, int | None] | None = None,
-        sinks: Tensor | float | None = None,
+        sinks: Float[Tensor, " Hq"] | float | None = None,
         impl: str = "auto",
     ) -> None:
         super().__init__(
@@ -134,12 +139,12 @@ class MultiHeadAttention(Projections):
 
     def forward(
         self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None = None,
+        query: Float[Tensor, "*NL d_model"],
+        key: Float[Tensor, "*NS kdim"],
+        value: Float[Tensor, "*NS vdim"],
+        key_padding_mask: Shaped[Tensor, "N S"] | Shaped[Tensor, " S"] | None = None,
         need_weights: bool = True,
-        attn_mask: Tensor | None = None,
+        attn_mask: Shaped[Tensor, "L S"] | Shaped[Tensor, "NHq L S"] | Shaped[Tensor, "#N #Hq L S"] | None = None,
         average_attn_weights: bool = True,
         is_causal: bool = False,
         *,
@@ -214,7 +219,9 @@ class MultiHeadAttention(Projections):
             output = output.transpose(0, 1)
         return (output, weights) if return_aux is None else (output, weights, aux)
 
-    def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
+    def _check_inputs(
+        self, query: Float[Tensor, "*NL d_model"], key: Float[Tensor, "*NS kdim"], value: Float[Tensor, "*NS vdim"]
+    ) -> bool:
         """Whether there is a batch, once the shapes are seen to fit."""
         named = {"query": (query, self.embed_dim), "key": (key, self.kdim), "value": (value, self.vdim)}
         dims = {x.dim() for x, _ in named.values()}
@@ -241,7 +248,9 @@ class MultiHeadAttention(Projections):
             )
         return True
 
-    def _placed(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, PositionTerm | None]:
+    def _placed(
+        self, query: Float[Tensor, "N Hq L E"], key: Float[Tensor, "N H S E"]
+    ) -> tuple[Float[Tensor, "N Hq L E"], Float[Tensor, "N H S E"], PositionTerm | None]:
         """Query and key, normed and turned, and the term where the position is one."""
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
@@ -250,7 +259,9 @@ class MultiHeadAttention(Projections):
             return query, key, position
         return *position(query, key), None
 
-    def _appended(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def _appended(
+        self, key: Float[Tensor, "N H S E"], value: Float[Tensor, "N H S Ev"]
+    ) -> tuple[Float[Tensor, "N H T E"], Float[Tensor, "N H T Ev"]]:
         if self.bias_k is not None and self.bias_v is not None:
             key, value = (
                 torch.cat([x, split_heads(bias, self.kv_heads).to(x.dtype).expand(x.shape[0], -1, -1, -1)], -2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,9 @@ from sqrtdk.errors import InvalidValueError
 from sqrtdk.nn._counted import Counted
 from sqrtdk.scales._numbers import whole
 from sqrtdk.theory.parameters import Terms, multi_head_terms
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 class Projections(Counted):
@@ -28,13 +31,13 @@ class Projections(Counted):
         out_proj: h d_v to d_model.
     """
 
-    in_proj_weight: Tensor | None
-    q_proj_weight: Tensor | None
-    k_proj_weight: Tensor | None
-    v_proj_weight: Tensor | None
-    in_proj_bias: Tensor | None
-    bias_k: Tensor | None
-    bias_v: Tensor | None
+    in_proj_weight: Float[Tensor, "HqE+HE+HEv d_model"] | None
+    q_proj_weight: Float[Tensor, "HqE d_model"] | None
+    k_proj_weight: Float[Tensor, "HE kdim"] | None
+    v_proj_weight: Float[Tensor, "HEv vdim"] | None
+    in_proj_bias: Float[Tensor, " HqE+HE+HEv"] | None
+    bias_k: Float[Tensor, "1 1 HE"] | None
+    bias_v: Float[Tensor, "1 1 HEv"] | None
 
     def __init__(
         self,
@@ -109,8 +112,10 @@ class Projections(Counted):
             if appended is not None:
                 nn.init.xavier_normal_(appended)
 
-    def project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The three projections, (..., h d_k), (..., kv d_k) and (..., kv d_v); in one product for self-attention."""
+    def project(
+        self, query: Float[Tensor, "*NL d_model"], key: Float[Tensor, "*NS kdim"], value: Float[Tensor, "*NS vdim"]
+    ) -> tuple[Float[Tensor, "*NL HqE"], Float[Tensor, "*NS HE"], Float[Tensor, "*NS HEv"]]:
+        """The three projections; in one product for self-attention."""
         if self.in_proj_weight is not None:
             if query is key and key is value:
                 q, k, v = torch.split(
@@ -143,6 +148,6 @@ class Projections(Counted):
         return terms + Terms(((text, self.kv_heads * (self.head_dim + self.value_head_dim)),))
 
 
-def split_heads(x: Tensor, heads: int) -> Tensor:
-    """(N, L, heads d) as (N, heads, L, d)."""
+def split_heads(x: Float[Tensor, "N L HE"], heads: int) -> Float[Tensor, "N {heads} L E"]:
+    """Heads side by side as a dimension of their own."""
     return x.view(*x.shape[:-1], heads, x.shape[-1] // heads).transpose(1, 2)

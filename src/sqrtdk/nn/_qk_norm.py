@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.nn import functional
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
 
 class HeadRMSNorm(nn.RMSNorm):
     """torch's, with the gain cast to the input: in autocast it warns of two dtypes otherwise."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Float[Tensor, "*B E"]) -> Float[Tensor, "*B E"]:
         """The gain times x / sqrt(mean x^2 + eps)."""
         weight = self.weight.to(x.dtype)
         return functional.rms_norm(x, list(self.normalized_shape), weight, self.eps)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,11 @@ from sqrtdk.scales import ScaleRule
 from sqrtdk.scales._numbers import whole
 from sqrtdk.stats.request import AuxRequest
 from sqrtdk.theory.parameters import Terms
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+    from sqrtdk._shapes import AnyKey, Bias, Factor, Query, Value, Visible
 
 INIT_STD = 0.02
 
@@ -53,7 +58,7 @@ class RelativeAttention(ScoreAttention):
         Shaw et al. 2018, arXiv:1803.02155, equations 3 and 4.
     """
 
-    value_table: Tensor | None
+    value_table: Float[Tensor, "offsets Ev"] | None
 
     def __init__(
         self,
@@ -64,7 +69,7 @@ class RelativeAttention(ScoreAttention):
         relative_values: bool = False,
         value_dim: int | None = None,
         heads: int | None = None,
-        scale: float | Tensor | ScaleRule | None = None,
+        scale: float | Factor | ScaleRule | None = None,
         enable_gqa: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -85,10 +90,10 @@ class RelativeAttention(ScoreAttention):
 
     def forward(
         self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
+        query: Query,
+        key: AnyKey,
+        value: Value,
+        attn_mask: Visible | Bias | None = None,
         is_causal: bool = False,
         *,
         need_weights: bool = False,
@@ -109,8 +114,8 @@ class RelativeAttention(ScoreAttention):
         output = output + self._by_offset(weights) @ self.value_table.to(weights.dtype)
         return Attended(output, weights if need_weights else None, aux).asked()
 
-    def _by_offset(self, weights: Tensor) -> Tensor:
-        """Weights (..., L, S) summed over the keys of each clipped offset, (..., L, 2 max_distance + 1)."""
+    def _by_offset(self, weights: Float[Tensor, "*BHq L S"]) -> Float[Tensor, "*BHq L offsets"]:
+        """Weights summed over the keys of each clipped offset, (..., L, 2 max_distance + 1)."""
         rows, columns = (torch.arange(n, device=weights.device) for n in weights.shape[-2:])
         offset = (columns[None, :] - rows[:, None]).clamp(-self.max_distance, self.max_distance) + self.max_distance
         summed = weights.new_zeros(*weights.shape[:-1], 2 * self.max_distance + 1)

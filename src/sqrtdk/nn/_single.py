@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -14,6 +14,9 @@ from sqrtdk.scales import ScaleRule
 from sqrtdk.scores import FoldedScore, PairScore
 from sqrtdk.stats.request import AuxRequest
 from sqrtdk.theory.parameters import Terms
+
+if TYPE_CHECKING:
+    from sqrtdk._shapes import AnyKey, Bias, Factor, Query, Value, Visible
 
 
 class ScoreAttention(Counted):
@@ -31,7 +34,7 @@ class ScoreAttention(Counted):
     """
 
     score: FoldedScore | PairScore | None
-    scale: float | Tensor | ScaleRule | None
+    scale: float | Factor | ScaleRule | None
     bias: PositionTerm | None
 
     def __init__(
@@ -39,7 +42,7 @@ class ScoreAttention(Counted):
         score: FoldedScore | PairScore | None,
         dropout: float = 0.0,
         *,
-        scale: float | Tensor | ScaleRule | None = None,
+        scale: float | Factor | ScaleRule | None = None,
         bias: PositionTerm | None = None,
         softcap: float | None = None,
         window: tuple[int | None, int | None] | None = None,
@@ -58,10 +61,10 @@ class ScoreAttention(Counted):
 
     def forward(
         self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
+        query: Query,
+        key: AnyKey,
+        value: Value,
+        attn_mask: Visible | Bias | None = None,
         is_causal: bool = False,
         *,
         need_weights: bool = False,

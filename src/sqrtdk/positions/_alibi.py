@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,17 +14,20 @@ from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.positions._block import check_block, offsets, wide_dtype
 from sqrtdk.scales._numbers import whole
 
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Alibi:
     """ALiBi's bias; made by `alibi`.
 
     Attributes:
-        slopes: (H,), per token of distance.
+        slopes: (Hq,), per token of distance.
         symmetric: whether keys ahead of the row are lowered as well.
     """
 
-    slopes: Tensor
+    slopes: Float[Tensor, " Hq"]
     symmetric: bool
 
     @property
@@ -31,8 +35,14 @@ class Alibi:
         """False: a bias, which the scale does not multiply."""
         return False
 
-    def term(self, query: Tensor, key: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        """The bias (H, R, S), float32 (float64 for a float64 query); see `PositionTerm`."""
+    def term(
+        self,
+        query: Float[Tensor, "*#B #Hq R E"],
+        key: Float[Tensor, "*#B #Hq S E"],
+        rows: Int[Tensor, " R"],
+        columns: Int[Tensor, " S"],
+    ) -> Float[Tensor, "Hq R S"]:
+        """The bias (Hq, R, S), float32 (float64 for a float64 query); see `PositionTerm`."""
         check_block("ALiBi", query, key, rows, columns, heads=len(self.slopes))
         distance = offsets(rows, columns)
         if self.symmetric:
@@ -72,7 +82,7 @@ def alibi_slopes(heads: int) -> list[float]:
 
 
 def alibi(
-    heads: int | None = None, *, slopes: Sequence[float] | Tensor | None = None, symmetric: bool = False
+    heads: int | None = None, *, slopes: Sequence[float] | Float[Tensor, " Hq"] | None = None, symmetric: bool = False
 ) -> Alibi:
     """ALiBi's bias, -m_h (i - j) for row i and key j of head h.
 
@@ -81,7 +91,7 @@ def alibi(
 
     Args:
         heads: query heads; the slopes are those of `alibi_slopes`.
-        slopes: in place of `heads`: one slope a head, numbers or a tensor (H,), which may carry a gradient.
+        slopes: in place of `heads`: one slope a head, numbers or a tensor (Hq,), which may carry a gradient.
         symmetric: whether the distance counts in both directions; default False.
 
     Returns:
@@ -89,7 +99,7 @@ def alibi(
 
     Raises:
         InvalidTypeError: `heads` is no int, or a slope is no real number.
-        InvalidValueError: both or neither of `heads` and `slopes`; slopes not finite, or not of shape (H,).
+        InvalidValueError: both or neither of `heads` and `slopes`; slopes not finite, or not of shape (Hq,).
 
     Example:
         >>> q, at = torch.zeros(2, 3, 4), torch.arange(3)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
 
 INIT_STD = 0.02  # of every learned table, as DeBERTa's and Transformer-XL's code starts theirs
 
@@ -15,12 +20,12 @@ def wide_dtype(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def offsets(rows: Tensor, columns: Tensor) -> Tensor:
-    """The distance i - j of every row and key, (R, S) int64."""
+def offsets(rows: Int[Tensor, " R"], columns: Int[Tensor, " S"]) -> Int[Tensor, "R S"]:
+    """The distance i - j of every row and key."""
     return rows[:, None] - columns[None, :]
 
 
-def pick(products: Tensor, index: Tensor, dim: int = -1) -> Tensor:
+def pick(products: Float[Tensor, "*BHq _ _"], index: Int[Tensor, "R S"], dim: int = -1) -> Float[Tensor, "*BHq R S"]:
     """What index (R, S) names along `dim` of products (..., R, T), or (..., T, S) for dim -2: (..., R, S)."""
     return products.gather(dim, index.expand(*products.shape[:-2], *index.shape))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +12,13 @@ from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.positions._block import INIT_STD, check_block, offsets, pick, wide_dtype
 from sqrtdk.scales._numbers import whole
 
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
 TERMS = ("c2p", "p2c")
 
 
-def deberta_bucket(offset: Tensor, *, buckets: int, max_distance: int) -> Tensor:
+def deberta_bucket(offset: Int[Tensor, "*offsets"], *, buckets: int, max_distance: int) -> Int[Tensor, "*offsets"]:
     """The bucket of each offset i - j in DeBERTa-v2: odd in the offset, exact up to m = buckets // 2.
 
     A larger distance n has the bucket m + ceil((m - 1) log(n / m) / log((max_distance - 1) / m)), which reaches
@@ -98,8 +102,14 @@ class Deberta(nn.Module):
         """True: part of the score, which the scale multiplies."""
         return True
 
-    def term(self, query: Tensor, key: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        """The term (..., H, R, S), float32 (float64 for a float64 query); see `PositionTerm`."""
+    def term(
+        self,
+        query: Float[Tensor, "*#B #Hq R E"],
+        key: Float[Tensor, "*#B #Hq S E"],
+        rows: Int[Tensor, " R"],
+        columns: Int[Tensor, " S"],
+    ) -> Float[Tensor, "*B Hq R S"]:
+        """The term (..., Hq, R, S), float32 (float64 for a float64 query); see `PositionTerm`."""
         check_block("DeBERTa", query, key, rows, columns, heads=self.heads, head_dim=self.head_dim)
         index, dtype = self._index(rows, columns), wide_dtype(query)
         parts = []
@@ -110,15 +120,15 @@ class Deberta(nn.Module):
             parts.append(pick(by_key, index, -2))
         return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
-    def _index(self, rows: Tensor, columns: Tensor) -> Tensor:
+    def _index(self, rows: Int[Tensor, " R"], columns: Int[Tensor, " S"]) -> Int[Tensor, "R S"]:
         offset = offsets(rows, columns)
         if self.buckets is not None:
             offset = deberta_bucket(offset, buckets=self.buckets, max_distance=self.max_distance)
         last = len(self.embedding) - 1
         return (offset + len(self.embedding) // 2).clamp(0, last)
 
-    def _table(self, projection: nn.Module, dtype: torch.dtype) -> Tensor:
-        """The projected embedding, (H, 2 * span, E)."""
+    def _table(self, projection: nn.Module, dtype: torch.dtype) -> Float[Tensor, "Hq offsets E"]:
+        """The projected embedding, (Hq, 2 * span, E)."""
         table: Tensor = projection(self.embedding).reshape(-1, self.heads, self.head_dim)
         return table.transpose(0, 1).to(dtype)
 

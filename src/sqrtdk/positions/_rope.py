@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.positions._block import wide_dtype
 from sqrtdk.scales._numbers import positive, whole
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Real
 
 LAYOUTS = ("half", "interleaved")
 
@@ -18,7 +23,7 @@ def rope_frequencies(
     base: float = 10000.0,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str | None = None,
-) -> Tensor:
+) -> Float[Tensor, " pairs"]:
     """The angle a token of each pair of channels: base^(-2c / rotary_dim), c = 0..rotary_dim/2 - 1.
 
     Args:
@@ -46,7 +51,9 @@ def rope_frequencies(
     return 1.0 / base ** (torch.arange(0, rotary_dim, 2, dtype=dtype, device=device) / rotary_dim)
 
 
-def rope_tables(positions: Tensor, frequencies: Tensor, *, amplitude: float = 1.0) -> tuple[Tensor, Tensor]:
+def rope_tables(
+    positions: Real[Tensor, "*L"], frequencies: Float[Tensor, " pairs"], *, amplitude: float = 1.0
+) -> tuple[Float[Tensor, "*L pairs"], Float[Tensor, "*L pairs"]]:
     """The tables amplitude * cos(p w_c) and amplitude * sin(p w_c) of every position p and frequency w_c.
 
     Args:
@@ -85,7 +92,12 @@ def rope_tables(positions: Tensor, frequencies: Tensor, *, amplitude: float = 1.
     return (cos, sin) if amplitude == 1.0 else (cos * amplitude, sin * amplitude)
 
 
-def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, layout: str = "half") -> Tensor:
+def apply_rope(
+    x: Float[Tensor, "*BHL E"],
+    cos: Float[Tensor, "*#BHL pairs"],
+    sin: Float[Tensor, "*#BHL pairs"],
+    layout: str = "half",
+) -> Float[Tensor, "*BHL E"]:
     """Turn the first D channels of x: (a, b) becomes (a cos - b sin, b cos + a sin), pair by pair.
 
     Args:
@@ -132,20 +144,20 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, layout: str = "half") -> Ten
 
 
 def rope(
-    query: Tensor,
-    key: Tensor,
+    query: Float[Tensor, "*BHq L E"],
+    key: Float[Tensor, "*BH S E"],
     *,
     base: float = 10000.0,
     layout: str = "half",
-    positions: Tensor | None = None,
-    key_positions: Tensor | None = None,
+    positions: Real[Tensor, "... L"] | None = None,
+    key_positions: Real[Tensor, "... S"] | None = None,
     rotary_dim: int | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Float[Tensor, "*BHq L E"], Float[Tensor, "*BH S E"]]:
     """Rotary positions: turned q_i . turned k_j depends on the contents and on i - j alone.
 
     Args:
         query: (..., Hq, L, E).
-        key: (..., Hkv, S, E).
+        key: (..., H, S, E).
         base: of the frequencies base^(-2c / D); default 10000.
         layout: "half" (the default) or "interleaved", see `apply_rope`.
         positions: of the query's rows, (L,), or (B, L) where each batch has its own; default 0..L-1.
@@ -175,14 +187,14 @@ def rope(
 
 
 def turn(
-    query: Tensor,
-    key: Tensor,
-    frequencies: Tensor,
+    query: Float[Tensor, "*BHq L E"],
+    key: Float[Tensor, "*BH S E"],
+    frequencies: Float[Tensor, " pairs"],
     amplitude: float,
     layout: str,
-    positions: Tensor | None,
-    key_positions: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+    positions: Real[Tensor, "... L"] | None,
+    key_positions: Real[Tensor, "... S"] | None,
+) -> tuple[Float[Tensor, "*BHq L E"], Float[Tensor, "*BH S E"]]:
     """Query and key, turned with these frequencies."""
     check_layout(layout)
     rows, columns = query.shape[-2], key.shape[-2]
@@ -199,7 +211,7 @@ def turn(
     return turned, apply_rope(key, cos, sin, layout)
 
 
-def rotary_width(query: Tensor, key: Tensor, rotary_dim: int | None) -> int:
+def rotary_width(query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S E"], rotary_dim: int | None) -> int:
     """How many channels turn, once query and key are seen to allow it."""
     for name, x in (("query", query), ("key", key)):
         if not x.is_floating_point():
@@ -238,7 +250,9 @@ def check_layout(layout: str) -> None:
         raise InvalidValueError(f"layout is {' or '.join(LAYOUTS)}; got {layout!r}", hint="Llama's is half.")
 
 
-def _positions(name: str, given: Tensor | None, length: int, device: torch.device) -> Tensor:
+def _positions(
+    name: str, given: Real[Tensor, "..."] | None, length: int, device: torch.device
+) -> Real[Tensor, "... {length}"]:
     if given is None:
         return torch.arange(length, device=device)
     if given.dim() == 0 or given.shape[-1] != length:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
 from sqrtdk.positions._block import INIT_STD, check_block, offsets, pick, wide_dtype
 from sqrtdk.scales._numbers import whole
 
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
 
 class Shaw(nn.Module):
-    """Shaw's relative keys with their `table` (2k + 1, E) or (H, 2k + 1, E); made by `shaw`."""
+    """Shaw's relative keys with their `table` (2k + 1, E) or (Hq, 2k + 1, E); made by `shaw`."""
 
     def __init__(
         self,
@@ -33,8 +38,14 @@ class Shaw(nn.Module):
         """True: part of the score, which the scale multiplies."""
         return True
 
-    def term(self, query: Tensor, key: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        """The term (..., H, R, S), float32 (float64 for a float64 query); see `PositionTerm`."""
+    def term(
+        self,
+        query: Float[Tensor, "*#BHq R E"],
+        key: Float[Tensor, "... S E"],
+        rows: Int[Tensor, " R"],
+        columns: Int[Tensor, " S"],
+    ) -> Float[Tensor, "*BHq R S"]:
+        """The term (..., Hq, R, S), float32 (float64 for a float64 query); see `PositionTerm`."""
         check_block("Shaw's relative keys", query, key, rows, columns, heads=self.heads, head_dim=self.head_dim)
         dtype = wide_dtype(query)
         products = query.to(dtype) @ self.table.to(dtype).transpose(-1, -2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +12,13 @@ from sqrtdk.errors import InvalidValueError
 from sqrtdk.positions._block import INIT_STD, check_block, offsets, wide_dtype
 from sqrtdk.scales._numbers import whole
 
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
 
-def t5_bucket(offset: Tensor, *, bidirectional: bool = True, num_buckets: int = 32, max_distance: int = 128) -> Tensor:
+
+def t5_bucket(
+    offset: Int[Tensor, "*offsets"], *, bidirectional: bool = True, num_buckets: int = 32, max_distance: int = 128
+) -> Int[Tensor, "*offsets"]:
     """The bucket of each offset j - i: exact while small, logarithmic up to `max_distance`, one bucket beyond.
 
     With N buckets a direction and e = N // 2, a distance n < e has the bucket n, a larger one
@@ -86,8 +92,14 @@ class T5Bias(nn.Module):
         """False: a bias, which the scale does not multiply."""
         return False
 
-    def term(self, query: Tensor, key: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        """The bias (H, R, S), float32 (float64 for a float64 query); see `PositionTerm`."""
+    def term(
+        self,
+        query: Float[Tensor, "*#B #Hq R E"],
+        key: Float[Tensor, "*#B #Hq S E"],
+        rows: Int[Tensor, " R"],
+        columns: Int[Tensor, " S"],
+    ) -> Float[Tensor, "Hq R S"]:
+        """The bias (Hq, R, S), float32 (float64 for a float64 query); see `PositionTerm`."""
         check_block("T5's bias", query, key, rows, columns, heads=self.heads)
         bucket = t5_bucket(
             -offsets(rows, columns),

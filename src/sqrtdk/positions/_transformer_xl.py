@@ -7,6 +7,8 @@ rows and columns may be any.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
@@ -14,13 +16,16 @@ from sqrtdk.errors import InvalidValueError
 from sqrtdk.positions._block import INIT_STD, check_block, wide_dtype
 from sqrtdk.scales._numbers import positive, whole
 
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
 
 class TransformerXL(nn.Module):
     """Transformer-XL's term; made by `transformer_xl`.
 
     Attributes:
-        content_bias: u, (H, E).
-        position_bias: v, (H, E).
+        content_bias: u, (Hq, E).
+        position_bias: v, (Hq, E).
         projection: W, Linear from model_dim to H * E without bias.
     """
 
@@ -49,8 +54,14 @@ class TransformerXL(nn.Module):
         """True: part of the score, which the scale multiplies."""
         return True
 
-    def term(self, query: Tensor, key: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        """The term (..., H, R, S), float32 (float64 for a float64 query); see `PositionTerm`."""
+    def term(
+        self,
+        query: Float[Tensor, "*#B #Hq R E"],
+        key: Float[Tensor, "*#B #Hq S E"],
+        rows: Int[Tensor, " R"],
+        columns: Int[Tensor, " S"],
+    ) -> Float[Tensor, "*B Hq R S"]:
+        """The term (..., Hq, R, S), float32 (float64 for a float64 query); see `PositionTerm`."""
         check_block("Transformer-XL", query, key, rows, columns, heads=self.heads, head_dim=self.head_dim)
         dtype = wide_dtype(query)
         weight = self.projection.weight.to(dtype).view(self.heads, self.head_dim, self.model_dim)
@@ -62,7 +73,9 @@ class TransformerXL(nn.Module):
         by_content = self.content_bias.to(dtype)[:, None, :] @ key.to(dtype).transpose(-1, -2)
         return by_position + by_content
 
-    def _sinusoids(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def _sinusoids(
+        self, positions: Int[Tensor, " L"], dtype: torch.dtype
+    ) -> tuple[Float[Tensor, "L half"], Float[Tensor, "L half"]]:
         channels = torch.arange(0, self.model_dim, 2, device=positions.device, dtype=torch.float64)
         # float64: at position 1e5 an angle of float32 is off by 0.004, and the difference of two should be small.
         angles = positions[:, None] * self.base ** (-channels / self.model_dim)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,6 +13,9 @@ from sqrtdk.positions._block import wide_dtype
 from sqrtdk.positions._rope import check_rotary_dim, rotary_width, turn
 from sqrtdk.scales import yarn_mscale
 from sqrtdk.scales._numbers import positive, whole
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Real
 
 
 def yarn_attention_factor(factor: float, mscale: float = 1.0, mscale_all_dim: float = 0.0) -> float:
@@ -54,7 +58,7 @@ def yarn_frequencies(
     truncate: bool = True,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str | None = None,
-) -> Tensor:
+) -> Float[Tensor, " pairs"]:
     """NTK by parts: w_c where a channel turns often within the original length, w_c / s where it does not.
 
     Between the pair of channels that turns `beta_fast` times and that which turns `beta_slow` times the two are mixed
@@ -117,28 +121,28 @@ def yarn_frequencies(
 
 
 def yarn(
-    query: Tensor,
-    key: Tensor,
+    query: Float[Tensor, "*BHq L E"],
+    key: Float[Tensor, "*BH S E"],
     *,
     factor: float,
     original_length: int,
     base: float = 10000.0,
     layout: str = "half",
-    positions: Tensor | None = None,
-    key_positions: Tensor | None = None,
+    positions: Real[Tensor, "... L"] | None = None,
+    key_positions: Real[Tensor, "... S"] | None = None,
     rotary_dim: int | None = None,
     beta_fast: float = 32.0,
     beta_slow: float = 1.0,
     truncate: bool = True,
     attention_factor: float | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Float[Tensor, "*BHq L E"], Float[Tensor, "*BH S E"]]:
     """Rotary positions with `yarn_frequencies`, the turned channels multiplied by the attention factor.
 
     The logits of the turned channels are multiplied by attention_factor^2, 1 / t of the paper.
 
     Args:
         query: (..., Hq, L, E).
-        key: (..., Hkv, S, E).
+        key: (..., H, S, E).
         factor: s, how many times longer the context is.
         original_length: of the context the model was trained with, in tokens.
         base: of the frequencies; default 10000.

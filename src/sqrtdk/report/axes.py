@@ -136,12 +136,12 @@ def _looks(every: Sequence[Series]) -> list[tuple[Series, str, str]]:
         elif len(dashed) > 1:
             places[id(series)] = free
             free += 1
-    found = []
+    drawn = []
     for series in every:
         place = places.get(id(series))
         colour = SOFT if place is None else COLOURS[place % len(COLOURS)]
-        found.append((series, colour, _MARKERS[(place or 0) % len(_MARKERS)]))
-    return found
+        drawn.append((series, colour, _MARKERS[(place or 0) % len(_MARKERS)]))
+    return drawn
 
 
 def _owner(series: Series, others: Sequence[Series]) -> Series | None:

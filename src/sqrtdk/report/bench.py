@@ -10,14 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from sqrtdk import _json
-from sqrtdk.bench.record import Measured, Record, described
+from sqrtdk.bench.record import BenchRecord, Timed, described
 from sqrtdk.bench.ways import BASE, Way
 from sqrtdk.bench.workloads import Workload
 from sqrtdk.report.console import drawn
 from sqrtdk.report.plain import plain
 
 
-def to_text(record: Record, *, width: int = 100, color: bool = False) -> str:
+def to_text(record: BenchRecord, *, width: int = 100, color: bool = False) -> str:
     """A table for every workload, dtype and pass: milliseconds, and ratios to the base of the same round."""
 
     def draw(console: Console) -> None:
@@ -79,7 +79,7 @@ def names_json(workloads: Mapping[str, Workload], ways: Mapping[str, Way]) -> st
     )
 
 
-def _table(rows: list[Measured]) -> Table:
+def _table(rows: list[Timed]) -> Table:
     table = _grid(4)
     for row in rows:
         ratio = row.ratio

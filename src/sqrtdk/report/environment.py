@@ -7,15 +7,15 @@ from typing import Any
 from sqrtdk.report.plain import plain
 
 
-def to_text(found: dict[str, Any]) -> str:
+def to_text(environment: dict[str, Any]) -> str:
     """Draw what `sqrtdk._environment.environment` returns, a name and its value a line."""
-    versions, kernel = found["versions"], found["kernel"]
+    versions, kernel = environment["versions"], environment["kernel"]
     lines = {name: version or "not installed" for name, version in versions.items()}
-    cores = found["cpus"] or "an unknown number of"
+    cores = environment["cpus"] or "an unknown number of"
     lines |= {
-        "platform": found["platform"],
-        "CPU": f"{found['cpu']}, {cores} logical cores, {found['threads']} threads of torch",
-        "GPU": ", ".join(found["gpus"]) or "none that torch can use",
+        "platform": environment["platform"],
+        "CPU": f"{environment['cpu']}, {cores} logical cores, {environment['threads']} threads of torch",
+        "GPU": ", ".join(environment["gpus"]) or "none that torch can use",
         "compiler": kernel["compiler"] or "none",
         "kernel": f"in use: {kernel['library']}" if kernel["loaded"] else f"not in use: {kernel['reason']}",
     }

@@ -99,10 +99,10 @@ def values(folded: FoldedFinding) -> str:
         >>> values(FoldedFinding("h.0", (finding,)))
         '101'
     """
-    found = [finding.value for finding in folded.findings]
-    numbers = [value for value in found if isinstance(value, (int, float))]
-    if len(numbers) < len(found):
-        return " / ".join(dict.fromkeys(value if isinstance(value, str) else number(value) for value in found))
+    all_values = [finding.value for finding in folded.findings]
+    numbers = [value for value in all_values if isinstance(value, (int, float))]
+    if len(numbers) < len(all_values):
+        return " / ".join(dict.fromkeys(value if isinstance(value, str) else number(value) for value in all_values))
     low, high = number(min(numbers)), number(max(numbers))
     return low if low == high else f"{low} to {high}"
 

@@ -27,10 +27,10 @@ from sqrtdk.report.plain import plain
 COLOURS = {"holds": "green", "fails": "red", "depends": "yellow", "undecided": "magenta"}
 
 
-def say(text: Text, language: str, **given: object) -> str:
+def say(text: Text, language: str, **parts: object) -> str:
     """The text in one language, "en" or "zh", with what stands in its braces."""
     words = str(getattr(text, language))
-    return words.format(**given) if given else words
+    return words.format(**parts) if parts else words
 
 
 def register_text(language: str = "en", *, width: int = 100, color: bool = False) -> str:
@@ -132,11 +132,11 @@ def tally(answers: Sequence[str], language: str = "en") -> str:
         ('3 claims: 2 hold, 1 fails.', '1 条说法：1 条视条件而定。')
     """
 
-    def counted(name: str, count: int, **given: object) -> str:
-        return say(TALLY[f"{name}_1" if count == 1 else name], language, count=count, **given)
+    def counted(name: str, count: int, **parts: object) -> str:
+        return say(TALLY[f"{name}_1" if count == 1 else name], language, count=count, **parts)
 
-    parts = [counted(answer, answers.count(answer)) for answer in ANSWERS if answer in answers]
-    return counted("all", len(answers), parts=say(TALLY["comma"], language).join(parts))
+    each = [counted(answer, answers.count(answer)) for answer in ANSWERS if answer in answers]
+    return counted("all", len(answers), parts=say(TALLY["comma"], language).join(each))
 
 
 def bar(expect: Expect) -> str:
@@ -158,11 +158,11 @@ def _on(verdict: Verdict, language: str) -> str:
     if verdict.answer in ("holds", "fails"):
         return ""
     words = {True: ANSWERS["holds"], False: ANSWERS["fails"], None: ANSWERS["undecided"]}
-    found = [
+    answers = [
         say(TERMINAL["finding"], language, met=say(words[part.met], language), part=plain(say(part.text, language)))
         for part in verdict.findings
     ]
-    return say(TERMINAL["semicolon"], language).join(found)
+    return say(TERMINAL["semicolon"], language).join(answers)
 
 
 def _described(claim: Claim) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from markupsafe import Markup, escape
 from sqrtdk.lab import figures
 from sqrtdk.lab.claim import GROUPS
 from sqrtdk.lab.figures import Figure
-from sqrtdk.lab.judge import Check, Finding
+from sqrtdk.lab.judge import Check, PartAnswer
 from sqrtdk.lab.record import Record
 from sqrtdk.lab.text import Text
 from sqrtdk.report import markup, page
@@ -96,7 +96,7 @@ def to_html(records: Sequence[Record], missing: Sequence[str] = ()) -> str:
 
 
 def _shown(records: Iterable[Record]) -> list[_Shown]:
-    taken, found = set(_OWN_IDS), []
+    taken, shown = set(_OWN_IDS), []
     for record in records:
         stem = anchor = re.sub(r"[^A-Za-z0-9_-]+", "-", record.id) or "claim"
         while anchor in taken:
@@ -106,8 +106,8 @@ def _shown(records: Iterable[Record]) -> list[_Shown]:
         for index, plot in enumerate(record.plots):
             own = f"{anchor}.{index}"
             plots.append((markup.svg(to_svg(plot), f"{own}.", f"{own}.caption"), plot.caption, f"{own}.caption"))
-        found.append(_Shown(record, anchor, markup.math(record.formula), tuple(plots)))
-    return found
+        shown.append(_Shown(record, anchor, markup.math(record.formula), tuple(plots)))
+    return shown
 
 
 def _groups(shown: Sequence[_Shown]) -> list[tuple[Text, list[_Shown]]]:
@@ -116,7 +116,7 @@ def _groups(shown: Sequence[_Shown]) -> list[tuple[Text, list[_Shown]]]:
         (GROUPS.get(name, Text(name, name)), [one for one in shown if one.record.group == name])  # type: ignore[call-overload]
         for name in names
     ]
-    return [(title, found) for title, found in members if found]
+    return [(title, of_group) for title, of_group in members if of_group]
 
 
 def _settings(records: Sequence[Record]) -> list[tuple[Markup, list[tuple[Any, int]], bool]]:
@@ -140,9 +140,9 @@ def _settings(records: Sequence[Record]) -> list[tuple[Markup, list[tuple[Any, i
     ]
 
 
-def _say(key: str, **given: object) -> Markup:
+def _say(key: str, **parts: object) -> Markup:
     text = WORDS[key]
-    return both(Text(text.en.format(**given), text.zh.format(**given)))
+    return both(Text(text.en.format(**parts), text.zh.format(**parts)))
 
 
 def both(text: Text) -> Markup:
@@ -250,7 +250,7 @@ def strip(check: Check) -> Markup:
     ).format(start, max(round(end - start, 1), 1), at(figure.low), at(figure.high), at(figure.value))
 
 
-def _part_sets(findings: Sequence[Finding]) -> list[tuple[Markup, str, list[Finding]]]:
+def _part_sets(findings: Sequence[PartAnswer]) -> list[tuple[Markup, str, list[PartAnswer]]]:
     """The parts that hold, those that do not, those undecided; none of a kind that has no member."""
     kinds = [(True, "parts_met", "good"), (False, "parts_missed", "bad"), (None, "parts_open", "open")]
     sets = [(_say(word), tone, [part for part in findings if part.met is met]) for met, word, tone in kinds]
@@ -286,7 +286,7 @@ def _place(figure: Figure) -> Markup:
 
 def _source(source: str) -> Markup:
     """A source; a paper of arXiv leads to its abstract."""
-    found = re.fullmatch(r"arXiv:(\d{4}\.\d{4,5})(v\d+)?", source)
-    if found:
-        return Markup('<a href="https://arxiv.org/abs/{}" rel="noreferrer">{}</a>').format(found[1], source)
+    paper = re.fullmatch(r"arXiv:(\d{4}\.\d{4,5})(v\d+)?", source)
+    if paper:
+        return Markup('<a href="https://arxiv.org/abs/{}" rel="noreferrer">{}</a>').format(paper[1], source)
     return escape(plain(source))

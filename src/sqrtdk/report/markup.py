@@ -70,8 +70,8 @@ def math(latex: str) -> Markup | None:
 
 
 def _math(element: ElementTree.Element) -> Iterator[str]:
-    given = {key: value for key, value in element.attrib.items() if key in _MATH_ATTRIBUTES}
-    yield _opening(element.tag, given)
+    attributes = {key: value for key, value in element.attrib.items() if key in _MATH_ATTRIBUTES}
+    yield _opening(element.tag, attributes)
     yield str(escape(plain(html.unescape(element.text or ""))))  # the library leaves entities in its texts
     for child in element:
         yield from _math(child)
@@ -91,21 +91,21 @@ def svg(drawing: str, prefix: str, labelled_by: str) -> Markup:
     """
     root = ElementTree.fromstring(drawing)
     wanted = set(re.findall(r'(?:xlink:href="#|url\(#)([\w-]+)', drawing))
-    given = {"role": "img", "aria-labelledby": labelled_by, "viewBox": root.attrib["viewBox"]}
+    attributes = {"role": "img", "aria-labelledby": labelled_by, "viewBox": root.attrib["viewBox"]}
     ids = {name: f"{prefix}{index}" for index, name in enumerate(sorted(wanted))}
     children = "".join(part for child in root for part in _svg(child, ids))
-    return Markup(f"{_opening('svg', given)}{children}</svg>")
+    return Markup(f"{_opening('svg', attributes)}{children}</svg>")
 
 
 def _svg(element: ElementTree.Element, ids: dict[str, str]) -> Iterator[str]:
     tag = element.tag.rpartition("}")[2]
     if tag not in _SVG:
         return
-    given = {key: _compact(key, value) for key, value in element.attrib.items() if key in _SVG_ATTRIBUTES}
+    attributes = {key: _compact(key, value) for key, value in element.attrib.items() if key in _SVG_ATTRIBUTES}
     for entry in element.get("style", "").split(";"):
         name, _, value = (part.strip() for part in entry.partition(":"))
         if name in _SVG_STYLES:
-            given[name] = _PAGE_COLOURS.get(value, value)
+            attributes[name] = _PAGE_COLOURS.get(value, value)
     link = element.get("{http://www.w3.org/1999/xlink}href", "").removeprefix("#")
     clip = re.fullmatch(r"url\(#([\w-]+)\)", element.get("clip-path", ""))
     own = element.get("id", "")
@@ -114,16 +114,16 @@ def _svg(element: ElementTree.Element, ids: dict[str, str]) -> Iterator[str]:
     references = {name: forms[name].format(ids[value]) for name, value in marks.items() if value in ids}
     children = "".join(part for child in element for part in _svg(child, ids))
     if children:
-        yield f"{_opening(tag, given)[:-1]}{_attributes(references)}>{children}</{tag}>"
+        yield f"{_opening(tag, attributes)[:-1]}{_attributes(references)}>{children}</{tag}>"
     elif tag not in ("g", "defs"):
-        yield f"{_opening(tag, given)[:-1]}{_attributes(references)}/>"
+        yield f"{_opening(tag, attributes)[:-1]}{_attributes(references)}/>"
 
 
 def _compact(name: str, value: str) -> str:
     """Coordinates to a hundredth of a point; factors of a transform keep their digits."""
     if name == "transform":
         return value
-    return re.sub(r"-?\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}", " ".join(value.split()))
+    return re.sub(r"-?\d+\.\d{3,}", lambda digits: f"{float(digits[0]):.2f}", " ".join(value.split()))
 
 
 def _opening(tag: str, attributes: dict[str, str]) -> str:

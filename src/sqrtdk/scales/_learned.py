@@ -7,13 +7,18 @@ it is SSMax (Nakanishi 2025, arXiv:2501.19399).
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.scales._numbers import whole
 from sqrtdk.scales._rule import ScaleRule, Sizes
 from sqrtdk.scales._sqrt_dk import sqrt_dk
+
+if TYPE_CHECKING:
+    from sqrtdk._shapes import Factor
 
 
 class Learned(nn.Module):
@@ -35,7 +40,7 @@ class Learned(nn.Module):
         self.rule = rule
         self.log_factor = nn.Parameter(torch.zeros(heads, dtype=dtype, device=device))
 
-    def beta(self, sizes: Sizes) -> Tensor:
+    def beta(self, sizes: Sizes) -> Factor:
         """exp(theta) times the rule, (heads, 1, 1), or (..., heads, L, 1) where the rule differs from row to row."""
         heads = self.log_factor.shape[0]
         if heads != 1 and heads != sizes.heads:

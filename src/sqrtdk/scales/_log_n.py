@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.scales._numbers import finite
 from sqrtdk.scales._rule import Sizes
+
+if TYPE_CHECKING:
+    from sqrtdk._shapes import Factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,7 @@ class LogN:
     s: float
     base: float
 
-    def beta(self, sizes: Sizes) -> Tensor:
+    def beta(self, sizes: Sizes) -> Factor:
         """Broadcastable to (..., Hq, L, 1): s log_base(n) / sqrt(d)."""
         # A row without keys has no logits: any finite factor will do, and log 0 would turn them into NaN.
         keys = sizes.visible_keys().clamp(min=1.0)

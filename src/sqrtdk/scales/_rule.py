@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Real
+
+    from sqrtdk._shapes import Factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +36,14 @@ class Sizes:
     key_len: int
     dtype: torch.dtype
     device: torch.device
-    visible_keys: Callable[[], Tensor]
+    visible_keys: Callable[[], Factor]
 
 
 @runtime_checkable
 class ScaleRule(Protocol):
     """A rule for the factor on the score."""
 
-    def beta(self, sizes: Sizes) -> float | Tensor:
+    def beta(self, sizes: Sizes) -> float | Factor:
         """The factor: a number, or a tensor broadcastable to (..., Hq, L, 1), float32 or float64 for half queries."""
 
 
@@ -48,7 +53,7 @@ def sizes(
     query_len: int = 1,
     key_len: int = 1,
     *,
-    visible: Tensor | None = None,
+    visible: Real[Tensor, "..."] | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Sizes:
@@ -73,7 +78,7 @@ def sizes(
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     place = torch.device(device)
 
-    def visible_keys() -> Tensor:
+    def visible_keys() -> Factor:
         if visible is None:
             return torch.full((1, 1), float(key_len), dtype=wide, device=place)
         return visible.to(wide)

@@ -6,12 +6,17 @@ appendix A.1.2 (v, W_a, U_a; no bias).
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.scales import ScaleRule, none
 from sqrtdk.scores._tanh import check_v, tanh_pairs
 from sqrtdk.scores._weights import check_heads, keep, project, widened
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 _QUERY, _KEY = "query_weight of an additive score", "key_weight of an additive score"
 _V, _BIAS = "v of an additive score", "the bias of an additive score"
@@ -23,16 +28,22 @@ class Additive(nn.Module):
     Attributes:
         v: (A,) or (Hq, A).
         query_weight: (E, A) or (Hq, E, A).
-        key_weight: (Ek, A) or (Hkv, Ek, A).
+        key_weight: (Ek, A) or (H, Ek, A).
         bias: (A,) or (Hq, A), or None.
     """
 
-    v: Tensor
-    query_weight: Tensor
-    key_weight: Tensor
-    bias: Tensor | None
+    v: Float[Tensor, " A"] | Float[Tensor, "Hq A"]
+    query_weight: Float[Tensor, "E A"] | Float[Tensor, "Hq E A"]
+    key_weight: Float[Tensor, "Ek A"] | Float[Tensor, "H Ek A"]
+    bias: Float[Tensor, " A"] | Float[Tensor, "Hq A"] | None
 
-    def __init__(self, v: Tensor, query_weight: Tensor, key_weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(
+        self,
+        v: Float[Tensor, " A"] | Float[Tensor, "Hq A"],
+        query_weight: Float[Tensor, "E A"] | Float[Tensor, "Hq E A"],
+        key_weight: Float[Tensor, "Ek A"] | Float[Tensor, "H Ek A"],
+        bias: Float[Tensor, " A"] | Float[Tensor, "Hq A"] | None,
+    ) -> None:
         super().__init__()
         keep(self, "v", v, _V, {1: "(A,)", 2: "(Hq, A)"})
         keep(self, "query_weight", query_weight, _QUERY, {2: "(E, A)", 3: "(Hq, E, A)"})
@@ -58,8 +69,10 @@ class Additive(nn.Module):
         """A: the hidden layer of a pair."""
         return self.v.shape[-1]
 
-    def prepare(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Both projected: query (..., Hq, L, A) with the bias, key (..., Hkv, S, A)."""
+    def prepare(
+        self, query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S Ek"]
+    ) -> tuple[Float[Tensor, "*BHq L A"], Float[Tensor, "*BH S A"]]:
+        """Both projected, the query with the bias."""
         check_v(self.v, query, _V)
         projected = widened(project(query, self.query_weight, _QUERY, "query"))
         if self.bias is not None:
@@ -68,7 +81,7 @@ class Additive(nn.Module):
             projected = projected + (bias.unsqueeze(-2) if query.ndim > 2 and bias.ndim == 2 else bias)
         return projected, widened(project(key, self.key_weight, _KEY, "key"))
 
-    def pairs(self, query: Tensor, key: Tensor) -> Tensor:
+    def pairs(self, query: Float[Tensor, "*#BHq R A"], key: Float[Tensor, "*#BHq S A"]) -> Float[Tensor, "*BHq R S"]:
         """The product of v and tanh(query + key)."""
         return tanh_pairs(query, key, self.v)
 
@@ -77,7 +90,12 @@ class Additive(nn.Module):
         return f"query_weight={tuple(self.query_weight.shape)}, key_weight={tuple(self.key_weight.shape)}"
 
 
-def additive(v: Tensor, query_weight: Tensor, key_weight: Tensor, bias: Tensor | None = None) -> Additive:
+def additive(
+    v: Float[Tensor, " A"] | Float[Tensor, "Hq A"],
+    query_weight: Float[Tensor, "E A"] | Float[Tensor, "Hq E A"],
+    key_weight: Float[Tensor, "Ek A"] | Float[Tensor, "H Ek A"],
+    bias: Float[Tensor, " A"] | Float[Tensor, "Hq A"] | None = None,
+) -> Additive:
     """Bahdanau's additive score, v . tanh(q Wq + k Wk + b); not scaled where no scale is given.
 
     The projections are made once a call; blocks of pairs hold A numbers a pair. See `fresh_additive` for new weights.
@@ -85,11 +103,11 @@ def additive(v: Tensor, query_weight: Tensor, key_weight: Tensor, bias: Tensor |
     Args:
         v: (A,), or (Hq, A) for each query head.
         query_weight: Wq, (E, A), or (Hq, E, A) for each query head.
-        key_weight: Wk, (Ek, A), or (Hkv, Ek, A) for each key head.
+        key_weight: Wk, (Ek, A), or (H, Ek, A) for each key head.
         bias: b, (A,), or (Hq, A) for each query head.
 
     Returns:
-        The score, an nn.Module; it takes query (..., Hq, L, E) and key (..., Hkv, S, Ek). Parameters among the weights
+        The score, an nn.Module; it takes query (..., Hq, L, E) and key (..., H, S, Ek). Parameters among the weights
         are trained with it. Weights are cast to the query's dtype; of half types only the projections are in it, the
         pairs are float32.
 

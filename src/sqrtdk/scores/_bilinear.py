@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor, nn
 
 from sqrtdk.scales import ScaleRule, sqrt_dk
 from sqrtdk.scores._weights import keep, project
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 class Bilinear(nn.Module):
@@ -15,9 +20,9 @@ class Bilinear(nn.Module):
         weight: (E, Ek) or (Hq, E, Ek).
     """
 
-    weight: Tensor
+    weight: Float[Tensor, "E Ek"] | Float[Tensor, "Hq E Ek"]
 
-    def __init__(self, weight: Tensor, rule: ScaleRule) -> None:
+    def __init__(self, weight: Float[Tensor, "E Ek"] | Float[Tensor, "Hq E Ek"], rule: ScaleRule) -> None:
         super().__init__()
         keep(self, "weight", weight, "the weight of a bilinear score", {2: "(E, Ek)", 3: "(Hq, E, Ek)"})
         self._rule = rule
@@ -27,7 +32,9 @@ class Bilinear(nn.Module):
         """1 / sqrt(E) of the query for `bilinear`, 1 for `luong_general`."""
         return self._rule
 
-    def fold(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    def fold(
+        self, query: Float[Tensor, "*#BHq L E"], key: Float[Tensor, "*BH S Ek"]
+    ) -> tuple[Float[Tensor, "*BHq L Ek"], Float[Tensor, "*BH S Ek"]]:
         """Query (..., Hq, L, Ek), and the key as it is."""
         return project(query, self.weight, "the weight of a bilinear score", "query"), key
 
@@ -36,7 +43,7 @@ class Bilinear(nn.Module):
         return f"weight={tuple(self.weight.shape)}, default_scale={self._rule}"
 
 
-def bilinear(weight: Tensor) -> Bilinear:
+def bilinear(weight: Float[Tensor, "E Ek"] | Float[Tensor, "Hq E Ek"]) -> Bilinear:
     """A bilinear form, score = q^T W k, scaled by 1 / sqrt(E), E of the query, where no scale is given.
 
     Args:
@@ -44,7 +51,7 @@ def bilinear(weight: Tensor) -> Bilinear:
             the query's dtype.
 
     Returns:
-        The score, an nn.Module; it takes query (..., Hq, L, E) and key (..., Hkv, S, Ek).
+        The score, an nn.Module; it takes query (..., Hq, L, E) and key (..., H, S, Ek).
 
     Raises:
         InvalidTypeError: the weight is no floating tensor.

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor, nn
 
@@ -18,11 +18,14 @@ from sqrtdk.scores._gain import checked_gain, gain_for
 from sqrtdk.scores._norms import NORMS
 from sqrtdk.scores._weights import keep, widened
 
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
 
 class Cosine(nn.Module):
     """See `cosine`."""
 
-    gain: Tensor | nn.Module | float | None
+    gain: Float[Tensor, "..."] | nn.Module | float | None
 
     def __init__(self, norm: str, gain: object, eps: float | None) -> None:
         super().__init__()
@@ -39,7 +42,9 @@ class Cosine(nn.Module):
         """1 for l2, where the gain is the scale; 1 / sqrt(E) for rms and layer, whose vectors have length sqrt(E)."""
         return none() if self.norm == "l2" else sqrt_dk()
 
-    def fold(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    def fold(
+        self, query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S E"]
+    ) -> tuple[Float[Tensor, "*BHq L E"], Float[Tensor, "*BH S E"]]:
         """Both normalised, the query times the gain; computed in float32 for half types, and rounded once."""
         unit = self._normed(widened(query), self.eps)
         if self.gain is not None:
@@ -53,7 +58,7 @@ class Cosine(nn.Module):
 
 def cosine(
     norm: Literal["l2", "rms", "layer"] = "l2",
-    gain: Tensor | nn.Module | float | None = None,
+    gain: Float[Tensor, "..."] | nn.Module | float | None = None,
     *,
     eps: float | None = None,
 ) -> Cosine:
@@ -67,7 +72,7 @@ def cosine(
         eps: bound on the length (l2) or term under the root; None: 1e-12 for l2, 1e-6 for rms, 1e-5 for layer.
 
     Returns:
-        The score, an nn.Module; it takes query (..., Hq, L, E) and key (..., Hkv, S, E). Where no scale is given, l2
+        The score, an nn.Module; it takes query (..., Hq, L, E) and key (..., H, S, E). Where no scale is given, l2
         has none, and rms and layer have 1 / sqrt(E).
 
     Raises:

@@ -8,11 +8,15 @@ arXiv:2006.04710.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from sqrtdk.scales import ScaleRule, none
 from sqrtdk.scores._weights import check_same_features, widened
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +33,14 @@ class Distance:
         """As many as the query has features."""
         return
 
-    def prepare(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    def prepare(
+        self, query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S E"]
+    ) -> tuple[Float[Tensor, "*BHq L E"], Float[Tensor, "*BH S E"]]:
         """Both as they are, half types as float32."""
         check_same_features(query, key, "a distance score")
         return widened(query), widened(key)
 
-    def pairs(self, query: Tensor, key: Tensor) -> Tensor:
+    def pairs(self, query: Float[Tensor, "*#BHq R A"], key: Float[Tensor, "*#BHq S A"]) -> Float[Tensor, "*BHq R S"]:
         """-|query - key|^2."""
         return -(query.unsqueeze(-2) - key.unsqueeze(-3)).square().sum(-1)
 
@@ -45,7 +51,7 @@ def distance() -> Distance:
     A Gaussian kernel of standard deviation sigma is `scale=fixed(0.5 / sigma**2)`.
 
     Returns:
-        The score; it takes query (..., Hq, L, E) and key (..., Hkv, S, E). Half types are computed in float32.
+        The score; it takes query (..., Hq, L, E) and key (..., H, S, E). Half types are computed in float32.
 
     Raises:
         InvalidValueError: in a call, q and k of different features.

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from sqrtdk.scales import ScaleRule, sqrt_dk
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +22,9 @@ class Dot:
         """1 / sqrt(E)."""
         return sqrt_dk()
 
-    def fold(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    def fold(
+        self, query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S E"]
+    ) -> tuple[Float[Tensor, "*BHq L E"], Float[Tensor, "*BH S E"]]:
         """Both as they are."""
         return query, key
 
@@ -27,7 +33,7 @@ def dot() -> Dot:
     """The dot product, score = q . k, scaled by 1 / sqrt(E) where no scale is given.
 
     Returns:
-        The score; it takes query (..., Hq, L, E) and key (..., Hkv, S, E).
+        The score; it takes query (..., Hq, L, E) and key (..., H, S, E).
 
     Example:
         >>> import torch

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.scales._numbers import finite, positive, whole
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 _HINT = "A gain is one number, (Hq,) for each query head, or broadcastable to (Hq, L, E)."
 
@@ -59,7 +63,7 @@ class LearnedGain(nn.Module):
         shape = (whole(heads, "heads of a gain", 1), 1, 1)
         self.logit_scale = nn.Parameter(torch.full(shape, math.log(start), dtype=dtype, device=device))
 
-    def forward(self) -> Tensor:
+    def forward(self) -> Float[Tensor, "heads 1 1"]:
         """The gains, (heads, 1, 1)."""
         return self.logit_scale.clamp(max=math.log(self.maximum)).exp()
 
@@ -68,7 +72,7 @@ class LearnedGain(nn.Module):
         return f"heads={self.logit_scale.shape[0]}, maximum={self.maximum}"
 
 
-def checked_gain(gain: object) -> Tensor | nn.Module | float | None:
+def checked_gain(gain: object) -> Float[Tensor, "..."] | nn.Module | float | None:
     """The gain, if it is of a kind that `gain_for` knows."""
     if gain is None or isinstance(gain, Tensor | nn.Module):
         if isinstance(gain, Tensor) and gain.ndim == 2:
@@ -77,7 +81,9 @@ def checked_gain(gain: object) -> Tensor | nn.Module | float | None:
     return finite(gain, "a gain")
 
 
-def gain_for(gain: Tensor | nn.Module | float, query: Tensor) -> Tensor | float:
+def gain_for(
+    gain: Float[Tensor, "..."] | nn.Module | float, query: Float[Tensor, "*BHqLE"]
+) -> Float[Tensor, "*#BHqLE"] | float:
     """The factor on a query (..., Hq, L, E), shaped for it.
 
     Raises:

@@ -5,12 +5,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.scales import ScaleRule, none
 from sqrtdk.scores._tanh import check_v, tanh_pairs
 from sqrtdk.scores._weights import check_same_features, keep, widened
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 _V = "v of a Keras additive score"
 
@@ -22,9 +27,9 @@ class KerasAdditive(nn.Module):
         v: (E,) or (Hq, E), or None.
     """
 
-    v: Tensor | None
+    v: Float[Tensor, " E"] | Float[Tensor, "Hq E"] | None
 
-    def __init__(self, v: Tensor | None) -> None:
+    def __init__(self, v: Float[Tensor, " E"] | Float[Tensor, "Hq E"] | None) -> None:
         super().__init__()
         if v is None:
             self.register_parameter("v", None)
@@ -41,7 +46,9 @@ class KerasAdditive(nn.Module):
         """As many as the query has features."""
         return
 
-    def prepare(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    def prepare(
+        self, query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S E"]
+    ) -> tuple[Float[Tensor, "*BHq L E"], Float[Tensor, "*BH S E"]]:
         """Both as they are, half types as float32."""
         check_same_features(query, key, "a Keras additive score")
         if self.v is not None:
@@ -53,19 +60,19 @@ class KerasAdditive(nn.Module):
                 )
         return widened(query), widened(key)
 
-    def pairs(self, query: Tensor, key: Tensor) -> Tensor:
+    def pairs(self, query: Float[Tensor, "*#BHq R A"], key: Float[Tensor, "*#BHq S A"]) -> Float[Tensor, "*BHq R S"]:
         """The product of v and tanh(query + key)."""
         return tanh_pairs(query, key, self.v)
 
 
-def keras_additive(v: Tensor | None = None) -> KerasAdditive:
+def keras_additive(v: Float[Tensor, " E"] | Float[Tensor, "Hq E"] | None = None) -> KerasAdditive:
     """The score of Keras's `AdditiveAttention`, v . tanh(q + k); not scaled where no scale is given.
 
     Args:
         v: (E,), Keras's `scale` weight, or (Hq, E) for each query head; None: all ones (`use_scale=False`).
 
     Returns:
-        The score, an nn.Module; it takes query (..., Hq, L, E) and key (..., Hkv, S, E). Half types are computed in
+        The score, an nn.Module; it takes query (..., Hq, L, E) and key (..., H, S, E). Half types are computed in
         float32.
 
     Raises:

@@ -5,12 +5,17 @@ W split after the query's features gives Bahdanau's form: the joined vector of a
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.scales import ScaleRule, none
 from sqrtdk.scores._tanh import check_v, tanh_pairs
 from sqrtdk.scores._weights import heads_of, keep, project, widened
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 _W, _V = "the weight of a concat score", "v of a concat score"
 
@@ -23,10 +28,14 @@ class LuongConcat(nn.Module):
         weight: (E + Ek, A) or (H, E + Ek, A).
     """
 
-    v: Tensor
-    weight: Tensor
+    v: Float[Tensor, " A"] | Float[Tensor, "Hq A"]
+    weight: Float[Tensor, "both A"] | Float[Tensor, "H both A"]
 
-    def __init__(self, v: Tensor, weight: Tensor) -> None:
+    def __init__(
+        self,
+        v: Float[Tensor, " A"] | Float[Tensor, "Hq A"],
+        weight: Float[Tensor, "both A"] | Float[Tensor, "H both A"],
+    ) -> None:
         super().__init__()
         keep(self, "v", v, _V, {1: "(A,)", 2: "(Hq, A)"})
         keep(self, "weight", weight, _W, {2: "(E + Ek, A)", 3: "(H, E + Ek, A)"})
@@ -46,8 +55,10 @@ class LuongConcat(nn.Module):
         """A: the hidden layer of a pair."""
         return self.v.shape[-1]
 
-    def prepare(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Query (..., Hq, L, A) and key (..., Hkv, S, A), each through its part of the weight."""
+    def prepare(
+        self, query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S Ek"]
+    ) -> tuple[Float[Tensor, "*BHq L A"], Float[Tensor, "*BH S A"]]:
+        """Each through its part of the weight."""
         features = query.shape[-1]
         if features + key.shape[-1] != self.weight.shape[-2]:
             raise InvalidValueError(
@@ -63,7 +74,7 @@ class LuongConcat(nn.Module):
         of_query, of_key = self.weight[..., :features, :], self.weight[..., features:, :]
         return widened(project(query, of_query, _W, "query")), widened(project(key, of_key, _W, "key"))
 
-    def pairs(self, query: Tensor, key: Tensor) -> Tensor:
+    def pairs(self, query: Float[Tensor, "*#BHq R A"], key: Float[Tensor, "*#BHq S A"]) -> Float[Tensor, "*BHq R S"]:
         """The product of v and tanh(query + key)."""
         return tanh_pairs(query, key, self.v)
 
@@ -72,7 +83,9 @@ class LuongConcat(nn.Module):
         return f"weight={tuple(self.weight.shape)}"
 
 
-def luong_concat(v: Tensor, weight: Tensor) -> LuongConcat:
+def luong_concat(
+    v: Float[Tensor, " A"] | Float[Tensor, "Hq A"], weight: Float[Tensor, "both A"] | Float[Tensor, "H both A"]
+) -> LuongConcat:
     """Luong's concat score, v . tanh([q; k] W); not scaled where no scale is given.
 
     Args:
@@ -81,7 +94,7 @@ def luong_concat(v: Tensor, weight: Tensor) -> LuongConcat:
             number of heads.
 
     Returns:
-        The score, an nn.Module; it takes query (..., Hq, L, E) and key (..., Hkv, S, Ek). Dtypes as in `additive`.
+        The score, an nn.Module; it takes query (..., Hq, L, E) and key (..., H, S, Ek). Dtypes as in `additive`.
 
     Raises:
         InvalidTypeError: a weight is no floating tensor.

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor
 
 from sqrtdk.scales import none
 from sqrtdk.scores._bilinear import Bilinear
 
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
-def luong_general(weight: Tensor) -> Bilinear:
+
+def luong_general(weight: Float[Tensor, "E Ek"] | Float[Tensor, "Hq E Ek"]) -> Bilinear:
     """Luong's general score, q^T W k; not scaled where no scale is given, as in the paper.
 
     Args:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
-def l2(x: Tensor, eps: float) -> Tensor:
+
+def l2(x: Float[Tensor, "*x"], eps: float) -> Float[Tensor, "*x"]:
     """Length 1, x / |x| over the last dimension; 0, with gradient 0, where |x| is at most eps."""
     square = x.square().sum(-1, keepdim=True)
     # NaN compares False: both branches are safe for every derivative, and NaN * 0 is still NaN.
@@ -18,12 +22,12 @@ def l2(x: Tensor, eps: float) -> Tensor:
     return x * inverse
 
 
-def rms(x: Tensor, eps: float) -> Tensor:
+def rms(x: Float[Tensor, "*x"], eps: float) -> Float[Tensor, "*x"]:
     """Length sqrt(E), x / sqrt(mean x^2 + eps) over the last dimension."""
     return functional.rms_norm(x, x.shape[-1:], eps=eps)
 
 
-def layer(x: Tensor, eps: float) -> Tensor:
+def layer(x: Float[Tensor, "*x"], eps: float) -> Float[Tensor, "*x"]:
     """Length sqrt(E) and sum 0, (x - mean) / sqrt(variance + eps) over the last dimension."""
     return functional.layer_norm(x, x.shape[-1:], eps=eps)
 

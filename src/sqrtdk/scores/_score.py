@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from sqrtdk.scales import ScaleRule
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 @runtime_checkable
@@ -17,8 +20,10 @@ class FoldedScore(Protocol):
     def default_scale(self) -> ScaleRule:
         """The rule that holds where no scale is given."""
 
-    def fold(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Query (..., Hq, L, E') and key (..., Hkv, S, E') whose dot product is the score."""
+    def fold(
+        self, query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S Ek"]
+    ) -> tuple[Float[Tensor, "*BHq L A"], Float[Tensor, "*BH S A"]]:
+        """Query and key whose dot product is the score."""
 
 
 @runtime_checkable
@@ -33,12 +38,14 @@ class PairScore(Protocol):
     def width(self) -> int | None:
         """Numbers held at once for one pair of a query and a key; None: as many as a prepared query has features."""
 
-    def prepare(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """What is done once, before the blocks: whole query (..., Hq, L, E) and key (..., Hkv, S, Ek), changed.
+    def prepare(
+        self, query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S Ek"]
+    ) -> tuple[Float[Tensor, "*BHq L A"], Float[Tensor, "*BH S A"]]:
+        """What is done once, before the blocks: whole query and key, changed.
 
         Shapes are checked here, and projections made. Both keep their heads and lengths; half types come back as
         float32, so that nothing is rounded between here and the softmax.
         """
 
-    def pairs(self, query: Tensor, key: Tensor) -> Tensor:
-        """Scores (..., H, R, S) of prepared queries (..., H, R, A) and keys (..., H, S, A), key heads repeated."""
+    def pairs(self, query: Float[Tensor, "*#BHq R A"], key: Float[Tensor, "*#BHq S A"]) -> Float[Tensor, "*BHq R S"]:
+        """Scores of prepared queries and keys, key heads repeated."""

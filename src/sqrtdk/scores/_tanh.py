@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor
 
 from sqrtdk.scores._weights import check_heads
 
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
-def tanh_pairs(query: Tensor, key: Tensor, v: Tensor | None) -> Tensor:
-    """Scores (..., H, R, S) of query (..., H, R, A) and key (..., H, S, A).
+
+def tanh_pairs(
+    query: Float[Tensor, "*#BHq R A"],
+    key: Float[Tensor, "*#BHq S A"],
+    v: Float[Tensor, " A"] | Float[Tensor, "Hq A"] | None,
+) -> Float[Tensor, "*BHq R S"]:
+    """Scores of queries and keys.
 
     Args:
         query: projected, bias included.
         key: projected.
-        v: (A,), or (H, A) for each head; None: all ones.
+        v: (A,), or (Hq, A) for each head; None: all ones.
     """
     # In place: the sum is needed by no derivative, and a block is the largest tensor of the call.
     bent = (query.unsqueeze(-2) + key.unsqueeze(-3)).tanh_()
@@ -25,6 +34,6 @@ def tanh_pairs(query: Tensor, key: Tensor, v: Tensor | None) -> Tensor:
     return product.reshape(bent.shape[:-1])
 
 
-def check_v(v: Tensor, query: Tensor, what: str) -> None:
+def check_v(v: Float[Tensor, " A"] | Float[Tensor, "Hq A"], query: Float[Tensor, "... L E"], what: str) -> None:
     """Refuse a v that does not fit the heads of a query."""
     check_heads(v, 2, query, what, "query")

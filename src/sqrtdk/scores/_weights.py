@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 def keep(module: nn.Module, name: str, value: object, what: str, shapes: dict[int, str]) -> None:
@@ -32,12 +37,14 @@ def keep(module: nn.Module, name: str, value: object, what: str, shapes: dict[in
         module.register_buffer(name, value)
 
 
-def heads_of(tensor: Tensor) -> int:
+def heads_of(tensor: Float[Tensor, "... L E"]) -> int:
     """Heads of a query or a key; 1 where there is no such dimension."""
     return tensor.shape[-3] if tensor.ndim > 2 else 1
 
 
-def check_heads(weight: Tensor, dims: int, tensor: Tensor, what: str, kind: str) -> None:
+def check_heads(
+    weight: Float[Tensor, "..."], dims: int, tensor: Float[Tensor, "... L E"], what: str, kind: str
+) -> None:
     """Refuse a weight of `dims` dimensions with another number of heads than the tensor's; fewer dimensions: shared."""
     if weight.ndim == dims and weight.shape[0] != heads_of(tensor):
         raise InvalidValueError(
@@ -46,7 +53,12 @@ def check_heads(weight: Tensor, dims: int, tensor: Tensor, what: str, kind: str)
         )
 
 
-def project(tensor: Tensor, weight: Tensor, what: str, kind: str) -> Tensor:
+def project(
+    tensor: Float[Tensor, "*BH L E"],
+    weight: Float[Tensor, "E A"] | Float[Tensor, "H E A"],
+    what: str,
+    kind: str,
+) -> Float[Tensor, "*BH L A"]:
     """`tensor` (..., H, n, E) times `weight` (E, A) or (H, E, A), in the tensor's dtype."""
     if tensor.shape[-1] != weight.shape[-2]:
         raise InvalidValueError(
@@ -58,7 +70,7 @@ def project(tensor: Tensor, weight: Tensor, what: str, kind: str) -> Tensor:
     return tensor @ (weight[0] if tensor.ndim == 2 and weight.ndim == 3 else weight)
 
 
-def check_same_features(query: Tensor, key: Tensor, what: str) -> None:
+def check_same_features(query: Float[Tensor, "... E"], key: Float[Tensor, "... Ek"], what: str) -> None:
     """Refuse a query and a key of different widths."""
     if query.shape[-1] != key.shape[-1]:
         raise InvalidValueError(
@@ -67,6 +79,6 @@ def check_same_features(query: Tensor, key: Tensor, what: str) -> None:
         )
 
 
-def widened(tensor: Tensor) -> Tensor:
+def widened(tensor: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
     """The tensor in float32 where it is of a half type."""
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()

@@ -5,11 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int, Shaped
+
 
 HIDDEN = -3e4  # an additive mask at or below hides its key: half of float16's lowest, so any dtype's fill is known
 
@@ -34,19 +39,21 @@ class Block:
 
     @property
     def rows(self) -> tuple[slice, slice, slice]:
-        """Index of the block's rows in a (B, H, L) tensor."""
+        """Index of the block's rows in a (B, Hq, L) tensor."""
         return slice(self.b0, self.b1), slice(self.h0, self.h1), slice(self.r0, self.r1)
 
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """What hides keys: every tensor is 4-D with sizes 1 or full, (B, H, L, S)."""
+    """What hides keys: every tensor is 4-D with sizes 1 or full, (B, Hq, L, S)."""
 
-    visible: Tensor | None = None  # bool
-    float_mask: Tensor | None = None  # additive
+    visible: Bool[Tensor, "#B #Hq #L #S"] | None = None
+    float_mask: Float[Tensor, "#B #Hq #L #S"] | None = None  # additive
     is_causal: bool = False  # upper-left
 
-    def window(self, block: Block, dtype: torch.dtype, device: torch.device) -> tuple[Tensor | None, int, int]:
+    def window(
+        self, block: Block, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Float[Tensor, "*BHq R T"] | None, int, int]:
         """(mask, start, stop) of a block of all keys: no row sees one from `stop` on, every row all before `start`.
 
         `mask` is float 0 or 1 for the keys in between; None where no key of the range is hidden from any row.
@@ -81,8 +88,8 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def four_dims(tensor: Tensor, shape: Sequence[int], name: str) -> Tensor:
-    """View a tensor that broadcasts to `shape` (..., H, L, S) as 4-D: sizes stay 1 where they can, no copy of L x S."""
+def four_dims(tensor: Tensor, shape: Sequence[int], name: str) -> Shaped[Tensor, "_ _ _ _"]:
+    """View a tensor that broadcasts to `shape` (..., Hq, L, S) as 4-D: sizes stay 1 where they can, no copy of L S."""
     if name == "visible" and tensor.dtype != torch.bool:
         raise InvalidTypeError(f"visible is a bool tensor; got {tensor.dtype}", hint="Use `float_mask=` or `mask > x`.")
     sizes = (1,) * (len(shape) - tensor.ndim) + tuple(tensor.shape)
@@ -98,10 +105,10 @@ def four_dims(tensor: Tensor, shape: Sequence[int], name: str) -> Tensor:
     return tensor.reshape(-1 if tensor.numel() else math.prod(tensor.shape[:-3]), *tensor.shape[-3:])
 
 
-def visible_rows(masks: Masks, batch: int, rows: Tensor, keys: int) -> Masks:
+def visible_rows(masks: Masks, batch: int, rows: Int[Tensor, " R"], keys: int) -> Masks:
     """The masks of some rows of one batch element; a causal mask becomes an explicit one."""
 
-    def pick(tensor: Tensor | None) -> Tensor | None:
+    def pick(tensor: Shaped[Tensor, "#B #Hq #L #S"] | None) -> Shaped[Tensor, "1 #Hq #R #S"] | None:
         if tensor is None:
             return None
         tensor = tensor[batch : batch + 1] if tensor.shape[0] != 1 else tensor
@@ -114,13 +121,15 @@ def visible_rows(masks: Masks, batch: int, rows: Tensor, keys: int) -> Masks:
     return replace(masks, visible=visible, float_mask=float_mask, is_causal=False)
 
 
-def cut(tensor: Tensor, block: Block) -> Tensor:
+def cut(tensor: Shaped[Tensor, "_ _ _ _"], block: Block) -> Shaped[Tensor, "_ _ _ _"]:
     """The part of a 4-D tensor (sizes 1 or full) that belongs to the block."""
     ranges = ((block.b0, block.b1), (block.h0, block.h1), (block.r0, block.r1), (block.c0, block.c1))
     return tensor[tuple(slice(*r) if size != 1 else slice(None) for r, size in zip(ranges, tensor.shape, strict=True))]
 
 
-def cut_keys(mask: Tensor | None, start: int, block: Block) -> tuple[Tensor | None, int]:
+def cut_keys(
+    mask: Float[Tensor, "*BHq R T"] | None, start: int, block: Block
+) -> tuple[Float[Tensor, "*BHq R C"] | None, int]:
     """The part of `Masks.window` that belongs to the block's keys: (mask, first key of the block that it is for)."""
     if mask is None or block.c1 <= start:
         return None, block.c1 - block.c0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,6 +14,9 @@ from sqrtdk.stats._partial import RowStats
 from sqrtdk.stats._sweep import TILE
 from sqrtdk.stats.rows import LogitSource
 from sqrtdk.stats.tiles import ProductSource
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
 
 LOGIT_BINS = 48
 SAMPLED_ROWS = 64  # at most, a head
@@ -28,11 +32,17 @@ class Histogram:
     counts: tuple[int, ...]
 
 
-def bin_counts(values: Tensor, counted: Tensor | None, low: Tensor | float, spread: Tensor, bins: int) -> Tensor:
-    """Counts (H, bins) of values (H, ...) in bins of width 1/spread from `low`; outliers go to the end bins.
+def bin_counts(
+    values: Float[Tensor, " Hq *rows"],
+    counted: Bool[Tensor, " Hq *rows"] | None,
+    low: Float[Tensor, "#Hq *#rows"] | float,
+    spread: Float[Tensor, "#Hq *#rows"],
+    bins: int,
+) -> Int[Tensor, "Hq {bins}"]:
+    """Counts (Hq, bins) of values (Hq, ...) in bins of width 1/spread from `low`; outliers go to the end bins.
 
     Args:
-        values: (H, ...), not changed; a NaN must not be counted.
+        values: (Hq, ...), not changed; a NaN must not be counted.
         counted: bool of the same shape, or None: all.
         low: broadcastable to `values`.
         spread: bins per unit, broadcastable to `values`; 0 puts everything into the first bin.
@@ -58,7 +68,7 @@ def logit_histograms(source: LogitSource | ProductSource, rows: RowStats) -> tup
 
     Args:
         source: the call.
-        rows: its statistics, (B, H, L), for the range.
+        rows: its statistics, (B, Hq, L), for the range.
 
     Returns:
         One Histogram a head; rows with a NaN or +inf logit are left out, a -inf logit counts in the first bin.

@@ -10,9 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,15 +27,16 @@ class RowStats:
     or +inf logit is NaN in every field but `n`. A row whose every visible logit is -inf has max -inf and NaN weights.
     """
 
-    n: Tensor  # visible keys, -inf logits included
-    max: Tensor  # natural-log units, as are min and mean
-    min: Tensor
-    rest: Tensor  # sum of e^{z-m} over all visible keys but one that holds the maximum
-    share2: Tensor  # the same of e^{2(z-m)}, over rest^2: squares fall out of the dtype's range long before rest does
-    share3: Tensor  # the same of e^{3(z-m)}, over rest^3
-    a: Tensor  # sum of e^{z-m} (z-m), at most 0
-    mean: Tensor
-    m2: Tensor  # sum of (z - mean)^2; +inf where the dtype does not hold it, and so is the variance
+    n: Float[Tensor, "*rows"]  # visible keys, -inf logits included
+    max: Float[Tensor, "*rows"]  # natural-log units, as are min and mean
+    min: Float[Tensor, "*rows"]
+    rest: Float[Tensor, "*rows"]  # sum of e^{z-m} over all visible keys but one that holds the maximum
+    # the same of e^{2(z-m)}, over rest^2: squares fall out of the dtype's range long before rest does
+    share2: Float[Tensor, "*rows"]
+    share3: Float[Tensor, "*rows"]  # of e^{3(z-m)}, over rest^3
+    a: Float[Tensor, "*rows"]  # sum of e^{z-m} (z-m), at most 0
+    mean: Float[Tensor, "*rows"]
+    m2: Float[Tensor, "*rows"]  # sum of (z - mean)^2; +inf where the dtype does not hold it, and so is the variance
 
     @classmethod
     def empty(
@@ -53,7 +58,7 @@ class RowStats:
             **{f.name: torch.full(shape, start.get(f.name, 0.0), dtype=dtype, device=device) for f in fields(cls)}
         )
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> RowStats:
+    def map(self, function: Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]) -> RowStats:
         """The same statistics with `function` (a reshape, a move, a cast) applied to every field."""
         return RowStats(**{f.name: function(getattr(self, f.name)) for f in fields(self)})
 
@@ -110,7 +115,7 @@ class RowStats:
         mean = torch.maximum((0.5 * start + offset) * 2.0, low).masked_fill(n == 0, 0.0)
         overflowed = ((low == -math.inf) | (mean == -math.inf)) & (top < math.inf)
 
-        def total(value: Tensor) -> Tensor:
+        def total(value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
             return value.sum(dim, keepdim=True)
 
         part = weight * self.rest
@@ -131,56 +136,56 @@ class RowStats:
         }
         return RowStats(**{name: value.squeeze(dim) for name, value in joined.items()})
 
-    def _weights_exist(self, value: Tensor) -> Tensor:
+    def _weights_exist(self, value: Float[Tensor, "*rows"]) -> Float[Tensor, "*rows"]:
         return value.masked_fill(self.max == -math.inf, math.nan)
 
     @property
-    def l(self) -> Tensor:  # noqa: E743 - the name of the design and of every flash-attention paper
+    def l(self) -> Float[Tensor, "*rows"]:  # noqa: E743 - the name of the design and of every flash-attention paper
         """Sum of e^{z-m} over the visible keys."""
         return self.rest + (self.n > 0)
 
     @property
-    def c2(self) -> Tensor:
+    def c2(self) -> Float[Tensor, "*rows"]:
         """Sum of e^{2(z-m)} over the visible keys."""
         return self.share2 * self.rest**2 + (self.n > 0)
 
     @property
-    def c3(self) -> Tensor:
+    def c3(self) -> Float[Tensor, "*rows"]:
         """Sum of e^{3(z-m)} over the visible keys."""
         return self.share3 * self.rest**3 + (self.n > 0)
 
     @property
-    def lse(self) -> Tensor:
+    def lse(self) -> Float[Tensor, "*rows"]:
         """Log of the sum of e^z; -inf for a row that sees no key."""
         return self.max + torch.log1p(self.rest)
 
     @property
-    def peak(self) -> Tensor:
+    def peak(self) -> Float[Tensor, "*rows"]:
         """Largest weight, 1 / l; NaN (as every statistic of the weights) for a row that sees no key."""
         return self._weights_exist(1.0 / (1.0 + self.rest))
 
     @property
-    def off_peak(self) -> Tensor:
+    def off_peak(self) -> Float[Tensor, "*rows"]:
         """1 - peak without cancellation: the weight on all keys but one that holds the maximum."""
         return self._weights_exist(self.rest / (1.0 + self.rest))
 
     @property
-    def entropy_nats(self) -> Tensor:
+    def entropy_nats(self) -> Float[Tensor, "*rows"]:
         """Entropy of the weights in nats, log l - a/l: two terms of one sign, so nothing cancels."""
         return self._weights_exist(torch.log1p(self.rest) - self.a / (1.0 + self.rest))
 
     @property
-    def collision(self) -> Tensor:
+    def collision(self) -> Float[Tensor, "*rows"]:
         """Sum of squared weights."""
         return self._weights_exist(self.c2 / (1.0 + self.rest) ** 2)
 
     @property
-    def effective_keys(self) -> Tensor:
+    def effective_keys(self) -> Float[Tensor, "*rows"]:
         """1 / sum of squared weights, from 1 (one-hot) to n (uniform)."""
         return self._weights_exist((1.0 + self.rest) ** 2 / self.c2)
 
     @property
-    def jacobian_norm(self) -> Tensor:
+    def jacobian_norm(self) -> Float[Tensor, "*rows"]:
         r"""Frobenius norm of the softmax Jacobian diag(p) - p p^T.
 
         With p the peak, q = 1 - p, and s2, s3 the sums of squares and cubes of the other weights,
@@ -193,7 +198,7 @@ class RowStats:
         return q * (p**2 + share * (1.0 + 2.0 * p**2) + (share * q) ** 2 - 2.0 * cubes).clamp(min=0.0).sqrt()
 
     @property
-    def variance(self) -> Tensor:
+    def variance(self) -> Float[Tensor, "*rows"]:
         """Variance of the visible logits (divided by n, not n - 1); NaN for a row that sees no key."""
         return (self.m2 / self.n.clamp(min=1.0)).masked_fill(self.n == 0, math.nan)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from torch import Tensor
 from sqrtdk.stats._block import Block, Masks, cut_keys
 from sqrtdk.stats._partial import FIELDS, RowStats
 from sqrtdk.stats._tile import exponentials, reduce_tile, settle
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 TILE = 2**21  # elements; a float32 buffer of it is 8 MiB
 WIDTH = 2**10  # keys of a tile, at most: with few rows to many keys, products spend their time on the keys
@@ -27,7 +30,7 @@ class Source(Protocol):
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """B, H, L, S."""
+        """B, Hq, L, S."""
 
     @property
     def group(self) -> int:
@@ -45,10 +48,17 @@ class Source(Protocol):
     def masks(self) -> Masks:
         """What hides keys."""
 
-    def load(self, block: Block, tile: Tensor, scratch: Tensor, mask: Tensor | None, start: int) -> None:
+    def load(
+        self,
+        block: Block,
+        tile: Float[Tensor, "B Hq R C"],
+        scratch: Float[Tensor, "B Hq R C"],
+        mask: Float[Tensor, "*#BHq #R T"] | None,
+        start: int,
+    ) -> None:
         """Write the block's logits into `tile`; `mask` hides some of its keys from `start` on."""
 
-    def moments(self, block: Block) -> tuple[Tensor, Tensor] | None:
+    def moments(self, block: Block) -> tuple[Float[Tensor, "B Hq R"], Float[Tensor, "B Hq R"]] | None:
         """Mean and sum of squared deviations, (batch, heads, rows), where no key is hidden; None: take a pass."""
 
 
@@ -59,18 +69,18 @@ class Weigher(Protocol):
     def columns(self) -> int:
         """How many."""
 
-    def __call__(self, weights: Tensor, block: Block) -> Tensor:
+    def __call__(self, weights: Float[Tensor, "B Hq R C"], block: Block) -> Float[Tensor, "B Hq R columns"]:
         """(batch, heads, rows, columns) from the weights of the block, up to a factor a row, which is 0 at no key."""
 
 
-def sweep(source: Source, weigher: Weigher | None = None) -> tuple[RowStats, Tensor | None]:
-    """One pass over all tiles: statistics (B, H, L), and what a weigher makes of the weights, (B, H, L, columns)."""
+def sweep(source: Source, weigher: Weigher | None = None) -> tuple[RowStats, Float[Tensor, "B Hq L columns"] | None]:
+    """One pass over all tiles: statistics (B, Hq, L), and what a weigher makes of the weights, (B, Hq, L, columns)."""
     shape, dtype, device = source.shape[:3], source.dtype, source.device
     statistics = torch.stack(_fields(RowStats.empty(shape, dtype=dtype, device=device)))
     weighed = None if weigher is None else torch.empty(*shape, weigher.columns, dtype=dtype, device=device)
     if weighed is not None and 0 in source.shape:
         weighed.zero_()
-    buffers: Tensor | None = None
+    buffers: Float[Tensor, "2 elements"] | None = None
     for block in blocks(source):
         if buffers is None:  # the first block is the largest
             buffers = torch.empty(2, math.prod(block.sizes[:3]) * min(block.c1, WIDTH), dtype=dtype, device=device)
@@ -107,8 +117,8 @@ def blocks(source: Source) -> Iterator[Block]:
 
 
 def _rows(
-    source: Source, weigher: Weigher | None, block: Block, buffers: Tensor
-) -> tuple[RowStats | None, Tensor | None]:
+    source: Source, weigher: Weigher | None, block: Block, buffers: Float[Tensor, "2 elements"]
+) -> tuple[RowStats | None, Float[Tensor, "B Hq R columns"] | None]:
     """A block of rows against all its keys: statistics, and sums with weights e^{z-m}; None where no key is seen."""
     mask, start, stop = source.masks.window(block, source.dtype, source.device)
     moments = source.moments(block) if mask is None and stop == block.c1 else None
@@ -136,10 +146,10 @@ def _rows(
     return rows if moments is None else replace(rows, mean=moments[0], m2=moments[1]), sums
 
 
-def _down(low: Tensor, high: Tensor) -> Tensor:
+def _down(low: Float[Tensor, "B Hq R"], high: Float[Tensor, "B Hq R"]) -> Float[Tensor, "B Hq R 1"]:
     """e^{low - high}, (..., R, 1): 0 where there is nothing below."""
     return (low - high.masked_fill(high == -math.inf, 0.0)).exp_().unsqueeze(-1)
 
 
-def _fields(rows: RowStats) -> list[Tensor]:
+def _fields(rows: RowStats) -> list[Float[Tensor, "*rows"]]:
     return [getattr(rows, name) for name in FIELDS]

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from sqrtdk.stats._partial import RowStats, within_range
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 LOG2_E = 1.0 / math.log(2.0)
 LOWEST = {torch.float32: -120, torch.float64: -1000}  # exponents whose negatives are exponents, too
@@ -25,16 +29,23 @@ FLUSH = {torch.float32: 1e-30, torch.float64: 1e-290}  # a total weight below th
 class Shifted:
     """What is known of a tile before the sums that leave out the maximum: (..., R) each."""
 
-    n: Tensor  # visible keys
-    max: Tensor
-    min: Tensor
-    mean: Tensor
-    m2: Tensor
-    mass: Tensor  # sum of e^{z-m}
-    a: Tensor  # sum of e^{z-m} (z-m)
+    n: Float[Tensor, "*rows"]  # visible keys
+    max: Float[Tensor, "*rows"]
+    min: Float[Tensor, "*rows"]
+    mean: Float[Tensor, "*rows"]
+    m2: Float[Tensor, "*rows"]
+    mass: Float[Tensor, "*rows"]  # sum of e^{z-m}
+    a: Float[Tensor, "*rows"]  # sum of e^{z-m} (z-m)
 
 
-def exponentials(a: Tensor, b: Tensor, mask: Tensor | None, start: int, *, moments: bool = True) -> Shifted:
+def exponentials(
+    a: Float[Tensor, "*BHq R C"],
+    b: Float[Tensor, "*BHq R C"],
+    mask: Float[Tensor, "*#BHq #R T"] | None,
+    start: int,
+    *,
+    moments: bool = True,
+) -> Shifted:
     """Turn the logits z in `a` into e^{z-m} in `b`, 0 at hidden keys; `a` is free afterwards.
 
     Args:
@@ -83,7 +94,7 @@ def exponentials(a: Tensor, b: Tensor, mask: Tensor | None, start: int, *, momen
     return Shifted(n=n, max=top, min=low, mean=mean, m2=m2, mass=mass, a=a.mul_(b).sum(-1) / unit)
 
 
-def reduce_tile(b: Tensor, scratch: Tensor, found: Shifted) -> RowStats:
+def reduce_tile(b: Float[Tensor, "*BHq R C"], scratch: Float[Tensor, "*BHq R C"], found: Shifted) -> RowStats:
     """RowStats of a tile, before `settle`, from e^{z-m} in `b`; both buffers are overwritten.
 
     The sums leave out one key that holds the maximum: each e^0 = 1 is cut off before the sum, which a 1 would round

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from sqrtdk.stats._block import Block
 
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """The output of attention: the weighted sum of values (B, Hkv, S, Ev), widened a tile at a time."""
+    """The output of attention: the weighted sum of values (B, H, S, Ev), widened a tile at a time."""
 
-    value: Tensor
+    value: Float[Tensor, "B H S Ev"]
     group: int  # query heads that share a value head
 
     @property
@@ -22,7 +26,7 @@ class Values:
         """Ev."""
         return self.value.shape[-1]
 
-    def __call__(self, weights: Tensor, block: Block) -> Tensor:
+    def __call__(self, weights: Float[Tensor, "B Hq R C"], block: Block) -> Float[Tensor, "B Hq R Ev"]:
         """One product for all query heads that share a value head."""
         depth, width, height, keys = block.sizes
         heads = slice(block.h0 // self.group, block.h1 // self.group)
@@ -40,7 +44,7 @@ class Future:
 
     columns: int = 1
 
-    def __call__(self, weights: Tensor, block: Block) -> Tensor:
+    def __call__(self, weights: Float[Tensor, "B Hq R C"], block: Block) -> Float[Tensor, "B Hq R 1"]:
         """Of a tile, the part above the diagonal of the whole."""
         first = max(0, min(block.sizes[3], block.r0 - block.c0))
         return weights[..., first:].triu(1 + block.r0 - block.c0 - first).sum(-1, keepdim=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,6 +19,11 @@ from sqrtdk.stats._weighers import Future
 from sqrtdk.stats.rows import LogitSource, logit_source
 from sqrtdk.stats.summary import QUANTILES, row_quantiles
 from sqrtdk.stats.tiles import ProductSource, product_source, sweep_product
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
+    from sqrtdk._shapes import Bias, Factor, Logits, Visible
 
 SATURATED = 0.99  # peak weight above which a row of more than one key counts as saturated
 ENTROPY_BINS = 24
@@ -66,11 +72,11 @@ class CallStats:
     future_weight: float | None  # mean over seeing rows of the weight on keys j > i; None unless asked and L == S
 
 
-def head_stats_from_logits(logits: Tensor, visible: Tensor | None = None, *, future: bool = False) -> CallStats:
+def head_stats_from_logits(logits: Logits, visible: Visible | None = None, *, future: bool = False) -> CallStats:
     """Per-head statistics of logits that are already there.
 
     Args:
-        logits: (..., H, L, S) with scale, softcap, bias in them; any floating dtype, not changed.
+        logits: (..., Hq, L, S) with scale, softcap, bias in them; any floating dtype, not changed.
         visible: bool, broadcastable to `logits`; True where the row sees the key. A mask that was added to the logits
             is part of them: pass it here as well, or its -inf count as logits.
         future: also the mean weight on keys j > i, where L == S.
@@ -93,15 +99,15 @@ def head_stats_from_logits(logits: Tensor, visible: Tensor | None = None, *, fut
 
 
 def head_stats_from_qk(
-    query: Tensor,
-    key: Tensor,
+    query: Float[Tensor, "*B Hq L E"],
+    key: Float[Tensor, "*B H S E"],
     *,
-    scale: float | Tensor,
+    scale: float | Factor,
     softcap: float | None = None,
-    bias: Tensor | None = None,
-    visible: Tensor | None = None,
+    bias: Bias | None = None,
+    visible: Visible | None = None,
     is_causal: bool = False,
-    float_mask: Tensor | None = None,
+    float_mask: Bias | None = None,
     future: bool = False,
 ) -> CallStats:
     """Per-head statistics of a call from its query and key, without an (L, S) matrix; see `attention_row_stats`.
@@ -127,7 +133,10 @@ def head_stats_from_qk(
 
 
 def _call_stats(
-    source: LogitSource | ProductSource, rows: RowStats, product: Tensor | None, ahead: Tensor | None
+    source: LogitSource | ProductSource,
+    rows: RowStats,
+    product: Float[Tensor, "B Hq L"] | None,
+    ahead: Float[Tensor, "B Hq L"] | None,
 ) -> CallStats:
     stats = head_stats(rows, logit_histograms=sampled_histograms(source, rows))
     largest = weight = None
@@ -143,7 +152,7 @@ def head_stats(rows: RowStats, *, logit_histograms: Sequence[Histogram] = ()) ->
     """Summaries over the rows of each head; the results come off the device in one transfer.
 
     Args:
-        rows: statistics of shape (..., H, L).
+        rows: statistics of shape (..., Hq, L).
         logit_histograms: one a head, kept as they are; none: left out.
 
     Returns:
@@ -164,10 +173,12 @@ def head_stats(rows: RowStats, *, logit_histograms: Sequence[Histogram] = ()) ->
     choice = good & (rows.n > 1)
     total, choices = good.sum(-1), choice.sum(-1)
 
-    def mean(value: Tensor, where: Tensor = good, over: Tensor = total) -> Tensor:
+    def mean(
+        value: Float[Tensor, "Hq rows"], where: Bool[Tensor, "Hq rows"] = good, over: Int[Tensor, " Hq"] = total
+    ) -> Float[Tensor, " Hq"]:
         return value.masked_fill(~where, 0.0).sum(-1, dtype=torch.float64) / over
 
-    def largest(value: Tensor) -> Tensor:
+    def largest(value: Float[Tensor, "Hq rows"]) -> Float[Tensor, " Hq"]:
         if not count:
             return torch.full((heads,), math.nan, dtype=value.dtype, device=value.device)
         return value.masked_fill(~good, -math.inf).amax(-1).masked_fill(total == 0, math.nan)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sqrtdk.stats._partial import RowStats
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+    from sqrtdk._shapes import Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +58,16 @@ class AuxOutput(NamedTuple):
     or those of the sink alone. `lse` and `entropy` carry gradients; the others are detached.
     """
 
-    lse: Tensor | None = None  # log sum e^z, the sink included
-    max_scores: Tensor | None = None  # largest z
-    min_scores: Tensor | None = None  # smallest z
-    mean: Tensor | None = None  # of z
-    variance: Tensor | None = None  # of z, divided by n; +inf where the sum of squares leaves the dtype's range
-    entropy: Tensor | None = None  # -sum p log p, nats
-    collision: Tensor | None = None  # sum p^2
-    peak: Tensor | None = None  # largest p
-    jacobian_norm: Tensor | None = None  # Frobenius norm of diag(p) - p p^T
-    count: Tensor | None = None  # type: ignore[assignment]  # visible keys, -inf logits included
+    lse: Rows | None = None  # log sum e^z, the sink included
+    max_scores: Rows | None = None  # largest z
+    min_scores: Rows | None = None  # smallest z
+    mean: Rows | None = None  # of z
+    variance: Rows | None = None  # of z, divided by n; +inf where the sum of squares leaves the dtype's range
+    entropy: Rows | None = None  # -sum p log p, nats
+    collision: Rows | None = None  # sum p^2
+    peak: Rows | None = None  # largest p
+    jacobian_norm: Rows | None = None  # Frobenius norm of diag(p) - p p^T
+    count: Rows | None = None  # type: ignore[assignment]  # visible keys, -inf logits included
 
 
 def aux_output(
@@ -70,8 +75,8 @@ def aux_output(
     keys: RowStats,
     whole: RowStats | None = None,
     *,
-    lse: Tensor | None = None,
-    entropy: Tensor | None = None,
+    lse: Rows | None = None,
+    entropy: Rows | None = None,
 ) -> AuxOutput:
     """Pick what was asked for.
 
@@ -85,7 +90,7 @@ def aux_output(
     whole = keys if whole is None else whole
     blind = whole.n == 0
 
-    def weights(value: Tensor) -> Tensor:
+    def weights(value: Float[Tensor, "*rows"]) -> Float[Tensor, "*rows"]:
         return torch.where(blind, torch.zeros_like(value), value)
 
     blank = keys.n == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,18 +13,23 @@ from sqrtdk.stats._block import Block, Masks, cut, four_dims, visible_rows, wide
 from sqrtdk.stats._partial import RowStats as RowStats
 from sqrtdk.stats._sweep import sweep
 
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+    from sqrtdk._shapes import Logits, Visible
+
 
 @dataclass(frozen=True, slots=True)
 class LogitSource:
-    """Logits (B, H, L, S) that are already there; tiles are copies of their parts."""
+    """Logits (B, Hq, L, S) that are already there; tiles are copies of their parts."""
 
-    logits: Tensor
+    logits: Float[Tensor, "B Hq L S"]
     masks: Masks
     group: int = 1
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """B, H, L, S."""
+        """B, Hq, L, S."""
         batch, heads, length, keys = self.logits.shape
         return batch, heads, length, keys
 
@@ -37,21 +43,28 @@ class LogitSource:
         """That of the logits."""
         return self.logits.device
 
-    def load(self, block: Block, tile: Tensor, scratch: Tensor, mask: Tensor | None, start: int) -> None:
+    def load(
+        self,
+        block: Block,
+        tile: Float[Tensor, "B Hq R C"],
+        scratch: Float[Tensor, "B Hq R C"],
+        mask: Float[Tensor, "*#BHq #R T"] | None,
+        start: int,
+    ) -> None:
         """Copy, and widen half types."""
         tile.copy_(cut(self.logits, block))
 
     def moments(self, block: Block) -> None:
         """Not without a pass."""
 
-    def sample(self, batch: int, rows: Tensor) -> LogitSource:
+    def sample(self, batch: int, rows: Int[Tensor, " R"]) -> LogitSource:
         """The same call with one batch element and the given rows only."""
         logits = self.logits[batch : batch + 1].index_select(2, rows)
         return replace(self, logits=logits, masks=visible_rows(self.masks, batch, rows, logits.shape[-1]))
 
 
-def logit_source(logits: Tensor, visible: Tensor | None) -> LogitSource:
-    """Validate, and view (..., L, S) as (B, H, L, S)."""
+def logit_source(logits: Logits, visible: Visible | None) -> LogitSource:
+    """Validate, and view (..., L, S) as (B, Hq, L, S)."""
     if not logits.is_floating_point():
         raise InvalidTypeError(f"logits are a floating tensor; got {logits.dtype}", hint="Pass logits before softmax.")
     if logits.ndim < 2:
@@ -62,7 +75,7 @@ def logit_source(logits: Tensor, visible: Tensor | None) -> LogitSource:
     return LogitSource(view, Masks(None if visible is None else four_dims(visible, logits.shape, "visible")))
 
 
-def row_stats(logits: Tensor, visible: Tensor | None = None) -> RowStats:
+def row_stats(logits: Logits, visible: Visible | None = None) -> RowStats:
     """Statistics of rows of logits, read in tiles that fit in cache; the input is not changed.
 
     Args:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
 
 QUANTILES = (0.05, 0.50, 0.95)
 
@@ -24,11 +28,13 @@ class RowSummary:
     above: dict[float, tuple[float, ...]]  # fraction of the rows counted that lie above the threshold
 
 
-def row_summary(values: Tensor, *, quantiles: Sequence[float] = QUANTILES, above: Sequence[float] = ()) -> RowSummary:
+def row_summary(
+    values: Float[Tensor, "*B Hq L"], *, quantiles: Sequence[float] = QUANTILES, above: Sequence[float] = ()
+) -> RowSummary:
     """Sum one statistic of every row up a head, over rows and batch; one transfer off the device.
 
     Args:
-        values: (..., H, L), a field of `AuxOutput` or `RowStats`. Rows that are NaN or infinite, as those that see no
+        values: (..., Hq, L), a field of `AuxOutput` or `RowStats`. Rows that are NaN or infinite, as those that see no
             key, are left out.
         quantiles: from 0 to 1; linear between rows.
         above: thresholds, in the unit of the values.
@@ -76,8 +82,10 @@ def row_summary(values: Tensor, *, quantiles: Sequence[float] = QUANTILES, above
     )
 
 
-def row_quantiles(values: Tensor, total: Tensor, quantiles: Sequence[float]) -> list[Tensor]:
-    """Quantiles of the first `total` of each head's sorted values (H, N); the others are +inf."""
+def row_quantiles(
+    values: Float[Tensor, "Hq rows"], total: Int[Tensor, " Hq"], quantiles: Sequence[float]
+) -> list[Float[Tensor, " Hq"]]:
+    """Quantiles of the first `total` of each head's sorted values (Hq, N); the others are +inf."""
     if not values.shape[1]:
         return [torch.full_like(total, math.nan, dtype=values.dtype) for _ in quantiles]
     ordered = values.sort(-1).values

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,36 +15,45 @@ from sqrtdk.stats._partial import RowStats
 from sqrtdk.stats._sweep import Weigher, sweep
 from sqrtdk.stats._weighers import Future, Values
 
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int, Shaped
+
+    from sqrtdk._shapes import Bias, Factor, Visible
+
 WIDENED_KEYS = 512  # to float64 at a time
 SCATTER_COST = 0.25  # multiplications of the scatter matrix and its use, in those of a pass
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionRows:
-    """Statistics of every row of a call; all of shape (..., H, L)."""
+    """Statistics of every row of a call; all of shape (..., Hq, L)."""
 
     rows: RowStats
-    max_product: Tensor | None = None  # largest |q . k| over the visible keys, before any scale; 0 where none is seen
-    output: Tensor | None = None  # (..., H, L, Ev)
-    future: Tensor | None = None  # weight on keys j > i, if asked and L == S
+    # largest |q . k| over the visible keys, before any scale; 0 where none is seen
+    max_product: Float[Tensor, "*B Hq L"] | None = None
+    output: Float[Tensor, "*B Hq L Ev"] | None = None
+    future: Float[Tensor, "*B Hq L"] | None = None  # weight on keys j > i, if asked and L == S
 
 
 @dataclass(frozen=True, slots=True)
 class ProductSource:
-    """Logits softcap(scale q . k) + bias of 4-D query (B, H, L, E) and key (B, Hkv, S, E)."""
+    """Logits softcap(scale q . k) + bias of 4-D query and key; sizes are 1 or full."""
 
-    query: Tensor
-    key: Tensor
-    scale: float | Tensor  # a tensor has four dimensions, sizes 1 or full, the last 1
+    query: Float[Tensor, "B Hq L E"]
+    key: Float[Tensor, "B H S E"]
+    scale: float | Float[Tensor, "#B #Hq #L 1"]
     softcap: float | None
-    bias: Tensor | None
+    bias: Float[Tensor, "#B #Hq #L #S"] | None
     masks: Masks
-    max_product: Tensor | None = None  # (B, H, L), written by `load`
-    scatter: dict[tuple[int, ...], tuple[Tensor, Tensor]] = field(default_factory=dict, init=False)  # see `moments`
+    max_product: Float[Tensor, "B Hq L"] | None = None  # written by `load`
+    # see `moments`
+    scatter: dict[tuple[int, ...], tuple[Float[Tensor, "B H E 1"], Float[Tensor, "B H E E"]]] = field(
+        default_factory=dict, init=False
+    )
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """B, H, L, S."""
+        """B, Hq, L, S."""
         batch, heads, length, _ = self.query.shape
         return batch, heads, length, self.key.shape[2]
 
@@ -68,7 +78,14 @@ class ProductSource:
         plain = self.softcap is None and self.bias is None and self.masks.float_mask is None
         return plain and not isinstance(self.scale, Tensor) and self.scale != 0.0 and math.isfinite(self.scale)
 
-    def load(self, block: Block, tile: Tensor, scratch: Tensor, mask: Tensor | None, start: int) -> None:
+    def load(
+        self,
+        block: Block,
+        tile: Float[Tensor, "B Hq R C"],
+        scratch: Float[Tensor, "B Hq R C"],
+        mask: Float[Tensor, "*#BHq #R T"] | None,
+        start: int,
+    ) -> None:
         """Product into `tile`, then scale, softcap, bias."""
         depth, width, height, keys = block.sizes
         group = self.group
@@ -99,7 +116,7 @@ class ProductSource:
             if term is not None:
                 tile.add_(cut(term, block))
 
-    def moments(self, block: Block) -> tuple[Tensor, Tensor] | None:
+    def moments(self, block: Block) -> tuple[Float[Tensor, "B Hq R"], Float[Tensor, "B Hq R"]] | None:
         """From mean and scatter matrix of the keys, in float64: s q . mean(k) and s^2 q^T (sum (k - mean k)^2) q.
 
         They are kept for the blocks of rows that follow with the same keys.
@@ -122,10 +139,10 @@ class ProductSource:
         mean, m2 = (q @ centre).squeeze(-1), ((q @ scatter) * q).sum(-1).clamp_(min=0.0)
         return mean.view(depth, heads, rows).to(self.dtype), m2.view(depth, heads, rows).to(self.dtype)
 
-    def sample(self, batch: int, rows: Tensor) -> ProductSource:
+    def sample(self, batch: int, rows: Int[Tensor, " R"]) -> ProductSource:
         """The same call with one batch element and the given rows only."""
 
-        def pick(tensor: Tensor) -> Tensor:
+        def pick(tensor: Shaped[Tensor, "B Hq L S"]) -> Shaped[Tensor, "1 Hq R S"]:
             tensor = tensor[batch : batch + 1] if tensor.shape[0] != 1 else tensor
             return tensor.index_select(2, rows) if tensor.shape[2] != 1 else tensor
 
@@ -141,15 +158,15 @@ class ProductSource:
 
 
 def product_source(
-    query: Tensor,
-    key: Tensor,
+    query: Float[Tensor, "*B Hq L E"],
+    key: Float[Tensor, "*B H S E"],
     *,
-    scale: float | Tensor,
+    scale: float | Factor,
     softcap: float | None = None,
-    bias: Tensor | None = None,
-    visible: Tensor | None = None,
+    bias: Bias | None = None,
+    visible: Visible | None = None,
     is_causal: bool = False,
-    float_mask: Tensor | None = None,
+    float_mask: Bias | None = None,
 ) -> ProductSource:
     """Validate, and bring every tensor to four dimensions."""
     for name, tensor in (("query", query), ("key", key)):
@@ -182,7 +199,7 @@ def product_source(
 
 
 def sweep_product(
-    source: ProductSource, value: Tensor | None = None, *, product: bool = True, future: bool = False
+    source: ProductSource, value: Float[Tensor, "B H S Ev"] | None = None, *, product: bool = True, future: bool = False
 ) -> AttentionRows:
     """All rows of a call, in four dimensions; values or the future, not both."""
     _, _, length, keys = source.shape
@@ -205,29 +222,29 @@ def sweep_product(
 
 
 def attention_row_stats(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor | None = None,
+    query: Float[Tensor, "*B Hq L E"],
+    key: Float[Tensor, "*B H S E"],
+    value: Float[Tensor, "*B H S Ev"] | None = None,
     *,
-    scale: float | Tensor,
+    scale: float | Factor,
     softcap: float | None = None,
-    bias: Tensor | None = None,
-    visible: Tensor | None = None,
+    bias: Bias | None = None,
+    visible: Visible | None = None,
     is_causal: bool = False,
-    float_mask: Tensor | None = None,
+    float_mask: Bias | None = None,
     product: bool = True,
     future: bool = False,
 ) -> AttentionRows:
     r"""Row statistics of `softcap(scale q . k) + bias` over the keys that the masks leave visible.
 
     Args:
-        query: (..., H, L, E), any floating dtype; half types are widened to float32 tile by tile.
-        key: (..., Hkv, S, E) with Hkv dividing H; query heads h share the key head h // (H / Hkv).
-        value: (..., Hkv, S, Ev), to be weighted in the same pass; None: no output.
-        scale: factor on the product; a number, or a tensor broadcastable to (..., H, L, 1).
+        query: (..., Hq, L, E), any floating dtype; half types are widened to float32 tile by tile.
+        key: (..., H, S, E) with H dividing Hq; query head h uses the key head h // (Hq / H).
+        value: (..., H, S, Ev), to be weighted in the same pass; None: no output.
+        scale: factor on the product; a number, or a tensor broadcastable to (..., Hq, L, 1).
         softcap: c of `c tanh(z / c)`, applied to the scaled product.
-        bias: added after the softcap, broadcastable to (..., H, L, S).
-        visible: bool, broadcastable to (..., H, L, S); True where the row sees the key.
+        bias: added after the softcap, broadcastable to (..., Hq, L, S).
+        visible: bool, broadcastable to (..., Hq, L, S); True where the row sees the key.
         is_causal: row i sees keys j <= i (upper-left, as in SDPA).
         float_mask: added like a bias; its entries at or below -3e4 (-inf, the lowest number of a dtype) hide the key.
         product: also the largest |q . k| of each row.

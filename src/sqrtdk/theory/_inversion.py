@@ -19,8 +19,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Complex
 
 STEP = 0.05
 LEAN = math.tan(math.radians(25.0))  # of the path at its ends against the vertical
@@ -73,7 +78,9 @@ class PairSum:
         # Beyond about 1e18 dim the sum is lost in rounding; e^{K(c) - c y} is then the bound of Chernoff.
         return min(0.0, float(vertex) + (math.log(total) if total > 0.0 else 0.0))
 
-    def _exponent(self, t: torch.Tensor, one_minus_t: torch.Tensor) -> torch.Tensor:
+    def _exponent(
+        self, t: Complex[Tensor, " steps"], one_minus_t: Complex[Tensor, " steps"]
+    ) -> Complex[Tensor, " steps"]:
         """K(t) - mean t, without cancellation."""
         square = t * t
         below = torch.where(square.abs() < 0.25, torch.log1p(-square), (one_minus_t * (1.0 + t)).log())

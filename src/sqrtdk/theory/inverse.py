@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from numbers import Real
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -18,6 +18,11 @@ from sqrtdk.theory._checks import extended
 from sqrtdk.theory._root import falling_roots
 from sqrtdk.theory._table import value
 from sqrtdk.theory.gaussian import keys_of, listed
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+    from sqrtdk._shapes import Visible
 
 LARGEST = 1e30  # of a logit that the search visits
 WIDEN = 4.0  # the bracket at first
@@ -77,33 +82,33 @@ def sigma_from_entropy(entropy_nats: float, n: float | Sequence[float]) -> float
 
 @overload
 def scale_from_entropy(
-    query: Tensor,
-    key: Tensor,
+    query: Float[Tensor, "*B Hq L E"],
+    key: Float[Tensor, "*B H S E"],
     entropy_nats: float,
     *,
     is_causal: bool = False,
-    visible: Tensor | None = None,
+    visible: Visible | None = None,
     per_head: Literal[False] = False,
 ) -> float: ...
 @overload
 def scale_from_entropy(
-    query: Tensor,
-    key: Tensor,
+    query: Float[Tensor, "*B Hq L E"],
+    key: Float[Tensor, "*B H S E"],
     entropy_nats: float | Sequence[float],
     *,
     is_causal: bool = False,
-    visible: Tensor | None = None,
+    visible: Visible | None = None,
     per_head: Literal[True],
-) -> Tensor: ...
+) -> Float[Tensor, " Hq"]: ...
 def scale_from_entropy(
-    query: Tensor,
-    key: Tensor,
+    query: Float[Tensor, "*B Hq L E"],
+    key: Float[Tensor, "*B H S E"],
     entropy_nats: float | Sequence[float],
     *,
     is_causal: bool = False,
-    visible: Tensor | None = None,
+    visible: Visible | None = None,
     per_head: bool = False,
-) -> float | Tensor:
+) -> float | Float[Tensor, " Hq"]:
     """The positive scale at which the mean row entropy of softmax(scale q k^T) is the one wanted.
 
     There is at most one, since the entropy H of a row falls with the scale s: with x the products and p = softmax(s x),
@@ -114,15 +119,15 @@ def scale_from_entropy(
     taken: with one, H need not fall, and s = 0 does not make it log n.
 
     Args:
-        query: (..., H, L, E), any floating dtype; half types are computed in float32.
-        key: (..., Hkv, S, E), Hkv dividing H.
-        entropy_nats: the mean entropy wanted, in nats; with `per_head` also a sequence with one for each of H heads.
+        query: (..., Hq, L, E), any floating dtype; half types are computed in float32.
+        key: (..., H, S, E), H dividing Hq.
+        entropy_nats: the mean entropy wanted, in nats; with `per_head` also a sequence with one for each of Hq heads.
         is_causal: row i sees keys j <= i.
-        visible: bool, broadcastable to (..., H, L, S), True where the row sees the key.
+        visible: bool, broadcastable to (..., Hq, L, S), True where the row sees the key.
         per_head: one scale for each query head.
 
     Returns:
-        The scale; with `per_head` a tensor (H,) in float64. The mean entropy there is the one wanted to about 1e-6
+        The scale; with `per_head` a tensor (Hq,) in float64. The mean entropy there is the one wanted to about 1e-6
         nats (float32 and half types) or 1e-12 (float64).
 
     Raises:
@@ -142,10 +147,10 @@ def scale_from_entropy(
         `sigma_from_entropy`.
     """
 
-    def sweep(scale: float | Tensor) -> RowStats:
+    def sweep(scale: float | Float[Tensor, "Hq 1 1"]) -> RowStats:
         return attention_row_stats(query, key, scale=scale, is_causal=is_causal, visible=visible, product=False).rows
 
-    def mean(of: Tensor) -> Tensor:
+    def mean(of: Float[Tensor, "*B Hq L"]) -> Float[Tensor, ""] | Float[Tensor, " Hq"]:
         """Over the rows with a choice: a number, or one a head."""
         heads = range(of.ndim - 2) if per_head else range(of.ndim)
         dims = [*heads, of.ndim - 1] if per_head else [*heads]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sqrtdk.audit.context import Context
-from sqrtdk.audit.mistakes import MISTAKES
+from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN
 from sqrtdk.audit.records import Finding
 
 SOURCE = "the model's own declaration; tolerance 1% for bf16 constants"
@@ -20,9 +20,8 @@ def check(context: Context) -> Iterable[Finding]:
     for judged in context.calls:
         if judged.verdict != "unexplained" or judged.declared_by is None:
             continue
-        name = judged.mistake or "unknown"
-        named = f" ({name})" if name != "unknown" else ""
-        fix = MISTAKES[name].fix if name != "unknown" else "apply the declared scale, or correct the declaration"
+        mistake = MISTAKES[judged.mistake or UNKNOWN]
+        named = f" ({mistake.name})" if mistake.known else ""
         yield Finding(
             rule="declared_vs_actual",
             severity="fail",
@@ -30,6 +29,6 @@ def check(context: Context) -> Iterable[Finding]:
             value=judged.call.scale.effective,
             threshold=judged.expected,
             message=f"{judged.declared_by}, but {judged.reason}{named}",
-            fix=fix,
+            fix=mistake.fix_declared or mistake.fix,
             source=SOURCE,
         )

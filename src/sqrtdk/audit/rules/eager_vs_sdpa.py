@@ -21,15 +21,17 @@ from torch import nn
 
 from sqrtdk.audit.context import Context, Rerun
 from sqrtdk.audit.records import Finding
-from sqrtdk.audit.switch import ATTN, current, implementation, offers_choice, refusal, supports_sdpa
+from sqrtdk.audit.switch import current, implementation, offers_choice, refusal, supports_sdpa
 from sqrtdk.audit.tolerance import SCALE_TOLERANCE, close
 from sqrtdk.errors import kind_and_text
-from sqrtdk.trace.records import AttentionCall, NotMeasured
+from sqrtdk.models.options import ATTN
+from sqrtdk.tracing.records import AttentionCall, NotMeasured
 
 TARGET_STD = 4.0
 LEAST_STD = 3.0
 OUTPUT_FACTOR = 4.0
 LARGE = 2_000_000_000  # parameters
+FIX = "use the eager implementation, or one that applies scale, softcap and mask of this model"
 SOURCE = "one formula, two implementations; sqrt(eps) of the dtype"
 
 
@@ -147,26 +149,16 @@ def check(context: Context) -> Iterable[Finding | NotMeasured]:
         yield NotMeasured("", f"{label}: {runs}")
         return
     eager, second = runs
-    fix = "use the eager implementation, or one that applies scale, softcap and mask of this model"
-    others = {(call.site, call.index): call for call in second.calls}
-    outputs = not _blind((*(judged.call for judged in context.calls), *eager.calls, *second.calls))
-    whole = not eager.missed and not second.missed
-    for call in eager.calls:
-        twin = others.get((call.site, call.index))
-        if twin is not None:
-            found = _difference(call, twin, outputs=outputs)
-        else:
-            found = (f"an attention in eager that {other} does not run", None, 0.0) if whole else None
-        if found is not None:
-            message, value, threshold = found
-            message = f"eager and {other} differ: {message}"
-            yield Finding("eager_vs_sdpa", "fail", call.site, value, threshold, message, fix, SOURCE)
-            return
-    if not whole:
+    comparable = not _blind((*(judged.call for judged in context.calls), *eager.calls, *second.calls))
+    finding = _in_calls(eager, second, other, outputs=comparable)
+    if finding is not None:
+        yield finding
+        return
+    if eager.missed or second.missed:
         yield NotMeasured(
             "", f"{label}: {eager.missed} attentions of eager could not be read, and {second.missed} of {other}"
         )
-    if not outputs:
+    if not comparable:
         yield NotMeasured("", f"{label}: outputs not compared, some rows see no key")
         return
     gap = _outputs(eager, second, context.dtype or context.calls[0].call.dtype)
@@ -174,4 +166,21 @@ def check(context: Context) -> Iterable[Finding | NotMeasured]:
         yield NotMeasured("", f"{label}: {gap}")
     elif gap is not None:
         message = f"eager and {other} differ in the model's outputs by {gap[0]:.3g} of their size"
-        yield Finding("eager_vs_sdpa", "fail", "", gap[0], gap[1], message, fix, SOURCE)
+        yield Finding("eager_vs_sdpa", "fail", "", gap[0], gap[1], message, FIX, SOURCE)
+
+
+def _in_calls(eager: Rerun, second: Rerun, other: str, *, outputs: bool) -> Finding | None:
+    """The first call that differs, or that eager has alone where all attentions of both could be read."""
+    others = {(call.site, call.index): call for call in second.calls}
+    whole = not eager.missed and not second.missed
+    for call in eager.calls:
+        twin = others.get((call.site, call.index))
+        if twin is not None:
+            difference = _difference(call, twin, outputs=outputs)
+        else:
+            difference = (f"an attention in eager that {other} does not run", None, 0.0) if whole else None
+        if difference is not None:
+            message, value, threshold = difference
+            message = f"eager and {other} differ: {message}"
+            return Finding("eager_vs_sdpa", "fail", call.site, value, threshold, message, FIX, SOURCE)
+    return None

@@ -31,17 +31,13 @@ from sqrtdk.audit.lookahead import lookahead, may_see_ahead
 from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.audit.sight import SOURCE, WEIGHT, Fault, leak, own_key, says_causal, shape
 from sqrtdk.audit.tolerance import close
-from sqrtdk.trace.records import AttentionCall, Mask
+from sqrtdk.tracing.records import AttentionCall, Mask
 
 UNIFORM = 1.0
 ZERO_ONE = "zero-one mask"  # as the trace names such a bias
 HARMLESS_FILL = 1e30
 SDPA_SOURCE = "torch scaled_dot_product_attention: a float mask is added, a bool mask is True where a key takes part"
 BIAS_SOURCE = "Press et al. 2021 (ALiBi), Raffel et al. 2019 (T5): the bias is added to the scaled product"
-
-
-def _scaled_on_purpose(context: Context, site: str) -> bool:
-    return model_type(context.config(site)) in SCALED_BIAS
 
 
 def _blind(mask: Mask, rows: int) -> Fault:
@@ -68,46 +64,47 @@ def _additions(call: AttentionCall) -> Iterable[Fault]:
         )  # fmt: skip
 
 
-def _found(context: Context, judged: JudgedCall) -> Iterable[Fault]:
-    """The faults of one call."""
-    call, mask = judged.call, judged.call.mask
-    rows = call.batch * call.heads * call.query_len
-    owners = context.module(call.site), context.config(call.site)
-    own = own_key(call)
-    pattern = own or shape(call, lookahead(owners))
-    if pattern is not None:
-        yield pattern
-    elif says_causal(call, owners[0]) and may_see_ahead(owners, field(context.model, "config"), mask) is None:
-        yield from leak(call, lookahead(owners), context.mode == "static")
-    yield from _additions(call)
-    if mask is not None:
-        if (
-            pattern is None and mask.blind_rows and mask.blind_rows > (mask.uniform_rows or 0)
-        ):  # a uniform row sees no key either
-            yield _blind(mask, rows)
-        if mask.uniform_rows and own is None:
-            yield (
-                "fail" if mask.uniform_rows >= UNIFORM * rows else "note", float(mask.uniform_rows), 0.0,
-                f"{mask.uniform_rows} of {rows} rows have every key at {mask.fill}: they average masked keys",
-                "mask with -inf and set such rows to 0, or leave them out of the loss", SOURCE,
-            )  # fmt: skip
-        if mask.masked_weight is not None and mask.masked_weight > WEIGHT:
-            yield (
-                "fail", mask.masked_weight, WEIGHT,
-                f"masked keys get up to {mask.masked_weight:.3g} of a row's weight (fill {mask.fill})",
-                "mask with -inf or finfo.min, added after scale and softcap", SOURCE,
-            )  # fmt: skip
-        purpose = _scaled_on_purpose(context, call.site) or gained_by_inputs(call)
-        unread = mask.fill is None and purpose  # without values a bias looks like a mask
-        if mask.scaled_by is not None and not close(mask.scaled_by, 1.0) and not unread:
+def _of_rows(call: AttentionCall, *, shaped: bool, own: bool) -> Iterable[Fault]:
+    """Rows that see nothing, rows that average what is hidden, and weight on hidden keys.
+
+    Args:
+        call: the record.
+        shaped: a fault in the shape of the mask was named, which explains blind rows.
+        own: that is the hidden own key of one projection for q and k, which explains uniform rows.
+    """
+    mask, rows = call.mask, call.batch * call.heads * call.query_len
+    if mask is None:
+        return
+    blind, uniform = mask.blind_rows or 0, mask.uniform_rows or 0
+    if not shaped and blind > uniform:  # a uniform row sees no key either
+        yield _blind(mask, rows)
+    if uniform and not own:
+        yield (
+            "fail" if uniform >= UNIFORM * rows else "note", float(uniform), 0.0,
+            f"{uniform} of {rows} rows have every key at {mask.fill}: they average masked keys",
+            "mask with -inf and set such rows to 0, or leave them out of the loss", SOURCE,
+        )  # fmt: skip
+    if mask.masked_weight is not None and mask.masked_weight > WEIGHT:
+        yield (
+            "fail", mask.masked_weight, WEIGHT,
+            f"masked keys get up to {mask.masked_weight:.3g} of a row's weight (fill {mask.fill})",
+            "mask with -inf or finfo.min, added after scale and softcap", SOURCE,
+        )  # fmt: skip
+
+
+def _scaled(call: AttentionCall, on_purpose: bool) -> Iterable[Fault]:
+    """A mask or a bias that was multiplied by the scale; `on_purpose`: the family does so with its bias."""
+    mask, gained = call.mask, gained_by_inputs(call)
+    if mask is not None and mask.scaled_by is not None and not close(mask.scaled_by, 1.0):
+        unread = mask.fill is None and (on_purpose or gained)  # without values a bias looks like a mask
+        if not unread:
             yield (
                 "note" if mask.fill is None or mask.fill <= -HARMLESS_FILL else "warn",
                 mask.scaled_by, 1.0,
                 f"the mask was multiplied by {mask.scaled_by:.4g}" + (" (fill not known)" if mask.fill is None else ""),
                 "add the mask after the scale", SOURCE,
             )  # fmt: skip
-    bias = call.bias_scaled_by
-    meant = _scaled_on_purpose(context, call.site) or (gained_by_inputs(call) and call.bias == "bias")
+    bias, meant = call.bias_scaled_by, on_purpose or (gained and call.bias == "bias")
     if bias is not None and not close(bias, 1.0) and not meant:
         yield (
             "warn", bias, 1.0,
@@ -115,8 +112,23 @@ def _found(context: Context, judged: JudgedCall) -> Iterable[Fault]:
         )  # fmt: skip
 
 
+def _faults(context: Context, judged: JudgedCall) -> Iterable[Fault]:
+    """The faults of one call."""
+    call = judged.call
+    owners = context.module(call.site), context.config(call.site)
+    own = own_key(call)
+    pattern = own or shape(call, lookahead(owners))
+    if pattern is not None:
+        yield pattern
+    elif says_causal(call, owners[0]) and may_see_ahead(owners, field(context.model, "config"), call.mask) is None:
+        yield from leak(call, lookahead(owners), context.mode == "static")
+    yield from _additions(call)
+    yield from _of_rows(call, shaped=pattern is not None, own=own is not None)
+    yield from _scaled(call, model_type(owners[1]) in SCALED_BIAS)
+
+
 def check(context: Context) -> Iterable[Finding]:
     """One finding for each call and fault; the largest value of a fault first."""
-    found = [(judged.call.site, *fault) for judged in context.calls for fault in _found(context, judged)]
-    for site, severity, value, threshold, message, fix, source in sorted(found, key=lambda entry: -entry[2]):
+    faults = [(judged.call.site, *fault) for judged in context.calls for fault in _faults(context, judged)]
+    for site, severity, value, threshold, message, fix, source in sorted(faults, key=lambda entry: -entry[2]):
         yield Finding("mask_audit", severity, site, value, threshold, message, fix, source)

@@ -23,7 +23,7 @@ LEVELS: tuple[tuple[str, float, str], ...] = (  # worst first
 
 def check(context: Context) -> Iterable[Finding]:
     """One finding for each call above a level, with its worst head; the largest logit first."""
-    found = []
+    too_large = []
     for judged in context.calls:
         stats = judged.call.stats
         if stats is None:
@@ -34,8 +34,8 @@ def check(context: Context) -> Iterable[Finding]:
         value, head = max(finite)
         level = next((level for level in LEVELS if value > level[1]), None)
         if level is not None:
-            found.append((judged, level, value, head))
-    for judged, (severity, threshold, source), value, head in sorted(found, key=lambda entry: -entry[2]):
+            too_large.append((judged, level, value, head))
+    for judged, (severity, threshold, source), value, head in sorted(too_large, key=lambda entry: -entry[2]):
         yield Finding(
             rule="max_logit",
             severity=severity,

@@ -13,7 +13,7 @@ from torch import Tensor
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.records import Finding
 from sqrtdk.errors import short_text
-from sqrtdk.trace.records import NotMeasured
+from sqrtdk.tracing.records import NotMeasured
 
 SOURCE = "IEEE 754: NaN propagates through the softmax to the whole row"
 

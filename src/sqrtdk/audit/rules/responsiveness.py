@@ -13,11 +13,11 @@ from collections.abc import Iterable
 
 from sqrtdk.audit.attributes import ScaleAttribute, holders, scale_attributes
 from sqrtdk.audit.context import Context
-from sqrtdk.audit.probe import FACTOR, enlarged
+from sqrtdk.audit.probe import FACTOR, Key, enlarged
 from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.audit.tolerance import close, inverse_root, matches
 from sqrtdk.errors import kind_and_text
-from sqrtdk.trace.records import NotMeasured
+from sqrtdk.tracing.records import NotMeasured
 
 SOURCE = "an attention function must honour the scaling that it is given (transformers AttentionInterface)"
 
@@ -39,31 +39,37 @@ def _holding(own: tuple[ScaleAttribute, ...], value: float, head_dim: int) -> Sc
     return None
 
 
+def _tried(context: Context) -> tuple[dict[Key, tuple[JudgedCall, ScaleAttribute]], list[ScaleAttribute]]:
+    """The calls whose module holds a right scale, with the attribute that does; and all that are changed for them."""
+    holding: dict[Key, tuple[JudgedCall, ScaleAttribute]] = {}
+    changed: list[ScaleAttribute] = []
+    for judged in context.calls:
+        call = judged.call
+        attributes = scale_attributes(context.module(call.site), call.heads)
+        own = tuple(a for a in attributes if not a.learned and a.store is not None)
+        held = next((a for value in _right_values(judged) if (a := _holding(own, value, call.head_dim))), None)
+        if held is not None and call.scale.effective:
+            holding[call.site, call.index] = (judged, held)
+            changed.extend(own)
+    return holding, changed
+
+
 def check(context: Context) -> Iterable[Finding | NotMeasured]:
     """One finding for each call that does not follow its scale attribute."""
     if context.rerun is None:
         return
-    held: dict[tuple[str, int], tuple[JudgedCall, ScaleAttribute]] = {}
-    attributes: list[ScaleAttribute] = []
-    for judged in context.calls:
-        call = judged.call
-        attributes_here = scale_attributes(context.module(call.site), call.heads)
-        own = tuple(a for a in attributes_here if not a.learned and a.store is not None)
-        found = next((f for value in _right_values(judged) if (f := _holding(own, value, call.head_dim))), None)
-        if found is not None and call.scale.effective:
-            held[call.site, call.index] = (judged, found)
-            attributes.extend(own)
-    if not held:
+    holding, changed = _tried(context)
+    if not holding:
         return
     try:
-        with enlarged(attributes):
+        with enlarged(changed):
             after = {(call.site, call.index): call for call in context.rerun(False, None).calls}
     except Exception as error:  # the attribute was something else's number as well
         yield NotMeasured(
             "", f"responsiveness: with its scale attributes x{FACTOR} the model raised {kind_and_text(error)}"
         )
         return
-    for key, (judged, attribute) in held.items():
+    for key, (judged, attribute) in holding.items():
         new = after[key].scale.effective if key in after else None
         old = judged.call.scale.effective
         if new is None or not old:

@@ -15,10 +15,10 @@ from sqrtdk.audit.attributes import is_flag
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.input_gains import without_input_gains
 from sqrtdk.audit.layers import by_attribute, siblings_text, strangers
-from sqrtdk.audit.mistakes import MISTAKES, NOT_EXCUSED
+from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN
 from sqrtdk.audit.records import Finding
 from sqrtdk.audit.tolerance import close, inverse_root
-from sqrtdk.trace.records import AttentionCall
+from sqrtdk.tracing.records import AttentionCall
 
 SOURCE = "Vaswani et al. 2017, section 3.2.1; tolerance 1% for bf16 constants"
 
@@ -39,11 +39,10 @@ def check(context: Context) -> Iterable[Finding]:
     for place, judged in enumerate(context.calls):
         call = judged.call
         if judged.verdict == "unexplained" and judged.declared_by is None:
-            name = judged.mistake or "unknown"
-            mistake = MISTAKES[name]
-            named = f"{name}, {mistake.happened}" if name != "unknown" else mistake.happened
+            mistake = MISTAKES[judged.mistake or UNKNOWN]
+            named = f"{mistake.name}, {mistake.happened}" if mistake.known else mistake.happened
             message = f"{_size(call)}: {named}" + (f"; {judged.reason}" if judged.reason else "")
-            held = judged.attribute is not None and name in NOT_EXCUSED
+            held = judged.attribute is not None and mistake.excuse == "nothing"
             yield _finding(call, "warn" if held else "fail", message, mistake.fix)
         elif place in different:
             message = (
@@ -58,7 +57,7 @@ def check(context: Context) -> Iterable[Finding]:
             yield _finding(call, "note" if written else "warn", message, MISTAKES["missing"].fix)
         elif by_attribute(judged) and judged.reason is not None:
             message = f"{_size(call)}, by attribute {judged.attribute}: {judged.reason}"
-            yield _finding(call, "note", message, MISTAKES["unknown"].fix)
+            yield _finding(call, "note", message, MISTAKES[UNKNOWN].fix)
 
 
 def _finding(call: AttentionCall, severity: str, message: str, fix: str) -> Finding:

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.records import UNMEASURED, Finding
 from sqrtdk.models.attentions import IDLE
-from sqrtdk.trace.records import NotMeasured
+from sqrtdk.tracing.records import NotMeasured
 
 SOURCE = "what was not judged is not known to be right"
 _LOST = "judge it by hand, or write the step that was lost with operations that the trace follows"
@@ -37,8 +37,8 @@ def check(context: Context) -> Iterable[Finding]:
                 "note", call.site, f"an additive score: no scale to judge, its mask not looked at{place}", _LOST
             )
         elif judged.verdict == UNMEASURED and (call.head_dim > 0 or call.unknown):
-            seen = f"; seen up to there: {call.formula}" if call.formula else ""
-            yield _finding("warn", call.site, f"the scale could not be judged: {judged.reason}{seen}{place}", _LOST)
+            formula = f"; seen up to there: {call.formula}" if call.formula else ""
+            yield _finding("warn", call.site, f"the scale could not be judged: {judged.reason}{formula}{place}", _LOST)
         elif context.mode == "dynamic" and call.stats is None and call.head_dim > 0:
             why = call.stats_reason or "no reason given"
             yield _finding("note", call.site, f"the logits could not be measured: {why}{place}", _LOST)

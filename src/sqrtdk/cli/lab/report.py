@@ -28,13 +28,13 @@ def report(
         from sqrtdk.lab.runner import not_run, records
 
         with working(f"Reading {folder}"):
-            found = records(folder)
-            missing = not_run(found)
+            recorded = records(folder)
+            missing = not_run(recorded)
             _files.check_writable(target, force)
             from sqrtdk.report.lab_page import to_html
 
-            page = to_html(found, missing)
+            page = to_html(recorded, missing)
         _files.write_text(target, page, force)
         if missing:
-            say(f"Not run, {len(missing)} of {len(missing) + len(found)} claims: {', '.join(missing)}")
+            say(f"Not run, {len(missing)} of {len(missing) + len(recorded)} claims: {', '.join(missing)}")
         written("HTML", target)

@@ -66,14 +66,14 @@ def run(
                 progress=progress,
                 draw=write_plots,
             )
-            found = list(running)
+            finished = list(running)
         if json_:
-            print_text(lab.verdicts_json(found))
+            print_text(lab.verdicts_json(finished))
         else:
-            print_text(lab.verdicts_text(found, folder, language, width=width(), color=colors()))
+            print_text(lab.verdicts_text(finished, folder, language, width=width(), color=colors()))
         answered = (
             done.record.sound and done.record.decided and done.record.outcome.verdict.answer != "undecided"
-            for done in found
+            for done in finished
         )
         code = 0 if all(answered) else 1
     raise typer.Exit(code)

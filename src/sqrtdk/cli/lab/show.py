@@ -25,6 +25,6 @@ def show(
 
         if claim == "all":
             raise InvalidValueError("one claim can be shown; got 'all'", hint="See them all: sqrtdk lab list")
-        (found,) = find([claim])
-        text = lab.claim_json(found) if json_ else lab.claim_text(found, language, width=width(), color=colors())
+        (chosen,) = find([claim])
+        text = lab.claim_json(chosen) if json_ else lab.claim_text(chosen, language, width=width(), color=colors())
         print_text(text)

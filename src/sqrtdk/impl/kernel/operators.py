@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,6 +11,9 @@ from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.call import Call
 from sqrtdk.impl.rows import attend
 from sqrtdk.stats.request import AuxRequest
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 FIELDS = ("n", "max", "min", "rest", "share2", "share3", "a", "mean", "m2")  # the planes, in the order of row.h
 Gradients = tuple[Tensor | None, ...]
@@ -26,7 +29,12 @@ def register() -> None:
     torch.library.register_autograd("sqrtdk_cpu::backward", _refuse)
 
 
-def _shapes(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def _shapes(
+    query: Float[Tensor, "B Hq L E"],
+    key: Float[Tensor, "B H S E"],
+    value: Float[Tensor, "B H S Ev"],
+    *rest: Any,
+) -> tuple[Float[Tensor, "..."], ...]:
     batch, heads, length, _ = query.shape
     statistics = rest[-1]
     rows = query.new_empty((batch, heads, length), dtype=torch.float32)
@@ -37,8 +45,14 @@ def _shapes(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tens
     return output, rows, torch.empty_like(rows), planes
 
 
-def _gradient_shapes(gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    return tuple(t.new_empty(t.shape) for t in (query, key, value))
+def _gradient_shapes(
+    gradient: Float[Tensor, "B Hq L Ev"],
+    query: Float[Tensor, "B Hq L E"],
+    key: Float[Tensor, "B H S E"],
+    value: Float[Tensor, "B H S Ev"],
+    *rest: Any,
+) -> tuple[Float[Tensor, "B Hq L E"], Float[Tensor, "B H S E"], Float[Tensor, "B H S Ev"]]:
+    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -50,7 +64,13 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None, d_entropy: Tensor | None, _: None) -> Gradients:
+def _backward(
+    ctx: Any,
+    d_out: Float[Tensor, "B Hq L Ev"] | None,
+    d_lse: Float[Tensor, "B Hq L"] | None,
+    d_entropy: Float[Tensor, "B Hq L"] | None,
+    _: None,
+) -> Gradients:
     query, key, value, out, lse, entropy, scale, bias, visible, sinks = ctx.saved_tensors
     factor, softcap, above, below, statistics = ctx.numbers
     if torch.is_grad_enabled():  # a gradient of this gradient may be asked for
@@ -74,7 +94,7 @@ def _backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None, d_entropy: T
     return dq, dk, dv, None, None, None, None, None, d_sinks, None, None, None
 
 
-def _by_the_formula(ctx: Any, *given: Tensor | None) -> Gradients:
+def _by_the_formula(ctx: Any, *given: Float[Tensor, "B Hq L ..."] | None) -> Gradients:
     """The gradients by operations of torch, which can be derived again; all weights are held."""
     query, key, value, _, _, _, scale, bias, visible, sinks = ctx.saved_tensors
     factor, softcap, above, below, _ = ctx.numbers

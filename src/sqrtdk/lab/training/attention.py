@@ -15,7 +15,7 @@ from sqrtdk.scores import FoldedScore, LearnedGain, PairScore, cosine, keras_add
 from sqrtdk.stats.request import AuxOutput, AuxRequest
 
 WANTED = AuxRequest(max_scores=True, min_scores=True, entropy=True, count=True)
-Record = list[AuxOutput]
+AuxOutputs = list[AuxOutput]
 
 
 class StoredProducts(nn.Module):
@@ -71,7 +71,7 @@ class Attention(nn.Module):
             position=rope if rotary else None,
         )
 
-    def forward(self, x: Tensor, memory: Tensor | None = None, record: Record | None = None) -> Tensor:
+    def forward(self, x: Tensor, memory: Tensor | None = None, record: AuxOutputs | None = None) -> Tensor:
         """Hidden states (B, L, D); with `record` the statistics of the logits are added to it."""
         inside = self.norm(x)
         memory = inside if memory is None else memory
@@ -105,7 +105,7 @@ class Layer(nn.Module):
         self.cross = Attention(settings) if cross else None
         self.network = Network(settings.width)
 
-    def forward(self, x: Tensor, memory: Tensor | None = None, record: Record | None = None) -> Tensor:
+    def forward(self, x: Tensor, memory: Tensor | None = None, record: AuxOutputs | None = None) -> Tensor:
         """Hidden states (B, L, D); `memory` (B, S, D) for the cross attention."""
         x = self.attention(x, record=record)
         if self.cross is not None:

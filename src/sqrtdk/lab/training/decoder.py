@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from sqrtdk.lab.training.attention import Layer, Record
+from sqrtdk.lab.training.attention import AuxOutputs, Layer
 from sqrtdk.lab.training.settings import Settings
 from sqrtdk.lab.training.text import BYTES
 
@@ -25,7 +25,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Layer(settings, causal=True, rotary=True) for _ in range(settings.layers))
         self.norm = nn.RMSNorm(settings.width, eps=1e-6)
 
-    def forward(self, text: Tensor, record: Record | None = None) -> Tensor:
+    def forward(self, text: Tensor, record: AuxOutputs | None = None) -> Tensor:
         """Bytes (B, L) to logits (B, L, 256)."""
         x = self.embed(text)
         for layer in self.layers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from sqrtdk.lab.training.attention import Layer, Record
+from sqrtdk.lab.training.attention import AuxOutputs, Layer
 from sqrtdk.lab.training.settings import Settings
 from sqrtdk.lab.training.strings import LETTERS, START, SYMBOLS, letters_in
 
@@ -32,7 +32,7 @@ class EncoderDecoder(nn.Module):
         self.norm = nn.RMSNorm(width, eps=1e-6)
         self.head = nn.Linear(width, LETTERS, bias=False)
 
-    def forward(self, source: Tensor, target: Tensor, record: Record | None = None) -> Tensor:
+    def forward(self, source: Tensor, target: Tensor, record: AuxOutputs | None = None) -> Tensor:
         """Source (B, S), target (B, T) to logits (B, T, letters); each sees the target's letters before it."""
         memory = self.embed(source) + self.source_places.weight
         for layer in self.encoder:

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from sqrtdk.lab.training.attention import Record
+from sqrtdk.lab.training.attention import AuxOutputs
 from sqrtdk.nn import MultiHeadAttention
 
 GRADIENT_QUANTILES = (0.1, 0.5, 0.9)
 
 
 @torch.no_grad()
-def logit_figures(forward: Callable[[Record], Any]) -> dict[str, float]:
+def logit_figures(forward: Callable[[AuxOutputs], Any]) -> dict[str, float]:
     """Figures over every attention of a model, from one forward pass of its own.
 
     Args:
@@ -26,7 +26,7 @@ def logit_figures(forward: Callable[[Record], Any]) -> dict[str, float]:
         `max_logit` and `min_logit`, the largest and smallest over all rows; `entropy_share`, the mean over the rows
         that see two keys or more of the entropy over the logarithm of their number.
     """
-    record: Record = []
+    record: AuxOutputs = []
     forward(record)
     largest, smallest, shares = -math.inf, math.inf, []
     for rows in record:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.lab._run import stable_seed
-from sqrtdk.lab.training.attention import Record, start
+from sqrtdk.lab.training.attention import AuxOutputs, start
 from sqrtdk.lab.training.decoder import Decoder
 from sqrtdk.lab.training.encoder_decoder import EncoderDecoder
 from sqrtdk.lab.training.heads import head_figures
@@ -139,7 +139,7 @@ def _autocast(settings: Settings) -> AbstractContextManager[Any]:
     return torch.autocast("cpu", torch.bfloat16, enabled=settings.precision == "bfloat16")
 
 
-def _forward(model: nn.Module, settings: Settings, data: Data, record: Record | None = None) -> Tensor:
+def _forward(model: nn.Module, settings: Settings, data: Data, record: AuxOutputs | None = None) -> Tensor:
     inputs = data if settings.model == "encoder_decoder" else data[:1]
     with _autocast(settings):
         logits: Tensor = model(*inputs, record=record)

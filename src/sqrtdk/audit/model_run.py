@@ -1,0 +1,185 @@
+"""One run of a model under a trace: every attention in it judged, and every rule applied.
+
+The model is left as it was: training flags, hooks, devices, random state, and the attributes that the audit itself
+sets. What a forward pass changes by itself (a cache, a buffer that counts its calls) changes as with any forward pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sqrtdk.audit.context import Context, Rerun
+from sqrtdk.audit.guard import eval_mode, random_state, watch_norms
+from sqrtdk.audit.health import health
+from sqrtdk.audit.own_module import on_meta, refuse_empty
+from sqrtdk.audit.probe import make_probe
+from sqrtdk.audit.records import Finding, JudgedCall, ModelInfo
+from sqrtdk.audit.rules import RULES
+from sqrtdk.audit.silence import silences
+from sqrtdk.audit.switch import current, implementation, offers_choice
+from sqrtdk.audit.verdicts import judge_all
+from sqrtdk.errors import ModelError
+from sqrtdk.models.attentions import IDLE, watch_modules
+from sqrtdk.models.modules import frozen_hint
+from sqrtdk.models.options import ATTN
+from sqrtdk.models.records import Inputs, LoadedModel
+from sqrtdk.models.run import call as forward
+from sqrtdk.tracing import Trace
+from sqrtdk.tracing.records import NotAttention, NotMeasured
+from sqrtdk.tracing.trace import trace
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ModelRun:
+    """What one run of the model yielded."""
+
+    attn: str  # "eager" or "sdpa" where it was chosen, else "own"
+    model: ModelInfo
+    mode: str
+    environment: dict[str, Any]
+    calls: tuple[JudgedCall, ...]
+    not_attention: tuple[NotAttention, ...]
+    not_measured: tuple[NotMeasured, ...]
+    findings: tuple[Finding, ...]
+
+
+def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> ModelRun:
+    """Run a model under a trace with the attention asked for, judge its calls and apply the rules.
+
+    Args:
+        loaded: the model and its inputs.
+        attn: "eager" or "sdpa"; anything else leaves the choice as it is.
+        seed: of every forward pass.
+        compare: when to run eager against sdpa, see `Context`.
+
+    Raises:
+        ModelError: its forward raises, or no attention runs in it, or on inputs without a row or a token.
+        UnsupportedError: it can't be switched to `attn`.
+    """
+    module = loaded.module
+    static = on_meta(module, loaded.inputs)
+    with ExitStack() as stack:
+        stack.enter_context(random_state(module))
+        stack.enter_context(eval_mode(module))
+        if attn in ATTN and offers_choice(module):
+            stack.enter_context(implementation(module, attn))
+        environment = _environment(loaded)
+        with watch_norms(module) as ran, watch_modules() as called:
+            traced = _traced(module, loaded.inputs, seed, stats=not static)
+        _refuse_silence(loaded, traced)
+        lost, idle_or_doubtful = silences(module, called, traced)
+        rerun = _reruns(module, loaded.inputs, seed)
+        calls = traced.calls
+        judged = judge_all(calls, module, make_probe(calls, lambda: rerun(False, None).calls))
+        context = Context(
+            model=module,
+            calls=judged,
+            mode="static" if static else "dynamic",
+            rerun=None if static else rerun,
+            ran=frozenset(ran),
+            compare=compare,
+            dtype=str(environment["dtype"]),
+            lost=lost,
+            idle_or_doubtful=idle_or_doubtful,
+        )
+        told = [entry for rule in RULES.values() for entry in rule(context)]
+        findings = tuple(entry for entry in told if isinstance(entry, Finding))
+    return ModelRun(
+        attn=attn,
+        model=ModelInfo(loaded.id, type(module).__name__, sum(p.numel() for p in module.parameters())),
+        mode=context.mode,
+        environment=environment,
+        calls=tuple(dataclasses.replace(entry, health=health(entry, findings)) for entry in judged),
+        not_attention=traced.not_attention,
+        not_measured=(
+            *lost,
+            *(entry for entry in idle_or_doubtful if entry.reason == IDLE),
+            *(entry for entry in told if isinstance(entry, NotMeasured)),
+        ),
+        findings=findings,
+    )
+
+
+def _traced(module: nn.Module, inputs: Inputs, seed: int, *, stats: bool) -> Trace:
+    torch.manual_seed(seed)
+    with trace(module, stats=stats) as run:
+        try:
+            forward(module, inputs)
+        except ModelError:
+            refuse_empty(inputs)
+            raise
+    return run
+
+
+def _refuse_silence(loaded: LoadedModel, run: Trace) -> None:
+    """Refuse a run without a row or a token, or in which no attention was read."""
+    if not any(call.batch and call.query_len and call.key_len for call in run.calls):
+        refuse_empty(loaded.inputs)
+    if run.calls:
+        return
+    reasons = [entry.reason for entry in run.not_measured] + [entry.reason for entry in run.not_attention]
+    what = "no attention could be read" if run.not_measured else "no attention ran"
+    raise ModelError(
+        f"{what} in {loaded.id}" + (f": {reasons[0]}" if reasons else ""),
+        hint=frozen_hint(loaded.module)
+        or "Give a model with softmax(q . k) v in its forward, run without torch.compile, "
+        "in the thread that calls forward: other threads are not seen.",
+    )
+
+
+def _reruns(
+    module: nn.Module, inputs: Inputs, seed: int
+) -> Callable[[bool, Mapping[tuple[str, int], float] | None], Rerun]:
+    """What runs the module once more, for `Context`."""
+
+    def rerun(stats: bool, enlarge: Mapping[tuple[str, int], float] | None) -> Rerun:
+        torch.manual_seed(seed)
+        options: dict[str, Any] = {"enlarge": dict(enlarge)} if enlarge else {}
+        with trace(module, stats=stats, **options) as again:
+            output = forward(module, inputs)
+        return Rerun(again.calls, tuple(_tensors(output)), len(again.not_measured))
+
+    return rerun
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    """The floating-point tensors of a model's output, in order."""
+    if isinstance(output, Tensor):
+        if output.is_floating_point() and not output.is_meta:
+            yield output.detach()
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            yield from _tensors(value)
+    elif isinstance(output, list | tuple):
+        for value in output:
+            yield from _tensors(value)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _environment(loaded: LoadedModel) -> dict[str, Any]:
+    first = next((p for p in loaded.module.parameters() if p.is_floating_point()), None)
+    return {
+        "sqrtdk": _version("sqrtdk"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": _version("transformers"),
+        "platform": platform.platform(),
+        "device": str(first.device) if first is not None else "cpu",
+        "dtype": str(first.dtype).removeprefix("torch.") if first is not None else "",
+        "attn": current(loaded.module),
+        "notes": list(loaded.notes),
+    }

@@ -1,0 +1,155 @@
+"""A module of the user's own, with or without inputs: made ready to run, on its device or on meta."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sqrtdk.audit.configs import field, held
+from sqrtdk.audit.guard import random_state
+from sqrtdk.audit.switch import current, offers_choice, refusal
+from sqrtdk.errors import INTERRUPTS, InvalidTypeError, InvalidValueError, ModelError, kind_and_text
+from sqrtdk.models.inputs import guess_inputs
+from sqrtdk.models.modules import is_spread, refuse_odd
+from sqrtdk.models.options import ATTN, LoadOptions
+from sqrtdk.models.records import AttnBuild, Inputs, LoadedModel
+
+
+def as_inputs(inputs: Any) -> Inputs:
+    """Inputs as a dict or a tuple."""
+    if isinstance(inputs, Tensor):
+        return (inputs,)
+    if isinstance(inputs, Mapping):
+        return dict(inputs)
+    if isinstance(inputs, list | tuple):
+        return tuple(inputs)
+    raise InvalidTypeError(f"inputs are a {type(inputs).__name__}", hint="Give a dict, a tuple, or one tensor.")
+
+
+def _experts(model: nn.Module) -> Any:
+    return field(model, "config._experts_implementation")
+
+
+def refuse_empty(inputs: Inputs) -> None:
+    """Say which of the inputs holds nothing, where one does.
+
+    Raises:
+        ModelError: A tensor has no elements.
+    """
+    named = inputs.items() if isinstance(inputs, dict) else enumerate(inputs)
+    empty = [f"{name} {tuple(x.shape)}" for name, x in named if isinstance(x, Tensor) and not x.numel()]
+    if empty:
+        raise ModelError(
+            f"there is nothing to measure: the inputs are empty, {', '.join(empty)}",
+            hint="Give inputs with at least one row and one token.",
+        )
+
+
+def on_meta(model: nn.Module, inputs: Inputs) -> bool:
+    """Whether a run has no values: weights or inputs on the meta device (accelerate keeps offloaded weights there)."""
+    if is_spread(model):
+        return False
+    values = inputs.values() if isinstance(inputs, dict) else inputs
+    return any(x.is_meta for x in (*model.parameters(), *values) if isinstance(x, Tensor))
+
+
+def _moved(inputs: Inputs) -> Inputs:
+    def move(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.is_nested and value.layout is torch.strided:
+            raise ModelError(
+                "a nested tensor of the strided layout can't be on the meta device",
+                hint="Give it in the jagged layout, or check without static.",
+            )
+        return value.to("meta") if isinstance(value, Tensor) else value
+
+    return {k: move(v) for k, v in inputs.items()} if isinstance(inputs, dict) else tuple(map(move, inputs))
+
+
+def _to_meta(model: nn.Module) -> nn.Module:
+    """A copy of the model on the meta device, made without copying a weight.
+
+    Floating buffers of no dimension keep their value, as a scale may lie in one: meta tensors take such a factor.
+    """
+
+    scripted = [path or "the model" for path, m in model.named_modules() if isinstance(m, torch.jit.ScriptModule)]
+    if scripted:
+        raise ModelError(
+            f"{type(model).__name__} can't be copied to the meta device: {scripted[0]} is TorchScript",
+            hint="Check it with its weights, without static, or give the Python module that was scripted.",
+        )
+
+    def twin_of(tensor: Tensor) -> Tensor:
+        known = tensor.dim() == 0 and tensor.is_floating_point() and not tensor.is_meta
+        return tensor.detach().cpu().clone() if known else torch.empty_like(tensor, device="meta", requires_grad=False)
+
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        memo |= {id(value): twin_of(value) for value in held(module).values() if isinstance(value, Tensor)}
+    for buffer in model.buffers():
+        memo[id(buffer)] = twin_of(buffer)
+    for parameter in model.parameters():
+        memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+
+    try:
+        twin = copy.deepcopy(model, memo)
+        if not isinstance(twin, nn.Module):
+            raise TypeError(f"its copy is a {type(twin).__name__}")
+        choose: Any = field(twin, "set_experts_implementation")
+        if choose is not None and _experts(model) is not None:
+            choose("batched_mm")  # the others route by values, which meta tensors lack
+        return twin
+    except INTERRUPTS:
+        raise
+    except BaseException as error:  # whatever a stranger's __deepcopy__ raises
+        raise ModelError(
+            f"{type(model).__name__} can't be copied to the meta device: {kind_and_text(error)}",
+            hint="Build it under `with torch.device('meta')` and check that.",
+        ) from error
+
+
+def from_module(model: nn.Module, inputs: Inputs | None, options: LoadOptions) -> LoadedModel:
+    """The module with its inputs, in the form that `resolve` gives to a name; with `static` its twin on meta.
+
+    Raises:
+        InvalidValueError: An option that goes with a name alone; no inputs, and no config to make them from.
+        ModelError: No inputs can be made, or no twin.
+    """
+    if wrong := options.for_names:
+        raise InvalidValueError(
+            f"{', '.join(wrong)} given with a module", hint="Prepare the module and its inputs yourself."
+        )
+    notes: tuple[str, ...] = ()
+    refuse_odd(model)
+    if inputs is None:
+        with random_state(model):
+            made, notes = guess_inputs(model, batch=options.rows, seq_len=options.seq_len, seed=options.seed)
+    else:
+        made = inputs
+    module, weights = model, [parameter.is_meta for parameter in model.parameters()]
+    wanted = options.static and not any(weights)
+    if wanted or on_meta(model, made):
+        made = _moved(made)
+        if wanted or not weights or not all(weights):  # inputs without values want a model without
+            module = _to_meta(model)
+    config = field(model, "config")
+    return LoadedModel(module, made, type(model).__name__, "module", config, current(model), notes)
+
+
+def choices(loaded: LoadedModel, attn: str | None) -> Iterator[AttnBuild]:
+    """What to run of a module: its own attention, the one asked for, or both; with the reason for what can't be."""
+    if attn is None:
+        yield AttnBuild("own", loaded)
+    elif not offers_choice(loaded.module):
+        yield AttnBuild("own", loaded, f"{type(loaded.module).__name__} offers no choice of attention")
+    elif attn != "both":
+        yield AttnBuild(attn, loaded)
+    else:
+        reasons = {name: refusal(loaded.module, name) for name in ATTN}
+        for name, reason in reasons.items():
+            yield AttnBuild(name, None if reason else loaded, reason)
+        if all(reasons.values()):
+            yield AttnBuild("own", loaded)

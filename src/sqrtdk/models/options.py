@@ -1,0 +1,63 @@
+"""How a model is to be loaded, and which inputs are made for it: what `resolve`, `check` and the command line take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+ATTN = ("eager", "sdpa")  # the implementations of attention that can be asked for
+# What a module of the user's has already, in the order in which it is named when it is refused.
+_FOR_NAMES = ("text", "input_file", "device_map", "offload_folder", "device", "dtype", "revision")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """The options of loading; None is what the model, or this package, does by itself.
+
+    Attributes:
+        static: Build on the meta device: no memory for weights, no values.
+        attn: "eager" or "sdpa" for a Hugging Face model; None takes its default. See `iter_attn` for both.
+        text: A UTF-8 file to run through the model's tokenizer.
+        input_file: A safetensors file whose tensors are named as forward's arguments; wins over `text`.
+        batch: Rows of the inputs that are made; None is 1.
+        seq_len: Tokens a row, at most what the model has positions for; None is 128 or that limit.
+        device: Where the model runs, None is "cpu"; unused with `static` and `device_map`.
+        dtype: Of parameters and floating inputs; None keeps the model's own (a config's float16 becomes float32 on a
+            CPU).
+        seed: For random weights, random inputs, the factory and the run.
+        revision: Branch, tag or commit of a hub id.
+        trust_remote_code: Let the model's own Python files run. Off unless you have read them.
+        device_map: "auto" spreads a checkpoint over devices, memory and disk through accelerate.
+        offload_folder: Directory for what fits nowhere else; implies `device_map="auto"`.
+    """
+
+    static: bool = False
+    attn: str | None = None
+    text: str | Path | None = None
+    input_file: str | Path | None = None
+    batch: int | None = None
+    seq_len: int | None = None
+    device: str | None = None
+    dtype: str | torch.dtype | None = None
+    seed: int = 0
+    revision: str | None = None
+    trust_remote_code: bool = False
+    device_map: str | None = None
+    offload_folder: str | Path | None = None
+
+    @property
+    def rows(self) -> int:
+        """Of the inputs that are made."""
+        return 1 if self.batch is None else self.batch
+
+    @property
+    def for_names(self) -> list[str]:
+        """Those that are set and have a meaning for a model that is given by name alone.
+
+        Example:
+            >>> LoadOptions(dtype="bf16", seq_len=8).for_names
+            ['dtype']
+        """
+        return [name for name in _FOR_NAMES if getattr(self, name) is not None]

@@ -1,0 +1,14 @@
+"""Tracing: which attentions ran in a model, and the formula that reached each softmax. The way in is `sqrtdk.trace`.
+
+`watch` sees what runs, `classify` says what each operation was, `read` walks back from a softmax to the projections,
+`steps` are what can lie between, and `tell` puts a reading into a record.
+"""
+
+from sqrtdk.tracing.records import AttentionCall as AttentionCall
+from sqrtdk.tracing.records import Factor as Factor
+from sqrtdk.tracing.records import Mask as Mask
+from sqrtdk.tracing.records import NotAttention as NotAttention
+from sqrtdk.tracing.records import NotMeasured as NotMeasured
+from sqrtdk.tracing.records import Scale as Scale
+from sqrtdk.tracing.records import Stage as Stage
+from sqrtdk.tracing.trace import Trace as Trace

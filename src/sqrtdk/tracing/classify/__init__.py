@@ -1,0 +1,1 @@
+"""Classifying: what the output of an operation is to the lineage."""

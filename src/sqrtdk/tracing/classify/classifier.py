@@ -1,0 +1,156 @@
+"""Classifying: what the output of one operation is to the lineage, from what its inputs are.
+
+What an operation can be is a row of `_KINDS`; all others combine what they are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+from sqrtdk.tracing.classify import opaque
+from sqrtdk.tracing.classify.combine import combine
+from sqrtdk.tracing.classify.contract import contract, is_product
+from sqrtdk.tracing.classify.scene import Made, Scene
+from sqrtdk.tracing.classify.softmax import begin
+from sqrtdk.tracing.watch import ops
+from sqrtdk.tracing.watch.events import Listener, SoftmaxEntry
+from sqrtdk.tracing.watch.graph import Node, alias, origin
+from sqrtdk.tracing.watch.sites import Sites
+from sqrtdk.tracing.watch.store import Store, shape_of
+
+_FIRST_ONLY = frozenset({*ops.NORMS, "native_dropout", "max"})  # of whose outputs the others are side results
+
+
+class Classifier:
+    """Makes a node for every output: a projection, a product, a softmax, its use, or a step in between."""
+
+    def __init__(self, store: Store, sites: Sites, listener: Listener, *, products: bool) -> None:
+        self.scene = Scene(store, sites, listener, products)
+
+    @property
+    def entries(self) -> list[SoftmaxEntry]:
+        """Every softmax so far."""
+        return self.scene.entries
+
+    def note(self, func: Any, name: str, args: Any, kwargs: Any, output: Any) -> None:
+        """Make the nodes of what `func` gave for `args`."""
+        store, sites = self.scene.store, self.scene.sites
+        outside = not sites.running
+        if outside and name in ops.RANDOM:
+            store.forget(output)
+            return
+        if name == "lift_fresh":  # torch.tensor([...]) written in the model's code
+            store.constant(args[0])
+        node_args = tuple(self._nodes(arg) for arg in args)
+        numbers = {key: value for key, value in kwargs.items() if not isinstance(value, Tensor)}
+        for i, tensor in _outputs(output, name):
+            node = Node(name, shape_of(tensor), func=func, args=node_args, kwargs=numbers, out=i, site=sites.here())
+            self._classify(Made(node, tensor, {i: arg for i, arg in enumerate(args) if isinstance(arg, Tensor)}))
+            if name == "index" and node.act and not node.is_root:
+                node.operands.update(_inside_lists(args))
+            store.put(tensor, node)
+            if outside:
+                store.loosen(tensor)
+
+    def _nodes(self, arg: Any) -> Any:
+        """The argument with nodes in place of tensors, one level of lists included."""
+        if isinstance(arg, Tensor):
+            return self.scene.store.node(arg)
+        if isinstance(arg, (list, tuple)) and any(isinstance(item, Tensor) for item in arg):
+            return [self.scene.store.node(item) if isinstance(item, Tensor) else item for item in arg]
+        return arg
+
+    def is_product(self, left: Tensor, right: Tensor) -> bool:
+        """Whether a contraction of the two is a product of queries and keys."""
+        return is_product(self.scene.store.node(left), self.scene.store.node(right))
+
+    def may_attend(self, name: str, args: Any, kwargs: Any, output: Any) -> bool:
+        """Whether an operation of which only the name and the shapes are known may be an attention."""
+        node = self.scene.store.node
+        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and node(x).act]
+        first = output[0] if isinstance(output, (tuple, list)) and output else output
+        shape = shape_of(first) if isinstance(first, Tensor) else ()
+        return opaque.may_attend(name, [shape_of(x) for x in tensors], shape)
+
+    def _classify(self, made: Made) -> None:
+        node, tensor = made.node, made.tensor
+        parents = list(node.parents())
+        if node.op == "copy":
+            parents = parents[1:]  # what was there before is gone
+        node.external = any(p.external for p in parents)
+        numeric = tensor.is_floating_point() or tensor.is_complex()
+        if node.op in ops.CREATIONS or not numeric or tensor.is_nested:
+            return
+        if node.op == "embedding":
+            _embed(self.scene, made, parents)
+        elif any(p.act for p in parents):
+            node.act = True
+            node.learned = all(p.learned for p in parents if p.act)
+            _KINDS.get(node.op, combine)(self.scene, made, parents)
+        elif node.op in ops.CONTRACTIONS and any(origin(p).op == "parameter" for p in parents):
+            # A projection of learned or positional vectors: learned queries (DETR), relative keys (DeBERTa).
+            node.act = node.learned = True
+            self.scene.store.cut(node, tensor, source=parents[-2], width=parents[-2].shape[-1])
+
+
+def _outputs(output: Any, name: str) -> Iterator[tuple[int | None, Tensor]]:
+    """The tensors that an operation gave, each with its number where there are several."""
+    if not isinstance(output, (tuple, list)):
+        if isinstance(output, Tensor):
+            yield None, output
+        return
+    for i, tensor in enumerate(output):
+        if isinstance(tensor, Tensor):
+            yield i, tensor
+            if name in _FIRST_ONLY:
+                return
+
+
+def _inside_lists(args: Any) -> dict[int | tuple[int, int], Tensor]:
+    """Aliases of the tensors in lists among the arguments (the indices of an indexing), by both positions."""
+    return {
+        (i, j): alias(item)
+        for i, arg in enumerate(args)
+        if isinstance(arg, (list, tuple))
+        for j, item in enumerate(arg)
+        if isinstance(item, Tensor)
+    }
+
+
+def _embed(scene: Scene, made: Made, parents: list[Node]) -> None:
+    if parents[1].external or parents[0].act:
+        made.node.act = True
+        scene.store.cut(made.node, made.tensor)
+
+
+def _contract(scene: Scene, made: Made, parents: list[Node]) -> None:
+    contract(scene, made)
+
+
+def _softmax(scene: Scene, made: Made, parents: list[Node]) -> None:
+    args = made.node.args
+    begin(scene, made, made.tensors[0], int(args[1]) if len(args) > 1 else -1)
+
+
+def _affine(scene: Scene, made: Made, parents: list[Node]) -> None:
+    scene.store.cut(made.node, made.tensor, source=parents[0])
+
+
+def _project(scene: Scene, made: Made, parents: list[Node]) -> None:
+    node = made.node
+    if parents[0].products and parents[0].shape[-2:] == node.shape[-2:]:
+        node.products = parents[0].products  # a convolution over heads leaves the L x S matrix in place
+        return
+    width = parents[1].shape[1] if len(parents) > 1 and len(parents[1].shape) > 1 else None
+    scene.store.cut(node, made.tensor, source=parents[0], width=width)
+
+
+_KINDS: dict[str, Callable[[Scene, Made, list[Node]], None]] = {
+    **dict.fromkeys(ops.CONTRACTIONS, _contract),
+    **dict.fromkeys(ops.SOFTMAX, _softmax),
+    **dict.fromkeys(ops.AFFINE, _affine),
+    **dict.fromkeys(ops.PROJECTIONS, _project),
+}

@@ -1,0 +1,107 @@
+"""A softmax, by its operator or written by hand, begins the lineage of its weights."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from sqrtdk.tracing.classify.scene import Made, Scene
+from sqrtdk.tracing.records import LOST_SIGHT, NEVER_USED
+from sqrtdk.tracing.watch import ops
+from sqrtdk.tracing.watch.events import SoftmaxEntry, Weighing
+from sqrtdk.tracing.watch.graph import Node, Weights, alias, origin
+
+GUARD = 1e-2  # a number at or below it keeps a sum from 0
+
+
+def begin(scene: Scene, made: Made, logits: Tensor, dim: int, *, sinks: bool = False) -> None:
+    """Note that a node holds the weights of a softmax.
+
+    Args:
+        scene: the trace.
+        made: the weights; the first argument of their node is the node of the logits.
+        logits: their values.
+        dim: the axis.
+        sinks: more than the keys joins the denominator.
+    """
+    node = made.node
+    parent = node.args[0]
+    origin_product = next(iter(parent.products), None)
+    site = node.site if origin_product is None else origin_product.site
+    entry = SoftmaxEntry(site, node.shape, NEVER_USED if origin_product is None else LOST_SIGHT)
+    product = None if origin_product is None else origin_product.product
+    weighing = Weighing(
+        node=parent,
+        logits=alias(logits),
+        weights=alias(made.tensor),
+        dim=dim,
+        op=f"aten.{node.op}",
+        entry=entry,
+        flex=scene.flex,
+        stored=logits.dtype if product is None else product.dtype,
+        sinks=sinks,
+    )
+    scene.entries.append(entry)
+    scene.store.weighings.add(weighing)
+    node.args = ()
+    node.products = frozenset()
+    node.weights = Weights(weighing)
+
+
+def by_hand(scene: Scene, made: Made) -> bool:
+    """Whether a node of logits is a softmax that was written out, in logarithms or as exp(z) over its sum."""
+    node = made.node
+    if node.op == "exp":
+        return _from_logarithm(scene, made)
+    sinks = _joined_by_sinks(node)
+    if sinks is None:
+        return False
+    numerator = node.args[0]
+    node.args = (numerator.args[0],)
+    begin(scene, made, numerator.operands[0], -1, sinks=sinks)
+    return True
+
+
+def _from_logarithm(scene: Scene, made: Made) -> bool:
+    """Exp of a log-softmax, or of z - logsumexp(z), is a softmax."""
+    node = made.node
+    inner = node.args[0]
+    while inner.op in ops.VIEWS | ops.SAME and inner.main() is not None:
+        inner = inner.main()
+    if inner.op == "_log_softmax":
+        node.args = (inner.args[0],)
+        begin(scene, made, inner.operands[0], int(inner.args[1]))
+        return True
+    if inner.op == "sub" and isinstance(inner.args[1], Node) and origin(inner.args[1]).op == "logsumexp":
+        node.args = (inner,)
+        begin(scene, made, made.tensors[0], -1)
+        return True
+    return False
+
+
+def _joined_by_sinks(node: Node) -> bool | None:
+    """Whether more than a guard joins the sum that exp(z), by hand, is divided by; None if no such sum divides it."""
+    if node.op != "div" or len(node.args) < 2:
+        return None
+    top, bottom = node.args[0], node.args[1]
+    if not isinstance(top, Node) or not isinstance(bottom, Node) or top.op != "exp":
+        return None
+    sinks = False
+    while bottom.op in ops.VIEWS | ops.SAME | ops.CLAMPS | {"add", "masked_fill"}:
+        parent = bottom.main()
+        if bottom.op == "add":
+            weight = next((i for i in (0, 1) if _is_weight(bottom, i)), None)
+            sinks |= weight is not None
+            parent = bottom.args[1] if weight == 0 else parent
+        if not isinstance(parent, Node):
+            return None
+        bottom = parent
+    return sinks if bottom.op == "sum" and bottom.main() is top else None
+
+
+def _is_weight(added: Node, position: int) -> bool:
+    """Whether the addend is a weight, exp(sink) or 1, and no guard against a division by zero."""
+    addend = added.args[position]
+    if isinstance(addend, Node) and origin(addend).op == "exp":
+        return True
+    number = added.number(position)
+    return number is not None and number > GUARD

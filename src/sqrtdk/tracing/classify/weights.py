@@ -1,0 +1,213 @@
+"""What happens to the weights between the softmax and the values: masked again, thinned out, changed, or nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from sqrtdk.tracing.watch import ops
+from sqrtdk.tracing.watch.carried import Carried
+from sqrtdk.tracing.watch.constants import evaluate
+from sqrtdk.tracing.watch.events import Weighing
+from sqrtdk.tracing.watch.graph import Node, ancestors, origin, replay
+
+_PUT_TOGETHER = frozenset({"cat", "stack", "constant_pad_nd", "copy"})
+_WRITERS = {"masked_fill": 2, "index_put": 2, "fill": 1}  # position of what they write
+_TRIANGLES = frozenset({"tril", "triu"})
+
+
+def carry(node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node, weighing: Weighing) -> Carried:
+    """What `node` adds to what the `weights` it was made from have gone through.
+
+    Args:
+        node: of the result, `tensor`.
+        tensor: the result.
+        tensors: the operands that are tensors, by position.
+        weights: the operand that carries the weights.
+        weighing: the softmax they come from.
+    """
+    before = _of(weights)
+    if node.op in ops.VIEWS | ops.SAME | _PUT_TOGETHER or node.size or dropout(node):
+        return before
+    if node.op == "div" and any(p.size == "sum" for p in node.parents()):
+        return replace(before, renormalised=before.remasked)
+    if node.shape == weights.shape and node.op in ("mul", "div") and _by_row_or_head(node, tensors, weights, weighing):
+        return before
+    kind = _change(node, tensor, tensors, weights, weighing)
+    if kind == "mask":
+        thinned = any(_descends(p, weighing) for p in node.parents() if p is not weights)
+        alone = node.op not in _TRIANGLES and len(list(node.parents())) == 1
+        if thinned or alone:
+            return replace(before, thinned=True)
+        return replace(before, remasked=True, renormalised=False)
+    if kind == "change":
+        return replace(before, changes=(*before.changes, node.op))
+    return before
+
+
+def overwritten(old: Node, new: Node, tensor: Tensor) -> Carried:
+    """What weights went through of which a part, `tensor`, was written in place; `new` is the node of that part."""
+    before = _of(old)
+    if new.weights is not None and new.weighing is old.weighing:
+        return new.weights.carried
+    zero = _number(new, 1) == 0 if tensor.is_meta else not bool(tensor.any())
+    if zero:
+        return replace(before, remasked=True, renormalised=False)
+    return replace(before, changes=(*before.changes, f"{new.op} in place"))
+
+
+def _of(node: Node) -> Carried:
+    return Carried() if node.weights is None else node.weights.carried
+
+
+def dropout(node: Node) -> float:
+    """The rate of the dropout that `node` applies; 0 where it applies none."""
+    if node.op == "native_dropout":
+        return float(node.args[1]) if node.args[2] else 0.0
+    for parent in node.parents():
+        while node.op == "mul" and parent.op in ("div", "bernoulli"):
+            if parent.op == "bernoulli":
+                return 1.0 - float(parent.args[1])
+            parent = parent.args[0]
+    return 0.0
+
+
+def _change(node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node, weighing: Weighing) -> str | None:
+    """ "mask" where all that changed is 0 now, "change" for any other change, None for none."""
+    if node.shape != weights.shape:
+        return "change"
+    earlier = None if tensor.is_meta else _earlier(node, tensor, tensors, weights, weighing)
+    if earlier is None:
+        return _by_operation(node, weights)
+    moved = (tensor != earlier) & ~earlier.isnan()
+    if bool((tensor.masked_select(moved) != 0).any()):
+        return "change"
+    # A row, or a head, that is 0 altogether hides no key from the others.
+    moved &= (tensor != 0).any(_keys(node, weighing), keepdim=True)
+    return "mask" if bool(moved.any()) else None
+
+
+def _keys(node: Node, weighing: Weighing) -> int:
+    return weighing.dim if node.shape == weighing.entry.shape else -1
+
+
+def _earlier(
+    node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node, weighing: Weighing
+) -> Tensor | None:
+    """The weights that the operation was given; of one in place, those that left the softmax."""
+    operand = next((tensors[i] for i, arg in enumerate(node.args) if arg is weights and i in tensors), None)
+    if operand is None:
+        return None
+    if operand is not tensor and operand.data_ptr() != tensor.data_ptr():
+        return operand.detach()
+    if weighing.dropout or weighing.weights.numel() != tensor.numel():
+        return None
+    return weighing.weights.reshape(tensor.shape).to(tensor.dtype)
+
+
+def _by_operation(node: Node, weights: Node) -> str | None:
+    """Without numbers to compare: what the operation does, by its name and its constants."""
+    if node.op in _TRIANGLES or node.op == "zero":
+        return "mask"
+    if node.op in ops.CLAMPS:
+        return None
+    if node.op in _WRITERS:
+        return "mask" if _number(node, _WRITERS[node.op]) == 0 else "change"
+    if node.op == "where":
+        return "mask" if _number(node, 2 if node.args[1] is weights else 1) == 0 else "change"
+    if node.op in ("mul", "div"):
+        position = 1 if node.args[0] is weights else 0
+        other = node.args[position]
+        if not isinstance(other, Node):
+            return None if _number(node, position) == 1 else "change"
+        value = evaluate(other)
+        if value is None or not bool((value != 1).any()):
+            return None
+        return "mask" if not bool(((value != 0) & (value != 1)).any()) else "change"
+    return "change"
+
+
+def _number(node: Node, position: int) -> float | None:
+    arg = node.args[position] if position < len(node.args) else None
+    if isinstance(arg, Node):
+        value = evaluate(arg)
+        return float(value) if value is not None and value.numel() == 1 else None
+    return node.number(position)
+
+
+def _by_row_or_head(node: Node, tensors: dict[int, Tensor], weights: Node, weighing: Weighing) -> bool:
+    """Whether the factor is one number for all keys of a row, as a head mask or a learned gate is."""
+    position = 1 if node.args[0] is weights else 0
+    factor = node.args[position] if len(node.args) > 1 else None
+    if not isinstance(factor, Node) or (node.op == "div" and position == 0):
+        return False
+    if not factor.shape or all(n == 1 for n in factor.shape):
+        return origin(factor).op == "parameter"
+    axis = _keys(node, weighing) % len(node.shape) - len(node.shape)
+    return -axis > len(factor.shape) or factor.shape[axis] == 1
+
+
+def _descends(node: Node, weighing: Weighing) -> bool:
+    """Whether a tensor is computed from the numbers of the weights, and not from their shape alone."""
+    return any(ancestor.weighing is weighing for ancestor in ancestors(node, closed=ops.CREATIONS))
+
+
+OTHER_AXIS = "softmax over another axis than the value product sums over"
+QUERIES = "softmax over the queries"
+
+
+def axis_fault(weights: Node, tensor: Tensor | None, contracted: int, weighing: Weighing) -> str | None:
+    """What is wrong where the value product does not sum over the softmax's axis.
+
+    Rows of one matrix that sum to 1 are right; where they do not (dropout, masks), the views since the softmax tell.
+
+    Args:
+        weights: the product's operand.
+        tensor: its values.
+        contracted: the axis of it that the product sums over, -1 or -2.
+        weighing: the softmax.
+    """
+    if len(weights.shape) < 2:
+        return None
+    other = -3 - contracted
+    known = tensor is not None and not tensor.is_meta and bool(tensor.numel())
+    if known and tensor is not None:
+        matrix = tensor.detach().reshape(-1, *tensor.shape[-2:])[0].to(torch.float32)
+        over, across = ((matrix.sum(axis) - 1).abs() for axis in (contracted, other))
+        if bool((over < _WHOLE).all()):
+            return None
+        if min(tensor.shape[-2:]) > 1 and bool((across < _WHOLE).all()) and bool((over > _PARTIAL).any()):
+            return QUERIES
+    axes = _axes(weights, weighing)
+    if not axes or contracted % len(weights.shape) in axes:
+        return None
+    return QUERIES if axes == {other % len(weights.shape)} else OTHER_AXIS
+
+
+_WHOLE, _PARTIAL = 1e-2, 5e-2  # how far from 1 a whole row's sum may be, and how near another's never is
+
+
+def _axes(weights: Node, weighing: Weighing) -> set[int] | None:
+    """Axes of `weights` along which the softmax's axis runs; None where the way there could not be followed."""
+    way: list[Node] = []
+    while weights.args:
+        way.append(weights)
+        parent = weights.args[0]
+        if not isinstance(parent, Node) or parent.weighing is not weighing:
+            return None
+        weights = parent
+    shape = weighing.entry.shape
+    if weights.shape != shape or any(
+        node.op not in ops.VIEWS | ops.SAME and node.shape != node.args[0].shape for node in way
+    ):
+        return None
+    line = torch.arange(shape[weighing.dim]) > 0
+    place = line.view([-1 if d == weighing.dim % len(shape) else 1 for d in range(len(shape))]).expand(shape)
+    try:
+        for node in reversed(way):
+            place = replay(node, place) if node.op in ops.VIEWS else place
+    except (RuntimeError, IndexError):
+        return None
+    return {axis for axis in range(place.dim()) if bool((place != place.narrow(axis, 0, 1)).any())}

@@ -1,0 +1,104 @@
+"""Reading a factor: what number, or what number a head, a multiplication puts on q, k, or the logits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from sqrtdk.tracing.records import DATA, Factor
+from sqrtdk.tracing.watch import ops
+from sqrtdk.tracing.watch.graph import Node, ancestors
+
+
+def read_factor(node: Node, position: int, where: str, heads_axis: int) -> Factor | None:
+    """The factor that `node` multiplies by; None when it is no single number and no number a head."""
+    inverse = node.op == "div"
+    arg = node.args[position]
+    if isinstance(arg, Node):
+        return tensor_factor(arg, node.operands.get(position), where, heads_axis, inverse=inverse)
+    number = node.number(position)
+    if number is None:
+        return None
+    return Factor(1 / number if inverse and number else number, where, "number")
+
+
+def tensor_factor(
+    arg: Node, value: Tensor | None, where: str, heads_axis: int, *, inverse: bool = False
+) -> Factor | None:
+    """The factor that a tensor is: one number, or one a head, however often it was repeated.
+
+    Args:
+        arg: its node.
+        value: its values; None where they are not known.
+        where: "q", "k", "logits", or "op".
+        heads_axis: counted from the end.
+        inverse: it divides.
+    """
+    shape, held = arg.shape, _held(arg)
+    known = value is not None and not value.is_meta and not value.is_complex() and value.numel() > 0
+    if held == 1:
+        if not known:
+            return Factor(None, where, _source(arg), learned=_learned(arg))
+        assert value is not None
+        number = float(value.flatten()[0])
+        return Factor(1 / number if inverse and number else number, where, _source(arg), learned=_learned(arg))
+    if shape[-1:] != (1,) or len(shape) < -heads_axis or shape[heads_axis] != held:
+        return _uniform(value, where, inverse)
+    if not known:
+        return Factor(None, where, _source(arg), learned=_learned(arg)) if held == math.prod(shape) else None
+    assert value is not None
+    repeated = value.movedim(heads_axis, 0).flatten(1)
+    if not bool((repeated == repeated[:, :1]).all()):
+        return _uniform(value, where, inverse)
+    numbers = [1 / float(v) if inverse else float(v) for v in repeated[:, 0]]
+    mean = math.exp(sum(math.log(abs(v)) for v in numbers) / len(numbers)) if all(numbers) else 0.0
+    return Factor(mean, where, _source(arg), per_head=tuple(numbers), learned=_learned(arg))
+
+
+def of_the_data(arg: object, factor: Factor | None) -> Factor | None:
+    """The factor on the logits, marked where it is computed from the data: one a sequence, head or row, none a key.
+
+    What descends from the logits themselves (their size, their maximum) is a step of their own, and no factor.
+    """
+    if not isinstance(arg, Node) or not arg.act or arg.products or arg.shape[-1:] not in ((), (1,)):
+        return factor
+    return replace(factor or Factor(None, "logits", DATA), source=DATA, learned=False)
+
+
+def _held(node: Node) -> int:
+    """How many numbers a tensor can hold that differ: those of the smallest among the views that lead to it."""
+    fewest = math.prod(node.shape)
+    while node.op in ops.VIEWS | ops.SAME and not node.is_root:
+        parent = node.main()
+        if parent is None:
+            break
+        node, fewest = parent, min(fewest, math.prod(parent.shape))
+    return fewest
+
+
+def _uniform(value: Tensor | None, where: str, inverse: bool) -> Factor | None:
+    """A tensor that holds one number everywhere is that number."""
+    if value is None or value.is_meta or value.is_complex() or not value.numel():
+        return None
+    low, high = (float(v) for v in torch.aminmax(value))
+    if low != high or not low:
+        return None
+    return Factor(1 / low if inverse else low, where, "tensor")
+
+
+def _source(node: Node) -> str:
+    name = _leaf_name(node)
+    if name:
+        return f"parameter {name}"
+    return "0-d tensor" if not node.shape else "tensor"
+
+
+def _leaf_name(node: Node) -> str:
+    return next((leaf.label for leaf in ancestors(node) if leaf.op in ("parameter", "buffer")), "")
+
+
+def _learned(node: Node) -> bool:
+    return any(leaf.op == "parameter" for leaf in ancestors(node))

@@ -1,0 +1,64 @@
+"""Reading a fused attention: its arguments are the operands, and its scale argument is one more factor."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from sqrtdk.tracing.read.masks import as_given, read_addend
+from sqrtdk.tracing.read.reading import Layout, Reading, Vectors
+from sqrtdk.tracing.read.side import Side, follow
+from sqrtdk.tracing.records import Factor
+from sqrtdk.tracing.steps import Hide, Scale, Step
+from sqrtdk.tracing.steps.placed import Placed
+from sqrtdk.tracing.watch.events import KernelCall
+
+CAUSAL = Hide("implicit", -math.inf, name="causal", causal=True)
+
+
+def read_fused(call: KernelCall) -> Reading:
+    """A fused kernel ran: its arguments are the operands, its scale argument is one more factor."""
+    q, k, passed = call.arguments["query"], call.arguments["key"], call.arguments.get("scale")
+    query, key = follow(call.nodes["query"], "q"), follow(call.nodes["key"], "k")
+    scale = q.shape[-1] ** -0.5 if passed is None else float(passed)
+    factor = Factor(scale, "op", "sdpa default 1/sqrt(E)" if passed is None else "sdpa scale")
+    return Reading(
+        site=call.site,
+        kind="sdpa",
+        op=call.op.replace("::", "."),
+        layout=_layout(call, query),
+        query=query,
+        key=key,
+        steps=(Scale(factor), *_masks(call)),
+        operands=Vectors(q, k, scale),
+        dtype=q.dtype,
+        logits_dtype=torch.float64 if q.dtype == torch.float64 else torch.float32,
+        device=q.device,
+        output=call.output,
+        kv_heads=k.shape[-3] if k.dim() >= 4 else None,
+        dropout=float(call.arguments.get("dropout_p") or 0.0),
+    )
+
+
+def _layout(call: KernelCall, query: Side) -> Layout:
+    q, k, v = (call.arguments[name] for name in ("query", "key", "value"))
+    width = q.shape[-1]
+    heads = q.shape[-3] if q.dim() >= 4 else (query.folded_heads or width) // width if q.dim() == 3 else 1
+    heads = heads if heads and math.prod(q.shape[:-2]) % heads == 0 else 1
+    batch = math.prod(q.shape[:-2]) // max(heads, 1)
+    return Layout(batch, heads, q.shape[-2], k.shape[-2], width, v.shape[-1])
+
+
+def _masks(call: KernelCall) -> tuple[Step, ...]:
+    """The steps that the mask argument is, and the causal flag last."""
+    steps: tuple[Step, ...] = ()
+    name = next((name for name in ("attn_mask", "attn_bias") if call.arguments.get(name) is not None), None)
+    if name is not None:
+        mask = call.arguments[name]
+        shape = (*call.arguments["query"].shape[:-1], call.arguments["key"].shape[-2])
+        if mask.dtype == torch.bool:
+            steps = (Hide("bool", -math.inf, None if mask.is_meta else Placed(mask, (), shape)),)
+        else:
+            steps = read_addend(call.nodes[name], None if mask.is_meta else mask.detach(), 1.0, (), shape)
+    return (*as_given(steps), *((CAUSAL,) if call.arguments.get("is_causal") else ()))

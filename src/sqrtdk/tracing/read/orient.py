@@ -1,0 +1,65 @@
+"""Which axis of the softmax's tensor holds the queries, which the keys, and which operand of the product is q."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sqrtdk.tracing.steps.placed import to_softmax
+from sqrtdk.tracing.watch.graph import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Orientation:
+    """How to bring a tensor of the softmax's shape into (..., L, S).
+
+    Attributes:
+        keys: the axis the softmax runs over.
+        rows: the axis of the queries, once the keys are moved last.
+        swapped: the right operand of the product is the query.
+        followed: the views from the product to the softmax could be replayed.
+    """
+
+    keys: int
+    rows: int
+    swapped: bool
+    followed: bool
+
+    def apply(self, tensor: Tensor) -> Tensor:
+        """(..., L, S) of a tensor in the softmax's layout."""
+        tensor = tensor.movedim(self.keys, -1)
+        return tensor.movedim(self.rows, -2) if tensor.dim() > 1 else tensor
+
+
+def coordinates(product: Node, views: Sequence[Node], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """For each logit the (batch, row, column) of the product's entry it came from, in the softmax's layout."""
+    shape = product.shape if len(product.shape) == 3 else (1, *product.shape)
+    axes = [torch.arange(n, device=device).view([-1 if d == a else 1 for d in range(3)]) for a, n in enumerate(shape)]
+    n, r, c = (to_softmax(axis.expand(shape).reshape(product.shape), views) for axis in axes)
+    return n, r, c
+
+
+def orientation(product: Node, views: Sequence[Node], dim: int, dims: int) -> Orientation:
+    """Find the axes by following the coordinates of the product's entries through the views."""
+    plain = Orientation(dim, dims - 2 if dims > 1 else 0, False, False)
+    try:
+        _, row, column = coordinates(product, views, torch.device("cpu"))
+    except (RuntimeError, IndexError):
+        return plain
+    row, column = row.movedim(dim, -1), column.movedim(dim, -1)
+    swapped = _varies(row, -1) and not _varies(column, -1)
+    queries = column if swapped else row
+    axes = [axis for axis in range(dims - 1) if _varies(queries, axis)]
+    return Orientation(dim, axes[-1] if axes else plain.rows, swapped, True)
+
+
+def _varies(coordinate: Tensor, axis: int) -> bool:
+    """Whether a coordinate changes along an axis; it is linear in every axis, so one line tells."""
+    if not coordinate.numel():
+        return False
+    axis %= coordinate.dim()
+    line = coordinate[tuple(slice(None) if d == axis else 0 for d in range(coordinate.dim()))]
+    return bool((line != line[0]).any())

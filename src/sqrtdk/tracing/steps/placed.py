@@ -1,0 +1,38 @@
+"""A tensor that meets the logits at one step, and the way from that step's layout to the softmax's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sqrtdk.tracing.watch.graph import Node, replay
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placed:
+    """Values that broadcast to the logits' `shape` at a step, and the `views` that follow it, innermost first."""
+
+    value: Tensor
+    views: tuple[Node, ...]
+    shape: tuple[int, ...]
+
+    def at_softmax(self) -> Tensor:
+        """The values in the softmax's layout."""
+        return to_softmax(self.value.expand(self.shape), self.views)
+
+
+def to_softmax(value: Tensor, views: Iterable[Node]) -> Tensor:
+    """Bring a tensor from an earlier layout of the logits into the softmax's, by the same views, innermost first."""
+    for view in views:
+        if view.op == "cat":  # a sink column: it carries nothing of `value`
+            dim = int(view.args[1]) % value.dim() if len(view.args) > 1 else 0
+            column = value.narrow(dim, 0, 1).expand(
+                *[view.shape[dim] - n if d == dim else n for d, n in enumerate(value.shape)]
+            )
+            value = torch.cat([value, column], dim)
+        else:
+            value = replay(view, value)
+    return value

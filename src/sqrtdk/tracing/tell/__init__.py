@@ -1,0 +1,1 @@
+"""Telling: what a reading means, in the words and numbers of a record."""

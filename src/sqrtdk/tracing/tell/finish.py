@@ -1,0 +1,157 @@
+"""From a reading to a frozen record: the formula, the scale, the masks and the statistics, each told once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from sqrtdk.tracing.read.reading import Reading
+from sqrtdk.tracing.read.side import Side
+from sqrtdk.tracing.records import AttentionCall, Stage
+from sqrtdk.tracing.steps import Bias, Scale, Sink, Softcap, Step, Unknown, scaled_by
+from sqrtdk.tracing.tell import formula, slope, statistics
+from sqrtdk.tracing.tell.scale import tell_scale
+from sqrtdk.tracing.tell.sight import look
+
+
+def finish(
+    reading: Reading, index: int, module_class: str, *, measure_stats: bool, measure_slope: bool
+) -> AttentionCall:
+    """Put a reading into a frozen record.
+
+    Args:
+        reading: what a reader made of the attention.
+        index: its number at its site.
+        module_class: of the module there.
+        measure_stats: measure the statistics.
+        measure_slope: read the scale from the numbers as well.
+    """
+    sight = look(reading)
+    if reading.without_data and sight.mask is not None:
+        # what the logits hide already can't be told from what the weights lose
+        reading = replace(reading, carried=replace(reading.carried, remasked=False))
+    steps, layout, query, key = sight.steps, reading.layout, reading.query, reading.key
+    factors = [*query.factors, *key.factors, *(step.factor for step in steps if isinstance(step, Scale))]
+    unknown = _unknown(reading)
+    width = layout.width - max(query.padding, key.padding)
+    no_slope = slope.unread(reading)
+    read = slope.read_slope(reading, sight) if no_slope is None and measure_slope else no_slope
+    no_stats = statistics.unmeasured(reading)
+    stats = statistics.measure(reading, sight) if no_stats is None and measure_stats else None
+    biases = [(i, step) for i, step in enumerate(steps) if isinstance(step, Bias)]
+    content = [step for _, step in biases if step.content]
+    return AttentionCall(
+        site=reading.site,
+        index=index,
+        module_class=module_class,
+        kind=reading.kind,
+        op=reading.op,
+        score=reading.score or _score(reading, content),
+        batch=layout.batch,
+        heads=layout.heads,
+        kv_heads=_kv_heads(reading),
+        head_dim=width,
+        padded_head_dim=layout.width,
+        value_dim=layout.value_width,
+        model_dim=query.start.width,
+        query_len=layout.rows,
+        key_len=layout.columns,
+        self_attention=_same_source(query, key),
+        dtype=_name(reading.dtype),
+        logits_dtype=_name(reading.logits_dtype),
+        device=str(reading.device),
+        stages=_stages(reading, steps),
+        formula=formula.write(reading, steps),
+        scale=tell_scale(
+            reading,
+            factors,
+            unknown,
+            width,
+            read if isinstance(read, slope.Slope) else None,
+            read if isinstance(read, str) else None,
+        ),
+        terms=1 + sum(step.content for step in content),
+        norm=query.norm or key.norm,
+        rope=query.rope or key.rope,
+        softcap=next((step.cap for step in steps if isinstance(step, Softcap)), None),
+        bias=next((step.name for _, step in biases), None),
+        bias_scaled_by=next(
+            (by for i, step in biases if not step.content and (by := scaled_by(steps, i)) is not None), None
+        ),
+        mask=sight.mask,
+        sinks=any(isinstance(step, Sink) for step in steps),
+        dropout=reading.dropout,
+        future_weight=stats.future_weight if stats is not None else None,
+        max_product=stats.max_product if stats is not None else None,
+        output_rms=_root_mean_square(reading.output),
+        unknown=unknown,
+        stats=stats.heads if stats is not None else None,
+        stats_reason=no_stats,
+        shared_qk=_shared(reading, width),
+    )
+
+
+def _unknown(reading: Reading) -> tuple[str, ...]:
+    """Operations that could not be followed, each once."""
+    on_logits = [step.name for step in reading.steps if isinstance(step, Unknown)]
+    on_weights = [f"{name} on the weights" for name in reading.carried.changes]
+    return tuple(dict.fromkeys([*reading.query.unknown, *reading.key.unknown, *on_logits, *on_weights]))
+
+
+def _score(reading: Reading, content: Sequence[Bias]) -> str:
+    if content:
+        return content[0].name
+    return "cosine" if reading.query.norm == reading.key.norm == "l2" else "dot"
+
+
+def _kv_heads(reading: Reading) -> int:
+    heads = reading.kv_heads or reading.layout.heads
+    growth = reading.key.growth
+    return heads // growth if heads % growth == 0 else heads
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _same_source(query: Side, key: Side) -> bool | None:
+    if query.root is None or key.root is None:
+        return None
+    if query.root is key.root:
+        return True
+    if query.start.source is None or key.start.source is None:
+        return None
+    return bool(query.start.lineage & key.start.lineage)
+
+
+def _shared(reading: Reading, width: int) -> bool:
+    """Whether q and k are the whole of one projection each: a fused one holds the other beside."""
+    root, layout = reading.query.root, reading.layout
+    if root is None or root is not reading.key.root:
+        return False
+    return math.prod(root.shape) == layout.batch * layout.heads * layout.rows * width
+
+
+def _stages(reading: Reading, steps: Sequence[Step]) -> tuple[Stage, ...]:
+    carried = reading.carried
+    logits = (stage for step in steps if (stage := step.stage()) is not None)
+    stages = [*reading.query.stages, *reading.key.stages, Stage("logits", "product"), *logits]
+    if carried.remasked:
+        stages.append(Stage("weights", "mask", "after the softmax"))
+    if carried.thinned:
+        stages.append(Stage("weights", "thin", "by their own size"))
+    stages += [Stage("weights", "unknown", name) for name in carried.changes]
+    if carried.renormalised:
+        stages.append(Stage("weights", "normalise", "divided by their sum"))
+    return tuple(stages)
+
+
+def _root_mean_square(output: Tensor | None) -> float | None:
+    """Size of the weights . v product; None without data."""
+    if output is None or output.is_meta or not output.numel() or output.is_nested:
+        return None
+    return float(output.detach().to(torch.float32).square().mean().sqrt())

@@ -1,0 +1,47 @@
+"""Writing the formula that reached the softmax the way a person would: `softmax(0.125 * rope(q).rope(k) + causal)`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sqrtdk.tracing.read.reading import Reading
+from sqrtdk.tracing.read.side import Side
+from sqrtdk.tracing.steps import Sink, Step
+from sqrtdk.tracing.steps.expression import Expression
+
+
+def write(reading: Reading, steps: Iterable[Step]) -> str:
+    """The whole formula.
+
+    Args:
+        reading: the score, and the factors on q and k.
+        steps: from the product outwards, the masks with their names.
+    """
+    expression = Expression(f"{reading.score}(q, k)" if reading.score else product(reading.query, reading.key))
+    for factor in (*reading.query.factors, *reading.key.factors):
+        expression.scale(factor)
+    sinks = []
+    for step in steps:
+        step.write(expression)
+        sinks += ["sinks"] if isinstance(step, Sink) else []
+    softmax = f"softmax({expression.text(sinks)})"
+    return f"mask * {softmax}" if reading.carried.remasked else softmax
+
+
+def product(query: Side, key: Side) -> str:
+    """`q.k`, `rope(q).rope(k)`."""
+    return f"{_side(query, 'q')}.{_side(key, 'k')}"
+
+
+def _side(side: Side, letter: str) -> str:
+    """`q`, `rms(q)`, `rope(q)`, `rope(l2(q))`, with unknown operations named."""
+    text = letter
+    names = [stage.detail if stage.name == "norm" else stage.name for stage in side.stages if stage.name in _WRITTEN]
+    for name in dict.fromkeys(names):
+        text = f"{name or 'norm'}({text})"
+    if side.unknown:
+        text = f"unknown({', '.join(dict.fromkeys(side.unknown))})({text})"
+    return text
+
+
+_WRITTEN = ("norm", "rope")

@@ -1,0 +1,139 @@
+"""Which keys every row sees, by all masks together, and what the softmax made of the hidden ones."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sqrtdk.tracing.read import bands
+from sqrtdk.tracing.read.masks import BOTTOM
+from sqrtdk.tracing.read.patterns import pattern, reach
+from sqrtdk.tracing.read.reading import Logits, Reading
+from sqrtdk.tracing.records import Mask
+from sqrtdk.tracing.steps import Beside, Hide, Step, scaled_by
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sight:
+    """What the masks of an attention come to.
+
+    Attributes:
+        steps: the reading's, every mask that hides a key with its name.
+        mask: for the record; None where nothing hides a key.
+        visible: True where the row sees the key, broadcasts to (B, H, L, S); None where every key is seen, where
+            nothing but the causal flag hides some, and where it is not known.
+        causal: nothing but the causal flag hides keys.
+        ahead: rows may see keys after their own: as many rows as keys, and no causal mask.
+    """
+
+    steps: tuple[Step, ...]
+    mask: Mask | None = None
+    visible: Tensor | None = None
+    causal: bool = False
+    ahead: bool = False
+
+
+def look(reading: Reading) -> Sight:
+    """Name the masks of a reading, and count what they hide."""
+    sight = _look(reading)
+    causal = sight.mask is not None and sight.mask.kind in ("causal", "causal_lower_right")
+    return replace(sight, ahead=reading.layout.rows == reading.layout.columns and not causal)
+
+
+def _look(reading: Reading) -> Sight:
+    steps, operands = reading.steps, reading.operands
+    hides = {i: step for i, step in enumerate(steps) if isinstance(step, Hide)}
+    if reading.fault is not None or operands is None:
+        return Sight(steps)
+    if isinstance(operands, Logits) and any(isinstance(step, Beside) for step in steps):
+        return Sight(steps, visible=None if reading.without_data else operands.arrange(operands.values) > BOTTOM)
+    if not hides:
+        return Sight(steps)
+    if all(hide.causal for hide in hides.values()):
+        return Sight(steps, _causal(reading.layout.rows), causal=True)
+    if not all(_is_known(hide, reading) for hide in hides.values()):
+        return _unread(steps, hides)
+    masks: dict[int, Tensor] = {}
+    names: dict[int, str | None] = {}
+    for i, hide in hides.items():
+        if (visible := _visible_by(hide, reading)) is None:
+            names[i] = "mask"
+        elif (name := pattern(visible)) is not None:
+            names[i], masks[i] = name, visible
+    steps = tuple(replace(s, name=names.get(i)) if isinstance(s, Hide) else s for i, s in enumerate(steps))
+    if not masks:
+        return Sight(steps)
+    visible = functools.reduce(torch.Tensor.__and__, masks.values())
+    return Sight(steps, _mask(reading, hides, {i: names[i] or "mask" for i in masks}, visible), visible)
+
+
+def _causal(rows: int) -> Mask:
+    """What `is_causal` of a fused call is, upper-left: every row sees key 0 and its own."""
+    return Mask("causal", "implicit", 0, 0, 0.0, -math.inf, least=0, greatest=rows - 1, band=True, ahead_by_one=0)
+
+
+def _unread(steps: tuple[Step, ...], hides: Mapping[int, Hide]) -> Sight:
+    """Masks whose values are not known."""
+    named = tuple(replace(s, name=s.name or "mask") if isinstance(s, Hide) else s for s in steps)
+    i, first = next(iter(hides.items()))
+    return Sight(named, Mask(first.name or "mask", first.form, fill=first.fill, scaled_by=scaled_by(steps, i)))
+
+
+def _is_known(hide: Hide, reading: Reading) -> bool:
+    """Whether it can be told which keys are hidden: by the mask's values, or by the logits."""
+    if isinstance(reading.operands, Logits) and not reading.without_data:
+        return True
+    followed = not isinstance(reading.operands, Logits) or reading.operands.axes.followed
+    return hide.causal or (hide.visible is not None and followed)
+
+
+def _visible_by(hide: Hide, reading: Reading) -> Tensor | None:
+    """True where the row sees the key, in the operands' layout; None where nothing is known of the mask."""
+    operands, layout = reading.operands, reading.layout
+    if hide.causal:
+        return bands.mask(layout.rows, layout.columns, 0, None, reading.device)
+    if isinstance(operands, Logits) and (hide.visible is None or not operands.axes.followed):
+        if hide.visible is None and hide.fill is None:
+            return None
+        return operands.arrange(operands.values) > max(0.5 * (hide.fill or -math.inf), BOTTOM)
+    assert operands is not None
+    assert hide.visible is not None
+    return operands.place(hide.visible)
+
+
+def _mask(reading: Reading, hides: Mapping[int, Hide], names: Mapping[int, str], visible: Tensor) -> Mask:
+    """Counts over (batch, head, row), also where the mask was given once for several of them."""
+    layout, operands = reading.layout, reading.operands
+    first, hide = next(iter(hides.items()))
+    seeing = visible.any(-1)
+    blind = int((~seeing.expand(layout.batch, layout.heads, layout.rows)).sum())
+    finite = hide.fill is not None and math.isfinite(hide.fill)
+    whole = visible.expand(*visible.shape[:-2], layout.rows, layout.columns)
+    weight: float | None = None
+    if isinstance(operands, Logits):
+        weight = None if reading.without_data else _hidden_weight(operands.arrange(operands.weights), visible, seeing)
+    elif operands is not None and operands.exact and all(hides[i].fill == -math.inf for i in names):
+        weight = 0.0
+    return Mask(
+        kind=next(iter(names.values())) if len(set(names.values())) == 1 else pattern(visible) or "mask",
+        form=hide.form,
+        blind_rows=blind,
+        uniform_rows=blind if finite else 0,
+        masked_weight=weight,
+        fill=hide.fill,
+        scaled_by=scaled_by(reading.steps, first),
+        **reach(whole),
+    )
+
+
+def _hidden_weight(weights: Tensor, visible: Tensor, seeing: Tensor) -> float | None:
+    """The largest total weight that a seeing row gives to hidden keys."""
+    if not weights.numel():
+        return None
+    hidden = weights.detach().masked_fill(visible[..., : weights.shape[-1]], 0.0).sum(-1)
+    return float(hidden.masked_fill(~seeing, 0.0).max())

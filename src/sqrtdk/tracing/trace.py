@@ -1,0 +1,188 @@
+"""`trace(model)`: a context manager that records every attention that runs inside it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Mapping
+from types import TracebackType
+
+import torch
+from torch import Tensor, nn
+
+from sqrtdk.errors import InvalidTypeError, kind_and_text
+from sqrtdk.tracing.read.eager import read_eager
+from sqrtdk.tracing.read.kernels import KERNELS
+from sqrtdk.tracing.read.reading import Reading
+from sqrtdk.tracing.records import AttentionCall, NotAttention, NotMeasured
+from sqrtdk.tracing.tell.finish import finish
+from sqrtdk.tracing.watch.events import KernelCall, Listener, Weighing
+from sqrtdk.tracing.watch.recorder import Recorder
+from sqrtdk.tracing.watch.sites import Sites
+from sqrtdk.tracing.watch.stance import eager_compiler
+
+_HEADS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "heads", "h")
+
+
+class Trace:
+    """What ran: filled while the `with` block runs, complete when it ends.
+
+    Attributes:
+        calls: one record for every attention, in order.
+        not_attention: softmaxes that are no attention.
+        not_measured: what could not be measured, and why.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        *,
+        stats: bool = True,
+        numeric: bool = True,
+        enlarge: Mapping[tuple[str, int], float] | None = None,
+    ) -> None:
+        if model is not None and not isinstance(model, nn.Module):
+            raise InvalidTypeError(
+                f"trace() takes an nn.Module or None, got {type(model).__name__}",
+                hint="Pass the model itself; to audit a name or a directory use sqrtdk.check().",
+            )
+        self.calls: tuple[AttentionCall, ...] = ()
+        self.not_attention: tuple[NotAttention, ...] = ()
+        self.not_measured: tuple[NotMeasured, ...] = ()
+        self._model = model
+        self._stats = stats
+        self._numeric = numeric and enlarge is None
+        self._enlarge = enlarge or {}
+        self._counts: Counter[str] = Counter()
+        self._offered: Counter[str] = Counter()
+        self._calls: list[AttentionCall] = []
+        self._missed: list[NotMeasured] = []
+        self._sites = Sites(model)
+        self._modules = dict(model.named_modules()) if model is not None else {}
+        self._recorder: Recorder | None = None
+        self._running = contextlib.ExitStack()
+
+    def __enter__(self) -> Trace:
+        self._recorder = Recorder(
+            self._model,
+            self._sites,
+            Listener(self._eager, self._kernel, self._miss, self._factor),
+            KERNELS,
+            products=self._stats,
+        )
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._sites)
+            stack.enter_context(eager_compiler())
+            stack.enter_context(self._recorder)
+            self._running = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._recorder is not None
+        self._running.__exit__(kind, error, traceback)
+        others: Counter[str] = Counter()
+        listed = []
+        for entry in self._recorder.classifier.entries:
+            if not entry.attention:
+                listed.append(NotAttention(entry.site, others[entry.site], entry.shape, entry.reason))
+                others[entry.site] += 1
+        self._recorder.store.close()
+        self._recorder = None
+        self.calls = tuple(self._calls)
+        self.not_attention = tuple(listed)
+        self.not_measured = tuple(dict.fromkeys(self._missed))
+
+    # -- what the recorder tells -----------------------------------------------------------------------------------
+
+    def _eager(self, weighing: Weighing, value: Tensor, output: Tensor) -> None:
+        site = weighing.entry.site
+
+        def read() -> None:
+            reading = read_eager(weighing, value, output, heads_hint=self._heads(site))
+            if isinstance(reading, str):
+                weighing.entry.attention = False
+                weighing.entry.reason = reading
+            else:
+                self._add(reading)
+
+        self._guard(site, read)
+
+    def _kernel(self, call: KernelCall) -> None:
+        self._guard(call.site, lambda: self._add(KERNELS[call.op](call)))
+
+    def _guard(self, site: str, read: Callable[[], None]) -> None:
+        """A reading that fails must not stop the model: it is listed as not measured."""
+        try:
+            with torch.no_grad():
+                read()
+        except Exception as error:
+            self._miss(site, f"the reading failed: {kind_and_text(error)}")
+
+    def _miss(self, site: str, reason: str) -> None:
+        self._missed.append(NotMeasured(site, reason))
+
+    def _add(self, reading: Reading) -> None:
+        index = self._counts[reading.site]
+        self._counts[reading.site] += 1
+        module_class = self._sites.classes.get(reading.site, "")
+        self._calls.append(finish(reading, index, module_class, measure_stats=self._stats, measure_slope=self._numeric))
+
+    def _factor(self, site: str) -> float | None:
+        if not self._enlarge:
+            return None
+        index = self._offered[site]
+        self._offered[site] += 1
+        return self._enlarge.get((site, index))
+
+    def _heads(self, site: str) -> int | None:
+        """Heads as the module at `site`, or the nearest one above it, declares them."""
+        while True:
+            module = self._modules.get(site)
+            for name in _HEADS:
+                with contextlib.suppress(Exception):  # a stranger's __getattr__ may raise anything
+                    heads = getattr(module, name, None)
+                    if isinstance(heads, int) and heads > 0:
+                        return heads
+            if not site:
+                return None
+            site = site.rpartition(".")[0]
+
+
+def trace(
+    model: nn.Module | None = None,
+    *,
+    stats: bool = True,
+    numeric: bool = True,
+    enlarge: Mapping[tuple[str, int], float] | None = None,
+) -> Trace:
+    """Record every attention that runs inside a `with` block, on any device, `meta` included.
+
+    The model runs as it is: outputs are bit-equal, and nothing is left behind, also when it raises. Only the
+    calling thread is seen. Backward passes and recomputed forwards are not counted. Compiled models run eagerly
+    inside the block.
+
+    Args:
+        model: whose module paths name the sites and whose parameters are told from activations; None names none.
+        stats: measure the statistics of every call, exactly, from the q, k, bias and mask it used.
+        numeric: read the scale from the logits as well.
+        enlarge: multiply q of the call at (site, index) by this number, to make small logits large. This changes
+            what the model computes, on purpose; `numeric` is off then.
+
+    Returns:
+        The context manager; after the block its `calls`, `not_attention` and `not_measured` are complete.
+
+    Raises:
+        InvalidTypeError: `model` is not a module.
+
+    Example:
+        >>> import torch
+        >>> layer = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+        >>> x = torch.randn(1, 6, 32)
+        >>> with trace(layer) as run:
+        ...     _ = layer(x, x, x)
+        >>> [(call.heads, call.head_dim, call.formula) for call in run.calls]
+        [(4, 8, 'softmax(0.3536 * q.k)')]
+    """
+    return Trace(model, stats=stats, numeric=numeric, enlarge=enlarge)

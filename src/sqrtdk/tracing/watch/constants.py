@@ -1,0 +1,52 @@
+"""Constants without data: on the meta device, what the model's code makes of numbers alone is computed on the CPU."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sqrtdk.tracing.watch import ops
+from sqrtdk.tracing.watch.graph import Node
+
+LARGEST = 2**22  # elements of one tensor
+_SHAPED = frozenset({"zeros_like", "ones_like"})  # of an activation they take the shape alone
+DEEPEST = 200  # operations between a tensor and its numbers
+
+
+def evaluate(node: Node) -> Tensor | None:
+    """The values of a tensor that depends on no input and no parameter (a causal mask); None for any other."""
+    try:
+        with torch.no_grad():
+            return _evaluate(node, {}, 0)
+    except Exception:  # an operation that has no CPU kernel for what it was given, or whose arguments were not kept
+        return None
+
+
+def _evaluate(node: Node, known: dict[int, Tensor | None], depth: int) -> Tensor | None:
+    if node.serial not in known:
+        known[node.serial] = _computed(node, known, depth)
+    return known[node.serial]
+
+
+def _computed(node: Node, known: dict[int, Tensor | None], depth: int) -> Tensor | None:
+    if node.external or node.act or node.func is None or node.op in ops.RANDOM:
+        return None
+    if depth > DEEPEST or math.prod(node.shape) > LARGEST:
+        return None
+    args: list[Any] = []
+    for arg in node.args:
+        items = arg if isinstance(arg, (list, tuple)) else [arg]
+        values = [_evaluate(item, known, depth + 1) if isinstance(item, Node) else item for item in items]
+        if node.op in _SHAPED and isinstance(arg, Node) and values == [None]:
+            values = [torch.empty(arg.shape)]
+        if any(isinstance(item, Node) and value is None for item, value in zip(items, values, strict=True)):
+            return None
+        values = [value.clone() if isinstance(value, Tensor) else value for value in values]  # it may write in place
+        args.append(values if isinstance(arg, (list, tuple)) else values[0])
+    kwargs = {name: "cpu" if name == "device" else value for name, value in node.kwargs.items()}
+    result = node.func(*args, **kwargs)
+    output: Tensor = result[node.out] if node.out is not None else result
+    return output

@@ -1,0 +1,302 @@
+"""The lineage graph: one small node for every tensor that an operation gave, linked to what it was made from.
+
+A node holds no tensor of its own, except where a later reading needs one: at roots (projections, inputs, sums of
+two branches) and at normalised q and k, where it holds an alias of the values. Nodes live as long as a tensor that
+descends from them, and roots cut the chain, so a trace holds about one block's activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sqrtdk.tracing.watch import ops
+from sqrtdk.tracing.watch.carried import Carried
+
+if TYPE_CHECKING:
+    from sqrtdk.tracing.watch.events import Weighing
+
+_SERIAL = count()
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """Where a lineage starts.
+
+    Attributes:
+        source: serial number of what a projection read; two projections of the same tensor share it.
+        lineage: serial numbers of that tensor and of what it was projected from, up to the nearest sum of branches.
+        width: features that a projection contracted over.
+        additive: it is an additive score, v . tanh(q + k).
+    """
+
+    source: int | None = None
+    lineage: frozenset[int] = frozenset()
+    width: int | None = None
+    additive: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Product:
+    """A product of queries and keys: in which dtype it was stored, and the largest |q . k|, where it was measured."""
+
+    dtype: torch.dtype
+    largest: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weights:
+    """Weights of a softmax, and what they went through since.
+
+    Attributes:
+        weighing: the softmax.
+        carried: what they went through.
+        weighted: they were multiplied with values, by broadcasting, and not summed yet.
+        values: those values.
+    """
+
+    weighing: Weighing
+    carried: Carried = field(default_factory=Carried)
+    weighted: bool = False
+    values: Tensor | None = None
+
+
+class Node:
+    """What one tensor is, seen from the softmax that may come later.
+
+    Attributes:
+        op: operator name without namespace and overload, or "input", "parameter", "buffer", "constant", "overwrite".
+        func: the operator, to replay views; None for leaves.
+        args: its arguments, tensors replaced by their nodes (empty at roots: the chain is cut there).
+        kwargs: its keyword arguments that are no tensors.
+        out: which of several outputs this is.
+        shape: of the tensor.
+        site: module path where it was made.
+        label: name of a parameter, or of the one that a projection used.
+        serial: in the order of creation.
+        act: descends from the model's activations.
+        external: made from integers that came from outside (token ids).
+        learned: made from parameters alone; for a product, one of its sides is.
+        operands: aliases of the other tensors of the operation, by position (and place in a list).
+        value: alias of the values, where they are kept.
+        terms: content-dependent products with a constant that are summed here.
+        root: set where a lineage starts.
+        product: set where queries met keys.
+        weights: set where it carries the weights of a softmax.
+        norm: "rms", "layer", "l2" where this node is the output of a normalisation.
+        size: it measures its root's own size (the divisor of a normalisation): "rms" or "l2"; "sum" of weights.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_products",
+        "_roots",
+        "act",
+        "args",
+        "external",
+        "func",
+        "kwargs",
+        "label",
+        "learned",
+        "norm",
+        "op",
+        "operands",
+        "out",
+        "product",
+        "root",
+        "serial",
+        "shape",
+        "site",
+        "size",
+        "terms",
+        "value",
+        "weights",
+    )
+
+    def __init__(
+        self,
+        op: str,
+        shape: tuple[int, ...],
+        *,
+        func: Any = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        out: int | None = None,
+        act: bool = False,
+        external: bool = False,
+        site: str = "",
+        label: str = "",
+        root: Root | None = None,
+    ) -> None:
+        self.op = op
+        self.shape = shape
+        self.func = func
+        self.args = args
+        self.kwargs = kwargs or {}
+        self.out = out
+        self.act = act
+        self.external = external
+        self.site = site
+        self.label = label
+        self.root = root
+        self.serial = next(_SERIAL)
+        self.learned = False
+        self._roots: frozenset[Node] = frozenset()
+        self._products: frozenset[Node] = frozenset()
+        self.product: Product | None = None
+        self.weights: Weights | None = None
+        self.norm: str | None = None
+        self.size: str | None = None
+        self.value: Tensor | None = None
+        self.operands: dict[int | tuple[int, int], Tensor] = {}
+        self.terms = 0
+
+    def __repr__(self) -> str:
+        return f"Node({self.op} {tuple(self.shape)})"
+
+    # A node that held itself in a set would be a cycle, and keep its tensor until the garbage collector runs.
+
+    @property
+    def roots(self) -> frozenset[Node]:
+        """The roots it descends from, itself included where it is one."""
+        return frozenset({self}) if self.is_root else self._roots
+
+    @roots.setter
+    def roots(self, roots: frozenset[Node]) -> None:
+        self._roots = roots
+
+    @property
+    def products(self) -> frozenset[Node]:
+        """The q . k products it descends from, before their softmax, itself included where it is one."""
+        return frozenset({self}) if self.product is not None else self._products
+
+    @products.setter
+    def products(self, products: frozenset[Node]) -> None:
+        self._products = products
+
+    @property
+    def is_root(self) -> bool:
+        """Whether a lineage starts here."""
+        return self.root is not None
+
+    @property
+    def weighing(self) -> Weighing | None:
+        """The softmax whose weights it carries."""
+        return None if self.weights is None else self.weights.weighing
+
+    def make_root(self, root: Root, value: Tensor | None) -> None:
+        """Cut the chain: this node is where a lineage starts, and keeps its values."""
+        self.args = ()
+        self.kwargs = {}
+        self.operands = {}
+        self.root = root
+        self.product = self.weights = None
+        self._roots = self._products = frozenset()
+        self.size = None
+        self.norm = None
+        self.value = value
+
+    def parents(self) -> Iterator[Node]:
+        """Nodes among the arguments, one level of lists included."""
+        for arg in self.args:
+            if isinstance(arg, Node):
+                yield arg
+            elif isinstance(arg, (list, tuple)):
+                for item in arg:
+                    if isinstance(item, Node):
+                        yield item
+
+    def main(self) -> Node | None:
+        """The one parent that carries the lineage: product before activation before constant."""
+        parents = list(self.parents())
+        if not parents:
+            return None
+        return min(parents, key=_rank)
+
+    def number(self, position: int) -> float | None:
+        """The argument at `position` as a number: a Python number, or a one-element tensor that has data."""
+        if position >= len(self.args):
+            return None
+        arg = self.args[position]
+        if isinstance(arg, (int, float)) and not isinstance(arg, bool):
+            return float(arg)
+        value = self.operands.get(position)
+        if value is not None and value.numel() == 1 and not value.is_meta and not value.is_complex():
+            return float(value)
+        return None
+
+
+def _rank(parent: Node) -> int:
+    """A product of activations first, then one with learned vectors, then an activation, then a constant."""
+    if parent.products:
+        return int(all(product.learned for product in parent.products))
+    return 2 if parent.act else 3
+
+
+def replay(node: Node, value: Tensor) -> Tensor:
+    """Apply the view that `node` is to `value`, which has the shape of the node's parent."""
+    if node.op in {"view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "unflatten"}:
+        return value.reshape(node.shape)
+    main = node.main()
+    args: list[Any] = []
+    for i, arg in enumerate(node.args):
+        if isinstance(arg, list):
+            args.append([node.operands.get((i, j), item) for j, item in enumerate(arg)])
+        else:
+            args.append(value if arg is main else node.operands.get(i, arg))
+    result = node.func(*args, **node.kwargs)
+    output: Tensor = result[node.out] if node.out is not None else result
+    return output
+
+
+def dominator(node: Node) -> tuple[Node | None, list[Node]]:
+    """The nearest node that every activation path from `node` passes through, and the nodes in between.
+
+    Nodes are numbered in the order of creation, so always taking the youngest of the frontier visits children
+    before parents; when the frontier is a single node, every path has met in it.
+    """
+    frontier = {p for p in node.parents() if p.act}
+    between = [node]
+    while frontier:
+        youngest = max(frontier, key=lambda n: n.serial)
+        if len(frontier) == 1:
+            return youngest, between
+        frontier.remove(youngest)
+        if youngest.is_root:
+            return None, between
+        between.append(youngest)
+        frontier.update(p for p in youngest.parents() if p.act)
+    return None, between
+
+
+def ancestors(node: Node, *, closed: frozenset[str] = frozenset()) -> Iterator[Node]:
+    """The node and all that it was made from, each once, depth first; not what went into operations of `closed`."""
+    queue, known = [node], set[Node]()
+    while queue:
+        current = queue.pop()
+        if current not in known:
+            known.add(current)
+            yield current
+            if current.op not in closed:
+                queue.extend(current.parents())
+
+
+def origin(node: Node) -> Node:
+    """The tensor that a projection read, before the views and casts that lead to it."""
+    while node.op in ops.VIEWS | ops.SAME and not node.is_root:
+        parent = node.main()
+        if parent is None:
+            break
+        node = parent
+    return node
+
+
+def alias(tensor: Tensor) -> Tensor:
+    """Another tensor object on the same storage: holding it does not keep the graph's key alive."""
+    with torch.no_grad():
+        return tensor.detach()

@@ -1,0 +1,197 @@
+"""The recorder: a dispatch mode that sees every aten operation, runs it unchanged, and grows the lineage graph.
+
+The `store` keeps one node for every tensor, the `classifier` says what each is. When softmax weights meet a value
+product, or a fused attention kernel runs, the listener is told and reads the formula off the graph.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Container
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sqrtdk.errors import kind_and_text
+from sqrtdk.tracing.classify.classifier import Classifier
+from sqrtdk.tracing.watch import ops
+from sqrtdk.tracing.watch.events import KernelCall, Listener
+from sqrtdk.tracing.watch.sites import Sites
+from sqrtdk.tracing.watch.store import Store
+
+_FLEX = "flex_attention"
+_PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
+_ATTENDING = frozenset({"matmul", "einsum", "softmax", "scaled_dot_product_attention"})  # of composite operations
+_KNOWN = ("aten", "prims", "prim")
+
+
+class Recorder(TorchDispatchMode):
+    """Runs every operation as it is and notes where its output came from."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return True
+
+    supports_higher_order_operators = True
+
+    def __init__(
+        self, model: nn.Module | None, sites: Sites, listener: Listener, kernels: Container[str], *, products: bool
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.sites = sites
+        self.listener = listener
+        self._kernels = kernels
+        self.store = Store(model, sites)
+        sites.entering = self.store.forget_inputs
+        self.classifier = Classifier(self.store, sites, listener, products=products)
+        self._thread = threading.get_ident()
+        self._composite: dict[Any, bool] = {}
+        self._writes: dict[Any, tuple[int | str, ...]] = {}
+
+    def __enter__(self) -> Recorder:
+        self._thread = threading.get_ident()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    # -- running ---------------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if threading.get_ident() != self._thread or torch._C._current_graph_task_id() != -1:
+            return func(*args, **kwargs)
+        if not hasattr(func, "_schema"):
+            return self._higher_order(func, args, kwargs)
+        name = _base_name(func)
+        if self._is_foreign(func, name, types, args):
+            return func(*args, **kwargs)
+        if func._schema.name in self._kernels:
+            return self._run_kernel(func, name, args, kwargs)
+        if self._is_composite(func):
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return self._run(func, name, args, kwargs)
+
+    def _is_foreign(self, func: Any, name: str, types: Any, args: Any) -> bool:
+        """Whether its tensors are of a kind that is not followed; an attention among them is missed."""
+        subclass = next((t for t in types if t not in _PLAIN), None)
+        if subclass is not None:
+            if name in ops.SOFTMAX or func._schema.name in self._kernels:
+                self.listener.missed(self.sites.here(), f"{name} ran on {subclass.__name__}, which is not followed")
+            return True
+        if func._schema.name in self._kernels or not self._is_composite(func) or not _has_nested(args):
+            return False
+        if name in _ATTENDING:  # decompositions need sizes
+            self.listener.missed(self.sites.here(), "nested tensors are not followed")
+        return True
+
+    def _run(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        written = self._written(func)
+        if written:
+            self._guard(lambda: self.store.save_before_write(written, args, kwargs))
+        enlarge = name in ("bmm", "baddbmm") and not self.classifier.scene.flex
+        output = func(*(self._enlarged(name, args) if enlarge else args), **kwargs)
+        self._guard(lambda: self._note(func, name, args, kwargs, output, written))
+        return output
+
+    def _note(self, func: Any, name: str, args: Any, kwargs: Any, output: Any, written: Any) -> None:
+        foreign = func.namespace not in _KNOWN or name in ops.OPAQUE
+        if foreign and self.classifier.may_attend(name, args, kwargs, output):
+            self.listener.missed(self.sites.here(), f"{func.namespace}::{name} is opaque: what it computes is not seen")
+        self.classifier.note(func, name, args, kwargs, output)
+        if written:
+            self.store.note_write(written, args, kwargs)
+
+    def _guard(self, work: Callable[[], object]) -> None:
+        """Bookkeeping that fails must not stop the model."""
+        try:
+            work()
+        except Exception as error:
+            self.listener.missed(self.sites.here(), f"the trace failed here: {kind_and_text(error)}")
+
+    def _higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """FlexAttention run eagerly: its own dense implementation, seen operation by operation."""
+        if func.name() != _FLEX:
+            return func(*args, **kwargs)
+        dense = func.py_kernels[torch._C.DispatchKey.CompositeExplicitAutograd]
+        self.classifier.scene.flex = True
+        try:
+            with self:
+                return dense(*args, **kwargs)
+        finally:
+            self.classifier.scene.flex = False
+
+    def _is_composite(self, func: Any) -> bool:
+        known = self._composite.get(func)
+        if known is None:
+            # torch does not find those of `prim` among its operators, and raises
+            known = self._composite[func] = func.namespace != "prim" and bool(func._can_decompose())
+        return known
+
+    def _written(self, func: Any) -> tuple[int | str, ...]:
+        known = self._writes.get(func)
+        if known is None:
+            known = ()
+            if func._schema.is_mutable:
+                known = tuple(
+                    arg.name if arg.kwarg_only else i
+                    for i, arg in enumerate(func._schema.arguments)
+                    if arg.alias_info is not None and arg.alias_info.is_write
+                )
+            self._writes[func] = known
+        return known
+
+    # -- attention kernels -----------------------------------------------------------------------------------------
+
+    def _run_kernel(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        named = _bind(func, args, kwargs)
+        site = self.sites.here()
+        nodes = {name: self.store.node(value) for name, value in named.items() if isinstance(value, torch.Tensor)}
+        # The query of a fast path of torch's modules is what they project.
+        takes_q = name not in ops.NATIVE
+        output = self._run_enlarged(func, named, site, args, kwargs) if takes_q else func(*args, **kwargs)
+        results = [x for x in (output if isinstance(output, (tuple, list)) else (output,)) if _is_tensor(x)]
+        self.listener.kernel(KernelCall(func._schema.name, named, nodes, results[0], site))
+        for result in results:
+            self._guard(functools.partial(self.store.new_root, name, result))
+        return output
+
+    def _run_enlarged(self, func: Any, named: dict[str, Any], site: str, args: Any, kwargs: Any) -> Any:
+        factor = self.listener.enlarge(site)
+        if factor is None:
+            return func(*args, **kwargs)
+        q = named["query"] = named["query"] * factor
+        return func(q, *args[1:], **kwargs) if args else func(**{**kwargs, "query": q})
+
+    def _enlarged(self, name: str, args: Any) -> Any:
+        left, _ = ops.CONTRACTIONS[name]
+        a, b = args[left], args[left + 1]
+        if self.classifier.is_product(a, b):
+            factor = self.listener.enlarge(self.sites.here())
+            if factor is not None:
+                return (*args[:left], a * factor, *args[left + 1 :])
+        return args
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _has_nested(args: Any) -> bool:
+    return any(isinstance(arg, torch.Tensor) and arg.is_nested for arg in args)
+
+
+def _base_name(func: Any) -> str:
+    name = str(func._schema.name).split("::")[1]
+    return name[:-1] if name.endswith("_") and not name.startswith("__") else name
+
+
+def _bind(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Arguments by the names of the operator's schema."""
+    names = [argument.name for argument in func._schema.arguments]
+    return {**dict(zip(names, args, strict=False)), **kwargs}

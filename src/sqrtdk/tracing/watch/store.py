@@ -1,0 +1,225 @@
+"""The store of nodes: one for every live tensor, found by the tensor itself, and kept right under writes in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
+
+from sqrtdk.tracing.classify.weights import overwritten
+from sqrtdk.tracing.watch.events import Weighing
+from sqrtdk.tracing.watch.graph import Node, Root, Weights, alias, origin
+from sqrtdk.tracing.watch.sites import Sites
+
+_SWEEP = 4096  # new tensors between two clean-ups of dead references
+
+
+class Store:
+    """Nodes by tensor. Tensors are held weakly, so that a trace keeps nothing alive that the model lets go."""
+
+    def __init__(self, model: nn.Module | None, sites: Sites) -> None:
+        self.weighings: WeakSet[Weighing] = WeakSet()
+        self._sites = sites
+        self._nodes: Any = WeakTensorKeyDictionary()
+        self._valued: WeakSet[Node] = WeakSet()
+        self._held: list[Tensor] = []  # module tensors: their ids must stay theirs
+        self._constants: dict[int, str] = {}
+        self._sharing: dict[int, list[TensorWeakRef]] = {}  # tensors by storage
+        self._loose: list[TensorWeakRef] = []  # made inside the block, but in no module call
+        self._puts = 0
+        if model is not None:
+            for name, tensor in _module_tensors(model):
+                self._held.append(tensor)
+                self._constants[id(tensor)] = name
+
+    def close(self) -> None:
+        """Drop every tensor."""
+        self._nodes = WeakTensorKeyDictionary()
+        self._sharing.clear()
+        self._loose.clear()
+        self._held.clear()
+        self._constants.clear()
+
+    def put(self, tensor: Tensor, node: Node) -> None:
+        """Note that `tensor` is now `node`."""
+        self._nodes[tensor] = node
+        if tensor.is_nested:
+            return
+        self._sharing.setdefault(_storage(tensor), []).append(TensorWeakRef(tensor))
+        self._puts += 1
+        if self._puts % _SWEEP == 0:
+            shared = {key: _alive(refs) for key, refs in self._sharing.items()}
+            self._sharing = {key: refs for key, refs in shared.items() if refs}
+            self._loose = _alive(self._loose)
+
+    def is_node(self, tensor: Tensor, node: Node) -> bool:
+        """Whether `tensor` is known as `node`."""
+        return bool(self._nodes.get(tensor) is node)
+
+    def node(self, tensor: Tensor) -> Node:
+        """The node of `tensor`; one that comes from outside the trace gets a leaf."""
+        node: Node | None = self._nodes.get(tensor)
+        return node if node is not None else self._leaf(tensor)
+
+    def _leaf(self, tensor: Tensor) -> Node:
+        """A tensor from outside the trace: a parameter or attribute of the model, a constant, or an input."""
+        shape = shape_of(tensor)
+        label = self._constants.get(id(tensor)) or self._cast_label(tensor)
+        if label is not None or isinstance(tensor, nn.Parameter):
+            kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
+            node = Node(kind, shape, label=label or "")
+        elif not tensor.is_floating_point() and not tensor.is_complex():
+            node = Node("input", shape, external=True)
+        elif tensor.is_nested or tensor.numel() <= 1 or tensor.dim() < 2:
+            # A row of numbers is a literal of the code (rotary factors), not hidden states.
+            node = Node("constant", shape)
+        else:
+            node = Node("input", shape, act=True, site=self._sites.here())
+            node.make_root(Root(), alias(tensor))
+            self._valued.add(node)
+        self.put(tensor, node)
+        return node
+
+    def _cast_label(self, tensor: Tensor) -> str | None:
+        """Name of the parameter that autocast cast to this tensor before the trace began, and kept in its cache."""
+        cast = tensor.grad_fn
+        if cast is None or cast.name() != "ToCopyBackward0":
+            return None
+        parameter = getattr(cast.next_functions[0][0], "variable", None)
+        return self._constants.get(id(parameter))
+
+    def forget(self, tensor: Tensor) -> None:
+        """Let `tensor` be a leaf when it is next seen."""
+        self._nodes.pop(tensor, None)
+
+    def loosen(self, tensor: Tensor) -> None:
+        """Note that `tensor` was made in no module call: it may turn out to be an input."""
+        self._loose.append(TensorWeakRef(tensor))
+
+    def forget_inputs(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """An outermost module call begins: what was made before it is an input of it.
+
+        A part of the model that is called by itself may be a step of a method of the model (`model.forward(x)`):
+        what that method has computed from its inputs goes on.
+        """
+        loose = [tensor for ref in self._loose if (tensor := ref()) is not None]
+        if self._sites.names.get(id(module)):
+            arguments = {id(arg) for arg in args}
+            loose = [x for x in loose if id(x) in arguments and not self.node(x).act]
+        else:
+            self._loose.clear()
+        for tensor in loose:
+            self.forget(tensor)
+
+    def constant(self, tensor: Tensor) -> None:
+        """Note that `tensor` is a literal of the code, not an input."""
+        self._nodes[tensor] = Node("constant", shape_of(tensor))
+
+    def new_root(self, op: str, tensor: Tensor, label: str = "") -> Node:
+        """A root for what an opaque operation gave."""
+        node = Node(op, shape_of(tensor), act=True, site=self._sites.here(), label=label)
+        node.make_root(Root(), alias(tensor))
+        self._valued.add(node)
+        self.put(tensor, node)
+        return node
+
+    def cut(
+        self,
+        node: Node,
+        tensor: Tensor,
+        source: Node | None = None,
+        *,
+        width: int | None = None,
+        additive: bool = False,
+    ) -> None:
+        """End the lineage here: `node` is a root that keeps its values; `source` is what a projection read."""
+        root = Root(width=width, additive=additive)
+        if source is not None:
+            start = origin(source)
+            earlier = (frozenset({r.serial}) | r.root.lineage for r in start.roots if r.root is not None)
+            root = replace(root, source=start.serial, lineage=frozenset({start.serial}).union(*earlier))
+        node.make_root(root, alias(tensor))
+        self._valued.add(node)
+
+    def keep(self, node: Node, tensor: Tensor) -> None:
+        """Keep the values of `node`."""
+        node.value = alias(tensor)
+        self._valued.add(node)
+
+    # -- writes in place -------------------------------------------------------------------------------------------
+
+    def save_before_write(self, written: tuple[int | str, ...], args: Any, kwargs: Any) -> None:
+        """Values that a later reading needs are copied before an operation overwrites their storage."""
+        for key in written:
+            tensor = args[key] if isinstance(key, int) and key < len(args) else kwargs.get(str(key))
+            if not isinstance(tensor, Tensor) or tensor.is_meta:
+                continue
+            storage = _storage(tensor)
+            for node in list(self._valued):
+                if node.value is not None and _storage(node.value) == storage:
+                    node.value = node.value.clone()
+            for weighing in list(self.weighings):
+                if not weighing.entry.attention and _storage(weighing.logits) == storage:
+                    weighing.logits = weighing.logits.clone()
+                if not weighing.entry.attention and _storage(weighing.weights) == storage:
+                    weighing.weights = weighing.weights.clone()
+
+    def note_write(self, written: tuple[int | str, ...], args: Any, kwargs: Any) -> None:
+        """Other tensors on the written storage changed as well: they now descend from the write too."""
+        for key in written:
+            tensor = args[key] if isinstance(key, int) and key < len(args) else kwargs.get(str(key))
+            if not isinstance(tensor, Tensor):
+                continue
+            new = self.node(tensor)
+            refs = self._sharing.get(_storage(tensor), [])
+            for other in {id(t): t for ref in refs if (t := ref()) is not None}.values():
+                old = self._nodes.get(other)
+                if other is tensor or old is None or old is new or _storage(other) != _storage(tensor):
+                    continue
+                if not new.act and old.weights is None:
+                    continue
+                if other.shape == tensor.shape and other.data_ptr() == tensor.data_ptr():
+                    self._nodes[other] = new
+                    continue
+                both = Node("overwrite", tuple(other.shape), args=(old, new), act=True, site=self._sites.here())
+                both.roots = old.roots | new.roots
+                both.products = old.products | new.products
+                if old.weights is not None:
+                    both.weights = Weights(old.weights.weighing, overwritten(old, new, tensor))
+                self._nodes[other] = both
+
+
+def _alive(refs: list[TensorWeakRef]) -> list[TensorWeakRef]:
+    return [ref for ref in refs if ref() is not None]
+
+
+def _storage(tensor: Tensor) -> int:
+    if tensor.layout not in (torch.strided, torch.jagged):  # a sparse tensor has none of its own
+        return id(tensor)
+    return int(tensor.untyped_storage()._cdata)
+
+
+def shape_of(tensor: Tensor) -> tuple[int, ...]:
+    """Nested tensors have none."""
+    return () if tensor.is_nested else tuple(tensor.shape)
+
+
+def _module_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters, buffers, and tensors that modules keep as plain attributes, one level of containers deep."""
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+    for path, module in model.named_modules():
+        for key, item in vars(module).items():
+            if key.startswith("_") and key in ("_parameters", "_buffers", "_modules"):
+                continue
+            if isinstance(item, Tensor):
+                yield f"{path}.{key}".lstrip("."), item
+            elif isinstance(item, (list, tuple, dict)):
+                for inner in item.values() if isinstance(item, dict) else item:
+                    if isinstance(inner, Tensor):
+                        yield f"{path}.{key}".lstrip("."), inner

@@ -1,0 +1,26 @@
+"""A copy of the package with an error in it, for another process."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+from pathlib import Path
+
+import sqrtdk
+from changes import Planted
+from token_changes import changed_text
+from tree_changes import changed_tree
+
+HOME = Path(sqrtdk.__file__).parent
+
+
+def changed_code(text: str, planted: Planted) -> str:
+    """The file's text with the error in it; of Python, without its comments."""
+    return ast.unparse(changed_tree(text, planted)) if planted.file.endswith(".py") else changed_text(text, planted)
+
+
+def planted_copy(planted: Planted, folder: Path) -> None:
+    """Copy the package into the folder, the error in it."""
+    shutil.copytree(HOME, folder / "sqrtdk", ignore=shutil.ignore_patterns("__pycache__"))
+    file = folder / "sqrtdk" / planted.file
+    file.write_text(changed_code(file.read_text(), planted))

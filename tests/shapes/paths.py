@@ -1,0 +1,197 @@
+"""Calls that reach every function of the package whose annotations hold shapes; nothing is compared here."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import nn_cases
+import positions_cases
+import torch
+from cases import CASES, TABLES, Case, as_leaves
+from parts import SHAPES
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import sqrtdk
+from kernel_here import unable
+from sqrtdk import AuxRequest, positions, scales, stats, theory
+from sqrtdk.errors import UnsupportedError
+from sqrtdk.impl import tiled
+from sqrtdk.impl.choice import IMPLEMENTATIONS
+from sqrtdk.impl.kernel import load, operators
+from sqrtdk.nn import ScaledDotProductAttention
+from sqrtdk.stats import _sweep, tiles
+
+Run = Callable[[], Any]
+_KEPT: list[torch.library.Library] = []  # operators go with their library
+
+
+def every_path() -> Iterator[tuple[str, Run]]:
+    """Names and calls; tiny ones are several blocks."""
+    tiled.block_rows = lambda call: 5
+    _sweep.TILE, _sweep.WIDTH = 120, 6
+    tiles.SCATTER_COST = 0.0
+    if unable():
+        stand_in()
+    return chain(_battery(), _modules(), OTHERS.items())
+
+
+def stand_in() -> None:
+    """Operators in place of the compiled kernel's, by their schema: results of the right shapes, and no numbers."""
+    source = (Path(operators.__file__).parent / "attention.cpp").read_text()
+    library = torch.library.Library("sqrtdk_cpu", "DEF")
+    for text, function in zip(
+        re.findall(r'm\.def\(((?:\s*"[^"]*")+)\)', source), (operators._shapes, operators._gradient_shapes), strict=True
+    ):
+        schema = "".join(re.findall(r'"([^"]*)"', text))
+        library.define(schema)
+        library.impl(schema.partition("(")[0], function, "CPU")
+    operators.register()
+    load._reason = None
+    _KEPT.append(library)
+
+
+def compact() -> list[Case]:
+    """Few cases of the battery, which hold every value of every factor but the dtype, on which no shape depends."""
+    factors = {"shape": SHAPES} | TABLES
+    missing = {(name, value) for name, values in factors.items() for value in values}
+    picked = []
+    for least in (5, 4, 3, 2, 1):
+        for case in CASES:
+            new = {(name, getattr(case, name)) for name in factors} & missing
+            if len(new) >= least:
+                picked.append(replace(case, dtype="f64" if len(picked) % 4 == 0 else "f32"))
+                missing -= new
+    return [*picked, replace(picked[0], dtype="bf16")]
+
+
+def _battery() -> Iterator[tuple[str, Run]]:
+    for case in compact():
+        for impl in ("auto", *IMPLEMENTATIONS):
+            yield f"{impl} {case.id}", partial(_attention, case, impl)
+        yield f"measure {case.id}", partial(_measure, case)
+
+
+def _attention(case: Case, impl: str) -> None:
+    leaves = as_leaves(case.leaves(), case.torch_dtype)
+    for name in case.added if impl == "cpu" else ():
+        leaves[name].requires_grad_(False)
+    try:
+        sqrtdk.attention(**case.given(leaves), impl=impl).float().sum().backward()
+        with torch.no_grad():
+            sqrtdk.attention(**case.given(leaves), impl=impl, return_aux=AuxRequest.all())
+    except UnsupportedError:
+        pass  # the battery knows which implementation runs which case
+
+
+def _measure(case: Case) -> None:
+    arguments = case.given(as_leaves(case.leaves(), case.torch_dtype, False))
+    for name in ("value", "sinks"):
+        arguments.pop(name, None)
+    rows = sqrtdk.measure(**arguments)
+    sqrtdk.measure(**arguments, rows=2)
+    if rows.n.ndim > 1:
+        stats.head_stats(rows)
+        stats.row_summary(rows.max)
+
+
+def _modules() -> Iterator[tuple[str, Run]]:
+    for name, case in nn_cases.CASES.items():
+        yield f"nn {name}", partial(_module, case)
+    for name in positions_cases.CASES:
+        yield f"term {name}", partial(_term, name)
+
+
+def _module(case: nn_cases.Case) -> None:
+    module, inputs = case.make(), case.inputs()
+    module(*inputs)
+    module(*inputs, is_causal=True, return_aux=AuxRequest.all())
+
+
+def _term(name: str) -> None:
+    positions_cases.made(name).term(*positions_cases.block())
+
+
+def _masks() -> None:
+    for options in ({}, {"add_zero_attn": True}):
+        module = nn_cases.multi_head(**options)
+        x = nn_cases.model_in()
+        length, heads = nn_cases.LENGTH, nn_cases.HEADS
+        padding = torch.ones(2, length, dtype=torch.bool)
+        for mask in (torch.ones(length, length).tril().log(), torch.ones(2 * heads, length, length).bool()):
+            for is_causal in (False, True):
+                module(*x, key_padding_mask=padding, attn_mask=mask, is_causal=is_causal)
+    x = torch.randn(nn_cases.LENGTH, nn_cases.MODEL)
+    module(x, x, x, key_padding_mask=padding[0], average_attn_weights=False)
+
+
+def _unclean() -> None:
+    q, k, v = torch.randn(3, 2, 2, 5, 4)
+    k[..., 0, :] = v[..., 0, :] = math.nan
+    mask = torch.arange(5) > 0
+    for impl in ("dense", "tiled"):
+        sqrtdk.attention(q, k, v, mask, impl=impl, sinks=torch.zeros(2, 5, 1))
+    ScaledDotProductAttention(4)(q, k, v, mask, need_weights=True)
+
+
+def _rotations() -> None:
+    q, k = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 7, 8)
+    positions.rope(q, k, positions=torch.arange(10).view(2, 5), rotary_dim=4)
+    positions.rope(q[0, 0], k[0, 0], layout="interleaved")
+    positions.yarn(q, q, factor=4.0, original_length=16, positions=torch.rand(5))
+
+
+def _statistics() -> None:
+    q, k = torch.randn(2, 4, 6, 8), torch.randn(2, 2, 6, 8)
+    mask, bias = torch.rand(6, 6) > 0.2, torch.randn(4, 1, 6)
+    for options in (
+        {},
+        {"visible": mask},
+        {"bias": bias, "is_causal": True},
+        {"float_mask": mask.log(), "softcap": 3.0},
+    ):
+        stats.head_stats_from_qk(q, k, scale=0.5, future=True, **options)
+        stats.attention_row_stats(q, k, k, scale=torch.rand(6, 1), **options)
+    logits = torch.randn(2, 4, 6, 6)
+    stats.head_stats_from_logits(logits, mask, future=True)
+    rows = stats.row_stats(logits[0, 0], mask[0]).merge(stats.row_stats(logits[0, 0]))
+    assert rows.l.shape == rows.c3.shape == (6,)
+
+
+def _scales() -> None:
+    q, k = torch.randn(2, 2, 6, 8), torch.randn(2, 1, 6, 8)
+    theory.scale_from_entropy(q, k, 1.0, is_causal=True)
+    theory.scale_from_entropy(q, k, [1.0, 1.1], visible=torch.ones(6, 6).bool(), per_head=True)
+    scales.log_n().beta(scales.sizes(8, visible=torch.tensor([3])))
+    theory.logit_distribution(16).log_above(3.0)
+
+
+def _without_data() -> None:
+    with FakeTensorMode():
+        q, v = torch.empty(2, 4, 6, 8, requires_grad=True), torch.empty(2, 2, 6, 3)
+        k = v[..., :1].expand(2, 2, 6, 8)
+        sqrtdk.attention(q, k, v, enable_gqa=True, impl="cpu").sum().backward()
+
+
+def _twice() -> None:
+    q, k, v = torch.randn(3, 2, 2, 5, 4).requires_grad_()
+    output = sqrtdk.attention(q, k, v, impl="cpu", sinks=torch.zeros(2))
+    (gradient,) = torch.autograd.grad(output.sum(), q, create_graph=True)
+    gradient.sum().backward()
+
+
+OTHERS: dict[str, Run] = {
+    "masks of a module": _masks,
+    "unclean": _unclean,
+    "rotations": _rotations,
+    "statistics": _statistics,
+    "scales": _scales,
+    "without data": _without_data,
+    "twice": _twice,
+}

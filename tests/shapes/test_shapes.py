@@ -1,0 +1,29 @@
+"""The shapes in annotations are true: every annotated function runs with them checked."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+CHILD = Path(__file__).parent / "run_checked.py"
+
+
+def test_shapes_are_those_of_the_annotations() -> None:
+    """In one process of its own, as the package is loaded with its functions wrapped."""
+    done = subprocess.run([sys.executable, str(CHILD)], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert len(answer["right"]) > 150
+    errors = {name: error for name, error in answer["right"].items() if error}
+    assert not errors, "\n\n".join(f"{name}: {error}" for name, error in errors.items())
+    assert answer["never called"] == []
+
+    unrefused = {name: error for name, error in answer["wrong shapes"].items() if "TypeCheckError" not in error}
+    assert unrefused == {}
+    *unlike, unknown = answer["wrong annotations"].items()
+    for function, error in unlike:
+        assert error.startswith("TypeCheckError"), (function, error)
+        assert function in error
+    assert unknown[1] == "NameError: name 'Floats' is not defined"
