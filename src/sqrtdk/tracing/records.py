@@ -127,6 +127,7 @@ class AttentionCall:
     unknown: tuple[str, ...] = ()  # operations that the lineage could not follow
     stats: HeadStats | None = None
     stats_reason: str | None = None  # why stats is None
+    norm_gain: bool = False  # a gain for each channel, an operation of its own, followed the normalisation of q or k
     shared_qk: bool = False  # q and k are one and the same projection (Reformer), as far as it could be followed
 
 

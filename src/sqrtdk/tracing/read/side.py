@@ -39,6 +39,7 @@ class Side:
         stages: every step, in order.
         factors: multiplications on the way, nearest to the projection first.
         norm: normalisation after the projection.
+        norm_gain: a gain for each channel followed it.
         rope: a rotation was applied.
         growth: how many times each head was repeated (GQA).
         padding: zero columns added to the head dimension.
@@ -51,6 +52,7 @@ class Side:
     stages: tuple[Stage, ...] = ()
     factors: tuple[Factor, ...] = ()
     norm: str | None = None
+    norm_gain: bool = False
     rope: bool = False
     growth: int = 1
     padding: int = 0
@@ -111,8 +113,9 @@ def _normalised(node: Node, where: str) -> Side | None:
     return Side(
         node.value,
         side.root,
-        (*side.stages, Stage(where, "norm", node.norm)),
-        norm=node.norm,
+        (*side.stages, Stage(where, "norm", node.norm.kind)),
+        norm=node.norm.kind,
+        norm_gain=node.norm.gain,
         folded_heads=side.folded_heads,
     )
 
@@ -198,7 +201,7 @@ def _multiplied(node: Node, main: Node, where: str) -> Side:
     value = node.operands.get(position)
     if side.norm and not side.factors and isinstance(other, Node) and other.shape[-1:] > (1,):
         # a gain for every channel belongs to the normalisation
-        return replace(side, basis=_with_gain(node.op, side.basis, value))
+        return replace(side, basis=_with_gain(node.op, side.basis, value), norm_gain=True)
     factor = read_factor(node, position, where, heads_axis=-3)
     if factor is None and value is not None and value.is_complex():
         amplitude = 1.0 if value.is_meta else float(value.abs().mean())
@@ -288,6 +291,7 @@ def _together(sides: Sequence[Side], *, basis: Tensor | None, root: Node | None 
         tuple(stage for side in sides for stage in side.stages),
         first.factors,
         norm=first.norm,
+        norm_gain=any(side.norm_gain for side in sides),
         rope=any(side.rope for side in sides),
         padding=padding,
         unknown=tuple(unknown),
