@@ -47,8 +47,9 @@ class Scale:
     """The effective scale: slope of the logits against q_proj(x) . k_proj(x), by two independent readings.
 
     `symbolic` multiplies the factors along the lineage; `numeric` regresses the real logits on the projections'
-    product. `effective` is the symbolic value where there is one, else the numeric one, else None. `ratio` is
-    effective * sqrt(head_dim). `reason` says why something could not be read, or that the readings disagree.
+    product. `effective` is the symbolic value where there is one, else the numeric one, else None; it is None where an
+    operation could not be followed. `ratio` is effective * sqrt(head_dim). `reason` says why something could not be
+    read, or that the readings disagree.
     """
 
     effective: float | None

@@ -129,7 +129,7 @@ def _rotated(node: Node, where: str) -> Side | None:
         return None
     tables = [(n, i) for n in between if n.op in ("mul", "addcmul") for i in table_positions(n)]
     rejoined = node.op in ("cat", "stack") and all(p.act for p in node.parents())
-    scaled = any(n.op in ("mul", "div") and not table_positions(n) for n in between)
+    scaled = any(n.op in ("mul", "div") and not table_positions(n) and n.number(1) != 1.0 for n in between)
     if not tables and (scaled or not rejoined):
         return None
     side = follow(source, where)
