@@ -97,9 +97,12 @@ def follow(node: Node, where: str) -> Side:
 def _start(node: Node, where: str) -> Side:
     detail = node.label or {"mm": "matmul", "addmm": "linear", "bmm": "einsum"}.get(node.op, node.op)
     projects = node.op in ops.CONTRACTIONS or node.op in ops.PROJECTIONS or node.op in ops.AFFINE
+    side = Side(node.value, node)
+    if side.start.additive:
+        return side.then(Stage(where, "input", "additive"), unknown=("additive",))
     opaque = node.is_root and not projects and node.op not in ("input", "add", "sub")
     stage = Stage(where, "projection" if projects else "input", detail)
-    return Side(node.value, node, (stage,), unknown=(node.op,) if opaque else ())
+    return side.then(stage, unknown=(node.op,) if opaque else ())
 
 
 # -- structures: several operations that are one step ------------------------------------------------------------------
@@ -110,14 +113,8 @@ def _normalised(node: Node, where: str) -> Side | None:
     if not node.norm or node.value is None:
         return None
     side = follow(min(node.roots, key=lambda n: n.serial), where)
-    return Side(
-        node.value,
-        side.root,
-        (*side.stages, Stage(where, "norm", node.norm.kind)),
-        norm=node.norm.kind,
-        norm_gain=node.norm.gain,
-        folded_heads=side.folded_heads,
-    )
+    stage = Stage(where, "norm", node.norm.kind)
+    return side.then(stage, basis=node.value, factors=(), norm=node.norm.kind, norm_gain=node.norm.gain)
 
 
 def _rotated(node: Node, where: str) -> Side | None:

@@ -1,8 +1,9 @@
 """The lineage graph: one small node for every tensor that an operation gave, linked to what it was made from.
 
-A node holds no tensor of its own, except where a later reading needs one: at roots (projections, inputs, sums of
-two branches) and at normalised q and k, where it holds an alias of the values. Nodes live as long as a tensor that
-descends from them, and roots cut the chain, so a trace holds about one block's activations.
+A node holds a tensor only where a later reading needs one: at roots (projections, inputs, sums of two branches) and at
+normalised q and k an alias of the values, elsewhere aliases of what they met (masks, biases, factors, tables). Nodes
+live as long as a tensor that descends from them, and roots cut the chain, so a trace holds about one block's
+activations.
 """
 
 from __future__ import annotations
