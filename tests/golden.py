@@ -43,12 +43,17 @@ def condensed(record: Any) -> Any:
     if {field.name for field in dataclasses.fields(record)} == {"where", "name", "detail"}:
         return " ".join(text for text in (record.where, record.name, record.detail) if text)
     left_out = MEASURED.get(type(record), set())
-    names = [field.name for field in dataclasses.fields(record) if field.name not in left_out]
-    values = {name: getattr(record, name) for name in names}
-    kept = {name: condensed(x) for name, x in values.items() if not (x is None or x is False or x in ((), ""))}
+    defaults = {field.name: field.default for field in dataclasses.fields(record) if field.name not in left_out}
+    names = [name for name, default in defaults.items() if _differs(record, name, default)]
+    kept = {name: condensed(getattr(record, name)) for name in names}
     if "reason" in kept:
         kept["reason"] = _NUMBER.sub("#", kept["reason"])
     return kept
+
+
+def _differs(record: Any, name: str, default: Any) -> bool:
+    value = getattr(record, name)
+    return type(value) is not type(default) or value != default
 
 
 def told(run: Trace) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Attention written in seven styles, each with the right scale or with one of the eight mistakes planted in it.
+"""Attention written in seven styles, each with the right scale or with one of the nine mistakes planted in it.
 
 A style is how an engineer writes the attention; a mistake is what went wrong with its scale. `planted(style,
 mistake)` builds a stack of three such layers; `None` is the healthy one.
@@ -28,6 +28,7 @@ PLANTED = (
     "padded_head",
     "length_factor",
     "layer_index",
+    "cosine",
 )
 
 SCALES = {
@@ -92,6 +93,8 @@ class Attention(nn.Module):
         q, k, v = self._project(x)
         if self.style == "qk_norm":
             q, k = self.q_norm(q), self.k_norm(k)
+        if self.mistake == "cosine":
+            q, k = functional.normalize(q, dim=-1), functional.normalize(k, dim=-1)
         if self.style == "rope":
             q, k = _rotate(q), _rotate(k)
         factor = self._factor()

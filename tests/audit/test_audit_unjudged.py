@@ -282,3 +282,26 @@ def test_the_command_line_takes_it(tmp_path: Path) -> None:
     assert (document["fail_on"], document["exit_code"]) == ("unmeasured", 1)
     assert [finding["rule"] for finding in document["findings"]] == ["unmeasured"]
     assert "1 attention not judged" in strict.stderr
+
+
+@torch.library.custom_op("sqrtdk_tests::times", mutates_args=())
+def times(x: Tensor, factor: float) -> Tensor:
+    """An opaque factor."""
+    return x * factor
+
+
+@pytest.mark.parametrize("factor", [1.0, 8**0.5, 8**-0.5])
+def test_a_slope_over_an_unknown_operation_is_no_verdict(factor: float) -> None:
+    """Neither the textbook's slope nor a mistake's is believed alone."""
+
+    def attend(q, k, v, mask):
+        return times(q @ k.mT * 8**-0.5, factor).softmax(-1) @ v
+
+    with torch.no_grad():
+        report = check(Attention(attend), (torch.randn(2, 12, 32),))
+    (call,) = report.calls
+    assert (call.verdict, call.mistake) == ("unmeasured", None)
+    assert call.call.scale.numeric == pytest.approx(factor * 8**-0.5, rel=1e-3)
+    assert call.call.formula == "softmax(unknown(times)(0.3536 * q.k))"
+    assert [f.severity for f in report.findings if f.rule == "unmeasured"] == ["warn"]
+    assert report.exit_code == 0

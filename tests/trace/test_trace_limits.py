@@ -168,14 +168,14 @@ def test_an_autograd_function_hides_nothing() -> None:
     ],
     ids=["q", "k", "product", "logits"],
 )
-def test_an_opaque_factor_is_named_and_measured(logits: Callable[[Tensor, Tensor], Tensor]) -> None:
+def test_an_opaque_factor_is_named_and_its_slope_is_no_scale(logits: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """One reading is not enough: the slope is recorded, and nothing is judged by it alone."""
     (call,) = run(logits).calls
     assert call.unknown == ("doubled",)
     assert "unknown(doubled)" in call.formula
-    assert call.scale.symbolic is None
-    assert call.scale.agree is None
-    assert call.scale.effective == call.scale.numeric == pytest.approx(0.5, rel=SLOPE)
-    assert "doubled" in (call.scale.reason or "")
+    assert (call.scale.symbolic, call.scale.agree, call.scale.effective, call.scale.ratio) == (None,) * 4
+    assert call.scale.numeric == pytest.approx(0.5, rel=SLOPE)
+    assert call.scale.reason == "the lineage could not follow doubled"
     assert ("unknown", "doubled") in [(stage.name, stage.detail) for stage in call.stages]
 
 

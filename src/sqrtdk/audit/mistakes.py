@@ -155,6 +155,15 @@ MISTAKES: dict[str, Mistake] = {
             excuse="the config",
         ),
         Mistake(
+            name="cosine",
+            scale="1/sqrt(d)",
+            ratio="1",
+            summary="q and k have unit length, and were divided all the same",
+            happened="a cosine, at most 1 already, was divided by sqrt(head_dim): the softmax is nearly uniform",
+            fix="multiply the cosine by a learned gain or by sqrt(head_dim), or drop the normalisation of q and k",
+            excuse="the config",
+        ),
+        Mistake(
             name=UNKNOWN,
             happened="nothing declares or explains it",
             fix="compare the factors along the lineage with what the model's paper or config says",

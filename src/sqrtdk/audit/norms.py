@@ -68,6 +68,11 @@ def norm_rule(call: AttentionCall, effective: tuple[float, ...], attributes: tup
     return None
 
 
+def divided_cosine(call: AttentionCall) -> bool:
+    """Whether the product is a cosine: q and k have unit length, and no channel a gain of its own."""
+    return normalised(call) == "l2" and not call.norm_gain
+
+
 def cosine_gain(call: AttentionCall, effective: tuple[float, ...]) -> str | None:
     """The rule that admits a fixed gain on the cosine of q and k, or None.
 

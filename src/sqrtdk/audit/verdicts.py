@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,7 @@ from sqrtdk.audit.input_gains import gained_by_inputs, without_input_gains
 from sqrtdk.audit.layers import layer_of, layer_pattern, ranks, siblings_text, strangers
 from sqrtdk.audit.learned_gain import gain_text, learned_gain, mistake_beside_gain
 from sqrtdk.audit.mistakes import UNKNOWN, name_mistake
-from sqrtdk.audit.norms import cosine_gain, norm_rule
+from sqrtdk.audit.norms import cosine_gain, divided_cosine, norm_rule
 from sqrtdk.audit.probe import Key, Probe
 from sqrtdk.audit.proportional import by_argument
 from sqrtdk.audit.records import JudgedCall
@@ -121,6 +122,8 @@ def _by_own_factors(call: AttentionCall, effective: tuple[float, ...]) -> Judged
     """The textbook's scale, or a learned gain with what stands beside it."""
     textbook, learned = inverse_root(call.head_dim), learned_gain(call)
     if matches(effective, (textbook,)):
+        if divided_cosine(call):
+            return JudgedCall(call, "unexplained", "cosine", expected=math.sqrt(call.head_dim))
         return JudgedCall(call, "exact", expected=textbook)
     if learned is None:
         return None

@@ -47,8 +47,9 @@ class Scale:
     """The effective scale: slope of the logits against q_proj(x) . k_proj(x), by two independent readings.
 
     `symbolic` multiplies the factors along the lineage; `numeric` regresses the real logits on the projections'
-    product. `effective` is the symbolic value where there is one, else the numeric one, else None. `ratio` is
-    effective * sqrt(head_dim). `reason` says why something could not be read, or that the readings disagree.
+    product. `effective` is the symbolic value where there is one, else the numeric one, else None; it is None where an
+    operation could not be followed. `ratio` is effective * sqrt(head_dim). `reason` says why something could not be
+    read, or that the readings disagree.
     """
 
     effective: float | None
@@ -127,6 +128,7 @@ class AttentionCall:
     unknown: tuple[str, ...] = ()  # operations that the lineage could not follow
     stats: HeadStats | None = None
     stats_reason: str | None = None  # why stats is None
+    norm_gain: bool = False  # a gain for each channel, an operation of its own, followed the normalisation of q or k
     shared_qk: bool = False  # q and k are one and the same projection (Reformer), as far as it could be followed
 
 

@@ -67,7 +67,7 @@ class Trace:
             self._model,
             self._sites,
             Listener(self._eager, self._kernel, self._miss, self._factor),
-            KERNELS,
+            {op: kernel.query for op, kernel in KERNELS.items()},
             products=self._stats,
         )
         with contextlib.ExitStack() as stack:
@@ -110,7 +110,7 @@ class Trace:
         self._guard(site, read)
 
     def _kernel(self, call: KernelCall) -> None:
-        self._guard(call.site, lambda: self._add(KERNELS[call.op](call)))
+        self._guard(call.site, lambda: self._add(KERNELS[call.op].read(call)))
 
     def _guard(self, site: str, read: Callable[[], None]) -> None:
         """A reading that fails must not stop the model: it is listed as not measured."""
@@ -125,9 +125,9 @@ class Trace:
 
     def _add(self, reading: Reading) -> None:
         index = self._counts[reading.site]
-        self._counts[reading.site] += 1
         module_class = self._sites.classes.get(reading.site, "")
         self._calls.append(finish(reading, index, module_class, measure_stats=self._stats, measure_slope=self._numeric))
+        self._counts[reading.site] += 1
 
     def _factor(self, site: str) -> float | None:
         if not self._enlarge:

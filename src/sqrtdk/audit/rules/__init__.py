@@ -5,6 +5,7 @@ from __future__ import annotations
 from sqrtdk.audit.context import Rule
 from sqrtdk.audit.rules import (
     declared_vs_actual,
+    dropout,
     eager_vs_sdpa,
     entropy,
     flat,
@@ -26,6 +27,7 @@ RULES: dict[str, Rule] = {
     "unmeasured": unmeasured.check,
     "mask_audit": mask_audit.check,
     "unused": unused.check,
+    "dropout": dropout.check,
     "max_logit": max_logit.check,
     "range_forecast": range_forecast.check,
     "saturation": saturation.check,

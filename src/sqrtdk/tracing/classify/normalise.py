@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node
+from sqrtdk.tracing.watch.graph import Node, Norm
 
 _REDUCTIONS = frozenset({"mean", "var", "linalg_vector_norm", "norm", "sum"})
 
@@ -15,7 +16,7 @@ def normalise(node: Node, active: Sequence[Node]) -> None:
     name = node.op
     reduced = bool(node.shape) and node.shape[-1] == 1 and bool(active[0].shape) and active[0].shape[-1] > 1
     if name in ops.NORMS:
-        node.norm = ops.NORMS[name]
+        node.norm = Norm(ops.NORMS[name])
     elif name in _REDUCTIONS and reduced and not active[0].size:
         node.size = "rms" if name in ("mean", "var") else "l2"
     elif name in ("mul", "div"):
@@ -29,11 +30,11 @@ def normalise(node: Node, active: Sequence[Node]) -> None:
 def _multiplied(node: Node, active: Sequence[Node]) -> None:
     sizes = [p for p in active if p.size]
     if sizes and len(sizes) < len(active):
-        node.norm = sizes[0].size
+        node.norm = Norm(sizes[0].size or "")
     elif sizes:
         node.size = sizes[0].size
     elif len(active) == 1 and active[0].norm and node.op == "mul" and _is_gain(node):
-        node.norm = active[0].norm
+        node.norm = replace(active[0].norm, gain=True)
 
 
 def _is_gain(node: Node) -> bool:

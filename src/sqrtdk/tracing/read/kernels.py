@@ -6,6 +6,7 @@ A reader takes the call, with the arguments by the names of the operator's schem
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from sqrtdk.tracing.read.fused import read_fused
 from sqrtdk.tracing.read.native import read_native
@@ -14,8 +15,16 @@ from sqrtdk.tracing.read.reading import Reading
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.events import KernelCall
 
-KERNELS: dict[str, Callable[[KernelCall], Reading]] = {
-    **{f"aten::{name}": read_fused for name in ops.FUSED},
-    **{f"aten::{name}": read_native for name in ops.NATIVE},
-    ops.OWN: read_own,
+
+class Kernel(NamedTuple):
+    """A reader, and the name of the argument that is q; None where the operation projects q itself."""
+
+    read: Callable[[KernelCall], Reading]
+    query: str | None = "query"
+
+
+KERNELS: dict[str, Kernel] = {
+    **{f"aten::{name}": Kernel(read_fused) for name in ops.FUSED},
+    **{f"aten::{name}": Kernel(read_native, None) for name in ops.NATIVE},
+    ops.OWN: Kernel(read_own),
 }

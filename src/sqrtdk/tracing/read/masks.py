@@ -85,7 +85,8 @@ def read_addend(
     if hidden is None and _is_zero_one(added) and not _learned(node):
         return (Bias(ZERO_ONE, addend),)
     bias = bias_name(added, hidden)
-    steps: list[Step] = [] if bias is None else [Bias(bias, addend)]
+    rest = addend if hidden is None else Placed(added.masked_fill(hidden, 0.0), views, shape)
+    steps: list[Step] = [] if bias is None else [Bias(bias, rest)]
     if hidden is not None:
         steps.append(Hide("float", fill, Placed(~hidden, views, shape), beside_bias=bool(steps), source=node))
     return tuple(steps)

@@ -123,12 +123,15 @@ def _mask(call: KernelCall, layout: Layout, bias: Sequence[Step]) -> tuple[Hide 
     if mask is None and above is None and below is None:
         return None, None
     form = "implicit" if mask is None else "bool"
+    if mask is not None and mask.is_meta:
+        return Hide(form, -math.inf), None
     visible = None if mask is None else _shaped(mask, layout)
     name = bands.kind(*sizes, above, below)
     if name is not None and math.prod(sizes) > bands.LARGEST:
         reason = f"a window of {layout.rows} rows and {layout.columns} keys would have to be held as a mask"
         return Hide(form, -math.inf, name=name if alone else "mask"), reason
-    device = call.arguments["query"].device
+    query = call.arguments["query"]
+    device = torch.device("cpu") if query.is_meta else query.device
     if name is not None or visible is None:  # a window as wide as the matrix hides nothing
         window = (above, below) if name is not None else (None, None)
         band = bands.mask(*(sizes if name is not None else (1, 1)), *window, device)

@@ -36,7 +36,7 @@ def reach(visible: Tensor) -> dict[str, Any]:
 
 
 def pattern(visible: Tensor) -> str | None:
-    """Name the pattern of visible keys of (..., L, S): "causal", "window", ... or None where every key is distances."""
+    """Name the pattern of visible keys of (..., L, S): "causal", "window", ... or None where every key is seen."""
     if bool(visible.all()):
         return None
     if bool((visible == visible[..., :1, :]).all()):

@@ -39,6 +39,7 @@ class Side:
         stages: every step, in order.
         factors: multiplications on the way, nearest to the projection first.
         norm: normalisation after the projection.
+        norm_gain: a gain for each channel followed it.
         rope: a rotation was applied.
         growth: how many times each head was repeated (GQA).
         padding: zero columns added to the head dimension.
@@ -51,6 +52,7 @@ class Side:
     stages: tuple[Stage, ...] = ()
     factors: tuple[Factor, ...] = ()
     norm: str | None = None
+    norm_gain: bool = False
     rope: bool = False
     growth: int = 1
     padding: int = 0
@@ -95,9 +97,12 @@ def follow(node: Node, where: str) -> Side:
 def _start(node: Node, where: str) -> Side:
     detail = node.label or {"mm": "matmul", "addmm": "linear", "bmm": "einsum"}.get(node.op, node.op)
     projects = node.op in ops.CONTRACTIONS or node.op in ops.PROJECTIONS or node.op in ops.AFFINE
+    side = Side(node.value, node)
+    if side.start.additive:
+        return side.then(Stage(where, "input", "additive"), unknown=("additive",))
     opaque = node.is_root and not projects and node.op not in ("input", "add", "sub")
     stage = Stage(where, "projection" if projects else "input", detail)
-    return Side(node.value, node, (stage,), unknown=(node.op,) if opaque else ())
+    return side.then(stage, unknown=(node.op,) if opaque else ())
 
 
 # -- structures: several operations that are one step ------------------------------------------------------------------
@@ -108,13 +113,8 @@ def _normalised(node: Node, where: str) -> Side | None:
     if not node.norm or node.value is None:
         return None
     side = follow(min(node.roots, key=lambda n: n.serial), where)
-    return Side(
-        node.value,
-        side.root,
-        (*side.stages, Stage(where, "norm", node.norm)),
-        norm=node.norm,
-        folded_heads=side.folded_heads,
-    )
+    stage = Stage(where, "norm", node.norm.kind)
+    return side.then(stage, basis=node.value, factors=(), norm=node.norm.kind, norm_gain=node.norm.gain)
 
 
 def _rotated(node: Node, where: str) -> Side | None:
@@ -126,7 +126,7 @@ def _rotated(node: Node, where: str) -> Side | None:
         return None
     tables = [(n, i) for n in between if n.op in ("mul", "addcmul") for i in table_positions(n)]
     rejoined = node.op in ("cat", "stack") and all(p.act for p in node.parents())
-    scaled = any(n.op in ("mul", "div") and not table_positions(n) for n in between)
+    scaled = any(n.op in ("mul", "div") and not table_positions(n) and n.number(1) != 1.0 for n in between)
     if not tables and (scaled or not rejoined):
         return None
     side = follow(source, where)
@@ -198,7 +198,7 @@ def _multiplied(node: Node, main: Node, where: str) -> Side:
     value = node.operands.get(position)
     if side.norm and not side.factors and isinstance(other, Node) and other.shape[-1:] > (1,):
         # a gain for every channel belongs to the normalisation
-        return replace(side, basis=_with_gain(node.op, side.basis, value))
+        return replace(side, basis=_with_gain(node.op, side.basis, value), norm_gain=True)
     factor = read_factor(node, position, where, heads_axis=-3)
     if factor is None and value is not None and value.is_complex():
         amplitude = 1.0 if value.is_meta else float(value.abs().mean())
@@ -288,6 +288,7 @@ def _together(sides: Sequence[Side], *, basis: Tensor | None, root: Node | None 
         tuple(stage for side in sides for stage in side.stages),
         first.factors,
         norm=first.norm,
+        norm_gain=any(side.norm_gain for side in sides),
         rope=any(side.rope for side in sides),
         padding=padding,
         unknown=tuple(unknown),

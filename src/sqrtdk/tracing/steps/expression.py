@@ -27,7 +27,7 @@ class Expression:
 
     def __init__(self, product: str) -> None:
         self._inner = product
-        self._coefficient: float | None = 1.0
+        self._coefficient = 1.0
         self._symbols: list[str] = []
         self._terms = 1
         self._masks: list[str] = []
@@ -35,7 +35,7 @@ class Expression:
 
     def scale(self, factor: Factor) -> None:
         """Multiply all that is written, the masks too."""
-        self._settle(masks=True)
+        self.settle(masks=True)
         if factor.source == DATA:
             self._symbols.append(DATA)
         elif factor.per_head is not None or factor.learned:
@@ -43,31 +43,32 @@ class Expression:
         elif factor.value is None:
             self._symbols.append("?")
         else:
-            assert self._coefficient is not None
             self._coefficient *= factor.value
 
     def add(self, term: str) -> None:
         """Add a term."""
-        self._settle()
+        self.settle()
         self._add(term)
 
     def hide(self, mask: str) -> None:
         """Add a mask."""
-        self._settle()
+        self.settle()
         self._masks.append(mask)
 
     def wrap(self, function: str, *arguments: str) -> None:
         """Put what is written into a function, as its first argument."""
-        self._settle()
+        self.settle()
         self._become(f"{function}({', '.join([self._written(), *arguments])})")
 
     def cap(self, cap: float | None) -> None:
         """Put what is written, the masks too, through cap * tanh(. / cap)."""
-        self._settle(masks=True)
+        self.settle(masks=True)
         inner = self._written() if self._terms == 1 else f"({self._written()})"
-        self._become(f"tanh({inner} / {number(cap)})" if cap not in (None, 1.0) else f"tanh({self._written()})", cap)
+        self._become(f"tanh({inner} / {number(cap)})" if cap not in (None, 1.0) else f"tanh({self._written()})")
         if cap is None:
-            self._coefficient, self._symbols = 1.0, ["?"]
+            self._symbols = ["?"]
+        else:
+            self._coefficient = cap
 
     def lose(self, operation: str) -> None:
         """Note an operation that could not be followed; several in a row are written as one."""
@@ -75,10 +76,11 @@ class Expression:
 
     def text(self, last: Iterable[str] = ()) -> str:
         """The whole, with the masks and then `last` added, each once."""
-        self._settle()
+        self.settle()
         return " + ".join([self._written(), *dict.fromkeys([*self._masks, *last])])
 
-    def _settle(self, *, masks: bool = False) -> None:
+    def settle(self, *, masks: bool = False) -> None:
+        """End a run of operations that could not be followed; with `masks`, write the masks so far."""
         if self._unknown:
             self._become(f"unknown({', '.join(dict.fromkeys(self._unknown))})({self._written()})")
             self._unknown = []
@@ -91,12 +93,12 @@ class Expression:
         self._inner = f"{self._written()} + {term}"
         self._coefficient, self._symbols, self._terms = 1.0, [], self._terms + 1
 
-    def _become(self, inner: str, coefficient: float | None = 1.0) -> None:
-        self._inner, self._coefficient, self._symbols, self._terms = inner, coefficient, [], 1
+    def _become(self, inner: str) -> None:
+        self._inner, self._coefficient, self._symbols, self._terms = inner, 1.0, [], 1
 
     def _written(self) -> str:
         parts = list(self._symbols)
-        if self._coefficient is not None and self._coefficient != 1.0:
+        if self._coefficient != 1.0:
             parts.insert(0, number(self._coefficient))
         if not parts:
             return self._inner

@@ -76,6 +76,7 @@ def finish(
         ),
         terms=1 + sum(step.content for step in content),
         norm=query.norm or key.norm,
+        norm_gain=query.norm_gain or key.norm_gain,
         rope=query.rope or key.rope,
         softcap=next((step.cap for step in steps if isinstance(step, Softcap)), None),
         bias=next((step.name for _, step in biases), None),

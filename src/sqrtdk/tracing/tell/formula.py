@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from sqrtdk.tracing.read.reading import Reading
 from sqrtdk.tracing.read.side import Side
-from sqrtdk.tracing.steps import Sink, Step
+from sqrtdk.tracing.steps import Sink, Step, Unknown
 from sqrtdk.tracing.steps.expression import Expression
 
 
@@ -22,6 +22,8 @@ def write(reading: Reading, steps: Iterable[Step]) -> str:
         expression.scale(factor)
     sinks = []
     for step in steps:
+        if not isinstance(step, Unknown):
+            expression.settle()
         step.write(expression)
         sinks += ["sinks"] if isinstance(step, Sink) else []
     softmax = f"softmax({expression.text(sinks)})"

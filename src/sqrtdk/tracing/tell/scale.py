@@ -23,6 +23,9 @@ def tell_scale(
 ) -> Scale:
     """Bring the two readings together.
 
+    Where the value of a factor could not be read, the slope tells the scale. Where an operation could not be followed
+    it does not: what it did to the other logits is not known.
+
     Args:
         reading: the attention.
         factors: on q, on k and on the logits.
@@ -43,7 +46,7 @@ def tell_scale(
             if not agree:
                 reason = f"the two readings disagree: {symbolic:.4g} by the factors, {slope.value:.4g} by the logits"
     effective = symbolic
-    if symbolic is None and slope is not None:
+    if symbolic is None and slope is not None and not unknown:
         if slope.r_squared >= LINEAR:
             effective = slope.value
         else:

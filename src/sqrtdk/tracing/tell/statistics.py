@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sqrtdk.stats import CallStats, HeadStats, head_stats_from_logits, head_stats_from_qk
 from sqrtdk.tracing.read.reading import Logits, Reading, Vectors
-from sqrtdk.tracing.steps import Bias, Hide, Offset, Step, scaled_by
+from sqrtdk.tracing.steps import Bias, Offset, scaled_by
 from sqrtdk.tracing.tell.sight import Sight
 
 NO_DATA = "no data on the meta device"
@@ -47,23 +47,12 @@ def _of_vectors(operands: Vectors, sight: Sight) -> CallStats:
         operands.key,
         scale=operands.scale,
         softcap=operands.softcap,
-        bias=_added(sight.steps),
+        bias=next((s.addend.value for s in sight.steps if isinstance(s, Bias) and s.addend is not None), None),
         visible=visible if exists is None or visible is None else visible & exists,
         is_causal=sight.causal,
         future=sight.ahead,
     )
     return stats if exists is None else replace(stats, heads=_without_padding(stats.heads, exists))
-
-
-def _added(steps: tuple[Step, ...]) -> Tensor | None:
-    """What a bias puts on the visible logits; entries of the same tensor that hide their key are left to the mask."""
-    addend = next((step.addend for step in steps if isinstance(step, Bias) and step.addend is not None), None)
-    if addend is None:
-        return None
-    hide = next((step for step in steps if isinstance(step, Hide) and step.beside_bias), None)
-    if hide is None or hide.visible is None:
-        return addend.value
-    return addend.value.masked_fill(~hide.visible.value, 0.0)
 
 
 def _without_padding(heads: HeadStats, exists: Tensor) -> HeadStats:

@@ -1,8 +1,9 @@
 """The lineage graph: one small node for every tensor that an operation gave, linked to what it was made from.
 
-A node holds no tensor of its own, except where a later reading needs one: at roots (projections, inputs, sums of
-two branches) and at normalised q and k, where it holds an alias of the values. Nodes live as long as a tensor that
-descends from them, and roots cut the chain, so a trace holds about one block's activations.
+A node holds a tensor only where a later reading needs one: at roots (projections, inputs, sums of two branches) and at
+normalised q and k an alias of the values, elsewhere aliases of what they met (masks, biases, factors, tables). Nodes
+live as long as a tensor that descends from them, and roots cut the chain, so a trace holds about one block's
+activations.
 """
 
 from __future__ import annotations
@@ -49,6 +50,14 @@ class Product:
     largest: Tensor | None
 
 
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A normalisation, "rms", "layer", "l2" or "group", and whether a gain for each channel followed it."""
+
+    kind: str
+    gain: bool = False
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Weights:
     """Weights of a softmax, and what they went through since.
@@ -88,7 +97,7 @@ class Node:
         root: set where a lineage starts.
         product: set where queries met keys.
         weights: set where it carries the weights of a softmax.
-        norm: "rms", "layer", "l2" where this node is the output of a normalisation.
+        norm: set where it is the output of a normalisation.
         size: it measures its root's own size (the divisor of a normalisation): "rms" or "l2"; "sum" of weights.
     """
 
@@ -150,7 +159,7 @@ class Node:
         self._products: frozenset[Node] = frozenset()
         self.product: Product | None = None
         self.weights: Weights | None = None
-        self.norm: str | None = None
+        self.norm: Norm | None = None
         self.size: str | None = None
         self.value: Tensor | None = None
         self.operands: dict[int | tuple[int, int], Tensor] = {}

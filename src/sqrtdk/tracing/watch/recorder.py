@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Container
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -39,7 +39,13 @@ class Recorder(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(
-        self, model: nn.Module | None, sites: Sites, listener: Listener, kernels: Container[str], *, products: bool
+        self,
+        model: nn.Module | None,
+        sites: Sites,
+        listener: Listener,
+        kernels: Mapping[str, str | None],
+        *,
+        products: bool,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.sites = sites
@@ -150,23 +156,33 @@ class Recorder(TorchDispatchMode):
 
     def _run_kernel(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         named = _bind(func, args, kwargs)
-        site = self.sites.here()
-        nodes = {name: self.store.node(value) for name, value in named.items() if isinstance(value, torch.Tensor)}
-        # The query of a fast path of torch's modules is what they project.
-        takes_q = name not in ops.NATIVE
-        output = self._run_enlarged(func, named, site, args, kwargs) if takes_q else func(*args, **kwargs)
-        results = [x for x in (output if isinstance(output, (tuple, list)) else (output,)) if _is_tensor(x)]
-        self.listener.kernel(KernelCall(func._schema.name, named, nodes, results[0], site))
+        site, written = self.sites.here(), self._written(func)
+        nodes = {key: self.store.node(value) for key, value in named.items() if isinstance(value, torch.Tensor)}
+        if written:
+            self._guard(lambda: self.store.save_before_write(written, args, kwargs))
+        output = self._run_enlarged(func, named, site, args, kwargs)
+        several = output if isinstance(output, (tuple, list)) else (output,)
+        results = [x for x in several if _is_tensor(x)]
+        if not results:
+            results = [x for key in written if _is_tensor(x := _written_to(key, args, kwargs))]
+        if results:
+            self.listener.kernel(KernelCall(func._schema.name, named, nodes, results[0], site))
         for result in results:
-            self._guard(functools.partial(self.store.new_root, name, result))
+            self._guard(functools.partial(self.store.new_root, func._schema.name.removeprefix("aten::"), result))
+        if written:
+            self._guard(lambda: self.store.note_write(written, args, kwargs))
         return output
 
     def _run_enlarged(self, func: Any, named: dict[str, Any], site: str, args: Any, kwargs: Any) -> Any:
-        factor = self.listener.enlarge(site)
-        if factor is None:
+        query = self._kernels[func._schema.name]
+        factor = None if query is None else self.listener.enlarge(site)
+        if query is None or factor is None:
             return func(*args, **kwargs)
-        q = named["query"] = named["query"] * factor
-        return func(q, *args[1:], **kwargs) if args else func(**{**kwargs, "query": q})
+        larger = named[query] = named[query] * factor
+        if query in kwargs:
+            return func(*args, **{**kwargs, query: larger})
+        place = [argument.name for argument in func._schema.arguments].index(query)
+        return func(*args[:place], larger, *args[place + 1 :], **kwargs)
 
     def _enlarged(self, name: str, args: Any) -> Any:
         left, _ = ops.CONTRACTIONS[name]
@@ -176,6 +192,10 @@ class Recorder(TorchDispatchMode):
             if factor is not None:
                 return (*args[:left], a * factor, *args[left + 1 :])
         return args
+
+
+def _written_to(key: int | str, args: Any, kwargs: Any) -> Any:
+    return args[key] if isinstance(key, int) and key < len(args) else kwargs.get(str(key))
 
 
 def _is_tensor(value: Any) -> bool:

@@ -120,9 +120,9 @@ class Store:
         """Note that `tensor` is a literal of the code, not an input."""
         self._nodes[tensor] = Node("constant", shape_of(tensor))
 
-    def new_root(self, op: str, tensor: Tensor, label: str = "") -> Node:
+    def new_root(self, op: str, tensor: Tensor) -> Node:
         """A root for what an opaque operation gave."""
-        node = Node(op, shape_of(tensor), act=True, site=self._sites.here(), label=label)
+        node = Node(op, shape_of(tensor), act=True, site=self._sites.here())
         node.make_root(Root(), alias(tensor))
         self._valued.add(node)
         self.put(tensor, node)

@@ -1,0 +1,116 @@
+"""Attentions that are one operation: any operator can have a row, whatever it calls its arguments and returns."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sqrtdk
+from sqrtdk.tracing import Trace
+from sqrtdk.tracing.read.fused import read_fused
+from sqrtdk.tracing.read.kernels import KERNELS, Kernel
+from sqrtdk.tracing.read.reading import Reading
+from sqrtdk.tracing.watch.events import KernelCall
+
+E = 16
+
+
+@torch.library.custom_op("sqrtdk_tests::attend_into", mutates_args=("out",))
+def attend_into(out: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float) -> None:
+    """A kernel that writes its result, and returns nothing."""
+    out.copy_((query @ key.mT * scale).softmax(-1) @ value)
+
+
+@torch.library.custom_op("sqrtdk_tests::attend_q", mutates_args=())
+def attend_q(v: Tensor, k: Tensor, q: Tensor, scale: float) -> Tensor:
+    """A kernel with names and an order of its own."""
+    return (q @ k.mT * scale).softmax(-1) @ v
+
+
+def read_q(call: KernelCall) -> Reading:
+    names = {"query": "q", "key": "k", "value": "v"}
+    arguments = call.arguments | {name: call.arguments[own] for name, own in names.items()}
+    nodes = call.nodes | {name: call.nodes[own] for name, own in names.items()}
+    return read_fused(KernelCall(call.op, arguments, nodes, call.output, call.site))
+
+
+class Attention(nn.Module):
+    """Projections, and a kernel."""
+
+    def __init__(self, into: bool, twice: bool = False) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(32, E) for _ in range(3))
+        self.into, self.twice = into, twice
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        if not self.into:
+            return attend_q(v, k, q, 0.125)
+        out = torch.zeros_like(v)
+        attend_into(out, q, k, v, 0.125)
+        return (out @ k.mT * 0.5).softmax(-1) @ v if self.twice else out
+
+
+@pytest.fixture(autouse=True)
+def _rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KERNELS, "sqrtdk_tests::attend_into", Kernel(read_fused))
+    monkeypatch.setitem(KERNELS, "sqrtdk_tests::attend_q", Kernel(read_q, "q"))
+
+
+def traced(model: nn.Module, **options: object) -> Trace:
+    x = torch.randn(2, 7, 32, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        plain = model(x)
+        with sqrtdk.trace(model, **options) as run:
+            output = model(x)
+    assert "enlarge" in options or torch.equal(output, plain)
+    return run
+
+
+@pytest.mark.parametrize("into", [True, False])
+def test_a_kernel_is_read(into: bool) -> None:
+    (call,) = traced(Attention(into)).calls
+    assert call.formula == "softmax(0.125 * q.k)"
+    assert call.scale.agree
+    assert call.stats is not None
+    assert call.output_rms is not None
+
+
+def test_what_a_kernel_wrote_is_its_result() -> None:
+    """Another attention that takes it for q starts there, and says so."""
+    first, second = traced(Attention(True, twice=True)).calls
+    assert first.formula == "softmax(0.125 * q.k)"
+    assert second.formula == "softmax(0.5 * unknown(sqrtdk_tests::attend_into)(q).k)"
+
+
+def test_q_is_enlarged_by_the_name_that_the_kernel_gives_it() -> None:
+    model = Attention(False)
+    plain, larger = (traced(model, **options).calls[0] for options in ({}, {"enlarge": {("", 0): 50.0}}))
+    assert plain.stats is not None
+    assert larger.stats is not None
+    assert larger.stats.max_abs_logit == pytest.approx([50 * z for z in plain.stats.max_abs_logit], rel=1e-5)
+
+
+def test_a_kernel_without_a_row_is_no_attention() -> None:
+    del KERNELS["sqrtdk_tests::attend_q"]
+    run = traced(Attention(False))
+    assert run.calls == ()
+    assert "sqrtdk_tests::attend_q is opaque" in run.not_measured[0].reason
+
+
+def test_an_additive_score_that_serves_as_q_is_named() -> None:
+    class Additive(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.k, self.v = (nn.Linear(32, E) for _ in range(4))
+            self.score = nn.Linear(E, 1, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q = self.score((self.a(x)[:, :, None] + self.b(x)[:, None]).tanh())[..., 0]  # (B, L, L)
+            k, v = self.k(x)[..., : x.shape[1]], self.v(x)
+            return (q @ k.mT).softmax(-1) @ v
+
+    (call,) = traced(Additive()).calls
+    assert call.unknown == ("additive",)
+    assert call.scale.effective is None
