@@ -45,7 +45,10 @@ def test_a_divided_cosine_is_named(fused: bool, static: bool) -> None:
     (call,) = report.calls
     assert (call.verdict, call.mistake, call.expected) == ("unexplained", "cosine", E**0.5)
     assert report.exit_code == 1
-    assert "a cosine, at most 1 already, was divided by sqrt(head_dim)" in report.findings[0].message
+    (message,) = (f.message for f in report.findings if f.rule == "scale_ledger")
+    assert message.startswith(
+        "scale 0.25 = 1/sqrt(16): cosine, a cosine, at most 1 already, was divided by sqrt(head_dim)"
+    )
 
 
 @pytest.mark.parametrize("fused", [False, True])

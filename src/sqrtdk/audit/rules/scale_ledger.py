@@ -26,8 +26,10 @@ SOURCE = "Vaswani et al. 2017, section 3.2.1; tolerance 1% for bf16 constants"
 def _size(call: AttentionCall) -> str:
     """The scale beside the textbook's, as a person would put it."""
     call = without_input_gains(call) or call
-    ratio = call.scale.ratio
-    text = f"scale {call.scale.effective:.6g} instead of 1/sqrt({call.head_dim}) = {inverse_root(call.head_dim):.4g}"
+    ratio, textbook = call.scale.ratio, inverse_root(call.head_dim)
+    if call.scale.effective is not None and call.scale.per_head is None and close(call.scale.effective, textbook):
+        return f"scale {call.scale.effective:.6g} = 1/sqrt({call.head_dim})"
+    text = f"scale {call.scale.effective:.6g} instead of 1/sqrt({call.head_dim}) = {textbook:.4g}"
     if ratio is None or ratio <= 0:
         return text
     return text + (f", {ratio:.4g} times too large" if ratio > 1 else f", {1 / ratio:.4g} times too small")
