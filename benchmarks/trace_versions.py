@@ -21,13 +21,13 @@ from sqrtdk.bench.paired import Spread, ratio, rounds
 KINDS = ("sdpa", "eager")
 CHILD = """
 import resource, sys, torch, transformers, sqrtdk
-tokens, threads = map(int, sys.argv[1:])
+tokens, threads = map(int, sys.argv[1:3])
 torch.set_num_threads(threads)
 torch.manual_seed(0)
 config = dict(vocab_size=50257, n_positions=1024, use_cache=False)
 models = {
     kind: transformers.GPT2LMHeadModel(transformers.GPT2Config(**config, attn_implementation=kind)).eval()
-    for kind in ("sdpa", "eager")
+    for kind in sys.argv[3:]
 }
 ids = torch.randint(0, 50257, (1, tokens), generator=torch.Generator().manual_seed(0))
 for line in sys.stdin:
@@ -41,7 +41,7 @@ for line in sys.stdin:
 def start(source: str, tokens: int, threads: int) -> subprocess.Popen[str]:
     """A process with the package of a source directory."""
     environment = os.environ | {"PYTHONPATH": os.path.abspath(source), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-c", CHILD, str(tokens), str(threads)]
+    command = [sys.executable, "-c", CHILD, str(tokens), str(threads), *KINDS]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
 

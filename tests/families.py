@@ -247,3 +247,15 @@ ATTENTION_CALLS: dict[str, int] = {
     "swinv2": 2 + 1,
     "detr": 2 + 2 * 2,
 }
+
+EAGER_ONLY = ("gpt_neo", "bloom", "gemma2", "deberta_v2", "xlnet", "swinv2")
+# Each family with each attention that it has.
+CASES = [(name, attn) for name in FAMILIES for attn in ("eager", "sdpa") if attn == "eager" or name not in EAGER_ONLY]
+
+
+def build(config: PretrainedConfig, attn: str) -> hf.PreTrainedModel:
+    """The model of a config; a convolutional backbone has no attention to choose."""
+    choice = {"": attn, "backbone_config": "eager"} if "backbone_config" in config.sub_configs else attn
+    if config.architectures:
+        return getattr(hf, config.architectures[0])._from_config(config, attn_implementation=choice)
+    return hf.AutoModelForCausalLM.from_config(config, attn_implementation=choice)

@@ -13,12 +13,13 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import attention_cases
 import attention_compiled
+import families
 import planted
 from sqrtdk.audit.check import check
 from sqrtdk.audit.records import CheckReport
@@ -90,15 +91,7 @@ def _counted(calls: list[Any]) -> list[Any]:
 
 
 def _family(name: str, attn: str) -> dict[str, Any]:
-    import transformers as hf
-
-    from families import FAMILIES
-
-    config = FAMILIES[name]()
-    chosen = {"": attn, "backbone_config": "eager"} if "backbone_config" in config.sub_configs else attn
-    of_class = getattr(hf, config.architectures[0])._from_config if config.architectures else None
-    model = (of_class or hf.AutoModelForCausalLM.from_config)(config, attn_implementation=chosen)
-    return judged(check(model, static=True, seq_len=24, batch=2))
+    return judged(check(families.build(families.FAMILIES[name](), attn), static=True, seq_len=24, batch=2))
 
 
 def _planted(style: str, mistake: str | None) -> dict[str, Any]:
@@ -111,15 +104,6 @@ def _kernel(name: str) -> dict[str, Any]:
     return told(attention_compiled.traced(one.model("cpu"), *one.inputs()))
 
 
-def _families() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
-    from families import FAMILIES
-
-    for name in FAMILIES:
-        for attn in ("eager", "sdpa"):
-            if attn == "eager" or name not in ("gpt_neo", "bloom", "gemma2", "deberta_v2", "xlnet", "swinv2"):
-                yield f"{name} {attn}", lambda name=name, attn=attn: _family(name, attn)
-
-
 # Group -> case -> what says it.
 GROUPS: dict[str, dict[str, Callable[[], dict[str, Any]]]] = {
     "styles": {name: lambda name=name: told(attention_cases.traced(name)[1]) for name in attention_cases.CASES},
@@ -128,7 +112,7 @@ GROUPS: dict[str, dict[str, Callable[[], dict[str, Any]]]] = {
         for style in planted.STYLES
         for mistake in (None, *planted.PLANTED)
     },
-    "families": dict(_families()),
+    "families": {f"{name} {attn}": lambda name=name, attn=attn: _family(name, attn) for name, attn in families.CASES},
     "kernel": {name: lambda name=name: _kernel(name) for name in attention_compiled.CASES},
 }
 

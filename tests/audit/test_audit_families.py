@@ -16,7 +16,16 @@ from torch import nn
 from sqrtdk.audit.check import check
 
 hf = pytest.importorskip("transformers")
-from families import ATTENTION_CALLS, FAMILIES, GROUPED, LLAMA, TEXT  # noqa: E402  (imports transformers)
+from families import (  # noqa: E402  (imports transformers)
+    ATTENTION_CALLS,
+    CASES,
+    EAGER_ONLY,
+    FAMILIES,
+    GROUPED,
+    LLAMA,
+    TEXT,
+    build,
+)
 
 SIZES = {"seq_len": 24, "batch": 2}
 
@@ -32,7 +41,6 @@ DECLARED = {
     "deberta_v2": "family deberta-v2: 1/sqrt(head_dim * terms)",
     "swinv2": "attention.self.logit_scale (learned)",
 }
-EAGER_ONLY = ("gpt_neo", "bloom", "gemma2", "deberta_v2", "xlnet", "swinv2")
 NOT_MEASURED = {"falcon": "fixes its attention when it is built"}  # so eager and sdpa can't be compared in one model
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1e4}
@@ -79,21 +87,12 @@ VARIANT_DECLARED = {
 }
 EAGER_ONLY_VARIANTS = ("mpt", "mpt_softmax_scale", "gpt_oss")
 
-CASES = [(name, attn) for name in FAMILIES for attn in ("eager", "sdpa") if attn == "eager" or name not in EAGER_ONLY]
 VARIANT_CASES = [
     (name, attn)
     for name in VARIANTS
     for attn in ("eager", "sdpa")
     if attn == "eager" or name not in EAGER_ONLY_VARIANTS
 ]
-
-
-def build(config, attn):
-    """The model of a config; a convolutional backbone has no attention to choose."""
-    choice = {"": attn, "backbone_config": "eager"} if "backbone_config" in config.sub_configs else attn
-    if config.architectures:
-        return getattr(hf, config.architectures[0])._from_config(config, attn_implementation=choice)
-    return hf.AutoModelForCausalLM.from_config(config, attn_implementation=choice)
 
 
 def assert_right(report, calls, declared=None, unmeasured=None):

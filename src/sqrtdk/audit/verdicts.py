@@ -70,7 +70,8 @@ def judge(
         follows: whether the run's scale changes with an attribute, where that was tried.
 
     Returns:
-        Verdict `exact` (ratio 1 within 1%), `declared`, `unexplained` with a mistake, or `unmeasured` with the reason.
+        Verdict `exact` (ratio 1 within 1%, and no mere cosine), `declared`, `unexplained` with a mistake, or
+        `unmeasured` with the reason.
     """
     problem = _unmeasured(call)
     if call.head_dim < 1:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sqrtdk.tracing.classify.additive import summed_by_hand
 from sqrtdk.tracing.read.chain import Chain, read_chain
-from sqrtdk.tracing.read.masks import as_given
+from sqrtdk.tracing.read.masks import as_passed
 from sqrtdk.tracing.read.orient import orientation
 from sqrtdk.tracing.read.reading import Layout, Logits, Reading
 from sqrtdk.tracing.read.side import Side, follow
@@ -133,7 +133,7 @@ def _merge_scale(query: Side, key: Side, steps: tuple[Step, ...]) -> tuple[Side,
 
     Its masks are told in the form in which it got them.
     """
-    steps = as_given(steps)
+    steps = as_passed(steps)
     if not query.factors or not key.factors:
         return query, key, steps
     left, right = query.factors[-1].value, key.factors[-1].value

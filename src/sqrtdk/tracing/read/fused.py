@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from sqrtdk.tracing.read.masks import as_given, read_addend
+from sqrtdk.tracing.read.masks import as_passed, read_addend
 from sqrtdk.tracing.read.reading import Layout, Reading, Vectors
 from sqrtdk.tracing.read.side import Side, follow
 from sqrtdk.tracing.records import Factor
@@ -61,4 +61,4 @@ def _masks(call: KernelCall) -> tuple[Step, ...]:
             steps = (Hide("bool", -math.inf, None if mask.is_meta else Placed(mask, (), shape)),)
         else:
             steps = read_addend(call.nodes[name], None if mask.is_meta else mask.detach(), 1.0, (), shape)
-    return (*as_given(steps), *((CAUSAL,) if call.arguments.get("is_causal") else ()))
+    return (*as_passed(steps), *((CAUSAL,) if call.arguments.get("is_causal") else ()))

@@ -115,15 +115,15 @@ def _learned(node: Node) -> bool:
     return any(ancestor.op == "parameter" or ancestor.learned for ancestor in ancestors(node))
 
 
-def as_given(steps: Iterable[Step]) -> tuple[Step, ...]:
+def as_passed(steps: Iterable[Step]) -> tuple[Step, ...]:
     """The steps with each mask in the form in which SDPA got it.
 
     SDPA turns a bool mask, and is_causal, into floats right before it uses them.
     """
-    return tuple(_as_given(step) if isinstance(step, Hide) else step for step in steps)
+    return tuple(_as_passed(step) if isinstance(step, Hide) else step for step in steps)
 
 
-def _as_given(hide: Hide) -> Hide:
+def _as_passed(hide: Hide) -> Hide:
     made = hide.source
     if made is None or made.op != "where" or any(p.op != "scalar_tensor" for p in list(made.parents())[1:]):
         return hide
