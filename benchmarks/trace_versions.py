@@ -1,7 +1,8 @@
 """What a trace costs in two versions of the code, in one run: time of a traced forward pass, and largest memory.
 
 Each version runs in a process of its own, which does nothing while it is not its turn; both have the same model (the
-shape of GPT-2 small, random weights) and the same ids. Prints seconds and the ratio second / first, the median with
+shape of GPT-2 small, random weights) and the same ids. Half of the rounds run the first version first, half the
+second. Prints seconds and the ratio second / first, the median with
 the spread between the 10th and 90th percentile of the rounds.
 
     git worktree add /tmp/before COMMIT
@@ -65,7 +66,10 @@ def main() -> None:
         peaks[name] = int(child.stdout.readline())
 
     ways = {f"{name} {kind}": partial(run, name, kind) for kind in KINDS for name in children}
-    times = rounds(ways, options.repeats)
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for order in (ways, dict(reversed(ways.items()))):  # whichever runs second is favoured
+        for name, seconds in rounds(order, options.repeats).items():
+            times[name] += seconds
     for kind in KINDS:
         first, second = times[f"first {kind}"], times[f"second {kind}"]
         print(f"{kind:6s} first {Spread.of(first).text()} s, second {Spread.of(second).text()} s,", end=" ")

@@ -10,10 +10,19 @@ from torch import Tensor
 TRIANGLES = ("causal", "causal_lower_right")
 
 
-def reach(visible: Tensor) -> dict[str, Any]:
+def distinct(visible: Tensor) -> Tensor:
+    """The same, with each of the leading axes that only repeats a mask shrunk to 1."""
+    for axis in range(visible.dim() - 2):
+        if visible.stride(axis) == 0 and visible.shape[axis] > 1:
+            visible = visible.narrow(axis, 0, 1)
+    return visible
+
+
+def reach(visible: Tensor, stands: int = 1) -> dict[str, Any]:
     """Which keys the rows of (..., L, S) see, as `least`, `greatest`, `band` and `ahead_by_one` of a `Mask`.
 
     Keys that no row sees and rows that see no key are padding, and say nothing. Nothing of a mask that hides all.
+    Each matrix stands for as many of the attention's.
     """
     rows, columns = visible.shape[-2:]
     matrices = visible.reshape(-1, rows, columns)
@@ -31,7 +40,7 @@ def reach(visible: Tensor) -> dict[str, Any]:
         "least": least,
         "greatest": greatest,
         "band": bool(((matrices == between) | blind).all()),
-        "ahead_by_one": int(shifted.sum()),
+        "ahead_by_one": int(shifted.sum()) * stands,
     }
 
 

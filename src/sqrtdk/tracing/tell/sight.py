@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sqrtdk.tracing.read import bands
 from sqrtdk.tracing.read.masks import BOTTOM
-from sqrtdk.tracing.read.patterns import pattern, reach
+from sqrtdk.tracing.read.patterns import distinct, pattern, reach
 from sqrtdk.tracing.read.reading import Logits, Reading
 from sqrtdk.tracing.records import Mask
 from sqrtdk.tracing.steps import Beside, Hide, Step, scaled_by
@@ -103,17 +103,18 @@ def _visible_by(hide: Hide, reading: Reading) -> Tensor | None:
         return operands.arrange(operands.values) > max(0.5 * (hide.fill or -math.inf), BOTTOM)
     assert operands is not None
     assert hide.visible is not None
-    return operands.place(hide.visible)
+    return distinct(operands.place(hide.visible))
 
 
 def _mask(reading: Reading, hides: Mapping[int, Hide], names: Mapping[int, str], visible: Tensor) -> Mask:
     """Counts over (batch, head, row), also where the mask was given once for several of them."""
     layout, operands = reading.layout, reading.operands
     first, hide = next(iter(hides.items()))
-    seeing = visible.any(-1)
-    blind = int((~seeing.expand(layout.batch, layout.heads, layout.rows)).sum())
-    finite = hide.fill is not None and math.isfinite(hide.fill)
     whole = visible.expand(*visible.shape[:-2], layout.rows, layout.columns)
+    seeing = visible.any(-1).expand(whole.shape[:-1])
+    stands = layout.batch * layout.heads // max(math.prod(whole.shape[:-2]), 1)
+    blind = int((~seeing).sum()) * stands
+    finite = hide.fill is not None and math.isfinite(hide.fill)
     weight: float | None = None
     if isinstance(operands, Logits):
         weight = None if reading.without_data else _hidden_weight(operands.arrange(operands.weights), visible, seeing)
@@ -127,7 +128,7 @@ def _mask(reading: Reading, hides: Mapping[int, Hide], names: Mapping[int, str],
         masked_weight=weight,
         fill=hide.fill,
         scaled_by=scaled_by(reading.steps, first),
-        **reach(whole),
+        **reach(whole, stands),
     )
 
 
