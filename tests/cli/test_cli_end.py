@@ -127,6 +127,16 @@ class Swallows(nn.MultiheadAttention):
             pass
         return super().forward(*arguments)
 
+class Ignores(nn.MultiheadAttention):
+    class Finaliser:
+        def __del__(self):
+            interrupt()
+            time.sleep(1)
+    def forward(self, *arguments):
+        self.Finaliser()
+        time.sleep(1)
+        return super().forward(*arguments)
+
 class Stubborn(nn.MultiheadAttention):
     def forward(self, *arguments):
         while True:
@@ -141,6 +151,7 @@ def in_forward(): return Interrupts(8, 2), x
 def twice(): return Twice(8, 2), x
 def masked(): return Masks(8, 2), x
 def swallowed(): return Swallows(8, 2), x
+def ignored(): return Ignores(8, 2), x
 def stubborn(): return Stubborn(8, 2), x
 
 def at_exit(): atexit.register(interrupt); return net()
@@ -218,7 +229,7 @@ def test_a_child_writes_no_report(sqrtdk: Warm, nets: Path, what: str) -> None:
     assert reports(nets) == ["r.html"]
 
 
-@pytest.mark.parametrize("what", ["in_factory", "in_forward", "twice", "masked", "stubborn"])
+@pytest.mark.parametrize("what", ["in_factory", "in_forward", "twice", "masked", "ignored", "stubborn"])
 def test_ctrl_c_ends_in_130(sqrtdk: Warm, nets: Path, what: str) -> None:
     done = sqrtdk(f"nets:{what}", "--json", "--output", "r.json", cwd=nets)
     assert (done.returncode, done.stdout) == (130, ""), done.stderr

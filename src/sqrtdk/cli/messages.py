@@ -10,6 +10,7 @@ import warnings
 from typing import TextIO
 
 from sqrtdk.cli.output import say
+from sqrtdk.cli.process import swallowed
 from sqrtdk.report.plain import plain_lines
 
 
@@ -56,6 +57,9 @@ def _show_thread(args: threading.ExceptHookArgs) -> None:
 
 
 def _show_ignored(args: sys.UnraisableHookArgs) -> None:
+    if issubclass(args.exc_type, KeyboardInterrupt):
+        swallowed()
+        return
     try:
         name = repr(args.object)
     except Exception:  # it may be half taken apart

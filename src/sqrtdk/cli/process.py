@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 from types import FrameType
 from typing import NoReturn
 
@@ -14,6 +15,7 @@ from sqrtdk.cli.output import end_stdout, show_cursor
 
 FAILED = 2  # usage, configuration or input/output error
 INTERRUPTED = 130
+_AGAIN = 0.05  # seconds until a swallowed Ctrl-C comes again
 
 
 class _Interrupts:
@@ -50,6 +52,13 @@ def begin() -> None:
 def interrupted() -> bool:
     """Say whether Ctrl-C came, also where a library made another error of it."""
     return _interrupts.came
+
+
+def swallowed() -> None:
+    """Let a Ctrl-C come again that was raised where Python can only ignore it: in a finaliser, or a callback from C."""
+    if _interrupts.code is None:
+        _interrupts.came = False
+        threading.Timer(_AGAIN, os.kill, (os.getpid(), signal.SIGINT)).start()
 
 
 def end(code: int) -> NoReturn:
