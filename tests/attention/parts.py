@@ -134,12 +134,13 @@ SHAPES = {
     "strides": Shape(lead=(3,), length=6, keys=5, expanded=True),
     "vector": Shape(lead=(1,), length=19, keys=37, dim=16, value_dim=16),
 }
-# More than a tile of 128 rows or a block of 512 keys; the last two have few rows, whose keys are split over threads.
+# More than a tile of 128 rows or a block of 512 keys; the last two have few rows, whose keys are split over threads:
+# four to a key head, for which the kernel takes dot products, and more.
 LONG = {
     "tiles": Shape(lead=(1,), heads=2, kv_heads=1, length=130, keys=520, dim=3, value_dim=3),
     "blocks": Shape(lead=(1,), heads=1, kv_heads=1, length=140, keys=1030, dim=2, value_dim=1),
-    "few": Shape(lead=(2,), heads=4, kv_heads=2, length=3, keys=1300, dim=33, value_dim=17),
-    "sixteen": Shape(lead=(1,), heads=3, kv_heads=1, length=16, keys=1700, dim=5, value_dim=4),
+    "few": Shape(lead=(2,), heads=4, kv_heads=2, length=2, keys=1300, dim=33, value_dim=17),
+    "sixteen": Shape(lead=(1,), heads=3, kv_heads=1, length=16, keys=1700, dim=33, value_dim=4),
 }
 SCALES = {
     "default": Part(),
