@@ -17,6 +17,7 @@ from sqrtdk.models.inputs import guess_inputs
 from sqrtdk.models.modules import is_spread, refuse_odd
 from sqrtdk.models.options import ATTN, LoadOptions
 from sqrtdk.models.records import AttnBuild, Inputs, LoadedModel
+from sqrtdk.models.signature import forward_arguments
 
 
 def as_inputs(inputs: Any) -> Inputs:
@@ -67,6 +68,20 @@ def _moved(inputs: Inputs) -> Inputs:
         return value.to("meta") if isinstance(value, Tensor) else value
 
     return {k: move(v) for k, v in inputs.items()} if isinstance(inputs, dict) else tuple(map(move, inputs))
+
+
+def _without_full_masks(inputs: Inputs, model: nn.Module) -> Inputs:
+    """Without masks of ones that forward can do without: they hide nothing, and on meta that can't be seen."""
+    if not isinstance(inputs, dict):
+        return inputs
+    needed = forward_arguments(model)
+
+    def hides_nothing(name: str, value: Any) -> bool:
+        if not name.endswith("attention_mask") or needed.get(name, True) or not isinstance(value, Tensor):
+            return False
+        return value.dim() == 2 and not value.is_meta and bool((value == 1).all())
+
+    return {name: value for name, value in inputs.items() if not hides_nothing(name, value)}
 
 
 def _to_meta(model: nn.Module) -> nn.Module:
@@ -132,7 +147,7 @@ def from_module(model: nn.Module, inputs: Inputs | None, options: LoadOptions) -
     module, weights = model, [parameter.is_meta for parameter in model.parameters()]
     wanted = options.static and not any(weights)
     if wanted or on_meta(model, made):
-        made = _moved(made)
+        made = _moved(_without_full_masks(made, model))
         if wanted or not weights or not all(weights):  # inputs without values want a model without
             module = _to_meta(model)
     config = field(model, "config")

@@ -16,6 +16,7 @@ from sqrtdk.tracing.read.kernels import KERNELS
 from sqrtdk.tracing.read.reading import Reading
 from sqrtdk.tracing.records import AttentionCall, NotAttention, NotMeasured
 from sqrtdk.tracing.tell.finish import finish
+from sqrtdk.tracing.tell.padding import TokensOf
 from sqrtdk.tracing.watch.events import KernelCall, Listener, Weighing
 from sqrtdk.tracing.watch.recorder import Recorder
 from sqrtdk.tracing.watch.sites import Sites
@@ -40,6 +41,7 @@ class Trace:
         stats: bool = True,
         numeric: bool = True,
         enlarge: Mapping[tuple[str, int], float] | None = None,
+        tokens: TokensOf | None = None,
     ) -> None:
         if model is not None and not isinstance(model, nn.Module):
             raise InvalidTypeError(
@@ -53,6 +55,7 @@ class Trace:
         self._stats = stats
         self._numeric = numeric and enlarge is None
         self._enlarge = enlarge or {}
+        self._tokens = tokens
         self._counts: Counter[str] = Counter()
         self._offered: Counter[str] = Counter()
         self._calls: list[AttentionCall] = []
@@ -126,7 +129,16 @@ class Trace:
     def _add(self, reading: Reading) -> None:
         index = self._counts[reading.site]
         module_class = self._sites.classes.get(reading.site, "")
-        self._calls.append(finish(reading, index, module_class, measure_stats=self._stats, measure_slope=self._numeric))
+        self._calls.append(
+            finish(
+                reading,
+                index,
+                module_class,
+                measure_stats=self._stats,
+                measure_slope=self._numeric,
+                tokens=self._tokens,
+            )
+        )
         self._counts[reading.site] += 1
 
     def _factor(self, site: str) -> float | None:
