@@ -34,7 +34,8 @@ class Context:
     `rerun(stats, enlarge)` runs the model again under a trace; None in static mode. `ran` holds the module paths whose
     forward ran, None when that was not watched. `compare` says when to run eager against sdpa: "auto" unless it is
     costly, "always", or "never". `lost` are attentions that ran and could not be read, `idle_or_doubtful` those that
-    did not run, and softmaxes of which it is not known whether they are attentions. `tokens` are the inputs'
+    did not run, and softmaxes of which it is not known whether they are attentions. `unread` are parameters that
+    nothing read, `tokens` the inputs'
     positions that are no padding.
     """
 
@@ -47,6 +48,7 @@ class Context:
     dtype: str = ""
     lost: tuple[NotMeasured, ...] = ()
     idle_or_doubtful: tuple[NotMeasured, ...] = ()
+    unread: frozenset[str] = frozenset()
     tokens: Tokens = field(default_factory=Tokens)
 
     def module(self, site: str) -> nn.Module | None:

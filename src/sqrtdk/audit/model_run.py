@@ -91,6 +91,7 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> Mod
             dtype=str(environment["dtype"]),
             lost=lost,
             idle_or_doubtful=idle_or_doubtful,
+            unread=traced.unread,
             tokens=tokens,
         )
         told = [entry for rule in RULES.values() for entry in rule(context)]

@@ -32,6 +32,7 @@ class Trace:
         calls: one record for every attention, in order.
         not_attention: softmaxes that are no attention.
         not_measured: what could not be measured, and why.
+        unread: names of the model's parameters that no operation read.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Trace:
         self.calls: tuple[AttentionCall, ...] = ()
         self.not_attention: tuple[NotAttention, ...] = ()
         self.not_measured: tuple[NotMeasured, ...] = ()
+        self.unread: frozenset[str] = frozenset()
         self._model = model
         self._stats = stats
         self._numeric = numeric and enlarge is None
@@ -91,6 +93,7 @@ class Trace:
             if not entry.attention:
                 listed.append(NotAttention(entry.site, others[entry.site], entry.shape, entry.reason))
                 others[entry.site] += 1
+        self.unread = self._recorder.store.unread()
         self._recorder.store.close()
         self._recorder = None
         self.calls = tuple(self._calls)

@@ -120,7 +120,7 @@ def _faults(context: Context, judged: JudgedCall) -> Iterable[Fault]:
     pattern = own or shape(call, lookahead(owners))
     if pattern is not None:
         yield pattern
-    elif says_causal(call, owners[0]) and may_see_ahead(owners, field(context.model, "config"), call.mask) is None:
+    elif says_causal(call, *owners) and may_see_ahead(owners, field(context.model, "config"), call.mask) is None:
         yield from leak(call, lookahead(owners), context.mode == "static")
     yield from _additions(call)
     yield from _of_rows(call, shaped=pattern is not None, own=own is not None)

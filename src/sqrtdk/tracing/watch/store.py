@@ -29,6 +29,7 @@ class Store:
         self._valued: WeakSet[Node] = WeakSet()
         self._held: list[Tensor] = []  # module tensors: their ids must stay theirs
         self._constants: dict[int, str] = {}
+        self._read: set[int] = set()  # storages of tensors from outside the trace
         self._sharing: dict[int, list[TensorWeakRef]] = {}  # tensors by storage
         self._loose: list[TensorWeakRef] = []  # made inside the block, but in no module call
         self._puts = 0
@@ -69,6 +70,8 @@ class Store:
     def _leaf(self, tensor: Tensor) -> Node:
         """A tensor from outside the trace: a parameter or attribute of the model, a constant, or an input."""
         shape = shape_of(tensor)
+        if not tensor.is_nested:
+            self._read.add(_storage(tensor))
         label = self._constants.get(id(tensor)) or self._cast_label(tensor)
         if label is not None or isinstance(tensor, nn.Parameter):
             kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
@@ -92,6 +95,11 @@ class Store:
             return None
         parameter = getattr(cast.next_functions[0][0], "variable", None)
         return self._constants.get(id(parameter))
+
+    def unread(self) -> frozenset[str]:
+        """Names of the model's parameters that no operation read."""
+        parameters = [tensor for tensor in self._held if isinstance(tensor, nn.Parameter)]
+        return frozenset(self._constants[id(p)] for p in parameters if _storage(p) not in self._read)
 
     def forget(self, tensor: Tensor) -> None:
         """Let `tensor` be a leaf when it is next seen."""
