@@ -80,5 +80,7 @@ def test_bert_as_a_decoder(monkeypatch, attn):
     module = type(model.bert.encoder.layer[0].attention.self)
     forward = module.forward
     hiding_nothing = torch.zeros(1, 1, 24, 24)
-    monkeypatch.setattr(module, "forward", lambda self, x, mask=None, **rest: forward(self, x, hiding_nothing, **rest))
+    monkeypatch.setattr(
+        module, "forward", lambda self, x, attention_mask, **rest: forward(self, x, hiding_nothing, **rest)
+    )
     assert severities(check(model, seq_len=24)) == ["critical", "critical"]
