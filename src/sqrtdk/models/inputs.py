@@ -54,6 +54,9 @@ def make_inputs(
     """
     check_seed(seed)
     length, notes = _length(batch, seq_len, position_limit(module, config), _beyond_window(config))
+    if (only := _only_length(config)) is not None and length != only:
+        notes = [*notes, f"seq_len is {only}: the model takes no other"]
+        length = only
     request = Request(module, config, batch, length, seed, directory, read_text(text) if text else None, notes)
     accepted = forward_arguments(module)
     wanted = [name for name in MAKERS if name in accepted and _wants(name, request, accepted)]
@@ -138,6 +141,12 @@ def _length(
     return limit, [f"seq_len {length} was cut to {limit}: the model has no more positions"]
 
 
+def _only_length(config: Any) -> int | None:
+    """The length that Nystroemformer's landmarks are the means of; with a landmark a token it takes any."""
+    length, landmarks = (getattr(config, name, None) for name in ("segment_means_seq_len", "num_landmarks"))
+    return length if isinstance(length, int) and length != landmarks else None
+
+
 def _beyond_window(config: Any) -> int:
     """Tokens that show where a sliding window ends, if it is not so long that this is costly."""
     part = text_config(config)
@@ -169,7 +178,7 @@ def place(inputs: Inputs, module: nn.Module) -> Inputs:
 def position_limit(module: nn.Module, config: Any) -> int | None:
     """Largest number of tokens that the model has positions for, or None where it names none."""
     part = text_config(config)
-    names = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len")
+    names = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "max_text_positions")
     stated = [getattr(part, name, None) for name in names]
     limits = [value for value in stated if isinstance(value, int) and not isinstance(value, bool) and value > 0]
     for name, child in module.named_modules():  # RoBERTa's table starts behind its padding index
@@ -185,7 +194,7 @@ def _wants(name: str, request: Request, accepted: dict[str, bool]) -> bool:
         return True
     if name in ("input_ids", "attention_mask"):
         return main == "input_ids" or (name == "input_ids" and hasattr(request.config, "text_config"))
-    if name == "decoder_input_ids":
+    if name in ("decoder_input_ids", "decoder_input_values"):
         return bool(getattr(request.config, "is_encoder_decoder", False))
     if name in EPISODE:
         return main == EPISODE[0]
