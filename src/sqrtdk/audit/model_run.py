@@ -75,7 +75,7 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> Mod
             stack.enter_context(implementation(module, attn))
         environment = _environment(loaded)
         with watch_norms(module) as ran, watch_modules() as called:
-            traced = _traced(module, loaded.inputs, seed, stats=not static, tokens=tokens)
+            traced = _traced(loaded, seed, stats=not static, tokens=tokens)
         _refuse_silence(loaded, traced)
         lost, idle_or_doubtful = silences(module, called, traced)
         rerun = _reruns(module, loaded.inputs, seed)
@@ -112,13 +112,13 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> Mod
     )
 
 
-def _traced(module: nn.Module, inputs: Inputs, seed: int, *, stats: bool, tokens: Tokens) -> Trace:
+def _traced(loaded: LoadedModel, seed: int, *, stats: bool, tokens: Tokens) -> Trace:
     torch.manual_seed(seed)
-    with Trace(module, stats=stats, tokens=tokens.of) as run:
+    with Trace(loaded.module, stats=stats, tokens=tokens.of, values=loaded.masks) as run:
         try:
-            forward(module, inputs)
+            forward(loaded.module, loaded.inputs)
         except ModelError:
-            refuse_empty(inputs)
+            refuse_empty(loaded.inputs)
             raise
     return run
 

@@ -43,6 +43,7 @@ class Trace:
         numeric: bool = True,
         enlarge: Mapping[tuple[str, int], float] | None = None,
         tokens: TokensOf | None = None,
+        values: Mapping[str, Tensor] | None = None,
     ) -> None:
         if model is not None and not isinstance(model, nn.Module):
             raise InvalidTypeError(
@@ -58,6 +59,7 @@ class Trace:
         self._numeric = numeric and enlarge is None
         self._enlarge = enlarge or {}
         self._tokens = tokens
+        self._values = values or {}
         self._counts: Counter[str] = Counter()
         self._offered: Counter[str] = Counter()
         self._calls: list[AttentionCall] = []
@@ -74,6 +76,7 @@ class Trace:
             Listener(self._eager, self._kernel, self._miss, self._factor),
             {op: kernel.query for op, kernel in KERNELS.items()},
             products=self._stats,
+            values=self._values,
         )
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._sites)

@@ -56,9 +56,10 @@ def _additions(call: AttentionCall) -> Iterable[Fault]:
             "convert the mask to bool, or to 0 and -inf", SDPA_SOURCE,
         )  # fmt: skip
     after = {stage.name for stage in call.stages if stage.where == "weights"}
+    unread = any((stage.where, stage.name) == ("logits", "unknown") for stage in call.stages)
     if "mask" in after and "normalise" not in after:
         yield (
-            "fail" if call.mask is None and not call.unknown else "note", 1.0, 0.0,
+            "fail" if call.mask is None and not unread else "note", 1.0, 0.0,
             "weights are masked after the softmax: rows do not sum to 1, and hidden keys count in their sum",
             "mask the logits with -inf before the softmax", SOURCE,
         )  # fmt: skip

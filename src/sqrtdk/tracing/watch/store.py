@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
@@ -22,9 +22,10 @@ _SWEEP = 4096  # new tensors between two clean-ups of dead references
 class Store:
     """Nodes by tensor. Tensors are held weakly, so that a trace keeps nothing alive that the model lets go."""
 
-    def __init__(self, model: nn.Module | None, sites: Sites) -> None:
+    def __init__(self, model: nn.Module | None, sites: Sites, values: Mapping[str, Tensor]) -> None:
         self.weighings: WeakSet[Weighing] = WeakSet()
         self._sites = sites
+        self._values = values  # of buffers on the meta device
         self._nodes: Any = WeakTensorKeyDictionary()
         self._valued: WeakSet[Node] = WeakSet()
         self._held: list[Tensor] = []  # module tensors: their ids must stay theirs
@@ -44,6 +45,7 @@ class Store:
         self._sharing.clear()
         self._loose.clear()
         self._held.clear()
+        self._values = {}
         self._constants.clear()
 
     def put(self, tensor: Tensor, node: Node) -> None:
@@ -75,7 +77,8 @@ class Store:
         label = self._constants.get(id(tensor)) or self._cast_label(tensor)
         if label is not None or isinstance(tensor, nn.Parameter):
             kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
-            node = Node(kind, shape, label=label or "")
+            value = self._values.get(label or "") if tensor.is_meta else None
+            node = Node(kind, shape, label=label or "", func=None if value is None else lambda: value)
         elif not tensor.is_floating_point() and not tensor.is_complex():
             node = Node("input", shape, external=True)
         elif tensor.is_nested or tensor.numel() <= 1 or tensor.dim() < 2:
