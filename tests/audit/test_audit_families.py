@@ -72,6 +72,7 @@ VARIANTS = {
         head_dim=16,
         num_local_experts=4,
         num_experts_per_tok=2,
+        sliding_window=8,
         layer_types=["sliding_attention", "full_attention"],
         rope_parameters=dict(YARN),
     ),

@@ -73,6 +73,48 @@ def test_a_causal_mask_off_by_one_is_seen_without_weights(x, ahead, expected, st
     assert report.exit_code == int(expected == ["critical"])
 
 
+class Stored(nn.Module):
+    """Its causal mask is a buffer or a plain attribute, as in nanoGPT: float or bool, longer than the inputs."""
+
+    def __init__(self, ahead, kind, place):
+        super().__init__()
+        self.qkv = nn.Linear(64, 192)
+        ones = torch.ones(1, 1, 32, 32).tril(ahead)
+        made = {
+            "float": ones,
+            "bool": ones.bool(),
+            "added": torch.zeros(32, 32).masked_fill(ones[0, 0] == 0, -torch.inf),
+        }
+        if place == "buffer":
+            self.register_buffer("bias", made[kind], persistent=False)
+        else:
+            self.bias = made[kind]
+        self.kind = kind
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 16)).permute(2, 0, 3, 1, 4)
+        logits, bias = q @ k.mT * 0.25, self.bias[..., : x.shape[1], : x.shape[1]]
+        if self.kind == "added":
+            logits = logits + bias
+        else:
+            logits = logits.masked_fill(bias == 0 if self.kind == "float" else ~bias, float("-inf"))
+        return logits.softmax(-1) @ v
+
+
+@pytest.mark.parametrize("place", ["buffer", "attribute"])
+@pytest.mark.parametrize("kind", ["float", "bool", "added"])
+@pytest.mark.parametrize(("ahead", "expected"), [(0, []), (1, ["critical"]), (-1, ["warn"])])
+def test_a_stored_mask_is_known_without_weights(x, ahead, kind, place, expected):
+    model = Stored(ahead, kind, place)
+    report = check(model, x, static=True)
+    assert [f.severity for f in report.findings if f.rule == "mask_audit" and f.severity != "note"] == expected
+    assert report.calls[0].call.mask.least == -ahead
+    assert not model.bias.is_meta
+    if place == "buffer":  # without values it is unread, and no alarm
+        unread = check(model.to("meta"), x)
+        assert (unread.calls[0].call.mask.least, unread.exit_code) == (None, 0)
+
+
 def test_weights_that_are_masked_and_divided_by_their_sum_are_masked(x):
     def divided(weights):
         return weights / (weights.sum(-1, keepdim=True) + 1e-13)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
@@ -11,6 +11,7 @@ from torch import nn
 from sqrtdk.audit.configs import module_at
 from sqrtdk.audit.governing import config_at
 from sqrtdk.audit.records import Finding, JudgedCall
+from sqrtdk.audit.tokens import Tokens
 from sqrtdk.tracing.records import AttentionCall, NotMeasured
 
 
@@ -33,7 +34,9 @@ class Context:
     `rerun(stats, enlarge)` runs the model again under a trace; None in static mode. `ran` holds the module paths whose
     forward ran, None when that was not watched. `compare` says when to run eager against sdpa: "auto" unless it is
     costly, "always", or "never". `lost` are attentions that ran and could not be read, `idle_or_doubtful` those that
-    did not run, and softmaxes of which it is not known whether they are attentions.
+    did not run, and softmaxes of which it is not known whether they are attentions. `unread` are parameters that
+    nothing read, `tokens` the inputs'
+    positions that are no padding.
     """
 
     model: nn.Module
@@ -45,6 +48,8 @@ class Context:
     dtype: str = ""
     lost: tuple[NotMeasured, ...] = ()
     idle_or_doubtful: tuple[NotMeasured, ...] = ()
+    unread: frozenset[str] = frozenset()
+    tokens: Tokens = field(default_factory=Tokens)
 
     def module(self, site: str) -> nn.Module | None:
         """The module at a site."""

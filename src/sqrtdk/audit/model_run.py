@@ -25,6 +25,7 @@ from sqrtdk.audit.records import Finding, JudgedCall, ModelInfo
 from sqrtdk.audit.rules import RULES
 from sqrtdk.audit.silence import silences
 from sqrtdk.audit.switch import current, implementation, offers_choice
+from sqrtdk.audit.tokens import Tokens, tokens_of
 from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.errors import ModelError
 from sqrtdk.models.attentions import IDLE, watch_modules
@@ -66,6 +67,7 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> Mod
     """
     module = loaded.module
     static = on_meta(module, loaded.inputs)
+    tokens = tokens_of(module, loaded.inputs)
     with ExitStack() as stack:
         stack.enter_context(random_state(module))
         stack.enter_context(eval_mode(module))
@@ -73,7 +75,7 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> Mod
             stack.enter_context(implementation(module, attn))
         environment = _environment(loaded)
         with watch_norms(module) as ran, watch_modules() as called:
-            traced = _traced(module, loaded.inputs, seed, stats=not static)
+            traced = _traced(loaded, seed, stats=not static, tokens=tokens)
         _refuse_silence(loaded, traced)
         lost, idle_or_doubtful = silences(module, called, traced)
         rerun = _reruns(module, loaded.inputs, seed)
@@ -89,6 +91,8 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> Mod
             dtype=str(environment["dtype"]),
             lost=lost,
             idle_or_doubtful=idle_or_doubtful,
+            unread=traced.unread,
+            tokens=tokens,
         )
         told = [entry for rule in RULES.values() for entry in rule(context)]
         findings = tuple(entry for entry in told if isinstance(entry, Finding))
@@ -108,13 +112,13 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> Mod
     )
 
 
-def _traced(module: nn.Module, inputs: Inputs, seed: int, *, stats: bool) -> Trace:
+def _traced(loaded: LoadedModel, seed: int, *, stats: bool, tokens: Tokens) -> Trace:
     torch.manual_seed(seed)
-    with trace(module, stats=stats) as run:
+    with Trace(loaded.module, stats=stats, tokens=tokens.of, values=loaded.masks) as run:
         try:
-            forward(module, inputs)
+            forward(loaded.module, loaded.inputs)
         except ModelError:
-            refuse_empty(inputs)
+            refuse_empty(loaded.inputs)
             raise
     return run
 

@@ -17,6 +17,10 @@ from sqrtdk.models.inputs import guess_inputs
 from sqrtdk.models.modules import is_spread, refuse_odd
 from sqrtdk.models.options import ATTN, LoadOptions
 from sqrtdk.models.records import AttnBuild, Inputs, LoadedModel
+from sqrtdk.models.signature import forward_arguments
+from sqrtdk.tracing.watch.constants import LARGEST
+
+_HIDES = -1e3  # a number below it, added to logits, hides
 
 
 def as_inputs(inputs: Any) -> Inputs:
@@ -69,6 +73,20 @@ def _moved(inputs: Inputs) -> Inputs:
     return {k: move(v) for k, v in inputs.items()} if isinstance(inputs, dict) else tuple(map(move, inputs))
 
 
+def _without_full_masks(inputs: Inputs, model: nn.Module) -> Inputs:
+    """Without masks of ones that forward can do without: they hide nothing, and on meta that can't be seen."""
+    if not isinstance(inputs, dict):
+        return inputs
+    needed = forward_arguments(model)
+
+    def hides_nothing(name: str, value: Any) -> bool:
+        if not name.endswith("attention_mask") or needed.get(name, True) or not isinstance(value, Tensor):
+            return False
+        return value.dim() == 2 and not value.is_meta and bool((value == 1).all())
+
+    return {name: value for name, value in inputs.items() if not hides_nothing(name, value)}
+
+
 def _to_meta(model: nn.Module) -> nn.Module:
     """A copy of the model on the meta device, made without copying a weight.
 
@@ -111,6 +129,21 @@ def _to_meta(model: nn.Module) -> nn.Module:
         ) from error
 
 
+def _masks(model: nn.Module) -> dict[str, Tensor]:
+    """Tensors of a module that are masks by their values: 0 and 1, or 0 and a large negative number."""
+
+    def is_mask(value: Any) -> bool:
+        if not isinstance(value, Tensor) or isinstance(value, nn.Parameter) or value.is_meta or value.is_nested:
+            return False
+        if value.dim() < 2 or min(value.shape[-2:]) < 2 or value.numel() > LARGEST or value.is_complex():
+            return False
+        return value.dtype is torch.bool or bool(((value == 0) | (value == 1) | (value <= _HIDES)).all())
+
+    named = [(path, held(module)) for path, module in model.named_modules()]
+    tensors = {f"{path}.{name}".lstrip("."): x for path, values in named for name, x in values.items()}
+    return {name: value for name, value in {**tensors, **dict(model.named_buffers())}.items() if is_mask(value)}
+
+
 def from_module(model: nn.Module, inputs: Inputs | None, options: LoadOptions) -> LoadedModel:
     """The module with its inputs, in the form that `resolve` gives to a name; with `static` its twin on meta.
 
@@ -129,14 +162,15 @@ def from_module(model: nn.Module, inputs: Inputs | None, options: LoadOptions) -
             made, notes = guess_inputs(model, batch=options.rows, seq_len=options.seq_len, seed=options.seed)
     else:
         made = inputs
+    masks: dict[str, Tensor] = {}
     module, weights = model, [parameter.is_meta for parameter in model.parameters()]
     wanted = options.static and not any(weights)
     if wanted or on_meta(model, made):
-        made = _moved(made)
+        made = _moved(_without_full_masks(made, model))
         if wanted or not weights or not all(weights):  # inputs without values want a model without
-            module = _to_meta(model)
+            module, masks = _to_meta(model), _masks(model)
     config = field(model, "config")
-    return LoadedModel(module, made, type(model).__name__, "module", config, current(model), notes)
+    return LoadedModel(module, made, type(model).__name__, "module", config, current(model), notes, masks)
 
 
 def choices(loaded: LoadedModel, attn: str | None) -> Iterator[AttnBuild]:

@@ -11,23 +11,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from torch import nn
 
-from sqrtdk.audit.configs import field
+from sqrtdk.audit.configs import field, model_type
 from sqrtdk.tracing.records import AttentionCall, Mask
 
 WEIGHT = 1e-4
 LEAST_ROWS = 4  # below it a few visible keys fit many shapes
 SOURCE = "Vaswani et al. 2017, section 3.2.3: an illegal connection has weight 0"
 
+_CAUSAL = ("is_causal", "causal")
+_BY_CALL = ("blip_text_model",)  # its config says that it is a decoder, and an argument of forward whether it is one
+
 Fault = tuple[str, float, float, str, str, str]  # severity, value, threshold, message, fix, source
 
 
-def says_causal(call: AttentionCall, module: nn.Module | None) -> bool:
-    """Whether the module says of itself that it is causal, and the call is one to which that applies."""
-    said = any(field(module, name) is True for name in ("is_causal", "causal"))
-    return said and call.self_attention is not False and 1 < call.query_len <= call.key_len
+def says_causal(call: AttentionCall, module: nn.Module | None, config: Any) -> bool:
+    """Whether module or config say that it is causal, and the call is one to which that applies.
+
+    A module that says both that it is causal and that it is no decoder (BridgeTower's) says neither. That it is a
+    decoder, which all its attentions say, means self-attention alone.
+    """
+    if call.self_attention is False or not 1 < call.query_len <= call.key_len:
+        return False
+    decoder = field(module, "is_decoder")
+    if any(field(module, name) is True for name in _CAUSAL):
+        return decoder is not False
+    if call.self_attention is not True or any(field(module, name) is False for name in _CAUSAL):
+        return False
+    by_config = decoder is None and field(config, "is_decoder") is True and model_type(config) not in _BY_CALL
+    return decoder is True or by_config
 
 
 def leak(call: AttentionCall, declared: float, static: bool) -> Iterable[Fault]:

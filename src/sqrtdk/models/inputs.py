@@ -18,6 +18,7 @@ from sqrtdk.models.signature import file_hint, forward_arguments
 from sqrtdk.models.tokens import byte_ids, embedded_text, read_text
 
 DEFAULT_SEQ_LEN = 128
+LONGEST_WINDOW = 256  # a sliding window up to this one is reached by the tokens that are made
 IMAGE_TOKENS = ("image_token_id", "image_token_index", "image_token")
 EPISODE = ("states", "actions", "rewards", "returns_to_go", "timesteps")  # of a decision transformer
 
@@ -38,7 +39,8 @@ def make_inputs(
         module: The model; its `forward` says which inputs it takes.
         config: Its config.
         batch: Rows.
-        seq_len: Tokens a row, at most what the model has positions for; None is 128 or that limit.
+        seq_len: Tokens a row, at most what the model has positions for; None is 128, or what a sliding window of up to
+            256 keys needs, or that limit.
         seed: For random ids, pixels and audio.
         text: A UTF-8 file for the tokenizer; None takes the embedded text, or random ids without a tokenizer.
         directory: Where the tokenizer's files lie.
@@ -51,7 +53,10 @@ def make_inputs(
         ModelError: The model wants an input that can't be made here, or `text` can't be used.
     """
     check_seed(seed)
-    length, notes = _length(batch, seq_len, position_limit(module, config))
+    length, notes = _length(batch, seq_len, position_limit(module, config), _beyond_window(config))
+    if (only := _only_length(config)) is not None and length != only:
+        notes = [*notes, f"seq_len is {only}: the model takes no other"]
+        length = only
     request = Request(module, config, batch, length, seed, directory, read_text(text) if text else None, notes)
     accepted = forward_arguments(module)
     wanted = [name for name in MAKERS if name in accepted and _wants(name, request, accepted)]
@@ -125,13 +130,31 @@ def demo_inputs(
     return {"input_ids": byte_ids(wanted, batch=batch, length=length)}, tuple(notes)
 
 
-def _length(batch: int, seq_len: int | None, limit: int | None) -> tuple[int, list[str]]:
+def _length(
+    batch: int, seq_len: int | None, limit: int | None, default: int = DEFAULT_SEQ_LEN
+) -> tuple[int, list[str]]:
     """Tokens a row, at most `limit`, and a note where that cut what was asked for."""
     check_sizes(batch, seq_len)
-    length = seq_len if seq_len is not None else min(DEFAULT_SEQ_LEN, limit or DEFAULT_SEQ_LEN)
+    length = seq_len if seq_len is not None else min(default, limit or default)
     if limit is None or length <= limit:
         return length, []
     return limit, [f"seq_len {length} was cut to {limit}: the model has no more positions"]
+
+
+def _only_length(config: Any) -> int | None:
+    """The length that Nystroemformer's landmarks are the means of; with a landmark a token it takes any."""
+    length, landmarks = (getattr(config, name, None) for name in ("segment_means_seq_len", "num_landmarks"))
+    return length if isinstance(length, int) and length != landmarks else None
+
+
+def _beyond_window(config: Any) -> int:
+    """Tokens that show where a sliding window ends, if it is not so long that this is costly."""
+    part = text_config(config)
+    names = ["sliding_window", "sliding_window_size", "attention_window_size"]
+    if getattr(part, "attention_layers", None) is not None:  # GPT-Neo
+        names.append("window_size")
+    widths = [value for name in names if type(value := getattr(part, name, None)) is int]
+    return max([DEFAULT_SEQ_LEN, *(width + 8 for width in widths if width <= LONGEST_WINDOW)])
 
 
 def place(inputs: Inputs, module: nn.Module) -> Inputs:
@@ -155,7 +178,7 @@ def place(inputs: Inputs, module: nn.Module) -> Inputs:
 def position_limit(module: nn.Module, config: Any) -> int | None:
     """Largest number of tokens that the model has positions for, or None where it names none."""
     part = text_config(config)
-    names = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len")
+    names = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "max_text_positions")
     stated = [getattr(part, name, None) for name in names]
     limits = [value for value in stated if isinstance(value, int) and not isinstance(value, bool) and value > 0]
     for name, child in module.named_modules():  # RoBERTa's table starts behind its padding index
@@ -171,7 +194,7 @@ def _wants(name: str, request: Request, accepted: dict[str, bool]) -> bool:
         return True
     if name in ("input_ids", "attention_mask"):
         return main == "input_ids" or (name == "input_ids" and hasattr(request.config, "text_config"))
-    if name == "decoder_input_ids":
+    if name in ("decoder_input_ids", "decoder_input_values"):
         return bool(getattr(request.config, "is_encoder_decoder", False))
     if name in EPISODE:
         return main == EPISODE[0]

@@ -126,7 +126,12 @@ def _features(request: Request) -> Tensor:
 
 
 def _values(request: Request) -> Tensor:
-    """Waveforms (B, samples) long enough for about 50 frames, or spectrograms (B, T, mel) where the config has bins."""
+    """Waveforms (B, samples) long enough for about 50 frames, or spectrograms (B, T, mel) where the config has bins.
+
+    A SpeechT5 whose encoder has no prenet takes what one would give: (B, L, width).
+    """
+    if request.config.model_type == "speecht5" and not _has_prenet(request, "encoder"):
+        return _steps("input_values", request, "hidden_size")
     stride = _first(request.config, "conv_stride", None)
     if stride is not None:
         return _normal("input_values", request, (request.batch, 50 * math.prod(stride) + 400))
@@ -134,6 +139,15 @@ def _values(request: Request) -> Tensor:
     if mel:
         return _normal("input_values", request, (request.batch, length, mel))
     return _normal("input_values", request, (request.batch, 16000))
+
+
+def _decoder_values(request: Request) -> Tensor:
+    """Spectrograms (B, L, mel) for SpeechT5's decoder; without a prenet it takes what one would give."""
+    return _steps("decoder_input_values", request, "num_mel_bins" if _has_prenet(request, "decoder") else "hidden_size")
+
+
+def _has_prenet(request: Request, part: str) -> bool:
+    return any(f".{name}".endswith(f".{part}.prenet") for name, _ in request.module.named_modules())
 
 
 def _latents(request: Request) -> Tensor:
@@ -201,4 +215,5 @@ MAKERS: dict[str, Callable[[Request], Tensor]] = {
     "attention_mask": _mask,
     "token_type_ids": _types,
     "decoder_input_ids": lambda request: _ids(request, salt=1),
+    "decoder_input_values": _decoder_values,
 }

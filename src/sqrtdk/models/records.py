@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 Inputs = dict[str, Any] | tuple[Any, ...]
 
@@ -16,7 +17,8 @@ class LoadedModel:
 
     `kind` is "hub", "directory", "factory" or "demo". `config` is the Hugging Face config or None. `attn` is the
     attention implementation that the model says it runs, None where it says nothing. `notes` are sentences on what
-    was decided on the user's behalf: random weights, a clamped length, a name in the config that was ignored.
+    was decided on the user's behalf: random weights, a clamped length, a name in the config that was ignored. `masks`
+    are the values of buffers that are masks, by their names, where the module is a twin on meta.
     """
 
     module: nn.Module
@@ -26,6 +28,7 @@ class LoadedModel:
     config: Any = None
     attn: str | None = None
     notes: tuple[str, ...] = ()
+    masks: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,6 +130,8 @@ class AttentionCall:
     stats_reason: str | None = None  # why stats is None
     norm_gain: bool = False  # a gain for each channel, an operation of its own, followed the normalisation of q or k
     shared_qk: bool = False  # q and k are one and the same projection (Reformer), as far as it could be followed
+    padding_seen: int | None = None  # (batch, key) of padding that the row of a token sees; None: none, or not known
+    tokens_hidden: int | None = None  # (batch, key) of tokens that no row of a token sees; None as above
 
 
 NEVER_USED = "its weights never reach a value product"

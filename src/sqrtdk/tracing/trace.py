@@ -16,6 +16,7 @@ from sqrtdk.tracing.read.kernels import KERNELS
 from sqrtdk.tracing.read.reading import Reading
 from sqrtdk.tracing.records import AttentionCall, NotAttention, NotMeasured
 from sqrtdk.tracing.tell.finish import finish
+from sqrtdk.tracing.tell.padding import TokensOf
 from sqrtdk.tracing.watch.events import KernelCall, Listener, Weighing
 from sqrtdk.tracing.watch.recorder import Recorder
 from sqrtdk.tracing.watch.sites import Sites
@@ -31,6 +32,7 @@ class Trace:
         calls: one record for every attention, in order.
         not_attention: softmaxes that are no attention.
         not_measured: what could not be measured, and why.
+        unread: names of the model's parameters that no operation read.
     """
 
     def __init__(
@@ -40,6 +42,8 @@ class Trace:
         stats: bool = True,
         numeric: bool = True,
         enlarge: Mapping[tuple[str, int], float] | None = None,
+        tokens: TokensOf | None = None,
+        values: Mapping[str, Tensor] | None = None,
     ) -> None:
         if model is not None and not isinstance(model, nn.Module):
             raise InvalidTypeError(
@@ -49,10 +53,13 @@ class Trace:
         self.calls: tuple[AttentionCall, ...] = ()
         self.not_attention: tuple[NotAttention, ...] = ()
         self.not_measured: tuple[NotMeasured, ...] = ()
+        self.unread: frozenset[str] = frozenset()
         self._model = model
         self._stats = stats
         self._numeric = numeric and enlarge is None
         self._enlarge = enlarge or {}
+        self._tokens = tokens
+        self._values = values or {}
         self._counts: Counter[str] = Counter()
         self._offered: Counter[str] = Counter()
         self._calls: list[AttentionCall] = []
@@ -69,6 +76,7 @@ class Trace:
             Listener(self._eager, self._kernel, self._miss, self._factor),
             {op: kernel.query for op, kernel in KERNELS.items()},
             products=self._stats,
+            values=self._values,
         )
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._sites)
@@ -88,6 +96,7 @@ class Trace:
             if not entry.attention:
                 listed.append(NotAttention(entry.site, others[entry.site], entry.shape, entry.reason))
                 others[entry.site] += 1
+        self.unread = self._recorder.store.unread()
         self._recorder.store.close()
         self._recorder = None
         self.calls = tuple(self._calls)
@@ -126,7 +135,16 @@ class Trace:
     def _add(self, reading: Reading) -> None:
         index = self._counts[reading.site]
         module_class = self._sites.classes.get(reading.site, "")
-        self._calls.append(finish(reading, index, module_class, measure_stats=self._stats, measure_slope=self._numeric))
+        self._calls.append(
+            finish(
+                reading,
+                index,
+                module_class,
+                measure_stats=self._stats,
+                measure_slope=self._numeric,
+                tokens=self._tokens,
+            )
+        )
         self._counts[reading.site] += 1
 
     def _factor(self, site: str) -> float | None:

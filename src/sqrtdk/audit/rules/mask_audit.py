@@ -11,8 +11,8 @@
 - a mask multiplied by the scale: warn, a note where the fill is too large to care (-inf, or beyond 1e30: CodeGen) or
   is not known (meta device);
 - a float mask of 0 and 1 that was added: fail, it moves the logits by 1 and hides nothing;
-- weights masked after the softmax: fail, a note where the logits are masked as well; none where they are then divided
-  by their sum, which is a mask;
+- weights masked after the softmax: fail, a note where the logits are masked as well, or may be in steps that were not
+  followed; none where they are then divided by their sum, which is a mask;
 - a bias multiplied by the scale: warn, unless the family does so on purpose (Falcon's ALiBi), or it stands beside a
   factor of the data (de-stationary attention: (tau q.k + delta) / sqrt(d)).
 Sources: a masked key has weight 0 by definition (Vaswani et al. 2017, section 3.2.3); 1e-4 is above what an additive
@@ -56,9 +56,10 @@ def _additions(call: AttentionCall) -> Iterable[Fault]:
             "convert the mask to bool, or to 0 and -inf", SDPA_SOURCE,
         )  # fmt: skip
     after = {stage.name for stage in call.stages if stage.where == "weights"}
+    unread = any((stage.where, stage.name) == ("logits", "unknown") for stage in call.stages)
     if "mask" in after and "normalise" not in after:
         yield (
-            "fail" if call.mask is None else "note", 1.0, 0.0,
+            "fail" if call.mask is None and not unread else "note", 1.0, 0.0,
             "weights are masked after the softmax: rows do not sum to 1, and hidden keys count in their sum",
             "mask the logits with -inf before the softmax", SOURCE,
         )  # fmt: skip
@@ -120,7 +121,7 @@ def _faults(context: Context, judged: JudgedCall) -> Iterable[Fault]:
     pattern = own or shape(call, lookahead(owners))
     if pattern is not None:
         yield pattern
-    elif says_causal(call, owners[0]) and may_see_ahead(owners, field(context.model, "config"), call.mask) is None:
+    elif says_causal(call, *owners) and may_see_ahead(owners, field(context.model, "config"), call.mask) is None:
         yield from leak(call, lookahead(owners), context.mode == "static")
     yield from _additions(call)
     yield from _of_rows(call, shaped=pattern is not None, own=own is not None)

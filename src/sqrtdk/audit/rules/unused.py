@@ -1,7 +1,9 @@
-"""QK normalisation or a softcap that is built but that no call shows.
+"""QK normalisation, a gain or a softcap that is built but that no call shows.
 
-Formula: a module named like a QK norm (q_norm, k_norm, ...) at a site whose forward never ran; a softcap in the config
-or on the module (attn_logit_softcapping, softcap, ...) with a call that has none, or another value (1%).
+Formula: a module named like a QK norm (q_norm, k_norm, ...) at a site whose forward never ran; a parameter of such a
+norm, or one named like a gain on the logits (logit_scale, temperature, ...), that no operation read, where others of
+the same module were read; a softcap in the config or on the module (attn_logit_softcapping, softcap, ...) with a call
+that has none, or another value (1%).
 Threshold: any. A call with steps that the lineage could not follow is left out: the cap may be one of them.
 """
 
@@ -23,6 +25,11 @@ NORM_NAMES = (
     "query_layernorm", "key_layernorm", "q_ln", "k_ln", "q_layer_norm", "k_layer_norm",
 )  # fmt: skip
 SOFTCAP_ATTRIBUTES = ("attn_logit_softcapping", "attn_logit_softcap", "softcap", "soft_cap", "logit_softcap")
+GAIN_NAMES = (
+    "logit_scale", "attn_logit_scale", "log_scale", "temperature", "tau", "scale", "scaling", "softmax_scale",
+    "attn_scale", "qk_scale", "q_scale", "k_scale", "scale_q", "scale_k", "query_scale", "key_scale", "q_gain",
+    "k_gain", "qk_gain", "q_norm_weight", "k_norm_weight", "q_norm_scale", "k_norm_scale", "q_gamma", "k_gamma",
+)  # fmt: skip
 SOURCE = "the module or the config says so, the run does not show it"
 
 
@@ -36,6 +43,18 @@ def _idle_norm(context: Context, judged: JudgedCall) -> str | None:
         if name in NORM_NAMES and not isinstance(norm, nn.Identity) and path not in context.ran:
             return name
     return None
+
+
+def _unread_gains(context: Context, judged: JudgedCall) -> list[str]:
+    """Parameters of q/k normalisation, and gains on the logits, that nothing read; with a norm that is idle, none."""
+    site = judged.call.site
+    module = context.module(site)
+    prefix = f"{site}." if site else ""
+    held = [] if module is None else [name for name, _ in module.named_parameters()]
+    unread = [name for name in held if prefix + name in context.unread]
+    if len(unread) == len(held):  # whatever ran in their place, it was not followed
+        return []
+    return [name for name in unread if name in GAIN_NAMES or (name.split(".")[0] in NORM_NAMES and "." in name)]
 
 
 def _declared_cap(context: Context, judged: JudgedCall) -> tuple[str, float] | None:
@@ -59,6 +78,10 @@ def check(context: Context) -> Iterable[Finding]:
         norm = _idle_norm(context, judged)
         if norm is not None:
             message, fix = f"{norm} is built but never runs", "apply it to q and k after the projection, or remove it"
+            yield Finding("unused", "warn", site, None, None, message, fix, SOURCE)
+        elif unread := _unread_gains(context, judged):
+            message = f"{', '.join(unread)}: stored, but nothing reads {'it' if len(unread) == 1 else 'them'}"
+            fix = "multiply by it where q and k are normalised, or their product scaled; or remove it"
             yield Finding("unused", "warn", site, None, None, message, fix, SOURCE)
         cap = _declared_cap(context, judged)
         if cap is None or judged.call.unknown or (actual is not None and close(actual, cap[1])):

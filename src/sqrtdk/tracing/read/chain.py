@@ -168,6 +168,11 @@ def _heads_mixed(link: _Link) -> tuple[Step, ...]:
     return (Unknown("heads mixed"),)
 
 
+def _put_together(link: _Link) -> tuple[Step, ...]:
+    """Chunks of logits, padded and written by slices into a new tensor (Longformer)."""
+    return (Unknown("logits padded by chunks" if link.node.op == "constant_pad_nd" else "logits written by slices"),)
+
+
 READERS: dict[str, Callable[[_Link], tuple[Step, ...]]] = {
     "mul": _multiplied,
     "div": _multiplied,
@@ -181,6 +186,7 @@ READERS: dict[str, Callable[[_Link], tuple[Step, ...]]] = {
     "index_put": _written,
     "cat": _joined,
     "bmm": _heads_mixed,
+    **dict.fromkeys(("copy", "overwrite", "constant_pad_nd"), _put_together),
     "convolution": _heads_mixed,
     "_convolution": _heads_mixed,
     **dict.fromkeys(ops.CLAMPS, _clamped),

@@ -14,12 +14,19 @@ from sqrtdk.tracing.read.side import Side
 from sqrtdk.tracing.records import AttentionCall, Stage
 from sqrtdk.tracing.steps import Bias, Scale, Sink, Softcap, Step, Unknown, scaled_by
 from sqrtdk.tracing.tell import formula, slope, statistics
+from sqrtdk.tracing.tell.padding import TokensOf, against_padding
 from sqrtdk.tracing.tell.scale import tell_scale
 from sqrtdk.tracing.tell.sight import look
 
 
 def finish(
-    reading: Reading, index: int, module_class: str, *, measure_stats: bool, measure_slope: bool
+    reading: Reading,
+    index: int,
+    module_class: str,
+    *,
+    measure_stats: bool,
+    measure_slope: bool,
+    tokens: TokensOf | None = None,
 ) -> AttentionCall:
     """Put a reading into a frozen record.
 
@@ -29,6 +36,7 @@ def finish(
         module_class: of the module there.
         measure_stats: measure the statistics.
         measure_slope: read the scale from the numbers as well.
+        tokens: which rows and keys are no padding, where that is known.
     """
     sight = look(reading)
     if reading.without_data and sight.mask is not None:
@@ -44,6 +52,8 @@ def finish(
     stats = statistics.measure(reading, sight) if no_stats is None and measure_stats else None
     biases = [(i, step) for i, step in enumerate(steps) if isinstance(step, Bias)]
     content = [step for _, step in biases if step.content]
+    self_attention = _same_source(query, key)
+    padding_seen, tokens_hidden = against_padding(reading, sight, tokens, self_attention)
     return AttentionCall(
         site=reading.site,
         index=index,
@@ -60,7 +70,7 @@ def finish(
         model_dim=query.start.width,
         query_len=layout.rows,
         key_len=layout.columns,
-        self_attention=_same_source(query, key),
+        self_attention=self_attention,
         dtype=_name(reading.dtype),
         logits_dtype=_name(reading.logits_dtype),
         device=str(reading.device),
@@ -93,6 +103,8 @@ def finish(
         stats=stats.heads if stats is not None else None,
         stats_reason=no_stats,
         shared_qk=_shared(reading, width),
+        padding_seen=padding_seen,
+        tokens_hidden=tokens_hidden,
     )
 
 

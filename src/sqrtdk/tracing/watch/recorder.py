@@ -46,12 +46,13 @@ class Recorder(TorchDispatchMode):
         kernels: Mapping[str, str | None],
         *,
         products: bool,
+        values: Mapping[str, torch.Tensor],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.sites = sites
         self.listener = listener
         self._kernels = kernels
-        self.store = Store(model, sites)
+        self.store = Store(model, sites, values)
         sites.entering = self.store.forget_inputs
         self.classifier = Classifier(self.store, sites, listener, products=products)
         self._thread = threading.get_ident()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
@@ -22,13 +22,15 @@ _SWEEP = 4096  # new tensors between two clean-ups of dead references
 class Store:
     """Nodes by tensor. Tensors are held weakly, so that a trace keeps nothing alive that the model lets go."""
 
-    def __init__(self, model: nn.Module | None, sites: Sites) -> None:
+    def __init__(self, model: nn.Module | None, sites: Sites, values: Mapping[str, Tensor]) -> None:
         self.weighings: WeakSet[Weighing] = WeakSet()
         self._sites = sites
+        self._values = values  # of buffers on the meta device
         self._nodes: Any = WeakTensorKeyDictionary()
         self._valued: WeakSet[Node] = WeakSet()
         self._held: list[Tensor] = []  # module tensors: their ids must stay theirs
         self._constants: dict[int, str] = {}
+        self._read: set[int] = set()  # storages of tensors from outside the trace
         self._sharing: dict[int, list[TensorWeakRef]] = {}  # tensors by storage
         self._loose: list[TensorWeakRef] = []  # made inside the block, but in no module call
         self._puts = 0
@@ -43,6 +45,7 @@ class Store:
         self._sharing.clear()
         self._loose.clear()
         self._held.clear()
+        self._values = {}
         self._constants.clear()
 
     def put(self, tensor: Tensor, node: Node) -> None:
@@ -69,10 +72,13 @@ class Store:
     def _leaf(self, tensor: Tensor) -> Node:
         """A tensor from outside the trace: a parameter or attribute of the model, a constant, or an input."""
         shape = shape_of(tensor)
+        if not tensor.is_nested:
+            self._read.add(_storage(tensor))
         label = self._constants.get(id(tensor)) or self._cast_label(tensor)
         if label is not None or isinstance(tensor, nn.Parameter):
             kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
-            node = Node(kind, shape, label=label or "")
+            value = self._values.get(label or "") if tensor.is_meta else None
+            node = Node(kind, shape, label=label or "", func=None if value is None else lambda: value)
         elif not tensor.is_floating_point() and not tensor.is_complex():
             node = Node("input", shape, external=True)
         elif tensor.is_nested or tensor.numel() <= 1 or tensor.dim() < 2:
@@ -92,6 +98,11 @@ class Store:
             return None
         parameter = getattr(cast.next_functions[0][0], "variable", None)
         return self._constants.get(id(parameter))
+
+    def unread(self) -> frozenset[str]:
+        """Names of the model's parameters that no operation read."""
+        parameters = [tensor for tensor in self._held if isinstance(tensor, nn.Parameter)]
+        return frozenset(self._constants[id(p)] for p in parameters if _storage(p) not in self._read)
 
     def forget(self, tensor: Tensor) -> None:
         """Let `tensor` be a leaf when it is next seen."""

@@ -1,0 +1,85 @@
+"""The window that config or module declare, against the one that the layer's mask shows.
+
+Formula: the most keys that a row sees, its own included, is the greatest i - j of the visible keys and 1. Threshold:
+the declared number (`audit.windows`), to the key; without a causal mask it is what a row sees on either side.
+A mask that is no band (tokens of an image see one another, the first keys stay visible) is not judged. Rows that are
+not longer than the window do not tell it: not measured.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from sqrtdk.audit.context import Context
+from sqrtdk.audit.records import Finding
+from sqrtdk.audit.windows import Window, declared_window
+from sqrtdk.tracing.records import AttentionCall, NotMeasured
+
+SOURCE = "Jiang et al. 2023, section 2; transformers masking_utils.sliding_window_overlay: j > i - sliding_window"
+
+
+def _admitted(window: Window, two_sided: bool) -> tuple[int, ...]:
+    """The keys that a row may see on one side, its own included; the first is what the declaration says."""
+    if not two_sided:
+        return (window.keys,)
+    # strangers mean the keys on either side, with the row's own or without, or those on both
+    return (window.keys + 1,) if window.inclusive else (window.keys, window.keys + 1, window.keys // 2 + 1)
+
+
+def _judge(call: AttentionCall, window: Window) -> Finding | None:
+    """The finding of one call with a window that its rows are long enough to tell."""
+    mask, length = call.mask, call.key_len
+    before = length - call.query_len
+    sides = [length]
+    if mask is not None and mask.least is not None and mask.greatest is not None:
+        if not mask.band:
+            return None
+        sides = [mask.greatest + before + 1]
+        if mask.least + before < 0 and sides[0] < length:
+            sides.append(1 - mask.least - before)
+    admitted = _admitted(window, len(sides) > 1)
+    off = [side for side in sides if side not in admitted]
+    near = any(abs(side - number) == 1 for side in off for number in admitted)
+    if not off or not (window.sure or near) or (sides == [length] and max(admitted) + 1 >= length and mask is None):
+        return None
+    seen, expected = off[0], admitted[0]
+    if len(sides) > 1:
+        message = f"rows see {seen - 1} keys on one side of their own: {window.by} lets them see {expected - 1}"
+    elif seen >= length:
+        message = f"rows see all {length} keys: {window.by} is not applied"
+    else:
+        message = f"rows see up to {seen} keys, their own included: {window.by} lets them see {expected}"
+    return Finding(
+        rule="sliding_window",
+        severity="fail",
+        site=call.site,
+        value=float(seen),
+        threshold=float(expected),
+        message=message,
+        fix="hide the keys j <= i - sliding_window: a row sees sliding_window keys, its own included",
+        source=SOURCE,
+    )
+
+
+def check(context: Context) -> Iterable[Finding | NotMeasured]:
+    """One finding for each call with another window; what could not be told is said once for each window."""
+    short: dict[str, int] = {}
+    unread: Counter[str] = Counter()
+    for judged in context.calls:
+        call = judged.call
+        window = declared_window(call.site, context.module(call.site), context.config(call.site))
+        if window is None or not window.keys or call.self_attention is False or call.query_len < 2:
+            continue
+        keys = context.tokens.keys(call)
+        longest = call.key_len if keys is None else int(keys.sum(-1).max())
+        if longest <= window.keys:
+            short[window.by] = max(longest, short.get(window.by, 0))
+        elif call.mask is not None and call.mask.least is None:
+            unread[window.by] += 1
+        elif (finding := _judge(call, window)) is not None:
+            yield finding
+    for by, count in unread.items():
+        yield NotMeasured("", f"{by} was not held against the masks of {count} calls: their values are not known")
+    for by, longest in short.items():
+        yield NotMeasured("", f"the window of {by} is not reached by rows of {longest} tokens: give longer ones")

@@ -1,0 +1,100 @@
+"""What declares that a row sees a window of keys, and how many.
+
+The number counts the row's own key: transformers' masking_utils.sliding_window_overlay lets a row i see the keys
+j > i - sliding_window (Jiang et al. 2023, Mistral), as GPT-Neo, Gemma and litgpt do. Without a causal mask transformers
+counts otherwise: |i - j| <= sliding_window. flash attention's pair (left, right) does not count it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from sqrtdk.audit.configs import as_number, field, is_transformers, number
+
+_WIDTHS = ("sliding_window", "sliding_window_size", "attention_window_size")
+_LISTS = {"layer_types": _WIDTHS, "attention_layers": ("window_size",)}  # the latter is GPT-Neo's
+_KINDS = {
+    "sliding_attention": True, "hybrid_sliding": True, "sliding": True, "local": True, "local_attention": True,
+    "full_attention": False, "full": False, "global": False, "global_attention": False,
+}  # fmt: skip
+_BY_LAYER = ("max_window_layers", "sliding_window_pattern")  # without a list, which layers these name is not agreed
+_PAIRS = ("window_size", "att_context_size")
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A declared window.
+
+    Attributes:
+        keys: that a row sees, its own included; 0 where it sees all of them.
+        by: what declares it, as "config.sliding_window = 4096".
+        inclusive: without a causal mask a row sees `keys` keys on either side of its own.
+        sure: it holds for this layer; otherwise only a mask that is off by one of it is a contradiction.
+    """
+
+    keys: int
+    by: str
+    inclusive: bool = False
+    sure: bool = True
+
+
+def declared_window(site: str, module: nn.Module | None, config: Any) -> Window | None:
+    """The window that config or module declare for a layer; None where neither says anything of windows."""
+    inclusive = is_transformers(config)
+    for names, widths in _LISTS.items():
+        if (kind := _kind(config, names, site, module)) is not None:
+            return _of_kind(config, kind, widths, inclusive)
+        if isinstance(field(config, names), list | tuple):
+            return None  # a kind of layer that is not known
+    if (own := _positive(module, _WIDTHS)) is not None:
+        return Window(own[1], f"attribute {own[0]} = {own[1]}", inclusive)
+    stated = None if field(config, "use_sliding_window") is False else _positive(config, _WIDTHS)
+    if stated is not None:
+        sure = not any(field(config, name) is not None for name in _BY_LAYER)
+        return Window(stated[1], f"config.{stated[0]} = {stated[1]}", inclusive, sure)
+    return _pair(module) or _pair(config)
+
+
+def _kind(config: Any, names: str, site: str, module: nn.Module | None) -> bool | None:
+    """Whether the layer's entry of a list says that it has a window; None where it says neither."""
+    kinds, layer = field(config, names), _layer(site, module)
+    if not isinstance(kinds, list | tuple) or layer is None or layer >= len(kinds):
+        return None
+    return _KINDS.get(kinds[layer]) if isinstance(kinds[layer], str) else None
+
+
+def _of_kind(config: Any, windowed: bool, widths: tuple[str, ...], inclusive: bool) -> Window | None:
+    stated = _positive(config, widths)
+    if stated is None:
+        return None
+    by = f"config.{stated[0]} = {stated[1]}"
+    return Window(stated[1] if windowed else 0, by, inclusive)
+
+
+def _layer(site: str, module: nn.Module | None) -> int | None:
+    """The layer's number: the module's own, else the last one in its path."""
+    index = field(module, "layer_idx")
+    if isinstance(index, int) and not isinstance(index, bool) and index >= 0:
+        return index
+    numbers = [int(part) for part in site.split(".") if part.isdecimal()]
+    return numbers[-1] if numbers else None
+
+
+def _positive(owner: Any, names: tuple[str, ...]) -> tuple[str, int] | None:
+    for name in names:
+        value = number(owner, name)
+        if value is not None and value >= 1 and value == int(value):
+            return name, int(value)
+    return None
+
+
+def _pair(owner: Any) -> Window | None:
+    """(left, right) of flash attention and NeMo; a window of rows and columns (Swin) is written the same."""
+    for name in _PAIRS:
+        pair = field(owner, name)
+        if isinstance(pair, list | tuple) and len(pair) == 2 and (left := as_number(pair[0])) and left >= 1:
+            return Window(int(left) + 1, f"{name} = {tuple(pair)}", sure=False)
+    return None

@@ -1,0 +1,152 @@
+"""TorchScript, and modules that raise when they are asked: the audit reads what it can and says the rest."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from sqrtdk.audit.check import check
+from sqrtdk.audit.configs import field, held, module_at, present
+from sqrtdk.audit.declared import declared
+from sqrtdk.errors import ModelError
+from stranger_modules import ROOT, Attention, Lenient, Net, told
+
+
+@pytest.fixture
+def x():
+    return torch.randn(1, 6, 32)
+
+
+class StrangeError(Exception):
+    """Of no built-in kind that a reader of attributes would expect."""
+
+
+class Hostile(Attention):
+    error: type[Exception] = RuntimeError
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            raise self.error(name) from None
+
+
+class Strange(Hostile):
+    error = StrangeError
+
+
+class Answering(Attention):
+    """Whatever it is asked for, it can be called."""
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return lambda *_: None
+
+
+class Itself(Attention):
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return self
+
+
+@pytest.mark.parametrize("attn", [None, "both"])
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("kind", [Hostile, Strange, Lenient, Answering, Itself])
+def test_a_module_whose_getattr_is_odd(x, kind, depth, attn):
+    model = kind(1.0) if depth == 0 else Net(kind(1.0), kind())
+    report = check(model, x, attn=attn)
+    assert [told(judged) for judged in report.calls] == [("unexplained", "missing"), ("exact", None)][: depth + 1]
+    assert {f.rule for f in report.findings} - {"flat"} == {"scale_ledger"}
+
+
+@pytest.mark.parametrize("kind", [Hostile, Strange])
+def test_a_module_that_cannot_be_copied_to_meta_is_one_clear_error(x, kind):
+    with pytest.raises(ModelError, match="can't be copied to the meta device"):
+        check(kind(), x, static=True)
+
+
+def test_the_readers():
+    hostile = Net(Strange())
+    assert field(hostile, "parts.0.nothing") is None
+    assert not present(hostile.parts[0], "nothing")
+    assert present(hostile.parts[0], "v")
+    assert held(hostile.parts[0])["width"] == 8
+    assert held(3) == {}
+    assert module_at(hostile, "parts.0.v") is hostile.parts[0].v
+    assert module_at(hostile, "") is hostile
+    assert module_at(hostile, "parts.0.number") is None
+    assert module_at(hostile, "parts.7") is None
+
+
+def test_a_mapping_that_raises_is_no_config(make_call):
+    class Odd(dict):
+        def get(self, *_):
+            raise StrangeError
+
+    assert declared(make_call(), None, Odd(attention_multiplier=0.5)) is None
+
+
+class Scriptable(nn.Module):
+    def __init__(self, scale: float = ROOT):
+        super().__init__()
+        self.qkv, self.q_norm, self.scale = nn.Linear(32, 96), nn.LayerNorm(8), scale
+
+    def forward(self, x):
+        qkv = self.qkv(x).unflatten(-1, [3, 4, 8]).permute(2, 0, 3, 1, 4)
+        logits = self.q_norm(qkv[0]) @ qkv[1].transpose(-1, -2) * self.scale
+        return (logits.softmax(-1) @ qkv[2]).transpose(1, 2).flatten(2)
+
+
+def script(made, x):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(made)
+
+
+def traced(made, x):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.trace(made, x)
+
+
+@pytest.mark.parametrize("compiled", [script, traced])
+@pytest.mark.parametrize(("scale", "verdicts"), [(ROOT, {"exact"}), (0.3, {"declared", "unexplained"})])
+def test_a_torchscript_attention_is_audited(x, compiled, scale, verdicts):
+    model = Net(Attention(), compiled(Scriptable(scale), x))
+    report = check(model, x)
+    assert [judged.call.site for judged in report.calls] == ["parts.0", "parts.1"]
+    assert report.calls[0].verdict == "exact"
+    assert report.calls[1].verdict in verdicts  # a traced module holds its scale as a constant of the graph
+    assert not {"unused", "responsiveness"} & {f.rule for f in report.findings}
+    assert not any("responsiveness" in entry.reason for entry in report.not_measured)
+
+
+def test_a_scripted_scale_is_a_declaration_and_a_module_below_it_is_found(x):
+    model = Net(script(Scriptable(0.3), x))
+    assert check(model, x).calls[0].declared_by == "attribute scale = 0.3"
+    assert isinstance(module_at(model, "parts.0.q_norm"), nn.Module)
+    assert told(check(Net(script(Scriptable(8**0.5), x)), x).calls[0]) == ("unexplained", "inverted")
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+def test_torchscript_beside_an_attention_is_left_alone(x, freeze):
+    beside = script(nn.Sequential(nn.Linear(32, 32), nn.Dropout(0.5)), x)
+    if freeze:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            beside = torch.jit.freeze(beside.eval())
+    model = Net(Attention(), beside)
+    report = check(model, x)
+    assert [judged.verdict for judged in report.calls] == ["exact"]
+    assert freeze or beside.training
+
+
+def test_torchscript_cannot_be_copied_to_meta(x):
+    with pytest.raises(ModelError, match=r"parts\.1 is TorchScript") as caught:
+        check(Net(Attention(), script(Scriptable(), x)), x, static=True)
+    assert "without static" in caught.value.hint
