@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from sqrtdk.tracing.read.factors import read_factor
+from sqrtdk.tracing.read.pieces import assembled, joined, padded
 from sqrtdk.tracing.read.rotary import amplitude_of, table_positions
 from sqrtdk.tracing.records import Factor, Stage
 from sqrtdk.tracing.watch import ops
@@ -127,7 +127,7 @@ def _rotated(node: Node, where: str) -> Side | None:
     tables = [(n, i) for n in between if n.op in ("mul", "addcmul") for i in table_positions(n)]
     rejoined = node.op in ("cat", "stack") and all(p.act for p in node.parents())
     scaled = any(n.op in ("mul", "div") and not table_positions(n) and n.number(1) != 1.0 for n in between)
-    if not tables and (scaled or not rejoined):
+    if not tables and (scaled or not rejoined or any(_repeats(n) for n in between)):
         return None
     side = follow(source, where)
     if side.basis is not None and tuple(side.basis.shape) != node.shape:
@@ -169,11 +169,17 @@ def _same(node: Node, main: Node, where: str) -> Side:
     return follow(main, where)
 
 
+def _repeats(node: Node) -> int:
+    """How many times a view holds each number of what it views; 0 where it is no repeat."""
+    main = node.main()
+    before, after = 0 if main is None else math.prod(main.shape), math.prod(node.shape)
+    repeated = node.op in _REPEATS and before and after > before and after % before == 0
+    return after // before if repeated else 0
+
+
 def _view(node: Node, main: Node, where: str) -> Side:
     side = follow(main, where)
-    before, after = math.prod(main.shape), math.prod(node.shape)
-    if node.op in _REPEATS and before and after > before and after % before == 0:
-        times = after // before
+    if times := _repeats(node):
         side = side.then(Stage(where, "repeat", str(times)), growth=side.growth * times)
     if node.op in _RESHAPES and main.shape and node.shape and main.shape[-1] > node.shape[-1]:
         side = replace(side, folded_heads=main.shape[-1])
@@ -224,17 +230,6 @@ def _is_sqrt_width(node: Node, value: float) -> bool:
     return any(abs(value / math.sqrt(n) - 1) < 1e-3 for n in node.shape[-2:] if n > 1)
 
 
-def _padded(node: Node, main: Node, where: str) -> Side:
-    side = follow(main, where)
-    pads = node.args[1]
-    if len(pads) >= 2 and any(p > 0 for p in pads[:2]) and not any(pads[2:]):
-        stage = Stage(where, "pad", f"{main.shape[-1]} to {node.shape[-1]}")
-        side = side.then(stage, padding=side.padding + int(sum(pads[:2])))
-    else:
-        side = side.then(Stage(where, "pad"))
-    return side if side.basis is None else replace(side, basis=replay(node, side.basis))
-
-
 def _cached(node: Node, main: Node, where: str) -> Side:
     return follow(main, where).then(Stage(where, "cache"), basis=None)
 
@@ -255,82 +250,16 @@ def _shifted(node: Node, main: Node, where: str) -> Side:
     return replace(side, basis=side.basis + sign * shift / product)
 
 
+def _padded(node: Node, main: Node, where: str) -> Side:
+    return padded(node, main, where, follow)
+
+
 def _joined(node: Node, main: Node, where: str) -> Side:
-    """Pieces of different origin put side by side: each is followed, and their factors must agree."""
-    pieces = [p for p in node.parents() if p.act]
-    constants = [p for p in node.parents() if not p.act]
-    dim = int(node.args[1]) if len(node.args) > 1 else 0
-    if any(math.prod(p.shape) for p in constants):
-        side = follow(pieces[0], where)
-        if len(pieces) > 1 or dim not in (-1, len(node.shape) - 1) or not all("zeros" in p.op for p in constants):
-            # keys of the model's own beside the projected ones (memory keys): the latter's scale is read
-            return side.then(Stage(where, "cat", "constant"), basis=None)
-        extra = node.shape[-1] - pieces[0].shape[-1]
-        basis = None if side.basis is None else torch.nn.functional.pad(side.basis, (0, extra))
-        stage = Stage(where, "pad", f"{pieces[0].shape[-1]} to {node.shape[-1]}")
-        return side.then(stage, padding=side.padding + extra, basis=basis)
-    sides = [follow(p, where) for p in pieces]
-    if len(sides) == 1:
-        return sides[0]
-    bases = [side.basis for side in sides if side.basis is not None]
-    return _together(sides, basis=torch.cat(bases, dim) if len(bases) == len(sides) else None)
-
-
-def _together(sides: Sequence[Side], *, basis: Tensor | None, root: Node | None = None, padding: int = 0) -> Side:
-    """What pieces of different origin have in common; their factors must agree."""
-    first = sides[0]
-    unknown = [name for side in sides for name in side.unknown]
-    if any(abs(side.factor - first.factor) > 1e-3 * abs(first.factor) for side in sides):
-        unknown.append("pieces with unlike factors")
-    return Side(
-        basis,
-        root,
-        tuple(stage for side in sides for stage in side.stages),
-        first.factors,
-        norm=first.norm,
-        norm_gain=any(side.norm_gain for side in sides),
-        rope=any(side.rope for side in sides),
-        padding=padding,
-        unknown=tuple(unknown),
-        folded_heads=first.folded_heads,
-    )
+    return joined(node, where, follow)
 
 
 def _assembled(node: Node, main: Node, where: str) -> Side:
-    """A tensor written slice by slice: like pieces put side by side."""
-    places: list[Node] = []
-    sources: list[Node] = []
-    base = node
-    while base.op == "overwrite":
-        old, new = base.args
-        if new.op != "copy" or not isinstance(new.args[1], Node) or new.args[0].op not in ops.VIEWS:
-            return follow(old if old.act else new, where).lost(where, f"{new.op} in place", basis=None)
-        places.append(new.args[0])
-        sources.append(new.args[1])
-        base = old
-    pieces = [follow(source, where) for source in sources]
-    beneath = [follow(base, where)] if base.act else []
-    covered = sum(place.shape[-1] for place in places)
-    zeros = not beneath and "zeros" in base.op and covered < node.shape[-1]
-    padded = zeros and places[0].shape[:-1] == node.shape[:-1]
-    side = _together(
-        [*beneath, *pieces],
-        basis=_written(node, places, pieces, beneath),
-        root=pieces[0].root if len(pieces) == 1 and not beneath else None,
-        padding=node.shape[-1] - covered if padded else 0,
-    )
-    return side.then(Stage(where, "pad", f"{covered} to {node.shape[-1]}")) if padded else side
-
-
-def _written(node: Node, places: Sequence[Node], pieces: Sequence[Side], beneath: Sequence[Side]) -> Tensor | None:
-    """The values of pieces written to their places, the first written last among `places`."""
-    values = [side.basis for side in (*pieces, *beneath) if side.basis is not None]
-    if len(values) < len(pieces) + len(beneath):
-        return None
-    basis = values[-1].clone() if beneath else values[0].new_zeros(node.shape)
-    for place, value in zip(reversed(places), reversed(values[: len(pieces)]), strict=True):
-        replay(place, basis).copy_(value)
-    return basis
+    return assembled(node, where, follow)
 
 
 READERS: dict[str, Callable[[Node, Node, str], Side]] = {
