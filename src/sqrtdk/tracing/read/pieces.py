@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 def padded(node: Node, main: Node, where: str, follow: Follow) -> Side:
-    """Zeros around the values: behind the features they make the head wider."""
+    """Zeros around the values; where they lie along the features they make the head wider."""
     side = follow(main, where)
-    pads = node.args[1]
-    if len(pads) >= 2 and any(p > 0 for p in pads[:2]) and not any(pads[2:]):
-        stage = Stage(where, "pad", f"{main.shape[-1]} to {node.shape[-1]}")
-        side = side.then(stage, padding=side.padding + int(sum(pads[:2])))
-    else:
-        side = side.then(Stage(where, "pad"))
+    shapes = zip(reversed(main.shape), reversed(node.shape), strict=True)
+    grown = [(-1 - i, before, after) for i, (before, after) in enumerate(shapes) if after > before]
+    detail = f"{grown[0][1]} to {grown[0][2]}" if len(grown) == 1 and grown[0][0] == -1 else ""
+    side = side.then(
+        Stage(where, "pad", detail), pads=(*side.pads, *((axis, after - before) for axis, before, after in grown))
+    )
     return side if side.basis is None else replace(side, basis=replay(node, side.basis))
 
 
@@ -40,13 +40,14 @@ def joined(node: Node, where: str, follow: Follow) -> Side:
     dim = int(node.args[1]) if len(node.args) > 1 else 0
     if any(math.prod(p.shape) for p in constants):
         side = follow(pieces[0], where)
-        if len(pieces) > 1 or dim not in (-1, len(node.shape) - 1) or not all("zeros" in p.op for p in constants):
+        axis = dim % len(node.shape) - len(node.shape)
+        if len(pieces) > 1 or axis < -2 or not all("zeros" in p.op for p in constants):
             # keys of the model's own beside the projected ones (memory keys): the latter's scale is read
             return side.then(Stage(where, "cat", "constant"), basis=None)
-        extra = node.shape[-1] - pieces[0].shape[-1]
-        basis = None if side.basis is None else functional.pad(side.basis, (0, extra))
-        stage = Stage(where, "pad", f"{pieces[0].shape[-1]} to {node.shape[-1]}")
-        return side.then(stage, padding=side.padding + extra, basis=basis)
+        before, after = pieces[0].shape[axis], node.shape[axis]
+        basis = None if side.basis is None else functional.pad(side.basis, (0, 0) * (-1 - axis) + (0, after - before))
+        stage = Stage(where, "pad", f"{before} to {after}")
+        return side.then(stage, pads=(*side.pads, (axis, after - before)), basis=basis)
     sides = [follow(p, where) for p in pieces]
     if len(sides) == 1:
         return sides[0]
@@ -54,11 +55,30 @@ def joined(node: Node, where: str, follow: Follow) -> Side:
     return together(sides, basis=torch.cat(bases, dim) if len(bases) == len(sides) else None)
 
 
+def moved(pads: tuple[tuple[int, int], ...], before: Node, view: Node) -> tuple[tuple[int, int], ...]:
+    """Pads after a view of the padded tensor; those that it cut off are gone."""
+    return tuple((axis, count) for old, count in pads if (axis := _axis_after(old, before, view)) is not None)
+
+
+def _axis_after(axis: int, before: Node, view: Node) -> int | None:
+    """Where an axis went, counted from the end; where it was merged with others, as it was; None where it was cut."""
+    size = before.shape[axis]
+    line = torch.arange(size).view([size if d == axis % len(before.shape) else 1 for d in range(len(before.shape))])
+    try:
+        place = replay(view, line.expand(before.shape))
+    except (RuntimeError, IndexError):
+        return axis
+    if math.prod(view.shape) < math.prod(before.shape) and size not in place.shape:
+        return None
+    varying = [d for d, n in enumerate(place.shape) if n > 1 and bool((place != place.narrow(d, 0, 1)).any())]
+    return varying[0] - place.dim() if len(varying) == 1 and place.shape[varying[0]] == size else axis
+
+
 def together(sides: Sequence[Side], **changes: object) -> Side:
     """What pieces of different origin have in common; their factors must agree."""
     first = sides[0]
     unknown = [name for side in sides for name in side.unknown]
-    if any(abs(side.factor - first.factor) > 1e-3 * abs(first.factor) for side in sides):
+    if not all(_alike(side, first) for side in sides):
         unknown.append("pieces with unlike factors")
     whole = replace(
         first,
@@ -67,10 +87,17 @@ def together(sides: Sequence[Side], **changes: object) -> Side:
         norm_gain=any(side.norm_gain for side in sides),
         rope=any(side.rope for side in sides),
         growth=min(side.growth for side in sides),
-        padding=0,
+        pads=(),
         unknown=tuple(unknown),
     )
     return whole.then(**changes)
+
+
+def _alike(side: Side, other: Side) -> bool:
+    """Whether their factors come to the same; those of unknown value where they are the same ones."""
+    if math.isnan(side.factor) or math.isnan(other.factor):
+        return [replace(f, where="") for f in side.factors] == [replace(f, where="") for f in other.factors]
+    return abs(side.factor - other.factor) <= 1e-3 * abs(other.factor)
 
 
 def assembled(node: Node, where: str, follow: Follow) -> Side:
@@ -94,7 +121,7 @@ def assembled(node: Node, where: str, follow: Follow) -> Side:
         [*beneath, *pieces],
         basis=_written(node, places, pieces, beneath),
         root=pieces[0].root if len(pieces) == 1 and not beneath else None,
-        padding=node.shape[-1] - covered if wider else 0,
+        pads=((-1, node.shape[-1] - covered),) if wider else (),
     )
     return side.then(Stage(where, "pad", f"{covered} to {node.shape[-1]}")) if wider else side
 
