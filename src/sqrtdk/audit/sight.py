@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from sqrtdk.audit.configs import field, model_type
-from sqrtdk.tracing.records import AttentionCall, Mask
+from sqrtdk.tracing.records import BY_DATA, AttentionCall, Mask
 
 WEIGHT = 1e-4
 LEAST_ROWS = 4  # below it a few visible keys fit many shapes
@@ -121,6 +121,19 @@ def _behind(mask: Mask, rows: int) -> Fault | None:
     return (
         "warn", float(mask.least), 0.0, f"the causal mask is off by {count}: no row sees {hidden}, and {first} nothing",
         "let each row see its own key: tril(diagonal=0)", SOURCE,
+    )  # fmt: skip
+
+
+def unordered(call: AttentionCall, module: nn.Module | None) -> Fault | None:
+    """Rows or keys that the data picked: whether the mask is the right one is not known; None where it is ordered."""
+    if not any((stage.name, stage.detail) == ("gather", BY_DATA) for stage in call.stages):
+        return None
+    if call.mask is None and not says_causal(call, module):
+        return None
+    return (
+        "note", float(call.query_len), 0.0,
+        f"q or k was gathered {BY_DATA}: which keys the mask must hide is not known",
+        "test the model itself: a change of later tokens must not change earlier outputs, if it is causal", SOURCE,
     )  # fmt: skip
 
 

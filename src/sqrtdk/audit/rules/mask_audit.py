@@ -29,7 +29,7 @@ from sqrtdk.audit.families import SCALED_BIAS
 from sqrtdk.audit.input_gains import gained_by_inputs
 from sqrtdk.audit.lookahead import lookahead, may_see_ahead
 from sqrtdk.audit.records import Finding, JudgedCall
-from sqrtdk.audit.sight import SOURCE, WEIGHT, Fault, leak, own_key, says_causal, shape
+from sqrtdk.audit.sight import SOURCE, WEIGHT, Fault, leak, own_key, says_causal, shape, unordered
 from sqrtdk.audit.tolerance import close
 from sqrtdk.tracing.records import AttentionCall, Mask
 
@@ -119,7 +119,10 @@ def _faults(context: Context, judged: JudgedCall) -> Iterable[Fault]:
     owners = context.module(call.site), context.config(call.site)
     own = own_key(call)
     pattern = own or shape(call, lookahead(owners))
-    if pattern is not None:
+    picked = unordered(call, owners[0])
+    if picked is not None:
+        yield picked
+    elif pattern is not None:
         yield pattern
     elif says_causal(call, *owners) and may_see_ahead(owners, field(context.model, "config"), call.mask) is None:
         yield from leak(call, lookahead(owners), context.mode == "static")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sqrtdk.tracing.classify.branches import set_beside, summands
 from sqrtdk.tracing.classify.normalise import normalise
 from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.softmax import by_hand
@@ -91,8 +92,10 @@ def _sums(weights: Node) -> bool:
 def _carry_vectors(scene: Scene, made: Made, active: list[Node]) -> None:
     """Q, k or v on their way; a sum of two branches begins a new lineage."""
     node = made.node
+    active = set_beside(node, active, made.tensors)
     if len({p.roots for p in active}) > 1 and node.op not in ("cat", "stack"):
         node.terms = sum(p.terms for p in active)
+        node.branches = summands(node, scene.store.projected)
         scene.store.cut(node, made.tensor)
         return
     node.roots = frozenset[Node]().union(*(p.roots for p in active))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.graph import Node, Norm
 
-_REDUCTIONS = frozenset({"mean", "var", "linalg_vector_norm", "norm", "sum"})
+_REDUCTIONS = frozenset({"mean", "var", "std", "linalg_vector_norm", "norm", "sum"})
 
 
 def normalise(node: Node, active: Sequence[Node]) -> None:
@@ -18,7 +18,7 @@ def normalise(node: Node, active: Sequence[Node]) -> None:
     if name in ops.NORMS:
         node.norm = Norm(ops.NORMS[name])
     elif name in _REDUCTIONS and reduced and not active[0].size:
-        node.size = "rms" if name in ("mean", "var") else "l2"
+        node.size = "rms" if name in ("mean", "var", "std") else "l2"
     elif name in ("mul", "div"):
         _multiplied(node, active)
     elif all(p.size for p in active):

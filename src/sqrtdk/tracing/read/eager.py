@@ -37,6 +37,8 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
     axes = orientation(chain.product, chain.views, weighing.dim, weighing.logits.dim())
     query_node, key_node = (right, left) if axes.swapped else (left, right)
     query, key = follow(query_node, "q"), follow(key_node, "k")
+    if len(right.shape) > 1:
+        query, key = (query.transposed(), key) if axes.swapped else (query, key.transposed())
     layout = _layout(axes.apply(weighing.logits), query, query_node, axes.swapped, value, heads_hint)
     steps = chain.steps
     by_sdpa = weighing.op == _MATH and not weighing.flex

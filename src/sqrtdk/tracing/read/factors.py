@@ -41,21 +41,21 @@ def tensor_factor(
     known = value is not None and not value.is_meta and not value.is_complex() and value.numel() > 0
     if held == 1:
         if not known:
-            return Factor(None, where, _source(arg), learned=_learned(arg))
+            return Factor(None, where, _source(arg), learned=is_learned(arg))
         assert value is not None
         number = float(value.flatten()[0])
-        return Factor(1 / number if inverse and number else number, where, _source(arg), learned=_learned(arg))
+        return Factor(1 / number if inverse and number else number, where, _source(arg), learned=is_learned(arg))
     if shape[-1:] != (1,) or len(shape) < -heads_axis or shape[heads_axis] != held:
         return _uniform(value, where, inverse)
     if not known:
-        return Factor(None, where, _source(arg), learned=_learned(arg)) if held == math.prod(shape) else None
+        return Factor(None, where, _source(arg), learned=is_learned(arg)) if held == math.prod(shape) else None
     assert value is not None
     repeated = value.movedim(heads_axis, 0).flatten(1)
     if not bool((repeated == repeated[:, :1]).all()):
         return _uniform(value, where, inverse)
     numbers = [1 / float(v) if inverse else float(v) for v in repeated[:, 0]]
     mean = math.exp(sum(math.log(abs(v)) for v in numbers) / len(numbers)) if all(numbers) else 0.0
-    return Factor(mean, where, _source(arg), per_head=tuple(numbers), learned=_learned(arg))
+    return Factor(mean, where, _source(arg), per_head=tuple(numbers), learned=is_learned(arg))
 
 
 def of_the_data(arg: object, factor: Factor | None) -> Factor | None:
@@ -100,5 +100,6 @@ def _leaf_name(node: Node) -> str:
     return next((leaf.label for leaf in ancestors(node) if leaf.op in ("parameter", "buffer")), "")
 
 
-def _learned(node: Node) -> bool:
+def is_learned(node: Node) -> bool:
+    """Whether a parameter is among what it was made from."""
     return any(leaf.op == "parameter" for leaf in ancestors(node))

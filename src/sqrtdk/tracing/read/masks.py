@@ -86,10 +86,15 @@ def read_addend(
         return (Bias(ZERO_ONE, addend),)
     bias = bias_name(added, hidden)
     rest = addend if hidden is None else Placed(added.masked_fill(hidden, 0.0), views, shape)
-    steps: list[Step] = [] if bias is None else [Bias(bias, rest)]
+    steps: tuple[Step, ...] = ()
+    if bias is not None and rest is not addend and rest is not None and float(rest.value.min()) <= HIDDEN:
+        steps = read_addend(node, rest.value, 1.0, views, shape)  # keys that are hidden by less
+    elif bias is not None:
+        steps = (Bias(bias, rest),)
     if hidden is not None:
-        steps.append(Hide("float", fill, Placed(~hidden, views, shape), beside_bias=bool(steps), source=node))
-    return tuple(steps)
+        beside = any(isinstance(step, Bias) for step in steps)
+        steps = (*steps, Hide("float", fill, Placed(~hidden, views, shape), beside_bias=beside, source=node))
+    return steps
 
 
 def _is_zero_one(value: Tensor) -> bool:

@@ -133,6 +133,11 @@ class Reading:
     no_stats: str | None = None
 
     @property
+    def reordered(self) -> bool:
+        """Whether rows or keys were picked by indices of the data: i - j tells nothing then."""
+        return self.query.gathered or self.key.gathered
+
+    @property
     def without_data(self) -> bool:
         """Whether it ran on the meta device."""
         return self.device.type == "meta"

@@ -48,7 +48,7 @@ def _mean_square(value: Tensor) -> float:
 
 def _table_scale(node: Node) -> float:
     scale = 1.0
-    while node.op in ops.VIEWS | ops.SAME | {"mul", "cat", "stack", "index"}:
+    while node.op in ops.VIEWS | ops.SAME | {"mul", "cat", "stack", "index", "table"}:
         if node.op == "mul":
             numbers = [n for n in (node.number(0), node.number(1)) if n is not None]
             if not numbers:

@@ -17,6 +17,8 @@ from sqrtdk.tracing.read.reading import Logits, Reading
 from sqrtdk.tracing.records import Mask
 from sqrtdk.tracing.steps import Beside, Hide, Step, scaled_by
 
+_MUCH_LESS = 100.0  # of two numbers that hide, one this many times the other leaves it no weight
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sight:
@@ -41,8 +43,19 @@ class Sight:
 def look(reading: Reading) -> Sight:
     """Name the masks of a reading, and count what they hide."""
     sight = _look(reading)
+    if reading.reordered:
+        return _unordered(sight)
     causal = sight.mask is not None and sight.mask.kind in ("causal", "causal_lower_right")
     return replace(sight, ahead=reading.layout.rows == reading.layout.columns and not causal)
+
+
+def _unordered(sight: Sight) -> Sight:
+    """Of rows and keys in an unknown order: a mask has no pattern."""
+    steps = tuple(replace(s, name=s.name and "mask") if isinstance(s, Hide) else s for s in sight.steps)
+    mask = sight.mask
+    if mask is not None:
+        mask = replace(mask, kind="mask", least=None, greatest=None, band=None, ahead_by_one=None)
+    return replace(sight, steps=steps, mask=mask)
 
 
 def _look(reading: Reading) -> Sight:
@@ -69,7 +82,21 @@ def _look(reading: Reading) -> Sight:
     if not masks:
         return Sight(steps)
     visible = functools.reduce(torch.Tensor.__and__, masks.values())
-    return Sight(steps, _mask(reading, hides, {i: names[i] or "mask" for i in masks}, visible), visible)
+    seen = _with_own_keys(visible, {i: (hides[i].fill, mask) for i, mask in masks.items()})
+    return Sight(steps, _mask(reading, hides, {i: names[i] or "mask" for i in masks}, seen), visible)
+
+
+def _with_own_keys(visible: Tensor, masks: Mapping[int, tuple[float | None, Tensor]]) -> Tensor:
+    """The keys that rows see; one without any other sees its own, where that is hidden by less than the others are.
+
+    Of q and k in one projection a row's own key is hidden so (Kitaev et al. 2020, Reformer).
+    """
+    least = max((fill for fill, _ in masks.values() if fill is not None), default=0.0)
+    others = [mask for fill, mask in masks.values() if fill is None or fill < _MUCH_LESS * least]
+    if not others or len(others) == len(masks) or visible.shape[-1] != visible.shape[-2]:
+        return visible
+    own = torch.eye(visible.shape[-1], dtype=torch.bool, device=visible.device)
+    return visible | (own & functools.reduce(torch.Tensor.__and__, others) & ~visible.any(-1, keepdim=True))
 
 
 def _causal(rows: int) -> Mask:

@@ -142,7 +142,7 @@ def read_slope(reading: Reading, sight: Sight) -> Slope | str:
     assert operands is not None
     if query.basis is None or key.basis is None:
         return "the projection's values could not be brought into the product's layout"
-    if query.rope != key.rope or (query.rope and layout.rows != layout.columns):
+    if query.rope != key.rope or (query.rope and (reading.reordered or layout.rows != layout.columns)):
         return "q and k are rotated by different positions"
     if isinstance(operands, Vectors):
         return _by_vectors(reading, operands, query.basis, key.basis) or NO_VARIATION

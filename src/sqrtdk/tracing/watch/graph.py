@@ -95,6 +95,7 @@ class Node:
         value: alias of the values, where they are kept.
         terms: content-dependent products with a constant that are summed here.
         root: set where a lineage starts.
+        branches: what a root sums, each with a factor; it is followed where no projection reads the sum.
         product: set where queries met keys.
         weights: set where it carries the weights of a softmax.
         norm: set where it is the output of a normalisation.
@@ -107,6 +108,7 @@ class Node:
         "_roots",
         "act",
         "args",
+        "branches",
         "external",
         "func",
         "kwargs",
@@ -164,6 +166,7 @@ class Node:
         self.value: Tensor | None = None
         self.operands: dict[int | tuple[int, int], Tensor] = {}
         self.terms = 0
+        self.branches: tuple[tuple[Node, float], ...] = ()
 
     def __repr__(self) -> str:
         return f"Node({self.op} {tuple(self.shape)})"

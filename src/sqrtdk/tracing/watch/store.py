@@ -24,6 +24,7 @@ class Store:
 
     def __init__(self, model: nn.Module | None, sites: Sites, values: Mapping[str, Tensor]) -> None:
         self.weighings: WeakSet[Weighing] = WeakSet()
+        self.projected: WeakSet[Node] = WeakSet()  # roots that a projection has read: hidden states
         self._sites = sites
         self._values = values  # of buffers on the meta device
         self._nodes: Any = WeakTensorKeyDictionary()
@@ -154,6 +155,7 @@ class Store:
             start = origin(source)
             earlier = (frozenset({r.serial}) | r.root.lineage for r in start.roots if r.root is not None)
             root = replace(root, source=start.serial, lineage=frozenset({start.serial}).union(*earlier))
+            self.projected.update(start.roots)
         node.make_root(root, alias(tensor))
         self._valued.add(node)
 

@@ -1,0 +1,72 @@
+"""Two lineages meet: q and a rotation's table, q and a gate, or two branches that are summed."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from torch import Tensor
+
+from sqrtdk.tracing.watch import ops
+from sqrtdk.tracing.watch.graph import Node
+
+_ANGLES = frozenset({"cos", "sin", "polar"})  # of any positions, also of those that are data
+_TO_TABLE = ops.VIEWS | ops.SAME | {"cat", "stack", "complex", "mul", "div", "neg"}
+_DEEPEST = 2  # sums of sums that are kept
+
+
+def set_beside(node: Node, active: list[Node], tensors: dict[int, Tensor]) -> list[Node]:
+    """Make constants of the tables, or of the gate, among the `active` operands of a multiplication; those that remain.
+
+    A table holds cosines and sines, of positions that are data; a gate has one number for each vector.
+    """
+    if node.op not in ("mul", "addcmul", "div") or len({p.roots for p in active}) < 2:
+        return active
+    values = {arg: tensors[i] for i, arg in enumerate(node.args) if i in tensors}
+    kind, aside = "table", [p for p in active if _is_table(p, values[p])]
+    if not aside:
+        kind, aside = "gate", [p for p in active if _is_gate(p, node)]
+    if not aside or len(aside) == len(active) or (node.op == "div" and node.args[0] in aside):
+        return active
+    node.args = tuple(_leaf(arg, kind) if arg in aside else arg for arg in node.args)
+    return [p for p in active if p not in aside]
+
+
+def _leaf(arg: Node, kind: str) -> Node:
+    return Node(kind, arg.shape, args=(arg,) if kind == "table" else ())
+
+
+def _is_table(node: Node, value: Tensor) -> bool:
+    while node.op in _TO_TABLE and not node.is_root:
+        parent = node.main()
+        if parent is None:
+            return False
+        node = parent
+    return node.op in _ANGLES or (node.op == "exp" and value.is_complex())
+
+
+def _is_gate(node: Node, product: Node) -> bool:
+    return node.shape[-1:] in ((), (1,)) and product.shape[-1:] > (1,) and not node.size and _fits(node, product)
+
+
+def _fits(node: Node, product: Node) -> bool:
+    """Whether the other operand has the shape of the result."""
+    return any(p is not node and p.shape == product.shape for p in product.parents())
+
+
+def summands(node: Node, projected: Container[Node]) -> tuple[tuple[Node, float], ...]:
+    """The branches of a sum, and what each is multiplied by; none where a projection has read one: a residual stream.
+
+    Nor where they are sums of sums, of a recurrence perhaps, which would never be let go.
+    """
+    left, right = (*node.args, None, None)[:2]
+    if node.op not in ("add", "sub") or not isinstance(left, Node) or not isinstance(right, Node):
+        return ()
+    roots = left.roots | right.roots
+    if not (left.act and right.act) or any(root in projected or _depth(root) >= _DEEPEST for root in roots):
+        return ()
+    sign = float(node.kwargs.get("alpha", 1)) * (-1.0 if node.op == "sub" else 1.0)
+    return (left, 1.0), (right, sign)
+
+
+def _depth(root: Node) -> int:
+    return 1 + max(_depth(r) for branch, _ in root.branches for r in branch.roots) if root.branches else 0

@@ -1,0 +1,71 @@
+"""A multiplication of q or k: by a scale, a norm's gain for each channel, points of the circle, a gate of the data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from sqrtdk.tracing.read.factors import is_learned, read_factor
+from sqrtdk.tracing.records import DATA, Factor, Stage
+from sqrtdk.tracing.watch.graph import Node
+
+if TYPE_CHECKING:
+    from sqrtdk.tracing.read.side import Side
+
+
+def multiplied(node: Node, main: Node, where: str, follow: Callable[[Node, str], Side]) -> Side:
+    """The side after a product or a quotient."""
+    side = follow(main, where)
+    position = 1 if node.args[0] is main else 0
+    other = node.args[position]
+    if isinstance(other, Node) and other.act:
+        return side.lost(where, node.op)
+    if isinstance(other, Node) and other.op == "gate":
+        gate = Factor(None, where, DATA)
+        return side.times(gate, Stage(where, "scale", gate.text()))
+    value = node.operands.get(position)
+    if value is not None and value.is_complex():
+        amplitude = 1.0 if value.is_meta else float(value.abs().mean())
+        return stretched(side.then(Stage(where, "rope"), rope=True), amplitude, where)
+    if side.norm and isinstance(other, Node) and _is_gain(other, node, side):
+        return replace(side, basis=_with_gain(node.op, side.basis, value), norm_gain=True)
+    factor = read_factor(node, position, where, heads_axis=-3)
+    if factor is None:
+        shape = tuple(other.shape) if isinstance(other, Node) else ""
+        return side.lost(where, node.op, f"{node.op} by a tensor of shape {shape}")
+    if side.norm == "l2" and not side.factors and factor.value is not None and _is_sqrt_width(node, factor.value):
+        # Unit length times sqrt(width) is unit root mean square.
+        stages = (*side.stages[:-1], replace(side.stages[-1], detail="rms"))
+        basis = None if side.basis is None else side.basis * factor.value
+        return replace(side, norm="rms", stages=stages, basis=basis)
+    return side.times(factor, Stage(where, "scale", factor.text()))
+
+
+def stretched(side: Side, amplitude: float, where: str) -> Side:
+    """A rotation whose table is no pure one multiplies by its amplitude."""
+    return side.times(Factor(amplitude, where, "rotary table")) if abs(amplitude - 1) > 1e-3 else side
+
+
+def _is_gain(other: Node, node: Node, side: Side) -> bool:
+    """Whether a tensor belongs to the normalisation before it: a number for each channel.
+
+    Behind a factor only what is learned does: a constant may be another part of the scale.
+    """
+    if other.shape[-1:] > (1,):
+        return not side.factors or is_learned(other)
+    turned = len(other.shape) > 1 and other.shape[-2] == node.shape[-2] == side.normed and node.shape[-1] != side.normed
+    return turned and is_learned(other)
+
+
+def _with_gain(op: str, basis: Tensor | None, value: Tensor | None) -> Tensor | None:
+    if basis is None or value is None or value.is_meta:
+        return None
+    return basis / value if op == "div" else basis * value
+
+
+def _is_sqrt_width(node: Node, value: float) -> bool:
+    return any(abs(value / math.sqrt(n) - 1) < 1e-3 for n in node.shape[-2:] if n > 1)

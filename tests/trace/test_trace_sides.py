@@ -1,0 +1,390 @@
+"""What happens to q and k between projection and product: the record says so, and takes the scale from beneath it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import sqrtdk
+from sqrtdk.tracing import AttentionCall
+
+B, L, DIM, H, E = 2, 8, 24, 4, 16
+ROOT = E**-0.5
+
+Turn = Callable[[Any, Tensor], Tensor]
+
+
+class Attention(nn.Module):
+    """Attention whose `attend` gets (B, H, L, E) of q, k and v."""
+
+    def __init__(self, attend: Callable[..., Tensor], *, kv_heads: int = H, **parts: Any) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(DIM, h * E) for h in (H, kv_heads, kv_heads))
+        self.attend = attend
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x: Tensor, *others: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (-1, E)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        return self.attend(self, q, k, v, *others)
+
+
+def scores(q: Tensor, k: Tensor, v: Tensor, scale: float = ROOT) -> Tensor:
+    """The plain attention."""
+    return (q @ k.transpose(-1, -2) * scale).softmax(-1) @ v
+
+
+def traced(attend: Callable[..., Tensor], *others: Tensor, meta: bool = False, **options: Any) -> AttentionCall:
+    """The one record of a model's run."""
+    with torch.device("meta" if meta else "cpu"):
+        model, x = Attention(attend, **options), torch.randn(B, L, DIM)
+        model = model.to(x.device)
+        with sqrtdk.trace(model) as run:
+            model(x, *(other.to(x.device) for other in others))
+    assert len(run.calls) == 1, (run.not_attention, run.not_measured)
+    return run.calls[0]
+
+
+def reads(call: AttentionCall, formula: str, scale: float | None, *, meta: bool, numeric: bool = True) -> None:
+    """The record says this formula and this scale, by both readings where there is data."""
+    assert call.formula == formula
+    assert call.scale.effective == (None if scale is None else pytest.approx(scale, rel=1e-4))
+    if numeric and not meta and scale is not None:
+        assert call.scale.agree is True
+        assert call.scale.numeric == pytest.approx(scale, rel=1e-4)
+        assert call.scale.r_squared == pytest.approx(1.0, abs=1e-4)
+
+
+everywhere = pytest.mark.parametrize("meta", [False, True])
+scales = pytest.mark.parametrize("scale", [ROOT, 1.0, ROOT**2])
+
+
+def test_keys_joined_by_cat_keep_their_groups() -> None:
+    def attend(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k = torch.cat([part.repeat_interleave(2, dim=1) for part in k.chunk(2, dim=-2)], -2)
+        return scores(q, k, v.repeat_interleave(2, dim=1))
+
+    call = traced(attend, kv_heads=H // 2)
+    assert (call.heads, call.kv_heads, call.formula) == (H, H // 2, "softmax(0.25 * q.k)")
+
+
+# -- positions that are data -------------------------------------------------------------------------------------------
+
+POSITIONS = torch.arange(L).float().expand(B, L).contiguous()
+
+
+def angles(positions: Tensor) -> Tensor:
+    """(B, 1, L, E / 2)."""
+    return positions[:, None, :, None] * 100.0 ** (-torch.arange(0, E, 2, device=positions.device) / E)
+
+
+def turned_by_halves(x: Tensor, angle: Tensor) -> Tensor:
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
+
+
+def turned_as_a_whole(x: Tensor, angle: Tensor) -> Tensor:
+    a, b = x.chunk(2, -1)
+    angle = torch.cat([angle, angle], -1)
+    return x * angle.cos() + torch.cat([-b, a], -1) * angle.sin()
+
+
+def turned_as_points(x: Tensor, angle: Tensor) -> Tensor:
+    points = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+    return torch.view_as_real(points * torch.polar(torch.ones_like(angle), angle)).flatten(-2)
+
+
+TURNS = [turned_by_halves, turned_as_a_whole, turned_as_points]
+
+
+@everywhere
+@scales
+@pytest.mark.parametrize("turn", TURNS)
+def test_tables_of_float_positions_are_tables(turn: Turn, scale: float, meta: bool) -> None:
+    def attend(m: Any, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
+        angle = angles(positions)
+        return scores(turn(functional.rms_norm(q, (E,)), angle), turn(functional.rms_norm(k, (E,)), angle), v, scale)
+
+    call = traced(attend, POSITIONS, meta=meta)
+    coefficient = "" if scale == 1.0 else f"{scale:.4g} * "
+    reads(call, f"softmax({coefficient}rope(rms(q)).rope(rms(k)))", scale, meta=meta)
+    assert (call.rope, call.norm, call.self_attention) == (True, "rms", True)
+
+
+@everywhere
+def test_a_factor_before_such_a_table_is_seen(meta: bool) -> None:
+    def attend(m: Any, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
+        angle = angles(positions)
+        return scores(turned_as_a_whole(q * ROOT, angle), turned_as_a_whole(k, angle), v)
+
+    reads(traced(attend, POSITIONS, meta=meta), "softmax(0.0625 * rope(q).rope(k))", ROOT**2, meta=meta)
+
+
+# -- sums of branches --------------------------------------------------------------------------------------------------
+
+
+def with_sum(first: float, second: float, outer: float, *, in_place: bool = False) -> Callable[..., Tensor]:
+    """Q with a part of another projection, each with a factor of its own."""
+
+    def attend(m: Any, q: Tensor, k: Tensor, v: Tensor, y: Tensor) -> Tensor:
+        q, other = q * first, m.other(y).unflatten(-1, (-1, E)).transpose(1, 2) * second
+        if in_place:
+            q += other
+        else:
+            q = q + other
+        return scores(q, k, v, outer)
+
+    return attend
+
+
+def summed(first: float, second: float, outer: float, *, meta: bool, in_place: bool = False) -> AttentionCall:
+    other = nn.Linear(DIM, H * E)
+    attend = with_sum(first, second, outer, in_place=in_place)
+    return traced(attend, torch.randn(B, L, DIM), meta=meta, other=other)
+
+
+@everywhere
+@pytest.mark.parametrize("in_place", [False, True])
+@scales
+def test_a_factor_of_both_branches_is_one_of_their_sum(scale: float, in_place: bool, meta: bool) -> None:
+    call = summed(ROOT, ROOT, scale / ROOT, meta=meta, in_place=in_place)
+    formula = "softmax(q.k)" if scale == 1.0 else f"softmax({scale:.4g} * q.k)"
+    reads(call, formula, scale, meta=meta)
+
+
+@everywhere
+@pytest.mark.parametrize("in_place", [False, True])
+def test_unlike_factors_of_branches_are_no_scale(in_place: bool, meta: bool) -> None:
+    call = summed(ROOT, 1.0, ROOT, meta=meta, in_place=in_place)
+    assert call.unknown == ("pieces with unlike factors",)
+    reads(call, call.formula, None, meta=meta)
+
+
+@everywhere
+def test_a_sum_without_factors_is_a_start(meta: bool) -> None:
+    reads(summed(1.0, 1.0, ROOT, meta=meta), "softmax(0.25 * q.k)", ROOT, meta=meta)
+
+
+class Stream(nn.Module):
+    """Attention over hidden states themselves, which branches with a factor were added to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.out = nn.Linear(DIM, DIM), nn.Linear(DIM, DIM)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.before(x)
+        x = x + 0.22 * self.out(x.relu())
+        x = x + 0.22 * self.out(x.relu())
+        return (x @ x.mT * DIM**-0.5).softmax(-1) @ x
+
+
+def test_a_residual_stream_is_a_start() -> None:
+    model = Stream()
+    with sqrtdk.trace(model) as run:
+        model(torch.randn(B, L, DIM))
+    assert run.calls[0].formula == f"softmax({DIM**-0.5:.4g} * q.k)"
+    assert run.calls[0].scale.agree is True
+
+
+# -- zeros around the values -------------------------------------------------------------------------------------------
+
+
+def pad(x: Tensor) -> Tensor:
+    return functional.pad(x, (0, 1))
+
+
+def with_zeros(x: Tensor) -> Tensor:
+    return torch.cat([x, torch.zeros(*x.shape[:-1], 1, device=x.device)], -1)
+
+
+def written_into_zeros(x: Tensor) -> Tensor:
+    wider = torch.zeros(*x.shape[:-1], x.shape[-1] + 1, device=x.device)
+    wider[..., :-1] = x
+    return wider
+
+
+WIDER = [pad, with_zeros, written_into_zeros]
+
+
+@everywhere
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("wider", WIDER)
+def test_a_key_of_zeros_is_no_wider_head(wider: Callable[[Tensor], Tensor], fused: bool, meta: bool) -> None:
+    """Keys in (B, H, E, S) that get one more, along their last axis."""
+
+    def attend(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = wider(k.transpose(-1, -2).contiguous()).transpose(-1, -2), functional.pad(v, (0, 0, 0, 1))
+        return functional.scaled_dot_product_attention(q, k, v) if fused else scores(q, k, v)
+
+    call = traced(attend, meta=meta)
+    assert (call.head_dim, call.padded_head_dim, call.key_len) == (E, E, L + 1)
+    reads(call, "softmax(0.25 * q.k)", ROOT, meta=meta)
+
+
+@everywhere
+@pytest.mark.parametrize("wider", WIDER)
+def test_a_wider_head_of_transposed_keys_is_one(wider: Callable[[Tensor], Tensor], meta: bool) -> None:
+    def attend(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (wider(q) @ wider(k).transpose(-1, -2) * ROOT).softmax(-1) @ v
+
+    call = traced(attend, meta=meta)
+    assert (call.head_dim, call.padded_head_dim) == (E, E + 1)
+
+
+@everywhere
+def test_features_padded_before_the_rows_are_a_wider_head(meta: bool) -> None:
+    def attend(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k = functional.pad(k.transpose(-1, -2), (0, 0, 0, 8))
+        return (functional.pad(q, (0, 8)) @ k * 24**-0.5).softmax(-1) @ v
+
+    call = traced(attend, meta=meta)
+    assert (call.head_dim, call.padded_head_dim) == (E, 24)
+
+
+@everywhere
+def test_zeros_that_are_cut_off_again_widen_nothing(meta: bool) -> None:
+    def attend(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return scores(pad(q)[..., :E], pad(k)[..., :E], v)
+
+    call = traced(attend, meta=meta)
+    assert (call.head_dim, call.padded_head_dim) == (E, E)
+
+
+# -- gains of norms ----------------------------------------------------------------------------------------------------
+
+
+def rms(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+
+
+def by_std(x: Tensor) -> Tensor:
+    return (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-6)
+
+
+def gained(x: Tensor, gain: Tensor) -> Tensor:
+    return rms(x) * gain
+
+
+def gained_behind_a_factor(x: Tensor, gain: Tensor) -> Tensor:
+    return rms(x) * 0.5 * gain * 2.0
+
+
+def gained_in_columns(x: Tensor, gain: Tensor) -> Tensor:
+    return (rms(x).transpose(-1, -2) * gain[:, None]).transpose(-1, -2)
+
+
+def gained_by_std(x: Tensor, gain: Tensor) -> Tensor:
+    return gain * by_std(x)
+
+
+@everywhere
+@scales
+@pytest.mark.parametrize("norm", [gained, gained_behind_a_factor, gained_in_columns, gained_by_std])
+@pytest.mark.parametrize("gain", [torch.full((E,), 2.0), torch.linspace(1.0, 7.0, E)])
+def test_a_gain_a_channel_is_no_scale(gain: Tensor, norm: Turn, scale: float, meta: bool) -> None:
+    call = traced(
+        lambda m, q, k, v: scores(norm(q, m.gain), norm(k, m.gain), v, scale), meta=meta, gain=nn.Parameter(gain)
+    )
+    if meta and norm is gained_behind_a_factor:
+        assert call.norm == "rms"
+        return
+    coefficient = "" if scale == 1.0 else f"{scale:.4g} * "
+    reads(call, f"softmax({coefficient}rms(q).rms(k))", scale, meta=meta)
+    assert (call.norm, call.norm_gain) == ("rms", True)
+
+
+@everywhere
+def test_a_learned_scale_a_head_is_no_gain(meta: bool) -> None:
+    gain = nn.Parameter(torch.full((H, 1, 1), ROOT))
+    call = traced(lambda m, q, k, v: scores(rms(q) * m.gain, rms(k), v, 1.0), meta=meta, gain=gain)
+    assert not call.norm_gain
+    assert [f.learned for f in call.scale.factors if f.where == "q"] == [True]
+
+
+# -- rows and keys that the data picked --------------------------------------------------------------------------------
+
+CAUSAL = torch.ones(L, L, dtype=torch.bool).tril()
+
+
+def order(k: Tensor) -> Tensor:
+    """(B, H, L) indices of the keys, by their length."""
+    return k.norm(dim=-1).argsort(-1)
+
+
+def by_gather(x: Tensor, index: Tensor) -> Tensor:
+    return x.gather(-2, index[..., None].expand_as(x))
+
+
+def by_index(x: Tensor, index: Tensor) -> Tensor:
+    b, h = torch.arange(B, device=x.device)[:, None, None], torch.arange(H, device=x.device)[:, None]
+    return x[b, h, index]
+
+
+def by_index_select(x: Tensor, index: Tensor) -> Tensor:
+    return x.index_select(-2, index.flatten()[:L])
+
+
+@everywhere
+@scales
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("pick", [by_gather, by_index, by_index_select])
+def test_keys_in_an_order_of_the_data_have_no_causal_mask(pick: Turn, fused: bool, scale: float, meta: bool) -> None:
+    def attend(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        index = order(k)
+        k, v = pick(k, index), pick(v, index)
+        if fused:
+            return functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+        hidden = ~CAUSAL.to(q.device)
+        return (q @ k.mT * scale).masked_fill(hidden, -torch.inf).softmax(-1) @ v
+
+    call = traced(attend, meta=meta)
+    coefficient = "" if scale == 1.0 else f"{scale:.4g} * "
+    reads(call, f"softmax({coefficient}q.k + mask)", scale, meta=meta)
+    assert ("k", "gather") in [(stage.where, stage.name) for stage in call.stages]
+    assert call.mask is not None
+    assert (call.mask.kind, call.mask.least, call.mask.band, call.future_weight) == ("mask", None, None, None)
+
+
+def test_rotated_keys_in_an_order_of_the_data_have_no_diagonal() -> None:
+    def attend(m: Any, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
+        q, k = (turned_as_a_whole(x, angles(positions)) for x in (q, k))
+        return scores(q, by_gather(k, order(k)), by_gather(v, order(k)))
+
+    call = traced(attend, POSITIONS)
+    assert (call.scale.effective, call.scale.numeric) == (ROOT, None)
+    assert call.scale.reason == "q and k are rotated by different positions"
+
+
+@everywhere
+def test_keys_in_an_order_of_the_model_keep_their_mask(meta: bool) -> None:
+    def attend(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        order = torch.arange(L, device=q.device)
+        return functional.scaled_dot_product_attention(q, k[:, :, order], v[:, :, order], is_causal=True)
+
+    assert traced(attend, meta=meta).formula == "softmax(0.25 * q.k + causal)"
+
+
+@pytest.mark.parametrize("added", [False, True])
+def test_a_row_without_other_keys_sees_its_own(added: bool) -> None:
+    """Hidden by less than the others, as Reformer does it."""
+
+    def attend(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        z, own = q @ k.mT * ROOT, torch.eye(L, dtype=torch.bool)
+        if added:
+            z = z + torch.zeros(L, L).masked_fill(own, -5e4).masked_fill(~CAUSAL, -3e38)
+        else:
+            z = z.masked_fill(own, -5e4).masked_fill(~CAUSAL, -3e38)
+        return z.softmax(-1) @ v
+
+    call = traced(attend)
+    assert call.formula == "softmax(0.25 * q.k + mask + causal)"
+    assert call.mask is not None
+    assert (call.mask.blind_rows, call.mask.uniform_rows, call.mask.least) == (0, 0, 0)
+    assert call.mask.masked_weight == 0.0
+    assert call.bias is None
