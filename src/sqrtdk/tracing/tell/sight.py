@@ -13,7 +13,7 @@ from torch import Tensor
 from sqrtdk.tracing.read import bands
 from sqrtdk.tracing.read.masks import BOTTOM
 from sqrtdk.tracing.read.patterns import pattern, reach
-from sqrtdk.tracing.read.reading import Logits, Reading
+from sqrtdk.tracing.read.reading import Logits, Reading, Vectors
 from sqrtdk.tracing.records import Mask
 from sqrtdk.tracing.steps import Beside, Hide, Step, scaled_by
 
@@ -63,7 +63,7 @@ def _look(reading: Reading) -> Sight:
     for i, hide in hides.items():
         if (visible := _visible_by(hide, reading)) is None:
             names[i] = "mask"
-        elif (name := pattern(visible)) is not None:
+        elif (name := (hide.name if hide.visible is not None else None) or pattern(visible)) is not None:
             names[i], masks[i] = name, visible
     steps = tuple(replace(s, name=names.get(i)) if isinstance(s, Hide) else s for i, s in enumerate(steps))
     if not masks:
@@ -111,7 +111,10 @@ def _mask(reading: Reading, hides: Mapping[int, Hide], names: Mapping[int, str],
     layout, operands = reading.layout, reading.operands
     first, hide = next(iter(hides.items()))
     seeing = visible.any(-1)
-    blind = int((~seeing.expand(layout.batch, layout.heads, layout.rows)).sum())
+    unseeing = ~seeing.expand(layout.batch, layout.heads, layout.rows)
+    if isinstance(operands, Vectors) and operands.exists is not None:
+        unseeing = unseeing & operands.exists.squeeze(-1)
+    blind = int(unseeing.sum())
     finite = hide.fill is not None and math.isfinite(hide.fill)
     whole = visible.expand(*visible.shape[:-2], layout.rows, layout.columns)
     weight: float | None = None

@@ -106,8 +106,7 @@ class Recorder(TorchDispatchMode):
         return output
 
     def _note(self, func: Any, name: str, args: Any, kwargs: Any, output: Any, written: Any) -> None:
-        foreign = func.namespace not in _KNOWN or name in ops.OPAQUE
-        if foreign and self.classifier.may_attend(name, args, kwargs, output):
+        if func.namespace not in _KNOWN and self.classifier.may_attend(name, args, kwargs, output):
             self.listener.missed(self.sites.here(), f"{func.namespace}::{name} is opaque: what it computes is not seen")
         self.classifier.note(func, name, args, kwargs, output)
         if written:
@@ -162,7 +161,7 @@ class Recorder(TorchDispatchMode):
             self._guard(lambda: self.store.save_before_write(written, args, kwargs))
         output = self._run_enlarged(func, named, site, args, kwargs)
         several = output if isinstance(output, (tuple, list)) else (output,)
-        results = [x for x in several if _is_tensor(x)]
+        results = [x for x in (named.get("out"), *several) if _is_tensor(x)]
         if not results:
             results = [x for key in written if _is_tensor(x := _written_to(key, args, kwargs))]
         if results:
