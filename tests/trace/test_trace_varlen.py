@@ -95,7 +95,9 @@ def compare(call: AttentionCall, model: Packed, x: Tensor, rows: tuple[int, ...]
     """Statistics against each sequence's own logits: rows and keys that do not exist are not counted."""
     with torch.no_grad():
         q, k, _ = model.split(x)
-        largest, entropy, keys = [], [], []
+        largest: list[Tensor] = []
+        entropy: list[Tensor] = []
+        keys: list[Tensor] = []
         for a, b in zip(q.split(rows), k.split(columns), strict=True):
             seen = kernels.visible(len(a), len(b), **sides)
             z = kernels.logits_of(a, b, scale, slopes=slopes).masked_fill(~seen, -math.inf)
@@ -121,8 +123,13 @@ def torch_varlen(scale: float | None = None, window: tuple[int, int] = (-1, -1),
     return run
 
 
-def flash_varlen(scale: float = EXACT, causal: bool = False, slopes: Tensor | None = None,
-                 rows: tuple[int, ...] = LENGTHS, columns: tuple[int, ...] = LENGTHS) -> Callable[..., Tensor]:  # fmt: skip
+def flash_varlen(
+    scale: float = EXACT,
+    causal: bool = False,
+    slopes: Tensor | None = None,
+    rows: tuple[int, ...] = LENGTHS,
+    columns: tuple[int, ...] = LENGTHS,
+) -> Callable[..., Tensor]:
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return torch.ops.flash_attn._flash_attn_varlen_forward(
             q, k, v, ends(rows), ends(columns), max(rows), max(columns), 0.0, scale, causal, alibi_slopes=slopes
@@ -272,7 +279,7 @@ def test_without_data(causal: bool) -> None:
 def test_a_sequence_without_tokens() -> None:
     lengths = (3, 0, 2)
     model = Packed(flash_varlen(causal=True, rows=lengths, columns=lengths), 5)
-    call, x = trace_of(model, 5)
+    call, _ = trace_of(model, 5)
     assert call.stats is not None
     assert (call.batch, call.stats.rows, call.stats.blind_rows) == (3, 5, (0,) * H)
     assert call.scale.agree is True

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from sqrtdk.stats.heads import HeadStats
 
+WITHOUT_PRODUCT = ("additive", "distance")  # scores that are no product of q and k: there is no scale to judge
 DATA = "data"  # source of a factor on the logits that is computed from the inputs: no constant of the model
 
 
@@ -96,7 +97,7 @@ class AttentionCall:
     # operator of another library)
     kind: str
     op: str  # the operation that ran it, e.g. "aten._scaled_dot_product_flash_attention_for_cpu"
-    score: str  # "dot", "cosine", "disentangled", "relative", "additive", "unknown(op)"
+    score: str  # "dot", "cosine", "disentangled", "relative", "additive", "distance" (-|q - k|^2), "unknown(op)"
     batch: int
     heads: int
     kv_heads: int

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from sqrtdk.tracing.classify.additive import summed_by_hand
-from sqrtdk.tracing.read.chain import Chain, read_chain
+from sqrtdk.tracing.read.chain import read_chain
 from sqrtdk.tracing.read.masks import as_passed
 from sqrtdk.tracing.read.orient import orientation
 from sqrtdk.tracing.read.reading import Layout, Logits, Reading
+from sqrtdk.tracing.read.scored import read_scored
 from sqrtdk.tracing.read.side import Side, follow
 from sqrtdk.tracing.records import Factor, Stage
 from sqrtdk.tracing.steps import Scale, Sink, Step, Unknown
@@ -32,7 +32,9 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
     """
     chain = read_chain(weighing.node)
     if chain.product is None:
-        return _without_product(weighing, chain, value)
+        return _without_product(weighing, value)
+    if chain.product.product is None:
+        return read_scored(weighing, chain, value, output)
     left, right = _operands(chain.product)
     axes = orientation(chain.product, chain.views, weighing.dim, weighing.logits.dim())
     query_node, key_node = (right, left) if axes.swapped else (left, right)
@@ -68,19 +70,18 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
     )
 
 
-def _without_product(weighing: Weighing, chain: Chain, value: Tensor) -> Reading | str:
+def _without_product(weighing: Weighing, value: Tensor) -> Reading | str:
     node = weighing.node
     while not node.is_root:
         parent = node.main()
         if parent is None:
             break
         node = parent
-    additive = (node.root is not None and node.root.additive) or summed_by_hand(weighing.node)
-    if not additive and (node.op in ("input", "parameter") or (node.root is not None and node.root.width is not None)):
+    if node.op in ("input", "parameter") or (node.root is not None and node.root.width is not None):
         return "its logits come from one projection: a router or a pooling"
-    name = "additive" if additive else f"unknown({node.op})"
+    name = f"unknown({node.op})"
     logits = weighing.logits.movedim(weighing.dim, -1)
-    stage = Stage("logits", "score" if additive else "unknown", name)
+    stage = Stage("logits", "unknown", name)
     return Reading(
         site=weighing.entry.site,
         kind="eager",
@@ -93,9 +94,9 @@ def _without_product(weighing: Weighing, chain: Chain, value: Tensor) -> Reading
             width=0,
             value_width=value.shape[-1],
         ),
-        query=Side(None, None, (stage,), unknown=() if additive else (name,)),
+        query=Side(None, None, (stage,), unknown=(name,)),
         key=Side(None, None),
-        steps=chain.steps,
+        steps=(),
         operands=None,
         dtype=value.dtype,
         logits_dtype=logits.dtype,
