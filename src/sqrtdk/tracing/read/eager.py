@@ -8,17 +8,16 @@ from dataclasses import replace
 from torch import Tensor
 
 from sqrtdk.tracing.read.chain import read_chain
-from sqrtdk.tracing.read.masks import as_passed
+from sqrtdk.tracing.read.nested import read_nested
 from sqrtdk.tracing.read.orient import orientation
 from sqrtdk.tracing.read.reading import Layout, Logits, Reading
 from sqrtdk.tracing.read.scored import read_scored
 from sqrtdk.tracing.read.side import Side, follow
-from sqrtdk.tracing.records import Factor, Stage
-from sqrtdk.tracing.steps import Scale, Sink, Step, Unknown
+from sqrtdk.tracing.read.unfused import SAFE_SOFTMAX, merge_scale
+from sqrtdk.tracing.records import Stage
+from sqrtdk.tracing.steps import Sink, Unknown
 from sqrtdk.tracing.watch.events import Weighing
 from sqrtdk.tracing.watch.graph import Node
-
-_MATH = "aten._safe_softmax"  # of SDPA's unfused path
 
 
 def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint: int | None) -> Reading | str:
@@ -30,6 +29,8 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
         output: their product.
         heads_hint: heads as the module declares them.
     """
+    if weighing.logits.is_nested:
+        return read_nested(weighing, value)
     chain = read_chain(weighing.node)
     if chain.product is None:
         return _without_product(weighing, value)
@@ -41,9 +42,9 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
     query, key = follow(query_node, "q"), follow(key_node, "k")
     layout = _layout(axes.apply(weighing.logits), query, query_node, axes.swapped, value, heads_hint)
     steps = chain.steps
-    by_sdpa = weighing.op == _MATH and not weighing.flex
+    by_sdpa = weighing.op == SAFE_SOFTMAX and not weighing.flex
     if by_sdpa:
-        query, key, steps = _merge_scale(query, key, steps)
+        query, key, steps = merge_scale(query, key, steps)
     if weighing.sinks:
         steps = (*steps, Sink(column=False))
     if weighing.fault is not None:
@@ -127,23 +128,3 @@ def _layout(logits: Tensor, query: Side, node: Node, swapped: bool, value: Tenso
         heads = 1
     batch = math.prod(logits.shape[:-2]) // max(heads, 1)
     return Layout(batch, heads, rows, columns, width, value.shape[-1])
-
-
-def _merge_scale(query: Side, key: Side, steps: tuple[Step, ...]) -> tuple[Side, Side, tuple[Step, ...]]:
-    """SDPA's unfused path multiplies q and k by the root of its scale each: that is one factor of the call.
-
-    Its masks are told in the form in which it got them.
-    """
-    steps = as_passed(steps)
-    if not query.factors or not key.factors:
-        return query, key, steps
-    left, right = query.factors[-1].value, key.factors[-1].value
-    if left is None or left != right:
-        return query, key, steps
-    merged = Scale(Factor(left * right, "op", "sdpa scale"))
-    return _without_last_scale(query), _without_last_scale(key), (merged, *steps)
-
-
-def _without_last_scale(side: Side) -> Side:
-    last = max(i for i, stage in enumerate(side.stages) if stage.name == "scale")
-    return replace(side, factors=side.factors[:-1], stages=(*side.stages[:last], *side.stages[last + 1 :]))
