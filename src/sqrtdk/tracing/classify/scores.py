@@ -42,4 +42,5 @@ def _sums_squared_differences(node: Node) -> bool:
 
 
 def _squares(node: Node) -> bool:
-    return (node.op == "pow" and node.number(1) == 2) or (node.op == "mul" and node.args[0] is node.args[1])
+    twice = len(node.args) == 2 and node.args[0] is node.args[1]
+    return (node.op == "pow" and node.number(1) == 2) or (node.op == "mul" and twice)

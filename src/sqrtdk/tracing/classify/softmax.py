@@ -68,9 +68,8 @@ def by_hand(scene: Scene, made: Made) -> bool:
 
 def may_be_numerator(inner: Node) -> bool:
     """Whether the exponential of what is no product may be a softmax's: of z - max(z), or of another score."""
-    if inner.op == "sub" and isinstance(inner.args[1], Node):
-        return _is_maximum(inner.args[1]) or descends_from_score(inner)
-    return descends_from_score(inner)
+    other = inner.args[1] if inner.op == "sub" and len(inner.args) > 1 else None
+    return (isinstance(other, Node) and _is_maximum(other)) or descends_from_score(inner)
 
 
 def _from_logarithm(scene: Scene, made: Made) -> bool:
