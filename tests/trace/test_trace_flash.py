@@ -291,5 +291,21 @@ def test_heads_first_and_upper_left() -> None:
     assert call.scale.agree is True
 
 
+@pytest.mark.parametrize(("rows", "mask"), [(3, "causal_lower_right"), (S, "causal")])
+def test_the_flag_of_the_flash_kernel_of_sdpa_is_lower_right(rows: int, mask: str) -> None:
+    """As `torch.nn.attention.bias.causal_lower_right` calls it; without a GPU it runs without data."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, scale=0.5)[0]
+
+    with torch.device("meta"), torch.no_grad():
+        model = Attention(attend, rows=rows)
+        with sqrtdk.trace(model) as run:
+            model(torch.randn(B, S, 16))
+    (call,) = run.calls
+    assert call.formula == f"softmax(0.5 * q.k + {mask})"
+
+
 def test_every_operator_has_a_row() -> None:
     assert set(kernels.OPERATORS) <= set(KERNELS)

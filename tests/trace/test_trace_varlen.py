@@ -195,6 +195,24 @@ def test_more_keys_than_queries(attend: Callable[..., Tensor]) -> None:
     compare(call, model, x, LENGTHS, LONGER, right=0)
 
 
+def test_slots_of_a_cache_that_are_filled_in_part() -> None:
+    """Each sequence has 8 places for its keys, and uses fewer."""
+    used = torch.tensor(LONGER, dtype=torch.int32)
+    slots = (8, 8, 8)
+    model = Packed(torch_varlen(window=(-1, 0), columns=slots, seqused_k=used), sum(LENGTHS))
+    call, x = trace_of(model, sum(slots))
+    assert call.formula == "softmax(0.3536 * q.k + causal_lower_right)"
+    assert (call.batch, call.query_len, call.key_len) == (3, max(LENGTHS), max(LONGER))
+    with torch.no_grad():
+        q, k, _ = model.split(x)
+        largest = []
+        for a, b, length in zip(q.split(LENGTHS), k.split(slots), LONGER, strict=True):
+            z = kernels.logits_of(a, b[:length], EXACT)
+            largest.append(z.masked_fill(~kernels.visible(len(a), length, right=0), -math.inf).amax((1, 2)))
+    assert call.stats is not None
+    assert call.stats.max_logit == pytest.approx(torch.stack(largest).amax(0).tolist(), rel=1e-6)
+
+
 def test_one_new_query_a_sequence_sees_all_its_keys() -> None:
     model = Packed(torch_varlen(window=(-1, 0), rows=(1, 1, 1), columns=LONGER), 3)
     call, x = trace_of(model, sum(LONGER))
