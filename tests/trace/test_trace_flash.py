@@ -221,6 +221,14 @@ def test_what_is_not_read_is_named() -> None:
     assert (call.stats, call.stats_reason) == (None, "q_v of the kernel is not read")
 
 
+def test_a_factor_for_each_position_is_none_for_each_head() -> None:
+    """(L, 1, 1) stands where (B, H, L, E) has its heads."""
+    model = Attention(lambda q, k, v: flash()(q * torch.arange(2.0, L + 2).log()[:, None, None], k, v))
+    call, _ = trace_of(model)
+    assert call.unknown == ("a factor for each position",)
+    assert (call.scale.effective, call.scale.per_head) == (None, None)
+
+
 def test_other_operators_of_xformers() -> None:
     def two(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return torch.ops.xformers_flash.flash_fwd(
@@ -235,6 +243,29 @@ def test_other_operators_of_xformers() -> None:
         call, x = trace_of(model)
         assert call.formula == "softmax(0.3536 * q.k + causal)"
         compare(call, model, x, right=0)
+
+
+@pytest.mark.parametrize("way", ["stacked", "stacked and turned", "one projection"])
+def test_q_k_and_v_in_one_tensor(way: str) -> None:
+    """`flash_attn_qkvpacked_func` takes them apart again."""
+
+    class Whole(Attention):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.split(x)
+            if way == "stacked":
+                qkv = torch.stack([q * 0.5, k, v], 2)
+            elif way == "stacked and turned":
+                qkv = torch.stack([y.transpose(1, 2) for y in (q * 0.5, k, v)], 2).transpose(1, 3)
+            else:
+                weights, biases = (
+                    torch.cat([getattr(f, name) for f in (self.q, self.k, self.v)]) for name in ("weight", "bias")
+                )
+                qkv = nn.functional.linear(x, weights, biases).unflatten(-1, (3, H, E))
+            return flash(causal=True)(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2])
+
+    call, _ = trace_of(Whole(flash()))
+    assert call.formula == f"softmax({'0.3536' if way == 'one projection' else '0.1768'} * q.k + causal)"
+    assert call.scale.agree is True
 
 
 def test_a_rotation_and_a_norm_before_a_kernel() -> None:

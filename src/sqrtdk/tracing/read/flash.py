@@ -183,6 +183,9 @@ def _paged(pool: Tensor, pages: Tensor) -> Tensor:
 
 def _arranged(side: Side, operand: Tensor, sequences: Sequences, transposed: bool) -> Side:
     """The side with its basis in the layout of the operand that is read."""
+    factors = tuple(f for f in side.factors if f.per_head is None or len(f.per_head) == operand.shape[-2])
+    if len(factors) < len(side.factors):  # they stand where another layout has its heads
+        side = replace(side, factors=factors, unknown=(*side.unknown, "a factor for each position"))
     basis = side.basis
     if basis is not None and transposed and basis.dim() == 4:
         basis = basis.transpose(1, 2)

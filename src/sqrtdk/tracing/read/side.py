@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sqrtdk.tracing.read.factors import read_factor
 from sqrtdk.tracing.read.rotary import amplitude_of, table_positions
+from sqrtdk.tracing.read.stacked import picked
 from sqrtdk.tracing.records import Factor, Stage
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.graph import Node, Root, dominator, replay
@@ -87,7 +88,7 @@ def follow(node: Node, where: str) -> Side:
     main = node.main()
     if node.is_root or not node.act or main is None:
         return _start(node, where)
-    for structure in (_normalised, _rotated):
+    for structure in (_normalised, _rotated, _unstacked):
         side = structure(node, where)
         if side is not None:
             return side
@@ -142,6 +143,15 @@ def _rotated(node: Node, where: str) -> Side | None:
     if amplitude is None:
         return replace(side, unknown=(*side.unknown, "rotary table of varying amplitude"))
     return _stretched(side, amplitude, where)
+
+
+def _unstacked(node: Node, where: str) -> Side | None:
+    """One of several tensors that were stacked: the stack changed nothing of it."""
+    one = picked(node)
+    if one is None:
+        return None
+    side = follow(one.piece, where)
+    return replace(side, basis=None if side.basis is None else one.place(side.basis))
 
 
 def _turns(source: Node, between: Sequence[Node]) -> bool:
