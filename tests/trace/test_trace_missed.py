@@ -47,8 +47,6 @@ def traced(model: nn.Module, x: Tensor) -> Trace:
         plain = model(x)
         with sqrtdk.trace(model) as run:
             observed = model(x)
-    if plain.is_nested:
-        plain, observed = plain.values(), observed.values()
     assert torch.equal(plain, observed)
     return run
 
@@ -71,19 +69,11 @@ class NoSoftmax(Attend):
         return torch.relu(q @ k.mT) @ v
 
 
-class Jagged(Attend):
-    def forward(self, x: Tensor) -> Tensor:
-        parts = torch.nested.nested_tensor([x[0], x[1, :3]], layout=torch.jagged)
-        q, k, v = (f(parts).unflatten(-1, (H, E)).transpose(1, 2) for f in (self.q, self.k, self.v))
-        return functional.scaled_dot_product_attention(q, k, v)
-
-
 @pytest.mark.parametrize(
     ("model", "word"),
-    [(Opaque(), "whole_attention"), (NoSoftmax(), "without a softmax"), (Jagged(), "ested")],
-    ids=["custom kernel", "no softmax", "jagged"],
+    [(Opaque(), "whole_attention"), (NoSoftmax(), "without a softmax")],
+    ids=["custom kernel", "no softmax"],
 )
-@pytest.mark.filterwarnings("ignore:.*nested:UserWarning")
 def test_what_is_not_seen_is_named(model: nn.Module, word: str) -> None:
     run = traced(model, torch.randn(2, 5, 16))
     assert run.calls == ()

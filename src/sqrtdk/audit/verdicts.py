@@ -23,7 +23,7 @@ from sqrtdk.audit.probe import Key, Probe
 from sqrtdk.audit.proportional import by_argument
 from sqrtdk.audit.records import JudgedCall
 from sqrtdk.audit.tolerance import SCALE_TOLERANCE, close, inverse_root, matches
-from sqrtdk.tracing.records import AttentionCall
+from sqrtdk.tracing.records import WITHOUT_PRODUCT, AttentionCall
 
 ROUNDS = 3  # runs that ask which attribute a call follows: a module that has more which hold one value is not met
 
@@ -39,7 +39,7 @@ def _agrees(effective: tuple[float, ...], declaration: Declaration) -> bool:
 def _unmeasured(call: AttentionCall) -> str | None:
     scale = call.scale
     if call.head_dim < 1:
-        told = scale.reason if call.unknown or call.score == "additive" else None
+        told = scale.reason if call.unknown or call.score in WITHOUT_PRODUCT else None
         return told or "a head of q has no dimensions: there is no q . k to scale"
     if scale.agree is False:
         return scale.reason or f"the readings disagree: symbolic {scale.symbolic}, numeric {scale.numeric}"

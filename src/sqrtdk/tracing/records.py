@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from sqrtdk.stats.heads import HeadStats
 
 BY_DATA = "by indices of the data"  # detail of a stage "gather": rows in an order that is not known
+WITHOUT_PRODUCT = ("additive", "distance")  # scores that are no product of q and k: there is no scale to judge
 DATA = "data"  # source of a factor on the logits that is computed from the inputs: no constant of the model
 
 
@@ -93,9 +94,11 @@ class AttentionCall:
     site: str  # module path, e.g. "model.layers.0.self_attn"; "" is the root
     index: int  # 0-based count of the attentions at this site, in order of running
     module_class: str  # class name of the module at `site`
-    kind: str  # "sdpa", "eager", "flex", "compiled" (our own kernel), "native" (nn.MultiheadAttention's fast path)
+    # "sdpa", "eager", "flex", "compiled" (our own kernel), "native" (nn.MultiheadAttention's fast path), "kernel" (an
+    # operator of another library)
+    kind: str
     op: str  # the operation that ran it, e.g. "aten._scaled_dot_product_flash_attention_for_cpu"
-    score: str  # "dot", "cosine", "disentangled", "relative", "additive", "unknown(op)"
+    score: str  # "dot", "cosine", "disentangled", "relative", "additive", "distance" (-|q - k|^2), "unknown(op)"
     batch: int
     heads: int
     kv_heads: int

@@ -13,6 +13,7 @@ from torch import Tensor
 from sqrtdk.tracing.classify import opaque
 from sqrtdk.tracing.classify.combine import combine
 from sqrtdk.tracing.classify.contract import contract, is_product
+from sqrtdk.tracing.classify.nested import note_nested
 from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.softmax import begin
 from sqrtdk.tracing.watch import ops
@@ -82,7 +83,10 @@ class Classifier:
             parents = parents[1:]  # what was there before is gone
         node.external = any(p.external for p in parents)
         numeric = tensor.is_floating_point() or tensor.is_complex()
-        if node.op in ops.CREATIONS or not numeric or tensor.is_nested:
+        if node.op in ops.CREATIONS or not numeric:
+            return
+        if tensor.is_nested:
+            note_nested(self.scene, made, parents)
             return
         if node.op == "embedding":
             _embed(self.scene, made, parents)

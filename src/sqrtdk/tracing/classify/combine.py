@@ -7,7 +7,8 @@ from dataclasses import replace
 from sqrtdk.tracing.classify.branches import set_beside, summands
 from sqrtdk.tracing.classify.normalise import normalise
 from sqrtdk.tracing.classify.scene import Made, Scene
-from sqrtdk.tracing.classify.softmax import by_hand
+from sqrtdk.tracing.classify.scores import descends_from_score
+from sqrtdk.tracing.classify.softmax import by_hand, may_be_numerator
 from sqrtdk.tracing.classify.weights import carry, dropout
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.graph import Node, Weights, alias
@@ -27,7 +28,7 @@ def combine(scene: Scene, made: Made, parents: list[Node]) -> None:
             _carry_logits(made)
     elif any(p.weights is not None for p in active):
         _carry_weights(scene, made, active)
-    else:
+    elif node.op != "div" or not by_hand(scene, made):
         _carry_vectors(scene, made, active)
 
 
@@ -93,14 +94,17 @@ def _carry_vectors(scene: Scene, made: Made, active: list[Node]) -> None:
     """Q, k or v on their way; a sum of two branches begins a new lineage."""
     node = made.node
     active = set_beside(node, active, made.tensors)
-    if len({p.roots for p in active}) > 1 and node.op not in ("cat", "stack"):
+    first = node.main()
+    scored = first is not None and len(active) > 1 and descends_from_score(first)  # another term of it, or its maximum
+    if len({p.roots for p in active}) > 1 and node.op not in ("cat", "stack") and not scored:
         node.terms = sum(p.terms for p in active)
         node.branches = summands(node, scene.store.projected)
         scene.store.cut(node, made.tensor)
         return
     node.roots = frozenset[Node]().union(*(p.roots for p in active))
     node.terms = max((p.terms for p in active), default=0)
-    node.operands = {i: alias(t) for i, t in made.tensors.items() if not node.args[i].act}
+    kept = node.op == "exp" and may_be_numerator(active[0])
+    node.operands = {i: alias(t) for i, t in made.tensors.items() if kept or not node.args[i].act or (scored and i > 0)}
     normalise(node, active)
     if node.norm:
         scene.store.keep(node, made.tensor)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from sqrtdk.tracing.classify.additive import behind
 from sqrtdk.tracing.classify.scene import Made, Scene
+from sqrtdk.tracing.classify.scores import descends_from_score
 from sqrtdk.tracing.records import LOST_SIGHT, NEVER_USED
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.events import SoftmaxEntry, Weighing
 from sqrtdk.tracing.watch.graph import Node, Weights, alias, origin
 
+_TO_MAXIMUM = ops.VIEWS | ops.SAME | {"masked_fill", "maximum"}
 GUARD = 1e-2  # a number at or below it keeps a sum from 0
 
 
@@ -56,9 +59,17 @@ def by_hand(scene: Scene, made: Made) -> bool:
     if sinks is None:
         return False
     numerator = node.args[0]
+    if 0 not in numerator.operands:
+        return False  # exp(z) of what is no score of queries and keys
     node.args = (numerator.args[0],)
     begin(scene, made, numerator.operands[0], -1, sinks=sinks)
     return True
+
+
+def may_be_numerator(inner: Node) -> bool:
+    """Whether the exponential of what is no product may be a softmax's: of z - max(z), or of another score."""
+    other = inner.args[1] if inner.op == "sub" and len(inner.args) > 1 else None
+    return (isinstance(other, Node) and _is_maximum(other)) or descends_from_score(inner)
 
 
 def _from_logarithm(scene: Scene, made: Made) -> bool:
@@ -76,6 +87,11 @@ def _from_logarithm(scene: Scene, made: Made) -> bool:
         begin(scene, made, made.tensors[0], -1)
         return True
     return False
+
+
+def _is_maximum(node: Node) -> bool:
+    largest = behind(node, _TO_MAXIMUM)
+    return largest is not None and largest.op in ("amax", "max")
 
 
 def _joined_by_sinks(node: Node) -> bool | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from sqrtdk.tracing.classify.scores import descends_from_score, score_of
 from sqrtdk.tracing.read.factors import of_the_data, read_factor
 from sqrtdk.tracing.read.masks import HIDDEN, read_addend, read_overwritten
 from sqrtdk.tracing.read.side import follow
@@ -27,7 +28,10 @@ _FILL = -1e3  # written over logits, a number below this hides
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The steps, innermost (nearest to the product) first, and the views that lead from product to softmax."""
+    """The steps, innermost (nearest to the product) first, and the views that lead from product to softmax.
+
+    `product` is that of q and k, or another score of theirs; None where there is neither.
+    """
 
     product: Node | None
     steps: tuple[Step, ...] = ()
@@ -65,8 +69,11 @@ def read_chain(node: Node) -> Chain:
     """Walk from the softmax's input `node` back to the product."""
     steps: tuple[Step, ...] = ()
     views: tuple[Node, ...] = ()
-    while node.product is None:
-        main = node.main() if node.products else None
+    if not node.products and not descends_from_score(node):
+        return Chain(None)
+    ends = _is_product if node.products else _is_score
+    while not ends(node):
+        main = node.main()
         if main is None:
             return Chain(None, steps, views)
         if node.op in ops.VIEWS:
@@ -77,8 +84,17 @@ def read_chain(node: Node) -> Chain:
         if node.op == "cat":
             views = (node, *views)
         node = main
-    steps = (*reversed(_beside_product(node, views)), *steps)
+    if node.product is not None:
+        steps = (*reversed(_beside_product(node, views)), *steps)
     return Chain(node, _fold_caps(steps), views)
+
+
+def _is_product(node: Node) -> bool:
+    return node.product is not None
+
+
+def _is_score(node: Node) -> bool:
+    return score_of(node) is not None
 
 
 # -- one reader an operation: its steps, outermost first ---------------------------------------------------------------
@@ -131,6 +147,12 @@ def _filled(link: _Link) -> tuple[Step, ...]:
 
 def _selected(link: _Link) -> tuple[Step, ...]:
     node = link.node
+    lowered = _lowered(node)
+    if lowered is not None:
+        hidden, number = lowered
+        return (read_overwritten(node.operands.get(0), node.args[0], number, link.views, node.shape, keep=not hidden),)
+    if all(isinstance(arg, Node) and _same_lineage(arg, link.main) for arg in node.args[1:3]):
+        return _unknown(link)
     kept = node.args[1] is link.main
     fill = node.number(2 if kept else 1)
     return (read_overwritten(node.operands.get(0), node.args[0], fill, link.views, node.shape, keep=kept),)
@@ -216,6 +238,22 @@ def _scale_of(branch: Node) -> float | None:
     return math.prod(factor.value for factor in factors if factor.value is not None)
 
 
+def _lowered(node: Node) -> tuple[bool, float] | None:
+    """Of where(c, z - 1e9, z) that the lowered logits stand where c is True, and by how much; None for any other."""
+    for position, other in ((1, 2), (2, 1)):
+        lower, logits = node.args[position], node.args[other]
+        if isinstance(lower, Node) and lower.op in ("add", "sub") and lower.args[0] is logits:
+            by = lower.number(1)
+            by = by if by is None or lower.op == "add" else -by
+            return (position == 1, by) if by is not None and by < _FILL else None
+    return None
+
+
+def _same_lineage(node: Node, main: Node) -> bool:
+    """Whether both carry the product, or the score, and neither was made of numbers alone."""
+    return bool(node.products & main.products) or bool(not main.products and node.roots & main.roots)
+
+
 def _hidden_later(factor: Tensor, link: _Link) -> bool:
     """Whether the steps after the multiplication hide every key that the 0/1 `factor` sets to 0."""
     try:
@@ -239,7 +277,8 @@ def _is_own_maximum(other: Node, main: Node) -> bool:
         if parent is None:
             return False
         other = parent
-    return other.op in ("amax", "max", "logsumexp") and bool(other.products & main.products)
+    lineage = "products" if main.products else "roots"
+    return other.op in ("amax", "max", "logsumexp") and bool(getattr(other, lineage) & getattr(main, lineage))
 
 
 def _beside_product(node: Node, views: tuple[Node, ...]) -> tuple[Step, ...]:

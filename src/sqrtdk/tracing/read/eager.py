@@ -7,18 +7,17 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from sqrtdk.tracing.classify.additive import summed_by_hand
-from sqrtdk.tracing.read.chain import Chain, read_chain
-from sqrtdk.tracing.read.masks import as_passed
+from sqrtdk.tracing.read.chain import read_chain
+from sqrtdk.tracing.read.nested import read_nested
 from sqrtdk.tracing.read.orient import orientation
 from sqrtdk.tracing.read.reading import Layout, Logits, Reading
+from sqrtdk.tracing.read.scored import read_scored
 from sqrtdk.tracing.read.side import Side, follow
-from sqrtdk.tracing.records import Factor, Stage
-from sqrtdk.tracing.steps import Scale, Sink, Step, Unknown
+from sqrtdk.tracing.read.unfused import SAFE_SOFTMAX, merge_scale
+from sqrtdk.tracing.records import Stage
+from sqrtdk.tracing.steps import Sink, Unknown
 from sqrtdk.tracing.watch.events import Weighing
 from sqrtdk.tracing.watch.graph import Node
-
-_MATH = "aten._safe_softmax"  # of SDPA's unfused path
 
 
 def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint: int | None) -> Reading | str:
@@ -30,9 +29,13 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
         output: their product.
         heads_hint: heads as the module declares them.
     """
+    if weighing.logits.is_nested:
+        return read_nested(weighing, value)
     chain = read_chain(weighing.node)
     if chain.product is None:
-        return _without_product(weighing, chain, value)
+        return _without_product(weighing, value)
+    if chain.product.product is None:
+        return read_scored(weighing, chain, value, output)
     left, right = _operands(chain.product)
     axes = orientation(chain.product, chain.views, weighing.dim, weighing.logits.dim())
     query_node, key_node = (right, left) if axes.swapped else (left, right)
@@ -41,9 +44,9 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
         query, key = (query.transposed(), key) if axes.swapped else (query, key.transposed())
     layout = _layout(axes.apply(weighing.logits), query, query_node, axes.swapped, value, heads_hint)
     steps = chain.steps
-    by_sdpa = weighing.op == _MATH and not weighing.flex
+    by_sdpa = weighing.op == SAFE_SOFTMAX and not weighing.flex
     if by_sdpa:
-        query, key, steps = _merge_scale(query, key, steps)
+        query, key, steps = merge_scale(query, key, steps)
     if weighing.sinks:
         steps = (*steps, Sink(column=False))
     if weighing.fault is not None:
@@ -70,19 +73,18 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
     )
 
 
-def _without_product(weighing: Weighing, chain: Chain, value: Tensor) -> Reading | str:
+def _without_product(weighing: Weighing, value: Tensor) -> Reading | str:
     node = weighing.node
     while not node.is_root:
         parent = node.main()
         if parent is None:
             break
         node = parent
-    additive = (node.root is not None and node.root.additive) or summed_by_hand(weighing.node)
-    if not additive and (node.op in ("input", "parameter") or (node.root is not None and node.root.width is not None)):
+    if node.op in ("input", "parameter") or (node.root is not None and node.root.width is not None):
         return "its logits come from one projection: a router or a pooling"
-    name = "additive" if additive else f"unknown({node.op})"
+    name = f"unknown({node.op})"
     logits = weighing.logits.movedim(weighing.dim, -1)
-    stage = Stage("logits", "score" if additive else "unknown", name)
+    stage = Stage("logits", "unknown", name)
     return Reading(
         site=weighing.entry.site,
         kind="eager",
@@ -95,9 +97,9 @@ def _without_product(weighing: Weighing, chain: Chain, value: Tensor) -> Reading
             width=0,
             value_width=value.shape[-1],
         ),
-        query=Side(None, None, (stage,), unknown=() if additive else (name,)),
+        query=Side(None, None, (stage,), unknown=(name,)),
         key=Side(None, None),
-        steps=chain.steps,
+        steps=(),
         operands=None,
         dtype=value.dtype,
         logits_dtype=logits.dtype,
@@ -128,23 +130,3 @@ def _layout(logits: Tensor, query: Side, node: Node, swapped: bool, value: Tenso
         heads = 1
     batch = math.prod(logits.shape[:-2]) // max(heads, 1)
     return Layout(batch, heads, rows, columns, width, value.shape[-1])
-
-
-def _merge_scale(query: Side, key: Side, steps: tuple[Step, ...]) -> tuple[Side, Side, tuple[Step, ...]]:
-    """SDPA's unfused path multiplies q and k by the root of its scale each: that is one factor of the call.
-
-    Its masks are told in the form in which it got them.
-    """
-    steps = as_passed(steps)
-    if not query.factors or not key.factors:
-        return query, key, steps
-    left, right = query.factors[-1].value, key.factors[-1].value
-    if left is None or left != right:
-        return query, key, steps
-    merged = Scale(Factor(left * right, "op", "sdpa scale"))
-    return _without_last_scale(query), _without_last_scale(key), (merged, *steps)
-
-
-def _without_last_scale(side: Side) -> Side:
-    last = max(i for i, stage in enumerate(side.stages) if stage.name == "scale")
-    return replace(side, factors=side.factors[:-1], stages=(*side.stages[:last], *side.stages[last + 1 :]))

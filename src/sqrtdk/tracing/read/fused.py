@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from sqrtdk.tracing.read import bands
 from sqrtdk.tracing.read.masks import as_passed, read_addend
 from sqrtdk.tracing.read.reading import Layout, Reading, Vectors
 from sqrtdk.tracing.read.side import Side, follow
@@ -14,6 +15,8 @@ from sqrtdk.tracing.steps import Hide, Scale, Step
 from sqrtdk.tracing.steps.placed import Placed
 from sqrtdk.tracing.watch.events import KernelCall
 
+# SDPA gives it no flag where L differs from S; `torch.nn.attention.bias.causal_lower_right` does.
+_LOWER_RIGHT = "aten::_scaled_dot_product_flash_attention"
 CAUSAL = Hide("implicit", -math.inf, name="causal", causal=True)
 
 
@@ -61,4 +64,14 @@ def _masks(call: KernelCall) -> tuple[Step, ...]:
             steps = (Hide("bool", -math.inf, None if mask.is_meta else Placed(mask, (), shape)),)
         else:
             steps = read_addend(call.nodes[name], None if mask.is_meta else mask.detach(), 1.0, (), shape)
-    return (*as_passed(steps), *((CAUSAL,) if call.arguments.get("is_causal") else ()))
+    return (*as_passed(steps), *((_causal(call),) if call.arguments.get("is_causal") else ()))
+
+
+def _causal(call: KernelCall) -> Hide:
+    """The causal flag: upper-left, but of torch's CUDA flash kernel, which stands at the last key."""
+    query, rows, columns = call.arguments["query"], call.arguments["query"].shape[-2], call.arguments["key"].shape[-2]
+    if call.op != _LOWER_RIGHT or rows == columns:
+        return CAUSAL
+    device = torch.device("cpu") if query.is_meta else query.device
+    visible = bands.mask(rows, columns, columns - rows, None, device)
+    return Hide("implicit", -math.inf, Placed(visible, (), (*query.shape[:-1], columns)))

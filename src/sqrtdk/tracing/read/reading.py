@@ -69,6 +69,7 @@ class Vectors:
         softcap: of the kernel.
         exact: a key that is hidden by minus infinity gets a weight of 0 by the kernel's contract.
         exists: (B, 1, L, 1), False for rows of padding that the batch does not have; None where all exist.
+        keys: (B, 1, 1, S), False for keys that it does not have; None where all exist, and where a mask hides them.
     """
 
     query: Tensor
@@ -77,6 +78,7 @@ class Vectors:
     softcap: float | None = None
     exact: bool = False
     exists: Tensor | None = None
+    keys: Tensor | None = None
 
     def place(self, placed: Placed) -> Tensor:
         """(B, H, L, S), any of them 1, of a tensor that the kernel was given."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from sqrtdk.tracing.read.multiply import multiplied, stretched
 from sqrtdk.tracing.read.pieces import assembled, joined, moved, padded
 from sqrtdk.tracing.read.rotary import amplitude_of, table_positions
+from sqrtdk.tracing.read.stacked import picked
 from sqrtdk.tracing.read.sums import summed
 from sqrtdk.tracing.records import BY_DATA, Factor, Stage
 from sqrtdk.tracing.watch import ops
@@ -107,7 +108,7 @@ def follow(node: Node, where: str) -> Side:
     main = node.main()
     if node.is_root or not node.act or main is None:
         return _start(node, where)
-    for structure in (_normalised, _rotated):
+    for structure in (_normalised, _rotated, _unstacked):
         side = structure(node, where)
         if side is not None:
             return side
@@ -164,6 +165,15 @@ def _rotated(node: Node, where: str) -> Side | None:
     if amplitude is None:
         return replace(side, unknown=(*side.unknown, "rotary table of varying amplitude"))
     return stretched(side, amplitude, where)
+
+
+def _unstacked(node: Node, where: str) -> Side | None:
+    """One of several tensors that were stacked: the stack changed nothing of it."""
+    one = picked(node)
+    if one is None:
+        return None
+    side = follow(one.piece, where)
+    return replace(side, basis=None if side.basis is None else one.place(side.basis))
 
 
 def _turns(source: Node, between: Sequence[Node]) -> bool:

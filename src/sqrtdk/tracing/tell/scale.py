@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from sqrtdk.tracing.read.reading import Reading
-from sqrtdk.tracing.records import Factor, Scale
+from sqrtdk.tracing.records import WITHOUT_PRODUCT, Factor, Scale
 from sqrtdk.tracing.tell.slope import Slope
 
 AGREEMENT = 0.01  # the two readings of the scale agree within 1%
@@ -68,8 +68,10 @@ def tell_scale(
 
 def _unreadable(reading: Reading, factors: Sequence[Factor], unknown: Sequence[str]) -> str | None:
     """Why the factors do not tell the scale; None where they do."""
-    if reading.score == "additive":
-        return "an additive score has no product of q and k to scale"
+    if reading.score in WITHOUT_PRODUCT:
+        return (
+            f"{'an' if reading.score == 'additive' else 'a'} {reading.score} score has no product of q and k to scale"
+        )
     if unknown:
         return "the lineage could not follow " + ", ".join(unknown)
     missing = next((f for f in factors if f.value is None), None)

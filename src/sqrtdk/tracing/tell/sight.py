@@ -13,7 +13,7 @@ from torch import Tensor
 from sqrtdk.tracing.read import bands
 from sqrtdk.tracing.read.masks import BOTTOM
 from sqrtdk.tracing.read.patterns import distinct, pattern, reach
-from sqrtdk.tracing.read.reading import Logits, Reading
+from sqrtdk.tracing.read.reading import Logits, Reading, Vectors
 from sqrtdk.tracing.records import Mask
 from sqrtdk.tracing.steps import Beside, Hide, Step, scaled_by
 
@@ -76,7 +76,7 @@ def _look(reading: Reading) -> Sight:
     for i, hide in hides.items():
         if (visible := _visible_by(hide, reading)) is None:
             names[i] = "mask"
-        elif (name := pattern(visible)) is not None:
+        elif (name := (hide.name if hide.visible is not None else None) or pattern(visible)) is not None:
             names[i], masks[i] = name, visible
     steps = tuple(replace(s, name=names.get(i)) if isinstance(s, Hide) else s for i, s in enumerate(steps))
     if not masks:
@@ -139,8 +139,11 @@ def _mask(reading: Reading, hides: Mapping[int, Hide], names: Mapping[int, str],
     first, hide = next(iter(hides.items()))
     whole = visible.expand(*visible.shape[:-2], layout.rows, layout.columns)
     seeing = visible.any(-1).expand(whole.shape[:-1])
-    stands = layout.batch * layout.heads // max(math.prod(whole.shape[:-2]), 1)
-    blind = int((~seeing).sum()) * stands
+    unseeing = ~seeing
+    if isinstance(operands, Vectors) and operands.exists is not None:
+        unseeing = unseeing & operands.exists.squeeze(-1)
+    matrices = layout.batch * layout.heads
+    blind = int(unseeing.sum()) * (matrices // max(math.prod(unseeing.shape[:-1]), 1))
     finite = hide.fill is not None and math.isfinite(hide.fill)
     weight: float | None = None
     if isinstance(operands, Logits):
@@ -155,7 +158,7 @@ def _mask(reading: Reading, hides: Mapping[int, Hide], names: Mapping[int, str],
         masked_weight=weight,
         fill=hide.fill,
         scaled_by=scaled_by(reading.steps, first),
-        **reach(whole, stands),
+        **reach(whole, matrices // max(math.prod(whole.shape[:-2]), 1)),
     )
 
 

@@ -42,6 +42,8 @@ def _of_logits(operands: Logits, sight: Sight) -> CallStats:
 
 def _of_vectors(operands: Vectors, sight: Sight) -> CallStats:
     visible, exists = sight.visible, operands.exists
+    if operands.keys is not None:
+        visible = operands.keys if visible is None else visible & operands.keys
     stats = head_stats_from_qk(
         operands.query,
         operands.key,

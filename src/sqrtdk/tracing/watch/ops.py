@@ -115,9 +115,6 @@ OWN = "sqrtdk_cpu::forward"
 # nn.MultiheadAttention's and nn.TransformerEncoderLayer's fast paths.
 NATIVE = frozenset({"_native_multi_head_attention", "_transformer_encoder_layer_fwd"})
 
-# Attention kernels whose arguments are not read (packed or paged layouts).
-OPAQUE = frozenset({"_flash_attention_forward", "_efficient_attention_forward", "_cudnn_attention_forward"})
-
 SOFTMAX = frozenset({"_softmax", "_safe_softmax", "_masked_softmax"})
 
 # New tensors that carry nothing over from their arguments but a shape.

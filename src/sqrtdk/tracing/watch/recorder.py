@@ -25,7 +25,8 @@ from sqrtdk.tracing.watch.store import Store
 
 _FLEX = "flex_attention"
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
-_ATTENDING = frozenset({"matmul", "einsum", "softmax", "scaled_dot_product_attention"})  # of composite operations
+_JAGGED = "NestedTensor"
+_MULTIPLYING = frozenset({"bmm", "baddbmm", "matmul"})  # q and k; "matmul" of nested tensors alone is no composite
 _KNOWN = ("aten", "prims", "prim")
 
 
@@ -72,43 +73,38 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         if not hasattr(func, "_schema"):
             return self._higher_order(func, args, kwargs)
+        if any(t.__name__ == _JAGGED for t in types):
+            return NotImplemented  # what it does with its values is seen
         name = _base_name(func)
-        if self._is_foreign(func, name, types, args):
+        if self._is_foreign(func, name, types):
             return func(*args, **kwargs)
         if func._schema.name in self._kernels:
             return self._run_kernel(func, name, args, kwargs)
-        if self._is_composite(func):
+        if self._is_composite(func) and not _has_nested(args):  # decompositions need sizes
             with self:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
         return self._run(func, name, args, kwargs)
 
-    def _is_foreign(self, func: Any, name: str, types: Any, args: Any) -> bool:
+    def _is_foreign(self, func: Any, name: str, types: Any) -> bool:
         """Whether its tensors are of a kind that is not followed; an attention among them is missed."""
         subclass = next((t for t in types if t not in _PLAIN), None)
-        if subclass is not None:
-            if name in ops.SOFTMAX or func._schema.name in self._kernels:
-                self.listener.missed(self.sites.here(), f"{name} ran on {subclass.__name__}, which is not followed")
-            return True
-        if func._schema.name in self._kernels or not self._is_composite(func) or not _has_nested(args):
-            return False
-        if name in _ATTENDING:  # decompositions need sizes
-            self.listener.missed(self.sites.here(), "nested tensors are not followed")
-        return True
+        if subclass is not None and (name in ops.SOFTMAX or func._schema.name in self._kernels):
+            self.listener.missed(self.sites.here(), f"{name} ran on {subclass.__name__}, which is not followed")
+        return subclass is not None
 
     def _run(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         written = self._written(func)
         if written:
             self._guard(lambda: self.store.save_before_write(written, args, kwargs))
-        enlarge = name in ("bmm", "baddbmm") and not self.classifier.scene.flex
+        enlarge = name in _MULTIPLYING and not self.classifier.scene.flex
         output = func(*(self._enlarged(name, args) if enlarge else args), **kwargs)
         self._guard(lambda: self._note(func, name, args, kwargs, output, written))
         return output
 
     def _note(self, func: Any, name: str, args: Any, kwargs: Any, output: Any, written: Any) -> None:
-        foreign = func.namespace not in _KNOWN or name in ops.OPAQUE
-        if foreign and self.classifier.may_attend(name, args, kwargs, output):
+        if func.namespace not in _KNOWN and self.classifier.may_attend(name, args, kwargs, output):
             self.listener.missed(self.sites.here(), f"{func.namespace}::{name} is opaque: what it computes is not seen")
         self.classifier.note(func, name, args, kwargs, output)
         if written:
@@ -163,7 +159,7 @@ class Recorder(TorchDispatchMode):
             self._guard(lambda: self.store.save_before_write(written, args, kwargs))
         output = self._run_enlarged(func, named, site, args, kwargs)
         several = output if isinstance(output, (tuple, list)) else (output,)
-        results = [x for x in several if _is_tensor(x)]
+        results = [x for x in (named.get("out"), *several) if _is_tensor(x)]
         if not results:
             results = [x for key in written if _is_tensor(x := _written_to(key, args, kwargs))]
         if results:
@@ -186,7 +182,7 @@ class Recorder(TorchDispatchMode):
         return func(*args[:place], larger, *args[place + 1 :], **kwargs)
 
     def _enlarged(self, name: str, args: Any) -> Any:
-        left, _ = ops.CONTRACTIONS[name]
+        left, _ = ops.CONTRACTIONS.get(name, (0, 1))
         a, b = args[left], args[left + 1]
         if self.classifier.is_product(a, b):
             factor = self.listener.enlarge(self.sites.here())

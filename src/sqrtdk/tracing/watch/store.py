@@ -82,7 +82,9 @@ class Store:
             node = Node(kind, shape, label=label or "", func=None if value is None else lambda: value)
         elif not tensor.is_floating_point() and not tensor.is_complex():
             node = Node("input", shape, external=True)
-        elif tensor.is_nested or tensor.numel() <= 1 or tensor.dim() < 2:
+        elif tensor.is_nested:
+            node = Node("input", shape, act=True, site=self._sites.here(), root=Root())
+        elif tensor.numel() <= 1 or tensor.dim() < 2:
             # A row of numbers is a literal of the code (rotary factors), not hidden states.
             node = Node("constant", shape)
         else:
