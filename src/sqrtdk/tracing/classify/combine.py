@@ -7,11 +7,14 @@ from dataclasses import replace
 from sqrtdk.tracing.classify.normalise import normalise
 from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.softmax import by_hand
+from sqrtdk.tracing.classify.sums import note_pairs, note_sum, settle
+from sqrtdk.tracing.classify.values import is_scored, sum_values
 from sqrtdk.tracing.classify.weights import carry, dropout
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.graph import Node, Weights, alias
 
 _KEPT = frozenset({"exp", "_log_softmax"})  # whose own input is needed when they turn out to be a softmax
+_EXTREMES = frozenset({"amax", "max", "logsumexp"})
 
 
 def combine(scene: Scene, made: Made, parents: list[Node]) -> None:
@@ -20,6 +23,8 @@ def combine(scene: Scene, made: Made, parents: list[Node]) -> None:
     if node.op in ops.CACHE_WRITES and _written_to_cache(node):
         return
     active = [p for p in parents if p.act]
+    if node.op in _KEPT:
+        settle(active[0])
     node.products = frozenset[Node]().union(*(p.products for p in active))
     if node.products:
         if not by_hand(scene, made):
@@ -54,6 +59,9 @@ def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
     source = next(p for p in active if p.weights is not None)
     before = source.weights
     assert before is not None
+    if node.op == "sum" and before.weighted:
+        sum_values(scene, made, source)
+        return
     weighing = before.weighing
     others = [p for p in active if p.weighing is not weighing]
     if _sums(node) and node.shape[-1:] == (1,) and active[0].shape[-1:] != (1,):
@@ -63,17 +71,9 @@ def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
     carried = before.carried if others else carry(node, made.tensor, tensors, source, weighing)
     node.weights = Weights(weighing, carried)
     weighing.dropout = weighing.dropout or dropout(node)
-    if node.op == "mul" and others and weighing.node.products and node.shape != weighing.entry.shape:
+    if node.op == "mul" and others and node.shape != weighing.entry.shape and is_scored(weighing.node):
         values = next((t for i, t in tensors.items() if node.args[i] in others), None)
         node.weights = replace(node.weights, weighted=True, values=None if values is None else alias(values))
-    elif node.op == "sum" and active[0].weights is not None and active[0].weights.weighted:
-        values = active[0].weights.values
-        if not weighing.entry.attention and values is not None:
-            weighing.entry.attention = True
-            weighing.carried = carried
-            scene.listener.eager(weighing, values, made.tensor)
-        scene.store.cut(node, made.tensor)
-        return
     elif others:
         scene.store.cut(node, made.tensor)
         return
@@ -81,6 +81,11 @@ def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
         node.operands = {i: alias(t) for i, t in tensors.items() if node.args[i] is not source}
     else:
         node.args = (source,)
+
+
+def _flows(operand: Node) -> bool:
+    """Whether an operand is q, k or v; the maximum of a row is none of them."""
+    return operand.act and operand.op not in _EXTREMES
 
 
 def _sums(weights: Node) -> bool:
@@ -91,13 +96,16 @@ def _sums(weights: Node) -> bool:
 def _carry_vectors(scene: Scene, made: Made, active: list[Node]) -> None:
     """Q, k or v on their way; a sum of two branches begins a new lineage."""
     node = made.node
+    note_pairs(node)
+    note_sum(scene, made)
     if len({p.roots for p in active}) > 1 and node.op not in ("cat", "stack"):
         node.terms = sum(p.terms for p in active)
         scene.store.cut(node, made.tensor)
         return
     node.roots = frozenset[Node]().union(*(p.roots for p in active))
     node.terms = max((p.terms for p in active), default=0)
-    node.operands = {i: alias(t) for i, t in made.tensors.items() if not node.args[i].act}
+    kept = node.op in _KEPT
+    node.operands = {i: alias(t) for i, t in made.tensors.items() if kept or not _flows(node.args[i])}
     normalise(node, active)
     if node.norm:
         scene.store.keep(node, made.tensor)

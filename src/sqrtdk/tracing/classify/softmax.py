@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from sqrtdk.tracing.classify.scene import Made, Scene
+from sqrtdk.tracing.classify.sums import settle
 from sqrtdk.tracing.records import LOST_SIGHT, NEVER_USED
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.events import SoftmaxEntry, Weighing
@@ -25,6 +26,7 @@ def begin(scene: Scene, made: Made, logits: Tensor, dim: int, *, sinks: bool = F
     """
     node = made.node
     parent = node.args[0]
+    settle(parent)
     origin_product = next(iter(parent.products), None)
     site = node.site if origin_product is None else origin_product.site
     entry = SoftmaxEntry(site, node.shape, NEVER_USED if origin_product is None else LOST_SIGHT)

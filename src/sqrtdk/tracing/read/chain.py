@@ -15,7 +15,7 @@ from sqrtdk.tracing.read.factors import of_the_data, read_factor
 from sqrtdk.tracing.read.masks import HIDDEN, read_addend, read_overwritten
 from sqrtdk.tracing.read.side import follow
 from sqrtdk.tracing.records import Factor
-from sqrtdk.tracing.steps import Beside, Clamp, Hide, Offset, Scale, Sink, Softcap, Step, Unknown
+from sqrtdk.tracing.steps import Beside, Clamp, Hide, Offset, Power, Scale, Sink, Softcap, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed, to_softmax
 from sqrtdk.tracing.steps.unknown import ZERO_ONE_FACTOR
 from sqrtdk.tracing.watch import ops
@@ -91,7 +91,8 @@ def _unknown(link: _Link) -> tuple[Step, ...]:
 def _multiplied(link: _Link) -> tuple[Step, ...]:
     node = link.node
     index = 1 if node.args[0] is link.main else 0
-    factor = read_factor(node, index, "logits", heads_axis=-3)
+    trailing = len(node.shape) > 4 and node.shape[-1] == 1  # an axis that einsum adds
+    factor = read_factor(node, index, "logits", heads_axis=-4 if trailing else -3)
     value = node.operands.get(index)
     value = evaluate(node.args[index]) if value is not None and value.is_meta else value
     if factor is None and node.op == "mul" and value is not None and _is_binary(value):
@@ -101,6 +102,26 @@ def _multiplied(link: _Link) -> tuple[Step, ...]:
     if factor is None or (node.op == "div" and index == 0):
         return (Unknown(f"{node.op} by a tensor"),)
     return (Scale(factor),)
+
+
+def _raised(link: _Link) -> tuple[Step, ...]:
+    exponent = 0.5 if link.node.op == "sqrt" else link.node.number(1)
+    distances = all(p.product is not None and p.product.distance for p in link.main.products)
+    return (Power(exponent),) if exponent and distances else _unknown(link)
+
+
+def _added_product(link: _Link) -> tuple[Step, ...]:
+    """Addcmul: a + value * (logits * factor)."""
+    node = link.node
+    if node.args[0] is link.main:
+        return _unknown(link)
+    index = 2 if node.args[1] is link.main else 1
+    factor = read_factor(node, index, "logits", heads_axis=-3)
+    number = float(node.kwargs.get("value", 1))
+    if factor is None or factor.value is None:
+        return _unknown(link)
+    scales = (Scale(factor), *(() if number == 1 else (Scale(Factor(number, "logits", "addcmul value")),)))
+    return (*_addends(node.args[0], node.operands.get(0), 1.0, link.views, node.shape), *scales)
 
 
 def _negated(link: _Link) -> tuple[Step, ...]:
@@ -172,6 +193,9 @@ READERS: dict[str, Callable[[_Link], tuple[Step, ...]]] = {
     "mul": _multiplied,
     "div": _multiplied,
     "neg": _negated,
+    "pow": _raised,
+    "sqrt": _raised,
+    "addcmul": _added_product,
     "add": _summed,
     "sub": _summed,
     "rsub": _summed,

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from sqrtdk.tracing.classify.additive import summed_by_hand
+from sqrtdk.tracing.classify.additive import is_additive
 from sqrtdk.tracing.read.chain import Chain, read_chain
 from sqrtdk.tracing.read.masks import as_passed
-from sqrtdk.tracing.read.orient import orientation
+from sqrtdk.tracing.read.orient import Orientation, orientation
 from sqrtdk.tracing.read.reading import Layout, Logits, Reading
+from sqrtdk.tracing.read.rows import place_rows
 from sqrtdk.tracing.read.side import Side, follow
 from sqrtdk.tracing.records import Factor, Stage
 from sqrtdk.tracing.steps import Scale, Sink, Step, Unknown
@@ -33,9 +34,12 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
     chain = read_chain(weighing.node)
     if chain.product is None:
         return _without_product(weighing, chain, value)
+    product = chain.product.product
+    assert product is not None
     left, right = _operands(chain.product)
     axes = orientation(chain.product, chain.views, weighing.dim, weighing.logits.dim())
     query_node, key_node = (right, left) if axes.swapped else (left, right)
+    axes = place_rows(axes, chain.product, query_node, chain.views, tuple(weighing.logits.shape))
     query, key = follow(query_node, "q"), follow(key_node, "k")
     layout = _layout(axes.apply(weighing.logits), query, query_node, axes.swapped, value, heads_hint)
     steps = chain.steps
@@ -61,25 +65,29 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
         logits_dtype=weighing.stored,
         device=weighing.logits.device,
         output=None if weighing.fault is not None else output,
-        kv_heads=chain.product.shape[0] // layout.batch if len(chain.product.shape) == 3 else None,
+        kv_heads=_kv_heads(chain.product, layout, axes),
         dropout=weighing.dropout,
         carried=weighing.carried,
+        distance=product.distance,
+        no_slope=None if product.distance is None else "a distance score has no product of q and k to compare with",
         fault="the weights of a query do not sum to 1" if weighing.fault is not None else None,
     )
 
 
 def _without_product(weighing: Weighing, chain: Chain, value: Tensor) -> Reading | str:
     node = weighing.node
+    additive = is_additive(node)
     while not node.is_root:
         parent = node.main()
         if parent is None:
             break
         node = parent
-    additive = (node.root is not None and node.root.additive) or summed_by_hand(weighing.node)
     if not additive and (node.op in ("input", "parameter") or (node.root is not None and node.root.width is not None)):
         return "its logits come from one projection: a router or a pooling"
     name = "additive" if additive else f"unknown({node.op})"
     logits = weighing.logits.movedim(weighing.dim, -1)
+    if logits.dim() == 2 and value.dim() > 2:
+        logits = logits.unsqueeze(-2)  # a query for each sequence
     stage = Stage("logits", "score" if additive else "unknown", name)
     return Reading(
         site=weighing.entry.site,
@@ -103,6 +111,12 @@ def _without_product(weighing: Weighing, chain: Chain, value: Tensor) -> Reading
         score=name,
         fault=f"the logits are no product of q and k: {name}",
     )
+
+
+def _kv_heads(product: Node, layout: Layout, axes: Orientation) -> int | None:
+    if len(product.shape) != 3:
+        return None
+    return product.shape[0] // (layout.batch * (layout.rows if axes.windowed else 1))
 
 
 def _operands(product: Node) -> tuple[Node, Node]:

@@ -50,7 +50,7 @@ def finish(
         module_class=module_class,
         kind=reading.kind,
         op=reading.op,
-        score=reading.score or _score(reading, content),
+        score=reading.score or (_score(reading, content)),
         batch=layout.batch,
         heads=layout.heads,
         kv_heads=_kv_heads(reading),
@@ -104,6 +104,8 @@ def _unknown(reading: Reading) -> tuple[str, ...]:
 
 
 def _score(reading: Reading, content: Sequence[Bias]) -> str:
+    if reading.distance is not None:
+        return "distance"
     if content:
         return content[0].name
     return "cosine" if reading.query.norm == reading.key.norm == "l2" else "dot"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from sqrtdk.tracing.read.reading import Reading
 from sqrtdk.tracing.records import Factor, Scale
+from sqrtdk.tracing.steps import Power
 from sqrtdk.tracing.tell.slope import Slope
 
 AGREEMENT = 0.01  # the two readings of the scale agree within 1%
@@ -35,6 +36,8 @@ def tell_scale(
         no_slope: why there is none.
     """
     reason = _unreadable(reading, factors, unknown)
+    if reading.distance is not None:
+        return _of_distance(reading, factors, reason)
     symbolic: float | None = None
     per_head: tuple[float, ...] | None = None
     agree: bool | None = None
@@ -63,6 +66,25 @@ def tell_scale(
         per_head=per_head,
         agree=agree,
         reason=reason or no_slope,
+    )
+
+
+def _of_distance(reading: Reading, factors: Sequence[Factor], reason: str | None) -> Scale:
+    """A distance has no scale of q . k: `symbolic` is its coefficient, where its power is the square or 1."""
+    sides = [*reading.query.factors, *reading.key.factors]
+    power = math.prod([reading.distance or 1, *(s.exponent for s in reading.steps if isinstance(s, Power))])
+    coefficient = None
+    if reason is None and not sides:
+        coefficient = math.prod(factor.value for factor in factors if factor.value is not None)
+    told = "" if coefficient is None else f"; its coefficient is {coefficient:.4g} on |q - k|^{power:g}"
+    return Scale(
+        effective=None,
+        ratio=None,
+        symbolic=coefficient,
+        numeric=None,
+        r_squared=None,
+        factors=tuple(factors),
+        reason=(reason or "a distance score has no product of q and k to scale") + told,
     )
 
 
