@@ -11,10 +11,9 @@ from sqrtdk.tracing.classify.sums import note_pairs, note_sum, settle
 from sqrtdk.tracing.classify.values import is_scored, sum_values
 from sqrtdk.tracing.classify.weights import carry, dropout
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node, Weights, alias
+from sqrtdk.tracing.watch.graph import EXTREMES, Node, Weights, alias
 
 _KEPT = frozenset({"exp", "_log_softmax"})  # whose own input is needed when they turn out to be a softmax
-_EXTREMES = frozenset({"amax", "max", "logsumexp"})
 
 
 def combine(scene: Scene, made: Made, parents: list[Node]) -> None:
@@ -85,7 +84,7 @@ def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
 
 def _flows(operand: Node) -> bool:
     """Whether an operand is q, k or v; the maximum of a row is none of them."""
-    return operand.act and operand.op not in _EXTREMES
+    return operand.act and operand.op not in EXTREMES
 
 
 def _sums(weights: Node) -> bool:

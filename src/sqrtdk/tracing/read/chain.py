@@ -11,16 +11,17 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from sqrtdk.tracing.read.distances import is_squared_length
 from sqrtdk.tracing.read.factors import of_the_data, read_factor
 from sqrtdk.tracing.read.masks import HIDDEN, read_addend, read_overwritten
 from sqrtdk.tracing.read.side import follow
 from sqrtdk.tracing.records import Factor
-from sqrtdk.tracing.steps import Beside, Clamp, Hide, Offset, Power, Scale, Sink, Softcap, Step, Unknown
+from sqrtdk.tracing.steps import Beside, Clamp, Hide, Offset, Power, Scale, Sink, Softcap, Squares, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed, to_softmax
 from sqrtdk.tracing.steps.unknown import ZERO_ONE_FACTOR
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.constants import evaluate
-from sqrtdk.tracing.watch.graph import Node
+from sqrtdk.tracing.watch.graph import EXTREMES, Node
 
 _FILL = -1e3  # written over logits, a number below this hides
 
@@ -130,14 +131,29 @@ def _negated(link: _Link) -> tuple[Step, ...]:
 
 def _summed(link: _Link) -> tuple[Step, ...]:
     node, position = link.node, link.position
+    first, second = _signs(node)
+    main, sign = (first, second) if node.args[0] is link.main else (second, first)
+    turned = () if main == 1 else (Scale(Factor(main, "logits", "number")),)
     if position is None:
-        return ()  # a number added to every logit changes nothing
+        return turned  # a number added to every logit changes nothing
     other, value = node.args[position], node.operands.get(position)
-    sign = -1.0 if node.op == "sub" else 1.0
     if _is_own_maximum(other, link.main):
         known = value is not None and not value.is_meta
-        return (Offset(Placed(value * sign, link.views, node.shape) if known and value is not None else None),)
-    return _addends(other, value, float(node.kwargs.get("alpha", 1)) * sign, link.views, node.shape)
+        offset = Placed(value * sign, link.views, node.shape) if known and value is not None else None
+        return (Offset(offset), *turned)
+    if is_squared_length(other):
+        known = value is not None and not value.is_meta
+        addend = Placed(value * sign, link.views, node.shape) if known and value is not None else None
+        return (Squares("squares", addend, sign=sign), *turned)
+    return (*_addends(other, value, sign, link.views, node.shape), *turned)
+
+
+def _signs(node: Node) -> tuple[float, float]:
+    """The factors on both operands of a sum or a difference."""
+    alpha = float(node.kwargs.get("alpha", 1))
+    if node.op == "rsub":
+        return -alpha, 1.0
+    return 1.0, -alpha if node.op == "sub" else alpha
 
 
 def _tanh(link: _Link) -> tuple[Step, ...]:
@@ -257,7 +273,7 @@ def _is_own_maximum(other: Node, main: Node) -> bool:
         if parent is None:
             return False
         other = parent
-    return other.op in ("amax", "max", "logsumexp") and bool(other.products & main.products)
+    return other.op in EXTREMES and bool(other.products & main.products)
 
 
 def _beside_product(node: Node, views: tuple[Node, ...]) -> tuple[Step, ...]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sqrtdk.tracing.classify.additive import is_additive
 from sqrtdk.tracing.read.chain import Chain, read_chain
+from sqrtdk.tracing.read.distances import completed
 from sqrtdk.tracing.read.masks import as_passed
 from sqrtdk.tracing.read.orient import Orientation, orientation
 from sqrtdk.tracing.read.reading import Layout, Logits, Reading
@@ -42,7 +43,9 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
     axes = place_rows(axes, chain.product, query_node, chain.views, tuple(weighing.logits.shape))
     query, key = follow(query_node, "q"), follow(key_node, "k")
     layout = _layout(axes.apply(weighing.logits), query, query_node, axes.swapped, value, heads_hint)
-    steps = chain.steps
+    distance, steps = product.distance, chain.steps
+    if distance is None and (rest := completed(steps, query.factor * key.factor)) is not None:
+        distance, steps, query, key = 2, rest, replace(query, factors=()), replace(key, factors=())
     by_sdpa = weighing.op == _MATH and not weighing.flex
     if by_sdpa:
         query, key, steps = _merge_scale(query, key, steps)
@@ -68,8 +71,8 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
         kv_heads=_kv_heads(chain.product, layout, axes),
         dropout=weighing.dropout,
         carried=weighing.carried,
-        distance=product.distance,
-        no_slope=None if product.distance is None else "a distance score has no product of q and k to compare with",
+        distance=distance,
+        no_slope=None if distance is None else "a distance score has no product of q and k to compare with",
         fault="the weights of a query do not sum to 1" if weighing.fault is not None else None,
     )
 

@@ -15,4 +15,5 @@ from sqrtdk.tracing.steps.power import Power as Power
 from sqrtdk.tracing.steps.scale import Scale as Scale
 from sqrtdk.tracing.steps.sink import Sink as Sink
 from sqrtdk.tracing.steps.softcap import Softcap as Softcap
+from sqrtdk.tracing.steps.squares import Squares as Squares
 from sqrtdk.tracing.steps.unknown import Unknown as Unknown

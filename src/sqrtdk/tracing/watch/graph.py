@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sqrtdk.tracing.watch.events import Weighing
 
 _SERIAL = count()
+EXTREMES = frozenset({"amax", "max", "logsumexp"})  # of a row of logits: the softmax does not see it
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,9 +275,9 @@ class Node:
 
 
 def _rank(parent: Node) -> int:
-    """A product of activations first, then one with learned vectors, then an activation, then a constant."""
+    """A product of activations first, then one with learned vectors or its maximum, an activation, a constant."""
     if parent.products:
-        return int(all(product.learned for product in parent.products))
+        return int(all(product.learned for product in parent.products) or origin(parent).op in EXTREMES)
     return 2 if parent.act else 3
 
 
