@@ -27,7 +27,7 @@ Fault = tuple[str, float, float, str, str, str]  # severity, value, threshold, m
 def says_causal(call: AttentionCall, module: nn.Module | None) -> bool:
     """Whether the module says of itself that it is causal, and the call is one to which that applies."""
     said = any(field(module, name) is True for name in ("is_causal", "causal"))
-    return said and call.self_attention is not False and 1 < call.query_len <= call.key_len
+    return said and call.axis == "positions" and call.self_attention is not False and 1 < call.query_len <= call.key_len
 
 
 def leak(call: AttentionCall, declared: float, static: bool) -> Iterable[Fault]:

@@ -130,6 +130,7 @@ class AttentionCall:
     stats_reason: str | None = None  # why stats is None
     norm_gain: bool = False  # a gain for each channel, an operation of its own, followed the normalisation of q or k
     shared_qk: bool = False  # q and k are one and the same projection (Reformer), as far as it could be followed
+    axis: str = "positions"  # what keys are: "positions", "windows" (each query has its own), "channels" of q and k
 
 
 NEVER_USED = "its weights never reach a value product"

@@ -3,6 +3,7 @@
 - a call whose scale could not be read: warn, with what was seen up to the point where it was lost. Heads without
   dimensions have none to judge;
 - an additive score, which has no scale, and the mask of which is not read: note;
+- a distance score, whose coefficient is in the unit of its distances: note;
 - an attention that ran and could not be read at all, or was not found in a module that is one: warn;
 - an attention that was asked for and does not run that way: warn;
 - a call whose scale was read, and whose logits could not be measured although there are values: note;
@@ -36,6 +37,9 @@ def check(context: Context) -> Iterable[Finding]:
             yield _finding(
                 "note", call.site, f"an additive score: no scale to judge, its mask not looked at{place}", _LOST
             )
+        elif call.score == "distance" and not call.unknown:
+            told = f"a distance score: no scale to judge, its coefficient is the model's own: {call.formula}{place}"
+            yield _finding("note", call.site, told, _LOST)
         elif judged.verdict == UNMEASURED and (call.head_dim > 0 or call.unknown):
             formula = f"; seen up to there: {call.formula}" if call.formula else ""
             yield _finding("warn", call.site, f"the scale could not be judged: {judged.reason}{formula}{place}", _LOST)

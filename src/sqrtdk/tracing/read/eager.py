@@ -13,7 +13,7 @@ from sqrtdk.tracing.read.distances import completed
 from sqrtdk.tracing.read.masks import as_passed
 from sqrtdk.tracing.read.orient import Orientation, orientation
 from sqrtdk.tracing.read.reading import Layout, Logits, Reading
-from sqrtdk.tracing.read.rows import place_rows
+from sqrtdk.tracing.read.rows import norm_fault, over_channels, place_rows
 from sqrtdk.tracing.read.side import Side, follow
 from sqrtdk.tracing.records import Factor, Stage
 from sqrtdk.tracing.steps import Scale, Sink, Step, Unknown
@@ -41,8 +41,9 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
     axes = orientation(chain.product, chain.views, weighing.dim, weighing.logits.dim())
     query_node, key_node = (right, left) if axes.swapped else (left, right)
     axes = place_rows(axes, chain.product, query_node, chain.views, tuple(weighing.logits.shape))
-    query, key = follow(query_node, "q"), follow(key_node, "k")
+    query, key = _followed(query_node, "q", left), _followed(key_node, "k", left)
     layout = _layout(axes.apply(weighing.logits), query, query_node, axes.swapped, value, heads_hint)
+    channels = over_channels(query_node, swapped=axes.swapped)
     distance, steps = product.distance, chain.steps
     if distance is None and (rest := completed(steps, query.factor * key.factor)) is not None:
         distance, steps, query, key = 2, rest, replace(query, factors=()), replace(key, factors=())
@@ -72,6 +73,7 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
         dropout=weighing.dropout,
         carried=weighing.carried,
         distance=distance,
+        axis="windows" if axes.windowed else "channels" if channels else "positions",
         no_slope=None if distance is None else "a distance score has no product of q and k to compare with",
         fault="the weights of a query do not sum to 1" if weighing.fault is not None else None,
     )
@@ -114,6 +116,13 @@ def _without_product(weighing: Weighing, chain: Chain, value: Tensor) -> Reading
         score=name,
         fault=f"the logits are no product of q and k: {name}",
     )
+
+
+def _followed(node: Node, where: str, left: Node) -> Side:
+    """A side; a normalisation along another axis than the product sums over does not bound it."""
+    side = follow(node, where)
+    fault = norm_fault(node, summed=-1 if node is left else -2) if side.norm == "l2" else None
+    return side if fault is None else side.lost(where, fault, norm=None)
 
 
 def _kv_heads(product: Node, layout: Layout, axes: Orientation) -> int | None:

@@ -56,13 +56,58 @@ def place_rows(axes: Orientation, product: Node, query: Node, views: Sequence[No
     return last if sizes and sizes[-1] == 1 else replace(axes, rows=())
 
 
-def over_channels(query: Node, *, swapped: bool) -> bool:
-    """Whether the rows of the product are features of q's projection, and its sum runs over positions."""
-    channel, position = _followed(query, _channels), _followed(query, _positions)
-    if channel is None or position is None:
-        return False
+def over_channels(operand: Node, *, swapped: bool = False) -> bool:
+    """Whether the rows of the product are features of a projection, and its sum runs over positions.
+
+    Args:
+        operand: the product's q.
+        swapped: it is the right operand.
+    """
     rows, summed = (-1, -2) if swapped else (-2, -1)
-    return varies(channel, rows) and varies(position, summed) and not varies(channel, summed)
+    root = _root(operand)
+    features = None if root is None else _features(root)
+    if root is None or features is None or len(operand.shape) < 2:
+        return False
+    if operand.shape[rows] < 2 or root.shape[features] % operand.shape[rows]:
+        return False
+    channel = _followed(operand, _channels)
+    if channel is None or not varies(channel, rows) or varies(channel, summed):
+        return False
+    position = _followed(operand, _positions)
+    return position is not None and varies(position, summed)
+
+
+def norm_fault(operand: Node, *, summed: int) -> str | None:
+    """What is wrong where q or k was normalised along another axis than the product sums over.
+
+    Args:
+        operand: q or k of the product.
+        summed: the axis that the product sums over, counted from the end.
+    """
+    node: Node | None = operand
+    while node is not None and not node.is_root and node.norm is None:
+        node = node.main()
+    if node is None or node.norm is None or node.is_root or len(node.shape) < 2:
+        return None
+    start, axis = node, node.norm.axis
+    line = torch.arange(start.shape[axis], dtype=torch.int32)
+    line = line.view((-1,) if axis == -1 else (-1, *(1,) * (-1 - axis))).expand(start.shape)
+    way: list[Node] = []
+    node = operand
+    while node is not start:
+        way.append(node)
+        node = node.main() or start
+    along = _replayed(way, line)
+    return None if along is None or varies(along, summed) else "a norm over another axis than the product sums over"
+
+
+def _root(node: Node) -> Node | None:
+    while not node.is_root:
+        main = node.main()
+        if main is None or not main.act:
+            return None
+        node = main
+    return node
 
 
 def _followed(node: Node, coordinate: Callable[[Node, Shape], Tensor | None]) -> Tensor | None:
@@ -78,12 +123,18 @@ def _followed(node: Node, coordinate: Callable[[Node, Shape], Tensor | None]) ->
     while way and way[-1].op in ops.VIEWS and way[-1].shape[-1:] == node.shape[-1:] and len(start) == 2:
         start = way.pop().shape  # a linear layer folds what is before the features
     line = coordinate(node, start)
+    return None if line is None else _replayed(way, line)
+
+
+def _replayed(way: Sequence[Node], line: Tensor) -> Tensor | None:
+    """A coordinate after the operations of `way`, the last of them first; None where it is lost."""
+    after: Tensor | None = line
     try:
         for step in reversed(way):
-            line = None if line is None else _after(step, line)
+            after = None if after is None else _after(step, after)
     except (RuntimeError, IndexError, NotImplementedError):
         return None
-    return line
+    return after
 
 
 def _after(step: Node, line: Tensor) -> Tensor | None:
@@ -98,25 +149,33 @@ def _after(step: Node, line: Tensor) -> Tensor | None:
     return line.reshape(step.shape)
 
 
+def _features(root: Node) -> int | None:
+    """The axis of a projection's features; None where it is no projection."""
+    if root.op in _CONVOLVED and root.op != "embedding":
+        return 1
+    return len(root.shape) - 1 if root.op in ops.CONTRACTIONS else None
+
+
 def _positions(root: Node, shape: Shape) -> Tensor | None:
     """0, 1, 2 ... along the positions; all 0 where a projection of vectors has none."""
-    if root.op in _CONVOLVED and root.op != "embedding":
+    features = _features(root)
+    if len(shape) < 2:
+        return None
+    if features == 1 and root.op not in ops.CONTRACTIONS:
         before, sizes, after = 2, shape[2:], 0
-    elif root.op in ops.CONTRACTIONS and root.op != "bmm":
+    elif features is not None and root.op != "bmm":
         before, sizes, after = 1, shape[1:-1], 1
     else:
         before, sizes, after = len(shape) - 2, shape[-2:-1], 1
-    if len(shape) < 2:
-        return None
     line = torch.arange(math.prod(sizes), dtype=torch.int32)
     return line.view((1,) * before + tuple(sizes) + (1,) * after).expand(shape)
 
 
 def _channels(root: Node, shape: Shape) -> Tensor | None:
     """0, 1, 2 ... along the features."""
-    convolved = root.op in _CONVOLVED and root.op != "embedding"
-    if not convolved and root.op not in ops.CONTRACTIONS:
+    features = _features(root)
+    if features is None:
         return None
-    axis = 1 if convolved else len(shape) - 1
+    axis = 1 if features == 1 and root.op not in ops.CONTRACTIONS else len(shape) - 1
     sizes = tuple(n if d == axis else 1 for d, n in enumerate(shape))
     return torch.arange(shape[axis], dtype=torch.int32).view(sizes).expand(shape)

@@ -93,6 +93,7 @@ def finish(
         stats=stats.heads if stats is not None else None,
         stats_reason=no_stats,
         shared_qk=_shared(reading, width),
+        axis=reading.axis,
     )
 
 
@@ -142,7 +143,7 @@ def _shared(reading: Reading, width: int) -> bool:
 def _stages(reading: Reading, steps: Sequence[Step]) -> tuple[Stage, ...]:
     carried = reading.carried
     logits = (stage for step in steps if (stage := step.stage()) is not None)
-    stages = [*reading.query.stages, *reading.key.stages, Stage("logits", "product"), *logits]
+    stages = [*reading.query.stages, *reading.key.stages, _met(reading), *logits]
     if carried.remasked:
         stages.append(Stage("weights", "mask", "after the softmax"))
     if carried.thinned:
@@ -151,6 +152,10 @@ def _stages(reading: Reading, steps: Sequence[Step]) -> tuple[Stage, ...]:
     if carried.renormalised:
         stages.append(Stage("weights", "normalise", "divided by their sum"))
     return tuple(stages)
+
+
+def _met(reading: Reading) -> Stage:
+    return Stage("logits", "product" if reading.distance is None else "distance")
 
 
 def _root_mean_square(output: Tensor | None) -> float | None:

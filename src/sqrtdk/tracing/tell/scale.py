@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from sqrtdk.tracing.read.reading import Reading
 from sqrtdk.tracing.records import Factor, Scale
-from sqrtdk.tracing.steps import Power
 from sqrtdk.tracing.tell.slope import Slope
 
 AGREEMENT = 0.01  # the two readings of the scale agree within 1%
@@ -70,21 +69,16 @@ def tell_scale(
 
 
 def _of_distance(reading: Reading, factors: Sequence[Factor], reason: str | None) -> Scale:
-    """A distance has no scale of q . k: `symbolic` is its coefficient, where its power is the square or 1."""
-    sides = [*reading.query.factors, *reading.key.factors]
-    power = math.prod([reading.distance or 1, *(s.exponent for s in reading.steps if isinstance(s, Power))])
-    coefficient = None
-    if reason is None and not sides:
-        coefficient = math.prod(factor.value for factor in factors if factor.value is not None)
-    told = "" if coefficient is None else f"; its coefficient is {coefficient:.4g} on |q - k|^{power:g}"
+    """A distance has no scale of q . k; `symbolic` is its coefficient, where q and k have none of their own."""
+    known = reason is None and not reading.query.factors and not reading.key.factors
     return Scale(
         effective=None,
         ratio=None,
-        symbolic=coefficient,
+        symbolic=math.prod(factor.value for factor in factors if factor.value is not None) if known else None,
         numeric=None,
         r_squared=None,
         factors=tuple(factors),
-        reason=(reason or "a distance score has no product of q and k to scale") + told,
+        reason=reason or "a distance score has no product of q and k to scale",
     )
 
 

@@ -41,8 +41,18 @@ class Sight:
 def look(reading: Reading) -> Sight:
     """Name the masks of a reading, and count what they hide."""
     sight = _look(reading)
+    if reading.axis != "positions":
+        return _without_order(sight)
     causal = sight.mask is not None and sight.mask.kind in ("causal", "causal_lower_right")
     return replace(sight, ahead=reading.layout.rows == reading.layout.columns and not causal)
+
+
+def _without_order(sight: Sight) -> Sight:
+    """Keys are no positions in the order of the rows: a mask has no bounds, and no name for its shape."""
+    steps = tuple(replace(s, name=s.name and "mask") if isinstance(s, Hide) else s for s in sight.steps)
+    bounds = {"least": None, "greatest": None, "band": None, "ahead_by_one": None}
+    mask = None if sight.mask is None else replace(sight.mask, kind="mask", **bounds)  # type: ignore[arg-type]
+    return replace(sight, steps=steps, mask=mask)
 
 
 def _look(reading: Reading) -> Sight:

@@ -75,10 +75,14 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """A normalisation, "rms", "layer", "l2" or "group", and whether a gain for each channel followed it."""
+    """A normalisation, "rms", "layer", "l2" or "group", and whether a gain for each channel followed it.
+
+    `axis` is that of the vectors that have the length now, counted from the end.
+    """
 
     kind: str
     gain: bool = False
+    axis: int = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
