@@ -62,7 +62,7 @@ def is_additive(logits: Node) -> bool:
         return False
     if score.root is not None and (score.root.additive or score.root.pairs):
         return True
-    return (score.op == "add" and _pairs(score) is True) or _summed_by_hand(score)
+    return (score.op in ("add", "sub") and _pairs(score) is True) or _summed_by_hand(score)
 
 
 def _summed_by_hand(score: Node) -> bool:
@@ -76,12 +76,16 @@ def _pairs(node: Node) -> bool | None:
     """Whether rows of two activations were added to one another, or stand side by side; see `Root`."""
     if node.root is not None and node.root.pairs is not None:
         return node.root.pairs
-    return node.pairs.both if node.op in ("add", "cat") and node.pairs is not None else None
+    return node.pairs.both if node.op in ("add", "sub", "cat") and node.pairs is not None else None
+
+
+def _adds_bias(node: Node) -> bool:
+    return node.op == "add" and sum(parent.act for parent in node.parents()) == 1
 
 
 def _behind(node: Node, passed: frozenset[str]) -> Node | None:
-    """The first node that is none of `passed`, from `node` backwards."""
-    while node.op in passed and not node.is_root:
+    """The first node that is none of `passed`, nor the addition of a bias, from `node` backwards."""
+    while not node.is_root and (node.op in passed or _adds_bias(node)):
         parent = node.main()
         if parent is None:
             return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqrtdk.tracing.classify.additive import pairs_queries_and_keys, reads_pairs
 from sqrtdk.tracing.classify.scene import Made, Scene
-from sqrtdk.tracing.classify.sums import as_matrix, largest
+from sqrtdk.tracing.classify.sums import as_matrix, largest, note_weighted_sum
 from sqrtdk.tracing.classify.weights import axis_fault
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.events import Weighing
@@ -76,4 +76,6 @@ def _project(scene: Scene, made: Made, a: Node, b: Node) -> None:
     narrow = node.op == "mv" or node.shape[-1] == 1
     additive = narrow and pairs_queries_and_keys(source)
     pairs = reads_pairs(source)
+    if narrow and not weight.act:
+        note_weighted_sum(scene, made, source, weight)
     scene.store.cut(node, made.tensor, source=source, width=a.shape[-1], additive=additive, pairs=pairs)

@@ -15,7 +15,7 @@ import torch
 
 from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node, Pairs, Product, ancestors
+from sqrtdk.tracing.watch.graph import Node, Pairs, Product, alias, ancestors
 
 _aten = torch.ops.aten
 _PAIRING = frozenset({"mul", "add", "sub"})
@@ -24,6 +24,8 @@ _SUMS = frozenset({"sum", "mean"})
 _NORMS = frozenset({"linalg_vector_norm", "norm"})
 _DISTANCES = frozenset({"_cdist_forward", "_euclidean_dist"})
 _SPREADS = frozenset({"expand", "repeat"})
+_ELEMENTWISE = _SPREADS | _NORMS | ops.SAME | ops.CLAMPS | {"mul", "div"}
+_DEEPEST = 8  # operations of a normalisation
 
 
 # -- while the model runs ----------------------------------------------------------------------------------------------
@@ -84,6 +86,28 @@ def note_sum(scene: Scene, made: Made) -> None:
         made.node.summed = Product(made.tensor.dtype, measured, way.distance)
 
 
+def note_weighted_sum(scene: Scene, made: Made, source: Node, weight: Node) -> None:
+    """Mark a product of pairs with a vector of one number a feature, as einsum sums over three operands."""
+    position = next((i for i, arg in enumerate(made.node.args) if arg is weight), None)
+    while source.pairs is None and not source.is_root and source.op in ops.VIEWS | ops.SAME:
+        main = source.main()
+        if main is None or source.shape[-1] != main.shape[-1] or (source.op == "permute" and _moves(source)):
+            return
+        source = main
+    if source.pairs is None or source.op != "mul" or position not in made.tensors:
+        return
+    left, vector = source.pairs.left, alias(made.tensors[position]).flatten()
+    if vector.shape != left.shape[-1:]:
+        return
+    gained = _step("mul", _aten.mul.Tensor, left.shape, left, Node(weight.op, vector.shape), operands={1: vector})
+    made.node.pairs = Pairs(gained, source.pairs.right, source.pairs.both)
+    made.node.summed = Product(made.tensor.dtype, largest(scene, made))
+
+
+def _moves(node: Node) -> bool:
+    return list(node.args[1]) != sorted(node.args[1])
+
+
 def largest(scene: Scene, made: Made) -> torch.Tensor | None:
     """The largest |product|, as it was stored."""
     if not scene.products or made.tensor.is_meta or not made.tensor.numel():
@@ -103,7 +127,27 @@ def _unspread(node: Node) -> Node:
         if any(size not in (1, spread) for size, spread in zip(sizes, source.shape, strict=True)):
             break
         source = parent
+    if source.norm is None or source.is_root:
+        return source
+    for axis in _repeated(source):  # normalised after it was spread
+        sizes = tuple(1 if d == axis else n for d, n in enumerate(source.shape))
+        source = _step("slice", _aten.slice.Tensor, sizes, source, axis, 0, 1)
     return source
+
+
+def _repeated(node: Node) -> list[int]:
+    """The axes along which a tensor is one number repeated."""
+    return [axis for axis in _constant(node, _DEEPEST) if node.shape[axis] > 1]
+
+
+def _constant(node: Node, depth: int) -> set[int]:
+    axes = {axis for axis, size in enumerate(node.shape) if size == 1}
+    if node.is_root or not depth or node.op not in _ELEMENTWISE:
+        return axes
+    parents = [parent for parent in node.parents() if parent.act]
+    if not parents or any(len(parent.shape) != len(node.shape) for parent in parents):
+        return axes
+    return axes | set.intersection(*(_constant(parent, depth - 1) for parent in parents))
 
 
 def _facing(left: Node, right: Node, shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
@@ -139,6 +183,11 @@ def _way(node: Node) -> _Way | None:
     """From a sum back to the pairs; None where it sums no pairs, or over an axis that only one of the two has."""
     if node.op in _DISTANCES and node.pairs is not None:
         return _of_distances(node, node.pairs)
+    if node.op in ops.CONTRACTIONS and node.pairs is not None:
+        dims = max(len(node.pairs.left.shape), len(node.pairs.right.shape))
+        shape = tuple(max(sizes) for sizes in _facing(node.pairs.left, node.pairs.right, (0,) * dims))
+        axes = _sorted(node.pairs, shape, -1)
+        return None if axes is None else _Way(node.pairs, shape, axes, (), None)
     if node.op not in _SUMS | _NORMS or not isinstance(inner := node.args[0], Node):
         return None
     distance = 1 if node.op in _NORMS else None

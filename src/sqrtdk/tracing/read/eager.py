@@ -93,13 +93,15 @@ def _without_product(weighing: Weighing, chain: Chain, value: Tensor) -> Reading
     logits = weighing.logits.movedim(weighing.dim, -1)
     if logits.dim() == 2 and value.dim() > 2:
         logits = logits.unsqueeze(-2)  # a query for each sequence
+    elif logits.dim() > 4 and logits.shape[-2] == 1:
+        logits = logits.squeeze(-2)  # the axis that held one number a pair
     stage = Stage("logits", "score" if additive else "unknown", name)
     return Reading(
         site=weighing.entry.site,
         kind="eager",
         op=weighing.op,
         layout=Layout(
-            batch=logits.shape[0],
+            batch=logits.shape[0] if logits.dim() > 2 else 1,
             heads=math.prod(logits.shape[1:-2]) if logits.dim() >= 4 else 1,
             rows=logits.shape[-2] if logits.dim() > 1 else 1,
             columns=logits.shape[-1],

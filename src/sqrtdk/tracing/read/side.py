@@ -199,7 +199,8 @@ def _multiplied(node: Node, main: Node, where: str) -> Side:
     if side.norm and not side.factors and isinstance(other, Node) and other.shape[-1:] > (1,):
         # a gain for every channel belongs to the normalisation
         return replace(side, basis=_with_gain(node.op, side.basis, value), norm_gain=True)
-    factor = read_factor(node, position, where, heads_axis=-3)
+    spread = len(node.shape) > 4 and node.shape[-2] == 1  # an axis that einsum adds
+    factor = read_factor(node, position, where, heads_axis=-4 if spread else -3)
     if factor is None and value is not None and value.is_complex():
         amplitude = 1.0 if value.is_meta else float(value.abs().mean())
         return _stretched(side.then(Stage(where, "rope"), rope=True), amplitude, where)
