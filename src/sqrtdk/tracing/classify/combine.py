@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sqrtdk.tracing.classify.normalise import normalise
+from sqrtdk.tracing.classify.pairs import note_pairs
 from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.softmax import by_hand
-from sqrtdk.tracing.classify.sums import note_pairs, note_sum, settle
+from sqrtdk.tracing.classify.sums import note_sum, settle
 from sqrtdk.tracing.classify.values import is_scored, sum_values
 from sqrtdk.tracing.classify.weights import carry, dropout
 from sqrtdk.tracing.watch import ops

@@ -7,75 +7,21 @@ when the sum enters a softmax: the same multiplication gates, scales and pools e
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from sqrtdk.tracing.classify.pairs import DISTANCES, LENGTHS, facing, is_act, step
 from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.graph import Node, Pairs, Product, alias, ancestors
 
 _aten = torch.ops.aten
-_PAIRING = frozenset({"mul", "add", "sub"})
-_GROWING = frozenset({"expand", "repeat", "repeat_interleave", "index", "index_select"})
 _SUMS = frozenset({"sum", "mean"})
-_NORMS = frozenset({"linalg_vector_norm", "norm"})
-_DISTANCES = frozenset({"_cdist_forward", "_euclidean_dist"})
-_SPREADS = frozenset({"expand", "repeat"})
-_ELEMENTWISE = _SPREADS | _NORMS | ops.SAME | ops.CLAMPS | {"mul", "div"}
-_DEEPEST = 8  # operations of a normalisation
 
 
 # -- while the model runs ----------------------------------------------------------------------------------------------
-
-
-def note_pairs(node: Node) -> None:
-    """Mark a node in which rows of one activation meet rows of another, element by element."""
-    if node.op == "cat":
-        _note_side_by_side(node)
-    left, right = node.args[:2] if node.op in _PAIRING | _DISTANCES and len(node.args) > 1 else (None, None)
-    if not (isinstance(left, Node) and isinstance(right, Node) and left.act and right.act):
-        return
-    if node.op in _DISTANCES:
-        node.pairs = Pairs(left, right, both=True)
-        return
-    left, right = _unspread(left), _unspread(right)
-    if left is right or left.size or right.size:
-        return
-    first = len(node.shape) > 2  # a leading axis is the batch's
-    owners = {a == 1 for a, b in [*_facing(left, right, node.shape)][first:] if (a == 1) != (b == 1)}
-    if owners:
-        node.pairs = Pairs(left, right, both=len(owners) == 2)
-
-
-def _note_side_by_side(node: Node) -> None:
-    """Two activations that were repeated for every row of the other, features beside features."""
-    parts = node.args[0]
-    dim = int(node.args[1]) if len(node.args) > 1 else 0
-    if len(parts) != 2 or not all(_is_act(part) for part in parts) or dim % len(node.shape) not in _features(node):
-        return
-    grown = [_is_grown(part) for part in parts]
-    if any(grown):
-        node.pairs = Pairs(*parts, both=all(grown))
-
-
-def _features(node: Node) -> set[int]:
-    last = len(node.shape) - 1
-    return {last, 1} if last == 3 else {last}  # 1 before a convolution
-
-
-def _is_grown(node: Node) -> bool:
-    """Whether an activation was repeated on its way here."""
-    while node.op in ops.VIEWS | ops.SAME and not node.is_root:
-        parent = node.main()
-        if parent is None:
-            break
-        if node.op in _GROWING and math.prod(node.shape) > math.prod(parent.shape):
-            return True
-        node = parent
-    return False
 
 
 def note_sum(scene: Scene, made: Made) -> None:
@@ -88,7 +34,7 @@ def note_sum(scene: Scene, made: Made) -> None:
 
 def note_weighted_sum(scene: Scene, made: Made, source: Node, weight: Node) -> None:
     """Mark a product of pairs with a vector of one number a feature, as einsum sums over three operands."""
-    position = next((i for i, arg in enumerate(made.node.args) if arg is weight), None)
+    position = next(i for i, arg in enumerate(made.node.args) if arg is weight)
     while source.pairs is None and not source.is_root and source.op in ops.VIEWS | ops.SAME:
         main = source.main()
         if main is None or source.shape[-1] != main.shape[-1] or (source.op == "permute" and _moves(source)):
@@ -99,7 +45,7 @@ def note_weighted_sum(scene: Scene, made: Made, source: Node, weight: Node) -> N
     left, vector = source.pairs.left, alias(made.tensors[position]).flatten()
     if vector.shape != left.shape[-1:]:
         return
-    gained = _step("mul", _aten.mul.Tensor, left.shape, left, Node(weight.op, vector.shape), operands={1: vector})
+    gained = step("mul", _aten.mul.Tensor, left.shape, left, Node(weight.op, vector.shape), operands={1: vector})
     made.node.pairs = Pairs(gained, source.pairs.right, source.pairs.both)
     made.node.summed = Product(made.tensor.dtype, largest(scene, made))
 
@@ -116,47 +62,16 @@ def largest(scene: Scene, made: Made) -> torch.Tensor | None:
     return torch.maximum(high, -low)
 
 
-def _unspread(node: Node) -> Node:
-    """What was spread over axes of size 1, before that."""
-    source = node
-    while not source.is_root and source.op in _SPREADS | ops.SAME:
-        parent = source.main()
-        if parent is None:
-            break
-        sizes = (1,) * (len(source.shape) - len(parent.shape)) + parent.shape
-        if any(size not in (1, spread) for size, spread in zip(sizes, source.shape, strict=True)):
-            break
-        source = parent
-    if source.norm is None or source.is_root:
-        return source
-    for axis in _repeated(source):  # normalised after it was spread
-        sizes = tuple(1 if d == axis else n for d, n in enumerate(source.shape))
-        source = _step("slice", _aten.slice.Tensor, sizes, source, axis, 0, 1)
-    return source
-
-
-def _repeated(node: Node) -> list[int]:
-    """The axes along which a tensor is one number repeated."""
-    return [axis for axis in _constant(node, _DEEPEST) if node.shape[axis] > 1]
-
-
-def _constant(node: Node, depth: int) -> set[int]:
-    axes = {axis for axis, size in enumerate(node.shape) if size == 1}
-    if node.is_root or not depth or node.op not in _ELEMENTWISE:
-        return axes
-    parents = [parent for parent in node.parents() if parent.act]
-    if not parents or any(len(parent.shape) != len(node.shape) for parent in parents):
-        return axes
-    return axes | set.intersection(*(_constant(parent, depth - 1) for parent in parents))
-
-
-def _facing(left: Node, right: Node, shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """The sizes of both along each axis of the shape that they are spread to."""
-    sizes = ((1,) * (len(shape) - len(node.shape)) + node.shape for node in (left, right))
-    return zip(*sizes, strict=True)
-
-
 # -- once a softmax asks -----------------------------------------------------------------------------------------------
+
+
+class _Axes(NamedTuple):
+    """Axes of the pairs: those that both have, the left alone, the right alone, and those that the sum is over."""
+
+    batch: list[int]
+    rows: list[int]
+    columns: list[int]
+    features: list[int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -166,31 +81,27 @@ class _Way:
     Attributes:
         pairs: of what.
         shape: of the pairs, before the sum.
-        axes: which of its axes both share (batch), only the left has (rows), only the right has (columns), and the sum
-            is over (features).
+        axes: by who has them.
         factors: multiplications by a number between the two, outermost first.
         distance: see `Product`.
     """
 
     pairs: Pairs
     shape: tuple[int, ...]
-    axes: tuple[list[int], list[int], list[int], list[int]]
+    axes: _Axes
     factors: tuple[Node, ...]
     distance: int | None
 
 
 def _way(node: Node) -> _Way | None:
     """From a sum back to the pairs; None where it sums no pairs, or over an axis that only one of the two has."""
-    if node.op in _DISTANCES and node.pairs is not None:
+    if node.op in DISTANCES and node.pairs is not None:
         return _of_distances(node, node.pairs)
     if node.op in ops.CONTRACTIONS and node.pairs is not None:
-        dims = max(len(node.pairs.left.shape), len(node.pairs.right.shape))
-        shape = tuple(max(sizes) for sizes in _facing(node.pairs.left, node.pairs.right, (0,) * dims))
-        axes = _sorted(node.pairs, shape, -1)
-        return None if axes is None else _Way(node.pairs, shape, axes, (), None)
-    if node.op not in _SUMS | _NORMS or not isinstance(inner := node.args[0], Node):
+        return _of_weighted(node.pairs)
+    if node.op not in _SUMS | LENGTHS or not isinstance(inner := node.args[0], Node):
         return None
-    distance = 1 if node.op in _NORMS else None
+    distance = 1 if node.op in LENGTHS else None
     if distance and node.number(1) != 2:
         return None
     factors: list[Node] = []
@@ -207,20 +118,34 @@ def _way(node: Node) -> _Way | None:
         inner = main
     if inner.op != ("mul" if distance is None else "sub") or (distance and (factors or node.op == "mean")):
         return None
-    dims = node.args[2 if node.op in _NORMS else 1] if len(node.args) > 1 + (node.op in _NORMS) else None
+    position = 2 if node.op in LENGTHS else 1
+    dims = node.args[position] if len(node.args) > position else None
     axes = _sorted(inner.pairs, inner.shape, dims)
     return None if axes is None else _Way(inner.pairs, inner.shape, axes, tuple(factors), distance)
+
+
+def _of_weighted(pairs: Pairs) -> _Way | None:
+    """Of a product of pairs with a vector, which is a factor on their left side by now."""
+    dims = max(len(pairs.left.shape), len(pairs.right.shape))
+    shape = tuple(max(sizes) for sizes in facing(pairs.left, pairs.right, (0,) * dims))
+    axes = _sorted(pairs, shape, -1)
+    return None if axes is None else _Way(pairs, shape, axes, (), None)
 
 
 def _of_distances(node: Node, points: Pairs) -> _Way | None:
     """Of cdist, which has a kernel of its own."""
     if node.op == "_cdist_forward" and node.args and node.number(2) != 2:
         return None
-    left = _step("unsqueeze", _aten.unsqueeze.default, (*points.left.shape[:-1], 1, points.left.shape[-1]), points.left, -2)
-    right = _step("unsqueeze", _aten.unsqueeze.default, (*points.right.shape[:-2], 1, *points.right.shape[-2:]), points.right, -3)
+    left, right = _spread(points.left, -2), _spread(points.right, -3)
     pairs, shape = Pairs(left, right, both=True), (*node.shape, left.shape[-1])
     axes = _sorted(pairs, shape, -1)
     return None if axes is None else _Way(pairs, shape, axes, (), 1)
+
+
+def _spread(node: Node, axis: int) -> Node:
+    shape = [*node.shape]
+    shape.insert(len(shape) + 1 + axis, 1)
+    return step("unsqueeze", _aten.unsqueeze.default, tuple(shape), node, axis)
 
 
 def _squares(node: Node) -> bool:
@@ -228,30 +153,28 @@ def _squares(node: Node) -> bool:
 
 
 def _by_number(node: Node) -> bool:
-    if node.op == "neg":
-        return True
-    return node.op in ("mul", "div") and any(node.number(i) is not None for i in (0, 1) if not _is_act(node.args[i]))
+    """Whether it is a multiplication by one number, known or not."""
+    if node.op not in ("mul", "div"):
+        return node.op == "neg"
+    other = node.args[1] if node.op == "div" or is_act(node.args[0]) else node.args[0]
+    if isinstance(other, Node):
+        return not other.act and math.prod(other.shape) == 1
+    return isinstance(other, (int, float))
 
 
-def _is_act(arg: Any) -> bool:
-    return isinstance(arg, Node) and arg.act
-
-
-def _sorted(
-    pairs: Pairs, shape: tuple[int, ...], dims: Any
-) -> tuple[list[int], list[int], list[int], list[int]] | None:
+def _sorted(pairs: Pairs, shape: tuple[int, ...], dims: Any) -> _Axes | None:
     """Axes by who has them: batch, rows, columns, features; None where the sum is not over what both have."""
     every = range(len(shape))
     over = set(every) if not dims else {d % len(shape) for d in (dims if isinstance(dims, (list, tuple)) else [dims])}
-    batch, rows, columns, features = axes = ([], [], [], [])  # type: tuple[list[int], list[int], list[int], list[int]]
-    for axis, (left, right) in zip(every, _facing(pairs.left, pairs.right, shape), strict=True):
+    axes = _Axes([], [], [], [])
+    for axis, (left, right) in zip(every, facing(pairs.left, pairs.right, shape), strict=True):
         if left == right:
-            (features if axis in over else batch).append(axis)
+            (axes.features if axis in over else axes.batch).append(axis)
         elif axis in over:
             return None
         else:
-            (columns if left == 1 else rows).append(axis)
-    return axes if features and (rows or columns) else None
+            (axes.columns if left == 1 else axes.rows).append(axis)
+    return axes if axes.features and (axes.rows or axes.columns) else None
 
 
 def settle(logits: Node) -> None:
@@ -281,10 +204,10 @@ def _become_product(node: Node, way: _Way) -> None:
     out = _view(product, tuple(way.shape[axis] for axis in order))
     out = _turned(out, [order.index(axis) for axis in sorted(order)])
     for factor in reversed(way.factors):
-        args = tuple(out if _is_act(arg) else arg for arg in factor.args)
-        out = _step(factor.op, factor.func, out.shape, *args, operands=factor.operands)
+        args = tuple(out if is_act(arg) else arg for arg in factor.args)
+        out = step(factor.op, factor.func, out.shape, *args, operands=factor.operands)
     if node.op == "mean":
-        out = _step("div", _aten.div.Tensor, out.shape, out, e)
+        out = step("div", _aten.div.Tensor, out.shape, out, e)
     node.stand_for("view", _aten.view.default, out)
     node.products = frozenset({product})
 
@@ -293,7 +216,7 @@ def as_matrix(node: Node, product: Product) -> None:
     """A matrix times a vector, (S, E) by (E,), is read as a matrix times one column."""
     matrix, vector = node.args
     node.summed = product
-    column = _step("unsqueeze", _aten.unsqueeze.default, (*vector.shape, 1), vector, -1)
+    column = step("unsqueeze", _aten.unsqueeze.default, (*vector.shape, 1), vector, -1)
     result = _product("mm", _aten.mm.default, matrix, column, node)
     node.stand_for("view", _aten.view.default, result)
     node.products = frozenset({result})
@@ -311,20 +234,10 @@ def _padded(node: Node, shape: tuple[int, ...]) -> Node:
 
 
 def _view(node: Node, shape: tuple[int, ...]) -> Node:
-    return node if node.shape == shape else _step("view", _aten.view.default, shape, node, list(shape))
+    return node if node.shape == shape else step("view", _aten.view.default, shape, node, list(shape))
 
 
 def _turned(node: Node, order: list[int]) -> Node:
     if order == sorted(order):
         return node
-    return _step("permute", _aten.permute.default, tuple(node.shape[axis] for axis in order), node, order)
-
-
-def _step(op: str, func: Any, shape: tuple[int, ...], *args: Any, operands: Any = None) -> Node:
-    """A node for an operation that never ran: one of those that lead from the sum to its product."""
-    main = next(arg for arg in args if _is_act(arg))
-    node = Node(op, shape, func=func, args=args, act=True, site=main.site)
-    node.learned = main.learned
-    node.products, node.roots = main.products, main.roots
-    node.operands = operands or {}
-    return node
+    return step("permute", _aten.permute.default, tuple(node.shape[axis] for axis in order), node, order)
