@@ -34,7 +34,7 @@ def says_causal(call: AttentionCall, module: nn.Module | None, config: Any) -> b
     A module that says both that it is causal and that it is no decoder (BridgeTower's) says neither. That it is a
     decoder, which all its attentions say, means self-attention alone.
     """
-    if call.self_attention is False or not 1 < call.query_len <= call.key_len:
+    if call.axis != "positions" or call.self_attention is False or not 1 < call.query_len <= call.key_len:
         return False
     decoder = field(module, "is_decoder")
     if any(field(module, name) is True for name in _CAUSAL):
@@ -124,11 +124,11 @@ def _behind(mask: Mask, rows: int) -> Fault | None:
     )  # fmt: skip
 
 
-def unordered(call: AttentionCall, module: nn.Module | None) -> Fault | None:
+def unordered(call: AttentionCall, module: nn.Module | None, config: Any) -> Fault | None:
     """Rows or keys that the data picked: whether the mask is the right one is not known; None where it is ordered."""
     if not any((stage.name, stage.detail) == ("gather", BY_DATA) for stage in call.stages):
         return None
-    if call.mask is None and not says_causal(call, module):
+    if call.mask is None and not says_causal(call, module, config):
         return None
     return (
         "note", float(call.query_len), 0.0,

@@ -11,6 +11,7 @@ from torch import nn
 
 from sqrtdk.audit.attribute_verdict import Follows, attribute_verdict, heads_agree
 from sqrtdk.audit.attributes import ScaleAttribute, holders, scale_attributes
+from sqrtdk.audit.channels import channel_rule, unruled
 from sqrtdk.audit.configs import module_at
 from sqrtdk.audit.declared import Declaration, declared
 from sqrtdk.audit.governing import config_at
@@ -139,12 +140,13 @@ def _by_module(
 ) -> JudgedCall:
     """Normalised q and k, proportional attention, an attribute; and a gain on a cosine that nothing else explains."""
     attributes = scale_attributes(module, call.heads)
-    rule = norm_rule(call, effective, attributes) or by_argument(call, module)
+    rule = norm_rule(call, effective, attributes) or by_argument(call, module) or channel_rule(call, effective)
     if rule is None:
         judged = attribute_verdict(call, effective, attributes, layered, follows)
         rule = cosine_gain(call, effective) if judged.mistake == UNKNOWN else None
+        reason = unruled(call, effective) if judged.verdict == "unexplained" else None
         if rule is None:
-            return judged
+            return judged if reason is None else JudgedCall(call, "unmeasured", reason=reason)
     return JudgedCall(call, "declared", declared_by=rule, expected=effective[0])
 
 

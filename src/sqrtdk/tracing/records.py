@@ -136,6 +136,7 @@ class AttentionCall:
     shared_qk: bool = False  # q and k are one and the same projection (Reformer), as far as it could be followed
     padding_seen: int | None = None  # (batch, key) of padding that the row of a token sees; None: none, or not known
     tokens_hidden: int | None = None  # (batch, key) of tokens that no row of a token sees; None as above
+    axis: str = "positions"  # what keys are: "positions", "windows" (each query has its own), "channels" of q and k
 
 
 NEVER_USED = "its weights never reach a value product"

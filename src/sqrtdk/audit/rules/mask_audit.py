@@ -119,7 +119,7 @@ def _faults(context: Context, judged: JudgedCall) -> Iterable[Fault]:
     owners = context.module(call.site), context.config(call.site)
     own = own_key(call)
     pattern = own or shape(call, lookahead(owners))
-    picked = unordered(call, owners[0])
+    picked = unordered(call, *owners)
     if picked is not None:
         yield picked
     elif pattern is not None:

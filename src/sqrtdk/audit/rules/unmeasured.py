@@ -2,7 +2,8 @@
 
 - a call whose scale could not be read: warn, with what was seen up to the point where it was lost. Heads without
   dimensions have none to judge;
-- a score that is no product of q and k (additive, a distance), and so has no scale to judge: note;
+- an additive score, which has no scale to judge: note;
+- a distance score, whose coefficient is in the unit of its distances: note;
 - an attention that ran and could not be read at all, or was not found in a module that is one: warn;
 - an attention that was asked for and does not run that way: warn;
 - a call whose scale was read, and whose logits could not be measured although there are values: note;
@@ -19,7 +20,7 @@ from collections.abc import Iterable
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.records import UNMEASURED, Finding
 from sqrtdk.models.attentions import IDLE
-from sqrtdk.tracing.records import WITHOUT_PRODUCT, NotMeasured
+from sqrtdk.tracing.records import NotMeasured
 
 SOURCE = "what was not judged is not known to be right"
 _LOST = "judge it by hand, or write the step that was lost with operations that the trace follows"
@@ -32,10 +33,12 @@ def check(context: Context) -> Iterable[Finding]:
     for judged in context.calls:
         call = judged.call
         place = f" (call {call.index + 1} of {calls[call.site]} here)" if calls[call.site] > 1 else ""
-        if call.score in WITHOUT_PRODUCT:
+        if call.score == "additive":
             unseen = ", its mask not looked at" if call.mask is None and call.stats is None else ""
-            score = f"{'an' if call.score == 'additive' else 'a'} {call.score} score"
-            yield _finding("note", call.site, f"{score}: no scale to judge{unseen}{place}", _LOST)
+            yield _finding("note", call.site, f"an additive score: no scale to judge{unseen}{place}", _LOST)
+        elif call.score == "distance" and not call.unknown:
+            told = f"a distance score: no scale to judge, its coefficient is the model's own: {call.formula}{place}"
+            yield _finding("note", call.site, told, _LOST)
         elif judged.verdict == UNMEASURED and (call.head_dim > 0 or call.unknown):
             formula = f"; seen up to there: {call.formula}" if call.formula else ""
             yield _finding("warn", call.site, f"the scale could not be judged: {judged.reason}{formula}{place}", _LOST)

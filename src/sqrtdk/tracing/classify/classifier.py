@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from sqrtdk.tracing.classify import opaque
+from sqrtdk.tracing.classify.additive import reads_pairs
 from sqrtdk.tracing.classify.combine import combine
 from sqrtdk.tracing.classify.contract import contract, is_product
 from sqrtdk.tracing.classify.nested import note_nested
@@ -149,7 +150,7 @@ def _project(scene: Scene, made: Made, parents: list[Node]) -> None:
         node.products = parents[0].products  # a convolution over heads leaves the L x S matrix in place
         return
     width = parents[1].shape[1] if len(parents) > 1 and len(parents[1].shape) > 1 else None
-    scene.store.cut(node, made.tensor, source=parents[0], width=width)
+    scene.store.cut(node, made.tensor, source=parents[0], width=width, pairs=reads_pairs(parents[0]))
 
 
 _KINDS: dict[str, Callable[[Scene, Made, list[Node]], None]] = {

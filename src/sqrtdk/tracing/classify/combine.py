@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sqrtdk.tracing.classify.additive import is_additive
 from sqrtdk.tracing.classify.branches import set_beside, summands
 from sqrtdk.tracing.classify.normalise import normalise
+from sqrtdk.tracing.classify.pairs import note_pairs
 from sqrtdk.tracing.classify.scene import Made, Scene
-from sqrtdk.tracing.classify.scores import descends_from_score
 from sqrtdk.tracing.classify.softmax import by_hand, may_be_numerator
+from sqrtdk.tracing.classify.sums import note_sum, settle
+from sqrtdk.tracing.classify.values import is_scored, sum_values
 from sqrtdk.tracing.classify.weights import carry, dropout
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node, Weights, alias
+from sqrtdk.tracing.watch.graph import EXTREMES, Node, Weights, alias
 
 _KEPT = frozenset({"exp", "_log_softmax"})  # whose own input is needed when they turn out to be a softmax
 
@@ -22,6 +25,8 @@ def combine(scene: Scene, made: Made, parents: list[Node]) -> None:
     if node.op in ops.CACHE_WRITES and _written_to_cache(node):
         return
     active = [p for p in parents if p.act]
+    if node.op in _KEPT:
+        settle(active[0])
     node.products = frozenset[Node]().union(*(p.products for p in active))
     if node.products:
         if not by_hand(scene, made):
@@ -56,6 +61,9 @@ def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
     source = next(p for p in active if p.weights is not None)
     before = source.weights
     assert before is not None
+    if node.op == "sum" and before.weighted:
+        sum_values(scene, made, source)
+        return
     weighing = before.weighing
     others = [p for p in active if p.weighing is not weighing]
     if _sums(node) and node.shape[-1:] == (1,) and active[0].shape[-1:] != (1,):
@@ -65,17 +73,9 @@ def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
     carried = before.carried if others else carry(node, made.tensor, tensors, source, weighing)
     node.weights = Weights(weighing, carried)
     weighing.dropout = weighing.dropout or dropout(node)
-    if node.op == "mul" and others and weighing.node.products and node.shape != weighing.entry.shape:
+    if node.op == "mul" and others and node.shape != weighing.entry.shape and is_scored(weighing.node):
         values = next((t for i, t in tensors.items() if node.args[i] in others), None)
         node.weights = replace(node.weights, weighted=True, values=None if values is None else alias(values))
-    elif node.op == "sum" and active[0].weights is not None and active[0].weights.weighted:
-        values = active[0].weights.values
-        if not weighing.entry.attention and values is not None:
-            weighing.entry.attention = True
-            weighing.carried = carried
-            scene.listener.eager(weighing, values, made.tensor)
-        scene.store.cut(node, made.tensor)
-        return
     elif others:
         scene.store.cut(node, made.tensor)
         return
@@ -83,6 +83,11 @@ def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
         node.operands = {i: alias(t) for i, t in tensors.items() if node.args[i] is not source}
     else:
         node.args = (source,)
+
+
+def _flows(operand: object) -> bool:
+    """Whether an operand is q, k or v; the maximum of a row is none of them."""
+    return isinstance(operand, Node) and operand.act and operand.op not in EXTREMES
 
 
 def _sums(weights: Node) -> bool:
@@ -93,9 +98,11 @@ def _sums(weights: Node) -> bool:
 def _carry_vectors(scene: Scene, made: Made, active: list[Node]) -> None:
     """Q, k or v on their way; a sum of two branches begins a new lineage."""
     node = made.node
+    note_pairs(node)
+    note_sum(scene, made)
     active = set_beside(node, active, made.tensors)
     first = node.main()
-    scored = first is not None and len(active) > 1 and descends_from_score(first)  # another term of it, or its maximum
+    scored = first is not None and len(active) > 1 and is_additive(first)  # another term of the score, or its maximum
     if len({p.roots for p in active}) > 1 and node.op not in ("cat", "stack") and not scored:
         node.terms = sum(p.terms for p in active)
         node.branches = summands(node, scene.store.projected)
@@ -104,7 +111,8 @@ def _carry_vectors(scene: Scene, made: Made, active: list[Node]) -> None:
     node.roots = frozenset[Node]().union(*(p.roots for p in active))
     node.terms = max((p.terms for p in active), default=0)
     kept = node.op == "exp" and may_be_numerator(active[0])
-    node.operands = {i: alias(t) for i, t in made.tensors.items() if kept or not node.args[i].act or (scored and i > 0)}
+    met = [i for i, arg in enumerate(node.args) if kept or not _flows(arg) or (scored and i > 0)]
+    node.operands = {i: alias(t) for i, t in made.tensors.items() if i in met}
     normalise(node, active)
     if node.norm:
         scene.store.keep(node, made.tensor)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-
-from sqrtdk.tracing.classify.additive import pairs_queries_and_keys
+from sqrtdk.tracing.classify.additive import pairs_queries_and_keys, reads_pairs
 from sqrtdk.tracing.classify.scene import Made, Scene
+from sqrtdk.tracing.classify.sums import as_matrix, largest, note_weighted_sum
 from sqrtdk.tracing.classify.weights import axis_fault
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.events import Weighing
@@ -27,7 +26,11 @@ def contract(scene: Scene, made: Made) -> None:
     elif is_product(a, b):
         node.learned = a.learned or b.learned
         node.operands = {i: alias(x) for i, x in made.tensors.items() if i not in (left, right)}
-        node.product = Product(made.tensor.dtype, _largest(scene, made))
+        product = Product(made.tensor.dtype, largest(scene, made))
+        if node.op == "mv":
+            as_matrix(node, product)
+        else:
+            node.product = product
     else:
         _project(scene, made, a, b)
 
@@ -55,14 +58,6 @@ def _meets_values(scene: Scene, made: Made, weighing: Weighing, a: Node, b: Node
     return True
 
 
-def _largest(scene: Scene, made: Made) -> torch.Tensor | None:
-    """The largest |product|, as it was stored."""
-    if not scene.products or made.tensor.is_meta or not made.tensor.numel():
-        return None
-    low, high = torch.aminmax(made.tensor.detach())
-    return torch.maximum(high, -low)
-
-
 def _mixes_heads(op: str, a: Node, b: Node) -> bool:
     """Logits or weights times a learned square matrix over the heads, as einsum writes it (talking heads)."""
     for matrix, other in ((a, b), (b, a)):
@@ -78,5 +73,9 @@ def _project(scene: Scene, made: Made, a: Node, b: Node) -> None:
     source, weight = (a, b) if a.act else (b, a)
     node.terms = 1 if len(node.shape) > 2 and a.shape[0] > 1 else 0
     node.label = origin(weight).label
-    additive = (node.op == "mv" or node.shape[-1] == 1) and pairs_queries_and_keys(source)
-    scene.store.cut(node, made.tensor, source=source, width=a.shape[-1], additive=additive)
+    narrow = node.op == "mv" or node.shape[-1] == 1
+    additive = narrow and pairs_queries_and_keys(source)
+    pairs = reads_pairs(source)
+    if narrow and not weight.act:
+        note_weighted_sum(scene, made, source, weight)
+    scene.store.cut(node, made.tensor, source=source, width=a.shape[-1], additive=additive, pairs=pairs)

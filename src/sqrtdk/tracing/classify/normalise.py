@@ -8,13 +8,16 @@ from dataclasses import replace
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.graph import Node, Norm
 
-_REDUCTIONS = frozenset({"mean", "var", "std", "linalg_vector_norm", "norm", "sum"})
+_LENGTHS = frozenset({"linalg_vector_norm", "norm"})
+_REDUCTIONS = frozenset({"mean", "var", "std", "sum"}) | _LENGTHS
 
 
 def normalise(node: Node, active: Sequence[Node]) -> None:
     """Mark sizes (a reduced root) and normalisations (a root over its own size, then per-channel gains)."""
     name = node.op
-    reduced = bool(node.shape) and node.shape[-1] == 1 and bool(active[0].shape) and active[0].shape[-1] > 1
+    source = active[0].shape
+    reduced = bool(node.shape) and node.shape[-1] == 1 and bool(source) and source[-1] > 1
+    reduced |= name in _LENGTHS and node.shape[-2:] == (1, *source[-1:]) and source[-2:-1] > (1,)
     if name in ops.NORMS:
         node.norm = Norm(ops.NORMS[name])
     elif name in _REDUCTIONS and reduced and not active[0].size:
@@ -30,11 +33,21 @@ def normalise(node: Node, active: Sequence[Node]) -> None:
 def _multiplied(node: Node, active: Sequence[Node]) -> None:
     sizes = [p for p in active if p.size]
     if sizes and len(sizes) < len(active):
-        node.norm = Norm(sizes[0].size or "")
+        node.norm = Norm(sizes[0].size or "", axis=_axis(sizes[0]))
     elif sizes:
         node.size = sizes[0].size
     elif len(active) == 1 and active[0].norm and node.op == "mul" and _is_gain(node):
         node.norm = replace(active[0].norm, gain=True)
+
+
+def _axis(size: Node) -> int:
+    """The axis over which a size was taken: -1, or -2 for the length of columns."""
+    while size.op not in _REDUCTIONS:
+        parent = size.main()
+        if parent is None:
+            return -1
+        size = parent
+    return -2 if len(size.shape) > 1 and size.shape[-2] == 1 and size.shape[-1] > 1 else -1
 
 
 def _is_gain(node: Node) -> bool:

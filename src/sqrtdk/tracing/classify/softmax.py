@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from sqrtdk.tracing.classify.additive import behind
+from sqrtdk.tracing.classify.additive import behind, is_additive
 from sqrtdk.tracing.classify.scene import Made, Scene
-from sqrtdk.tracing.classify.scores import descends_from_score
+from sqrtdk.tracing.classify.sums import settle
 from sqrtdk.tracing.records import LOST_SIGHT, NEVER_USED
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.events import SoftmaxEntry, Weighing
@@ -28,6 +28,7 @@ def begin(scene: Scene, made: Made, logits: Tensor, dim: int, *, sinks: bool = F
     """
     node = made.node
     parent = node.args[0]
+    settle(parent)
     origin_product = next(iter(parent.products), None)
     site = node.site if origin_product is None else origin_product.site
     entry = SoftmaxEntry(site, node.shape, NEVER_USED if origin_product is None else LOST_SIGHT)
@@ -69,7 +70,7 @@ def by_hand(scene: Scene, made: Made) -> bool:
 def may_be_numerator(inner: Node) -> bool:
     """Whether the exponential of what is no product may be a softmax's: of z - max(z), or of another score."""
     other = inner.args[1] if inner.op == "sub" and len(inner.args) > 1 else None
-    return (isinstance(other, Node) and _is_maximum(other)) or descends_from_score(inner)
+    return (isinstance(other, Node) and _is_maximum(other)) or is_additive(inner)
 
 
 def _from_logarithm(scene: Scene, made: Made) -> bool:

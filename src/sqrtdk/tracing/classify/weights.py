@@ -186,6 +186,21 @@ def axis_fault(weights: Node, tensor: Tensor | None, contracted: int, weighing: 
     return QUERIES if axes == {other % len(weights.shape)} else OTHER_AXIS
 
 
+def sum_fault(weights: Node, summed: set[int], weighing: Weighing) -> str | None:
+    """The same, where weights and values were multiplied by broadcasting and then summed.
+
+    Args:
+        weights: the multiplication's operand.
+        summed: axes of its result that the sum is over, counted from the end.
+        weighing: the softmax.
+    """
+    axes = {axis - len(weights.shape) for axis in _axes(weights, weighing) or ()}
+    if not axes or axes & summed:
+        return None
+    beside = {axis for axis in summed if -axis <= len(weights.shape) and weights.shape[axis] > 1}
+    return QUERIES if any(abs(a - b) == 1 for a in axes for b in beside) else OTHER_AXIS
+
+
 _WHOLE, _PARTIAL = 1e-2, 5e-2  # how far from 1 a whole row's sum may be, and how near another's never is
 
 

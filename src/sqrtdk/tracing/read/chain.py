@@ -11,17 +11,18 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from sqrtdk.tracing.classify.scores import descends_from_score, score_of
+from sqrtdk.tracing.classify.additive import CURVES, is_additive, is_score
+from sqrtdk.tracing.read.distances import is_squared_length
 from sqrtdk.tracing.read.factors import of_the_data, read_factor
 from sqrtdk.tracing.read.masks import HIDDEN, read_addend, read_overwritten
 from sqrtdk.tracing.read.side import follow
 from sqrtdk.tracing.records import Factor
-from sqrtdk.tracing.steps import Beside, Clamp, Hide, Offset, Scale, Sink, Softcap, Step, Unknown
+from sqrtdk.tracing.steps import Beside, Clamp, Hide, Offset, Power, Scale, Sink, Softcap, Squares, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed, to_softmax
 from sqrtdk.tracing.steps.unknown import ZERO_ONE_FACTOR
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.constants import evaluate
-from sqrtdk.tracing.watch.graph import Node
+from sqrtdk.tracing.watch.graph import EXTREMES, Node
 
 _FILL = -1e3  # written over logits, a number below this hides
 
@@ -69,9 +70,9 @@ def read_chain(node: Node) -> Chain:
     """Walk from the softmax's input `node` back to the product."""
     steps: tuple[Step, ...] = ()
     views: tuple[Node, ...] = ()
-    if not node.products and not descends_from_score(node):
+    if not node.products and not is_additive(node):
         return Chain(None)
-    ends = _is_product if node.products else _is_score
+    ends = _is_product if node.products else is_score
     while not ends(node):
         main = node.main()
         if main is None:
@@ -93,21 +94,20 @@ def _is_product(node: Node) -> bool:
     return node.product is not None
 
 
-def _is_score(node: Node) -> bool:
-    return score_of(node) is not None
-
-
 # -- one reader an operation: its steps, outermost first ---------------------------------------------------------------
 
 
 def _unknown(link: _Link) -> tuple[Step, ...]:
+    if link.node.op in CURVES and not link.main.products:
+        return ()  # a part of an additive score
     return (Unknown(link.node.op),)
 
 
 def _multiplied(link: _Link) -> tuple[Step, ...]:
     node = link.node
     index = 1 if node.args[0] is link.main else 0
-    factor = read_factor(node, index, "logits", heads_axis=-3)
+    trailing = len(node.shape) > 4 and node.shape[-1] == 1  # an axis that einsum adds
+    factor = read_factor(node, index, "logits", heads_axis=-4 if trailing else -3)
     value = node.operands.get(index)
     value = evaluate(node.args[index]) if value is not None and value.is_meta else value
     if factor is None and node.op == "mul" and value is not None and _is_binary(value):
@@ -119,20 +119,55 @@ def _multiplied(link: _Link) -> tuple[Step, ...]:
     return (Scale(factor),)
 
 
+def _raised(link: _Link) -> tuple[Step, ...]:
+    exponent = 0.5 if link.node.op == "sqrt" else link.node.number(1)
+    distances = all(p.product is not None and p.product.distance for p in link.main.products)
+    return (Power(exponent),) if exponent and distances else _unknown(link)
+
+
+def _added_product(link: _Link) -> tuple[Step, ...]:
+    """Addcmul: a + value * (logits * factor)."""
+    node = link.node
+    if node.args[0] is link.main:
+        return _unknown(link)
+    index = 2 if node.args[1] is link.main else 1
+    factor = read_factor(node, index, "logits", heads_axis=-3)
+    number = float(node.kwargs.get("value", 1))
+    if factor is None or factor.value is None:
+        return _unknown(link)
+    scales = (Scale(factor), *(() if number == 1 else (Scale(Factor(number, "logits", "addcmul value")),)))
+    return (*_addends(node.args[0], node.operands.get(0), 1.0, link.views, node.shape), *scales)
+
+
 def _negated(link: _Link) -> tuple[Step, ...]:
     return (Scale(Factor(-1.0, "logits", "number")),)
 
 
 def _summed(link: _Link) -> tuple[Step, ...]:
     node, position = link.node, link.position
+    first, second = _signs(node)
+    main, sign = (first, second) if node.args[0] is link.main else (second, first)
+    turned = () if main == 1 else (Scale(Factor(main, "logits", "number")),)
     if position is None:
-        return ()  # a number added to every logit changes nothing
+        return turned  # a number added to every logit changes nothing
     other, value = node.args[position], node.operands.get(position)
-    sign = -1.0 if node.op == "sub" else 1.0
     if _is_own_maximum(other, link.main):
         known = value is not None and not value.is_meta
-        return (Offset(Placed(value * sign, link.views, node.shape) if known and value is not None else None),)
-    return _addends(other, value, float(node.kwargs.get("alpha", 1)) * sign, link.views, node.shape)
+        offset = Placed(value * sign, link.views, node.shape) if known and value is not None else None
+        return (Offset(offset), *turned)
+    if is_squared_length(other):
+        known = value is not None and not value.is_meta
+        addend = Placed(value * sign, link.views, node.shape) if known and value is not None else None
+        return (Squares("squares", addend, sign=sign), *turned)
+    return (*_addends(other, value, sign, link.views, node.shape), *turned)
+
+
+def _signs(node: Node) -> tuple[float, float]:
+    """The factors on both operands of a sum or a difference."""
+    alpha = float(node.kwargs.get("alpha", 1))
+    if node.op == "rsub":
+        return -alpha, 1.0
+    return 1.0, -alpha if node.op == "sub" else alpha
 
 
 def _tanh(link: _Link) -> tuple[Step, ...]:
@@ -199,6 +234,9 @@ READERS: dict[str, Callable[[_Link], tuple[Step, ...]]] = {
     "mul": _multiplied,
     "div": _multiplied,
     "neg": _negated,
+    "pow": _raised,
+    "sqrt": _raised,
+    "addcmul": _added_product,
     "add": _summed,
     "sub": _summed,
     "rsub": _summed,
@@ -278,7 +316,7 @@ def _is_own_maximum(other: Node, main: Node) -> bool:
             return False
         other = parent
     lineage = "products" if main.products else "roots"
-    return other.op in ("amax", "max", "logsumexp") and bool(getattr(other, lineage) & getattr(main, lineage))
+    return other.op in EXTREMES and bool(getattr(other, lineage) & getattr(main, lineage))
 
 
 def _beside_product(node: Node, views: tuple[Node, ...]) -> tuple[Step, ...]:

@@ -8,9 +8,11 @@ from dataclasses import replace
 from torch import Tensor
 
 from sqrtdk.tracing.read.chain import read_chain
+from sqrtdk.tracing.read.distances import completed
 from sqrtdk.tracing.read.nested import read_nested
-from sqrtdk.tracing.read.orient import orientation
+from sqrtdk.tracing.read.orient import Orientation, orientation
 from sqrtdk.tracing.read.reading import Layout, Logits, Reading
+from sqrtdk.tracing.read.rows import norm_fault, over_channels, place_rows
 from sqrtdk.tracing.read.scored import read_scored
 from sqrtdk.tracing.read.side import Side, follow
 from sqrtdk.tracing.read.unfused import SAFE_SOFTMAX, merge_scale
@@ -34,16 +36,21 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
     chain = read_chain(weighing.node)
     if chain.product is None:
         return _without_product(weighing, value)
-    if chain.product.product is None:
+    product = chain.product.product
+    if product is None:
         return read_scored(weighing, chain, value, output)
     left, right = _operands(chain.product)
     axes = orientation(chain.product, chain.views, weighing.dim, weighing.logits.dim())
     query_node, key_node = (right, left) if axes.swapped else (left, right)
-    query, key = follow(query_node, "q"), follow(key_node, "k")
+    axes = place_rows(axes, chain.product, query_node, chain.views, tuple(weighing.logits.shape))
+    query, key = _followed(query_node, "q", left), _followed(key_node, "k", left)
     if len(right.shape) > 1:
         query, key = (query.transposed(), key) if axes.swapped else (query, key.transposed())
     layout = _layout(axes.apply(weighing.logits), query, query_node, axes.swapped, value, heads_hint)
-    steps = chain.steps
+    channels = over_channels(query_node, swapped=axes.swapped)
+    distance, steps = product.distance, chain.steps
+    if distance is None and (rest := completed(steps, query.factor * key.factor)) is not None:
+        distance, steps, query, key = 2, rest, replace(query, factors=()), replace(key, factors=())
     by_sdpa = weighing.op == SAFE_SOFTMAX and not weighing.flex
     if by_sdpa:
         query, key, steps = merge_scale(query, key, steps)
@@ -66,9 +73,12 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
         logits_dtype=weighing.stored,
         device=weighing.logits.device,
         output=None if weighing.fault is not None else output,
-        kv_heads=chain.product.shape[0] // layout.batch if len(chain.product.shape) == 3 else None,
+        kv_heads=_kv_heads(chain.product, layout, axes),
         dropout=weighing.dropout,
         carried=weighing.carried,
+        distance=distance,
+        axis="windows" if axes.windowed else "channels" if channels else "positions",
+        no_slope=None if distance is None else "a distance score has no product of q and k to compare with",
         fault="the weights of a query do not sum to 1" if weighing.fault is not None else None,
     )
 
@@ -90,7 +100,7 @@ def _without_product(weighing: Weighing, value: Tensor) -> Reading | str:
         kind="eager",
         op=weighing.op,
         layout=Layout(
-            batch=logits.shape[0],
+            batch=logits.shape[0] if logits.dim() > 2 else 1,
             heads=math.prod(logits.shape[1:-2]) if logits.dim() >= 4 else 1,
             rows=logits.shape[-2] if logits.dim() > 1 else 1,
             columns=logits.shape[-1],
@@ -107,6 +117,19 @@ def _without_product(weighing: Weighing, value: Tensor) -> Reading | str:
         score=name,
         fault=f"the logits are no product of q and k: {name}",
     )
+
+
+def _followed(node: Node, where: str, left: Node) -> Side:
+    """A side; a normalisation along another axis than the product sums over does not bound it."""
+    side = follow(node, where)
+    fault = norm_fault(node, summed=-1 if node is left else -2) if side.norm == "l2" else None
+    return side if fault is None else side.lost(where, fault, norm=None)
+
+
+def _kv_heads(product: Node, layout: Layout, axes: Orientation) -> int | None:
+    if len(product.shape) != 3:
+        return None
+    return product.shape[0] // (layout.batch * (layout.rows if axes.windowed else 1))
 
 
 def _operands(product: Node) -> tuple[Node, Node]:

@@ -9,6 +9,7 @@ import torch
 from sqrtdk.tracing.read import bands
 from sqrtdk.tracing.read.masks import as_passed, read_addend
 from sqrtdk.tracing.read.reading import Layout, Reading, Vectors
+from sqrtdk.tracing.read.rows import over_channels
 from sqrtdk.tracing.read.side import Side, follow
 from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.steps import Hide, Scale, Step
@@ -41,6 +42,7 @@ def read_fused(call: KernelCall) -> Reading:
         output=call.output,
         kv_heads=k.shape[-3] if k.dim() >= 4 else None,
         dropout=float(call.arguments.get("dropout_p") or 0.0),
+        axis="channels" if over_channels(call.nodes["query"]) else "positions",
     )
 
 

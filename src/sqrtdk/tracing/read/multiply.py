@@ -33,7 +33,8 @@ def multiplied(node: Node, main: Node, where: str, follow: Callable[[Node, str],
         return stretched(side.then(Stage(where, "rope"), rope=True), amplitude, where)
     if side.norm and isinstance(other, Node) and _is_gain(other, node, side):
         return replace(side, basis=_with_gain(node.op, side.basis, value), norm_gain=True)
-    factor = read_factor(node, position, where, heads_axis=-3)
+    spread = len(node.shape) > 4 and node.shape[-2] == 1  # an axis that einsum adds
+    factor = read_factor(node, position, where, heads_axis=-4 if spread else -3)
     if factor is None:
         shape = tuple(other.shape) if isinstance(other, Node) else ""
         return side.lost(where, node.op, f"{node.op} by a tensor of shape {shape}")

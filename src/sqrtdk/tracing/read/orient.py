@@ -18,20 +18,26 @@ class Orientation:
 
     Attributes:
         keys: the axis the softmax runs over.
-        rows: the axis of the queries, once the keys are moved last.
+        rows: the axes of the queries, once the keys are moved last; none where there is a single query.
         swapped: the right operand of the product is the query.
         followed: the views from the product to the softmax could be replayed.
+        windowed: every query has keys of its own (local windows).
     """
 
     keys: int
-    rows: int
+    rows: tuple[int, ...]
     swapped: bool
     followed: bool
+    windowed: bool = False
 
     def apply(self, tensor: Tensor) -> Tensor:
         """(..., L, S) of a tensor in the softmax's layout."""
         tensor = tensor.movedim(self.keys, -1)
-        return tensor.movedim(self.rows, -2) if tensor.dim() > 1 else tensor
+        if not self.rows:
+            return tensor.unsqueeze(-2)
+        rows = len(self.rows)
+        tensor = tensor.movedim(self.rows, tuple(range(-1 - rows, -1)))
+        return tensor if rows == 1 else tensor.flatten(-1 - rows, -2)
 
 
 def coordinates(product: Node, views: Sequence[Node], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
@@ -44,19 +50,19 @@ def coordinates(product: Node, views: Sequence[Node], device: torch.device) -> t
 
 def orientation(product: Node, views: Sequence[Node], dim: int, dims: int) -> Orientation:
     """Find the axes by following the coordinates of the product's entries through the views."""
-    plain = Orientation(dim, dims - 2 if dims > 1 else 0, False, False)
+    plain = Orientation(dim, (dims - 2,) if dims > 1 else (), False, False)
     try:
         _, row, column = coordinates(product, views, torch.device("cpu"))
     except (RuntimeError, IndexError):
         return plain
     row, column = row.movedim(dim, -1), column.movedim(dim, -1)
-    swapped = _varies(row, -1) and not _varies(column, -1)
+    swapped = varies(row, -1) and not varies(column, -1)
     queries = column if swapped else row
-    axes = [axis for axis in range(dims - 1) if _varies(queries, axis)]
-    return Orientation(dim, axes[-1] if axes else plain.rows, swapped, True)
+    axes = [axis for axis in range(dims - 1) if varies(queries, axis)]
+    return Orientation(dim, tuple(axes) or plain.rows, swapped, True)
 
 
-def _varies(coordinate: Tensor, axis: int) -> bool:
+def varies(coordinate: Tensor, axis: int) -> bool:
     """Whether a coordinate changes along an axis; it is linear in every axis, so one line tells."""
     if not coordinate.numel():
         return False

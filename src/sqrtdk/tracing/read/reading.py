@@ -109,6 +109,8 @@ class Reading:
         dropout: rate of the dropout on the weights.
         carried: what the weights went through after the softmax.
         score: of an attention whose logits are no product of q and k.
+        distance: its score is |q - k| to this power, and no q . k; see `Product`.
+        axis: what its keys are; see `AttentionCall`.
         fault: why its numbers can't be judged: what it does is no attention as the record knows it.
         no_slope: why its scale can't be read from the numbers.
         no_stats: why its statistics can't be measured.
@@ -130,6 +132,8 @@ class Reading:
     dropout: float = 0.0
     carried: Carried = field(default_factory=Carried)
     score: str | None = None
+    distance: int | None = None
+    axis: str = "positions"
     fault: str | None = None
     no_slope: str | None = None
     no_stats: str | None = None

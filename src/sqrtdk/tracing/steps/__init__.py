@@ -11,7 +11,9 @@ from sqrtdk.tracing.steps.bias import Bias as Bias
 from sqrtdk.tracing.steps.clamp import Clamp as Clamp
 from sqrtdk.tracing.steps.hide import Hide as Hide
 from sqrtdk.tracing.steps.offset import Offset as Offset
+from sqrtdk.tracing.steps.power import Power as Power
 from sqrtdk.tracing.steps.scale import Scale as Scale
 from sqrtdk.tracing.steps.sink import Sink as Sink
 from sqrtdk.tracing.steps.softcap import Softcap as Softcap
+from sqrtdk.tracing.steps.squares import Squares as Squares
 from sqrtdk.tracing.steps.unknown import Unknown as Unknown

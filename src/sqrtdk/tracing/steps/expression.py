@@ -60,6 +60,13 @@ class Expression:
         self.settle()
         self._become(f"{function}({', '.join([self._written(), *arguments])})")
 
+    def power(self, exponent: float) -> None:
+        """Raise what is written to a power."""
+        self.settle(masks=True)
+        written = self._written()
+        alone = written == self._inner and self._terms == 1 and not written.endswith("^2")
+        self._become(f"{written}^{exponent:g}" if alone else f"({written})^{exponent:g}")
+
     def cap(self, cap: float | None) -> None:
         """Put what is written, the masks too, through cap * tanh(. / cap)."""
         self.settle(masks=True)

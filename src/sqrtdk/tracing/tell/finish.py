@@ -60,7 +60,7 @@ def finish(
         module_class=module_class,
         kind=reading.kind,
         op=reading.op,
-        score=reading.score or _score(reading, content),
+        score=reading.score or (_score(reading, content)),
         batch=layout.batch,
         heads=layout.heads,
         kv_heads=_kv_heads(reading),
@@ -105,6 +105,7 @@ def finish(
         shared_qk=_shared(reading, width),
         padding_seen=padding_seen,
         tokens_hidden=tokens_hidden,
+        axis=reading.axis,
     )
 
 
@@ -116,6 +117,8 @@ def _unknown(reading: Reading) -> tuple[str, ...]:
 
 
 def _score(reading: Reading, content: Sequence[Bias]) -> str:
+    if reading.distance is not None:
+        return "distance"
     if content:
         return content[0].name
     return "cosine" if reading.query.norm == reading.key.norm == "l2" else "dot"
@@ -152,7 +155,7 @@ def _shared(reading: Reading, width: int) -> bool:
 def _stages(reading: Reading, steps: Sequence[Step]) -> tuple[Stage, ...]:
     carried = reading.carried
     logits = (stage for step in steps if (stage := step.stage()) is not None)
-    stages = [*reading.query.stages, *reading.key.stages, Stage("logits", "product"), *logits]
+    stages = [*reading.query.stages, *reading.key.stages, _met(reading), *logits]
     if carried.remasked:
         stages.append(Stage("weights", "mask", "after the softmax"))
     if carried.thinned:
@@ -161,6 +164,10 @@ def _stages(reading: Reading, steps: Sequence[Step]) -> tuple[Stage, ...]:
     if carried.renormalised:
         stages.append(Stage("weights", "normalise", "divided by their sum"))
     return tuple(stages)
+
+
+def _met(reading: Reading) -> Stage:
+    return Stage("logits", "product" if reading.distance is None else "distance")
 
 
 def _root_mean_square(output: Tensor | None) -> float | None:

@@ -17,8 +17,8 @@ def write(reading: Reading, steps: Iterable[Step]) -> str:
         reading: the score, and the factors on q and k.
         steps: from the product outwards, the masks with their names.
     """
-    expression = Expression(f"{reading.score}(q, k)" if reading.score else product(reading.query, reading.key))
-    for factor in (*reading.query.factors, *reading.key.factors):
+    expression = Expression(_scored(reading))
+    for factor in (*reading.query.factors, *reading.key.factors) if reading.distance is None else ():
         expression.scale(factor)
     sinks = []
     for step in steps:
@@ -28,6 +28,20 @@ def write(reading: Reading, steps: Iterable[Step]) -> str:
         sinks += ["sinks"] if isinstance(step, Sink) else []
     softmax = f"softmax({expression.text(sinks)})"
     return f"mask * {softmax}" if reading.carried.remasked else softmax
+
+
+def _scored(reading: Reading) -> str:
+    if reading.score:
+        return f"{reading.score}(q, k)"
+    if reading.distance is None:
+        return product(reading.query, reading.key)
+    sides = []
+    for side, letter in ((reading.query, "q"), (reading.key, "k")):
+        expression = Expression(_side(side, letter))
+        for factor in side.factors:
+            expression.scale(factor)
+        sides.append(expression.text())
+    return f"|{' - '.join(sides)}|" + ("^2" if reading.distance == 2 else "")
 
 
 def product(query: Side, key: Side) -> str:

@@ -35,6 +35,8 @@ def tell_scale(
         no_slope: why there is none.
     """
     reason = _unreadable(reading, factors, unknown)
+    if reading.distance is not None:
+        return _of_distance(reading, factors, reason)
     symbolic: float | None = None
     per_head: tuple[float, ...] | None = None
     agree: bool | None = None
@@ -63,6 +65,20 @@ def tell_scale(
         per_head=per_head,
         agree=agree,
         reason=reason or no_slope,
+    )
+
+
+def _of_distance(reading: Reading, factors: Sequence[Factor], reason: str | None) -> Scale:
+    """A distance has no scale of q . k; `symbolic` is its coefficient, where q and k have none of their own."""
+    known = reason is None and not reading.query.factors and not reading.key.factors
+    return Scale(
+        effective=None,
+        ratio=None,
+        symbolic=math.prod(factor.value for factor in factors if factor.value is not None) if known else None,
+        numeric=None,
+        r_squared=None,
+        factors=tuple(factors),
+        reason=reason or "a distance score has no product of q and k to scale",
     )
 
 

@@ -43,7 +43,7 @@ class Sight:
 def look(reading: Reading) -> Sight:
     """Name the masks of a reading, and count what they hide."""
     sight = _look(reading)
-    if reading.reordered:
+    if reading.reordered or reading.axis != "positions":
         return _unordered(sight)
     causal = sight.mask is not None and sight.mask.kind in ("causal", "causal_lower_right")
     return replace(sight, ahead=reading.layout.rows == reading.layout.columns and not causal)

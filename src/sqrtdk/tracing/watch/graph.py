@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sqrtdk.tracing.watch.events import Weighing
 
 _SERIAL = count()
+EXTREMES = frozenset({"amax", "max", "logsumexp"})  # of a row of logits: the softmax does not see it
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,28 +35,54 @@ class Root:
         lineage: serial numbers of that tensor and of what it was projected from, up to the nearest sum of branches.
         width: features that a projection contracted over.
         additive: it is an additive score, v . tanh(q + k).
+        pairs: it projects pairs of rows of two activations, or a curve over them: True for all pairs, False for those
+            of a single row with all others.
     """
 
     source: int | None = None
     lineage: frozenset[int] = frozenset()
     width: int | None = None
     additive: bool = False
+    pairs: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Product:
-    """A product of queries and keys: in which dtype it was stored, and the largest |q . k|, where it was measured."""
+    """What queries and keys came to.
+
+    Attributes:
+        dtype: in which it was stored.
+        largest: the largest |q . k|, where it was measured.
+        distance: it is |q - k| to this power, 1 or 2, and no q . k; None where it is q . k.
+    """
 
     dtype: torch.dtype
     largest: Tensor | None
+    distance: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pairs:
+    """Two activations, rows of one of which met rows of the other, without the views that spread them for that.
+
+    `both` where each has an axis that the other has not: every row of one met every row of the other.
+    """
+
+    left: Node
+    right: Node
+    both: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """A normalisation, "rms", "layer", "l2" or "group", and whether a gain for each channel followed it."""
+    """A normalisation, "rms", "layer", "l2" or "group", and whether a gain for each channel followed it.
+
+    `axis` is that of the vectors that have the length now, counted from the end.
+    """
 
     kind: str
     gain: bool = False
+    axis: int = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,6 +123,8 @@ class Node:
         terms: content-dependent products with a constant that are summed here.
         root: set where a lineage starts.
         branches: what a root sums, each with a factor; it is followed where no projection reads the sum.
+        pairs: set where rows of two activations met element by element, spread over one another.
+        summed: set where it sums such pairs: a product of queries and keys, should it enter a softmax.
         product: set where queries met keys.
         weights: set where it carries the weights of a softmax.
         norm: set where it is the output of a normalisation.
@@ -118,12 +147,14 @@ class Node:
         "op",
         "operands",
         "out",
+        "pairs",
         "product",
         "root",
         "serial",
         "shape",
         "site",
         "size",
+        "summed",
         "terms",
         "value",
         "weights",
@@ -159,6 +190,8 @@ class Node:
         self.learned = False
         self._roots: frozenset[Node] = frozenset()
         self._products: frozenset[Node] = frozenset()
+        self.pairs: Pairs | None = None
+        self.summed: Product | None = None
         self.product: Product | None = None
         self.weights: Weights | None = None
         self.norm: Norm | None = None
@@ -213,6 +246,11 @@ class Node:
         self.norm = None
         self.value = value
 
+    def stand_for(self, op: str, func: Any, *args: Any) -> None:
+        """Be read as another operation with the same result."""
+        self.op, self.func, self.args, self.kwargs, self.operands = op, func, args, {}, {}
+        self.root = self.value = None
+
     def parents(self) -> Iterator[Node]:
         """Nodes among the arguments, one level of lists included."""
         for arg in self.args:
@@ -244,9 +282,9 @@ class Node:
 
 
 def _rank(parent: Node) -> int:
-    """A product of activations first, then one with learned vectors, then an activation, then a constant."""
+    """A product of activations first, then one with learned vectors or its maximum, an activation, a constant."""
     if parent.products:
-        return int(all(product.learned for product in parent.products))
+        return int(all(product.learned for product in parent.products) or origin(parent).op in EXTREMES)
     return 2 if parent.act else 3
 
 

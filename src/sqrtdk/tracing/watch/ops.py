@@ -30,6 +30,7 @@ VIEWS = frozenset(
         "narrow",
         "as_strided",
         "unfold",
+        "im2col",
         "roll",
         "index_select",
         "index",

@@ -150,9 +150,10 @@ class Store:
         *,
         width: int | None = None,
         additive: bool = False,
+        pairs: bool | None = None,
     ) -> None:
         """End the lineage here: `node` is a root that keeps its values; `source` is what a projection read."""
-        root = Root(width=width, additive=additive)
+        root = Root(width=width, additive=additive, pairs=pairs)
         if source is not None:
             start = origin(source)
             earlier = (frozenset({r.serial}) | r.root.lineage for r in start.roots if r.root is not None)

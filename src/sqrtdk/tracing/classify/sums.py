@@ -1,0 +1,243 @@
+"""Products of queries and keys that are no matrix product: (q * k).sum(-1), |q - k|^2 summed, a matrix times a vector.
+
+Each is read as the product of two matrices, (N, R, E) by (N, E, C), that it comes to. Written by hand it is one only
+when the sum enters a softmax: the same multiplication gates, scales and pools elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from sqrtdk.tracing.classify.pairs import DISTANCES, LENGTHS, facing, is_act, step
+from sqrtdk.tracing.classify.scene import Made, Scene
+from sqrtdk.tracing.watch import ops
+from sqrtdk.tracing.watch.graph import Node, Pairs, Product, alias, ancestors
+
+_aten = torch.ops.aten
+_SUMS = frozenset({"sum", "mean"})
+
+
+# -- while the model runs ----------------------------------------------------------------------------------------------
+
+
+def note_sum(scene: Scene, made: Made) -> None:
+    """Mark a sum over the features of pairs."""
+    way = _way(made.node)
+    if way is not None:
+        measured = largest(scene, made) if way.distance is None else None
+        made.node.summed = Product(made.tensor.dtype, measured, way.distance)
+
+
+def note_weighted_sum(scene: Scene, made: Made, source: Node, weight: Node) -> None:
+    """Mark a product of pairs with a vector of one number a feature, as einsum sums over three operands."""
+    position = next(i for i, arg in enumerate(made.node.args) if arg is weight)
+    while source.pairs is None and not source.is_root and source.op in ops.VIEWS | ops.SAME:
+        main = source.main()
+        if main is None or source.shape[-1] != main.shape[-1] or (source.op == "permute" and _moves(source)):
+            return
+        source = main
+    if source.pairs is None or source.op != "mul" or position not in made.tensors:
+        return
+    left, vector = source.pairs.left, alias(made.tensors[position]).flatten()
+    if vector.shape != left.shape[-1:]:
+        return
+    gained = step("mul", _aten.mul.Tensor, left.shape, left, Node(weight.op, vector.shape), operands={1: vector})
+    made.node.pairs = Pairs(gained, source.pairs.right, source.pairs.both)
+    made.node.summed = Product(made.tensor.dtype, largest(scene, made))
+
+
+def _moves(node: Node) -> bool:
+    return list(node.args[1]) != sorted(node.args[1])
+
+
+def largest(scene: Scene, made: Made) -> torch.Tensor | None:
+    """The largest |product|, as it was stored."""
+    if not scene.products or made.tensor.is_meta or not made.tensor.numel():
+        return None
+    low, high = torch.aminmax(made.tensor.detach())
+    return torch.maximum(high, -low)
+
+
+# -- once a softmax asks -----------------------------------------------------------------------------------------------
+
+
+class _Axes(NamedTuple):
+    """Axes of the pairs: those that both have, the left alone, the right alone, and those that the sum is over."""
+
+    batch: list[int]
+    rows: list[int]
+    columns: list[int]
+    features: list[int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Way:
+    """How pairs came to a sum over their features.
+
+    Attributes:
+        pairs: of what.
+        shape: of the pairs, before the sum.
+        axes: by who has them.
+        factors: multiplications by a number between the two, outermost first.
+        distance: see `Product`.
+    """
+
+    pairs: Pairs
+    shape: tuple[int, ...]
+    axes: _Axes
+    factors: tuple[Node, ...]
+    distance: int | None
+
+
+def _way(node: Node) -> _Way | None:
+    """From a sum back to the pairs; None where it sums no pairs, or over an axis that only one of the two has."""
+    if node.op in DISTANCES and node.pairs is not None:
+        return _of_distances(node, node.pairs)
+    if node.op in ops.CONTRACTIONS and node.pairs is not None:
+        return _of_weighted(node.pairs)
+    if node.op not in _SUMS | LENGTHS or not isinstance(inner := node.args[0], Node):
+        return None
+    distance = 1 if node.op in LENGTHS else None
+    if distance and node.number(1) != 2:
+        return None
+    factors: list[Node] = []
+    while inner.pairs is None:
+        main = inner.main()
+        if main is None or inner.is_root:
+            return None
+        if _squares(inner) and distance is None:
+            distance = 2
+        elif _by_number(inner):
+            factors.append(inner)
+        elif inner.op not in ops.SAME:
+            return None
+        inner = main
+    if inner.op != ("mul" if distance is None else "sub") or (distance and (factors or node.op == "mean")):
+        return None
+    position = 2 if node.op in LENGTHS else 1
+    dims = node.args[position] if len(node.args) > position else None
+    axes = _sorted(inner.pairs, inner.shape, dims)
+    return None if axes is None else _Way(inner.pairs, inner.shape, axes, tuple(factors), distance)
+
+
+def _of_weighted(pairs: Pairs) -> _Way | None:
+    """Of a product of pairs with a vector, which is a factor on their left side by now."""
+    dims = max(len(pairs.left.shape), len(pairs.right.shape))
+    shape = tuple(max(sizes) for sizes in facing(pairs.left, pairs.right, (0,) * dims))
+    axes = _sorted(pairs, shape, -1)
+    return None if axes is None else _Way(pairs, shape, axes, (), None)
+
+
+def _of_distances(node: Node, points: Pairs) -> _Way | None:
+    """Of cdist, which has a kernel of its own."""
+    if node.op == "_cdist_forward" and node.args and node.number(2) != 2:
+        return None
+    left, right = _spread(points.left, -2), _spread(points.right, -3)
+    pairs, shape = Pairs(left, right, both=True), (*node.shape, left.shape[-1])
+    axes = _sorted(pairs, shape, -1)
+    return None if axes is None else _Way(pairs, shape, axes, (), 1)
+
+
+def _spread(node: Node, axis: int) -> Node:
+    shape = [*node.shape]
+    shape.insert(len(shape) + 1 + axis, 1)
+    return step("unsqueeze", _aten.unsqueeze.default, tuple(shape), node, axis)
+
+
+def _squares(node: Node) -> bool:
+    return (node.op == "pow" and node.number(1) == 2) or (node.op == "mul" and node.args[0] is node.args[1])
+
+
+def _by_number(node: Node) -> bool:
+    """Whether it is a multiplication by one number, known or not."""
+    if node.op not in ("mul", "div"):
+        return node.op == "neg"
+    other = node.args[1] if node.op == "div" or is_act(node.args[0]) else node.args[0]
+    if isinstance(other, Node):
+        return not other.act and math.prod(other.shape) == 1
+    return isinstance(other, (int, float))
+
+
+def _sorted(pairs: Pairs, shape: tuple[int, ...], dims: Any) -> _Axes | None:
+    """Axes by who has them: batch, rows, columns, features; None where the sum is not over what both have."""
+    every = range(len(shape))
+    over = set(every) if not dims else {d % len(shape) for d in (dims if isinstance(dims, (list, tuple)) else [dims])}
+    axes = _Axes([], [], [], [])
+    for axis, (left, right) in zip(every, facing(pairs.left, pairs.right, shape), strict=True):
+        if left == right:
+            (axes.features if axis in over else axes.batch).append(axis)
+        elif axis in over:
+            return None
+        else:
+            (axes.columns if left == 1 else axes.rows).append(axis)
+    return axes if axes.features and (axes.rows or axes.columns) else None
+
+
+def settle(logits: Node) -> None:
+    """Logits enter a softmax: where they descend from sums over pairs, these are products."""
+    if logits.products or not logits.act:
+        return
+    behind = list(ancestors(logits))
+    sums = {node: way for node in behind if node.summed is not None and (way := _way(node)) is not None}
+    if not sums:
+        return
+    for node in sorted(behind, key=lambda n: n.serial):
+        if node in sums:
+            _become_product(node, sums[node])
+        elif node.act and not node.is_root:
+            node.products = frozenset[Node]().union(*(parent.products for parent in node.parents()))
+
+
+def _become_product(node: Node, way: _Way) -> None:
+    assert node.summed is not None
+    batch, rows, columns, features = way.axes
+    sizes = [[way.shape[axis] for axis in axes] for axes in way.axes]
+    n, r, c, e = (math.prod(each) for each in sizes)
+    left = _view(_turned(_padded(way.pairs.left, way.shape), [*batch, *rows, *columns, *features]), (n, r, e))
+    right = _view(_turned(_padded(way.pairs.right, way.shape), [*batch, *rows, *features, *columns]), (n, e, c))
+    product = _product("bmm", _aten.bmm.default, left, right, node)
+    order = [*batch, *rows, *columns]
+    out = _view(product, tuple(way.shape[axis] for axis in order))
+    out = _turned(out, [order.index(axis) for axis in sorted(order)])
+    for factor in reversed(way.factors):
+        args = tuple(out if is_act(arg) else arg for arg in factor.args)
+        out = step(factor.op, factor.func, out.shape, *args, operands=factor.operands)
+    if node.op == "mean":
+        out = step("div", _aten.div.Tensor, out.shape, out, e)
+    node.stand_for("view", _aten.view.default, out)
+    node.products = frozenset({product})
+
+
+def as_matrix(node: Node, product: Product) -> None:
+    """A matrix times a vector, (S, E) by (E,), is read as a matrix times one column."""
+    matrix, vector = node.args
+    node.summed = product
+    column = step("unsqueeze", _aten.unsqueeze.default, (*vector.shape, 1), vector, -1)
+    result = _product("mm", _aten.mm.default, matrix, column, node)
+    node.stand_for("view", _aten.view.default, result)
+    node.products = frozenset({result})
+
+
+def _product(op: str, func: Any, left: Node, right: Node, made: Node) -> Node:
+    product = Node(op, (*left.shape[:-1], right.shape[-1]), func=func, args=(left, right), act=True, site=made.site)
+    product.learned = left.learned or right.learned
+    product.product = made.summed
+    return product
+
+
+def _padded(node: Node, shape: tuple[int, ...]) -> Node:
+    return _view(node, (1,) * (len(shape) - len(node.shape)) + node.shape)
+
+
+def _view(node: Node, shape: tuple[int, ...]) -> Node:
+    return node if node.shape == shape else step("view", _aten.view.default, shape, node, list(shape))
+
+
+def _turned(node: Node, order: list[int]) -> Node:
+    if order == sorted(order):
+        return node
+    return step("permute", _aten.permute.default, tuple(node.shape[axis] for axis in order), node, order)

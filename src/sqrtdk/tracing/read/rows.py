@@ -1,0 +1,181 @@
+"""Which axes of the logits hold the queries, where the product does not tell: grids, local windows, a single query.
+
+The rows of the product may be those of a grid, (X, Y), or the query heads of a group, (G, L). And a query that meets
+keys of its own alone is a row of a product that has no other: the queries lie in its batch then, unless there is but
+one. In each case the positions of the query's projection tell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from sqrtdk.tracing.read.orient import Orientation, varies
+from sqrtdk.tracing.steps.placed import to_softmax
+from sqrtdk.tracing.watch import ops
+from sqrtdk.tracing.watch.graph import Node, replay
+
+_REDUCED = frozenset({"mean", "sum", "amax", "amin"})
+_CONVOLVED = ops.PROJECTIONS | ops.AFFINE
+
+Shape = tuple[int, ...]
+
+
+def place_rows(axes: Orientation, product: Node, query: Node, views: Sequence[Node], shape: Shape) -> Orientation:
+    """The orientation with the axes along which the positions of the queries run.
+
+    Args:
+        axes: as the product's own rows have it.
+        product: q . k.
+        query: its operand that is q.
+        views: from there to the softmax.
+        shape: of the softmax.
+    """
+    single = query.shape[-1 if axes.swapped else -2] == 1
+    if not axes.followed or (len(axes.rows) == 1 and not single) or (single and not math.prod(product.shape)):
+        return axes
+    last = replace(axes, rows=axes.rows[-1:])
+    along = _followed(query, _positions)
+    if along is None:
+        return last
+    line = along[..., :1, :] if axes.swapped else along[..., :1]
+    try:
+        line = to_softmax((line.mT if axes.swapped else line).expand(product.shape), views).movedim(axes.keys, -1)
+    except (RuntimeError, IndexError):
+        return last
+    rows = tuple(axis for axis in range(line.dim() - 1) if varies(line, axis))
+    if not single:
+        return replace(axes, rows=tuple(axis for axis in axes.rows if axis in rows) or last.rows)
+    if rows:
+        return replace(axes, rows=rows, windowed=True)
+    sizes = [size for axis, size in enumerate(shape) if axis != axes.keys % len(shape)]
+    return last if sizes and sizes[-1] == 1 else replace(axes, rows=())
+
+
+def over_channels(operand: Node, *, swapped: bool = False) -> bool:
+    """Whether the rows of the product are features of a projection, and its sum runs over positions.
+
+    Args:
+        operand: the product's q.
+        swapped: it is the right operand.
+    """
+    rows, summed = (-1, -2) if swapped else (-2, -1)
+    root = _root(operand)
+    features = None if root is None else _features(root)
+    if root is None or features is None or len(operand.shape) < 2:
+        return False
+    if operand.shape[rows] < 2 or root.shape[features] % operand.shape[rows]:
+        return False
+    channel = _followed(operand, _channels)
+    if channel is None or not varies(channel, rows) or varies(channel, summed):
+        return False
+    position = _followed(operand, _positions)
+    return position is not None and varies(position, summed)
+
+
+def norm_fault(operand: Node, *, summed: int) -> str | None:
+    """What is wrong where q or k was normalised along another axis than the product sums over.
+
+    Args:
+        operand: q or k of the product.
+        summed: the axis that the product sums over, counted from the end.
+    """
+    node: Node | None = operand
+    while node is not None and not node.is_root and node.norm is None:
+        node = node.main()
+    if node is None or node.norm is None or node.is_root or len(node.shape) < 2:
+        return None
+    start, axis = node, node.norm.axis
+    line = torch.arange(start.shape[axis], dtype=torch.int32)
+    line = line.view((-1,) if axis == -1 else (-1, *(1,) * (-1 - axis))).expand(start.shape)
+    way: list[Node] = []
+    node = operand
+    while node is not start:
+        way.append(node)
+        node = node.main() or start
+    along = _replayed(way, line)
+    return None if along is None or varies(along, summed) else "a norm over another axis than the product sums over"
+
+
+def _root(node: Node) -> Node | None:
+    while not node.is_root:
+        main = node.main()
+        if main is None or not main.act:
+            return None
+        node = main
+    return node
+
+
+def _followed(node: Node, coordinate: Callable[[Node, Shape], Tensor | None]) -> Tensor | None:
+    """A coordinate of the projection that `node` descends from, brought into its layout; None where it is lost."""
+    way: list[Node] = []
+    while not node.is_root:
+        main = node.main()
+        if main is None or not main.act:
+            return None
+        way.append(node)
+        node = main
+    start = node.shape
+    while way and way[-1].op in ops.VIEWS and way[-1].shape[-1:] == node.shape[-1:] and len(start) == 2:
+        start = way.pop().shape  # a linear layer folds what is before the features
+    line = coordinate(node, start)
+    return None if line is None else _replayed(way, line)
+
+
+def _replayed(way: Sequence[Node], line: Tensor) -> Tensor | None:
+    """A coordinate after the operations of `way`, the last of them first; None where it is lost."""
+    after: Tensor | None = line
+    try:
+        for step in reversed(way):
+            after = None if after is None else _after(step, after)
+    except (RuntimeError, IndexError, NotImplementedError):
+        return None
+    return after
+
+
+def _after(step: Node, line: Tensor) -> Tensor | None:
+    if step.op in ops.VIEWS:
+        return replay(step, line)
+    if tuple(line.shape) == step.shape:
+        return line
+    if step.op not in _REDUCED or len(step.args) < 2 or not isinstance(step.args[1], (list, tuple)):
+        return None
+    for axis in step.args[1]:
+        line = line.narrow(axis, 0, 1)
+    return line.reshape(step.shape)
+
+
+def _features(root: Node) -> int | None:
+    """The axis of a projection's features; None where it is no projection."""
+    if root.op in _CONVOLVED and root.op != "embedding":
+        return 1
+    return len(root.shape) - 1 if root.op in ops.CONTRACTIONS else None
+
+
+def _positions(root: Node, shape: Shape) -> Tensor | None:
+    """0, 1, 2 ... along the positions; all 0 where a projection of vectors has none."""
+    features = _features(root)
+    if len(shape) < 2:
+        return None
+    if features == 1 and root.op not in ops.CONTRACTIONS:
+        before, sizes, after = 2, shape[2:], 0
+    elif features is not None and root.op != "bmm":
+        before, sizes, after = 1, shape[1:-1], 1
+    else:
+        before, sizes, after = len(shape) - 2, shape[-2:-1], 1
+    line = torch.arange(math.prod(sizes), dtype=torch.int32)
+    return line.view((1,) * before + tuple(sizes) + (1,) * after).expand(shape)
+
+
+def _channels(root: Node, shape: Shape) -> Tensor | None:
+    """0, 1, 2 ... along the features."""
+    features = _features(root)
+    if features is None:
+        return None
+    axis = 1 if features == 1 and root.op not in ops.CONTRACTIONS else len(shape) - 1
+    sizes = tuple(n if d == axis else 1 for d, n in enumerate(shape))
+    return torch.arange(shape[axis], dtype=torch.int32).view(sizes).expand(shape)
