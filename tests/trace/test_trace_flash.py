@@ -167,7 +167,7 @@ def test_rows_that_see_no_key_are_counted() -> None:
 def test_a_window_one_key_ahead_is_seen() -> None:
     call, _ = trace_of(Attention(flash(left=-1, right=1)))
     assert call.mask is not None
-    assert (call.mask.least, call.mask.ahead_by_one) == (-1, 1)
+    assert (call.mask.least, call.mask.ahead_by_one) == (-1, B * H)
     assert (call.future_weight or 0.0) > 0.01
 
 

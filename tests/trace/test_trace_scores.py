@@ -76,13 +76,13 @@ OURS: dict[str, tuple[dict[str, Any], str, Callable[[Tensor, Tensor], Tensor]]] 
         "additive(q, k)",
         lambda q, k: torch.tanh(q[..., :, None, :] + k[..., None, :, :]).sum(-1),
     ),
-    "distance": ({"score": scores.distance()}, "distance(q, k)", distance),
+    "distance": ({"score": scores.distance()}, "-1 * |q - k|^2", distance),
     "distance, scaled, causal": (
         {"score": scores.distance(), "scale": 0.5, "is_causal": True, "impl": "tiled"},
-        "0.5 * distance(q, k) + causal",
+        "-0.5 * |q - k|^2 + causal",
         lambda q, k: (distance(q, k) * 0.5).masked_fill(~CAUSAL, -math.inf),
     ),
-    "distance with sinks": ({"score": scores.distance(), "sinks": 0.0}, "distance(q, k) + sinks", distance),
+    "distance with sinks": ({"score": scores.distance(), "sinks": 0.0}, "-1 * |q - k|^2 + sinks", distance),
 }
 
 
@@ -97,7 +97,8 @@ def test_our_own_scores_are_read(name: str) -> None:
     assert (call.batch, call.heads, call.query_len, call.key_len) == (B, H, L, L)
     assert (call.scale.effective, call.scale.numeric, call.unknown) == (None, None, ())
     assert "no product of q and k" in (call.scale.reason or "")
-    assert [factor.value for factor in call.scale.factors] == [options.get("scale", 1.0)]
+    sign = 1.0 if call.score == "additive" else -1.0
+    assert math.prod(factor.value or 0.0 for factor in call.scale.factors) == sign * options.get("scale", 1.0)
     q, k, _ = model.split(x)
     z = logits(q, k)
     entropy = torch.special.entr(z.softmax(-1)).sum(-1).mean((0, 2))
@@ -107,11 +108,11 @@ def test_our_own_scores_are_read(name: str) -> None:
 
 
 def test_the_sign_of_a_distance() -> None:
-    """An attention to what is far away has a factor below 0."""
+    """An attention to what is far away has a factor above 0."""
     near = Attention(lambda q, k, v: ((q[..., :, None, :] - k[..., None, :, :]).pow(2).sum(-1) * -0.5).softmax(-1) @ v)
     far = Attention(lambda q, k, v: ((q[..., :, None, :] - k[..., None, :, :]).pow(2).sum(-1) * 0.5).softmax(-1) @ v)
-    assert only(run_of(near)[0]).formula == "softmax(0.5 * distance(q, k))"
-    assert only(run_of(far)[0]).formula == "softmax(-0.5 * distance(q, k))"
+    assert only(run_of(near)[0]).formula == "softmax(-0.5 * |q - k|^2)"
+    assert only(run_of(far)[0]).formula == "softmax(0.5 * |q - k|^2)"
 
 
 @pytest.mark.parametrize("name", ["additive", "distance"])
@@ -121,7 +122,8 @@ def test_without_data(name: str) -> None:
     model = model.double().to("meta")
     with torch.no_grad(), sqrtdk.trace(model) as run:
         model(torch.randn(B, L, 16, dtype=torch.float64, device="meta"))
-    assert only(run).formula == f"softmax(0.5 * {name}(q, k) + causal)"
+    logits = "-0.5 * |q - k|^2" if name == "distance" else "0.5 * additive(q, k)"
+    assert only(run).formula == f"softmax({logits} + causal)"
 
 
 def test_the_modules() -> None:

@@ -56,7 +56,7 @@ def pairs_queries_and_keys(node: Node) -> bool:
 def is_additive(logits: Node) -> bool:
     """Whether `logits` come from an additive score."""
     score: Node | None = logits
-    while score is not None and not score.is_root and score.op in _AFTER and score.pairs is None:
+    while score is not None and not score.is_root and score.op in _AFTER and not is_score(score):
         score = score.main()
     return score is not None and is_score(score)
 

@@ -9,12 +9,12 @@ from sqrtdk.tracing.classify.branches import set_beside, summands
 from sqrtdk.tracing.classify.normalise import normalise
 from sqrtdk.tracing.classify.pairs import note_pairs
 from sqrtdk.tracing.classify.scene import Made, Scene
-from sqrtdk.tracing.classify.softmax import by_hand, may_be_numerator
+from sqrtdk.tracing.classify.softmax import by_hand, is_maximum, may_be_numerator
 from sqrtdk.tracing.classify.sums import note_sum, settle
 from sqrtdk.tracing.classify.values import is_scored, sum_values
 from sqrtdk.tracing.classify.weights import carry, dropout
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import EXTREMES, Node, Weights, alias
+from sqrtdk.tracing.watch.graph import Node, Weights, alias
 
 _KEPT = frozenset({"exp", "_log_softmax"})  # whose own input is needed when they turn out to be a softmax
 
@@ -87,7 +87,7 @@ def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
 
 def _flows(operand: object) -> bool:
     """Whether an operand is q, k or v; the maximum of a row is none of them."""
-    return isinstance(operand, Node) and operand.act and operand.op not in EXTREMES
+    return isinstance(operand, Node) and operand.act and not is_maximum(operand)
 
 
 def _sums(weights: Node) -> bool:

@@ -10,7 +10,7 @@ from sqrtdk.tracing.classify.sums import settle
 from sqrtdk.tracing.records import LOST_SIGHT, NEVER_USED
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.events import SoftmaxEntry, Weighing
-from sqrtdk.tracing.watch.graph import Node, Weights, alias, origin
+from sqrtdk.tracing.watch.graph import EXTREMES, Node, Weights, alias, origin
 
 _TO_MAXIMUM = ops.VIEWS | ops.SAME | {"masked_fill", "maximum"}
 GUARD = 1e-2  # a number at or below it keeps a sum from 0
@@ -70,7 +70,7 @@ def by_hand(scene: Scene, made: Made) -> bool:
 def may_be_numerator(inner: Node) -> bool:
     """Whether the exponential of what is no product may be a softmax's: of z - max(z), or of another score."""
     other = inner.args[1] if inner.op == "sub" and len(inner.args) > 1 else None
-    return (isinstance(other, Node) and _is_maximum(other)) or is_additive(inner)
+    return (isinstance(other, Node) and is_maximum(other)) or is_additive(inner)
 
 
 def _from_logarithm(scene: Scene, made: Made) -> bool:
@@ -90,9 +90,10 @@ def _from_logarithm(scene: Scene, made: Made) -> bool:
     return False
 
 
-def _is_maximum(node: Node) -> bool:
+def is_maximum(node: Node) -> bool:
+    """Whether a node is the maximum of a row, or of a row with its hidden entries made harmless."""
     largest = behind(node, _TO_MAXIMUM)
-    return largest is not None and largest.op in ("amax", "max")
+    return largest is not None and largest.op in EXTREMES
 
 
 def _joined_by_sinks(node: Node) -> bool | None:

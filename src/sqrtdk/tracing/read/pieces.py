@@ -63,6 +63,8 @@ def moved(pads: tuple[tuple[int, int], ...], before: Node, view: Node) -> tuple[
 def _axis_after(axis: int, before: Node, view: Node) -> int | None:
     """Where an axis went, counted from the end; where it was merged with others, as it was; None where it was cut."""
     size = before.shape[axis]
+    if view.op == "unfold" and int(view.args[1]) % len(before.shape) == axis % len(before.shape):
+        return None  # cut into windows
     line = torch.arange(size).view([size if d == axis % len(before.shape) else 1 for d in range(len(before.shape))])
     try:
         place = replay(view, line.expand(before.shape))
