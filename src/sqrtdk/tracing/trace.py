@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidTypeError, kind_and_text
 from sqrtdk.tracing.read.eager import read_eager
+from sqrtdk.tracing.read.edges import read_edges
 from sqrtdk.tracing.read.kernels import KERNELS
 from sqrtdk.tracing.read.reading import Reading
 from sqrtdk.tracing.records import AttentionCall, NotAttention, NotMeasured
@@ -100,7 +101,10 @@ class Trace:
         site = weighing.entry.site
 
         def read() -> None:
-            reading = read_eager(weighing, value, output, heads_hint=self._heads(site))
+            if weighing.edges is not None:
+                reading = read_edges(weighing, weighing.edges, value, output)
+            else:
+                reading = read_eager(weighing, value, output, heads_hint=self._heads(site))
             if isinstance(reading, str):
                 weighing.entry.attention = False
                 weighing.entry.reason = reading

@@ -135,6 +135,11 @@ def _softmax(scene: Scene, made: Made, parents: list[Node]) -> None:
     begin(scene, made, made.tensors[0], int(args[1]) if len(args) > 1 else -1)
 
 
+def _sparse_softmax(scene: Scene, made: Made, parents: list[Node]) -> None:
+    scene.listener.missed(made.node.site, "a softmax over the stored values of a sparse tensor is not followed")
+    scene.store.cut(made.node, made.tensor)
+
+
 def _affine(scene: Scene, made: Made, parents: list[Node]) -> None:
     scene.store.cut(made.node, made.tensor, source=parents[0])
 
@@ -151,6 +156,7 @@ def _project(scene: Scene, made: Made, parents: list[Node]) -> None:
 _KINDS: dict[str, Callable[[Scene, Made, list[Node]], None]] = {
     **dict.fromkeys(ops.CONTRACTIONS, _contract),
     **dict.fromkeys(ops.SOFTMAX, _softmax),
+    "_sparse_softmax": _sparse_softmax,
     **dict.fromkeys(ops.AFFINE, _affine),
     **dict.fromkeys(ops.PROJECTIONS, _project),
 }

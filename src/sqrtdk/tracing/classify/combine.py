@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sqrtdk.tracing.classify import additive, edges
 from sqrtdk.tracing.classify.normalise import normalise
 from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.softmax import by_hand
@@ -21,12 +22,14 @@ def combine(scene: Scene, made: Made, parents: list[Node]) -> None:
         return
     active = [p for p in parents if p.act]
     node.products = frozenset[Node]().union(*(p.products for p in active))
+    if edges.softmax(scene, made):
+        return
     if node.products:
         if not by_hand(scene, made):
             _carry_logits(made)
     elif any(p.weights is not None for p in active):
         _carry_weights(scene, made, active)
-    else:
+    elif not edges.score(made):
         _carry_vectors(scene, made, active)
 
 
@@ -60,13 +63,15 @@ def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
         node.size = "sum"
     elif len(active) == 1:
         node.size = active[0].size
-    carried = before.carried if others else carry(node, made.tensor, tensors, source, weighing)
+    summed = before.weighted and _sums_values(node)
+    carried = before.carried if others or summed else carry(node, made.tensor, tensors, source, weighing)
     node.weights = Weights(weighing, carried)
     weighing.dropout = weighing.dropout or dropout(node)
-    if node.op == "mul" and others and weighing.node.products and node.shape != weighing.entry.shape:
+    dense = bool(weighing.node.products) and node.shape != weighing.entry.shape
+    if node.op == "mul" and others and (dense or weighing.edges):
         values = next((t for i, t in tensors.items() if node.args[i] in others), None)
         node.weights = replace(node.weights, weighted=True, values=None if values is None else alias(values))
-    elif node.op == "sum" and active[0].weights is not None and active[0].weights.weighted:
+    elif summed and active[0].weights is not None:
         values = active[0].weights.values
         if not weighing.entry.attention and values is not None:
             weighing.entry.attention = True
@@ -77,6 +82,8 @@ def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
     elif others:
         scene.store.cut(node, made.tensor)
         return
+    elif before.weighted and node.op in ops.VIEWS | ops.SAME:
+        node.weights = replace(node.weights, weighted=True, values=before.values)
     if node.op in ops.VIEWS:
         node.operands = {i: alias(t) for i, t in tensors.items() if node.args[i] is not source}
     else:
@@ -88,12 +95,17 @@ def _sums(weights: Node) -> bool:
     return weights.op == "sum" or (weights.op == "linalg_vector_norm" and weights.number(1) == 1)
 
 
+def _sums_values(weighted: Node) -> bool:
+    """Whether weighted values are summed, over the keys or over the edges of each node."""
+    return weighted.op == "sum" or edges.sums_values(weighted)
+
+
 def _carry_vectors(scene: Scene, made: Made, active: list[Node]) -> None:
     """Q, k or v on their way; a sum of two branches begins a new lineage."""
     node = made.node
-    if len({p.roots for p in active}) > 1 and node.op not in ("cat", "stack"):
+    if len({p.roots for p in active}) > 1 and node.op not in ("cat", "stack") and not edges.pairs_rows(node):
         node.terms = sum(p.terms for p in active)
-        scene.store.cut(node, made.tensor)
+        scene.store.cut(node, made.tensor, pairs=additive.pairs(node))
         return
     node.roots = frozenset[Node]().union(*(p.roots for p in active))
     node.terms = max((p.terms for p in active), default=0)

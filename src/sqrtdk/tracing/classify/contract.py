@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from sqrtdk.tracing.classify.additive import pairs_queries_and_keys
+from sqrtdk.tracing.classify.additive import of_pairs, pairs_queries_and_keys
+from sqrtdk.tracing.classify.gathered import rows_of
 from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.weights import axis_fault
 from sqrtdk.tracing.watch import ops
@@ -79,4 +80,6 @@ def _project(scene: Scene, made: Made, a: Node, b: Node) -> None:
     node.terms = 1 if len(node.shape) > 2 and a.shape[0] > 1 else 0
     node.label = origin(weight).label
     additive = (node.op == "mv" or node.shape[-1] == 1) and pairs_queries_and_keys(source)
-    scene.store.cut(node, made.tensor, source=source, width=a.shape[-1], additive=additive)
+    pairs = of_pairs(source) or pairs_queries_and_keys(source)
+    width, rows = a.shape[-1], rows_of(source)
+    scene.store.cut(node, made.tensor, source=source, width=width, additive=additive, pairs=pairs, rows=rows)

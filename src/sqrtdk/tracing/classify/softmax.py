@@ -13,7 +13,7 @@ from sqrtdk.tracing.watch.graph import Node, Weights, alias, origin
 GUARD = 1e-2  # a number at or below it keeps a sum from 0
 
 
-def begin(scene: Scene, made: Made, logits: Tensor, dim: int, *, sinks: bool = False) -> None:
+def begin(scene: Scene, made: Made, logits: Tensor, dim: int, *, sinks: bool = False) -> Weighing:
     """Note that a node holds the weights of a softmax.
 
     Args:
@@ -45,6 +45,7 @@ def begin(scene: Scene, made: Made, logits: Tensor, dim: int, *, sinks: bool = F
     node.args = ()
     node.products = frozenset()
     node.weights = Weights(weighing)
+    return weighing
 
 
 def by_hand(scene: Scene, made: Made) -> bool:

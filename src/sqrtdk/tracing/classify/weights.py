@@ -13,7 +13,8 @@ from sqrtdk.tracing.watch.constants import evaluate
 from sqrtdk.tracing.watch.events import Weighing
 from sqrtdk.tracing.watch.graph import Node, ancestors, origin, replay
 
-_PUT_TOGETHER = frozenset({"cat", "stack", "constant_pad_nd", "copy"})
+_SPARSE = frozenset({"_sparse_coo_tensor_with_dims_and_tensors", "_sparse_csr_tensor_unsafe", "_coalesce"})
+_PUT_TOGETHER = frozenset({"cat", "stack", "constant_pad_nd", "copy", *_SPARSE})
 _WRITERS = {"masked_fill": 2, "index_put": 2, "fill": 1}  # position of what they write
 _TRIANGLES = frozenset({"tril", "triu"})
 
@@ -67,7 +68,7 @@ def dropout(node: Node) -> float:
     if node.op == "native_dropout":
         return float(node.args[1]) if node.args[2] else 0.0
     for parent in node.parents():
-        while node.op == "mul" and parent.op in ("div", "bernoulli"):
+        while node.op == "mul" and parent.op in ("div", "bernoulli") and parent.args:
             if parent.op == "bernoulli":
                 return 1.0 - float(parent.args[1])
             parent = parent.args[0]
@@ -169,7 +170,7 @@ def axis_fault(weights: Node, tensor: Tensor | None, contracted: int, weighing: 
         contracted: the axis of it that the product sums over, -1 or -2.
         weighing: the softmax.
     """
-    if len(weights.shape) < 2:
+    if len(weights.shape) < 2 or weighing.edges is not None:
         return None
     other = -3 - contracted
     known = tensor is not None and not tensor.is_meta and bool(tensor.numel())

@@ -6,11 +6,12 @@ What an operation means on the way is a row of `READERS`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from sqrtdk.tracing.classify.edges import is_largest
 from sqrtdk.tracing.read.factors import of_the_data, read_factor
 from sqrtdk.tracing.read.masks import HIDDEN, read_addend, read_overwritten
 from sqrtdk.tracing.read.side import follow
@@ -61,8 +62,12 @@ class _Link:
         return next((i for i, arg in enumerate(self.node.args) if isinstance(arg, Node) and arg is not self.main), None)
 
 
-def read_chain(node: Node) -> Chain:
-    """Walk from the softmax's input `node` back to the product."""
+Link = _Link
+
+
+def read_chain(node: Node, readers: Mapping[str, Callable[[_Link], tuple[Step, ...]]] | None = None) -> Chain:
+    """Walk from the softmax's input `node` back to the product; `readers` are those of this module unless given."""
+    readers = READERS if readers is None else readers
     steps: tuple[Step, ...] = ()
     views: tuple[Node, ...] = ()
     while node.product is None:
@@ -72,7 +77,7 @@ def read_chain(node: Node) -> Chain:
         if node.op in ops.VIEWS:
             views = (node, *views)
         elif node.op not in ops.SAME:
-            read = READERS.get(node.op, _unknown)
+            read = readers.get(node.op, _unknown)
             steps = (*reversed(read(_Link(node, main, views, steps))), *steps)
         if node.op == "cat":
             views = (node, *views)
@@ -233,7 +238,7 @@ def _is_own_maximum(other: Node, main: Node) -> bool:
         if parent is None:
             return False
         other = parent
-    return other.op in ("amax", "max", "logsumexp") and bool(other.products & main.products)
+    return (other.op in ("amax", "max", "logsumexp") or is_largest(other)) and bool(other.products & main.products)
 
 
 def _beside_product(node: Node, views: tuple[Node, ...]) -> tuple[Step, ...]:

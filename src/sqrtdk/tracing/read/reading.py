@@ -87,6 +87,27 @@ class Vectors:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Edges:
+    """The logits of an edge softmax, one an edge and head, as it saw them.
+
+    Attributes:
+        values: what entered the softmax.
+        product: q[target] . k[source], or the same as a batch of products of one row and one column.
+        views: the views from the product to the softmax, innermost first.
+        axis: of the edges.
+    """
+
+    values: Tensor
+    product: Node
+    views: tuple[Node, ...]
+    axis: int
+
+    def arrange(self, tensor: Tensor) -> Tensor:
+        """(1, heads, edges) of a tensor in the softmax's layout; what stands before the edges counts as heads."""
+        return tensor.movedim(self.axis, -1).reshape(1, -1, tensor.shape[self.axis])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Reading:
     """One attention, read.
 
@@ -119,7 +140,7 @@ class Reading:
     query: Side
     key: Side
     steps: tuple[Step, ...]
-    operands: Logits | Vectors | None
+    operands: Logits | Vectors | Edges | None
     dtype: torch.dtype
     logits_dtype: torch.dtype
     device: torch.device

@@ -22,7 +22,7 @@ def unmeasured(reading: Reading) -> str | None:
 def measure(reading: Reading, sight: Sight) -> CallStats:
     """Exact statistics of a reading that has data."""
     operands = reading.operands
-    assert operands is not None
+    assert isinstance(operands, (Logits, Vectors))
     stats = _of_logits(operands, sight) if isinstance(operands, Logits) else _of_vectors(operands, sight)
     # What a row gives to later keys is not what the softmax gave, where the weights were masked afterwards.
     return replace(stats, future_weight=None) if reading.carried.remasked else stats

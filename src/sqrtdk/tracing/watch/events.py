@@ -23,6 +23,14 @@ class SoftmaxEntry:
     attention: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class EdgeGroups:
+    """A softmax over the edges of each node: the axis of the edges, and how many nodes there are."""
+
+    axis: int
+    nodes: int
+
+
 @dataclass(eq=False)
 class Weighing:
     """A softmax that has run; it becomes an attention when its weights reach a value product."""
@@ -39,6 +47,7 @@ class Weighing:
     sinks: bool = False  # its denominator has more than the keys
     carried: Carried = field(default_factory=Carried)  # what the weights went through until the value product
     fault: str | None = None  # the value product sums over another axis than the softmax's
+    edges: EdgeGroups | None = None  # it runs over the edges of a graph, by scattered sums
 
 
 @dataclass(slots=True)

@@ -34,20 +34,28 @@ class Root:
         lineage: serial numbers of that tensor and of what it was projected from, up to the nearest sum of branches.
         width: features that a projection contracted over.
         additive: it is an additive score, v . tanh(q + k).
+        pairs: it adds, or projects, an activation of one position and one of another, for every pair.
+        rows: serial number of the list by which the rows that a projection read were gathered.
     """
 
     source: int | None = None
     lineage: frozenset[int] = frozenset()
     width: int | None = None
     additive: bool = False
+    pairs: bool = False
+    rows: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Product:
-    """A product of queries and keys: in which dtype it was stored, and the largest |q . k|, where it was measured."""
+    """A product of queries and keys: in which dtype it was stored, and the largest |q . k|, where it was measured.
+
+    `edges` says that row is multiplied with row, and not every row with every other.
+    """
 
     dtype: torch.dtype
     largest: Tensor | None
+    edges: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,9 +136,11 @@ class Store:
         *,
         width: int | None = None,
         additive: bool = False,
+        pairs: bool = False,
+        rows: int | None = None,
     ) -> None:
         """End the lineage here: `node` is a root that keeps its values; `source` is what a projection read."""
-        root = Root(width=width, additive=additive)
+        root = Root(width=width, additive=additive, pairs=pairs, rows=rows)
         if source is not None:
             start = origin(source)
             earlier = (frozenset({r.serial}) | r.root.lineage for r in start.roots if r.root is not None)

@@ -1,0 +1,173 @@
+"""Graph attention: one logit an edge, and a softmax over the edges of each node, by sums that are scattered.
+
+A score is (q[target] * k[source]).sum(-1), or additive; the softmax is exp(z) over its sum for the edge's node
+(Velickovic et al. 2018, arXiv:1710.10903; PyTorch Geometric's `softmax(src, index)`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from torch import Tensor
+
+from sqrtdk.tracing.classify.gathered import LINEAR, rows_of
+from sqrtdk.tracing.classify.scene import Made, Scene
+from sqrtdk.tracing.classify.softmax import begin
+from sqrtdk.tracing.watch import ops
+from sqrtdk.tracing.watch.events import EdgeGroups, Weighing
+from sqrtdk.tracing.watch.graph import Node, Product, alias, origin
+
+
+class _Places(NamedTuple):
+    """Positions of arguments: of what is reduced, of the axis, and of the kind of reduction (a sum where None)."""
+
+    reduced: int
+    axis: int | None = None
+    kind: int | None = None
+
+
+_GROUPED = {
+    "scatter_add": _Places(3, 1),
+    "index_add": _Places(3, 1),
+    "scatter_reduce": _Places(3, 1, 4),
+    "index_reduce": _Places(3, 1, 4),
+    "index_put": _Places(2),
+    "segment_reduce": _Places(0, None, 1),
+}
+_GUARDS = ops.CLAMPS | {"add"}
+
+
+class Reduction(NamedTuple):
+    """A reduction by groups: what is reduced, along which axis, how ("sum", "mean", "amax"), to how many groups."""
+
+    reduced: Node
+    axis: int
+    kind: str
+    groups: int
+
+
+def reduction(node: Node) -> Reduction | None:
+    """The reduction by groups that a node is; None for any other."""
+    places = _GROUPED.get(node.op)
+    if places is None or len(node.args) <= places.reduced:
+        return None
+    reduced = node.args[places.reduced]
+    if not isinstance(reduced, Node) or not reduced.shape:
+        return None
+    axis = node.kwargs.get("axis", 0) if places.axis is None else node.args[places.axis]
+    kind = "sum" if places.kind is None else str(node.args[places.kind])
+    axis = int(axis) % len(reduced.shape)
+    return Reduction(reduced, axis, {"max": "amax"}.get(kind, kind), node.shape[axis])
+
+
+def sums_values(node: Node) -> bool:
+    """Whether a node sums, or averages, what each group of edges brought."""
+    found = reduction(node)
+    return found is not None and found.kind in ("sum", "mean")
+
+
+def is_largest(node: Node) -> bool:
+    """Whether a node holds the largest of each group."""
+    found = reduction(node)
+    return found is not None and found.kind == "amax"
+
+
+# -- the score ---------------------------------------------------------------------------------------------------------
+
+
+def pairs_rows(node: Node) -> bool:
+    """Whether `node` multiplies the rows of two activations, edge by edge."""
+    if node.op != "mul" or len(node.shape) < 2:
+        return False
+    sides = [arg for arg in node.args if isinstance(arg, Node) and arg.act and arg.shape == node.shape]
+    if len(sides) != 2:
+        return False
+    left, right = (rows_of(side) for side in sides)
+    return left != right
+
+
+def score(made: Made) -> bool:
+    """Whether a node is q . k on the edges, (q[target] * k[source]).sum(-1); factors before the sum are q's."""
+    node = made.node
+    if node.op != "sum" or len(node.args) < 2 or list(node.args[1] or []) not in ([-1], [len(node.args[0].shape) - 1]):
+        return False
+    way: list[Node] = []
+    product: Node = node.args[0]
+    while not pairs_rows(product):
+        parent = product.main() if product.op in LINEAR and sum(p.act for p in product.parents()) == 1 else None
+        if parent is None or product.is_root:
+            return False
+        way.append(product)
+        product = parent
+    query, key = product.args[0], product.args[1]
+    for step in reversed(way):
+        query = _moved(step, query)
+    node.args = (query, key)
+    node.product = Product(made.tensor.dtype, None, edges=True)
+    return True
+
+
+def _moved(step: Node, onto: Node) -> Node:
+    """The same factor on another node."""
+    main = step.main()
+    args = tuple(onto if arg is main else arg for arg in step.args)
+    node = Node(step.op, onto.shape, func=step.func, args=args, kwargs=step.kwargs, act=True, site=step.site)
+    node.operands, node.roots = step.operands, onto.roots
+    return node
+
+
+# -- the softmax -------------------------------------------------------------------------------------------------------
+
+
+def softmax(scene: Scene, made: Made) -> bool:
+    """Whether a node is exp(z) over the sum of exp(z) for the edge's node, or the values so weighted and summed."""
+    node = made.node
+    if node.op != "div" or len(node.args) < 2 or not all(isinstance(arg, Node) for arg in node.args[:2]):
+        return False
+    top, total = origin(node.args[0]), _total(node.args[1])
+    if total is None:
+        return False
+    if top.op == "exp" and origin(total.reduced) is top:
+        node.args = (top.args[0],)
+        weighing = begin(scene, made, top.operands.get(0, made.tensor), total.axis)
+        weighing.edges = EdgeGroups(total.axis, total.groups)
+        return True
+    return _summed_before(scene, made, top, total)
+
+
+def _total(node: Node) -> Reduction | None:
+    """The sum by groups that a divisor is, behind a guard against zero and the way back to the edges."""
+    while node.op in ops.VIEWS | ops.SAME | _GUARDS and not node.is_root:
+        parent = node.main()
+        if parent is None:
+            return None
+        node = parent
+    found = reduction(node)
+    return found if found is not None and found.kind == "sum" and not node.is_root else None
+
+
+def _summed_before(scene: Scene, made: Made, top: Node, total: Reduction) -> bool:
+    """The sum over the edges of exp(z) v, divided by that of exp(z): an attention that is complete."""
+    above = reduction(top)
+    bottom = origin(total.reduced)
+    weighted = origin(above.reduced) if above is not None and not top.is_root else None
+    if weighted is None or weighted.op != "mul" or bottom.op != "exp" or 0 not in bottom.operands:
+        return False
+    place = next((i for i, arg in enumerate(weighted.args) if isinstance(arg, Node) and origin(arg) is bottom), None)
+    values = None if place is None else weighted.operands.get(1 - place)
+    if values is None:
+        return False
+    logits = bottom.operands[0]
+    node = Node("div", tuple(logits.shape), args=(bottom.args[0],), act=True, site=made.node.site)
+    weighing = begin(scene, replace(made, node=node, tensor=logits), logits, total.axis)
+    weighing.edges = EdgeGroups(total.axis, total.groups)
+    weighed(scene, weighing, values, made.tensor)
+    scene.store.cut(made.node, made.tensor)
+    return True
+
+
+def weighed(scene: Scene, weighing: Weighing, values: Tensor, output: Tensor) -> None:
+    """Tell that the weights met values."""
+    weighing.entry.attention = True
+    scene.listener.eager(weighing, alias(values), output)
