@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import TracebackType
 
 import torch
@@ -17,7 +18,9 @@ from sqrtdk.tracing.read.kernels import KERNELS
 from sqrtdk.tracing.read.reading import Reading
 from sqrtdk.tracing.records import AttentionCall, NotAttention, NotMeasured
 from sqrtdk.tracing.tell.finish import finish
+from sqrtdk.tracing.tell.program_site import site_in_program
 from sqrtdk.tracing.watch.events import KernelCall, Listener, Weighing
+from sqrtdk.tracing.watch.programs import hint_for
 from sqrtdk.tracing.watch.recorder import Recorder
 from sqrtdk.tracing.watch.sites import Sites
 from sqrtdk.tracing.watch.stance import eager_compiler
@@ -45,7 +48,7 @@ class Trace:
         if model is not None and not isinstance(model, nn.Module):
             raise InvalidTypeError(
                 f"trace() takes an nn.Module or None, got {type(model).__name__}",
-                hint="Pass the model itself; to audit a name or a directory use sqrtdk.check().",
+                hint=hint_for(model, "Pass the model itself; to audit a name or a directory use sqrtdk.check()."),
             )
         self.calls: tuple[AttentionCall, ...] = ()
         self.not_attention: tuple[NotAttention, ...] = ()
@@ -128,6 +131,7 @@ class Trace:
         self._missed.append(NotMeasured(site, reason))
 
     def _add(self, reading: Reading) -> None:
+        reading = replace(reading, site=site_in_program(reading, self._modules))
         index = self._counts[reading.site]
         module_class = self._sites.classes.get(reading.site, "")
         self._calls.append(finish(reading, index, module_class, measure_stats=self._stats, measure_slope=self._numeric))

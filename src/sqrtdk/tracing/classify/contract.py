@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import torch
+from torch.autograd import forward_ad
 
 from sqrtdk.tracing.classify.additive import of_pairs, pairs_queries_and_keys
+from sqrtdk.tracing.classify.adapted import is_adapted_weight
 from sqrtdk.tracing.classify.gathered import rows_of
 from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.weights import axis_fault
@@ -25,7 +27,7 @@ def contract(scene: Scene, made: Made) -> None:
         if weights is not None:
             node.weights = Weights(weights.weighing, weights.carried)
         node.products = a.products | b.products
-    elif is_product(a, b):
+    elif is_product(a, b) and not is_adapted_weight(node.op, b):
         node.learned = a.learned or b.learned
         node.operands = {i: alias(x) for i, x in made.tensors.items() if i not in (left, right)}
         node.product = Product(made.tensor.dtype, _largest(scene, made))
@@ -72,9 +74,15 @@ def _mixes_heads(op: str, a: Node, b: Node) -> bool:
     return False
 
 
+def _is_tangent(scene: Scene, site: str) -> bool:
+    """Whether derivatives are computed forwards, beside an attention that was read."""
+    return forward_ad._current_level >= 0 and any(e.attention and e.site == site for e in scene.entries)
+
+
 def _project(scene: Scene, made: Made, a: Node, b: Node) -> None:
     node = made.node
-    if (a.products or b.products) and a.act and b.act and not (a.products and b.products):
+    unsoftened = (a.products or b.products) and a.act and b.act and not (a.products and b.products)
+    if unsoftened and not _is_tangent(scene, node.site):
         scene.listener.missed(node.site, "a product of activations meets values without a softmax")
     source, weight = (a, b) if a.act else (b, a)
     node.terms = 1 if len(node.shape) > 2 and a.shape[0] > 1 else 0

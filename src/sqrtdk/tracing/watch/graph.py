@@ -36,6 +36,7 @@ class Root:
         additive: it is an additive score, v . tanh(q + k).
         pairs: it adds, or projects, an activation of one position and one of another, for every pair.
         rows: serial number of the list by which the rows that a projection read were gathered.
+        projects: an operation of a library's own projected, or what one projected became floating-point numbers again.
     """
 
     source: int | None = None
@@ -44,6 +45,7 @@ class Root:
     additive: bool = False
     pairs: bool = False
     rows: int | None = None
+    projects: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
