@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sqrtdk.tracing.classify import opaque
+from sqrtdk.tracing.classify import opaque, quantised
 from sqrtdk.tracing.classify.combine import combine
 from sqrtdk.tracing.classify.contract import contract, is_product
 from sqrtdk.tracing.classify.scene import Made, Scene
@@ -83,6 +83,8 @@ class Classifier:
             parents = parents[1:]  # what was there before is gone
         node.external = any(p.external for p in parents)
         numeric = tensor.is_floating_point() or tensor.is_complex()
+        if not numeric and quantised.multiplies_integers(node):
+            quantised.start(self.scene, made)
         if node.op in ops.CREATIONS or not numeric or tensor.is_nested:
             return
         if node.op == "embedding":

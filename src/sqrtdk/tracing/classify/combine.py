@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sqrtdk.tracing.classify import additive, edges
+from sqrtdk.tracing.classify import additive, edges, quantised
 from sqrtdk.tracing.classify.normalise import normalise
 from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.softmax import by_hand
@@ -103,6 +103,8 @@ def _sums_values(weighted: Node) -> bool:
 def _carry_vectors(scene: Scene, made: Made, active: list[Node]) -> None:
     """Q, k or v on their way; a sum of two branches begins a new lineage."""
     node = made.node
+    if quantised.put_to_size(scene, made):
+        return
     if len({p.roots for p in active}) > 1 and node.op not in ("cat", "stack") and not edges.pairs_rows(node):
         node.terms = sum(p.terms for p in active)
         scene.store.cut(node, made.tensor, pairs=additive.pairs(node))

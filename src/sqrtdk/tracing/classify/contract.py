@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch.autograd import forward_ad
 
-from sqrtdk.tracing.classify.additive import of_pairs, pairs_queries_and_keys
 from sqrtdk.tracing.classify.adapted import is_adapted_weight
+from sqrtdk.tracing.classify.additive import of_pairs, pairs_queries_and_keys
 from sqrtdk.tracing.classify.gathered import rows_of
 from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.weights import axis_fault
