@@ -133,6 +133,8 @@ class AttentionCall:
 
 
 NEVER_USED = "its weights never reach a value product"
+ONE_PROJECTION = "its logits come from one projection: a router or a pooling"
+APART = "a softmax of q, and one of k, apart: efficient attention, without a product of q and k"
 LOST_SIGHT = "its logits are a product of activations, and its weights were not seen to reach values"
 
 

@@ -19,7 +19,9 @@ from sqrtdk.tracing.read.reading import Reading
 from sqrtdk.tracing.records import AttentionCall, NotAttention, NotMeasured
 from sqrtdk.tracing.tell.finish import finish
 from sqrtdk.tracing.tell.program_site import site_in_program
+from sqrtdk.tracing.tell.without_softmax import without_softmax
 from sqrtdk.tracing.watch.events import KernelCall, Listener, Weighing
+from sqrtdk.tracing.watch.graph import Node
 from sqrtdk.tracing.watch.programs import hint_for
 from sqrtdk.tracing.watch.recorder import Recorder
 from sqrtdk.tracing.watch.sites import Sites
@@ -70,7 +72,7 @@ class Trace:
         self._recorder = Recorder(
             self._model,
             self._sites,
-            Listener(self._eager, self._kernel, self._miss, self._factor),
+            Listener(self._eager, self._kernel, self._miss, self._factor, self._unsoftened),
             {op: kernel.query for op, kernel in KERNELS.items()},
             products=self._stats,
         )
@@ -118,6 +120,9 @@ class Trace:
 
     def _kernel(self, call: KernelCall) -> None:
         self._guard(call.site, lambda: self._add(KERNELS[call.op].read(call)))
+
+    def _unsoftened(self, site: str, weights: Node) -> None:
+        self._guard(site, lambda: self._miss(site, without_softmax(weights)))
 
     def _guard(self, site: str, read: Callable[[], None]) -> None:
         """A reading that fails must not stop the model: it is listed as not measured."""

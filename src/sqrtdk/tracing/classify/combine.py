@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sqrtdk.tracing.classify import additive, edges, quantised
+from sqrtdk.tracing.classify import additive, edges, landmarks, quantised
 from sqrtdk.tracing.classify.normalise import normalise
 from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.softmax import by_hand
@@ -58,6 +58,9 @@ def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
     before = source.weights
     assert before is not None
     weighing = before.weighing
+    if node.op in landmarks.INVERSES:
+        landmarks.inverted(scene, made, before)
+        return
     others = [p for p in active if p.weighing is not weighing]
     if _sums(node) and node.shape[-1:] == (1,) and active[0].shape[-1:] != (1,):
         node.size = "sum"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.autograd import forward_ad
 
+from sqrtdk.tracing.classify import apart, landmarks
 from sqrtdk.tracing.classify.adapted import is_adapted_weight
 from sqrtdk.tracing.classify.additive import of_pairs, pairs_queries_and_keys
 from sqrtdk.tracing.classify.gathered import rows_of
@@ -21,8 +22,12 @@ def contract(scene: Scene, made: Made) -> None:
     left, right = ops.CONTRACTIONS[node.op]
     a, b = node.args[left], node.args[right]
     weights = a.weights or b.weights
+    inverts = landmarks.inverts(a, b)
     if weights is not None and _meets_values(scene, made, weights.weighing, a, b):
-        scene.store.cut(node, made.tensor)
+        apart.name(weights.weighing.entry, b if a.weights is weights else a)
+        scene.store.cut(node, made.tensor, inverse=inverts, pooled=weights.weighing.entry)
+    elif landmarks.uses_inverse(a, b):
+        scene.store.cut(node, made.tensor, inverse=inverts)
     elif _mixes_heads(node.op, a, b):
         if weights is not None:
             node.weights = Weights(weights.weighing, weights.carried)
@@ -83,7 +88,7 @@ def _project(scene: Scene, made: Made, a: Node, b: Node) -> None:
     node = made.node
     unsoftened = (a.products or b.products) and a.act and b.act and not (a.products and b.products)
     if unsoftened and not _is_tangent(scene, node.site):
-        scene.listener.missed(node.site, "a product of activations meets values without a softmax")
+        scene.listener.unsoftened(node.site, a if a.products else b)
     source, weight = (a, b) if a.act else (b, a)
     node.terms = 1 if len(node.shape) > 2 and a.shape[0] > 1 else 0
     node.label = origin(weight).label

@@ -13,6 +13,7 @@ from sqrtdk.tracing.watch.constants import evaluate
 from sqrtdk.tracing.watch.events import Weighing
 from sqrtdk.tracing.watch.graph import Node, ancestors, origin, replay
 
+SINKHORN = "Sinkhorn normalisation"  # of rows and columns in turn
 _SPARSE = frozenset({"_sparse_coo_tensor_with_dims_and_tensors", "_sparse_csr_tensor_unsafe", "_coalesce"})
 _PUT_TOGETHER = frozenset({"cat", "stack", "constant_pad_nd", "copy", *_SPARSE})
 _WRITERS = {"masked_fill": 2, "index_put": 2, "fill": 1}  # position of what they write
@@ -36,6 +37,8 @@ def carry(node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node,
         return replace(before, renormalised=before.remasked)
     if node.shape == weights.shape and node.op in ("mul", "div") and _by_row_or_head(node, tensors, weights, weighing):
         return before
+    if _over_other_sum(node, weights):
+        return before if SINKHORN in before.changes else replace(before, changes=(*before.changes, SINKHORN))
     kind = _change(node, tensor, tensors, weights, weighing)
     if kind == "mask":
         thinned = any(_descends(p, weighing) for p in node.parents() if p is not weights)
@@ -46,6 +49,15 @@ def carry(node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node,
     if kind == "change":
         return replace(before, changes=(*before.changes, node.op))
     return before
+
+
+def _over_other_sum(node: Node, weights: Node) -> bool:
+    """Whether weights are divided by their own sum over another axis than the last: Sinkhorn's columns."""
+    other = node.args[1] if node.op == "div" and len(node.args) > 1 else None
+    if not isinstance(other, Node) or node.args[0] is not weights or weights.weights is None:
+        return False
+    total = origin(other)
+    return total.op == "sum" and total.weighing is weights.weighing and other.shape[-1:] != (1,)
 
 
 def overwritten(old: Node, new: Node, tensor: Tensor) -> Carried:

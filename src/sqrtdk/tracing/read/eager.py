@@ -13,7 +13,7 @@ from sqrtdk.tracing.read.masks import as_passed
 from sqrtdk.tracing.read.orient import orientation
 from sqrtdk.tracing.read.reading import Layout, Logits, Reading
 from sqrtdk.tracing.read.side import Side, follow
-from sqrtdk.tracing.records import Factor, Stage
+from sqrtdk.tracing.records import ONE_PROJECTION, Factor, Stage
 from sqrtdk.tracing.steps import Scale, Sink, Step, Unknown
 from sqrtdk.tracing.watch.events import Weighing
 from sqrtdk.tracing.watch.graph import Node
@@ -78,7 +78,7 @@ def without_product(weighing: Weighing, chain: Chain, value: Tensor) -> Reading 
         node = parent
     additive = (node.root is not None and node.root.additive) or _is_additive(weighing.node)
     if not additive and (node.op in ("input", "parameter") or (node.root is not None and node.root.width is not None)):
-        return "its logits come from one projection: a router or a pooling"
+        return ONE_PROJECTION
     name = "additive" if additive else f"unknown({node.op})"
     logits = weighing.logits.movedim(weighing.dim, -1)
     stage = Stage("logits", "score" if additive else "unknown", name)

@@ -71,9 +71,13 @@ class KernelCall:
 
 @dataclass(slots=True)
 class Listener:
-    """Who is told: of an eager attention that is complete, of a kernel that ran, and of what could not be seen."""
+    """Who is told: of an eager attention that is complete, of a kernel that ran, and of what could not be seen.
+
+    `unsoftened` is told of weights that met values without a softmax: their site, and their node.
+    """
 
     eager: Callable[[Weighing, Tensor, Tensor], None]
     kernel: Callable[[KernelCall], None]
     missed: Callable[[str, str], None]
     enlarge: Callable[[str], float | None]
+    unsoftened: Callable[[str, Node], None]

@@ -20,7 +20,7 @@ from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.carried import Carried
 
 if TYPE_CHECKING:
-    from sqrtdk.tracing.watch.events import Weighing
+    from sqrtdk.tracing.watch.events import SoftmaxEntry, Weighing
 
 _SERIAL = count()
 
@@ -37,6 +37,8 @@ class Root:
         pairs: it adds, or projects, an activation of one position and one of another, for every pair.
         rows: serial number of the list by which the rows that a projection read were gathered.
         projects: an operation of a library's own projected, or what one projected became floating-point numbers again.
+        inverse: it is a product of weights with themselves, a step to their inverse (Nystroem).
+        pooled: the softmax whose weights met values here.
     """
 
     source: int | None = None
@@ -46,6 +48,8 @@ class Root:
     pairs: bool = False
     rows: int | None = None
     projects: bool = False
+    inverse: bool = False
+    pooled: SoftmaxEntry | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
