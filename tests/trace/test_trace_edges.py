@@ -28,8 +28,11 @@ from attention_edges import (
     edge_softmax,
     edges,
     scatter_add,
+    scatter_maximum,
+    softmax_csr,
 )
 from sqrtdk.tracing import AttentionCall, Trace
+from sqrtdk.tracing.classify.edges import OTHER_GROUPS
 from tolerances import allowed
 
 pytestmark = pytest.mark.filterwarnings("ignore:index_reduce:UserWarning", "ignore:Sparse:UserWarning")
@@ -126,6 +129,59 @@ def test_weights_in_a_sparse_matrix_are_the_same_attention() -> None:
     assert (call.kind, call.heads, call.head_dim) == ("edge softmax", 1, WIDTH)
     assert call.scale.effective == pytest.approx(WIDTH**-0.5)
     assert call.scale.agree is True
+
+
+def as_logarithm(z: Tensor, index: Tensor, nodes: int) -> Tensor:
+    most = scatter_maximum(z, index, nodes)
+    total = scatter_add((z - most[index]).exp(), index, nodes)
+    return (z - (total.log() + most)[index]).exp()
+
+
+def by_gathering(z: Tensor, index: Tensor, nodes: int) -> Tensor:
+    place = index[:, None].expand_as(z)
+    z = (z - scatter_maximum(z, index, nodes).gather(0, place)).exp()
+    return z / scatter_add(z, index, nodes).gather(0, place)
+
+
+def by_rows(z: Tensor, index: Tensor, nodes: int) -> Tensor:
+    return softmax_csr(z, torch.cat([index.new_zeros(1), torch.bincount(index, minlength=nodes).cumsum(0)]), 0)
+
+
+class InWords(EdgeAttention):
+    """The softmax in other words."""
+
+    def __init__(self, softmax: Callable[[Tensor, Tensor, int], Tensor], scale: float = ROOT) -> None:
+        super().__init__()
+        self.softmax, self.scale = softmax, scale
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        source, target = edge_index
+        q, k, v = (part(x).view(-1, H, E) for part in (self.q, self.k, self.v))
+        weights = self.softmax((q[target] * k[source]).sum(-1) * self.scale, target, len(x))
+        return scatter_add(v[source] * weights[..., None], target, len(x)).flatten(1)
+
+
+@pytest.mark.parametrize("scale", [ROOT, 1.0])
+@pytest.mark.parametrize("softmax", [as_logarithm, by_gathering, by_rows])
+def test_the_softmax_of_edges_may_be_written_in_other_words(
+    softmax: Callable[[Tensor, Tensor, int], Tensor], scale: float
+) -> None:
+    call = read(InWords(softmax, scale))
+    check_product(call, scale)
+    assert call.formula == ("softmax(0.3536 * q.k)" if scale == ROOT else "softmax(q.k)")
+
+
+def test_a_softmax_over_the_edges_of_other_nodes_is_named() -> None:
+    class Crossed(EdgeAttention):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            source, target = edge_index
+            q, k, v = (part(x).view(-1, H, E) for part in (self.q, self.k, self.v))
+            weights = edge_softmax((q[target] * k[source]).sum(-1) * ROOT, source, len(x))
+            return scatter_add(v[source] * weights[..., None], target, len(x)).flatten(1)
+
+    call = read(Crossed())
+    assert call.unknown == (OTHER_GROUPS,)
+    assert call.scale.effective is None
 
 
 def test_queries_and_keys_of_other_nodes_are_counted_apart() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sqrtdk.tracing.classify import opaque, quantised
+from sqrtdk.tracing.classify import edges, opaque, quantised
 from sqrtdk.tracing.classify.combine import combine
 from sqrtdk.tracing.classify.contract import contract, is_product
 from sqrtdk.tracing.classify.scene import Made, Scene
@@ -169,6 +169,7 @@ _KINDS: dict[str, Kind] = {
     **dict.fromkeys(ops.CONTRACTIONS, _contract),
     **dict.fromkeys(ops.SOFTMAX, _softmax),
     "_sparse_softmax": _sparse_softmax,
+    "softmax_csr": edges.softmax_of_rows,
     **dict.fromkeys(ops.AFFINE, _affine),
     **dict.fromkeys(ops.PROJECTIONS, _project),
 }

@@ -79,6 +79,7 @@ def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
         if not weighing.entry.attention and values is not None:
             weighing.entry.attention = True
             weighing.carried = carried
+            weighing.fault = edges.group_fault(weighing, tensors.get(2))
             scene.listener.eager(weighing, values, made.tensor)
         scene.store.cut(node, made.tensor)
         return

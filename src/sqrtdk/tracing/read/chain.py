@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from sqrtdk.tracing.classify.edges import is_largest
+from sqrtdk.tracing.classify.edges import is_of_groups
 from sqrtdk.tracing.read.factors import of_the_data, read_factor
 from sqrtdk.tracing.read.masks import HIDDEN, read_addend, read_overwritten
 from sqrtdk.tracing.read.side import follow
@@ -233,12 +233,14 @@ def _is_binary(value: Tensor) -> bool:
 
 def _is_own_maximum(other: Node, main: Node) -> bool:
     """Z - max(z): the softmax does not see it."""
+    if is_of_groups(other):
+        return bool(other.products & main.products)
     while other.op in ops.VIEWS | ops.SAME | {"masked_fill", "maximum"}:
         parent = other.main()
         if parent is None:
             return False
         other = parent
-    return (other.op in ("amax", "max", "logsumexp") or is_largest(other)) and bool(other.products & main.products)
+    return other.op in ("amax", "max", "logsumexp") and bool(other.products & main.products)
 
 
 def _beside_product(node: Node, views: tuple[Node, ...]) -> tuple[Step, ...]:

@@ -30,7 +30,7 @@ def read_edges(weighing: Weighing, groups: EdgeGroups, value: Tensor, output: Te
         return f"{KIND}: {reading}" if isinstance(reading, str) else replace(reading, kind=KIND, layout=layout)
     left, right = (arg for arg in way.product.args if isinstance(arg, Node))
     query, key = (_side(node, where) for node, where in ((left, "q"), (right, "k")))
-    width = left.shape[-1]
+    width, fault = left.shape[-1], weighing.fault
     paired = math.prod(way.product.shape) * width == math.prod(left.shape) == math.prod(right.shape)
     return Reading(
         site=weighing.entry.site,
@@ -39,14 +39,15 @@ def read_edges(weighing: Weighing, groups: EdgeGroups, value: Tensor, output: Te
         layout=replace(layout, columns=_sources(right) or layout.rows, width=width),
         query=query,
         key=key,
-        steps=way.steps,
+        steps=way.steps if fault is None else (*way.steps, Unknown(fault)),
         operands=Edges(weighing.logits, way.product, way.views, groups.axis) if paired else None,
         dtype=value.dtype,
         logits_dtype=weighing.stored,
         device=weighing.logits.device,
-        output=output,
+        output=None if fault is not None else output,
         dropout=weighing.dropout,
         carried=weighing.carried,
+        fault=None if fault is None else "the weights of a node do not sum to 1",
         no_slope=None if paired else "its logits are no product of one row with one row",
         no_stats=_NO_STATS,
     )

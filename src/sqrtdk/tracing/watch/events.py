@@ -23,12 +23,19 @@ class SoftmaxEntry:
     attention: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class EdgeGroups:
-    """A softmax over the edges of each node: the axis of the edges, and how many nodes there are."""
+    """A softmax over the edges of each node.
+
+    Attributes:
+        axis: of the edges.
+        nodes: how many there are.
+        index: the node of each edge; None where it is not known.
+    """
 
     axis: int
     nodes: int
+    index: Tensor | None = None
 
 
 @dataclass(eq=False)
