@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import sqrtdk
 from sqrtdk.tracing import Trace
-from sqrtdk.tracing.records import APART
+from sqrtdk.tracing.records import APART, ONE_PROJECTION
 
 B, H, L, E = 2, 4, 6, 8
 ROOT = E**-0.5
@@ -140,6 +140,22 @@ def test_softmaxes_of_q_and_k_apart_are_no_poolings(context_first: bool) -> None
     assert [(other.site, other.reason) for other in run.not_attention] == [("odd", APART)] * 2
 
 
+def test_a_pooling_of_what_a_pooling_gave_is_a_pooling() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.word, self.sentence = nn.Linear(16, 1), nn.Linear(16, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = (self.word(x).softmax(-2).mT @ x).squeeze(-2)
+            return self.sentence(x).softmax(-2).mT @ x
+
+    model = Twice()
+    with sqrtdk.trace(model) as run:
+        model(torch.randn(2, 3, 5, 16))
+    assert [other.reason for other in run.not_attention] == [ONE_PROJECTION] * 2
+
+
 # -- more than a softmax -----------------------------------------------------------------------------------------------
 
 
@@ -174,6 +190,18 @@ def test_rows_and_columns_normalised_in_turn_are_no_softmax(attend: Attend) -> N
     assert call.unknown == ("Sinkhorn normalisation on the weights",)
     assert (call.formula, call.scale.effective) == ("softmax(0.3536 * q.k)", None)
     assert "Sinkhorn" in (call.scale.reason or "")
+
+
+def test_one_division_by_the_sum_over_the_queries_is_named_for_what_it_is() -> None:
+    """Slot attention (Locatello et al. 2020, arXiv:2006.15055)."""
+
+    def slots(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        w = (q @ k.mT * ROOT).softmax(-1)
+        return w / w.sum(-2, keepdim=True) @ v
+
+    call = next(call for call in run_of(slots).calls if call.site == "odd")
+    assert "division by the sum over the queries on the weights" in call.unknown
+    assert call.scale.effective is None
 
 
 def landmarks(x: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ def contract(scene: Scene, made: Made) -> None:
     weights = a.weights or b.weights
     inverts = landmarks.inverts(a, b)
     if weights is not None and _meets_values(scene, made, weights.weighing, a, b):
-        apart.name(weights.weighing.entry, b if a.weights is weights else a)
+        apart.name(weights.weighing, b if a.weights is weights else a)
         scene.store.cut(node, made.tensor, inverse=inverts, pooled=weights.weighing.entry)
     elif landmarks.uses_inverse(a, b):
         scene.store.cut(node, made.tensor, inverse=inverts)

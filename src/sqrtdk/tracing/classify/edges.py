@@ -60,7 +60,8 @@ def reduction(node: Node) -> Reduction | None:
     if places is None or len(node.args) <= places.reduced:
         return None
     reduced = node.args[places.reduced]
-    if not isinstance(reduced, Node) or not reduced.shape:
+    overwrites = node.op == "index_put" and (len(node.args) < 4 or not node.args[3])
+    if not isinstance(reduced, Node) or not reduced.shape or overwrites:
         return None
     axis = node.kwargs.get("axis", 0) if places.axis is None else node.args[places.axis]
     kind = places.kind if isinstance(places.kind, str) else str(node.args[places.kind])

@@ -13,6 +13,7 @@ from sqrtdk.tracing.watch.constants import evaluate
 from sqrtdk.tracing.watch.events import Weighing
 from sqrtdk.tracing.watch.graph import Node, ancestors, origin, replay
 
+OTHER_SUM = "division by the sum over the queries"
 SINKHORN = "Sinkhorn normalisation"  # of rows and columns in turn
 _SPARSE = frozenset({"_sparse_coo_tensor_with_dims_and_tensors", "_sparse_csr_tensor_unsafe", "_coalesce"})
 _PUT_TOGETHER = frozenset({"cat", "stack", "constant_pad_nd", "copy", *_SPARSE})
@@ -38,7 +39,9 @@ def carry(node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node,
     if node.shape == weights.shape and node.op in ("mul", "div") and _by_row_or_head(node, tensors, weights, weighing):
         return before
     if _over_other_sum(node, weights):
-        return before if SINKHORN in before.changes else replace(before, changes=(*before.changes, SINKHORN))
+        again = OTHER_SUM in before.changes or SINKHORN in before.changes
+        kept = tuple(name for name in before.changes if name not in (OTHER_SUM, SINKHORN))
+        return replace(before, changes=(*kept, SINKHORN if again else OTHER_SUM))
     kind = _change(node, tensor, tensors, weights, weighing)
     if kind == "mask":
         thinned = any(_descends(p, weighing) for p in node.parents() if p is not weights)
@@ -52,7 +55,7 @@ def carry(node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node,
 
 
 def _over_other_sum(node: Node, weights: Node) -> bool:
-    """Whether weights are divided by their own sum over another axis than the last: Sinkhorn's columns."""
+    """Whether weights are divided by their own sum over another axis than the last."""
     other = node.args[1] if node.op == "div" and len(node.args) > 1 else None
     if not isinstance(other, Node) or node.args[0] is not weights or weights.weights is None:
         return False
