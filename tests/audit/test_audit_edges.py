@@ -29,6 +29,8 @@ def test_the_scale_on_the_edges_is_judged(name: str, kind: type[EdgeAttention], 
     report = check(model, (torch.randn(N, WIDTH), edges()), static=static)
     assert [(judged.verdict, judged.mistake) for judged in report.calls] == [(verdict, mistake)]
     assert report.exit_code == int(verdict != "exact")
+    if name == "right":
+        assert report.findings == ()
 
 
 def test_an_additive_score_is_unmeasured_and_said() -> None:

@@ -179,7 +179,9 @@ def _from_logarithm(scene: Scene, made: Made) -> bool:
 
 def _begin(scene: Scene, made: Made, logits: Tensor, total: _Total) -> Weighing:
     weighing = begin(scene, made, logits, total.sum.axis)
-    weighing.edges = EdgeGroups(total.sum.axis, total.sum.groups, total.index)
+    known = total.index is not None and not total.index.is_meta and not total.index.is_floating_point()
+    index = _column(total.index, total.sum.axis) if known and total.index is not None else None
+    weighing.edges = EdgeGroups(total.sum.axis, total.sum.groups, index)
     return weighing
 
 
@@ -233,8 +235,7 @@ def group_fault(weighing: Weighing, index: Tensor | None) -> str | None:
     groups = weighing.edges
     if groups is None or groups.index is None or index is None or index.is_meta or index.is_floating_point():
         return None
-    ours, theirs = (_column(number, groups.axis) for number in (groups.index, index))
-    return None if torch.equal(ours, theirs) else OTHER_GROUPS
+    return None if torch.equal(groups.index, _column(index, groups.axis)) else OTHER_GROUPS
 
 
 def _column(index: Tensor, axis: int) -> Tensor:

@@ -18,7 +18,8 @@ from sqrtdk.tracing.watch.events import EdgeGroups, Weighing
 from sqrtdk.tracing.watch.graph import Node
 
 KIND = "edge softmax"
-_NO_STATS = "an edge softmax: its logits are one an edge, and no matrix of rows and keys"
+_NO_STATS = "an edge softmax whose edges could not be put in order of their nodes"
+_LARGEST = 2**24  # logits, with every node's edges filled up to those of the node that has most
 
 
 def read_edges(weighing: Weighing, groups: EdgeGroups, value: Tensor, output: Tensor) -> Reading | str:
@@ -40,7 +41,7 @@ def read_edges(weighing: Weighing, groups: EdgeGroups, value: Tensor, output: Te
         query=query,
         key=key,
         steps=way.steps if fault is None else (*way.steps, Unknown(fault)),
-        operands=Edges(weighing.logits, way.product, way.views, groups.axis) if paired else None,
+        operands=Edges(weighing.logits, way.product, way.views, groups.axis, groups.index) if paired else None,
         dtype=value.dtype,
         logits_dtype=weighing.stored,
         device=weighing.logits.device,
@@ -49,7 +50,7 @@ def read_edges(weighing: Weighing, groups: EdgeGroups, value: Tensor, output: Te
         carried=weighing.carried,
         fault=None if fault is None else "the weights of a node do not sum to 1",
         no_slope=None if paired else "its logits are no product of one row with one row",
-        no_stats=_NO_STATS,
+        no_stats=None if paired and _fits(groups, layout) else _NO_STATS,
     )
 
 
@@ -59,6 +60,14 @@ def _layout(logits: Tensor, groups: EdgeGroups, value: Tensor) -> Layout:
     last = groups.axis == logits.dim() - 1
     batch, heads = (1, before) if last else (before, after)
     return Layout(batch, heads, groups.nodes, groups.nodes, 0, value.shape[-1])
+
+
+def _fits(groups: EdgeGroups, layout: Layout) -> bool:
+    """Whether the edges of every node are known, and few enough for a row a node; one node at least has a choice."""
+    if groups.index is None or not groups.index.numel():
+        return False
+    count = groups.index.bincount()
+    return 1 < int(count.max()) <= _LARGEST // max(len(count) * layout.batch * layout.heads, 1)
 
 
 def _side(node: Node, where: str) -> Side:
