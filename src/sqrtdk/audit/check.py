@@ -20,6 +20,7 @@ from sqrtdk.models.load import iter_attn, resolve
 from sqrtdk.models.options import ATTN, LoadOptions
 from sqrtdk.models.records import AttnBuild, Inputs
 from sqrtdk.tracing.records import NotMeasured
+from sqrtdk.tracing.watch.programs import hint_for
 
 
 def check(
@@ -133,7 +134,9 @@ def _builds(model: nn.Module | str, inputs: Inputs | None, options: LoadOptions)
     if isinstance(model, nn.Module):
         return choices(from_module(model, inputs, options), options.attn)
     if not isinstance(model, str):
-        raise InvalidTypeError(f"model is a {type(model).__name__}", hint="Give a torch.nn.Module or a name.")
+        raise InvalidTypeError(
+            f"model is a {type(model).__name__}", hint=hint_for(model, "Give a torch.nn.Module or a name.")
+        )
     if options.attn == "both":
         return iter_attn(model, options, inputs)
     return [AttnBuild(options.attn or "own", resolve(model, options, inputs))]

@@ -95,7 +95,7 @@ class AttentionCall:
     index: int  # 0-based count of the attentions at this site, in order of running
     module_class: str  # class name of the module at `site`
     # "sdpa", "eager", "flex", "compiled" (our own kernel), "native" (nn.MultiheadAttention's fast path), "kernel" (an
-    # operator of another library)
+    # operator of another library), "edge softmax"
     kind: str
     op: str  # the operation that ran it, e.g. "aten._scaled_dot_product_flash_attention_for_cpu"
     score: str  # "dot", "cosine", "disentangled", "relative", "additive", "distance" (-|q - k|^2), "unknown(op)"
@@ -140,6 +140,8 @@ class AttentionCall:
 
 
 NEVER_USED = "its weights never reach a value product"
+ONE_PROJECTION = "its logits come from one projection: a router or a pooling"
+APART = "a softmax of q, and one of k, apart: efficient attention, without a product of q and k"
 LOST_SIGHT = "its logits are a product of activations, and its weights were not seen to reach values"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import TracebackType
 
 import torch
@@ -12,12 +13,17 @@ from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidTypeError, kind_and_text
 from sqrtdk.tracing.read.eager import read_eager
+from sqrtdk.tracing.read.edges import read_edges
 from sqrtdk.tracing.read.kernels import KERNELS
 from sqrtdk.tracing.read.reading import Reading
 from sqrtdk.tracing.records import AttentionCall, NotAttention, NotMeasured
 from sqrtdk.tracing.tell.finish import finish
 from sqrtdk.tracing.tell.padding import TokensOf
+from sqrtdk.tracing.tell.program_site import site_in_program
+from sqrtdk.tracing.tell.without_softmax import without_softmax
 from sqrtdk.tracing.watch.events import KernelCall, Listener, Weighing
+from sqrtdk.tracing.watch.graph import Node
+from sqrtdk.tracing.watch.programs import hint_for
 from sqrtdk.tracing.watch.recorder import Recorder
 from sqrtdk.tracing.watch.sites import Sites
 from sqrtdk.tracing.watch.stance import eager_compiler
@@ -48,7 +54,7 @@ class Trace:
         if model is not None and not isinstance(model, nn.Module):
             raise InvalidTypeError(
                 f"trace() takes an nn.Module or None, got {type(model).__name__}",
-                hint="Pass the model itself; to audit a name or a directory use sqrtdk.check().",
+                hint=hint_for(model, "Pass the model itself; to audit a name or a directory use sqrtdk.check()."),
             )
         self.calls: tuple[AttentionCall, ...] = ()
         self.not_attention: tuple[NotAttention, ...] = ()
@@ -73,7 +79,7 @@ class Trace:
         self._recorder = Recorder(
             self._model,
             self._sites,
-            Listener(self._eager, self._kernel, self._miss, self._factor),
+            Listener(self._eager, self._kernel, self._miss, self._factor, self._unsoftened),
             {op: kernel.query for op, kernel in KERNELS.items()},
             products=self._stats,
             values=self._values,
@@ -109,7 +115,10 @@ class Trace:
         site = weighing.entry.site
 
         def read() -> None:
-            reading = read_eager(weighing, value, output, heads_hint=self._heads(site))
+            if weighing.edges is not None:
+                reading = read_edges(weighing, weighing.edges, value, output)
+            else:
+                reading = read_eager(weighing, value, output, heads_hint=self._heads(site))
             if isinstance(reading, str):
                 weighing.entry.attention = False
                 weighing.entry.reason = reading
@@ -120,6 +129,9 @@ class Trace:
 
     def _kernel(self, call: KernelCall) -> None:
         self._guard(call.site, lambda: self._add(KERNELS[call.op].read(call)))
+
+    def _unsoftened(self, site: str, weights: Node) -> None:
+        self._guard(site, lambda: self._miss(site, without_softmax(weights)))
 
     def _guard(self, site: str, read: Callable[[], None]) -> None:
         """A reading that fails must not stop the model: it is listed as not measured."""
@@ -133,6 +145,7 @@ class Trace:
         self._missed.append(NotMeasured(site, reason))
 
     def _add(self, reading: Reading) -> None:
+        reading = replace(reading, site=site_in_program(reading, self._modules))
         index = self._counts[reading.site]
         module_class = self._sites.classes.get(reading.site, "")
         self._calls.append(

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sqrtdk.tracing.classify import opaque
+from sqrtdk.tracing.classify import edges, opaque, quantised
 from sqrtdk.tracing.classify.additive import reads_pairs
 from sqrtdk.tracing.classify.combine import combine
 from sqrtdk.tracing.classify.contract import contract, is_product
@@ -23,6 +23,7 @@ from sqrtdk.tracing.watch.graph import Node, alias, origin
 from sqrtdk.tracing.watch.sites import Sites
 from sqrtdk.tracing.watch.store import Store, shape_of
 
+Kind = Callable[[Scene, Made, list[Node]], None]
 _FIRST_ONLY = frozenset({*ops.NORMS, "native_dropout", "max"})  # of whose outputs the others are side results
 
 
@@ -84,6 +85,8 @@ class Classifier:
             parents = parents[1:]  # what was there before is gone
         node.external = any(p.external for p in parents)
         numeric = tensor.is_floating_point() or tensor.is_complex()
+        if not numeric and quantised.multiplies_integers(node):
+            quantised.start(self.scene, made)
         if node.op in ops.CREATIONS or not numeric:
             return
         if tensor.is_nested:
@@ -94,11 +97,19 @@ class Classifier:
         elif any(p.act for p in parents):
             node.act = True
             node.learned = all(p.learned for p in parents if p.act)
-            _KINDS.get(node.op, combine)(self.scene, made, parents)
+            _kind(node)(self.scene, made, parents)
+        elif opaque.is_dequantised(node):
+            node.act = True
+            self.scene.store.cut(node, tensor, source=parents[0], projects=True)
         elif node.op in ops.CONTRACTIONS and any(origin(p).op == "parameter" for p in parents):
             # A projection of learned or positional vectors: learned queries (DETR), relative keys (DeBERTa).
             node.act = node.learned = True
             self.scene.store.cut(node, tensor, source=parents[-2], width=parents[-2].shape[-1])
+
+
+def _kind(node: Node) -> Kind:
+    """What makes of a node what it is to the lineage."""
+    return _KINDS.get(node.op) or (_project if opaque.projects(node) else combine)
 
 
 def _outputs(output: Any, name: str) -> Iterator[tuple[int | None, Tensor]]:
@@ -140,6 +151,11 @@ def _softmax(scene: Scene, made: Made, parents: list[Node]) -> None:
     begin(scene, made, made.tensors[0], int(args[1]) if len(args) > 1 else -1)
 
 
+def _sparse_softmax(scene: Scene, made: Made, parents: list[Node]) -> None:
+    scene.listener.missed(made.node.site, "a softmax over the stored values of a sparse tensor is not followed")
+    scene.store.cut(made.node, made.tensor)
+
+
 def _affine(scene: Scene, made: Made, parents: list[Node]) -> None:
     scene.store.cut(made.node, made.tensor, source=parents[0])
 
@@ -150,12 +166,15 @@ def _project(scene: Scene, made: Made, parents: list[Node]) -> None:
         node.products = parents[0].products  # a convolution over heads leaves the L x S matrix in place
         return
     width = parents[1].shape[1] if len(parents) > 1 and len(parents[1].shape) > 1 else None
-    scene.store.cut(node, made.tensor, source=parents[0], width=width, pairs=reads_pairs(parents[0]))
+    source = next(parent for parent in parents if parent.act)  # whole numbers, with a size a row beside them, are not
+    scene.store.cut(node, made.tensor, source=source, width=width, pairs=reads_pairs(source), projects=True)
 
 
-_KINDS: dict[str, Callable[[Scene, Made, list[Node]], None]] = {
+_KINDS: dict[str, Kind] = {
     **dict.fromkeys(ops.CONTRACTIONS, _contract),
     **dict.fromkeys(ops.SOFTMAX, _softmax),
+    "_sparse_softmax": _sparse_softmax,
+    "softmax_csr": edges.softmax_of_rows,
     **dict.fromkeys(ops.AFFINE, _affine),
     **dict.fromkeys(ops.PROJECTIONS, _project),
 }

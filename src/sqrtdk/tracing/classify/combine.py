@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sqrtdk.tracing.classify import edges, landmarks, quantised
 from sqrtdk.tracing.classify.additive import is_additive
 from sqrtdk.tracing.classify.branches import set_beside, summands
 from sqrtdk.tracing.classify.normalise import normalise
@@ -28,12 +29,14 @@ def combine(scene: Scene, made: Made, parents: list[Node]) -> None:
     if node.op in _KEPT:
         settle(active[0])
     node.products = frozenset[Node]().union(*(p.products for p in active))
+    if edges.softmax(scene, made):
+        return
     if node.products:
         if not by_hand(scene, made):
             _carry_logits(made)
     elif any(p.weights is not None for p in active):
         _carry_weights(scene, made, active)
-    elif node.op != "div" or not by_hand(scene, made):
+    elif not edges.score(made) and not (node.op == "div" and by_hand(scene, made)):
         _carry_vectors(scene, made, active)
 
 
@@ -65,20 +68,36 @@ def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
         sum_values(scene, made, source)
         return
     weighing = before.weighing
+    if node.op in landmarks.INVERSES:
+        landmarks.inverted(scene, made, before)
+        return
     others = [p for p in active if p.weighing is not weighing]
     if _sums(node) and node.shape[-1:] == (1,) and active[0].shape[-1:] != (1,):
         node.size = "sum"
     elif len(active) == 1:
         node.size = active[0].size
-    carried = before.carried if others else carry(node, made.tensor, tensors, source, weighing)
+    summed = before.weighted and edges.sums_values(node)
+    carried = before.carried if others or summed else carry(node, made.tensor, tensors, source, weighing)
     node.weights = Weights(weighing, carried)
     weighing.dropout = weighing.dropout or dropout(node)
-    if node.op == "mul" and others and node.shape != weighing.entry.shape and is_scored(weighing.node):
+    spread = node.shape != weighing.entry.shape and is_scored(weighing.node)
+    if node.op == "mul" and others and (spread or weighing.edges):
         values = next((t for i, t in tensors.items() if node.args[i] in others), None)
         node.weights = replace(node.weights, weighted=True, values=None if values is None else alias(values))
+    elif summed and active[0].weights is not None:
+        values = active[0].weights.values
+        if not weighing.entry.attention and values is not None:
+            weighing.entry.attention = True
+            weighing.carried = carried
+            weighing.fault = edges.group_fault(weighing, tensors.get(2))
+            scene.listener.eager(weighing, values, made.tensor)
+        scene.store.cut(node, made.tensor)
+        return
     elif others:
         scene.store.cut(node, made.tensor)
         return
+    elif before.weighted and node.op in ops.VIEWS | ops.SAME:
+        node.weights = replace(node.weights, weighted=True, values=before.values)
     if node.op in ops.VIEWS:
         node.operands = {i: alias(t) for i, t in tensors.items() if node.args[i] is not source}
     else:
@@ -98,12 +117,15 @@ def _sums(weights: Node) -> bool:
 def _carry_vectors(scene: Scene, made: Made, active: list[Node]) -> None:
     """Q, k or v on their way; a sum of two branches begins a new lineage."""
     node = made.node
+    if quantised.put_to_size(scene, made):
+        return
     note_pairs(node)
     note_sum(scene, made)
     active = set_beside(node, active, made.tensors)
     first = node.main()
     scored = first is not None and len(active) > 1 and is_additive(first)  # another term of the score, or its maximum
-    if len({p.roots for p in active}) > 1 and node.op not in ("cat", "stack") and not scored:
+    together = scored or node.op in ("cat", "stack") or edges.pairs_rows(node)
+    if len({p.roots for p in active}) > 1 and not together:
         node.terms = sum(p.terms for p in active)
         node.branches = summands(node, scene.store.projected)
         scene.store.cut(node, made.tensor)

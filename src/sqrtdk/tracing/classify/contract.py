@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from torch.autograd import forward_ad
+
+from sqrtdk.tracing.classify import apart, landmarks
+from sqrtdk.tracing.classify.adapted import is_adapted_weight
 from sqrtdk.tracing.classify.additive import pairs_queries_and_keys, reads_pairs
+from sqrtdk.tracing.classify.gathered import rows_of
 from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.sums import as_matrix, largest, note_weighted_sum
 from sqrtdk.tracing.classify.weights import axis_fault
@@ -17,13 +22,17 @@ def contract(scene: Scene, made: Made) -> None:
     left, right = ops.CONTRACTIONS[node.op]
     a, b = node.args[left], node.args[right]
     weights = a.weights or b.weights
+    inverts = landmarks.inverts(a, b)
     if weights is not None and _meets_values(scene, made, weights.weighing, a, b):
-        scene.store.cut(node, made.tensor)
+        apart.name(weights.weighing, b if a.weights is weights else a)
+        scene.store.cut(node, made.tensor, inverse=inverts, pooled=weights.weighing.entry)
+    elif landmarks.uses_inverse(a, b):
+        scene.store.cut(node, made.tensor, inverse=inverts)
     elif _mixes_heads(node.op, a, b):
         if weights is not None:
             node.weights = Weights(weights.weighing, weights.carried)
         node.products = a.products | b.products
-    elif is_product(a, b):
+    elif is_product(a, b) and not is_adapted_weight(node.op, b):
         node.learned = a.learned or b.learned
         node.operands = {i: alias(x) for i, x in made.tensors.items() if i not in (left, right)}
         product = Product(made.tensor.dtype, largest(scene, made))
@@ -66,16 +75,22 @@ def _mixes_heads(op: str, a: Node, b: Node) -> bool:
     return False
 
 
+def _is_tangent(scene: Scene, site: str) -> bool:
+    """Whether derivatives are computed forwards, beside an attention that was read."""
+    return forward_ad._current_level >= 0 and any(e.attention and e.site == site for e in scene.entries)
+
+
 def _project(scene: Scene, made: Made, a: Node, b: Node) -> None:
     node = made.node
-    if (a.products or b.products) and a.act and b.act and not (a.products and b.products):
-        scene.listener.missed(node.site, "a product of activations meets values without a softmax")
+    unsoftened = (a.products or b.products) and a.act and b.act and not (a.products and b.products)
+    if unsoftened and not _is_tangent(scene, node.site):
+        scene.listener.unsoftened(node.site, a if a.products else b)
     source, weight = (a, b) if a.act else (b, a)
     node.terms = 1 if len(node.shape) > 2 and a.shape[0] > 1 else 0
     node.label = origin(weight).label
     narrow = node.op == "mv" or node.shape[-1] == 1
     additive = narrow and pairs_queries_and_keys(source)
-    pairs = reads_pairs(source)
     if narrow and not weight.act:
         note_weighted_sum(scene, made, source, weight)
-    scene.store.cut(node, made.tensor, source=source, width=a.shape[-1], additive=additive, pairs=pairs)
+    facts = {"width": a.shape[-1], "additive": additive, "pairs": reads_pairs(source), "rows": rows_of(source)}
+    scene.store.cut(node, made.tensor, source=source, **facts)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from sqrtdk.tracing.watch.graph import Node
+
+_PRODUCT = re.compile(r"(?<![a-z])(?:linear|gemm|gemv|matmul|mm)(?![a-z])")
 Shape = tuple[int, ...]
 _NAMES = re.compile(r"attn|attention|flash|(?<![a-z])(?:mha|mla)(?![a-z])")
 
@@ -25,6 +28,19 @@ def may_attend(name: str, operands: Sequence[Shape], result: Shape) -> bool:
         return True  # q, k and v in one tensor
     pairs = [(q, kv) for q in operands for kv in operands if q == result and len(kv) == len(q) + 1 and len(q) >= 3]
     return any(k[-1] == q[-1] for q, kv in pairs for k in _without(kv, 2))
+
+
+def projects(node: Node) -> bool:
+    """Whether an operation of a library's own is a product with weights of the model, by its name and its operands."""
+    if node.func is None or node.func.namespace in ("aten", "prims", "prim") or not _PRODUCT.search(node.op):
+        return False
+    return any(not parent.act and len(parent.shape) >= 2 for parent in node.parents())
+
+
+def is_dequantised(node: Node) -> bool:
+    """Whether a quantised activation becomes floating-point numbers again; a quantised weight is none."""
+    parents = list(node.parents())
+    return node.op == "dequantize" and bool(parents) and parents[0].func is not None
 
 
 def _without(shape: Shape, packed: int) -> list[Shape]:

@@ -7,8 +7,10 @@ from torch import Tensor
 from sqrtdk.tracing.classify.additive import behind, is_additive
 from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.sums import settle
+from sqrtdk.tracing.classify.weights import SINKHORN
 from sqrtdk.tracing.records import LOST_SIGHT, NEVER_USED
 from sqrtdk.tracing.watch import ops
+from sqrtdk.tracing.watch.carried import Carried
 from sqrtdk.tracing.watch.events import SoftmaxEntry, Weighing
 from sqrtdk.tracing.watch.graph import EXTREMES, Node, Weights, alias, origin
 
@@ -16,7 +18,7 @@ _TO_MAXIMUM = ops.VIEWS | ops.SAME | {"masked_fill", "maximum"}
 GUARD = 1e-2  # a number at or below it keeps a sum from 0
 
 
-def begin(scene: Scene, made: Made, logits: Tensor, dim: int, *, sinks: bool = False) -> None:
+def begin(scene: Scene, made: Made, logits: Tensor, dim: int, *, sinks: bool = False) -> Weighing:
     """Note that a node holds the weights of a softmax.
 
     Args:
@@ -49,6 +51,7 @@ def begin(scene: Scene, made: Made, logits: Tensor, dim: int, *, sinks: bool = F
     node.args = ()
     node.products = frozenset()
     node.weights = Weights(weighing)
+    return weighing
 
 
 def by_hand(scene: Scene, made: Made) -> bool:
@@ -83,10 +86,35 @@ def _from_logarithm(scene: Scene, made: Made) -> bool:
         node.args = (inner.args[0],)
         begin(scene, made, inner.operands[0], int(inner.args[1]))
         return True
-    if inner.op == "sub" and isinstance(inner.args[1], Node) and origin(inner.args[1]).op == "logsumexp":
-        node.args = (inner,)
-        begin(scene, made, made.tensors[0], -1)
-        return True
+    axes = _less_logsumexp(inner)
+    if axes is None:
+        return False
+    node.args = (inner,)
+    weighing = begin(scene, made, made.tensors[0], axes[0] if len(axes) == 1 else -1)
+    if _in_turn(inner, axes):
+        node.weights = Weights(weighing, Carried(changes=(SINKHORN,)))
+    return True
+
+
+def _less_logsumexp(node: Node) -> tuple[int, ...] | None:
+    """The axes of the logsumexp that is subtracted; None where none is."""
+    if node.op != "sub" or not isinstance(node.args[1], Node):
+        return None
+    total = origin(node.args[1])
+    if total.op != "logsumexp" or total.is_root:
+        return None
+    return tuple(int(axis) % len(node.shape) for axis in total.args[1])
+
+
+def _in_turn(node: Node, axes: tuple[int, ...]) -> bool:
+    """Whether another logsumexp, over other axes, was subtracted before."""
+    while (before := node.main()) is not None and not node.is_root:
+        node = origin(before)
+        earlier = _less_logsumexp(node)
+        if earlier is None:
+            return False
+        if earlier != axes:
+            return True
     return False
 
 

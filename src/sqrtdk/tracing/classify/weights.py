@@ -13,7 +13,10 @@ from sqrtdk.tracing.watch.constants import evaluate
 from sqrtdk.tracing.watch.events import Weighing
 from sqrtdk.tracing.watch.graph import Node, ancestors, origin, replay
 
-_PUT_TOGETHER = frozenset({"cat", "stack", "constant_pad_nd", "copy"})
+OTHER_SUM = "division by the sum over the queries"
+SINKHORN = "Sinkhorn normalisation"  # of rows and columns in turn
+_SPARSE = frozenset({"_sparse_coo_tensor_with_dims_and_tensors", "_sparse_csr_tensor_unsafe", "_coalesce"})
+_PUT_TOGETHER = frozenset({"cat", "stack", "constant_pad_nd", "copy", *_SPARSE})
 _WRITERS = {"masked_fill": 2, "index_put": 2, "fill": 1}  # position of what they write
 _TRIANGLES = frozenset({"tril", "triu"})
 
@@ -35,6 +38,10 @@ def carry(node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node,
         return replace(before, renormalised=before.remasked)
     if node.shape == weights.shape and node.op in ("mul", "div") and _by_row_or_head(node, tensors, weights, weighing):
         return before
+    if _over_other_sum(node, weights):
+        again = OTHER_SUM in before.changes or SINKHORN in before.changes
+        kept = tuple(name for name in before.changes if name not in (OTHER_SUM, SINKHORN))
+        return replace(before, changes=(*kept, SINKHORN if again else OTHER_SUM))
     kind = _change(node, tensor, tensors, weights, weighing)
     if kind == "mask":
         thinned = any(_descends(p, weighing) for p in node.parents() if p is not weights)
@@ -45,6 +52,15 @@ def carry(node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node,
     if kind == "change":
         return replace(before, changes=(*before.changes, node.op))
     return before
+
+
+def _over_other_sum(node: Node, weights: Node) -> bool:
+    """Whether weights are divided by their own sum over another axis than the last."""
+    other = node.args[1] if node.op == "div" and len(node.args) > 1 else None
+    if not isinstance(other, Node) or node.args[0] is not weights or weights.weights is None:
+        return False
+    total = origin(other)
+    return total.op == "sum" and total.weighing is weights.weighing and other.shape[-1:] != (1,)
 
 
 def overwritten(old: Node, new: Node, tensor: Tensor) -> Carried:
@@ -67,7 +83,7 @@ def dropout(node: Node) -> float:
     if node.op == "native_dropout":
         return float(node.args[1]) if node.args[2] else 0.0
     for parent in node.parents():
-        while node.op == "mul" and parent.op in ("div", "bernoulli"):
+        while node.op == "mul" and parent.op in ("div", "bernoulli") and parent.args:
             if parent.op == "bernoulli":
                 return 1.0 - float(parent.args[1])
             parent = parent.args[0]
@@ -169,7 +185,7 @@ def axis_fault(weights: Node, tensor: Tensor | None, contracted: int, weighing: 
         contracted: the axis of it that the product sums over, -1 or -2.
         weighing: the softmax.
     """
-    if len(weights.shape) < 2:
+    if len(weights.shape) < 2 or weighing.edges is not None:
         return None
     other = -3 - contracted
     known = tensor is not None and not tensor.is_meta and bool(tensor.numel())

@@ -6,12 +6,13 @@ What an operation means on the way is a row of `READERS`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from sqrtdk.tracing.classify.additive import CURVES, is_additive, is_score
+from sqrtdk.tracing.classify.edges import is_of_groups
 from sqrtdk.tracing.read.distances import is_squared_length
 from sqrtdk.tracing.read.factors import of_the_data, read_factor
 from sqrtdk.tracing.read.masks import HIDDEN, read_addend, read_overwritten
@@ -66,8 +67,12 @@ class _Link:
         return next((i for i, arg in enumerate(self.node.args) if isinstance(arg, Node) and arg is not self.main), None)
 
 
-def read_chain(node: Node) -> Chain:
-    """Walk from the softmax's input `node` back to the product."""
+Link = _Link
+
+
+def read_chain(node: Node, readers: Mapping[str, Callable[[_Link], tuple[Step, ...]]] | None = None) -> Chain:
+    """Walk from the softmax's input `node` back to the product; `readers` are those of this module unless given."""
+    readers = READERS if readers is None else readers
     steps: tuple[Step, ...] = ()
     views: tuple[Node, ...] = ()
     if not node.products and not is_additive(node):
@@ -80,7 +85,7 @@ def read_chain(node: Node) -> Chain:
         if node.op in ops.VIEWS:
             views = (node, *views)
         elif node.op not in ops.SAME:
-            read = READERS.get(node.op, _unknown)
+            read = readers.get(node.op, _unknown)
             steps = (*reversed(read(_Link(node, main, views, steps))), *steps)
         if node.op == "cat":
             views = (node, *views)
@@ -310,6 +315,8 @@ def _is_binary(value: Tensor) -> bool:
 
 def _is_own_maximum(other: Node, main: Node) -> bool:
     """Z - max(z): the softmax does not see it."""
+    if is_of_groups(other):
+        return bool(other.products & main.products)
     while other.op in ops.VIEWS | ops.SAME | {"masked_fill", "maximum"}:
         parent = other.main()
         if parent is None:

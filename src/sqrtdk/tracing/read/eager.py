@@ -16,7 +16,7 @@ from sqrtdk.tracing.read.rows import norm_fault, over_channels, place_rows
 from sqrtdk.tracing.read.scored import read_scored
 from sqrtdk.tracing.read.side import Side, follow
 from sqrtdk.tracing.read.unfused import SAFE_SOFTMAX, merge_scale
-from sqrtdk.tracing.records import Stage
+from sqrtdk.tracing.records import ONE_PROJECTION, Stage
 from sqrtdk.tracing.steps import Sink, Unknown
 from sqrtdk.tracing.watch.events import Weighing
 from sqrtdk.tracing.watch.graph import Node
@@ -35,10 +35,12 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
         return read_nested(weighing, value)
     chain = read_chain(weighing.node)
     if chain.product is None:
-        return _without_product(weighing, value)
+        return without_product(weighing, value)
     product = chain.product.product
     if product is None:
         return read_scored(weighing, chain, value, output)
+    if product.edges:  # rows were multiplied one with one: what is made of them but an edge softmax is not read
+        return without_product(weighing, value)
     left, right = _operands(chain.product)
     axes = orientation(chain.product, chain.views, weighing.dim, weighing.logits.dim())
     query_node, key_node = (right, left) if axes.swapped else (left, right)
@@ -83,15 +85,16 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
     )
 
 
-def _without_product(weighing: Weighing, value: Tensor) -> Reading | str:
+def without_product(weighing: Weighing, value: Tensor) -> Reading | str:
+    """An attention whose logits are no product of q and k; a string where it is none."""
     node = weighing.node
-    while not node.is_root:
+    while not node.is_root and node.product is None:
         parent = node.main()
         if parent is None:
             break
         node = parent
     if node.op in ("input", "parameter") or (node.root is not None and node.root.width is not None):
-        return "its logits come from one projection: a router or a pooling"
+        return ONE_PROJECTION
     name = f"unknown({node.op})"
     logits = weighing.logits.movedim(weighing.dim, -1)
     stage = Stage("logits", "unknown", name)

@@ -50,12 +50,26 @@ def tensor_factor(
     if not known:
         return Factor(None, where, _source(arg), learned=is_learned(arg)) if held == math.prod(shape) else None
     assert value is not None
-    repeated = value.movedim(heads_axis, 0).flatten(1)
+    return _one_a_head(arg, value.movedim(heads_axis, 0).flatten(1), where, inverse) or _uniform(value, where, inverse)
+
+
+def _one_a_head(arg: Node, repeated: Tensor, where: str, inverse: bool) -> Factor | None:
+    """The factor of a row for each head; None where a row holds several numbers."""
     if not bool((repeated == repeated[:, :1]).all()):
-        return _uniform(value, where, inverse)
+        return None
     numbers = [1 / float(v) if inverse else float(v) for v in repeated[:, 0]]
     mean = math.exp(sum(math.log(abs(v)) for v in numbers) / len(numbers)) if all(numbers) else 0.0
     return Factor(mean, where, _source(arg), per_head=tuple(numbers), learned=is_learned(arg))
+
+
+def factor_of_edges(arg: Node, value: Tensor | None, heads: int, *, inverse: bool) -> Factor | None:
+    """A factor on (edges, heads) of parameters alone: one number a head, else of a value that is not told."""
+    if arg.act or not is_learned(arg):
+        return None
+    each = None
+    if value is not None and not value.is_meta and value.shape[-1:] == (heads,):
+        each = _one_a_head(arg, value.movedim(-1, 0).reshape(heads, -1), "logits", inverse)
+    return each or Factor(None, "logits", _source(arg), learned=True)
 
 
 def of_the_data(arg: object, factor: Factor | None) -> Factor | None:

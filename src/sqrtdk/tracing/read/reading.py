@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -89,6 +90,41 @@ class Vectors:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Edges:
+    """The logits of an edge softmax, one an edge and head, as it saw them.
+
+    Attributes:
+        values: what entered the softmax.
+        product: q[target] . k[source], or the same as a batch of products of one row and one column.
+        views: the views from the product to the softmax, innermost first.
+        axis: of the edges.
+        index: the node of each edge; None where it is not known.
+    """
+
+    values: Tensor
+    product: Node
+    views: tuple[Node, ...]
+    axis: int
+    index: Tensor | None = None
+
+    def arrange(self, tensor: Tensor) -> Tensor:
+        """(1, heads, edges) of a tensor in the softmax's layout; what stands before the edges counts as heads."""
+        return tensor.movedim(self.axis, -1).reshape(1, -1, tensor.shape[self.axis])
+
+    def by_node(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """(1, heads, nodes, most edges), a row for each node that has several; and True where there is an edge."""
+        assert self.index is not None
+        _, node, count = torch.unique(self.index, return_inverse=True, return_counts=True)
+        order = node.argsort(stable=True)
+        node, first = node[order], count.cumsum(0) - count
+        place = torch.arange(len(node), device=node.device) - first[node]
+        rows = logits.new_full((*logits.shape[:-1], len(count), int(count.max())), -math.inf)
+        rows[..., node, place] = logits[..., order]
+        several = count > 1
+        return rows[..., several, :], torch.arange(rows.shape[-1], device=node.device) < count[several, None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Reading:
     """One attention, read.
 
@@ -123,7 +159,7 @@ class Reading:
     query: Side
     key: Side
     steps: tuple[Step, ...]
-    operands: Logits | Vectors | None
+    operands: Logits | Vectors | Edges | None
     dtype: torch.dtype
     logits_dtype: torch.dtype
     device: torch.device

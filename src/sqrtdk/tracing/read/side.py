@@ -117,8 +117,9 @@ def follow(node: Node, where: str) -> Side:
 
 def _start(node: Node, where: str) -> Side:
     detail = node.label or {"mm": "matmul", "addmm": "linear", "bmm": "einsum"}.get(node.op, node.op)
-    projects = node.op in ops.CONTRACTIONS or node.op in ops.PROJECTIONS or node.op in ops.AFFINE
     side = Side(node.value, node)
+    named = node.op in ops.CONTRACTIONS or node.op in ops.PROJECTIONS or node.op in ops.AFFINE
+    projects = named or side.start.projects
     if side.start.additive:
         return side.then(Stage(where, "input", "additive"), unknown=("additive",))
     opaque = node.is_root and not projects and node.op not in ("input", "add", "sub")

@@ -13,7 +13,7 @@ from torch import Tensor
 from sqrtdk.tracing.read import bands
 from sqrtdk.tracing.read.masks import BOTTOM
 from sqrtdk.tracing.read.patterns import distinct, pattern, reach
-from sqrtdk.tracing.read.reading import Logits, Reading, Vectors
+from sqrtdk.tracing.read.reading import Edges, Logits, Reading, Vectors
 from sqrtdk.tracing.records import Mask
 from sqrtdk.tracing.steps import Beside, Hide, Step, scaled_by
 
@@ -63,6 +63,8 @@ def _look(reading: Reading) -> Sight:
     hides = {i: step for i, step in enumerate(steps) if isinstance(step, Hide)}
     if reading.fault is not None or operands is None:
         return Sight(steps)
+    if isinstance(operands, Edges):
+        return _unread(steps, hides) if hides else Sight(steps)
     if isinstance(operands, Logits) and any(isinstance(step, Beside) for step in steps):
         return Sight(steps, visible=None if reading.without_data else operands.arrange(operands.values) > BOTTOM)
     if not hides:
@@ -128,7 +130,7 @@ def _visible_by(hide: Hide, reading: Reading) -> Tensor | None:
         if hide.visible is None and hide.fill is None:
             return None
         return operands.arrange(operands.values) > max(0.5 * (hide.fill or -math.inf), BOTTOM)
-    assert operands is not None
+    assert isinstance(operands, (Logits, Vectors))
     assert hide.visible is not None
     return distinct(operands.place(hide.visible))
 
@@ -148,7 +150,7 @@ def _mask(reading: Reading, hides: Mapping[int, Hide], names: Mapping[int, str],
     weight: float | None = None
     if isinstance(operands, Logits):
         weight = None if reading.without_data else _hidden_weight(operands.arrange(operands.weights), visible, seeing)
-    elif operands is not None and operands.exact and all(hides[i].fill == -math.inf for i in names):
+    elif isinstance(operands, Vectors) and operands.exact and all(hides[i].fill == -math.inf for i in names):
         weight = 0.0
     return Mask(
         kind=next(iter(names.values())) if len(set(names.values())) == 1 else pattern(visible) or "mask",

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.read.orient import coordinates
-from sqrtdk.tracing.read.reading import Logits, Reading, Vectors
+from sqrtdk.tracing.read.reading import Edges, Logits, Reading, Vectors
 from sqrtdk.tracing.steps import Beside, Unknown
 from sqrtdk.tracing.steps.sample import Sample
 from sqrtdk.tracing.steps.unknown import ZERO_ONE_FACTOR
 from sqrtdk.tracing.tell.sight import Sight
 from sqrtdk.tracing.tell.statistics import NO_DATA
+from sqrtdk.tracing.watch.graph import replay
 
 _ROWS = 8
 _COLUMNS = 24
@@ -146,6 +147,8 @@ def read_slope(reading: Reading, sight: Sight) -> Slope | str:
         return "q and k are rotated by different positions"
     if isinstance(operands, Vectors):
         return _by_vectors(reading, operands, query.basis, key.basis) or NO_VARIATION
+    if isinstance(operands, Edges):
+        return _by_edges(reading, operands, query.basis, key.basis) or NO_VARIATION
     if not operands.axes.followed:
         return "the views between the product and the softmax could not be followed"
     return _by_logits(reading, operands, sight, query.basis, key.basis) or NO_VARIATION
@@ -163,6 +166,20 @@ def _by_vectors(reading: Reading, operands: Vectors, query: Tensor, key: Tensor)
     every = torch.ones_like(x, dtype=torch.bool)
     in_rows = row_count(layout.rows, diagonal=diagonal)
     return regress(x, y, every, eps=torch.finfo(reading.dtype).eps, rows=in_rows)
+
+
+def _by_edges(reading: Reading, operands: Edges, query: Tensor, key: Tensor) -> Slope | None:
+    width = query.shape[-1]
+    left, right = (x.reshape(-1, width).to(torch.float64) for x in (query, key))
+    product = (left * right).sum(-1).reshape(operands.product.shape)
+    for view in operands.views:
+        product = replay(view, product)
+    logits = operands.arrange(operands.values).to(torch.float64)
+    rest = Sample(logits, lambda placed: operands.arrange(placed.at_softmax()).to(torch.float64))
+    for step in reversed(reading.steps):
+        rest = step.undo(rest)
+    every = torch.ones_like(logits, dtype=torch.bool)
+    return regress(operands.arrange(product), rest.logits, every, eps=torch.finfo(reading.logits_dtype).eps)
 
 
 def _by_logits(reading: Reading, operands: Logits, sight: Sight, query: Tensor, key: Tensor) -> Slope | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from sqrtdk.stats import CallStats, HeadStats, head_stats_from_logits, head_stats_from_qk
-from sqrtdk.tracing.read.reading import Logits, Reading, Vectors
+from sqrtdk.tracing.read.reading import Edges, Logits, Reading, Vectors
 from sqrtdk.tracing.steps import Bias, Offset, scaled_by
 from sqrtdk.tracing.tell.sight import Sight
 
@@ -23,7 +23,10 @@ def measure(reading: Reading, sight: Sight) -> CallStats:
     """Exact statistics of a reading that has data."""
     operands = reading.operands
     assert operands is not None
-    stats = _of_logits(operands, sight) if isinstance(operands, Logits) else _of_vectors(operands, sight)
+    if isinstance(operands, Edges):
+        stats = _of_edges(operands, sight)
+    else:
+        stats = _of_logits(operands, sight) if isinstance(operands, Logits) else _of_vectors(operands, sight)
     # What a row gives to later keys is not what the softmax gave, where the weights were masked afterwards.
     return replace(stats, future_weight=None) if reading.carried.remasked else stats
 
@@ -38,6 +41,15 @@ def _of_logits(operands: Logits, sight: Sight) -> CallStats:
     product = operands.product.product
     largest = None if product is None or product.largest is None else float(product.largest)
     return replace(stats, max_product=largest)
+
+
+def _of_edges(operands: Edges, sight: Sight) -> CallStats:
+    """A row for each node that has several edges; the node's largest logit, which was taken off, is put back."""
+    logits = operands.arrange(operands.values)
+    for i, step in enumerate(sight.steps):
+        if isinstance(step, Offset) and step.addend is not None:
+            logits = logits - operands.arrange(step.addend.at_softmax()) * (scaled_by(sight.steps, i) or 1.0)
+    return head_stats_from_logits(*operands.by_node(logits))
 
 
 def _of_vectors(operands: Vectors, sight: Sight) -> CallStats:

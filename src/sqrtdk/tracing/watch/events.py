@@ -23,6 +23,21 @@ class SoftmaxEntry:
     attention: bool = False
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class EdgeGroups:
+    """A softmax over the edges of each node.
+
+    Attributes:
+        axis: of the edges.
+        nodes: how many there are.
+        index: the node of each edge; None where it is not known.
+    """
+
+    axis: int
+    nodes: int
+    index: Tensor | None = None
+
+
 @dataclass(eq=False)
 class Weighing:
     """A softmax that has run; it becomes an attention when its weights reach a value product."""
@@ -39,6 +54,7 @@ class Weighing:
     sinks: bool = False  # its denominator has more than the keys
     carried: Carried = field(default_factory=Carried)  # what the weights went through until the value product
     fault: str | None = None  # the value product sums over another axis than the softmax's
+    edges: EdgeGroups | None = None  # it runs over the edges of a graph, by scattered sums
 
 
 @dataclass(slots=True)
@@ -62,9 +78,13 @@ class KernelCall:
 
 @dataclass(slots=True)
 class Listener:
-    """Who is told: of an eager attention that is complete, of a kernel that ran, and of what could not be seen."""
+    """Who is told: of an eager attention that is complete, of a kernel that ran, and of what could not be seen.
+
+    `unsoftened` is told of weights that met values without a softmax: their site, and their node.
+    """
 
     eager: Callable[[Weighing, Tensor, Tensor], None]
     kernel: Callable[[KernelCall], None]
     missed: Callable[[str, str], None]
     enlarge: Callable[[str], float | None]
+    unsoftened: Callable[[str, Node], None]

@@ -20,7 +20,7 @@ from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.carried import Carried
 
 if TYPE_CHECKING:
-    from sqrtdk.tracing.watch.events import Weighing
+    from sqrtdk.tracing.watch.events import SoftmaxEntry, Weighing
 
 _SERIAL = count()
 EXTREMES = frozenset({"amax", "max", "logsumexp"})  # of a row of logits: the softmax does not see it
@@ -37,6 +37,10 @@ class Root:
         additive: it is an additive score, v . tanh(q + k).
         pairs: it projects pairs of rows of two activations, or a curve over them: True for all pairs, False for those
             of a single row with all others.
+        rows: serial number of the list by which the rows that a projection read were gathered.
+        projects: an operation of a library's own projected, or what one projected became floating-point numbers again.
+        inverse: it is a product of weights with themselves, a step to their inverse (Nystroem).
+        pooled: the softmax whose weights met values here.
     """
 
     source: int | None = None
@@ -44,6 +48,10 @@ class Root:
     width: int | None = None
     additive: bool = False
     pairs: bool | None = None
+    rows: int | None = None
+    projects: bool = False
+    inverse: bool = False
+    pooled: SoftmaxEntry | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,18 +62,21 @@ class Product:
         dtype: in which it was stored.
         largest: the largest |q . k|, where it was measured.
         distance: it is |q - k| to this power, 1 or 2, and no q . k; None where it is q . k.
+        edges: row is multiplied with row, and not every row with every other.
     """
 
     dtype: torch.dtype
     largest: Tensor | None
     distance: int | None = None
+    edges: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pairs:
     """Two activations, rows of one of which met rows of the other, without the views that spread them for that.
 
-    `both` where each has an axis that the other has not: every row of one met every row of the other.
+    `both` where each has an axis that the other has not, or their rows were gathered by two lists: every row of one met
+    rows of the other.
     """
 
     left: Node

@@ -15,6 +15,7 @@ from sqrtdk.tracing.classify.weights import overwritten
 from sqrtdk.tracing.watch.events import Weighing
 from sqrtdk.tracing.watch.graph import Node, Root, Weights, alias, origin
 from sqrtdk.tracing.watch.sites import Sites
+from sqrtdk.tracing.watch.wrapped import within
 
 _SWEEP = 4096  # new tensors between two clean-ups of dead references
 
@@ -37,8 +38,9 @@ class Store:
         self._puts = 0
         if model is not None:
             for name, tensor in _module_tensors(model):
-                self._held.append(tensor)
-                self._constants[id(tensor)] = name
+                for part in within(tensor):
+                    self._held.append(part)
+                    self._constants[id(part)] = name
 
     def close(self) -> None:
         """Drop every tensor."""
@@ -142,18 +144,12 @@ class Store:
         self.put(tensor, node)
         return node
 
-    def cut(
-        self,
-        node: Node,
-        tensor: Tensor,
-        source: Node | None = None,
-        *,
-        width: int | None = None,
-        additive: bool = False,
-        pairs: bool | None = None,
-    ) -> None:
-        """End the lineage here: `node` is a root that keeps its values; `source` is what a projection read."""
-        root = Root(width=width, additive=additive, pairs=pairs)
+    def cut(self, node: Node, tensor: Tensor, source: Node | None = None, **facts: Any) -> None:
+        """End the lineage here: `node` is a root that keeps its values; `source` is what a projection read.
+
+        `facts` are what else is known of the root, by its attributes' names.
+        """
+        root = Root(**facts)
         if source is not None:
             start = origin(source)
             earlier = (frozenset({r.serial}) | r.root.lineage for r in start.roots if r.root is not None)
