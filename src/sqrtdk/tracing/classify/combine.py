@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sqrtdk.tracing.classify import additive, edges, landmarks, quantised
+from sqrtdk.tracing.classify import edge_scores, edges, landmarks, quantised
 from sqrtdk.tracing.classify.normalise import normalise
 from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.softmax import by_hand
@@ -111,7 +111,7 @@ def _carry_vectors(scene: Scene, made: Made, active: list[Node]) -> None:
         return
     if len({p.roots for p in active}) > 1 and node.op not in ("cat", "stack") and not edges.pairs_rows(node):
         node.terms = sum(p.terms for p in active)
-        scene.store.cut(node, made.tensor, pairs=additive.pairs(node))
+        scene.store.cut(node, made.tensor, meets=edge_scores.meets(node))
         return
     node.roots = frozenset[Node]().union(*(p.roots for p in active))
     node.terms = max((p.terms for p in active), default=0)

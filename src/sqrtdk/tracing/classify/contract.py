@@ -7,7 +7,8 @@ from torch.autograd import forward_ad
 
 from sqrtdk.tracing.classify import apart, landmarks
 from sqrtdk.tracing.classify.adapted import is_adapted_weight
-from sqrtdk.tracing.classify.additive import of_pairs, pairs_queries_and_keys
+from sqrtdk.tracing.classify.additive import pairs_queries_and_keys
+from sqrtdk.tracing.classify.edge_scores import reads_edges
 from sqrtdk.tracing.classify.gathered import rows_of
 from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.weights import axis_fault
@@ -93,6 +94,5 @@ def _project(scene: Scene, made: Made, a: Node, b: Node) -> None:
     node.terms = 1 if len(node.shape) > 2 and a.shape[0] > 1 else 0
     node.label = origin(weight).label
     additive = (node.op == "mv" or node.shape[-1] == 1) and pairs_queries_and_keys(source)
-    pairs = of_pairs(source) or pairs_queries_and_keys(source)
-    width, rows = a.shape[-1], rows_of(source)
-    scene.store.cut(node, made.tensor, source=source, width=width, additive=additive, pairs=pairs, rows=rows)
+    edges = {"meets": reads_edges(source), "rows": rows_of(source)}
+    scene.store.cut(node, made.tensor, source=source, width=a.shape[-1], additive=additive, **edges)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from sqrtdk.tracing.classify.additive import adds_queries_and_keys, summed_by_hand
+from sqrtdk.tracing.classify.additive import summed_by_hand
 from sqrtdk.tracing.read.chain import Chain, read_chain
 from sqrtdk.tracing.read.masks import as_passed
 from sqrtdk.tracing.read.orient import orientation
@@ -31,8 +31,8 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
         heads_hint: heads as the module declares them.
     """
     chain = read_chain(weighing.node)
-    if chain.product is None or _of_edges(chain.product):
-        return without_product(weighing, chain, value)
+    if chain.product is None:
+        return _without_product(weighing, chain, value)
     left, right = _operands(chain.product)
     axes = orientation(chain.product, chain.views, weighing.dim, weighing.logits.dim())
     query_node, key_node = (right, left) if axes.swapped else (left, right)
@@ -68,15 +68,14 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
     )
 
 
-def without_product(weighing: Weighing, chain: Chain, value: Tensor) -> Reading | str:
-    """An attention whose logits are no product of q and k; a string where it is none."""
+def _without_product(weighing: Weighing, chain: Chain, value: Tensor) -> Reading | str:
     node = weighing.node
-    while not node.is_root and node.product is None:
+    while not node.is_root:
         parent = node.main()
         if parent is None:
             break
         node = parent
-    additive = (node.root is not None and node.root.additive) or _is_additive(weighing.node)
+    additive = (node.root is not None and node.root.additive) or summed_by_hand(weighing.node)
     if not additive and (node.op in ("input", "parameter") or (node.root is not None and node.root.width is not None)):
         return ONE_PROJECTION
     name = "additive" if additive else f"unknown({node.op})"
@@ -104,15 +103,6 @@ def without_product(weighing: Weighing, chain: Chain, value: Tensor) -> Reading 
         score=name,
         fault=f"the logits are no product of q and k: {name}",
     )
-
-
-def _is_additive(logits: Node) -> bool:
-    return summed_by_hand(logits) or adds_queries_and_keys(logits)
-
-
-def _of_edges(product: Node) -> bool:
-    """Whether rows were multiplied one with one: what is made of them but an edge softmax is not read."""
-    return product.product is not None and product.product.edges
 
 
 def _operands(product: Node) -> tuple[Node, Node]:

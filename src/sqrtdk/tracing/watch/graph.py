@@ -34,7 +34,7 @@ class Root:
         lineage: serial numbers of that tensor and of what it was projected from, up to the nearest sum of branches.
         width: features that a projection contracted over.
         additive: it is an additive score, v . tanh(q + k).
-        pairs: it adds, or projects, an activation of one position and one of another, for every pair.
+        meets: it adds, or projects, rows of two activations, an edge of a graph each.
         rows: serial number of the list by which the rows that a projection read were gathered.
         projects: an operation of a library's own projected, or what one projected became floating-point numbers again.
         inverse: it is a product of weights with themselves, a step to their inverse (Nystroem).
@@ -45,7 +45,7 @@ class Root:
     lineage: frozenset[int] = frozenset()
     width: int | None = None
     additive: bool = False
-    pairs: bool = False
+    meets: bool = False
     rows: int | None = None
     projects: bool = False
     inverse: bool = False
