@@ -198,6 +198,19 @@ def test_queries_and_keys_of_other_nodes_are_counted_apart() -> None:
     assert (call.query_len, call.key_len, call.scale.effective) == (5, N, pytest.approx(ROOT))
 
 
+def test_one_projection_for_queries_and_keys_is_a_product_too() -> None:
+    class Shared(EdgeAttention):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            source, target = edge_index
+            h = self.q(x).view(-1, H, E)
+            weights = edge_softmax((h[target] * h[source]).sum(-1) * ROOT, target, len(x))
+            return scatter_add(h[source] * weights[..., None], target, len(x)).flatten(1)
+
+    call = read(Shared())
+    check_product(call)
+    assert call.self_attention is True
+
+
 class Prior(EdgeAttention):
     """A learned number for each head, and one for each kind of edge (HGT)."""
 
