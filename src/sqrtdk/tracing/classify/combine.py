@@ -58,6 +58,9 @@ def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
     before = source.weights
     assert before is not None
     weighing = before.weighing
+    if before.weighted and edges.sums_values(node):
+        edges.sum_values(scene, made, before)
+        return
     if node.op in landmarks.INVERSES:
         landmarks.inverted(scene, made, before)
         return
@@ -66,20 +69,18 @@ def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
         node.size = "sum"
     elif len(active) == 1:
         node.size = active[0].size
-    summed = before.weighted and _sums_values(node)
-    carried = before.carried if others or summed else carry(node, made.tensor, tensors, source, weighing)
+    carried = before.carried if others else carry(node, made.tensor, tensors, source, weighing)
     node.weights = Weights(weighing, carried)
     weighing.dropout = weighing.dropout or dropout(node)
     dense = bool(weighing.node.products) and node.shape != weighing.entry.shape
     if node.op == "mul" and others and (dense or weighing.edges):
         values = next((t for i, t in tensors.items() if node.args[i] in others), None)
         node.weights = replace(node.weights, weighted=True, values=None if values is None else alias(values))
-    elif summed and active[0].weights is not None:
+    elif node.op == "sum" and active[0].weights is not None and active[0].weights.weighted:
         values = active[0].weights.values
         if not weighing.entry.attention and values is not None:
             weighing.entry.attention = True
             weighing.carried = carried
-            weighing.fault = edges.group_fault(weighing, tensors.get(2))
             scene.listener.eager(weighing, values, made.tensor)
         scene.store.cut(node, made.tensor)
         return
@@ -97,11 +98,6 @@ def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
 def _sums(weights: Node) -> bool:
     """Whether weights are summed; `F.normalize(weights, p=1)` does it by their norm."""
     return weights.op == "sum" or (weights.op == "linalg_vector_norm" and weights.number(1) == 1)
-
-
-def _sums_values(weighted: Node) -> bool:
-    """Whether weighted values are summed, over the keys or over the edges of each node."""
-    return weighted.op == "sum" or edges.sums_values(weighted)
 
 
 def _carry_vectors(scene: Scene, made: Made, active: list[Node]) -> None:
