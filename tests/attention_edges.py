@@ -142,19 +142,6 @@ class Gat2(Gat):
         return scatter_add(values[source] * weights[..., None], target, len(x)).flatten(1)
 
 
-class DenseGat(Gat):
-    """The same over an adjacency matrix: an outer sum, its activation, a fill where there is no edge."""
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        source, target = edge_index
-        values = self.source(x)
-        queries = values if self.target is None else self.target(x)
-        z = queries @ self.a_target.flatten()[:, None] + (values @ self.a_source.flatten()[:, None]).T
-        linked = torch.zeros(len(x), len(x), dtype=torch.bool, device=x.device)
-        linked[target, source] = True
-        return torch.where(linked, self.activation(z), -9e15).softmax(1) @ values
-
-
 class Pooling(nn.Module):
     """A gate a node, a softmax over the nodes of each graph, one sum a graph: no query, no attention."""
 

@@ -16,7 +16,6 @@ from attention_edges import (
     SUMS,
     WIDTH,
     AfterTheSum,
-    DenseGat,
     E,
     EdgeAttention,
     Gat,
@@ -199,6 +198,19 @@ def test_queries_and_keys_of_other_nodes_are_counted_apart() -> None:
     assert (call.query_len, call.key_len, call.scale.effective) == (5, N, pytest.approx(ROOT))
 
 
+def test_one_projection_for_queries_and_keys_is_a_product_too() -> None:
+    class Shared(EdgeAttention):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            source, target = edge_index
+            h = self.q(x).view(-1, H, E)
+            weights = edge_softmax((h[target] * h[source]).sum(-1) * ROOT, target, len(x))
+            return scatter_add(h[source] * weights[..., None], target, len(x)).flatten(1)
+
+    call = read(Shared())
+    check_product(call)
+    assert call.self_attention is True
+
+
 class Prior(EdgeAttention):
     """A learned number for each head, and one for each kind of edge (HGT)."""
 
@@ -261,37 +273,45 @@ ACTIVATIONS = {
 @pytest.mark.parametrize("two", [False, True], ids=["shared", "two projections"])
 @pytest.mark.parametrize(
     ("kind", "activation"),
-    [(kind, name) for kind in (Gat, Gat2, DenseGat) for name in ACTIVATIONS if kind is Gat or name != "none"],
+    [(kind, name) for kind in (Gat, Gat2) for name in ACTIVATIONS if kind is Gat or name != "none"],
 )
 def test_graph_attention_is_additive_whatever_its_activation(kind: type[Gat], activation: str, two: bool) -> None:
     call = read(kind(ACTIVATIONS[activation], two=two))
     assert (call.score, call.formula, call.unknown) == ("additive", "softmax(additive(q, k))", ())
-    assert (call.kind, call.heads) == (("eager", 1) if kind is DenseGat else ("edge softmax", H))
+    assert (call.kind, call.heads) == ("edge softmax", H)
     assert call.scale.effective is None
     assert "additive" in (call.scale.reason or "")
 
 
 def test_features_side_by_side_are_additive() -> None:
-    """The first graph attention multiplied [Wx_i, Wx_j] by one vector; dense, and by its edges."""
+    """The first graph attention multiplied [Wx_i, Wx_j] by one vector."""
 
-    class Dense(nn.Module):
+    class Beside(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.w, self.a = nn.Linear(WIDTH, E), nn.Linear(2 * E, 1)
 
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            h = self.w(x)
-            both = torch.cat([h.repeat_interleave(len(x), 0), h.repeat(len(x), 1)], -1).view(len(x), len(x), -1)
-            return functional.leaky_relu(self.a(both).squeeze(-1)).softmax(-1) @ h
-
-    class Sparse(Dense):
         def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
             source, target = edge_index
             h = self.w(x)
             z = functional.leaky_relu(self.a(torch.cat([h[target], h[source]], -1)))
             return scatter_add(edge_softmax(z, target, len(x)) * h[source], target, len(x))
 
-    assert [read(model).score for model in (Dense(), Sparse())] == ["additive", "additive"]
+    assert read(Beside()).score == "additive"
+
+
+def test_a_dense_softmax_over_products_of_rows_is_not_read() -> None:
+    """The edges of one group, by a plain softmax."""
+
+    class One(EdgeAttention):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            source, target = edge_index
+            weights = (self.q(x)[target] * self.k(x)[source]).sum(-1).softmax(-1)
+            return weights @ self.v(x)[source]
+
+    call = read(One())
+    assert call.unknown == ("unknown(mul)",)
+    assert call.scale.effective is None
 
 
 # -- what is none ------------------------------------------------------------------------------------------------------

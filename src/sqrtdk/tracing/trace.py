@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidTypeError, kind_and_text
 from sqrtdk.tracing.read.eager import read_eager
-from sqrtdk.tracing.read.edges import read_edges
+from sqrtdk.tracing.read.edges import read_beside, read_edges
 from sqrtdk.tracing.read.kernels import KERNELS
 from sqrtdk.tracing.read.reading import Reading
 from sqrtdk.tracing.records import AttentionCall, NotAttention, NotMeasured
@@ -117,6 +117,8 @@ class Trace:
         def read() -> None:
             if weighing.edges is not None:
                 reading = read_edges(weighing, weighing.edges, value, output)
+            elif any(product.product is not None and product.product.edges for product in weighing.node.products):
+                reading = read_beside(weighing, value)
             else:
                 reading = read_eager(weighing, value, output, heads_hint=self._heads(site))
             if isinstance(reading, str):

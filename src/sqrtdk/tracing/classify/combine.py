@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sqrtdk.tracing.classify import edges, landmarks, quantised
+from sqrtdk.tracing.classify import edge_scores, edges, landmarks, quantised
 from sqrtdk.tracing.classify.additive import is_additive
 from sqrtdk.tracing.classify.branches import set_beside, summands
 from sqrtdk.tracing.classify.normalise import normalise
@@ -68,6 +68,9 @@ def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
         sum_values(scene, made, source)
         return
     weighing = before.weighing
+    if before.weighted and edges.sums_values(node):
+        edges.sum_values(scene, made, before)
+        return
     if node.op in landmarks.INVERSES:
         landmarks.inverted(scene, made, before)
         return
@@ -76,23 +79,13 @@ def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
         node.size = "sum"
     elif len(active) == 1:
         node.size = active[0].size
-    summed = before.weighted and edges.sums_values(node)
-    carried = before.carried if others or summed else carry(node, made.tensor, tensors, source, weighing)
+    carried = before.carried if others else carry(node, made.tensor, tensors, source, weighing)
     node.weights = Weights(weighing, carried)
     weighing.dropout = weighing.dropout or dropout(node)
     spread = node.shape != weighing.entry.shape and is_scored(weighing.node)
     if node.op == "mul" and others and (spread or weighing.edges):
         values = next((t for i, t in tensors.items() if node.args[i] in others), None)
         node.weights = replace(node.weights, weighted=True, values=None if values is None else alias(values))
-    elif summed and active[0].weights is not None:
-        values = active[0].weights.values
-        if not weighing.entry.attention and values is not None:
-            weighing.entry.attention = True
-            weighing.carried = carried
-            weighing.fault = edges.group_fault(weighing, tensors.get(2))
-            scene.listener.eager(weighing, values, made.tensor)
-        scene.store.cut(node, made.tensor)
-        return
     elif others:
         scene.store.cut(node, made.tensor)
         return
@@ -128,7 +121,7 @@ def _carry_vectors(scene: Scene, made: Made, active: list[Node]) -> None:
     if len({p.roots for p in active}) > 1 and not together:
         node.terms = sum(p.terms for p in active)
         node.branches = summands(node, scene.store.projected)
-        scene.store.cut(node, made.tensor)
+        scene.store.cut(node, made.tensor, meets=edge_scores.meets(node))
         return
     node.roots = frozenset[Node]().union(*(p.roots for p in active))
     node.terms = max((p.terms for p in active), default=0)

@@ -7,6 +7,7 @@ from torch.autograd import forward_ad
 from sqrtdk.tracing.classify import apart, landmarks
 from sqrtdk.tracing.classify.adapted import is_adapted_weight
 from sqrtdk.tracing.classify.additive import pairs_queries_and_keys, reads_pairs
+from sqrtdk.tracing.classify.edge_scores import reads_edges
 from sqrtdk.tracing.classify.gathered import rows_of
 from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.sums import as_matrix, largest, note_weighted_sum
@@ -92,5 +93,5 @@ def _project(scene: Scene, made: Made, a: Node, b: Node) -> None:
     additive = narrow and pairs_queries_and_keys(source)
     if narrow and not weight.act:
         note_weighted_sum(scene, made, source, weight)
-    facts = {"width": a.shape[-1], "additive": additive, "pairs": reads_pairs(source), "rows": rows_of(source)}
-    scene.store.cut(node, made.tensor, source=source, **facts)
+    facts = {"additive": additive, "pairs": reads_pairs(source), "meets": reads_edges(source), "rows": rows_of(source)}
+    scene.store.cut(node, made.tensor, source=source, width=a.shape[-1], **facts)

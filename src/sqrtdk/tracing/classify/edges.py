@@ -18,7 +18,7 @@ from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.softmax import begin
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.events import EdgeGroups, Weighing
-from sqrtdk.tracing.watch.graph import Node, Product, alias, origin
+from sqrtdk.tracing.watch.graph import Node, Product, Weights, alias, origin
 
 
 class _Places(NamedTuple):
@@ -220,17 +220,31 @@ def _summed_before(scene: Scene, made: Made, top: Node, total: _Total) -> bool:
     logits = bottom.operands[0]
     node = Node("div", tuple(logits.shape), args=(bottom.args[0],), act=True, site=made.node.site)
     weighing = _begin(scene, replace(made, node=node, tensor=logits), logits, total)
-    weighing.entry.attention = True
-    weighing.fault = group_fault(weighing, top.operands.get(_INDEX))
-    scene.listener.eager(weighing, alias(values), made.tensor)
-    scene.store.cut(made.node, made.tensor)
+    _meet(scene, made, weighing, alias(values), top.operands.get(_INDEX))
     return True
+
+
+def sum_values(scene: Scene, made: Made, weights: Weights) -> None:
+    """Weighted values are summed for each node, for the first time: who listens is told."""
+    weighing = weights.weighing
+    if weighing.entry.attention or weights.values is None:
+        scene.store.cut(made.node, made.tensor)
+        return
+    weighing.carried = weights.carried
+    _meet(scene, made, weighing, weights.values, made.tensors.get(_INDEX))
+
+
+def _meet(scene: Scene, made: Made, weighing: Weighing, values: Tensor, index: Tensor | None) -> None:
+    weighing.entry.attention = True
+    weighing.fault = _group_fault(weighing, index)
+    scene.listener.eager(weighing, values, made.tensor)
+    scene.store.cut(made.node, made.tensor)
 
 
 OTHER_GROUPS = "softmax over the edges of other nodes than the values are summed for"
 
 
-def group_fault(weighing: Weighing, index: Tensor | None) -> str | None:
+def _group_fault(weighing: Weighing, index: Tensor | None) -> str | None:
     """What is wrong where the values are summed by another grouping of the edges than the softmax's."""
     groups = weighing.edges
     if groups is None or groups.index is None or index is None or index.is_meta or index.is_floating_point():

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from sqrtdk.tracing.classify.gathered import rows_of
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.graph import Node, Pairs
 
@@ -43,8 +42,6 @@ def _note_spread(node: Node, left: Node, right: Node) -> None:
     owners = {a == 1 for a, b in [*facing(left, right, node.shape)][first:] if (a == 1) != (b == 1)}
     if owners:
         node.pairs = Pairs(left, right, both=len(owners) == 2)
-    elif node.op != "mul" and _are_edges(left, right):
-        node.pairs = Pairs(left, right, both=True)
 
 
 def _note_side_by_side(node: Node) -> None:
@@ -54,14 +51,8 @@ def _note_side_by_side(node: Node) -> None:
     if len(parts) != 2 or not all(is_act(part) for part in parts) or dim % len(node.shape) not in _features(node):
         return
     grown = [_is_grown(part) for part in parts]
-    if any(grown) or _are_edges(*parts):
-        node.pairs = Pairs(parts[0], parts[1], both=all(grown) or not any(grown))
-
-
-def _are_edges(left: Node, right: Node) -> bool:
-    """Whether the rows of both were gathered, by two lists."""
-    lists = {rows_of(left), rows_of(right)}
-    return len(lists) == 2 and None not in lists
+    if any(grown):
+        node.pairs = Pairs(parts[0], parts[1], both=all(grown))
 
 
 def _features(node: Node) -> set[int]:

@@ -36,7 +36,7 @@ def put_to_size(scene: Scene, made: Made) -> bool:
         product = origin(projected)
         if product.root is None or not product.label:
             continue
-        if origin(size).label == product.label:
+        if not size.act and origin(size).label == product.label:
             _cut_again(scene, made, product, product)
             return True
         if size.act and size.shape[-1:] == (1,) and _is_whole(product):

@@ -35,12 +35,10 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
         return read_nested(weighing, value)
     chain = read_chain(weighing.node)
     if chain.product is None:
-        return without_product(weighing, value)
+        return _without_product(weighing, value)
     product = chain.product.product
     if product is None:
         return read_scored(weighing, chain, value, output)
-    if product.edges:  # rows were multiplied one with one: what is made of them but an edge softmax is not read
-        return without_product(weighing, value)
     left, right = _operands(chain.product)
     axes = orientation(chain.product, chain.views, weighing.dim, weighing.logits.dim())
     query_node, key_node = (right, left) if axes.swapped else (left, right)
@@ -85,10 +83,9 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
     )
 
 
-def without_product(weighing: Weighing, value: Tensor) -> Reading | str:
-    """An attention whose logits are no product of q and k; a string where it is none."""
+def _without_product(weighing: Weighing, value: Tensor) -> Reading | str:
     node = weighing.node
-    while not node.is_root and node.product is None:
+    while not node.is_root:
         parent = node.main()
         if parent is None:
             break

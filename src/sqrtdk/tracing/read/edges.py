@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from sqrtdk.tracing.classify.edge_scores import is_additive
 from sqrtdk.tracing.read import chain
-from sqrtdk.tracing.read.eager import without_product
 from sqrtdk.tracing.read.factors import factor_of_edges
 from sqrtdk.tracing.read.reading import Edges, Layout, Reading
-from sqrtdk.tracing.read.scored import read_scored
 from sqrtdk.tracing.read.side import Side, follow
+from sqrtdk.tracing.records import ONE_PROJECTION, Stage
 from sqrtdk.tracing.steps import Scale, Step, Unknown
 from sqrtdk.tracing.watch.events import EdgeGroups, Weighing
 from sqrtdk.tracing.watch.graph import Node
@@ -27,12 +27,8 @@ def read_edges(weighing: Weighing, groups: EdgeGroups, value: Tensor, output: Te
     """An edge softmax met values: read it back. A string says why it is no attention."""
     way = chain.read_chain(weighing.node, READERS)
     layout = _layout(weighing.logits, groups, value)
-    if way.product is None:
-        reading = without_product(weighing, value)
-        return f"{KIND}: {reading}" if isinstance(reading, str) else replace(reading, kind=KIND, layout=layout)
-    if way.product.product is None:
-        scored = read_scored(weighing, way, value, output)
-        return replace(scored, kind=KIND, layout=layout, operands=None, fault=scored.no_slope)
+    if way.product is None or way.product.product is None:
+        return _without_product(weighing, chain.Chain(None), layout, value)
     left, right = (arg for arg in way.product.args if isinstance(arg, Node))
     query, key = (_side(node, where) for node, where in ((left, "q"), (right, "k")))
     width, fault = left.shape[-1], weighing.fault
@@ -55,6 +51,48 @@ def read_edges(weighing: Weighing, groups: EdgeGroups, value: Tensor, output: Te
         fault=None if fault is None else "the weights of a node do not sum to 1",
         no_slope=None if paired else "its logits are no product of one row with one row",
         no_stats=None if paired and _fits(groups, layout) else _NO_STATS,
+    )
+
+
+def read_beside(weighing: Weighing, value: Tensor) -> Reading:
+    """A softmax over rows, dense, whose logits were multiplied row by row: that is not read."""
+    logits = weighing.logits.movedim(weighing.dim, -1)
+    rows, columns = (1, *logits.shape)[-2:]
+    layout = Layout(math.prod(logits.shape[:-2]), 1, rows, columns, 0, value.shape[-1])
+    return _of_score(weighing, "unknown(mul)", chain.Chain(None), layout, value, kind="eager")
+
+
+def _without_product(weighing: Weighing, way: chain.Chain, layout: Layout, value: Tensor) -> Reading | str:
+    if is_additive(weighing.node):
+        return _of_score(weighing, "additive", way, layout, value)
+    node = weighing.node
+    while not node.is_root and (parent := node.main()) is not None:
+        node = parent
+    if node.op in ("input", "parameter") or (node.root is not None and node.root.width is not None):
+        return f"{KIND}: {ONE_PROJECTION}"
+    return _of_score(weighing, f"unknown({node.op})", way, layout, value)
+
+
+def _of_score(
+    weighing: Weighing, score: str, way: chain.Chain, layout: Layout, value: Tensor, *, kind: str = KIND
+) -> Reading:
+    """An attention whose logits are no product of q and k."""
+    additive = score == "additive"
+    stage = Stage("logits", "score" if additive else "unknown", score)
+    return Reading(
+        site=weighing.entry.site,
+        kind=kind,
+        op=weighing.op,
+        layout=layout,
+        query=Side(None, None, (stage,), unknown=() if additive else (score,)),
+        key=Side(None, None),
+        steps=way.steps,
+        operands=None,
+        dtype=value.dtype,
+        logits_dtype=weighing.logits.dtype,
+        device=weighing.logits.device,
+        score=score,
+        fault=f"the logits are no product of q and k: {score}",
     )
 
 

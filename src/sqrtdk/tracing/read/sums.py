@@ -21,7 +21,7 @@ _PROJECTED = frozenset(ops.CONTRACTIONS) | ops.PROJECTIONS - {"embedding"}
 def summed(node: Node, where: str, follow: Callable[[Node, str], Side]) -> Side | None:
     """The side of a sum of branches; None where nothing stands before it, so that it is a start of its own."""
     sides = [follow(branch, where) for branch, _ in node.branches]
-    if not any(_carries(side) for side in sides):
+    if not any(_carries(side) for side in sides) or _adapts(*sides) or _adapts(*sides[::-1]):
         return None
     if any(side.rope != sides[0].rope for side in sides):
         return together(sides, root=node, basis=None).lost(where, "a rotation before a sum of branches")
@@ -33,6 +33,16 @@ def _carries(side: Side) -> bool:
     """Whether a branch is a projection with something after it that belongs to q or k."""
     projected = side.root is None or side.root.op in _PROJECTED
     return projected and bool(side.factors or side.rope)
+
+
+def _adapts(whole: Side, other: Side) -> bool:
+    """Whether a branch is an adapter of the `whole` one, B A x beside W x (Hu et al. 2021): its factor is its own."""
+    shared, deeper = whole.start.lineage & other.start.lineage, len(other.start.lineage) > len(whole.start.lineage)
+    return not _carries_any(whole) and bool(shared) and deeper and other.start.source != whole.start.source
+
+
+def _carries_any(side: Side) -> bool:
+    return bool(side.factors or side.rope or side.norm)
 
 
 def _sum(node: Node, sides: Sequence[Side]) -> Tensor | None:

@@ -37,6 +37,7 @@ class Root:
         additive: it is an additive score, v . tanh(q + k).
         pairs: it projects pairs of rows of two activations, or a curve over them: True for all pairs, False for those
             of a single row with all others.
+        meets: it adds, or projects, rows of two activations, an edge of a graph each.
         rows: serial number of the list by which the rows that a projection read were gathered.
         projects: an operation of a library's own projected, or what one projected became floating-point numbers again.
         inverse: it is a product of weights with themselves, a step to their inverse (Nystroem).
@@ -48,6 +49,7 @@ class Root:
     width: int | None = None
     additive: bool = False
     pairs: bool | None = None
+    meets: bool = False
     rows: int | None = None
     projects: bool = False
     inverse: bool = False
