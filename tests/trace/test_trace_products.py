@@ -87,6 +87,17 @@ def test_one_query_is_one_row(name: str, device: str) -> None:
 
 
 @devices
+@pytest.mark.parametrize("name", styles.AXIAL)
+def test_heads_of_a_grid_are_its_heads(name: str, device: str) -> None:
+    """What lies between heads and rows is batch: (B, H, X, Y, E) attended along X or Y."""
+    attend, batch, rows = styles.AXIAL[name]
+    call = record(attend, device=device)
+    assert layout(call) == (batch, H, H, rows, rows, E, E)
+    assert call.formula == "softmax(0.25 * q.k)"
+    assert call.scale.agree is (None if device == "meta" else True)
+
+
+@devices
 @pytest.mark.parametrize("name", styles.WINDOWS)
 def test_windows_have_a_row_for_each_query(name: str, device: str) -> None:
     attend, keys = styles.WINDOWS[name]

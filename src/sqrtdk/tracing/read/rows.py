@@ -42,10 +42,8 @@ def place_rows(axes: Orientation, product: Node, query: Node, views: Sequence[No
     along = _followed(query, _positions)
     if along is None:
         return last
-    line = along[..., :1, :] if axes.swapped else along[..., :1]
-    try:
-        line = to_softmax((line.mT if axes.swapped else line).expand(product.shape), views).movedim(axes.keys, -1)
-    except (RuntimeError, IndexError):
+    line = _at_softmax(along, axes, product, views)
+    if line is None:
         return last
     rows = tuple(axis for axis in range(line.dim() - 1) if varies(line, axis))
     if not single:
@@ -54,6 +52,32 @@ def place_rows(axes: Orientation, product: Node, query: Node, views: Sequence[No
         return replace(axes, rows=rows, windowed=True)
     sizes = [size for axis, size in enumerate(shape) if axis != axes.keys % len(shape)]
     return last if sizes and sizes[-1] == 1 else replace(axes, rows=())
+
+
+def place_heads(axes: Orientation, product: Node, query: Node, views: Sequence[Node], dims: int) -> Orientation:
+    """The orientation with the axes along which the features of the queries run, where others lie between.
+
+    Args:
+        axes: with the rows in place.
+        product: q . k.
+        query: its operand that is q.
+        views: from there to the softmax.
+        dims: of the softmax.
+    """
+    others = [axis for axis in range(dims - 1) if axis not in axes.rows]
+    channel = _followed(query, _channels) if axes.followed and len(others) > 2 else None
+    line = None if channel is None else _at_softmax(channel, axes, product, views)
+    heads = () if line is None else tuple(axis for axis in others if varies(line, axis))
+    return axes if heads == tuple(others[len(others) - len(heads) :]) else replace(axes, heads=heads)
+
+
+def _at_softmax(along: Tensor, axes: Orientation, product: Node, views: Sequence[Node]) -> Tensor | None:
+    """A coordinate of q in the softmax's layout, its keys moved last; None where the views can't be followed."""
+    line = along[..., :1, :] if axes.swapped else along[..., :1]
+    try:
+        return to_softmax(line.expand(product.shape), views).movedim(axes.keys, -1)
+    except (RuntimeError, IndexError):
+        return None
 
 
 def over_channels(operand: Node, *, swapped: bool = False) -> bool:
@@ -70,11 +94,11 @@ def over_channels(operand: Node, *, swapped: bool = False) -> bool:
         return False
     if operand.shape[rows] < 2 or root.shape[features] % operand.shape[rows]:
         return False
-    channel = _followed(operand, _channels)
-    if channel is None or not varies(channel, rows) or varies(channel, summed):
-        return False
     position = _followed(operand, _positions)
-    return position is not None and varies(position, summed)
+    if position is None or not varies(position, summed):
+        return False
+    channel = _followed(operand, _channels)
+    return channel is not None and varies(channel, rows) and not varies(channel, summed)
 
 
 def norm_fault(operand: Node, *, summed: int) -> str | None:
