@@ -20,7 +20,8 @@ from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.graph import Node, replay
 
 _REDUCED = frozenset({"mean", "sum", "amax", "amin"})
-_CONVOLVED = ops.PROJECTIONS | ops.AFFINE
+_CONVOLUTIONS = frozenset({"convolution", "_convolution", "mkldnn_convolution"}) | ops.AFFINE
+_LINEAR = (ops.PROJECTIONS | ops.CONTRACTIONS.keys()) - _CONVOLUTIONS - {"embedding", "_embedding_bag"}
 
 Shape = tuple[int, ...]
 
@@ -173,21 +174,25 @@ def _after(step: Node, line: Tensor) -> Tensor | None:
     return line.reshape(step.shape)
 
 
+def _convolved(root: Node) -> bool:
+    """Whether its features are axis 1; those of a batch normalisation of vectors are the last."""
+    return root.op in _CONVOLUTIONS and len(root.shape) > 2
+
+
 def _features(root: Node) -> int | None:
-    """The axis of a projection's features; None where it is no projection."""
-    if root.op in _CONVOLVED and root.op != "embedding":
-        return 1
-    return len(root.shape) - 1 if root.op in ops.CONTRACTIONS else None
+    """The axis of a projection's features, counted from the end; None where it is no projection."""
+    if _convolved(root):
+        return 1 - len(root.shape)
+    return -1 if root.op in _CONVOLUTIONS | _LINEAR else None
 
 
 def _positions(root: Node, shape: Shape) -> Tensor | None:
     """0, 1, 2 ... along the positions; all 0 where a projection of vectors has none."""
-    features = _features(root)
-    if len(shape) < 2:
+    if len(shape) < 2 or root.op == "bmm":  # einsum folds batch and positions
         return None
-    if features == 1 and root.op not in ops.CONTRACTIONS:
+    if _convolved(root):
         before, sizes, after = 2, shape[2:], 0
-    elif features is not None and root.op != "bmm":
+    elif root.op in _CONVOLUTIONS | _LINEAR:
         before, sizes, after = 1, shape[1:-1], 1
     else:
         before, sizes, after = len(shape) - 2, shape[-2:-1], 1
@@ -197,9 +202,7 @@ def _positions(root: Node, shape: Shape) -> Tensor | None:
 
 def _channels(root: Node, shape: Shape) -> Tensor | None:
     """0, 1, 2 ... along the features."""
-    features = _features(root)
-    if features is None:
+    axis = _features(root)
+    if axis is None:
         return None
-    axis = 1 if features == 1 and root.op not in ops.CONTRACTIONS else len(shape) - 1
-    sizes = tuple(n if d == axis else 1 for d, n in enumerate(shape))
-    return torch.arange(shape[axis], dtype=torch.int32).view(sizes).expand(shape)
+    return torch.arange(shape[axis], dtype=torch.int32).view(-1, *(1,) * (-1 - axis)).expand(shape)
