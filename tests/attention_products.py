@@ -134,12 +134,17 @@ def grid(m: Any, q: Tensor, k: Tensor, v: Tensor, s: float) -> Tensor:
     return torch.einsum("bhxyuv,bhuvd->bhxyd", weights, v).flatten(2, 3)
 
 
+def kept_axis(m: Any, q: Tensor, k: Tensor, v: Tensor, s: float) -> Tensor:
+    weights = ((q.unsqueeze(-2) * k.unsqueeze(-3)).sum(-1, keepdim=True) * s).softmax(-2)
+    return (weights * v.unsqueeze(-3)).sum(-2)
+
+
 WHOLE: dict[str, Attend] = {
     function.__name__: function
     for function in (
         broadcast, matrix_values, values_alone, scaled_before_the_sum, scaled_query, expanded, repeated, heads_last,
         keys_first, mean_times_width, softmax_by_hand, in_place, vecdot, three_operands,
-        three_operands_features, subtracted, grid,
+        three_operands_features, subtracted, grid, kept_axis,
     )
 }  # fmt: skip
 
@@ -156,7 +161,39 @@ def inner(m: Any, q: Tensor, k: Tensor, v: Tensor, s: float) -> Tensor:
     return (torch.inner(q[0, 0], k[0, 0]) * s).softmax(-1) @ v[0, 0]
 
 
-SINGLE: dict[str, Attend] = {function.__name__: function for function in (tensordot, inner)}
+def tensordot_of_heads(m: Any, q: Tensor, k: Tensor, v: Tensor, s: float) -> Tensor:
+    z = torch.tensordot(q[0], k[0], dims=([-1], [-1])).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+    return (z * s).softmax(-1) @ v[0]
+
+
+SINGLE: dict[str, Attend] = {function.__name__: function for function in (tensordot, inner, tensordot_of_heads)}
+
+
+# -- along one axis of a grid: name -> how, batch, rows ----------------------------------------------------------------
+
+
+def along_rows(m: Any, q: Tensor, k: Tensor, v: Tensor, s: float) -> Tensor:
+    q, k, v = (t.unflatten(2, GRID) for t in (q, k, v))
+    weights = (torch.einsum("bhxyd,bhxvd->bhxyv", q, k) * s).softmax(-1)
+    return torch.einsum("bhxyv,bhxvd->bhxyd", weights, v)
+
+
+def along_columns(m: Any, q: Tensor, k: Tensor, v: Tensor, s: float) -> Tensor:
+    q, k, v = (t.unflatten(2, GRID) for t in (q, k, v))
+    weights = (torch.einsum("bhuyd,bhxyd->bhuxy", k, q) * s).softmax(2)
+    return torch.einsum("bhuxy,bhuyd->bhxyd", weights, v)
+
+
+def frames(m: Any, q: Tensor, k: Tensor, v: Tensor, s: float) -> Tensor:
+    q, k, v = (t.unflatten(2, GRID).transpose(1, 2) for t in (q, k, v))
+    return average((pairs(q, k) * s).softmax(-1), v)
+
+
+AXIAL: dict[str, tuple[Attend, int, int]] = {
+    "along_rows": (along_rows, B * GRID[0], GRID[1]),
+    "along_columns": (along_columns, B * GRID[1], GRID[0]),
+    "frames": (frames, B * GRID[0], GRID[1]),
+}
 
 
 # -- one query against many keys ---------------------------------------------------------------------------------------

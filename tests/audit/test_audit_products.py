@@ -20,6 +20,7 @@ PRODUCTS = {
     **styles.WHOLE,
     **styles.SINGLE,
     **{name: row[0] for name, row in styles.ONE_QUERY.items()},
+    **{name: row[0] for name, row in styles.AXIAL.items()},
     **{name: row[0] for name, row in styles.WINDOWS.items()},
 }
 # a number that is no constant of the code, on the meta device

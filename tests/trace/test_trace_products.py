@@ -86,6 +86,57 @@ def test_one_query_is_one_row(name: str, device: str) -> None:
     assert (call.head_dim, call.value_dim) == (E, E)
 
 
+class Projected(Attention):
+    """The same by other projections: a normalised linear layer, a matrix a head, a convolution."""
+
+    def __init__(self, attend: Attend, how: str) -> None:
+        super().__init__(attend)
+        self.how = how
+        self.norm, self.matrices = nn.BatchNorm1d(DIM), nn.Parameter(torch.randn(3, H, DIM, E) * DIM**-0.5)
+        self.convolution = nn.Conv1d(DIM, 3 * DIM, 1)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if self.how == "normalised":
+            q, k, v = (self.norm(p(x).flatten(0, 1)).view(B, L, H, E).transpose(1, 2) for p in (self.q, self.k, self.v))
+        elif self.how == "matrices":
+            q, k, v = torch.einsum("bld,nhde->nbhle", x, self.matrices).unbind(0)
+        else:
+            q, k, v = (t.unflatten(1, (H, E)).mT for t in self.convolution(x.mT).chunk(3, 1))
+        return q, k, v
+
+
+@devices
+@pytest.mark.parametrize("how", ["normalised", "matrices", "convolution"])
+@pytest.mark.parametrize("rows", [1, L])
+@pytest.mark.parametrize("keys", [1, L])
+def test_heads_and_rows_by_any_projection(how: str, rows: int, keys: int, device: str) -> None:
+    """A product of few rows or keys is none of windows, channels or queries in the place of heads."""
+
+    def attend(m: nn.Module, q: Tensor, k: Tensor, v: Tensor, s: float) -> Tensor:
+        q, k, v = q[:, :, :rows], k[:, :, :keys], v[:, :, :keys]
+        weights = (q.flatten(0, 1) @ k.flatten(0, 1).mT * s).view(B, H, rows, keys).softmax(-1)
+        return weights @ v
+
+    with torch.device(device):
+        model, x = Projected(attend, how).eval(), styles.inputs()
+        with torch.no_grad(), sqrtdk.trace(model) as traced:
+            model(x)
+    (call,) = traced.calls
+    assert (*layout(call), call.axis) == (B, H, H, rows, keys, E, E, "positions")
+    assert call.scale.effective == pytest.approx(ROOT)
+
+
+@devices
+@pytest.mark.parametrize("name", styles.AXIAL)
+def test_heads_of_a_grid_are_its_heads(name: str, device: str) -> None:
+    """What lies between heads and rows is batch: (B, H, X, Y, E) attended along X or Y."""
+    attend, batch, rows = styles.AXIAL[name]
+    call = record(attend, device=device)
+    assert layout(call) == (batch, H, H, rows, rows, E, E)
+    assert call.formula == "softmax(0.25 * q.k)"
+    assert call.scale.agree is (None if device == "meta" else True)
+
+
 @devices
 @pytest.mark.parametrize("name", styles.WINDOWS)
 def test_windows_have_a_row_for_each_query(name: str, device: str) -> None:

@@ -12,7 +12,7 @@ from sqrtdk.tracing.read.distances import completed
 from sqrtdk.tracing.read.nested import read_nested
 from sqrtdk.tracing.read.orient import Orientation, orientation
 from sqrtdk.tracing.read.reading import Layout, Logits, Reading
-from sqrtdk.tracing.read.rows import norm_fault, over_channels, place_rows
+from sqrtdk.tracing.read.rows import norm_fault, over_channels, place_heads, place_rows
 from sqrtdk.tracing.read.scored import read_scored
 from sqrtdk.tracing.read.side import Side, follow
 from sqrtdk.tracing.read.unfused import SAFE_SOFTMAX, merge_scale
@@ -43,10 +43,14 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
     axes = orientation(chain.product, chain.views, weighing.dim, weighing.logits.dim())
     query_node, key_node = (right, left) if axes.swapped else (left, right)
     axes = place_rows(axes, chain.product, query_node, chain.views, tuple(weighing.logits.shape))
+    axes = place_heads(axes, chain.product, query_node, chain.views, weighing.logits.dim())
     query, key = _followed(query_node, "q", left), _followed(key_node, "k", left)
     if len(right.shape) > 1:
         query, key = (query.transposed(), key) if axes.swapped else (query, key.transposed())
-    layout = _layout(axes.apply(weighing.logits), query, query_node, axes.swapped, value, heads_hint)
+    logits = axes.apply(weighing.logits)
+    layout = _layout(logits, query, query_node, axes.swapped, value, heads_hint)
+    if axes.heads:
+        layout = replace(layout, heads=logits.shape[-3], batch=math.prod(logits.shape[:-3]))
     channels = over_channels(query_node, swapped=axes.swapped)
     distance, steps = product.distance, chain.steps
     if distance is None and (rest := completed(steps, query.factor * key.factor)) is not None:

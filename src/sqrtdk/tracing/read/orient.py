@@ -19,6 +19,7 @@ class Orientation:
     Attributes:
         keys: the axis the softmax runs over.
         rows: the axes of the queries, once the keys are moved last; none where there is a single query.
+        heads: the axes of the heads, likewise; none where they are those before the rows, or not known.
         swapped: the right operand of the product is the query.
         followed: the views from the product to the softmax could be replayed.
         windowed: every query has keys of its own (local windows).
@@ -29,15 +30,15 @@ class Orientation:
     swapped: bool
     followed: bool
     windowed: bool = False
+    heads: tuple[int, ...] = ()
 
     def apply(self, tensor: Tensor) -> Tensor:
         """(..., L, S) of a tensor in the softmax's layout."""
         tensor = tensor.movedim(self.keys, -1)
-        if not self.rows:
-            return tensor.unsqueeze(-2)
-        rows = len(self.rows)
-        tensor = tensor.movedim(self.rows, tuple(range(-1 - rows, -1)))
-        return tensor if rows == 1 else tensor.flatten(-1 - rows, -2)
+        heads, rows = len(self.heads), len(self.rows)
+        tensor = tensor.movedim((*self.heads, *self.rows), tuple(range(-1 - heads - rows, -1)))
+        tensor = tensor.flatten(-1 - rows, -2) if rows else tensor.unsqueeze(-2)
+        return tensor.flatten(-2 - heads, -3) if heads else tensor
 
 
 def coordinates(product: Node, views: Sequence[Node], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

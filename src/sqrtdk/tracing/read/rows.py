@@ -20,7 +20,8 @@ from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.graph import Node, replay
 
 _REDUCED = frozenset({"mean", "sum", "amax", "amin"})
-_CONVOLVED = ops.PROJECTIONS | ops.AFFINE
+_CONVOLUTIONS = frozenset({"convolution", "_convolution", "mkldnn_convolution"}) | ops.AFFINE
+_LINEAR = (ops.PROJECTIONS | ops.CONTRACTIONS.keys()) - _CONVOLUTIONS - {"embedding", "_embedding_bag"}
 
 Shape = tuple[int, ...]
 
@@ -42,10 +43,8 @@ def place_rows(axes: Orientation, product: Node, query: Node, views: Sequence[No
     along = _followed(query, _positions)
     if along is None:
         return last
-    line = along[..., :1, :] if axes.swapped else along[..., :1]
-    try:
-        line = to_softmax((line.mT if axes.swapped else line).expand(product.shape), views).movedim(axes.keys, -1)
-    except (RuntimeError, IndexError):
+    line = _at_softmax(along, axes, product, views)
+    if line is None:
         return last
     rows = tuple(axis for axis in range(line.dim() - 1) if varies(line, axis))
     if not single:
@@ -54,6 +53,32 @@ def place_rows(axes: Orientation, product: Node, query: Node, views: Sequence[No
         return replace(axes, rows=rows, windowed=True)
     sizes = [size for axis, size in enumerate(shape) if axis != axes.keys % len(shape)]
     return last if sizes and sizes[-1] == 1 else replace(axes, rows=())
+
+
+def place_heads(axes: Orientation, product: Node, query: Node, views: Sequence[Node], dims: int) -> Orientation:
+    """The orientation with the axes along which the features of the queries run, where others lie between.
+
+    Args:
+        axes: with the rows in place.
+        product: q . k.
+        query: its operand that is q.
+        views: from there to the softmax.
+        dims: of the softmax.
+    """
+    others = [axis for axis in range(dims - 1) if axis not in axes.rows]
+    channel = _followed(query, _channels) if axes.followed and len(others) > 2 else None
+    line = None if channel is None else _at_softmax(channel, axes, product, views)
+    heads = () if line is None else tuple(axis for axis in others if varies(line, axis))
+    return axes if heads == tuple(others[len(others) - len(heads) :]) else replace(axes, heads=heads)
+
+
+def _at_softmax(along: Tensor, axes: Orientation, product: Node, views: Sequence[Node]) -> Tensor | None:
+    """A coordinate of q in the softmax's layout, its keys moved last; None where the views can't be followed."""
+    line = along[..., :1, :] if axes.swapped else along[..., :1]
+    try:
+        return to_softmax(line.expand(product.shape), views).movedim(axes.keys, -1)
+    except (RuntimeError, IndexError):
+        return None
 
 
 def over_channels(operand: Node, *, swapped: bool = False) -> bool:
@@ -70,11 +95,11 @@ def over_channels(operand: Node, *, swapped: bool = False) -> bool:
         return False
     if operand.shape[rows] < 2 or root.shape[features] % operand.shape[rows]:
         return False
-    channel = _followed(operand, _channels)
-    if channel is None or not varies(channel, rows) or varies(channel, summed):
-        return False
     position = _followed(operand, _positions)
-    return position is not None and varies(position, summed)
+    if position is None or not varies(position, summed):
+        return False
+    channel = _followed(operand, _channels)
+    return channel is not None and varies(channel, rows) and not varies(channel, summed)
 
 
 def norm_fault(operand: Node, *, summed: int) -> str | None:
@@ -149,21 +174,25 @@ def _after(step: Node, line: Tensor) -> Tensor | None:
     return line.reshape(step.shape)
 
 
+def _convolved(root: Node) -> bool:
+    """Whether its features are axis 1; those of a batch normalisation of vectors are the last."""
+    return root.op in _CONVOLUTIONS and len(root.shape) > 2
+
+
 def _features(root: Node) -> int | None:
-    """The axis of a projection's features; None where it is no projection."""
-    if root.op in _CONVOLVED and root.op != "embedding":
-        return 1
-    return len(root.shape) - 1 if root.op in ops.CONTRACTIONS else None
+    """The axis of a projection's features, counted from the end; None where it is no projection."""
+    if _convolved(root):
+        return 1 - len(root.shape)
+    return -1 if root.op in _CONVOLUTIONS | _LINEAR else None
 
 
 def _positions(root: Node, shape: Shape) -> Tensor | None:
     """0, 1, 2 ... along the positions; all 0 where a projection of vectors has none."""
-    features = _features(root)
-    if len(shape) < 2:
+    if len(shape) < 2 or root.op == "bmm":  # einsum folds batch and positions
         return None
-    if features == 1 and root.op not in ops.CONTRACTIONS:
+    if _convolved(root):
         before, sizes, after = 2, shape[2:], 0
-    elif features is not None and root.op != "bmm":
+    elif root.op in _CONVOLUTIONS | _LINEAR:
         before, sizes, after = 1, shape[1:-1], 1
     else:
         before, sizes, after = len(shape) - 2, shape[-2:-1], 1
@@ -173,9 +202,7 @@ def _positions(root: Node, shape: Shape) -> Tensor | None:
 
 def _channels(root: Node, shape: Shape) -> Tensor | None:
     """0, 1, 2 ... along the features."""
-    features = _features(root)
-    if features is None:
+    axis = _features(root)
+    if axis is None:
         return None
-    axis = 1 if features == 1 and root.op not in ops.CONTRACTIONS else len(shape) - 1
-    sizes = tuple(n if d == axis else 1 for d, n in enumerate(shape))
-    return torch.arange(shape[axis], dtype=torch.int32).view(sizes).expand(shape)
+    return torch.arange(shape[axis], dtype=torch.int32).view(-1, *(1,) * (-1 - axis)).expand(shape)

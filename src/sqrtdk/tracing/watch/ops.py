@@ -31,6 +31,7 @@ VIEWS = frozenset(
         "as_strided",
         "unfold",
         "im2col",
+        "diagonal",
         "roll",
         "index_select",
         "index",
