@@ -64,7 +64,7 @@ def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
     carried = before.carried if others else carry(node, made.tensor, tensors, source, weighing)
     node.weights = Weights(weighing, carried)
     weighing.dropout = weighing.dropout or dropout(node)
-    if node.op == "mul" and others and weighing.node.products and node.shape != weighing.entry.shape:
+    if node.op == "mul" and others and node.shape != weighing.entry.shape and _pairs_q_and_k(weighing.node):
         values = next((t for i, t in tensors.items() if node.args[i] in others), None)
         node.weights = replace(node.weights, weighted=True, values=None if values is None else alias(values))
     elif node.op == "sum" and active[0].weights is not None and active[0].weights.weighted:
@@ -82,6 +82,11 @@ def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
         node.operands = {i: alias(t) for i, t in tensors.items() if node.args[i] is not source}
     else:
         node.args = (source,)
+
+
+def _pairs_q_and_k(logits: Node) -> bool:
+    """Whether logits come from a product, or from another score, of queries and keys."""
+    return bool(logits.products) or descends_from_score(logits)
 
 
 def _sums(weights: Node) -> bool:
