@@ -145,6 +145,7 @@ def _read(given: _Arguments, *, lower_right: bool, transposed: bool = False) -> 
     bias, no_bias = _bias(given, pairs, layout)
     hide, no_mask = _mask(given, pairs, layout, lower_right)
     exists, columns = (side.exists(q.device) for side in (pairs.queries, pairs.keys))
+    no_pairs = None if exists is None or columns is None else pairs.too_large()
     unread = tuple(Unknown(f"{name} of the kernel") for name in given.unread)
     return Reading(
         site=call.site,
@@ -170,7 +171,7 @@ def _read(given: _Arguments, *, lower_right: bool, transposed: bool = False) -> 
         kv_heads=k.shape[-2],
         dropout=float(given["dropout"] or 0.0),
         no_slope=unread[0].name if unread else None,
-        no_stats=f"{unread[0].name} is not read" if unread else no_bias or no_mask,
+        no_stats=f"{unread[0].name} is not read" if unread else no_bias or no_mask or no_pairs,
     )
 
 
@@ -223,19 +224,24 @@ def _mask(given: _Arguments, pairs: Pairs, layout: Layout, lower_right: bool) ->
     square = layout.rows == layout.columns
     if pairs.unlike:
         square = square and not bool(pairs.offset().any())
-    elif given["query_ends"] is not None:  # without data
-        square = square and given.node("query_ends") is given.node("key_ends")
+    elif not pairs.known:
+        square = square and _same_ends(given)
     if causal and (square or not lower_right):
         return (CAUSAL,), None
     name = "window" if not causal else "causal_lower_right"
-    unknown = given["query_ends"] is not None and not pairs.unlike
-    if unknown or pairs.too_large():
-        return (Hide("implicit", -math.inf, name=name),), None if unknown else pairs.too_large()
+    if not pairs.known or pairs.too_large():
+        return (Hide("implicit", -math.inf, name=name),), pairs.too_large() if pairs.known else None
     visible = pairs.visible(left, right, lower_right=lower_right)
     if visible is None:
         return (), None
     shape = (layout.batch, layout.heads, layout.rows, layout.columns)
     return (Hide("implicit", -math.inf, Placed(visible, (), shape), name=name if pairs.unlike else None),), None
+
+
+def _same_ends(given: _Arguments) -> bool:
+    """Whether q and k end at the same places by one tensor, whose values are not known."""
+    ends = given.name("query_ends"), given.name("key_ends")
+    return None not in ends and given["key_used"] is None and given.node("query_ends") is given.node("key_ends")
 
 
 def _sides(given: _Arguments) -> tuple[int | None, int | None]:

@@ -24,10 +24,11 @@ def read_scored(weighing: Weighing, chain: Chain, value: Tensor, output: Tensor)
     logits = weighing.logits.movedim(weighing.dim, -1)
     dims = logits.dim()
     axes = Orientation(weighing.dim, dims - 2, swapped=False, followed=True)
+    single = dims == 2 and value.dim() == 3 and value.shape[0] == logits.shape[0]  # (B, S): one query each
     layout = Layout(
         batch=logits.shape[0],
         heads=math.prod(logits.shape[1:-2]) if dims >= 4 else 1,
-        rows=logits.shape[-2] if dims > 1 else 1,
+        rows=1 if single or dims < 2 else logits.shape[-2],
         columns=logits.shape[-1],
         width=0,
         value_width=value.shape[-1],
