@@ -100,7 +100,7 @@ class Pairs:
         return self.queries.known and self.keys.known
 
     def offset(self) -> Tensor:
-        """(N, 1, 1, 1) keys beyond queries: of what row i + offset is the number among the keys, seen from the end."""
+        """(N, 1, 1, 1) S - L: the last query stands beside the last key where row i is put beside key i + offset."""
         ends = (
             torch.full((1,), side.longest, device=self.device) if side.lengths is None else side.lengths.to(self.device)
             for side in (self.keys, self.queries)
@@ -117,19 +117,19 @@ class Pairs:
     def visible(self, left: int | None, right: int | None, *, lower_right: bool) -> Tensor | None:
         """(N or 1, 1, L, S) True where the row sees the key: `left` keys before its own, `right` after it.
 
-        None for a side without a bound; None altogether where every key is seen.
+        A side that is None has no bound. None where every key is visible.
         """
         distance = self.distance(lower_right=lower_right)
-        seen = torch.ones_like(distance, dtype=torch.bool)
+        visible = torch.ones_like(distance, dtype=torch.bool)
         if left is not None:
-            seen &= distance <= left
+            visible &= distance <= left
         if right is not None:
-            seen &= distance >= -right
+            visible &= distance >= -right
         exists = self.exist()
-        hidden = ~seen if exists is None else ~seen & exists
+        hidden = ~visible if exists is None else ~visible & exists
         if not bool(hidden.any()):
             return None
-        return seen if exists is None else seen & exists
+        return visible if exists is None else visible & exists
 
     def exist(self) -> Tensor | None:
         """(N, 1, L, S) True where both the query and the key are of the sequence; None where all are."""
