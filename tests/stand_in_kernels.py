@@ -164,22 +164,22 @@ def _flash_varlen(
 
 def _flash_3(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Any:
     names = [part.split("=")[0].split()[-1] for part in _FLASH_3[1 : _FLASH_3.index(" -> ") - 1].split(", ")]
-    given = {**dict(zip(names[3:], args, strict=False)), **kwargs}
-    scale = given.get("softmax_scale")
+    named = {**dict(zip(names[3:], args, strict=False)), **kwargs}
+    scale = named.get("softmax_scale")
     out = attend_all(
         q,
         k,
         v,
         q.shape[-1] ** -0.5 if scale is None else scale,
-        left=given.get("window_size_left", -1),
-        right=0 if given.get("is_causal") else given.get("window_size_right", -1),
-        softcap=given.get("softcap", 0.0),
-        query_ends=given.get("cu_seqlens_q"),
-        key_ends=given.get("cu_seqlens_k"),
-        used=given.get("seqused_k"),
-        pages=given.get("page_table"),
+        left=named.get("window_size_left", -1),
+        right=0 if named.get("is_causal") else named.get("window_size_right", -1),
+        softcap=named.get("softcap", 0.0),
+        query_ends=named.get("cu_seqlens_q"),
+        key_ends=named.get("cu_seqlens_k"),
+        used=named.get("seqused_k"),
+        pages=named.get("page_table"),
     )
-    into = given.get("out")
+    into = named.get("out")
     return (out if into is None else into.copy_(out)), *_aside(q, 3)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -143,6 +145,16 @@ def test_block_masks_off_by_one() -> None:
     assert (ahead.least, ahead.ahead_by_one) == (-1, B * H)
     behind = mask_of(Attention(block_mask=seen(lambda b, h, i, j: i > j)))
     assert (behind.least, behind.blind_rows) == (1, B * H)
+
+
+def test_the_trace_brings_no_warning() -> None:
+    """It is the trace that runs a compiled one eagerly."""
+    shown = sys.modules[flex_attention.__module__]._WARNINGS_SHOWN
+    model = Attention(attend=torch.compile(flex_attention, backend="eager"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        shown.discard("flex_attention_performance")
+        trace_of(model)
 
 
 @pytest.mark.filterwarnings("ignore:Using `torch.compile")

@@ -126,6 +126,40 @@ def test_without_data(name: str) -> None:
     assert only(run).formula == f"softmax({logits} + causal)"
 
 
+class Bahdanau(nn.Module):
+    """One query, the last state, and keys of all: scores (B, S, 1)."""
+
+    def __init__(self, attend: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.q, self.k, self.score = nn.Linear(16, 8), nn.Linear(16, 8), nn.Linear(8, 1)
+        self.attend = attend
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attend(self.score(torch.tanh(self.q(x[:, -1:]) + self.k(x))), x)
+
+
+HIDDEN = (torch.arange(L) >= torch.tensor([[L], [4]]))[..., None]  # (B, S, 1), padding of the second sequence
+
+
+@pytest.mark.parametrize(
+    "attend",
+    [
+        lambda z, x: (z.softmax(1) * x).sum(1),
+        lambda z, x: torch.bmm(z.squeeze(2).unsqueeze(1).softmax(-1), x),
+        lambda z, x: z.softmax(1).mT @ x,
+    ],
+    ids=["multiplied and summed", "bmm", "softmax over dim 1"],
+)
+@pytest.mark.parametrize("padded", [False, True])
+def test_one_query_of_a_decoder(attend: Callable[[Tensor, Tensor], Tensor], padded: bool) -> None:
+    model = Bahdanau(lambda z, x: attend(z.masked_fill(HIDDEN, -math.inf) if padded else z, x))
+    call = only(run_of(model)[0])
+    assert call.formula == ("softmax(additive(q, k) + padding)" if padded else "softmax(additive(q, k))")
+    assert (call.batch, call.heads, call.query_len, call.key_len) == (B, 1, 1, L)
+    assert call.stats is not None
+    assert call.stats.keys == ((5.0,) if padded else (6.0,))
+
+
 def test_the_modules() -> None:
     model = sqrtdk.nn.AdditiveAttention(16, 16, hidden=8).double()
     x = torch.randn(B, L, 16, dtype=torch.float64)

@@ -14,6 +14,7 @@ from torch.nn.attention.varlen import varlen_attn, varlen_attn_out
 import sqrtdk
 import stand_in_kernels as kernels
 from sqrtdk.tracing import AttentionCall
+from sqrtdk.tracing.read import bands
 
 H, E = 4, 8
 EXACT = E**-0.5
@@ -292,6 +293,24 @@ def test_without_data(causal: bool) -> None:
     assert call.formula == "softmax(0.3536 * q.k + causal)" if causal else "softmax(0.3536 * q.k)"
     assert (call.batch, call.heads, call.query_len, call.key_len) == (3, H, 5, 5)
     assert call.scale.effective == pytest.approx(EXACT)
+
+
+def test_sequences_of_one_length() -> None:
+    model = Packed(torch_varlen(window=(1, 0), rows=(3, 3, 3), columns=(3, 3, 3)), 9)
+    call, x = trace_of(model, 9)
+    assert call.formula == "softmax(0.3536 * q.k + window)"
+    compare(call, model, x, (3, 3, 3), (3, 3, 3), left=1, right=0)
+
+
+@pytest.mark.parametrize("name", ["torch window", "flash alibi", "torch causal"])
+def test_masks_too_large_to_hold(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """What is seen by name is told, the statistics are not measured, and the reason is."""
+    monkeypatch.setattr(bands, "LARGEST", 8)
+    attend, formula, _ = CASES[name]
+    call, _ = trace_of(Packed(attend, sum(LENGTHS)), sum(LENGTHS))
+    assert (call.formula, call.scale.agree) == (formula, True)
+    assert call.stats is None
+    assert call.stats_reason == "a mask of 3 x 5 rows and 5 keys would have to be held"
 
 
 def test_a_sequence_without_tokens() -> None:

@@ -123,29 +123,31 @@ def read_xformers(call: KernelCall) -> Reading:
     return _read(_Arguments(replace(call, arguments=arguments)), lower_right=kind == _LOWER_RIGHT)
 
 
-def _read(given: _Arguments, *, lower_right: bool, transposed: bool = False) -> Reading:
-    call, q, k, v = given.call, given["query"], given["key"], given["value"]
-    keys_at = given["pages"] if q.dim() >= 3 else None
-    if keys_at is not None:
-        k, v = (_paged(x, keys_at) for x in (k, v))
+def _read(arguments: _Arguments, *, lower_right: bool, transposed: bool = False) -> Reading:
+    call, q, k, v = arguments.call, arguments["query"], arguments["key"], arguments["value"]
+    pages = arguments["pages"]
+    if pages is not None:
+        k, v = (_paged(x, pages) for x in (k, v))
+    key_ends = arguments["key_ends"] if pages is None else None
     pairs = Pairs(
-        Sequences.of(q, given["query_ends"], given["query_used"], given["longest_query"]),
-        Sequences.of(k, None if keys_at is not None else given["key_ends"], given["key_used"], given["longest_key"]),
+        Sequences.of(q, arguments["query_ends"], arguments["query_used"], arguments["longest_query"]),
+        Sequences.of(k, key_ends, arguments["key_used"], arguments["longest_key"]),
         torch.device("cpu") if q.is_meta else q.device,
     )
-    query = _arranged(follow(given.node("query"), "q"), q, pairs.queries, transposed)
-    key = _arranged(follow(given.node("key"), "k"), k, pairs.keys, transposed)
+    query = _arranged(follow(arguments.node("query"), "q"), q, pairs.queries, transposed)
+    key = _arranged(follow(arguments.node("key"), "k"), k, pairs.keys, transposed)
     layout = Layout(
         pairs.queries.count, q.shape[-2], pairs.queries.longest, pairs.keys.longest, q.shape[-1], v.shape[-1]
     )
-    passed = given["scale"]
+    passed = arguments["scale"]
     scale = q.shape[-1] ** -0.5 if passed is None else float(passed)
     factor = Factor(scale, "op", "kernel default 1/sqrt(E)" if passed is None else "kernel scale")
-    softcap = given["softcap"] or None
-    bias, no_bias = _bias(given, pairs, layout)
-    hide, no_mask = _mask(given, pairs, layout, lower_right)
+    softcap = arguments["softcap"] or None
+    bias, no_bias = _bias(arguments, pairs, layout)
+    hide, no_mask = _mask(arguments, pairs, layout, lower_right)
     exists, columns = (side.exists(q.device) for side in (pairs.queries, pairs.keys))
-    unread = tuple(Unknown(f"{name} of the kernel") for name in given.unread)
+    no_pairs = None if exists is None or columns is None else pairs.too_large()
+    unread = tuple(Unknown(f"{name} of the kernel") for name in arguments.unread)
     return Reading(
         site=call.site,
         kind="kernel",
@@ -168,9 +170,9 @@ def _read(given: _Arguments, *, lower_right: bool, transposed: bool = False) -> 
         device=q.device,
         output=call.output,
         kv_heads=k.shape[-2],
-        dropout=float(given["dropout"] or 0.0),
+        dropout=float(arguments["dropout"] or 0.0),
         no_slope=unread[0].name if unread else None,
-        no_stats=f"{unread[0].name} is not read" if unread else no_bias or no_mask,
+        no_stats=f"{unread[0].name} is not read" if unread else no_bias or no_mask or no_pairs,
     )
 
 
@@ -194,16 +196,16 @@ def _arranged(side: Side, operand: Tensor, sequences: Sequences, transposed: boo
     return replace(side, basis=sequences.spread(basis))
 
 
-def _bias(given: _Arguments, pairs: Pairs, layout: Layout) -> tuple[tuple[Step, ...], str | None]:
+def _bias(arguments: _Arguments, pairs: Pairs, layout: Layout) -> tuple[tuple[Step, ...], str | None]:
     """The steps of the bias and of ALiBi, and why they can't be looked at where they can't."""
     steps: tuple[Step, ...] = ()
-    bias, slopes = given["bias"], given["slopes"]
+    bias, slopes = arguments["bias"], arguments["slopes"]
     if bias is not None and pairs.unlike:
-        name = given.name("bias")
+        name = arguments.name("bias")
         return (Unknown(f"{name} of packed sequences"),), f"{name} of packed sequences is not read"
     if bias is not None:
         shape = (layout.batch, layout.heads, layout.rows, layout.columns)
-        steps = as_passed(read_addend(given.node("bias"), None if bias.is_meta else bias.detach(), 1.0, (), shape))
+        steps = as_passed(read_addend(arguments.node("bias"), None if bias.is_meta else bias.detach(), 1.0, (), shape))
     if slopes is None:
         return steps, None
     too_large = pairs.too_large()
@@ -214,23 +216,24 @@ def _bias(given: _Arguments, pairs: Pairs, layout: Layout) -> tuple[tuple[Step, 
     return (*steps, Bias("alibi", Placed(value, (), tuple(value.shape)))), None
 
 
-def _mask(given: _Arguments, pairs: Pairs, layout: Layout, lower_right: bool) -> tuple[tuple[Step, ...], str | None]:
+def _mask(
+    arguments: _Arguments, pairs: Pairs, layout: Layout, lower_right: bool
+) -> tuple[tuple[Step, ...], str | None]:
     """The step of the causal flag and the window, and why it can't be looked at where it can't."""
-    left, right = _sides(given)
+    left, right = _sides(arguments)
     if left is None and right is None:
         return (), None
     causal = left is None and right == 0
     square = layout.rows == layout.columns
     if pairs.unlike:
         square = square and not bool(pairs.offset().any())
-    elif given["query_ends"] is not None:  # without data
-        square = square and given.node("query_ends") is given.node("key_ends")
+    elif not pairs.known:
+        square = square and _same_ends(arguments)
     if causal and (square or not lower_right):
         return (CAUSAL,), None
     name = "window" if not causal else "causal_lower_right"
-    unknown = given["query_ends"] is not None and not pairs.unlike
-    if unknown or pairs.too_large():
-        return (Hide("implicit", -math.inf, name=name),), None if unknown else pairs.too_large()
+    if not pairs.known or pairs.too_large():
+        return (Hide("implicit", -math.inf, name=name),), pairs.too_large() if pairs.known else None
     visible = pairs.visible(left, right, lower_right=lower_right)
     if visible is None:
         return (), None
@@ -238,10 +241,17 @@ def _mask(given: _Arguments, pairs: Pairs, layout: Layout, lower_right: bool) ->
     return (Hide("implicit", -math.inf, Placed(visible, (), shape), name=name if pairs.unlike else None),), None
 
 
-def _sides(given: _Arguments) -> tuple[int | None, int | None]:
+def _same_ends(arguments: _Arguments) -> bool:
+    """Whether q and k end at the same places by one tensor, whose values are not known."""
+    if arguments["query_ends"] is None or arguments["key_ends"] is None or arguments["key_used"] is not None:
+        return False
+    return arguments.node("query_ends") is arguments.node("key_ends")
+
+
+def _sides(arguments: _Arguments) -> tuple[int | None, int | None]:
     """Keys before the row's own and after it that it sees; None without a bound."""
-    left, right, both = given["left"], given["right"], given["window"]
+    left, right, both = arguments["left"], arguments["right"], arguments["window"]
     if both is not None:
         left, right = both
     left, right = (None if side is None or side < 0 else int(side) for side in (left, right))
-    return left, 0 if given["causal"] else right
+    return left, 0 if arguments["causal"] else right

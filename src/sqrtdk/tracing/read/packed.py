@@ -17,14 +17,16 @@ class Sequences:
     Attributes:
         count: N.
         longest: tokens of the longest; without data, of the longest that there may be.
-        starts: (N,) first token of each; None where each has a row of its own, and fills it.
-        lengths: (N,) tokens of each; None where each fills its row, and without data.
+        starts: (N,) first token of each; None where all are of one length, and without data.
+        lengths: (N,) tokens of each; None where `starts` is.
+        known: the lengths are.
     """
 
     count: int
     longest: int
     starts: Tensor | None = None
     lengths: Tensor | None = None
+    known: bool = True
 
     @classmethod
     def of(cls, operand: Tensor, ends: Tensor | None, used: Tensor | None, longest: int | None) -> Sequences:
@@ -39,19 +41,22 @@ class Sequences:
         if ends is None:
             count, length = operand.shape[:2]
             if used is None or used.is_meta:
-                return cls(count, length)
+                return cls(count, length, known=used is None)
             return cls(count, length, torch.arange(count, device=used.device) * length, used.long())
         count = ends.shape[0] - 1
         if ends.is_meta or (used is not None and used.is_meta):
-            return cls(count, int(longest or operand.shape[-3]))
+            return cls(count, int(longest or operand.shape[-3]), known=False)
         lengths = ends.diff() if used is None else used
-        return cls(count, int(lengths.max()) if count else 0, ends[:-1].long(), lengths.long())
+        most = int(lengths.max()) if count else 0
+        if count * most == operand.shape[-3] and bool((lengths == most).all()):
+            return cls(count, most)
+        return cls(count, most, ends[:-1].long(), lengths.long())
 
     def spread(self, tokens: Tensor) -> Tensor:
         """(N, H, longest, E) of the tokens, zeros where a sequence has ended."""
         exists = self.exists(tokens.device)
         if self.starts is None or exists is None:
-            return tokens.transpose(1, 2) if tokens.dim() == 4 else tokens.transpose(0, 1)[None]
+            return tokens.reshape(self.count, self.longest, *tokens.shape[-2:]).transpose(1, 2)
         flat = tokens.reshape(-1, *tokens.shape[-2:])
         at = self.starts[:, None] + torch.arange(self.longest, device=flat.device)
         rows = flat[at.clamp(max=max(len(flat) - 1, 0))]
@@ -89,8 +94,13 @@ class Pairs:
         """Whether sequences differ in length, as far as it is known."""
         return self.queries.lengths is not None or self.keys.lengths is not None
 
+    @property
+    def known(self) -> bool:
+        """Whether the lengths are."""
+        return self.queries.known and self.keys.known
+
     def offset(self) -> Tensor:
-        """(N, 1, 1, 1) keys beyond queries: of what row i + offset is the number among the keys, seen from the end."""
+        """(N, 1, 1, 1) S - L: the last query stands beside the last key where row i is put beside key i + offset."""
         ends = (
             torch.full((1,), side.longest, device=self.device) if side.lengths is None else side.lengths.to(self.device)
             for side in (self.keys, self.queries)
@@ -107,19 +117,19 @@ class Pairs:
     def visible(self, left: int | None, right: int | None, *, lower_right: bool) -> Tensor | None:
         """(N or 1, 1, L, S) True where the row sees the key: `left` keys before its own, `right` after it.
 
-        None for a side without a bound; None altogether where every key is seen.
+        A side that is None has no bound. None where every key is visible.
         """
         distance = self.distance(lower_right=lower_right)
-        seen = torch.ones_like(distance, dtype=torch.bool)
+        visible = torch.ones_like(distance, dtype=torch.bool)
         if left is not None:
-            seen &= distance <= left
+            visible &= distance <= left
         if right is not None:
-            seen &= distance >= -right
+            visible &= distance >= -right
         exists = self.exist()
-        hidden = ~seen if exists is None else ~seen & exists
+        hidden = ~visible if exists is None else ~visible & exists
         if not bool(hidden.any()):
             return None
-        return seen if exists is None else seen & exists
+        return visible if exists is None else visible & exists
 
     def exist(self) -> Tensor | None:
         """(N, 1, L, S) True where both the query and the key are of the sequence; None where all are."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+_KNOWN = r"Using `torch\.compile\(module\)` when there are global hooks|flex_attention called without torch\.compile"
 _lock = threading.Lock()
 _open = 0
 _stance = ExitStack()
@@ -37,7 +38,7 @@ def _begin() -> None:
     with _lock:
         if _open == 0:
             _stance.enter_context(torch.compiler.set_stance("force_eager"))
-            _stance.enter_context(_without_hook_warning())
+            _stance.enter_context(_without_warnings())
         _open += 1
 
 
@@ -50,9 +51,12 @@ def _end() -> None:
 
 
 @contextmanager
-def _without_hook_warning() -> Iterator[None]:
-    """Torch warns that a global hook sees a compiled module twice; the trace knows."""
-    warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
+def _without_warnings() -> Iterator[None]:
+    """Torch warns that a global hook sees a compiled module twice, and that FlexAttention is not compiled.
+
+    The trace knows: it is the trace that does so.
+    """
+    warnings.filterwarnings("ignore", message=_KNOWN)
     rule = warnings.filters[0]
     try:
         yield
