@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from sqrtdk.tracing.classify.additive import pairs_queries_and_keys
+from sqrtdk.tracing.classify.branches import holds_angles, keep_rotation
 from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.weights import axis_fault
 from sqrtdk.tracing.watch import ops
@@ -36,6 +37,8 @@ def is_product(a: Node, b: Node) -> bool:
     """Whether a contraction is a product of queries and keys, and not a projection or a value product."""
     if a.products or b.products or a.weights is not None or b.weights is not None:
         return False
+    if holds_angles(a) or holds_angles(b):
+        return False  # a rotation by a table of matrices
     return a.act and b.act  # a raw parameter against activations is a projection, whatever it stands for
 
 
@@ -75,8 +78,11 @@ def _project(scene: Scene, made: Made, a: Node, b: Node) -> None:
     node = made.node
     if (a.products or b.products) and a.act and b.act and not (a.products and b.products):
         scene.listener.missed(node.site, "a product of activations meets values without a softmax")
-    source, weight = (a, b) if a.act else (b, a)
+    source, weight = (a, b) if a.act and not (b.act and holds_angles(a)) else (b, a)
     node.terms = 1 if len(node.shape) > 2 and a.shape[0] > 1 else 0
     node.label = origin(weight).label
     additive = (node.op == "mv" or node.shape[-1] == 1) and pairs_queries_and_keys(source)
+    values = next((t for i, t in made.tensors.items() if node.args[i] is weight), None)
     scene.store.cut(node, made.tensor, source=source, width=a.shape[-1], additive=additive)
+    if values is not None and not (source.products or source.weights):
+        keep_rotation(node, source, weight, values)

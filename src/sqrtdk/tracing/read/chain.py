@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sqrtdk.tracing.read.factors import of_the_data, read_factor
 from sqrtdk.tracing.read.masks import HIDDEN, read_addend, read_overwritten
+from sqrtdk.tracing.read.rotary import paired
 from sqrtdk.tracing.read.side import follow
 from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.steps import Beside, Clamp, Hide, Offset, Scale, Sink, Softcap, Step, Unknown
@@ -202,7 +203,7 @@ def _scale_of(branch: Node) -> float | None:
     if chain.product is None or chain.unknown:
         return None
     operands = [arg for arg in chain.product.args if isinstance(arg, Node)][-2:]
-    sides = [follow(operand, where) for operand, where in zip(operands, "qk", strict=True)]
+    sides = paired(follow(operands[0], "q"), follow(operands[1], "k"))
     factors = [factor for side in sides for factor in side.factors]
     factors += [step.factor for step in chain.steps if isinstance(step, Scale)]
     if any(side.unknown for side in sides) or any(factor.value is None for factor in factors):

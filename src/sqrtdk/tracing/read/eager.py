@@ -12,6 +12,7 @@ from sqrtdk.tracing.read.chain import Chain, read_chain
 from sqrtdk.tracing.read.masks import as_passed
 from sqrtdk.tracing.read.orient import orientation
 from sqrtdk.tracing.read.reading import Layout, Logits, Reading
+from sqrtdk.tracing.read.rotary import paired
 from sqrtdk.tracing.read.side import Side, follow
 from sqrtdk.tracing.records import Factor, Stage
 from sqrtdk.tracing.steps import Scale, Sink, Step, Unknown
@@ -37,6 +38,7 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
     axes = orientation(chain.product, chain.views, weighing.dim, weighing.logits.dim())
     query_node, key_node = (right, left) if axes.swapped else (left, right)
     query, key = follow(query_node, "q"), follow(key_node, "k")
+    query, key = paired(query, key)
     if len(right.shape) > 1:
         query, key = (query.transposed(), key) if axes.swapped else (query, key.transposed())
     layout = _layout(axes.apply(weighing.logits), query, query_node, axes.swapped, value, heads_hint)

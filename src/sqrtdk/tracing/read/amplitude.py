@@ -1,0 +1,161 @@
+"""How long a rotation makes a vector: from the tables that its operations multiply by, on every way through them."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sqrtdk.tracing.watch import ops
+from sqrtdk.tracing.watch.constants import evaluate
+from sqrtdk.tracing.watch.graph import Node
+
+_MOST = 64  # ways through one rotation
+_PURE = 1e-3  # how far from 1 a table's amplitude is rounding
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Amplitude:
+    """What a rotation multiplies by: a number, and a decay where that differs from position to position."""
+
+    value: float
+    decay: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """One way from the vector to its rotated self: the number and the tables that it is multiplied by."""
+
+    number: float = 1.0
+    tables: tuple[tuple[Node, int], ...] = ()
+
+
+def table_positions(node: Node) -> list[int]:
+    """Positions of the arguments that are tables: constant tensors of more than one number."""
+    return [i for i, arg in enumerate(node.args) if isinstance(arg, Node) and not arg.act and math.prod(arg.shape) > 1]
+
+
+def amplitude_of(node: Node, source: Node) -> Amplitude | None:
+    """The amplitude of the rotation that leads from `source` to `node`; None where it is no single one."""
+    ways = list(_ways(node, source))
+    turned = list({way.tables: way for way in ways if way.tables}.values())
+    number = abs(turned[0].number) if turned else math.nan
+    if len(ways) > _MOST or any(not math.isclose(abs(way.number), number, rel_tol=1e-3) for way in ways):
+        return None
+    tables = {place for way in turned for place in way.tables}
+    values = {place: _values(*place) for place in tables}
+    if any(value is None for value in values.values()):
+        found = {_scale_of_table(n.args[i]) for n, i in tables}
+        scale = found.pop() if len(found) == 1 and all(len(way.tables) == 1 for way in turned) else None
+        return None if scale is None else Amplitude(scale * number)
+    amplitude = _measured([[values[place] for place in way.tables] for way in turned])  # type: ignore[misc]
+    if amplitude is None:
+        return None
+    if amplitude.decay is not None and not all(way.tables for way in ways):
+        return None
+    return replace(amplitude, value=amplitude.value * number)
+
+
+def amplitude_of_points(node: Node, position: int) -> Amplitude | None:
+    """The amplitude of a product with points of the plane: their distance from 0."""
+    values = _values(node, position)
+    if values is None:
+        scale = _scale_of_table(node.args[position])
+        return None if scale is None else Amplitude(scale)
+    return _even(values.to(torch.float64).square(), torch.finfo(values.dtype).eps)
+
+
+def _ways(node: Node, source: Node) -> Iterator[_Way]:
+    if node is source:
+        yield _Way()
+        return
+    for position, parent in _carriers(node):
+        by = _multiplier(node, position)
+        for way in _ways(parent, source):
+            if isinstance(by, int):
+                yield replace(way, tables=(*way.tables, (node, by)))
+            else:
+                yield replace(way, number=way.number * by)
+
+
+def _carriers(node: Node) -> Iterator[tuple[int, Node]]:
+    for i, arg in enumerate(node.args):
+        for item in arg if isinstance(arg, (list, tuple)) else (arg,):
+            if isinstance(item, Node) and item.act and not (node.op == "copy" and i == 0):
+                yield i, item
+
+
+def _multiplier(node: Node, position: int) -> float | int:
+    """The number that the operand at `position` is multiplied by, or the position (an int) of the table."""
+    if node.op not in ("mul", "div", "addcmul") or (node.op == "addcmul" and position == 0):
+        return 1.0
+    tables = table_positions(node)
+    if node.op == "addcmul":
+        return next((i for i in tables if i > 0), 1.0)
+    if tables:
+        return tables[0]
+    number = node.number(1 - position)
+    if number is None:
+        return math.nan
+    return 1 / number if node.op == "div" and number else number
+
+
+def _values(node: Node, position: int) -> Tensor | None:
+    value = node.operands.get(position)
+    if value is not None and value.is_meta:
+        value = evaluate(node.args[position])
+    if value is None:
+        return None
+    value = value.detach()
+    value = value.abs() if value.is_complex() else value
+    return value.reciprocal() if node.op == "div" else value
+
+
+def _measured(ways: Sequence[Sequence[Tensor]]) -> Amplitude | None:
+    """The squares of cosines and sines over all ways; every second way brings a whole circle."""
+    try:
+        squares = [functools.reduce(torch.mul, (value.to(torch.float64).square() for value in way)) for way in ways]
+        circles = functools.reduce(torch.add, squares) / (len(squares) / 2)
+    except RuntimeError:  # the parts of the vector have tables of unlike shapes
+        return Amplitude(math.sqrt(sum(float(square.mean()) for square in squares) / (len(squares) / 2)))
+    return _even(circles, max(torch.finfo(value.dtype).eps for way in ways for value in way))
+
+
+def _even(circles: Tensor, eps: float) -> Amplitude | None:
+    """One amplitude where all circles are equal but for rounding, else a decay."""
+    low, high = (math.sqrt(float(v)) for v in torch.aminmax(circles))
+    mean = math.sqrt(float(circles.mean()))
+    if high - low <= (_PURE + 8 * eps) * mean:
+        return Amplitude(mean)
+    return Amplitude(1.0, circles.sqrt()) if low > 0 else None
+
+
+def _scale_of_table(node: Node) -> float | None:
+    """The numbers that a table without values was multiplied by; None where one of them is not known."""
+    scale = 1.0
+    while node.op in ops.VIEWS | ops.SAME | {"mul", "cat", "stack", "table"}:
+        parent = node.main()
+        if parent is None:
+            break
+        if node.op == "mul":
+            number = next((n for n in (node.number(0), node.number(1)) if n is not None), None)
+            if number is None:
+                return None
+            scale *= number
+        node = parent
+    length = _length(node.args[0]) if node.op == "polar" and isinstance(node.args[0], Node) else 1.0
+    return None if length is None else scale * length
+
+
+def _length(node: Node) -> float | None:
+    """The distance from 0 that points were made with."""
+    if node.op.startswith("ones") or node.op == "new_ones":
+        return 1.0
+    if node.op == "full_like":
+        return node.number(1)
+    value = evaluate(node)
+    return None if value is None or bool((value != value.flatten()[0]).any()) else float(value.flatten()[0])
