@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from sqrtdk.stats.heads import HeadStats
 
 BY_DATA = "by indices of the data"  # detail of a stage "gather": rows in an order that is not known
+ROWS = "rows"  # source of a factor of one number for each row, or key: log n of the keys that it sees
 DATA = "data"  # source of a factor on the logits that is computed from the inputs: no constant of the model
 
 

@@ -67,6 +67,14 @@ def keep_rotation(node: Node, vector: Node, matrix: Node, values: Tensor) -> Non
     node.operands = {0: alias(values)}
 
 
+def keep_channels(node: Node, source: Node) -> None:
+    """What a root was before a convolution of each channel by itself, where that was no convolution of the kind."""
+    groups = node.args[8] if node.op == "convolution" and len(node.args) > 8 else 1
+    channels = node.shape[1] if len(node.shape) > 1 else 0
+    if source.act and groups == channels > 1 and not any(root.branches for root in source.roots):
+        node.branches = ((source, 1.0),)
+
+
 def summands(node: Node, projected: Container[Node]) -> tuple[tuple[Node, float], ...]:
     """The branches of a sum, and what each is multiplied by; none where a projection has read one: a residual stream.
 

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from sqrtdk.tracing.classify import opaque
+from sqrtdk.tracing.classify.branches import keep_channels
 from sqrtdk.tracing.classify.combine import combine
 from sqrtdk.tracing.classify.contract import contract, is_product
 from sqrtdk.tracing.classify.effect import ROTATION, rotated_argument
@@ -159,6 +160,7 @@ def _project(scene: Scene, made: Made, parents: list[Node]) -> None:
     if parents[0].products and parents[0].shape[-2:] == node.shape[-2:]:
         node.products = parents[0].products  # a convolution over heads leaves the L x S matrix in place
         return
+    keep_channels(node, parents[0])
     width = parents[1].shape[1] if len(parents) > 1 and len(parents[1].shape) > 1 else None
     scene.store.cut(node, made.tensor, source=parents[0], width=width)
 

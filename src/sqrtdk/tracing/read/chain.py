@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from sqrtdk.tracing.read.factors import of_the_data, read_factor
+from sqrtdk.tracing.read.factors import of_the_data, of_the_rows, read_factor
 from sqrtdk.tracing.read.masks import HIDDEN, read_addend, read_overwritten
 from sqrtdk.tracing.read.rotary import paired
 from sqrtdk.tracing.read.side import follow
@@ -98,7 +98,7 @@ def _multiplied(link: _Link) -> tuple[Step, ...]:
     if factor is None and node.op == "mul" and value is not None and _is_binary(value):
         # z * m before z + -1e4 * (1 - m) is the mask's first half; alone, it leaves hidden keys a logit of 0.
         return () if _hidden_later(value, link) else (Unknown(ZERO_ONE_FACTOR),)
-    factor = of_the_data(node.args[index], factor)
+    factor = of_the_data(node.args[index], factor or of_the_rows(node, index, "logits"))
     if factor is None or (node.op == "div" and index == 0):
         return (Unknown(f"{node.op} by a tensor"),)
     return (Scale(factor),)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.read.amplitude import amplitude_of_points
-from sqrtdk.tracing.read.factors import is_learned, read_factor
+from sqrtdk.tracing.read.factors import is_learned, of_the_rows, read_factor
 from sqrtdk.tracing.read.rotary import decayed, turned
 from sqrtdk.tracing.records import DATA, Factor, Stage
 from sqrtdk.tracing.watch.constants import evaluate
@@ -43,6 +43,7 @@ def multiplied(node: Node, main: Node, where: str, follow: Callable[[Node, str],
     decay = _decay(other, value, node) if factor is None and isinstance(other, Node) else None
     if decay is not None:
         return decayed(side, decay, where)
+    factor = factor or of_the_rows(node, position, where)
     if factor is None:
         shape = tuple(other.shape) if isinstance(other, Node) else ""
         return side.lost(where, node.op, f"{node.op} by a tensor of shape {shape}")

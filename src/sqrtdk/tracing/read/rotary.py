@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.read.amplitude import Amplitude, amplitude_of, table_positions
-from sqrtdk.tracing.records import Factor, Stage
+from sqrtdk.tracing.records import ROWS, Factor, Stage
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.graph import Node, dominator
 
@@ -61,11 +61,25 @@ def paired(query: Side, key: Side) -> tuple[Side, Side]:
     """
     if query.decay is None and key.decay is None:
         return query, key
+    if query.decay is None or key.decay is None:
+        query, key = _by_row(query, "q"), _by_row(key, "k")
+        if query.decay is None and key.decay is None:
+            return query, key
     both = None if query.decay is None or key.decay is None else _product(query.decay, key.decay)
     if both is None or float(both.max() - both.min()) > _EVEN * float(both.mean()):
         return query.lost("q", _UNCANCELLED), key
     by = float(both.mean())
     return (query if abs(by - 1) <= _EVEN else query.times(Factor(by, "q", "rotary table"))), key
+
+
+def _by_row(side: Side, where: str) -> Side:
+    """A decay that nothing cancels is a factor of each row, where it is one number for all channels."""
+    if side.decay is None or side.decay.shape[-1] != 1:
+        return side
+    stages = [replace(stage, name="rope") if stage.name == "xpos" else stage for stage in side.stages]
+    side = replace(side, decay=None, stages=tuple(stage for stage in stages if stage.name != "decay"))
+    factor = Factor(None, where, ROWS)
+    return side.times(factor, Stage(where, "scale", factor.text()))
 
 
 def _product(query: Tensor, key: Tensor) -> Tensor | None:

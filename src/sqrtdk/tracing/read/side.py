@@ -17,6 +17,7 @@ from sqrtdk.tracing.classify.effect import ROTATION
 from sqrtdk.tracing.read.matrices import turned_by_matrix, turned_by_sum
 from sqrtdk.tracing.read.multiply import multiplied
 from sqrtdk.tracing.read.pieces import assembled, joined, moved, padded
+from sqrtdk.tracing.read.pooling import POOLS, REDUCTIONS, convolved, pooled
 from sqrtdk.tracing.read.rotary import repeats, rotated
 from sqrtdk.tracing.read.sums import summed
 from sqrtdk.tracing.records import BY_DATA, Factor, Stage
@@ -106,7 +107,7 @@ class Side:
 def follow(node: Node, where: str) -> Side:
     """Follow `node` back to its root, collecting what happened on the way."""
     if node.branches:
-        before = summed(node, where, follow) if len(node.branches) > 1 else turned_by_matrix(node, where, follow)
+        before = _before(node, where)
         if before is not None:
             return before
     main = node.main()
@@ -116,6 +117,13 @@ def follow(node: Node, where: str) -> Side:
     if side is not None:
         return side
     return READERS.get(node.op, _unknown)(node, main, where)
+
+
+def _before(node: Node, where: str) -> Side | None:
+    """What a root was made of, where that is no more than q or k was already."""
+    if len(node.branches) > 1:
+        return summed(node, where, follow)
+    return convolved(node, where, follow) if node.op == "convolution" else turned_by_matrix(node, where, follow)
 
 
 def _start(node: Node, where: str) -> Side:
@@ -230,6 +238,10 @@ def _turned(node: Node, main: Node, where: str) -> Side:
     return follow(main, where).then(Stage(where, "rope", "by its effect"), rope=True)
 
 
+def _pooled(node: Node, main: Node, where: str) -> Side:
+    return pooled(node, main, where, follow) or _unknown(node, main, where)
+
+
 READERS: dict[str, Callable[[Node, Node, str], Side]] = {
     "mul": _multiplied,
     "div": _multiplied,
@@ -238,6 +250,7 @@ READERS: dict[str, Callable[[Node, Node, str], Side]] = {
     "cat": _joined,
     "overwrite": _assembled,
     "sum": _sum,
+    **dict.fromkeys(POOLS | REDUCTIONS, _pooled),
     ROTATION: _turned,
     "add": _shifted,
     "sub": _shifted,
