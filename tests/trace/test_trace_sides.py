@@ -456,6 +456,13 @@ def in_part(x: Tensor) -> Tensor:
     return torch.cat([turned_by_halves(x[..., :8], table(x, 8)), x[..., 8:]], -1)
 
 
+def in_part_by_points(x: Tensor) -> Tensor:
+    """As DeepSeek has it."""
+    angle = table(x, 8)
+    turned = points(x[..., 8:]) * torch.polar(torch.ones_like(angle), angle)
+    return torch.cat([x[..., :8], torch.view_as_real(turned).flatten(-2)], -1)
+
+
 def in_two_dimensions(x: Tensor) -> Tensor:
     a, b = x.chunk(2, -1)
     return torch.cat([turned_by_halves(a, table(x, 8)), turned_by_halves(b, table(x, 8, speed=2.0))], -1)
@@ -483,7 +490,7 @@ def with_signs(x: Tensor) -> Tensor:
 
 ROTATIONS = [
     in_single, in_double, by_exponential, in_parts, by_einsum, by_matmul, by_sum, by_columns, in_part,
-    in_two_dimensions, every_second, in_sections, with_signs,
+    in_part_by_points, in_two_dimensions, every_second, in_sections, with_signs,
 ]  # fmt: skip
 
 
@@ -514,6 +521,18 @@ def test_the_length_of_points_is_a_factor(length: float, meta: bool) -> None:
     scale = ROOT * length**2
     call = traced(lambda m, q, k, v: scores(turn(q), turn(k), v), meta=meta)
     reads(call, f"softmax({scale:.4g} * rope(q).rope(k))", scale, meta=meta)
+
+
+@everywhere
+def test_a_part_of_another_length_is_no_scale(meta: bool) -> None:
+    def turn(x: Tensor) -> Tensor:
+        angle = table(x, 8)
+        c, s = 1.2 * torch.cat([angle, angle], -1).cos(), 1.2 * torch.cat([angle, angle], -1).sin()
+        a, b = x[..., :4], x[..., 4:8]
+        return torch.cat([x[..., :8] * c + torch.cat([-b, a], -1) * s, x[..., 8:]], -1)
+
+    call = traced(lambda m, q, k, v: scores(turn(q), turn(k), v), meta=meta)
+    assert call.scale.effective is None
 
 
 @pytest.mark.parametrize("by", [1.0, 0.5])

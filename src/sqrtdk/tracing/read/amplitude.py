@@ -55,8 +55,8 @@ def amplitude_of(node: Node, source: Node) -> Amplitude | None:
     amplitude = _measured([[values[place] for place in way.tables] for way in turned])  # type: ignore[misc]
     if amplitude is None:
         return None
-    if amplitude.decay is not None and not all(way.tables for way in ways):
-        return None
+    if not all(way.tables for way in ways) and (amplitude.decay is not None or abs(amplitude.value - 1) > _PURE):
+        return None  # a part of the vector is not rotated, and has another length
     return replace(amplitude, value=amplitude.value * number)
 
 
@@ -66,7 +66,7 @@ def amplitude_of_points(node: Node, position: int) -> Amplitude | None:
     if values is None:
         scale = _scale_of_table(node.args[position])
         return None if scale is None else Amplitude(scale)
-    return _even(values.to(torch.float64).square(), torch.finfo(values.dtype).eps)
+    return _even(_squared(values), _rounding(values))
 
 
 def _ways(node: Node, source: Node) -> Iterator[_Way]:
@@ -85,7 +85,7 @@ def _ways(node: Node, source: Node) -> Iterator[_Way]:
 def _carriers(node: Node) -> Iterator[tuple[int, Node]]:
     for i, arg in enumerate(node.args):
         for item in arg if isinstance(arg, (list, tuple)) else (arg,):
-            if isinstance(item, Node) and item.act and not (node.op == "copy" and i == 0):
+            if isinstance(item, Node) and item.act and 0 not in item.shape and not (node.op == "copy" and i == 0):
                 yield i, item
 
 
@@ -111,18 +111,32 @@ def _values(node: Node, position: int) -> Tensor | None:
     if value is None:
         return None
     value = value.detach()
-    value = value.abs() if value.is_complex() else value
     return value.reciprocal() if node.op == "div" else value
 
 
 def _measured(ways: Sequence[Sequence[Tensor]]) -> Amplitude | None:
-    """The squares of cosines and sines over all ways; every second way brings a whole circle."""
+    """The squared distance from 0 over all ways: a point brings it alone, a cosine or a sine brings half of it."""
     try:
-        squares = [functools.reduce(torch.mul, (value.to(torch.float64).square() for value in way)) for way in ways]
-        circles = functools.reduce(torch.add, squares) / (len(squares) / 2)
+        squares = [functools.reduce(torch.mul, map(_squared, way)) * _share(way) for way in ways]
+    except RuntimeError:
+        return None
+    try:
+        circles = functools.reduce(torch.add, squares) / len(squares)
     except RuntimeError:  # the parts of the vector have tables of unlike shapes
-        return Amplitude(math.sqrt(sum(float(square.mean()) for square in squares) / (len(squares) / 2)))
-    return _even(circles, max(torch.finfo(value.dtype).eps for way in ways for value in way))
+        return Amplitude(math.sqrt(sum(float(square.mean()) for square in squares) / len(squares)))
+    return _even(circles, max(_rounding(value) for way in ways for value in way))
+
+
+def _squared(value: Tensor) -> Tensor:
+    return (value.abs() if value.is_complex() else value).to(torch.float64).square()
+
+
+def _share(way: Sequence[Tensor]) -> int:
+    return 1 if any(value.is_complex() for value in way) else 2
+
+
+def _rounding(value: Tensor) -> float:
+    return torch.finfo(value.dtype).eps if value.is_floating_point() or value.is_complex() else 0.0
 
 
 def _even(circles: Tensor, eps: float) -> Amplitude | None:

@@ -51,8 +51,8 @@ def _over_rows(node: Node, main: Node) -> bool:
 def convolved(node: Node, where: str, follow: Follow) -> Side | None:
     """The side of a convolution of each channel that a projection fed; None where it is the projection itself."""
     before = follow(node.branches[0][0], where)
-    start = before.root
-    if start is None or start.op not in {*ops.CONTRACTIONS, *ops.PROJECTIONS} or before.unknown or before.moves or before.norm:
+    projected = before.root is not None and before.root.op in {*ops.CONTRACTIONS, *ops.PROJECTIONS}
+    if not projected or before.unknown or before.moves or before.norm:
         return None
     shrinks = math.prod(node.shape) < math.prod(node.branches[0][0].shape)
     side = before.then(Stage(where, "pool" if shrinks else "convolution", node.label))
