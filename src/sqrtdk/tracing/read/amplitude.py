@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.constants import evaluate
 from sqrtdk.tracing.watch.graph import Node
 
+_Place = tuple[Node, int]  # a multiplication, and the position of its table
 _MOST = 64  # ways through one rotation
 _PURE = 1e-3  # how far from 1 a table's amplitude is rounding
 
@@ -31,7 +33,7 @@ class _Way:
     """One way from the vector to its rotated self: the number and the tables that it is multiplied by."""
 
     number: float = 1.0
-    tables: tuple[tuple[Node, int], ...] = ()
+    tables: tuple[_Place, ...] = ()
 
 
 def table_positions(node: Node) -> list[int]:
@@ -41,18 +43,12 @@ def table_positions(node: Node) -> list[int]:
 
 def amplitude_of(node: Node, source: Node) -> Amplitude | None:
     """The amplitude of the rotation that leads from `source` to `node`; None where it is no single one."""
-    ways = list(_ways(node, source))
+    ways = list(itertools.islice(_ways(node, source), _MOST + 1))
     turned = list({way.tables: way for way in ways if way.tables}.values())
     number = abs(turned[0].number) if turned else math.nan
     if len(ways) > _MOST or any(not math.isclose(abs(way.number), number, rel_tol=1e-3) for way in ways):
         return None
-    tables = {place for way in turned for place in way.tables}
-    values = {place: _values(*place) for place in tables}
-    if any(value is None for value in values.values()):
-        found = {_scale_of_table(n.args[i]) for n, i in tables}
-        scale = found.pop() if len(found) == 1 and all(len(way.tables) == 1 for way in turned) else None
-        return None if scale is None else Amplitude(scale * number)
-    amplitude = _measured([[values[place] for place in way.tables] for way in turned])  # type: ignore[misc]
+    amplitude = _of_tables([way.tables for way in turned])
     if amplitude is None:
         return None
     if not all(way.tables for way in ways) and (amplitude.decay is not None or abs(amplitude.value - 1) > _PURE):
@@ -62,11 +58,25 @@ def amplitude_of(node: Node, source: Node) -> Amplitude | None:
 
 def amplitude_of_points(node: Node, position: int) -> Amplitude | None:
     """The amplitude of a product with points of the plane: their distance from 0."""
-    values = _values(node, position)
-    if values is None:
-        scale = _scale_of_table(node.args[position])
-        return None if scale is None else Amplitude(scale)
-    return _even(_squared(values), _rounding(values))
+    return _of_tables([((node, position),)])
+
+
+def _of_tables(ways: Sequence[tuple[_Place, ...]]) -> Amplitude | None:
+    """By the values of the tables; without, by the numbers that cosines and sines were multiplied by, if they tell."""
+    if any(_is_without_values(*place) for way in ways for place in way):
+        scales = {_scale_of_table(n.args[i]) for way in ways for n, i in way}
+        scale = scales.pop() if len(scales) == 1 and all(len(way) == 1 for way in ways) else None
+        if scale is not None:
+            return Amplitude(scale)
+    values = [[value for place in way if (value := _values(*place)) is not None] for way in ways]
+    if any(len(known) < len(way) for known, way in zip(values, ways, strict=True)):
+        return None
+    return _measured(values)
+
+
+def _is_without_values(node: Node, position: int) -> bool:
+    value = node.operands.get(position)
+    return value is None or value.is_meta
 
 
 def _ways(node: Node, source: Node) -> Iterator[_Way]:
