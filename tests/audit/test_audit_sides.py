@@ -179,3 +179,82 @@ def test_a_shared_projection_hides_its_own_key_without_alarm(own: float) -> None
     assert report.calls[0].call.shared_qk
     assert verdict(report) == ("exact", None)
     assert report.findings == ()
+
+
+# -- rotations, decays, pools, factors of the rows ---------------------------------------------------------------------
+
+
+def angles(x: Tensor) -> Tensor:
+    """(L, E / 2)."""
+    return torch.arange(L, device=x.device)[:, None] * 100.0 ** (-torch.arange(0, E, 2, device=x.device) / E)
+
+
+def by_matrices(x: Tensor, inverse: bool) -> Tensor:
+    c, s = angles(x).cos(), angles(x).sin()
+    turn = torch.stack([torch.stack([c, -s], -1), torch.stack([s, c], -1)], -2)
+    return torch.einsum("ldij,bhldj->bhldi", turn, x.unflatten(-1, (-1, 2))).flatten(-2)
+
+
+def by_points(x: Tensor, inverse: bool) -> Tensor:
+    points = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+    return torch.view_as_real(points * torch.polar(torch.ones_like(angles(x)), angles(x))).flatten(-2)
+
+
+def by_decay(x: Tensor, inverse: bool) -> Tensor:
+    """XPos: by the power of the position on q, by its inverse on k."""
+    scale = torch.linspace(0.3, 1.0, E // 2, device=x.device) ** (torch.arange(L, device=x.device)[:, None] / 8)
+    scale = 1 / scale if inverse else scale
+    (a, b), cos, sin = x.chunk(2, -1), angles(x).cos() * scale, angles(x).sin() * scale
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+def by_mean(x: Tensor, inverse: bool) -> Tensor:
+    return x.unflatten(-2, (-1, 2)).mean(-2)
+
+
+@everywhere
+@pytest.mark.parametrize("change", [by_matrices, by_points, by_decay, by_mean])
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (1.0, ROOT, ("exact", None)),
+        (ROOT, 1.0, ("exact", None)),
+        (ROOT, ROOT, ("unexplained", "twice")),
+        (1.0, 1.0, ("unexplained", "missing")),
+    ],
+)
+def test_the_scale_on_either_side_of_a_change(
+    change: Callable[[Tensor, bool], Tensor],
+    before: float,
+    after: float,
+    expected: tuple[str, str | None],
+    meta: bool,
+) -> None:
+    def attend(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k = change(q * before, False), change(k, True)
+        return scores(q, k, change(v, False) if change is by_mean else v, after)
+
+    assert verdict(judged(attend, meta=meta)) == expected
+
+
+@everywhere
+@pytest.mark.parametrize("where", ["gate", "rows"])
+@pytest.mark.parametrize(
+    ("scale", "expected"), [(ROOT, {"declared"}), (ROOT**2, {"unexplained"}), (1.0, {"unexplained", "unmeasured"})]
+)
+def test_a_factor_of_the_data_or_of_the_rows_is_no_mistake(
+    scale: float, expected: set[str], where: str, meta: bool
+) -> None:
+    """What stands beside it is judged; a missing scale may stand in the factor of the rows."""
+
+    def attend(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        lengths = 1.0 + torch.arange(L, device=q.device).float()[:, None]
+        return scores(q * (m.gate(q).sigmoid() if where == "gate" else lengths.log1p()), k, v, scale)
+
+    report = judged(attend, gate=nn.Linear(E, 1), meta=meta)
+    assert verdict(report)[0] in expected
+    if scale == 1.0:
+        assert verdict(report) == (("unmeasured", None) if where == "rows" else ("unexplained", "missing"))
+    if scale == ROOT**2:
+        (call,) = report.calls
+        assert "beside" in (call.reason or "")

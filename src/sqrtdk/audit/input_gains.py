@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from sqrtdk.tracing.records import DATA, AttentionCall, Factor
+from sqrtdk.tracing.records import DATA, ROWS, AttentionCall, Factor
 
 # Classes of released code whose tensor factor is tau, wherever the caller had it from (Time-Series-Library, PyPOTS).
 DE_STATIONARY = ("DSAttention", "DeStationaryAttention")
@@ -13,12 +13,22 @@ DE_STATIONARY = ("DSAttention", "DeStationaryAttention")
 
 def _from_inputs(call: AttentionCall, factor: Factor) -> bool:
     tensor = factor.where == "logits" and factor.source in ("tensor", "0-d tensor")
-    return factor.source == DATA or (tensor and call.module_class in DE_STATIONARY)
+    return factor.source in (DATA, ROWS) or (tensor and call.module_class in DE_STATIONARY)
 
 
 def gained_by_inputs(call: AttentionCall) -> bool:
     """Whether a factor of the call is computed from the data (Liu et al. 2022: `(tau q.k + delta) / sqrt(d)`)."""
     return any(_from_inputs(call, factor) for factor in call.scale.factors)
+
+
+def gained_by_rows(call: AttentionCall) -> bool:
+    """Whether all of these factors are the model's own, one number for each row."""
+    return all(factor.source == ROWS for factor in call.scale.factors if _from_inputs(call, factor))
+
+
+def gains_text(call: AttentionCall) -> str:
+    """What the factors are, as reports have it."""
+    return "a factor for each row" if gained_by_rows(call) else "a factor computed from the data"
 
 
 def without_input_gains(call: AttentionCall) -> AttentionCall | None:

@@ -15,7 +15,7 @@ from sqrtdk.audit.channels import channel_rule, unruled
 from sqrtdk.audit.configs import module_at
 from sqrtdk.audit.declared import Declaration, declared
 from sqrtdk.audit.governing import config_at
-from sqrtdk.audit.input_gains import gained_by_inputs, without_input_gains
+from sqrtdk.audit.input_gains import gained_by_inputs, gained_by_rows, gains_text, without_input_gains
 from sqrtdk.audit.layers import layer_of, layer_pattern, ranks, siblings_text, strangers
 from sqrtdk.audit.learned_gain import gain_text, learned_gain, mistake_beside_gain
 from sqrtdk.audit.mistakes import UNKNOWN, name_mistake
@@ -81,7 +81,7 @@ def judge(
         rest = without_input_gains(call)
         if rest is not None:
             return _beside_input_gains(call, judge(rest, module, config, layer, layered=layered, follows=follows))
-        lost = "what stands beside a factor computed from the data could not be read"
+        lost = f"what stands beside {gains_text(call)} could not be read"
         return JudgedCall(
             call, "unmeasured", reason=f"{lost}: {problem or call.scale.reason or ', '.join(call.unknown)}"
         )
@@ -153,9 +153,13 @@ def _by_module(
 def _beside_input_gains(call: AttentionCall, fixed: JudgedCall) -> JudgedCall:
     """The verdict where a factor is of the data: no mistake is named on it, only on what stands beside it."""
     if fixed.verdict in ("exact", "declared"):
-        by = f"a factor computed from the data, beside {fixed.declared_by or '1/sqrt(head_dim)'}"
+        by = f"{gains_text(call)}, beside {fixed.declared_by or '1/sqrt(head_dim)'}"
         return JudgedCall(call, "declared", declared_by=by)
-    reason = "; ".join(filter(None, (fixed.reason, "in the factors beside one that is computed from the data")))
+    if fixed.mistake == "missing" and gained_by_rows(call):
+        lost = "a factor for each row may hold the scale: its values are not judged"
+        return JudgedCall(call, "unmeasured", expected=fixed.expected, reason=lost)
+    beside = f"in the factors beside {gains_text(call)}"
+    reason = "; ".join(filter(None, (fixed.reason, beside)))
     return replace(fixed, call=call, reason=reason, attribute=None)
 
 

@@ -11,6 +11,7 @@ from sqrtdk.stats.heads import HeadStats
 
 BY_DATA = "by indices of the data"  # detail of a stage "gather": rows in an order that is not known
 WITHOUT_PRODUCT = ("additive", "distance")  # scores that are no product of q and k: there is no scale to judge
+ROWS = "rows"  # source of a factor of one number for each row, or key: log n of the keys that it sees
 DATA = "data"  # source of a factor on the logits that is computed from the inputs: no constant of the model
 
 

@@ -7,10 +7,11 @@ from collections.abc import Container
 from torch import Tensor
 
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node
+from sqrtdk.tracing.watch.graph import Node, alias, ancestors
 
 _ANGLES = frozenset({"cos", "sin", "polar"})  # of any positions, also of those that are data
 _TO_TABLE = ops.VIEWS | ops.SAME | {"cat", "stack", "complex", "mul", "div", "neg"}
+_WIDEST = 256  # of a rotation's matrix: one head
 _DEEPEST = 2  # sums of sums that are kept
 
 
@@ -22,7 +23,7 @@ def set_beside(node: Node, active: list[Node], tensors: dict[int, Tensor]) -> li
     if node.op not in ("mul", "addcmul", "div") or len({p.roots for p in active}) < 2:
         return active
     values = {arg: tensors[i] for i, arg in enumerate(node.args) if i in tensors}
-    kind, aside = "table", [p for p in active if _is_table(p, values[p])]
+    kind, aside = "table", [p for p in active if holds_angles(p) or (p.op == "exp" and values[p].is_complex())]
     if not aside:
         kind, aside = "gate", [p for p in active if _is_gate(p, node)]
     if not aside or len(aside) == len(active) or (node.op == "div" and node.args[0] in aside):
@@ -35,13 +36,14 @@ def _leaf(arg: Node, kind: str) -> Node:
     return Node(kind, arg.shape, args=(arg,) if kind == "table" else ())
 
 
-def _is_table(node: Node, value: Tensor) -> bool:
+def holds_angles(node: Node) -> bool:
+    """Whether a tensor holds cosines and sines, and nothing but."""
     while node.op in _TO_TABLE and not node.is_root:
         parent = node.main()
         if parent is None:
             return False
         node = parent
-    return node.op in _ANGLES or (node.op == "exp" and value.is_complex())
+    return node.op in _ANGLES
 
 
 def _is_gate(node: Node, product: Node) -> bool:
@@ -51,6 +53,26 @@ def _is_gate(node: Node, product: Node) -> bool:
 def _fits(node: Node, product: Node) -> bool:
     """Whether the other operand has the shape of the result."""
     return any(p is not node and p.shape == product.shape for p in product.parents())
+
+
+def keep_rotation(node: Node, vector: Node, matrix: Node, values: Tensor) -> None:
+    """What a root was before it was multiplied by a square matrix of the model's own, which may be a rotation."""
+    width = matrix.shape[-1]
+    if node.shape != vector.shape or matrix.shape[-2:] != (width, width) or width > _WIDEST:
+        return
+    if not holds_angles(matrix) and any(p.act or p.op == "parameter" for p in ancestors(matrix)):
+        return
+    node.branches = ((vector, 1.0),)
+    node.args = (_leaf(matrix, "table") if matrix.act else matrix,)
+    node.operands = {0: alias(values)}
+
+
+def keep_channels(node: Node, source: Node) -> None:
+    """What a root was before a convolution of each channel by itself, where that was no convolution of the kind."""
+    groups = node.args[8] if node.op == "convolution" and len(node.args) > 8 else 1
+    channels = node.shape[1] if len(node.shape) > 1 else 0
+    if source.act and groups == channels > 1 and not any(root.branches for root in source.roots):
+        node.branches = ((source, 1.0),)
 
 
 def summands(node: Node, projected: Container[Node]) -> tuple[tuple[Node, float], ...]:

@@ -5,15 +5,18 @@ What an operation can be is a row of `_KINDS`; all others combine what they are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
 
 from sqrtdk.tracing.classify import edges, opaque, quantised
 from sqrtdk.tracing.classify.additive import reads_pairs
+from sqrtdk.tracing.classify.branches import keep_channels
 from sqrtdk.tracing.classify.combine import combine
 from sqrtdk.tracing.classify.contract import contract, is_product
+from sqrtdk.tracing.classify.effect import ROTATION, rotated_argument
 from sqrtdk.tracing.classify.nested import note_nested
 from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.softmax import begin
@@ -24,6 +27,7 @@ from sqrtdk.tracing.watch.sites import Sites
 from sqrtdk.tracing.watch.store import Store, shape_of
 
 Kind = Callable[[Scene, Made, list[Node]], None]
+_NONE: Mapping[int | None, int] = MappingProxyType({})
 _FIRST_ONLY = frozenset({*ops.NORMS, "native_dropout", "max"})  # of whose outputs the others are side results
 
 
@@ -38,8 +42,10 @@ class Classifier:
         """Every softmax so far."""
         return self.scene.entries
 
-    def note(self, func: Any, name: str, args: Any, kwargs: Any, output: Any) -> None:
-        """Make the nodes of what `func` gave for `args`."""
+    def note(
+        self, func: Any, name: str, args: Any, kwargs: Any, output: Any, turned: Mapping[int | None, int] = _NONE
+    ) -> None:
+        """Make the nodes of what `func` gave for `args`; `turned` are outputs that rotate an argument."""
         store, sites = self.scene.store, self.scene.sites
         outside = not sites.running
         if outside and name in ops.RANDOM:
@@ -51,12 +57,22 @@ class Classifier:
         numbers = {key: value for key, value in kwargs.items() if not isinstance(value, Tensor)}
         for i, tensor in _outputs(output, name):
             node = Node(name, shape_of(tensor), func=func, args=node_args, kwargs=numbers, out=i, site=sites.here())
-            self._classify(Made(node, tensor, {i: arg for i, arg in enumerate(args) if isinstance(arg, Tensor)}))
+            if i in turned:
+                node.op, node.args = ROTATION, (node_args[turned[i]],)
+            tensors = {j: arg for j, arg in enumerate(args) if isinstance(arg, Tensor) and i not in turned}
+            self._classify(Made(node, tensor, tensors))
             if name == "index" and node.act and not node.is_root:
                 node.operands.update(_inside_lists(args))
             store.put(tensor, node)
             if outside:
                 store.loosen(tensor)
+
+    def rotations(self, args: Any, output: Any) -> dict[int | None, int]:
+        """Which outputs of an operation that is not seen are rotations of which argument, by their values."""
+        if not any(isinstance(arg, Tensor) and self.scene.store.node(arg).act for arg in args):
+            return {}
+        found = {i: rotated_argument(args, tensor) for i, tensor in _outputs(output, "")}
+        return {i: position for i, position in found.items() if position is not None}
 
     def _nodes(self, arg: Any) -> Any:
         """The argument with nodes in place of tensors, one level of lists included."""
@@ -165,6 +181,7 @@ def _project(scene: Scene, made: Made, parents: list[Node]) -> None:
     if parents[0].products and parents[0].shape[-2:] == node.shape[-2:]:
         node.products = parents[0].products  # a convolution over heads leaves the L x S matrix in place
         return
+    keep_channels(node, parents[0])
     width = parents[1].shape[1] if len(parents) > 1 and len(parents[1].shape) > 1 else None
     source = next(parent for parent in parents if parent.act)  # whole numbers, with a size a row beside them, are not
     scene.store.cut(node, made.tensor, source=source, width=width, pairs=reads_pairs(source), projects=True)

@@ -7,6 +7,7 @@ from torch.autograd import forward_ad
 from sqrtdk.tracing.classify import apart, landmarks
 from sqrtdk.tracing.classify.adapted import is_adapted_weight
 from sqrtdk.tracing.classify.additive import pairs_queries_and_keys, reads_pairs
+from sqrtdk.tracing.classify.branches import holds_angles, keep_rotation
 from sqrtdk.tracing.classify.edge_scores import reads_edges
 from sqrtdk.tracing.classify.gathered import rows_of
 from sqrtdk.tracing.classify.scene import Made, Scene
@@ -49,6 +50,8 @@ def is_product(a: Node, b: Node) -> bool:
     """Whether a contraction is a product of queries and keys, and not a projection or a value product."""
     if a.products or b.products or a.weights is not None or b.weights is not None:
         return False
+    if holds_angles(a) or holds_angles(b):
+        return False  # a rotation by a table of matrices
     return a.act and b.act  # a raw parameter against activations is a projection, whatever it stands for
 
 
@@ -86,12 +89,15 @@ def _project(scene: Scene, made: Made, a: Node, b: Node) -> None:
     unsoftened = (a.products or b.products) and a.act and b.act and not (a.products and b.products)
     if unsoftened and not _is_tangent(scene, node.site):
         scene.listener.unsoftened(node.site, a if a.products else b)
-    source, weight = (a, b) if a.act else (b, a)
+    source, weight = (a, b) if a.act and not (b.act and holds_angles(a)) else (b, a)
     node.terms = 1 if len(node.shape) > 2 and a.shape[0] > 1 else 0
     node.label = origin(weight).label
     narrow = node.op == "mv" or node.shape[-1] == 1
     additive = narrow and pairs_queries_and_keys(source)
     if narrow and not weight.act:
         note_weighted_sum(scene, made, source, weight)
+    values = next((t for i, t in made.tensors.items() if node.args[i] is weight), None)
     facts = {"additive": additive, "pairs": reads_pairs(source), "meets": reads_edges(source), "rows": rows_of(source)}
     scene.store.cut(node, made.tensor, source=source, width=a.shape[-1], **facts)
+    if values is not None and not (source.products or source.weights):
+        keep_rotation(node, source, weight, values)

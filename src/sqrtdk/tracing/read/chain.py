@@ -14,8 +14,9 @@ from torch import Tensor
 from sqrtdk.tracing.classify.additive import CURVES, is_additive, is_score
 from sqrtdk.tracing.classify.edges import is_of_groups
 from sqrtdk.tracing.read.distances import is_squared_length
-from sqrtdk.tracing.read.factors import of_the_data, read_factor
+from sqrtdk.tracing.read.factors import of_the_data, of_the_rows, read_factor
 from sqrtdk.tracing.read.masks import HIDDEN, read_addend, read_overwritten
+from sqrtdk.tracing.read.rotary import paired
 from sqrtdk.tracing.read.side import follow
 from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.steps import Beside, Clamp, Hide, Offset, Power, Scale, Sink, Softcap, Squares, Step, Unknown
@@ -118,7 +119,7 @@ def _multiplied(link: _Link) -> tuple[Step, ...]:
     if factor is None and node.op == "mul" and value is not None and _is_binary(value):
         # z * m before z + -1e4 * (1 - m) is the mask's first half; alone, it leaves hidden keys a logit of 0.
         return () if _hidden_later(value, link) else (Unknown(ZERO_ONE_FACTOR),)
-    factor = of_the_data(node.args[index], factor)
+    factor = of_the_data(node.args[index], factor or of_the_rows(node, index, "logits"))
     if factor is None or (node.op == "div" and index == 0):
         return (Unknown(f"{node.op} by a tensor"),)
     return (Scale(factor),)
@@ -273,7 +274,7 @@ def _scale_of(branch: Node) -> float | None:
     if chain.product is None or chain.unknown:
         return None
     operands = [arg for arg in chain.product.args if isinstance(arg, Node)][-2:]
-    sides = [follow(operand, where) for operand, where in zip(operands, "qk", strict=True)]
+    sides = paired(follow(operands[0], "q"), follow(operands[1], "k"))
     factors = [factor for side in sides for factor in side.factors]
     factors += [step.factor for step in chain.steps if isinstance(step, Scale)]
     if any(side.unknown for side in sides) or any(factor.value is None for factor in factors):

@@ -12,6 +12,7 @@ from sqrtdk.tracing.read.distances import completed
 from sqrtdk.tracing.read.nested import read_nested
 from sqrtdk.tracing.read.orient import Orientation, orientation
 from sqrtdk.tracing.read.reading import Layout, Logits, Reading
+from sqrtdk.tracing.read.rotary import paired
 from sqrtdk.tracing.read.rows import norm_fault, over_channels, place_heads, place_rows
 from sqrtdk.tracing.read.scored import read_scored
 from sqrtdk.tracing.read.side import Side, follow
@@ -44,7 +45,7 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
     query_node, key_node = (right, left) if axes.swapped else (left, right)
     axes = place_rows(axes, chain.product, query_node, chain.views, tuple(weighing.logits.shape))
     axes = place_heads(axes, chain.product, query_node, chain.views, weighing.logits.dim())
-    query, key = _followed(query_node, "q", left), _followed(key_node, "k", left)
+    query, key = paired(_followed(query_node, "q", left), _followed(key_node, "k", left))
     if len(right.shape) > 1:
         query, key = (query.transposed(), key) if axes.swapped else (query, key.transposed())
     logits = axes.apply(weighing.logits)

@@ -8,8 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.records import DATA, Factor
+from sqrtdk.tracing.records import DATA, ROWS, Factor
 from sqrtdk.tracing.watch import ops
+from sqrtdk.tracing.watch.constants import evaluate
 from sqrtdk.tracing.watch.graph import Node, ancestors
 
 
@@ -80,6 +81,23 @@ def of_the_data(arg: object, factor: Factor | None) -> Factor | None:
     if not isinstance(arg, Node) or not arg.act or arg.products or arg.shape[-1:] not in ((), (1,)):
         return factor
     return replace(factor or Factor(None, "logits", DATA), source=DATA, learned=False)
+
+
+def of_the_rows(node: Node, position: int, where: str) -> Factor | None:
+    """The factor of the model's own that has one number for each row, as log n of the keys that it sees has.
+
+    Zeros and ones hide rows: they are no factor.
+    """
+    arg, value = node.args[position], node.operands.get(position)
+    if not isinstance(arg, Node) or arg.act or arg.shape[-1:] != (1,) or node.shape[-1:] == (1,):
+        return None
+    rows = node.shape[-2]
+    if len(arg.shape) < 2 or arg.shape[-2] != rows or rows < 2 or (node.op == "div" and position == 0):
+        return None
+    value = evaluate(arg) if value is not None and value.is_meta else value
+    if value is not None and bool(((value == 0) | (value == 1)).all()):
+        return None
+    return Factor(None, where, ROWS, learned=is_learned(arg))
 
 
 def _held(node: Node) -> int:

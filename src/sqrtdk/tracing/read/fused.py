@@ -9,6 +9,7 @@ import torch
 from sqrtdk.tracing.read import bands
 from sqrtdk.tracing.read.masks import as_passed, read_addend
 from sqrtdk.tracing.read.reading import Layout, Reading, Vectors
+from sqrtdk.tracing.read.rotary import paired
 from sqrtdk.tracing.read.rows import over_channels
 from sqrtdk.tracing.read.side import Side, follow
 from sqrtdk.tracing.records import Factor
@@ -24,7 +25,7 @@ CAUSAL = Hide("implicit", -math.inf, name="causal", causal=True)
 def read_fused(call: KernelCall) -> Reading:
     """A fused kernel ran: its arguments are the operands, its scale argument is one more factor."""
     q, k, passed = call.arguments["query"], call.arguments["key"], call.arguments.get("scale")
-    query, key = follow(call.nodes["query"], "q"), follow(call.nodes["key"], "k")
+    query, key = paired(follow(call.nodes["query"], "q"), follow(call.nodes["key"], "k"))
     scale = q.shape[-1] ** -0.5 if passed is None else float(passed)
     factor = Factor(scale, "op", "sdpa default 1/sqrt(E)" if passed is None else "sdpa scale")
     return Reading(

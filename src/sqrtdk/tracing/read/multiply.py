@@ -7,10 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
-from sqrtdk.tracing.read.factors import is_learned, read_factor
+from sqrtdk.tracing.read.amplitude import amplitude_of_points
+from sqrtdk.tracing.read.factors import is_learned, of_the_rows, read_factor
+from sqrtdk.tracing.read.rotary import decayed, turned
 from sqrtdk.tracing.records import DATA, Factor, Stage
+from sqrtdk.tracing.watch.constants import evaluate
 from sqrtdk.tracing.watch.graph import Node
 
 if TYPE_CHECKING:
@@ -29,12 +33,18 @@ def multiplied(node: Node, main: Node, where: str, follow: Callable[[Node, str],
         return side.times(gate, Stage(where, "scale", gate.text()))
     value = node.operands.get(position)
     if value is not None and value.is_complex():
-        amplitude = 1.0 if value.is_meta else float(value.abs().mean())
-        return stretched(side.then(Stage(where, "rope"), rope=True), amplitude, where)
+        amplitude = amplitude_of_points(node, position)
+        if amplitude is None:
+            return side.lost(where, "rotary table of varying amplitude")
+        return turned(side, amplitude, where)
     if side.norm and isinstance(other, Node) and _is_gain(other, node, side):
         return replace(side, basis=_with_gain(node.op, side.basis, value), norm_gain=True)
     spread = len(node.shape) > 4 and node.shape[-2] == 1  # an axis that einsum adds
     factor = read_factor(node, position, where, heads_axis=-4 if spread else -3)
+    decay = _decay(other, value, node) if factor is None and isinstance(other, Node) else None
+    if decay is not None:
+        return decayed(side, decay, where)
+    factor = factor or of_the_rows(node, position, where)
     if factor is None:
         shape = tuple(other.shape) if isinstance(other, Node) else ""
         return side.lost(where, node.op, f"{node.op} by a tensor of shape {shape}")
@@ -46,11 +56,6 @@ def multiplied(node: Node, main: Node, where: str, follow: Callable[[Node, str],
     return side.times(factor, Stage(where, "scale", factor.text()))
 
 
-def stretched(side: Side, amplitude: float, where: str) -> Side:
-    """A rotation whose table is no pure one multiplies by its amplitude."""
-    return side.times(Factor(amplitude, where, "rotary table")) if abs(amplitude - 1) > 1e-3 else side
-
-
 def _is_gain(other: Node, node: Node, side: Side) -> bool:
     """Whether a tensor belongs to the normalisation before it: a number for each channel.
 
@@ -60,6 +65,17 @@ def _is_gain(other: Node, node: Node, side: Side) -> bool:
         return not side.factors or is_learned(other)
     turned = len(other.shape) > 1 and other.shape[-2] == node.shape[-2] == side.normed and node.shape[-1] != side.normed
     return turned and is_learned(other)
+
+
+def _decay(other: Node, value: Tensor | None, node: Node) -> Tensor | None:
+    """Positive numbers of the model's own, one or more for each row; None of anything else."""
+    value = evaluate(other) if value is not None and value.is_meta else value
+    if value is None or value.dim() < 2 or value.shape[-2] != node.shape[-2] or is_learned(other):
+        return None
+    if node.shape[-2] < 2 or not value.is_floating_point() or not bool((value > 0).all()):
+        return None
+    value = value.detach().to(torch.float64)
+    return value.reciprocal() if node.op == "div" else value
 
 
 def _with_gain(op: str, basis: Tensor | None, value: Tensor | None) -> Tensor | None:

@@ -17,6 +17,7 @@ from sqrtdk.tracing.read.factors import tensor_factor
 from sqrtdk.tracing.read.fused import CAUSAL
 from sqrtdk.tracing.read.masks import read_addend
 from sqrtdk.tracing.read.reading import Layout, Reading, Vectors
+from sqrtdk.tracing.read.rotary import paired
 from sqrtdk.tracing.read.side import Side, follow
 from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.steps import Hide, Scale, Sink, Softcap, Step, Unknown
@@ -28,7 +29,7 @@ from sqrtdk.tracing.watch.graph import Node
 def read_own(call: KernelCall) -> Reading:
     """The compiled kernel ran: its arguments are the operands and the steps."""
     q, k = call.arguments["query"], call.arguments["key"]
-    query, key = follow(call.nodes["query"], "q"), follow(call.nodes["key"], "k")
+    query, key = paired(follow(call.nodes["query"], "q"), follow(call.nodes["key"], "k"))
     layout = _layout(call, query)
     scale, scaled = _scale(call, layout)
     softcap = call.arguments["softcap"] or None

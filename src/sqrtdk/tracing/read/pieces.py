@@ -61,7 +61,7 @@ def moved(pads: tuple[tuple[int, int], ...], before: Node, view: Node) -> tuple[
 
 
 def _axis_after(axis: int, before: Node, view: Node) -> int | None:
-    """Where an axis went, counted from the end; where it was merged with others, as it was; None where it was cut."""
+    """Where an axis went, counted from the end; None where it was cut, or spread over several."""
     size = before.shape[axis]
     if view.op == "unfold" and int(view.args[1]) % len(before.shape) == axis % len(before.shape):
         return None  # cut into windows
@@ -70,10 +70,12 @@ def _axis_after(axis: int, before: Node, view: Node) -> int | None:
         place = replay(view, line.expand(before.shape))
     except (RuntimeError, IndexError):
         return axis
-    if math.prod(view.shape) < math.prod(before.shape) and size not in place.shape:
-        return None
     varying = [d for d, n in enumerate(place.shape) if n > 1 and bool((place != place.narrow(d, 0, 1)).any())]
-    return varying[0] - place.dim() if len(varying) == 1 and place.shape[varying[0]] == size else axis
+    if len(varying) == 1 and place.shape[varying[0]] == size:
+        return varying[0] - place.dim()
+    last = place.shape[-1]  # features are merged with heads, and split from them again
+    same = axis == -1 and place.numel() == math.prod(before.shape) and (last % size == 0 or size % last == 0)
+    return axis if same else None
 
 
 def together(sides: Sequence[Side], **changes: object) -> Side:

@@ -7,29 +7,26 @@ each, are looked for first.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
-from sqrtdk.tracing.read.multiply import multiplied, stretched
+from sqrtdk.tracing.classify.effect import ROTATION
+from sqrtdk.tracing.read.matrices import turned_by_matrix, turned_by_sum
+from sqrtdk.tracing.read.multiply import multiplied
 from sqrtdk.tracing.read.pieces import assembled, joined, moved, padded
-from sqrtdk.tracing.read.rotary import amplitude_of, table_positions
+from sqrtdk.tracing.read.pooling import POOLS, REDUCTIONS, convolved, pooled
+from sqrtdk.tracing.read.rotary import repeats, rotated
 from sqrtdk.tracing.read.stacked import picked
 from sqrtdk.tracing.read.sums import summed
 from sqrtdk.tracing.records import BY_DATA, Factor, Stage
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node, Root, ancestors, dominator, replay
+from sqrtdk.tracing.watch.graph import Node, Root, ancestors, replay
 
 _RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias", "unflatten"})
 _PICKS = frozenset({"gather", "index", "index_select"})
-_REPEATS = frozenset({"expand", "repeat", "repeat_interleave", "index", "index_select"})
-# Between a vector and its rotated self: products with a table, halves taken and put together again.
-_ROTATION = frozenset(
-    {"mul", "div", "neg", "add", "sub", "cat", "stack", "addcmul", "copy", "overwrite", "flip", "clone"}
-)
-_ROTATED = frozenset({"add", "sub", "cat", "stack", "overwrite", "addcmul"})  # the last of them
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,6 +42,7 @@ class Side:
         norm_gain: a gain for each channel followed it.
         normed: how many features it ran over.
         rope: a rotation was applied.
+        decay: factors that differ from position to position, which cancel those of the other side where i = j.
         growth: how many times each head was repeated (GQA).
         pads: zeros that were added: along which axis, counted from the end, and how many.
         unknown: operations that could not be followed.
@@ -59,6 +57,7 @@ class Side:
     norm_gain: bool = False
     normed: int = 0
     rope: bool = False
+    decay: Tensor | None = None
     growth: int = 1
     pads: tuple[tuple[int, int], ...] = ()
     unknown: tuple[str, ...] = ()
@@ -71,6 +70,11 @@ class Side:
     def lost(self, where: str, operation: str, name: str | None = None, **changes: Any) -> Side:
         """The side after an operation that could not be followed."""
         return self.then(Stage(where, "unknown", operation), unknown=(*self.unknown, name or operation), **changes)
+
+    @property
+    def moves(self) -> bool:
+        """Whether what happened to a row depends on its position: q.k tells the scale where i = j alone."""
+        return self.rope or self.decay is not None
 
     def times(self, factor: Factor, *stages: Stage) -> Side:
         """The side after a multiplication."""
@@ -103,16 +107,24 @@ class Side:
 
 def follow(node: Node, where: str) -> Side:
     """Follow `node` back to its root, collecting what happened on the way."""
-    if node.branches and (side := summed(node, where, follow)) is not None:
-        return side
+    if node.branches:
+        before = _before(node, where)
+        if before is not None:
+            return before
     main = node.main()
     if node.is_root or not node.act or main is None:
         return _start(node, where)
-    for structure in (_normalised, _rotated, _unstacked):
-        side = structure(node, where)
-        if side is not None:
-            return side
+    side = _normalised(node, where) or rotated(node, where, follow) or _unstacked(node, where)
+    if side is not None:
+        return side
     return READERS.get(node.op, _unknown)(node, main, where)
+
+
+def _before(node: Node, where: str) -> Side | None:
+    """What a root was made of, where that is no more than q or k was already."""
+    if len(node.branches) > 1:
+        return summed(node, where, follow)
+    return convolved(node, where, follow) if node.op == "convolution" else turned_by_matrix(node, where, follow)
 
 
 def _start(node: Node, where: str) -> Side:
@@ -141,33 +153,6 @@ def _normalised(node: Node, where: str) -> Side | None:
     )
 
 
-def _rotated(node: Node, where: str) -> Side | None:
-    """A rotary embedding: q times cosines plus its turned halves times sines, however the halves are taken."""
-    if node.op not in _ROTATED or sum(1 for _ in node.parents()) < 2:
-        return None
-    source, between = dominator(node)
-    if source is None or not _turns(source, between):
-        return None
-    tables = [(n, i) for n in between if n.op in ("mul", "addcmul") for i in table_positions(n)]
-    rejoined = node.op in ("cat", "stack") and all(p.act for p in node.parents())
-    scaled = any(n.op in ("mul", "div") and not table_positions(n) and n.number(1) != 1.0 for n in between)
-    if not tables and (scaled or not rejoined or any(_repeats(n) for n in between)):
-        return None
-    side = follow(source, where)
-    if side.basis is not None and tuple(side.basis.shape) != node.shape:
-        same = side.basis.numel() == math.prod(node.shape)
-        side = replace(side, basis=side.basis.reshape(node.shape) if same else None)
-    if not tables:
-        return side
-    side = side.then(Stage(where, "rope"), rope=True)
-    if scaled:
-        return replace(side, unknown=(*side.unknown, "a factor inside a rotation"))
-    amplitude = amplitude_of(tables)
-    if amplitude is None:
-        return replace(side, unknown=(*side.unknown, "rotary table of varying amplitude"))
-    return stretched(side, amplitude, where)
-
-
 def _unstacked(node: Node, where: str) -> Side | None:
     """One of several tensors that were stacked: the stack changed nothing of it."""
     one = picked(node)
@@ -175,13 +160,6 @@ def _unstacked(node: Node, where: str) -> Side | None:
         return None
     side = follow(one.piece, where)
     return replace(side, basis=None if side.basis is None else one.place(side.basis))
-
-
-def _turns(source: Node, between: Sequence[Node]) -> bool:
-    """Whether the operations after `source` can be a rotation of it."""
-    if source.size or source.shape[-1:] == (1,):
-        return False
-    return all(n.op in _ROTATION | ops.VIEWS | ops.SAME for n in between)
 
 
 # -- one reader an operation -------------------------------------------------------------------------------------------
@@ -203,21 +181,13 @@ def _by_data(node: Node, main: Node) -> bool:
     return any(ancestor.act for index in indices for ancestor in ancestors(index, closed=ops.CREATIONS))
 
 
-def _repeats(node: Node) -> int:
-    """How many times a view holds each number of what it views; 0 where it is no repeat."""
-    main = node.main()
-    before, after = 0 if main is None else math.prod(main.shape), math.prod(node.shape)
-    repeated = node.op in _REPEATS and before and after > before and after % before == 0
-    return after // before if repeated else 0
-
-
 def _view(node: Node, main: Node, where: str) -> Side:
     side = follow(main, where)
     if node.op in _PICKS and _by_data(node, main):
         side = side.then(Stage(where, "gather", BY_DATA))
     elif node.op == "gather":
         side = side.then(Stage(where, "gather"))
-    if times := _repeats(node):
+    if times := repeats(node):
         side = side.then(Stage(where, "repeat", str(times)), growth=side.growth * times)
     if node.op in _RESHAPES and main.shape and node.shape and main.shape[-1] > node.shape[-1]:
         side = replace(side, folded_heads=main.shape[-1])
@@ -271,6 +241,18 @@ def _assembled(node: Node, main: Node, where: str) -> Side:
     return assembled(node, where, follow)
 
 
+def _sum(node: Node, main: Node, where: str) -> Side:
+    return turned_by_sum(node, main, where, follow) or _unknown(node, main, where)
+
+
+def _turned(node: Node, main: Node, where: str) -> Side:
+    return follow(main, where).then(Stage(where, "rope", "by its effect"), rope=True)
+
+
+def _pooled(node: Node, main: Node, where: str) -> Side:
+    return pooled(node, main, where, follow) or _unknown(node, main, where)
+
+
 READERS: dict[str, Callable[[Node, Node, str], Side]] = {
     "mul": _multiplied,
     "div": _multiplied,
@@ -278,6 +260,9 @@ READERS: dict[str, Callable[[Node, Node, str], Side]] = {
     "constant_pad_nd": _padded,
     "cat": _joined,
     "overwrite": _assembled,
+    "sum": _sum,
+    **dict.fromkeys(POOLS | REDUCTIONS, _pooled),
+    ROTATION: _turned,
     "add": _shifted,
     "sub": _shifted,
     **dict.fromkeys(ops.SAME, _same),

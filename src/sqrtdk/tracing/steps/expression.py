@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sqrtdk.tracing.records import DATA, Factor
+from sqrtdk.tracing.records import DATA, ROWS, Factor
 
 
 def number(value: float) -> str:
@@ -36,8 +36,8 @@ class Expression:
     def scale(self, factor: Factor) -> None:
         """Multiply all that is written, the masks too."""
         self.settle(masks=True)
-        if factor.source == DATA:
-            self._symbols.append(DATA)
+        if factor.source in (DATA, ROWS):
+            self._symbols.append(factor.source)
         elif factor.per_head is not None or factor.learned:
             self._symbols.append(_symbol(factor))
         elif factor.value is None:

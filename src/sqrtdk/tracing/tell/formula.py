@@ -60,4 +60,4 @@ def _side(side: Side, letter: str) -> str:
     return text
 
 
-_WRITTEN = ("norm", "rope")
+_WRITTEN = ("norm", "rope", "xpos", "decay")

@@ -131,7 +131,7 @@ def unread(reading: Reading) -> str | None:
     if reading.carried.changes:
         return "the weights were changed after the softmax"
     unknown = [step.name for step in reading.steps if isinstance(step, Unknown)]
-    if isinstance(reading.operands, Logits) and (ZERO_ONE_FACTOR in unknown or (unknown and reading.query.rope)):
+    if isinstance(reading.operands, Logits) and (ZERO_ONE_FACTOR in unknown or (unknown and reading.query.moves)):
         return "the logits that could be compared do not show what that does to the others"
     return None
 
@@ -143,7 +143,7 @@ def read_slope(reading: Reading, sight: Sight) -> Slope | str:
     assert operands is not None
     if query.basis is None or key.basis is None:
         return "the projection's values could not be brought into the product's layout"
-    if query.rope != key.rope or (query.rope and (reading.reordered or layout.rows != layout.columns)):
+    if query.moves != key.moves or (query.moves and (reading.reordered or layout.rows != layout.columns)):
         return "q and k are rotated by different positions"
     if isinstance(operands, Vectors):
         return _by_vectors(reading, operands, query.basis, key.basis) or NO_VARIATION
@@ -155,7 +155,7 @@ def read_slope(reading: Reading, sight: Sight) -> Slope | str:
 
 
 def _by_vectors(reading: Reading, operands: Vectors, query: Tensor, key: Tensor) -> Slope | None:
-    layout, diagonal = reading.layout, reading.query.rope
+    layout, diagonal = reading.layout, reading.query.moves
     sizes = (layout.batch, layout.heads, layout.rows, layout.columns)
     if 0 in sizes:
         return None
@@ -183,7 +183,7 @@ def _by_edges(reading: Reading, operands: Edges, query: Tensor, key: Tensor) -> 
 
 
 def _by_logits(reading: Reading, operands: Logits, sight: Sight, query: Tensor, key: Tensor) -> Slope | None:
-    layout, diagonal, device = reading.layout, reading.query.rope, reading.device
+    layout, diagonal, device = reading.layout, reading.query.moves, reading.device
     at = sample(layout.batch, layout.heads, layout.rows, layout.columns, diagonal=diagonal, device=device)
     left, right = (key, query) if operands.axes.swapped else (query, key)
     left, right = (x.reshape(-1, *x.shape[-2:]) if x.dim() != 3 else x for x in (left, right))

@@ -104,9 +104,13 @@ class Recorder(TorchDispatchMode):
         return output
 
     def _note(self, func: Any, name: str, args: Any, kwargs: Any, output: Any, written: Any) -> None:
-        if func.namespace not in _KNOWN and self.classifier.may_attend(name, args, kwargs, output):
+        foreign = func.namespace not in _KNOWN
+        turned = self.classifier.rotations(args, output) if foreign else {}
+        if foreign and not turned and self.classifier.may_attend(name, args, kwargs, output):
             self.listener.missed(self.sites.here(), f"{func.namespace}::{name} is opaque: what it computes is not seen")
-        self.classifier.note(func, name, args, kwargs, output)
+        if foreign and output is None:  # it writes its result
+            output = [x for key in written if _is_tensor(x := _written_to(key, args, kwargs))]
+        self.classifier.note(func, name, args, kwargs, output, turned)
         if written:
             self.store.note_write(written, args, kwargs)
 
