@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from sqrtdk.audit.configs import as_number, field, is_transformers, number
+from sqrtdk.audit.configs import as_number, field, is_transformers, model_type, number, present
 
 _WIDTHS = ("sliding_window", "sliding_window_size", "attention_window_size")
 _LISTS = {"layer_types": _WIDTHS, "attention_layers": ("window_size",)}  # the latter is GPT-Neo's
@@ -21,6 +21,8 @@ _KINDS = {
     "full_attention": False, "full": False, "global": False, "global_attention": False,
 }  # fmt: skip
 _BY_LAYER = ("max_window_layers", "sliding_window_pattern")  # without a list, which layers these name is not agreed
+# In transformers their window is that of a cache alone: a forward pass without one sees every key.
+_BY_CACHE = ("moshi", "moshi_depth", "kyutai_speech_to_text")
 _PAIRS = ("window_size", "att_context_size")
 
 
@@ -44,16 +46,20 @@ class Window:
 def declared_window(site: str, module: nn.Module | None, config: Any) -> Window | None:
     """The window that config or module declare for a layer; None where neither says anything of windows."""
     inclusive = is_transformers(config)
+    if inclusive and model_type(config) in _BY_CACHE:
+        return None
     for names, widths in _LISTS.items():
         if (kind := _kind(config, names, site, module)) is not None:
             return _of_kind(config, kind, widths, inclusive)
         if isinstance(field(config, names), list | tuple):
             return None  # a kind of layer that is not known
-    if (own := _positive(module, _WIDTHS)) is not None:
-        return Window(own[1], f"attribute {own[0]} = {own[1]}", inclusive)
     stated = None if field(config, "use_sliding_window") is False else _positive(config, _WIDTHS)
+    own = _positive(module, _WIDTHS)
+    if own is not None and (stated is None or not inclusive):  # transformers' own may count as its kernels do
+        return Window(own[1], f"attribute {own[0]} = {own[1]}", inclusive)
     if stated is not None:
-        sure = not any(field(config, name) is not None for name in _BY_LAYER)
+        by_layer = any(field(config, name) is not None for name in _BY_LAYER)
+        sure = own is not None or not (by_layer or any(present(module, name) for name in _WIDTHS))
         return Window(stated[1], f"config.{stated[0]} = {stated[1]}", inclusive, sure)
     return _pair(module) or _pair(config)
 
