@@ -118,7 +118,7 @@ def _faults(context: Context, judged: JudgedCall) -> Iterable[Fault]:
     call = judged.call
     owners = context.module(call.site), context.config(call.site)
     own = own_key(call)
-    pattern = own or shape(call, lookahead(owners))
+    pattern = own or shape(call, lookahead(owners), context.tokens.longest(call))
     if pattern is not None:
         yield pattern
     elif says_causal(call, *owners) and may_see_ahead(owners, field(context.model, "config"), call.mask) is None:

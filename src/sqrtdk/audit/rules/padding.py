@@ -50,7 +50,9 @@ def _hides_ends(mask: Mask | None) -> bool:
 
     Keys that are chosen by their content may be hidden as well, and so is a row's own by a band beside the diagonal.
     """
-    return mask is not None and bool(mask.band) and mask.least is not None and mask.least <= 0
+    if mask is None or not mask.band or mask.least is None or mask.greatest is None:
+        return False
+    return mask.least <= 0 <= mask.greatest
 
 
 def check(context: Context) -> Iterable[Finding]:

@@ -71,8 +71,7 @@ def check(context: Context) -> Iterable[Finding | NotMeasured]:
         window = declared_window(call.site, context.module(call.site), context.config(call.site))
         if window is None or not window.keys or call.self_attention is False or call.query_len < 2:
             continue
-        keys = context.tokens.keys(call)
-        longest = call.key_len if keys is None else int(keys.sum(-1).max())
+        longest = context.tokens.longest(call)
         if longest <= window.keys:
             short[window.by] = max(longest, short.get(window.by, 0))
         elif call.mask is not None and call.mask.least is None:
