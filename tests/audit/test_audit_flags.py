@@ -6,6 +6,7 @@ import transformers as hf
 from torch import nn
 
 from families import BERT, build
+from rules_by_hand import mask, model_with, run
 from sqrtdk.audit.check import check
 
 
@@ -84,3 +85,10 @@ def test_bert_as_a_decoder(monkeypatch, attn):
         module, "forward", lambda self, x, attention_mask, **rest: forward(self, x, hiding_nothing, **rest)
     )
     assert severities(check(model, seq_len=24)) == ["critical", "critical"]
+
+
+def test_summaries_of_earlier_keys_stand_after_them(make_call):
+    summaries = make_call(key_len=28, mask=mask(kind="mask", least=-8, greatest=23, band=False))
+    for kinds, expected in ((["compressed_sparse_attention"], []), (["full_attention"], ["critical"])):
+        model = model_with(is_causal=True, config={"layer_types": kinds})
+        assert [f.severity for f in run("mask_audit", [summaries], model)] == expected

@@ -127,3 +127,33 @@ def test_an_image_as_long_as_the_text_has_no_padding():
             return self.text_model(x, attention_mask) + self.vision_model(x, attention_mask)
 
     assert told(check(Two(), (torch.randn(3, L, 64), BATCH))) == []
+
+
+@pytest.mark.parametrize("pad", [LEFT, RIGHT])
+@pytest.mark.parametrize(
+    ("visible", "severity", "word"),
+    [
+        (lambda ones: ones.tril(), None, ""),
+        (lambda ones: ones.tril(1), "critical", "off by one"),
+        (lambda ones: ones.tril(-1), "warn", "off by one"),
+        (lambda ones: ones.tril(3), "fail", "the 3 keys after its own"),
+        (lambda ones: ones.triu(1), "critical", "inverted"),
+        (lambda ones: ones.triu(), "critical", "inverted"),
+    ],
+)
+def test_a_causal_mask_off_by_one_where_every_sequence_is_padded(pad, visible, severity, word):
+    class Shifted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv = nn.Linear(64, 192)
+
+        def forward(self, x, attention_mask):
+            q, k, v = self.qkv(x).unflatten(-1, (3, 4, 16)).permute(2, 0, 3, 1, 4)
+            mask = visible(torch.ones(L, L, dtype=torch.bool)) & attention_mask.bool()[:, None, None, :]
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    report = check(Shifted(), (torch.randn(2, L, 64), pad.long().expand(2, -1)))
+    found = [f for f in report.findings if f.rule == "mask_audit" and f.severity != "note"]
+    assert [f.severity for f in found] == ([severity] if severity else [])
+    assert all(word in f.message for f in found)
+    assert told(report) == []

@@ -78,6 +78,7 @@ def full(make_call, make_stats):
     call = make_call(
         1.0, stats=make_stats(max_logit=2e4, saturated=1.0, entropy_nats=0.01), future_weight=0.5, bias="alibi",
         bias_scaled_by=0.25, norm="rms", softcap=30.0, max_product=1e5, output_rms=1.0, stats_reason="",
+        padding_seen=0, tokens_hidden=0,
         mask=Mask("causal", "float", 3, 3, 0.5, -1e4, 0.25, 0, 23, True, 0),
     )  # fmt: skip
     numeric = dataclasses.replace(call.scale, numeric=1.0, r_squared=1.0, per_head=(1.0,) * 4, agree=True, reason="")

@@ -101,7 +101,6 @@ def test_an_image_tower_outside_of_vision_config_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "names"),
     [
-        (lambda: hf.SpeechT5Config(), "input_values, attention_mask, decoder_input_values"),  # it wants hidden states
         (lambda: hf.InformerConfig(prediction_length=4), "past_values, past_time_features"),
     ],
 )

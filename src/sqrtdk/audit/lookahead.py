@@ -52,8 +52,17 @@ def may_see_ahead(owners: tuple[Any, ...], model_config: Any, mask: Mask | None)
     """
     said = next(chain.from_iterable(map(_declarations, owners)), None)
     if said is None and mask is not None and mask.band is False:
-        return next((name for name in _IMAGES if field(model_config, name) is not None), None)
+        images = (name for name in _IMAGES if field(model_config, name) is not None)
+        return next(chain(images, *map(_compressed, owners)), None)
     return said
+
+
+def _compressed(config: Any) -> Iterator[str]:
+    """Layers with summaries of earlier keys after the keys themselves (DeepSeek V4)."""
+    kinds = field(config, "layer_types")
+    for kind in kinds if isinstance(kinds, list | tuple) else ():
+        if isinstance(kind, str) and "compressed" in kind:
+            yield f"layer_types: {kind}"
 
 
 def _declarations(config: Any) -> Iterator[str]:

@@ -64,17 +64,24 @@ def leak(call: AttentionCall, declared: float, static: bool) -> Iterable[Fault]:
         yield "critical", value, WEIGHT, message, fix, SOURCE
 
 
-def shape(call: AttentionCall, declared: float) -> Fault | None:
-    """A shape of the visible keys that nobody wants of self-attention, told from the least and greatest i - j."""
+def shape(call: AttentionCall, declared: float, tokens: int) -> Fault | None:
+    """A shape of the visible keys that nobody wants of self-attention, told from the least and greatest i - j.
+
+    Args:
+        call: the record.
+        declared: keys after its own that a row sees by declaration.
+        tokens: keys of the longest sequence that are no padding: rows that see all of these see all that there are.
+    """
     mask, rows = call.mask, call.query_len
     if mask is None or mask.least is None or mask.greatest is None:
         return None
     if call.self_attention is False or rows != call.key_len or rows < LEAST_ROWS:
         return None
-    return _inverted(mask, rows) or _ahead(mask, rows, declared) or _behind(mask, rows)
+    ends = (rows - 1, tokens - 1)
+    return _inverted(mask, tokens) or _ahead(mask, rows, ends, declared) or _behind(mask, ends)
 
 
-def _inverted(mask: Mask, rows: int) -> Fault | None:
+def _inverted(mask: Mask, tokens: int) -> Fault | None:
     assert mask.least is not None
     assert mask.greatest is not None
     least = float(mask.least)
@@ -83,7 +90,7 @@ def _inverted(mask: Mask, rows: int) -> Fault | None:
             "critical", least, 0.0, "the mask looks inverted: rows see the future and not the past",
             "negate the mask: True lets a key take part in SDPA, and hides it in nn.MultiheadAttention", SOURCE,
         )  # fmt: skip
-    if mask.band and mask.greatest == 0 and least <= 1 - rows:
+    if mask.band and mask.greatest == 0 and least <= 1 - tokens:
         return (
             "critical", least, 0.0, "the mask looks inverted: rows see themselves and the future, not the past",
             "use tril, or negate and shift the mask, if the model is meant to be causal", SOURCE,
@@ -91,7 +98,7 @@ def _inverted(mask: Mask, rows: int) -> Fault | None:
     return None
 
 
-def _ahead(mask: Mask, rows: int, declared: float) -> Fault | None:
+def _ahead(mask: Mask, rows: int, ends: tuple[int, int], declared: float) -> Fault | None:
     """Every row sees a few keys after its own, and all before."""
     if mask.ahead_by_one and declared < 1:
         where = "" if mask.band else " in some heads or sequences"
@@ -100,7 +107,7 @@ def _ahead(mask: Mask, rows: int, declared: float) -> Fault | None:
             "hide the key after the row's own: tril(diagonal=0)", SOURCE,
         )  # fmt: skip
     assert mask.least is not None
-    some = mask.band and mask.greatest == rows - 1 and -rows / 2 < mask.least < -1
+    some = mask.band and mask.greatest in ends and -rows / 2 < mask.least < -1
     if some and declared < -mask.least:
         return (
             "fail", float(mask.least), 0.0, f"every row sees the {-mask.least} keys after its own, and all before",
@@ -110,10 +117,10 @@ def _ahead(mask: Mask, rows: int, declared: float) -> Fault | None:
     return None
 
 
-def _behind(mask: Mask, rows: int) -> Fault | None:
+def _behind(mask: Mask, ends: tuple[int, int]) -> Fault | None:
     """No row sees its own key, nor perhaps a few before, but all before these."""
     assert mask.least is not None
-    if not mask.band or mask.greatest != rows - 1 or mask.least <= 0:
+    if not mask.band or mask.greatest not in ends or mask.least <= 0:
         return None
     count, hidden, first = str(mask.least), f"the {mask.least} keys up to its own", f"the first {mask.least} rows see"
     if mask.least == 1:

@@ -56,6 +56,11 @@ class Tokens:
         both = self.of(call.site, call.batch, call.query_len, call.key_len, call.self_attention)
         return None if both is None else both[1]
 
+    def longest(self, call: AttentionCall) -> int:
+        """Keys of the sequence with the fewest keys of padding."""
+        keys = self.keys(call)
+        return call.key_len if keys is None else int(keys.sum(-1).max())
+
     def _in_decoder(self, site: str) -> bool:
         parts = re.findall(r"encoder|decoder|encdec", site.lower()) if self.two else []
         return bool(parts) and parts[0] == "decoder"

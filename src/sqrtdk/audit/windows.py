@@ -1,8 +1,9 @@
 """What declares that a row sees a window of keys, and how many.
 
 The number counts the row's own key: transformers' masking_utils.sliding_window_overlay lets a row i see the keys
-j > i - sliding_window (Jiang et al. 2023, Mistral), as GPT-Neo, Gemma and litgpt do. Without a causal mask transformers
-counts otherwise: |i - j| <= sliding_window. flash attention's pair (left, right) does not count it.
+j > i - sliding_window (Jiang et al. 2023, Mistral), as GPT-Neo, Gemma and litgpt do. Without a causal mask it is
+counted in more than one way, in transformers as well: see `sides`. flash attention's pair (left, right) does not count
+it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from sqrtdk.audit.configs import as_number, field, is_transformers, number
+from sqrtdk.audit.configs import as_number, field, is_transformers, model_type, number, present
 
 _WIDTHS = ("sliding_window", "sliding_window_size", "attention_window_size")
 _LISTS = {"layer_types": _WIDTHS, "attention_layers": ("window_size",)}  # the latter is GPT-Neo's
@@ -21,6 +22,8 @@ _KINDS = {
     "full_attention": False, "full": False, "global": False, "global_attention": False,
 }  # fmt: skip
 _BY_LAYER = ("max_window_layers", "sliding_window_pattern")  # without a list, which layers these name is not agreed
+# In transformers their window is that of a cache alone: a forward pass without one sees every key.
+_BY_CACHE = ("moshi", "moshi_depth", "kyutai_speech_to_text")
 _PAIRS = ("window_size", "att_context_size")
 
 
@@ -31,30 +34,43 @@ class Window:
     Attributes:
         keys: that a row sees, its own included; 0 where it sees all of them.
         by: what declares it, as "config.sliding_window = 4096".
-        inclusive: without a causal mask a row sees `keys` keys on either side of its own.
+        left: it says nothing of the keys after a row's own.
         sure: it holds for this layer; otherwise only a mask that is off by one of it is a contradiction.
     """
 
     keys: int
     by: str
-    inclusive: bool = False
     sure: bool = True
+    left: bool = False
+
+    def sides(self, two: bool) -> tuple[int, ...]:
+        """How many keys a row may see on one side, its own included.
+
+        On two sides these are `keys` without its own (ModernBERT) or with it (Gemma 3), or half of them (T5Gemma 2).
+        """
+        if self.left or not two:
+            return (self.keys,)
+        return self.keys + 1, self.keys, self.keys // 2 + 1, (self.keys + 1) // 2
 
 
 def declared_window(site: str, module: nn.Module | None, config: Any) -> Window | None:
     """The window that config or module declare for a layer; None where neither says anything of windows."""
-    inclusive = is_transformers(config)
+    known = is_transformers(config)
+    if known and model_type(config) in _BY_CACHE:
+        return None
     for names, widths in _LISTS.items():
         if (kind := _kind(config, names, site, module)) is not None:
-            return _of_kind(config, kind, widths, inclusive)
+            return _of_kind(config, kind, widths)
         if isinstance(field(config, names), list | tuple):
             return None  # a kind of layer that is not known
-    if (own := _positive(module, _WIDTHS)) is not None:
-        return Window(own[1], f"attribute {own[0]} = {own[1]}", inclusive)
     stated = None if field(config, "use_sliding_window") is False else _positive(config, _WIDTHS)
+    own = _positive(module, _WIDTHS)
+    if own is not None and (stated is None or not known):  # transformers' own may count as its kernels do
+        return Window(own[1], f"attribute {own[0]} = {own[1]}")
     if stated is not None:
-        sure = not any(field(config, name) is not None for name in _BY_LAYER)
-        return Window(stated[1], f"config.{stated[0]} = {stated[1]}", inclusive, sure)
+        by_layer = any(field(config, name) is not None for name in _BY_LAYER)
+        sure = own is not None or not (by_layer or any(present(module, name) for name in _WIDTHS))
+        return Window(stated[1], f"config.{stated[0]} = {stated[1]}", sure)
     return _pair(module) or _pair(config)
 
 
@@ -66,12 +82,12 @@ def _kind(config: Any, names: str, site: str, module: nn.Module | None) -> bool 
     return _KINDS.get(kinds[layer]) if isinstance(kinds[layer], str) else None
 
 
-def _of_kind(config: Any, windowed: bool, widths: tuple[str, ...], inclusive: bool) -> Window | None:
+def _of_kind(config: Any, windowed: bool, widths: tuple[str, ...]) -> Window | None:
     stated = _positive(config, widths)
     if stated is None:
         return None
     by = f"config.{stated[0]} = {stated[1]}"
-    return Window(stated[1] if windowed else 0, by, inclusive)
+    return Window(stated[1] if windowed else 0, by)
 
 
 def _layer(site: str, module: nn.Module | None) -> int | None:
@@ -96,5 +112,5 @@ def _pair(owner: Any) -> Window | None:
     for name in _PAIRS:
         pair = field(owner, name)
         if isinstance(pair, list | tuple) and len(pair) == 2 and (left := as_number(pair[0])) and left >= 1:
-            return Window(int(left) + 1, f"{name} = {tuple(pair)}", sure=False)
+            return Window(int(left) + 1, f"{name} = {tuple(pair)}", sure=False, left=True)
     return None

@@ -118,7 +118,7 @@ def _faults(context: Context, judged: JudgedCall) -> Iterable[Fault]:
     call = judged.call
     owners = context.module(call.site), context.config(call.site)
     own = own_key(call)
-    pattern = own or shape(call, lookahead(owners))
+    pattern = own or shape(call, lookahead(owners), context.tokens.longest(call))
     picked = unordered(call, *owners)
     if picked is not None:
         yield picked

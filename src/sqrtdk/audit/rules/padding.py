@@ -19,11 +19,9 @@ SOURCE = "transformers: attention_mask is 1 at tokens and 0 at padding; torch: k
 def _fault(context: Context, judged: JudgedCall) -> tuple[int, str, str] | None:
     """The count, what is wrong, and the fix."""
     call = judged.call
-    seen, hidden = call.padding_seen or 0, call.tokens_hidden or 0
-    if not seen and not (hidden and _hides_ends(call.mask)):
+    keys, seen, hidden = context.tokens.keys(call), call.padding_seen or 0, call.tokens_hidden or 0
+    if keys is None or (not seen and not (hidden and _hides_ends(call.mask))):
         return None
-    keys = context.tokens.keys(call)
-    assert keys is not None
     padding, tokens = int((~keys).sum()), int(keys.sum())
     if seen and hidden:
         return (
@@ -50,7 +48,9 @@ def _hides_ends(mask: Mask | None) -> bool:
 
     Keys that are chosen by their content may be hidden as well, and so is a row's own by a band beside the diagonal.
     """
-    return mask is not None and bool(mask.band) and mask.least is not None and mask.least <= 0
+    if mask is None or not mask.band or mask.least is None or mask.greatest is None:
+        return False
+    return mask.least <= 0 <= mask.greatest
 
 
 def check(context: Context) -> Iterable[Finding]:

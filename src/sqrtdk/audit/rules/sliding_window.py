@@ -19,14 +19,6 @@ from sqrtdk.tracing.records import AttentionCall, NotMeasured
 SOURCE = "Jiang et al. 2023, section 2; transformers masking_utils.sliding_window_overlay: j > i - sliding_window"
 
 
-def _admitted(window: Window, two_sided: bool) -> tuple[int, ...]:
-    """The keys that a row may see on one side, its own included; the first is what the declaration says."""
-    if not two_sided:
-        return (window.keys,)
-    # strangers mean the keys on either side, with the row's own or without, or those on both
-    return (window.keys + 1,) if window.inclusive else (window.keys, window.keys + 1, window.keys // 2 + 1)
-
-
 def _judge(call: AttentionCall, window: Window) -> Finding | None:
     """The finding of one call with a window that its rows are long enough to tell."""
     mask, length = call.mask, call.key_len
@@ -36,12 +28,12 @@ def _judge(call: AttentionCall, window: Window) -> Finding | None:
         if not mask.band:
             return None
         sides = [mask.greatest + before + 1]
-        if mask.least + before < 0 and sides[0] < length:
+        if mask.least + before < 0 and sides[0] < length and not window.left:
             sides.append(1 - mask.least - before)
-    admitted = _admitted(window, len(sides) > 1)
+    admitted = window.sides(two=len(sides) > 1)
     off = [side for side in sides if side not in admitted]
     near = any(abs(side - number) == 1 for side in off for number in admitted)
-    if not off or not (window.sure or near) or (sides == [length] and max(admitted) + 1 >= length and mask is None):
+    if not off or not (window.sure or near):
         return None
     seen, expected = off[0], admitted[0]
     if len(sides) > 1:
@@ -71,9 +63,8 @@ def check(context: Context) -> Iterable[Finding | NotMeasured]:
         window = declared_window(call.site, context.module(call.site), context.config(call.site))
         if window is None or not window.keys or call.self_attention is False or call.query_len < 2:
             continue
-        keys = context.tokens.keys(call)
-        longest = call.key_len if keys is None else int(keys.sum(-1).max())
-        if longest <= window.keys:
+        longest = context.tokens.longest(call)
+        if longest <= window.keys + (call.mask is None):  # without a mask it may be one on two sides
             short[window.by] = max(longest, short.get(window.by, 0))
         elif call.mask is not None and call.mask.least is None:
             unread[window.by] += 1
