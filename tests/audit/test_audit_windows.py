@@ -58,14 +58,14 @@ def told(report):
 @pytest.mark.parametrize("name", RELEASED)
 def test_a_released_window_is_the_declared_one_and_a_longer_one_is_not(monkeypatch, name, static):
     model = build(RELEASED[name](), "eager")
-    report = check(model, seq_len=24, static=static)
+    report = check(model, seq_len=24, static=static, attn="eager")
     assert [f for f in report.findings if f.severity != "note"] == []
     assert not any("window" in entry.reason for entry in report.not_measured)
 
     monkeypatch.setattr(masking_utils, "sliding_window_overlay", lambda width: lambda b, h, i, j: j >= i - width)
     side = "sliding_window_bidirectional_overlay"
     monkeypatch.setattr(masking_utils, side, lambda width: lambda b, h, i, j: abs(i - j) <= width + 1)
-    report = check(model, seq_len=24, static=static)
+    report = check(model, seq_len=24, static=static, attn="eager")
     assert len(told(report)) == LAYERS.get(name, 1)
     expected = W // 2 + 1 if name == "modernbert" else W
     for finding in told(report):
