@@ -31,6 +31,7 @@ class Finding:
     message: str
     fix: str
     source: str  # where the threshold comes from
+    at: str | None = None  # file and line of what is at fault, "myport.py:14"; several with commas
 
 
 @dataclass(frozen=True, slots=True)

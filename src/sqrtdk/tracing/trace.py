@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import TracebackType
 
 import torch
@@ -105,12 +106,12 @@ class Trace:
                 weighing.entry.attention = False
                 weighing.entry.reason = reading
             else:
-                self._add(reading)
+                self._add(replace(reading, place=weighing.entry.place))
 
         self._guard(site, read)
 
     def _kernel(self, call: KernelCall) -> None:
-        self._guard(call.site, lambda: self._add(KERNELS[call.op].read(call)))
+        self._guard(call.site, lambda: self._add(replace(KERNELS[call.op].read(call), place=call.place)))
 
     def _guard(self, site: str, read: Callable[[], None]) -> None:
         """A reading that fails must not stop the model: it is listed as not measured."""

@@ -15,7 +15,7 @@ from sqrtdk.tracing.classify.combine import combine
 from sqrtdk.tracing.classify.contract import contract, is_product
 from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.softmax import begin
-from sqrtdk.tracing.watch import ops
+from sqrtdk.tracing.watch import ops, places
 from sqrtdk.tracing.watch.events import Listener, SoftmaxEntry
 from sqrtdk.tracing.watch.graph import Node, alias, origin
 from sqrtdk.tracing.watch.sites import Sites
@@ -46,8 +46,11 @@ class Classifier:
             store.constant(args[0])
         node_args = tuple(self._nodes(arg) for arg in args)
         numbers = {key: value for key, value in kwargs.items() if not isinstance(value, Tensor)}
+        site, place = sites.here(), places.here()
         for i, tensor in _outputs(output, name):
-            node = Node(name, shape_of(tensor), func=func, args=node_args, kwargs=numbers, out=i, site=sites.here())
+            node = Node(
+                name, shape_of(tensor), func=func, args=node_args, kwargs=numbers, out=i, site=site, place=place
+            )
             self._classify(Made(node, tensor, {i: arg for i, arg in enumerate(args) if isinstance(arg, Tensor)}))
             if name == "index" and node.act and not node.is_root:
                 node.operands.update(_inside_lists(args))

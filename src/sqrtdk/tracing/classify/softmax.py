@@ -27,7 +27,7 @@ def begin(scene: Scene, made: Made, logits: Tensor, dim: int, *, sinks: bool = F
     parent = node.args[0]
     origin_product = next(iter(parent.products), None)
     site = node.site if origin_product is None else origin_product.site
-    entry = SoftmaxEntry(site, node.shape, NEVER_USED if origin_product is None else LOST_SIGHT)
+    entry = SoftmaxEntry(site, node.shape, NEVER_USED if origin_product is None else LOST_SIGHT, place=node.place)
     product = None if origin_product is None else origin_product.product
     weighing = Weighing(
         node=parent,

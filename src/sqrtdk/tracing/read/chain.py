@@ -6,8 +6,8 @@ What an operation means on the way is a row of `READERS`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -18,7 +18,7 @@ from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.steps import Beside, Clamp, Hide, Offset, Scale, Sink, Softcap, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed, to_softmax
 from sqrtdk.tracing.steps.unknown import ZERO_ONE_FACTOR
-from sqrtdk.tracing.watch import ops
+from sqrtdk.tracing.watch import ops, places
 from sqrtdk.tracing.watch.constants import evaluate
 from sqrtdk.tracing.watch.graph import Node
 
@@ -73,12 +73,18 @@ def read_chain(node: Node) -> Chain:
             views = (node, *views)
         elif node.op not in ops.SAME:
             read = READERS.get(node.op, _unknown)
-            steps = (*reversed(read(_Link(node, main, views, steps))), *steps)
+            steps = (*_written_at(node, read(_Link(node, main, views, steps))), *steps)
         if node.op == "cat":
             views = (node, *views)
         node = main
-    steps = (*reversed(_beside_product(node, views)), *steps)
+    steps = (*_written_at(node, _beside_product(node, views)), *steps)
     return Chain(node, _fold_caps(steps), views)
+
+
+def _written_at(node: Node, steps: tuple[Step, ...]) -> Iterator[Step]:
+    """The steps that an operation is, innermost first, with the place where it is written."""
+    at = places.text(node.place) if steps else None
+    return (replace(step, at=step.at or at) for step in reversed(steps))
 
 
 # -- one reader an operation: its steps, outermost first ---------------------------------------------------------------
@@ -266,8 +272,8 @@ def _fold_caps(steps: tuple[Step, ...]) -> tuple[Step, ...]:
             folded.pop()
         elif cap != 1.0:
             # c tanh(f x) has slope f c and is capped at c: written c tanh((f c x) / c).
-            folded.append(Scale(Factor(cap, "logits", "softcap")))
-        folded.append(Softcap(cap))
+            folded.append(Scale(Factor(cap, "logits", "softcap"), at=step.at))
+        folded.append(replace(step, cap=cap))
     return tuple(folded)
 
 

@@ -9,13 +9,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.read.reading import Reading
+from sqrtdk.tracing.read.reading import Logits, Reading
 from sqrtdk.tracing.read.side import Side
 from sqrtdk.tracing.records import AttentionCall, Stage
 from sqrtdk.tracing.steps import Bias, Scale, Sink, Softcap, Step, Unknown, scaled_by
 from sqrtdk.tracing.tell import formula, slope, statistics
 from sqrtdk.tracing.tell.scale import tell_scale
 from sqrtdk.tracing.tell.sight import look
+from sqrtdk.tracing.watch import places
 
 
 def finish(
@@ -31,11 +32,14 @@ def finish(
         measure_slope: read the scale from the numbers as well.
     """
     sight = look(reading)
+    softmax_at, product_at = _places(reading)
     if reading.without_data and sight.mask is not None:
         # what the logits hide already can't be told from what the weights lose
         reading = replace(reading, carried=replace(reading.carried, remasked=False))
-    steps, layout, query, key = sight.steps, reading.layout, reading.query, reading.key
-    factors = [*query.factors, *key.factors, *(step.factor for step in steps if isinstance(step, Scale))]
+    steps = tuple(replace(step, at=step.at or softmax_at) for step in sight.steps)
+    layout, query, key = reading.layout, reading.query, reading.key
+    on_logits = (replace(step.factor, at=step.factor.at or step.at) for step in steps if isinstance(step, Scale))
+    factors = [*query.factors, *key.factors, *on_logits]
     unknown = _unknown(reading)
     width = layout.width - max(query.padding, key.padding)
     no_slope = slope.unread(reading)
@@ -64,7 +68,7 @@ def finish(
         dtype=_name(reading.dtype),
         logits_dtype=_name(reading.logits_dtype),
         device=str(reading.device),
-        stages=_stages(reading, steps),
+        stages=_stages(reading, steps, product_at),
         formula=formula.write(reading, steps),
         scale=tell_scale(
             reading,
@@ -93,7 +97,17 @@ def finish(
         stats=stats.heads if stats is not None else None,
         stats_reason=no_stats,
         shared_qk=_shared(reading, width),
+        product_at=product_at,
+        softmax_at=softmax_at,
     )
+
+
+def _places(reading: Reading) -> tuple[str | None, str | None]:
+    """File and line of the softmax and of the product; of a kernel, those of its call twice."""
+    softmax_at = places.text(reading.place)
+    if not isinstance(reading.operands, Logits):
+        return softmax_at, None if reading.operands is None else softmax_at
+    return softmax_at, places.text(reading.operands.product.place)
 
 
 def _unknown(reading: Reading) -> tuple[str, ...]:
@@ -137,10 +151,10 @@ def _shared(reading: Reading, width: int) -> bool:
     return math.prod(root.shape) == layout.batch * layout.heads * layout.rows * width
 
 
-def _stages(reading: Reading, steps: Sequence[Step]) -> tuple[Stage, ...]:
+def _stages(reading: Reading, steps: Sequence[Step], product_at: str | None) -> tuple[Stage, ...]:
     carried = reading.carried
-    logits = (stage for step in steps if (stage := step.stage()) is not None)
-    stages = [*reading.query.stages, *reading.key.stages, Stage("logits", "product"), *logits]
+    logits = (replace(stage, at=step.at) for step in steps if (stage := step.stage()) is not None)
+    stages = [*reading.query.stages, *reading.key.stages, Stage("logits", "product", at=product_at), *logits]
     if carried.remasked:
         stages.append(Stage("weights", "mask", "after the softmax"))
     if carried.thinned:

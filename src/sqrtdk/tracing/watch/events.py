@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sqrtdk.tracing.watch.carried import Carried
 from sqrtdk.tracing.watch.graph import Node
+from sqrtdk.tracing.watch.places import Place
 
 
 @dataclass(slots=True)
@@ -21,6 +22,7 @@ class SoftmaxEntry:
     shape: tuple[int, ...]
     reason: str  # why it is no attention, unless it turns out to be one
     attention: bool = False
+    place: Place | None = None
 
 
 @dataclass(eq=False)
@@ -51,6 +53,7 @@ class KernelCall:
         nodes: of those that are tensors.
         output: its first result.
         site: module path.
+        place: where in the code.
     """
 
     op: str
@@ -58,6 +61,7 @@ class KernelCall:
     nodes: dict[str, Node]
     output: Tensor
     site: str
+    place: Place | None = None
 
 
 @dataclass(slots=True)

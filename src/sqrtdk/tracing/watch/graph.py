@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.carried import Carried
+from sqrtdk.tracing.watch.places import Place
 
 if TYPE_CHECKING:
     from sqrtdk.tracing.watch.events import Weighing
@@ -86,6 +87,7 @@ class Node:
         out: which of several outputs this is.
         shape: of the tensor.
         site: module path where it was made.
+        place: where in the code; None for leaves.
         label: name of a parameter, or of the one that a projection used.
         serial: in the order of creation.
         act: descends from the model's activations.
@@ -116,6 +118,7 @@ class Node:
         "op",
         "operands",
         "out",
+        "place",
         "product",
         "root",
         "serial",
@@ -141,6 +144,7 @@ class Node:
         site: str = "",
         label: str = "",
         root: Root | None = None,
+        place: Place | None = None,
     ) -> None:
         self.op = op
         self.shape = shape
@@ -153,6 +157,7 @@ class Node:
         self.site = site
         self.label = label
         self.root = root
+        self.place = place
         self.serial = next(_SERIAL)
         self.learned = False
         self._roots: frozenset[Node] = frozenset()

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sqrtdk.errors import kind_and_text
 from sqrtdk.tracing.classify.classifier import Classifier
-from sqrtdk.tracing.watch import ops
+from sqrtdk.tracing.watch import ops, places
 from sqrtdk.tracing.watch.events import KernelCall, Listener
 from sqrtdk.tracing.watch.sites import Sites
 from sqrtdk.tracing.watch.store import Store
@@ -166,7 +166,8 @@ class Recorder(TorchDispatchMode):
         if not results:
             results = [x for key in written if _is_tensor(x := _written_to(key, args, kwargs))]
         if results:
-            self.listener.kernel(KernelCall(func._schema.name, named, nodes, results[0], site))
+            call = KernelCall(func._schema.name, named, nodes, results[0], site, places.here())
+            self.listener.kernel(call)
         for result in results:
             self._guard(functools.partial(self.store.new_root, func._schema.name.removeprefix("aten::"), result))
         if written:

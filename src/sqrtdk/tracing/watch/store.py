@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from sqrtdk.tracing.classify.weights import overwritten
+from sqrtdk.tracing.watch import places
 from sqrtdk.tracing.watch.events import Weighing
 from sqrtdk.tracing.watch.graph import Node, Root, Weights, alias, origin
 from sqrtdk.tracing.watch.sites import Sites
@@ -122,7 +123,7 @@ class Store:
 
     def new_root(self, op: str, tensor: Tensor) -> Node:
         """A root for what an opaque operation gave."""
-        node = Node(op, shape_of(tensor), act=True, site=self._sites.here())
+        node = Node(op, shape_of(tensor), act=True, site=self._sites.here(), place=places.here())
         node.make_root(Root(), alias(tensor))
         self._valued.add(node)
         self.put(tensor, node)
@@ -186,7 +187,9 @@ class Store:
                 if other.shape == tensor.shape and other.data_ptr() == tensor.data_ptr():
                     self._nodes[other] = new
                     continue
-                both = Node("overwrite", tuple(other.shape), args=(old, new), act=True, site=self._sites.here())
+                both = Node(
+                    "overwrite", tuple(other.shape), args=(old, new), act=True, site=self._sites.here(), place=new.place
+                )
                 both.roots = old.roots | new.roots
                 both.products = old.products | new.products
                 if old.weights is not None:
