@@ -69,7 +69,7 @@ def test_layers_that_are_written_elsewhere_are_told_apart() -> None:
 
 
 def test_a_finding_names_its_lines() -> None:
-    findings = tuple(finding(f"h.{i}.attn", "port.py:3") for i in range(2)) + (finding("h.2.attn", "port.py:7"),)
+    findings = tuple(finding(f"h.{i}.attn", at) for i, at in enumerate(("port.py:3", "port.py:3", "port.py:7")))
     calls = [written(f"h.{i}.attn") for i in range(3)]
     text = to_text(report(*calls, findings=findings), width=120)
     assert "h.0-1.attn (2 sites)  port.py:3  scale_ledger" in text

@@ -15,13 +15,14 @@ def of_scale(call: AttentionCall, mistake: str | None = None) -> str | None:
         mistake: what is wrong with its scale, if that is known.
     """
     factors = () if mistake == "missing" else (factor.at for factor in call.scale.factors)
-    return _listed(factors) or call.product_at or call.softmax_at
+    return listed(factors) or call.product_at or call.softmax_at
 
 
 def of_loss(call: AttentionCall) -> str | None:
     """File and line of what could not be followed; of the scale, where everything was."""
-    return _listed(stage.at for stage in call.stages if stage.name == "unknown") or of_scale(call)
+    return listed(stage.at for stage in call.stages if stage.name == "unknown") or of_scale(call)
 
 
-def _listed(places: Iterable[str | None]) -> str | None:
-    return ", ".join(dict.fromkeys(place for place in places if place)) or None
+def listed(texts: Iterable[str | None], by: str = ", ") -> str | None:
+    """The texts that there are, each once."""
+    return by.join(dict.fromkeys(text for text in texts if text)) or None

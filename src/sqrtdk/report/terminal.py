@@ -225,14 +225,15 @@ def _asides(console: Console, report: CheckReport) -> None:
     )
     shown = False
     for title, items in groups:
-        by_reason: dict[str, list[str]] = {}
+        by_text: dict[str, list[str]] = {}
         for item in items:
             if report.repeated(item):
                 continue
-            by_reason.setdefault(item.reason, []).append(item.site)
-        for reason, sites in by_reason.items():
+            told = filter(None, (item.reason, item.formula, item.at and f"at {item.at}"))
+            by_text.setdefault(", ".join(told), []).append(item.site)
+        for text, sites in by_text.items():
             where = _listed(fold_sites(sites))
-            _paragraph(console, Text.assemble((f"{title}: ", "bold"), f"{plain(reason)} ({where})"), 0)
+            _paragraph(console, Text.assemble((f"{title}: ", "bold"), f"{plain(text)} ({where})"), 0)
             shown = True
     if shown:
         console.print()

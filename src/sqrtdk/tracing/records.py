@@ -139,8 +139,11 @@ class AttentionCall:
     softmax_at: str | None = None  # of the softmax, or of the kernel's call
 
 
-NEVER_USED = "its weights never reach a value product"
+NEVER_USED = "its weights never reach a value product"  # they were dropped, or only reduced
+NOT_SEEN = "its weights were not seen to reach a value product"  # they met what is not followed
 LOST_SIGHT = "its logits are a product of activations, and its weights were not seen to reach values"
+LOST_ADDITIVE = "its logits are an additive score of q and k, and its weights were not seen to reach values"
+DOUBTFUL = (LOST_SIGHT, LOST_ADDITIVE)  # it may be an attention
 
 
 @dataclass(frozen=True, slots=True)

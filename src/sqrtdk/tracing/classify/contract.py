@@ -8,8 +8,10 @@ from sqrtdk.tracing.classify.additive import pairs_queries_and_keys
 from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.weights import axis_fault
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.events import Weighing
+from sqrtdk.tracing.watch.events import Unweighted, Weighing
 from sqrtdk.tracing.watch.graph import Node, Product, Weights, alias, origin
+
+WITHOUT_SOFTMAX = "a product of activations meets values without a softmax"
 
 
 def contract(scene: Scene, made: Made) -> None:
@@ -74,7 +76,9 @@ def _mixes_heads(op: str, a: Node, b: Node) -> bool:
 def _project(scene: Scene, made: Made, a: Node, b: Node) -> None:
     node = made.node
     if (a.products or b.products) and a.act and b.act and not (a.products and b.products):
-        scene.listener.missed(node.site, "a product of activations meets values without a softmax")
+        logits = a if a.products else b
+        values = next(t for i, t in made.tensors.items() if node.args[i] is logits)
+        scene.listener.missed(node.site, WITHOUT_SOFTMAX, Unweighted(logits, alias(values)))
     source, weight = (a, b) if a.act else (b, a)
     node.terms = 1 if len(node.shape) > 2 and a.shape[0] > 1 else 0
     node.label = origin(weight).label

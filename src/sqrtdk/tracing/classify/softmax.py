@@ -39,6 +39,7 @@ def begin(scene: Scene, made: Made, logits: Tensor, dim: int, *, sinks: bool = F
         flex=scene.flex,
         stored=logits.dtype if product is None else product.dtype,
         sinks=sinks,
+        ended=scene.listener.ended,
     )
     scene.entries.append(entry)
     scene.store.weighings.add(weighing)

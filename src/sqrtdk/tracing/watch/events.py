@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +23,9 @@ class SoftmaxEntry:
     reason: str  # why it is no attention, unless it turns out to be one
     attention: bool = False
     place: Place | None = None
+    lost: Place | None = None  # where its weights met something else, and were not followed further
+    formula: str | None = None  # as far as it was seen
+    told: bool = False  # nothing more can be said of it
 
 
 @dataclass(eq=False)
@@ -41,6 +44,11 @@ class Weighing:
     sinks: bool = False  # its denominator has more than the keys
     carried: Carried = field(default_factory=Carried)  # what the weights went through until the value product
     fault: str | None = None  # the value product sums over another axis than the softmax's
+    ended: Callable[[Weighing], None] | None = None  # is told when the last of its weights is gone
+
+    def __del__(self) -> None:
+        if self.ended is not None:
+            self.ended(self)
 
 
 @dataclass(slots=True)
@@ -64,11 +72,37 @@ class KernelCall:
     place: Place | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Unweighted:
+    """Logits that met values without a softmax: their node and values."""
+
+    node: Node
+    logits: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """The activations among the operands of an operation whose computation is not seen, by their names."""
+
+    name: str
+    nodes: dict[str, Node]
+
+
+class Missed(Protocol):
+    """Who is told what can't be followed."""
+
+    def __call__(self, site: str, reason: str, seen: Unweighted | Operands | None = None) -> None:
+        """Note the site, why it can't be followed, and what was seen of it."""
+
+
 @dataclass(slots=True)
 class Listener:
-    """Who is told: of an eager attention that is complete, of a kernel that ran, and of what could not be seen."""
+    """Who is told: of an eager attention that is complete, of a kernel that ran, of what could not be seen, and of a
+    softmax whose weights are gone.
+    """
 
     eager: Callable[[Weighing, Tensor, Tensor], None]
     kernel: Callable[[KernelCall], None]
-    missed: Callable[[str, str], None]
+    missed: Missed
     enlarge: Callable[[str], float | None]
+    ended: Callable[[Weighing], None] | None = None

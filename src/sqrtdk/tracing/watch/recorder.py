@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sqrtdk.errors import kind_and_text
 from sqrtdk.tracing.classify.classifier import Classifier
 from sqrtdk.tracing.watch import ops, places
-from sqrtdk.tracing.watch.events import KernelCall, Listener
+from sqrtdk.tracing.watch.events import KernelCall, Listener, Operands
 from sqrtdk.tracing.watch.sites import Sites
 from sqrtdk.tracing.watch.store import Store
 
@@ -73,6 +73,7 @@ class Recorder(TorchDispatchMode):
             return self._higher_order(func, args, kwargs)
         name = _base_name(func)
         if self._is_foreign(func, name, types, args):
+            self.store.lose((*args, *kwargs.values()))
             return func(*args, **kwargs)
         if func._schema.name in self._kernels:
             return self._run_kernel(func, name, args, kwargs)
@@ -108,10 +109,16 @@ class Recorder(TorchDispatchMode):
     def _note(self, func: Any, name: str, args: Any, kwargs: Any, output: Any, written: Any) -> None:
         foreign = func.namespace not in _KNOWN or name in ops.OPAQUE
         if foreign and self.classifier.may_attend(name, args, kwargs, output):
-            self.listener.missed(self.sites.here(), f"{func.namespace}::{name} is opaque: what it computes is not seen")
+            reason = f"{func.namespace}::{name} is opaque: what it computes is not seen"
+            self.listener.missed(self.sites.here(), reason, self._operands(func, name, args, kwargs))
         self.classifier.note(func, name, args, kwargs, output)
         if written:
             self.store.note_write(written, args, kwargs)
+
+    def _operands(self, func: Any, name: str, args: Any, kwargs: Any) -> Operands:
+        tensors = {key: value for key, value in _bind(func, args, kwargs).items() if _is_tensor(value)}
+        nodes = {key: self.store.node(value) for key, value in tensors.items()}
+        return Operands(name, {key: node for key, node in nodes.items() if node.act})
 
     def _guard(self, work: Callable[[], object]) -> None:
         """Bookkeeping that fails must not stop the model."""
@@ -158,6 +165,7 @@ class Recorder(TorchDispatchMode):
         named = _bind(func, args, kwargs)
         site, written = self.sites.here(), self._written(func)
         nodes = {key: self.store.node(value) for key, value in named.items() if isinstance(value, torch.Tensor)}
+        self.store.lose(named.values())
         if written:
             self._guard(lambda: self.store.save_before_write(written, args, kwargs))
         output = self._run_enlarged(func, named, site, args, kwargs)

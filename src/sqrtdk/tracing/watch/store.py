@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
@@ -15,6 +15,7 @@ from sqrtdk.tracing.classify.weights import overwritten
 from sqrtdk.tracing.watch import places
 from sqrtdk.tracing.watch.events import Weighing
 from sqrtdk.tracing.watch.graph import Node, Root, Weights, alias, origin
+from sqrtdk.tracing.watch.places import Place
 from sqrtdk.tracing.watch.sites import Sites
 
 _SWEEP = 4096  # new tensors between two clean-ups of dead references
@@ -144,8 +145,14 @@ class Store:
             start = origin(source)
             earlier = (frozenset({r.serial}) | r.root.lineage for r in start.roots if r.root is not None)
             root = replace(root, source=start.serial, lineage=frozenset({start.serial}).union(*earlier))
+        _lose(node.parents(), node.place)
         node.make_root(root, alias(tensor))
         self._valued.add(node)
+
+    def lose(self, args: Iterable[Any]) -> None:
+        """What these go into is not followed."""
+        nodes = (self._nodes.get(arg) for arg in args if isinstance(arg, Tensor))
+        _lose((node for node in nodes if node is not None), places.here())
 
     def keep(self, node: Node, tensor: Tensor) -> None:
         """Keep the values of `node`."""
@@ -195,6 +202,13 @@ class Store:
                 if old.weights is not None:
                     both.weights = Weights(old.weights.weighing, overwritten(old, new, tensor))
                 self._nodes[other] = both
+
+
+def _lose(nodes: Iterable[Node], place: Place | None) -> None:
+    """Note where weights met what is not followed, for the case that they meet no values elsewhere."""
+    for node in nodes:
+        if node.weights is not None and node.weights.weighing.entry.lost is None:
+            node.weights.weighing.entry.lost = place
 
 
 def _alive(refs: list[TensorWeakRef]) -> list[TensorWeakRef]:

@@ -1,0 +1,33 @@
+"""An attention that could not be followed to its end: the formula up to the point where it was lost."""
+
+from __future__ import annotations
+
+from sqrtdk.tracing.read.eager import read_eager
+from sqrtdk.tracing.read.side import follow
+from sqrtdk.tracing.tell import formula
+from sqrtdk.tracing.tell.sight import look
+from sqrtdk.tracing.watch.events import Operands, SoftmaxEntry, Unweighted, Weighing
+
+Lost = Weighing | Unweighted | Operands
+
+
+def tell_lost(seen: Lost) -> str | None:
+    """The formula of what was seen; None where there is no score of q and k in it.
+
+    `softmax(0.125 * q.k)` of a softmax, `0.125 * q.k + causal` of logits that met values as they are,
+    `attend(0.125 * q, rope(k), v)` of an operation whose computation is not seen.
+    """
+    if isinstance(seen, Operands):
+        operands = (formula.operand(follow(node, name), name) for name, node in seen.nodes.items())
+        return f"{seen.name}({', '.join(operands)})"
+    logits = _as_softmax(seen) if isinstance(seen, Unweighted) else seen
+    reading = read_eager(logits, logits.weights, logits.weights, heads_hint=None)
+    if isinstance(reading, str) or not (logits.node.products or reading.score == "additive"):
+        return None
+    steps = look(reading).steps
+    return formula.logits(reading, steps) if isinstance(seen, Unweighted) else formula.write(reading, steps)
+
+
+def _as_softmax(seen: Unweighted) -> Weighing:
+    entry = SoftmaxEntry("", tuple(seen.logits.shape), "")
+    return Weighing(seen.node, seen.logits, seen.logits, -1, "", entry, flex=False, stored=seen.logits.dtype)
