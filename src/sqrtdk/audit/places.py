@@ -20,7 +20,7 @@ def of_scale(call: AttentionCall, mistake: str | None = None) -> str | None:
 
 def of_loss(call: AttentionCall) -> str | None:
     """File and line of what could not be followed; of the scale, where everything was."""
-    return listed(stage.at for stage in call.stages if stage.name == "unknown") or of_scale(call)
+    return listed(stage.at or call.softmax_at for stage in call.stages if stage.name == "unknown") or of_scale(call)
 
 
 def listed(texts: Iterable[str | None], by: str = ", ") -> str | None:

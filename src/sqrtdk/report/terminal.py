@@ -177,7 +177,8 @@ def _notes(console: Console, folds: Sequence[Fold]) -> None:
             sites.setdefault(f"unmeasured: {why}", []).append(fold.site)
         if judged.call.stats is None:
             sites.setdefault(f"no statistics: {judged.call.stats_reason or 'no reason given'}", []).append(fold.site)
-        if written := places_text(judged.call):
+    for fold in folds:
+        if written := places_text(fold.first.call):
             sites.setdefault(f"written: {written}", []).append(fold.site)
     for text, where in sites.items():
         listed = "all sites" if len(where) == len(folds) > 1 else _listed(where)

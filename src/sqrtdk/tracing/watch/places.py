@@ -37,7 +37,12 @@ _LAYERS = os.path.join(_TORCH, "nn") + os.sep
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
 _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 _FORWARDING = tuple(f"{home}{name}{os.sep}" for home in _INSTALLED for name in FORWARDING)
-_MACHINERY = {_SQRTDK + "tracing" + os.sep: _Owner.NOBODY, _SQRTDK + os.path.join("models", "run.py"): _Owner.AUDIT}
+_MACHINERY = {
+    _SQRTDK + "tracing" + os.sep: _Owner.NOBODY,
+    _SQRTDK + os.path.join("models", "run.py"): _Owner.NOBODY,  # its modes run between the model and torch
+    _SQRTDK + os.path.join("models", "alone.py"): _Owner.NOBODY,
+    _SQRTDK + "audit" + os.sep: _Owner.AUDIT,
+}
 _MODEL, _AUDIT = _Owner.MODEL, _Owner.AUDIT
 _owners: dict[str, _Owner] = {}  # by file name
 
