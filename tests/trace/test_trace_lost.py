@@ -234,6 +234,51 @@ def test_what_has_no_formula_has_a_line() -> None:
     assert {(entry.formula, at(entry)) for entry in entries} == {(None, line(nested, "lost"))}
 
 
+# -- logits that go through what is not followed, before their softmax -------------------------------------------------
+
+
+def over_keys(self, logits, k):
+    return self.mix(logits)  # lost
+
+
+def convolved(self, logits, k):
+    return torch.nn.functional.conv1d(logits, self.kernel)  # lost
+
+
+def smoothed(self, logits, k):
+    return logits @ (k @ k.mT)  # lost
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize(
+    ("step", "name"), [(over_keys, "addmm"), (convolved, "convolution"), (smoothed, "bmm")], ids=lambda x: str(x)[:20]
+)
+def test_logits_behind_a_projection_are_no_router(step: Callable[..., Tensor], name: str, device: str) -> None:
+    """A call whose scale is not known, and not a softmax that comes from one projection."""
+
+    class Mixed(Attention):
+        def __init__(self) -> None:
+            super().__init__(lambda *_: torch.empty(0))
+            self.mix, self.kernel = nn.Linear(L, L), nn.Parameter(torch.randn(L, L, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.q(x), self.k(x), self.v(x)
+            logits = step(self, q * 0.5 @ k.mT * 0.5, k) * 2
+            weights = logits.softmax(-1)
+            return weights @ v[:, : logits.shape[-1]]
+
+    with torch.device(device):
+        model, x = Mixed(), torch.randn(2, L, 32)
+    with torch.no_grad(), sqrtdk.trace(model) as traced:
+        model(x)
+    (call,) = traced.calls
+    assert traced.not_attention == ()
+    assert call.formula == f"softmax(2 * unknown({name})(0.25 * q.k))"
+    assert (call.scale.effective, call.unknown) == (None, (name,))
+    (stage,) = [stage for stage in call.stages if stage.name == "unknown"]
+    assert str(stage.at).rpartition("/")[2] == line(step, "lost")
+
+
 # -- an observer -------------------------------------------------------------------------------------------------------
 
 

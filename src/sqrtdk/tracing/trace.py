@@ -101,7 +101,7 @@ class Trace:
         listed = []
         for entry in self._recorder.classifier.entries:
             if not entry.attention:
-                at = places.text(entry.lost if entry.told and entry.lost else entry.place)
+                at = places.text(entry.lost_at if entry.told and entry.lost_at else entry.place)
                 number = others[entry.site]
                 listed.append(NotAttention(entry.site, number, entry.shape, entry.reason, entry.formula, at))
                 others[entry.site] += 1
@@ -137,9 +137,9 @@ class Trace:
         if entry.attention or entry.told or entry.reason not in (NEVER_USED, LOST_SIGHT) or self._recorder is None:
             return
         entry.told = True
-        if weighing.node.products or entry.lost is not None:
+        if entry.lost or entry.reason == LOST_SIGHT:
             entry.formula = self._formula(weighing)
-        if entry.reason == NEVER_USED and entry.lost is not None:
+        if entry.reason == NEVER_USED and entry.lost:
             entry.reason = NOT_SEEN if entry.formula is None else LOST_ADDITIVE
 
     def _formula(self, seen: Lost) -> str | None:

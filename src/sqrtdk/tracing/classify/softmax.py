@@ -25,7 +25,8 @@ def begin(scene: Scene, made: Made, logits: Tensor, dim: int, *, sinks: bool = F
     """
     node = made.node
     parent = node.args[0]
-    origin_product = next(iter(parent.products), None)
+    behind = parent if parent.products else parent.lost_logits
+    origin_product = None if behind is None else next(iter(behind.products))
     site = node.site if origin_product is None else origin_product.site
     entry = SoftmaxEntry(site, node.shape, NEVER_USED if origin_product is None else LOST_SIGHT, place=node.place)
     product = None if origin_product is None else origin_product.product

@@ -66,10 +66,13 @@ def read_chain(node: Node) -> Chain:
     steps: tuple[Step, ...] = ()
     views: tuple[Node, ...] = ()
     while node.product is None:
-        main = node.main() if node.products else None
+        lost = None if node.products else node.lost_logits
+        main = lost if node.is_root else node.main() if node.products or lost else None
         if main is None:
             return Chain(None, steps, views)
-        if node.op in ops.VIEWS:
+        if node.is_root:
+            steps = (*_written_at(node, (Unknown(node.op),)), *steps)
+        elif node.op in ops.VIEWS:
             views = (node, *views)
         elif node.op not in ops.SAME:
             read = READERS.get(node.op, _unknown)

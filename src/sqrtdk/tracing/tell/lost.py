@@ -27,7 +27,7 @@ def tell_lost(seen: Lost) -> str | None:
         reading = read_eager(logits, logits.weights, logits.weights, heads_hint=None)
     except Exception:  # a reading that fails is one of the ways to be lost
         return _by_names(logits.node)
-    if isinstance(reading, str) or not (logits.node.products or reading.score == "additive"):
+    if isinstance(reading, str) or (reading.operands is None and reading.score != "additive"):
         return None
     steps = look(reading).steps
     return formula.logits(reading, steps) if isinstance(seen, Unweighted) else formula.write(reading, steps)

@@ -23,7 +23,8 @@ class SoftmaxEntry:
     reason: str  # why it is no attention, unless it turns out to be one
     attention: bool = False
     place: Place | None = None
-    lost: Place | None = None  # where its weights met something else, and were not followed further
+    lost: bool = False  # its weights met something else, and were not followed further
+    lost_at: Place | None = None  # where
     formula: str | None = None  # as far as it was seen
     told: bool = False  # nothing more can be said of it
 

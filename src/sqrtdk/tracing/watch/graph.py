@@ -35,12 +35,14 @@ class Root:
         lineage: serial numbers of that tensor and of what it was projected from, up to the nearest sum of branches.
         width: features that a projection contracted over.
         additive: it is an additive score, v . tanh(q + k).
+        logits: what it was made from, where those were logits: a step that is not followed.
     """
 
     source: int | None = None
     lineage: frozenset[int] = frozenset()
     width: int | None = None
     additive: bool = False
+    logits: Node | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -192,6 +194,11 @@ class Node:
     @products.setter
     def products(self, products: frozenset[Node]) -> None:
         self._products = products
+
+    @property
+    def lost_logits(self) -> Node | None:
+        """The logits behind the root that it descends from, where it is no product itself."""
+        return next((r.root.logits for r in self.roots if r.root is not None and r.root.logits is not None), None)
 
     @property
     def is_root(self) -> bool:

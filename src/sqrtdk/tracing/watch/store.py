@@ -140,7 +140,7 @@ class Store:
         additive: bool = False,
     ) -> None:
         """End the lineage here: `node` is a root that keeps its values; `source` is what a projection read."""
-        root = Root(width=width, additive=additive)
+        root = Root(width=width, additive=additive, logits=next((p for p in node.parents() if p.products), None))
         if source is not None:
             start = origin(source)
             earlier = (frozenset({r.serial}) | r.root.lineage for r in start.roots if r.root is not None)
@@ -207,8 +207,8 @@ class Store:
 def _lose(nodes: Iterable[Node], place: Place | None) -> None:
     """Note where weights met what is not followed, for the case that they meet no values elsewhere."""
     for node in nodes:
-        if node.weights is not None and node.weights.weighing.entry.lost is None:
-            node.weights.weighing.entry.lost = place
+        if node.weights is not None and not node.weights.weighing.entry.lost:
+            node.weights.weighing.entry.lost, node.weights.weighing.entry.lost_at = True, place
 
 
 def _alive(refs: list[TensorWeakRef]) -> list[TensorWeakRef]:
