@@ -234,6 +234,22 @@ def test_what_has_no_formula_has_a_line() -> None:
     assert {(entry.formula, at(entry)) for entry in entries} == {(None, line(nested, "lost"))}
 
 
+def test_weights_that_meet_tensors_of_another_kind() -> None:
+    two = pytest.importorskip("torch.testing._internal.two_tensor")
+
+    def foreign(self, q, k, v):
+        weights = (q @ k.mT * 0.25).softmax(-1)
+        return (weights @ two.TwoTensor(v, v)).a  # lost
+
+    def routed(self, q, k, v):
+        weights = self.router(self.x).softmax(-1)
+        return (weights * two.TwoTensor(v[..., :1], v[..., :1])).a  # lost
+
+    for middle, reason, formula in ((foreign, LOST_SIGHT, "softmax(0.25 * q.k)"), (routed, NOT_SEEN, None)):
+        (entry,) = run(middle).not_attention
+        assert (entry.reason, entry.formula, at(entry)) == (reason, formula, line(middle, "lost"))
+
+
 # -- logits that go through what is not followed, before their softmax -------------------------------------------------
 
 

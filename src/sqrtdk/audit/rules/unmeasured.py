@@ -8,6 +8,7 @@
 - a call whose scale was read, and whose logits could not be measured although there are values: note;
 - an attention that did not run with these inputs: note;
 - a softmax over a product of activations whose weights were not seen to reach values, which may be one: note.
+Each says what was seen up to where it was lost, and names file and line of that, as far as they are known.
 Threshold: any. `--fail-on unmeasured` fails on each of them.
 """
 

@@ -73,7 +73,7 @@ class Recorder(TorchDispatchMode):
             return self._higher_order(func, args, kwargs)
         name = _base_name(func)
         if self._is_foreign(func, name, types, args):
-            self.store.lose((*args, *kwargs.values()))
+            self._guard(lambda: self.store.lose((*args, *kwargs.values())))
             return func(*args, **kwargs)
         if func._schema.name in self._kernels:
             return self._run_kernel(func, name, args, kwargs)
@@ -165,7 +165,7 @@ class Recorder(TorchDispatchMode):
         named = _bind(func, args, kwargs)
         site, written = self.sites.here(), self._written(func)
         nodes = {key: self.store.node(value) for key, value in named.items() if isinstance(value, torch.Tensor)}
-        self.store.lose(named.values())
+        self._guard(lambda: self.store.lose(named.values()))
         if written:
             self._guard(lambda: self.store.save_before_write(written, args, kwargs))
         output = self._run_enlarged(func, named, site, args, kwargs)
