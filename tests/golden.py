@@ -23,15 +23,16 @@ import families
 import planted
 from sqrtdk.audit.check import check
 from sqrtdk.audit.records import CheckReport
-from sqrtdk.tracing import AttentionCall, Mask, Scale, Trace
+from sqrtdk.tracing import AttentionCall, Mask, Scale, Stage, Trace
 
 HOME = Path(__file__).parent / "trace" / "golden"
 # What is measured, and not read off the code: it differs in the last digits from CPU to CPU.
-MEASURED = {
+_MEASURED = {
     AttentionCall: {"stats", "future_weight", "max_product", "output_rms", "index", "site", "module_class"},
     Scale: {"numeric", "r_squared", "ratio"},
     Mask: {"masked_weight"},
 }
+_PLACES = {"at", "product_at", "softmax_at"}  # files and lines, which change with every edit
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 
 
@@ -41,9 +42,9 @@ def condensed(record: Any) -> Any:
         if isinstance(record, (tuple, list)):
             return [condensed(item) for item in record]
         return str(record) if isinstance(record, float) and record - record != 0 else record
-    if {field.name for field in dataclasses.fields(record)} == {"where", "name", "detail"}:
+    if isinstance(record, Stage):
         return " ".join(text for text in (record.where, record.name, record.detail) if text)
-    left_out = MEASURED.get(type(record), set())
+    left_out = _MEASURED.get(type(record), set()) | _PLACES
     defaults = {field.name: field.default for field in dataclasses.fields(record) if field.name not in left_out}
     names = [name for name, default in defaults.items() if _differs(record, name, default)]
     kept = {name: condensed(getattr(record, name)) for name in names}

@@ -278,11 +278,13 @@ def hostile() -> CheckReport:
         bias=EVIL,
         norm=EVIL,
         unknown=(EVIL,),
-        stages=(Stage("q", EVIL, EVIL),),
+        stages=(Stage("q", EVIL, EVIL, EVIL),),
+        product_at=EVIL,
+        softmax_at=f"{EVIL}:1",
         stats=head_stats(2, 1.0),
         heads=2,
     )
-    factors = (Factor(0.125, "q", f"parameter {EVIL}", learned=True),)
+    factors = (Factor(0.125, "q", f"parameter {EVIL}", learned=True, at=EVIL),)
     call = dataclasses.replace(
         call,
         call=dataclasses.replace(call.call, scale=dataclasses.replace(call.call.scale, factors=factors, reason=EVIL)),
@@ -291,9 +293,9 @@ def hostile() -> CheckReport:
         model=ModelInfo(EVIL, EVIL, 7),
         mode="dynamic",
         calls=(call,),
-        not_attention=(NotAttention(EVIL, 0, (1,), EVIL),),
-        not_measured=(NotMeasured(EVIL, EVIL),),
-        findings=(Finding(EVIL, "warn", EVIL, EVIL, EVIL, EVIL, EVIL, EVIL),),
+        not_attention=(NotAttention(EVIL, 0, (1,), EVIL, EVIL, EVIL),),
+        not_measured=(NotMeasured(EVIL, EVIL, EVIL, EVIL),),
+        findings=(Finding(EVIL, "warn", EVIL, EVIL, EVIL, EVIL, EVIL, EVIL, EVIL),),
         command=f"sqrtdk check {EVIL}",
         environment={EVIL: EVIL},
     )

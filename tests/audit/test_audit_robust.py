@@ -82,7 +82,7 @@ def full(make_call, make_stats):
         mask=Mask("causal", "float", 3, 3, 0.5, -1e4, 0.25, 0, 23, True, 0),
     )  # fmt: skip
     numeric = dataclasses.replace(call.scale, numeric=1.0, r_squared=1.0, per_head=(1.0,) * 4, agree=True, reason="")
-    return dataclasses.replace(call, scale=numeric)
+    return dataclasses.replace(call, scale=numeric, product_at="port.py:3", softmax_at="port.py:4")
 
 
 def without(call, kind, name):

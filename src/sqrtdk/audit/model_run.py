@@ -129,7 +129,7 @@ def _refuse_silence(loaded: LoadedModel, run: Trace) -> None:
         refuse_empty(loaded.inputs)
     if run.calls:
         return
-    reasons = [entry.reason for entry in run.not_measured] + [entry.reason for entry in run.not_attention]
+    reasons = [_told(entry) for entry in run.not_measured] + [_told(entry) for entry in run.not_attention]
     what = "no attention could be read" if run.not_measured else "no attention ran"
     raise ModelError(
         f"{what} in {loaded.id}" + (f": {reasons[0]}" if reasons else ""),
@@ -137,6 +137,11 @@ def _refuse_silence(loaded: LoadedModel, run: Trace) -> None:
         or "Give a model with softmax(q . k) v in its forward, run without torch.compile, "
         "in the thread that calls forward: other threads are not seen.",
     )
+
+
+def _told(entry: NotMeasured | NotAttention) -> str:
+    seen = filter(None, (entry.formula, entry.at and f"at {entry.at}"))
+    return ", ".join((entry.reason, *seen))
 
 
 def _reruns(

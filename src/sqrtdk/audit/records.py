@@ -31,6 +31,7 @@ class Finding:
     message: str
     fix: str
     source: str  # where the threshold comes from
+    at: str | None = None  # file and line of what is at fault, "myport.py:14"; several with commas
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +101,8 @@ class CheckReport:
         return "passed" if all(judged.health != UNMEASURED for judged in self.calls) else "scales"
 
     def repeated(self, entry: NotAttention | NotMeasured) -> bool:
-        """Whether a finding says the same of the same site."""
-        return any((finding.site, finding.message) == (entry.site, entry.reason) for finding in self.unjudged)
+        """Whether a finding says it of the same site, and more."""
+        return any(entry.site == f.site and f.message.startswith(entry.reason) for f in self.unjudged)
 
     @property
     def exit_code(self) -> int:

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.report.figures import number, ratio
+from sqrtdk.report.places import places_text
 
 T = TypeVar("T")
 
@@ -64,6 +65,7 @@ def fold_calls(calls: Iterable[JudgedCall]) -> tuple[Fold, ...]:
             judged.declared_by,
             judged.reason,
             call.stats is None,
+            places_text(call),
         )
 
     groups = _fold(calls, lambda judged: judged.call.site, shown)
@@ -74,8 +76,8 @@ def fold_findings(findings: Iterable[Finding]) -> tuple[FoldedFinding, ...]:
     """Fold the findings of one rule that differ in one integer of their site and in the numbers of their message."""
 
     def shown(finding: Finding) -> Hashable:
-        message = _NUMBER.sub("#", finding.message)
-        return finding.rule, finding.severity, str(finding.threshold), message, _NUMBER.sub("#", finding.fix)
+        message, fix = (_NUMBER.sub("#", text) for text in (finding.message, finding.fix))
+        return finding.rule, finding.severity, str(finding.threshold), message, fix, finding.at
 
     groups = _fold(findings, lambda finding: finding.site, shown)
     return tuple(FoldedFinding(site, tuple(group)) for site, group in groups)

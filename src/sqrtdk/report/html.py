@@ -18,6 +18,7 @@ from sqrtdk.audit.records import SEVERITIES, VERDICTS, CheckReport
 from sqrtdk.report import figures, page
 from sqrtdk.report.fold import fold_calls, fold_findings, values
 from sqrtdk.report.payload import payload
+from sqrtdk.report.places import places
 
 _UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 _RESULTS = {  # the word for the whole, and its tone
@@ -71,6 +72,7 @@ def to_html(report: CheckReport) -> str:
         "worst_head": figures.worst_head,
         "values": values,
         "dial": _dial,
+        "written": places,
     }
     return page.render("report", context)
 

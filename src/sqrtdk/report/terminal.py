@@ -12,6 +12,7 @@ from sqrtdk.audit.records import OK, SEVERITIES, UNMEASURED, VERDICTS, CheckRepo
 from sqrtdk.report.console import drawn
 from sqrtdk.report.figures import count, number, percent, ratio, worst_head
 from sqrtdk.report.fold import Fold, FoldedFinding, fold_calls, fold_findings, fold_sites, values
+from sqrtdk.report.places import places_text
 from sqrtdk.report.plain import plain
 
 _SEVERITY_STYLE = {"note": "cyan", "warn": "yellow", "fail": "red", "critical": "bold white on red"}
@@ -162,7 +163,7 @@ def _figures(fold: Fold) -> tuple[Text, ...]:
 
 
 def _notes(console: Console, folds: Sequence[Fold]) -> None:
-    """What the table has no room for: who declared a scale, and why something was not measured."""
+    """What the table has no room for: who declared a scale, why something was not measured, where it is written."""
     if any(fold.first.call.stats for fold in folds):
         legend = "Figures of the worst head: largest max logit, lowest entropy (and share of log n), largest peak, "
         _paragraph(console, Text(f"{legend}share of rows with a peak over .99.", style="dim"), 0)
@@ -176,6 +177,9 @@ def _notes(console: Console, folds: Sequence[Fold]) -> None:
             sites.setdefault(f"unmeasured: {why}", []).append(fold.site)
         if judged.call.stats is None:
             sites.setdefault(f"no statistics: {judged.call.stats_reason or 'no reason given'}", []).append(fold.site)
+    for fold in folds:
+        if written := places_text(fold.first.call):
+            sites.setdefault(f"written: {written}", []).append(fold.site)
     for text, where in sites.items():
         listed = "all sites" if len(where) == len(folds) > 1 else _listed(where)
         _paragraph(console, Text(f"* {plain(text)} ({listed})", style="dim"), 0)
@@ -202,6 +206,8 @@ def _finding(console: Console, folded: FoldedFinding) -> None:
     where = Text(site, style="bold")
     if len(folded.findings) > 1:
         where.append(f" ({count(len(folded.findings), 'site')})", style="not bold")
+    if first.at is not None:
+        where.append(f"  {plain(first.at)}")
     where.append(f"  {plain(first.rule)}", style="not bold dim")
     if first.value is not None:
         where.append(f"  value {plain(values(folded))}", style="not bold dim")
@@ -220,14 +226,15 @@ def _asides(console: Console, report: CheckReport) -> None:
     )
     shown = False
     for title, items in groups:
-        by_reason: dict[str, list[str]] = {}
+        by_text: dict[str, list[str]] = {}
         for item in items:
             if report.repeated(item):
                 continue
-            by_reason.setdefault(item.reason, []).append(item.site)
-        for reason, sites in by_reason.items():
+            told = filter(None, (item.reason, item.formula, item.at and f"at {item.at}"))
+            by_text.setdefault(", ".join(told), []).append(item.site)
+        for text, sites in by_text.items():
             where = _listed(fold_sites(sites))
-            _paragraph(console, Text.assemble((f"{title}: ", "bold"), f"{plain(reason)} ({where})"), 0)
+            _paragraph(console, Text.assemble((f"{title}: ", "bold"), f"{plain(text)} ({where})"), 0)
             shown = True
     if shown:
         console.print()

@@ -21,7 +21,7 @@ class Factor:
 
     `value` is the number, or None where it could not be read (no data on the meta device) or where there are several
     (a factor of the data, one a sequence). `per_head` holds one
-    number a head when they differ; `value` is then their geometric mean.
+    number a head when they differ; `value` is then their geometric mean. `at` is file and line of the multiplication.
     """
 
     value: float | None
@@ -29,6 +29,7 @@ class Factor:
     source: str  # "number", "tensor", "0-d tensor", "parameter attn.logit_scale", "sdpa scale", DATA, ...
     per_head: tuple[float, ...] | None = None
     learned: bool = False
+    at: str | None = None
 
     def text(self) -> str:
         """In few characters: the number, and its source unless it is a number of the code."""
@@ -38,11 +39,15 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One step between projection and values, in order: `where` is "q", "k", "logits" or "weights"."""
+    """One step between projection and values, in order: `where` is "q", "k", "logits" or "weights".
+
+    `at` is file and line, "myport.py:14"; None where they are not known.
+    """
 
     where: str
     name: str  # "projection", "norm", "scale", "rope", "repeat", "product", "softcap", "bias", "mask", "unknown", ...
     detail: str = ""
+    at: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,27 +143,42 @@ class AttentionCall:
     padding_seen: int | None = None  # (batch, key) of padding that the row of a token sees; None: none, or not known
     tokens_hidden: int | None = None  # (batch, key) of tokens that no row of a token sees; None as above
     axis: str = "positions"  # what keys are: "positions", "windows" (each query has its own), "channels" of q and k
+    product_at: str | None = None  # file and line of q . k, or of the kernel's call: "myport.py:14"
+    softmax_at: str | None = None  # of the softmax, or of the kernel's call
 
 
-NEVER_USED = "its weights never reach a value product"
 ONE_PROJECTION = "its logits come from one projection: a router or a pooling"
 APART = "a softmax of q, and one of k, apart: efficient attention, without a product of q and k"
+NEVER_USED = "its weights never reach a value product"  # they were dropped, or only reduced
+NOT_SEEN = "its weights were not seen to reach a value product"  # they met what is not followed
 LOST_SIGHT = "its logits are a product of activations, and its weights were not seen to reach values"
+LOST_ADDITIVE = "its logits are an additive score of q and k, and its weights were not seen to reach values"
+DOUBTFUL = (LOST_SIGHT, LOST_ADDITIVE)  # it may be an attention
 
 
 @dataclass(frozen=True, slots=True)
 class NotAttention:
-    """A softmax whose weights never reached a value product, or whose logits are no product of q and k."""
+    """A softmax whose weights never reached a value product, or whose logits are no product of q and k.
+
+    `formula` is what was seen up to the weights, `at` file and line: where they were lost, else the softmax's own.
+    """
 
     site: str
     index: int
     shape: tuple[int, ...]
     reason: str
+    formula: str | None = None
+    at: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class NotMeasured:
-    """Something that could not be measured, and why."""
+    """Something that could not be measured, and why.
+
+    `formula` is what was seen up to the point where it was lost, `at` file and line of that point.
+    """
 
     site: str
     reason: str
+    formula: str | None = None
+    at: str | None = None

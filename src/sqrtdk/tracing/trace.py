@@ -10,19 +10,31 @@ from types import TracebackType
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from sqrtdk.errors import InvalidTypeError, kind_and_text
+from sqrtdk.tracing.classify.contract import WITHOUT_SOFTMAX
 from sqrtdk.tracing.read.eager import read_eager
 from sqrtdk.tracing.read.edges import read_beside, read_edges
 from sqrtdk.tracing.read.kernels import KERNELS
 from sqrtdk.tracing.read.reading import Reading
-from sqrtdk.tracing.records import AttentionCall, NotAttention, NotMeasured
+from sqrtdk.tracing.records import (
+    LOST_ADDITIVE,
+    LOST_SIGHT,
+    NEVER_USED,
+    NOT_SEEN,
+    AttentionCall,
+    NotAttention,
+    NotMeasured,
+)
 from sqrtdk.tracing.tell.finish import finish
+from sqrtdk.tracing.tell.lost import Lost, tell_lost
 from sqrtdk.tracing.tell.padding import TokensOf
 from sqrtdk.tracing.tell.program_site import site_in_program
 from sqrtdk.tracing.tell.without_softmax import without_softmax
-from sqrtdk.tracing.watch.events import KernelCall, Listener, Weighing
-from sqrtdk.tracing.watch.graph import Node
+from sqrtdk.tracing.watch import places
+from sqrtdk.tracing.watch.events import KernelCall, Listener, Operands, Unweighted, Weighing
+from sqrtdk.tracing.watch.places import Place
 from sqrtdk.tracing.watch.programs import hint_for
 from sqrtdk.tracing.watch.recorder import Recorder
 from sqrtdk.tracing.watch.sites import Sites
@@ -79,7 +91,7 @@ class Trace:
         self._recorder = Recorder(
             self._model,
             self._sites,
-            Listener(self._eager, self._kernel, self._miss, self._factor, self._unsoftened),
+            Listener(self._eager, self._kernel, self._miss, self._factor, self._unsoftened, self._end),
             {op: kernel.query for op, kernel in KERNELS.items()},
             products=self._stats,
             values=self._values,
@@ -96,11 +108,15 @@ class Trace:
     ) -> None:
         assert self._recorder is not None
         self._running.__exit__(kind, error, traceback)
+        for weighing in list(self._recorder.store.weighings):
+            self._end(weighing)
         others: Counter[str] = Counter()
         listed = []
         for entry in self._recorder.classifier.entries:
             if not entry.attention:
-                listed.append(NotAttention(entry.site, others[entry.site], entry.shape, entry.reason))
+                at = places.text(entry.lost_at if entry.told and entry.lost_at else entry.place)
+                number = others[entry.site]
+                listed.append(NotAttention(entry.site, number, entry.shape, entry.reason, entry.formula, at))
                 others[entry.site] += 1
         self.unread = self._recorder.store.unread()
         self._recorder.store.close()
@@ -125,26 +141,51 @@ class Trace:
                 weighing.entry.attention = False
                 weighing.entry.reason = reading
             else:
-                self._add(reading)
+                self._add(replace(reading, place=weighing.entry.place))
 
-        self._guard(site, read)
+        self._guard(site, read, weighing, weighing.entry.place)
 
     def _kernel(self, call: KernelCall) -> None:
-        self._guard(call.site, lambda: self._add(KERNELS[call.op].read(call)))
+        operands = Operands(call.op.partition("::")[2], {name: node for name, node in call.nodes.items() if node.act})
+        read = lambda: self._add(replace(KERNELS[call.op].read(call), place=call.place))  # noqa: E731
+        self._guard(call.site, read, operands, call.place)
 
-    def _unsoftened(self, site: str, weights: Node) -> None:
-        self._guard(site, lambda: self._miss(site, without_softmax(weights)))
+    def _unsoftened(self, site: str, seen: Unweighted) -> None:
+        def read() -> None:
+            reason = without_softmax(seen.node)
+            self._miss(site, reason, seen if WITHOUT_SOFTMAX in reason else None)
 
-    def _guard(self, site: str, read: Callable[[], None]) -> None:
+        self._guard(site, read, seen, places.here())
+
+    def _end(self, weighing: Weighing) -> None:
+        """The weights of a softmax are gone, or the trace ends: where they met no values, tell what was seen of it."""
+        entry = weighing.entry
+        if entry.attention or entry.told or entry.reason not in (NEVER_USED, LOST_SIGHT) or self._recorder is None:
+            return
+        entry.told = True
+        if entry.lost or entry.reason == LOST_SIGHT:
+            entry.formula = self._formula(weighing)
+        if entry.reason == NEVER_USED and entry.lost:
+            entry.reason = NOT_SEEN if entry.formula is None else LOST_ADDITIVE
+
+    def _formula(self, seen: Lost) -> str | None:
+        """What was seen of what is lost; it may be asked for at any time, so no mode of the caller's is to see it."""
+        with contextlib.suppress(Exception), torch.no_grad(), _disable_current_modes():
+            return tell_lost(seen)
+        return None
+
+    def _guard(self, site: str, read: Callable[[], None], seen: Lost, place: Place | None) -> None:
         """A reading that fails must not stop the model: it is listed as not measured."""
         try:
             with torch.no_grad():
                 read()
         except Exception as error:
-            self._miss(site, f"the reading failed: {kind_and_text(error)}")
+            reason = f"the reading failed: {kind_and_text(error)}"
+            self._missed.append(NotMeasured(site, reason, self._formula(seen), places.text(place)))
 
-    def _miss(self, site: str, reason: str) -> None:
-        self._missed.append(NotMeasured(site, reason))
+    def _miss(self, site: str, reason: str, seen: Unweighted | Operands | None = None) -> None:
+        formula = None if seen is None else self._formula(seen)
+        self._missed.append(NotMeasured(site, reason, formula, places.text(places.here())))
 
     def _add(self, reading: Reading) -> None:
         reading = replace(reading, site=site_in_program(reading, self._modules))

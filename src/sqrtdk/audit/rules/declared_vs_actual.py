@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN
+from sqrtdk.audit.places import of_scale
 from sqrtdk.audit.records import Finding
 
 SOURCE = "the model's own declaration; tolerance 1% for bf16 constants"
@@ -31,4 +32,5 @@ def check(context: Context) -> Iterable[Finding]:
             message=f"{judged.declared_by}, but {judged.reason}{named}",
             fix=mistake.fix_declared or mistake.fix,
             source=SOURCE,
+            at=of_scale(judged.call, judged.mistake),
         )

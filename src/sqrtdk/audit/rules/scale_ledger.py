@@ -16,6 +16,7 @@ from sqrtdk.audit.context import Context
 from sqrtdk.audit.input_gains import without_input_gains
 from sqrtdk.audit.layers import by_attribute, siblings_text, strangers
 from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN
+from sqrtdk.audit.places import of_scale
 from sqrtdk.audit.records import Finding
 from sqrtdk.audit.tolerance import close, inverse_root
 from sqrtdk.tracing.records import AttentionCall
@@ -45,7 +46,7 @@ def check(context: Context) -> Iterable[Finding]:
             named = f"{mistake.name}, {mistake.happened}" if mistake.known else mistake.happened
             message = f"{_size(call)}: {named}" + (f"; {judged.reason}" if judged.reason else "")
             held = judged.attribute is not None and mistake.excuse == "nothing"
-            yield _finding(call, "warn" if held else "fail", message, mistake.fix)
+            yield _finding(call, "warn" if held else "fail", message, mistake.fix, mistake.name)
         elif place in different:
             message = (
                 f"{_size(call)}, by attribute {judged.attribute}: differs from its {siblings_text(different[place])}"
@@ -62,5 +63,6 @@ def check(context: Context) -> Iterable[Finding]:
             yield _finding(call, "note", message, MISTAKES[UNKNOWN].fix)
 
 
-def _finding(call: AttentionCall, severity: str, message: str, fix: str) -> Finding:
-    return Finding("scale_ledger", severity, call.site, call.scale.ratio, 1.0, message, fix, SOURCE)
+def _finding(call: AttentionCall, severity: str, message: str, fix: str, mistake: str | None = None) -> Finding:
+    at = of_scale(call, mistake)
+    return Finding("scale_ledger", severity, call.site, call.scale.ratio, 1.0, message, fix, SOURCE, at)

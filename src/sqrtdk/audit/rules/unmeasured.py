@@ -9,20 +9,23 @@
 - a call whose scale was read, and whose logits could not be measured although there are values: note;
 - an attention that did not run with these inputs: note;
 - a softmax over a product of activations whose weights were not seen to reach values, which may be one: note.
+Each says what was seen up to where it was lost, and names file and line of that, as far as they are known.
 Threshold: any. `--fail-on unmeasured` fails on each of them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from sqrtdk.audit.context import Context
+from sqrtdk.audit.places import listed, of_loss
 from sqrtdk.audit.records import UNMEASURED, Finding
 from sqrtdk.models.attentions import IDLE
 from sqrtdk.tracing.records import NotMeasured
 
 SOURCE = "what was not judged is not known to be right"
+SEEN = "seen up to there"
 _LOST = "judge it by hand, or write the step that was lost with operations that the trace follows"
 _UNRUN = "give inputs that run it"
 
@@ -35,20 +38,23 @@ def check(context: Context) -> Iterable[Finding]:
         place = f" (call {call.index + 1} of {calls[call.site]} here)" if calls[call.site] > 1 else ""
         if call.score == "additive":
             unseen = ", its mask not looked at" if call.mask is None and call.stats is None else ""
-            yield _finding("note", call.site, f"an additive score: no scale to judge{unseen}{place}", _LOST)
+            message = f"an additive score: no scale to judge{unseen}{place}"
+            yield _finding("note", call.site, message, _LOST, call.softmax_at)
         elif call.score == "distance" and not call.unknown:
-            told = f"a distance score: no scale to judge, its coefficient is the model's own: {call.formula}{place}"
-            yield _finding("note", call.site, told, _LOST)
+            message = f"a distance score: no scale to judge, its coefficient is the model's own: {call.formula}{place}"
+            yield _finding("note", call.site, message, _LOST, call.softmax_at)
         elif judged.verdict == UNMEASURED and (call.head_dim > 0 or call.unknown):
-            formula = f"; seen up to there: {call.formula}" if call.formula else ""
-            yield _finding("warn", call.site, f"the scale could not be judged: {judged.reason}{formula}{place}", _LOST)
+            formula = f"; {SEEN}: {call.formula}" if call.formula else ""
+            message = f"the scale could not be judged: {judged.reason}{formula}{place}"
+            yield _finding("warn", call.site, message, _LOST, of_loss(call))
         elif context.mode == "dynamic" and call.stats is None and call.head_dim > 0:
             why = call.stats_reason or "no reason given"
-            yield _finding("note", call.site, f"the logits could not be measured: {why}{place}", _LOST)
-    for entry in context.lost:
-        yield _finding("warn", entry.site, entry.reason, _LOST)
-    for entry in context.idle_or_doubtful:
-        yield _finding("note", entry.site, entry.reason, _UNRUN if entry.reason == IDLE else _LOST)
+            message = f"the logits could not be measured: {why}{place}"
+            yield _finding("note", call.site, message, _LOST, call.softmax_at)
+    for entry in _each_once(context.lost):
+        yield _finding("warn", entry.site, _message(entry), _LOST, entry.at)
+    for entry in _each_once(context.idle_or_doubtful):
+        yield _finding("note", entry.site, _message(entry), _UNRUN if entry.reason == IDLE else _LOST, entry.at)
 
 
 def not_run(entry: NotMeasured) -> Finding:
@@ -56,5 +62,19 @@ def not_run(entry: NotMeasured) -> Finding:
     return _finding("warn", entry.site, entry.reason, "ask for an implementation that the model has, or for none")
 
 
-def _finding(severity: str, site: str, message: str, fix: str) -> Finding:
-    return Finding(UNMEASURED, severity, site, None, None, message, fix, SOURCE)
+def _each_once(entries: Iterable[NotMeasured]) -> Iterator[NotMeasured]:
+    """What was lost at one site for one reason as one entry, with all formulas and places."""
+    alike: dict[tuple[str, str], list[NotMeasured]] = {}
+    for entry in entries:
+        alike.setdefault((entry.site, entry.reason), []).append(entry)
+    for (site, reason), group in alike.items():
+        formulas, places = (entry.formula for entry in group), (entry.at for entry in group)
+        yield NotMeasured(site, reason, listed(formulas, " and "), listed(places))
+
+
+def _message(entry: NotMeasured) -> str:
+    return entry.reason + (f"; {SEEN}: {entry.formula}" if entry.formula else "")
+
+
+def _finding(severity: str, site: str, message: str, fix: str, at: str | None = None) -> Finding:
+    return Finding(UNMEASURED, severity, site, None, None, message, fix, SOURCE, at)

@@ -20,7 +20,7 @@ from sqrtdk.tracing.classify.effect import ROTATION, rotated_argument
 from sqrtdk.tracing.classify.nested import note_nested
 from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.softmax import begin
-from sqrtdk.tracing.watch import ops
+from sqrtdk.tracing.watch import ops, places
 from sqrtdk.tracing.watch.events import Listener, SoftmaxEntry
 from sqrtdk.tracing.watch.graph import Node, alias, origin
 from sqrtdk.tracing.watch.sites import Sites
@@ -55,8 +55,11 @@ class Classifier:
             store.constant(args[0])
         node_args = tuple(self._nodes(arg) for arg in args)
         numbers = {key: value for key, value in kwargs.items() if not isinstance(value, Tensor)}
+        site, place = sites.here(), places.here()
         for i, tensor in _outputs(output, name):
-            node = Node(name, shape_of(tensor), func=func, args=node_args, kwargs=numbers, out=i, site=sites.here())
+            node = Node(
+                name, shape_of(tensor), func=func, args=node_args, kwargs=numbers, out=i, site=site, place=place
+            )
             if i in turned:
                 node.op, node.args = ROTATION, (node_args[turned[i]],)
             tensors = {j: arg for j, arg in enumerate(args) if isinstance(arg, Tensor) and i not in turned}

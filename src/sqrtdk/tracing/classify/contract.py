@@ -14,8 +14,10 @@ from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.sums import as_matrix, largest, note_weighted_sum
 from sqrtdk.tracing.classify.weights import axis_fault
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.events import Weighing
+from sqrtdk.tracing.watch.events import Unweighted, Weighing
 from sqrtdk.tracing.watch.graph import Node, Product, Weights, alias, origin
+
+WITHOUT_SOFTMAX = "a product of activations meets values without a softmax"
 
 
 def contract(scene: Scene, made: Made) -> None:
@@ -88,7 +90,9 @@ def _project(scene: Scene, made: Made, a: Node, b: Node) -> None:
     node = made.node
     unsoftened = (a.products or b.products) and a.act and b.act and not (a.products and b.products)
     if unsoftened and not _is_tangent(scene, node.site):
-        scene.listener.unsoftened(node.site, a if a.products else b)
+        logits = a if a.products else b
+        held = next(t for i, t in made.tensors.items() if node.args[i] is logits)
+        scene.listener.unsoftened(node.site, Unweighted(logits, alias(held)))
     source, weight = (a, b) if a.act and not (b.act and holds_angles(a)) else (b, a)
     node.terms = 1 if len(node.shape) > 2 and a.shape[0] > 1 else 0
     node.label = origin(weight).label

@@ -31,9 +31,10 @@ def begin(scene: Scene, made: Made, logits: Tensor, dim: int, *, sinks: bool = F
     node = made.node
     parent = node.args[0]
     settle(parent)
-    origin_product = next(iter(parent.products), None)
+    behind_it = parent if parent.products else parent.lost_logits
+    origin_product = None if behind_it is None else next(iter(behind_it.products))
     site = node.site if origin_product is None else origin_product.site
-    entry = SoftmaxEntry(site, node.shape, NEVER_USED if origin_product is None else LOST_SIGHT)
+    entry = SoftmaxEntry(site, node.shape, NEVER_USED if origin_product is None else LOST_SIGHT, place=node.place)
     product = None if origin_product is None else origin_product.product
     weighing = Weighing(
         node=parent,
@@ -45,6 +46,7 @@ def begin(scene: Scene, made: Made, logits: Tensor, dim: int, *, sinks: bool = F
         flex=scene.flex,
         stored=logits.dtype if product is None else product.dtype,
         sinks=sinks,
+        ended=scene.listener.ended,
     )
     scene.entries.append(entry)
     scene.store.weighings.add(weighing)

@@ -6,8 +6,8 @@ What an operation means on the way is a row of `READERS`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -22,7 +22,7 @@ from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.steps import Beside, Clamp, Hide, Offset, Power, Scale, Sink, Softcap, Squares, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed, to_softmax
 from sqrtdk.tracing.steps.unknown import ZERO_ONE_FACTOR
-from sqrtdk.tracing.watch import ops
+from sqrtdk.tracing.watch import ops, places
 from sqrtdk.tracing.watch.constants import evaluate
 from sqrtdk.tracing.watch.graph import EXTREMES, Node
 
@@ -76,28 +76,36 @@ def read_chain(node: Node, readers: Mapping[str, Callable[[_Link], tuple[Step, .
     readers = READERS if readers is None else readers
     steps: tuple[Step, ...] = ()
     views: tuple[Node, ...] = ()
-    if not node.products and not is_additive(node):
-        return Chain(None)
-    ends = _is_product if node.products else is_score
+    scored = not node.products and is_additive(node)
+    ends = is_score if scored else _is_product
     while not ends(node):
-        main = node.main()
+        lost = None if node.products else node.lost_logits
+        main = lost if node.is_root else node.main() if node.products or scored or lost else None
         if main is None:
             return Chain(None, steps, views)
-        if node.op in ops.VIEWS:
+        if node.is_root:
+            steps = (*_written_at(node, (Unknown(node.op),)), *steps)
+        elif node.op in ops.VIEWS:
             views = (node, *views)
         elif node.op not in ops.SAME:
             read = readers.get(node.op, _unknown)
-            steps = (*reversed(read(_Link(node, main, views, steps))), *steps)
+            steps = (*_written_at(node, read(_Link(node, main, views, steps))), *steps)
         if node.op == "cat":
             views = (node, *views)
         node = main
     if node.product is not None:
-        steps = (*reversed(_beside_product(node, views)), *steps)
+        steps = (*_written_at(node, _beside_product(node, views)), *steps)
     return Chain(node, _fold_caps(steps), views)
 
 
 def _is_product(node: Node) -> bool:
     return node.product is not None
+
+
+def _written_at(node: Node, steps: tuple[Step, ...]) -> Iterator[Step]:
+    """The steps that an operation is, innermost first, with the place where it is written."""
+    at = places.text(node.place) if steps else None
+    return (replace(step, at=step.at or at) for step in reversed(steps))
 
 
 # -- one reader an operation: its steps, outermost first ---------------------------------------------------------------
@@ -357,8 +365,8 @@ def _fold_caps(steps: tuple[Step, ...]) -> tuple[Step, ...]:
             folded.pop()
         elif cap != 1.0:
             # c tanh(f x) has slope f c and is capped at c: written c tanh((f c x) / c).
-            folded.append(Scale(Factor(cap, "logits", "softcap")))
-        folded.append(Softcap(cap))
+            folded.append(Scale(Factor(cap, "logits", "softcap"), at=step.at))
+        folded.append(replace(step, cap=cap))
     return tuple(folded)
 
 

@@ -14,6 +14,7 @@ from sqrtdk.tracing.steps import Step
 from sqrtdk.tracing.steps.placed import Placed
 from sqrtdk.tracing.watch.carried import Carried
 from sqrtdk.tracing.watch.graph import Node
+from sqrtdk.tracing.watch.places import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +151,7 @@ class Reading:
         fault: why its numbers can't be judged: what it does is no attention as the record knows it.
         no_slope: why its scale can't be read from the numbers.
         no_stats: why its statistics can't be measured.
+        place: where the softmax is written, or the kernel's call.
     """
 
     site: str
@@ -173,6 +175,7 @@ class Reading:
     fault: str | None = None
     no_slope: str | None = None
     no_stats: str | None = None
+    place: Place | None = None
 
     @property
     def reordered(self) -> bool:

@@ -22,7 +22,7 @@ from sqrtdk.tracing.read.rotary import repeats, rotated
 from sqrtdk.tracing.read.stacked import picked
 from sqrtdk.tracing.read.sums import summed
 from sqrtdk.tracing.records import BY_DATA, Factor, Stage
-from sqrtdk.tracing.watch import ops
+from sqrtdk.tracing.watch import ops, places
 from sqrtdk.tracing.watch.graph import Node, Root, ancestors, replay
 
 _RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias", "unflatten"})
@@ -67,6 +67,16 @@ class Side:
         """The side after further stages, with some of its attributes changed."""
         return replace(self, stages=(*self.stages, *stages), **changes)
 
+    def written_at(self, node: Node) -> Side:
+        """The side, what the operation of `node` added to it with the place where that is written."""
+        nowhere = [stage for stage in self.stages if stage.at is None and stage.name != "input"]
+        if node.place is None or not (nowhere or any(factor.at is None for factor in self.factors)):
+            return self
+        at = places.text(node.place)
+        stages = tuple(replace(stage, at=at) if stage in nowhere else stage for stage in self.stages)
+        factors = tuple(replace(factor, at=factor.at or at) for factor in self.factors)
+        return replace(self, stages=stages, factors=factors)
+
     def lost(self, where: str, operation: str, name: str | None = None, **changes: Any) -> Side:
         """The side after an operation that could not be followed."""
         return self.then(Stage(where, "unknown", operation), unknown=(*self.unknown, name or operation), **changes)
@@ -107,6 +117,10 @@ class Side:
 
 def follow(node: Node, where: str) -> Side:
     """Follow `node` back to its root, collecting what happened on the way."""
+    return _follow(node, where).written_at(node)
+
+
+def _follow(node: Node, where: str) -> Side:
     if node.branches:
         before = _before(node, where)
         if before is not None:

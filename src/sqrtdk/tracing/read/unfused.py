@@ -20,7 +20,7 @@ def merge_scale(query: Side, key: Side, steps: tuple[Step, ...]) -> tuple[Side, 
     left, right = query.factors[-1].value, key.factors[-1].value
     if left is None or left != right:
         return query, key, steps
-    merged = Scale(Factor(left * right, "op", "sdpa scale"))
+    merged = Scale(Factor(left * right, "op", "sdpa scale"), at=query.factors[-1].at)
     return _without_last_scale(query), _without_last_scale(key), (merged, *steps)
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.read.reading import Reading
+from sqrtdk.tracing.read.reading import Logits, Reading
 from sqrtdk.tracing.read.side import Side
 from sqrtdk.tracing.records import AttentionCall, Stage
 from sqrtdk.tracing.steps import Bias, Scale, Sink, Softcap, Step, Unknown, scaled_by
@@ -17,6 +17,7 @@ from sqrtdk.tracing.tell import formula, slope, statistics
 from sqrtdk.tracing.tell.padding import TokensOf, against_padding
 from sqrtdk.tracing.tell.scale import tell_scale
 from sqrtdk.tracing.tell.sight import look
+from sqrtdk.tracing.watch import places
 
 
 def finish(
@@ -39,11 +40,14 @@ def finish(
         tokens: which rows and keys are no padding, where that is known.
     """
     sight = look(reading)
+    softmax_at, product_at = _places(reading)
     if reading.without_data and sight.mask is not None:
         # what the logits hide already can't be told from what the weights lose
         reading = replace(reading, carried=replace(reading.carried, remasked=False))
-    steps, layout, query, key = sight.steps, reading.layout, reading.query, reading.key
-    factors = [*query.factors, *key.factors, *(step.factor for step in steps if isinstance(step, Scale))]
+    steps = tuple(replace(step, at=step.at or softmax_at) for step in sight.steps)
+    layout, query, key = reading.layout, reading.query, reading.key
+    on_logits = (replace(step.factor, at=step.factor.at or step.at) for step in steps if isinstance(step, Scale))
+    factors = [*query.factors, *key.factors, *on_logits]
     unknown = _unknown(reading)
     width = layout.width - max(query.padding, key.padding)
     no_slope = slope.unread(reading)
@@ -74,7 +78,7 @@ def finish(
         dtype=_name(reading.dtype),
         logits_dtype=_name(reading.logits_dtype),
         device=str(reading.device),
-        stages=_stages(reading, steps),
+        stages=_stages(reading, steps, product_at),
         formula=formula.write(reading, steps),
         scale=tell_scale(
             reading,
@@ -106,7 +110,17 @@ def finish(
         padding_seen=padding_seen,
         tokens_hidden=tokens_hidden,
         axis=reading.axis,
+        product_at=product_at,
+        softmax_at=softmax_at,
     )
+
+
+def _places(reading: Reading) -> tuple[str | None, str | None]:
+    """File and line of the softmax and of the product; of a kernel, those of its call twice."""
+    softmax_at = places.text(reading.place)
+    if not isinstance(reading.operands, Logits):
+        return softmax_at, None if reading.operands is None else softmax_at
+    return softmax_at, places.text(reading.operands.product.place)
 
 
 def _unknown(reading: Reading) -> tuple[str, ...]:
@@ -152,10 +166,10 @@ def _shared(reading: Reading, width: int) -> bool:
     return math.prod(root.shape) == layout.batch * layout.heads * layout.rows * width
 
 
-def _stages(reading: Reading, steps: Sequence[Step]) -> tuple[Stage, ...]:
+def _stages(reading: Reading, steps: Sequence[Step], product_at: str | None) -> tuple[Stage, ...]:
     carried = reading.carried
-    logits = (stage for step in steps if (stage := step.stage()) is not None)
-    stages = [*reading.query.stages, *reading.key.stages, _met(reading), *logits]
+    logits = (replace(stage, at=step.at) for step in steps if (stage := step.stage()) is not None)
+    stages = [*reading.query.stages, *reading.key.stages, replace(_met(reading), at=product_at), *logits]
     if carried.remasked:
         stages.append(Stage("weights", "mask", "after the softmax"))
     if carried.thinned:

@@ -17,6 +17,12 @@ def write(reading: Reading, steps: Iterable[Step]) -> str:
         reading: the score, and the factors on q and k.
         steps: from the product outwards, the masks with their names.
     """
+    softmax = f"softmax({logits(reading, steps)})"
+    return f"mask * {softmax}" if reading.carried.remasked else softmax
+
+
+def logits(reading: Reading, steps: Iterable[Step]) -> str:
+    """What enters the softmax."""
     expression = Expression(_scored(reading))
     for factor in (*reading.query.factors, *reading.key.factors) if reading.distance is None else ():
         expression.scale(factor)
@@ -26,8 +32,7 @@ def write(reading: Reading, steps: Iterable[Step]) -> str:
             expression.settle()
         step.write(expression)
         sinks += ["sinks"] if isinstance(step, Sink) else []
-    softmax = f"softmax({expression.text(sinks)})"
-    return f"mask * {softmax}" if reading.carried.remasked else softmax
+    return expression.text(sinks)
 
 
 def _scored(reading: Reading) -> str:
@@ -47,6 +52,14 @@ def _scored(reading: Reading) -> str:
 def product(query: Side, key: Side) -> str:
     """`q.k`, `rope(q).rope(k)`."""
     return f"{_side(query, 'q')}.{_side(key, 'k')}"
+
+
+def operand(side: Side, name: str) -> str:
+    """`0.125 * rope(q)`: one operand of an operation, its factors included."""
+    expression = Expression(_side(side, name))
+    for factor in side.factors:
+        expression.scale(factor)
+    return expression.text()
 
 
 def _side(side: Side, letter: str) -> str:

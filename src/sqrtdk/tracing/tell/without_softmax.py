@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sqrtdk.tracing.classify.contract import WITHOUT_SOFTMAX
 from sqrtdk.tracing.read import chain
 from sqrtdk.tracing.read.side import follow
 from sqrtdk.tracing.steps import Hide, Scale, Step
 from sqrtdk.tracing.steps.expression import Expression
 from sqrtdk.tracing.tell.formula import product
 from sqrtdk.tracing.watch.graph import Node
-
-REASON = "a product of activations meets values without a softmax"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +40,17 @@ def without_softmax(weights: Node) -> str:
     curves = tuple(step.name for step in way.steps if isinstance(step, _Curve))
     name = _NAMES.get(curves)
     if way.product is None or name is None:
-        return REASON
+        return WITHOUT_SOFTMAX
     operands = [arg for arg in way.product.args if isinstance(arg, Node)][-2:]
     query, key = (follow(node, where) for node, where in zip(operands, "qk", strict=True))
     factors = [*query.factors, *key.factors]
     if not curves:  # which of q, k and v met first can't be told: the scale alone is
         if not all(isinstance(step, (Scale, Hide)) for step in way.steps):
-            return REASON
+            return WITHOUT_SOFTMAX
         factors += [step.factor for step in way.steps if isinstance(step, Scale)]
         known = [] if query.unknown or key.unknown else [f.value for f in factors if f.value not in (None, 1.0)]
-        return f"{name}: {REASON}{', scaled by ' + ' and '.join(f'{value:.4g}' for value in known) if known else ''}"
+        scaled = f", scaled by {' and '.join(f'{value:.4g}' for value in known)}" if known else ""
+        return f"{name}: {WITHOUT_SOFTMAX}{scaled}"
     expression = Expression(product(query, key))
     for factor in factors:
         expression.scale(factor)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from sqrtdk.tracing.watch.carried import Carried
 from sqrtdk.tracing.watch.graph import Node
+from sqrtdk.tracing.watch.places import Place
 
 
 @dataclass(slots=True)
@@ -21,6 +22,11 @@ class SoftmaxEntry:
     shape: tuple[int, ...]
     reason: str  # why it is no attention, unless it turns out to be one
     attention: bool = False
+    place: Place | None = None
+    lost: bool = False  # its weights met something else, and were not followed further
+    lost_at: Place | None = None  # where
+    formula: str | None = None  # as far as it was seen
+    told: bool = False  # nothing more can be said of it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +61,11 @@ class Weighing:
     carried: Carried = field(default_factory=Carried)  # what the weights went through until the value product
     fault: str | None = None  # the value product sums over another axis than the softmax's
     edges: EdgeGroups | None = None  # it runs over the edges of a graph, by scattered sums
+    ended: Callable[[Weighing], None] | None = None  # is told when the last of its weights is gone
+
+    def __del__(self) -> None:
+        if self.ended is not None:
+            self.ended(self)
 
 
 @dataclass(slots=True)
@@ -67,6 +78,7 @@ class KernelCall:
         nodes: of those that are tensors.
         output: its first result.
         site: module path.
+        place: where in the code.
     """
 
     op: str
@@ -74,17 +86,43 @@ class KernelCall:
     nodes: dict[str, Node]
     output: Tensor
     site: str
+    place: Place | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unweighted:
+    """Logits that met values without a softmax: their node and values."""
+
+    node: Node
+    logits: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """The activations among the operands of an operation whose computation is not seen, by their names."""
+
+    name: str
+    nodes: dict[str, Node]
+
+
+class Missed(Protocol):
+    """Who is told what can't be followed."""
+
+    def __call__(self, site: str, reason: str, seen: Unweighted | Operands | None = None) -> None:
+        """Note the site, why it can't be followed, and what was seen of it."""
 
 
 @dataclass(slots=True)
 class Listener:
     """Who is told: of an eager attention that is complete, of a kernel that ran, and of what could not be seen.
 
-    `unsoftened` is told of weights that met values without a softmax: their site, and their node.
+    `unsoftened` is told of logits that met values without a softmax, and their site; `ended` of a softmax whose weights
+    are gone.
     """
 
     eager: Callable[[Weighing, Tensor, Tensor], None]
     kernel: Callable[[KernelCall], None]
-    missed: Callable[[str, str], None]
+    missed: Missed
     enlarge: Callable[[str], float | None]
-    unsoftened: Callable[[str, Node], None]
+    unsoftened: Callable[[str, Unweighted], None]
+    ended: Callable[[Weighing], None] | None = None

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.carried import Carried
+from sqrtdk.tracing.watch.places import Place
 
 if TYPE_CHECKING:
     from sqrtdk.tracing.watch.events import SoftmaxEntry, Weighing
@@ -42,6 +43,7 @@ class Root:
         projects: an operation of a library's own projected, or what one projected became floating-point numbers again.
         inverse: it is a product of weights with themselves, a step to their inverse (Nystroem).
         pooled: the softmax whose weights met values here.
+        logits: what it was made from, where those were logits: a step that is not followed.
     """
 
     source: int | None = None
@@ -54,6 +56,7 @@ class Root:
     projects: bool = False
     inverse: bool = False
     pooled: SoftmaxEntry | None = None
+    logits: Node | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,6 +129,7 @@ class Node:
         out: which of several outputs this is.
         shape: of the tensor.
         site: module path where it was made.
+        place: where in the code; None for leaves.
         label: name of a parameter, or of the one that a projection used.
         serial: in the order of creation.
         act: descends from the model's activations.
@@ -161,6 +165,7 @@ class Node:
         "operands",
         "out",
         "pairs",
+        "place",
         "product",
         "root",
         "serial",
@@ -187,6 +192,7 @@ class Node:
         site: str = "",
         label: str = "",
         root: Root | None = None,
+        place: Place | None = None,
     ) -> None:
         self.op = op
         self.shape = shape
@@ -199,6 +205,7 @@ class Node:
         self.site = site
         self.label = label
         self.root = root
+        self.place = place
         self.serial = next(_SERIAL)
         self.learned = False
         self._roots: frozenset[Node] = frozenset()
@@ -236,6 +243,11 @@ class Node:
     @products.setter
     def products(self, products: frozenset[Node]) -> None:
         self._products = products
+
+    @property
+    def lost_logits(self) -> Node | None:
+        """The logits behind the root that it descends from, where it is no product itself."""
+        return next((r.root.logits for r in self.roots if r.root is not None and r.root.logits is not None), None)
 
     @property
     def is_root(self) -> bool:

@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sqrtdk.errors import kind_and_text
 from sqrtdk.tracing.classify.classifier import Classifier
-from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.events import KernelCall, Listener
+from sqrtdk.tracing.watch import ops, places
+from sqrtdk.tracing.watch.events import KernelCall, Listener, Operands
 from sqrtdk.tracing.watch.sites import Sites
 from sqrtdk.tracing.watch.store import Store
 
@@ -77,6 +77,7 @@ class Recorder(TorchDispatchMode):
             return NotImplemented  # what it does with its values is seen
         name = _base_name(func)
         if self._is_foreign(func, name, types):
+            self._guard(lambda: self.store.lose((*args, *kwargs.values())))
             return func(*args, **kwargs)
         if func._schema.name in self._kernels:
             return self._run_kernel(func, name, args, kwargs)
@@ -107,12 +108,18 @@ class Recorder(TorchDispatchMode):
         foreign = func.namespace not in _KNOWN
         turned = self.classifier.rotations(args, output) if foreign else {}
         if foreign and not turned and self.classifier.may_attend(name, args, kwargs, output):
-            self.listener.missed(self.sites.here(), f"{func.namespace}::{name} is opaque: what it computes is not seen")
+            reason = f"{func.namespace}::{name} is opaque: what it computes is not seen"
+            self.listener.missed(self.sites.here(), reason, self._operands(func, name, args, kwargs))
         if foreign and output is None:  # it writes its result
             output = [x for key in written if _is_tensor(x := _written_to(key, args, kwargs))]
         self.classifier.note(func, name, args, kwargs, output, turned)
         if written:
             self.store.note_write(written, args, kwargs)
+
+    def _operands(self, func: Any, name: str, args: Any, kwargs: Any) -> Operands:
+        tensors = {key: value for key, value in _bind(func, args, kwargs).items() if _is_tensor(value)}
+        nodes = {key: self.store.node(value) for key, value in tensors.items()}
+        return Operands(name, {key: node for key, node in nodes.items() if node.act})
 
     def _guard(self, work: Callable[[], object]) -> None:
         """Bookkeeping that fails must not stop the model."""
@@ -159,6 +166,7 @@ class Recorder(TorchDispatchMode):
         named = _bind(func, args, kwargs)
         site, written = self.sites.here(), self._written(func)
         nodes = {key: self.store.node(value) for key, value in named.items() if isinstance(value, torch.Tensor)}
+        self._guard(lambda: self.store.lose(named.values()))
         if written:
             self._guard(lambda: self.store.save_before_write(written, args, kwargs))
         output = self._run_enlarged(func, named, site, args, kwargs)
@@ -167,7 +175,8 @@ class Recorder(TorchDispatchMode):
         if not results:
             results = [x for key in written if _is_tensor(x := _written_to(key, args, kwargs))]
         if results:
-            self.listener.kernel(KernelCall(func._schema.name, named, nodes, results[0], site))
+            call = KernelCall(func._schema.name, named, nodes, results[0], site, places.here())
+            self.listener.kernel(call)
         for result in results:
             self._guard(functools.partial(self.store.new_root, func._schema.name.removeprefix("aten::"), result))
         if written:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from sqrtdk.tracing.classify.weights import overwritten
+from sqrtdk.tracing.watch import places
 from sqrtdk.tracing.watch.events import Weighing
 from sqrtdk.tracing.watch.graph import Node, Root, Weights, alias, origin
+from sqrtdk.tracing.watch.places import Place
 from sqrtdk.tracing.watch.sites import Sites
 from sqrtdk.tracing.watch.wrapped import within
 
@@ -138,7 +140,7 @@ class Store:
 
     def new_root(self, op: str, tensor: Tensor) -> Node:
         """A root for what an opaque operation gave."""
-        node = Node(op, shape_of(tensor), act=True, site=self._sites.here())
+        node = Node(op, shape_of(tensor), act=True, site=self._sites.here(), place=places.here())
         node.make_root(Root(), alias(tensor))
         self._valued.add(node)
         self.put(tensor, node)
@@ -149,14 +151,20 @@ class Store:
 
         `facts` are what else is known of the root, by its attributes' names.
         """
-        root = Root(**facts)
+        root = Root(logits=next((p for p in node.parents() if p.products), None), **facts)
         if source is not None:
             start = origin(source)
             earlier = (frozenset({r.serial}) | r.root.lineage for r in start.roots if r.root is not None)
             root = replace(root, source=start.serial, lineage=frozenset({start.serial}).union(*earlier))
             self.projected.update(start.roots)
+        _lose(node.parents(), node.place)
         node.make_root(root, alias(tensor))
         self._valued.add(node)
+
+    def lose(self, args: Iterable[Any]) -> None:
+        """What these go into is not followed."""
+        nodes = (self._nodes.get(arg) for arg in args if isinstance(arg, Tensor))
+        _lose((node for node in nodes if node is not None), places.here())
 
     def keep(self, node: Node, tensor: Tensor) -> None:
         """Keep the values of `node`."""
@@ -198,12 +206,21 @@ class Store:
                 if other.shape == tensor.shape and other.data_ptr() == tensor.data_ptr():
                     self._nodes[other] = new
                     continue
-                both = Node("overwrite", tuple(other.shape), args=(old, new), act=True, site=self._sites.here())
+                both = Node(
+                    "overwrite", tuple(other.shape), args=(old, new), act=True, site=self._sites.here(), place=new.place
+                )
                 both.roots = old.roots | new.roots
                 both.products = old.products | new.products
                 if old.weights is not None:
                     both.weights = Weights(old.weights.weighing, overwritten(old, new, tensor))
                 self._nodes[other] = both
+
+
+def _lose(nodes: Iterable[Node], place: Place | None) -> None:
+    """Note where weights met what is not followed, for the case that they meet no values elsewhere."""
+    for node in nodes:
+        if node.weights is not None and not node.weights.weighing.entry.lost:
+            node.weights.weighing.entry.lost, node.weights.weighing.entry.lost_at = True, place
 
 
 def _alive(refs: list[TensorWeakRef]) -> list[TensorWeakRef]:

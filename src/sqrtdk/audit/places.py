@@ -1,0 +1,28 @@
+"""Which lines of the code a finding is about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sqrtdk.tracing.records import AttentionCall
+
+
+def of_scale(call: AttentionCall, mistake: str | None = None) -> str | None:
+    """File and line of each factor of the scale; of the product, where there is none, or one is missing.
+
+    Args:
+        call: the record.
+        mistake: what is wrong with its scale, if that is known.
+    """
+    factors = () if mistake == "missing" else (factor.at for factor in call.scale.factors)
+    return listed(factors) or call.product_at or call.softmax_at
+
+
+def of_loss(call: AttentionCall) -> str | None:
+    """File and line of what could not be followed; of the scale, where everything was."""
+    return listed(stage.at or call.softmax_at for stage in call.stages if stage.name == "unknown") or of_scale(call)
+
+
+def listed(texts: Iterable[str | None], by: str = ", ") -> str | None:
+    """The texts that there are, each once."""
+    return by.join(dict.fromkeys(text for text in texts if text)) or None

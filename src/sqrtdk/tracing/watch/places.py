@@ -1,0 +1,118 @@
+"""Where an operation is written: the innermost frame of the model's own code.
+
+Noted at every operation as a code object and the offset of its instruction, which costs a walk over the frames that
+torch and the trace put on top; made to text, `myport.py:14`, only for a record.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import os
+import sys
+import sysconfig
+from pathlib import Path
+from types import CodeType, FrameType
+
+import torch
+
+Place = tuple[CodeType, int]
+
+FORWARDING = ("einops", "opt_einsum", "jaxtyping", "beartype", "functorch")  # packages that hand on what they are given
+
+
+class _Owner(enum.IntEnum):
+    """Whose a file is; what is not the model's is told where nothing of the model's is on the stack, least first."""
+
+    MODEL = 0
+    SQRTDK = 1
+    TORCH = 2
+    NOBODY = 3
+    AUDIT = 4  # begins the run: what called it is no part of the model
+
+
+_SQRTDK = str(Path(__file__).absolute().parents[2]) + os.sep
+_TORCH = str(Path(torch.__file__).absolute().parent) + os.sep
+_LAYERS = os.path.join(_TORCH, "nn") + os.sep
+_STANDARD = sysconfig.get_path("stdlib") + os.sep
+_INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+_FORWARDING = tuple(f"{home}{name}{os.sep}" for home in _INSTALLED for name in FORWARDING)
+_MACHINERY = {
+    _SQRTDK + "tracing" + os.sep: _Owner.NOBODY,
+    _SQRTDK + os.path.join("models", "run.py"): _Owner.NOBODY,  # its modes run between the model and torch
+    _SQRTDK + os.path.join("models", "alone.py"): _Owner.NOBODY,
+    _SQRTDK + "audit" + os.sep: _Owner.AUDIT,
+}
+_MODEL, _AUDIT = _Owner.MODEL, _Owner.AUDIT
+_owners: dict[str, _Owner] = {}  # by file name
+
+
+def here() -> Place | None:
+    """Where the running operation is written; None where no Python code runs it."""
+    frame: FrameType | None = sys._getframe(1)
+    told, rank = None, _Owner.NOBODY
+    while frame is not None:
+        code = frame.f_code
+        owner = _owners.get(code.co_filename)
+        if owner is None:
+            owner = _owners[code.co_filename] = _owner(code.co_filename)
+        if owner is _MODEL:
+            return code, frame.f_lasti
+        if owner is _AUDIT:
+            break
+        if owner < rank:
+            told, rank = (code, frame.f_lasti), owner
+        frame = frame.f_back
+    return told
+
+
+def _owner(file: str) -> _Owner:
+    """Whose a file is, by its name."""
+    if file.startswith(("<frozen", "<@")):  # Python's own, beartype's wrappers
+        return _Owner.NOBODY
+    path = os.path.abspath(file)
+    for beginning, owner in _MACHINERY.items():
+        if path.startswith(beginning):
+            return owner
+    if path.startswith(_SQRTDK):
+        return _Owner.SQRTDK
+    if path.startswith(_TORCH):
+        return _Owner.TORCH if path.startswith(_LAYERS) else _Owner.NOBODY
+    installed = any(name in path for name in _INSTALLED)
+    standard = path.startswith(_STANDARD) and not installed
+    return _Owner.NOBODY if standard or any(name in path for name in _FORWARDING) else _Owner.MODEL
+
+
+def text(place: Place | None) -> str | None:
+    """`path:line`.
+
+    The path is relative to the entry of `sys.path` that it was imported from, a script's to the working directory;
+    absolute only where it is below neither.
+    """
+    if place is None:
+        return None
+    code, offset = place
+    lines = (line for start, end, line in code.co_lines() if line is not None and start <= offset < end)
+    return f"{_path(code.co_filename)}:{next(lines, code.co_firstlineno)}"
+
+
+def _path(file: str) -> str:
+    try:
+        working = os.getcwd()
+    except OSError:  # it is gone
+        return file
+    return _shown(file, working, tuple(sys.path), getattr(sys.modules.get("__main__"), "__file__", None))
+
+
+@functools.lru_cache(256)
+def _shown(file: str, working: str, paths: tuple[object, ...], main: str | None) -> str:
+    """The path as `text` has it, for the working directory, `sys.path` and the script that runs."""
+    if file.startswith("<"):  # code that was never in a file
+        return file
+    path = os.path.abspath(file)
+    homes = sorted((os.path.abspath(entry) for entry in paths if isinstance(entry, str)), key=len, reverse=True)
+    script = main is not None and os.path.abspath(main) == path
+    for home in [working, *homes] if script else [*homes, working]:
+        if path.startswith(beginning := home.rstrip(os.sep) + os.sep):
+            return path.removeprefix(beginning).replace(os.sep, "/")
+    return path
