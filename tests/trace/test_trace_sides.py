@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable
 from typing import Any
@@ -863,3 +864,38 @@ def test_rows_that_are_hidden_by_zeros_are_no_factor() -> None:
     shown = (torch.arange(L) < L - 2).float()[:, None]
     call = traced(lambda m, q, k, v: scores(q * torch.where(shown > 0, 1.0, 0.0), k, v))
     assert call.scale.effective is None
+
+
+# -- what is kept ------------------------------------------------------------------------------------------------------
+
+
+class Recurrence(nn.Module):
+    """A state that many steps change; how many tensors live after a few, and after all."""
+
+    def __init__(self, step: Callable[[Any, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.step, self.other, self.live = step, nn.Linear(DIM, DIM), [0, 0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = x
+        for i in range(40):
+            state = self.step(self, state, x)
+            if i in (9, 39):
+                self.live[i > 9] = sum(issubclass(type(item), Tensor) for item in gc.get_objects())
+        return state
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda m, state, x: state - m.other(x),
+        lambda m, state, x: state * m.other(x) + m.other(x),
+        lambda m, state, x: state @ torch.eye(DIM),
+        lambda m, state, x: functional.conv1d(state, torch.ones(L, 1, 3), padding=1, groups=L),
+    ],
+)
+def test_a_recurrence_is_let_go(step: Callable[[Any, Tensor, Tensor], Tensor]) -> None:
+    model = Recurrence(step)
+    with torch.no_grad(), sqrtdk.trace(model):
+        model(torch.randn(B, L, DIM))
+    assert model.live[1] <= model.live[0] + 8

@@ -60,6 +60,8 @@ def keep_rotation(node: Node, vector: Node, matrix: Node, values: Tensor) -> Non
     width = matrix.shape[-1]
     if node.shape != vector.shape or matrix.shape[-2:] != (width, width) or width > _WIDEST:
         return
+    if max(map(_depth, vector.roots), default=0) >= _DEEPEST:
+        return
     if not holds_angles(matrix) and any(p.act or p.op == "parameter" for p in ancestors(matrix)):
         return
     node.branches = ((vector, 1.0),)
