@@ -13,6 +13,7 @@ from torch import Tensor
 from sqrtdk.tracing.classify import opaque
 from sqrtdk.tracing.classify.combine import combine
 from sqrtdk.tracing.classify.contract import contract, is_product
+from sqrtdk.tracing.classify.mixing import CONVOLUTIONS, mix_heads
 from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.softmax import begin
 from sqrtdk.tracing.watch import ops
@@ -136,16 +137,25 @@ def _softmax(scene: Scene, made: Made, parents: list[Node]) -> None:
 
 
 def _affine(scene: Scene, made: Made, parents: list[Node]) -> None:
+    if _attends(parents[0]):
+        combine(scene, made, parents)
+        return
     scene.store.cut(made.node, made.tensor, source=parents[0])
 
 
 def _project(scene: Scene, made: Made, parents: list[Node]) -> None:
     node = made.node
-    if parents[0].products and parents[0].shape[-2:] == node.shape[-2:]:
-        node.products = parents[0].products  # a convolution over heads leaves the L x S matrix in place
+    if _attends(parents[0]) and parents[0].shape[-2:] == node.shape[-2:]:  # the L x S matrix stays in place
+        if not (node.op in CONVOLUTIONS and mix_heads(node, made.tensors)):
+            combine(scene, made, parents)
         return
     width = parents[1].shape[1] if len(parents) > 1 and len(parents[1].shape) > 1 else None
     scene.store.cut(node, made.tensor, source=parents[0], width=width)
+
+
+def _attends(node: Node) -> bool:
+    """Whether it holds logits, or the weights of a softmax over them."""
+    return bool(node.products) or (node.weighing is not None and bool(node.weighing.node.products))
 
 
 _KINDS: dict[str, Callable[[Scene, Made, list[Node]], None]] = {

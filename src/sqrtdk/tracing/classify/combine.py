@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sqrtdk.tracing.classify.combined import combine_weights
+from sqrtdk.tracing.classify.dropped import dropped
 from sqrtdk.tracing.classify.normalise import normalise
 from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.softmax import by_hand
-from sqrtdk.tracing.classify.weights import carry, dropout
+from sqrtdk.tracing.classify.weights import carry
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node, Weights, alias
+from sqrtdk.tracing.watch.graph import Node, alias
 
 _KEPT = frozenset({"exp", "_log_softmax"})  # whose own input is needed when they turn out to be a softmax
 
@@ -51,6 +53,8 @@ def _carry_logits(made: Made) -> None:
 def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
     """Weights pass through casts, dropout and head masks; a broadcast product with values, summed, is a use."""
     node, tensors = made.node, made.tensors
+    if combine_weights(node, active, scene.entries):
+        return
     source = next(p for p in active if p.weights is not None)
     before = source.weights
     assert before is not None
@@ -61,8 +65,9 @@ def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
     elif len(active) == 1:
         node.size = active[0].size
     carried = before.carried if others else carry(node, made.tensor, tensors, source, weighing)
-    node.weights = Weights(weighing, carried)
-    weighing.dropout = weighing.dropout or dropout(node)
+    node.weights = replace(before, carried=carried)
+    drop = dropped(node)
+    weighing.dropout = weighing.dropout or (drop[0] if drop is not None else 0.0)
     if node.op == "mul" and others and weighing.node.products and node.shape != weighing.entry.shape:
         values = next((t for i, t in tensors.items() if node.args[i] in others), None)
         node.weights = replace(node.weights, weighted=True, values=None if values is None else alias(values))
@@ -70,7 +75,7 @@ def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
         values = active[0].weights.values
         if not weighing.entry.attention and values is not None:
             weighing.entry.attention = True
-            weighing.carried = carried
+            weighing.carried = carried.settled()
             scene.listener.eager(weighing, values, made.tensor)
         scene.store.cut(node, made.tensor)
         return
@@ -79,7 +84,7 @@ def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
         return
     if node.op in ops.VIEWS:
         node.operands = {i: alias(t) for i, t in tensors.items() if node.args[i] is not source}
-    else:
+    elif not node.size:
         node.args = (source,)
 
 

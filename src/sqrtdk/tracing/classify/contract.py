@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 
 from sqrtdk.tracing.classify.additive import pairs_queries_and_keys
+from sqrtdk.tracing.classify.combined import complete
+from sqrtdk.tracing.classify.mixing import mix_heads
 from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.weights import axis_fault
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.events import Weighing
-from sqrtdk.tracing.watch.graph import Node, Product, Weights, alias, origin
+from sqrtdk.tracing.watch.graph import Node, Product, alias, origin
 
 
 def contract(scene: Scene, made: Made) -> None:
@@ -18,12 +20,10 @@ def contract(scene: Scene, made: Made) -> None:
     left, right = ops.CONTRACTIONS[node.op]
     a, b = node.args[left], node.args[right]
     weights = a.weights or b.weights
+    if (weights is not None or a.products or b.products) and mix_heads(node, made.tensors):
+        return
     if weights is not None and _meets_values(scene, made, weights.weighing, a, b):
         scene.store.cut(node, made.tensor)
-    elif _mixes_heads(node.op, a, b):
-        if weights is not None:
-            node.weights = Weights(weights.weighing, weights.carried)
-        node.products = a.products | b.products
     elif is_product(a, b):
         node.learned = a.learned or b.learned
         node.operands = {i: alias(x) for i, x in made.tensors.items() if i not in (left, right)}
@@ -45,13 +45,17 @@ def _meets_values(scene: Scene, made: Made, weighing: Weighing, a: Node, b: Node
     if weighing.entry.attention or not value.act or value.products:
         return False
     store, tensors = scene.store, made.tensors
-    weighing.entry.attention = True
     held = next((t for t in tensors.values() if store.is_node(t, weights)), None)
     assert weights.weights is not None
-    weighing.carried = weights.weights.carried
-    weighing.fault = axis_fault(weights, held, -1 if weights is a else -2, weighing)
-    position = next(i for i, t in tensors.items() if store.is_node(t, value))
-    scene.listener.eager(weighing, tensors[position], made.tensor)
+    carried = weights.weights.carried.settled()
+    contracted = -1 if weights is a else -2
+    fault = axis_fault(weights, held, contracted, weighing)
+    values = next(t for t in tensors.values() if store.is_node(t, value))
+    for attention in complete(weights.weights):
+        attention.carried, attention.fault = carried, fault
+        if carried.stages and not carried.combined and held is not None and not held.is_meta:
+            attention.met = alias(held if contracted == -1 else held.mT)
+        scene.listener.eager(attention, values, made.tensor)
     return True
 
 
@@ -61,14 +65,6 @@ def _largest(scene: Scene, made: Made) -> torch.Tensor | None:
         return None
     low, high = torch.aminmax(made.tensor.detach())
     return torch.maximum(high, -low)
-
-
-def _mixes_heads(op: str, a: Node, b: Node) -> bool:
-    """Logits or weights times a learned square matrix over the heads, as einsum writes it (talking heads)."""
-    for matrix, other in ((a, b), (b, a)):
-        if op == "bmm" and not matrix.act and (other.products or other.weights is not None):
-            return matrix.shape[0] == 1 and matrix.shape[1] == matrix.shape[2] <= 256
-    return False
 
 
 def _project(scene: Scene, made: Made, a: Node, b: Node) -> None:

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from sqrtdk.tracing.classify.mixing import CONVOLUTIONS, is_bias_of_mixing
 from sqrtdk.tracing.read.factors import of_the_data, read_factor
 from sqrtdk.tracing.read.masks import HIDDEN, read_addend, read_overwritten
+from sqrtdk.tracing.read.mixing import read_mixing
 from sqrtdk.tracing.read.side import follow
 from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.steps import Beside, Clamp, Hide, Offset, Scale, Sink, Softcap, Step, Unknown
@@ -74,7 +76,7 @@ def read_chain(node: Node) -> Chain:
         elif node.op not in ops.SAME:
             read = READERS.get(node.op, _unknown)
             steps = (*reversed(read(_Link(node, main, views, steps))), *steps)
-        if node.op == "cat":
+        if node.op == "cat" or (node.shape != main.shape and node.op in ops.CONTRACTIONS):
             views = (node, *views)
         node = main
     steps = (*reversed(_beside_product(node, views)), *steps)
@@ -109,8 +111,8 @@ def _negated(link: _Link) -> tuple[Step, ...]:
 
 def _summed(link: _Link) -> tuple[Step, ...]:
     node, position = link.node, link.position
-    if position is None:
-        return ()  # a number added to every logit changes nothing
+    if position is None or is_bias_of_mixing(node, position):
+        return ()  # a number added to every logit of a head changes nothing
     other, value = node.args[position], node.operands.get(position)
     sign = -1.0 if node.op == "sub" else 1.0
     if _is_own_maximum(other, link.main):
@@ -165,7 +167,7 @@ def _joined(link: _Link) -> tuple[Step, ...]:
 
 
 def _heads_mixed(link: _Link) -> tuple[Step, ...]:
-    return (Unknown("heads mixed"),)
+    return (read_mixing(link.node, link.main),)
 
 
 READERS: dict[str, Callable[[_Link], tuple[Step, ...]]] = {
@@ -180,9 +182,8 @@ READERS: dict[str, Callable[[_Link], tuple[Step, ...]]] = {
     "where": _selected,
     "index_put": _written,
     "cat": _joined,
-    "bmm": _heads_mixed,
-    "convolution": _heads_mixed,
-    "_convolution": _heads_mixed,
+    **dict.fromkeys(ops.CONTRACTIONS, _heads_mixed),
+    **dict.fromkeys(CONVOLUTIONS, _heads_mixed),
     **dict.fromkeys(ops.CLAMPS, _clamped),
 }
 

@@ -56,7 +56,7 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
         query=query,
         key=key,
         steps=steps,
-        operands=Logits(weighing.logits, weighing.weights, chain.product, chain.views, axes, layout),
+        operands=Logits(weighing.logits, weighing.weights, chain.product, chain.views, axes, layout, weighing.met),
         dtype=value.dtype,
         logits_dtype=weighing.stored,
         device=weighing.logits.device,

@@ -38,6 +38,7 @@ class Logits:
         views: the views from the product to the softmax, innermost first.
         axes: where the softmax's layout has queries and keys.
         layout: sizes.
+        met: the weights that met the values, (..., L, S), where a mixing may have shown hidden keys.
     """
 
     values: Tensor
@@ -46,6 +47,7 @@ class Logits:
     views: tuple[Node, ...]
     axes: Orientation
     layout: Layout
+    met: Tensor | None = None
 
     def arrange(self, tensor: Tensor) -> Tensor:
         """(B, H, L, S) of a tensor in the softmax's layout, without the sinks' column."""

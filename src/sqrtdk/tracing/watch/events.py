@@ -38,6 +38,7 @@ class Weighing:
     dropout: float = 0.0
     sinks: bool = False  # its denominator has more than the keys
     carried: Carried = field(default_factory=Carried)  # what the weights went through until the value product
+    met: Tensor | None = None  # the weights that met the values, (..., L, S), where a mixing may have shown hidden keys
     fault: str | None = None  # the value product sums over another axis than the softmax's
 
 

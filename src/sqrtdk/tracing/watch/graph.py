@@ -67,12 +67,14 @@ class Weights:
         carried: what they went through.
         weighted: they were multiplied with values, by broadcasting, and not summed yet.
         values: those values.
+        beside: other softmaxes whose weights were combined with them.
     """
 
     weighing: Weighing
     carried: Carried = field(default_factory=Carried)
     weighted: bool = False
     values: Tensor | None = None
+    beside: tuple[Weighing, ...] = ()
 
 
 class Node:
