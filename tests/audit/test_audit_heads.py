@@ -7,11 +7,16 @@ import math
 import pytest
 import torch
 
-from attention_heads import AFTER, COMBINED, MIXED, ROOT, Attend, B, D, Heads, L, linear, weighed
+from attention_heads import AFTER, COMBINED, LAID, MIXED, ROOT, Attend, B, D, Heads, L, Laid, linear, weighed
 from sqrtdk import check
 from sqrtdk.audit.records import CheckReport
 
 SCALES = {"right": (ROOT, None), "missing": (1.0, "missing"), "twice": (ROOT**2, "twice")}
+over_scales = pytest.mark.parametrize(
+    ("scale", "static"),
+    [("right", False), ("missing", False), ("twice", False), ("missing", True)],
+    ids=["right", "missing", "twice", "missing, static"],
+)
 STYLES: dict[str, Attend] = {
     **{f"mixed: {name}": attend for name, (attend, _) in MIXED.items()},
     **{f"weights: {name}": weighed(change) for name, (change, _) in AFTER.items()},
@@ -24,8 +29,7 @@ def audit(attend: Attend, scale: float = ROOT, *, static: bool = False) -> Check
     return check(Heads(attend, scale), torch.randn(B, L, D), static=static)
 
 
-@pytest.mark.parametrize("static", [False, True], ids=["run", "static"])
-@pytest.mark.parametrize("scale", SCALES)
+@over_scales
 @pytest.mark.parametrize("name", STYLES)
 def test_the_scale_is_judged_through_what_happens_to_the_heads(name: str, scale: str, static: bool) -> None:
     number, mistake = SCALES[scale]
@@ -33,6 +37,21 @@ def test_the_scale_is_judged_through_what_happens_to_the_heads(name: str, scale:
     assert {(judged.verdict, judged.mistake) for judged in report.calls} == {
         ("unexplained", mistake) if mistake else ("exact", None)
     }
+    assert report.unjudged == ()
+    assert report.exit_code == (1 if mistake else 0)
+
+
+@over_scales
+@pytest.mark.parametrize("name", LAID)
+def test_the_scale_is_judged_in_every_layout(name: str, scale: str, static: bool) -> None:
+    number, mistake = SCALES[scale]
+    run, shape, *_ = LAID[name]
+    if name == "one head in windows":
+        number, mistake = (number, mistake) if scale == "right" else (ROOT / D**-0.5, "missing")
+    torch.manual_seed(0)
+    report = check(Laid(run, number), torch.randn(B, *shape, D), static=static)
+    (judged,) = report.calls
+    assert (judged.verdict, judged.mistake) == (("unexplained", mistake) if mistake else ("exact", None))
     assert report.unjudged == ()
     assert report.exit_code == (1 if mistake else 0)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from sqrtdk.tracing.classify.additive import pairs_queries_and_keys
@@ -11,7 +13,7 @@ from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.weights import axis_fault
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.events import Weighing
-from sqrtdk.tracing.watch.graph import Node, Product, alias, origin
+from sqrtdk.tracing.watch.graph import Node, Product, alias, held, origin
 
 
 def contract(scene: Scene, made: Made) -> None:
@@ -75,4 +77,5 @@ def _project(scene: Scene, made: Made, a: Node, b: Node) -> None:
     node.terms = 1 if len(node.shape) > 2 and a.shape[0] > 1 else 0
     node.label = origin(weight).label
     additive = (node.op == "mv" or node.shape[-1] == 1) and pairs_queries_and_keys(source)
-    scene.store.cut(node, made.tensor, source=source, width=a.shape[-1], additive=additive)
+    matrices = held(weight) // max(math.prod(weight.shape[-2:]), 1) if len(weight.shape) == 3 else 1
+    scene.store.cut(node, made.tensor, source=source, width=a.shape[-1], additive=additive, matrices=matrices)

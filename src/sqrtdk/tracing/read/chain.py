@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sqrtdk.tracing.classify.mixing import CONVOLUTIONS, is_bias_of_mixing
-from sqrtdk.tracing.read.factors import of_the_data, read_factor
+from sqrtdk.tracing.read.factors import heads_axis, of_the_data, read_factor
 from sqrtdk.tracing.read.masks import HIDDEN, read_addend, read_overwritten
 from sqrtdk.tracing.read.mixing import read_mixing
 from sqrtdk.tracing.read.side import follow
@@ -93,7 +93,7 @@ def _unknown(link: _Link) -> tuple[Step, ...]:
 def _multiplied(link: _Link) -> tuple[Step, ...]:
     node = link.node
     index = 1 if node.args[0] is link.main else 0
-    factor = read_factor(node, index, "logits", heads_axis=-3)
+    factor = read_factor(node, index, "logits", heads_axis=heads_axis(node.args[index], link.main))
     value = node.operands.get(index)
     value = evaluate(node.args[index]) if value is not None and value.is_meta else value
     if factor is None and node.op == "mul" and value is not None and _is_binary(value):

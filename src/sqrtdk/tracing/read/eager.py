@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sqrtdk.tracing.classify.additive import summed_by_hand
 from sqrtdk.tracing.read.chain import Chain, read_chain
+from sqrtdk.tracing.read.layout import lay_out
 from sqrtdk.tracing.read.masks import as_passed
 from sqrtdk.tracing.read.orient import orientation
 from sqrtdk.tracing.read.reading import Layout, Logits, Reading
@@ -37,7 +38,7 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
     axes = orientation(chain.product, chain.views, weighing.dim, weighing.logits.dim())
     query_node, key_node = (right, left) if axes.swapped else (left, right)
     query, key = follow(query_node, "q"), follow(key_node, "k")
-    layout = _layout(axes.apply(weighing.logits), query, query_node, axes.swapped, value, heads_hint)
+    layout = lay_out(weighing.logits, chain.product, chain.views, axes, query, value, heads_hint)
     steps = chain.steps
     by_sdpa = weighing.op == _MATH and not weighing.flex
     if by_sdpa:
@@ -108,24 +109,6 @@ def _without_product(weighing: Weighing, chain: Chain, value: Tensor) -> Reading
 def _operands(product: Node) -> tuple[Node, Node]:
     nodes = [arg for arg in product.args if isinstance(arg, Node)]
     return nodes[-2], nodes[-1]
-
-
-def _layout(logits: Tensor, query: Side, node: Node, swapped: bool, value: Tensor, heads_hint: int | None) -> Layout:
-    width, product_rows = node.shape[-2:] if swapped else node.shape[:-3:-1]
-    rows = logits.shape[-2] if logits.dim() > 1 else 1
-    columns = logits.shape[-1]
-    if logits.dim() >= 4:
-        folded = product_rows != rows  # query heads of a group along the product's rows
-        heads = math.prod(logits.shape[1:-2]) if folded else logits.shape[-3]
-    elif logits.dim() == 3:
-        heads = query.folded_heads // width if query.folded_heads and width else heads_hint or 1
-        if query.root is not None and query.root.shape[-1:] == (width,):
-            heads = 1  # the projection is as wide as the product: one head a module
-        heads = heads if heads and logits.shape[0] % heads == 0 else 1
-    else:
-        heads = 1
-    batch = math.prod(logits.shape[:-2]) // max(heads, 1)
-    return Layout(batch, heads, rows, columns, width, value.shape[-1])
 
 
 def _merge_scale(query: Side, key: Side, steps: tuple[Step, ...]) -> tuple[Side, Side, tuple[Step, ...]]:

@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from sqrtdk.tracing.classify.axes import paired_axes
 from sqrtdk.tracing.records import DATA, Factor
-from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node, ancestors
+from sqrtdk.tracing.watch.graph import Node, ancestors, held
 
 
 def read_factor(node: Node, position: int, where: str, heads_axis: int) -> Factor | None:
@@ -37,25 +37,35 @@ def tensor_factor(
         heads_axis: counted from the end.
         inverse: it divides.
     """
-    shape, held = arg.shape, _held(arg)
+    shape, several = arg.shape, held(arg)
     known = value is not None and not value.is_meta and not value.is_complex() and value.numel() > 0
-    if held == 1:
+    if several == 1:
         if not known:
             return Factor(None, where, _source(arg), learned=_learned(arg))
         assert value is not None
         number = float(value.flatten()[0])
         return Factor(1 / number if inverse and number else number, where, _source(arg), learned=_learned(arg))
-    if shape[-1:] != (1,) or len(shape) < -heads_axis or shape[heads_axis] != held:
+    keys = shape[-1:] != (1,) and heads_axis != -1
+    if keys or len(shape) < -heads_axis or shape[heads_axis] != several:
         return _uniform(value, where, inverse)
     if not known:
-        return Factor(None, where, _source(arg), learned=_learned(arg)) if held == math.prod(shape) else None
+        return Factor(None, where, _source(arg), learned=_learned(arg)) if several == math.prod(shape) else None
     assert value is not None
-    repeated = value.movedim(heads_axis, 0).flatten(1)
+    repeated = value.movedim(heads_axis, 0).reshape(several, -1)
     if not bool((repeated == repeated[:, :1]).all()):
         return _uniform(value, where, inverse)
     numbers = [1 / float(v) if inverse else float(v) for v in repeated[:, 0]]
     mean = math.exp(sum(math.log(abs(v)) for v in numbers) / len(numbers)) if all(numbers) else 0.0
     return Factor(mean, where, _source(arg), per_head=tuple(numbers), learned=_learned(arg))
+
+
+def heads_axis(factor: object, logits: Node) -> int:
+    """The axis, counted from the end, along which a factor of `logits` may have one number a head."""
+    if not isinstance(factor, Node) or (several := held(factor)) <= 1 or factor.shape[-3:-2] == (several,):
+        return -3
+    axes = [axis for axis in range(-len(factor.shape), 0) if factor.shape[axis] == several]
+    pairs = paired_axes(logits) if axes else None
+    return -3 if pairs is None else next((axis for axis in axes if axis % len(logits.shape) not in pairs), -3)
 
 
 def of_the_data(arg: object, factor: Factor | None) -> Factor | None:
@@ -66,17 +76,6 @@ def of_the_data(arg: object, factor: Factor | None) -> Factor | None:
     if not isinstance(arg, Node) or not arg.act or arg.products or arg.shape[-1:] not in ((), (1,)):
         return factor
     return replace(factor or Factor(None, "logits", DATA), source=DATA, learned=False)
-
-
-def _held(node: Node) -> int:
-    """How many numbers a tensor can hold that differ: those of the smallest among the views that lead to it."""
-    fewest = math.prod(node.shape)
-    while node.op in ops.VIEWS | ops.SAME and not node.is_root:
-        parent = node.main()
-        if parent is None:
-            break
-        node, fewest = parent, min(fewest, math.prod(parent.shape))
-    return fewest
 
 
 def _uniform(value: Tensor | None, where: str, inverse: bool) -> Factor | None:

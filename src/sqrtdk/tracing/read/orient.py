@@ -18,19 +18,21 @@ class Orientation:
 
     Attributes:
         keys: the axis the softmax runs over.
-        rows: the axis of the queries, once the keys are moved last.
+        rows: the axis of the queries, once the keys are moved last; None where a single query has none.
         swapped: the right operand of the product is the query.
         followed: the views from the product to the softmax could be replayed.
     """
 
     keys: int
-    rows: int
+    rows: int | None
     swapped: bool
     followed: bool
 
     def apply(self, tensor: Tensor) -> Tensor:
         """(..., L, S) of a tensor in the softmax's layout."""
         tensor = tensor.movedim(self.keys, -1)
+        if self.rows is None:
+            return tensor.unsqueeze(-2)
         return tensor.movedim(self.rows, -2) if tensor.dim() > 1 else tensor
 
 
@@ -53,6 +55,8 @@ def orientation(product: Node, views: Sequence[Node], dim: int, dims: int) -> Or
     swapped = _varies(row, -1) and not _varies(column, -1)
     queries = column if swapped else row
     axes = [axis for axis in range(dims - 1) if _varies(queries, axis)]
+    if not axes and dims > 1 and queries.shape[dims - 2] > 1:
+        return Orientation(dim, None, swapped, True)
     return Orientation(dim, axes[-1] if axes else plain.rows, swapped, True)
 
 

@@ -17,7 +17,10 @@ from sqrtdk.tracing.watch.graph import Node
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Sizes of one attention."""
+    """Sizes of one attention.
+
+    `inner` is how many entries of the batch (windows, say) stand between heads and rows in the attention's own layout.
+    """
 
     batch: int
     heads: int
@@ -25,6 +28,14 @@ class Layout:
     columns: int
     width: int
     value_width: int
+    inner: int = 1
+
+    def by_head(self, tensor: Tensor) -> Tensor:
+        """(B, H, L, S) of (..., L, S) with the leading axes of the attention's own layout."""
+        if self.inner == 1:
+            return tensor.reshape(self.batch, self.heads, *tensor.shape[-2:])
+        apart = tensor.reshape(-1, self.heads, self.inner, *tensor.shape[-2:])
+        return apart.transpose(1, 2).reshape(self.batch, self.heads, *tensor.shape[-2:])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,9 +62,7 @@ class Logits:
 
     def arrange(self, tensor: Tensor) -> Tensor:
         """(B, H, L, S) of a tensor in the softmax's layout, without the sinks' column."""
-        sizes = self.layout
-        columns = self.axes.apply(tensor)[..., : sizes.columns]
-        return columns.reshape(sizes.batch, sizes.heads, *columns.shape[-2:])
+        return self.layout.by_head(self.axes.apply(tensor)[..., : self.layout.columns])
 
     def place(self, placed: Placed) -> Tensor:
         """(B, H, L, S) of a tensor that met the logits at an earlier step."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.read.factors import read_factor
+from sqrtdk.tracing.read.regroup import regrouped
 from sqrtdk.tracing.read.rotary import amplitude_of, table_positions
 from sqrtdk.tracing.records import Factor, Stage
 from sqrtdk.tracing.watch import ops
@@ -130,11 +131,11 @@ def _rotated(node: Node, where: str) -> Side | None:
     if not tables and (scaled or not rejoined):
         return None
     side = follow(source, where)
-    if side.basis is not None and tuple(side.basis.shape) != node.shape:
+    if side.basis is not None and tables and tuple(side.basis.shape) != node.shape:
         same = side.basis.numel() == math.prod(node.shape)
         side = replace(side, basis=side.basis.reshape(node.shape) if same else None)
     if not tables:
-        return side
+        return _rejoined(node, source, side)
     side = side.then(Stage(where, "rope"), rope=True)
     if scaled:
         return replace(side, unknown=(*side.unknown, "a factor inside a rotation"))
@@ -142,6 +143,12 @@ def _rotated(node: Node, where: str) -> Side | None:
     if amplitude is None:
         return replace(side, unknown=(*side.unknown, "rotary table of varying amplitude"))
     return _stretched(side, amplitude, where)
+
+
+def _rejoined(node: Node, source: Node, side: Side) -> Side:
+    """Pieces of one vector in another order: heads cut out of it and stacked, halves taken and put together again."""
+    folded = source.shape[-1] if source.shape[-1] > node.shape[-1] else side.folded_heads
+    return replace(side, basis=regrouped(node, lambda n: side.basis if n is source else None), folded_heads=folded)
 
 
 def _turns(source: Node, between: Sequence[Node]) -> bool:

@@ -118,7 +118,7 @@ def _mask(reading: Reading, hides: Mapping[int, Hide], names: Mapping[int, str],
     if isinstance(operands, Logits):
         weight = None if reading.without_data else _hidden_weight(operands.arrange(operands.weights), visible, seeing)
         if weight is not None and operands.met is not None and operands.met.numel() == operands.weights.numel():
-            met = operands.met.abs().reshape(layout.batch, layout.heads, *operands.met.shape[-2:])
+            met = layout.by_head(operands.met.abs())
             weight = max(weight, _hidden_weight(met, visible, seeing) or 0.0)
     elif operands is not None and operands.exact and all(hides[i].fill == -math.inf for i in names):
         weight = 0.0

@@ -8,6 +8,7 @@ activations.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
@@ -34,12 +35,14 @@ class Root:
         lineage: serial numbers of that tensor and of what it was projected from, up to the nearest sum of branches.
         width: features that a projection contracted over.
         additive: it is an additive score, v . tanh(q + k).
+        matrices: how many matrices projected, one a head: entry n of a stack of them was projected by n % matrices.
     """
 
     source: int | None = None
     lineage: frozenset[int] = frozenset()
     width: int | None = None
     additive: bool = False
+    matrices: int = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -305,6 +308,17 @@ def origin(node: Node) -> Node:
             break
         node = parent
     return node
+
+
+def held(node: Node) -> int:
+    """How many numbers a tensor can hold that differ: those of the smallest among the views that lead to it."""
+    fewest = math.prod(node.shape)
+    while node.op in ops.VIEWS | ops.SAME and not node.is_root:
+        parent = node.main()
+        if parent is None:
+            break
+        node, fewest = parent, min(fewest, math.prod(parent.shape))
+    return fewest
 
 
 def alias(tensor: Tensor) -> Tensor:

@@ -136,9 +136,10 @@ class Store:
         *,
         width: int | None = None,
         additive: bool = False,
+        matrices: int = 1,
     ) -> None:
         """End the lineage here: `node` is a root that keeps its values; `source` is what a projection read."""
-        root = Root(width=width, additive=additive)
+        root = Root(width=width, additive=additive, matrices=matrices)
         if source is not None:
             start = origin(source)
             earlier = (frozenset({r.serial}) | r.root.lineage for r in start.roots if r.root is not None)
