@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from attention_heads import AFTER, COMBINED, LAID, MIXED, ROOT, Attend, B, D, Heads, L, Laid, linear, weighed
+from attention_heads import AFTER, COMBINED, LAID, MIXED, ROOT, WRITTEN, Attend, B, D, Heads, L, Laid, linear, weighed
 from sqrtdk import check
 from sqrtdk.audit.records import CheckReport
 
@@ -21,6 +21,7 @@ STYLES: dict[str, Attend] = {
     **{f"mixed: {name}": attend for name, (attend, _) in MIXED.items()},
     **{f"weights: {name}": weighed(change) for name, (change, _) in AFTER.items()},
     **{f"combined: {name}": attend for name, (attend, *_) in COMBINED.items()},
+    **{f"written: {name}": attend for name, (attend, *_) in WRITTEN.items()},
 }
 
 

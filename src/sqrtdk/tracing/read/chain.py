@@ -6,7 +6,7 @@ What an operation means on the way is a row of `READERS`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -16,6 +16,7 @@ from sqrtdk.tracing.read.factors import heads_axis, of_the_data, read_factor
 from sqrtdk.tracing.read.masks import HIDDEN, read_addend, read_overwritten
 from sqrtdk.tracing.read.mixing import read_mixing
 from sqrtdk.tracing.read.side import follow
+from sqrtdk.tracing.read.written import read_written
 from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.steps import Beside, Clamp, Hide, Offset, Scale, Sink, Softcap, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed, to_softmax
@@ -68,6 +69,12 @@ def read_chain(node: Node) -> Chain:
     steps: tuple[Step, ...] = ()
     views: tuple[Node, ...] = ()
     while node.product is None:
+        if node.op == "overwrite" and (parts := read_written(node, views)) is not None:
+            beside = _side_by_side((parts.main, *parts.blocks)) if parts.blocks else ()
+            steps = (*parts.steps, *beside, *steps)
+            views = (node, *views) if parts.placed else views
+            node = parts.main
+            continue
         main = node.main() if node.products else None
         if main is None:
             return Chain(None, steps, views)
@@ -158,9 +165,11 @@ def _clamped(link: _Link) -> tuple[Step, ...]:
 def _joined(link: _Link) -> tuple[Step, ...]:
     """A column of sinks beside the logits, or logits of another product, whose scale must be the same."""
     others = [p for p in link.node.parents() if p is not link.main and p.products]
-    if not others:
-        return (Sink(),)
-    scales = [_scale_of(branch) for branch in (link.main, *others)]
+    return _side_by_side((link.main, *others)) if others else (Sink(),)
+
+
+def _side_by_side(branches: Sequence[Node]) -> tuple[Step, ...]:
+    scales = [_scale_of(branch) for branch in branches]
     if None in scales or any(abs(s - scales[0]) > 1e-3 * abs(scales[0]) for s in scales if s and scales[0]):
         return (Unknown("logits of products with unlike scales side by side"),)
     return (Beside(len(scales)),)
