@@ -61,7 +61,9 @@ def tensor_factor(
 
 def heads_axis(factor: object, logits: Node) -> int:
     """The axis, counted from the end, along which a factor of `logits` may have one number a head."""
-    if not isinstance(factor, Node) or (several := held(factor)) <= 1 or factor.shape[-3:-2] == (several,):
+    if not isinstance(factor, Node) or factor.act:  # one of the data is one a sequence
+        return -3
+    if (several := held(factor)) <= 1 or factor.shape[-3:-2] == (several,):
         return -3
     axes = [axis for axis in range(-len(factor.shape), 0) if factor.shape[axis] == several]
     pairs = paired_axes(logits) if axes else None
