@@ -124,7 +124,8 @@ def positional(m: Any, like: Tensor) -> Tensor:
 def convit(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     content, gate = logits(m, q, k).softmax(-1), torch.sigmoid(m.gate.view(1, -1, 1, 1))
     w = (1 - gate) * content + gate * positional(m, q)
-    return w / w.sum(-1, keepdim=True) @ v
+    w /= w.sum(dim=-1).unsqueeze(-1)
+    return w @ v
 
 
 def positions_first(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

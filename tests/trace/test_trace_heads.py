@@ -238,6 +238,8 @@ DIVIDED: dict[str, object] = {
     "one by": lambda w: w * (1 / w.sum(-1, keepdim=True)),
     "power": lambda w: w * w.sum(-1, keepdim=True) ** -1,
     "guarded": lambda w: w / w.sum(-1, keepdim=True).clamp_min(1e-9),
+    "without its axis": lambda w: w / w.sum(-1)[..., None],
+    "in place": lambda w: w.div_(w.sum(dim=-1).unsqueeze(-1)),
 }
 
 
@@ -314,6 +316,26 @@ def test_heads_are_heads_in_every_layout(name: str, device: str) -> None:
         assert call.scale.agree is True
         assert call.stats is not None
         assert (call.stats.heads, call.stats.rows) == (heads, batch * rows)
+
+
+@over_devices
+@pytest.mark.parametrize("last", [True, False], ids=["keys last", "keys first"])
+def test_heads_that_share_a_key_are_no_queries(last: bool, device: str) -> None:
+    """Multi-query attention whose product takes the heads for rows, as in mobile networks."""
+
+    def run(m: Laid, x: Tensor) -> Tensor:
+        q, k, v = m.q(x).unflatten(-1, (H, E)), m.k(x)[..., :E], m.v(x)[..., :E]
+        if last:
+            return torch.einsum("bnhm,bmv->bnhv", (torch.einsum("bnhk,bmk->bnhm", q, k) * m.factor).softmax(-1), v)
+        return torch.einsum("bmnh,bmv->bnhv", (torch.einsum("bnhk,bmk->bmnh", q, k) * m.factor).softmax(1), v)
+
+    model = Laid(run).double().to(device)
+    with torch.no_grad(), sqrtdk.trace(model) as traced:
+        model(torch.randn(B, L, D, dtype=torch.float64, device=device))
+    (call,) = traced.calls
+    assert (call.batch, call.heads, call.kv_heads, call.query_len, call.key_len) == (B, H, 1, L, L)
+    assert (call.unknown, call.scale.effective) == ((), pytest.approx(ROOT))
+    assert call.scale.agree is (True if device == "cpu" else None)
 
 
 @pytest.mark.parametrize("name", ["cat of chunks", "stack of splits, first", "heads above the batch", "heads first"])

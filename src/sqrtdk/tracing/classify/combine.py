@@ -60,7 +60,7 @@ def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
     assert before is not None
     weighing = before.weighing
     others = [p for p in active if p.weighing is not weighing]
-    if _sums(node) and node.shape[-1:] == (1,) and active[0].shape[-1:] != (1,):
+    if _sums(node) and source.shape[-1:] != (1,) and node.shape in (source.shape[:-1], (*source.shape[:-1], 1)):
         node.size = "sum"
     elif len(active) == 1:
         node.size = active[0].size

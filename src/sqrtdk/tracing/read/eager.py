@@ -9,9 +9,8 @@ from torch import Tensor
 
 from sqrtdk.tracing.classify.additive import summed_by_hand
 from sqrtdk.tracing.read.chain import Chain, read_chain
-from sqrtdk.tracing.read.layout import lay_out
+from sqrtdk.tracing.read.layout import lay_out, orient
 from sqrtdk.tracing.read.masks import as_passed
-from sqrtdk.tracing.read.orient import orientation
 from sqrtdk.tracing.read.reading import Layout, Logits, Reading
 from sqrtdk.tracing.read.side import Side, follow
 from sqrtdk.tracing.records import Factor, Stage
@@ -35,7 +34,7 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
     if chain.product is None:
         return _without_product(weighing, chain, value)
     left, right = _operands(chain.product)
-    axes = orientation(chain.product, chain.views, weighing.dim, weighing.logits.dim())
+    axes = orient(chain.product, chain.views, weighing.dim, weighing.logits.dim())
     query_node, key_node = (right, left) if axes.swapped else (left, right)
     query, key = follow(query_node, "q"), follow(key_node, "k")
     layout = lay_out(weighing.logits, chain.product, chain.views, axes, query, value, heads_hint)

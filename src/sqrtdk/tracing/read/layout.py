@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from sqrtdk.tracing.classify.mixing import CONVOLUTIONS
-from sqrtdk.tracing.read.orient import Orientation, coordinates
+from sqrtdk.tracing.read.orient import Orientation, coordinates, orientation
 from sqrtdk.tracing.read.reading import Layout
 from sqrtdk.tracing.read.regroup import regrouped
 from sqrtdk.tracing.read.side import Side
@@ -53,6 +54,15 @@ def lay_out(
     return Layout(math.prod(leading) // max(heads, 1), heads, rows, columns, width, value.shape[-1], inner)
 
 
+def orient(product: Node, views: tuple[Node, ...], dim: int, dims: int) -> Orientation:
+    """Where the softmax's layout has queries and keys; an axis of heads that the product counts as rows is none."""
+    axes = orientation(product, views, dim, dims)
+    if len(axes.spread) < 2 or (heads := _heads_at(product, views, axes)) is None:
+        return axes
+    rows = [axis for axis in axes.spread if bool((heads == heads.narrow(axis, 0, 1)).all())]
+    return replace(axes, rows=rows[-1]) if rows else axes
+
+
 def _by_shape(leading: tuple[int, ...], query: Side, width: int, folded: bool, heads_hint: int | None) -> int:
     """Heads as the usual layouts have them: one axis of heads before rows and columns, after that of the batch."""
     if len(leading) >= 2:
@@ -70,14 +80,11 @@ def _by_features(product: Node, views: tuple[Node, ...], axes: Orientation, oper
     """(heads, entries of the leading axes after them), by the features of the projection that each entry came from."""
     if not axes.followed or any(view.op in ops.CONTRACTIONS for view in views):  # mixed into more heads
         return None
-    features = regrouped(operand, _features)
-    if features is None:
+    of_rows = _heads_at(product, views, axes)
+    if of_rows is None:
         return None
     projected = all(root.root is not None and root.root.width is not None for root in operand.roots)
-    first = features[..., 0, :] if axes.swapped else features[..., 0]
-    everywhere = coordinates(product, views, torch.device("cpu"))
-    entry, row, column = (axes.apply(at)[..., 0, 0].flatten() for at in everywhere)
-    head = first.reshape(-1, first.shape[-1])[entry, column if axes.swapped else row]
+    head = of_rows.movedim(axes.rows, -1)[..., 0].flatten() if axes.rows is not None else of_rows.flatten()
     different, number = torch.unique(head, return_inverse=True)
     heads = len(different)
     others = (number != number[0]).nonzero()
@@ -85,6 +92,17 @@ def _by_features(product: Node, views: tuple[Node, ...], axes: Orientation, oper
     regular = (torch.arange(len(number)) // inner) % heads
     told = projected or heads > 1  # an input, or a sum, may have its heads on an axis of their own
     return (heads, inner) if told and bool((number == regular).all()) else None
+
+
+def _heads_at(product: Node, views: tuple[Node, ...], axes: Orientation) -> Tensor | None:
+    """The first feature of the query of each row of the logits, in the softmax's layout without the keys."""
+    features = regrouped(_query_of(product, axes), _features)
+    if features is None:
+        return None
+    first = features[..., 0, :] if axes.swapped else features[..., 0]
+    everywhere = coordinates(product, views, torch.device("cpu"))
+    entry, row, column = (at.movedim(axes.keys, -1)[..., 0] for at in everywhere)
+    return first.reshape(-1, first.shape[-1])[entry, column if axes.swapped else row]
 
 
 def _features(node: Node) -> Tensor | None:

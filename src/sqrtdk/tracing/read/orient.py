@@ -21,12 +21,14 @@ class Orientation:
         rows: the axis of the queries, once the keys are moved last; None where a single query has none.
         swapped: the right operand of the product is the query.
         followed: the views from the product to the softmax could be replayed.
+        spread: axes along which the product's queries run, once the keys are moved last: `rows`, and heads perhaps.
     """
 
     keys: int
     rows: int | None
     swapped: bool
     followed: bool
+    spread: tuple[int, ...] = ()
 
     def apply(self, tensor: Tensor) -> Tensor:
         """(..., L, S) of a tensor in the softmax's layout."""
@@ -57,7 +59,7 @@ def orientation(product: Node, views: Sequence[Node], dim: int, dims: int) -> Or
     axes = [axis for axis in range(dims - 1) if _varies(queries, axis)]
     if not axes and dims > 1 and queries.shape[dims - 2] > 1:
         return Orientation(dim, None, swapped, True)
-    return Orientation(dim, axes[-1] if axes else plain.rows, swapped, True)
+    return Orientation(dim, axes[-1] if axes else plain.rows, swapped, True, tuple(axes))
 
 
 def _varies(coordinate: Tensor, axis: int) -> bool:
