@@ -29,6 +29,7 @@ class Heads(nn.Module):
         self.pixel, self.pixel_after = nn.Conv2d(H, H, 1, bias=False), nn.Conv2d(H, H, 1)
         self.batch, self.layer = nn.BatchNorm2d(H), nn.LayerNorm(H)
         self.position, self.gate = nn.Linear(3, H), nn.Parameter(torch.linspace(-1, 1, H))
+        self.table = nn.Parameter(0.3 * torch.randn(L - 1, L - 1, E))
         self.share = nn.Parameter(torch.tensor(0.4))
         self.last = nn.Linear(D, D)
 
@@ -427,6 +428,14 @@ def heads_at_a_time(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return z.softmax(-1) @ v
 
 
+def biased_behind_the_class_token(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """MViT v2 (Li et al. 2021, arXiv:2112.01526): relative positions for the patches alone, put back in place."""
+    z, n = logits(m, q, k), L - 1
+    relative = torch.einsum("bhic,ijc->bhij", q[:, :, 1:], m.table)
+    z[:, :, 1:, 1:] = (z[:, :, 1:, 1:].view(B, -1, n, 2, n // 2) + relative.unflatten(-1, (2, -1))).view(B, -1, n, n)
+    return z.softmax(-1) @ v
+
+
 # name -> attend, mask, keys, and whether there is one product, which the logits can be compared with
 WRITTEN: dict[str, tuple[Attend, str | None, int, bool]] = {
     "larger": (larger(-math.inf), "padding", L + 2, True),
@@ -436,6 +445,7 @@ WRITTEN: dict[str, tuple[Attend, str | None, int, bool]] = {
     "zero column": (zero_column, None, L, True),
     "hidden by slice": (hidden_by_slice, "padding", L, True),
     "hidden by tensor": (hidden_by_tensor, "padding", L, True),
+    "biased in part": (biased_behind_the_class_token, None, L, True),
     "rows at a time": (rows_at_a_time, None, L, False),
     "heads at a time": (heads_at_a_time, None, L, False),
 }

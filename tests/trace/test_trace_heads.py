@@ -442,13 +442,34 @@ def _rows_of_unlike_scales(m: Heads, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return z.softmax(-1) @ v
 
 
+def _raised_and_biased(m: Heads, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    z = logits(m, q, k)
+    z[:, :, 1:, 1:] = z[:, :, 1:, 1:] + m.table[..., 0] + 1.0
+    return z.softmax(-1) @ v
+
+
 @over_devices
-@pytest.mark.parametrize("attend", [_half_scaled, _half_raised, _beside_numbers, _rows_of_unlike_scales])
+@pytest.mark.parametrize(
+    "attend", [_half_scaled, _half_raised, _raised_and_biased, _beside_numbers, _rows_of_unlike_scales]
+)
 def test_a_part_that_differs_is_not_guessed(attend: Attend, device: str) -> None:
     call = read(attend, device)
     assert len(call.unknown) == 1
     assert call.scale.effective is None
     assert call.formula.startswith("softmax(unknown(")
+
+
+@over_devices
+def test_what_was_added_to_a_part_is_a_bias(device: str) -> None:
+    def constant(m: Heads, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        z = logits(m, q, k)
+        z[:, :, 1:, 1:] = z[:, :, 1:, 1:] + m.table[..., 0]
+        return z.softmax(-1) @ v
+
+    call = read(constant, device)
+    assert (call.formula, call.bias) == ("softmax(0.25 * q.k + bias)", "bias")
+    call = read(WRITTEN["biased in part"][0], device)
+    assert (call.formula, call.score, call.terms) == ("softmax(0.25 * q.k + relative)", "relative", 2)
 
 
 def test_a_mask_built_in_place_is_known_without_data() -> None:

@@ -16,7 +16,7 @@ from sqrtdk.tracing.read.factors import heads_axis, of_the_data, read_factor
 from sqrtdk.tracing.read.masks import HIDDEN, read_addend, read_overwritten
 from sqrtdk.tracing.read.mixing import read_mixing
 from sqrtdk.tracing.read.side import follow
-from sqrtdk.tracing.read.written import read_written
+from sqrtdk.tracing.read.written import Written, put_back, read_written
 from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.steps import Beside, Clamp, Hide, Offset, Scale, Sink, Softcap, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed, to_softmax
@@ -24,6 +24,7 @@ from sqrtdk.tracing.steps.unknown import ZERO_ONE_FACTOR
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.constants import evaluate
 from sqrtdk.tracing.watch.graph import Node
+from sqrtdk.tracing.watch.writes import block
 
 _FILL = -1e3  # written over logits, a number below this hides
 
@@ -64,14 +65,15 @@ class _Link:
         return next((i for i, arg in enumerate(self.node.args) if isinstance(arg, Node) and arg is not self.main), None)
 
 
-def read_chain(node: Node) -> Chain:
-    """Walk from the softmax's input `node` back to the product."""
+def read_chain(node: Node, until: Node | None = None) -> Chain:
+    """Walk from the softmax's input `node` back to the product, or to the logits `until` in its place."""
     steps: tuple[Step, ...] = ()
     views: tuple[Node, ...] = ()
-    while node.product is None:
+    while node.product is None and node is not until:
         if node.op == "overwrite" and (parts := read_written(node, views)) is not None:
             beside = _side_by_side((parts.main, *parts.blocks)) if parts.blocks else ()
-            steps = (*parts.steps, *beside, *steps)
+            inner = _put_back(parts, node, views) if parts.own is not None else ()
+            steps = (*inner, *parts.steps, *beside, *steps)
             views = (node, *views) if parts.placed else views
             node = parts.main
             continue
@@ -86,6 +88,8 @@ def read_chain(node: Node) -> Chain:
         if node.op == "cat" or (node.shape != main.shape and node.op in ops.CONTRACTIONS):
             views = (node, *views)
         node = main
+    if node is until:
+        return Chain(node, steps, views)
     steps = (*reversed(_beside_product(node, views)), *steps)
     return Chain(node, _fold_caps(steps), views)
 
@@ -244,6 +248,24 @@ def _is_own_maximum(other: Node, main: Node) -> bool:
             return False
         other = parent
     return other.op in ("amax", "max", "logsumexp") and bool(other.products & main.products)
+
+
+def _put_back(parts: Written, node: Node, views: tuple[Node, ...]) -> tuple[Step, ...]:
+    """What was done to a part of the logits: a bias for some of the keys, say."""
+    source = None if parts.own is None else block(parts.own)
+    inner = None if source is None else read_chain(source, parts.main)
+    if parts.own is None or inner is None or inner.product is not parts.main or _adds_number(source, parts.main):
+        return (Unknown("overwrite"),)
+    return put_back(inner.steps, parts.own, node, views)
+
+
+def _adds_number(node: Node | None, until: Node) -> bool:
+    """Whether a number is added on the way: nothing to the whole of the logits, and something to a part."""
+    while node is not None and node is not until:
+        if node.op in ("add", "sub", "rsub") and len(list(node.parents())) == 1:
+            return True
+        node = node.main()
+    return False
 
 
 def _beside_product(node: Node, views: tuple[Node, ...]) -> tuple[Step, ...]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.steps import Hide, Sink, Step, Unknown
+from sqrtdk.tracing.steps import Bias, Hide, Sink, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed
 from sqrtdk.tracing.watch.constants import evaluate
 from sqrtdk.tracing.watch.graph import Node
@@ -27,12 +28,14 @@ class Written:
         steps: what the rest of the tensor is to them.
         placed: they are a part of the tensor.
         blocks: logits of other products beside them.
+        own: the write that put a part of the logits back, with something done to it.
     """
 
     main: Node
     steps: tuple[Step, ...] = ()
     placed: bool = False
     blocks: tuple[Node, ...] = ()
+    own: Node | None = None
 
 
 def read_written(node: Node, views: tuple[Node, ...]) -> Written | None:
@@ -45,12 +48,41 @@ def read_written(node: Node, views: tuple[Node, ...]) -> Written | None:
     base, writes = written(node)
     blocks = [source for write in writes if (source := block(write)) is not None]
     if base.products:
-        return Written(base, (_hidden(node, writes, views),))
+        own = writes[0] if block(writes[0]) is not None else None
+        numbers = writes if own is None else writes[1:]
+        return Written(base, (_hidden(node, numbers, views),) if numbers else (), own=own)
     if not blocks:
         return None
     if len(blocks) > 1:
         return Written(blocks[0], placed=True, blocks=tuple(blocks[1:]))
     return Written(blocks[0], _around(node, base, writes, views), placed=True)
+
+
+def put_back(steps: Sequence[Step], write: Node, node: Node, views: tuple[Node, ...]) -> tuple[Step, ...]:
+    """What was done to a part of the logits before `write` put it back, as steps of the whole.
+
+    Args:
+        steps: from the part that was taken to the part that was put back.
+        write: the operation that did.
+        node: the whole.
+        views: from it to the softmax, innermost first.
+    """
+
+    def whole(placed: Placed, elsewhere: float) -> Placed:
+        value = placed.at_softmax()
+        every = value.new_full(node.shape, elsewhere)
+        part(write, every).copy_(value)
+        return Placed(every, views, node.shape)
+
+    told: list[Step] = []
+    for step in steps:
+        if isinstance(step, Bias):
+            told.append(replace(step, addend=None if step.addend is None else whole(step.addend, 0.0)))
+        elif isinstance(step, Hide) and step.visible is not None:
+            told.append(replace(step, visible=whole(step.visible, 1.0)))
+        else:
+            return (Unknown("overwrite"),)
+    return tuple(told)
 
 
 def _hidden(node: Node, writes: tuple[Node, ...], views: tuple[Node, ...]) -> Step:
