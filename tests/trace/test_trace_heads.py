@@ -481,3 +481,8 @@ def test_a_mask_built_in_place_is_known_without_data() -> None:
 
     for device in ("cpu", "meta"):
         assert read(attend, device).formula == "softmax(0.25 * q.k + causal)"
+
+
+def test_keys_that_are_folded_onto_others_are_not_silent() -> None:
+    call = read(weighed(lambda m, w: torch.cat([w[..., :3] + w[..., 3:6], w[..., 3:]], -1)))
+    assert call.unknown == ("add on the weights",)

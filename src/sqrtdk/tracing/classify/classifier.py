@@ -137,7 +137,7 @@ def _softmax(scene: Scene, made: Made, parents: list[Node]) -> None:
 
 
 def _affine(scene: Scene, made: Made, parents: list[Node]) -> None:
-    if _attends(parents[0]):
+    if _holds_weights(parents[0]):
         combine(scene, made, parents)
         return
     scene.store.cut(made.node, made.tensor, source=parents[0])
@@ -145,17 +145,19 @@ def _affine(scene: Scene, made: Made, parents: list[Node]) -> None:
 
 def _project(scene: Scene, made: Made, parents: list[Node]) -> None:
     node = made.node
-    if _attends(parents[0]) and parents[0].shape[-2:] == node.shape[-2:]:  # the L x S matrix stays in place
-        if not (node.op in CONVOLUTIONS and mix_heads(node, made.tensors)):
+    if node.op in CONVOLUTIONS and parents[0].shape[-2:] == node.shape[-2:]:  # the L x S matrix stays in place
+        if (parents[0].products or _holds_weights(parents[0])) and mix_heads(node, made.tensors):
+            return
+        if parents[0].products or (_holds_weights(parents[0]) and parents[0].shape == node.shape):
             combine(scene, made, parents)
-        return
+            return
     width = parents[1].shape[1] if len(parents) > 1 and len(parents[1].shape) > 1 else None
     scene.store.cut(node, made.tensor, source=parents[0], width=width)
 
 
-def _attends(node: Node) -> bool:
-    """Whether it holds logits, or the weights of a softmax over them."""
-    return bool(node.products) or (node.weighing is not None and bool(node.weighing.node.products))
+def _holds_weights(node: Node) -> bool:
+    """Whether it holds weights of a softmax over a product of queries and keys."""
+    return node.weighing is not None and bool(node.weighing.node.products)
 
 
 _KINDS: dict[str, Callable[[Scene, Made, list[Node]], None]] = {

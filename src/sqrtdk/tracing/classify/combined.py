@@ -77,7 +77,11 @@ def _several(node: Node, carriers: Sequence[Node]) -> bool:
         return False
     if len({weighing for p in carriers for weighing in _weighings(p)}) > 1:
         return True
-    return node.op not in _SIDE_BY_SIDE and all(map(_is_part, carriers)) and len(set(carriers)) > 1
+    if node.op in _SIDE_BY_SIDE or len(set(carriers)) < 2:
+        return False
+    whole = carriers[0].weighing
+    pairs = whole is not None and node.shape[-2:] == whole.entry.shape[-2:]  # heads were parted, not queries or keys
+    return pairs and all(map(_is_part, carriers))
 
 
 def _weighings(node: Node) -> tuple[Weighing, ...]:
