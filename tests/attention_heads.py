@@ -82,6 +82,11 @@ MIXED: dict[str, tuple[Attend, Callable[[Any], Tensor]]] = {
     "from the left": (mixed(lambda m, z: (m.mix @ z.flatten(2)).unflatten(2, (L, L))), lambda m: m.mix),
     "convolution": (mixed(lambda m, z: m.pixel(z)), lambda m: m.pixel.weight[:, :, 0, 0]),
     "convolution with a bias": (mixed(lambda m, z: m.pixel_after(z)), lambda m: m.pixel_after.weight[:, :, 0, 0]),
+    "added to themselves": (mixed(lambda m, z: z + m.pixel(z)), lambda m: torch.eye(H) + m.pixel.weight[:, :, 0, 0]),
+    "added to themselves, turned": (
+        mixed(lambda m, z: torch.einsum("bhij,hg->bgij", z, m.mix) + z),
+        lambda m: torch.eye(H) + m.mix.mT,
+    ),
     "linear, then linear on the weights": (
         lambda m, q, k, v: linear(m.after, linear(m.before, logits(m, q, k)).softmax(-1)) @ v,
         lambda m: m.before.weight,

@@ -14,7 +14,7 @@ from torch import Tensor
 from sqrtdk.tracing.classify.mixing import CONVOLUTIONS, is_bias_of_mixing
 from sqrtdk.tracing.read.factors import heads_axis, of_the_data, read_factor
 from sqrtdk.tracing.read.masks import HIDDEN, read_addend, read_overwritten
-from sqrtdk.tracing.read.mixing import read_mixing
+from sqrtdk.tracing.read.mixing import read_mixing, read_residual_mixing
 from sqrtdk.tracing.read.side import follow
 from sqrtdk.tracing.read.written import Written, put_back, read_written
 from sqrtdk.tracing.records import Factor
@@ -70,12 +70,9 @@ def read_chain(node: Node, until: Node | None = None) -> Chain:
     steps: tuple[Step, ...] = ()
     views: tuple[Node, ...] = ()
     while node.product is None and node is not until:
-        if node.op == "overwrite" and (parts := read_written(node, views)) is not None:
-            beside = _side_by_side((parts.main, *parts.blocks)) if parts.blocks else ()
-            inner = _put_back(parts, node, views) if parts.own is not None else ()
-            steps = (*inner, *parts.steps, *beside, *steps)
-            views = (node, *views) if parts.placed else views
-            node = parts.main
+        if (structure := _structure(node, views)) is not None:
+            inner, views, node = structure
+            steps = (*inner, *steps)
             continue
         main = node.main() if node.products else None
         if main is None:
@@ -92,6 +89,18 @@ def read_chain(node: Node, until: Node | None = None) -> Chain:
         return Chain(node, steps, views)
     steps = (*reversed(_beside_product(node, views)), *steps)
     return Chain(node, _fold_caps(steps), views)
+
+
+def _structure(node: Node, views: tuple[Node, ...]) -> tuple[tuple[Step, ...], tuple[Node, ...], Node] | None:
+    """Several operations that are one: their steps, innermost first, the views from where they began, and that node."""
+    if node.op == "overwrite" and (parts := read_written(node, views)) is not None:
+        beside = _side_by_side((parts.main, *parts.blocks)) if parts.blocks else ()
+        inner = _put_back(parts, node, views) if parts.own is not None else ()
+        return (*inner, *parts.steps, *beside), (node, *views) if parts.placed else views, parts.main
+    if node.op == "add" and (residual := read_residual_mixing(node)) is not None:
+        step, whole = residual
+        return (step,), views, whole
+    return None
 
 
 # -- one reader an operation: its steps, outermost first ---------------------------------------------------------------

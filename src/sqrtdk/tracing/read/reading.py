@@ -66,7 +66,8 @@ class Logits:
 
     def place(self, placed: Placed) -> Tensor:
         """(B, H, L, S) of a tensor that met the logits at an earlier step."""
-        return self.arrange(placed.at_softmax())
+        value = placed.at_softmax()
+        return self.arrange(value if self.values.is_meta else value.to(self.values.device))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
