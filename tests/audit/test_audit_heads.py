@@ -7,7 +7,9 @@ import math
 import pytest
 import torch
 
-from attention_heads import AFTER, COMBINED, LAID, MIXED, ROOT, WRITTEN, Attend, B, D, Heads, L, Laid, linear, weighed
+from attention_heads import AFTER, COMBINED, MIXED, ROOT, Attend, B, D, Heads, L, linear, weighed
+from attention_layouts import LAID, Laid
+from attention_written import WRITTEN
 from sqrtdk import check
 from sqrtdk.audit.records import CheckReport
 

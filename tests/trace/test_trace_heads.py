@@ -8,25 +8,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import sqrtdk
 from attention_heads import (
     AFTER,
-    COLUMNS,
     COMBINED,
-    LAID,
     MIXED,
     ROOT,
-    ROWS,
-    WRITTEN,
     Attend,
     B,
-    D,
     E,
     H,
     Heads,
     L,
-    Laid,
-    blocks,
     capped,
     causal,
     heads_last,
@@ -34,34 +26,12 @@ from attention_heads import (
     logits,
     mixed,
     mixed_and_masked,
+    over_devices,
+    read,
+    trace,
     weighed,
-    windows_after_projection,
 )
-from sqrtdk.tracing import AttentionCall, Trace
-
-over_devices = pytest.mark.parametrize("device", ["cpu", "meta"])
-
-
-def trace(attend: Attend, device: str = "cpu") -> tuple[Heads, Tensor, Trace]:
-    """A run in float64, whose output is that of a run without a trace."""
-    torch.manual_seed(0)
-    model = Heads(attend).double().eval().to(device)
-    x = torch.randn(B, L, D, dtype=torch.float64, device=device)
-    with torch.no_grad():
-        torch.manual_seed(1)
-        plain = model(x) if device == "cpu" else None
-        torch.manual_seed(1)
-        with sqrtdk.trace(model) as run:
-            observed = model(x)
-    assert plain is None or torch.equal(plain, observed)
-    return model, x, run
-
-
-def read(attend: Attend, device: str = "cpu") -> AttentionCall:
-    _, _, run = trace(attend, device)
-    (call,) = run.calls
-    assert run.not_measured == ()
-    return call
+from sqrtdk.tracing import AttentionCall
 
 
 def products(model: Heads, x: Tensor) -> Tensor:
@@ -293,194 +263,6 @@ def test_each_of_two_softmaxes_has_its_own_scale() -> None:
 def test_what_one_of_two_softmaxes_went_through_is_not_silent() -> None:
     _, _, run = trace(lambda m, q, k, v: (logits(m, q, k).softmax(-1) ** 2 + logits(m, k, q).softmax(-1)) @ v)
     assert [call.unknown for call in run.calls] == [("pow on the weights",)] * 2
-
-
-# -- layouts -----------------------------------------------------------------------------------------------------------
-
-
-@over_devices
-@pytest.mark.parametrize("name", LAID)
-def test_heads_are_heads_in_every_layout(name: str, device: str) -> None:
-    run, read_by, batch, heads, (rows, columns) = LAID[name]
-    torch.manual_seed(0)
-    model = Laid(run).double().to(device)
-    x = torch.randn(B, *read_by, D, dtype=torch.float64, device=device)
-    with torch.no_grad(), sqrtdk.trace(model) as traced:
-        model(x)
-    (call,) = traced.calls
-    assert (call.batch, call.heads, call.kv_heads, call.head_dim) == (batch, heads, heads, D // heads)
-    assert (call.query_len, call.key_len, call.unknown) == (rows, columns, ())
-    assert call.self_attention is True
-    assert call.scale.effective == pytest.approx((D // heads) ** -0.5)
-    if device == "cpu":
-        assert call.scale.agree is True
-        assert call.stats is not None
-        assert (call.stats.heads, call.stats.rows) == (heads, batch * rows)
-
-
-@over_devices
-@pytest.mark.parametrize("last", [True, False], ids=["keys last", "keys first"])
-def test_heads_that_share_a_key_are_no_queries(last: bool, device: str) -> None:
-    """Multi-query attention whose product takes the heads for rows, as in mobile networks."""
-
-    def run(m: Laid, x: Tensor) -> Tensor:
-        q, k, v = m.q(x).unflatten(-1, (H, E)), m.k(x)[..., :E], m.v(x)[..., :E]
-        if last:
-            return torch.einsum("bnhm,bmv->bnhv", (torch.einsum("bnhk,bmk->bnhm", q, k) * m.factor).softmax(-1), v)
-        return torch.einsum("bmnh,bmv->bnhv", (torch.einsum("bnhk,bmk->bmnh", q, k) * m.factor).softmax(1), v)
-
-    model = Laid(run).double().to(device)
-    with torch.no_grad(), sqrtdk.trace(model) as traced:
-        model(torch.randn(B, L, D, dtype=torch.float64, device=device))
-    (call,) = traced.calls
-    assert (call.batch, call.heads, call.kv_heads, call.query_len, call.key_len) == (B, H, 1, L, L)
-    assert (call.unknown, call.scale.effective) == ((), pytest.approx(ROOT))
-    assert call.scale.agree is (True if device == "cpu" else None)
-
-
-@pytest.mark.parametrize("name", ["cat of chunks", "stack of splits, first", "heads above the batch", "heads first"])
-def test_the_statistics_of_a_head_are_its_own(name: str) -> None:
-    model = Laid(LAID[name][0]).double()
-    for part in (model.q, model.k):
-        nn.init.zeros_(part.bias)
-    x = torch.randn(B, L, D, dtype=torch.float64)
-    with torch.no_grad(), sqrtdk.trace(model) as traced:
-        model(x)
-    (call,) = traced.calls
-    q, k = (part(x).detach().view(B, L, H, E).transpose(1, 2) for part in (model.q, model.k))
-    z = q @ k.transpose(2, 3) / math.sqrt(E)
-    assert call.stats is not None
-    assert call.stats.max_logit == pytest.approx(z.amax((0, 2, 3)).tolist())
-    assert call.stats.std_logit == pytest.approx(z.std(-1, correction=0).square().mean((0, 2)).sqrt().tolist())
-
-
-def one_scale_a_head(m: Laid, shape: tuple[int, ...], parts: tuple[Tensor, ...]) -> Tensor:
-    """Cosines with one learned factor a head, as in Swin v2 (Liu et al. 2021, arXiv:2111.09883)."""
-    q, k, v = parts
-    cosines = torch.nn.functional.normalize(q, dim=-1) @ torch.nn.functional.normalize(k, dim=-1).mT
-    return (cosines * m.gain.exp().view(shape)).softmax(-1) @ v
-
-
-def heads_of(part: Tensor) -> Tensor:
-    return part.unflatten(-1, (H, E)).transpose(1, 2)
-
-
-SCALED = {
-    "swin": lambda m, x: one_scale_a_head(m, (H, 1, 1), tuple(map(heads_of, m.parts(blocks(x))))),
-    "windows before heads": lambda m, x: one_scale_a_head(
-        m, (1, 1, H, 1, 1), tuple(map(windows_after_projection, m.parts(x)))
-    ),
-    "heads before windows": lambda m, x: one_scale_a_head(
-        m, (H, 1, 1, 1), tuple(windows_after_projection(part).transpose(1, 2) for part in m.parts(x))
-    ),
-    "heads above the batch": lambda m, x: one_scale_a_head(
-        m, (H, 1, 1, 1), tuple(part.unflatten(-1, (H, E)).permute(2, 0, 1, 3) for part in m.parts(x.flatten(1, 2)))
-    ),
-}
-
-
-@pytest.mark.parametrize("name", SCALED)
-def test_a_scale_of_each_head_is_read_in_every_layout(name: str) -> None:
-    model = Laid(SCALED[name]).double()
-    with torch.no_grad(), sqrtdk.trace(model) as traced:
-        model(torch.randn(B, ROWS, COLUMNS, D, dtype=torch.float64))
-    (call,) = traced.calls
-    assert (call.heads, call.norm, call.scale.agree) == (H, "l2", True)
-    assert call.formula == "softmax(gain[h] * l2(q).l2(k))"
-    assert call.scale.per_head == pytest.approx(model.gain.detach().exp().tolist())
-
-
-def test_a_scale_of_each_head_is_read_where_heads_come_last() -> None:
-    def attend(m: Heads, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        z = torch.einsum("bhid,bhjd->bijh", q, k) * m.gate.exp()
-        return torch.einsum("bijh,bhjd->bhid", z.softmax(2), v)
-
-    model, _, run = trace(attend)
-    (call,) = run.calls
-    assert (call.heads, call.scale.agree) == (H, True)
-    assert call.scale.per_head == pytest.approx(model.gate.detach().exp().tolist())
-
-
-# -- logits written part by part ---------------------------------------------------------------------------------------
-
-
-@over_devices
-@pytest.mark.parametrize("name", WRITTEN)
-def test_logits_written_part_by_part_are_read(name: str, device: str) -> None:
-    attend, mask, keys, one = WRITTEN[name]
-    call = read(attend, device)
-    assert (call.batch, call.heads, call.query_len, call.key_len, call.unknown) == (B, H, L, keys, ())
-    assert (call.mask.kind if call.mask is not None else None, call.sinks) == (mask, name == "zero column")
-    assert call.scale.effective == pytest.approx(ROOT)
-    assert call.scale.agree is (True if device == "cpu" and one else None)
-    if device == "cpu" and call.mask is not None:
-        assert call.mask.masked_weight == 0.0
-
-
-def _half_scaled(m: Heads, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    z = q @ k.mT
-    z[..., :4] *= ROOT
-    return z.softmax(-1) @ v
-
-
-def _half_raised(m: Heads, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    z = logits(m, q, k)
-    z[..., :4] = z[..., :4] + 1.0
-    return z.softmax(-1) @ v
-
-
-def _beside_numbers(m: Heads, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    z = q.new_ones(B, H, L, L + 2)
-    z[..., :L] = logits(m, q, k)
-    return z.softmax(-1)[..., :L] @ v
-
-
-def _rows_of_unlike_scales(m: Heads, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    z = q.new_empty(B, H, L, L)
-    z[:, :, :4] = logits(m, q[:, :, :4], k)
-    z[:, :, 4:] = q[:, :, 4:] @ k.mT
-    return z.softmax(-1) @ v
-
-
-def _raised_and_biased(m: Heads, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    z = logits(m, q, k)
-    z[:, :, 1:, 1:] = z[:, :, 1:, 1:] + m.table[..., 0] + 1.0
-    return z.softmax(-1) @ v
-
-
-@over_devices
-@pytest.mark.parametrize(
-    "attend", [_half_scaled, _half_raised, _raised_and_biased, _beside_numbers, _rows_of_unlike_scales]
-)
-def test_a_part_that_differs_is_not_guessed(attend: Attend, device: str) -> None:
-    call = read(attend, device)
-    assert len(call.unknown) == 1
-    assert call.scale.effective is None
-    assert call.formula.startswith("softmax(unknown(")
-
-
-@over_devices
-def test_what_was_added_to_a_part_is_a_bias(device: str) -> None:
-    def constant(m: Heads, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        z = logits(m, q, k)
-        z[:, :, 1:, 1:] = z[:, :, 1:, 1:] + m.table[..., 0]
-        return z.softmax(-1) @ v
-
-    call = read(constant, device)
-    assert (call.formula, call.bias) == ("softmax(0.25 * q.k + bias)", "bias")
-    call = read(WRITTEN["biased in part"][0], device)
-    assert (call.formula, call.score, call.terms) == ("softmax(0.25 * q.k + relative)", "relative", 2)
-
-
-def test_a_mask_built_in_place_is_known_without_data() -> None:
-    def attend(m: Heads, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        mask = torch.zeros(L, L, device=q.device, dtype=q.dtype)
-        for row in range(L):
-            mask[row, row + 1 :] = -math.inf
-        return (logits(m, q, k) + mask).softmax(-1) @ v
-
-    for device in ("cpu", "meta"):
-        assert read(attend, device).formula == "softmax(0.25 * q.k + causal)"
 
 
 def test_keys_that_are_folded_onto_others_are_not_silent() -> None:
