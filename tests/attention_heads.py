@@ -134,6 +134,8 @@ AFTER: dict[str, tuple[Callable[[Any, Tensor], Tensor], list[str]]] = {
     "linear": (lambda m, w: linear(m.after, w), ["mix"]),
     "einsum": (lambda m, w: torch.einsum("bhij,hg->bgij", w, m.remix), ["mix"]),
     "convolution": (lambda m, w: m.pixel_after(w), ["mix"]),
+    "added to themselves": (lambda m, w: w + m.pixel(w), ["mix"]),
+    "added to themselves, turned": (lambda m, w: torch.einsum("bhij,hg->bgij", w, m.remix) + w, ["mix"]),
     "batch norm": (lambda m, w: m.batch(m.pixel(w)), ["mix", "norm"]),
     "layer norm": (lambda m, w: linear(m.layer, torch.einsum("bhij,hg->bgij", w, m.remix)), ["mix", "norm"]),
     "mean": (lambda m, w: w.mean(1, keepdim=True), ["mean"]),

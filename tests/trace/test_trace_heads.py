@@ -106,6 +106,22 @@ def test_a_mask_of_some_heads_hides_all_that_they_were_mixed_into() -> None:
     is_right(read(attend), "cpu")
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_mask_that_is_mixed_hides_only_where_the_heads_keep_its_sign(turned: bool) -> None:
+    """Head g adds -1e9 times the sum of its row of the matrix: below 0, it shows what was hidden, and nothing else."""
+
+    def attend(m: Heads, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        z = logits(m, q, k) + torch.full((L, L), -1e9, dtype=q.dtype).triu(1)
+        sign = torch.tensor([-1.0, 1.0, 1.0, 1.0], dtype=q.dtype) if turned else 1.0
+        return torch.einsum("bhij,hg->bgij", z, torch.eye(H, dtype=q.dtype) * sign + 0.01 * m.mix.abs()).softmax(-1) @ v
+
+    call = read(attend)
+    is_right(call, "cpu")
+    assert call.formula == "softmax(mix(0.25 * q.k + causal))"
+    assert call.mask is not None
+    assert call.mask.masked_weight == pytest.approx(float(turned))
+
+
 def test_a_mixing_that_cannot_be_undone_is_read_by_its_factors_alone() -> None:
     call = read(mixed(lambda m, z: torch.einsum("bhij,hg->bgij", z, m.mix[:1].expand(H, H))))
     assert (call.scale.effective, call.scale.numeric, call.scale.agree) == (ROOT, None, None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from sqrtdk.tracing.classify.mixing import OVER_HEADS
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.events import SoftmaxEntry, Weighing
 from sqrtdk.tracing.watch.graph import Node, Weights
@@ -42,6 +43,9 @@ def combine_weights(node: Node, active: Sequence[Node], entries: list[SoftmaxEnt
     carriers = [p for p in active if p.weights is not None]
     if detail is None or not carriers:
         return False
+    if (mixed := _plus_their_mixing(node, carriers)) is not None:
+        node.weights, node.args = mixed.weights, (mixed,)
+        return True
     constants = [] if len(carriers) > 1 else [p for p in node.parents() if not p.act and _is_weights(p)]
     if not constants and not _several(node, carriers):
         return False
@@ -69,6 +73,19 @@ def complete(weights: Weights) -> list[Weighing]:
         else:
             weighing.entry.reason = POSITIONAL
     return attentions
+
+
+def _plus_their_mixing(node: Node, carriers: Sequence[Node]) -> Node | None:
+    """Of weights and their own mixing over the heads, which are added, the mixing; None for any other sum."""
+    if node.op != "add" or len(carriers) != 2 or any(p.shape != node.shape for p in carriers):
+        return None
+    first, second = (p.weights for p in carriers)
+    if first is None or second is None or first.weighing is not second.weighing:
+        return None
+    for mixed, plain, node_of in ((first, second, carriers[0]), (second, first, carriers[1])):
+        if mixed.carried == plain.carried.then("mix", OVER_HEADS) != plain.carried:
+            return node_of
+    return None
 
 
 def _several(node: Node, carriers: Sequence[Node]) -> bool:

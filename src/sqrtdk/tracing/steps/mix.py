@@ -26,6 +26,7 @@ class Mix(Step):
     matrix: Tensor | None = None
 
     def write(self, expression: Expression) -> None:
+        expression.settle(masks=True)  # what was hidden before is mixed as well
         expression.wrap("mix")
 
     def stage(self) -> Stage:
