@@ -226,10 +226,13 @@ def test_an_opaque_product_is_not_guessed() -> None:
         assert "scores" in other.reason
 
 
-def test_heads_mixed_before_the_softmax_are_named() -> None:
-    mix = nn.Parameter(torch.randn(H, H))
-    (call,) = run(lambda q, k: torch.einsum("bhij,hg->bgij", q @ k.mT * 0.25, mix)).calls
-    assert call.unknown == ("heads mixed",)
+def test_heads_mixed_by_the_data_are_named() -> None:
+    def mixed(q: Tensor, k: Tensor) -> Tensor:
+        matrix = q.mean(2)[..., :H].tanh()
+        return torch.einsum("bhij,bhg->bgij", q @ k.mT * 0.25, matrix)
+
+    (call,) = run(mixed).calls
+    assert call.unknown == ("heads mixed by the data",)
     assert call.scale.effective is None
     assert call.scale.reason
 

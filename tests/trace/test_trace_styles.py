@@ -123,7 +123,7 @@ def test_stages(name: str) -> None:
         names = [stage.name for stage in record.stages]
         first = names.index("product") if "product" in names else at.index("logits")
         assert set(at[:first]) == {"q", "k"}
-        assert set(at[first:]) <= {"logits"}
+        assert set(at[first:]) <= {"logits", *(["weights"] if style.mixing is not None else [])}
         for side in ("q", "k"):
             sources = [s.name for s in record.stages if s.where == side]
             assert sources[0] == "projection"

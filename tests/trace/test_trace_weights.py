@@ -132,7 +132,7 @@ def test_a_mask_that_is_divided_by_the_sum_says_so() -> None:
         (lambda w: w * 3, "mul"),
         (lambda w: w**2, "pow"),
         (lambda w: w.mul_(3), "mul"),
-        (lambda w: w.mean(1, keepdim=True), "mean"),
+        (lambda w: w.mean(2, keepdim=True), "mean"),
     ],
 )
 def test_weights_that_were_changed_are_not_judged(step: Callable[[Tensor], Tensor], name: str, device: str) -> None:

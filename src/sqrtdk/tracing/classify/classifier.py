@@ -17,6 +17,7 @@ from sqrtdk.tracing.classify.branches import keep_channels
 from sqrtdk.tracing.classify.combine import combine
 from sqrtdk.tracing.classify.contract import contract, is_product
 from sqrtdk.tracing.classify.effect import ROTATION, rotated_argument
+from sqrtdk.tracing.classify.mixing import CONVOLUTIONS, mix_heads
 from sqrtdk.tracing.classify.nested import note_nested
 from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.softmax import begin
@@ -176,18 +177,29 @@ def _sparse_softmax(scene: Scene, made: Made, parents: list[Node]) -> None:
 
 
 def _affine(scene: Scene, made: Made, parents: list[Node]) -> None:
+    if _holds_weights(parents[0]):
+        combine(scene, made, parents)
+        return
     scene.store.cut(made.node, made.tensor, source=parents[0])
 
 
 def _project(scene: Scene, made: Made, parents: list[Node]) -> None:
     node = made.node
-    if parents[0].products and parents[0].shape[-2:] == node.shape[-2:]:
-        node.products = parents[0].products  # a convolution over heads leaves the L x S matrix in place
-        return
+    if node.op in CONVOLUTIONS and parents[0].shape[-2:] == node.shape[-2:]:  # the L x S matrix stays in place
+        if (parents[0].products or _holds_weights(parents[0])) and mix_heads(node, made.tensors):
+            return
+        if parents[0].products or (_holds_weights(parents[0]) and parents[0].shape == node.shape):
+            combine(scene, made, parents)
+            return
     keep_channels(node, parents[0])
     width = parents[1].shape[1] if len(parents) > 1 and len(parents[1].shape) > 1 else None
     source = next(parent for parent in parents if parent.act)  # whole numbers, with a size a row beside them, are not
     scene.store.cut(node, made.tensor, source=source, width=width, pairs=reads_pairs(source), projects=True)
+
+
+def _holds_weights(node: Node) -> bool:
+    """Whether it holds weights of a softmax over a product of queries and keys."""
+    return node.weighing is not None and bool(node.weighing.node.products)
 
 
 _KINDS: dict[str, Kind] = {

@@ -7,15 +7,17 @@ from dataclasses import replace
 from sqrtdk.tracing.classify import edge_scores, edges, landmarks, quantised
 from sqrtdk.tracing.classify.additive import is_additive
 from sqrtdk.tracing.classify.branches import set_beside, summands
+from sqrtdk.tracing.classify.combined import combine_weights
+from sqrtdk.tracing.classify.dropped import dropped
 from sqrtdk.tracing.classify.normalise import normalise
 from sqrtdk.tracing.classify.pairs import note_pairs
 from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.softmax import by_hand, is_maximum, may_be_numerator
 from sqrtdk.tracing.classify.sums import note_sum, settle
 from sqrtdk.tracing.classify.values import is_scored, sum_values
-from sqrtdk.tracing.classify.weights import carry, dropout
+from sqrtdk.tracing.classify.weights import carry
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node, Weights, alias
+from sqrtdk.tracing.watch.graph import Node, alias
 
 _KEPT = frozenset({"exp", "_log_softmax"})  # whose own input is needed when they turn out to be a softmax
 
@@ -61,6 +63,8 @@ def _carry_logits(made: Made) -> None:
 def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
     """Weights pass through casts, dropout and head masks; a broadcast product with values, summed, is a use."""
     node, tensors = made.node, made.tensors
+    if combine_weights(node, active, scene.entries):
+        return
     source = next(p for p in active if p.weights is not None)
     before = source.weights
     assert before is not None
@@ -75,13 +79,14 @@ def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
         landmarks.inverted(scene, made, before)
         return
     others = [p for p in active if p.weighing is not weighing]
-    if _sums(node) and node.shape[-1:] == (1,) and active[0].shape[-1:] != (1,):
+    if _sums(node) and source.shape[-1:] != (1,) and node.shape in (source.shape[:-1], (*source.shape[:-1], 1)):
         node.size = "sum"
     elif len(active) == 1:
         node.size = active[0].size
     carried = before.carried if others else carry(node, made.tensor, tensors, source, weighing)
-    node.weights = Weights(weighing, carried)
-    weighing.dropout = weighing.dropout or dropout(node)
+    node.weights = replace(before, carried=carried)
+    drop = dropped(node)
+    weighing.dropout = weighing.dropout or (drop[0] if drop is not None else 0.0)
     spread = node.shape != weighing.entry.shape and is_scored(weighing.node)
     if node.op == "mul" and others and (spread or weighing.edges):
         values = next((t for i, t in tensors.items() if node.args[i] in others), None)
@@ -93,7 +98,7 @@ def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
         node.weights = replace(node.weights, weighted=True, values=before.values)
     if node.op in ops.VIEWS:
         node.operands = {i: alias(t) for i, t in tensors.items() if node.args[i] is not source}
-    else:
+    elif not node.size:
         node.args = (source,)
 
 

@@ -5,9 +5,9 @@ Nodes of nested tensors have no shape. Jagged ones are not among them: what torc
 
 from __future__ import annotations
 
+from sqrtdk.tracing.classify.dropped import dropped
 from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.softmax import begin
-from sqrtdk.tracing.classify.weights import dropout
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.graph import Node, Root, alias, ancestors
 
@@ -22,7 +22,8 @@ def note_nested(scene: Scene, made: Made, parents: list[Node]) -> None:
     elif node.op in ops.VIEWS | ops.SAME:
         node.weights = parents[0].weights
         if node.weights is not None:
-            node.weights.weighing.dropout = node.weights.weighing.dropout or dropout(node)
+            drop = dropped(node)
+            node.weights.weighing.dropout = node.weights.weighing.dropout or (0.0 if drop is None else drop[0])
     elif node.op == "matmul":
         weights = node.args[0].weights
         if weights is None:

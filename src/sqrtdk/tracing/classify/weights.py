@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from sqrtdk.tracing.classify.dropped import dropped, number_of
+from sqrtdk.tracing.classify.mixing import over_heads
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.carried import Carried
 from sqrtdk.tracing.watch.constants import evaluate
@@ -32,16 +35,22 @@ def carry(node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node,
         weighing: the softmax they come from.
     """
     before = _of(weights)
-    if node.op in ops.VIEWS | ops.SAME | _PUT_TOGETHER or node.size or dropout(node):
+    if node.op in ops.VIEWS | ops.SAME - {"native_dropout"} | _PUT_TOGETHER or node.size:
         return before
-    if node.op == "div" and any(p.size == "sum" for p in node.parents()):
-        return replace(before, renormalised=before.remasked)
-    if node.shape == weights.shape and node.op in ("mul", "div") and _by_row_or_head(node, tensors, weights, weighing):
+    if (drop := dropped(node)) is not None:
+        return before.times((1 - drop[0]) * drop[1], node.op)
+    if _divided_by_sum(node):
+        return before.over_sum()
+    if (after := over_heads(node, weights, before)) is not None:
+        return after
+    if node.shape == weights.shape and node.op in ("mul", "div") and _by_row_or_head(node, weights, weighing):
         return before
     if _over_other_sum(node, weights):
         again = OTHER_SUM in before.changes or SINKHORN in before.changes
         kept = tuple(name for name in before.changes if name not in (OTHER_SUM, SINKHORN))
         return replace(before, changes=(*kept, SINKHORN if again else OTHER_SUM))
+    if (gain := _gain(node, tensors, weights)) is not None:
+        return before.times(gain, node.op)
     kind = _change(node, tensor, tensors, weights, weighing)
     if kind == "mask":
         thinned = any(_descends(p, weighing) for p in node.parents() if p is not weights)
@@ -50,7 +59,7 @@ def carry(node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node,
             return replace(before, thinned=True)
         return replace(before, remasked=True, renormalised=False)
     if kind == "change":
-        return replace(before, changes=(*before.changes, node.op))
+        return before.changed(node.op)
     return before
 
 
@@ -68,26 +77,14 @@ def overwritten(old: Node, new: Node, tensor: Tensor) -> Carried:
     before = _of(old)
     if new.weights is not None and new.weighing is old.weighing:
         return new.weights.carried
-    zero = _number(new, 1) == 0 if tensor.is_meta else not bool(tensor.any())
+    zero = number_of(new, 1) == 0 if tensor.is_meta else not bool(tensor.any())
     if zero:
         return replace(before, remasked=True, renormalised=False)
-    return replace(before, changes=(*before.changes, f"{new.op} in place"))
+    return before.changed(f"{new.op} in place")
 
 
 def _of(node: Node) -> Carried:
     return Carried() if node.weights is None else node.weights.carried
-
-
-def dropout(node: Node) -> float:
-    """The rate of the dropout that `node` applies; 0 where it applies none."""
-    if node.op == "native_dropout":
-        return float(node.args[1]) if node.args[2] else 0.0
-    for parent in node.parents():
-        while node.op == "mul" and parent.op in ("div", "bernoulli") and parent.args:
-            if parent.op == "bernoulli":
-                return 1.0 - float(parent.args[1])
-            parent = parent.args[0]
-    return 0.0
 
 
 def _change(node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node, weighing: Weighing) -> str | None:
@@ -118,7 +115,7 @@ def _earlier(
         return None
     if operand is not tensor and operand.data_ptr() != tensor.data_ptr():
         return operand.detach()
-    if weighing.dropout or weighing.weights.numel() != tensor.numel():
+    if _of(weights) != Carried() or weighing.weights.numel() != tensor.numel():
         return None
     return weighing.weights.reshape(tensor.shape).to(tensor.dtype)
 
@@ -130,14 +127,16 @@ def _by_operation(node: Node, weights: Node) -> str | None:
     if node.op in ops.CLAMPS:
         return None
     if node.op in _WRITERS:
-        return "mask" if _number(node, _WRITERS[node.op]) == 0 else "change"
+        return "mask" if number_of(node, _WRITERS[node.op]) == 0 else "change"
     if node.op == "where":
-        return "mask" if _number(node, 2 if node.args[1] is weights else 1) == 0 else "change"
+        return "mask" if number_of(node, 2 if node.args[1] is weights else 1) == 0 else "change"
+    if node.op in ("add", "sub") and number_of(node, 1 if node.args[0] is weights else 0) == 0:
+        return None
     if node.op in ("mul", "div"):
         position = 1 if node.args[0] is weights else 0
         other = node.args[position]
         if not isinstance(other, Node):
-            return None if _number(node, position) == 1 else "change"
+            return None if number_of(node, position) == 1 else "change"
         value = evaluate(other)
         if value is None or not bool((value != 1).any()):
             return None
@@ -145,15 +144,45 @@ def _by_operation(node: Node, weights: Node) -> str | None:
     return "change"
 
 
-def _number(node: Node, position: int) -> float | None:
-    arg = node.args[position] if position < len(node.args) else None
-    if isinstance(arg, Node):
-        value = evaluate(arg)
-        return float(value) if value is not None and value.numel() == 1 else None
-    return node.number(position)
+def _divided_by_sum(node: Node) -> bool:
+    """Whether weights are divided by their sum, or multiplied with its inverse."""
+    for parent in node.parents():
+        if parent.size == "sum":
+            return node.op == "div" or (node.op == "mul" and _is_inverse(parent))
+    return False
 
 
-def _by_row_or_head(node: Node, tensors: dict[int, Tensor], weights: Node, weighing: Weighing) -> bool:
+def _is_inverse(size: Node) -> bool:
+    """Whether the sum of weights stands in the denominator: 1 / sum, sum ** -1, sum.reciprocal()."""
+    inverse = False
+    while size.size and size.args:
+        turned = size.op == "reciprocal" or (size.op == "div" and not isinstance(size.args[0], Node))
+        inverse ^= turned or (size.op == "pow" and number_of(size, 1) == -1)
+        parent = size.main()
+        if parent is None:
+            break
+        size = parent
+    return inverse
+
+
+def _gain(node: Node, tensors: dict[int, Tensor], weights: Node) -> float | None:
+    """The one number that `node` multiplies all weights by; NaN where it is not known, None where there is none."""
+    if node.op not in ("mul", "div") or len(node.args) < 2:
+        return None
+    position = 1 if node.args[0] is weights else 0
+    if node.op == "div" and position == 0:
+        return None
+    arg, value = node.args[position], tensors.get(position)
+    if isinstance(arg, Node) and math.prod(arg.shape) != 1:
+        return None
+    known = value is not None and not value.is_meta
+    number = float(value) if known and value is not None else number_of(node, position)
+    if not number:
+        return math.nan if number is None else None
+    return 1 / number if node.op == "div" else number
+
+
+def _by_row_or_head(node: Node, weights: Node, weighing: Weighing) -> bool:
     """Whether the factor is one number for all keys of a row, as a head mask or a learned gate is."""
     position = 1 if node.args[0] is weights else 0
     factor = node.args[position] if len(node.args) > 1 else None

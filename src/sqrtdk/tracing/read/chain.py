@@ -6,18 +6,21 @@ What an operation means on the way is a row of `READERS`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from sqrtdk.tracing.classify.additive import CURVES, is_additive, is_score
 from sqrtdk.tracing.classify.edges import is_of_groups
+from sqrtdk.tracing.classify.mixing import CONVOLUTIONS, is_bias_of_mixing
 from sqrtdk.tracing.read.distances import is_squared_length
-from sqrtdk.tracing.read.factors import of_the_data, of_the_rows, read_factor
+from sqrtdk.tracing.read.factors import heads_axis, of_the_data, of_the_rows, read_factor
 from sqrtdk.tracing.read.masks import HIDDEN, read_addend, read_overwritten
+from sqrtdk.tracing.read.mixing import read_mixing, read_residual_mixing
 from sqrtdk.tracing.read.rotary import paired
 from sqrtdk.tracing.read.side import follow
+from sqrtdk.tracing.read.written import Written, put_back, read_written
 from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.steps import Beside, Clamp, Hide, Offset, Power, Scale, Sink, Softcap, Squares, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed, to_softmax
@@ -25,6 +28,7 @@ from sqrtdk.tracing.steps.unknown import ZERO_ONE_FACTOR
 from sqrtdk.tracing.watch import ops, places
 from sqrtdk.tracing.watch.constants import evaluate
 from sqrtdk.tracing.watch.graph import EXTREMES, Node
+from sqrtdk.tracing.watch.writes import block
 
 _FILL = -1e3  # written over logits, a number below this hides
 
@@ -69,16 +73,24 @@ class _Link:
 
 
 Link = _Link
+Readers = Mapping[str, Callable[[_Link], tuple[Step, ...]]]
 
 
-def read_chain(node: Node, readers: Mapping[str, Callable[[_Link], tuple[Step, ...]]] | None = None) -> Chain:
-    """Walk from the softmax's input `node` back to the product; `readers` are those of this module unless given."""
+def read_chain(node: Node, readers: Readers | None = None, *, until: Node | None = None) -> Chain:
+    """Walk from the softmax's input `node` back to the product, or to the logits `until` in its place.
+
+    `readers` are those of this module unless given.
+    """
     readers = READERS if readers is None else readers
     steps: tuple[Step, ...] = ()
     views: tuple[Node, ...] = ()
     scored = not node.products and is_additive(node)
     ends = is_score if scored else _is_product
-    while not ends(node):
+    while not ends(node) and node is not until:
+        if (structure := _structure(node, views)) is not None:
+            inner, views, node = structure
+            steps = (*inner, *steps)
+            continue
         lost = None if node.products else node.lost_logits
         main = lost if node.is_root else node.main() if node.products or scored or lost else None
         if main is None:
@@ -90,9 +102,11 @@ def read_chain(node: Node, readers: Mapping[str, Callable[[_Link], tuple[Step, .
         elif node.op not in ops.SAME:
             read = readers.get(node.op, _unknown)
             steps = (*_written_at(node, read(_Link(node, main, views, steps))), *steps)
-        if node.op == "cat":
+        if node.op == "cat" or (node.shape != main.shape and node.op in ops.CONTRACTIONS):
             views = (node, *views)
         node = main
+    if node is until:
+        return Chain(node, steps, views)
     if node.product is not None:
         steps = (*_written_at(node, _beside_product(node, views)), *steps)
     return Chain(node, _fold_caps(steps), views)
@@ -108,6 +122,18 @@ def _written_at(node: Node, steps: tuple[Step, ...]) -> Iterator[Step]:
     return (replace(step, at=step.at or at) for step in reversed(steps))
 
 
+def _structure(node: Node, views: tuple[Node, ...]) -> tuple[tuple[Step, ...], tuple[Node, ...], Node] | None:
+    """Several operations that are one: their steps, innermost first, the views from where they began, and that node."""
+    if node.op == "overwrite" and (parts := read_written(node, views)) is not None:
+        beside = _side_by_side((parts.main, *parts.blocks)) if parts.blocks else ()
+        inner = _put_back(parts, node, views) if parts.own is not None else ()
+        return (*inner, *parts.steps, *beside), (node, *views) if parts.placed else views, parts.main
+    if node.op == "add" and (residual := read_residual_mixing(node)) is not None:
+        step, whole = residual
+        return (step,), views, whole
+    return None
+
+
 # -- one reader an operation: its steps, outermost first ---------------------------------------------------------------
 
 
@@ -121,7 +147,8 @@ def _multiplied(link: _Link) -> tuple[Step, ...]:
     node = link.node
     index = 1 if node.args[0] is link.main else 0
     trailing = len(node.shape) > 4 and node.shape[-1] == 1  # an axis that einsum adds
-    factor = read_factor(node, index, "logits", heads_axis=-4 if trailing else -3)
+    axis = heads_axis(node.args[index], link.main)
+    factor = read_factor(node, index, "logits", heads_axis=-4 if trailing and axis == -3 else axis)
     value = node.operands.get(index)
     value = evaluate(node.args[index]) if value is not None and value.is_meta else value
     if factor is None and node.op == "mul" and value is not None and _is_binary(value):
@@ -162,8 +189,8 @@ def _summed(link: _Link) -> tuple[Step, ...]:
     first, second = _signs(node)
     main, sign = (first, second) if node.args[0] is link.main else (second, first)
     turned = () if main == 1 else (Scale(Factor(main, "logits", "number")),)
-    if position is None:
-        return turned  # a number added to every logit changes nothing
+    if position is None or is_bias_of_mixing(node, position):
+        return turned  # a number added to every logit of a head changes nothing
     other, value = node.args[position], node.operands.get(position)
     if _is_own_maximum(other, link.main):
         known = value is not None and not value.is_meta
@@ -227,16 +254,18 @@ def _clamped(link: _Link) -> tuple[Step, ...]:
 def _joined(link: _Link) -> tuple[Step, ...]:
     """A column of sinks beside the logits, or logits of another product, whose scale must be the same."""
     others = [p for p in link.node.parents() if p is not link.main and p.products]
-    if not others:
-        return (Sink(),)
-    scales = [_scale_of(branch) for branch in (link.main, *others)]
+    return _side_by_side((link.main, *others)) if others else (Sink(),)
+
+
+def _side_by_side(branches: Sequence[Node]) -> tuple[Step, ...]:
+    scales = [_scale_of(branch) for branch in branches]
     if None in scales or any(abs(s - scales[0]) > 1e-3 * abs(scales[0]) for s in scales if s and scales[0]):
         return (Unknown("logits of products with unlike scales side by side"),)
     return (Beside(len(scales)),)
 
 
 def _heads_mixed(link: _Link) -> tuple[Step, ...]:
-    return (Unknown("heads mixed"),)
+    return (read_mixing(link.node, link.main),)
 
 
 def _put_together(link: _Link) -> tuple[Step, ...]:
@@ -259,10 +288,9 @@ READERS: dict[str, Callable[[_Link], tuple[Step, ...]]] = {
     "where": _selected,
     "index_put": _written,
     "cat": _joined,
-    "bmm": _heads_mixed,
     **dict.fromkeys(("copy", "overwrite", "constant_pad_nd"), _put_together),
-    "convolution": _heads_mixed,
-    "_convolution": _heads_mixed,
+    **dict.fromkeys(ops.CONTRACTIONS, _heads_mixed),
+    **dict.fromkeys(CONVOLUTIONS, _heads_mixed),
     **dict.fromkeys(ops.CLAMPS, _clamped),
 }
 
@@ -333,6 +361,24 @@ def _is_own_maximum(other: Node, main: Node) -> bool:
         other = parent
     lineage = "products" if main.products else "roots"
     return other.op in EXTREMES and bool(getattr(other, lineage) & getattr(main, lineage))
+
+
+def _put_back(parts: Written, node: Node, views: tuple[Node, ...]) -> tuple[Step, ...]:
+    """What was done to a part of the logits: a bias for some of the keys, say."""
+    source = None if parts.own is None else block(parts.own)
+    inner = None if source is None else read_chain(source, until=parts.main)
+    if parts.own is None or inner is None or inner.product is not parts.main or _adds_number(source, parts.main):
+        return (Unknown("overwrite"),)
+    return put_back(inner.steps, parts.own, node, views)
+
+
+def _adds_number(node: Node | None, until: Node) -> bool:
+    """Whether a number is added on the way: nothing to the whole of the logits, and something to a part."""
+    while node is not None and node is not until:
+        if node.op in ("add", "sub", "rsub") and len(list(node.parents())) == 1:
+            return True
+        node = node.main()
+    return False
 
 
 def _beside_product(node: Node, views: tuple[Node, ...]) -> tuple[Step, ...]:

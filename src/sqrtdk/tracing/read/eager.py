@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sqrtdk.tracing.read.chain import read_chain
 from sqrtdk.tracing.read.distances import completed
+from sqrtdk.tracing.read.layout import lay_out
 from sqrtdk.tracing.read.nested import read_nested
 from sqrtdk.tracing.read.orient import Orientation, orientation
 from sqrtdk.tracing.read.reading import Layout, Logits, Reading
@@ -48,10 +49,7 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
     query, key = paired(_followed(query_node, "q", left), _followed(key_node, "k", left))
     if len(right.shape) > 1:
         query, key = (query.transposed(), key) if axes.swapped else (query, key.transposed())
-    logits = axes.apply(weighing.logits)
-    layout = _layout(logits, query, query_node, axes.swapped, value, heads_hint)
-    if axes.heads:
-        layout = replace(layout, heads=logits.shape[-3], batch=math.prod(logits.shape[:-3]))
+    layout = lay_out(weighing.logits, chain.product, chain.views, axes, query, value, heads_hint)
     channels = over_channels(query_node, swapped=axes.swapped)
     distance, steps = product.distance, chain.steps
     if distance is None and (rest := completed(steps, query.factor * key.factor)) is not None:
@@ -73,7 +71,7 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
         query=query,
         key=key,
         steps=steps,
-        operands=Logits(weighing.logits, weighing.weights, chain.product, chain.views, axes, layout),
+        operands=Logits(weighing.logits, weighing.weights, chain.product, chain.views, axes, layout, weighing.met),
         dtype=value.dtype,
         logits_dtype=weighing.stored,
         device=weighing.logits.device,
@@ -140,21 +138,3 @@ def _kv_heads(product: Node, layout: Layout, axes: Orientation) -> int | None:
 def _operands(product: Node) -> tuple[Node, Node]:
     nodes = [arg for arg in product.args if isinstance(arg, Node)]
     return nodes[-2], nodes[-1]
-
-
-def _layout(logits: Tensor, query: Side, node: Node, swapped: bool, value: Tensor, heads_hint: int | None) -> Layout:
-    width, product_rows = node.shape[-2:] if swapped else node.shape[:-3:-1]
-    rows = logits.shape[-2] if logits.dim() > 1 else 1
-    columns = logits.shape[-1]
-    if logits.dim() >= 4:
-        folded = product_rows != rows  # query heads of a group along the product's rows
-        heads = math.prod(logits.shape[1:-2]) if folded else logits.shape[-3]
-    elif logits.dim() == 3:
-        heads = query.folded_heads // width if query.folded_heads and width else heads_hint or 1
-        if query.root is not None and query.root.shape[-1:] == (width,):
-            heads = 1  # the projection is as wide as the product: one head a module
-        heads = heads if heads and logits.shape[0] % heads == 0 else 1
-    else:
-        heads = 1
-    batch = math.prod(logits.shape[:-2]) // max(heads, 1)
-    return Layout(batch, heads, rows, columns, width, value.shape[-1])

@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from sqrtdk.tracing.classify.axes import paired_axes
 from sqrtdk.tracing.records import DATA, ROWS, Factor
-from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.constants import evaluate
-from sqrtdk.tracing.watch.graph import Node, ancestors
+from sqrtdk.tracing.watch.graph import Node, ancestors, held
 
 
 def read_factor(node: Node, position: int, where: str, heads_axis: int) -> Factor | None:
@@ -38,20 +38,22 @@ def tensor_factor(
         heads_axis: counted from the end.
         inverse: it divides.
     """
-    shape, held = arg.shape, _held(arg)
+    shape, several = arg.shape, held(arg)
     known = value is not None and not value.is_meta and not value.is_complex() and value.numel() > 0
-    if held == 1:
+    if several == 1:
         if not known:
             return Factor(None, where, _source(arg), learned=is_learned(arg))
         assert value is not None
         number = float(value.flatten()[0])
         return Factor(1 / number if inverse and number else number, where, _source(arg), learned=is_learned(arg))
-    if shape[-1:] != (1,) or len(shape) < -heads_axis or shape[heads_axis] != held:
+    keys = shape[-1:] != (1,) and heads_axis != -1
+    if keys or len(shape) < -heads_axis or shape[heads_axis] != several:
         return _uniform(value, where, inverse)
     if not known:
-        return Factor(None, where, _source(arg), learned=is_learned(arg)) if held == math.prod(shape) else None
+        return Factor(None, where, _source(arg), learned=is_learned(arg)) if several == math.prod(shape) else None
     assert value is not None
-    return _one_a_head(arg, value.movedim(heads_axis, 0).flatten(1), where, inverse) or _uniform(value, where, inverse)
+    repeated = value.movedim(heads_axis, 0).reshape(several, -1)
+    return _one_a_head(arg, repeated, where, inverse) or _uniform(value, where, inverse)
 
 
 def _one_a_head(arg: Node, repeated: Tensor, where: str, inverse: bool) -> Factor | None:
@@ -71,6 +73,17 @@ def factor_of_edges(arg: Node, value: Tensor | None, heads: int, *, inverse: boo
     if value is not None and not value.is_meta and value.shape[-1:] == (heads,):
         each = _one_a_head(arg, value.movedim(-1, 0).reshape(heads, -1), "logits", inverse)
     return each or Factor(None, "logits", _source(arg), learned=True)
+
+
+def heads_axis(factor: object, logits: Node) -> int:
+    """The axis, counted from the end, along which a factor of `logits` may have one number a head."""
+    if not isinstance(factor, Node) or factor.act:  # one of the data is one a sequence
+        return -3
+    if (several := held(factor)) <= 1 or factor.shape[-3:-2] == (several,):
+        return -3
+    axes = [axis for axis in range(-len(factor.shape), 0) if factor.shape[axis] == several]
+    pairs = paired_axes(logits) if axes else None
+    return -3 if pairs is None else next((axis for axis in axes if axis % len(logits.shape) not in pairs), -3)
 
 
 def of_the_data(arg: object, factor: Factor | None) -> Factor | None:
@@ -98,17 +111,6 @@ def of_the_rows(node: Node, position: int, where: str) -> Factor | None:
     if value is not None and bool(((value == 0) | (value == 1)).all()):
         return None
     return Factor(None, where, ROWS, learned=is_learned(arg))
-
-
-def _held(node: Node) -> int:
-    """How many numbers a tensor can hold that differ: those of the smallest among the views that lead to it."""
-    fewest = math.prod(node.shape)
-    while node.op in ops.VIEWS | ops.SAME and not node.is_root:
-        parent = node.main()
-        if parent is None:
-            break
-        node, fewest = parent, min(fewest, math.prod(parent.shape))
-    return fewest
 
 
 def _uniform(value: Tensor | None, where: str, inverse: bool) -> Factor | None:

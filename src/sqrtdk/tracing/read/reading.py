@@ -19,7 +19,10 @@ from sqrtdk.tracing.watch.places import Place
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Sizes of one attention."""
+    """Sizes of one attention.
+
+    `inner` is how many entries of the batch (windows, say) stand between heads and rows in the attention's own layout.
+    """
 
     batch: int
     heads: int
@@ -27,6 +30,14 @@ class Layout:
     columns: int
     width: int
     value_width: int
+    inner: int = 1
+
+    def by_head(self, tensor: Tensor) -> Tensor:
+        """(B, H, L, S) of (..., L, S) with the leading axes of the attention's own layout."""
+        if self.inner == 1:
+            return tensor.reshape(self.batch, self.heads, *tensor.shape[-2:])
+        apart = tensor.reshape(-1, self.heads, self.inner, *tensor.shape[-2:])
+        return apart.transpose(1, 2).reshape(self.batch, self.heads, *tensor.shape[-2:])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +51,7 @@ class Logits:
         views: the views from the product to the softmax, innermost first.
         axes: where the softmax's layout has queries and keys.
         layout: sizes.
+        met: the weights that met the values, (..., L, S), where a mixing may have shown hidden keys.
     """
 
     values: Tensor
@@ -48,16 +60,16 @@ class Logits:
     views: tuple[Node, ...]
     axes: Orientation
     layout: Layout
+    met: Tensor | None = None
 
     def arrange(self, tensor: Tensor) -> Tensor:
         """(B, H, L, S) of a tensor in the softmax's layout, without the sinks' column."""
-        sizes = self.layout
-        columns = self.axes.apply(tensor)[..., : sizes.columns]
-        return columns.reshape(sizes.batch, sizes.heads, *columns.shape[-2:])
+        return self.layout.by_head(self.axes.apply(tensor)[..., : self.layout.columns])
 
     def place(self, placed: Placed) -> Tensor:
         """(B, H, L, S) of a tensor that met the logits at an earlier step."""
-        return self.arrange(placed.at_softmax())
+        value = placed.at_softmax()
+        return self.arrange(value if self.values.is_meta else value.to(self.values.device))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

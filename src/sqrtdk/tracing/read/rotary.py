@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.read.amplitude import Amplitude, amplitude_of, table_positions
+from sqrtdk.tracing.read.regroup import regrouped
 from sqrtdk.tracing.records import ROWS, Factor, Stage
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.graph import Node, dominator
@@ -44,6 +45,8 @@ def rotated(node: Node, where: str, follow: Follow) -> Side | None:
     if not tables and (scaled or not rejoined or any(repeats(n) for n in between)):
         return None
     side = follow(source, where)
+    if not tables and node.op != "complex":
+        return _rejoined(node, source, side)
     side = replace(side, basis=_in_shape(side.basis, node))
     if not tables:
         return side
@@ -52,6 +55,12 @@ def rotated(node: Node, where: str, follow: Follow) -> Side | None:
         name = "a factor inside a rotation" if scaled else "rotary table of varying amplitude"
         return side.then(Stage(where, "rope"), rope=True, unknown=(*side.unknown, name))
     return turned(side, amplitude, where)
+
+
+def _rejoined(node: Node, source: Node, side: Side) -> Side:
+    """Pieces of one vector in another order: heads cut out of it and stacked, halves taken and put together again."""
+    folded = source.shape[-1] if source.shape[-1] > node.shape[-1] else side.folded_heads
+    return replace(side, basis=regrouped(node, lambda n: side.basis if n is source else None), folded_heads=folded)
 
 
 def paired(query: Side, key: Side) -> tuple[Side, Side]:

@@ -10,6 +10,7 @@ from sqrtdk.tracing.steps.beside import Beside as Beside
 from sqrtdk.tracing.steps.bias import Bias as Bias
 from sqrtdk.tracing.steps.clamp import Clamp as Clamp
 from sqrtdk.tracing.steps.hide import Hide as Hide
+from sqrtdk.tracing.steps.mix import Mix as Mix
 from sqrtdk.tracing.steps.offset import Offset as Offset
 from sqrtdk.tracing.steps.power import Power as Power
 from sqrtdk.tracing.steps.scale import Scale as Scale

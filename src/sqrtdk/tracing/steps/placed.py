@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.graph import Node, replay
+from sqrtdk.tracing.watch.writes import spread
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,6 +35,11 @@ def to_softmax(value: Tensor, views: Iterable[Node]) -> Tensor:
                 *[view.shape[dim] - n if d == dim else n for d, n in enumerate(value.shape)]
             )
             value = torch.cat([value, column], dim)
+        elif view.op == "overwrite":
+            value = spread(view, value)
+        elif view.op in ops.CONTRACTIONS:  # heads mixed into more or fewer: none of them is one of `value`
+            axis = -1 if view.shape[:-1] == value.shape[:-1] else -2
+            value = value.narrow(axis, 0, 1).expand(view.shape)
         else:
             value = replay(view, value)
     return value

@@ -174,6 +174,7 @@ def _stages(reading: Reading, steps: Sequence[Step], product_at: str | None) -> 
         stages.append(Stage("weights", "mask", "after the softmax"))
     if carried.thinned:
         stages.append(Stage("weights", "thin", "by their own size"))
+    stages += carried.stages
     stages += [Stage("weights", "unknown", name) for name in carried.changes]
     if carried.renormalised:
         stages.append(Stage("weights", "normalise", "divided by their sum"))

@@ -150,6 +150,9 @@ def _mask(reading: Reading, hides: Mapping[int, Hide], names: Mapping[int, str],
     weight: float | None = None
     if isinstance(operands, Logits):
         weight = None if reading.without_data else _hidden_weight(operands.arrange(operands.weights), visible, seeing)
+        if weight is not None and operands.met is not None and operands.met.numel() == operands.weights.numel():
+            met = layout.by_head(operands.met.abs())
+            weight = max(weight, _hidden_weight(met, visible, seeing) or 0.0)
     elif isinstance(operands, Vectors) and operands.exact and all(hides[i].fill == -math.inf for i in names):
         weight = 0.0
     return Mask(

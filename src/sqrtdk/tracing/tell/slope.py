@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sqrtdk.tracing.read.orient import coordinates
 from sqrtdk.tracing.read.reading import Edges, Logits, Reading, Vectors
-from sqrtdk.tracing.steps import Beside, Unknown
+from sqrtdk.tracing.steps import Beside, Mix, Unknown
 from sqrtdk.tracing.steps.sample import Sample
 from sqrtdk.tracing.steps.unknown import ZERO_ONE_FACTOR
 from sqrtdk.tracing.tell.sight import Sight
@@ -128,6 +128,10 @@ def unread(reading: Reading) -> str | None:
     beside = next((step.text for step in reading.steps if isinstance(step, Beside)), None)
     if beside is not None:
         return beside
+    eps = torch.finfo(reading.logits_dtype).eps
+    mixed = (step.fixed(reading.layout.heads, eps) for step in reading.steps if isinstance(step, Mix))
+    if fixed := next((reason for reason in mixed if reason is not None), None):
+        return fixed
     if reading.carried.changes:
         return "the weights were changed after the softmax"
     unknown = [step.name for step in reading.steps if isinstance(step, Unknown)]
@@ -197,6 +201,8 @@ def _by_logits(reading: Reading, operands: Logits, sight: Sight, query: Tensor, 
     counted = torch.ones_like(logits, dtype=torch.bool)
     if sight.visible is not None:
         counted = sight.visible.expand(layout.batch, layout.heads, layout.rows, layout.columns)[at]
+    if any(isinstance(step, Mix) for step in sight.steps):
+        counted = counted.all(1, keepdim=True).expand_as(counted)  # what one head hides, all that it was mixed into do
     in_rows = row_count(layout.rows, diagonal=diagonal)
     eps = torch.finfo(reading.logits_dtype).eps
     return regress((rows * columns).sum(-1), rest.logits, counted, eps=eps, rows=in_rows)

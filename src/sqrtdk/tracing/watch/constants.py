@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.graph import Node
+from sqrtdk.tracing.watch.writes import part
 
 LARGEST = 2**22  # elements of one tensor
 _SHAPED = frozenset({"zeros_like", "ones_like"})  # of an activation they take the shape alone
@@ -32,12 +34,41 @@ def _evaluate(node: Node, known: dict[int, Tensor | None], depth: int) -> Tensor
 
 
 def _computed(node: Node, known: dict[int, Tensor | None], depth: int) -> Tensor | None:
-    if node.external or node.act or node.func is None or node.op in ops.RANDOM:
+    if node.op == "constant":
+        return node.value
+    if node.external or node.act or node.op in ops.RANDOM or (node.func is None and node.op != "overwrite"):
         return None
     if depth > DEEPEST or math.prod(node.shape) > LARGEST:
         return None
+    if node.op == "overwrite":
+        return _overwritten(node.args[0], node.args[1], known, depth)
+    args = _arguments(node, node.args, known, depth)
+    if args is None:
+        return None
+    result = node.func(*args, **_keywords(node))
+    output: Tensor = result[node.out] if node.out is not None else result
+    return output
+
+
+def _overwritten(old: Node, write: Node, known: dict[int, Tensor | None], depth: int) -> Tensor | None:
+    """What a constant is after an operation wrote to a part of it."""
+    before = _evaluate(old, known, depth + 1)
+    args = _arguments(write, write.args[1:], known, depth)
+    if before is None or args is None:
+        return None
+    after = before.clone()
+    write.func(part(write, after), *args, **_keywords(write))
+    return after
+
+
+def _keywords(node: Node) -> dict[str, Any]:
+    return {name: "cpu" if name == "device" else value for name, value in node.kwargs.items()}
+
+
+def _arguments(node: Node, given: Sequence[Any], known: dict[int, Tensor | None], depth: int) -> list[Any] | None:
+    """Arguments with values in place of nodes; None where one is not known."""
     args: list[Any] = []
-    for arg in node.args:
+    for arg in given:
         items = arg if isinstance(arg, (list, tuple)) else [arg]
         values = [_evaluate(item, known, depth + 1) if isinstance(item, Node) else item for item in items]
         if node.op in _SHAPED and isinstance(arg, Node) and values == [None]:
@@ -46,7 +77,4 @@ def _computed(node: Node, known: dict[int, Tensor | None], depth: int) -> Tensor
             return None
         values = [value.clone() if isinstance(value, Tensor) else value for value in values]  # it may write in place
         args.append(values if isinstance(arg, (list, tuple)) else values[0])
-    kwargs = {name: "cpu" if name == "device" else value for name, value in node.kwargs.items()}
-    result = node.func(*args, **kwargs)
-    output: Tensor = result[node.out] if node.out is not None else result
-    return output
+    return args

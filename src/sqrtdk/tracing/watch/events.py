@@ -59,6 +59,7 @@ class Weighing:
     dropout: float = 0.0
     sinks: bool = False  # its denominator has more than the keys
     carried: Carried = field(default_factory=Carried)  # what the weights went through until the value product
+    met: Tensor | None = None  # the weights that met the values, (..., L, S), where a mixing may have shown hidden keys
     fault: str | None = None  # the value product sums over another axis than the softmax's
     edges: EdgeGroups | None = None  # it runs over the edges of a graph, by scattered sums
     ended: Callable[[Weighing], None] | None = None  # is told when the last of its weights is gone

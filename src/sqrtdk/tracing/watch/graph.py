@@ -8,6 +8,7 @@ activations.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
@@ -44,6 +45,7 @@ class Root:
         inverse: it is a product of weights with themselves, a step to their inverse (Nystroem).
         pooled: the softmax whose weights met values here.
         logits: what it was made from, where those were logits: a step that is not followed.
+        matrices: how many matrices projected, one a head: entry n of a stack of them was projected by n % matrices.
     """
 
     source: int | None = None
@@ -57,6 +59,7 @@ class Root:
     inverse: bool = False
     pooled: SoftmaxEntry | None = None
     logits: Node | None = None
+    matrices: int = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,12 +113,14 @@ class Weights:
         carried: what they went through.
         weighted: they were multiplied with values, by broadcasting, and not summed yet.
         values: those values.
+        beside: other softmaxes whose weights were combined with them.
     """
 
     weighing: Weighing
     carried: Carried = field(default_factory=Carried)
     weighted: bool = False
     values: Tensor | None = None
+    beside: tuple[Weighing, ...] = ()
 
 
 class Node:
@@ -369,6 +374,17 @@ def origin(node: Node) -> Node:
             break
         node = parent
     return node
+
+
+def held(node: Node) -> int:
+    """How many numbers a tensor can hold that differ: those of the smallest among the views that lead to it."""
+    fewest = math.prod(node.shape)
+    while node.op in ops.VIEWS | ops.SAME and not node.is_root:
+        parent = node.main()
+        if parent is None:
+            break
+        node, fewest = parent, min(fewest, math.prod(parent.shape))
+    return fewest
 
 
 def alias(tensor: Tensor) -> Tensor:

@@ -136,7 +136,9 @@ class Store:
 
     def constant(self, tensor: Tensor) -> None:
         """Note that `tensor` is a literal of the code, not an input."""
-        self._nodes[tensor] = Node("constant", shape_of(tensor))
+        node = self._nodes[tensor] = Node("constant", shape_of(tensor))
+        if tensor.numel() == 1:
+            node.value = alias(tensor)
 
     def new_root(self, op: str, tensor: Tensor) -> Node:
         """A root for what an opaque operation gave."""
@@ -201,14 +203,14 @@ class Store:
                 old = self._nodes.get(other)
                 if other is tensor or old is None or old is new or _storage(other) != _storage(tensor):
                     continue
-                if not new.act and old.weights is None:
+                if not new.act and not _remembers_constants(old):
                     continue
                 if other.shape == tensor.shape and other.data_ptr() == tensor.data_ptr():
                     self._nodes[other] = new
                     continue
-                both = Node(
-                    "overwrite", tuple(other.shape), args=(old, new), act=True, site=self._sites.here(), place=new.place
-                )
+                act, external = old.act or new.act, old.external or new.external
+                both = Node("overwrite", tuple(other.shape), args=(old, new), act=act, external=external)
+                both.site, both.place = self._sites.here(), new.place
                 both.roots = old.roots | new.roots
                 both.products = old.products | new.products
                 if old.weights is not None:
@@ -252,3 +254,9 @@ def _module_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 for inner in item.values() if isinstance(item, dict) else item:
                     if isinstance(inner, Tensor):
                         yield f"{path}.{key}".lstrip("."), inner
+
+
+def _remembers_constants(written: Node) -> bool:
+    """Whether a constant that is written to it matters: to logits, weights, and constants that the model makes."""
+    made = written.func is not None or written.op == "overwrite"
+    return bool(written.products) or written.weights is not None or (made and not written.act)

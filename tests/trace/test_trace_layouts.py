@@ -1,0 +1,116 @@
+"""Heads are heads in every layout: above the batch, beside windows and grids, from pieces, each with its scale."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sqrtdk
+from attention_heads import ROOT, B, D, E, H, Heads, L, over_devices, trace
+from attention_layouts import COLUMNS, LAID, ROWS, Laid, blocks, windows_after_projection
+
+
+@over_devices
+@pytest.mark.parametrize("name", LAID)
+def test_heads_are_heads_in_every_layout(name: str, device: str) -> None:
+    run, read_by, batch, heads, (rows, columns) = LAID[name]
+    torch.manual_seed(0)
+    model = Laid(run).double().to(device)
+    x = torch.randn(B, *read_by, D, dtype=torch.float64, device=device)
+    with torch.no_grad(), sqrtdk.trace(model) as traced:
+        model(x)
+    (call,) = traced.calls
+    assert (call.batch, call.heads, call.kv_heads, call.head_dim) == (batch, heads, heads, D // heads)
+    assert (call.query_len, call.key_len, call.unknown) == (rows, columns, ())
+    assert call.self_attention is True
+    assert call.scale.effective == pytest.approx((D // heads) ** -0.5)
+    if device == "cpu":
+        assert call.scale.agree is True
+        assert call.stats is not None
+        assert (call.stats.heads, call.stats.rows) == (heads, batch * rows)
+
+
+@over_devices
+@pytest.mark.parametrize("last", [True, False], ids=["keys last", "keys first"])
+def test_heads_that_share_a_key_are_no_queries(last: bool, device: str) -> None:
+    """Multi-query attention whose product takes the heads for rows, as in mobile networks."""
+
+    def run(m: Laid, x: Tensor) -> Tensor:
+        q, k, v = m.q(x).unflatten(-1, (H, E)), m.k(x)[..., :E], m.v(x)[..., :E]
+        if last:
+            return torch.einsum("bnhm,bmv->bnhv", (torch.einsum("bnhk,bmk->bnhm", q, k) * m.factor).softmax(-1), v)
+        return torch.einsum("bmnh,bmv->bnhv", (torch.einsum("bnhk,bmk->bmnh", q, k) * m.factor).softmax(1), v)
+
+    model = Laid(run).double().to(device)
+    with torch.no_grad(), sqrtdk.trace(model) as traced:
+        model(torch.randn(B, L, D, dtype=torch.float64, device=device))
+    (call,) = traced.calls
+    assert (call.batch, call.heads, call.kv_heads, call.query_len, call.key_len) == (B, H, 1, L, L)
+    assert (call.unknown, call.scale.effective) == ((), pytest.approx(ROOT))
+    assert call.scale.agree is (True if device == "cpu" else None)
+
+
+@pytest.mark.parametrize("name", ["cat of chunks", "stack of splits, first", "heads above the batch", "heads first"])
+def test_the_statistics_of_a_head_are_its_own(name: str) -> None:
+    model = Laid(LAID[name][0]).double()
+    for part in (model.q, model.k):
+        nn.init.zeros_(part.bias)
+    x = torch.randn(B, L, D, dtype=torch.float64)
+    with torch.no_grad(), sqrtdk.trace(model) as traced:
+        model(x)
+    (call,) = traced.calls
+    q, k = (part(x).detach().view(B, L, H, E).transpose(1, 2) for part in (model.q, model.k))
+    z = q @ k.transpose(2, 3) / math.sqrt(E)
+    assert call.stats is not None
+    assert call.stats.max_logit == pytest.approx(z.amax((0, 2, 3)).tolist())
+    assert call.stats.std_logit == pytest.approx(z.std(-1, correction=0).square().mean((0, 2)).sqrt().tolist())
+
+
+def one_scale_a_head(m: Laid, shape: tuple[int, ...], parts: tuple[Tensor, ...]) -> Tensor:
+    """Cosines with one learned factor a head, as in Swin v2 (Liu et al. 2021, arXiv:2111.09883)."""
+    q, k, v = parts
+    cosines = torch.nn.functional.normalize(q, dim=-1) @ torch.nn.functional.normalize(k, dim=-1).mT
+    return (cosines * m.gain.exp().view(shape)).softmax(-1) @ v
+
+
+def heads_of(part: Tensor) -> Tensor:
+    return part.unflatten(-1, (H, E)).transpose(1, 2)
+
+
+SCALED = {
+    "swin": lambda m, x: one_scale_a_head(m, (H, 1, 1), tuple(map(heads_of, m.parts(blocks(x))))),
+    "windows before heads": lambda m, x: one_scale_a_head(
+        m, (1, 1, H, 1, 1), tuple(map(windows_after_projection, m.parts(x)))
+    ),
+    "heads before windows": lambda m, x: one_scale_a_head(
+        m, (H, 1, 1, 1), tuple(windows_after_projection(part).transpose(1, 2) for part in m.parts(x))
+    ),
+    "heads above the batch": lambda m, x: one_scale_a_head(
+        m, (H, 1, 1, 1), tuple(part.unflatten(-1, (H, E)).permute(2, 0, 1, 3) for part in m.parts(x.flatten(1, 2)))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_a_scale_of_each_head_is_read_in_every_layout(name: str) -> None:
+    model = Laid(SCALED[name]).double()
+    with torch.no_grad(), sqrtdk.trace(model) as traced:
+        model(torch.randn(B, ROWS, COLUMNS, D, dtype=torch.float64))
+    (call,) = traced.calls
+    assert (call.heads, call.norm, call.scale.agree) == (H, "l2", True)
+    assert call.formula == "softmax(gain[h] * l2(q).l2(k))"
+    assert call.scale.per_head == pytest.approx(model.gain.detach().exp().tolist())
+
+
+def test_a_scale_of_each_head_is_read_where_heads_come_last() -> None:
+    def attend(m: Heads, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        z = torch.einsum("bhid,bhjd->bijh", q, k) * m.gate.exp()
+        return torch.einsum("bijh,bhjd->bhid", z.softmax(2), v)
+
+    model, _, run = trace(attend)
+    (call,) = run.calls
+    assert (call.heads, call.scale.agree) == (H, True)
+    assert call.scale.per_head == pytest.approx(model.gate.detach().exp().tolist())
