@@ -19,7 +19,7 @@ from sqrtdk.tracing.classify.sums import as_matrix, largest, note_weighted_sum
 from sqrtdk.tracing.classify.weights import axis_fault
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.events import Unweighted, Weighing
-from sqrtdk.tracing.watch.graph import Node, Product, alias, origin
+from sqrtdk.tracing.watch.graph import Node, Product, alias, held, origin
 
 WITHOUT_SOFTMAX = "a product of activations meets values without a softmax"
 
@@ -65,16 +65,16 @@ def _meets_values(scene: Scene, made: Made, weighing: Weighing, a: Node, b: Node
     if weighing.entry.attention or not value.act or value.products:
         return False
     store, tensors = scene.store, made.tensors
-    held = next((t for t in tensors.values() if store.is_node(t, weights)), None)
+    numbers = next((t for t in tensors.values() if store.is_node(t, weights)), None)
     assert weights.weights is not None
     carried = weights.weights.carried.settled()
     contracted = -1 if weights is a else -2
-    fault = axis_fault(weights, held, contracted, weighing)
+    fault = axis_fault(weights, numbers, contracted, weighing)
     values = next(t for t in tensors.values() if store.is_node(t, value))
     for attention in complete(weights.weights):
         attention.carried, attention.fault = carried, fault
-        if carried.stages and not carried.combined and held is not None and not held.is_meta:
-            attention.met = alias(held if contracted == -1 else held.mT)
+        if carried.stages and not carried.combined and numbers is not None and not numbers.is_meta:
+            attention.met = alias(numbers if contracted == -1 else numbers.mT)
         scene.listener.eager(attention, values, made.tensor)
     return True
 
