@@ -126,6 +126,17 @@ def test_heads_and_rows_by_any_projection(how: str, rows: int, keys: int, device
     assert call.scale.effective == pytest.approx(ROOT)
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_batch_in_the_second_axis_is_no_position(rows: int) -> None:
+    """A probe against many keys in nn.MultiheadAttention, which puts positions first."""
+    model, probe, x = nn.MultiheadAttention(DIM, H, batch_first=True), torch.randn(B, rows, DIM), styles.inputs()
+    with sqrtdk.trace(model) as traced:
+        model(probe, x, x, need_weights=True)
+    (call,) = traced.calls
+    assert (*layout(call), call.axis) == (B, H, H, rows, L, E, E, "positions")
+    assert call.scale.agree is True
+
+
 @devices
 @pytest.mark.parametrize("name", styles.AXIAL)
 def test_heads_of_a_grid_are_its_heads(name: str, device: str) -> None:
