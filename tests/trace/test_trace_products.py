@@ -198,6 +198,33 @@ def test_a_distance_has_its_masks_and_its_statistics() -> None:
     assert max(call.stats.max_logit) <= 0.0
 
 
+@devices
+def test_the_distances_of_many_points_have_a_kernel_of_their_own(device: str) -> None:
+    def attend(m: nn.Module, q: Tensor, k: Tensor, v: Tensor, s: float) -> Tensor:
+        q, k, v = (t.repeat(1, 1, 6, 1) for t in (q, k, v))
+        return (-(torch.cdist(q, k) ** 2) * s).softmax(-1) @ v
+
+    call = record(attend, device=device)
+    assert (call.score, call.formula) == ("distance", "softmax(-0.25 * |q - k|^2)")
+    assert (call.heads, call.query_len, call.key_len, call.head_dim) == (H, 6 * L, 6 * L, E)
+
+
+@pytest.mark.parametrize("norm", [1.0, "by hand", "logarithm"])
+def test_another_distance_is_not_guessed(norm: float | str) -> None:
+    """City-block distances, and a curve over the square: nothing is said of a coefficient."""
+
+    def attend(m: nn.Module, q: Tensor, k: Tensor, v: Tensor, s: float) -> Tensor:
+        if norm == "logarithm":
+            return (-torch.log1p(torch.cdist(q, k) ** 2)).softmax(-1) @ v
+        if norm == "by hand":
+            return (-(q.unsqueeze(-2) - k.unsqueeze(-3)).abs().sum(-1)).softmax(-1) @ v
+        return (-torch.cdist(q, k, p=float(norm))).softmax(-1) @ v
+
+    call = record(attend)
+    assert call.unknown
+    assert call.scale.effective is call.scale.symbolic is None
+
+
 @pytest.mark.parametrize("side", ["q", "k"])
 def test_lengths_that_do_not_complete_the_square_are_a_bias(side: str) -> None:
     """-q.k + |k|^2 is no distance."""

@@ -94,7 +94,7 @@ class AttentionCall:
     module_class: str  # class name of the module at `site`
     kind: str  # "sdpa", "eager", "flex", "compiled" (our own kernel), "native" (nn.MultiheadAttention's fast path)
     op: str  # the operation that ran it, e.g. "aten._scaled_dot_product_flash_attention_for_cpu"
-    score: str  # "dot", "cosine", "disentangled", "relative", "additive", "unknown(op)"
+    score: str  # "dot", "cosine", "disentangled", "relative", "additive", "distance", "unknown(op)"
     batch: int
     heads: int
     kv_heads: int
