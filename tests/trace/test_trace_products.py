@@ -126,6 +126,17 @@ def test_heads_and_rows_by_any_projection(how: str, rows: int, keys: int, device
     assert call.scale.effective == pytest.approx(ROOT)
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_batch_in_the_second_axis_is_no_position(rows: int) -> None:
+    """A probe against many keys in nn.MultiheadAttention, which puts positions first."""
+    model, probe, x = nn.MultiheadAttention(DIM, H, batch_first=True), torch.randn(B, rows, DIM), styles.inputs()
+    with sqrtdk.trace(model) as traced:
+        model(probe, x, x, need_weights=True)
+    (call,) = traced.calls
+    assert (*layout(call), call.axis) == (B, H, H, rows, L, E, E, "positions")
+    assert call.scale.agree is True
+
+
 @devices
 @pytest.mark.parametrize("name", styles.AXIAL)
 def test_heads_of_a_grid_are_its_heads(name: str, device: str) -> None:
@@ -185,6 +196,33 @@ def test_a_distance_has_its_masks_and_its_statistics() -> None:
     assert call.mask is not None
     assert call.stats is not None
     assert max(call.stats.max_logit) <= 0.0
+
+
+@devices
+def test_the_distances_of_many_points_have_a_kernel_of_their_own(device: str) -> None:
+    def attend(m: nn.Module, q: Tensor, k: Tensor, v: Tensor, s: float) -> Tensor:
+        q, k, v = (t.repeat(1, 1, 6, 1) for t in (q, k, v))
+        return (-(torch.cdist(q, k) ** 2) * s).softmax(-1) @ v
+
+    call = record(attend, device=device)
+    assert (call.score, call.formula) == ("distance", "softmax(-0.25 * |q - k|^2)")
+    assert (call.heads, call.query_len, call.key_len, call.head_dim) == (H, 6 * L, 6 * L, E)
+
+
+@pytest.mark.parametrize("norm", [1.0, "by hand", "logarithm"])
+def test_another_distance_is_not_guessed(norm: float | str) -> None:
+    """City-block distances, and a curve over the square: nothing is said of a coefficient."""
+
+    def attend(m: nn.Module, q: Tensor, k: Tensor, v: Tensor, s: float) -> Tensor:
+        if norm == "logarithm":
+            return (-torch.log1p(torch.cdist(q, k) ** 2)).softmax(-1) @ v
+        if norm == "by hand":
+            return (-(q.unsqueeze(-2) - k.unsqueeze(-3)).abs().sum(-1)).softmax(-1) @ v
+        return (-torch.cdist(q, k, p=float(norm))).softmax(-1) @ v
+
+    call = record(attend)
+    assert call.unknown
+    assert call.scale.effective is call.scale.symbolic is None
 
 
 @pytest.mark.parametrize("side", ["q", "k"])

@@ -104,7 +104,7 @@ class AttentionCall:
     # operator of another library), "edge softmax"
     kind: str
     op: str  # the operation that ran it, e.g. "aten._scaled_dot_product_flash_attention_for_cpu"
-    score: str  # "dot", "cosine", "disentangled", "relative", "additive", "distance" (-|q - k|^2), "unknown(op)"
+    score: str  # "dot", "cosine", "disentangled", "relative", "additive", "distance", "unknown(op)"
     batch: int
     heads: int
     kv_heads: int

@@ -44,7 +44,7 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
     left, right = _operands(chain.product)
     axes = orientation(chain.product, chain.views, weighing.dim, weighing.logits.dim())
     query_node, key_node = (right, left) if axes.swapped else (left, right)
-    axes = place_rows(axes, chain.product, query_node, chain.views, tuple(weighing.logits.shape))
+    axes = place_rows(axes, chain.product, query_node, key_node, chain.views, tuple(weighing.logits.shape))
     axes = place_heads(axes, chain.product, query_node, chain.views, weighing.logits.dim())
     query, key = paired(_followed(query_node, "q", left), _followed(key_node, "k", left))
     if len(right.shape) > 1:

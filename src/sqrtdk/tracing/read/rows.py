@@ -26,13 +26,16 @@ _LINEAR = (ops.PROJECTIONS | ops.CONTRACTIONS.keys()) - _CONVOLUTIONS - {"embedd
 Shape = tuple[int, ...]
 
 
-def place_rows(axes: Orientation, product: Node, query: Node, views: Sequence[Node], shape: Shape) -> Orientation:
+def place_rows(
+    axes: Orientation, product: Node, query: Node, key: Node, views: Sequence[Node], shape: Shape
+) -> Orientation:
     """The orientation with the axes along which the positions of the queries run.
 
     Args:
         axes: as the product's own rows have it.
         product: q . k.
         query: its operand that is q.
+        key: its operand that is k.
         views: from there to the softmax.
         shape: of the softmax.
     """
@@ -50,9 +53,15 @@ def place_rows(axes: Orientation, product: Node, query: Node, views: Sequence[No
     if not single:
         return replace(axes, rows=tuple(axis for axis in axes.rows if axis in rows) or last.rows)
     if rows:
-        return replace(axes, rows=rows, windowed=True)
+        return replace(axes, rows=rows, windowed=True) if _runs_along(key, -2 if axes.swapped else -1) else last
     sizes = [size for axis, size in enumerate(shape) if axis != axes.keys % len(shape)]
     return last if sizes and sizes[-1] == 1 else replace(axes, rows=())
+
+
+def _runs_along(key: Node, columns: int) -> bool:
+    """Whether the positions of the keys run along the columns: they do not where the batch is their second axis."""
+    along = _followed(key, _positions)
+    return along is not None and varies(along, columns)
 
 
 def place_heads(axes: Orientation, product: Node, query: Node, views: Sequence[Node], dims: int) -> Orientation:
@@ -115,7 +124,7 @@ def norm_fault(operand: Node, *, summed: int) -> str | None:
     if node is None or node.norm is None or node.is_root or len(node.shape) < 2:
         return None
     start, axis = node, node.norm.axis
-    line = torch.arange(start.shape[axis], dtype=torch.int32)
+    line = torch.arange(start.shape[axis], dtype=torch.float32)
     line = line.view((-1,) if axis == -1 else (-1, *(1,) * (-1 - axis))).expand(start.shape)
     way: list[Node] = []
     node = operand
@@ -163,7 +172,7 @@ def _replayed(way: Sequence[Node], line: Tensor) -> Tensor | None:
 
 
 def _after(step: Node, line: Tensor) -> Tensor | None:
-    if step.op in ops.VIEWS:
+    if step.op in ops.VIEWS or step.op == "constant_pad_nd":
         return replay(step, line)
     if tuple(line.shape) == step.shape:
         return line
@@ -187,7 +196,7 @@ def _features(root: Node) -> int | None:
 
 
 def _positions(root: Node, shape: Shape) -> Tensor | None:
-    """0, 1, 2 ... along the positions; all 0 where a projection of vectors has none."""
+    """1, 2, 3 ... along the positions, 0 being padding; all 1 where a projection of vectors has none."""
     if len(shape) < 2 or root.op == "bmm":  # einsum folds batch and positions
         return None
     if _convolved(root):
@@ -196,7 +205,7 @@ def _positions(root: Node, shape: Shape) -> Tensor | None:
         before, sizes, after = 1, shape[1:-1], 1
     else:
         before, sizes, after = len(shape) - 2, shape[-2:-1], 1
-    line = torch.arange(math.prod(sizes), dtype=torch.int32)
+    line = torch.arange(math.prod(sizes), dtype=torch.float32) + 1
     return line.view((1,) * before + tuple(sizes) + (1,) * after).expand(shape)
 
 
@@ -205,4 +214,4 @@ def _channels(root: Node, shape: Shape) -> Tensor | None:
     axis = _features(root)
     if axis is None:
         return None
-    return torch.arange(shape[axis], dtype=torch.int32).view(-1, *(1,) * (-1 - axis)).expand(shape)
+    return torch.arange(shape[axis], dtype=torch.float32).view(-1, *(1,) * (-1 - axis)).expand(shape)
