@@ -52,12 +52,6 @@ def over_heads(q, k, v, mask):
     return (q @ k.mT * 8**-0.5).softmax(1) @ v
 
 
-def unlike_blocks(q, k, v, mask):
-    """Blocks of keys with two scales, joined before one softmax."""
-    blocks = [q @ part.mT * (8**-0.5 if place else 1.0) for place, part in enumerate(k.split(BLOCK, -2))]
-    return torch.cat(blocks, -1).softmax(-1) @ v
-
-
 def online(q, k, v, mask):
     """The same by a running maximum and sum."""
     top = torch.full((*q.shape[:-1], 1), -torch.inf)
@@ -107,7 +101,6 @@ CASES = {  # verdicts of the calls, and a word of the finding
     times_mask: (["exact", "unmeasured"], "mul by a 0/1 mask"),
     changed: (["exact", "unmeasured"], "add on the weights"),
     over_heads: (["exact", "unmeasured"], "another axis"),
-    unlike_blocks: (["exact", "unmeasured"], "unlike scales side by side"),
     online: (["exact"], "without a softmax"),
     linear: (["exact"], "without a softmax"),
     gated: (["exact"], "no attention was found in it"),
@@ -132,9 +125,8 @@ def test_what_could_not_be_judged_is_a_finding(attend) -> None:
 
 
 def test_it_says_what_was_seen_up_to_there() -> None:
-    (finding,) = check(beside(unlike_blocks), x()).unjudged
-    assert "seen up to there: softmax(unknown(" in finding.message
-    assert "0.3536 * q.k" not in finding.message  # no one scale is said of blocks with two
+    (finding,) = check(beside(times_mask), x()).unjudged
+    assert "seen up to there: softmax(unknown(mul by a 0/1 mask)(0.3536 * q.k))" in finding.message
 
 
 class Similarity(nn.Module):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from sqrtdk.stats.heads import HeadStats
 
+BLOCKS = "blocks"  # source of a factor that differs from one block of keys to the next
 DATA = "data"  # source of a factor on the logits that is computed from the inputs: no constant of the model
 
 
@@ -61,6 +62,15 @@ class Scale:
     per_head: tuple[float, ...] | None = None  # effective scale of each query head where heads differ
     agree: bool | None = None  # None when only one reading exists
     reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyBlock:
+    """Keys whose logits were computed by a product of their own, and its scale."""
+
+    first: int  # 0-based number of its first key
+    last: int  # of its last key
+    scale: Scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +140,12 @@ class AttentionCall:
     stats_reason: str | None = None  # why stats is None
     norm_gain: bool = False  # a gain for each channel, an operation of its own, followed the normalisation of q or k
     shared_qk: bool = False  # q and k are one and the same projection (Reformer), as far as it could be followed
+    blocks: tuple[KeyBlock, ...] = ()  # keys with a product of their own each; none where one product gave all logits
+
+    @property
+    def unlike_blocks(self) -> bool:
+        """Whether blocks of keys are scaled by unlike numbers; the call has no one scale then."""
+        return any(factor.source == BLOCKS for factor in self.scale.factors)
 
 
 NEVER_USED = "its weights never reach a value product"

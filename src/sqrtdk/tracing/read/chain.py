@@ -26,12 +26,25 @@ _FILL = -1e3  # written over logits, a number below this hides
 
 
 @dataclass(frozen=True, slots=True)
+class Fork:
+    """Where logits of several products were put side by side: the node, and what follows it, innermost first."""
+
+    node: Node
+    steps: tuple[Step, ...]
+    views: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Chain:
-    """The steps, innermost (nearest to the product) first, and the views that lead from product to softmax."""
+    """The steps, innermost (nearest to the product) first, and the views that lead from product to softmax.
+
+    `fork` is where other products join, nearest to the softmax; the steps are then those of the first product.
+    """
 
     product: Node | None
     steps: tuple[Step, ...] = ()
     views: tuple[Node, ...] = ()
+    fork: Fork | None = None
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -61,14 +74,21 @@ class _Link:
         return next((i for i, arg in enumerate(self.node.args) if isinstance(arg, Node) and arg is not self.main), None)
 
 
-def read_chain(node: Node) -> Chain:
-    """Walk from the softmax's input `node` back to the product."""
-    steps: tuple[Step, ...] = ()
-    views: tuple[Node, ...] = ()
+def read_chain(node: Node, steps: tuple[Step, ...] = (), views: tuple[Node, ...] = ()) -> Chain:
+    """Walk from the softmax's input `node` back to the product.
+
+    Args:
+        node: what entered the softmax, or a tensor on the way to it.
+        steps: those between it and the softmax.
+        views: those between it and the softmax.
+    """
+    fork: Fork | None = None
     while node.product is None:
         main = node.main() if node.products else None
         if main is None:
-            return Chain(None, steps, views)
+            return Chain(None, steps, views, fork)
+        if node.op == "cat" and sum(bool(p.products) for p in node.parents()) > 1:
+            fork = fork or Fork(node, steps, views)
         if node.op in ops.VIEWS:
             views = (node, *views)
         elif node.op not in ops.SAME:
@@ -78,7 +98,7 @@ def read_chain(node: Node) -> Chain:
             views = (node, *views)
         node = main
     steps = (*reversed(_beside_product(node, views)), *steps)
-    return Chain(node, _fold_caps(steps), views)
+    return Chain(node, _fold_caps(steps), views, fork)
 
 
 # -- one reader an operation: its steps, outermost first ---------------------------------------------------------------

@@ -8,10 +8,11 @@ from dataclasses import replace
 from torch import Tensor
 
 from sqrtdk.tracing.classify.additive import summed_by_hand
+from sqrtdk.tracing.read.blocks import Span, beside, join_beside
 from sqrtdk.tracing.read.chain import Chain, read_chain
 from sqrtdk.tracing.read.masks import as_passed
 from sqrtdk.tracing.read.orient import orientation
-from sqrtdk.tracing.read.reading import Layout, Logits, Reading
+from sqrtdk.tracing.read.reading import Cell, Layout, Logits, Reading
 from sqrtdk.tracing.read.side import Side, follow
 from sqrtdk.tracing.records import Factor, Stage
 from sqrtdk.tracing.steps import Scale, Sink, Step, Unknown
@@ -33,11 +34,26 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
     chain = read_chain(weighing.node)
     if chain.product is None:
         return _without_product(weighing, chain, value)
+    if chain.fork is not None:
+        spans = beside(chain.fork, weighing)
+        cells = [Cell(0, span.first, read_span(weighing, value, output, span, heads_hint)) for span in spans]
+        joined = join_beside(weighing, cells) if cells else None
+        if joined is not None:
+            return joined
+    return read_span(weighing, value, output, Span(chain), heads_hint)
+
+
+def read_span(weighing: Weighing, value: Tensor, output: Tensor, span: Span, heads_hint: int | None) -> Reading:
+    """Read keys of one product, all of the softmax's or a part of them; the arguments are those of `read_eager`."""
+    chain = span.chain
+    assert chain.product is not None
     left, right = _operands(chain.product)
     axes = orientation(chain.product, chain.views, weighing.dim, weighing.logits.dim())
     query_node, key_node = (right, left) if axes.swapped else (left, right)
     query, key = follow(query_node, "q"), follow(key_node, "k")
-    layout = _layout(axes.apply(weighing.logits), query, query_node, axes.swapped, value, heads_hint)
+    logits = axes.apply(weighing.logits)
+    logits = logits if span.size is None else logits.narrow(-1, span.first, span.size)
+    layout = _layout(logits, query, query_node, axes.swapped, value, heads_hint)
     steps = chain.steps
     by_sdpa = weighing.op == _MATH and not weighing.flex
     if by_sdpa:
@@ -46,7 +62,7 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
         steps = (*steps, Sink(column=False))
     if weighing.fault is not None:
         steps = (*steps, Unknown(weighing.fault))
-    elif any(isinstance(step, Sink) and step.column for step in steps):
+    elif span.size is None and any(isinstance(step, Sink) and step.column for step in steps):
         layout = replace(layout, columns=layout.columns - 1)
     return Reading(
         site=weighing.entry.site,
@@ -56,7 +72,7 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
         query=query,
         key=key,
         steps=steps,
-        operands=Logits(weighing.logits, weighing.weights, chain.product, chain.views, axes, layout),
+        operands=Logits(weighing.logits, weighing.weights, chain.product, chain.views, axes, layout, span.first),
         dtype=value.dtype,
         logits_dtype=weighing.stored,
         device=weighing.logits.device,

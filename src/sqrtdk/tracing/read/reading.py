@@ -38,6 +38,7 @@ class Logits:
         views: the views from the product to the softmax, innermost first.
         axes: where the softmax's layout has queries and keys.
         layout: sizes.
+        first: number of the first key, where the softmax saw more than these.
     """
 
     values: Tensor
@@ -46,11 +47,12 @@ class Logits:
     views: tuple[Node, ...]
     axes: Orientation
     layout: Layout
+    first: int = 0
 
     def arrange(self, tensor: Tensor) -> Tensor:
         """(B, H, L, S) of a tensor in the softmax's layout, without the sinks' column."""
         sizes = self.layout
-        columns = self.axes.apply(tensor)[..., : sizes.columns]
+        columns = self.axes.apply(tensor)[..., self.first : self.first + sizes.columns]
         return columns.reshape(sizes.batch, sizes.heads, *columns.shape[-2:])
 
     def place(self, placed: Placed) -> Tensor:
@@ -87,6 +89,15 @@ class Vectors:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Cell:
+    """Rows and keys whose logits are one product, read as if they were an attention; from which of them on it is."""
+
+    row: int
+    key: int
+    reading: Reading
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Reading:
     """One attention, read.
 
@@ -110,6 +121,8 @@ class Reading:
         fault: why its numbers can't be judged: what it does is no attention as the record knows it.
         no_slope: why its scale can't be read from the numbers.
         no_stats: why its statistics can't be measured.
+        blocks: the products that its logits come from, where blocks of keys have one each.
+        offset: position of the first key, counted from that of the first row, where blocks have them told.
     """
 
     site: str
@@ -131,6 +144,8 @@ class Reading:
     fault: str | None = None
     no_slope: str | None = None
     no_stats: str | None = None
+    blocks: tuple[Cell, ...] = ()
+    offset: int | None = None
 
     @property
     def without_data(self) -> bool:

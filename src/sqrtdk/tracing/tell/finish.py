@@ -14,6 +14,7 @@ from sqrtdk.tracing.read.side import Side
 from sqrtdk.tracing.records import AttentionCall, Stage
 from sqrtdk.tracing.steps import Bias, Scale, Sink, Softcap, Step, Unknown, scaled_by
 from sqrtdk.tracing.tell import formula, slope, statistics
+from sqrtdk.tracing.tell.blocks import of_blocks, tell_blocks
 from sqrtdk.tracing.tell.scale import tell_scale
 from sqrtdk.tracing.tell.sight import look
 
@@ -38,8 +39,9 @@ def finish(
     factors = [*query.factors, *key.factors, *(step.factor for step in steps if isinstance(step, Scale))]
     unknown = _unknown(reading)
     width = layout.width - max(query.padding, key.padding)
+    blocks = tell_blocks(reading, width, measure_slope=measure_slope)
     no_slope = slope.unread(reading)
-    read = slope.read_slope(reading, sight) if no_slope is None and measure_slope else no_slope
+    read = slope.read_slope(reading, sight) if no_slope is None and measure_slope and not blocks else no_slope
     no_stats = statistics.unmeasured(reading)
     stats = statistics.measure(reading, sight) if no_stats is None and measure_stats else None
     biases = [(i, step) for i, step in enumerate(steps) if isinstance(step, Bias)]
@@ -66,7 +68,9 @@ def finish(
         device=str(reading.device),
         stages=_stages(reading, steps),
         formula=formula.write(reading, steps),
-        scale=tell_scale(
+        scale=of_blocks(blocks)
+        if blocks and not unknown
+        else tell_scale(
             reading,
             factors,
             unknown,
@@ -93,6 +97,7 @@ def finish(
         stats=stats.heads if stats is not None else None,
         stats_reason=no_stats,
         shared_qk=_shared(reading, width),
+        blocks=blocks,
     )
 
 
