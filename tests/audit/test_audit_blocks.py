@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from attention_blocks import BLOCK, WAYS
 from sqrtdk.audit.check import check
 from sqrtdk.audit.records import CheckReport
 from sqrtdk.report.json import to_json
 from sqrtdk.report.terminal import to_text
 
-E, H, L, BLOCK = 16, 2, 12, 4
+E, H, L = 16, 2, 12
 ROOT = E**-0.5
 
 
@@ -55,7 +56,13 @@ def told(report: CheckReport) -> list[tuple[str, str]]:
     return [(finding.rule, finding.severity) for finding in report.findings]
 
 
-WRITTEN = {"together": together}
+def online(name: str):
+    """A running sum, one way or another."""
+    return lambda *scales: lambda model, q, k, v: WAYS[name].way(q, k, v, scales, (None, None))
+
+
+BY_SUMS = ("running", "in_place", "divided_at_every_block", "in_pieces_of_buffers", "heads_third", "base_two")
+WRITTEN = {"together": together} | {name: online(name) for name in BY_SUMS}
 
 
 @pytest.mark.parametrize("static", [False, True])

@@ -17,8 +17,6 @@ from sqrtdk.report.html import to_html
 from sqrtdk.report.json import to_document
 from sqrtdk.report.terminal import summary_line, to_text
 
-BLOCK = 4
-
 
 class Attention(nn.Module):
     """Self-attention whose middle is a function of q, k, v and the mask of tril."""
@@ -50,18 +48,6 @@ def changed(q, k, v, mask):
 def over_heads(q, k, v, mask):
     """The softmax runs over another axis than the keys."""
     return (q @ k.mT * 8**-0.5).softmax(1) @ v
-
-
-def online(q, k, v, mask):
-    """The same by a running maximum and sum."""
-    top = torch.full((*q.shape[:-1], 1), -torch.inf)
-    total, y = torch.zeros_like(top), torch.zeros_like(q)
-    for place, (key, value) in enumerate(zip(k.split(BLOCK, -2), v.split(BLOCK, -2), strict=True)):
-        z = q @ key.mT * (8**-0.5 if place else 1.0)
-        new = torch.maximum(top, z.amax(-1, keepdim=True))
-        weights, old = (z - new).exp(), (top - new).exp()
-        total, y, top = total * old + weights.sum(-1, keepdim=True), y * old + weights @ value, new
-    return y / total
 
 
 def linear(q, k, v, mask):
@@ -101,7 +87,6 @@ CASES = {  # verdicts of the calls, and a word of the finding
     times_mask: (["exact", "unmeasured"], "mul by a 0/1 mask"),
     changed: (["exact", "unmeasured"], "add on the weights"),
     over_heads: (["exact", "unmeasured"], "another axis"),
-    online: (["exact"], "without a softmax"),
     linear: (["exact"], "without a softmax"),
     gated: (["exact"], "no attention was found in it"),
     discarded: (["exact"], "no attention was found in it"),
@@ -157,7 +142,7 @@ def test_what_was_judged_is_not_accused(attend) -> None:
 
 def test_nothing_else_to_judge_is_an_error() -> None:
     with pytest.raises(ModelError, match="no attention could be read"):
-        check(Attention(online), x())
+        check(Attention(linear), x())
 
 
 def test_health_is_apart_from_the_verdict() -> None:

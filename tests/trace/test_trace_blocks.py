@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import sqrtdk
+from attention_blocks import BLOCK, WAYS, Masks
 from sqrtdk.stats import head_stats_from_logits
 from sqrtdk.tracing import AttentionCall, Trace
 
-B, H, L, E, BLOCK = 2, 2, 12, 16, 4
+B, H, L, E = 2, 2, 12, 16
 ROOT = E**-0.5
 Attending = Callable[["Attend", Tensor, Tensor, Tensor], Tensor]
 Scales = tuple[float, ...]
@@ -57,7 +58,7 @@ def only(attend: Attending, device: str = "cpu") -> AttentionCall:
 
 
 def products(model: Attend, x: Tensor) -> Tensor:
-    """q . k in float64."""
+    """Products of q and k in float64."""
     with torch.no_grad():
         q, k = (part(x).double().unflatten(-1, (H, E)).transpose(1, 2) for part in (model.q, model.k))
     return q @ k.mT
@@ -152,9 +153,8 @@ def test_statistics_of_blocks_are_those_of_the_whole(name: str) -> None:
         assert (call.mask.kind, call.mask.least, call.mask.greatest) == ("causal", 0, L - 1)
         assert call.mask.masked_weight == pytest.approx(0.0, abs=1e-6)
     is_dense(call, logits)
-    assert call.max_product == pytest.approx(
-        float(products(model, x).abs().max()) * (1 if "keys" not in name else ROOT)
-    )
+    largest = float(products(model, x).abs().max())
+    assert call.max_product == pytest.approx(largest * ROOT if name == "keys by queries" else largest)
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
@@ -176,3 +176,130 @@ def test_products_side_by_side_along_the_heads_are_no_blocks_of_keys() -> None:
         return z.softmax(-1) @ v
 
     assert only(attend).blocks == ()
+
+
+# -- a running sum -----------------------------------------------------------------------------------------------------
+
+ONE = (ROOT, ROOT, ROOT)
+BY_SUMS = [name for name in WAYS if name not in ("merged", "ring")]
+MASKED = [name for name in BY_SUMS if WAYS[name].masks]
+KEYS = [(0, 3), (4, 7), (8, 11)]
+
+
+def padding() -> Tensor:
+    """Keys that are none, on the left of the second sequence."""
+    return (torch.arange(L) < torch.tensor([0, 3])[:, None])[:, None, None]
+
+
+def online(name: str, scales: Scales, *, hide: bool = False, pad: bool = False) -> Attending:
+    """A way of attention with its masks."""
+
+    def attend(m: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        masks: Masks = (causal(L, L) if hide else None, padding() if pad else None)
+        return WAYS[name].way(q, k, v, scales, masks)
+
+    return attend
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_every_way_is_attention(name: str) -> None:
+    *_, observed, model, x = traced(online(name, ONE, hide=WAYS[name].masks))
+    logits = products(model, x) * ROOT
+    logits = logits.masked_fill(causal(L, L), -math.inf) if WAYS[name].masks else logits
+    with torch.no_grad():
+        v = model.v(x).double().unflatten(-1, (H, E)).transpose(1, 2)
+    expected = (logits.softmax(-1) @ v).transpose(1, 2).flatten(2)
+    assert float((observed.double() - expected).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("name", BY_SUMS)
+def test_a_running_sum_is_one_call(name: str, device: str) -> None:
+    hide = WAYS[name].masks
+    call = only(online(name, ONE, hide=hide), device)
+    assert call.formula == ("softmax(0.25 * q.k + causal)" if hide else "softmax(0.25 * q.k)")
+    assert (call.site, call.index, call.kind, call.score) == ("", 0, "eager", "dot")
+    assert (call.batch, call.heads, call.kv_heads, call.head_dim) == (B, H, H, E)
+    assert (call.query_len, call.key_len, call.value_dim) == (L, L, E + (name == "column_of_ones"))
+    assert call.scale.effective == pytest.approx(ROOT)
+    assert call.scale.agree is (True if device == "cpu" else None)
+    assert [(block.first, block.last) for block in call.blocks] == KEYS
+    assert [block.scale.symbolic for block in call.blocks] == pytest.approx(list(ONE))
+    if device == "cpu":
+        assert [block.scale.numeric for block in call.blocks] == pytest.approx(list(ONE), rel=1e-3)
+    if hide:
+        assert call.mask is not None
+        assert (call.mask.kind, call.mask.least, call.mask.greatest, call.mask.blind_rows) == ("causal", 0, L - 1, 0)
+
+
+@pytest.mark.parametrize("name", BY_SUMS)
+def test_statistics_of_a_running_sum_are_those_of_the_whole(name: str) -> None:
+    run, _, model, x = traced(online(name, ONE, hide=WAYS[name].masks))
+    (call,) = run.calls
+    logits = products(model, x) * ROOT
+    is_dense(call, logits.masked_fill(causal(L, L), -math.inf) if WAYS[name].masks else logits)
+
+
+@pytest.mark.parametrize("name", [name for name in MASKED if name != "without_a_maximum"])  # it divides 0 by 0
+def test_padding_on_the_left_beside_a_causal_mask(name: str) -> None:
+    run, _, model, x = traced(online(name, ONE, hide=True, pad=True))
+    (call,) = run.calls
+    assert call.formula == "softmax(0.25 * q.k + causal + padding)"
+    assert call.mask is not None
+    assert call.mask.blind_rows == H * 3
+    assert call.scale.agree is True
+    is_dense(call, (products(model, x) * ROOT).masked_fill(causal(L, L) | padding(), -math.inf))
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("name", BY_SUMS)
+@pytest.mark.parametrize("scales", [(1.0, 1.0, 1.0), (ROOT**2,) * 3])
+def test_a_running_sum_with_a_wrong_scale(name: str, scales: Scales, device: str) -> None:
+    call = only(online(name, scales), device)
+    assert call.scale.effective == pytest.approx(scales[0])
+    assert not call.unlike_blocks
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("name", BY_SUMS)
+@pytest.mark.parametrize("scales", [(ROOT, ROOT, 2 * ROOT), (1.0, ROOT, ROOT)])
+def test_a_running_sum_with_a_scale_of_one_block_alone(name: str, scales: Scales, device: str) -> None:
+    call = only(online(name, scales), device)
+    assert call.unlike_blocks
+    assert call.scale.effective is None
+    assert call.formula == "softmax(scale[block] * q.k)"
+    assert [block.scale.symbolic for block in call.blocks] == pytest.approx(list(scales))
+
+
+def test_an_exp_that_nothing_divides_is_missed() -> None:
+    def attend(m: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.exp(q @ k.mT * ROOT) @ v
+
+    run, *_ = traced(attend)
+    assert run.calls == ()
+    assert ["no sum of it" in entry.reason for entry in run.not_measured] == [True]
+
+
+def test_an_exp_that_another_number_divides_is_missed() -> None:
+    def attend(m: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.exp(q @ k.mT * ROOT) @ v / L
+
+    run, *_ = traced(attend)
+    assert (run.calls, len(run.not_measured)) == ((), 1)
+
+
+def test_a_softmax_by_hand_is_as_before() -> None:
+    def attend(m: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        z = q @ k.mT * ROOT
+        power = (z - z.amax(-1, keepdim=True)).exp()
+        return power / power.sum(-1, keepdim=True) @ v
+
+    call = only(attend)
+    assert (call.formula, call.blocks, call.op) == ("softmax(0.25 * q.k)", (), "aten.div")
+
+
+def test_layers_are_told_in_their_order() -> None:
+    model = nn.Sequential(*(Attend(online("running", (scale,) * 3)) for scale in ONE))
+    with torch.no_grad(), sqrtdk.trace(model) as run:
+        model(torch.randn(B, L, 32))
+    assert [call.site for call in run.calls] == ["0", "1", "2"]

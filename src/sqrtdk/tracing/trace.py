@@ -11,12 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidTypeError, kind_and_text
+from sqrtdk.tracing.classify.online import close
 from sqrtdk.tracing.read.eager import read_eager
 from sqrtdk.tracing.read.kernels import KERNELS
+from sqrtdk.tracing.read.online import read_online
 from sqrtdk.tracing.read.reading import Reading
 from sqrtdk.tracing.records import AttentionCall, NotAttention, NotMeasured
 from sqrtdk.tracing.tell.finish import finish
-from sqrtdk.tracing.watch.events import KernelCall, Listener, Weighing
+from sqrtdk.tracing.watch.events import KernelCall, Listener, Online, Weighing
 from sqrtdk.tracing.watch.recorder import Recorder
 from sqrtdk.tracing.watch.sites import Sites
 from sqrtdk.tracing.watch.stance import eager_compiler
@@ -66,7 +68,7 @@ class Trace:
         self._recorder = Recorder(
             self._model,
             self._sites,
-            Listener(self._eager, self._kernel, self._miss, self._factor),
+            Listener(self._eager, self._kernel, self._miss, self._factor, self._online),
             {op: kernel.query for op, kernel in KERNELS.items()},
             products=self._stats,
         )
@@ -82,6 +84,7 @@ class Trace:
     ) -> None:
         assert self._recorder is not None
         self._running.__exit__(kind, error, traceback)
+        close(self._recorder.classifier.scene)
         others: Counter[str] = Counter()
         listed = []
         for entry in self._recorder.classifier.entries:
@@ -106,6 +109,19 @@ class Trace:
                 weighing.entry.reason = reading
             else:
                 self._add(reading)
+
+        self._guard(site, read)
+
+    def _online(self, run: Online) -> None:
+        site = run.exponentials[0].entry.site
+
+        def read() -> None:
+            readings = read_online(run, self._heads(site))
+            if isinstance(readings, str):
+                self._miss(site, readings)
+            else:
+                for reading in readings:
+                    self._add(reading)
 
         self._guard(site, read)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sqrtdk.tracing.classify import opaque
+from sqrtdk.tracing.classify import online, opaque
 from sqrtdk.tracing.classify.combine import combine
 from sqrtdk.tracing.classify.contract import contract, is_product
 from sqrtdk.tracing.classify.scene import Made, Scene
@@ -89,6 +89,8 @@ class Classifier:
         elif any(p.act for p in parents):
             node.act = True
             node.learned = all(p.learned for p in parents if p.act)
+            if any(p.partial is not None for p in parents) and online.carry(self.scene, made, parents):
+                return
             _KINDS.get(node.op, combine)(self.scene, made, parents)
         elif node.op in ops.CONTRACTIONS and any(origin(p).op == "parameter" for p in parents):
             # A projection of learned or positional vectors: learned queries (DETR), relative keys (DeBERTa).

@@ -11,7 +11,7 @@ from sqrtdk.tracing.classify.weights import carry, dropout
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.graph import Node, Weights, alias
 
-_KEPT = frozenset({"exp", "_log_softmax"})  # whose own input is needed when they turn out to be a softmax
+_KEPT = frozenset({"exp", "exp2", "_log_softmax"})  # whose own input is needed when they turn out to be a softmax
 
 
 def combine(scene: Scene, made: Made, parents: list[Node]) -> None:

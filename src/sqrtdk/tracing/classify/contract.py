@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from sqrtdk.tracing.classify.additive import pairs_queries_and_keys
+from sqrtdk.tracing.classify.online import weigh
 from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.weights import axis_fault
 from sqrtdk.tracing.watch import ops
@@ -28,7 +29,7 @@ def contract(scene: Scene, made: Made) -> None:
         node.learned = a.learned or b.learned
         node.operands = {i: alias(x) for i, x in made.tensors.items() if i not in (left, right)}
         node.product = Product(made.tensor.dtype, _largest(scene, made))
-    else:
+    elif not weigh(scene, made, a, b):
         _project(scene, made, a, b)
 
 

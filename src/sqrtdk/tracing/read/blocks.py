@@ -11,7 +11,8 @@ from torch import Tensor
 
 from sqrtdk.tracing.read.chain import Chain, Fork, read_chain
 from sqrtdk.tracing.read.masks import bias_name
-from sqrtdk.tracing.read.orient import Orientation
+from sqrtdk.tracing.read.orient import Orientation, operands
+from sqrtdk.tracing.read.places import Place, place
 from sqrtdk.tracing.read.reading import Cell, Layout, Logits, Reading
 from sqrtdk.tracing.records import BLOCKS, Factor
 from sqrtdk.tracing.steps import Bias, Blocks, Hide, Offset, Scale, Step, Unknown
@@ -69,7 +70,7 @@ def _widened(value: Tensor, axis: int, first: int, total: int) -> Tensor:
 def _along_keys(fork: Fork, axis: int, weighing: Weighing) -> bool:
     """Whether the axis of the node becomes, in order, the one that the softmax runs over."""
     shape = fork.node.shape
-    count = torch.arange(shape[axis])
+    count = torch.arange(shape[axis], device="cpu")
     line = count.view([-1 if d == axis else 1 for d in range(len(shape))]).expand(shape)
     try:
         line = to_softmax(line, fork.views).movedim(weighing.dim, -1)
@@ -93,17 +94,35 @@ def join_beside(weighing: Weighing, cells: Sequence[Cell]) -> Reading | None:
 # -- putting together --------------------------------------------------------------------------------------------------
 
 
-def join(cells: Sequence[Cell], layout: Layout, logits: Tensor, weights: Tensor) -> Reading:
-    """One reading of products that cover rows and keys without gap or overlap; what is missing is hidden.
+def places(reading: Reading) -> tuple[Place | None, Place | None]:
+    """Where the rows and the keys of a block come from."""
+    assert isinstance(reading.operands, Logits)
+    left, right = operands(reading.operands.product)
+    first, second = place(left, -2), place(right, -1)
+    return (second, first) if reading.operands.axes.swapped else (first, second)
+
+
+def aligned(reading: Reading) -> Reading:
+    """A block with the distance of its keys from its rows, without which a rotation can't be told from a factor."""
+    if not reading.query.rope:
+        return reading
+    rows, keys = places(reading)
+    if rows is None or keys is None or rows.total != keys.total:
+        return replace(reading, no_slope="q and k of the block are rotated by positions that are not known")
+    return replace(reading, offset=keys.first - rows.first)
+
+
+def join(cells: Sequence[Cell], layout: Layout, logits: Tensor | None, weights: Tensor | None) -> Reading:
+    """One reading of products that cover rows and keys without overlap; a gap is hidden.
 
     Args:
         cells: the products, in the order of their keys.
         layout: sizes of the whole.
-        logits: (B, H, L, S) of the whole.
+        logits: (B, H, L, S) of the whole; None where that is too much to be held.
         weights: their softmax.
     """
     first = cells[0].reading
-    steps = (*_merged(cells, layout), Blocks(len({cell.key for cell in cells})))
+    steps = (*_merged(cells, layout, whole=logits is not None), Blocks(len({cell.key for cell in cells})))
     query, key = first.query, first.key
     query = replace(query, unknown=_each(name for cell in cells for name in cell.reading.query.unknown))
     key = replace(key, unknown=_each(name for cell in cells for name in cell.reading.key.unknown))
@@ -111,14 +130,17 @@ def join(cells: Sequence[Cell], layout: Layout, logits: Tensor, weights: Tensor)
         one = Scale(Factor(None, "logits", BLOCKS))
         query, key = replace(query, factors=()), replace(key, factors=())
         steps = (one, *(step for step in steps if not isinstance(step, Scale)))
-    axes = Orientation(logits.dim() - 1, logits.dim() - 2, swapped=False, followed=True)
+    made = None
+    if logits is not None and weights is not None:
+        axes = Orientation(3, 2, swapped=False, followed=True)
+        made = Logits(logits, weights, _product(cells), (), axes, layout)
     return replace(
         first,
         layout=layout,
         query=query,
         key=key,
         steps=steps,
-        operands=Logits(logits, weights, _product(cells), (), axes, layout),
+        operands=made,
         blocks=tuple(cells),
     )
 
@@ -149,7 +171,7 @@ def _product(cells: Sequence[Cell]) -> Node:
     return made
 
 
-def _merged(cells: Sequence[Cell], layout: Layout) -> list[Step]:
+def _merged(cells: Sequence[Cell], layout: Layout, *, whole: bool) -> list[Step]:
     """The steps of all blocks as those of one: a mask or a bias that some of them have is 0 in the others."""
     longest = max((cell.reading.steps for cell in cells), key=lambda steps: len(_kinds(steps, (Hide, Bias))))
     hides = [_kinds(cell.reading.steps, (Hide,)) for cell in cells]
@@ -158,15 +180,34 @@ def _merged(cells: Sequence[Cell], layout: Layout) -> list[Step]:
     for step in longest:
         place = sum(type(earlier) is type(step) for earlier in merged)
         if isinstance(step, Bias):
-            merged.append(_bias(cells, layout, step, place))
+            merged.append(_bias(cells, layout, step, place) if whole else replace(step, addend=None))
         elif isinstance(step, Hide):
             if apart or step is _kinds(longest, (Hide,))[-1]:
-                merged.append(_hide(cells, layout, step, place if apart else None))
+                merged.append(_hide(cells, layout, step, place if apart else None) if whole else _unread(step))
         elif not isinstance(step, Offset):
             merged.append(step)
+    covered = sum(cell.reading.layout.rows * cell.reading.layout.columns for cell in cells)
+    if covered < layout.rows * layout.columns and all(_is_of_keys(step) for step in _kinds(merged, (Hide,))):
+        gap = Hide("implicit", -math.inf)  # what no block computed is not seen
+        merged.append(_hide([_unhidden(cell) for cell in cells], layout, gap, None) if whole else _unread(gap))
     if any(_skeleton(cell.reading) != _skeleton(cells[0].reading) for cell in cells):
         merged.append(Unknown("blocks of keys with unlike steps"))
     return merged
+
+
+def _unread(step: Hide) -> Hide:
+    return replace(step, visible=None, name="mask", source=None)
+
+
+def _unhidden(cell: Cell) -> Cell:
+    steps = tuple(step for step in cell.reading.steps if not isinstance(step, Hide))
+    return replace(cell, reading=replace(cell.reading, steps=steps))
+
+
+def _is_of_keys(step: Step) -> bool:
+    """Whether a mask hides the same keys from every row: padding."""
+    visible = step.visible.value if isinstance(step, Hide) and step.visible is not None else None
+    return visible is not None and bool((visible == visible[..., :1, :]).all())
 
 
 def _kinds(steps: Iterable[Step], kinds: tuple[type[Step], ...]) -> list[Step]:
@@ -180,7 +221,7 @@ def _skeleton(reading: Reading) -> tuple[object, ...]:
     return (*on_logits, *sides)
 
 
-def _assembled(
+def assembled(
     cells: Sequence[Cell], layout: Layout, values_of: Callable[[Cell], Tensor | None], otherwise: float | bool
 ) -> Tensor | None:
     """(B, H, L, S), B and H possibly 1, of what each block has; None where one of them is not known."""
@@ -196,6 +237,12 @@ def _assembled(
     return whole
 
 
+def _full(reading: Reading, value: float | bool) -> Tensor:
+    """(1, 1, L, S) of one value for all of a block; constants of what has no data are on the CPU."""
+    device = torch.device("cpu") if reading.without_data else reading.device
+    return torch.full((1, 1, reading.layout.rows, reading.layout.columns), value, device=device)
+
+
 def _placed(cell: Cell, placed: Placed | None) -> Tensor | None:
     """(B, H, L, S) of a tensor that met a block's logits."""
     operands = cell.reading.operands
@@ -209,8 +256,7 @@ def _hide(cells: Sequence[Cell], layout: Layout, like: Hide, place: int | None) 
 
     def visible(cell: Cell) -> Tensor | None:
         own = _kinds(cell.reading.steps, (Hide,))
-        seen = torch.ones(1, 1, cell.reading.layout.rows, cell.reading.layout.columns, dtype=torch.bool)
-        seen = seen if cell.reading.without_data else seen.to(cell.reading.device)
+        seen = _full(cell.reading, True)
         for step in own if place is None else own[place : place + 1]:
             part = _placed(cell, step.visible) if isinstance(step, Hide) else None
             if part is None:
@@ -218,9 +264,21 @@ def _hide(cells: Sequence[Cell], layout: Layout, like: Hide, place: int | None) 
             seen = seen & part
         return seen
 
-    whole = _assembled(cells, layout, visible, False)
+    whole = assembled(cells, layout, visible, False)
+    if whole is not None and not whole.is_meta:
+        whole = _padding_everywhere(cells, whole)
     shape = (layout.batch, layout.heads, layout.rows, layout.columns)
     return replace(like, visible=None if whole is None else Placed(whole, (), shape), source=None)
+
+
+def _padding_everywhere(cells: Sequence[Cell], visible: Tensor) -> Tensor:
+    """A mask of keys that some rows have not computed at all: those rows do not say anything else of it."""
+    for cell in cells:
+        sizes = cell.reading.layout
+        part = visible[..., cell.row : cell.row + sizes.rows, cell.key : cell.key + sizes.columns]
+        if not bool((part == part[..., :1, :]).all()):
+            return visible
+    return visible.any(-2, keepdim=True).expand_as(visible)
 
 
 def _bias(cells: Sequence[Cell], layout: Layout, like: Bias, place: int) -> Bias:
@@ -229,11 +287,10 @@ def _bias(cells: Sequence[Cell], layout: Layout, like: Bias, place: int) -> Bias
     def addend(cell: Cell) -> Tensor | None:
         own = _kinds(cell.reading.steps, (Bias,))[place : place + 1]
         if not own:
-            zero = torch.zeros(1, 1, cell.reading.layout.rows, cell.reading.layout.columns)
-            return zero.to(cell.reading.device)
+            return _full(cell.reading, 0.0)
         return _placed(cell, own[0].addend) if isinstance(own[0], Bias) else None
 
-    whole = _assembled(cells, layout, addend, 0.0)
+    whole = assembled(cells, layout, addend, 0.0)
     if whole is None:
         return replace(like, addend=None)
     named = not like.content and like.name in _NAMED_BY_VALUES and not whole.is_meta

@@ -8,10 +8,10 @@ from dataclasses import replace
 from torch import Tensor
 
 from sqrtdk.tracing.classify.additive import summed_by_hand
-from sqrtdk.tracing.read.blocks import Span, beside, join_beside
+from sqrtdk.tracing.read.blocks import Span, aligned, beside, join_beside
 from sqrtdk.tracing.read.chain import Chain, read_chain
 from sqrtdk.tracing.read.masks import as_passed
-from sqrtdk.tracing.read.orient import orientation
+from sqrtdk.tracing.read.orient import operands, orientation
 from sqrtdk.tracing.read.reading import Cell, Layout, Logits, Reading
 from sqrtdk.tracing.read.side import Side, follow
 from sqrtdk.tracing.records import Factor, Stage
@@ -36,7 +36,7 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
         return _without_product(weighing, chain, value)
     if chain.fork is not None:
         spans = beside(chain.fork, weighing)
-        cells = [Cell(0, span.first, read_span(weighing, value, output, span, heads_hint)) for span in spans]
+        cells = [Cell(0, span.first, aligned(read_span(weighing, value, output, span, heads_hint))) for span in spans]
         joined = join_beside(weighing, cells) if cells else None
         if joined is not None:
             return joined
@@ -47,7 +47,7 @@ def read_span(weighing: Weighing, value: Tensor, output: Tensor, span: Span, hea
     """Read keys of one product, all of the softmax's or a part of them; the arguments are those of `read_eager`."""
     chain = span.chain
     assert chain.product is not None
-    left, right = _operands(chain.product)
+    left, right = operands(chain.product)
     axes = orientation(chain.product, chain.views, weighing.dim, weighing.logits.dim())
     query_node, key_node = (right, left) if axes.swapped else (left, right)
     query, key = follow(query_node, "q"), follow(key_node, "k")
@@ -119,11 +119,6 @@ def _without_product(weighing: Weighing, chain: Chain, value: Tensor) -> Reading
         score=name,
         fault=f"the logits are no product of q and k: {name}",
     )
-
-
-def _operands(product: Node) -> tuple[Node, Node]:
-    nodes = [arg for arg in product.args if isinstance(arg, Node)]
-    return nodes[-2], nodes[-1]
 
 
 def _layout(logits: Tensor, query: Side, node: Node, swapped: bool, value: Tensor, heads_hint: int | None) -> Layout:

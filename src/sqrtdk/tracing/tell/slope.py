@@ -37,13 +37,15 @@ class Slope:
 
 
 def sample(
-    batch: int, heads: int, rows: int, columns: int, *, diagonal: bool, device: torch.device
+    batch: int, heads: int, rows: int, columns: int, *, diagonal: bool, device: torch.device, offset: int = 0
 ) -> tuple[Tensor, ...]:
-    """Indices (b, h, i, j), each (B', H, M): a grid of rows and columns, or the diagonal."""
+    """Indices (b, h, i, j), each (B', H, M): a grid of rows and columns, or the diagonal i = j + offset."""
     b = torch.arange(min(batch, _BATCH), device=device)
     h = torch.arange(heads, device=device)
     if diagonal:
-        i = j = _spread(min(rows, columns), _DIAGONAL, device)
+        first, last = max(0, -offset), min(columns, rows - offset)
+        j = first + _spread(max(last - first, 0), _DIAGONAL, device)
+        i = j + offset
     else:
         grid = torch.meshgrid(_spread(rows, _ROWS, device), _spread(columns, _COLUMNS, device), indexing="ij")
         i, j = (axis.reshape(-1) for axis in grid)
@@ -142,7 +144,7 @@ def read_slope(reading: Reading, sight: Sight) -> Slope | str:
     assert operands is not None
     if query.basis is None or key.basis is None:
         return "the projection's values could not be brought into the product's layout"
-    if query.rope != key.rope or (query.rope and layout.rows != layout.columns):
+    if query.rope != key.rope or (query.rope and layout.rows != layout.columns and reading.offset is None):
         return "q and k are rotated by different positions"
     if isinstance(operands, Vectors):
         return _by_vectors(reading, operands, query.basis, key.basis) or NO_VARIATION
@@ -167,7 +169,8 @@ def _by_vectors(reading: Reading, operands: Vectors, query: Tensor, key: Tensor)
 
 def _by_logits(reading: Reading, operands: Logits, sight: Sight, query: Tensor, key: Tensor) -> Slope | None:
     layout, diagonal, device = reading.layout, reading.query.rope, reading.device
-    at = sample(layout.batch, layout.heads, layout.rows, layout.columns, diagonal=diagonal, device=device)
+    sizes = (layout.batch, layout.heads, layout.rows, layout.columns)
+    at = sample(*sizes, diagonal=diagonal, device=device, offset=reading.offset or 0)
     left, right = (key, query) if operands.axes.swapped else (query, key)
     left, right = (x.reshape(-1, *x.shape[-2:]) if x.dim() != 3 else x for x in (left, right))
     entry, row, column = (operands.arrange(axis)[at] for axis in coordinates(operands.product, operands.views, device))

@@ -41,6 +41,47 @@ class Weighing:
     fault: str | None = None  # the value product sums over another axis than the softmax's
 
 
+@dataclass(eq=False)
+class Exponential:
+    """exp(z - m) of logits that has met values; a part of a softmax, once the sum of its like divides what came out.
+
+    Attributes:
+        node: of z.
+        way: from the exp to what met the values, innermost first.
+        logits: what entered the exp; None where that is too much to hold, or is held no more.
+        power: what left it, where it was written over the logits; then they are its logarithm.
+        offset: m; None where nothing was taken off.
+        value: the values that it met, (..., Sv, Ev).
+        shape: of z.
+        dim: its axis of the keys.
+        base: of the power, e or 2.
+        stored: dtype of the product's result.
+        entry: for the list of what was not read.
+        number: in the order of running.
+    """
+
+    node: Node
+    way: tuple[Node, ...]
+    logits: Tensor | None
+    power: Tensor | None
+    offset: Tensor | None
+    value: Tensor
+    shape: tuple[int, ...]
+    dim: int
+    base: float
+    stored: torch.dtype
+    entry: SoftmaxEntry
+    number: int
+
+
+@dataclass(slots=True, eq=False)
+class Online:
+    """Exponentials that belong to one attention or more, and what came out of them so far, divided by their sums."""
+
+    exponentials: list[Exponential]
+    output: Tensor
+
+
 @dataclass(slots=True)
 class KernelCall:
     """A call of an attention that is one operation.
@@ -68,3 +109,4 @@ class Listener:
     kernel: Callable[[KernelCall], None]
     missed: Callable[[str, str], None]
     enlarge: Callable[[str], float | None]
+    online: Callable[[Online], None]

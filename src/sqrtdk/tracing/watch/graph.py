@@ -20,7 +20,7 @@ from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.carried import Carried
 
 if TYPE_CHECKING:
-    from sqrtdk.tracing.watch.events import Weighing
+    from sqrtdk.tracing.watch.events import Exponential, Weighing
 
 _SERIAL = count()
 
@@ -75,6 +75,19 @@ class Weights:
     values: Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Partial:
+    """A sum of exponentials times values, as attention by blocks of keys keeps it.
+
+    Attributes:
+        exponentials: those in it.
+        open: those that were not divided by their sum yet.
+    """
+
+    exponentials: frozenset[Exponential]
+    open: frozenset[Exponential]
+
+
 class Node:
     """What one tensor is, seen from the softmax that may come later.
 
@@ -97,6 +110,7 @@ class Node:
         root: set where a lineage starts.
         product: set where queries met keys.
         weights: set where it carries the weights of a softmax.
+        partial: set where it carries a sum of exponentials times values.
         norm: set where it is the output of a normalisation.
         size: it measures its root's own size (the divisor of a normalisation): "rms" or "l2"; "sum" of weights.
     """
@@ -116,6 +130,7 @@ class Node:
         "op",
         "operands",
         "out",
+        "partial",
         "product",
         "root",
         "serial",
@@ -159,6 +174,7 @@ class Node:
         self._products: frozenset[Node] = frozenset()
         self.product: Product | None = None
         self.weights: Weights | None = None
+        self.partial: Partial | None = None
         self.norm: Norm | None = None
         self.size: str | None = None
         self.value: Tensor | None = None
@@ -204,7 +220,7 @@ class Node:
         self.kwargs = {}
         self.operands = {}
         self.root = root
-        self.product = self.weights = None
+        self.product = self.weights = self.partial = None
         self._roots = self._products = frozenset()
         self.size = None
         self.norm = None

@@ -13,7 +13,7 @@ from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from sqrtdk.tracing.classify.weights import overwritten
 from sqrtdk.tracing.watch.events import Weighing
-from sqrtdk.tracing.watch.graph import Node, Root, Weights, alias, origin
+from sqrtdk.tracing.watch.graph import Node, Partial, Root, Weights, alias, origin
 from sqrtdk.tracing.watch.sites import Sites
 
 _SWEEP = 4096  # new tensors between two clean-ups of dead references
@@ -183,12 +183,15 @@ class Store:
                     continue
                 if not new.act and old.weights is None:
                     continue
+                if apart(other, tensor):
+                    continue
                 if other.shape == tensor.shape and other.data_ptr() == tensor.data_ptr():
                     self._nodes[other] = new
                     continue
                 both = Node("overwrite", tuple(other.shape), args=(old, new), act=True, site=self._sites.here())
                 both.roots = old.roots | new.roots
                 both.products = old.products | new.products
+                both.partial = overlaid(old.partial, new.partial)
                 if old.weights is not None:
                     both.weights = Weights(old.weights.weighing, overwritten(old, new, tensor))
                 self._nodes[other] = both
@@ -207,6 +210,31 @@ def _storage(tensor: Tensor) -> int:
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
     """Nested tensors have none."""
     return () if tensor.is_nested else tuple(tensor.shape)
+
+
+def apart(one: Tensor, other: Tensor) -> bool:
+    """Whether two views of one storage are pieces beside one another, as `split` gives them, that share no element."""
+    if one.stride() != other.stride() or one.dim() != other.dim():
+        return False
+    low, high = sorted((one, other), key=lambda tensor: tensor.storage_offset())
+    rest = int(high.storage_offset()) - int(low.storage_offset())
+    outer = 0
+    for axis in sorted(range(one.dim()), key=one.stride, reverse=True):
+        stride = one.stride(axis)
+        if not stride or one.shape[axis] * stride <= 0:
+            return False
+        steps, rest = divmod(rest, stride)
+        if steps >= low.shape[axis]:
+            return not outer or (steps + high.shape[axis]) * stride <= outer
+        outer = stride
+    return False
+
+
+def overlaid(old: Partial | None, new: Partial | None) -> Partial | None:
+    """What a tensor carries of which a part was written."""
+    if old is None or new is None:
+        return new or old
+    return Partial(old.exponentials | new.exponentials, (old.open - new.exponentials) | new.open)
 
 
 def _module_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -1,0 +1,226 @@
+"""Attention by blocks of keys, with a running maximum and sum: exp(z - m) meets values before its sum divides it.
+
+o = o exp(m - m') + exp(z - m') v and l likewise, o / l in the end (Milakov & Gimelshein 2018, arXiv:1805.02867; Rabe &
+Staats 2021, arXiv:2112.05682; Dao et al. 2022, arXiv:2205.14135), or o / l at every block, or parts that are merged by
+their logsumexp.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from sqrtdk.tracing.classify.scene import Made, Scene
+from sqrtdk.tracing.watch import ops
+from sqrtdk.tracing.watch.events import Exponential, Online, SoftmaxEntry
+from sqrtdk.tracing.watch.graph import Node, Partial, alias, replay
+
+LARGEST = 2**26  # logits that are held for one reading, 256 MB of them in float32
+NEVER_DIVIDED = "exp of a product of activations meets values, and no sum of it was seen to divide them"
+_POWERS = {"exp": math.e, "exp2": 2.0}
+_WEIGHED = ops.VIEWS | ops.SAME | {"mul", "div", "masked_fill", "where"}  # between an exp and the values
+_SUMS = frozenset({"sum", "logsumexp", "logaddexp"})
+_INVERSES = frozenset({"reciprocal", "pow", "exp", "exp2", "sigmoid", "log_sigmoid_forward", "rsqrt"})
+_ADDS = frozenset({"add", "sub", "rsub", "cat", "stack", "sum", "copy", "where", "masked_fill", "lerp", "addcmul"})
+_CARRIES = ops.VIEWS | ops.SAME | ops.CLAMPS | _ADDS | {"mul", "div", "neg", "addcdiv", "constant_pad_nd"}
+
+
+def weigh(scene: Scene, made: Made, a: Node, b: Node) -> bool:
+    """Whether exp of logits meets values; the result is then a partial sum."""
+    for weights, value, contracted in ((a, b, -1), (b, a, -2)):
+        way = _way(weights)
+        if way is None or not value.act or value.products or value.weights is not None:
+            continue
+        power = way[0]
+        tensors = [t for i, t in made.tensors.items() if made.node.args[i] is value]
+        exponential = _exponential(scene, made.node, power, way[1:], tensors[0], contracted)
+        made.node.partial = Partial(frozenset({exponential}), frozenset({exponential}))
+        made.node.args = ()
+        if _sums(power.args[0]):
+            made.node.partial = Partial(frozenset({exponential}), frozenset())
+            _complete(scene, made)
+        return True
+    return False
+
+
+def _way(node: Node) -> list[Node] | None:
+    """The nodes from an exp of logits to `node`; None where it is no such exp."""
+    way = [node]
+    while node.op in _WEIGHED and node.products:
+        parent = node.main()
+        if parent is None or sum(bool(p.products) for p in node.parents()) != 1:
+            return None
+        node = parent
+        way.insert(0, node)
+    return way if node.op in _POWERS and node.args and node.args[0].products else None
+
+
+def _exponential(scene: Scene, node: Node, power: Node, way: list[Node], value: Tensor, contracted: int) -> Exponential:
+    inner = power.args[0]
+    while inner.op in ops.SAME and isinstance(inner.args[0], Node):
+        inner = inner.args[0]
+    logits, offset, dim = power.args[0], None, _axis_of_keys(power, way, contracted)
+    if inner.op == "sub" and isinstance(inner.args[1], Node) and _is_of_rows(inner.args[1], power.shape, dim):
+        logits, offset = inner.args[0], inner.operands.get(1)
+    size = math.prod(power.shape)
+    entry = SoftmaxEntry(next(iter(logits.products)).site, power.shape, NEVER_DIVIDED)
+    scene.exponentials.append(entry)
+    entered = power.operands.get(0)
+    held = entered is not None and scene.held + size <= LARGEST
+    if held:
+        scene.held += size
+    else:
+        power.operands = {}
+    over = bool(power.func._schema.is_mutable)
+    product = next(iter(logits.products)).product
+    return Exponential(
+        node=logits,
+        way=tuple(way),
+        logits=entered if held and not over else None,
+        power=entered if held and over else None,
+        offset=offset,
+        value=alias(value if contracted == -1 else value.mT),
+        shape=power.shape,
+        dim=dim,
+        base=_POWERS[power.op],
+        stored=torch.float32 if product is None else product.dtype,
+        entry=entry,
+        number=len(scene.exponentials),
+    )
+
+
+def _axis_of_keys(power: Node, way: list[Node], contracted: int) -> int:
+    """The axis of the exp that the product with the values sums over."""
+    keys = power.shape[-1]
+    views = [node for node in way if node.op in ops.VIEWS]
+    if contracted == -1 and all(node.shape[-1:] == (keys,) for node in views):
+        return len(power.shape) - 1
+    for axis, size in enumerate(power.shape):
+        line = torch.arange(size, device="cpu").view([-1 if d == axis else 1 for d in range(len(power.shape))])
+        line = line.expand(power.shape)
+        for view in views:
+            line = replay(view, line)
+        if bool((line != line.narrow(contracted, 0, 1)).any()):
+            return axis
+    return len(power.shape) - 1
+
+
+def _is_of_rows(offset: Node, shape: tuple[int, ...], dim: int) -> bool:
+    """Whether what is taken off is one number for all keys of a row."""
+    place = dim - len(shape) + len(offset.shape)
+    return place < 0 or offset.shape[place] == 1
+
+
+# -- what is computed from partial sums --------------------------------------------------------------------------------
+
+
+def carry(scene: Scene, made: Made, parents: list[Node]) -> bool:
+    """Whether a node goes on with partial sums that it was made from; where it does not, they are told if complete."""
+    node = made.node
+    parts = [p for p in parents if p.partial is not None]
+    partials = [p.partial for p in parts if p.partial is not None]
+    others = [p for p in parents if p.act and p.partial is None]
+    if node.op not in _CARRIES or not all(p.products for p in others) or any(p.weights is not None for p in others):
+        tell(scene, partials)
+        return False
+    everything = frozenset[Exponential]().union(*(partial.exponentials for partial in partials))
+    pending = frozenset[Exponential]().union(*(partial.open for partial in partials))
+    if _divided(node, parts, others):
+        pending = frozenset()
+    node.args = ()
+    if pending:
+        node.partial = Partial(everything, pending)
+        return True
+    if any(partial.open for partial in partials) or node.op in _ADDS:
+        scene.store.cut(node, made.tensor)
+        node.partial = Partial(everything, frozenset())
+        _complete(scene, made)
+    else:
+        node.roots = frozenset[Node]().union(*(p.roots for p in parts))
+        node.partial = Partial(everything, frozenset())
+    return True
+
+
+def _divided(node: Node, parts: list[Node], others: list[Node]) -> bool:
+    """Whether the operation divides partial sums by the sum of their exponentials."""
+    if node.op == "div" and len(node.args) > 1 and isinstance(node.args[1], Node):
+        divisor = node.args[1]
+        return (divisor in parts and divisor.shape[-1:] == (1,)) or _sums(divisor)
+    return node.op == "mul" and any(_divides(other) for other in others)
+
+
+def _above(node: Node) -> Iterator[Node]:
+    """The node and all of logits that it was made from, up to their products, each once."""
+    queue, known = [node], set[Node]()
+    while queue:
+        current = queue.pop()
+        if current in known or not current.products:
+            continue
+        known.add(current)
+        yield current
+        if current.product is None:
+            queue.extend(current.parents())
+
+
+def _sums(node: object) -> bool:
+    """Whether a number of the rows comes from a sum of exponentials, or its logarithm."""
+    return isinstance(node, Node) and any(n.op in _SUMS for n in _above(node))
+
+
+def _divides(node: Node) -> bool:
+    """Whether a factor holds the inverse of a sum of exponentials."""
+    return any(
+        (n.op == "div" and len(n.args) > 1 and _sums(n.args[1])) or (n.op in _INVERSES and _sums(n.args[0]))
+        for n in _above(node)
+    )
+
+
+def _complete(scene: Scene, made: Made) -> None:
+    """Note what came out of exponentials that are divided by their sum; more of them may join."""
+    partial = made.node.partial
+    assert partial is not None
+    joined = [run for run in scene.online if not partial.exponentials.isdisjoint(run.exponentials)]
+    rest = [run for run in scene.online if partial.exponentials.isdisjoint(run.exponentials)]
+    scene.online = [*rest, _as_one([Online(list(partial.exponentials), alias(made.tensor)), *joined])]
+
+
+def tell(scene: Scene, partials: list[Partial]) -> None:
+    """What is complete of these partial sums is used now: who listens is told."""
+    used = frozenset[Exponential]().union(*(partial.exponentials for partial in partials))
+    ready = [run for run in scene.online if not used.isdisjoint(run.exponentials)]
+    if ready:
+        scene.online = [run for run in scene.online if run not in ready]
+        _tell(scene, _as_one(ready))
+
+
+def _as_one(runs: list[Online]) -> Online:
+    """Runs whose results are used together: blocks of queries, as a rule."""
+    everything = {exponential for run in runs for exponential in run.exponentials}
+    output = max((run.output for run in runs), key=lambda tensor: tensor.numel())
+    return Online(sorted(everything, key=lambda e: e.number), output)
+
+
+def _tell(scene: Scene, run: Online) -> None:
+    run.exponentials = [e for e in run.exponentials if not e.entry.attention]
+    for exponential in run.exponentials:
+        exponential.entry.attention = True
+    if run.exponentials:
+        scene.listener.online(run)
+    for exponential in run.exponentials:
+        if exponential.logits is not None or exponential.power is not None:
+            scene.held -= math.prod(exponential.shape)
+        exponential.logits = exponential.power = exponential.offset = None
+        exponential.way, exponential.node = (), Node("told", exponential.shape)
+
+
+def close(scene: Scene) -> None:
+    """The trace ends: what is complete is told, and what never was is missed."""
+    ready, scene.online = scene.online, []
+    for site in dict.fromkeys(run.exponentials[0].entry.site for run in ready):
+        _tell(scene, _as_one([run for run in ready if run.exponentials[0].entry.site == site]))
+    for entry in scene.exponentials:
+        if not entry.attention:
+            scene.listener.missed(entry.site, entry.reason)

@@ -1,0 +1,203 @@
+"""Reading attention that was computed with a running sum: products of blocks of rows and keys, put together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sqrtdk.tracing.read.blocks import Span, aligned, assembled, join, places
+from sqrtdk.tracing.read.chain import read_chain
+from sqrtdk.tracing.read.eager import read_span
+from sqrtdk.tracing.read.places import Place
+from sqrtdk.tracing.read.reading import Cell, Layout, Logits, Reading
+from sqrtdk.tracing.records import Factor
+from sqrtdk.tracing.steps import Hide, Scale, Step, Unknown
+from sqrtdk.tracing.steps.placed import Placed
+from sqrtdk.tracing.watch.constants import evaluate
+from sqrtdk.tracing.watch.events import Exponential, Online, Weighing
+from sqrtdk.tracing.watch.graph import Node
+
+LARGEST = 2**26  # logits that are put side by side
+TOO_LARGE = "the logits of all blocks together are too many to be held"
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """An exponential, read as if it were an attention; where its rows and its keys are."""
+
+    reading: Reading
+    rows: Place | None
+    keys: Place | None
+
+
+def read_online(run: Online, heads_hint: int | None) -> list[Reading] | str:
+    """The attentions of a run: one, or one a block of queries; a string says why there is none.
+
+    Args:
+        run: the exponentials, and what came out.
+        heads_hint: heads as the module declares them.
+    """
+    blocks: list[_Block] = []
+    for exponential in run.exponentials:
+        block = _read(exponential, run.output, heads_hint)
+        if block is None:
+            return "blocks of logits that are no product of q and k"
+        blocks.append(block)
+    readings: list[Reading] = []
+    groups = _groups(blocks)
+    for group in groups:
+        cells = _cells(group)
+        if cells is None:
+            return "blocks of keys whose places could not be told"
+        readings.append(_joined(cells, run.output if len(groups) == 1 else None))
+    return readings
+
+
+def _read(exponential: Exponential, output: Tensor, heads_hint: int | None) -> _Block | None:
+    chain = read_chain(exponential.node)
+    if chain.product is None:
+        return None
+    held = exponential.logits is not None or exponential.power is not None
+    hides = _hidden_later(exponential)
+    logits = _logits(exponential, hides) if held else torch.empty(exponential.shape, device="meta")
+    weighing = Weighing(
+        node=exponential.node,
+        logits=logits,
+        weights=logits,
+        dim=exponential.dim,
+        op="aten.exp",
+        entry=exponential.entry,
+        flex=False,
+        stored=exponential.stored,
+    )
+    reading = read_span(weighing, exponential.value, output, Span(chain), heads_hint)
+    steps = reading.steps
+    if exponential.base != math.e:
+        base = Scale(Factor(math.log(exponential.base), "logits", f"base {exponential.base:g}"))
+        inside = all(isinstance(step, (Scale, Hide)) for step in steps)  # a mask is the same, however it is scaled
+        steps = (base, *steps) if inside else (*steps, base)
+    reading = replace(reading, steps=(*steps, *hides), device=exponential.value.device, output=None)
+    if not held:
+        reading = replace(reading, no_slope=TOO_LARGE, no_stats=TOO_LARGE)
+    return _Block(aligned(reading), *places(reading))
+
+
+def _logits(exponential: Exponential, hides: Sequence[Step]) -> Tensor:
+    """What entered the exp, with the maximum put back, in natural units; minus infinity where the exp was zeroed."""
+    if exponential.power is not None:
+        entered = exponential.power.log() / math.log(exponential.base)
+    else:
+        assert exponential.logits is not None
+        entered = exponential.logits
+    entered = entered if exponential.offset is None else entered + exponential.offset
+    entered = entered if exponential.base == math.e else entered * math.log(exponential.base)
+    for step in hides:
+        if isinstance(step, Hide) and step.visible is not None and not entered.is_meta:
+            entered = entered.masked_fill(~step.visible.at_softmax(), -math.inf)
+    return entered
+
+
+def _hidden_later(exponential: Exponential) -> tuple[Step, ...]:
+    """Masks that wrote zeros over the exp; anything else that changed it is not known."""
+    steps: list[Step] = []
+    for node in exponential.way:
+        if node.op not in ("mul", "div", "masked_fill", "where"):
+            continue
+        steps += _zeroed(node, exponential.shape)
+    return tuple(steps)
+
+
+def _zeroed(node: Node, shape: tuple[int, ...]) -> list[Step]:
+    """What an operation on the exp hides: nothing, where it is a dropout or one number for all."""
+    main = node.main()
+    index = next((i for i, arg in enumerate(node.args) if isinstance(arg, Node) and arg is not main), None)
+    if index is None or _is_dropout(node):
+        return []
+    flipped = node.op == "masked_fill" or (node.op == "where" and node.args[1] is not main)
+    fill = node.number(1 if node.op == "where" and flipped else 2) if node.op in ("masked_fill", "where") else 0.0
+    value = node.operands.get(index)
+    value = evaluate(node.args[index]) if value is None or value.is_meta else value
+    if node.shape != shape or fill != 0 or node.op == "div":
+        return [Unknown(f"{node.op} on the weights")]
+    if value is None:
+        return [Hide("bool", -math.inf)]
+    if bool(((value == 0) | (value == 1)).all()):
+        return [Hide("bool", -math.inf, Placed(~value if flipped else value.bool(), (), shape))]
+    return [] if bool((value == value.flatten()[0]).all()) else [Unknown("mul on the weights")]
+
+
+def _is_dropout(node: Node) -> bool:
+    return any(p.op in ("bernoulli", "div") and not p.products for p in node.parents())
+
+
+def _groups(blocks: Sequence[_Block]) -> list[list[_Block]]:
+    """Blocks that are one attention: those of the same queries, and of queries that one tensor holds."""
+    groups: dict[tuple[object, ...], list[_Block]] = {}
+    for block in blocks:
+        rows, keys = block.rows, block.keys
+        sources = (None if rows is None else (rows.source, rows.axis), None if keys is None else keys.source)
+        groups.setdefault((*sources, block.reading.layout.batch, block.reading.layout.heads), []).append(block)
+    return list(groups.values())
+
+
+def _cells(group: Sequence[_Block]) -> list[Cell] | None:
+    """The blocks at their rows and keys; None where they overlap, or are not all known to have the same rows."""
+    rows = [block.rows.first if block.rows is not None else 0 for block in group]
+    sizes = {block.reading.layout.rows for block in group if block.rows is None}
+    if len(sizes) > 1:
+        return None
+    if all(block.keys is not None for block in group):
+        keys = [block.keys.first for block in group if block.keys is not None]
+    else:  # in the order of running, for one block of queries
+        keys, after = [], 0
+        for block in group:
+            keys.append(after)
+            after += block.reading.layout.columns
+    first_row, first_key = min(rows), min(keys)
+    cells = [
+        Cell(row - first_row, key - first_key, block.reading)
+        for row, key, block in sorted(zip(rows, keys, group, strict=True), key=lambda entry: (entry[1], entry[0]))
+    ]
+    return None if _overlap(cells) else cells
+
+
+def _overlap(cells: Sequence[Cell]) -> bool:
+    spans = [
+        (cell.row, cell.row + cell.reading.layout.rows, cell.key, cell.key + cell.reading.layout.columns)
+        for cell in cells
+    ]
+    return any(
+        a[0] < b[1] and b[0] < a[1] and a[2] < b[3] and b[2] < a[3] for i, a in enumerate(spans) for b in spans[:i]
+    )
+
+
+def _joined(cells: Sequence[Cell], output: Tensor | None) -> Reading:
+    first = cells[0].reading
+    layout = replace(
+        first.layout,
+        rows=max(cell.row + cell.reading.layout.rows for cell in cells),
+        columns=max(cell.key + cell.reading.layout.columns for cell in cells),
+    )
+    logits = _whole(cells, layout)
+    if logits is None:
+        return replace(join(cells, layout, None, None), output=output, no_stats=TOO_LARGE)
+    weights = logits if logits.is_meta else logits.softmax(-1).nan_to_num(0.0)
+    return replace(join(cells, layout, logits, weights), output=output)
+
+
+def _whole(cells: Sequence[Cell], layout: Layout) -> Tensor | None:
+    """(B, H, L, S) of the logits of all blocks; None where they are too many, or were not held."""
+    if layout.batch * layout.heads * layout.rows * layout.columns > LARGEST:
+        return None
+    if any(cell.reading.no_stats is not None for cell in cells):
+        return None
+    return assembled(cells, layout, _logits_of, -math.inf)
+
+
+def _logits_of(cell: Cell) -> Tensor | None:
+    operands = cell.reading.operands
+    return operands.arrange(operands.values) if isinstance(operands, Logits) else None
