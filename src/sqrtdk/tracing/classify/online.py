@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch import Tensor
 from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.events import Exponential, Online, SoftmaxEntry
-from sqrtdk.tracing.watch.graph import Node, Partial, alias, replay
+from sqrtdk.tracing.watch.graph import Node, Partial, alias, origin, replay
 
 LARGEST = 2**26  # logits that are held for one reading, 256 MB of them in float32
 NEVER_DIVIDED = "exp of a product of activations meets values, and no sum of it was seen to divide them"
@@ -24,7 +25,9 @@ _POWERS = {"exp": math.e, "exp2": 2.0}
 _WEIGHED = ops.VIEWS | ops.SAME | {"mul", "div", "masked_fill", "where"}  # between an exp and the values
 _SUMS = frozenset({"sum", "logsumexp", "logaddexp"})
 _INVERSES = frozenset({"reciprocal", "pow", "exp", "exp2", "sigmoid", "log_sigmoid_forward", "rsqrt"})
+_ADDING = frozenset({"baddbmm", "addmm", "addbmm"})  # to their first argument
 _ADDS = frozenset({"add", "sub", "rsub", "cat", "stack", "sum", "copy", "where", "masked_fill", "lerp", "addcmul"})
+_SUMMED = frozenset({"add", "sub", "rsub", "sum", "lerp", "addcmul"})
 _CARRIES = ops.VIEWS | ops.SAME | ops.CLAMPS | _ADDS | {"mul", "div", "neg", "addcdiv", "constant_pad_nd"}
 
 
@@ -37,10 +40,12 @@ def weigh(scene: Scene, made: Made, a: Node, b: Node) -> bool:
         power = way[0]
         tensors = [t for i, t in made.tensors.items() if made.node.args[i] is value]
         exponential = _exponential(scene, made.node, power, way[1:], tensors[0], contracted)
-        made.node.partial = Partial(frozenset({exponential}), frozenset({exponential}))
+        alone = frozenset({exponential})
+        partial = Partial(alone, frozenset() if _sums(power.args[0]) else alone)
+        before = made.node.args[0].partial if made.node.op in _ADDING else None
+        made.node.partial = partial if before is None else _added([before, partial])
         made.node.args = ()
-        if _sums(power.args[0]):
-            made.node.partial = Partial(frozenset({exponential}), frozenset())
+        if not made.node.partial.open:
             _complete(scene, made)
         return True
     return False
@@ -62,9 +67,11 @@ def _exponential(scene: Scene, node: Node, power: Node, way: list[Node], value: 
     inner = power.args[0]
     while inner.op in ops.SAME and isinstance(inner.args[0], Node):
         inner = inner.args[0]
+    maximum: int | None = None
     logits, offset, dim = power.args[0], None, _axis_of_keys(power, way, contracted)
     if inner.op == "sub" and isinstance(inner.args[1], Node) and _is_of_rows(inner.args[1], power.shape, dim):
         logits, offset = inner.args[0], inner.operands.get(1)
+        maximum = origin(inner.args[1]).serial if inner.args[1].products else None
     size = math.prod(power.shape)
     entry = SoftmaxEntry(next(iter(logits.products)).site, power.shape, NEVER_DIVIDED)
     scene.exponentials.append(entry)
@@ -82,6 +89,7 @@ def _exponential(scene: Scene, node: Node, power: Node, way: list[Node], value: 
         logits=entered if held and not over else None,
         power=entered if held and over else None,
         offset=offset,
+        maximum=maximum,
         value=alias(value if contracted == -1 else value.mT),
         shape=power.shape,
         dim=dim,
@@ -120,28 +128,46 @@ def _is_of_rows(offset: Node, shape: tuple[int, ...], dim: int) -> bool:
 def carry(scene: Scene, made: Made, parents: list[Node]) -> bool:
     """Whether a node goes on with partial sums that it was made from; where it does not, they are told if complete."""
     node = made.node
+    if node.op in _ADDING and parents[0].partial is not None and sum(p.partial is not None for p in parents) == 1:
+        return False
     parts = [p for p in parents if p.partial is not None]
     partials = [p.partial for p in parts if p.partial is not None]
     others = [p for p in parents if p.act and p.partial is None]
     if node.op not in _CARRIES or not all(p.products for p in others) or any(p.weights is not None for p in others):
         tell(scene, partials)
         return False
-    everything = frozenset[Exponential]().union(*(partial.exponentials for partial in partials))
-    pending = frozenset[Exponential]().union(*(partial.open for partial in partials))
+    partial = _added(partials) if node.op in _SUMMED else _together(partials)
     if _divided(node, parts, others):
-        pending = frozenset()
+        partial = replace(partial, open=frozenset())
+    if node.op in ("mul", "div") and others:
+        partial = replace(partial, scaled=True)
     node.args = ()
-    if pending:
-        node.partial = Partial(everything, pending)
-        return True
-    if any(partial.open for partial in partials) or node.op in _ADDS:
+    if partial.open:
+        node.partial = partial
+    elif any(before.open for before in partials) or node.op in _ADDS:
         scene.store.cut(node, made.tensor)
-        node.partial = Partial(everything, frozenset())
+        node.partial = partial
         _complete(scene, made)
     else:
         node.roots = frozenset[Node]().union(*(p.roots for p in parts))
-        node.partial = Partial(everything, frozenset())
+        node.partial = partial
     return True
+
+
+def _together(partials: list[Partial]) -> Partial:
+    return Partial(
+        frozenset[Exponential]().union(*(partial.exponentials for partial in partials)),
+        frozenset[Exponential]().union(*(partial.open for partial in partials)),
+        any(partial.scaled for partial in partials),
+        any(partial.loose for partial in partials),
+    )
+
+
+def _added(partials: list[Partial]) -> Partial:
+    """A sum of partial sums, or over one that holds several; all must be under one maximum, or brought to it."""
+    whole = _together(partials)
+    maxima = {exponential.maximum for exponential in whole.exponentials}
+    return replace(whole, scaled=False, loose=whole.loose or (len(maxima) > 1 and not whole.scaled))
 
 
 def _divided(node: Node, parts: list[Node], others: list[Node]) -> bool:
@@ -184,7 +210,8 @@ def _complete(scene: Scene, made: Made) -> None:
     assert partial is not None
     joined = [run for run in scene.online if not partial.exponentials.isdisjoint(run.exponentials)]
     rest = [run for run in scene.online if partial.exponentials.isdisjoint(run.exponentials)]
-    scene.online = [*rest, _as_one([Online(list(partial.exponentials), alias(made.tensor)), *joined])]
+    new = Online(list(partial.exponentials), alias(made.tensor), partial.loose)
+    scene.online = [*rest, _as_one([new, *joined])]
 
 
 def tell(scene: Scene, partials: list[Partial]) -> None:
@@ -200,7 +227,7 @@ def _as_one(runs: list[Online]) -> Online:
     """Runs whose results are used together: blocks of queries, as a rule."""
     everything = {exponential for run in runs for exponential in run.exponentials}
     output = max((run.output for run in runs), key=lambda tensor: tensor.numel())
-    return Online(sorted(everything, key=lambda e: e.number), output)
+    return Online(sorted(everything, key=lambda e: e.number), output, any(run.loose for run in runs))
 
 
 def _tell(scene: Scene, run: Online) -> None:

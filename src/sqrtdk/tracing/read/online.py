@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from sqrtdk.tracing.classify.weights import dropout
 from sqrtdk.tracing.read.blocks import Span, aligned, assembled, join, places
 from sqrtdk.tracing.read.chain import read_chain
 from sqrtdk.tracing.read.eager import read_span
+from sqrtdk.tracing.read.outcome import is_attention
 from sqrtdk.tracing.read.places import Place
 from sqrtdk.tracing.read.reading import Cell, Layout, Logits, Reading
 from sqrtdk.tracing.records import Factor
@@ -22,6 +24,8 @@ from sqrtdk.tracing.watch.events import Exponential, Online, Weighing
 from sqrtdk.tracing.watch.graph import Node
 
 LARGEST = 2**26  # logits that are put side by side
+OTHER = "blocks that do not add up to the softmax of their logits"
+LOOSE = "blocks summed under unlike maxima"
 TOO_LARGE = "the logits of all blocks together are too many to be held"
 
 
@@ -30,6 +34,7 @@ class _Block:
     """An exponential, read as if it were an attention; where its rows and its keys are."""
 
     reading: Reading
+    value: Tensor
     rows: Place | None
     keys: Place | None
 
@@ -50,11 +55,27 @@ def read_online(run: Online, heads_hint: int | None) -> list[Reading] | str:
     readings: list[Reading] = []
     groups = _groups(blocks)
     for group in groups:
-        cells = _cells(group)
-        if cells is None:
+        placed = _cells(group)
+        if placed is None:
             return "blocks of keys whose places could not be told"
-        readings.append(_joined(cells, run.output if len(groups) == 1 else None))
+        reading = _joined([cell for cell, _ in placed], run.output if len(groups) == 1 else None)
+        values = [(cell.key, value) for cell, value in placed]
+        fault = LOOSE if run.loose else None if _adds_up(reading, values) else OTHER
+        readings.append(reading if fault is None else _faulty(reading, fault))
     return readings
+
+
+def _adds_up(reading: Reading, values: Sequence[tuple[int, Tensor]]) -> bool:
+    """Whether what came out is the attention, as far as that can be told."""
+    operands, output = reading.operands, reading.output
+    unknown = reading.dropout or any(isinstance(step, Unknown) for step in reading.steps)
+    if unknown or output is None or not isinstance(operands, Logits) or operands.values.is_meta:
+        return True
+    return is_attention(operands.values, values, output) is not False
+
+
+def _faulty(reading: Reading, fault: str) -> Reading:
+    return replace(reading, steps=(*reading.steps, Unknown(fault)), fault=fault, output=None)
 
 
 def _read(exponential: Exponential, output: Tensor, heads_hint: int | None) -> _Block | None:
@@ -80,10 +101,11 @@ def _read(exponential: Exponential, output: Tensor, heads_hint: int | None) -> _
         base = Scale(Factor(math.log(exponential.base), "logits", f"base {exponential.base:g}"))
         inside = all(isinstance(step, (Scale, Hide)) for step in steps)  # a mask is the same, however it is scaled
         steps = (base, *steps) if inside else (*steps, base)
-    reading = replace(reading, steps=(*steps, *hides), device=exponential.value.device, output=None)
+    rate = max((dropout(node) for node in exponential.way), default=0.0)
+    reading = replace(reading, dropout=rate, steps=(*steps, *hides), device=exponential.value.device, output=None)
     if not held:
         reading = replace(reading, no_slope=TOO_LARGE, no_stats=TOO_LARGE)
-    return _Block(aligned(reading), *places(reading))
+    return _Block(aligned(reading), exponential.value, *places(reading))
 
 
 def _logits(exponential: Exponential, hides: Sequence[Step]) -> Tensor:
@@ -144,8 +166,8 @@ def _groups(blocks: Sequence[_Block]) -> list[list[_Block]]:
     return list(groups.values())
 
 
-def _cells(group: Sequence[_Block]) -> list[Cell] | None:
-    """The blocks at their rows and keys; None where they overlap, or are not all known to have the same rows."""
+def _cells(group: Sequence[_Block]) -> list[tuple[Cell, Tensor]] | None:
+    """The blocks at their rows and keys, with their values; None where they overlap, or where that is not known."""
     rows = [block.rows.first if block.rows is not None else 0 for block in group]
     sizes = {block.reading.layout.rows for block in group if block.rows is None}
     if len(sizes) > 1:
@@ -159,10 +181,10 @@ def _cells(group: Sequence[_Block]) -> list[Cell] | None:
             after += block.reading.layout.columns
     first_row, first_key = min(rows), min(keys)
     cells = [
-        Cell(row - first_row, key - first_key, block.reading)
+        (Cell(row - first_row, key - first_key, block.reading), block.value)
         for row, key, block in sorted(zip(rows, keys, group, strict=True), key=lambda entry: (entry[1], entry[0]))
     ]
-    return None if _overlap(cells) else cells
+    return None if _overlap([cell for cell, _ in cells]) else cells
 
 
 def _overlap(cells: Sequence[Cell]) -> bool:

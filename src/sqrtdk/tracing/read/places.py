@@ -39,6 +39,7 @@ def place(operand: Node, axis: int) -> Place | None:
 
 
 def _first(source: Node, way: list[Node], operand: Node, axis: int) -> Place | None:
+    alone: list[Place] = []  # of a single vector, whose axis only its place tells
     for along, total in enumerate(source.shape):
         if total == 1:
             continue
@@ -51,9 +52,12 @@ def _first(source: Node, way: list[Node], operand: Node, axis: int) -> Place | N
             return None
         numbers = line.movedim(axis, -1).reshape(-1, operand.shape[axis])[0]
         if len(numbers) == 1:
+            alone += (
+                [Place(source, along, int(numbers[0]), total)] if numbers[0] and along < len(source.shape) - 1 else []
+            )
             continue
         if bool((numbers[1:] - numbers[:-1] == 1).all()):
             return Place(source, along, int(numbers[0]), total)
         if bool((numbers != numbers[0]).any()):
             return None
-    return None
+    return alone[0] if len(alone) == 1 else None

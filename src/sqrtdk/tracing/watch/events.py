@@ -51,6 +51,7 @@ class Exponential:
         logits: what entered the exp; None where that is too much to hold, or is held no more.
         power: what left it, where it was written over the logits; then they are its logarithm.
         offset: m; None where nothing was taken off.
+        maximum: number of m's node, where it is of the data.
         value: the values that it met, (..., Sv, Ev).
         shape: of z.
         dim: its axis of the keys.
@@ -65,6 +66,7 @@ class Exponential:
     logits: Tensor | None
     power: Tensor | None
     offset: Tensor | None
+    maximum: int | None
     value: Tensor
     shape: tuple[int, ...]
     dim: int
@@ -80,6 +82,7 @@ class Online:
 
     exponentials: list[Exponential]
     output: Tensor
+    loose: bool = False  # sums under unlike maxima were added as they were
 
 
 @dataclass(slots=True)

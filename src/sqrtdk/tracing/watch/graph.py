@@ -82,10 +82,14 @@ class Partial:
     Attributes:
         exponentials: those in it.
         open: those that were not divided by their sum yet.
+        scaled: it was multiplied by a number of the rows since it was last added to.
+        loose: sums under unlike maxima were added, and neither was brought to the other's.
     """
 
     exponentials: frozenset[Exponential]
     open: frozenset[Exponential]
+    scaled: bool = False
+    loose: bool = False
 
 
 class Node:
