@@ -61,7 +61,7 @@ def online(name: str):
     return lambda *scales: lambda model, q, k, v: WAYS[name].way(q, k, v, scales, (None, None))
 
 
-BY_SUMS = ("running", "in_place", "divided_at_every_block", "in_pieces_of_buffers", "heads_third", "base_two")
+BY_SUMS = ("running", "in_pieces_of_buffers", "ring")
 WRITTEN = {"together": together} | {name: online(name) for name in BY_SUMS}
 
 
@@ -70,7 +70,8 @@ WRITTEN = {"together": together} | {name: online(name) for name in BY_SUMS}
 def test_blocks_of_the_textbook_scale_are_exact(written: str, static: bool) -> None:
     audit = report(WRITTEN[written](ROOT, ROOT, ROOT), static=static)
     assert [call.verdict for call in audit.calls] == ["exact"]
-    assert (audit.findings, audit.exit_code) == ((), 0)
+    merged = [("unmeasured", "note")] if written == "ring" and not static else []  # its logits lie in several softmaxes
+    assert (told(audit), audit.exit_code) == (merged, 0)
 
 
 @pytest.mark.parametrize("static", [False, True])

@@ -455,3 +455,61 @@ def test_an_autograd_function_of_a_running_sum() -> None:
     with sqrtdk.trace(model) as run:
         model(torch.randn(B, L, 32)).sum().backward()
     assert [(call.formula, len(call.blocks)) for call in run.calls] == [("softmax(0.25 * q.k)", 3)]
+
+
+# -- results of several softmaxes, weighed by their sums ---------------------------------------------------------------
+
+
+def merged_by_rows(scales: Scales) -> Attending:
+    """Blocks of queries outside, each with a softmax of every block of keys."""
+
+    def attend(m: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        rows = q.split(BLOCK, -2)
+        return torch.cat([WAYS["merged"].way(part, k, v, scales, (None, None)) for part in rows], -2)
+
+    return attend
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("name", ["merged", "ring"])
+def test_results_that_are_merged_are_one_call(name: str, device: str) -> None:
+    call = only(online(name, ONE), device)
+    assert (call.formula, call.query_len, call.key_len, call.index) == ("softmax(0.25 * q.k)", L, L, 0)
+    assert [(block.first, block.last) for block in call.blocks] == KEYS
+    assert (call.scale.effective, call.mask) == (pytest.approx(ROOT), None)
+    assert call.scale.agree is (True if device == "cpu" else None)
+    assert (call.stats is None, bool(call.stats_reason)) == (True, True)
+
+
+@pytest.mark.parametrize("name", ["merged", "ring"])
+def test_masks_of_results_that_are_merged(name: str) -> None:
+    call = only(online(name, ONE, hide=True))
+    assert call.formula == "softmax(0.25 * q.k + mask)"
+    assert call.mask is not None
+    assert (call.mask.kind, call.mask.least, call.mask.greatest) == ("mask", 0, L - 1)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("name", ["merged", "ring"])
+def test_unlike_scales_of_results_that_are_merged(name: str, device: str) -> None:
+    call = only(online(name, (ROOT, 1.0, ROOT), hide=device == "cpu"), device)
+    assert call.unlike_blocks
+    assert call.formula == ("softmax(scale[block] * q.k + mask)" if device == "cpu" else "softmax(scale[block] * q.k)")
+    assert [block.scale.symbolic for block in call.blocks] == pytest.approx([ROOT, 1.0, ROOT])
+
+
+def test_results_that_are_merged_row_by_row() -> None:
+    run, *_ = traced(merged_by_rows(ONE))
+    assert [(call.index, call.query_len, call.key_len) for call in run.calls] == [(i, BLOCK, L) for i in range(3)]
+
+
+def test_results_that_are_added_or_gated_stay_apart() -> None:
+    """Two attentions whose results are summed, as adapters do, are no blocks of one."""
+
+    def attend(m: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        pairs = zip(k.split(6, -2), v.split(6, -2), strict=True)
+        halves = [(q @ key.mT * ROOT).softmax(-1) @ value for key, value in pairs]
+        return halves[0] + 0.5 * halves[1] * torch.sigmoid(q)
+
+    run, *_ = traced(attend)
+    assert [(call.key_len, call.blocks) for call in run.calls] == [(6, ())] * 2

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 
 import torch
@@ -18,6 +19,7 @@ from sqrtdk.tracing.read.online import read_online
 from sqrtdk.tracing.read.reading import Reading
 from sqrtdk.tracing.records import AttentionCall, NotAttention, NotMeasured
 from sqrtdk.tracing.tell.finish import finish
+from sqrtdk.tracing.tell.merge import merge
 from sqrtdk.tracing.watch.events import KernelCall, Listener, Online, Weighing
 from sqrtdk.tracing.watch.recorder import Recorder
 from sqrtdk.tracing.watch.sites import Sites
@@ -57,7 +59,7 @@ class Trace:
         self._enlarge = enlarge or {}
         self._counts: Counter[str] = Counter()
         self._offered: Counter[str] = Counter()
-        self._calls: list[AttentionCall] = []
+        self._calls: list[AttentionCall | None] = []
         self._missed: list[NotMeasured] = []
         self._sites = Sites(model)
         self._modules = dict(model.named_modules()) if model is not None else {}
@@ -93,7 +95,7 @@ class Trace:
                 others[entry.site] += 1
         self._recorder.store.close()
         self._recorder = None
-        self.calls = tuple(self._calls)
+        self.calls = _numbered(self._calls)
         self.not_attention = tuple(listed)
         self.not_measured = tuple(dict.fromkeys(self._missed))
 
@@ -108,20 +110,23 @@ class Trace:
                 weighing.entry.attention = False
                 weighing.entry.reason = reading
             else:
+                weighing.entry.place = len(self._calls)
                 self._add(reading)
 
         self._guard(site, read)
 
     def _online(self, run: Online) -> None:
-        site = run.exponentials[0].entry.site
+        site = run.parts[0].entry.site
 
         def read() -> None:
             readings = read_online(run, self._heads(site))
             if isinstance(readings, str):
                 self._miss(site, readings)
-            else:
+            elif readings:
                 for reading in readings:
                     self._add(reading)
+            else:
+                self._merge([part.entry.place for part in run.parts if part.entry.place is not None])
 
         self._guard(site, read)
 
@@ -145,6 +150,15 @@ class Trace:
         self._calls.append(finish(reading, index, module_class, measure_stats=self._stats, measure_slope=self._numeric))
         self._counts[reading.site] += 1
 
+    def _merge(self, places: Sequence[int]) -> None:
+        """Put attentions to blocks of keys, whose results were weighed by their sums, into one record."""
+        calls = [call for place in places if (call := self._calls[place]) is not None]
+        merged = merge(calls) if len(calls) == len(places) > 1 else None
+        if merged is not None:
+            for place in places:
+                self._calls[place] = None
+            self._calls[places[0]] = merged
+
     def _factor(self, site: str) -> float | None:
         if not self._enlarge:
             return None
@@ -164,6 +178,19 @@ class Trace:
             if not site:
                 return None
             site = site.rpartition(".")[0]
+
+
+def _numbered(calls: Sequence[AttentionCall | None]) -> tuple[AttentionCall, ...]:
+    """The records, counted anew at each site where some of them were merged."""
+    if None not in calls:
+        return tuple(call for call in calls if call is not None)
+    index: Counter[str] = Counter()
+    numbered = []
+    for call in calls:
+        if call is not None:
+            numbered.append(replace(call, index=index[call.site]))
+            index[call.site] += 1
+    return tuple(numbered)
 
 
 def trace(

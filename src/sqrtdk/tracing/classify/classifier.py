@@ -134,6 +134,9 @@ def _contract(scene: Scene, made: Made, parents: list[Node]) -> None:
 
 def _softmax(scene: Scene, made: Made, parents: list[Node]) -> None:
     args = made.node.args
+    if online.is_sum(parents[0]):
+        made.node.products = parents[0].products
+        return
     begin(scene, made, made.tensors[0], int(args[1]) if len(args) > 1 else -1)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from sqrtdk.tracing.classify.additive import pairs_queries_and_keys
-from sqrtdk.tracing.classify.online import weigh
+from sqrtdk.tracing.classify.online import finished, weigh
 from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.weights import axis_fault
 from sqrtdk.tracing.watch import ops
@@ -21,6 +21,7 @@ def contract(scene: Scene, made: Made) -> None:
     weights = a.weights or b.weights
     if weights is not None and _meets_values(scene, made, weights.weighing, a, b):
         scene.store.cut(node, made.tensor)
+        finished(scene, made, weights.weighing)
     elif _mixes_heads(node.op, a, b):
         if weights is not None:
             node.weights = Weights(weights.weighing, weights.carried)

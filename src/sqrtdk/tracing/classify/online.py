@@ -16,9 +16,10 @@ from torch import Tensor
 
 from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.events import Exponential, Online, SoftmaxEntry
+from sqrtdk.tracing.watch.events import Exponential, Finished, Online, SoftmaxEntry, Weighing
 from sqrtdk.tracing.watch.graph import Node, Partial, alias, origin, replay
 
+Part = Exponential | Finished
 LARGEST = 2**26  # logits that are held for one reading, 256 MB of them in float32
 NEVER_DIVIDED = "exp of a product of activations meets values, and no sum of it was seen to divide them"
 _POWERS = {"exp": math.e, "exp2": 2.0}
@@ -40,7 +41,7 @@ def weigh(scene: Scene, made: Made, a: Node, b: Node) -> bool:
         power = way[0]
         tensors = [t for i, t in made.tensors.items() if made.node.args[i] is value]
         exponential = _exponential(scene, made.node, power, way[1:], tensors[0], contracted)
-        alone = frozenset({exponential})
+        alone: frozenset[Part] = frozenset({exponential})
         partial = Partial(alone, frozenset() if _sums(power.args[0]) else alone)
         before = made.node.args[0].partial if made.node.op in _ADDING else None
         made.node.partial = partial if before is None else _added([before, partial])
@@ -96,8 +97,12 @@ def _exponential(scene: Scene, node: Node, power: Node, way: list[Node], value: 
         base=_POWERS[power.op],
         stored=torch.float32 if product is None else product.dtype,
         entry=entry,
-        number=len(scene.exponentials),
+        number=_next(scene),
     )
+
+
+def _next(scene: Scene) -> int:
+    return len(scene.exponentials) + len(scene.entries)
 
 
 def _axis_of_keys(power: Node, way: list[Node], contracted: int) -> int:
@@ -125,49 +130,97 @@ def _is_of_rows(offset: Node, shape: tuple[int, ...], dim: int) -> bool:
 # -- what is computed from partial sums --------------------------------------------------------------------------------
 
 
+def finished(scene: Scene, made: Made, weighing: Weighing) -> None:
+    """Note what came out of an attention that is read."""
+    product = next(iter(weighing.node.products), None)
+    if product is None or product.product is None:
+        return
+    left, right = (_identity(arg) for arg in [arg for arg in product.args if isinstance(arg, Node)][-2:])
+    made.node.partial = Partial(frozenset({Finished(weighing.entry, _next(scene), (left, right))}), frozenset())
+
+
+def _identity(node: Node) -> object:
+    """Equal for the same vectors, however they are laid out, and by whatever number they were multiplied."""
+    while not node.is_root:
+        main = node.main()
+        if main is None:
+            break
+        same = math.prod(main.shape) == math.prod(node.shape)
+        if same and (node.op in ops.VIEWS | ops.SAME or sum(p.act for p in node.parents()) == 1):
+            node = main
+        elif node.op in ops.VIEWS:
+            return (_identity(main), node.op, node.out, str([arg for arg in node.args if not isinstance(arg, Node)]))
+        else:
+            break
+    return node.serial
+
+
 def carry(scene: Scene, made: Made, parents: list[Node]) -> bool:
     """Whether a node goes on with partial sums that it was made from; where it does not, they are told if complete."""
     node = made.node
     if node.op in _ADDING and parents[0].partial is not None and sum(p.partial is not None for p in parents) == 1:
         return False
-    parts = [p for p in parents if p.partial is not None]
-    partials = [p.partial for p in parts if p.partial is not None]
+    sources = [p for p in parents if p.partial is not None]
+    partials = [p.partial for p in sources if p.partial is not None]
     others = [p for p in parents if p.act and p.partial is None]
     if node.op not in _CARRIES or not all(p.products for p in others) or any(p.weights is not None for p in others):
         tell(scene, partials)
         return False
-    partial = _added(partials) if node.op in _SUMMED else _together(partials)
-    if _divided(node, parts, others):
-        partial = replace(partial, open=frozenset())
-    if node.op in ("mul", "div") and others:
-        partial = replace(partial, scaled=True)
+    partial = _joined(node, sources, others)
+    if not others and not partial.weighed and not any(before.open for before in partials):
+        node.partial = partial  # what came out of attentions, and goes on as any vector does
+        return False
     node.args = ()
     if partial.open:
         node.partial = partial
     elif any(before.open for before in partials) or node.op in _ADDS:
         scene.store.cut(node, made.tensor)
-        node.partial = partial
+        node.partial = replace(partial, weighed=False)
         _complete(scene, made)
     else:
-        node.roots = frozenset[Node]().union(*(p.roots for p in parts))
+        node.roots = frozenset[Node]().union(*(p.roots for p in sources))
         node.partial = partial
     return True
 
 
+def _joined(node: Node, sources: list[Node], others: list[Node]) -> Partial:
+    """What the node's operands carry, after its operation."""
+    partials = [p.partial for p in sources if p.partial is not None]
+    partial = _added(partials) if node.op in _SUMMED else _together(partials)
+    if _divided(node, sources, others):
+        partial = replace(partial, open=frozenset())
+    if node.op in ("mul", "div") and others:
+        partial = replace(partial, scaled=True, weighed=partial.weighed or any(_sums(other) for other in others))
+    return partial
+
+
 def _together(partials: list[Partial]) -> Partial:
     return Partial(
-        frozenset[Exponential]().union(*(partial.exponentials for partial in partials)),
-        frozenset[Exponential]().union(*(partial.open for partial in partials)),
+        frozenset[Part]().union(*(partial.parts for partial in partials)),
+        frozenset[Part]().union(*(partial.open for partial in partials)),
         any(partial.scaled for partial in partials),
         any(partial.loose for partial in partials),
+        any(partial.weighed for partial in partials),
     )
 
 
 def _added(partials: list[Partial]) -> Partial:
     """A sum of partial sums, or over one that holds several; all must be under one maximum, or brought to it."""
     whole = _together(partials)
-    maxima = {exponential.maximum for exponential in whole.exponentials}
+    maxima = {part.maximum for part in whole.parts if isinstance(part, Exponential)}
     return replace(whole, scaled=False, loose=whole.loose or (len(maxima) > 1 and not whole.scaled))
+
+
+def is_sum(node: Node) -> bool:
+    """Whether it is the logarithm of a sum of exponentials, or several of them: a softmax of it weighs whole blocks."""
+    queue = [node]
+    while queue:
+        current = queue.pop()
+        if current.op in ("logsumexp", "logaddexp", "log") and current.products:
+            return True
+        if current.op in ops.VIEWS | ops.SAME | {"cat", "stack", "add"} and current.product is None:
+            queue.extend(p for p in current.parents() if p.products)
+    return False
 
 
 def _divided(node: Node, parts: list[Node], others: list[Node]) -> bool:
@@ -208,16 +261,16 @@ def _complete(scene: Scene, made: Made) -> None:
     """Note what came out of exponentials that are divided by their sum; more of them may join."""
     partial = made.node.partial
     assert partial is not None
-    joined = [run for run in scene.online if not partial.exponentials.isdisjoint(run.exponentials)]
-    rest = [run for run in scene.online if partial.exponentials.isdisjoint(run.exponentials)]
-    new = Online(list(partial.exponentials), alias(made.tensor), partial.loose)
+    joined = [run for run in scene.online if not partial.parts.isdisjoint(run.parts)]
+    rest = [run for run in scene.online if partial.parts.isdisjoint(run.parts)]
+    new = Online(list(partial.parts), alias(made.tensor), partial.loose)
     scene.online = [*rest, _as_one([new, *joined])]
 
 
 def tell(scene: Scene, partials: list[Partial]) -> None:
     """What is complete of these partial sums is used now: who listens is told."""
-    used = frozenset[Exponential]().union(*(partial.exponentials for partial in partials))
-    ready = [run for run in scene.online if not used.isdisjoint(run.exponentials)]
+    used = frozenset[Part]().union(*(partial.parts for partial in partials))
+    ready = [run for run in scene.online if not used.isdisjoint(run.parts)]
     if ready:
         scene.online = [run for run in scene.online if run not in ready]
         _tell(scene, _as_one(ready))
@@ -225,29 +278,43 @@ def tell(scene: Scene, partials: list[Partial]) -> None:
 
 def _as_one(runs: list[Online]) -> Online:
     """Runs whose results are used together: blocks of queries, as a rule."""
-    everything = {exponential for run in runs for exponential in run.exponentials}
+    everything = {part for run in runs for part in run.parts}
     output = max((run.output for run in runs), key=lambda tensor: tensor.numel())
-    return Online(sorted(everything, key=lambda e: e.number), output, any(run.loose for run in runs))
+    return Online(sorted(everything, key=lambda part: part.number), output, any(run.loose for run in runs))
 
 
 def _tell(scene: Scene, run: Online) -> None:
-    run.exponentials = [e for e in run.exponentials if not e.entry.attention]
-    for exponential in run.exponentials:
+    exponentials = [part for part in run.parts if isinstance(part, Exponential) and not part.entry.attention]
+    for exponential in exponentials:
         exponential.entry.attention = True
-    if run.exponentials:
-        scene.listener.online(run)
-    for exponential in run.exponentials:
+    if exponentials:
+        scene.listener.online(replace(run, parts=[*exponentials]))
+    for group in _of_the_same_rows([part for part in run.parts if isinstance(part, Finished)]):
+        scene.listener.online(replace(run, parts=[*group]))
+    for exponential in exponentials:
         if exponential.logits is not None or exponential.power is not None:
             scene.held -= math.prod(exponential.shape)
         exponential.logits = exponential.power = exponential.offset = None
         exponential.way, exponential.node = (), Node("told", exponential.shape)
 
 
+def _of_the_same_rows(parts: list[Finished]) -> list[list[Finished]]:
+    """Blocks of keys by their rows; none where they could not be told apart."""
+    for rows, keys in ((0, 1), (1, 0)):
+        groups: dict[object, list[Finished]] = {}
+        for part in parts:
+            groups.setdefault(part.sides[rows], []).append(part)
+        several = [group for group in groups.values() if len(group) > 1]
+        if several and all(len({part.sides[keys] for part in group}) == len(group) for group in several):
+            return several
+    return []
+
+
 def close(scene: Scene) -> None:
     """The trace ends: what is complete is told, and what never was is missed."""
     ready, scene.online = scene.online, []
-    for site in dict.fromkeys(run.exponentials[0].entry.site for run in ready):
-        _tell(scene, _as_one([run for run in ready if run.exponentials[0].entry.site == site]))
+    for site in dict.fromkeys(run.parts[0].entry.site for run in ready):
+        _tell(scene, _as_one([run for run in ready if run.parts[0].entry.site == site]))
     for entry in scene.exponentials:
         if not entry.attention:
             scene.listener.missed(entry.site, entry.reason)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from sqrtdk.tracing.classify.online import is_sum
 from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.records import LOST_SIGHT, NEVER_USED
 from sqrtdk.tracing.watch import ops
@@ -71,6 +72,8 @@ def _from_logarithm(scene: Scene, made: Made) -> bool:
         node.args = (inner.args[0],)
         begin(scene, made, inner.operands[0], int(inner.args[1]))
         return True
+    if inner.op == "sub" and is_sum(inner.args[0]):
+        return False
     if inner.op == "sub" and isinstance(inner.args[1], Node) and origin(inner.args[1]).op == "logsumexp":
         node.args = (inner,)
         begin(scene, made, made.tensors[0], -1)

@@ -47,7 +47,9 @@ def read_online(run: Online, heads_hint: int | None) -> list[Reading] | str:
         heads_hint: heads as the module declares them.
     """
     blocks: list[_Block] = []
-    for exponential in run.exponentials:
+    for exponential in run.parts:
+        if not isinstance(exponential, Exponential):
+            continue
         block = _read(exponential, run.output, heads_hint)
         if block is None:
             return "blocks of logits that are no product of q and k"

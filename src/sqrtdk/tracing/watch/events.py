@@ -21,6 +21,7 @@ class SoftmaxEntry:
     shape: tuple[int, ...]
     reason: str  # why it is no attention, unless it turns out to be one
     attention: bool = False
+    place: int | None = None  # of its record, among those of the trace
 
 
 @dataclass(eq=False)
@@ -76,11 +77,26 @@ class Exponential:
     number: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Finished:
+    """An attention that is read, to some of the keys: what came out may yet be merged with that of the others.
+
+    Attributes:
+        entry: its softmax.
+        number: in the order of running.
+        sides: what its product multiplied, left and right; equal where blocks have the same queries, or the same keys.
+    """
+
+    entry: SoftmaxEntry
+    number: int
+    sides: tuple[object, object]
+
+
 @dataclass(slots=True, eq=False)
 class Online:
-    """Exponentials that belong to one attention or more, and what came out of them so far, divided by their sums."""
+    """Parts that belong to one attention or more, and what came out of them so far, divided by their sums."""
 
-    exponentials: list[Exponential]
+    parts: list[Exponential | Finished]
     output: Tensor
     loose: bool = False  # sums under unlike maxima were added as they were
 

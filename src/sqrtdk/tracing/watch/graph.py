@@ -20,7 +20,7 @@ from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.carried import Carried
 
 if TYPE_CHECKING:
-    from sqrtdk.tracing.watch.events import Exponential, Weighing
+    from sqrtdk.tracing.watch.events import Exponential, Finished, Weighing
 
 _SERIAL = count()
 
@@ -77,19 +77,21 @@ class Weights:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Partial:
-    """A sum of exponentials times values, as attention by blocks of keys keeps it.
+    """A sum of exponentials times values, as attention by blocks of keys keeps it, or what came out of attentions.
 
     Attributes:
-        exponentials: those in it.
+        parts: those in it.
         open: those that were not divided by their sum yet.
         scaled: it was multiplied by a number of the rows since it was last added to.
         loose: sums under unlike maxima were added, and neither was brought to the other's.
+        weighed: it was multiplied by a share of a sum of exponentials since.
     """
 
-    exponentials: frozenset[Exponential]
-    open: frozenset[Exponential]
+    parts: frozenset[Exponential | Finished]
+    open: frozenset[Exponential | Finished]
     scaled: bool = False
     loose: bool = False
+    weighed: bool = False
 
 
 class Node:
@@ -224,7 +226,7 @@ class Node:
         self.kwargs = {}
         self.operands = {}
         self.root = root
-        self.product = self.weights = self.partial = None
+        self.product = self.weights = None
         self._roots = self._products = frozenset()
         self.size = None
         self.norm = None

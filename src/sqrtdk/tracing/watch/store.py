@@ -234,8 +234,8 @@ def overlaid(old: Partial | None, new: Partial | None) -> Partial | None:
     """What a tensor carries of which a part was written."""
     if old is None or new is None:
         return new or old
-    pending = (old.open - new.exponentials) | new.open
-    return Partial(old.exponentials | new.exponentials, pending, new.scaled, old.loose or new.loose)
+    pending = (old.open - new.parts) | new.open
+    return Partial(old.parts | new.parts, pending, new.scaled, old.loose or new.loose, new.weighed)
 
 
 def _module_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
