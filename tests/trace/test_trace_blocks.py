@@ -513,3 +513,37 @@ def test_results_that_are_added_or_gated_stay_apart() -> None:
 
     run, *_ = traced(attend)
     assert [(call.key_len, call.blocks) for call in run.calls] == [(6, ())] * 2
+
+
+# -- several attentions in one loop ------------------------------------------------------------------------------------
+
+
+def test_each_head_and_sequence_alone() -> None:
+    """Loops over the batch and the heads around the running sum: matrices, one attention each."""
+
+    def attend(m: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        rows = [[steps(scaled)(m, *(t[b, h][None, None] for t in (q, k, v)))[0, 0] for h in range(H)] for b in range(B)]
+        return torch.stack([torch.stack(row) for row in rows])
+
+    run, *_ = traced(attend)
+    assert [(call.query_len, call.key_len, call.heads, call.mask) for call in run.calls] == [(L, L, 1, None)] * (B * H)
+    assert [call.scale.agree for call in run.calls] == [True] * (B * H)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_blocks_that_see_all_of_their_own_and_of_the_earlier_ones(device: str) -> None:
+    """Nothing is masked: what is not computed is not seen."""
+
+    def attend(m: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        rows = []
+        for row in range(0, L, BLOCK):
+            keys = slice(0, row + BLOCK)
+            scales = (ROOT,) * (row // BLOCK + 1)
+            part = q[:, :, row : row + BLOCK]
+            rows.append(WAYS["from_the_first_block"].way(part, k[:, :, keys], v[:, :, keys], scales, (None, None)))
+        return torch.cat(rows, 2)
+
+    call = only(attend, device)
+    assert (call.formula, call.query_len, call.key_len) == ("softmax(0.25 * q.k + mask)", L, L)
+    assert call.mask is not None
+    assert (call.mask.form, call.mask.least, call.mask.greatest) == ("implicit", 1 - BLOCK, L - 1)

@@ -25,6 +25,7 @@ NEVER_DIVIDED = "exp of a product of activations meets values, and no sum of it 
 _POWERS = {"exp": math.e, "exp2": 2.0}
 _WEIGHED = ops.VIEWS | ops.SAME | {"mul", "div", "masked_fill", "where"}  # between an exp and the values
 _SUMS = frozenset({"sum", "logsumexp", "logaddexp"})
+_MAXIMA = frozenset({"amax", "max", "maximum"})
 _INVERSES = frozenset({"reciprocal", "pow", "exp", "exp2", "sigmoid", "log_sigmoid_forward", "rsqrt"})
 _ADDING = frozenset({"baddbmm", "addmm", "addbmm"})  # to their first argument
 _ADDS = frozenset({"add", "sub", "rsub", "cat", "stack", "sum", "copy", "where", "masked_fill", "lerp", "addcmul"})
@@ -186,6 +187,8 @@ def carry(scene: Scene, made: Made, parents: list[Node]) -> bool:
 def _joined(node: Node, sources: list[Node], others: list[Node]) -> Partial:
     """What the node's operands carry, after its operation."""
     partials = [p.partial for p in sources if p.partial is not None]
+    if node.op == "addcmul" and others:  # what it multiplies was kept for the new maximum
+        partials = [replace(partial, scaled=True) for partial in partials]
     partial = _added(partials) if node.op in _SUMMED else _together(partials)
     if _divided(node, sources, others):
         partial = replace(partial, open=frozenset())
@@ -232,7 +235,7 @@ def _divided(node: Node, parts: list[Node], others: list[Node]) -> bool:
 
 
 def _above(node: Node) -> Iterator[Node]:
-    """The node and all of logits that it was made from, up to their products, each once."""
+    """The node and all of logits that it was made from, up to their products and their maxima, each once."""
     queue, known = [node], set[Node]()
     while queue:
         current = queue.pop()
@@ -240,7 +243,7 @@ def _above(node: Node) -> Iterator[Node]:
             continue
         known.add(current)
         yield current
-        if current.product is None:
+        if current.product is None and current.op not in _MAXIMA:
             queue.extend(current.parents())
 
 

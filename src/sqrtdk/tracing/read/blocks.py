@@ -189,7 +189,9 @@ def _merged(cells: Sequence[Cell], layout: Layout, *, whole: bool) -> list[Step]
     covered = sum(cell.reading.layout.rows * cell.reading.layout.columns for cell in cells)
     if covered < layout.rows * layout.columns and all(_is_of_keys(step) for step in _kinds(merged, (Hide,))):
         gap = Hide("implicit", -math.inf)  # what no block computed is not seen
-        merged.append(_hide([_unhidden(cell) for cell in cells], layout, gap, None) if whole else _unread(gap))
+        merged.append(
+            _hide([_unhidden(cell) for cell in cells], layout, gap, None, gaps=True) if whole else _unread(gap)
+        )
     if any(_skeleton(cell.reading) != _skeleton(cells[0].reading) for cell in cells):
         merged.append(Unknown("blocks of keys with unlike steps"))
     return merged
@@ -251,8 +253,8 @@ def _placed(cell: Cell, placed: Placed | None) -> Tensor | None:
     return operands.place(placed)
 
 
-def _hide(cells: Sequence[Cell], layout: Layout, like: Hide, place: int | None) -> Hide:
-    """A mask of the whole: the one at its place in each block, or all of each."""
+def _hide(cells: Sequence[Cell], layout: Layout, like: Hide, place: int | None, *, gaps: bool = False) -> Hide:
+    """A mask of the whole: the one at its place in each block, or all of each; or what no block computed."""
 
     def visible(cell: Cell) -> Tensor | None:
         own = _kinds(cell.reading.steps, (Hide,))
@@ -265,7 +267,7 @@ def _hide(cells: Sequence[Cell], layout: Layout, like: Hide, place: int | None) 
         return seen
 
     whole = assembled(cells, layout, visible, False)
-    if whole is not None and not whole.is_meta:
+    if whole is not None and not gaps:
         whole = _padding_everywhere(cells, whole)
     shape = (layout.batch, layout.heads, layout.rows, layout.columns)
     return replace(like, visible=None if whole is None else Placed(whole, (), shape), source=None)

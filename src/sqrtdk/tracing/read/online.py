@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -163,9 +164,21 @@ def _groups(blocks: Sequence[_Block]) -> list[list[_Block]]:
     groups: dict[tuple[object, ...], list[_Block]] = {}
     for block in blocks:
         rows, keys = block.rows, block.keys
-        sources = (None if rows is None else (rows.source, rows.axis), None if keys is None else keys.source)
+        sources = [None if at is None else (at.source, at.axis, at.others) for at in (rows, keys)]
         groups.setdefault((*sources, block.reading.layout.batch, block.reading.layout.heads), []).append(block)
-    return list(groups.values())
+    return [part for group in groups.values() for part in _connected(group)]
+
+
+def _connected(group: Sequence[_Block]) -> list[list[_Block]]:
+    """Blocks that meet in rows or keys, over others or at once; sequences that lie in one tensor do not."""
+    parts: list[tuple[set[object], list[_Block]]] = []
+    for block in group:
+        ends: set[object] = {("rows", block.rows and block.rows.first), ("keys", block.keys and block.keys.first)}
+        near = [part for part in parts if part[0] & ends]
+        parts = [part for part in parts if not part[0] & ends]
+        met = [*(other for _, blocks in near for other in blocks), block]
+        parts.append((ends.union(*(each for each, _ in near)), met))
+    return [blocks for _, blocks in parts]
 
 
 def _cells(group: Sequence[_Block]) -> list[tuple[Cell, Tensor]] | None:
@@ -190,12 +203,14 @@ def _cells(group: Sequence[_Block]) -> list[tuple[Cell, Tensor]] | None:
 
 
 def _overlap(cells: Sequence[Cell]) -> bool:
-    spans = [
-        (cell.row, cell.row + cell.reading.layout.rows, cell.key, cell.key + cell.reading.layout.columns)
-        for cell in cells
-    ]
+    """Whether two blocks share rows and keys, or rows in part."""
+    keys: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for cell in cells:
+        sizes = cell.reading.layout
+        span = (cell.key, cell.key + sizes.columns)
+        keys.setdefault((cell.row, cell.row + sizes.rows), []).append(span)
     return any(
-        a[0] < b[1] and b[0] < a[1] and a[2] < b[3] and b[2] < a[3] for i, a in enumerate(spans) for b in spans[:i]
+        before[1] > after[0] for spans in (keys, *keys.values()) for before, after in itertools.pairwise(sorted(spans))
     )
 
 

@@ -12,12 +12,16 @@ from sqrtdk.tracing.watch.graph import Node, dominator, replay
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Positions `first` and following of the tensor that `source` is, whose axis has `total` of them."""
+    """Positions `first` and following of an axis, `total` long, of the tensor that `source` is.
+
+    `others` are the positions on its other axes where the first vector begins: which sequence, and which head.
+    """
 
     source: Node
     axis: int
     first: int
     total: int
+    others: tuple[int, ...]
 
 
 def place(operand: Node, axis: int) -> Place | None:
@@ -39,11 +43,10 @@ def place(operand: Node, axis: int) -> Place | None:
 
 
 def _first(source: Node, way: list[Node], operand: Node, axis: int) -> Place | None:
-    alone: list[Place] = []  # of a single vector, whose axis only its place tells
-    for along, total in enumerate(source.shape):
-        if total == 1:
-            continue
-        line = torch.arange(total, device="cpu").view([-1 if d == along else 1 for d in range(len(source.shape))])
+    starts: list[int] = []
+    along: int | None = None
+    for dim, total in enumerate(source.shape):
+        line = torch.arange(total, device="cpu").view([-1 if d == dim else 1 for d in range(len(source.shape))])
         line = line.expand(source.shape)
         try:
             for view in reversed(way):
@@ -51,13 +54,15 @@ def _first(source: Node, way: list[Node], operand: Node, axis: int) -> Place | N
         except (RuntimeError, IndexError, TypeError):
             return None
         numbers = line.movedim(axis, -1).reshape(-1, operand.shape[axis])[0]
-        if len(numbers) == 1:
-            alone += (
-                [Place(source, along, int(numbers[0]), total)] if numbers[0] and along < len(source.shape) - 1 else []
-            )
-            continue
-        if bool((numbers[1:] - numbers[:-1] == 1).all()):
-            return Place(source, along, int(numbers[0]), total)
-        if bool((numbers != numbers[0]).any()):
-            return None
-    return alone[0] if len(alone) == 1 else None
+        starts.append(int(numbers[0]))
+        if len(numbers) > 1 and bool((numbers != numbers[0]).any()):
+            if along is not None or not bool((numbers[1:] - numbers[:-1] == 1).all()):
+                return None
+            along = dim
+    if along is None:  # a single vector: only one axis, beside that of the features, can have its place
+        later = [dim for dim, start in enumerate(starts[:-1]) if start]
+        along = later[0] if len(later) == 1 else None
+    if along is None:
+        return None
+    others = tuple(start for dim, start in enumerate(starts) if dim != along)
+    return Place(source, along, starts[along], source.shape[along], others)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sqrtdk.tracing.read.blocks import ALIKE
-from sqrtdk.tracing.read.reading import Reading
+from sqrtdk.tracing.read.reading import Cell, Reading
 from sqrtdk.tracing.records import BLOCKS, Factor, KeyBlock, Scale
 from sqrtdk.tracing.steps import Scale as Scaling
 from sqrtdk.tracing.steps import Unknown
@@ -23,11 +23,25 @@ def tell_blocks(reading: Reading, width: int, *, measure_slope: bool) -> tuple[K
         width: E of the query, without padding.
         measure_slope: read the scale from the numbers as well.
     """
-    keys: dict[tuple[int, int], list[Scale]] = {}
+    keys: dict[tuple[int, int], list[Cell]] = {}
     for cell in reading.blocks:
-        span = (cell.key, cell.key + cell.reading.layout.columns - 1)
-        keys.setdefault(span, []).append(_of_one(cell.reading, width, measure_slope=measure_slope))
-    return tuple(KeyBlock(first, last, together(scales)) for (first, last), scales in sorted(keys.items()))
+        keys.setdefault((cell.key, cell.key + cell.reading.layout.columns - 1), []).append(cell)
+    return tuple(
+        KeyBlock(first, last, together(_of_rows(cells, width, measure_slope=measure_slope)))
+        for (first, last), cells in sorted(keys.items())
+    )
+
+
+def _of_rows(cells: Sequence[Cell], width: int, *, measure_slope: bool) -> list[Scale]:
+    """The scales of one block of keys for all blocks of rows; the numbers of one of them are enough.
+
+    A causal mask hides least from the last rows; a rotation is the same for the rows and the keys of one place.
+    """
+    scales: list[Scale] = []
+    for cell in sorted(cells, key=lambda cell: (abs(cell.reading.offset or 0), -cell.row)):
+        wanted = measure_slope and all(scale.numeric is None for scale in scales)
+        scales.append(_of_one(cell.reading, width, measure_slope=wanted))
+    return scales
 
 
 def _of_one(reading: Reading, width: int, *, measure_slope: bool) -> Scale:
