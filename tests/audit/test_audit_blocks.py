@@ -108,3 +108,37 @@ def test_unlike_scales_are_a_failure_that_names_the_blocks(written: str, static:
 
 def test_a_learned_gain_of_one_block_may_be_meant() -> None:
     assert ("blocks", "warn") in told(report(learned))
+
+
+class Causal(Attention):
+    """It says that it is causal."""
+
+    is_causal = True
+
+
+def causal_by(name: str, hide: bool, ahead: int = 0):
+    """A running sum with a causal mask, or with one that shows keys after a row's own."""
+
+    def attend(model, q, k, v):
+        hidden = torch.arange(L) > torch.arange(L)[:, None] + ahead
+        return WAYS[name].way(q, k, v, (ROOT,) * 3, (hidden if hide else None, None))
+
+    return attend
+
+
+@pytest.mark.parametrize("name", ["running", "by_blocks_of_queries", "in_pieces_of_buffers", "ring"])
+def test_masks_of_blocks_are_judged(name: str) -> None:
+    x = torch.randn(2, L, 32)
+    assert check(Causal(causal_by(name, hide=True)), x).exit_code == 0
+    leaks = [check(Causal(causal_by(name, hide=False)), x), check(Causal(causal_by(name, hide=True, ahead=1)), x)]
+    assert [("mask_audit", "critical") in told(leak) for leak in leaks] == [True, True]
+
+
+def test_what_does_not_add_up_is_not_passed() -> None:
+    def attend(model, q, k, v):
+        power = (q @ k.mT * ROOT).exp()
+        return 2 * (power @ v) / power.sum(-1, keepdim=True)
+
+    audit = report(attend, fail_on="unmeasured")
+    assert ([call.verdict for call in audit.calls], audit.exit_code) == (["unmeasured"], 1)
+    assert "do not add up" in audit.findings[0].message

@@ -60,6 +60,8 @@ def _way(node: Node) -> list[Node] | None:
         parent = node.main()
         if parent is None or sum(bool(p.products) for p in node.parents()) != 1:
             return None
+        if math.prod(node.shape) < math.prod(parent.shape):
+            return None  # some of the keys alone
         node = parent
         way.insert(0, node)
     return way if node.op in _POWERS and node.args and node.args[0].products else None
