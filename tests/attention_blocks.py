@@ -227,6 +227,21 @@ def merged(q: Tensor, k: Tensor, v: Tensor, scales: tuple[float, ...], masks: Ma
     return (outs * (sums - sums.logsumexp(0)).exp()).sum(0)
 
 
+def by_a_softmax_of_sums(q: Tensor, k: Tensor, v: Tensor, scales: tuple[float, ...], masks: Masks) -> Tensor:
+    """The share of every block is a softmax of the logsumexp."""
+    parts = [attended(q, key, value, scale, masks, first) for first, key, value, scale in blocks(k, v, scales)]
+    outs, sums = (torch.stack(each) for each in zip(*parts, strict=True))
+    return (outs * sums.softmax(0)).sum(0)
+
+
+def by_shares(q: Tensor, k: Tensor, v: Tensor, scales: tuple[float, ...], masks: Masks) -> Tensor:
+    """The same written out, block by block."""
+    parts = [attended(q, key, value, scale, masks, first) for first, key, value, scale in blocks(k, v, scales)]
+    top = torch.stack([lse for _, lse in parts]).amax(0)
+    shares = [torch.exp(lse - top) for _, lse in parts]
+    return sum(out * share for (out, _), share in zip(parts, shares, strict=True)) / sum(shares)
+
+
 def ring(q: Tensor, k: Tensor, v: Tensor, scales: tuple[float, ...], masks: Masks) -> Tensor:
     """Ring attention's merge, by a sigmoid of the difference of two logsumexp."""
     out = whole = None
@@ -264,6 +279,8 @@ WAYS: dict[str, Written] = {
         without_a_maximum,
         column_of_ones,
         merged,
+        by_a_softmax_of_sums,
+        by_shares,
         ring,
     )
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable
 
@@ -181,7 +182,8 @@ def test_products_side_by_side_along_the_heads_are_no_blocks_of_keys() -> None:
 # -- a running sum -----------------------------------------------------------------------------------------------------
 
 ONE = (ROOT, ROOT, ROOT)
-BY_SUMS = [name for name in WAYS if name not in ("merged", "ring")]
+MERGED = ("merged", "by_a_softmax_of_sums", "by_shares", "ring")
+BY_SUMS = [name for name in WAYS if name not in MERGED]
 MASKED = [name for name in BY_SUMS if WAYS[name].masks]
 KEYS = [(0, 3), (4, 7), (8, 11)]
 
@@ -296,6 +298,19 @@ def test_a_softmax_by_hand_is_as_before() -> None:
 
     call = only(attend)
     assert (call.formula, call.blocks, call.op) == ("softmax(0.25 * q.k)", (), "aten.div")
+
+
+def test_nothing_is_held_after_the_block() -> None:
+    model, x = Attend(online("running", ONE, hide=True)), torch.randn(B, L, 32)
+    with torch.no_grad():
+        model(x)
+        gc.collect()
+        before = {id(item) for item in gc.get_objects() if issubclass(type(item), Tensor)}
+        with sqrtdk.trace(model) as run:
+            model(x)
+    left = [item for item in gc.get_objects() if issubclass(type(item), Tensor) and id(item) not in before]
+    assert [tuple(item.shape) for item in left] == []
+    assert len(run.calls) == 1
 
 
 def test_layers_are_told_in_their_order() -> None:
@@ -471,7 +486,7 @@ def merged_by_rows(scales: Scales) -> Attending:
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-@pytest.mark.parametrize("name", ["merged", "ring"])
+@pytest.mark.parametrize("name", MERGED)
 def test_results_that_are_merged_are_one_call(name: str, device: str) -> None:
     call = only(online(name, ONE), device)
     assert (call.formula, call.query_len, call.key_len, call.index) == ("softmax(0.25 * q.k)", L, L, 0)
@@ -481,7 +496,7 @@ def test_results_that_are_merged_are_one_call(name: str, device: str) -> None:
     assert (call.stats is None, bool(call.stats_reason)) == (True, True)
 
 
-@pytest.mark.parametrize("name", ["merged", "ring"])
+@pytest.mark.parametrize("name", MERGED)
 def test_masks_of_results_that_are_merged(name: str) -> None:
     call = only(online(name, ONE, hide=True))
     assert call.formula == "softmax(0.25 * q.k + mask)"
@@ -490,7 +505,7 @@ def test_masks_of_results_that_are_merged(name: str) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-@pytest.mark.parametrize("name", ["merged", "ring"])
+@pytest.mark.parametrize("name", MERGED)
 def test_unlike_scales_of_results_that_are_merged(name: str, device: str) -> None:
     call = only(online(name, (ROOT, 1.0, ROOT), hide=device == "cpu"), device)
     assert call.unlike_blocks

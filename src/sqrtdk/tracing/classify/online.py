@@ -221,7 +221,9 @@ def is_sum(node: Node) -> bool:
     queue = [node]
     while queue:
         current = queue.pop()
-        if current.op in ("logsumexp", "logaddexp", "log") and current.products:
+        if current.op in ("logsumexp", "logaddexp") and current.products:
+            return True
+        if current.op == "log" and _sums(current.args[0]):
             return True
         if current.op in ops.VIEWS | ops.SAME | {"cat", "stack", "add"} and current.product is None:
             queue.extend(p for p in current.parents() if p.products)

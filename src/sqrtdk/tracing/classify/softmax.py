@@ -57,6 +57,9 @@ def by_hand(scene: Scene, made: Made) -> bool:
     if sinks is None:
         return False
     numerator = node.args[0]
+    inner = numerator.args[0]
+    if is_sum(inner.args[0] if inner.op == "sub" else inner):
+        return False
     node.args = (numerator.args[0],)
     begin(scene, made, numerator.operands[0], -1, sinks=sinks)
     return True
