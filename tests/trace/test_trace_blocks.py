@@ -107,6 +107,19 @@ def grown(m: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return z.view(B, H, L, L).softmax(-1) @ v
 
 
+def written(scales: Scales) -> Attending:
+    """Logits are written into one tensor, the last block first."""
+
+    def attend(m: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        z = torch.empty(B, H, L, L)
+        for place in (2, 0, 1):
+            keys = slice(place * BLOCK, (place + 1) * BLOCK)
+            z[..., keys] = q @ k[:, :, keys].mT * scales[place]
+        return z.masked_fill(causal(L, L), -torch.inf).softmax(-1) @ v
+
+    return attend
+
+
 def keys_by_queries(m: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The softmax runs over the second last axis."""
     z = torch.cat([part @ (q * ROOT).mT for part in k.split([5, 7], -2)], -2)
@@ -120,6 +133,7 @@ WRITTEN: dict[str, tuple[Attending, str]] = {
     "alibi": (side_by_side((ROOT, ROOT, ROOT), bias=True), "softmax(0.25 * q.k + alibi)"),
     "hidden by block": (hidden_by_block, "softmax(0.25 * q.k + causal)"),
     "grown": (grown, "softmax(0.25 * q.k)"),
+    "written": (written((ROOT, ROOT, ROOT)), "softmax(0.25 * q.k + causal)"),
     "keys by queries": (keys_by_queries, "softmax(0.25 * q.k)"),
 }
 
@@ -169,6 +183,12 @@ def test_unlike_scales_are_told_by_block(scales: Scales, device: str) -> None:
     if device == "cpu":
         assert [block.scale.numeric for block in call.blocks] == pytest.approx(list(scales), rel=1e-3)
     assert "keys 0 to " in (call.scale.reason or "")
+
+
+def test_unlike_scales_of_logits_that_were_written_by_slice() -> None:
+    call = only(written((ROOT, 1.0, ROOT)))
+    assert [block.scale.numeric for block in call.blocks] == pytest.approx([ROOT, 1.0, ROOT], rel=1e-3)
+    assert "keys 4 to 7 by 1" in (call.scale.reason or "")
 
 
 def test_products_side_by_side_along_the_heads_are_no_blocks_of_keys() -> None:

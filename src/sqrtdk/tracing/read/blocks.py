@@ -14,6 +14,7 @@ from sqrtdk.tracing.read.masks import bias_name
 from sqrtdk.tracing.read.orient import Orientation, operands
 from sqrtdk.tracing.read.places import Place, place
 from sqrtdk.tracing.read.reading import Cell, Layout, Logits, Reading
+from sqrtdk.tracing.read.written import written
 from sqrtdk.tracing.records import BLOCKS, Factor
 from sqrtdk.tracing.steps import Bias, Blocks, Hide, Offset, Scale, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed, to_softmax
@@ -37,11 +38,17 @@ class Span:
 
 
 def beside(fork: Fork, weighing: Weighing) -> list[Span]:
-    """The spans of keys that were put side by side; none where that was along another axis, or beside a constant."""
+    """The spans of keys that were put side by side; none where that was along another axis, or beside a constant.
+
+    Logits that were written into a tensor, slice by slice, lie side by side in it.
+    """
     node = fork.node
-    axis = int(node.args[1]) % len(node.shape) if len(node.args) > 1 else 0
-    branches = list(_branches(node, axis))
-    if not all(branch.products for branch in branches) or not _along_keys(fork, axis, weighing):
+    axis = int(node.args[1]) % len(node.shape) if node.op == "cat" and len(node.args) > 1 else 0
+    if node.op == "overwrite":
+        axis, branches = written(node)
+    else:
+        branches = list(_branches(node, axis))
+    if not branches or not all(branch.products for branch in branches) or not _along_keys(fork, axis, weighing):
         return []
     spans, first = [], 0
     for branch in branches:

@@ -87,7 +87,7 @@ def read_chain(node: Node, steps: tuple[Step, ...] = (), views: tuple[Node, ...]
         main = node.main() if node.products else None
         if main is None:
             return Chain(None, steps, views, fork)
-        if node.op == "cat" and sum(bool(p.products) for p in node.parents()) > 1:
+        if node.op == "overwrite" or (node.op == "cat" and sum(bool(p.products) for p in node.parents()) > 1):
             fork = fork or Fork(node, steps, views)
         if node.op in ops.VIEWS:
             views = (node, *views)
