@@ -17,8 +17,6 @@ from sqrtdk.report.html import to_html
 from sqrtdk.report.json import to_document
 from sqrtdk.report.terminal import summary_line, to_text
 
-BLOCK = 4
-
 
 class Attention(nn.Module):
     """Self-attention whose middle is a function of q, k, v and the mask of tril."""
@@ -50,24 +48,6 @@ def changed(q, k, v, mask):
 def over_heads(q, k, v, mask):
     """The softmax runs over another axis than the keys."""
     return (q @ k.mT * 8**-0.5).softmax(1) @ v
-
-
-def unlike_blocks(q, k, v, mask):
-    """Blocks of keys with two scales, joined before one softmax."""
-    blocks = [q @ part.mT * (8**-0.5 if place else 1.0) for place, part in enumerate(k.split(BLOCK, -2))]
-    return torch.cat(blocks, -1).softmax(-1) @ v
-
-
-def online(q, k, v, mask):
-    """The same by a running maximum and sum."""
-    top = torch.full((*q.shape[:-1], 1), -torch.inf)
-    total, y = torch.zeros_like(top), torch.zeros_like(q)
-    for place, (key, value) in enumerate(zip(k.split(BLOCK, -2), v.split(BLOCK, -2), strict=True)):
-        z = q @ key.mT * (8**-0.5 if place else 1.0)
-        new = torch.maximum(top, z.amax(-1, keepdim=True))
-        weights, old = (z - new).exp(), (top - new).exp()
-        total, y, top = total * old + weights.sum(-1, keepdim=True), y * old + weights @ value, new
-    return y / total
 
 
 def linear(q, k, v, mask):
@@ -107,8 +87,6 @@ CASES = {  # verdicts of the calls, and a word of the finding
     times_mask: (["exact", "unmeasured"], "mul by a 0/1 mask"),
     changed: (["exact", "unmeasured"], "add on the weights"),
     over_heads: (["exact", "unmeasured"], "another axis"),
-    unlike_blocks: (["exact", "unmeasured"], "unlike scales side by side"),
-    online: (["exact"], "without a softmax"),
     linear: (["exact"], "without a softmax"),
     gated: (["exact"], "no attention was found in it"),
     discarded: (["exact"], "no attention was found in it"),
@@ -132,9 +110,8 @@ def test_what_could_not_be_judged_is_a_finding(attend) -> None:
 
 
 def test_it_says_what_was_seen_up_to_there() -> None:
-    (finding,) = check(beside(unlike_blocks), x()).unjudged
-    assert "seen up to there: softmax(unknown(" in finding.message
-    assert "0.3536 * q.k" not in finding.message  # no one scale is said of blocks with two
+    (finding,) = check(beside(times_mask), x()).unjudged
+    assert "seen up to there: softmax(unknown(mul by a 0/1 mask)(0.3536 * q.k))" in finding.message
 
 
 class Similarity(nn.Module):
@@ -165,7 +142,7 @@ def test_what_was_judged_is_not_accused(attend) -> None:
 
 def test_nothing_else_to_judge_is_an_error() -> None:
     with pytest.raises(ModelError, match="no attention could be read"):
-        check(Attention(online), x())
+        check(Attention(linear), x())
 
 
 def test_health_is_apart_from_the_verdict() -> None:

@@ -52,12 +52,13 @@ def leak(call: AttentionCall, declared: float, static: bool) -> Iterable[Fault]:
     """
     mask, before = call.mask, call.key_len - call.query_len
     message, value = None, call.future_weight
+    merged = bool(call.blocks) and call.stats is None  # of no softmax as a whole
     if mask is not None and mask.least is not None and -mask.least - before > max(declared, 0.0):
         message = f"rows of a causal module see up to {-mask.least - before} keys after their own"
         value = float(-mask.least - before) if value is None else value
     elif value is not None and value > WEIGHT and not declared:
         message = f"a causal module gives {value:.3g} of its weight to future keys"
-    elif mask is None and (before or static) and value is None and not declared:
+    elif mask is None and (before or static or merged) and value is None and not declared:
         message, value = "a causal module has no mask: rows see the keys after their own", float(call.query_len - 1)
     if message is not None and value is not None:
         fix = "pass the causal mask to this call (a custom attention function must register its mask function too)"

@@ -75,6 +75,8 @@ def judge(
         `unmeasured` with the reason.
     """
     problem = _unmeasured(call)
+    if call.unlike_blocks and not call.unknown:
+        return JudgedCall(call, "unexplained", expected=inverse_root(call.head_dim), reason=problem)
     if call.head_dim < 1:
         return JudgedCall(call, "unmeasured", reason=problem)
     if gained_by_inputs(call):

@@ -12,6 +12,7 @@ from sqrtdk.stats.heads import HeadStats
 BY_DATA = "by indices of the data"  # detail of a stage "gather": rows in an order that is not known
 WITHOUT_PRODUCT = ("additive", "distance")  # scores that are no product of q and k: there is no scale to judge
 ROWS = "rows"  # source of a factor of one number for each row, or key: log n of the keys that it sees
+BLOCKS = "blocks"  # source of a factor that differs from one block of keys to the next
 DATA = "data"  # source of a factor on the logits that is computed from the inputs: no constant of the model
 
 
@@ -69,6 +70,15 @@ class Scale:
     per_head: tuple[float, ...] | None = None  # effective scale of each query head where heads differ
     agree: bool | None = None  # None when only one reading exists
     reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyBlock:
+    """Keys whose logits were computed by a product of their own, and its scale."""
+
+    first: int  # 0-based number of its first key
+    last: int  # of its last key
+    scale: Scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +155,12 @@ class AttentionCall:
     axis: str = "positions"  # what keys are: "positions", "windows" (each query has its own), "channels" of q and k
     product_at: str | None = None  # file and line of q . k, or of the kernel's call: "myport.py:14"
     softmax_at: str | None = None  # of the softmax, or of the kernel's call
+    blocks: tuple[KeyBlock, ...] = ()  # keys with a product of their own each; none where one product gave all logits
+
+    @property
+    def unlike_blocks(self) -> bool:
+        """Whether blocks of keys are scaled by unlike numbers; the call has no one scale then."""
+        return any(factor.source == BLOCKS for factor in self.scale.factors)
 
 
 ONE_PROJECTION = "its logits come from one projection: a router or a pooling"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 
@@ -14,9 +14,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from sqrtdk.errors import InvalidTypeError, kind_and_text
 from sqrtdk.tracing.classify.contract import WITHOUT_SOFTMAX
+from sqrtdk.tracing.classify.online import close
 from sqrtdk.tracing.read.eager import read_eager
 from sqrtdk.tracing.read.edges import read_beside, read_edges
 from sqrtdk.tracing.read.kernels import KERNELS
+from sqrtdk.tracing.read.online import read_online
 from sqrtdk.tracing.read.reading import Reading
 from sqrtdk.tracing.records import (
     LOST_ADDITIVE,
@@ -29,11 +31,12 @@ from sqrtdk.tracing.records import (
 )
 from sqrtdk.tracing.tell.finish import finish
 from sqrtdk.tracing.tell.lost import Lost, tell_lost
+from sqrtdk.tracing.tell.merge import merge
 from sqrtdk.tracing.tell.padding import TokensOf
 from sqrtdk.tracing.tell.program_site import site_in_program
 from sqrtdk.tracing.tell.without_softmax import without_softmax
 from sqrtdk.tracing.watch import places
-from sqrtdk.tracing.watch.events import KernelCall, Listener, Operands, Unweighted, Weighing
+from sqrtdk.tracing.watch.events import KernelCall, Listener, Online, Operands, Unweighted, Weighing
 from sqrtdk.tracing.watch.places import Place
 from sqrtdk.tracing.watch.programs import hint_for
 from sqrtdk.tracing.watch.recorder import Recorder
@@ -80,7 +83,7 @@ class Trace:
         self._values = values or {}
         self._counts: Counter[str] = Counter()
         self._offered: Counter[str] = Counter()
-        self._calls: list[AttentionCall] = []
+        self._calls: list[AttentionCall | None] = []
         self._missed: list[NotMeasured] = []
         self._sites = Sites(model)
         self._modules = dict(model.named_modules()) if model is not None else {}
@@ -91,7 +94,9 @@ class Trace:
         self._recorder = Recorder(
             self._model,
             self._sites,
-            Listener(self._eager, self._kernel, self._miss, self._factor, self._unsoftened, self._end),
+            Listener(
+                self._eager, self._kernel, self._miss, self._factor, self._unsoftened, self._online, ended=self._end
+            ),
             {op: kernel.query for op, kernel in KERNELS.items()},
             products=self._stats,
             values=self._values,
@@ -108,6 +113,7 @@ class Trace:
     ) -> None:
         assert self._recorder is not None
         self._running.__exit__(kind, error, traceback)
+        close(self._recorder.classifier.scene)
         for weighing in list(self._recorder.store.weighings):
             self._end(weighing)
         others: Counter[str] = Counter()
@@ -121,7 +127,7 @@ class Trace:
         self.unread = self._recorder.store.unread()
         self._recorder.store.close()
         self._recorder = None
-        self.calls = tuple(self._calls)
+        self.calls = _numbered(self._calls)
         self.not_attention = tuple(listed)
         self.not_measured = tuple(dict.fromkeys(self._missed))
 
@@ -141,9 +147,25 @@ class Trace:
                 weighing.entry.attention = False
                 weighing.entry.reason = reading
             else:
+                weighing.entry.record = len(self._calls)
                 self._add(replace(reading, place=weighing.entry.place))
 
         self._guard(site, read, weighing, weighing.entry.place)
+
+    def _online(self, run: Online) -> None:
+        site = run.parts[0].entry.site
+
+        def read() -> None:
+            readings = read_online(run, self._heads(site))
+            if isinstance(readings, str):
+                self._miss(site, readings)
+            elif readings:
+                for reading in readings:
+                    self._add(reading)
+            else:
+                self._merge([part.entry.record for part in run.parts if part.entry.record is not None])
+
+        self._guard(site, read, None, run.parts[0].entry.place)
 
     def _kernel(self, call: KernelCall) -> None:
         operands = Operands(call.op.partition("::")[2], {name: node for name, node in call.nodes.items() if node.act})
@@ -168,13 +190,13 @@ class Trace:
         if entry.reason == NEVER_USED and entry.lost:
             entry.reason = NOT_SEEN if entry.formula is None else LOST_ADDITIVE
 
-    def _formula(self, seen: Lost) -> str | None:
+    def _formula(self, seen: Lost | None) -> str | None:
         """What was seen of what is lost; it may be asked for at any time, so no mode of the caller's is to see it."""
         with contextlib.suppress(Exception), torch.no_grad(), _disable_current_modes():
-            return tell_lost(seen)
+            return None if seen is None else tell_lost(seen)
         return None
 
-    def _guard(self, site: str, read: Callable[[], None], seen: Lost, place: Place | None) -> None:
+    def _guard(self, site: str, read: Callable[[], None], seen: Lost | None, place: Place | None) -> None:
         """A reading that fails must not stop the model: it is listed as not measured."""
         try:
             with torch.no_grad():
@@ -184,8 +206,7 @@ class Trace:
             self._missed.append(NotMeasured(site, reason, self._formula(seen), places.text(place)))
 
     def _miss(self, site: str, reason: str, seen: Unweighted | Operands | None = None) -> None:
-        formula = None if seen is None else self._formula(seen)
-        self._missed.append(NotMeasured(site, reason, formula, places.text(places.here())))
+        self._missed.append(NotMeasured(site, reason, self._formula(seen), places.text(places.here())))
 
     def _add(self, reading: Reading) -> None:
         reading = replace(reading, site=site_in_program(reading, self._modules))
@@ -202,6 +223,15 @@ class Trace:
             )
         )
         self._counts[reading.site] += 1
+
+    def _merge(self, places: Sequence[int]) -> None:
+        """Put attentions to blocks of keys, whose results were weighed by their sums, into one record."""
+        calls = [call for place in places if (call := self._calls[place]) is not None]
+        merged = merge(calls) if len(calls) == len(places) > 1 else None
+        if merged is not None:
+            for place in places:
+                self._calls[place] = None
+            self._calls[places[0]] = merged
 
     def _factor(self, site: str) -> float | None:
         if not self._enlarge:
@@ -222,6 +252,19 @@ class Trace:
             if not site:
                 return None
             site = site.rpartition(".")[0]
+
+
+def _numbered(calls: Sequence[AttentionCall | None]) -> tuple[AttentionCall, ...]:
+    """The records, counted anew at each site where some of them were merged."""
+    if None not in calls:
+        return tuple(call for call in calls if call is not None)
+    index: Counter[str] = Counter()
+    numbered = []
+    for call in calls:
+        if call is not None:
+            numbered.append(replace(call, index=index[call.site]))
+            index[call.site] += 1
+    return tuple(numbered)
 
 
 def trace(

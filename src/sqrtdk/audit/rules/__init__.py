@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sqrtdk.audit.context import Rule
 from sqrtdk.audit.rules import (
+    blocks,
     declared_vs_actual,
     dropout,
     eager_vs_sdpa,
@@ -25,6 +26,7 @@ from sqrtdk.audit.rules import (
 RULES: dict[str, Rule] = {
     "nonfinite": nonfinite.check,
     "scale_ledger": scale_ledger.check,
+    "blocks": blocks.check,
     "declared_vs_actual": declared_vs_actual.check,
     "unmeasured": unmeasured.check,
     "mask_audit": mask_audit.check,

@@ -4,7 +4,8 @@ Formula: r = effective scale * sqrt(head_dim). Threshold: |r - 1| <= 1%, and no 
 section 3.2.1; the 1% is `audit.tolerance`). An attribute that holds the mistake itself lowers a failure to a warning:
 somebody wrote that value, but it is the signature of an error. So is, as a warning, a scale of 1 that the run takes
 from an attribute (a note where a switch like `use_scale` says False), and a layer whose attribute declares another
-scale than its siblings have. Contradicted declarations are `declared_vs_actual`'s.
+scale than its siblings have. Contradicted declarations are `declared_vs_actual`'s, unlike scales of blocks of keys
+`blocks`'.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ def check(context: Context) -> Iterable[Finding]:
     different = strangers(context.calls)
     for place, judged in enumerate(context.calls):
         call = judged.call
+        if call.unlike_blocks:
+            continue
         if judged.verdict == "unexplained" and judged.declared_by is None:
             mistake = MISTAKES[judged.mistake or UNKNOWN]
             named = f"{mistake.name}, {mistake.happened}" if mistake.known else mistake.happened

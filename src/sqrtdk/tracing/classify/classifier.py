@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sqrtdk.tracing.classify import edges, opaque, quantised
+from sqrtdk.tracing.classify import edges, online, opaque, quantised
 from sqrtdk.tracing.classify.additive import reads_pairs
 from sqrtdk.tracing.classify.branches import keep_channels
 from sqrtdk.tracing.classify.combine import combine
@@ -117,6 +117,8 @@ class Classifier:
         elif any(p.act for p in parents):
             node.act = True
             node.learned = all(p.learned for p in parents if p.act)
+            if any(p.partial is not None for p in parents) and online.carry(self.scene, made, parents):
+                return
             _kind(node)(self.scene, made, parents)
         elif opaque.is_dequantised(node):
             node.act = True
@@ -168,6 +170,9 @@ def _contract(scene: Scene, made: Made, parents: list[Node]) -> None:
 
 def _softmax(scene: Scene, made: Made, parents: list[Node]) -> None:
     args = made.node.args
+    if online.is_sum(parents[0]):
+        made.node.products = parents[0].products
+        return
     begin(scene, made, made.tensors[0], int(args[1]) if len(args) > 1 else -1)
 
 

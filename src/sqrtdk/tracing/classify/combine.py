@@ -19,7 +19,7 @@ from sqrtdk.tracing.classify.weights import carry
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.graph import Node, alias
 
-_KEPT = frozenset({"exp", "_log_softmax"})  # whose own input is needed when they turn out to be a softmax
+_KEPT = frozenset({"exp", "exp2", "_log_softmax"})  # whose own input is needed when they turn out to be a softmax
 
 
 def combine(scene: Scene, made: Made, parents: list[Node]) -> None:

@@ -14,6 +14,7 @@ from sqrtdk.tracing.classify.combined import complete
 from sqrtdk.tracing.classify.edge_scores import reads_edges
 from sqrtdk.tracing.classify.gathered import rows_of
 from sqrtdk.tracing.classify.mixing import mix_heads
+from sqrtdk.tracing.classify.online import finished, weigh
 from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.sums import as_matrix, largest, note_weighted_sum
 from sqrtdk.tracing.classify.weights import axis_fault
@@ -36,6 +37,7 @@ def contract(scene: Scene, made: Made) -> None:
     if weights is not None and _meets_values(scene, made, weights.weighing, a, b):
         apart.name(weights.weighing, b if a.weights is weights else a)
         scene.store.cut(node, made.tensor, inverse=inverts, pooled=weights.weighing.entry)
+        finished(scene, made, weights.weighing)
     elif landmarks.uses_inverse(a, b):
         scene.store.cut(node, made.tensor, inverse=inverts)
     elif is_product(a, b) and not is_adapted_weight(node.op, b):
@@ -46,7 +48,7 @@ def contract(scene: Scene, made: Made) -> None:
             as_matrix(node, product)
         else:
             node.product = product
-    else:
+    elif not weigh(scene, made, a, b):
         _project(scene, made, a, b)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from sqrtdk.tracing.watch.events import Listener, SoftmaxEntry
+from sqrtdk.tracing.watch.events import Listener, Online, SoftmaxEntry
 from sqrtdk.tracing.watch.graph import Node
 from sqrtdk.tracing.watch.sites import Sites
 from sqrtdk.tracing.watch.store import Store
@@ -23,6 +23,9 @@ class Scene:
         products: note the largest |q . k|.
         flex: what runs is FlexAttention's own code.
         entries: every softmax so far.
+        exponentials: every exponential of logits that met values so far.
+        online: those that are divided by their sum, and not told yet.
+        held: how many logits exponentials hold.
     """
 
     store: Store
@@ -31,6 +34,9 @@ class Scene:
     products: bool
     flex: bool = False
     entries: list[SoftmaxEntry] = field(default_factory=list)
+    exponentials: list[SoftmaxEntry] = field(default_factory=list)
+    online: list[Online] = field(default_factory=list)
+    held: int = 0
 
 
 @dataclass(frozen=True, slots=True)

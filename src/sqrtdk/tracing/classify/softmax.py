@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from sqrtdk.tracing.classify.additive import behind, is_additive
+from sqrtdk.tracing.classify.online import is_sum
 from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.sums import settle
 from sqrtdk.tracing.classify.weights import SINKHORN
@@ -67,6 +68,9 @@ def by_hand(scene: Scene, made: Made) -> bool:
     numerator = node.args[0]
     if 0 not in numerator.operands:
         return False  # exp(z) of what is no score of queries and keys
+    inner = numerator.args[0]
+    if is_sum(inner.args[0] if inner.op == "sub" else inner):
+        return False
     node.args = (numerator.args[0],)
     begin(scene, made, numerator.operands[0], -1, sinks=sinks)
     return True
@@ -88,6 +92,8 @@ def _from_logarithm(scene: Scene, made: Made) -> bool:
         node.args = (inner.args[0],)
         begin(scene, made, inner.operands[0], int(inner.args[1]))
         return True
+    if inner.op == "sub" and is_sum(inner.args[0]):
+        return False
     axes = _less_logsumexp(inner)
     if axes is None:
         return False

@@ -34,15 +34,26 @@ _FILL = -1e3  # written over logits, a number below this hides
 
 
 @dataclass(frozen=True, slots=True)
+class Fork:
+    """Where logits of several products were put side by side: the node, and what follows it, innermost first."""
+
+    node: Node
+    steps: tuple[Step, ...]
+    views: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Chain:
     """The steps, innermost (nearest to the product) first, and the views that lead from product to softmax.
 
-    `product` is that of q and k, or another score of theirs; None where there is neither.
+    `product` is that of q and k, or another score of theirs; None where there is neither. `fork` is where other
+    products join, nearest to the softmax; the steps are then those of the first product.
     """
 
     product: Node | None
     steps: tuple[Step, ...] = ()
     views: tuple[Node, ...] = ()
+    fork: Fork | None = None
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -76,17 +87,29 @@ Link = _Link
 Readers = Mapping[str, Callable[[_Link], tuple[Step, ...]]]
 
 
-def read_chain(node: Node, readers: Readers | None = None, *, until: Node | None = None) -> Chain:
-    """Walk from the softmax's input `node` back to the product, or to the logits `until` in its place.
+def read_chain(
+    node: Node,
+    readers: Readers | None = None,
+    *,
+    until: Node | None = None,
+    steps: tuple[Step, ...] = (),
+    views: tuple[Node, ...] = (),
+) -> Chain:
+    """Walk from the softmax's input back to the product.
 
-    `readers` are those of this module unless given.
+    Args:
+        node: what entered the softmax, or a tensor on the way to it.
+        readers: of the operations; those of this module unless given.
+        until: logits in the place of the product.
+        steps: those between `node` and the softmax.
+        views: those between `node` and the softmax.
     """
     readers = READERS if readers is None else readers
-    steps: tuple[Step, ...] = ()
-    views: tuple[Node, ...] = ()
+    fork: Fork | None = None
     scored = not node.products and is_additive(node)
     ends = is_score if scored else _is_product
     while not ends(node) and node is not until:
+        fork = fork or _fork(node, steps, views)
         if (structure := _structure(node, views)) is not None:
             inner, views, node = structure
             steps = (*inner, *steps)
@@ -94,7 +117,7 @@ def read_chain(node: Node, readers: Readers | None = None, *, until: Node | None
         lost = None if node.products else node.lost_logits
         main = lost if node.is_root else node.main() if node.products or scored or lost else None
         if main is None:
-            return Chain(None, steps, views)
+            return Chain(None, steps, views, fork)
         if node.is_root:
             steps = (*_written_at(node, (Unknown(node.op),)), *steps)
         elif node.op in ops.VIEWS:
@@ -109,7 +132,13 @@ def read_chain(node: Node, readers: Readers | None = None, *, until: Node | None
         return Chain(node, steps, views)
     if node.product is not None:
         steps = (*_written_at(node, _beside_product(node, views)), *steps)
-    return Chain(node, _fold_caps(steps), views)
+    return Chain(node, _fold_caps(steps), views, fork)
+
+
+def _fork(node: Node, steps: tuple[Step, ...], views: tuple[Node, ...]) -> Fork | None:
+    """Where logits of several products join, or were written part by part."""
+    joins = node.op == "overwrite" or (node.op == "cat" and sum(bool(p.products) for p in node.parents()) > 1)
+    return Fork(node, steps, views) if joins else None
 
 
 def _is_product(node: Node) -> bool:

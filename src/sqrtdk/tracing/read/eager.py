@@ -7,12 +7,13 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from sqrtdk.tracing.read.blocks import Span, aligned, beside, join_beside
 from sqrtdk.tracing.read.chain import read_chain
 from sqrtdk.tracing.read.distances import completed
 from sqrtdk.tracing.read.layout import lay_out
 from sqrtdk.tracing.read.nested import read_nested
-from sqrtdk.tracing.read.orient import Orientation, orientation
-from sqrtdk.tracing.read.reading import Layout, Logits, Reading
+from sqrtdk.tracing.read.orient import Orientation, operands, orientation
+from sqrtdk.tracing.read.reading import Cell, Layout, Logits, Reading
 from sqrtdk.tracing.read.rotary import paired
 from sqrtdk.tracing.read.rows import norm_fault, over_channels, place_heads, place_rows
 from sqrtdk.tracing.read.scored import read_scored
@@ -38,10 +39,23 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
     chain = read_chain(weighing.node)
     if chain.product is None:
         return _without_product(weighing, value)
-    product = chain.product.product
-    if product is None:
+    if chain.product.product is None:
         return read_scored(weighing, chain, value, output)
-    left, right = _operands(chain.product)
+    if chain.fork is not None:
+        spans = beside(chain.fork, weighing)
+        cells = [Cell(0, span.first, aligned(read_span(weighing, value, output, span, heads_hint))) for span in spans]
+        joined = join_beside(weighing, cells) if cells else None
+        if joined is not None:
+            return joined
+    return read_span(weighing, value, output, Span(chain), heads_hint)
+
+
+def read_span(weighing: Weighing, value: Tensor, output: Tensor, span: Span, heads_hint: int | None) -> Reading:
+    """Read keys of one product, all of the softmax's or a part of them; the arguments are those of `read_eager`."""
+    chain = span.chain
+    assert chain.product is not None
+    assert chain.product.product is not None
+    left, right = operands(chain.product)
     axes = orientation(chain.product, chain.views, weighing.dim, weighing.logits.dim())
     query_node, key_node = (right, left) if axes.swapped else (left, right)
     axes = place_rows(axes, chain.product, query_node, key_node, chain.views, tuple(weighing.logits.shape))
@@ -50,8 +64,10 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
     if len(right.shape) > 1:
         query, key = (query.transposed(), key) if axes.swapped else (query, key.transposed())
     layout = lay_out(weighing.logits, chain.product, chain.views, axes, query, value, heads_hint)
+    if span.size is not None:
+        layout = replace(layout, columns=span.size)
     channels = over_channels(query_node, swapped=axes.swapped)
-    distance, steps = product.distance, chain.steps
+    distance, steps = chain.product.product.distance, chain.steps
     if distance is None and (rest := completed(steps, query.factor * key.factor)) is not None:
         distance, steps, query, key = 2, rest, replace(query, factors=()), replace(key, factors=())
     by_sdpa = weighing.op == SAFE_SOFTMAX and not weighing.flex
@@ -61,7 +77,7 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
         steps = (*steps, Sink(column=False))
     if weighing.fault is not None:
         steps = (*steps, Unknown(weighing.fault))
-    elif any(isinstance(step, Sink) and step.column for step in steps):
+    elif span.size is None and any(isinstance(step, Sink) and step.column for step in steps):
         layout = replace(layout, columns=layout.columns - 1)
     return Reading(
         site=weighing.entry.site,
@@ -71,7 +87,16 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
         query=query,
         key=key,
         steps=steps,
-        operands=Logits(weighing.logits, weighing.weights, chain.product, chain.views, axes, layout, weighing.met),
+        operands=Logits(
+            weighing.logits,
+            weighing.weights,
+            chain.product,
+            chain.views,
+            axes,
+            layout,
+            met=weighing.met,
+            first=span.first,
+        ),
         dtype=value.dtype,
         logits_dtype=weighing.stored,
         device=weighing.logits.device,
@@ -133,8 +158,3 @@ def _kv_heads(product: Node, layout: Layout, axes: Orientation) -> int | None:
     if len(product.shape) != 3:
         return None
     return product.shape[0] // (layout.batch * (layout.rows if axes.windowed else 1))
-
-
-def _operands(product: Node) -> tuple[Node, Node]:
-    nodes = [arg for arg in product.args if isinstance(arg, Node)]
-    return nodes[-2], nodes[-1]

@@ -41,6 +41,12 @@ class Orientation:
         return tensor.flatten(-2 - heads, -3) if heads else tensor
 
 
+def operands(product: Node) -> tuple[Node, Node]:
+    """What was multiplied, left and right."""
+    nodes = [arg for arg in product.args if isinstance(arg, Node)]
+    return nodes[-2], nodes[-1]
+
+
 def coordinates(product: Node, views: Sequence[Node], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """For each logit the (batch, row, column) of the product's entry it came from, in the softmax's layout."""
     shape = product.shape if len(product.shape) == 3 else (1, *product.shape)

@@ -52,6 +52,7 @@ class Logits:
         axes: where the softmax's layout has queries and keys.
         layout: sizes.
         met: the weights that met the values, (..., L, S), where a mixing may have shown hidden keys.
+        first: number of the first key, where the softmax saw more than these.
     """
 
     values: Tensor
@@ -61,10 +62,12 @@ class Logits:
     axes: Orientation
     layout: Layout
     met: Tensor | None = None
+    first: int = 0
 
     def arrange(self, tensor: Tensor) -> Tensor:
         """(B, H, L, S) of a tensor in the softmax's layout, without the sinks' column."""
-        return self.layout.by_head(self.axes.apply(tensor)[..., : self.layout.columns])
+        columns = self.axes.apply(tensor)[..., self.first : self.first + self.layout.columns]
+        return self.layout.by_head(columns)
 
     def place(self, placed: Placed) -> Tensor:
         """(B, H, L, S) of a tensor that met the logits at an earlier step."""
@@ -138,6 +141,15 @@ class Edges:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Cell:
+    """Rows and keys whose logits are one product, read as if they were an attention; from which of them on it is."""
+
+    row: int
+    key: int
+    reading: Reading
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Reading:
     """One attention, read.
 
@@ -164,6 +176,8 @@ class Reading:
         no_slope: why its scale can't be read from the numbers.
         no_stats: why its statistics can't be measured.
         place: where the softmax is written, or the kernel's call.
+        blocks: the products that its logits come from, where blocks of keys have one each.
+        offset: position of the first key, counted from that of the first row, where blocks have them told.
     """
 
     site: str
@@ -188,6 +202,8 @@ class Reading:
     no_slope: str | None = None
     no_stats: str | None = None
     place: Place | None = None
+    blocks: tuple[Cell, ...] = ()
+    offset: int | None = None
 
     @property
     def reordered(self) -> bool:

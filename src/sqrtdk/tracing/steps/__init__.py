@@ -8,6 +8,7 @@ from sqrtdk.tracing.steps._scaled_by import scaled_by as scaled_by
 from sqrtdk.tracing.steps._step import Step as Step
 from sqrtdk.tracing.steps.beside import Beside as Beside
 from sqrtdk.tracing.steps.bias import Bias as Bias
+from sqrtdk.tracing.steps.blocks import Blocks as Blocks
 from sqrtdk.tracing.steps.clamp import Clamp as Clamp
 from sqrtdk.tracing.steps.hide import Hide as Hide
 from sqrtdk.tracing.steps.mix import Mix as Mix

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sqrtdk.tracing.records import DATA, ROWS, Factor
+from sqrtdk.tracing.records import BLOCKS, DATA, ROWS, Factor
 
 
 def number(value: float) -> str:
@@ -38,6 +38,8 @@ class Expression:
         self.settle(masks=True)
         if factor.source in (DATA, ROWS):
             self._symbols.append(factor.source)
+        elif factor.source == BLOCKS:
+            self._symbols.append("scale[block]")
         elif factor.per_head is not None or factor.learned:
             self._symbols.append(_symbol(factor))
         elif factor.value is None:

@@ -14,6 +14,7 @@ from sqrtdk.tracing.read.side import Side
 from sqrtdk.tracing.records import AttentionCall, Stage
 from sqrtdk.tracing.steps import Bias, Scale, Sink, Softcap, Step, Unknown, scaled_by
 from sqrtdk.tracing.tell import formula, slope, statistics
+from sqrtdk.tracing.tell.blocks import of_blocks, tell_blocks
 from sqrtdk.tracing.tell.padding import TokensOf, against_padding
 from sqrtdk.tracing.tell.scale import tell_scale
 from sqrtdk.tracing.tell.sight import look
@@ -50,8 +51,9 @@ def finish(
     factors = [*query.factors, *key.factors, *on_logits]
     unknown = _unknown(reading)
     width = layout.width - max(query.padding, key.padding)
+    blocks = tell_blocks(reading, width, measure_slope=measure_slope)
     no_slope = slope.unread(reading)
-    read = slope.read_slope(reading, sight) if no_slope is None and measure_slope else no_slope
+    read = slope.read_slope(reading, sight) if no_slope is None and measure_slope and not blocks else no_slope
     no_stats = statistics.unmeasured(reading)
     stats = statistics.measure(reading, sight) if no_stats is None and measure_stats else None
     biases = [(i, step) for i, step in enumerate(steps) if isinstance(step, Bias)]
@@ -80,7 +82,9 @@ def finish(
         device=str(reading.device),
         stages=_stages(reading, steps, product_at),
         formula=formula.write(reading, steps),
-        scale=tell_scale(
+        scale=of_blocks(blocks)
+        if blocks and not unknown
+        else tell_scale(
             reading,
             factors,
             unknown,
@@ -112,6 +116,7 @@ def finish(
         axis=reading.axis,
         product_at=product_at,
         softmax_at=softmax_at,
+        blocks=blocks,
     )
 
 

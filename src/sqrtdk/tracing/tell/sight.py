@@ -61,9 +61,9 @@ def _unordered(sight: Sight) -> Sight:
 def _look(reading: Reading) -> Sight:
     steps, operands = reading.steps, reading.operands
     hides = {i: step for i, step in enumerate(steps) if isinstance(step, Hide)}
-    if reading.fault is not None or operands is None:
+    if reading.fault is not None:
         return Sight(steps)
-    if isinstance(operands, Edges):
+    if operands is None or isinstance(operands, Edges):
         return _unread(steps, hides) if hides else Sight(steps)
     if isinstance(operands, Logits) and any(isinstance(step, Beside) for step in steps):
         return Sight(steps, visible=None if reading.without_data else operands.arrange(operands.values) > BOTTOM)

@@ -38,13 +38,15 @@ class Slope:
 
 
 def sample(
-    batch: int, heads: int, rows: int, columns: int, *, diagonal: bool, device: torch.device
+    batch: int, heads: int, rows: int, columns: int, *, diagonal: bool, device: torch.device, offset: int = 0
 ) -> tuple[Tensor, ...]:
-    """Indices (b, h, i, j), each (B', H, M): a grid of rows and columns, or the diagonal."""
+    """Indices (b, h, i, j), each (B', H, M): a grid of rows and columns, or the diagonal i = j + offset."""
     b = torch.arange(min(batch, _BATCH), device=device)
     h = torch.arange(heads, device=device)
     if diagonal:
-        i = j = _spread(min(rows, columns), _DIAGONAL, device)
+        first, last = max(0, -offset), min(columns, rows - offset)
+        j = first + _spread(max(last - first, 0), _DIAGONAL, device)
+        i = j + offset
     else:
         grid = torch.meshgrid(_spread(rows, _ROWS, device), _spread(columns, _COLUMNS, device), indexing="ij")
         i, j = (axis.reshape(-1) for axis in grid)
@@ -147,7 +149,8 @@ def read_slope(reading: Reading, sight: Sight) -> Slope | str:
     assert operands is not None
     if query.basis is None or key.basis is None:
         return "the projection's values could not be brought into the product's layout"
-    if query.moves != key.moves or (query.moves and (reading.reordered or layout.rows != layout.columns)):
+    told = layout.rows == layout.columns or reading.offset is not None
+    if query.moves != key.moves or (query.moves and (reading.reordered or not told)):
         return "q and k are rotated by different positions"
     if isinstance(operands, Vectors):
         return _by_vectors(reading, operands, query.basis, key.basis) or NO_VARIATION
@@ -188,7 +191,8 @@ def _by_edges(reading: Reading, operands: Edges, query: Tensor, key: Tensor) -> 
 
 def _by_logits(reading: Reading, operands: Logits, sight: Sight, query: Tensor, key: Tensor) -> Slope | None:
     layout, diagonal, device = reading.layout, reading.query.moves, reading.device
-    at = sample(layout.batch, layout.heads, layout.rows, layout.columns, diagonal=diagonal, device=device)
+    sizes = (layout.batch, layout.heads, layout.rows, layout.columns)
+    at = sample(*sizes, diagonal=diagonal, device=device, offset=reading.offset or 0)
     left, right = (key, query) if operands.axes.swapped else (query, key)
     left, right = (x.reshape(-1, *x.shape[-2:]) if x.dim() != 3 else x for x in (left, right))
     entry, row, column = (operands.arrange(axis)[at] for axis in coordinates(operands.product, operands.views, device))

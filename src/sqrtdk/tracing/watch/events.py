@@ -27,6 +27,7 @@ class SoftmaxEntry:
     lost_at: Place | None = None  # where
     formula: str | None = None  # as far as it was seen
     told: bool = False  # nothing more can be said of it
+    record: int | None = None  # number of its record, among those of the trace
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,6 +68,65 @@ class Weighing:
     def __del__(self) -> None:
         if self.ended is not None:
             self.ended(self)
+
+
+@dataclass(eq=False)
+class Exponential:
+    """exp(z - m) of logits that has met values; a part of a softmax, once the sum of its like divides what came out.
+
+    Attributes:
+        node: of z.
+        way: from the exp to what met the values, innermost first.
+        logits: what entered the exp; None where that is too much to hold, or is held no more.
+        power: what left it, where it was written over the logits; then they are its logarithm.
+        offset: m; None where nothing was taken off.
+        maximum: number of m's node, where it is of the data.
+        value: the values that it met, (..., Sv, Ev).
+        shape: of z.
+        dim: its axis of the keys.
+        base: of the power, e or 2.
+        stored: dtype of the product's result.
+        entry: for the list of what was not read.
+        number: in the order of running.
+    """
+
+    node: Node
+    way: tuple[Node, ...]
+    logits: Tensor | None
+    power: Tensor | None
+    offset: Tensor | None
+    maximum: int | None
+    value: Tensor
+    shape: tuple[int, ...]
+    dim: int
+    base: float
+    stored: torch.dtype
+    entry: SoftmaxEntry
+    number: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Finished:
+    """An attention that is read, to some of the keys: what came out may yet be merged with that of the others.
+
+    Attributes:
+        entry: its softmax.
+        number: in the order of running.
+        sides: what its product multiplied, left and right; equal where blocks have the same queries, or the same keys.
+    """
+
+    entry: SoftmaxEntry
+    number: int
+    sides: tuple[object, object]
+
+
+@dataclass(slots=True, eq=False)
+class Online:
+    """Parts that belong to one attention or more, and what came out of them so far, divided by their sums."""
+
+    parts: list[Exponential | Finished]
+    output: Tensor
+    loose: bool = False  # sums under unlike maxima were added as they were
 
 
 @dataclass(slots=True)
@@ -126,4 +186,5 @@ class Listener:
     missed: Missed
     enlarge: Callable[[str], float | None]
     unsoftened: Callable[[str, Unweighted], None]
+    online: Callable[[Online], None]
     ended: Callable[[Weighing], None] | None = None

@@ -22,7 +22,7 @@ from sqrtdk.tracing.watch.carried import Carried
 from sqrtdk.tracing.watch.places import Place
 
 if TYPE_CHECKING:
-    from sqrtdk.tracing.watch.events import SoftmaxEntry, Weighing
+    from sqrtdk.tracing.watch.events import Exponential, Finished, SoftmaxEntry, Weighing
 
 _SERIAL = count()
 EXTREMES = frozenset({"amax", "max", "logsumexp"})  # of a row of logits: the softmax does not see it
@@ -123,6 +123,25 @@ class Weights:
     beside: tuple[Weighing, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Partial:
+    """A sum of exponentials times values, as attention by blocks of keys keeps it, or what came out of attentions.
+
+    Attributes:
+        parts: those in it.
+        open: those that were not divided by their sum yet.
+        scaled: it was multiplied by a number of the rows since it was last added to.
+        loose: sums under unlike maxima were added, and neither was brought to the other's.
+        weighed: it was multiplied by a share of a sum of exponentials since.
+    """
+
+    parts: frozenset[Exponential | Finished]
+    open: frozenset[Exponential | Finished]
+    scaled: bool = False
+    loose: bool = False
+    weighed: bool = False
+
+
 class Node:
     """What one tensor is, seen from the softmax that may come later.
 
@@ -149,6 +168,7 @@ class Node:
         summed: set where it sums such pairs: a product of queries and keys, should it enter a softmax.
         product: set where queries met keys.
         weights: set where it carries the weights of a softmax.
+        partial: set where it carries a sum of exponentials times values.
         norm: set where it is the output of a normalisation.
         size: it measures its root's own size (the divisor of a normalisation): "rms" or "l2"; "sum" of weights.
     """
@@ -170,6 +190,7 @@ class Node:
         "operands",
         "out",
         "pairs",
+        "partial",
         "place",
         "product",
         "root",
@@ -219,6 +240,7 @@ class Node:
         self.summed: Product | None = None
         self.product: Product | None = None
         self.weights: Weights | None = None
+        self.partial: Partial | None = None
         self.norm: Norm | None = None
         self.size: str | None = None
         self.value: Tensor | None = None

@@ -14,7 +14,7 @@ from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 from sqrtdk.tracing.classify.weights import overwritten
 from sqrtdk.tracing.watch import places
 from sqrtdk.tracing.watch.events import Weighing
-from sqrtdk.tracing.watch.graph import Node, Root, Weights, alias, origin
+from sqrtdk.tracing.watch.graph import Node, Partial, Root, Weights, alias, origin
 from sqrtdk.tracing.watch.places import Place
 from sqrtdk.tracing.watch.sites import Sites
 from sqrtdk.tracing.watch.wrapped import within
@@ -205,6 +205,8 @@ class Store:
                     continue
                 if not new.act and not _remembers_constants(old):
                     continue
+                if apart(other, tensor):
+                    continue
                 if other.shape == tensor.shape and other.data_ptr() == tensor.data_ptr():
                     self._nodes[other] = new
                     continue
@@ -213,6 +215,7 @@ class Store:
                 both.site, both.place = self._sites.here(), new.place
                 both.roots = old.roots | new.roots
                 both.products = old.products | new.products
+                both.partial = overlaid(old.partial, new.partial)
                 if old.weights is not None:
                     both.weights = Weights(old.weights.weighing, overwritten(old, new, tensor))
                 self._nodes[other] = both
@@ -238,6 +241,32 @@ def _storage(tensor: Tensor) -> int:
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
     """Nested tensors have none."""
     return () if tensor.is_nested else tuple(tensor.shape)
+
+
+def apart(one: Tensor, other: Tensor) -> bool:
+    """Whether two views of one storage are pieces beside one another, as `split` gives them, that share no element."""
+    if one.stride() != other.stride() or one.dim() != other.dim():
+        return False
+    low, high = sorted((one, other), key=lambda tensor: tensor.storage_offset())
+    rest = int(high.storage_offset()) - int(low.storage_offset())
+    outer = 0
+    for axis in sorted(range(one.dim()), key=one.stride, reverse=True):
+        stride = one.stride(axis)
+        if not stride or one.shape[axis] * stride <= 0:
+            return False
+        steps, rest = divmod(rest, stride)
+        if steps >= low.shape[axis]:
+            return not outer or (steps + high.shape[axis]) * stride <= outer
+        outer = stride
+    return False
+
+
+def overlaid(old: Partial | None, new: Partial | None) -> Partial | None:
+    """What a tensor carries of which a part was written."""
+    if old is None or new is None:
+        return new or old
+    pending = (old.open - new.parts) | new.open
+    return Partial(old.parts | new.parts, pending, new.scaled, old.loose or new.loose, new.weighed)
 
 
 def _module_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
