@@ -141,7 +141,7 @@ CASES: dict[str, Case] = {
     "gain_softcap": case("5 * tanh(gains[h] * q.k / 5)", scale="gains", softcap=5.0),
     "gain_a_head_grouped": case("gains[h] * q.k", scale="gains", kv=2),
     "log_n": case(f"{math.log(L) / 4:.4g} * q.k", scale=sqrtdk.scales.log_n()),
-    "log_n_causal": case("unknown(mul by a tensor)(q.k) + causal", scale=sqrtdk.scales.log_n(), is_causal=True),
+    "log_n_causal": case("rows * q.k + causal", scale=sqrtdk.scales.log_n(), is_causal=True),
     "fixed": case("0.5 * q.k", scale=0.5),
     "missing": case("q.k", scale=1.0),
     "inverted": case("4 * q.k", scale=4.0),

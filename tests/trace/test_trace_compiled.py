@@ -95,7 +95,7 @@ def test_scale(name: str, grad: bool) -> None:
     assert compiled.per_head == (None if dense.per_head is None else pytest.approx(dense.per_head, rel=single))
     named = [{f.source for f in scale.factors if f.learned} for scale in (dense, compiled)]
     assert named[0] == named[1]
-    assert all(f.source in ("sqrtdk scale", "number", "tensor") or f.learned for f in compiled.factors)
+    assert all(f.source in ("sqrtdk scale", "number", "tensor", "rows") or f.learned for f in compiled.factors)
 
 
 def test_a_scale_of_the_call_is_no_factor_of_q() -> None:
@@ -328,7 +328,7 @@ def test_as_many_rows_as_heads_are_not_taken_for_them() -> None:
         model.options = {"scale": "rows"}
         (call,) = traced(model, one.inputs()[0][:, :H]).calls
         formulas[impl] = call.formula
-    assert formulas["cpu"] == formulas["dense"] == "softmax(unknown(mul by a tensor)(q.k))"
+    assert formulas["cpu"] == formulas["dense"] == "softmax(rows * q.k)"
 
 
 def test_what_is_shared_by_heads_is_held_once() -> None:

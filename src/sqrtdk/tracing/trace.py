@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sqrtdk.errors import InvalidTypeError, kind_and_text
-from sqrtdk.tracing.classify.contract import WITHOUT_SOFTMAX
 from sqrtdk.tracing.classify.online import close
 from sqrtdk.tracing.read.eager import read_eager
 from sqrtdk.tracing.read.edges import read_beside, read_edges
@@ -174,8 +173,9 @@ class Trace:
 
     def _unsoftened(self, site: str, seen: Unweighted) -> None:
         def read() -> None:
-            reason = without_softmax(seen.node)
-            self._miss(site, reason, seen if WITHOUT_SOFTMAX in reason else None)
+            reason, formula = without_softmax(seen.node)
+            at = places.text(places.here())
+            self._missed.append(NotMeasured(site, reason, formula or self._formula(seen), at))
 
         self._guard(site, read, seen, places.here())
 
@@ -199,7 +199,7 @@ class Trace:
     def _guard(self, site: str, read: Callable[[], None], seen: Lost | None, place: Place | None) -> None:
         """A reading that fails must not stop the model: it is listed as not measured."""
         try:
-            with torch.no_grad():
+            with torch.no_grad(), torch.device("cpu"):  # whatever the model's code has as default
                 read()
         except Exception as error:
             reason = f"the reading failed: {kind_and_text(error)}"

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.read import bands
-from sqrtdk.tracing.read.factors import tensor_factor
+from sqrtdk.tracing.read.factors import is_learned, tensor_factor
 from sqrtdk.tracing.read.fused import CAUSAL
 from sqrtdk.tracing.read.masks import read_addend
 from sqrtdk.tracing.read.reading import Layout, Reading, Vectors
 from sqrtdk.tracing.read.rotary import paired
 from sqrtdk.tracing.read.side import Side, follow
-from sqrtdk.tracing.records import Factor
-from sqrtdk.tracing.steps import Hide, Scale, Sink, Softcap, Step, Unknown
+from sqrtdk.tracing.records import ROWS, Factor
+from sqrtdk.tracing.steps import Hide, Scale, Sink, Softcap, Step
 from sqrtdk.tracing.steps.placed import Placed
 from sqrtdk.tracing.watch.events import KernelCall
 from sqrtdk.tracing.watch.graph import Node
@@ -101,7 +101,7 @@ def _scale(call: KernelCall, layout: Layout) -> tuple[float | Tensor, Step]:
     if tensor is None:
         return number, Scale(Factor(number, "op", "sqrtdk scale"))
     factor = tensor_factor(call.nodes["scale"], tensor, "op", heads_axis=-3)
-    return _shaped(tensor, layout), Unknown("mul by a tensor") if factor is None else Scale(factor)
+    return _shaped(tensor, layout), Scale(factor or Factor(None, "op", ROWS, learned=is_learned(call.nodes["scale"])))
 
 
 def _bias(call: KernelCall, layout: Layout) -> tuple[Step, ...]:

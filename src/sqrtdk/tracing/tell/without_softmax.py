@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqrtdk.tracing.classify.contract import WITHOUT_SOFTMAX
 from sqrtdk.tracing.read import chain
+from sqrtdk.tracing.read.patterns import pattern
 from sqrtdk.tracing.read.side import follow
 from sqrtdk.tracing.steps import Hide, Scale, Step
 from sqrtdk.tracing.steps.expression import Expression
@@ -34,29 +35,35 @@ _NAMES = {
 }
 
 
-def without_softmax(weights: Node) -> str:
-    """What an attention is whose `weights`, made without a softmax, met values."""
+def without_softmax(weights: Node) -> tuple[str, str | None]:
+    """What an attention is whose `weights`, made without a softmax, met values, and their formula, where it has one."""
     way = chain.read_chain(weights, READERS)
     curves = tuple(step.name for step in way.steps if isinstance(step, _Curve))
     name = _NAMES.get(curves)
     if way.product is None or name is None:
-        return WITHOUT_SOFTMAX
+        return WITHOUT_SOFTMAX, None
     operands = [arg for arg in way.product.args if isinstance(arg, Node)][-2:]
     query, key = (follow(node, where) for node, where in zip(operands, "qk", strict=True))
     factors = [*query.factors, *key.factors]
     if not curves:  # which of q, k and v met first can't be told: the scale alone is
         if not all(isinstance(step, (Scale, Hide)) for step in way.steps):
-            return WITHOUT_SOFTMAX
+            return WITHOUT_SOFTMAX, None
         factors += [step.factor for step in way.steps if isinstance(step, Scale)]
         known = [] if query.unknown or key.unknown else [f.value for f in factors if f.value not in (None, 1.0)]
         scaled = f", scaled by {' and '.join(f'{value:.4g}' for value in known)}" if known else ""
-        return f"{name}: {WITHOUT_SOFTMAX}{scaled}"
+        return f"{name}: {WITHOUT_SOFTMAX}{scaled}", None
     expression = Expression(product(query, key))
     for factor in factors:
         expression.scale(factor)
     for step in way.steps:
-        step.write(expression)
-    return f"{name}: {expression.text()} meets values without a softmax"
+        _named(step).write(expression)
+    return f"{name}: {WITHOUT_SOFTMAX}", expression.text()
+
+
+def _named(step: Step) -> Step:
+    if not isinstance(step, Hide) or step.visible is None:
+        return step
+    return replace(step, name=pattern(step.visible.at_softmax()))
 
 
 # -- what stands in the place of the softmax ---------------------------------------------------------------------------
