@@ -136,9 +136,6 @@ REFUSED: dict[str, tuple[Make, dict[str, Any], type[SqrtdkError], str]] = {
     "nested inputs, jagged, eager": (
         lambda s: (odd.Attention(s), odd.nested(torch.jagged)), {}, ModelError, r"raised RuntimeError: matmul\(\)"
     ),
-    "nested inputs, jagged, sdpa": (
-        lambda s: (odd.Fused(s), odd.nested(torch.jagged)), {}, ModelError, "nested tensors are not followed"
-    ),
     "nested inputs, static": (
         lambda s: (odd.Attention(s), odd.nested(torch.strided)), STATIC, ModelError, "tensor of the strided layout"
     ),

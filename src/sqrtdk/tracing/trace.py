@@ -192,7 +192,7 @@ class Trace:
 
     def _formula(self, seen: Lost | None) -> str | None:
         """What was seen of what is lost; it may be asked for at any time, so no mode of the caller's is to see it."""
-        with contextlib.suppress(Exception), torch.no_grad(), _disable_current_modes():
+        with contextlib.suppress(Exception), torch.no_grad(), _disable_current_modes(), torch.device("cpu"):
             return None if seen is None else tell_lost(seen)
         return None
 
