@@ -142,3 +142,23 @@ def test_what_does_not_add_up_is_not_passed() -> None:
     audit = report(attend, fail_on="unmeasured")
     assert ([call.verdict for call in audit.calls], audit.exit_code) == (["unmeasured"], 1)
     assert "do not add up" in audit.findings[0].message
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_the_finding_names_the_lines_of_the_factors(static: bool) -> None:
+    def attend(model, q, k, v):
+        first = q @ k[:, :, :BLOCK].mT * ROOT  # one
+        second = q @ k[:, :, BLOCK:].mT * 0.01  # other
+        return torch.cat([first, second], -1).softmax(-1) @ v
+
+    (finding,) = [f for f in report(attend, static=static).findings if f.rule == "blocks"]
+    line = attend.__code__.co_firstlineno
+    assert finding.at is not None
+    assert [int(at.rpartition(":")[2]) for at in finding.at.split(", ")] == [line + 1, line + 2]
+
+
+@pytest.mark.parametrize("name", BY_SUMS)
+def test_a_running_sum_has_the_lines_of_its_product_and_its_exp(name: str) -> None:
+    for judged in report(online(name)(ROOT, ROOT, ROOT)).calls:
+        assert "attention_blocks.py:" in (judged.call.product_at or "")
+        assert "attention_blocks.py:" in (judged.call.softmax_at or "")

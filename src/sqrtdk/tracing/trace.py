@@ -160,7 +160,7 @@ class Trace:
                 self._miss(site, readings)
             elif readings:
                 for reading in readings:
-                    self._add(reading)
+                    self._add(replace(reading, place=run.parts[0].entry.place))
             else:
                 self._merge([part.entry.record for part in run.parts if part.entry.record is not None])
 

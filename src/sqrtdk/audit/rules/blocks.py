@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sqrtdk.audit.context import Context
+from sqrtdk.audit.places import listed
 from sqrtdk.audit.records import Finding
 from sqrtdk.audit.tolerance import inverse_root
 
@@ -33,4 +34,5 @@ def check(context: Context) -> Iterable[Finding]:
             message=f"{call.scale.reason}; 1/sqrt({call.head_dim}) is {inverse_root(call.head_dim):.4g}",
             fix="scale the logits of every block by the same number, best by scaling q once before the loop",
             source=SOURCE,
+            at=listed(factor.at for block in call.blocks for factor in block.scale.factors) or call.product_at,
         )

@@ -77,7 +77,7 @@ def _exponential(scene: Scene, node: Node, power: Node, way: list[Node], value: 
         logits, offset = inner.args[0], inner.operands.get(1)
         maximum = origin(inner.args[1]).serial if inner.args[1].products else None
     size = math.prod(power.shape)
-    entry = SoftmaxEntry(next(iter(logits.products)).site, power.shape, NEVER_DIVIDED)
+    entry = SoftmaxEntry(next(iter(logits.products)).site, power.shape, NEVER_DIVIDED, place=power.place)
     scene.exponentials.append(entry)
     entered = power.operands.get(0)
     held = entered is not None and scene.held + size <= LARGEST

@@ -171,7 +171,7 @@ def _alike(factors: Sequence[float | None]) -> bool:
 def _product(cells: Sequence[Cell]) -> Node:
     """A node that stands for all products: the largest |q . k| of any."""
     products = [cell.reading.operands.product for cell in cells if isinstance(cell.reading.operands, Logits)]
-    made = Node("blocks", products[0].shape)
+    made = Node("blocks", products[0].shape, place=products[0].place)
     known = [p.product.largest for p in products if p.product is not None and p.product.largest is not None]
     largest = torch.stack(known).max() if known else None
     made.product = Product(cells[0].reading.logits_dtype, largest)
