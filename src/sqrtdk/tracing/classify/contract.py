@@ -20,7 +20,8 @@ from sqrtdk.tracing.classify.sums import as_matrix, largest, note_weighted_sum
 from sqrtdk.tracing.classify.weights import axis_fault
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.events import Unweighted, Weighing
-from sqrtdk.tracing.watch.graph import Node, Product, alias, held, origin
+from sqrtdk.tracing.watch.graph import Node, alias, held, origin
+from sqrtdk.tracing.watch.marks import Product
 
 WITHOUT_SOFTMAX = "a product of activations meets values without a softmax"
 

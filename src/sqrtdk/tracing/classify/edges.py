@@ -18,7 +18,8 @@ from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.softmax import begin
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.events import EdgeGroups, Weighing
-from sqrtdk.tracing.watch.graph import Node, Product, Weights, alias, origin
+from sqrtdk.tracing.watch.graph import Node, alias, origin
+from sqrtdk.tracing.watch.marks import Product, Weights
 
 
 class _Places(NamedTuple):

@@ -9,7 +9,8 @@ from sqrtdk.tracing.classify.dropped import dropped
 from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.softmax import begin
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node, Root, alias, ancestors
+from sqrtdk.tracing.watch.graph import Node, alias, ancestors
+from sqrtdk.tracing.watch.marks import Root
 
 
 def note_nested(scene: Scene, made: Made, parents: list[Node]) -> None:

@@ -15,7 +15,8 @@ import torch
 from sqrtdk.tracing.classify.pairs import DISTANCES, LENGTHS, facing, is_act, step
 from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node, Pairs, Product, alias, ancestors
+from sqrtdk.tracing.watch.graph import Node, alias, ancestors
+from sqrtdk.tracing.watch.marks import Pairs, Product
 
 _aten = torch.ops.aten
 _SUMS = frozenset({"sum", "mean"})

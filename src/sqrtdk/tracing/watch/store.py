@@ -14,7 +14,8 @@ from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 from sqrtdk.tracing.classify.weights import overwritten
 from sqrtdk.tracing.watch import places
 from sqrtdk.tracing.watch.events import Weighing
-from sqrtdk.tracing.watch.graph import Node, Partial, Root, Weights, alias, origin
+from sqrtdk.tracing.watch.graph import Node, alias, origin
+from sqrtdk.tracing.watch.marks import Partial, Root, Weights
 from sqrtdk.tracing.watch.places import Place
 from sqrtdk.tracing.watch.sites import Sites
 from sqrtdk.tracing.watch.wrapped import within
