@@ -19,13 +19,11 @@ from sqrtdk.tracing.classify.contract import contract, is_product
 from sqrtdk.tracing.classify.effect import ROTATION, rotated_argument
 from sqrtdk.tracing.classify.mixing import CONVOLUTIONS, mix_heads
 from sqrtdk.tracing.classify.nested import note_nested
-from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.softmax import begin
 from sqrtdk.tracing.watch import ops, places
-from sqrtdk.tracing.watch.events import Listener, SoftmaxEntry
 from sqrtdk.tracing.watch.graph import Node, alias, origin
-from sqrtdk.tracing.watch.sites import Sites
-from sqrtdk.tracing.watch.store import Store, shape_of
+from sqrtdk.tracing.watch.scene import Made, Scene
+from sqrtdk.tracing.watch.store import shape_of
 
 Kind = Callable[[Scene, Made, list[Node]], None]
 _NONE: Mapping[int | None, int] = MappingProxyType({})
@@ -35,13 +33,8 @@ _FIRST_ONLY = frozenset({*ops.NORMS, "native_dropout", "max"})  # of whose outpu
 class Classifier:
     """Makes a node for every output: a projection, a product, a softmax, its use, or a step in between."""
 
-    def __init__(self, store: Store, sites: Sites, listener: Listener, *, products: bool) -> None:
-        self.scene = Scene(store, sites, listener, products)
-
-    @property
-    def entries(self) -> list[SoftmaxEntry]:
-        """Every softmax so far."""
-        return self.scene.entries
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
 
     def note(
         self, func: Any, name: str, args: Any, kwargs: Any, output: Any, turned: Mapping[int | None, int] = _NONE

@@ -15,13 +15,13 @@ from sqrtdk.tracing.classify.edge_scores import reads_edges
 from sqrtdk.tracing.classify.gathered import rows_of
 from sqrtdk.tracing.classify.mixing import mix_heads
 from sqrtdk.tracing.classify.online import finished, weigh
-from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.sums import as_matrix, largest, note_weighted_sum
 from sqrtdk.tracing.classify.weights import axis_fault
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.events import Unweighted, Weighing
 from sqrtdk.tracing.watch.graph import Node, alias, held, origin
 from sqrtdk.tracing.watch.marks import Product
+from sqrtdk.tracing.watch.scene import Made, Scene
 
 WITHOUT_SOFTMAX = "a product of activations meets values without a softmax"
 

@@ -14,11 +14,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.events import Exponential, Finished, Online, SoftmaxEntry, Weighing
 from sqrtdk.tracing.watch.graph import Node, alias, origin, replay
 from sqrtdk.tracing.watch.marks import Partial
+from sqrtdk.tracing.watch.scene import Made, Scene
 
 Part = Exponential | Finished
 LARGEST = 2**26  # logits that are held for one reading, 256 MB of them in float32
