@@ -225,14 +225,14 @@ class Trace:
         )
         self._counts[reading.site] += 1
 
-    def _merge(self, places: Sequence[int]) -> None:
+    def _merge(self, numbers: Sequence[int]) -> None:
         """Put attentions to blocks of keys, whose results were weighed by their sums, into one record."""
-        calls = [call for place in places if (call := self._calls[place]) is not None]
-        merged = merge(calls) if len(calls) == len(places) > 1 else None
+        calls = [call for number in numbers if (call := self._calls[number]) is not None]
+        merged = merge(calls) if len(calls) == len(numbers) > 1 else None
         if merged is not None:
-            for place in places:
-                self._calls[place] = None
-            self._calls[places[0]] = merged
+            for number in numbers:
+                self._calls[number] = None
+            self._calls[numbers[0]] = merged
 
     def _factor(self, site: str) -> float | None:
         if not self._enlarge:

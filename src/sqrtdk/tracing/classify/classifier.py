@@ -192,7 +192,7 @@ def _project(scene: Scene, made: Made, parents: list[Node]) -> None:
     keep_channels(node, parents[0])
     width = parents[1].shape[1] if len(parents) > 1 and len(parents[1].shape) > 1 else None
     source = next(parent for parent in parents if parent.act)  # whole numbers, with a size a row beside them, are not
-    scene.store.cut(node, made.tensor, source=source, width=width, pairs=reads_pairs(source), projects=True)
+    scene.store.cut(node, made.tensor, source=source, width=width, paired=reads_pairs(source), projects=True)
 
 
 def _holds_weights(node: Node) -> bool:

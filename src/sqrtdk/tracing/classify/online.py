@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.events import Exponential, Finished, Online, SoftmaxEntry, Weighing
-from sqrtdk.tracing.watch.graph import Node, alias, origin, replay
+from sqrtdk.tracing.watch.graph import Node, alias, origin, replay_all
 from sqrtdk.tracing.watch.marks import Partial
 from sqrtdk.tracing.watch.scene import Made, Scene
 
@@ -117,9 +117,7 @@ def _axis_of_keys(power: Node, way: list[Node], contracted: int) -> int:
         return len(power.shape) - 1
     for axis, size in enumerate(power.shape):
         line = torch.arange(size, device="cpu").view([-1 if d == axis else 1 for d in range(len(power.shape))])
-        line = line.expand(power.shape)
-        for view in views:
-            line = replay(view, line)
+        line = replay_all(views, line.expand(power.shape))
         if bool((line != line.narrow(contracted, 0, 1)).any()):
             return axis
     return len(power.shape) - 1

@@ -9,7 +9,7 @@ activations.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -241,6 +241,13 @@ def replay(node: Node, value: Tensor) -> Tensor:
     return output
 
 
+def replay_all(views: Iterable[Node], value: Tensor) -> Tensor:
+    """Apply one view after the other."""
+    for view in views:
+        value = replay(view, value)
+    return value
+
+
 def dominator(node: Node) -> tuple[Node | None, list[Node]]:
     """The nearest node that every activation path from `node` passes through, and the nodes in between.
 
@@ -283,7 +290,7 @@ def origin(node: Node) -> Node:
     return node
 
 
-def held(node: Node) -> int:
+def capacity(node: Node) -> int:
     """How many numbers a tensor can hold that differ: those of the smallest among the views that lead to it."""
     fewest = math.prod(node.shape)
     while node.op in ops.VIEWS | ops.SAME and not node.is_root:

@@ -24,10 +24,10 @@ class Root:
         lineage: serial numbers of that tensor and of what it was projected from, up to the nearest sum of branches.
         width: features that a projection contracted over.
         additive: it is an additive score, v . tanh(q + k).
-        pairs: it projects pairs of rows of two activations, or a curve over them: True for all pairs, False for those
+        paired: it projects pairs of rows of two activations, or a curve over them: True for all pairs, False for those
             of a single row with all others.
         meets: it adds, or projects, rows of two activations, an edge of a graph each.
-        rows: serial number of the list by which the rows that a projection read were gathered.
+        gathered_by: serial number of the list by which the rows that a projection read were gathered.
         projects: an operation of a library's own projected, or what one projected became floating-point numbers again.
         inverse: it is a product of weights with themselves, a step to their inverse (Nystroem).
         pooled: the softmax whose weights met values here.
@@ -39,9 +39,9 @@ class Root:
     lineage: frozenset[int] = frozenset()
     width: int | None = None
     additive: bool = False
-    pairs: bool | None = None
+    paired: bool | None = None
     meets: bool = False
-    rows: int | None = None
+    gathered_by: int | None = None
     projects: bool = False
     inverse: bool = False
     pooled: SoftmaxEntry | None = None
