@@ -6,7 +6,6 @@ What an operation can be is a row of `_KINDS`; all others combine what they are 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -26,7 +25,6 @@ from sqrtdk.tracing.watch.scene import Made, Scene
 from sqrtdk.tracing.watch.store import shape_of
 
 Kind = Callable[[Scene, Made, list[Node]], None]
-_NONE: Mapping[int | None, int] = MappingProxyType({})
 _FIRST_ONLY = frozenset({*ops.NORMS, "native_dropout", "max"})  # of whose outputs the others are side results
 
 
@@ -36,9 +34,7 @@ class Classifier:
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
 
-    def note(
-        self, func: Any, name: str, args: Any, kwargs: Any, output: Any, turned: Mapping[int | None, int] = _NONE
-    ) -> None:
+    def note(self, func: Any, name: str, args: Any, kwargs: Any, output: Any, turned: Mapping[int | None, int]) -> None:
         """Make the nodes of what `func` gave for `args`; `turned` are outputs that rotate an argument."""
         store, sites = self.scene.store, self.scene.sites
         outside = not sites.running

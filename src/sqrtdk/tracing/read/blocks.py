@@ -19,7 +19,7 @@ from sqrtdk.tracing.records import BLOCKS, Factor
 from sqrtdk.tracing.steps import Bias, Blocks, Hide, Offset, Scale, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed, to_softmax
 from sqrtdk.tracing.watch.events import Weighing
-from sqrtdk.tracing.watch.graph import Node
+from sqrtdk.tracing.watch.graph import Node, numbered
 from sqrtdk.tracing.watch.marks import Product
 
 ALIKE = 0.01  # relative difference of two scales that are one
@@ -79,9 +79,8 @@ def _along_keys(fork: Fork, axis: int, weighing: Weighing) -> bool:
     """Whether the axis of the node becomes, in order, the one that the softmax runs over."""
     shape = fork.node.shape
     count = torch.arange(shape[axis], device="cpu")
-    line = count.view([-1 if d == axis else 1 for d in range(len(shape))]).expand(shape)
     try:
-        line = to_softmax(line, fork.views).movedim(weighing.dim, -1)
+        line = to_softmax(numbered(shape, axis), fork.views).movedim(weighing.dim, -1)
     except (RuntimeError, IndexError):
         return False
     keys = line[..., : len(count)].reshape(-1, line.shape[-1])[:, : len(count)]

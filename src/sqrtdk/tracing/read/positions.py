@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node, dominator, replay_all
+from sqrtdk.tracing.watch.graph import Node, dominator, numbered, replay_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +43,9 @@ def positions(operand: Node, axis: int) -> Positions | None:
 def _first(source: Node, way: list[Node], operand: Node, axis: int) -> Positions | None:
     starts: list[int] = []
     along: int | None = None
-    for dim, total in enumerate(source.shape):
-        line = torch.arange(total, device="cpu").view([-1 if d == dim else 1 for d in range(len(source.shape))])
-        line = line.expand(source.shape)
+    for dim in range(len(source.shape)):
         try:
-            line = replay_all(reversed(way), line)
+            line = replay_all(reversed(way), numbered(source.shape, dim))
         except (RuntimeError, IndexError, TypeError):
             return None
         numbers = line.movedim(axis, -1).reshape(-1, operand.shape[axis])[0]

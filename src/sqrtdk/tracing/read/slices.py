@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node, replay_all
+from sqrtdk.tracing.watch.graph import Node, numbered, replay_all
 from sqrtdk.tracing.watch.writes import block, written
 
 
@@ -43,8 +41,6 @@ def _slice(view: object, whole: Node) -> tuple[int, int] | None:
     if len(narrowed) != 1:
         return None
     (axis,) = narrowed
-    line = torch.arange(whole.shape[axis], device="cpu").view([-1 if d == axis else 1 for d in range(len(whole.shape))])
-    line = line.expand(whole.shape)
-    line = replay_all(reversed(way), line)
+    line = replay_all(reversed(way), numbered(whole.shape, axis))
     numbers = line.movedim(axis, -1).reshape(-1, way[0].shape[axis])[0]
     return (axis, int(numbers[0])) if bool((numbers[1:] - numbers[:-1] == 1).all()) else None

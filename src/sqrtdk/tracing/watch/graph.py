@@ -248,6 +248,13 @@ def replay_all(views: Iterable[Node], value: Tensor) -> Tensor:
     return value
 
 
+def numbered(shape: tuple[int, ...], axis: int) -> Tensor:
+    """0, 1, 2 ... along an axis, spread over the shape."""
+    return (
+        torch.arange(shape[axis], device="cpu").view([-1 if d == axis else 1 for d in range(len(shape))]).expand(shape)
+    )
+
+
 def dominator(node: Node) -> tuple[Node | None, list[Node]]:
     """The nearest node that every activation path from `node` passes through, and the nodes in between.
 
