@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sqrtdk.errors import InvalidTypeError, kind_and_text
+from sqrtdk.tracing.classify.classifier import Classifier
 from sqrtdk.tracing.classify.online import close
+from sqrtdk.tracing.classify.weights import overwritten
 from sqrtdk.tracing.read.eager import read_eager
 from sqrtdk.tracing.read.edges import read_beside, read_edges
 from sqrtdk.tracing.read.kernels import KERNELS
@@ -39,8 +41,10 @@ from sqrtdk.tracing.watch.events import KernelCall, Listener, Online, Operands, 
 from sqrtdk.tracing.watch.places import Place
 from sqrtdk.tracing.watch.programs import hint_for
 from sqrtdk.tracing.watch.recorder import Recorder
+from sqrtdk.tracing.watch.scene import Scene
 from sqrtdk.tracing.watch.sites import Sites
 from sqrtdk.tracing.watch.stance import eager_compiler
+from sqrtdk.tracing.watch.store import Store
 
 _HEADS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "heads", "h")
 
@@ -86,46 +90,43 @@ class Trace:
         self._missed: list[NotMeasured] = []
         self._sites = Sites(model)
         self._modules = dict(model.named_modules()) if model is not None else {}
-        self._recorder: Recorder | None = None
+        self._scene: Scene | None = None
         self._running = contextlib.ExitStack()
 
     def __enter__(self) -> Trace:
-        self._recorder = Recorder(
-            self._model,
-            self._sites,
-            Listener(
-                self._eager, self._kernel, self._miss, self._factor, self._unsoftened, self._online, ended=self._end
-            ),
-            {op: kernel.query for op, kernel in KERNELS.items()},
-            products=self._stats,
-            values=self._values,
+        store = Store(self._model, self._sites, self._values, overwritten)
+        listener = Listener(
+            self._eager, self._kernel, self._miss, self._factor, self._unsoftened, self._online, ended=self._end
         )
+        scene = self._scene = Scene(store, self._sites, listener, self._stats)
+        queries = {op: kernel.query for op, kernel in KERNELS.items()}
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._sites)
             stack.enter_context(eager_compiler())
-            stack.enter_context(self._recorder)
+            stack.enter_context(Recorder(scene, Classifier(scene), queries))
             self._running = stack.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        assert self._recorder is not None
+        assert self._scene is not None
+        scene = self._scene
         self._running.__exit__(kind, error, traceback)
-        close(self._recorder.classifier.scene)
-        for weighing in list(self._recorder.store.weighings):
+        close(scene)
+        for weighing in list(scene.store.weighings):
             self._end(weighing)
         others: Counter[str] = Counter()
         listed = []
-        for entry in self._recorder.classifier.entries:
+        for entry in scene.entries:
             if not entry.attention:
                 at = places.text(entry.lost_at if entry.told and entry.lost_at else entry.place)
                 number = others[entry.site]
                 listed.append(NotAttention(entry.site, number, entry.shape, entry.reason, entry.formula, at))
                 others[entry.site] += 1
-        self.unread = self._recorder.store.unread()
-        self._recorder.store.close()
-        self._recorder = None
+        self.unread = scene.store.unread()
+        scene.store.close()
+        self._scene = None
         self.calls = _numbered(self._calls)
         self.not_attention = tuple(listed)
         self.not_measured = tuple(dict.fromkeys(self._missed))
@@ -182,7 +183,7 @@ class Trace:
     def _end(self, weighing: Weighing) -> None:
         """The weights of a softmax are gone, or the trace ends: where they met no values, tell what was seen of it."""
         entry = weighing.entry
-        if entry.attention or entry.told or entry.reason not in (NEVER_USED, LOST_SIGHT) or self._recorder is None:
+        if entry.attention or entry.told or entry.reason not in (NEVER_USED, LOST_SIGHT) or self._scene is None:
             return
         entry.told = True
         if entry.lost or entry.reason == LOST_SIGHT:
@@ -224,14 +225,14 @@ class Trace:
         )
         self._counts[reading.site] += 1
 
-    def _merge(self, places: Sequence[int]) -> None:
+    def _merge(self, numbers: Sequence[int]) -> None:
         """Put attentions to blocks of keys, whose results were weighed by their sums, into one record."""
-        calls = [call for place in places if (call := self._calls[place]) is not None]
-        merged = merge(calls) if len(calls) == len(places) > 1 else None
+        calls = [call for number in numbers if (call := self._calls[number]) is not None]
+        merged = merge(calls) if len(calls) == len(numbers) > 1 else None
         if merged is not None:
-            for place in places:
-                self._calls[place] = None
-            self._calls[places[0]] = merged
+            for number in numbers:
+                self._calls[number] = None
+            self._calls[numbers[0]] = merged
 
     def _factor(self, site: str) -> float | None:
         if not self._enlarge:

@@ -63,7 +63,7 @@ def is_additive(logits: Node) -> bool:
 
 def is_score(score: Node) -> bool:
     """Whether a node is an additive score itself."""
-    if score.root is not None and (score.root.additive or score.root.pairs):
+    if score.root is not None and (score.root.additive or score.root.paired):
         return True
     return (score.op in ("add", "sub") and _pairs(score) is True) or _summed_by_hand(score)
 
@@ -77,8 +77,8 @@ def _summed_by_hand(score: Node) -> bool:
 
 def _pairs(node: Node) -> bool | None:
     """Whether rows of two activations were added to one another, or stand side by side; see `Root`."""
-    if node.root is not None and node.root.pairs is not None:
-        return node.root.pairs
+    if node.root is not None and node.root.paired is not None:
+        return node.root.paired
     return node.pairs.both if node.op in ("add", "sub", "cat") and node.pairs is not None else None
 
 

@@ -6,7 +6,6 @@ What an operation can be is a row of `_KINDS`; all others combine what they are 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -19,33 +18,23 @@ from sqrtdk.tracing.classify.contract import contract, is_product
 from sqrtdk.tracing.classify.effect import ROTATION, rotated_argument
 from sqrtdk.tracing.classify.mixing import CONVOLUTIONS, mix_heads
 from sqrtdk.tracing.classify.nested import note_nested
-from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.softmax import begin
 from sqrtdk.tracing.watch import ops, places
-from sqrtdk.tracing.watch.events import Listener, SoftmaxEntry
 from sqrtdk.tracing.watch.graph import Node, alias, origin
-from sqrtdk.tracing.watch.sites import Sites
-from sqrtdk.tracing.watch.store import Store, shape_of
+from sqrtdk.tracing.watch.scene import Made, Scene
+from sqrtdk.tracing.watch.store import shape_of
 
 Kind = Callable[[Scene, Made, list[Node]], None]
-_NONE: Mapping[int | None, int] = MappingProxyType({})
 _FIRST_ONLY = frozenset({*ops.NORMS, "native_dropout", "max"})  # of whose outputs the others are side results
 
 
 class Classifier:
     """Makes a node for every output: a projection, a product, a softmax, its use, or a step in between."""
 
-    def __init__(self, store: Store, sites: Sites, listener: Listener, *, products: bool) -> None:
-        self.scene = Scene(store, sites, listener, products)
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
 
-    @property
-    def entries(self) -> list[SoftmaxEntry]:
-        """Every softmax so far."""
-        return self.scene.entries
-
-    def note(
-        self, func: Any, name: str, args: Any, kwargs: Any, output: Any, turned: Mapping[int | None, int] = _NONE
-    ) -> None:
+    def note(self, func: Any, name: str, args: Any, kwargs: Any, output: Any, turned: Mapping[int | None, int]) -> None:
         """Make the nodes of what `func` gave for `args`; `turned` are outputs that rotate an argument."""
         store, sites = self.scene.store, self.scene.sites
         outside = not sites.running
@@ -199,7 +188,7 @@ def _project(scene: Scene, made: Made, parents: list[Node]) -> None:
     keep_channels(node, parents[0])
     width = parents[1].shape[1] if len(parents) > 1 and len(parents[1].shape) > 1 else None
     source = next(parent for parent in parents if parent.act)  # whole numbers, with a size a row beside them, are not
-    scene.store.cut(node, made.tensor, source=source, width=width, pairs=reads_pairs(source), projects=True)
+    scene.store.cut(node, made.tensor, source=source, width=width, paired=reads_pairs(source), projects=True)
 
 
 def _holds_weights(node: Node) -> bool:

@@ -11,13 +11,13 @@ from sqrtdk.tracing.classify.combined import combine_weights
 from sqrtdk.tracing.classify.dropped import dropped
 from sqrtdk.tracing.classify.normalise import normalise
 from sqrtdk.tracing.classify.pairs import note_pairs
-from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.softmax import by_hand, is_maximum, may_be_numerator
 from sqrtdk.tracing.classify.sums import note_sum, settle
 from sqrtdk.tracing.classify.values import is_scored, sum_values
 from sqrtdk.tracing.classify.weights import carry
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.graph import Node, alias
+from sqrtdk.tracing.watch.scene import Made, Scene
 
 _KEPT = frozenset({"exp", "exp2", "_log_softmax"})  # whose own input is needed when they turn out to be a softmax
 

@@ -15,12 +15,13 @@ from sqrtdk.tracing.classify.edge_scores import reads_edges
 from sqrtdk.tracing.classify.gathered import rows_of
 from sqrtdk.tracing.classify.mixing import mix_heads
 from sqrtdk.tracing.classify.online import finished, weigh
-from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.sums import as_matrix, largest, note_weighted_sum
 from sqrtdk.tracing.classify.weights import axis_fault
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.events import Unweighted, Weighing
-from sqrtdk.tracing.watch.graph import Node, Product, alias, held, origin
+from sqrtdk.tracing.watch.graph import Node, alias, capacity, origin
+from sqrtdk.tracing.watch.marks import Product
+from sqrtdk.tracing.watch.scene import Made, Scene
 
 WITHOUT_SOFTMAX = "a product of activations meets values without a softmax"
 
@@ -102,10 +103,10 @@ def _project(scene: Scene, made: Made, a: Node, b: Node) -> None:
     values = next((t for i, t in made.tensors.items() if node.args[i] is weight), None)
     facts = {
         "additive": narrow and pairs_queries_and_keys(source),
-        "matrices": held(weight) // max(math.prod(weight.shape[-2:]), 1) if len(weight.shape) == 3 else 1,
+        "matrices": capacity(weight) // max(math.prod(weight.shape[-2:]), 1) if len(weight.shape) == 3 else 1,
         "meets": reads_edges(source),
-        "pairs": reads_pairs(source),
-        "rows": rows_of(source),
+        "paired": reads_pairs(source),
+        "gathered_by": rows_of(source),
     }
     scene.store.cut(node, made.tensor, source=source, width=a.shape[-1], **facts)
     if values is not None and not (source.products or source.weights):

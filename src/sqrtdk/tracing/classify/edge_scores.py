@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from sqrtdk.tracing.classify.gathered import rows_of
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node
+from sqrtdk.tracing.watch.graph import Node, origin
 
-_PASSED = ops.VIEWS | ops.SAME
 _CURVES = frozenset(
     {
         "tanh",
@@ -28,7 +27,7 @@ _CURVES = frozenset(
         "hardswish",
     }
 )
-_LOGITS = _PASSED | _CURVES | ops.CLAMPS | {"mul", "div", "neg", "sub", "sum", "where", "masked_fill"}
+_LOGITS = ops.VIEWS | ops.SAME | _CURVES | ops.CLAMPS | {"mul", "div", "neg", "sub", "sum", "where", "masked_fill"}
 
 
 def meets(node: Node) -> bool:
@@ -49,11 +48,11 @@ def _is_side_by_side(node: Node) -> bool:
 
 def reads_edges(source: Node) -> bool:
     """Whether a projection of `source` reads such rows, or a curve over them."""
-    node = _behind(source)
-    if node is not None and node.op in _CURVES and not node.is_root:
+    node = origin(source)
+    if node.op in _CURVES and not node.is_root:
         main = node.main()
-        node = None if main is None else _behind(main)
-    return node is not None and meets(node)
+        return main is not None and meets(origin(main))
+    return meets(node)
 
 
 def is_additive(logits: Node) -> bool:
@@ -62,12 +61,3 @@ def is_additive(logits: Node) -> bool:
     while node is not None and not meets(node):
         node = node.main() if node.op in _LOGITS and not node.is_root else None
     return node is not None
-
-
-def _behind(node: Node) -> Node | None:
-    while node.op in _PASSED and not node.is_root:
-        parent = node.main()
-        if parent is None:
-            return None
-        node = parent
-    return node

@@ -14,14 +14,15 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.classify.gathered import LINEAR, rows_of
-from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.softmax import begin
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.events import EdgeGroups, Weighing
-from sqrtdk.tracing.watch.graph import Node, Product, Weights, alias, origin
+from sqrtdk.tracing.watch.graph import Node, alias, origin
+from sqrtdk.tracing.watch.marks import Product, Weights
+from sqrtdk.tracing.watch.scene import Made, Scene
 
 
-class _Places(NamedTuple):
+class _Arguments(NamedTuple):
     """Positions of arguments: of what is reduced, of the axis, and of the kind of reduction, or that kind."""
 
     reduced: int
@@ -30,15 +31,15 @@ class _Places(NamedTuple):
 
 
 _GROUPED = {
-    "scatter_add": _Places(3, 1),
-    "index_add": _Places(3, 1),
-    "scatter_reduce": _Places(3, 1, 4),
-    "index_reduce": _Places(3, 1, 4),
-    "index_put": _Places(2),
-    "segment_reduce": _Places(0, None, 1),
-    "scatter_max": _Places(0, 2, "amax"),  # this and the next of torch_scatter
-    "segment_sum_csr": _Places(0),
-    "segment_max_csr": _Places(0, None, "amax"),
+    "scatter_add": _Arguments(3, 1),
+    "index_add": _Arguments(3, 1),
+    "scatter_reduce": _Arguments(3, 1, 4),
+    "index_reduce": _Arguments(3, 1, 4),
+    "index_put": _Arguments(2),
+    "segment_reduce": _Arguments(0, None, 1),
+    "scatter_max": _Arguments(0, 2, "amax"),  # this and the next of torch_scatter
+    "segment_sum_csr": _Arguments(0),
+    "segment_max_csr": _Arguments(0, None, "amax"),
 }
 _GUARDS = ops.CLAMPS | {"add"}
 _BACK = ops.VIEWS | ops.SAME | {"gather", "gather_csr"}  # from the nodes to their edges
@@ -56,15 +57,15 @@ class Reduction(NamedTuple):
 
 def reduction(node: Node) -> Reduction | None:
     """The reduction by groups that a node is; None for any other."""
-    places = _GROUPED.get(node.op)
-    if places is None or len(node.args) <= places.reduced:
+    arguments = _GROUPED.get(node.op)
+    if arguments is None or len(node.args) <= arguments.reduced:
         return None
-    reduced = node.args[places.reduced]
+    reduced = node.args[arguments.reduced]
     overwrites = node.op == "index_put" and (len(node.args) < 4 or not node.args[3])
     if not isinstance(reduced, Node) or not reduced.shape or overwrites:
         return None
-    axis = node.kwargs.get("axis", 0) if places.axis is None else node.args[places.axis]
-    kind = places.kind if isinstance(places.kind, str) else str(node.args[places.kind])
+    axis = node.kwargs.get("axis", 0) if arguments.axis is None else node.args[arguments.axis]
+    kind = arguments.kind if isinstance(arguments.kind, str) else str(node.args[arguments.kind])
     axis = int(axis) % len(reduced.shape)
     return Reduction(reduced, axis, {"max": "amax"}.get(kind, kind), node.shape[axis])
 

@@ -18,7 +18,7 @@ def rows_of(node: Node) -> int | None:
         if parent is None:
             return None
         node = parent
-    return node.root.rows
+    return node.root.gathered_by
 
 
 def _list(index: object) -> int | None:

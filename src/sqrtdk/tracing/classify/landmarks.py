@@ -6,8 +6,9 @@ themselves, which are no products of queries and keys.
 
 from __future__ import annotations
 
-from sqrtdk.tracing.classify.scene import Made, Scene
-from sqrtdk.tracing.watch.graph import Node, Weights
+from sqrtdk.tracing.watch.graph import Node
+from sqrtdk.tracing.watch.marks import Weights
+from sqrtdk.tracing.watch.scene import Made, Scene
 
 INVERSES = frozenset({"linalg_pinv", "linalg_inv_ex", "_linalg_svd", "_linalg_eigh", "_linalg_solve_ex"})
 

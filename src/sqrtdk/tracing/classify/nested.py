@@ -6,10 +6,11 @@ Nodes of nested tensors have no shape. Jagged ones are not among them: what torc
 from __future__ import annotations
 
 from sqrtdk.tracing.classify.dropped import dropped
-from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.softmax import begin
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node, Root, alias, ancestors
+from sqrtdk.tracing.watch.graph import Node, alias, ancestors
+from sqrtdk.tracing.watch.marks import Root
+from sqrtdk.tracing.watch.scene import Made, Scene
 
 
 def note_nested(scene: Scene, made: Made, parents: list[Node]) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node, Norm
+from sqrtdk.tracing.watch.graph import Node
+from sqrtdk.tracing.watch.marks import Norm
 
 _LENGTHS = frozenset({"linalg_vector_norm", "norm"})
 _REDUCTIONS = frozenset({"mean", "var", "std", "sum"}) | _LENGTHS

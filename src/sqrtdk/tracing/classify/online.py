@@ -14,10 +14,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.events import Exponential, Finished, Online, SoftmaxEntry, Weighing
-from sqrtdk.tracing.watch.graph import Node, Partial, alias, origin, replay
+from sqrtdk.tracing.watch.graph import Node, alias, numbered, origin, replay_all
+from sqrtdk.tracing.watch.marks import Partial
+from sqrtdk.tracing.watch.scene import Made, Scene
 
 Part = Exponential | Finished
 LARGEST = 2**26  # logits that are held for one reading, 256 MB of them in float32
@@ -114,11 +115,8 @@ def _axis_of_keys(power: Node, way: list[Node], contracted: int) -> int:
     views = [node for node in way if node.op in ops.VIEWS]
     if contracted == -1 and all(node.shape[-1:] == (keys,) for node in views):
         return len(power.shape) - 1
-    for axis, size in enumerate(power.shape):
-        line = torch.arange(size, device="cpu").view([-1 if d == axis else 1 for d in range(len(power.shape))])
-        line = line.expand(power.shape)
-        for view in views:
-            line = replay(view, line)
+    for axis in range(len(power.shape)):
+        line = replay_all(views, numbered(power.shape, axis))
         if bool((line != line.narrow(contracted, 0, 1)).any()):
             return axis
     return len(power.shape) - 1

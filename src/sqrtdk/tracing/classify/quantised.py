@@ -5,9 +5,9 @@ x @ W_int * s_W, and (x_int @ W_int) * s_x * s_W, where s_W is a part of the wei
 
 from __future__ import annotations
 
-from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.graph import Node, origin
+from sqrtdk.tracing.watch.scene import Made, Scene
 
 
 def multiplies_integers(node: Node) -> bool:

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import torch
 
 from sqrtdk.tracing.classify.pairs import DISTANCES, LENGTHS, facing, is_act, step
-from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node, Pairs, Product, alias, ancestors
+from sqrtdk.tracing.watch.graph import Node, alias, ancestors
+from sqrtdk.tracing.watch.marks import Pairs, Product
+from sqrtdk.tracing.watch.scene import Made, Scene
 
 _aten = torch.ops.aten
 _SUMS = frozenset({"sum", "mean"})

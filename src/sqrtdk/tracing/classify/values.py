@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from sqrtdk.tracing.classify.additive import is_additive
-from sqrtdk.tracing.classify.scene import Made, Scene
 from sqrtdk.tracing.classify.weights import sum_fault
 from sqrtdk.tracing.watch.graph import Node
+from sqrtdk.tracing.watch.scene import Made, Scene
 
 
 def is_scored(logits: Node) -> bool:

@@ -15,7 +15,7 @@ from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.constants import evaluate
 from sqrtdk.tracing.watch.graph import Node
 
-_Place = tuple[Node, int]  # a multiplication, and the position of its table
+_Table = tuple[Node, int]  # a multiplication, and the position of its table
 _MOST = 64  # ways through one rotation
 _PURE = 1e-3  # how far from 1 a table's amplitude is rounding
 
@@ -33,7 +33,7 @@ class _Way:
     """One way from the vector to its rotated self: the number and the tables that it is multiplied by."""
 
     number: float = 1.0
-    tables: tuple[_Place, ...] = ()
+    tables: tuple[_Table, ...] = ()
 
 
 def table_positions(node: Node) -> list[int]:
@@ -61,14 +61,14 @@ def amplitude_of_points(node: Node, position: int) -> Amplitude | None:
     return _of_tables([((node, position),)])
 
 
-def _of_tables(ways: Sequence[tuple[_Place, ...]]) -> Amplitude | None:
+def _of_tables(ways: Sequence[tuple[_Table, ...]]) -> Amplitude | None:
     """By the values of the tables; without, by the numbers that cosines and sines were multiplied by, if they tell."""
-    if any(_is_without_values(*place) for way in ways for place in way):
+    if any(_is_without_values(*table) for way in ways for table in way):
         scales = {_scale_of_table(n.args[i]) for way in ways for n, i in way}
         scale = scales.pop() if len(scales) == 1 and all(len(way) == 1 for way in ways) else None
         if scale is not None:
             return Amplitude(scale)
-    values = [[value for place in way if (value := _values(*place)) is not None] for way in ways]
+    values = [[value for table in way if (value := _values(*table)) is not None] for way in ways]
     if any(len(known) < len(way) for known, way in zip(values, ways, strict=True)):
         return None
     return _measured(values)

@@ -12,14 +12,15 @@ from torch import Tensor
 from sqrtdk.tracing.read.chain import Chain, Fork, read_chain
 from sqrtdk.tracing.read.masks import bias_name
 from sqrtdk.tracing.read.orient import Orientation, operands
-from sqrtdk.tracing.read.positions import Place, place
+from sqrtdk.tracing.read.positions import Positions, positions
 from sqrtdk.tracing.read.reading import Cell, Layout, Logits, Reading
-from sqrtdk.tracing.read.slices import written
+from sqrtdk.tracing.read.slices import sliced
 from sqrtdk.tracing.records import BLOCKS, Factor
 from sqrtdk.tracing.steps import Bias, Blocks, Hide, Offset, Scale, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed, to_softmax
 from sqrtdk.tracing.watch.events import Weighing
-from sqrtdk.tracing.watch.graph import Node, Product
+from sqrtdk.tracing.watch.graph import Node, numbered
+from sqrtdk.tracing.watch.marks import Product
 
 ALIKE = 0.01  # relative difference of two scales that are one
 _NAMED_BY_VALUES = ("alibi", "relative", "bias")
@@ -45,7 +46,7 @@ def beside(fork: Fork, weighing: Weighing) -> list[Span]:
     node = fork.node
     axis = int(node.args[1]) % len(node.shape) if node.op == "cat" and len(node.args) > 1 else 0
     if node.op == "overwrite":
-        axis, branches = written(node)
+        axis, branches = sliced(node)
     else:
         branches = list(_branches(node, axis))
     if not branches or not all(branch.products for branch in branches) or not _along_keys(fork, axis, weighing):
@@ -53,8 +54,8 @@ def beside(fork: Fork, weighing: Weighing) -> list[Span]:
     spans, first = [], 0
     for branch in branches:
         size = branch.shape[axis]
-        place = Node("beside", node.shape, func=_widened, args=(branch, axis, first, node.shape[axis]))
-        spans.append(Span(read_chain(branch, steps=fork.steps, views=(place, *fork.views)), first, size))
+        view = Node("beside", node.shape, func=_widened, args=(branch, axis, first, node.shape[axis]))
+        spans.append(Span(read_chain(branch, steps=fork.steps, views=(view, *fork.views)), first, size))
         first += size
     return spans if all(span.chain.product is not None for span in spans) else []
 
@@ -78,9 +79,8 @@ def _along_keys(fork: Fork, axis: int, weighing: Weighing) -> bool:
     """Whether the axis of the node becomes, in order, the one that the softmax runs over."""
     shape = fork.node.shape
     count = torch.arange(shape[axis], device="cpu")
-    line = count.view([-1 if d == axis else 1 for d in range(len(shape))]).expand(shape)
     try:
-        line = to_softmax(line, fork.views).movedim(weighing.dim, -1)
+        line = to_softmax(numbered(shape, axis), fork.views).movedim(weighing.dim, -1)
     except (RuntimeError, IndexError):
         return False
     keys = line[..., : len(count)].reshape(-1, line.shape[-1])[:, : len(count)]
@@ -101,11 +101,11 @@ def join_beside(weighing: Weighing, cells: Sequence[Cell]) -> Reading | None:
 # -- putting together --------------------------------------------------------------------------------------------------
 
 
-def places(reading: Reading) -> tuple[Place | None, Place | None]:
+def positions_of(reading: Reading) -> tuple[Positions | None, Positions | None]:
     """Where the rows and the keys of a block come from."""
     assert isinstance(reading.operands, Logits)
     left, right = operands(reading.operands.product)
-    first, second = place(left, -2), place(right, -1)
+    first, second = positions(left, -2), positions(right, -1)
     return (second, first) if reading.operands.axes.swapped else (first, second)
 
 
@@ -113,7 +113,7 @@ def aligned(reading: Reading) -> Reading:
     """A block with the distance of its keys from its rows, without which a rotation can't be told from a factor."""
     if not reading.query.moves:
         return reading
-    rows, keys = places(reading)
+    rows, keys = positions_of(reading)
     if rows is None or keys is None or rows.total != keys.total:
         return replace(reading, no_slope="q and k of the block are rotated by positions that are not known")
     return replace(reading, offset=keys.first - rows.first)
@@ -257,7 +257,7 @@ def _placed(cell: Cell, placed: Placed | None) -> Tensor | None:
     operands = cell.reading.operands
     if placed is None or not isinstance(operands, Logits) or not operands.axes.followed:
         return None
-    return operands.place(placed)
+    return operands.at_logits(placed)
 
 
 def _hide(cells: Sequence[Cell], layout: Layout, like: Hide, place: int | None, *, gaps: bool = False) -> Hide:

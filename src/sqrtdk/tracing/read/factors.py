@@ -11,7 +11,7 @@ from torch import Tensor
 from sqrtdk.tracing.classify.axes import paired_axes
 from sqrtdk.tracing.records import DATA, ROWS, Factor
 from sqrtdk.tracing.watch.constants import evaluate
-from sqrtdk.tracing.watch.graph import Node, ancestors, held
+from sqrtdk.tracing.watch.graph import Node, ancestors, capacity
 
 
 def read_factor(node: Node, position: int, where: str, heads_axis: int) -> Factor | None:
@@ -38,7 +38,7 @@ def tensor_factor(
         heads_axis: counted from the end.
         inverse: it divides.
     """
-    shape, several = arg.shape, held(arg)
+    shape, several = arg.shape, capacity(arg)
     known = value is not None and not value.is_meta and not value.is_complex() and value.numel() > 0
     if several == 1:
         if not known:
@@ -79,7 +79,7 @@ def heads_axis(factor: object, logits: Node) -> int:
     """The axis, counted from the end, along which a factor of `logits` may have one number a head."""
     if not isinstance(factor, Node) or factor.act:  # one of the data is one a sequence
         return -3
-    if (several := held(factor)) <= 1 or factor.shape[-3:-2] == (several,):
+    if (several := capacity(factor)) <= 1 or factor.shape[-3:-2] == (several,):
         return -3
     axes = [axis for axis in range(-len(factor.shape), 0) if factor.shape[axis] == several]
     pairs = paired_axes(logits) if axes else None

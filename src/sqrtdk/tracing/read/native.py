@@ -20,7 +20,8 @@ from sqrtdk.tracing.records import Factor, Stage
 from sqrtdk.tracing.steps import Hide, Scale
 from sqrtdk.tracing.steps.placed import Placed
 from sqrtdk.tracing.watch.events import KernelCall
-from sqrtdk.tracing.watch.graph import Node, Root
+from sqrtdk.tracing.watch.graph import Node
+from sqrtdk.tracing.watch.marks import Root
 
 
 def read_native(call: KernelCall) -> Reading:

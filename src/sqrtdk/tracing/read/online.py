@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.classify.dropped import dropped
-from sqrtdk.tracing.read.blocks import Span, aligned, assembled, join, places
+from sqrtdk.tracing.read.blocks import Span, aligned, assembled, join, positions_of
 from sqrtdk.tracing.read.chain import read_chain
 from sqrtdk.tracing.read.eager import read_span
 from sqrtdk.tracing.read.outcome import is_attention
-from sqrtdk.tracing.read.positions import Place
+from sqrtdk.tracing.read.positions import Positions
 from sqrtdk.tracing.read.reading import Cell, Layout, Logits, Reading
 from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.steps import Hide, Scale, Step, Unknown
@@ -36,8 +36,8 @@ class _Block:
 
     reading: Reading
     value: Tensor
-    rows: Place | None
-    keys: Place | None
+    rows: Positions | None
+    keys: Positions | None
 
 
 def read_online(run: Online, heads_hint: int | None) -> list[Reading] | str:
@@ -108,7 +108,7 @@ def _read(exponential: Exponential, output: Tensor, heads_hint: int | None) -> _
     reading = replace(reading, dropout=rate, steps=(*steps, *hides), device=exponential.value.device, output=None)
     if not held:
         reading = replace(reading, no_slope=TOO_LARGE, no_stats=TOO_LARGE)
-    return _Block(aligned(reading), exponential.value, *places(reading))
+    return _Block(aligned(reading), exponential.value, *positions_of(reading))
 
 
 def _logits(exponential: Exponential, hides: Sequence[Step]) -> Tensor:

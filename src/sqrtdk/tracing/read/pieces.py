@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from sqrtdk.tracing.records import Stage
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node, replay
+from sqrtdk.tracing.watch.graph import Node, numbered, replay
 
 if TYPE_CHECKING:
     from sqrtdk.tracing.read.side import Side
@@ -65,16 +65,15 @@ def _axis_after(axis: int, before: Node, view: Node) -> int | None:
     size = before.shape[axis]
     if view.op == "unfold" and int(view.args[1]) % len(before.shape) == axis % len(before.shape):
         return None  # cut into windows
-    line = torch.arange(size).view([size if d == axis % len(before.shape) else 1 for d in range(len(before.shape))])
     try:
-        place = replay(view, line.expand(before.shape))
+        line = replay(view, numbered(before.shape, axis % len(before.shape)))
     except (RuntimeError, IndexError):
         return axis
-    varying = [d for d, n in enumerate(place.shape) if n > 1 and bool((place != place.narrow(d, 0, 1)).any())]
-    if len(varying) == 1 and place.shape[varying[0]] == size:
-        return varying[0] - place.dim()
-    last = place.shape[-1]  # features are merged with heads, and split from them again
-    same = axis == -1 and place.numel() == math.prod(before.shape) and (last % size == 0 or size % last == 0)
+    varying = [d for d, n in enumerate(line.shape) if n > 1 and bool((line != line.narrow(d, 0, 1)).any())]
+    if len(varying) == 1 and line.shape[varying[0]] == size:
+        return varying[0] - line.dim()
+    last = line.shape[-1]  # features are merged with heads, and split from them again
+    same = axis == -1 and line.numel() == math.prod(before.shape) and (last % size == 0 or size % last == 0)
     return axis if same else None
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node, dominator, replay
+from sqrtdk.tracing.watch.graph import Node, dominator, numbered, replay_all
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Positions:
     """Positions `first` and following of an axis, `total` long, of the tensor that `source` is.
 
     `others` are the positions on its other axes where the first vector begins: which sequence, and which head.
@@ -24,7 +22,7 @@ class Place:
     others: tuple[int, ...]
 
 
-def place(operand: Node, axis: int) -> Place | None:
+def positions(operand: Node, axis: int) -> Positions | None:
     """Where the vectors along an axis of a product's operand come from; None where they do not follow one another."""
     way: list[Node] = []
     node: Node | None = operand
@@ -42,15 +40,12 @@ def place(operand: Node, axis: int) -> Place | None:
     return _first(node, way, operand, axis)
 
 
-def _first(source: Node, way: list[Node], operand: Node, axis: int) -> Place | None:
+def _first(source: Node, way: list[Node], operand: Node, axis: int) -> Positions | None:
     starts: list[int] = []
     along: int | None = None
-    for dim, total in enumerate(source.shape):
-        line = torch.arange(total, device="cpu").view([-1 if d == dim else 1 for d in range(len(source.shape))])
-        line = line.expand(source.shape)
+    for dim in range(len(source.shape)):
         try:
-            for view in reversed(way):
-                line = replay(view, line)
+            line = replay_all(reversed(way), numbered(source.shape, dim))
         except (RuntimeError, IndexError, TypeError):
             return None
         numbers = line.movedim(axis, -1).reshape(-1, operand.shape[axis])[0]
@@ -65,4 +60,4 @@ def _first(source: Node, way: list[Node], operand: Node, axis: int) -> Place | N
     if along is None:
         return None
     others = tuple(start for dim, start in enumerate(starts) if dim != along)
-    return Place(source, along, starts[along], source.shape[along], others)
+    return Positions(source, along, starts[along], source.shape[along], others)

@@ -69,7 +69,7 @@ class Logits:
         columns = self.axes.apply(tensor)[..., self.first : self.first + self.layout.columns]
         return self.layout.by_head(columns)
 
-    def place(self, placed: Placed) -> Tensor:
+    def at_logits(self, placed: Placed) -> Tensor:
         """(B, H, L, S) of a tensor that met the logits at an earlier step."""
         value = placed.at_softmax()
         return self.arrange(value if self.values.is_meta else value.to(self.values.device))
@@ -97,7 +97,7 @@ class Vectors:
     exists: Tensor | None = None
     keys: Tensor | None = None
 
-    def place(self, placed: Placed) -> Tensor:
+    def at_logits(self, placed: Placed) -> Tensor:
         """(B, H, L, S), any of them 1, of a tensor that the kernel was given."""
         value = placed.value
         if value.dim() < 4:

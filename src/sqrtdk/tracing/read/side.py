@@ -23,7 +23,8 @@ from sqrtdk.tracing.read.stacked import picked
 from sqrtdk.tracing.read.sums import summed
 from sqrtdk.tracing.records import BY_DATA, Factor, Stage
 from sqrtdk.tracing.watch import ops, places
-from sqrtdk.tracing.watch.graph import Node, Root, ancestors, replay
+from sqrtdk.tracing.watch.graph import Node, ancestors, replay
+from sqrtdk.tracing.watch.marks import Root
 
 _RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias", "unflatten"})
 _PICKS = frozenset({"gather", "index", "index_select"})

@@ -1,23 +1,21 @@
-"""A tensor that was written slice by slice: which slices, one beside the other along one axis, make all of it."""
+"""Logits that were written slice by slice: which slices, one beside the other along one axis, make all of them."""
 
 from __future__ import annotations
 
-import torch
-
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node, replay
+from sqrtdk.tracing.watch.graph import Node, numbered, replay_all
+from sqrtdk.tracing.watch.writes import block, written
 
 
-def written(node: Node) -> tuple[int, list[Node]]:
+def sliced(node: Node) -> tuple[int, list[Node]]:
     """The axis and what was written along it, in order; nothing where that leaves gaps, overlaps, or can't be told."""
     pieces: dict[int, Node] = {}
     axes: set[int] = set()
-    base = node
-    while base.op == "overwrite":
-        base, new = base.args
-        source = new.args[1] if new.op == "copy" and len(new.args) > 1 else None
-        at = _slice(new.args[0], node) if isinstance(source, Node) and source.shape == new.shape else None
-        if at is None or not isinstance(source, Node) or at[1] in pieces:
+    _, writes = written(node)
+    for write in writes:
+        source = block(write)
+        at = _slice(write.args[0], node) if source is not None and source.shape == write.shape else None
+        if at is None or source is None or at[1] in pieces:
             return 0, []
         axes.add(at[0])
         pieces[at[1]] = source
@@ -43,9 +41,6 @@ def _slice(view: object, whole: Node) -> tuple[int, int] | None:
     if len(narrowed) != 1:
         return None
     (axis,) = narrowed
-    line = torch.arange(whole.shape[axis], device="cpu").view([-1 if d == axis else 1 for d in range(len(whole.shape))])
-    line = line.expand(whole.shape)
-    for step in reversed(way):
-        line = replay(step, line)
+    line = replay_all(reversed(way), numbered(whole.shape, axis))
     numbers = line.movedim(axis, -1).reshape(-1, way[0].shape[axis])[0]
     return (axis, int(numbers[0])) if bool((numbers[1:] - numbers[:-1] == 1).all()) else None

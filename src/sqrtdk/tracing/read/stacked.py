@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node, replay
+from sqrtdk.tracing.watch.graph import Node, replay_all
 
 _PASSED = ops.VIEWS | ops.SAME
 _TAKING = frozenset(
@@ -34,7 +34,7 @@ class Picked:
 
     def place(self, value: Tensor) -> Tensor:
         """Values of the piece, in the layout in which it was taken out."""
-        return _replayed(value.unsqueeze(self.dim).expand(self.stack.shape), self.views)
+        return replay_all(self.views, value.unsqueeze(self.dim).expand(self.stack.shape))
 
 
 def picked(node: Node) -> Picked | None:
@@ -55,14 +55,8 @@ def picked(node: Node) -> Picked | None:
     shape = [len(pieces) if axis == dim else 1 for axis in range(len(node.shape))]
     numbers = torch.arange(len(pieces), dtype=torch.int8).view(shape).expand(node.shape)
     try:
-        low, high = (int(number) for number in torch.aminmax(_replayed(numbers, views)))
+        low, high = (int(number) for number in torch.aminmax(replay_all(views, numbers)))
     except RuntimeError:  # empty, or indices without data
         return None
     piece = pieces[low] if low == high else None
     return Picked(piece, node, dim, views) if isinstance(piece, Node) else None
-
-
-def _replayed(value: Tensor, views: tuple[Node, ...]) -> Tensor:
-    for view in views:
-        value = replay(view, value)
-    return value

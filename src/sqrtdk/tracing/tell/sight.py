@@ -132,7 +132,7 @@ def _visible_by(hide: Hide, reading: Reading) -> Tensor | None:
         return operands.arrange(operands.values) > max(0.5 * (hide.fill or -math.inf), BOTTOM)
     assert isinstance(operands, (Logits, Vectors))
     assert hide.visible is not None
-    return distinct(operands.place(hide.visible))
+    return distinct(operands.at_logits(hide.visible))
 
 
 def _mask(reading: Reading, hides: Mapping[int, Hide], names: Mapping[int, str], visible: Tensor) -> Mask:

@@ -18,7 +18,7 @@ from sqrtdk.tracing.steps.sample import Sample
 from sqrtdk.tracing.steps.unknown import ZERO_ONE_FACTOR
 from sqrtdk.tracing.tell.sight import Sight
 from sqrtdk.tracing.tell.statistics import NO_DATA
-from sqrtdk.tracing.watch.graph import replay
+from sqrtdk.tracing.watch.graph import replay_all
 
 _ROWS = 8
 _COLUMNS = 24
@@ -178,9 +178,7 @@ def _by_vectors(reading: Reading, operands: Vectors, query: Tensor, key: Tensor)
 def _by_edges(reading: Reading, operands: Edges, query: Tensor, key: Tensor) -> Slope | None:
     width = query.shape[-1]
     left, right = (x.reshape(-1, width).to(torch.float64) for x in (query, key))
-    product = (left * right).sum(-1).reshape(operands.product.shape)
-    for view in operands.views:
-        product = replay(view, product)
+    product = replay_all(operands.views, (left * right).sum(-1).reshape(operands.product.shape))
     logits = operands.arrange(operands.values).to(torch.float64)
     rest = Sample(logits, lambda placed: operands.arrange(placed.at_softmax()).to(torch.float64))
     for step in reversed(reading.steps):
@@ -199,7 +197,7 @@ def _by_logits(reading: Reading, operands: Logits, sight: Sight, query: Tensor, 
     rows = left[entry, row].to(torch.float64)
     columns = right.transpose(-1, -2)[entry, column].to(torch.float64)
     logits = operands.arrange(operands.values)[at].to(torch.float64)
-    rest = Sample(logits, lambda placed: operands.place(placed)[at].to(torch.float64))
+    rest = Sample(logits, lambda placed: operands.at_logits(placed)[at].to(torch.float64))
     for step in reversed(sight.steps):
         rest = step.undo(rest)
     counted = torch.ones_like(logits, dtype=torch.bool)

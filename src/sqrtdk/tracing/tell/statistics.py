@@ -36,7 +36,7 @@ def _of_logits(operands: Logits, sight: Sight) -> CallStats:
     # The softmax does not see a row's own maximum, a largest logit does: it is put back.
     for i, step in enumerate(sight.steps):
         if isinstance(step, Offset) and step.addend is not None and operands.axes.followed:
-            whole = whole - operands.place(step.addend) * (scaled_by(sight.steps, i) or 1.0)
+            whole = whole - operands.at_logits(step.addend) * (scaled_by(sight.steps, i) or 1.0)
     stats = head_stats_from_logits(whole, sight.visible, future=sight.ahead)
     product = operands.product.product
     largest = None if product is None or product.largest is None else float(product.largest)

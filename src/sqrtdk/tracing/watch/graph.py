@@ -9,8 +9,7 @@ activations.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -18,128 +17,14 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.carried import Carried
+from sqrtdk.tracing.watch.marks import Norm, Pairs, Partial, Product, Root, Weights
 from sqrtdk.tracing.watch.places import Place
 
 if TYPE_CHECKING:
-    from sqrtdk.tracing.watch.events import Exponential, Finished, SoftmaxEntry, Weighing
+    from sqrtdk.tracing.watch.events import Weighing
 
 _SERIAL = count()
 EXTREMES = frozenset({"amax", "max", "logsumexp"})  # of a row of logits: the softmax does not see it
-
-
-@dataclass(frozen=True, slots=True)
-class Root:
-    """Where a lineage starts.
-
-    Attributes:
-        source: serial number of what a projection read; two projections of the same tensor share it.
-        lineage: serial numbers of that tensor and of what it was projected from, up to the nearest sum of branches.
-        width: features that a projection contracted over.
-        additive: it is an additive score, v . tanh(q + k).
-        pairs: it projects pairs of rows of two activations, or a curve over them: True for all pairs, False for those
-            of a single row with all others.
-        meets: it adds, or projects, rows of two activations, an edge of a graph each.
-        rows: serial number of the list by which the rows that a projection read were gathered.
-        projects: an operation of a library's own projected, or what one projected became floating-point numbers again.
-        inverse: it is a product of weights with themselves, a step to their inverse (Nystroem).
-        pooled: the softmax whose weights met values here.
-        logits: what it was made from, where those were logits: a step that is not followed.
-        matrices: how many matrices projected, one a head: entry n of a stack of them was projected by n % matrices.
-    """
-
-    source: int | None = None
-    lineage: frozenset[int] = frozenset()
-    width: int | None = None
-    additive: bool = False
-    pairs: bool | None = None
-    meets: bool = False
-    rows: int | None = None
-    projects: bool = False
-    inverse: bool = False
-    pooled: SoftmaxEntry | None = None
-    logits: Node | None = None
-    matrices: int = 1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Product:
-    """What queries and keys came to.
-
-    Attributes:
-        dtype: in which it was stored.
-        largest: the largest |q . k|, where it was measured.
-        distance: it is |q - k| to this power, 1 or 2, and no q . k; None where it is q . k.
-        edges: row is multiplied with row, and not every row with every other.
-    """
-
-    dtype: torch.dtype
-    largest: Tensor | None
-    distance: int | None = None
-    edges: bool = False
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Pairs:
-    """Two activations, rows of one of which met rows of the other, without the views that spread them for that.
-
-    `both` where each has an axis that the other has not, or their rows were gathered by two lists: every row of one met
-    rows of the other.
-    """
-
-    left: Node
-    right: Node
-    both: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Norm:
-    """A normalisation, "rms", "layer", "l2" or "group", and whether a gain for each channel followed it.
-
-    `axis` is that of the vectors that have the length now, counted from the end.
-    """
-
-    kind: str
-    gain: bool = False
-    axis: int = -1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Weights:
-    """Weights of a softmax, and what they went through since.
-
-    Attributes:
-        weighing: the softmax.
-        carried: what they went through.
-        weighted: they were multiplied with values, by broadcasting, and not summed yet.
-        values: those values.
-        beside: other softmaxes whose weights were combined with them.
-    """
-
-    weighing: Weighing
-    carried: Carried = field(default_factory=Carried)
-    weighted: bool = False
-    values: Tensor | None = None
-    beside: tuple[Weighing, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Partial:
-    """A sum of exponentials times values, as attention by blocks of keys keeps it, or what came out of attentions.
-
-    Attributes:
-        parts: those in it.
-        open: those that were not divided by their sum yet.
-        scaled: it was multiplied by a number of the rows since it was last added to.
-        loose: sums under unlike maxima were added, and neither was brought to the other's.
-        weighed: it was multiplied by a share of a sum of exponentials since.
-    """
-
-    parts: frozenset[Exponential | Finished]
-    open: frozenset[Exponential | Finished]
-    scaled: bool = False
-    loose: bool = False
-    weighed: bool = False
 
 
 class Node:
@@ -356,6 +241,20 @@ def replay(node: Node, value: Tensor) -> Tensor:
     return output
 
 
+def replay_all(views: Iterable[Node], value: Tensor) -> Tensor:
+    """Apply one view after the other."""
+    for view in views:
+        value = replay(view, value)
+    return value
+
+
+def numbered(shape: tuple[int, ...], axis: int) -> Tensor:
+    """0, 1, 2 ... along an axis, spread over the shape."""
+    return (
+        torch.arange(shape[axis], device="cpu").view([-1 if d == axis else 1 for d in range(len(shape))]).expand(shape)
+    )
+
+
 def dominator(node: Node) -> tuple[Node | None, list[Node]]:
     """The nearest node that every activation path from `node` passes through, and the nodes in between.
 
@@ -398,7 +297,7 @@ def origin(node: Node) -> Node:
     return node
 
 
-def held(node: Node) -> int:
+def capacity(node: Node) -> int:
     """How many numbers a tensor can hold that differ: those of the smallest among the views that lead to it."""
     fewest = math.prod(node.shape)
     while node.op in ops.VIEWS | ops.SAME and not node.is_root:

@@ -9,25 +9,38 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sqrtdk.errors import kind_and_text
-from sqrtdk.tracing.classify.classifier import Classifier
 from sqrtdk.tracing.watch import ops, places
-from sqrtdk.tracing.watch.events import KernelCall, Listener, Operands
-from sqrtdk.tracing.watch.sites import Sites
-from sqrtdk.tracing.watch.store import Store
+from sqrtdk.tracing.watch.events import KernelCall, Operands
+from sqrtdk.tracing.watch.scene import Scene
 
 _FLEX = "flex_attention"
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 _JAGGED = "NestedTensor"
 _MULTIPLYING = frozenset({"bmm", "baddbmm", "matmul"})  # q and k; "matmul" of nested tensors alone is no composite
 _KNOWN = ("aten", "prims", "prim")
+
+
+class Classifying(Protocol):
+    """Who says what each tensor is."""
+
+    def note(self, func: Any, name: str, args: Any, kwargs: Any, output: Any, turned: Mapping[int | None, int]) -> None:
+        """Make the nodes of what `func` gave for `args`; `turned` are outputs that rotate an argument."""
+
+    def rotations(self, args: Any, output: Any) -> Mapping[int | None, int]:
+        """Which outputs of an operation that is not seen are rotations of which argument."""
+
+    def is_product(self, left: torch.Tensor, right: torch.Tensor) -> bool:
+        """Whether a contraction of the two is a product of queries and keys."""
+
+    def may_attend(self, name: str, args: Any, kwargs: Any, output: Any) -> bool:
+        """Whether an operation that is not seen may be an attention."""
 
 
 class Recorder(TorchDispatchMode):
@@ -39,23 +52,13 @@ class Recorder(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(
-        self,
-        model: nn.Module | None,
-        sites: Sites,
-        listener: Listener,
-        kernels: Mapping[str, str | None],
-        *,
-        products: bool,
-        values: Mapping[str, torch.Tensor],
-    ) -> None:
+    def __init__(self, scene: Scene, classifier: Classifying, kernels: Mapping[str, str | None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.sites = sites
-        self.listener = listener
+        self.scene = scene
+        self.store, self.sites, self.listener = scene.store, scene.sites, scene.listener
+        self.classifier = classifier
         self._kernels = kernels
-        self.store = Store(model, sites, values)
-        sites.entering = self.store.forget_inputs
-        self.classifier = Classifier(self.store, sites, listener, products=products)
+        self.sites.entering = self.store.forget_inputs
         self._thread = threading.get_ident()
         self._composite: dict[Any, bool] = {}
         self._writes: dict[Any, tuple[int | str, ...]] = {}
@@ -99,7 +102,7 @@ class Recorder(TorchDispatchMode):
         written = self._written(func)
         if written:
             self._guard(lambda: self.store.save_before_write(written, args, kwargs))
-        enlarge = name in _MULTIPLYING and not self.classifier.scene.flex
+        enlarge = name in _MULTIPLYING and not self.scene.flex
         output = func(*(self._enlarged(name, args) if enlarge else args), **kwargs)
         self._guard(lambda: self._note(func, name, args, kwargs, output, written))
         return output
@@ -133,12 +136,12 @@ class Recorder(TorchDispatchMode):
         if func.name() != _FLEX:
             return func(*args, **kwargs)
         dense = func.py_kernels[torch._C.DispatchKey.CompositeExplicitAutograd]
-        self.classifier.scene.flex = True
+        self.scene.flex = True
         try:
             with self:
                 return dense(*args, **kwargs)
         finally:
-            self.classifier.scene.flex = False
+            self.scene.flex = False
 
     def _is_composite(self, func: Any) -> bool:
         known = self._composite.get(func)

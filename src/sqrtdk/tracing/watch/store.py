@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
@@ -11,24 +11,32 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
-from sqrtdk.tracing.classify.weights import overwritten
 from sqrtdk.tracing.watch import places
+from sqrtdk.tracing.watch.carried import Carried
 from sqrtdk.tracing.watch.events import Weighing
-from sqrtdk.tracing.watch.graph import Node, Partial, Root, Weights, alias, origin
+from sqrtdk.tracing.watch.graph import Node, alias, origin
+from sqrtdk.tracing.watch.marks import Partial, Root, Weights
 from sqrtdk.tracing.watch.places import Place
 from sqrtdk.tracing.watch.sites import Sites
 from sqrtdk.tracing.watch.wrapped import within
 
 _SWEEP = 4096  # new tensors between two clean-ups of dead references
+Overwritten = Callable[[Node, Node, Tensor], Carried]
 
 
 class Store:
-    """Nodes by tensor. Tensors are held weakly, so that a trace keeps nothing alive that the model lets go."""
+    """Nodes by tensor. Tensors are held weakly, so that a trace keeps nothing alive that the model lets go.
 
-    def __init__(self, model: nn.Module | None, sites: Sites, values: Mapping[str, Tensor]) -> None:
+    `overwritten` says what weights went through of which a part was written: from their node, the part's, the part.
+    """
+
+    def __init__(
+        self, model: nn.Module | None, sites: Sites, values: Mapping[str, Tensor], overwritten: Overwritten
+    ) -> None:
         self.weighings: WeakSet[Weighing] = WeakSet()
         self.projected: WeakSet[Node] = WeakSet()  # roots that a projection has read: hidden states
         self._sites = sites
+        self._overwritten = overwritten
         self._values = values  # of buffers on the meta device
         self._nodes: Any = WeakTensorKeyDictionary()
         self._valued: WeakSet[Node] = WeakSet()
@@ -217,7 +225,7 @@ class Store:
                 both.products = old.products | new.products
                 both.partial = overlaid(old.partial, new.partial)
                 if old.weights is not None:
-                    both.weights = Weights(old.weights.weighing, overwritten(old, new, tensor))
+                    both.weights = Weights(old.weights.weighing, self._overwritten(old, new, tensor))
                 self._nodes[other] = both
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node, replay
+from sqrtdk.tracing.watch.graph import Node, replay_all
 
 
 def written(node: Node) -> tuple[Node, tuple[Node, ...]]:
@@ -27,13 +27,11 @@ def block(write: Node) -> Node | None:
 def part(write: Node, whole: Tensor) -> Tensor:
     """The view of `whole` that was written to."""
     path: list[Node] = []
-    place = write.args[0]
-    while place.shape != whole.shape and place.op in ops.VIEWS:
-        path.append(place)
-        place = place.args[0]
-    for view in reversed(path):
-        whole = replay(view, whole)
-    return whole
+    view = write.args[0]
+    while view.shape != whole.shape and view.op in ops.VIEWS:
+        path.append(view)
+        view = view.args[0]
+    return replay_all(reversed(path), whole)
 
 
 def spread(node: Node, value: Tensor) -> Tensor:
@@ -43,19 +41,19 @@ def spread(node: Node, value: Tensor) -> Tensor:
         RuntimeError: the block is no box.
     """
     _, writes = written(node)
-    place = next(write.args[0] for write in writes if block(write) is not None)
+    view = next(write.args[0] for write in writes if block(write) is not None)
     starts = [0] * len(node.shape)
-    while place.op == "slice" and place.shape != node.shape:
-        dim = int(place.args[1]) if len(place.args) > 1 else 0
-        start = place.args[2] if len(place.args) > 2 else 0
-        step = place.args[4] if len(place.args) > 4 else 1
-        size = place.args[0].shape[dim]
+    while view.op == "slice" and view.shape != node.shape:
+        dim = int(view.args[1]) if len(view.args) > 1 else 0
+        start = view.args[2] if len(view.args) > 2 else 0
+        step = view.args[4] if len(view.args) > 4 else 1
+        size = view.args[0].shape[dim]
         first = start or 0
         starts[dim] += min(first + size if first < 0 else first, size)
         if step != 1:
             raise RuntimeError("a block with gaps")
-        place = place.args[0]
-    if place.shape != node.shape or value.dim() != len(starts):
+        view = view.args[0]
+    if view.shape != node.shape or value.dim() != len(starts):
         raise RuntimeError("a block that is no slice")
     for dim, (start, n) in enumerate(zip(starts, node.shape, strict=True)):
         if value.shape[dim] != n:
