@@ -39,7 +39,7 @@ def sinkhorn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("attend", "word"),
     [
-        (lambda q, k, v: (q @ k.mT).sigmoid() @ v, "sigmoid attention: sigmoid(q.k)"),
+        (lambda q, k, v: (q @ k.mT).sigmoid() @ v, "seen up to there: sigmoid(q.k)"),
         (lambda q, k, v: q @ (k.mT @ v), "linear attention"),
         (sinkhorn, "Sinkhorn"),
     ],
