@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import nn
 
+import transformers_small
 from families import BERT, FAMILIES, LLAMA
 from sqrtdk.errors import InvalidValueError, ModelError
 from sqrtdk.models.demo import load_demo
@@ -289,3 +290,12 @@ def test_a_size_of_an_odd_kind_is_an_error_of_the_config(size: object) -> None:
     with pytest.raises(ModelError, match="no pixel_values can be made from this config") as caught:
         make_inputs(module, config)
     assert "--input FILE.safetensors" in caught.value.hint
+
+
+def test_a_window_that_differs_from_layer_to_layer_says_nothing_of_the_length() -> None:
+    # NeoMME's config raises where it is asked for one number for all layers
+    module = transformers_small.build(transformers_small.small_config("neomme"), "eager")
+    with pytest.raises(Exception, match="per-layer"):
+        _ = module.config.sliding_window
+    made, _ = make_inputs(module, module.config, batch=1, seed=0)
+    assert made["input_ids"].shape == (1, 128)

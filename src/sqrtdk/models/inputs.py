@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -153,8 +154,11 @@ def _beyond_window(config: Any) -> int:
     names = ["sliding_window", "sliding_window_size", "attention_window_size"]
     if getattr(part, "attention_layers", None) is not None:  # GPT-Neo
         names.append("window_size")
-    widths = [value for name in names if type(value := getattr(part, name, None)) is int]
-    return max([DEFAULT_SEQ_LEN, *(width + 8 for width in widths if width <= LONGEST_WINDOW)])
+    widths = []
+    for name in names:
+        with contextlib.suppress(Exception):  # transformers' configs refuse what differs from layer to layer
+            widths.append(getattr(part, name, None))
+    return max([DEFAULT_SEQ_LEN, *(n + 8 for n in widths if type(n) is int and n <= LONGEST_WINDOW)])
 
 
 def place(inputs: Inputs, module: nn.Module) -> Inputs:

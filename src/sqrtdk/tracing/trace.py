@@ -200,7 +200,7 @@ class Trace:
     def _guard(self, site: str, read: Callable[[], None], seen: Lost | None, place: Place | None) -> None:
         """A reading that fails must not stop the model: it is listed as not measured."""
         try:
-            with torch.no_grad(), torch.device("cpu"):  # whatever the model's code has as default
+            with torch.no_grad(), _on_cpu():
                 read()
         except Exception as error:
             reason = f"the reading failed: {kind_and_text(error)}"
@@ -253,6 +253,12 @@ class Trace:
             if not site:
                 return None
             site = site.rpartition(".")[0]
+
+
+def _on_cpu() -> contextlib.AbstractContextManager[object]:
+    """The CPU is the default device, whatever the model's code has; the mode of it costs at every operation."""
+    default = torch.get_default_device()
+    return contextlib.nullcontext() if default.type == "cpu" else torch.device("cpu")
 
 
 def _numbered(calls: Sequence[AttentionCall | None]) -> tuple[AttentionCall, ...]:

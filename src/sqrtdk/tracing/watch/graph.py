@@ -201,8 +201,8 @@ class Node:
     def main(self) -> Node | None:
         """The one parent that carries the lineage: product before activation before constant."""
         parents = list(self.parents())
-        if not parents:
-            return None
+        if len(parents) < 2:
+            return parents[0] if parents else None
         return min(parents, key=_rank)
 
     def number(self, position: int) -> float | None:
