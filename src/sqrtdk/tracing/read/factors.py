@@ -39,6 +39,7 @@ def tensor_factor(
         inverse: it divides.
     """
     shape, several = arg.shape, held(arg)
+    value = evaluate(arg) if several == 1 and value is not None and value.is_meta else value
     known = value is not None and not value.is_meta and not value.is_complex() and value.numel() > 0
     if several == 1:
         if not known:

@@ -1,0 +1,64 @@
+"""Features of the trace that were built apart, in one model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sqrtdk import trace
+from sqrtdk.tracing import AttentionCall, Trace
+
+B, L, D, H, E = 2, 12, 32, 4, 8
+ROOT = E**-0.5
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+over_devices = pytest.mark.parametrize("device", ["cpu", "meta"])
+
+
+class Net(nn.Module):
+    """Heads of projections of their own, around a computation that is given."""
+
+    def __init__(self, attend: Attend) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(D, D) for _ in range(4))
+        self.attend = attend
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part(x).unflatten(-1, (H, E)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        return self.out(self.attend(q, k, v).transpose(1, 2).flatten(2))
+
+
+def run(attend: Attend, device: str = "cpu") -> Trace:
+    torch.manual_seed(0)
+    with torch.device(device):
+        model, x = Net(attend), torch.randn(B, L, D)
+        with trace(model) as traced:
+            model(x)
+    return traced
+
+
+def read(attend: Attend, device: str = "cpu") -> AttentionCall:
+    (call,) = run(attend, device).calls
+    return call
+
+
+FILLED: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "full": lambda z, s: z * torch.full((), s, device=z.device),
+    "full of one": lambda z, s: z / torch.full((1,), 1 / s, device=z.device),
+    "new_full": lambda z, s: z * z.new_full((), s),
+    "ones": lambda z, s: z * (torch.ones(1, device=z.device) * s),
+    "moved": lambda z, s: z / torch.sqrt(torch.tensor([s**-2], device="cpu")).to(z.device),
+    "three operands": lambda z, s: torch.einsum("bhij,->bhij", z, torch.full((), s, device=z.device)),
+}
+
+
+@over_devices
+@pytest.mark.parametrize("scale", [ROOT, 1.0, ROOT**2])
+@pytest.mark.parametrize("name", FILLED)
+def test_a_factor_that_the_code_fills_in_is_a_number_without_data_too(name: str, scale: float, device: str) -> None:
+    call = read(lambda q, k, v: FILLED[name](q @ k.mT, scale).softmax(-1) @ v, device)
+    assert math.isclose(call.scale.effective or 0, scale, rel_tol=1e-6)
+    assert call.unknown == ()
