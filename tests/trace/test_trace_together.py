@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sqrtdk import trace
 from sqrtdk.tracing import AttentionCall, Trace
+from sqrtdk.tracing.records import LOST_SIGHT
 
 B, L, D, H, E = 2, 12, 32, 4, 8
 ROOT = E**-0.5
@@ -62,3 +63,46 @@ def test_a_factor_that_the_code_fills_in_is_a_number_without_data_too(name: str,
     call = read(lambda q, k, v: FILLED[name](q @ k.mT, scale).softmax(-1) @ v, device)
     assert math.isclose(call.scale.effective or 0, scale, rel_tol=1e-6)
     assert call.unknown == ()
+
+
+def by_features(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    logits = torch.zeros(B, H, L, L, device=q.device)
+    for e in range(E):
+        logits = torch.addcmul(logits, q[..., e : e + 1], k[..., e].unsqueeze(-2))
+    return (logits * ROOT).softmax(-1) @ v
+
+
+@over_devices
+def test_pairs_that_are_summed_in_a_loop_are_no_router(device: str) -> None:
+    assert read(by_features, device).unknown == ("unknown(addcmul)",)
+
+
+@over_devices
+def test_one_product_a_key_is_read_without_failing(device: str) -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        logits = torch.stack([(q * k[:, :, j : j + 1]).sum(-1) for j in range(L)], -1) * ROOT
+        return logits.softmax(-1) @ v
+
+    traced = run(attend, device)
+    assert traced.not_measured == ()
+    assert [(call.unknown, call.scale.effective) for call in traced.calls] == [(("stack",), None)]
+
+
+def rolled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A window of three keys, by rotating k and v along the positions."""
+    steps = (-1, 0, 1)
+    weights = (torch.stack([(q * k.roll(i, 2)).sum(-1) for i in steps], -1) * ROOT).softmax(-1)
+    return weights[..., :1] * v.roll(-1, 2) + weights[..., 1:2] * v + weights[..., 2:] * v.roll(1, 2)
+
+
+@over_devices
+def test_a_window_by_rotating_the_keys_is_not_silent(device: str) -> None:
+    assert [entry.reason for entry in run(rolled, device).not_attention] == [LOST_SIGHT]
+
+
+@pytest.mark.parametrize(("gain", "learned"), [(2.0, True), (1.0, False)])
+def test_a_gain_a_channel_that_is_still_one_number_is_learned_once_it_moved(gain: float, learned: bool) -> None:
+    vector = nn.Parameter(torch.full((E,), gain))
+    call = read(lambda q, k, v: ((q * vector) @ k.mT * ROOT).softmax(-1) @ v)
+    assert math.isclose(call.scale.effective or 0, ROOT * gain, rel_tol=1e-6)
+    assert any(factor.learned for factor in call.scale.factors) is learned
