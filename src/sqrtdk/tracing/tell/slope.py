@@ -152,6 +152,8 @@ def read_slope(reading: Reading, sight: Sight) -> Slope | str:
     told = layout.rows == layout.columns or reading.offset is not None
     if query.moves != key.moves or (query.moves and (reading.reordered or not told)):
         return "q and k are rotated by different positions"
+    if query.moves and isinstance(operands, Edges):  # an edge leads from one position to another
+        return "q and k are rotated by different positions"
     if isinstance(operands, Vectors):
         return _by_vectors(reading, operands, query.basis, key.basis) or NO_VARIATION
     if isinstance(operands, Edges):
