@@ -106,3 +106,69 @@ def test_a_gain_a_channel_that_is_still_one_number_is_learned_once_it_moved(gain
     call = read(lambda q, k, v: ((q * vector) @ k.mT * ROOT).softmax(-1) @ v)
     assert math.isclose(call.scale.effective or 0, ROOT * gain, rel_tol=1e-6)
     assert any(factor.learned for factor in call.scale.factors) is learned
+
+
+OTHER_SUMS: dict[str, tuple[Attend, str]] = {
+    "its own cube": (
+        lambda q, k, v: ((z := q @ k.mT * ROOT) + z**3).softmax(-1) @ v,
+        "a sum with a function of the logits",
+    ),
+    "features in two parts": (
+        lambda q, k, v: ((q[..., :4] @ k[..., :4].mT + q[..., 4:] @ k[..., 4:].mT) * ROOT).softmax(-1) @ v,
+        "a sum with another product of q and k",
+    ),
+}
+
+
+@over_devices
+@pytest.mark.parametrize("name", OTHER_SUMS)
+def test_what_is_no_bias_is_not_called_one(name: str, device: str) -> None:
+    attend, unknown = OTHER_SUMS[name]
+    call = read(attend, device)
+    assert (call.unknown, call.scale.effective, call.bias) == ((unknown,), None, None)
+
+
+@over_devices
+def test_a_sum_that_one_more_joins_has_no_bias(device: str) -> None:
+    """exp(z) / (1 + sum exp(z)), stable: the larger of 0 and the maximum is taken off."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        z = q @ k.mT * ROOT
+        top = z.amax(-1, keepdim=True).clamp(min=0)
+        e = (z - top).exp()
+        return e / (e.sum(-1, keepdim=True) + (-top).exp()) @ v
+
+    assert read(attend, device).formula == "softmax(0.3536 * q.k + sinks)"
+
+
+
+class Edges(nn.Module):
+    """Attention over the edges of a graph, with rotary positions."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(D, D) for _ in range(3))
+        self.scale = scale
+
+    def forward(self, x: Tensor, source: Tensor, target: Tensor) -> Tensor:
+        q, k, v = (part(x).view(-1, H, E) for part in (self.q, self.k, self.v))
+        angle = torch.outer(torch.arange(len(x)).float(), 100.0 ** -(torch.arange(0, E, 2) / E)).repeat(1, 2)[:, None]
+        q, k = (z * angle.cos() + torch.cat((-z[..., 4:], z[..., :4]), -1) * angle.sin() for z in (q, k))
+        power = ((q[target] * k[source]).sum(-1) * self.scale).exp()
+        total = torch.zeros(len(x), H).index_add(0, target, power)
+        weights = power / total[target]
+        return torch.zeros(len(x), H, E).index_add(0, target, weights[..., None] * v[source])
+
+
+@over_devices
+@pytest.mark.parametrize("scale", [ROOT, 1.0, ROOT**2])
+def test_rotated_edges_are_read_by_their_factors(scale: float, device: str) -> None:
+    torch.manual_seed(0)
+    with torch.device(device):
+        source, target = torch.arange(L).repeat(3), torch.cat([(torch.arange(L) + i) % L for i in range(3)])
+        model = Edges(scale)
+        with trace(model) as traced:
+            model(torch.randn(L, D), source, target)
+    (call,) = traced.calls
+    assert (call.formula.count("rope"), call.scale.agree) == (2, None)
+    assert math.isclose(call.scale.effective or 0, scale, rel_tol=1e-6)
