@@ -141,7 +141,6 @@ def test_a_sum_that_one_more_joins_has_no_bias(device: str) -> None:
     assert read(attend, device).formula == "softmax(0.3536 * q.k + sinks)"
 
 
-
 class Edges(nn.Module):
     """Attention over the edges of a graph, with rotary positions."""
 

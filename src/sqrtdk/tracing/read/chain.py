@@ -222,9 +222,7 @@ def _summed(link: _Link) -> tuple[Step, ...]:
         return turned  # a number added to every logit of a head changes nothing
     other, value = node.args[position], node.operands.get(position)
     own = bool(other.products & link.main.products)
-    if own and other.shape[-1:] != (1,) and not is_of_groups(other):
-        return (Unknown("a sum with a function of the logits"), *turned)
-    if own or _is_own_maximum(other, link.main):
+    if (own and other.shape[-1:] == (1,)) or _is_own_maximum(other, link.main):
         known = value is not None and not value.is_meta
         offset = Placed(value * sign, link.views, node.shape) if known and value is not None else None
         return (Offset(offset), *turned)
@@ -232,6 +230,8 @@ def _summed(link: _Link) -> tuple[Step, ...]:
         known = value is not None and not value.is_meta
         addend = Placed(value * sign, link.views, node.shape) if known and value is not None else None
         return (Squares("squares", addend, sign=sign), *turned)
+    if own:
+        return (Unknown("a sum with a function of the logits"), *turned)
     if _is_second_part(other, link.main):
         return (Unknown("a sum with another product of q and k"), *turned)
     return (*_addends(other, value, sign, link.views, node.shape), *turned)
