@@ -14,8 +14,8 @@ import sqrtdk
 from attention_cases import STYLES, traced
 from attention_styles import DIM, Attention, B, L, tolerance
 
-# Styles whose scale is a tensor: on the meta device its value is not there.
-HELD = ("divided_by_0d_tensor", "divided_by_full", "0d_tensor", "0d_tensor_on_the_left", "buffer")
+# Styles whose scale is a tensor of values: on the meta device they are not there.
+HELD = ("divided_by_0d_tensor", "0d_tensor", "0d_tensor_on_the_left", "buffer")
 PLAIN = [
     name
     for name, style in STYLES.items()

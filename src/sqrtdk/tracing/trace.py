@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from sqrtdk.errors import InvalidTypeError, kind_and_text
 from sqrtdk.tracing.classify.classifier import Classifier
 from sqrtdk.tracing.classify.online import close
+from sqrtdk.tracing.classify.sums import multiplies
 from sqrtdk.tracing.classify.weights import overwritten
 from sqrtdk.tracing.read.eager import read_eager
 from sqrtdk.tracing.read.edges import read_beside, read_edges
@@ -189,7 +190,8 @@ class Trace:
         if entry.lost or entry.reason == LOST_SIGHT:
             entry.formula = self._formula(weighing)
         if entry.reason == NEVER_USED and entry.lost:
-            entry.reason = NOT_SEEN if entry.formula is None else LOST_ADDITIVE
+            doubt = LOST_SIGHT if multiplies(weighing.node) else NOT_SEEN
+            entry.reason = doubt if entry.formula is None else LOST_ADDITIVE
 
     def _formula(self, seen: Lost | None) -> str | None:
         """What was seen of what is lost; it may be asked for at any time, so no mode of the caller's is to see it."""

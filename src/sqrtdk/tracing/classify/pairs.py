@@ -30,6 +30,8 @@ def note_pairs(node: Node) -> None:
         _note_side_by_side(node)
     elif node.op in _PAIRING and len(node.args) > 1 and is_act(node.args[0]) and is_act(node.args[1]):
         _note_spread(node, node.args[0], node.args[1])
+    elif node.op == "addcmul" and is_act(node.args[1]) and is_act(node.args[2]):
+        _note_spread(node, node.args[1], node.args[2])
 
 
 def _note_spread(node: Node, left: Node, right: Node) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from sqrtdk.tracing.classify.pairs import DISTANCES, LENGTHS, facing, is_act, step
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node, alias, ancestors
+from sqrtdk.tracing.watch.graph import Node, alias, ancestors, origin
 from sqrtdk.tracing.watch.marks import Pairs, Product
 from sqrtdk.tracing.watch.scene import Made, Scene
 
@@ -191,6 +191,21 @@ def settle(logits: Node) -> None:
             _become_product(node, sums[node])
         elif node.act and not node.is_root:
             node.products = frozenset[Node]().union(*(parent.products for parent in node.parents()))
+
+
+def multiplies(logits: Node) -> bool:
+    """Whether logits hold sums of one activation times another, of which no axis tells queries from keys."""
+    queue, known = [logits], set[Node]()
+    while queue:
+        node = queue.pop()
+        if node.op in _SUMS and isinstance(node.args[0], Node):
+            inner = origin(node.args[0])
+            if inner.op == "mul" and inner.is_root:  # of two activations
+                return True
+        if node not in known and not node.is_root:
+            known.add(node)
+            queue.extend(node.parents())
+    return False
 
 
 def _become_product(node: Node, way: _Way) -> None:

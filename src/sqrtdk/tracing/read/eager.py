@@ -113,7 +113,7 @@ def read_span(weighing: Weighing, value: Tensor, output: Tensor, span: Span, hea
 
 def _without_product(weighing: Weighing, value: Tensor) -> Reading | str:
     node = weighing.node
-    while not node.is_root:
+    while not node.is_root and not (node.pairs is not None and node.pairs.both):
         parent = node.main()
         if parent is None:
             break

@@ -39,6 +39,7 @@ def tensor_factor(
         inverse: it divides.
     """
     shape, several = arg.shape, capacity(arg)
+    value = evaluate(arg) if several == 1 and value is not None and value.is_meta else value
     known = value is not None and not value.is_meta and not value.is_complex() and value.numel() > 0
     if several == 1:
         if not known:
@@ -48,12 +49,12 @@ def tensor_factor(
         return Factor(1 / number if inverse and number else number, where, _source(arg), learned=is_learned(arg))
     keys = shape[-1:] != (1,) and heads_axis != -1
     if keys or len(shape) < -heads_axis or shape[heads_axis] != several:
-        return _uniform(value, where, inverse)
+        return _uniform(arg, value, where, inverse)
     if not known:
         return Factor(None, where, _source(arg), learned=is_learned(arg)) if several == math.prod(shape) else None
     assert value is not None
     repeated = value.movedim(heads_axis, 0).reshape(several, -1)
-    return _one_a_head(arg, repeated, where, inverse) or _uniform(value, where, inverse)
+    return _one_a_head(arg, repeated, where, inverse) or _uniform(arg, value, where, inverse)
 
 
 def _one_a_head(arg: Node, repeated: Tensor, where: str, inverse: bool) -> Factor | None:
@@ -113,14 +114,15 @@ def of_the_rows(node: Node, position: int, where: str) -> Factor | None:
     return Factor(None, where, ROWS, learned=is_learned(arg))
 
 
-def _uniform(value: Tensor | None, where: str, inverse: bool) -> Factor | None:
+def _uniform(arg: Node, value: Tensor | None, where: str, inverse: bool) -> Factor | None:
     """A tensor that holds one number everywhere is that number."""
     if value is None or value.is_meta or value.is_complex() or not value.numel():
         return None
     low, high = (float(v) for v in torch.aminmax(value))
     if low != high or not low:
         return None
-    return Factor(1 / low if inverse else low, where, "tensor")
+    learned = low != 1 and is_learned(arg)  # one of 1 is as it was made: it explains nothing
+    return Factor(1 / low if inverse else low, where, _source(arg) if learned else "tensor", learned=learned)
 
 
 def _source(node: Node) -> str:

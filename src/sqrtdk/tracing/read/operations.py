@@ -112,7 +112,8 @@ def _summed(link: Link) -> tuple[Step, ...]:
     if position is None or is_bias_of_mixing(node, position):
         return turned  # a number added to every logit of a head changes nothing
     other, value = node.args[position], node.operands.get(position)
-    if _is_own_maximum(other, link.main):
+    own = bool(other.products & link.main.products)
+    if (own and other.shape[-1:] == (1,)) or _is_own_maximum(other, link.main):
         known = value is not None and not value.is_meta
         offset = Placed(value * sign, link.views, node.shape) if known and value is not None else None
         return (Offset(offset), *turned)
@@ -120,7 +121,24 @@ def _summed(link: Link) -> tuple[Step, ...]:
         known = value is not None and not value.is_meta
         addend = Placed(value * sign, link.views, node.shape) if known and value is not None else None
         return (Squares("squares", addend, sign=sign), *turned)
+    if own:
+        return (Unknown("a sum with a function of the logits"), *turned)
+    if _is_second_part(other, link.main):
+        return (Unknown("a sum with another product of q and k"), *turned)
     return (*_addends(other, value, sign, link.views, node.shape), *turned)
+
+
+def _is_second_part(other: Node, main: Node) -> bool:
+    """Whether both are products of activations at one place: features of q and k in two parts, with one head_dim."""
+    seconds = [product for product in other.products if product.product is not None]
+    sites = {product.site for product in main.products}
+    return bool(seconds) and all(p.site in sites and not p.learned and _of_projections(p) for p in seconds)
+
+
+def _of_projections(product: Node) -> bool:
+    """Whether what was multiplied comes from projections, and not from a table of positions."""
+    roots = [root.root for arg in product.args if isinstance(arg, Node) for root in arg.roots]
+    return bool(roots) and all(root is not None and root.width is not None for root in roots)
 
 
 def _signs(node: Node) -> tuple[float, float]:

@@ -152,6 +152,8 @@ def read_slope(reading: Reading, sight: Sight) -> Slope | str:
     told = layout.rows == layout.columns or reading.offset is not None
     if query.moves != key.moves or (query.moves and (reading.reordered or not told)):
         return "q and k are rotated by different positions"
+    if query.moves and isinstance(operands, Edges):  # an edge leads from one position to another
+        return "q and k are rotated by different positions"
     if isinstance(operands, Vectors):
         return _by_vectors(reading, operands, query.basis, key.basis) or NO_VARIATION
     if isinstance(operands, Edges):
@@ -187,13 +189,16 @@ def _by_edges(reading: Reading, operands: Edges, query: Tensor, key: Tensor) -> 
     return regress(operands.arrange(product), rest.logits, every, eps=torch.finfo(reading.logits_dtype).eps)
 
 
-def _by_logits(reading: Reading, operands: Logits, sight: Sight, query: Tensor, key: Tensor) -> Slope | None:
+def _by_logits(reading: Reading, operands: Logits, sight: Sight, query: Tensor, key: Tensor) -> Slope | str | None:
     layout, diagonal, device = reading.layout, reading.query.moves, reading.device
+    places = coordinates(operands.product, operands.views, device)
+    if places[0].numel() < layout.batch * layout.heads * layout.rows * layout.columns:
+        return "the product does not hold all of the logits"
     sizes = (layout.batch, layout.heads, layout.rows, layout.columns)
     at = sample(*sizes, diagonal=diagonal, device=device, offset=reading.offset or 0)
     left, right = (key, query) if operands.axes.swapped else (query, key)
     left, right = (x.reshape(-1, *x.shape[-2:]) if x.dim() != 3 else x for x in (left, right))
-    entry, row, column = (operands.arrange(axis)[at] for axis in coordinates(operands.product, operands.views, device))
+    entry, row, column = (operands.arrange(axis)[at] for axis in places)
     rows = left[entry, row].to(torch.float64)
     columns = right.transpose(-1, -2)[entry, column].to(torch.float64)
     logits = operands.arrange(operands.values)[at].to(torch.float64)

@@ -14,7 +14,8 @@ from sqrtdk.tracing.watch.graph import Node
 from sqrtdk.tracing.watch.writes import part
 
 LARGEST = 2**22  # elements of one tensor
-_SHAPED = frozenset({"zeros_like", "ones_like"})  # of an activation they take the shape alone
+_SHAPED = frozenset({"zeros_like", "ones_like", "full_like"})  # of an activation they take the shape alone
+_NEW = frozenset({"new_full", "new_zeros", "new_ones"})  # and these not even that
 DEEPEST = 200  # operations between a tensor and its numbers
 
 
@@ -73,6 +74,8 @@ def _arguments(node: Node, given: Sequence[Any], known: dict[int, Tensor | None]
         values = [_evaluate(item, known, depth + 1) if isinstance(item, Node) else item for item in items]
         if node.op in _SHAPED and isinstance(arg, Node) and values == [None]:
             values = [torch.empty(arg.shape)]
+        if node.op in _NEW and isinstance(arg, Node) and values == [None]:
+            values = [torch.empty(())]
         if any(isinstance(item, Node) and value is None for item, value in zip(items, values, strict=True)):
             return None
         values = [value.clone() if isinstance(value, Tensor) else value for value in values]  # it may write in place
