@@ -55,3 +55,16 @@ def test_features_in_two_parts_do_not_fail(static: bool) -> None:
     report = audit(attend, static=static)
     assert [judged.verdict for judged in report.calls] == ["unmeasured"]
     assert report.exit_code == 0
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_unlike_blocks_name_the_lines_of_their_factors(static: bool) -> None:
+    def attend(m: Net, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        first = q @ k[..., :6, :].mT * ROOT
+        rest = q @ k[..., 6:, :].mT * 0.1
+        return torch.cat([first, rest], -1).softmax(-1) @ v
+
+    report = audit(attend, static=static)
+    first = attend.__code__.co_firstlineno + 1
+    lines = next(finding.at for finding in report.findings if finding.rule == "blocks")
+    assert [at.rpartition(":")[2] for at in (lines or "").split(", ")] == [str(first), str(first + 1)]

@@ -24,7 +24,8 @@ def check(context: Context) -> Iterable[Finding]:
         if judged.verdict != "unexplained" or not call.unlike_blocks:
             continue
         values = [abs(block.scale.effective or 0.0) for block in call.blocks]
-        learned = any(factor.learned for block in call.blocks for factor in block.scale.factors)
+        factors = [factor for block in call.blocks for factor in block.scale.factors]
+        learned = any(factor.learned for factor in factors)
         yield Finding(
             rule="blocks",
             severity="warn" if learned else "fail",
@@ -34,5 +35,5 @@ def check(context: Context) -> Iterable[Finding]:
             message=f"{call.scale.reason}; 1/sqrt({call.head_dim}) is {inverse_root(call.head_dim):.4g}",
             fix="scale the logits of every block by the same number, best by scaling q once before the loop",
             source=SOURCE,
-            at=listed(factor.at for block in call.blocks for factor in block.scale.factors) or call.product_at,
+            at=listed(factor.at for factor in factors) or call.product_at,
         )

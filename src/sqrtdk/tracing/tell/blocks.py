@@ -45,7 +45,8 @@ def _of_rows(cells: Sequence[Cell], width: int, *, measure_slope: bool) -> list[
 
 
 def _of_one(reading: Reading, width: int, *, measure_slope: bool) -> Scale:
-    on_logits = [replace(step.factor, at=step.at) for step in reading.steps if isinstance(step, Scaling)]
+    scalings = [step for step in reading.steps if isinstance(step, Scaling)]
+    on_logits = [replace(step.factor, at=step.factor.at or step.at) for step in scalings]
     unknown = [step.name for step in reading.steps if isinstance(step, Unknown)]
     why = slope.unread(reading)
     read = slope.read_slope(reading, look(reading)) if why is None and measure_slope else why
