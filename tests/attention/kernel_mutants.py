@@ -37,7 +37,7 @@ MUTANTS: dict[str, Planted] = {
     "centred at nothing": plant(BLOCK_ROW, Change("= _mm512_sub_ps(A, B);", "= A;")),
     "output of earlier blocks not shifted": plant(BLOCK_ROW, Change("] *= A;", "] *= 1.0f;")),
     # blocks and tiles
-    "first block is the first of all": plant(RUN, Change("/ A * A,", "/ A * 0,")),
+    "first block of the band left out": plant(RUN, Change("/ A * A,", "/ A * A + A,")),
     "last block of the first row": plant(RUN, Change("(A + B - 1);", "(A);")),
     "bias of the first block": plant(
         PREPARE, Change("_mm512_maskz_loadu_ps(A, B + C + D)", "_mm512_maskz_loadu_ps(A, B + D)")
