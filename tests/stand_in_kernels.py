@@ -13,7 +13,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+import sqrtdk
+from sqrtdk.tracing import AttentionCall
 
 _FLASH = (
     "(Tensor q, Tensor k, Tensor v, float dropout_p, float softmax_scale, bool causal, SymInt window_size_left, "
@@ -255,3 +258,16 @@ def registered() -> Iterator[None]:
     finally:
         for library in libraries.values():
             library._destroy()
+
+
+def traced(model: nn.Module, x: Tensor) -> tuple[AttentionCall, Tensor]:
+    """The one call of a run in float64, its output bit-equal to the run without a trace; and the input."""
+    model, x = model.double(), x.double()
+    with torch.no_grad():
+        plain = model(x)
+        with sqrtdk.trace(model) as run:
+            output = model(x)
+    assert torch.equal(plain, output)
+    assert run.not_measured == ()
+    (call,) = run.calls
+    return call, x

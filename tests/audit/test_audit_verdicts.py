@@ -12,17 +12,7 @@ from sqrtdk.audit.layers import strangers
 from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.audit.verdicts import judge, judge_all
 from sqrtdk.tracing.records import Factor
-
-
-def module(**attributes):
-    made = nn.Module()
-    for name, value in attributes.items():
-        setattr(made, name, value)
-    return made
-
-
-def told(judged):
-    return judged.verdict, judged.mistake
+from stranger_modules import module, told
 
 
 def test_ranks_are_those_of_the_mistakes_that_a_value_shows(make_call):

@@ -60,18 +60,8 @@ def xformers(kind: int = 0, scale: float | None = None, window: int | None = Non
     return run
 
 
-def trace_of(model: nn.Module, keys: int = S) -> tuple[AttentionCall, Tensor]:
-    """The one call of a run in float64, and its input."""
-    model = model.double()
-    x = torch.randn(B, keys, 16, dtype=torch.float64)
-    with torch.no_grad():
-        plain = model(x)
-        with sqrtdk.trace(model) as run:
-            output = model(x)
-    assert torch.equal(plain, output)
-    assert run.not_measured == ()
-    (call,) = run.calls
-    return call, x
+def trace_of(model: nn.Module) -> tuple[AttentionCall, Tensor]:
+    return kernels.traced(model, torch.randn(B, S, 16, dtype=torch.float64))
 
 
 BIAS = torch.randn(1, H, L, S, dtype=torch.float64, generator=torch.Generator().manual_seed(3))

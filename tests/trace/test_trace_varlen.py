@@ -79,16 +79,7 @@ class Packed(nn.Module):
 
 
 def trace_of(model: nn.Module, tokens: int) -> tuple[AttentionCall, Tensor]:
-    model = model.double()
-    x = torch.randn(tokens, 16, dtype=torch.float64)
-    with torch.no_grad():
-        plain = model(x)
-        with sqrtdk.trace(model) as run:
-            output = model(x)
-    assert torch.equal(plain, output)
-    assert run.not_measured == ()
-    (call,) = run.calls
-    return call, x
+    return kernels.traced(model, torch.randn(tokens, 16, dtype=torch.float64))
 
 
 def compare(call: AttentionCall, model: Packed, x: Tensor, rows: tuple[int, ...], columns: tuple[int, ...],

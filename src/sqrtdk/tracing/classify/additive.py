@@ -22,6 +22,8 @@ CURVES = frozenset(
         "sigmoid",
         "softplus",
         "hardtanh",
+        "hardswish",
+        "rrelu_with_noise",
         "celu",
         "mish",
         "prelu",

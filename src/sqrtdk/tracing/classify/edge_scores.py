@@ -6,28 +6,12 @@ et al. 2018, arXiv:1710.10903; Brody et al. 2022, arXiv:2105.14491).
 
 from __future__ import annotations
 
+from sqrtdk.tracing.classify.additive import CURVES
 from sqrtdk.tracing.classify.gathered import rows_of
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.graph import Node, origin
 
-_CURVES = frozenset(
-    {
-        "tanh",
-        "relu",
-        "leaky_relu",
-        "_prelu_kernel",
-        "rrelu_with_noise",
-        "elu",
-        "gelu",
-        "silu",
-        "mish",
-        "softplus",
-        "sigmoid",
-        "hardtanh",
-        "hardswish",
-    }
-)
-_LOGITS = ops.VIEWS | ops.SAME | _CURVES | ops.CLAMPS | {"mul", "div", "neg", "sub", "sum", "where", "masked_fill"}
+_LOGITS = ops.VIEWS | ops.SAME | CURVES | ops.CLAMPS | {"mul", "div", "neg", "sub", "sum", "where", "masked_fill"}
 
 
 def meets(node: Node) -> bool:
@@ -49,7 +33,7 @@ def _is_side_by_side(node: Node) -> bool:
 def reads_edges(source: Node) -> bool:
     """Whether a projection of `source` reads such rows, or a curve over them."""
     node = origin(source)
-    if node.op in _CURVES and not node.is_root:
+    if node.op in CURVES and not node.is_root:
         main = node.main()
         return main is not None and meets(origin(main))
     return meets(node)

@@ -48,13 +48,8 @@ def lay_out(
     heads, inner = leading[-1] if axes.heads else _by_shape(leading, query, width, product_rows != rows, heads_hint), 1
     split = query.folded_heads // width if query.folded_heads and width else 0
     plain = len(leading) == 2 and heads in (heads_hint, split)
-    if (
-        leading
-        and not plain
-        and not axes.heads
-        and (followed := _by_features(product, views, axes, operand)) is not None
-    ):
-        heads, inner = followed
+    followed = _by_features(product, views, axes, operand) if leading and not (plain or axes.heads) else None
+    heads, inner = followed or (heads, inner)
     return Layout(math.prod(leading) // max(heads, 1), heads, rows, columns, width, value.shape[-1], inner)
 
 
