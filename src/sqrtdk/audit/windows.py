@@ -14,9 +14,10 @@ from typing import Any
 from torch import nn
 
 from sqrtdk.audit.configs import as_number, field, is_transformers, model_type, number, present
+from sqrtdk.audit.layers import layer_of
+from sqrtdk.models.inputs import WINDOW_FIELDS
 
-_WIDTHS = ("sliding_window", "sliding_window_size", "attention_window_size")
-_LISTS = {"layer_types": _WIDTHS, "attention_layers": ("window_size",)}  # the latter is GPT-Neo's
+_LISTS = {"layer_types": WINDOW_FIELDS, "attention_layers": ("window_size",)}  # the latter is GPT-Neo's
 _KINDS = {
     "sliding_attention": True, "hybrid_sliding": True, "sliding": True, "local": True, "local_attention": True,
     "full_attention": False, "full": False, "global": False, "global_attention": False,
@@ -63,13 +64,13 @@ def declared_window(site: str, module: nn.Module | None, config: Any) -> Window 
             return _of_kind(config, kind, widths)
         if isinstance(field(config, names), list | tuple):
             return None  # a kind of layer that is not known
-    stated = None if field(config, "use_sliding_window") is False else _positive(config, _WIDTHS)
-    own = _positive(module, _WIDTHS)
+    stated = None if field(config, "use_sliding_window") is False else _positive(config, WINDOW_FIELDS)
+    own = _positive(module, WINDOW_FIELDS)
     if own is not None and (stated is None or not known):  # transformers' own may count as its kernels do
         return Window(own[1], f"attribute {own[0]} = {own[1]}")
     if stated is not None:
         by_layer = any(field(config, name) is not None for name in _BY_LAYER)
-        sure = own is not None or not (by_layer or any(present(module, name) for name in _WIDTHS))
+        sure = own is not None or not (by_layer or any(present(module, name) for name in WINDOW_FIELDS))
         return Window(stated[1], f"config.{stated[0]} = {stated[1]}", sure)
     return _pair(module) or _pair(config)
 
@@ -92,11 +93,9 @@ def _of_kind(config: Any, windowed: bool, widths: tuple[str, ...]) -> Window | N
 
 def _layer(site: str, module: nn.Module | None) -> int | None:
     """The layer's number: the module's own, else the last one in its path."""
-    index = field(module, "layer_idx")
-    if isinstance(index, int) and not isinstance(index, bool) and index >= 0:
-        return index
     numbers = [int(part) for part in site.split(".") if part.isdecimal()]
-    return numbers[-1] if numbers else None
+    layer = layer_of(module, numbers[-1] if numbers else -1)
+    return layer if layer >= 0 else None
 
 
 def _positive(owner: Any, names: tuple[str, ...]) -> tuple[str, int] | None:

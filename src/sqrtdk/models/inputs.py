@@ -19,6 +19,7 @@ from sqrtdk.models.signature import file_hint, forward_arguments
 from sqrtdk.models.tokens import byte_ids, embedded_text, read_text
 
 DEFAULT_SEQ_LEN = 128
+WINDOW_FIELDS = ("sliding_window", "sliding_window_size", "attention_window_size")  # of configs and modules
 LONGEST_WINDOW = 256  # a sliding window up to this one is reached by the tokens that are made
 IMAGE_TOKENS = ("image_token_id", "image_token_index", "image_token")
 EPISODE = ("states", "actions", "rewards", "returns_to_go", "timesteps")  # of a decision transformer
@@ -151,7 +152,7 @@ def _only_length(config: Any) -> int | None:
 def _beyond_window(config: Any) -> int:
     """Tokens that show where a sliding window ends, if it is not so long that this is costly."""
     part = text_config(config)
-    names = ["sliding_window", "sliding_window_size", "attention_window_size"]
+    names = [*WINDOW_FIELDS]
     if getattr(part, "attention_layers", None) is not None:  # GPT-Neo
         names.append("window_size")
     widths = []
