@@ -1,0 +1,201 @@
+"""What a comparison yields: frozen records, one `PairDiff` for each pair of calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+FAIL_ON = ("different", "unmeasured", "never")
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why two calls differ, proven: with it applied to A the difference that it makes is gone.
+
+    Attributes:
+        name: one of the names in docs/diff.md.
+        a: what A does, in few words or a number.
+        b: what B does.
+        explained: share of the difference that goes away with it, all other causes of the pair being applied; 1 is all.
+        text: a sentence without its subject: "leaves out the softcap (50)".
+        stage: where it acts.
+    """
+
+    name: str
+    a: str | float | None
+    b: str | float | None
+    explained: float
+    text: str
+    stage: str
+
+
+@dataclass(frozen=True, slots=True)
+class StageDiff:
+    """One stage of a pair.
+
+    Attributes:
+        stage: one of `STAGES`.
+        same: within rounding; None where it could not be compared.
+        largest: largest difference of B's values from those that A's formula gives for what B had before the stage, in
+            the units of the values; None where it is not of numbers.
+        allowed: what the rounding of both sides allows.
+        a: of what is no tensor: A's, in few words.
+        b: B's.
+        reason: why it could not be compared.
+    """
+
+    stage: str
+    same: bool | None
+    largest: float | None = None
+    allowed: float | None = None
+    a: str | None = None
+    b: str | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """Logits of a sample of entries (row i, key j) of one head, A's against B's."""
+
+    head: int
+    rows: tuple[int, ...]
+    keys: tuple[int, ...]
+    a: tuple[float, ...]
+    b: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MaskPicture:
+    """Visible keys of both sides in the rows that differ first: one text a row, of "." hidden in both, "+" visible in
+    both, "a" visible in A alone, "b" in B alone.
+    """
+
+    first_row: int
+    first_key: int
+    rows: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PairDiff:
+    """Two calls that belong together.
+
+    Attributes:
+        site_a: module path in A.
+        site_b: in B.
+        index_a: count at the site.
+        index_b: count at the site.
+        same: the outputs are the same within rounding, for the same input; None where that could not be judged.
+        first_stage: the first that differs; None where none does.
+        follows_from: the site of A (with its index, "site#1", where that is not 0) whose difference alone reaches here;
+            None where this pair has a difference of its own, or none.
+        causes: in the order in which they were found.
+        residue: largest difference of the outputs that is left with all causes applied.
+        allowed: what rounding allows for it.
+        difference: largest difference of the outputs before.
+        explained: share of the difference that goes away with all causes; None where there is none.
+        stages: every stage.
+        formula_a: as the record has it.
+        formula_b: the same.
+        reason: why `same` is None.
+        scatter: for the page; empty where nothing differs.
+        picture: of the masks, where they differ.
+    """
+
+    site_a: str
+    site_b: str
+    index_a: int
+    index_b: int
+    same: bool | None
+    first_stage: str | None
+    follows_from: str | None
+    causes: tuple[Cause, ...]
+    residue: float | None
+    allowed: float | None
+    difference: float | None = None
+    explained: float | None = None
+    stages: tuple[StageDiff, ...] = ()
+    formula_a: str | None = None
+    formula_b: str | None = None
+    reason: str | None = None
+    scatter: tuple[Scatter, ...] = ()
+    picture: MaskPicture | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unpaired:
+    """A call without a partner, or an attention of one side that could not be read."""
+
+    site: str
+    index: int
+    formula: str | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SideInfo:
+    """One side.
+
+    Attributes:
+        name: as it was given: "demo", a directory, "b.safetensors".
+        kind: "model", "trace file", "onnx", "exported".
+        module_class: class name, or the writer of a trace file.
+        attn: implementation, where it was chosen.
+        dtype: of its attention.
+        device: where it ran.
+        calls: how many attentions.
+        versions: of the packages that matter.
+    """
+
+    name: str
+    kind: str
+    module_class: str = ""
+    attn: str | None = None
+    dtype: str = ""
+    device: str = ""
+    calls: int = 0
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class DiffReport:
+    """What a comparison found.
+
+    Attributes:
+        a: side A.
+        b: side B.
+        pairs: in A's order.
+        unpaired_a: calls of A without a partner.
+        unpaired_b: calls of B without a partner.
+        paragraphs: what there is to say, for a reader, most important first.
+        forwards: how often each side ran.
+        seed: of the run.
+        command: what the user typed.
+        environment: of this machine.
+        fail_on: see `exit_code`.
+    """
+
+    a: SideInfo
+    b: SideInfo
+    pairs: tuple[PairDiff, ...]
+    unpaired_a: tuple[Unpaired, ...]
+    unpaired_b: tuple[Unpaired, ...]
+    paragraphs: tuple[str, ...]
+    forwards: tuple[int, int] = (1, 1)
+    seed: int = 0
+    command: str = ""
+    environment: dict[str, Any] = field(default_factory=dict)
+    fail_on: str = "different"
+
+    @property
+    def same(self) -> bool | None:
+        """Every call has a partner and is the same within rounding; None where that could not be judged of some."""
+        if self.unpaired_a or self.unpaired_b or any(pair.same is False for pair in self.pairs):
+            return False
+        return None if any(pair.same is None for pair in self.pairs) else True
+
+    @property
+    def exit_code(self) -> int:
+        """1 where the sides differ; with fail_on "unmeasured" also where that could not be judged; "never": 0."""
+        if self.fail_on == "never":
+            return 0
+        return int(self.same is False or (self.fail_on == "unmeasured" and self.same is None))

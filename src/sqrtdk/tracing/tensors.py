@@ -1,0 +1,125 @@
+"""What an attention computed with: its tensors, in one layout whatever the layout of the code was.
+
+q (B, Hq, L, E), k (B, H, S, E), v (B, H, S, Ev), output (B, Hq, L, Ev); where H is less than Hq, query head i reads key
+head i // (Hq / H). A reading in the records tells what ran; the tensors here let it be computed again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from sqrtdk.tracing.records import AttentionCall
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Projection:
+    """input @ weight.T + bias, of one of q, k and v, as its heads have it.
+
+    Attributes:
+        name: of the weight, "layers.0.self_attn.q_proj.weight"; "" where it is no parameter.
+        input: (B, L, D), what was projected.
+        weight: (H, E, D), of its own dtype; None where it is not known.
+        bias: (H, E); None where there is none, or it is not known.
+        features: (H, E), the number of each feature in what the projection gave: those of a fused one are apart, those
+            of a repeated head the same.
+    """
+
+    name: str
+    input: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+    features: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Waypoint:
+    """What a vector was after one step between projection and product.
+
+    Attributes:
+        name: "norm", "rope", or "unknown" for a step that the trace could not follow.
+        detail: kind of the normalisation ("rms", "layer", "l2"), or the operation.
+        values: (B, H, L, E); None where they are not known.
+    """
+
+    name: str
+    detail: str
+    values: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Vector:
+    """q, k or v of one attention.
+
+    Attributes:
+        values: as they met: q and k in the product, v with the weights.
+        factor: by what they had been multiplied by then, a scale that was folded in, (H, 1, 1) or a number.
+        projected: as the projection gave them; None where that is not known.
+        steps: between projection and product, in order, but for factors.
+        projection: None where it is not known.
+    """
+
+    values: Tensor
+    factor: Tensor | float = 1.0
+    projected: Tensor | None = None
+    steps: tuple[Waypoint, ...] = ()
+    projection: Projection | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Term:
+    """One step from the product to the softmax.
+
+    Attributes:
+        name: "scale" (a factor), "softcap" (its number), "bias" (what is added), "mask" (True: visible), "sinks" (one
+            logit a head, (Hq,)), "unknown" (an operation that was not followed).
+        value: a number, or a tensor that broadcasts to (B, Hq, L, S); None where it is not known.
+        detail: of a mask, its kind; of a bias, its name; of what is unknown, the operation.
+        fill: of a mask: the number that was added to, or written over, the logits of hidden keys.
+    """
+
+    name: str
+    value: Tensor | float | None
+    detail: str = ""
+    fill: float = float("-inf")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallTensors:
+    """The tensors of one attention.
+
+    Attributes:
+        site: module path.
+        index: 0-based count of the attentions at this site.
+        query: (B, Hq, L, E).
+        key: (B, H, S, E).
+        value: (B, H, S, Ev).
+        output: weights . v, (B, Hq, L, Ev).
+        terms: from the product of `query.values` and `key.values` to the softmax, in order; None where they are not
+            known at all, as in a file whose writer saw no more than q, k, v and the output.
+        lse: log of the sum of exponentials of the logits, (B, Hq, L); None where it is not known.
+        kept: True where dropout kept the weight, broadcasts to (B, Hq, L, S); None without dropout.
+        dropout: its rate.
+        dtype: of q at the product, "float32".
+        logits_dtype: in which the logits were stored (the accumulator's for a fused kernel).
+        weights_dtype: of the weights as they met v.
+        missing: why it can't be computed again from these; None where it can.
+        call: the record; None where there is none.
+    """
+
+    site: str
+    index: int
+    query: Vector
+    key: Vector
+    value: Vector
+    output: Tensor
+    terms: tuple[Term, ...] | None
+    lse: Tensor | None = None
+    kept: Tensor | None = None
+    dropout: float = 0.0
+    dtype: str = "float32"
+    logits_dtype: str = "float32"
+    weights_dtype: str = "float32"
+    missing: str | None = None
+    call: AttentionCall | None = None
