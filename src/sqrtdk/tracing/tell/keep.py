@@ -242,7 +242,7 @@ def _term(step: Step, reading: Reading, sight: Sight, used: Used) -> Term | None
             return None
         visible = visible_by(step, reading)
         fill = -math.inf if step.fill is None else step.fill
-        return Term("mask", None if visible is None else _small(visible), step.name, fill)
+        return Term("mask", None if visible is None else _small(visible), step.name, fill, step.form == "float")
     if isinstance(step, Sink):
         return Term("sinks", _sinks(reading, sight, used), "sinks")
     if isinstance(step, Offset):
@@ -286,12 +286,9 @@ def _sinks(reading: Reading, sight: Sight, used: Used) -> Tensor | None:
         return None
     layout = reading.layout
     whole = logits.axes.apply(logits.values)
-    columns = [
-        column for column in (0, whole.shape[-1] - 1) if not logits.first <= column < logits.first + layout.columns
-    ]
-    if columns:
-        sinks = layout.by_head(whole[..., columns[0] : columns[0] + 1]).to(torch.float64)[..., 0]
-        whole_logits = None
+    beside = [at for at in (0, whole.shape[-1] - 1) if not 0 <= at - logits.first < layout.columns]
+    if beside:
+        sinks = layout.by_head(whole[..., beside[0] : beside[0] + 1]).to(torch.float64)[..., 0]
     else:
         weights = logits.arrange(logits.weights).to(torch.float64)
         whole_logits = logits.arrange(logits.values).to(torch.float64)

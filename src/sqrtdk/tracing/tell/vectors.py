@@ -28,7 +28,7 @@ def vector(place: Place) -> Vector:
     """A vector with all that is known of its way."""
     way = lineage(place.node)
     used = place.arrange(place.values.detach())
-    starts = {root: root.value for root in way.roots if root.value is not None}
+    starts: dict[Node, Tensor] = {root: root.value for root in way.roots if root.value is not None}
     if len(starts) < len(way.roots):
         return Vector(used)
     if way.shifted:
@@ -39,9 +39,10 @@ def vector(place: Place) -> Vector:
     projected = _arranged(place, way.carried(starts), used)
     if projected is None:
         return Vector(used)
-    steps, last, factor = [], projected, torch.ones(1, 1, 1, 1, dtype=torch.float64)
+    steps: list[Waypoint] = []
+    last, factor = projected, torch.ones(1, 1, 1, 1, dtype=torch.float64)
     for span in reversed(way.spans):
-        if span.end.value is None:
+        if span.end.value is None or span.source.value is None:
             return Vector(used, projected=projected, steps=(*steps, Waypoint("unknown", span.detail, None)))
         before = _arranged(place, way.carried({**starts, span.source: span.source.value}), used)
         after = _arranged(place, way.carried({**starts, span.end: span.end.value}), used)
