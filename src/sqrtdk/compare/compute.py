@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -194,6 +195,22 @@ def weigh(query: Tensor, key: Tensor, formula: Formula, rows: slice | None = Non
         left = 1.0 - formula.dropout
         weights = weights * _rows(formula.kept, rows, query.shape[-2]) * (1.0 / left if left > 0 else 0.0)
     return weights, (total.log() + top)[..., 0]
+
+
+def some_rows(formula: Formula, index: Tensor, length: int) -> Formula:
+    """The formula of some of `length` rows, by their numbers."""
+
+    def of(value: Tensor) -> Tensor:
+        return value[..., index, :] if value.ndim > 1 and value.shape[-2] == length != 1 else value
+
+    return replace(
+        formula,
+        scale=of(formula.scale) if isinstance(formula.scale, Tensor) else formula.scale,
+        after=of(formula.after) if isinstance(formula.after, Tensor) else formula.after,
+        bias=None if formula.bias is None else of(formula.bias),
+        visible=None if formula.visible is None else of(formula.visible),
+        kept=None if formula.kept is None else of(formula.kept),
+    )
 
 
 def chunks(query: Tensor, key: Tensor, budget: int = CHUNK) -> Iterator[slice]:
