@@ -1,4 +1,4 @@
-"""The numbers of one call, with the heads of k and v once each, and without the factors that its code put on q and k."""
+"""The numbers of one call: the heads of k and v once each, without the factors that its code put on q and k."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ class Seen:
         weight: (H, E, D); None where it is not known.
         bias: (H, E).
         features: (H, E).
+        borrowed: `projected` is the other side's, of the same input.
     """
 
     heads: Tensor
@@ -39,6 +40,7 @@ class Seen:
     weight: Tensor | None = None
     bias: Tensor | None = None
     features: Tensor | None = None
+    borrowed: bool = False
 
 
 def observe(call: CallTensors) -> dict[str, Seen]:
@@ -74,7 +76,7 @@ def _alone(vector: Vector) -> tuple[Tensor, Tensor]:
 
 
 def _groups(vector: Vector) -> tuple[Tensor, Tensor]:
-    """The first of each set of equal heads, and for every head the number of its set: heads were repeated for groups."""
+    """The first of each set of equal heads (repeated for groups), and for every head the number of its set."""
     if vector.projection is not None:
         rows = vector.projection.features
         first_of: dict[tuple[int, ...], int] = {}
@@ -94,7 +96,9 @@ def _equal(values: Tensor) -> tuple[list[int], list[int]]:
     order: list[int] = []
     sets = []
     for head in range(values.shape[1]):
-        number = next((n for n, other in enumerate(order) if torch.equal(values[:, head], values[:, other])), len(order))
+        number = next(
+            (n for n, other in enumerate(order) if torch.equal(values[:, head], values[:, other])), len(order)
+        )
         if number == len(order):
             order.append(head)
         sets.append(number)

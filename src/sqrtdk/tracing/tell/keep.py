@@ -104,7 +104,7 @@ def keep(reading: Reading, used: Used | None, call: AttentionCall) -> CallTensor
         dropout=reading.dropout,
         dtype=call.dtype,
         logits_dtype=call.logits_dtype,
-        weights_dtype=call.logits_dtype if used.weights is None else str(used.weights.dtype).removeprefix("torch."),
+        weights_dtype=call.dtype if used.weights is None else str(used.weights.dtype).removeprefix("torch."),
         missing=missing,
         call=call,
     )
