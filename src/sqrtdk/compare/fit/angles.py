@@ -54,10 +54,15 @@ def frequencies(rotation: Rotation) -> Tensor:
     return steps
 
 
-def base_of(rotation: Rotation, *, tolerance: float = 1e-2) -> BaseFit | None:
+def base_of(rotation: Rotation, *, width: int | None = None, tolerance: float = 0.03) -> BaseFit | None:
     """The base of geometric frequencies; None where they are none, or there is one pair.
 
     Pairs count as their angles are known: by what they turn over all rows.
+
+    Args:
+        rotation: of which table.
+        width: R, where it is not the rotation's own, as the last pairs do not show.
+        tolerance: largest residual.
     """
     steps, length = frequencies(rotation), rotation.table.shape[1]
     pairs = steps.numel()
@@ -65,7 +70,7 @@ def base_of(rotation: Rotation, *, tolerance: float = 1e-2) -> BaseFit | None:
     known = (steps * sign > 0).nonzero()[:, 0]
     if pairs < 2 or known.numel() < 2:
         return None
-    x, y = -2.0 * known.double() / (2 * pairs), (steps[known] * sign).log()
+    x, y = -2.0 * known.double() / (width or 2 * pairs), (steps[known] * sign).log()
     weight = (steps[known].abs() * length).clamp(max=1e3).square()
     x_mean, y_mean = (weight * x).sum() / weight.sum(), (weight * y).sum() / weight.sum()
     slope = (weight * (x - x_mean) * (y - y_mean)).sum() / (weight * (x - x_mean) ** 2).sum()

@@ -53,6 +53,7 @@ class _Problem:
     left: Callable[[Tensor, float | None], Tensor]
     features: int
     heads: int
+    noise: Tensor  # (Hq,), mean square of one rounding
 
 
 def fit_scale(
@@ -133,7 +134,9 @@ def _problem(q: Tensor, k: Tensor, v: Tensor, output: Tensor, lse: Tensor | None
         beside = torch.where(finite & torch.isfinite(its), recorded - its, 0.0)
         return beside.transpose(0, 1).flatten(1)
 
-    return _Problem(left, q.shape[-1], heads)
+    u = torch.finfo((output if lse is None else lse).dtype).eps / 2
+    sizes = torch.where(finite, recorded, 0.0).transpose(0, 1).flatten(1).square().mean(1)
+    return _Problem(left, q.shape[-1], heads, sizes * (u * u / 3.0))
 
 
 def _grid(problem: _Problem, cap: float | None, coarser: int = 1) -> Tensor | None:
@@ -176,7 +179,7 @@ def _newton(problem: _Problem, scale: Tensor, cap: float | None, left: Tensor) -
     slope = (problem.left(scale - STEP, cap) - problem.left(scale + STEP, cap)) / (2 * STEP)
     squares = slope.square().sum(1)
     safe = squares.masked_fill(squares == 0, 1.0)
-    noise = left.square().mean(1)
+    noise = torch.maximum(left.square().mean(1), problem.noise)
     cap_step, cap_error = 0.0, 0.0
     rest = left
     if cap is not None:
@@ -185,7 +188,7 @@ def _newton(problem: _Problem, scale: Tensor, cap: float | None, left: Tensor) -
         curvature = float(apart.square().sum())
         if curvature > 0:
             cap_step = max(-1.0, min(1.0, float((apart * left).sum()) / curvature))
-            cap_error = math.sqrt(float(left.square().mean()) / curvature)
+            cap_error = math.sqrt(float(noise.mean()) / curvature)
         else:
             cap_error = math.inf
         rest = left - cap_step * cap_slope
