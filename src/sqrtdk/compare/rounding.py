@@ -8,8 +8,8 @@ in units of u / sqrt(3), but for the rounding of the result itself, whose bound 
 
 - A sum of n terms t, in any order, one after the other: each addition rounds the partial sum. In an order that has
   nothing to do with the terms the partial sum is k s / n + noise after k of them, s being the whole sum, and the
-  squares of all partial sums add up to n (s^2 / 3 + |t|^2 / 2); |t|^2 is the sum of squared terms. Each product adds its
-  own term once more. Sums in blocks are off by less. float16 and bfloat16 are summed in float32.
+  squares of all partial sums add up to n (s^2 / 3 + |t|^2 / 2); |t|^2 is the sum of squared terms. Each product adds
+  its own term once more. Sums in blocks are off by less. float16 and bfloat16 are summed in float32.
 - Logit z: the sum over E, times the scale and the slope of the softcap; `vector_steps` roundings of q or k (a scale
   that was folded in), each |q o k|; `logit_steps` roundings in the dtype of the logits, each |z| (the product, the
   scale, the three steps of a softcap, the bias, in an eager computation); x sech^2 x <= tanh x covers those before it.
