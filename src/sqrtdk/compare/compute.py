@@ -166,6 +166,24 @@ def logits(query: Tensor, key: Tensor, formula: Formula, rows: slice | None = No
     return rounded(z, formula.logits_dtype)
 
 
+def curve(query: Tensor, key: Tensor, formula: Formula, rows: slice | None = None) -> tuple[Tensor, Tensor]:
+    """Logits before bias and mask, (B, Hq, l, S), and their slope against the product there, softcap included."""
+    z, length = _product(query, key, rows), query.shape[-2]
+    scale = _of_rows(formula.scale, rows, length)
+    z, slope = z * scale, torch.ones_like(z) * scale
+    if formula.softcap is not None:
+        bent = (z / formula.softcap).tanh()
+        if formula.softcap_at != "masked":  # there bias and mask come first: the steepest slope is taken
+            z, slope = formula.softcap * bent, slope * (1.0 - bent.square())
+    after = _of_rows(formula.after, rows, length)
+    return z * after, slope * after
+
+
+def hidden(formula: Formula, rows: slice | None, length: int) -> Tensor | None:
+    """True where the key is hidden, broadcasts to (B, Hq, l, S); None where no key is."""
+    return None if formula.visible is None else ~_rows(formula.visible, rows, length)
+
+
 def attend(query: Tensor, key: Tensor, value: Tensor, formula: Formula) -> tuple[Tensor, Tensor]:
     """Output (B, Hq, L, Ev) and log of the sum of exponentials (B, Hq, L), sinks among them, in float64."""
     heads = query.shape[1]

@@ -2,8 +2,8 @@
 
 Angles are told modulo a turn. A frequency is the step from one row to the next, which is less than half a turn, and is
 made sharper over steps of 2, 4, 8 rows, each of which is known well enough by the last to count its turns. It is the
-median over rows, so that a few places where positions start anew do not matter. Positions go the other way round: the
-slowest pair gives one without ambiguity, each faster one makes it sharper.
+median over rows, and no longer step is taken over a place where positions start anew. Positions go the other way
+round: the slowest pair gives one without ambiguity, each faster one makes it sharper.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 from sqrtdk.compare.program import Rotation
 
 TURN = 2 * math.pi
+ANEW = 0.2  # radians that a step is off by where positions jump; half precision is off by less
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +47,28 @@ def frequencies(rotation: Rotation) -> Tensor:
     length = table.shape[1]
     if length == 1:
         return table[:, 0].angle().median(0).values
-    steps, lag = (table[:, 1:] * table[:, :-1].conj()).angle().flatten(0, 1).median(0).values, 2
-    while lag < length and lag <= 2**16:
-        far = (table[:, lag:] * table[:, :-lag].conj()).angle()
-        beside = _wrapped(far - lag * steps).flatten(0, 1)
-        steps, lag = steps + beside.median(0).values / lag, 2 * lag
+    turned = (table[:, 1:] * table[:, :-1].conj()).angle()
+    steps, lag = turned.flatten(0, 1).median(0).values, 2
+    anew = (_wrapped(turned - steps).abs() > ANEW).any(-1).cumsum(1)  # how often positions jumped up to a row
+    anew = torch.cat([torch.zeros_like(anew[:, :1]), anew], 1)
+    while lag < length:
+        going_on = anew[:, lag:] == anew[:, :-lag]
+        if not bool(going_on.any()):
+            break
+        far = (table[:, lag:] * table[:, :-lag].conj()).angle()[going_on]
+        steps, lag = steps + _wrapped(far - lag * steps).median(0).values / lag, 2 * lag
     return steps
 
 
-def base_of(rotation: Rotation, *, tolerance: float = 1e-2) -> BaseFit | None:
+def base_of(rotation: Rotation, *, width: int | None = None, tolerance: float = 0.03) -> BaseFit | None:
     """The base of geometric frequencies; None where they are none, or there is one pair.
 
     Pairs count as their angles are known: by what they turn over all rows.
+
+    Args:
+        rotation: of which table.
+        width: R, where it is not the rotation's own, as the last pairs do not show.
+        tolerance: largest residual.
     """
     steps, length = frequencies(rotation), rotation.table.shape[1]
     pairs = steps.numel()
@@ -65,7 +76,7 @@ def base_of(rotation: Rotation, *, tolerance: float = 1e-2) -> BaseFit | None:
     known = (steps * sign > 0).nonzero()[:, 0]
     if pairs < 2 or known.numel() < 2:
         return None
-    x, y = -2.0 * known.double() / (2 * pairs), (steps[known] * sign).log()
+    x, y = -2.0 * known.double() / (width or 2 * pairs), (steps[known] * sign).log()
     weight = (steps[known].abs() * length).clamp(max=1e3).square()
     x_mean, y_mean = (weight * x).sum() / weight.sum(), (weight * y).sum() / weight.sum()
     slope = (weight * (x - x_mean) * (y - y_mean)).sum() / (weight * (x - x_mean) ** 2).sum()

@@ -6,8 +6,8 @@ apart, and each distance is tried; those of "interleaved" are neighbours. An amp
 part of the table; only where that fails is one left free for each pair and row.
 
 What can't be told from values: at R = 2 both layouts are one ("half" is said); a pair that turns by less than rounding
-does not show. Of neighbours such pairs at the end are counted as turning if, by the frequencies of those before, they
-would not show.
+does not show. Of neighbours such pairs at the end are counted as turning where, by the frequencies of those before,
+they would not show, and the base is a usual one with them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare.compute import apply_rotation
+from sqrtdk.compare.fit.angles import base_of, would_not_show
 from sqrtdk.compare.program import Rotation
 
 LIMIT = 12.0  # roundings: two products, their sum, two numbers of the table, and what the amplitude's own adds
 ROWS = 64  # rows by which layout and width are searched, evenly spaced
+USUAL = (1e4, 1e6, 5e5, 5e6, 1e7, 1.6e5, 1e5, 1e3, 1e2)  # bases, the likeliest first
+NEAR = 0.1  # of a base, as well as half precision tells it
 STILL = 3.0  # roundings that a channel which does not turn may be off by
 
 
@@ -156,11 +159,17 @@ def _residual(x: Tensor, y: Tensor, before: Tensor, rotation: Rotation, u: float
 
 
 def _whole(x: Tensor, y: Tensor, u: float, layout: str, first: int, width: int) -> RotationFit | None:
-    """The fit on all rows; of neighbours, with those that would not show if they turned."""
-    from sqrtdk.compare.fit.angles import would_not_show
-
+    """The fit on all rows; of neighbours, of the width whose base is a usual one, if the rest would not show."""
     fit = _fit(x, y, u, layout, first, width)
     rest = (x.shape[-1] - first) // 2 * 2
-    if fit is None or layout == "half" or width == rest:
+    if fit is None or layout == "half" or width == rest or not would_not_show(fit.rotation, u * STILL):
         return fit
-    return _fit(x, y, u, layout, first, rest) if would_not_show(fit.rotation, u * STILL) else fit
+    quarters = [q for q in (x.shape[-1] * share // 4 for share in (4, 3, 2, 1)) if q % 2 == 0 and width <= q <= rest]
+    for usual in USUAL:
+        for wider in quarters:
+            base = base_of(fit.rotation, width=wider)
+            if base is not None and abs(base.base / usual - 1.0) < NEAR:
+                whole = _fit(x, y, u, layout, first, wider)
+                if whole is not None and (whole.amplitude is not None or fit.amplitude is None):
+                    return whole
+    return fit

@@ -48,11 +48,12 @@ class ScaleFit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Problem:
-    """`left(log scale (Hq,), log cap)`: difference from what was recorded, (Hq, n), finite."""
+    """`left(log scale (Hq,), log cap)`: difference from what was recorded, (Hq, rows, n), finite."""
 
     left: Callable[[Tensor, float | None], Tensor]
     features: int
     heads: int
+    noise: Tensor  # (Hq,), mean square of one rounding
 
 
 def fit_scale(
@@ -119,7 +120,7 @@ def _problem(q: Tensor, k: Tensor, v: Tensor, output: Tensor, lse: Tensor | None
     length, heads = q.shape[-2], q.shape[1]
     rows = torch.linspace(0, length - 1, min(length, ROWS)).long() if length else torch.arange(0)
     formula = some_rows(formula, rows, length)
-    recorded = (output if lse is None else lse)[:, :, rows].double()
+    recorded = (output if lse is None else lse[..., None])[:, :, rows].double()
     finite = torch.isfinite(recorded)
     if not bool(finite.any()) or k.shape[-2] < 2:
         return None
@@ -129,11 +130,14 @@ def _problem(q: Tensor, k: Tensor, v: Tensor, output: Tensor, lse: Tensor | None
         trial = replace(formula, scale=scale.exp()[:, None, None])
         if cap is not None:
             trial = replace(trial, softcap=math.exp(cap))
-        its = attend(q, k, v, trial)[0 if lse is None else 1]
+        its, its_lse = attend(q, k, v, trial)
+        its = its if lse is None else its_lse[..., None]
         beside = torch.where(finite & torch.isfinite(its), recorded - its, 0.0)
-        return beside.transpose(0, 1).flatten(1)
+        return beside.transpose(0, 1).flatten(1, 2)
 
-    return _Problem(left, q.shape[-1], heads)
+    u = torch.finfo((output if lse is None else lse).dtype).eps / 2
+    sizes = torch.where(finite, recorded, 0.0).transpose(0, 1).flatten(1).square().mean(1)
+    return _Problem(left, q.shape[-1], heads, sizes * (u * u / 3.0))
 
 
 def _grid(problem: _Problem, cap: float | None, coarser: int = 1) -> Tensor | None:
@@ -142,7 +146,7 @@ def _grid(problem: _Problem, cap: float | None, coarser: int = 1) -> Tensor | No
     count = max(2, int((high - low) / (coarser * math.log(RATIO))) + 1)
     usual = [0.0, -0.5 * math.log(problem.features), -math.log(problem.features)]
     trials = torch.tensor(sorted([*torch.linspace(low, high, count).tolist(), *usual]), dtype=torch.float64)
-    costs = torch.stack([problem.left(t.expand(problem.heads), cap).square().sum(1) for t in trials])
+    costs = torch.stack([_squares(problem.left(t.expand(problem.heads), cap)) for t in trials])
     return None if bool((costs == costs[0]).all()) else trials[costs.argmin(0)]
 
 
@@ -157,7 +161,7 @@ def _polish(problem: _Problem, scale: Tensor, cap: float | None) -> ScaleFit:
             trial = scale + damped * step
             trial_cap = None if cap is None else cap + damped * cap_step
             beside = problem.left(trial, trial_cap)
-            better = beside.square().sum(1) < left.square().sum(1)
+            better = _squares(beside) < _squares(left)
             if cap is not None:
                 better = better.new_full(better.shape, bool(beside.square().sum() < left.square().sum()))
             if bool(better.any()) or damped < 1e-4:
@@ -166,7 +170,7 @@ def _polish(problem: _Problem, scale: Tensor, cap: float | None) -> ScaleFit:
         if not bool(better.any()):
             break
         scale, cap = torch.where(better, trial, scale), trial_cap
-        left = torch.where(better[:, None], beside, left)
+        left = torch.where(better[:, None, None], beside, left)
     _, _, error, cap_error = _newton(problem, scale, cap, left)
     return _told(problem, scale, cap, error, cap_error)
 
@@ -174,24 +178,32 @@ def _polish(problem: _Problem, scale: Tensor, cap: float | None) -> ScaleFit:
 def _newton(problem: _Problem, scale: Tensor, cap: float | None, left: Tensor) -> tuple[Tensor, float, Tensor, float]:
     """Steps of the logarithms of scale and cap, at most 1 each, and the standard errors of both."""
     slope = (problem.left(scale - STEP, cap) - problem.left(scale + STEP, cap)) / (2 * STEP)
-    squares = slope.square().sum(1)
+    squares = _squares(slope)
     safe = squares.masked_fill(squares == 0, 1.0)
-    noise = left.square().mean(1)
-    cap_step, cap_error = 0.0, 0.0
-    rest = left
+    cap_step, cap_error, rest = 0.0, 0.0, left
     if cap is not None:
         cap_slope = (problem.left(scale, cap - STEP) - problem.left(scale, cap + STEP)) / (2 * STEP)
-        apart = cap_slope - slope * ((slope * cap_slope).sum(1) / safe)[:, None]
+        apart = cap_slope - slope * ((slope * cap_slope).sum((1, 2)) / safe)[:, None, None]
         curvature = float(apart.square().sum())
+        cap_error = math.inf
         if curvature > 0:
             cap_step = max(-1.0, min(1.0, float((apart * left).sum()) / curvature))
-            cap_error = math.sqrt(float(left.square().mean()) / curvature)
-        else:
-            cap_error = math.inf
+            cap_error = float(_scatter(apart, left, problem.noise).square().sum().sqrt()) / curvature
         rest = left - cap_step * cap_slope
-    step = ((slope * rest).sum(1) / safe).clamp(-1.0, 1.0)
-    error = (noise / safe).sqrt().masked_fill(squares == 0, math.inf)
+    step = ((slope * rest).sum((1, 2)) / safe).clamp(-1.0, 1.0)
+    error = (_scatter(slope, rest, problem.noise) / safe).masked_fill(squares == 0, math.inf)
     return step, cap_step, error, cap_error
+
+
+def _squares(left: Tensor) -> Tensor:
+    return left.square().sum((1, 2))
+
+
+def _scatter(slope: Tensor, left: Tensor, noise: Tensor) -> Tensor:
+    """Standard deviation of slope . left, of each head: what is left of a row has one cause, its logits."""
+    rows = (slope * left).sum(2).square().sum(1)
+    alone = _squares(slope) * torch.maximum(left.square().mean((1, 2)), noise)
+    return torch.maximum(rows, alone).sqrt()
 
 
 def _told(problem: _Problem, scale: Tensor, cap: float | None, error: Tensor, cap_error: float) -> ScaleFit:
