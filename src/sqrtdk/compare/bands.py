@@ -6,7 +6,7 @@ A causal mask of L rows and S keys begins at the upper left corner (least i - j 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqrtdk.compare.masks import Parts, decompose, shape_of
 from sqrtdk.compare.program import Formula
@@ -37,6 +37,16 @@ class Bands:
     reach: int | None
 
     @property
+    def greatest_a(self) -> int | None:
+        """A's greatest i - j where B's alignment has it; None where it hides nothing there."""
+        return _felt(self.a.greatest, self.shift, self.a.rows)
+
+    @property
+    def greatest_b(self) -> int | None:
+        """B's greatest i - j; None where it hid nothing in A's alignment, which could not show that A has it too."""
+        return self.b.greatest if _felt(self.b.greatest, -self.shift, self.a.rows) is not None else None
+
+    @property
     def windows(self) -> bool:
         """Whether one side has a window that reaches as far ahead as back, and the other such a one or no band."""
         a, b = self.a, self.b
@@ -64,6 +74,8 @@ def compare_bands(a: Formula, b: Formula) -> Bands | None:
         return None
     left, right = both
     corner_a, corner_b = 0, 0
+    if left.rows == 1 < left.keys:  # a row that is alone sees every key if it is the last
+        left, right = _alone(left, right), _alone(right, left)
     if left.least is not None and right.least is not None:
         corner_a, corner_b = _corners(left.least, right.least, left.rows - left.keys)
     shift = corner_b - corner_a
@@ -76,6 +88,10 @@ def compare_bands(a: Formula, b: Formula) -> Bands | None:
     )  # fmt: skip
 
 
+def _alone(parts: Parts, other: Parts) -> Parts:
+    return replace(parts, least=1 - parts.keys) if parts.least is None and other.least == 0 else parts
+
+
 def _corners(a: int, b: int, lower_right: int) -> tuple[int, int]:
     """The least i - j of the alignments of two bands; the same number twice where one alignment would do for both."""
     exact = {0, lower_right}
@@ -85,6 +101,10 @@ def _corners(a: int, b: int, lower_right: int) -> tuple[int, int]:
     if not near[0] or not near[1] or near[0] & near[1]:
         return 0, 0
     return min(near[0]), min(near[1])
+
+
+def _felt(greatest: int | None, shift: int, rows: int) -> int | None:
+    return None if greatest is None or greatest + shift >= rows - 1 else greatest + shift
 
 
 def _beyond(a: int | None, b: int | None, shift: int) -> int | None:

@@ -108,6 +108,9 @@ def decompose(visible: Tensor | None, batch: int, rows: int, keys: int) -> Parts
         open_rows = open_rows & (torch.arange(rows, device=visible.device) < keys - 1 + least)
     core = visible & ~open_rows[:, None, :, None]
     least, greatest = _kept(core, *_bounds(core), batch)
+    if least is None and greatest is None:  # no band to stand apart from: an entry that sees everything has no mask
+        open_rows = open_rows & ~visible.all(1).all(-1).all(-1, keepdim=True)
+        core = visible & ~open_rows[:, None, :, None]
     return _parts(visible, core, open_rows, least, greatest)
 
 

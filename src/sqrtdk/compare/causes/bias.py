@@ -25,14 +25,17 @@ SAID = {"alibi": "ALiBi bias", "relative": "relative bias", "bias": "bias"}
 def suspect(sides: Sides) -> Iterator[Suspicion]:
     """B's bias in A's formula."""
     a, b = sides.a.formula, sides.b.formula
-    if a is None or b is None or (a.bias is None and b.bias is None) or factor_of_bias(a, b) is not None:
+    if a is None or b is None or (a.bias is None and b.bias is None):
         return
+    by = factor_of_bias(a, b)  # the business of `bias_scaled`
+    a = a if by is None else replace(a, bias_by=a.bias_by * by)
     left, right = effective(a, b), effective(b, a)
     if same(left, right):
         return
 
     def change(formula: Formula) -> Formula:
-        return replace(formula, bias=b.bias, bias_name=b.bias_name, bias_by=b.bias_by)
+        kept = formula.bias_by if formula.bias is not None and b.bias is not None else b.bias_by
+        return replace(formula, bias=b.bias, bias_name=b.bias_name, bias_by=kept)
 
     said_a, said_b = _said(a, left), _said(b, right)
     yield Suspicion(NAME, "bias", said_a, said_b, of_formula(change), _text(a, b, left, right))

@@ -39,9 +39,11 @@ def factor_of_bias(a: Formula, b: Formula) -> float | None:
     if a.bias is None or b.bias is None:
         return None
     by = ratio(times(a.bias, a.bias_by), times(b.bias, b.bias_by))
-    if by is None or same(by, 1.0):
+    if by is not None and same(by, 1.0):
         return None
-    return by if not same(a.bias_by, b.bias_by) or _is_scale(by, a, b) else None
+    if a.bias_by and not same(a.bias_by, b.bias_by):
+        return b.bias_by / a.bias_by  # the bias before it may be another as well
+    return by if by is not None and _is_scale(by, a, b) else None
 
 
 def factor_of_fill(a: Formula, b: Formula) -> float | None:

@@ -42,9 +42,7 @@ def suspect(sides: Sides) -> Iterator[Suspicion]:
 def _differs(bands: Bands) -> bool:
     if bands.windows:
         return bands.a.greatest != bands.b.greatest
-    if bands.a.greatest is None or bands.b.greatest is None:
-        return bands.a.greatest is not bands.b.greatest
-    return bands.reach != 0
+    return bands.greatest_a != bands.greatest_b
 
 
 def _size(parts: Parts) -> int | str:
