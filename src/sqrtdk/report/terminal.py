@@ -180,8 +180,8 @@ def _notes(console: Console, folds: Sequence[Fold]) -> None:
         if written := places_text(fold.first.call):
             sites.setdefault(f"written: {written}", []).append(fold.site)
     for text, where in sites.items():
-        listed = "all sites" if len(where) == len(folds) > 1 else listed(where)
-        paragraph(console, Text(f"* {plain(text)} ({listed})", style="dim"), 0)
+        places = "all sites" if len(where) == len(folds) > 1 else listed(where)
+        paragraph(console, Text(f"* {plain(text)} ({places})", style="dim"), 0)
 
 
 def _findings(console: Console, report: CheckReport) -> None:
