@@ -91,3 +91,13 @@ def label(sites: Sequence[str]) -> str:
         return sites[0]
     columns = list(zip(*(_INTEGER.split(site) for site in sites), strict=True))
     return "".join(column[0] if len(set(column)) == 1 else ranges([int(part) for part in column]) for column in columns)
+
+
+def shape(site: str) -> str:
+    """The site without its integers; sites of one shape have one label.
+
+    Example:
+        >>> shape("h.12.attn")
+        'h.#.attn'
+    """
+    return _INTEGER.sub("#", site)

@@ -79,15 +79,12 @@ def paragraphs(
         f"{_differences(lost)} {'follows' if len(lost) == 1 else 'follow'} from {origin}."
         for origin, lost in orphans(pairs, found).items()
     ]
-    for side, other, calls in (("A", "B", unpaired_a), ("B", "A", unpaired_b)):
-        for reason, sites in _by_reason((call.reason, place(call.site, call.index)) for call in calls).items():
-            alone = f"{counted(len(sites))} without a partner in {other}: {listed(sites)}"
-            sentences.append(f"{side} has {alone}{f' ({reason})' if reason else ''}.")
-    unjudged = _by_reason((pair.reason or "", place_of(pair)) for pair in pairs if pair.same is None)
-    for reason, sites in unjudged.items():
-        sentences.append(
-            f"{counted(len(sites))} could not be compared: {listed(sites)}{f' ({reason})' if reason else ''}."
-        )
+    if unpaired_a or unpaired_b:
+        sentences.append(_alone(len(unpaired_a), len(unpaired_b)))
+    if unjudged := [pair for pair in pairs if pair.same is None]:
+        reasons = dict.fromkeys(pair.reason for pair in unjudged if pair.reason)
+        why = f": {next(iter(reasons))}" if len(reasons) == 1 else ""
+        sentences.append(f"{counted(len(unjudged))} of {len(pairs):,} could not be compared{why}.")
     if not pairs:
         sentences.append("No attention of A has a partner in B: nothing was compared.")
     if same := [pair for pair in pairs if pair.same]:
@@ -126,6 +123,12 @@ def orphans(pairs: Iterable[PairDiff], found: Iterable[Group]) -> dict[str, list
 def known(pair: PairDiff) -> tuple[Cause, ...]:
     """The causes that have a name."""
     return tuple(cause for cause in pair.causes if cause.name != UNKNOWN)
+
+
+def lost_stage(pair: PairDiff) -> str | None:
+    """The stage of a difference without a cause: that of the cause "unknown", else the first that differs."""
+    stages = [cause.stage for cause in pair.causes if cause.name == UNKNOWN and cause.stage]
+    return stages[0] if stages else pair.first_stage
 
 
 def place(site: str, index: int) -> str:
@@ -171,12 +174,13 @@ def share(value: float | None) -> str:
     """A share in percent, rounded down: what is not explained does not vanish.
 
     Example:
-        >>> share(1.0), share(0.99996), share(0.873), share(None)
-        ('100%', '99.9%', '87.3%', '-')
+        >>> share(1.0), share(0.99999), share(0.8738), share(None)
+        ('100%', '99.99%', '87.3%', '-')
     """
     if value is None or not math.isfinite(value):
         return short(value)
-    return f"{math.floor(1000 * value + 1e-9) / 10:g}%"
+    digits = 100 if value >= 0.99 else 10
+    return f"{math.floor(100 * digits * value + 1e-9) / digits:g}%"
 
 
 def allows(a: SideInfo, b: SideInfo) -> str:
@@ -214,16 +218,19 @@ def _caused(group: Group, pairs: Sequence[PairDiff], rounding: str) -> str:
         return f"{first}; {agree}.{_followed(group)}"
     rest = f"with {all_of_it} {share(worst.explained)} of the difference goes away"
     left = f"{short(worst.residue)} is left, {rounding} allows {short(worst.allowed)}"
-    stage = f", first at the stage {worst.first_stage}" if group.unknown and worst.first_stage else ""
+    stage = f", at the stage {lost}" if (lost := lost_stage(worst)) and group.unknown else ""
     return f"{first}; {rest}. {_capital(left)}: the cause of the rest is unknown{stage}.{_followed(group)}"
 
 
 def _unexplained(group: Group, pairs: Sequence[PairDiff], rounding: str) -> str:
     worst = largest(group.pairs, lambda pair: pair.difference if pair.difference is not None else pair.residue)
     size = worst.difference if worst.difference is not None else worst.residue
-    stage = f", first at the stage {worst.first_stage}" if worst.first_stage else ""
+    stage = f", first at the stage {lost}" if (lost := lost_stage(worst)) else ""
     text = f"The outputs differ {where(group.pairs, pairs)}{stage}, and the cause is unknown"
-    return f"{text}: by {short(size)}, where {rounding} allows {short(worst.allowed)}.{_followed(group)}"
+    by = f"by {short(size)}, where {rounding} allows {short(worst.allowed)}"
+    if size is not None and not math.isfinite(size):
+        by = f"the difference is {short(size)}, as a side holds values that are not finite"
+    return f"{text}: {by}.{_followed(group)}"
 
 
 def _followed(group: Group) -> str:
@@ -250,6 +257,14 @@ def _origin(pair: PairDiff) -> str:
     return pair.follows_from or "(root)"
 
 
+def _alone(of_a: int, of_b: int) -> str:
+    parts = [(of_a, "A", "B"), (of_b, "B", "A")]
+    told = [
+        f"{counted(n)} of {side} {'has' if n == 1 else 'have'} no partner in {other}" for n, side, other in parts if n
+    ]
+    return f"{', '.join(told)}."
+
+
 def _size(pair: PairDiff) -> float | None:
     return pair.residue if pair.difference is None else pair.difference
 
@@ -265,13 +280,6 @@ def _excess(pair: PairDiff) -> float:
 
 def _unknown(pair: PairDiff) -> bool:
     return not known(pair) or any(cause.name == UNKNOWN for cause in pair.causes)
-
-
-def _by_reason(items: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    by_reason: dict[str, list[str]] = {}
-    for reason, site in items:
-        by_reason.setdefault(reason, []).append(site)
-    return by_reason
 
 
 def _joined(texts: Sequence[str]) -> str:
