@@ -73,11 +73,10 @@ class Attention(nn.Module):
             return linear(weights[name], weights[f"{name}_bias"] if name in port.biases else None)
 
         if port.fused:
-            dims = (0, 1) if port.fused == "parts" else (1, 0)
 
             def laid_out(suffix: str) -> Tensor:
                 parts = [weights[name + suffix].unflatten(0, (port.heads, -1)) for name in "qkv"]
-                return torch.stack(parts).transpose(0, dims[1]).flatten(0, 2)
+                return torch.stack(parts, 0 if port.fused == "parts" else 1).flatten(0, 2)
 
             self.qkv_proj = linear(laid_out(""), laid_out("_bias"))
         else:

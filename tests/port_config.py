@@ -23,6 +23,7 @@ class Port:
     style: str = "eager"  # of `port_styles.STYLES`
     fused: str | None = None  # one Linear for q, k and v, laid out by "parts" (3, H, E) or "heads" (H, 3, E)
     post_norm: bool = False
+    places: bool = True  # learned positions are added to the embeddings
     norm: str = "layer"  # of the blocks: "layer", "rms"
     layers: int = 3
     heads: int = 4
@@ -85,10 +86,10 @@ BASES: dict[str, Port] = {
     "sdpa": Port(style="sdpa"),
     "gqa": Port(style="grouped", kv_heads=2, norm="rms"),
     "fused": Port(style="baddbmm", fused="parts"),
-    "rope": Port(style="prescaled", rope="qk", norm="rms"),
+    "rope": Port(style="prescaled", rope="qk", places=False, norm="rms"),
     "post": Port(style="einsum", post_norm=True, causal=False, padded="right"),
-    "rope_gqa": Port(style="sdpa", rope="qk", kv_heads=2, norm="rms", biases="qkv"),
-    "rope_fused": Port(style="baddbmm", fused="heads", rope="qk", rope_layout="interleaved", rope_width=8),
+    "rope_gqa": Port(style="sdpa", rope="qk", places=False, kv_heads=2, norm="rms", biases="qkv"),
+    "rope_fused": Port(style="baddbmm", fused="heads", rope="qk", places=False, rope_layout="interleaved", rope_width=8),
 }
 
 

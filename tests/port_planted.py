@@ -147,7 +147,7 @@ PLANTED: dict[str, tuple[Planting, ...]] = {
     "rope_missing": (
         Planting("on q", {"rope": "k"}, TURNED),
         Planting("on k", {"rope": "q"}, TURNED),
-        Planting("on both", {"rope": "qk", "rope_base": 1e4}, (), {}),
+        Planting("on both", {"rope": ""}, TURNED),
     ),
     "rope_base": (
         Planting("10000", {"rope_base": 1e4}, TURNED, {"rope_base": 5e5}, a=5e5, b=1e4),

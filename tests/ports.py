@@ -29,7 +29,7 @@ class Model(nn.Module):
         self.port = port
         self.embed = nn.Embedding(VOCABULARY, port.width)
         self.embed.weight.data = draw("embed", VOCABULARY, port.width, seed=seed)
-        if not port.rope:
+        if port.places:
             self.places = nn.Parameter(draw("places", 4 * LENGTH, port.width, seed=seed, spread=0.3))
         self.layers = nn.ModuleList(Block(one, number, seed) for number, one in enumerate(ports))
         self.last = Norm(port.norm, port.width, "last", seed)
@@ -38,7 +38,7 @@ class Model(nn.Module):
         x = self.embed(input_ids)
         if self.port.embedding != 1:
             x = x * self.port.embedding
-        if not self.port.rope:
+        if self.port.places:
             x = x + self.places[: x.shape[1]]
         for layer in self.layers:
             x = layer(x, attention_mask)
