@@ -89,7 +89,9 @@ BASES: dict[str, Port] = {
     "rope": Port(style="prescaled", rope="qk", places=False, norm="rms"),
     "post": Port(style="einsum", post_norm=True, causal=False, padded="right"),
     "rope_gqa": Port(style="sdpa", rope="qk", places=False, kv_heads=2, norm="rms", biases="qkv"),
-    "rope_fused": Port(style="baddbmm", fused="heads", rope="qk", places=False, rope_layout="interleaved", rope_width=8),
+    "rope_fused": Port(
+        style="baddbmm", fused="heads", rope="qk", places=False, rope_layout="interleaved", rope_width=8
+    ),
 }
 
 

@@ -84,6 +84,10 @@ def _norm(kind: str, **more: Any) -> dict[str, Any]:
     return {"qk_norm": kind, **more} | ({"scale": 3.0} if kind == "l2" else {})
 
 
+def _amplitude(port: Port) -> Changes:
+    return {"amplitude": 1.25, "scale": port.factor / 1.25**2}
+
+
 CACHE = {"cache_k": "once", "cache_v": "once"}
 
 PLANTED: dict[str, tuple[Planting, ...]] = {
@@ -102,7 +106,8 @@ PLANTED: dict[str, tuple[Planting, ...]] = {
         Planting("added", {"softcap": 5.0}, WEIGHTS_SEEN, b=5.0),
     ),
     "softcap_order": (
-        Planting("before the scale", {"softcap_at": "product"}, WEIGHTS_SEEN, {"softcap": 3.0}),
+        Planting("before the scale", {"softcap_at": "product"}, WEIGHTS_SEEN, {"softcap": 8.0}),
+        Planting("before the scale, saturated", {"softcap_at": "product"}, WEIGHTS_SEEN, {"softcap": 3.0}),
         Planting("after the mask", {"softcap_at": "masked"}, WEIGHTS_SEEN, {"softcap": 3.0}),
         Planting("after the bias", {"softcap_at": "masked"}, WEIGHTS_SEEN, {"softcap": 3.0, "bias": "t5"}),
     ),
@@ -263,7 +268,7 @@ HARMLESS: tuple[Planting, ...] = (
     Planting("a window that holds all", {"windows": (24, 24, 24)}),
     Planting("no bias of k", without("k"), tuple(b for b in ALL if not BASES[b].rope)),
     Planting("slopes of zero", {"bias": "alibi", "bias_steepness": 0.0}),
-    Planting("amplitude for scale", lambda port: {"amplitude": 1.25, "scale": port.factor / 1.25**2}, TURNED),
+    Planting("amplitude for scale", _amplitude, tuple(b for b in TURNED if BASES[b].rope_width is None)),
     Planting("a softcap far above", {"softcap": 1e5}, WEIGHTS_SEEN),
 )
 

@@ -6,6 +6,7 @@ to the logits (H, L, S), or None, and the sinks (H,), or None; and gives (B, H, 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -182,7 +183,9 @@ def flex(port: Port, q: Tensor, k: Tensor, v: Tensor, visible, bias, sinks) -> T
         logit = logit if bias is None else logit + bias[h, i, j]
         return logit if seen is None else torch.where(seen[b, 0, i, j], logit, -torch.inf)
 
-    return flex_attention(q, k, v, score_mod=score, scale=port.scale, enable_gqa=port.heads != port.kv_heads)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
+        return flex_attention(q, k, v, score_mod=score, scale=port.scale, enable_gqa=port.heads != port.kv_heads)
 
 
 def compiled(port: Port, q: Tensor, k: Tensor, v: Tensor, visible, bias, sinks) -> Tensor:
