@@ -139,7 +139,7 @@ class Attention(nn.Module):
         return q, k, v
 
     def placed(self, q: Tensor, k: Tensor, attention_mask: Tensor | None, length: int) -> tuple[Tensor, Tensor]:
-        """q and k normalised and turned, in the order that the port has."""
+        """Both normalised and turned, in the order that the port has."""
         port = self.port
         if port.qk_norm and port.qk_norm_at == "before":
             q, k = self.q_norm(q), self.k_norm(k)
@@ -152,7 +152,7 @@ class Attention(nn.Module):
         return q, k
 
     def sized(self, q: Tensor, visible: Tensor | None, keys: int) -> Tensor:
-        """q times the factor of the number of keys that each row sees."""
+        """Times the factor of the number of keys that each row sees."""
         if self.port.log_n is None:
             return q
         count = torch.tensor([keys]) if visible is None else visible.sum(-1)
