@@ -17,7 +17,7 @@ from port_styles import DROPPED
 
 
 def reference(port: Port, layer: int, x: Tensor, attention_mask: Tensor | None, seed: int = 0) -> Tensor:
-    """weights . v of all heads, (B, L, H, E), of what comes into the attention of a layer, (B, L, D)."""
+    """The weights times v of all heads, (B, L, H, E), of what comes into the attention of a layer, (B, L, D)."""
     weights = weights_of(port, layer, seed)
     x = x.double()
     batch, length, _ = x.shape

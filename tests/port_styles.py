@@ -133,7 +133,7 @@ def baddbmm(port: Port, q: Tensor, k: Tensor, v: Tensor, visible, bias, sinks) -
 
 
 def prescaled(port: Port, q: Tensor, k: Tensor, v: Tensor, visible, bias, sinks) -> Tensor:
-    """q is scaled before the product, where nothing stands between; hidden logits are replaced."""
+    """With q scaled before the product, where nothing stands between; hidden logits are replaced."""
     k, v = repeated(port, k), repeated(port, v)
     scale = port.factor
     if not port.before_scale and port.softcap_at != "product":
@@ -159,7 +159,7 @@ def einsum(port: Port, q: Tensor, k: Tensor, v: Tensor, visible, bias, sinks) ->
 
 
 def sdpa(port: Port, q: Tensor, k: Tensor, v: Tensor, visible, bias, sinks) -> Tensor:
-    """torch's own operation."""
+    """By torch's own operation."""
     k, v = repeated(port, k), repeated(port, v)
     causal = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
     bare = bias is None and port.fill is None and not port.dropout
@@ -176,7 +176,7 @@ def sdpa(port: Port, q: Tensor, k: Tensor, v: Tensor, visible, bias, sinks) -> T
 
 
 def flex(port: Port, q: Tensor, k: Tensor, v: Tensor, visible, bias, sinks) -> Tensor:
-    """torch's FlexAttention, not compiled."""
+    """By torch's FlexAttention, not compiled."""
     seen = None if visible is None else visible.expand(q.shape[0], 1, -1, -1)
 
     def score(logit: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
