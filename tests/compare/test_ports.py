@@ -24,8 +24,8 @@ HERE = tuple(style for style in STYLES if style != "cpu" or unable() is None)
 LOGIT = 250.0  # more than any logit, of a cache whose scale is missing
 CAUSES = (
     "scale softcap softcap_order bias_scaled mask_offset mask_alignment window padding mask_magnitude bias "
-    "rope_missing rope_base rope_layout rope_partial positions length_factor qk_norm qk_norm_order qk_norm_eps qk_norm_axis "
-    "sinks group_order head_order kv_scale rounding dropout projection_bias weights input unknown"
+    "rope_missing rope_base rope_layout rope_partial positions length_factor qk_norm qk_norm_order qk_norm_eps "
+    "qk_norm_axis sinks group_order head_order kv_scale rounding dropout projection_bias weights input unknown"
 )
 
 
