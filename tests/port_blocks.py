@@ -178,13 +178,35 @@ def turned(port: Port, x: Tensor, positions: Tensor) -> Tensor:
     angles = positions[:, None, :, None] * frequencies
     cos, sin = (port.amplitude * angles.cos()).to(x.dtype), (port.amplitude * angles.sin()).to(x.dtype)
     part, rest = x[..., :width], x[..., width:]
-    if port.rope_layout == "half":
+    if port.rope_code != "turned":
+        part = by_complex(port, part, cos, sin) if port.rope_code == "complex" else by_parts(port, part, cos, sin)
+    elif port.rope_layout == "half":
         other = torch.cat([-part[..., width // 2 :], part[..., : width // 2]], -1)
         part = part * torch.cat([cos, cos], -1) + other * torch.cat([sin, sin], -1)
     else:
         even, odd = part[..., ::2], part[..., 1::2]
         part = torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2)
     return torch.cat([part, rest], -1) if rest.shape[-1] else part
+
+
+def by_parts(port: Port, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The rotation of both parts of each pair, written out."""
+    if port.rope_layout == "half":
+        one, two = x.chunk(2, -1)
+        return torch.cat([one * cos - two * sin, two * cos + one * sin], -1)
+    turned = torch.empty_like(x)
+    turned[..., 0::2] = x[..., 0::2] * cos - x[..., 1::2] * sin
+    turned[..., 1::2] = x[..., 1::2] * cos + x[..., 0::2] * sin
+    return turned
+
+
+def by_complex(port: Port, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The rotation as a product of complex numbers."""
+    dims = (-1, 2) if port.rope_layout == "interleaved" else (2, -1)
+    pairs = x.unflatten(-1, dims)
+    pairs = pairs if port.rope_layout == "interleaved" else pairs.mT
+    turned = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * torch.complex(cos, sin))
+    return (turned if port.rope_layout == "interleaved" else turned.mT).flatten(-2)
 
 
 class Block(nn.Module):

@@ -33,6 +33,9 @@ class Port:
     memory: int = 0  # learned tokens before the first that are keys only: L is not S
     padded: str | None = None  # where the inputs have padding: "left", "right"
     biases: str = "qkvo"  # projections that add one
+    names: str = "layers"  # of the list of blocks
+    rope_code: str = "turned"  # how a rotation is written: "turned", "parts", "complex"
+    folded: bool = False  # the scale is in the weights of q
 
     scale: float | None = None  # None: head_dim ** -0.5
     softcap: float | None = None
@@ -78,6 +81,8 @@ class Port:
     @property
     def factor(self) -> float:
         """The scale as a number."""
+        if self.folded:
+            return 1.0
         return self.head_dim**-0.5 if self.scale is None else self.scale
 
 
@@ -128,6 +133,8 @@ def weights_of(port: Port, layer: int, seed: int = 0) -> dict[str, Tensor]:
     for name, count in (("q", heads), ("k", kv), ("v", kv), ("o", None)):
         bias = drawn(f"{name}_bias", width if count is None else count * size, spread=0.4)
         weights[f"{name}_bias"] = bias * (name in port.biases)
+    if port.folded:
+        weights["q"], weights["q_bias"] = (weights[name] * port.head_dim**-0.5 for name in ("q", "q_bias"))
     if port.q_heads == "rolled":
         for name in ("q", "q_bias"):
             weights[name] = weights[name].unflatten(0, (heads, size)).roll(1, 0).flatten(0, 1)

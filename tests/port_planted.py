@@ -17,6 +17,7 @@ WEIGHTS_SEEN = tuple(base for base in ALL if BASES[base].style != "sdpa")  # by 
 TURNED = tuple(base for base in ALL if BASES[base].rope)
 APART = tuple(base for base in ALL if not BASES[base].fused)
 FUSED = tuple(base for base in ALL if BASES[base].fused)
+SINGLE = tuple(base for base in ALL if BASES[base].kv_heads == BASES[base].heads)
 GROUPED = tuple(base for base in ALL if BASES[base].kv_heads < BASES[base].heads)
 
 
@@ -269,6 +270,15 @@ HARMLESS: tuple[Planting, ...] = (
     Planting("no bias of k", without("k"), tuple(b for b in ALL if not BASES[b].rope)),
     Planting("slopes of zero", {"bias": "alibi", "bias_steepness": 0.0}),
     Planting("amplitude for scale", _amplitude, tuple(b for b in TURNED if BASES[b].rope_width is None)),
+    Planting("rotation by parts", {"rope_code": "parts"}, TURNED),
+    Planting("rotation by complex numbers", {"rope_code": "complex"}, TURNED),
+    Planting("scale in the weights of q", {"folded": True}),
+    Planting("other names", {"names": "h"}),
+    Planting("one projection, by parts", {"fused": "parts"}, SINGLE),
+    Planting("one projection, by heads", {"fused": "heads"}, SINGLE),
+    Planting("three projections", {"fused": None}, FUSED),
+    Planting("eager code", {"style": "eager"}),
+    Planting("another code", {"style": "baddbmm"}),
     Planting("a softcap far above", {"softcap": 1e5}, WEIGHTS_SEEN),
 )
 

@@ -40,15 +40,17 @@ def reference(port: Port, layer: int, x: Tensor, attention_mask: Tensor | None, 
         vectors[name] = _from_cache(vectors[name], weights[f"{name}_step"], times)
     for name in port.rounded:
         vectors[name] = vectors[name].to(port.rounded_to).double()
+    seen = [[_sees(port, layer, b, i, length + extra, attention_mask) for i in range(length)] for b in range(batch)]
+    kept = _kept(port, batch, length, length + extra)
     for head in range(port.heads):
         kv = head // group if port.groups == "interleave" else head % port.kv_heads
         k, v = vectors["k"][:, kv], vectors["v"][:, kv]
         rows = [
-            torch.stack([_row(port, layer, weights, head, b, i, vectors["q"][b, head, i], k[b], v[b], attention_mask)])
+            _row(port, weights, head, i, vectors["q"][b, head, i], k[b], v[b], seen[b][i], kept[b, head, i])
             for b in range(batch)
             for i in range(length)
         ]
-        heads.append(torch.cat(rows).unflatten(0, (batch, length)))
+        heads.append(torch.stack(rows).unflatten(0, (batch, length)))
     return torch.stack(heads, 2)
 
 
@@ -111,15 +113,16 @@ def _from_cache(x: Tensor, step: Tensor, times: str | None) -> Tensor:
 def _sees(port: Port, layer: int, b: int, i: int, keys: int, attention_mask: Tensor | None) -> Tensor:
     """(S,) bool."""
     length, extra = keys - port.memory, port.memory
+    tokens = [] if attention_mask is None else attention_mask[b].tolist()
     own = i + (extra if port.align == "lower" else 0)
     window = port.windows[layer]
     seen = []
     for j in range(keys):
         visible = j <= own + port.offset if port.causal else True
         visible = visible and (window is None or abs(own - j) < window)
-        if attention_mask is not None and port.padding != "lost" and j >= extra:
+        if tokens and port.padding != "lost" and j >= extra:
             token = j - extra if port.padding == "kept" else length - 1 - (j - extra)
-            visible = visible and bool(attention_mask[b, token])
+            visible = visible and tokens[token] == 1
         seen.append(visible)
     if not any(seen):
         seen[own] = True
@@ -134,19 +137,17 @@ def _cap(port: Port, z: Tensor, at: str) -> Tensor:
 
 def _row(
     port: Port,
-    layer: int,
     weights: dict[str, Tensor],
     head: int,
-    b: int,
     i: int,
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    attention_mask: Tensor | None,
+    seen: Tensor,
+    kept: Tensor,
 ) -> Tensor:
     """Output of one row of one head, (E,)."""
     keys = k.shape[0]
-    seen = _sees(port, layer, b, i, keys, attention_mask)
     distance = i + port.memory - torch.arange(keys)
     z = k @ q
     if port.log_n is not None:
@@ -175,14 +176,11 @@ def _row(
         p = p if dtype is None else p.to(dtype).double()
     if port.odd == "clipped":
         p = (1.1 * p - 0.02).clamp(0, 1)
-    if port.dropout:
-        p = p * _kept(port, x_rows=LENGTH, keys=keys, batch=b, head=head, row=i)
-    return p @ v
+    return (p * kept) @ v
 
 
-def _kept(port: Port, *, x_rows: int, keys: int, batch: int, head: int, row: int) -> Tensor:
-    """What dropout multiplies a row by; the draws do not depend on how many sequences follow."""
+def _kept(port: Port, batch: int, rows: int, keys: int) -> Tensor:
+    """What dropout multiplies the weights by, (B, H, L, S)."""
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(DROPPED)
-        drawn = functional.dropout(torch.ones(2, port.heads, x_rows, keys, dtype=torch.float64), port.dropout)
-    return drawn[batch, head, row]
+        return functional.dropout(torch.ones(batch, port.heads, rows, keys, dtype=torch.float64), port.dropout)

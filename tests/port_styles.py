@@ -164,7 +164,7 @@ def sdpa(port: Port, q: Tensor, k: Tensor, v: Tensor, visible, bias, sinks) -> T
     causal = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
     bare = bias is None and port.fill is None and not port.dropout
     if bare and visible is not None and visible.shape[0] == 1 and bool((visible[0, 0] == causal).all()):
-        return functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=port.scale)
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=port.factor)
     mask = visible
     if bias is not None or port.fill is not None:
         added = q.new_zeros(1, 1) if bias is None else bias * (port.factor if "bias" in port.before_scale else 1)
@@ -172,7 +172,7 @@ def sdpa(port: Port, q: Tensor, k: Tensor, v: Tensor, visible, bias, sinks) -> T
         mask = added if visible is None else added + torch.zeros(visible.shape).to(q).masked_fill(~visible, fill)
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(DROPPED)
-        return functional.scaled_dot_product_attention(q, k, v, mask, port.dropout, scale=port.scale)
+        return functional.scaled_dot_product_attention(q, k, v, mask, port.dropout, scale=port.factor)
 
 
 def flex(port: Port, q: Tensor, k: Tensor, v: Tensor, visible, bias, sinks) -> Tensor:
@@ -185,12 +185,12 @@ def flex(port: Port, q: Tensor, k: Tensor, v: Tensor, visible, bias, sinks) -> T
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
-        return flex_attention(q, k, v, score_mod=score, scale=port.scale, enable_gqa=port.heads != port.kv_heads)
+        return flex_attention(q, k, v, score_mod=score, scale=port.factor, enable_gqa=port.heads != port.kv_heads)
 
 
 def compiled(port: Port, q: Tensor, k: Tensor, v: Tensor, visible, bias, sinks) -> Tensor:
     """The kernel of this library."""
-    return attention(q, k, v, visible, scale=port.scale, enable_gqa=True, bias=bias, impl="cpu")
+    return attention(q, k, v, visible, scale=port.factor, enable_gqa=True, bias=bias, impl="cpu")
 
 
 STYLES: dict[str, Style] = {

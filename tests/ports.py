@@ -6,7 +6,7 @@ Models of one base and one seed have the same weights, whatever else differs: si
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -31,8 +31,12 @@ class Model(nn.Module):
         self.embed.weight.data = draw("embed", VOCABULARY, port.width, seed=seed)
         if port.places:
             self.places = nn.Parameter(draw("places", 4 * LENGTH, port.width, seed=seed, spread=0.3))
-        self.layers = nn.ModuleList(Block(one, number, seed) for number, one in enumerate(ports))
+        self.add_module(port.names, nn.ModuleList(Block(one, number, seed) for number, one in enumerate(ports)))
         self.last = Norm(port.norm, port.width, "last", seed)
+
+    def blocks(self) -> Iterable[Block]:
+        """In order."""
+        return self.get_submodule(self.port.names).children()
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         x = self.embed(input_ids)
@@ -40,7 +44,7 @@ class Model(nn.Module):
             x = x * self.port.embedding
         if self.port.places:
             x = x + self.places[: x.shape[1]]
-        for layer in self.layers:
+        for layer in self.blocks():
             x = layer(x, attention_mask)
         return self.last(x)
 

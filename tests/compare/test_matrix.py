@@ -115,7 +115,7 @@ def test_what_is_written_otherwise_raises_no_alarm(capsys: pytest.CaptureFixture
             report = diff(build(base, common=common), b, inputs(base, **common))
             count += 1
             wrong += [
-                f"{case_name('harmless', planting, base)}: {pair.site_a} same is {pair.same}, {pair.causes}, {pair.reason}"
+                f"{case_name('harmless', planting, base)}: {pair.site_a}: {pair.same}, {pair.causes}, {pair.reason}"
                 for pair in report.pairs
                 if pair.same is not True
             ]

@@ -33,7 +33,7 @@ def attended(model: nn.Module, tokens: dict[str, Tensor]) -> tuple[list[Tensor],
     """What came into the attention of every layer, and weights . v, (B, L, H * E)."""
     came: list[Tensor] = []
     gone: list[Tensor] = []
-    for layer in model.layers:
+    for layer in model.blocks():
         layer.attn.register_forward_pre_hook(lambda module, args: came.append(args[0]))
         layer.attn.o_proj.register_forward_pre_hook(lambda module, args: gone.append(args[0]))
     model(**tokens)
