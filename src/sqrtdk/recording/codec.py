@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import math
+import sys
 import types
 import typing
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 from sqrtdk.recording.limits import MAX_TEXT, refuse, shown
 
 Record = TypeVar("Record")
+_LARGEST = sys.float_info.max
 _NAMED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -40,9 +42,11 @@ def number_from_json(value: Any, what: str) -> float:
     """
     if isinstance(value, str) and value in _NAMED:
         return _NAMED[value]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not abs(value) <= _LARGEST:
         refuse(f"{what} is {shown(value)}, which is no number", f"Give a number, or {', '.join(_NAMED)} in quotes.")
-    return value
+    number: float = value
+    return number
 
 
 def record_to_json(record: Any) -> str:

@@ -42,6 +42,8 @@ def decode(fields: Fields, number: int, index: int, source: Source) -> tuple[Cal
         TraceFileError: Something is missing, unknown, or does not fit.
     """
     at = prefix(number)
+    if at + "q" not in source and "missing" in fields:
+        return _without(fields, at, index, source), None
     layout = fields.choice("layout", LAYOUTS, "BHLE")
     query = _vector(fields, at, "q", layout, source)
     key = _vector(fields, at, "k", layout, source)
@@ -84,6 +86,28 @@ def decode(fields: Fields, number: int, index: int, source: Source) -> tuple[Cal
     return call, cut
 
 
+def _without(fields: Fields, at: str, index: int, source: Source) -> CallTensors:
+    """A call that says why it has no tensors."""
+    nothing = Vector(torch.zeros(0))
+    call = CallTensors(
+        site=fields.text("site", limit=MAX_NAME),
+        index=fields.count("index", index) or 0,
+        query=nothing,
+        key=nothing,
+        value=nothing,
+        output=nothing.values,
+        terms=None,
+        dropout=fields.number("dropout", 0.0) or 0.0,
+        dtype=fields.choice("dtype", FLOAT_NAMES, "float32"),
+        logits_dtype=fields.choice("logits_dtype", FLOAT_NAMES, "float32"),
+        weights_dtype=fields.choice("weights_dtype", FLOAT_NAMES, "float32"),
+        missing=fields.text("missing"),
+        call=_record(at + "record", source),
+    )
+    fields.end()
+    return call
+
+
 def _laid_out(name: str, layout: str, source: Source) -> Tensor:
     tensor = source.take(name, FLOATS)
     if tensor is None:
@@ -118,13 +142,12 @@ def _vector(call: Fields, at: str, name: str, layout: str, source: Source) -> Ve
     fields = Fields(call.take(name, {}), f"{call.what}.{name}")
     begin = at + name
     values = _laid_out(begin, layout, source)
-    factor: Tensor | float | None = source.take(begin + ".factor", FLOATS)
-    if factor is None:
-        factor = fields.number("factor", 1.0)
-    elif "factor" in fields:
+    factors = source.take(begin + ".factor", FLOATS)
+    if factors is not None and "factor" in fields:
         refuse(f"{fields.what} has its factor as a number and as a tensor")
-    else:
-        _check_broadcast(begin + ".factor", tuple(factor.shape), tuple(values.shape))
+    if factors is not None:
+        _check_broadcast(begin + ".factor", tuple(factors.shape), tuple(values.shape))
+    factor = fields.number("factor", 1.0) if factors is None else factors
     steps = []
     for place, item in enumerate(fields.items("steps", MAX_STEPS) or ()):
         step = Fields(item, f"{fields.what}.steps[{place}]")
@@ -176,19 +199,17 @@ def _term(fields: Fields, at: str, logits: Shape, source: Source) -> Term:
     if name == "mask" or "shape" in fields:
         value = _mask(fields, at, logits, source)
     else:
-        value = source.take(at, FLOATS)
-        if value is None:
-            value = fields.number("value", None)
-        elif "value" in fields:
+        tensor = source.take(at, FLOATS)
+        if tensor is not None and "value" in fields:
             refuse(f"{fields.what} has its value as a number and as a tensor")
-        elif name == "sinks":
-            if value.shape != (logits[1],):
-                refuse(f"{at}, sinks, has shape {tuple(value.shape)}; one logit a query head is ({logits[1]},)")
-        else:
-            _check_broadcast(at, tuple(value.shape), logits)
+        if tensor is not None and name == "sinks" and tensor.shape != (logits[1],):
+            refuse(f"{at}, sinks, has shape {tuple(tensor.shape)}; one logit a query head is ({logits[1]},)")
+        if tensor is not None and name != "sinks":
+            _check_broadcast(at, tuple(tensor.shape), logits)
+        value = fields.number("value", None) if tensor is None else tensor
     fill = fields.number("fill", float("-inf"))
     assert fill is not None
-    term = Term(name, value, fields.text("detail", ""), fill)
+    term = Term(name, value, fields.text("detail", ""), fill, fields.flag("added"))
     fields.end()
     return term
 
@@ -221,6 +242,8 @@ def _mask(fields: Fields, at: str, logits: Shape, source: Source) -> Tensor | No
         _check_broadcast(at + ".padding", tuple(padding.shape), shape)
     if bits is None and len(shape) < 2:
         refuse(f"{fields.what} has shape {shape} and no bits; its last two dimensions are rows and keys")
+    if bounds and shape[-2:] != logits[2:]:
+        refuse(f"{fields.what} has bounds and shape {shape}; bounds are of {logits[2]} rows and {logits[3]} keys")
     return source.mask(at, Packed(shape, least, greatest, padding, bits))
 
 

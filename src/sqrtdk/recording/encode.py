@@ -62,6 +62,11 @@ def encode(call: CallTensors, number: int, sheet: Sheet, *, projections: bool, c
             entry[name] = getattr(call, name)
         elif name in ("dropout", "missing") and getattr(call, name) != default:
             entry[name] = number_to_json(getattr(call, name))
+    if call.call is not None:
+        text = record_to_json(call.call).encode()
+        sheet.put(at + "record", torch.frombuffer(bytearray(text), dtype=torch.uint8))
+    if is_empty(call):
+        return entry
     for name, vector in (("q", call.query), ("k", call.key), ("v", call.value)):
         if told := _vector(vector, at + name, sheet, projections):
             entry[name] = told
@@ -73,10 +78,13 @@ def encode(call: CallTensors, number: int, sheet: Sheet, *, projections: bool, c
         entry["kept"] = _mask(call.kept, at + "kept", sheet)
     if cut is not None:
         entry["cut"] = {name: value for name, value in dataclasses.asdict(cut).items() if value is not None}
-    if call.call is not None:
-        text = record_to_json(call.call).encode()
-        sheet.put(at + "record", torch.frombuffer(bytearray(text), dtype=torch.uint8))
     return entry
+
+
+def is_empty(call: CallTensors) -> bool:
+    """Whether it has no tensors, and says why."""
+    parts = (call.query.values, call.key.values, call.value.values, call.output)
+    return call.missing is not None and call.terms is None and all(part.shape == (0,) for part in parts)
 
 
 def _vector(vector: Vector, at: str, sheet: Sheet, projections: bool) -> Entry:
@@ -108,6 +116,8 @@ def _term(term: Term, at: str, sheet: Sheet) -> Entry:
         entry["detail"] = term.detail
     if term.fill != float("-inf"):
         entry["fill"] = number_to_json(term.fill)
+    if term.added:
+        entry["added"] = True
     if not isinstance(term.value, Tensor):
         return entry if term.value is None else entry | {"value": number_to_json(term.value)}
     if term.value.dtype is torch.bool and not term.value.is_meta:

@@ -57,6 +57,13 @@ class Fields:
         value = self._rest.pop(name, None)
         return default if value is None else number_from_json(value, f"{name} of {self.what}")
 
+    def flag(self, name: str) -> bool:
+        """True or false; false where there is none, or null."""
+        value = self._rest.pop(name, None)
+        if value is not None and type(value) is not bool:
+            refuse(f"{self.what} has {name} {shown(value)}, which is neither true nor false")
+        return bool(value)
+
     def count(self, name: str, default: int | None) -> int | None:
         """A whole number from 0 on; `default` where there is none, or null."""
         value = self.whole(name)

@@ -143,5 +143,7 @@ def read_tensor(file: BinaryIO, header: Header, spec: Spec) -> Tensor:
     content = bytearray(count)
     file.seek(header.size + spec.start)
     if file.readinto(content) != count:  # type: ignore[attr-defined]  # BinaryIO does not name it
-        refuse(f"{count} bytes were to come at {spec.start} and did not: the file is cut off", "Copy or write it again.")
+        refuse(
+            f"{count} bytes were to come at {spec.start} and did not: the file is cut off", "Copy or write it again."
+        )
     return torch.frombuffer(content, dtype=torch.uint8).view(spec.dtype).reshape(spec.shape)

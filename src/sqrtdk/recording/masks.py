@@ -59,7 +59,9 @@ def pack(mask: Tensor) -> Packed:
         (0, None, None, None)
     """
     shape = tuple(mask.shape)
-    if mask.dim() >= 2 and bool(mask.any()):
+    if mask.dim() >= 2 and shape[-2] == 1:  # the same for every row: bounds of i - j would say nothing
+        return Packed(shape, padding=mask)
+    if mask.dim() >= 2 and shape[-1] > 1 and bool(mask.any()):
         rows, keys = shape[-2:]
         seen = mask.reshape(-1, rows, keys).any(0)
         seeing = seen.any(-1)

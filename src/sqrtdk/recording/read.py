@@ -14,7 +14,7 @@ from sqrtdk.models.limits import check_file
 from sqrtdk.recording.decode import decode
 from sqrtdk.recording.fields import Fields
 from sqrtdk.recording.format import INPUTS, KEY, NAMES, SCHEMA_VERSION
-from sqrtdk.recording.header import Header, Spec, read_header, read_tensor
+from sqrtdk.recording.header import Header, read_header, read_tensor
 from sqrtdk.recording.limits import MAX_CALLS, MAX_FILE_BYTES, MAX_TEXT, parse_json, refuse, shown
 from sqrtdk.recording.records import Cut, TraceFile, TraceMetadata
 from sqrtdk.recording.source import Source, read_same
@@ -47,7 +47,7 @@ def read_trace_file(path: str | Path) -> TraceFile:
     try:
         check_file(path, "it", MAX_FILE_BYTES)
         with open(path, "rb", buffering=0) as file:
-            return _read(path, file)  # type: ignore[arg-type]  # a raw file is one too
+            return _read(path, file)
     except (SqrtdkError, OSError) as error:
         hint = error.hint if isinstance(error, SqrtdkError) else "Check the path and its permissions."
         reason = short_text(error) if isinstance(error, SqrtdkError) else error.strerror or short_text(error)
@@ -133,7 +133,10 @@ def _metadata(fields: Fields) -> TraceMetadata:
         entry = Fields(item, f"not_measured[{place}]")
         lost.append(
             NotMeasured(
-                entry.text("site"), entry.text("reason", limit=MAX_TEXT), entry.text("formula", None), entry.text("at", None)
+                entry.text("site"),
+                entry.text("reason", limit=MAX_TEXT),
+                entry.text("formula", None),
+                entry.text("at", None),
             )
         )
         entry.end()
@@ -160,4 +163,5 @@ def _oddity(place: str, name: str, tensor: Tensor) -> str | None:
     if bool(torch.isfinite(values).all()):
         return None
     lost = int(values.isnan().sum())
-    return f"{name} of {shown(place)} holds {lost} NaN and {int(values.isinf().sum())} infinite of {values.numel()} numbers"
+    infinite = int(values.isinf().sum())
+    return f"{name} of {shown(place)} holds {lost} NaN and {infinite} infinite of {values.numel()} numbers"
