@@ -69,16 +69,12 @@ def pack(mask: Tensor) -> Packed:
         last = keys - 1 - seen.flip(-1).byte().argmax(-1)
         i = torch.arange(rows)
         least, greatest = int((i - last)[seeing].min()), int((i - first)[seeing].max())
-        visible = band(rows, keys, least, greatest)
-        # a key that the band shows to no row is no padding
-        padding = mask.any(-2, keepdim=True) | ~visible.any(-2, keepdim=True)
-        if bool(((visible & padding) == mask).all()):
-            return Packed(
-                shape,
-                None if least == -(keys - 1) else least,
-                None if greatest == rows - 1 else greatest,
-                None if bool(padding.all()) else padding,
-            )
+        seen_keys = mask.any(-2, keepdim=True)
+        for bounds in ((None, None), (least, None), (None, greatest), (least, greatest)):  # padding makes bounds narrow
+            visible = band(rows, keys, *bounds)
+            padding = seen_keys | ~visible.any(-2, keepdim=True)  # a key that the band shows to no row is no padding
+            if torch.equal((visible & padding).expand(shape), mask):
+                return Packed(shape, *bounds, None if bool(padding.all()) else padding)
     return Packed(shape, bits=torch.from_numpy(numpy.packbits(mask.contiguous().numpy())))
 
 

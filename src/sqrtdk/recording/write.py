@@ -29,7 +29,7 @@ from sqrtdk.recording.limits import (
     MAX_TEXT,
     at_most,
 )
-from sqrtdk.recording.read import check_calls
+from sqrtdk.recording.read import check_calls, parse_document
 from sqrtdk.recording.records import Cut, Recording, TraceMetadata
 from sqrtdk.tracing.tensors import CallTensors
 
@@ -92,7 +92,7 @@ def write_trace_file(
     tensors, same = _without_copies(sheet.tensors)
     document = {"schema_version": SCHEMA_VERSION, **_told(metadata), "calls": entries, "same": same}
     header, begin = _lay_out(tensors, document)
-    check_calls(header, document)
+    check_calls(header, parse_document(header.document))  # as a reader will
     size = sum(len(part) for part in begin) + max((spec.end for spec in header.specs.values()), default=0)
     at_most(size, MAX_FILE_BYTES, "bytes")
     announce(f"{path.name}: {_count(len(calls), 'call')}, {_bytes(size)}")
@@ -116,7 +116,8 @@ def fits(call: CallTensors, *, projections: bool = False) -> None:
     sheet = Sheet()
     entry = encode(call, 0, sheet, projections=projections, cut=None)
     document = {"schema_version": SCHEMA_VERSION, "calls": [entry]}
-    check_calls(_lay_out(sheet.tensors, document)[0], document)
+    header, _ = _lay_out(sheet.tensors, document)
+    check_calls(header, parse_document(header.document))
 
 
 def _told(metadata: TraceMetadata) -> dict[str, Any]:
