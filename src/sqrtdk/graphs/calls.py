@@ -80,8 +80,9 @@ def _read(
     pair, meeting = operands
     softmax = weighing.softmax
     shape = values.shape(softmax.outputs[0])
-    if softmax.attributes.get("axis", -1 if _new_softmax(softmax) else 1) not in (-1, len(shape) - 1):
-        raise UnsupportedError(f"its softmax is over axis {softmax.attributes.get('axis', 1)} of {len(shape)}")
+    axis = softmax.attributes.get("axis", -1 if graph.opset >= 13 else 1)
+    if axis not in (-1, len(shape) - 1):
+        raise UnsupportedError(f"its softmax is over axis {axis} of {len(shape)}")
     others = [values.shape(link.made) for link in weighing.links]
     others += [shape, values.shape(weighing.weights)]
     axes = axes_of(values.shape(weighing.product.outputs[0])[:-2], others, batch)
@@ -112,11 +113,6 @@ def _read(
         weights_dtype=_name(value.values),  # a product takes operands of one dtype
         missing=f"{', '.join(unknown)} of the logits was not followed" if unknown else None,
     )
-
-
-def _new_softmax(softmax: Node) -> bool:
-    """A softmax of opset 13 and later, whose axis is the last one where none is named."""
-    return softmax.domain == "" and softmax.attributes.get("opset", 13) >= 13
 
 
 _ELEMENTS = {1: "float32", 10: "float16", 11: "float64", 16: "bfloat16"}  # by ONNX's numbers for them

@@ -65,6 +65,7 @@ class Graph:
         inputs: what the caller gives.
         folder: in which tensors lie that are not in the file.
         hidden: operators in branches and bodies of loops, by node: they are not read.
+        opset: version of ONNX's own operators.
     """
 
     nodes: tuple[Node, ...]
@@ -74,6 +75,7 @@ class Graph:
     inputs: tuple[Any, ...]
     folder: Path
     hidden: dict[Node, tuple[str, ...]]
+    opset: int
     _constant: dict[str, bool] = field(default_factory=dict)
     _arrays: dict[str, np.ndarray[Any, Any] | None] = field(default_factory=dict)
 
@@ -153,7 +155,8 @@ def read_graph(model: Any, folder: Path) -> Graph:
             made_by[name] = node
     initializers = {tensor.name: tensor for tensor in model.graph.initializer}
     inputs = tuple(value for value in model.graph.input if value.name not in initializers)
-    return Graph(tuple(nodes), made_by, taken_by, initializers, inputs, folder, hidden)
+    opset = max((int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=1)
+    return Graph(tuple(nodes), made_by, taken_by, initializers, inputs, folder, hidden, opset)
 
 
 def _is_given(name: str, model: Any) -> bool:
