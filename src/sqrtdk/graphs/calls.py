@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.graphs import terms
-from sqrtdk.graphs.axes import Axes, Operands, axes_of, operands_of, put
+from sqrtdk.graphs.axes import Operands, axes_of, operands_of, put
 from sqrtdk.graphs.graph import Graph, Node
 from sqrtdk.graphs.layout import Values
 from sqrtdk.graphs.logits import Weighing

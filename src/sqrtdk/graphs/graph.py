@@ -64,7 +64,7 @@ class Graph:
         initializers: constants of the file.
         inputs: what the caller gives.
         folder: in which tensors lie that are not in the file.
-        hidden: operators in branches and bodies of loops, by node: they are not read.
+        hidden: domains and operators in branches and bodies of loops, by node: they are not read.
         opset: version of ONNX's own operators.
     """
 
@@ -74,7 +74,7 @@ class Graph:
     initializers: dict[str, Any]
     inputs: tuple[Any, ...]
     folder: Path
-    hidden: dict[Node, tuple[str, ...]]
+    hidden: dict[Node, tuple[tuple[str, str], ...]]
     opset: int
     _constant: dict[str, bool] = field(default_factory=dict)
     _arrays: dict[str, np.ndarray[Any, Any] | None] = field(default_factory=dict)
@@ -134,7 +134,8 @@ def read_graph(model: Any, folder: Path) -> Graph:
     Raises:
         ModelError: nodes are not in an order in which they can run, or two make one tensor.
     """
-    nodes, hidden = [], {}
+    nodes: list[Node] = []
+    hidden: dict[Node, tuple[tuple[str, str], ...]] = {}
     made_by: dict[str, Node] = {}
     taken_by: dict[str, list[Node]] = defaultdict(list)
     for number, proto in enumerate(model.graph.node):
@@ -147,7 +148,7 @@ def read_graph(model: Any, folder: Path) -> Graph:
             if name:
                 taken_by[name].append(node)
         for name in filter(None, node.outputs):
-            if name in made_by or name in taken_by and not _is_given(name, model):
+            if name in made_by or (name in taken_by and not _is_given(name, model)):
                 raise ModelError(
                     f"the graph is in no order: {name[:100]!r} is used, or made, before the node that makes it",
                     hint="Sort it with onnx.checker or onnx_graphsurgeon, or export it again.",
@@ -174,12 +175,12 @@ def _node(number: int, proto: Any, folder: Path) -> Node:
     return Node(number, proto.op_type, domain, proto.name, (*proto.input,), (*proto.output,), attributes, scope)
 
 
-def _inner_ops(proto: Any) -> tuple[str, ...]:
+def _inner_ops(proto: Any) -> tuple[tuple[str, str], ...]:
     pending = [a.g for a in proto.attribute if a.HasField("g")]
-    found: list[str] = []
+    found: list[tuple[str, str]] = []
     while pending:
         graph = pending.pop()
-        found += [node.op_type for node in graph.node]
+        found += [(node.domain, node.op_type) for node in graph.node]
         pending += [a.g for node in graph.node for a in node.attribute if a.HasField("g")]
     return tuple(found)
 

@@ -128,7 +128,7 @@ def _split(node: Node, made: str, tensor: Tensor, values: Values) -> Tensor:
     else:  # equal parts, the last one smaller where they can't be
         most = -(-total // count)
         sizes = [min(most, total - most * i) for i in range(count)]
-    return tensor.split(sizes, axis)[node.outputs.index(made)]
+    return torch.split(tensor, sizes, axis)[node.outputs.index(made)]
 
 
 def _slice(node: Node, tensor: Tensor, values: Values) -> Tensor:

@@ -150,7 +150,7 @@ def _is_activation_product(graph: Graph, name: str) -> bool:
 def _meeting(graph: Graph, softmax: Node) -> tuple[Node, str, tuple[Node, ...]] | None:
     """Where the weights of a softmax meet values: the product, the weights' name there, what happens before."""
     pending: list[tuple[str, tuple[Node, ...]]] = [(softmax.outputs[0], ())]
-    seen = set()
+    seen: set[str] = set()
     while pending:
         name, after = pending.pop(0)
         if name in seen or len(after) > _MOST_LINKS:

@@ -42,7 +42,7 @@ def load_file(path: str | os.PathLike[str]) -> Any:
     proto = _extras.load("onnx", EXTRA)
     shown = str(path)[:200]
     try:
-        content = read_bytes(path, f"the graph {shown!r}", MAX_BYTES)
+        content = read_bytes(os.fspath(path), f"the graph {shown!r}", MAX_BYTES)
     except OSError as error:
         raise ModelError(f"can't read the graph {shown!r}: {short_text(error)}", hint="Check the path.") from error
     try:

@@ -81,7 +81,7 @@ def find(graph: Graph) -> tuple[list[Plan], list[Missing]]:
     missing: list[Missing] = []
     for node in graph.nodes:
         if node in graph.hidden:
-            hidden = [op for op in graph.hidden[node] if op == "Softmax" or op in OPERATORS]
+            hidden = [op for domain, op in graph.hidden[node] if op == "Softmax" or (domain, op) in OPERATORS]
             if hidden:
                 missing.append(Missing(node.site, f"{hidden[0]} inside of {node.op}: branches and loops are not read"))
             continue

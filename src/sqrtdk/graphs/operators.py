@@ -103,10 +103,7 @@ def plan_operator(graph: Graph, node: Node) -> Plan:
 
     def read(values: Values, _batch: int | None) -> CallTensors:
         heads = int(node.attributes.get(signature.query_heads, 0)), int(node.attributes.get(signature.key_heads, 0))
-        if own:
-            vectors = _projected(node, values, heads[0])
-        else:
-            vectors = _vectors(node, ways, values, heads, signature.bias)
+        vectors = _projected(node, values, heads[0]) if own else _vectors(node, ways, values, heads, signature.bias)
         past = values.shape(node.input(signature.past[0]))[-2] if cached else 0
         if from_cache:
             vectors = _with_cache(node, vectors, values, rotated, past)
@@ -119,7 +116,7 @@ def plan_operator(graph: Graph, node: Node) -> Plan:
 
 def _by_heads(heads: int) -> Callable[[Tensor], Tensor]:
     """(B, L, H E) as (B, H, L, E); (B, H, L, E) stays."""
-    return lambda tensor: tensor if tensor.dim() == 4 else tensor.unflatten(-1, (heads, -1)).transpose(1, 2)
+    return lambda tensor: tensor if tensor.dim() == 4 else tensor.reshape(*tensor.shape[:2], heads, -1).transpose(1, 2)
 
 
 Vectors = tuple[Vector, Vector, Vector]
@@ -133,7 +130,7 @@ def _vectors(node: Node, ways: tuple[Way, ...], values: Values, heads: tuple[int
         return query, key, value
     whole = values.tensor(node.input(bias))
     sizes = [vector.values.shape[1] * vector.values.shape[3] for vector in (query, key, value)]
-    parts = whole.split(sizes)
+    parts = torch.split(whole, sizes)
     return (_biased(query, parts[0]), _biased(key, parts[1]), _biased(value, parts[2]))
 
 
@@ -169,7 +166,7 @@ def _projected(node: Node, values: Values, heads: int) -> Vectors:
 
 
 def _with_cache(node: Node, vectors: Vectors, values: Values, rotated: bool, past: int) -> Vectors:
-    """q as it meets the keys, and keys and values as the operator returns them, those of the cache among them."""
+    """The query as it meets the keys, and keys and values as the operator returns them, those of the cache among them."""
     query, key, value = vectors
     if len(node.outputs) < 3 or not all(node.outputs[1:3]):
         raise UnsupportedError(f"{node.op} with a rotation inside, and without its keys as an output")
@@ -258,9 +255,7 @@ def _padding(mask: Tensor, batch: int, keys: int, fill: float) -> Term:
     return Term("mask", visible, pattern(visible) or "padding", fill)
 
 
-def _implicit(
-    node: Node, signature: Signature, values: Values, rows: int, keys: int, past: int
-) -> list[Term]:
+def _implicit(node: Node, signature: Signature, values: Values, rows: int, keys: int, past: int) -> list[Term]:
     """The causal mask and the window of an operator's attributes, and lengths of its sequences."""
     grouped = node.op == "GroupQueryAttention"
     if not node.attributes.get(signature.causal, int(grouped)):

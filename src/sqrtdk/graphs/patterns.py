@@ -61,7 +61,7 @@ def read_norm(graph: Graph, made: str) -> Pattern | None:
 
 
 def _core(graph: Graph, node: Node) -> Pattern | None:
-    """x / length(x), or x times the reciprocal, or (x - mean(x)) / deviation(x)."""
+    """Read x / length(x), or x times the reciprocal, or (x - mean(x)) / deviation(x)."""
     if node.op not in ("Mul", "Div"):
         return None
     for x, length in (node.inputs, node.inputs[::-1])[: 2 if node.op == "Mul" else 1]:

@@ -45,7 +45,7 @@ def run_exposed(
     """
     proto = _extras.load("onnx", EXTRA)
     own = [value.name for value in model.graph.output]
-    known = {name for name in (*graph.initializers, *given)}
+    known = {*graph.initializers, *given}
     exposed = [name for name in dict.fromkeys(tensors) if name not in own and name not in known]
     told = [name for name in dict.fromkeys(shapes) if name not in known]
     changed = model.graph

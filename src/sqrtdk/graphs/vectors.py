@@ -78,7 +78,8 @@ class Way:
 
     def wanted(self, graph: Graph) -> tuple[list[str], list[str]]:
         """Names of tensors, and of shapes, that its reading needs."""
-        tensors, shapes = [self.used], []
+        tensors: list[str] = [self.used]
+        shapes: list[str] = []
         for link in self.links:
             if link.kind == "layout":
                 more, sizes = wanted(link.node)
