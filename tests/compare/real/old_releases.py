@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compare.real.small import randomised, tokens
 from torch import nn
+
+from compare.real.small import randomised, tokens
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = Path(os.environ.get("SQRTDK_REAL", HERE.parents[2] / "out" / "real"))

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 
-from compare.real.small import Inputs
 from torch import nn
+
+from compare.real.small import Inputs
 
 Pair = tuple[nn.Module, nn.Module, Inputs, Inputs]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from compare.real.small import LENGTH, Inputs, hugging_face, tokens
 from torch import nn
+
+from compare.real.small import LENGTH, Inputs, hugging_face, tokens
 
 Pair = tuple[nn.Module, nn.Module, Inputs, Inputs]
 

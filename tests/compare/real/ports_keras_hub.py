@@ -6,8 +6,9 @@ import os
 from typing import Any
 
 import torch
-from compare.real.small import Inputs, hugging_face, saved, tokens
 from torch import nn
+
+from compare.real.small import Inputs, hugging_face, saved, tokens
 
 Pair = tuple[nn.Module, nn.Module, Inputs, Inputs]
 

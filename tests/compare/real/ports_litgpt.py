@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from compare.real.small import Inputs, hugging_face, tokens
 from torch import nn
+
+from compare.real.small import Inputs, hugging_face, tokens
 
 Pair = tuple[nn.Module, nn.Module, Inputs, Inputs]
 

@@ -7,8 +7,9 @@ channels, and it repeats grouped keys in turn (0 1 0 1), where Hugging Face repe
 from __future__ import annotations
 
 import torch
-from compare.real.small import Inputs, hugging_face, tokens
 from torch import Tensor, nn
+
+from compare.real.small import Inputs, hugging_face, tokens
 
 Pair = tuple[nn.Module, nn.Module, Inputs, Inputs]
 Weights = dict[str, Tensor]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import sqrtdk
 import torch
+from torch import Tensor
+
+import sqrtdk
 from compare.real.old_releases import CASES, Case, current, python_of, run_old
 from compare.real.small import call, rounding, tokens
-from torch import Tensor
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 WRONG_BY = 100  # times what rounding allows, at least

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
+
 import sqrtdk
-import torch
 from compare.real.pairs import PAIRS, Port
 from compare.real.small import call, rounding
 

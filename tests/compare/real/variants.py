@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-from compare.real.small import LENGTH, Inputs, randomised
 from torch import Tensor, nn
+
+from compare.real.small import LENGTH, Inputs, randomised
 
 Pair = tuple[nn.Module, nn.Module, Inputs, Inputs]
 
