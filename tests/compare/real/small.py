@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -88,13 +88,29 @@ def rounding(model: nn.Module, inputs: Inputs) -> float:
 
 
 class Adapted(nn.Module):
-    """A model with its call changed to take what the other side takes; nothing else of it is touched."""
+    """A port that takes what the other side takes: its own arguments, with the other side's tensors in their places."""
 
-    def __init__(self, model: nn.Module, forward: Callable[..., Any]):
+    def __init__(self, port: nn.Module, inputs: Inputs, others: dict[str, Any]):
+        """Keep the port and its inputs.
+
+        Args:
+            port: the model.
+            inputs: of it; a tensor that is one of `others` is replaced by what the call gives.
+            others: inputs of the other side.
+        """
         super().__init__()
-        self.model = model
-        self.call_model = forward
+        self.port = port
+        self.inputs = inputs
+        self.names = {id(tensor): name for name, tensor in others.items()}
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the model."""
-        return self.call_model(self.model, *args, **kwargs)
+    def forward(self, **given: Any) -> Any:
+        """Calls the port."""
+        inputs = self._filled(self.inputs, given)
+        return self.port(**inputs) if isinstance(inputs, dict) else self.port(*inputs)
+
+    def _filled(self, value: Any, given: dict[str, Any]) -> Any:
+        if isinstance(value, dict):
+            return {name: self._filled(part, given) for name, part in value.items()}
+        if isinstance(value, tuple):
+            return tuple(self._filled(part, given) for part in value)
+        return given[self.names[id(value)]] if id(value) in self.names else value
