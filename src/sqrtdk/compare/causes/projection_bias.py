@@ -11,13 +11,18 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.causes._parts import QKV, Finding, joined, number, way
+from sqrtdk.compare.causes._parts import QKV, Finding, joined, way
 from sqrtdk.compare.causes._rows import bias_of, moved, pool, same
 from sqrtdk.compare.program import Way
 from sqrtdk.compare.suspect import Sides, Suspicion
 
 NAME = "projection_bias"
-NONE = "none"
+NONE, SOME, OTHER = "none", "a bias", "another bias"
+TEXTS = {
+    (SOME, NONE): "leaves out the bias of the projection of {}",
+    (NONE, SOME): "adds a bias to the projection of {}, which A does not",
+    (SOME, OTHER): "adds another bias to the projection of {}",
+}
 
 
 def suspect(sides: Sides) -> Iterator[Suspicion]:
@@ -44,20 +49,10 @@ def _findings(sides: Sides) -> Iterator[Finding]:
         def other(old: Way, bias: Tensor | None = bias) -> Way:
             return old if old.affine is None else replace(old, affine=replace(old.affine, bias=bias))
 
-        yield Finding(part, _size(mine), _size(wanted), _text(mine, wanted), other)
+        a_words = SOME if bool(mine.any()) else NONE
+        b_words = NONE if not bool(wanted.any()) else SOME if a_words == NONE else OTHER
+        yield Finding(part, a_words, b_words, TEXTS[a_words, b_words], other)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
     return bool(same(a.reshape(1, -1), b.reshape(1, -1)).all())
-
-
-def _size(bias: Tensor) -> str:
-    return f"up to {number(float(bias.abs().max())):g}" if bool(bias.any()) else NONE
-
-
-def _text(a: Tensor, b: Tensor) -> str:
-    if not bool(b.any()):
-        return "leaves out the bias of the projection of {}"
-    if not bool(a.any()):
-        return "adds a bias to the projection of {}, which A does not"
-    return f"adds another bias to the projection of {{}}, {number(float((a - b).abs().max())):g} away at most"
