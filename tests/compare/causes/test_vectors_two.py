@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 from vector_plants import Plant, plants, style_of
@@ -21,19 +22,25 @@ UNDONE = {
     "rope_partial": {"qk_norm_order"},
 }
 BY_TABLE = {"positions", "rope_base", "length_factor", "rope_partial"}  # planted as a whole table: the last one stays
+BACKWARDS, AMPLITUDE, KIND = "rope_layout: backwards", "length_factor: amplitude", "qk_norm: kind"
+GAIN = "weights: a gain"
+EACH = 20  # pairs of a style in a short run
 
 
-def _together(one: Plant, two: Plant) -> bool:
-    if one.cause == two.cause:
+def _together(one: Plant, two: Plant, style: str) -> bool:
+    both, names = {one.cause, two.cause}, {one.name, two.name}
+    if one.cause == two.cause or both <= BY_TABLE or (BACKWARDS in names and both & BY_TABLE - {"rope_base"}):
         return False
-    if {one.cause, two.cause} <= BY_TABLE:
-        return False
+    if GAIN in names and "qk_norm" in both:
+        return False  # no norm, no gain
+    if style == "hunyuan" and names == {AMPLITUDE, KIND}:
+        return False  # a length that is taken away after the rotation has no amplitude
     return two.cause not in UNDONE.get(one.cause, ()) and one.cause not in UNDONE.get(two.cause, ())
 
 
 def pairs(style: str) -> list[tuple[str, str]]:
     fitting = [plant for plant in plants() if style in plant.fits]
-    return [(one.name, two.name) for one, two in itertools.combinations(fitting, 2) if _together(one, two)]
+    return [(one.name, two.name) for one, two in itertools.combinations(fitting, 2) if _together(one, two, style)]
 
 
 def greedy(a: Program, b: Program) -> list[Suspicion]:
@@ -52,19 +59,33 @@ def applied(a: Program, suspicions: list[Suspicion]) -> Program:
     return a
 
 
+def complaint(one: Plant, two: Plant, style: str) -> str | None:
+    a, entered = program(style_of(style)), entering()
+    b = two.change(one.change(a))
+    found = greedy(a, b)
+    if {suspicion.name for suspicion in found} != {one.cause, two.cause}:
+        return f"{one.name} and {two.name}: {[suspicion.name for suspicion in found]}"
+    if differ(applied(a, found), b, entered) > EXACT:
+        return f"{one.name} and {two.name}: off by {differ(applied(a, found), b, entered):.2g}"
+    for i in range(len(found)):
+        if not outputs_differ(applied(a, found[:i] + found[i + 1 :]), b, entered):
+            return f"{one.name} and {two.name}: {found[i].name} is not needed"
+    return None
+
+
+def complaints(style: str, most: int) -> list[str]:
+    known = {plant.name: plant for plant in plants()}
+    chosen = random.Random(style).sample(pairs(style), min(most, len(pairs(style))))
+    return [said for one, two in chosen if (said := complaint(known[one], known[two], style))]
+
+
 @pytest.mark.parametrize("style", STYLES)
 def test_both_are_found_and_both_are_needed(style: str) -> None:
-    known = {plant.name: plant for plant in plants()}
-    a, entered, complaints = program(style_of(style)), entering(), []
-    for one, two in pairs(style):
-        b = known[two].change(known[one].change(a))
-        found = greedy(a, b)
-        names = [suspicion.name for suspicion in found]
-        if set(names) != {known[one].cause, known[two].cause}:
-            complaints.append(f"{one} and {two}: {names}")
-        elif differ(applied(a, found), b, entered) > EXACT:
-            complaints.append(f"{one} and {two}: off by {differ(applied(a, found), b, entered):.2g}")
-        elif any(not outputs_differ(applied(a, found[:i] + found[i + 1 :]), b, entered) for i in range(len(found))):
-            complaints.append(f"{one} and {two}: one is not needed")
-    assert complaints == []
-    assert len(pairs(style)) > 20
+    assert len(pairs(style)) > EACH
+    assert complaints(style, EACH) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("style", STYLES)
+def test_of_every_pair_both_are_found_and_both_are_needed(style: str) -> None:
+    assert complaints(style, len(pairs(style))) == []

@@ -127,6 +127,8 @@ def retold(
     turn = take_apart(own.table, known) if turn is None and known is not None else turn
     if turn is None or (frequencies is not None and len(frequencies) != len(turn.frequencies)):
         return own.table
+    if frequencies is not None and float(frequencies.sum() * turn.frequencies.sum()) < 0:
+        frequencies = -frequencies  # the direction is no matter of the base
     changed = Turn(
         positions=turn.positions if positions is None else positions,
         frequencies=turn.frequencies if frequencies is None else frequencies,
