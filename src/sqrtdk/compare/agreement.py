@@ -18,9 +18,17 @@ ENTERS, STEP = 2.0, 8.0  # roundings: a norm takes six, a rotation five
 Steps = tuple[Change, ...]
 
 
-def agrees(steps: Steps, entered: Tensor, wanted: Tensor, unit: float) -> bool:
-    """Whether the steps give the values, as near as rounding allows."""
-    got, allowed = follow(Way(steps=steps), entered)[-1], sizes_of(steps, entered) * roundings(steps) * unit
+def agrees(steps: Steps, entered: Tensor, wanted: Tensor, unit: float, sizes: Tensor | None = None) -> bool:
+    """Whether the steps give the values, as near as rounding allows.
+
+    Args:
+        steps: of a way.
+        entered: (B, H, L, E), before them.
+        wanted: after them.
+        unit: relative size of a rounding.
+        sizes: of what the entries of `entered` were made of; None: their own.
+    """
+    got, allowed = follow(Way(steps=steps), entered)[-1], sizes_of(steps, entered, sizes) * roundings(steps) * unit
     return bool(((got - wanted).abs() <= allowed).all())
 
 
@@ -29,9 +37,9 @@ def roundings(steps: Steps) -> float:
     return ENTERS + STEP * len(steps)
 
 
-def sizes_of(steps: Steps, entered: Tensor) -> Tensor:
+def sizes_of(steps: Steps, entered: Tensor, sizes: Tensor | None = None) -> Tensor:
     """(B, H, L, E): the sizes of what an entry was made of, its rounding is relative to them."""
-    values, sizes = entered, entered.abs()
+    values, sizes = entered, entered.abs() if sizes is None else sizes
     for step in steps:
         if isinstance(step, Norm):
             sizes = _normed(step, values, sizes)

@@ -9,14 +9,15 @@ they are taken as positive; an amplitude is taken as a part of the gain. Norms w
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from sqrtdk.compare.agreement import Steps
-from sqrtdk.compare.compute import apply_step
+from sqrtdk.compare.compute import apply_step, follow
 from sqrtdk.compare.fit.rotation import fit_rotation
-from sqrtdk.compare.program import Norm
+from sqrtdk.compare.program import Norm, Way
 
 EPS = (1e-6, 1e-5)  # what norms add: where it shows, the two differ
 FEWEST = 3  # lengths a pair
@@ -60,3 +61,24 @@ def _gain(x: Tensor, y: Tensor, order: Tensor) -> Tensor | None:
     gain = torch.empty(1, x.shape[-1], dtype=torch.float64)
     gain[0, order.flatten()] = solved.flatten().sqrt()
     return gain
+
+
+def other_eps(steps: Steps, place: int, before: Tensor, after: Tensor) -> float:
+    """The eps of the norm at `place` of steps that are known but for it.
+
+    Through rotations as well, each token is sqrt(m / (m + eps)) times what it is without eps, m its mean square there.
+    """
+    norm = steps[place]
+    if not isinstance(norm, Norm) or norm.shift is not None:
+        return norm.eps if isinstance(norm, Norm) else 0.0
+    without = (*steps[:place], replace(norm, eps=0.0), *steps[place + 1 :])
+    bare = follow(Way(steps=without), before)[-1]
+    entering = follow(Way(steps=steps[:place]), before)[-1]
+    axes = (1, 3) if norm.over == "heads" else (3,)
+    if norm.kind == "layer":
+        entering = entering - entering.mean(axes, keepdim=True)
+    m = entering.square().mean(axes)
+    ratio = (after * bare).sum(axes) / bare.square().sum(axes).clamp_min(torch.finfo(torch.float64).tiny)
+    told = m * (ratio.clamp_min(1e-3) ** -2 - 1)
+    weight = m.clamp_min(1e-12 * float(m.mean()) + torch.finfo(torch.float64).tiny) ** -2  # as far as each is off
+    return max(0.0, float((weight * told).sum() / weight.sum()))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.agreement import Steps, agrees, undone
+from sqrtdk.compare.agreement import Steps, agrees, sizes_of, undone
 from sqrtdk.compare.causes._laws import law_of
 from sqrtdk.compare.causes._turns import Turn, take_apart
 from sqrtdk.compare.fit.norm import fit_norm
@@ -27,6 +27,7 @@ from sqrtdk.compare.program import Affine, Rotation, Way
 BASES = (1e4, 5e5, 1e6, 1e5, 1e3, 5e6, 1e7, 2e5, 4e4, 1.6e5, 3e5, 8e6, 1.5e5, 1e8, 1e2)
 WIDTHS = (1, 2, 4)  # the head's channels by those that turn
 USUAL = 1e-2  # of a base, relative: as near as a fitted one is to one of the list
+BOTH = 8.0  # roundings of A's values, made larger where a rotation that was supposed is undone, and of B's
 ENOUGH = 3  # rows that tell a rotation
 
 
@@ -112,14 +113,18 @@ def _turned(a: Tensor, b: Tensor, dtype: torch.dtype) -> UsedPair | None:
     """Another rotation, or none on one side."""
     if a.shape[2] < ENOUGH:
         return None
-    unit = 2 * torch.finfo(dtype).eps / 2  # both sides' values are rounded
+    unit = torch.finfo(dtype).eps / 2
     best: tuple[int, UsedPair] | None = None
     for steps, before in _supposed(a):
+        sizes = sizes_of(steps, before)
         known = take_apart(steps[0].table) if steps and isinstance(steps[0], Rotation) else None
-        if agrees((), before, b, 4 * unit):  # B turns nothing
+        if agrees((), before, b, BOTH * unit, sizes):  # B turns nothing
             return _pair(before, steps, Way())
+        other = next((turn for turn in _changed(steps, a) if agrees((turn,), before, b, BOTH * unit, sizes)), None)
+        if other is not None:
+            return _pair(before, steps, Way(steps=(other,)))
         fit = fit_rotation(before, b, dtype=dtype)
-        if fit is None or not agrees((fit.rotation,), before, b, 4 * unit):
+        if fit is None or not agrees((fit.rotation,), before, b, BOTH * unit, sizes):
             continue
         rank = _rank(known, take_apart(fit.rotation.table))
         if rank is not None and (best is None or rank < best[0]):
@@ -146,12 +151,30 @@ def _supposed(a: Tensor) -> Iterator[tuple[Steps, Tensor]]:
     yield (), a
 
 
+def _changed(steps: Steps, a: Tensor) -> Iterator[Rotation]:
+    """The same rotation in the other layout, or of fewer channels or more."""
+    if not steps or not isinstance(steps[0], Rotation):
+        return
+    own = steps[0]
+    yield replace(own, layout="interleaved" if own.layout == "half" else "half")
+    known = take_apart(own.table)
+    law = None if known is None else law_of(known)
+    if known is None or law is None:
+        return
+    for by in WIDTHS:
+        width = a.shape[3] // by
+        if width % 2 == 0 and width not in (0, own.width):
+            frequencies = law.frequencies(width // 2)
+            angles = known.positions[..., None] * frequencies
+            yield replace(own, table=torch.polar(torch.ones_like(angles), angles))
+
+
 def _rank(known: Turn | None, other: Turn | None) -> int | None:
     """How usual B's rotation is: 0 that of A but for positions or layout; 1 another usual base; None not at all."""
     if other is None:
         return None
     law = law_of(other)
-    usual = law is not None and any(abs(law.base * law.factor**0 - base) < USUAL * base for base in BASES)
+    usual = law is not None and any(abs(law.base - base) < USUAL * base for base in BASES)
     plain = law is not None and law.factor == 1.0
     if known is None:
         return 1 if usual and plain else None

@@ -19,10 +19,11 @@ from sqrtdk.compare.agreement import Steps, agrees, roundings, sizes_of, undone
 from sqrtdk.compare.compute import apply_step, follow
 from sqrtdk.compare.fit.norm import fit_norm
 from sqrtdk.compare.fit.rotation import fit_rotation
-from sqrtdk.compare.infer_lengths import both_unknown
-from sqrtdk.compare.program import Affine, Norm, Opaque, Rotation, Way
+from sqrtdk.compare.infer_lengths import both_unknown, other_eps
+from sqrtdk.compare.program import Affine, Change, Norm, Opaque, Rotation, Way
 
 UNKNOWN_NORM, UNKNOWN_ROTATION = Opaque("norm"), Opaque("rotation")
+KINDS = ("rms", "layer", "l2")
 MOST_STEPS = 4  # of the other side: the orders of more are too many to try
 
 
@@ -50,43 +51,58 @@ def infer_way(projected: Tensor, used: Tensor, other: Way, *, dtype: torch.dtype
     entered, wanted = projected.double(), used.double()
     if not bool(torch.isfinite(entered).all()) or not bool(torch.isfinite(wanted).all()):
         return None
-    for steps in _candidates(entered, wanted, unit, other.steps):
+    known = list(dict.fromkeys((*_shapes(other.steps), *_varied(other.steps, entered, wanted))))
+    if entered.shape == wanted.shape:
+        for steps in known:
+            if agrees(steps, entered, wanted, unit):
+                return replace(other, steps=steps, scaled=1.0)
+    for steps in itertools.chain(known, _fitted(entered, wanted, unit, other.steps)):
         found = _finished(steps, entered, wanted, unit, other)
         if found is not None:
             return found
     return None
 
 
-def _candidates(entered: Tensor, wanted: Tensor, unit: float, others: Steps) -> Iterator[Steps]:
-    """Steps that may give the values, simplest first."""
-    for shape in _shapes(others):
-        if UNKNOWN_NORM not in shape and UNKNOWN_ROTATION not in shape:
-            yield shape
+def _varied(steps: Steps, entered: Tensor, wanted: Tensor) -> Iterator[Steps]:
+    """With one norm of another kind, over other features or of another eps."""
+    for i, step in enumerate(steps):
+        if not isinstance(step, Norm):
             continue
+        for kind, over in itertools.product(KINDS, ("head", "heads")):
+            if (kind, over) != (step.kind, step.over):
+                yield (*steps[:i], replace(step, kind=kind, over=over), *steps[i + 1 :])
+        if entered.shape == wanted.shape and step.kind != "l2":
+            yield (*steps[:i], replace(step, eps=other_eps(steps, i, entered, wanted)), *steps[i + 1 :])
+
+
+def _fitted(entered: Tensor, wanted: Tensor, unit: float, others: Steps) -> Iterator[Steps]:
+    """Steps of which one, or two, are fitted."""
+    if entered.shape != wanted.shape:
+        return
+    for shape in _unknown_shapes(others):
         solved = _solved(shape, entered, wanted, unit)
         if solved is not None:
             yield _simplest(solved, others, entered, wanted, unit)
-    if entered.shape == wanted.shape:
-        for solved in both_unknown(entered, wanted, _dtype(unit)):
-            yield _simplest(solved, others, entered, wanted, unit)
+    for solved in both_unknown(entered, wanted, _dtype(unit)):
+        yield _simplest(solved, others, entered, wanted, unit)
 
 
-def _shapes(steps: Steps) -> Iterator[Steps]:
-    """What to try, simplest first: without anything unknown, then with one unknown step, then with two."""
-    steps = steps if len(steps) <= MOST_STEPS else steps[:MOST_STEPS]
-    kept = [s for count in range(len(steps), -1, -1) for s in itertools.combinations(steps, count)]
-    yield steps
-    for some in kept[1:]:
-        yield some
-    orders = [order for some in kept for order in itertools.permutations(some) if order != some]
-    yield from orders
-    for some in (*kept, *orders):
+def _shapes(steps: Steps) -> list[Steps]:
+    """The steps, then without some of them, then in other orders."""
+    steps = steps[:MOST_STEPS]
+    kept = [some for count in range(len(steps), -1, -1) for some in itertools.combinations(steps, count)]
+    return [*kept, *(order for some in kept for order in itertools.permutations(some) if order != some)]
+
+
+def _unknown_shapes(steps: Steps) -> Iterator[Steps]:
+    """The same with one step unknown, then with one more that is unknown."""
+    every = _shapes(steps)
+    for some in every:
         for i, step in enumerate(some):
             unknown = UNKNOWN_ROTATION if isinstance(step, Rotation) else UNKNOWN_NORM
             yield (*some[:i], unknown, *some[i + 1 :])
-    for some in (*kept, *orders):
-        for unknown in (UNKNOWN_ROTATION, UNKNOWN_NORM):
-            kind = Rotation if unknown is UNKNOWN_ROTATION else Norm
+    for some in every:
+        for unknown, kind in ((UNKNOWN_ROTATION, Rotation), (UNKNOWN_NORM, Norm)):
             if not any(isinstance(step, kind) for step in some):
                 for i in range(len(some), -1, -1):
                     yield (*some[:i], unknown, *some[i:])
@@ -119,24 +135,32 @@ def _dtype(unit: float) -> torch.dtype:
 
 
 def _simplest(steps: Steps, others: Steps, entered: Tensor, wanted: Tensor, unit: float) -> Steps:
-    """Fitted norms with what the other side's have where the values allow that."""
-    known = [step for step in others if isinstance(step, Norm)]
+    """Fitted steps with what the other side's have where the values allow that."""
     for i, step in enumerate(steps):
-        if not isinstance(step, Norm):
-            continue
-        for other in known:
-            for part in (
-                {"gain": other.gain, "shift": other.shift},
-                {"eps": other.eps},
-                {"kind": other.kind, "gain": other.gain, "shift": other.shift, "eps": other.eps},
-            ):
-                now = steps[i]
-                if not isinstance(now, Norm) or ("kind" not in part and (now.kind == "l2") != (other.kind == "l2")):
-                    continue
-                tried = (*steps[:i], replace(now, **part), *steps[i + 1 :])
-                if agrees(tried, entered, wanted, unit):
-                    steps = tried
+        for other in others:
+            for tried in _nearer(step, other):
+                now = (*steps[:i], tried, *steps[i + 1 :])
+                if agrees(now, entered, wanted, unit):
+                    steps, step = now, tried
     return steps
+
+
+def _nearer(step: Change, other: Change) -> Iterator[Change]:
+    """The step with some of the other's fields."""
+    if isinstance(step, Rotation) and isinstance(other, Rotation):
+        if step.layout == other.layout == "interleaved" and step.first == other.first:  # pairs that do not show
+            shown = step.table[..., : other.width // 2]
+            hidden = other.table[..., step.width // 2 :]
+            hidden = hidden.expand(len(shown), *hidden.shape[1:])
+            if hidden.shape[:2] == shown.shape[:2]:
+                yield replace(step, table=torch.cat([shown, hidden], -1))
+    elif isinstance(step, Norm) and isinstance(other, Norm):
+        whole = replace(step, kind=other.kind, gain=other.gain, shift=other.shift, eps=other.eps)
+        yield whole
+        if (step.kind == "l2") == (other.kind == "l2"):
+            yield replace(step, gain=other.gain, shift=other.shift)
+            yield replace(step, gain=other.gain, shift=other.shift, eps=other.eps)
+            yield replace(step, eps=other.eps)
 
 
 def _finished(steps: Steps, entered: Tensor, wanted: Tensor, unit: float, other: Way) -> Way | None:
@@ -151,7 +175,7 @@ def _finished(steps: Steps, entered: Tensor, wanted: Tensor, unit: float, other:
             whole = float(factor.flatten()[0])
             one = _within(got * whole, wanted, allowed * abs(whole))
             return replace(other, steps=steps, scaled=whole if one else factor)
-        offset = _offset(steps, entered, wanted, allowed)
+        offset = _offset(steps, entered, wanted, unit)
         if offset is not None and other.affine is not None:
             bias = offset if other.affine.bias is None else other.affine.bias + offset
             return replace(other, affine=replace(other.affine, bias=bias), steps=steps, scaled=1.0)
@@ -172,7 +196,7 @@ def _factor(got: Tensor, wanted: Tensor) -> Tensor:
     return (got * wanted).sum((0, 2, 3)).div((got * got).sum((0, 2, 3)).clamp_min(1e-300))[:, None, None]
 
 
-def _offset(steps: Steps, entered: Tensor, wanted: Tensor, allowed: Tensor) -> Tensor | None:
+def _offset(steps: Steps, entered: Tensor, wanted: Tensor, unit: float) -> Tensor | None:
     """(H, E): by what the projection is off everywhere; None where it is not, or steps can't be run backwards."""
     before = wanted
     for step in reversed(steps):
@@ -182,7 +206,8 @@ def _offset(steps: Steps, entered: Tensor, wanted: Tensor, allowed: Tensor) -> T
     offset = (before - entered).mean((0, 2))
     shifted = entered + offset[:, None]
     rows = entered.shape[0] * entered.shape[2]
-    if rows < 2 or not _within(follow(Way(steps=steps), shifted)[-1], wanted, allowed + offset.abs().max() * allowed):
+    allowed = sizes_of(steps, entered.abs() + offset.abs()[:, None]) * (roundings(steps) * unit)
+    if rows < 2 or not _within(follow(Way(steps=steps), shifted)[-1], wanted, allowed):
         return None
     return offset
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from vector_plants import cases, planted, style_of
-from vector_programs import EXACT, STYLES, differ, entering, outputs_differ, program, sides
 
 from sqrtdk.compare.causes import CAUSES
 from sqrtdk.compare.suspect import STAGES
+from vector_plants import cases, planted, style_of
+from vector_programs import EXACT, STYLES, differ, entering, outputs_differ, program, sides
 
 
 @pytest.mark.parametrize(("name", "style"), cases())
@@ -22,7 +22,8 @@ def test_the_planted_cause_is_the_only_one_and_explains_all(name: str, style: st
     assert differ(suspicion.change(a), b, entered) < EXACT
     assert suspicion.stage in STAGES
     assert plant.a is None or (suspicion.a, suspicion.b) == (plant.a, plant.b)
-    assert suspicion.text and "{}" not in suspicion.text
+    assert suspicion.text
+    assert "{}" not in suspicion.text
 
 
 @pytest.mark.parametrize(("name", "style"), cases())

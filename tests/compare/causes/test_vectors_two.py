@@ -6,12 +6,12 @@ import itertools
 import random
 
 import pytest
-from vector_plants import Plant, plants, style_of
-from vector_programs import EXACT, differ, entering, outputs_differ, program, sides
 
 from sqrtdk.compare.causes import CAUSES
 from sqrtdk.compare.program import Program
 from sqrtdk.compare.suspect import Suspicion
+from vector_plants import Plant, plants, style_of
+from vector_programs import EXACT, differ, entering, outputs_differ, program, sides
 
 STYLES = ("qwen3", "gpt-j", "hunyuan", "cohere", "bert")
 # one of these is gone, or can't be told, where the other is there

@@ -149,6 +149,18 @@ def apart(a: Tensor, b: Tensor, tolerance: float) -> bool:
     return bool(((a - b).abs() > tolerance * size).any())
 
 
+def like_amplitude(sides: Sides) -> bool:
+    """Whether q and k are both off by one and the same factor, and both turn: by the amplitude of their tables."""
+    ratios = [
+        (torch.as_tensor(way(sides.b, part).scaled) / torch.as_tensor(way(sides.a, part).scaled)).double().flatten()
+        for part in QK
+    ]
+    both = torch.cat(ratios)
+    turning = all(rotation(way(side, part)) is not None for part in QK for side in (sides.a, sides.b))
+    one = not apart(both[:1], both, slack(sides))
+    return turning and one and apart(both[:1], torch.ones(1, dtype=torch.float64), slack(sides))
+
+
 def _alike(a: str | float | None, b: str | float | None) -> bool:
     if isinstance(a, float) and isinstance(b, float):
         return abs(a - b) <= ALIKE * max(abs(a), abs(b))

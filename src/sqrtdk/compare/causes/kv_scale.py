@@ -1,6 +1,7 @@
 """`kv_scale`: k or v is off by a factor of each head: the scale of a quantised cache applied twice or not at all.
 
-A factor on q, or one that the code put into the logits, is `scale`; one in the rows of the projection is `weights`.
+A factor on q, or one that the code put into the logits, is `scale`; one in the rows of the projection is `weights`; one
+and the same on q and k, both rotated, is `length_factor`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.causes._parts import Finding, apart, joined, number, slack, way
+from sqrtdk.compare.causes._parts import Finding, apart, joined, like_amplitude, number, slack, way
 from sqrtdk.compare.program import Way
 from sqrtdk.compare.suspect import Sides, Suspicion
 
@@ -26,7 +27,7 @@ def suspect(sides: Sides) -> Iterator[Suspicion]:
 def _findings(sides: Sides) -> Iterator[Finding]:
     for part in ("key", "value"):
         a, b = (torch.as_tensor(way(side, part).scaled, dtype=torch.float64) for side in (sides.a, sides.b))
-        if not apart(a, b, slack(sides)):
+        if not apart(a, b, slack(sides)) or (part == "key" and like_amplitude(sides)):
             continue
         scaled = way(sides.b, part).scaled
 

@@ -12,7 +12,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.causes._parts import QK, Finding, joined, number, rotation, slack, way, with_rotation
+from sqrtdk.compare.causes._parts import (
+    QK,
+    Finding,
+    joined,
+    like_amplitude,
+    number,
+    rotation,
+    slack,
+    way,
+    with_rotation,
+)
 from sqrtdk.compare.program import Program, Way
 from sqrtdk.compare.suspect import Sides, Suspicion
 
@@ -23,7 +33,23 @@ ONE, OWN = "one for all rows", "one of each row"
 def suspect(sides: Sides) -> Iterator[Suspicion]:
     """Another amplitude of the table, or a factor of the rows."""
     yield from joined(NAME, "rotation", _amplitudes(sides))
+    yield from joined(NAME, "rotation", _factors(sides))
     yield from _of_rows(sides)
+
+
+def _factors(sides: Sides) -> Iterator[Finding]:
+    """One and the same factor on q and on k, both rotated: an amplitude that could not be told from a factor."""
+    if not like_amplitude(sides):
+        return
+    for part in QK:
+        a, b = (float(torch.as_tensor(way(side, part).scaled).flatten()[0]) for side in (sides.a, sides.b))
+        wanted = way(sides.b, part).scaled
+
+        def other(old: Way, scaled: Tensor | float = wanted) -> Way:
+            return replace(old, scaled=scaled)
+
+        text = f"has {number(b):g} instead of {number(a):g} as amplitude of the rotation of {{}}"
+        yield Finding(part, number(a), number(b), text, other)
 
 
 def _amplitudes(sides: Sides) -> Iterator[Finding]:
