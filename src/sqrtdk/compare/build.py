@@ -12,7 +12,7 @@ from torch import Tensor
 from sqrtdk.compare.compute import dtype_of
 from sqrtdk.compare.fit import fit_norm, fit_rotation
 from sqrtdk.compare.observed import Seen
-from sqrtdk.compare.program import Affine, Change, Formula, Opaque, Program, Way
+from sqrtdk.compare.program import Affine, Change, Formula, Opaque, Program, Rounded, Way
 from sqrtdk.tracing.tensors import CallTensors, Term, Waypoint
 
 
@@ -58,11 +58,24 @@ def _step(before: Tensor, point: Waypoint, dtype: torch.dtype) -> Change:
         return Opaque(label)
     if point.name == "norm":
         norm = fit_norm(before, point.values, point.detail, dtype=dtype)
-        return Opaque(label) if norm is None else norm.norm
+        return (
+            Opaque(label)
+            if norm is None
+            else replace(norm.norm, eps=_plain(norm.norm.eps, norm.eps_low, norm.eps_high))
+        )
     if point.name == "rope":
         rotation = fit_rotation(before, point.values, dtype=dtype)
         return Opaque(label) if rotation is None else rotation.rotation
-    return Opaque(label)
+    return Rounded(point.detail) if point.name == "rounded" else Opaque(label)
+
+
+def _plain(value: float, low: float, high: float) -> float:
+    """The plainest number between two bounds, one digit and a power of ten; `value` where there is none."""
+    if low <= 0.0 or value <= 0.0:
+        return value
+    power = math.floor(math.log10(value))
+    near = [digit * 10.0**exponent for exponent in (power, power + 1) for digit in (1, 5, 2)]
+    return next((number for number in near if low <= number <= high), value)
 
 
 # -- from the product to the softmax -----------------------------------------------------------------------------------

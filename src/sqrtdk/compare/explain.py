@@ -1,10 +1,9 @@
 """Why a segment differs: the causes that are suspected, applied to A's program, and what is left with them.
 
-Every suspicion makes one part of A's program B's. All of them are applied, in the order of the table and again as long
-as new ones come up, and then those are dropped again without which the numbers agree as well: what remains is the
-smallest set that explains the difference. A cause's share is what comes back of the difference when it alone is left
-out. Where even all of them do not bring A to B, each is kept that takes away the most of what is left, and the rest is
-`unknown`.
+Every suspicion makes one part of A's program B's. They are applied one after the other, each time the one that brings A
+nearest to B, until the numbers agree within rounding; then those are dropped again without which they agree as well. A
+cause's share is what comes back of the difference when it alone is left out. What remains when no suspicion brings A
+nearer is `unknown`.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ from sqrtdk.compare.records import Cause
 from sqrtdk.compare.segments import Gap, Segment, gap
 from sqrtdk.compare.suspect import STAGES, Sides, Suspicion
 
-ROUNDS = 4  # how often the causes are asked anew
-WORTH = 0.1  # share of a difference that a cause must take away where the whole of it is not explained
+MOST = 6  # causes of one segment
+ROUNDS = 24  # suspicions that are applied together
+WORTH = 0.02  # share of a difference that a cause must take away to be kept before the whole of it is explained
 UNKNOWN = "unknown"
 Causes = Mapping[str, Callable[[Sides], Iterator[Suspicion]]]
 
@@ -51,32 +51,59 @@ def explain(segment: Segment, sides: Sides, causes: Causes) -> Explained:
     before = gap(segment, sides.a)
     if before.within:
         return Explained((), sides.a, before, before)
-    chosen = _suspected(segment, sides, causes)
+    chosen = _nearest(segment, sides, causes, before)
+    if not gap(segment, _applied(sides.a, chosen)).within:
+        every = _all(segment, sides, causes)
+        if gap(segment, _applied(sides.a, every)).within:
+            chosen = every
     after = gap(segment, _applied(sides.a, chosen))
-    chosen = _fewest(segment, sides.a, chosen) if after.within else _useful(segment, sides.a, chosen, before)
+    if after.within:
+        chosen = _fewest(segment, sides.a, chosen)
     program = _applied(sides.a, chosen)
     after = gap(segment, program)
     found = [_cause(segment, sides.a, chosen, suspicion, after) for suspicion in chosen]
     if not after.within:
-        found.append(_unknown(segment, sides, before, after))
+        found.append(_unknown(segment, before, after))
     return Explained(tuple(found), program, before, after)
 
 
-def _suspected(segment: Segment, sides: Sides, causes: Causes) -> list[Suspicion]:
-    """All suspicions on the stages of a segment, as they come up while they are applied."""
+def _asked(segment: Segment, sides: Sides, causes: Causes) -> list[Suspicion]:
+    every = [suspicion for suspect in causes.values() for suspicion in suspect(sides)]
+    return [suspicion for suspicion in every if suspicion.stage in segment.stages]
+
+
+def _nearest(segment: Segment, sides: Sides, causes: Causes, before: Gap) -> list[Suspicion]:
+    """One after the other that brings A nearest to B, the first that brings it there; all are asked anew each time."""
+    chosen: list[Suspicion] = []
+    program, left = sides.a, before
+    for _ in range(MOST):
+        others = _asked(segment, replace(sides, a=program), causes)
+        gaps = [gap(segment, other.change(program)) for other in others]
+        there = [i for i, found in enumerate(gaps) if found.within]
+        if there:
+            return [*chosen, others[there[0]]]
+        best = min(range(len(others)), key=lambda i: gaps[i].size, default=None)
+        if best is None or not gaps[best].size <= (1 - WORTH) * left.size:
+            break
+        chosen.append(others[best])
+        program, left = others[best].change(program), gaps[best]
+    return chosen
+
+
+def _all(segment: Segment, sides: Sides, causes: Causes) -> list[Suspicion]:
+    """All suspicions, as they come up while they are applied: two that only together bring A nearer are among them."""
     chosen: list[Suspicion] = []
     names: set[tuple[str, str]] = set()
     program = sides.a
     for _ in range(ROUNDS):
-        count = len(chosen)
-        for suspect in causes.values():
-            for suspicion in suspect(replace(sides, a=program)):
-                key = (suspicion.name, suspicion.stage)
-                if suspicion.stage in segment.stages and key not in names:
-                    names.add(key)
-                    chosen.append(suspicion)
-                    program = suspicion.change(program)
-        if len(chosen) == count:
+        fresh = [
+            one for one in _asked(segment, replace(sides, a=program), causes) if (one.name, one.stage) not in names
+        ]
+        for suspicion in fresh[:1]:
+            names.add((suspicion.name, suspicion.stage))
+            chosen.append(suspicion)
+            program = suspicion.change(program)
+        if not fresh:
             break
     return chosen
 
@@ -100,28 +127,13 @@ def _fewest(segment: Segment, program: Program, suspicions: list[Suspicion]) -> 
     return suspicions
 
 
-def _useful(segment: Segment, program: Program, suspicions: list[Suspicion], before: Gap) -> list[Suspicion]:
-    """Those that take away much of the difference, the best first, where all together do not take away all."""
-    chosen: list[Suspicion] = []
-    left = before
-    while len(chosen) < len(suspicions):
-        others = [suspicion for suspicion in suspicions if suspicion not in chosen]
-        gaps = [gap(segment, _applied(program, [*chosen, suspicion])) for suspicion in others]
-        best = min(range(len(others)), key=lambda i: gaps[i].size)
-        if gaps[best].size > (1 - WORTH) * left.size:
-            break
-        chosen.append(others[best])
-        left = gaps[best]
-    return chosen
-
-
 def _cause(segment: Segment, program: Program, chosen: list[Suspicion], one: Suspicion, after: Gap) -> Cause:
     without = gap(segment, _applied(program, _without(chosen, one)))
     explained = 1 - after.size / without.size if without.size > 0 else 0.0
     return Cause(one.name, one.a, one.b, explained, one.text, one.stage)
 
 
-def _unknown(segment: Segment, sides: Sides, before: Gap, after: Gap) -> Cause:
+def _unknown(segment: Segment, before: Gap, after: Gap) -> Cause:
     stage = segment.stages[-1]
     if len(segment.stages) > 1 and segment.name != "output":
         stage = segment.stages[0]

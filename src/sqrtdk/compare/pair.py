@@ -17,8 +17,8 @@ from sqrtdk.compare.observed import NAMES, Seen, observe
 from sqrtdk.compare.program import Formula, Opaque, Program, Way
 from sqrtdk.compare.records import StageDiff
 from sqrtdk.compare.rounding import Precision
-from sqrtdk.compare.segments import Gap, Precisions, Segment, is_known, segments, way_of
-from sqrtdk.compare.stages import of_formula
+from sqrtdk.compare.segments import Gap, Precisions, Segment, gap, is_known, segments, way_of, whole
+from sqrtdk.compare.stages import hidden_rows, of_formula
 from sqrtdk.compare.suspect import Sides
 from sqrtdk.tracing.tensors import CallTensors
 
@@ -75,22 +75,29 @@ def judge(a: CallTensors, b: CallTensors, causes: Causes) -> Judged:
         heads=seen_b["query"].used.shape[1],
         self_attention=seen_b["query"].used.shape[2] == seen_b["key"].used.shape[2],
     )
+    if program_a.formula is None:
+        return Judged(None, reason=_unknown(sides), sides=sides, seen=seen_b)
+    rows = ~(hidden_rows(program_a.formula, *_sizes(b)) | hidden_rows(program_b.formula, *_sizes(b)))
+    whole_way = whole(b, seen_b, program_a, precisions, rows)
+    before = gap(whole_way, program_a)
     parts = []
     program = program_a
-    for segment in segments(b, seen_b, program_a, precisions):
-        explained = explain(segment, replace(sides, a=program), causes)
+    for segment in segments(b, seen_b, program_a, precisions, rows):
+        own = gap(segment, program)
+        # what differs and makes no difference to the output needs no cause
+        explained = Explained((), program, own, own)
+        if not before.within:
+            explained = explain(segment, replace(sides, a=program), causes)
         program = explained.program
         parts.append((segment, explained))
-    return _judged(sides, parts, seen_b)
-
-
-def _judged(sides: Sides, parts: list[tuple[Segment, Explained]], seen: Mapping[str, Seen]) -> Judged:
+    same = before.within or all(explained.before.within for _, explained in parts)
+    after = before if same else gap(whole_way, program)
     stages = [stage for segment, explained in parts for stage in _stages(segment, explained, sides)]
-    output = next((explained for segment, explained in parts if segment.name == "output"), None)
-    if output is None:
-        return Judged(None, tuple(parts), tuple(stages), reason=_unknown(sides), sides=sides, seen=seen)
-    same = all(explained.before.within for _, explained in parts)
-    return Judged(same, tuple(parts), tuple(stages), output.before, output.after, sides=sides, seen=seen)
+    return Judged(same, tuple(parts), tuple(stages), before, after, sides=sides, seen=seen_b)
+
+
+def _sizes(call: CallTensors) -> tuple[int, int]:
+    return call.output.shape[0], call.output.shape[2]
 
 
 def _unknown(sides: Sides) -> str:

@@ -7,7 +7,7 @@ against it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from sqrtdk.compare import rounding
 from sqrtdk.compare.compute import apply_step, attend, follow, project, spread
 from sqrtdk.compare.observed import NAMES, Seen
 from sqrtdk.compare.program import Norm, Opaque, Program, Rotation, Way
+from sqrtdk.compare.suspect import STAGES
 from sqrtdk.tracing.tensors import CallTensors
 
 OF_FORMULA = ("scale", "softcap", "bias", "mask", "sinks", "weights", "output")
@@ -40,6 +41,7 @@ class Segment:
         target: B's values at its end.
         run: a program's values there.
         allowed: how far they may be from the target by the rounding of both sides, each entry or all.
+        rows: (B, L), True for those that are compared; None for all.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Segment:
     target: Tensor
     run: Callable[[Program], Tensor]
     allowed: Callable[[Program], Tensor | float]
+    rows: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,13 +72,15 @@ class Gap:
 def gap(segment: Segment, program: Program) -> Gap:
     """How far a program is from B over a segment; not a number counts as far."""
     difference = (segment.run(program) - segment.target.double()).abs()
+    allowed = torch.as_tensor(segment.allowed(program), dtype=torch.float64).expand(difference.shape)
+    if segment.rows is not None:
+        counted = segment.rows[:, None, :, None].expand(difference.shape)
+        difference, allowed = difference[counted], allowed[counted]
     if not difference.numel():
         return Gap(0.0, 0.0, 0.0, True)
     difference = difference.nan_to_num(nan=float("inf"), posinf=float("inf"))
-    allowed = segment.allowed(program)
     within = bool((difference <= allowed).all())
-    most = float(allowed.max()) if isinstance(allowed, Tensor) else allowed
-    return Gap(float(difference.max()), float(difference.square().mean().sqrt()), most, within)
+    return Gap(float(difference.max()), float(difference.square().mean().sqrt()), float(allowed.max()), within)
 
 
 def way_of(program: Program, name: str) -> Way:
@@ -89,7 +94,9 @@ def is_known(way: Way) -> bool:
     return not any(isinstance(step, Opaque) for step in way.steps)
 
 
-def segments(b: CallTensors, seen: dict[str, Seen], a: Program, precisions: Precisions) -> list[Segment]:
+def segments(
+    b: CallTensors, seen: Mapping[str, Seen], a: Program, precisions: Precisions, rows: Tensor | None
+) -> list[Segment]:
     """The segments of a pair that can be run.
 
     Args:
@@ -97,12 +104,60 @@ def segments(b: CallTensors, seen: dict[str, Seen], a: Program, precisions: Prec
         seen: its q, k and v, what is not recorded of them being A's where both had the same input.
         a: program of A.
         precisions: in which both sides compute.
+        rows: (B, L), True where the output is compared.
     """
     parts = [_projection(name, seen[name], precisions) for name in NAMES if _projects(seen[name], way_of(a, name))]
     parts += [_steps(name, seen[name], precisions) for name in NAMES if _steps_known(seen[name], way_of(a, name))]
     if a.formula is not None:
-        parts.append(_output(b, seen, precisions))
+        parts.append(_output(b, {name: seen[name].used for name in NAMES}, precisions, rows))
     return parts
+
+
+def whole(b: CallTensors, seen: Mapping[str, Seen], a: Program, precisions: Precisions, rows: Tensor | None) -> Segment:
+    """All segments as one: from what came in, or the first that is recorded, to the output."""
+    parts = {part.name: part for part in segments(b, seen, a, precisions, rows)}
+
+    def vectors(program: Program) -> dict[str, Tensor]:
+        found = {}
+        for name in NAMES:
+            values = parts[name].run(program) if name in parts else seen[name].projected
+            known = f"{name} used" in parts and values is not None
+            found[name] = follow(way_of(program, name), values)[-1] if known and values is not None else seen[name].used
+        return found
+
+    def run(program: Program) -> Tensor:
+        return _output(b, vectors(program), precisions, rows).run(program)
+
+    def allowed(program: Program) -> Tensor:
+        values = vectors(program)
+        errors = {
+            name: _sum([parts[part].allowed(program) for part in (name, f"{name} used") if part in parts])
+            for name in NAMES
+        }
+        limit = torch.as_tensor(_output(b, values, precisions, rows).allowed(program))
+        return limit + _carried(program, values, errors)
+
+    return Segment("whole", STAGES, b.output, run, allowed, rows)
+
+
+def _sum(limits: list[Tensor | float]) -> Tensor | float:
+    return sum(limits[1:], limits[0]) if limits else 0.0
+
+
+def _carried(program: Program, values: dict[str, Tensor], errors: dict[str, Tensor | float]) -> Tensor:
+    """By how much errors of q, k and v move the output, at most: logits by dz move weights by a factor of e^(2 dz)."""
+    formula, count = program.formula, values["query"].shape[1]
+    assert formula is not None
+    sizes = {name: torch.as_tensor(errors[name], dtype=torch.float64).expand(values[name].shape) for name in NAMES}
+    key, value = (spread(values[name], count, way_of(program, name).heads).double() for name in ("key", "value"))
+    of_key, of_value = (spread(sizes[name], count, way_of(program, name).heads) for name in ("key", "value"))
+    query = values["query"].double()
+    slope = float(torch.as_tensor(formula.scale, dtype=torch.float64).abs().max())
+    slope *= float(torch.as_tensor(formula.after, dtype=torch.float64).abs().max())
+    lengths = key.norm(dim=-1).amax(-1), of_key.norm(dim=-1).amax(-1)
+    moved = slope * (sizes["query"].norm(dim=-1) * lengths[0][..., None] + query.norm(dim=-1) * lengths[1][..., None])
+    reach = value.amax(-2, keepdim=True) - value.amin(-2, keepdim=True)
+    return torch.expm1((2 * moved).clamp(max=1.0)).clamp(max=1.0)[..., None] * reach + of_value.amax(-2, keepdim=True)
 
 
 def _projects(seen: Seen, way: Way) -> bool:
@@ -177,14 +232,15 @@ def _borrowed(seen: Seen, precisions: Precisions) -> Tensor | float:
     return rounding.sigmas(values.numel()) * sums + sum(rounding.unit(p.dtype) for p in precisions) * values.abs()
 
 
-def _output(b: CallTensors, seen: dict[str, Seen], precisions: Precisions) -> Segment:
-    count = seen["query"].used.shape[1]
-    query = seen["query"].used
+def _output(b: CallTensors, values: Mapping[str, Tensor], precisions: Precisions, rows: Tensor | None) -> Segment:
+    query = values["query"]
+    count = query.shape[1]
 
     def grouped(program: Program) -> tuple[Tensor, Tensor]:
-        heads = [way_of(program, name).heads for name in ("key", "value")]
-        key, value = (spread(seen[name].used, count, at) for name, at in zip(("key", "value"), heads, strict=True))
-        return key, value
+        return (
+            spread(values["key"], count, program.key.heads),
+            spread(values["value"], count, program.value.heads),
+        )
 
     def run(program: Program) -> Tensor:
         assert program.formula is not None
@@ -194,9 +250,4 @@ def _output(b: CallTensors, seen: dict[str, Seen], precisions: Precisions) -> Se
         assert program.formula is not None
         return rounding.output_allowed(query, *grouped(program), program.formula, *precisions)
 
-    return Segment("output", OF_FORMULA, b.output, run, allowed)
-
-
-def unlike(one: Tensor | None, other: Tensor | None) -> bool:
-    """Whether both are known and are not bit for bit the same."""
-    return one is not None and other is not None and (one.shape != other.shape or not torch.equal(one, other))
+    return Segment("output", OF_FORMULA, b.output, run, allowed, rows)

@@ -38,8 +38,8 @@ class Waypoint:
     """What a vector was after one step between projection and product.
 
     Attributes:
-        name: "norm", "rope", or "unknown" for a step that the trace could not follow.
-        detail: kind of the normalisation ("rms", "layer", "l2"), or the operation.
+        name: "norm", "rope", "rounded" (to a lesser dtype), or "unknown" for a step that the trace could not follow.
+        detail: kind of the normalisation ("rms", "layer", "l2"), the dtype, or the operation.
         values: (B, H, L, E); None where they are not known.
     """
 

@@ -197,13 +197,21 @@ def _of_logits(reading: Reading, logits: Logits, used: Used) -> tuple[Place, Pla
     assert key is not None
     if used.value.shape[-2] != layout.columns or used.value.numel() == 0:
         return "the layout of its values is not known"
-    leading = 1 if reading.output is None else math.prod(reading.output.shape[:-2])
-    if leading != layout.batch * layout.heads:
+    output, wide = reading.output, used.value
+    assert output is not None
+    if math.prod(output.shape[:-1]) != layout.batch * layout.heads * layout.rows:
         return "the layout of its output is not known"
+    if math.prod(output.shape[:-2]) == layout.batch * layout.heads:
+        wide = wide.expand(*output.shape[:-2], *wide.shape[-2:])
+    elif layout.inner != 1 or math.prod(wide.shape[:-2]) % layout.batch:
+        return "the layout of its values is not known"
 
     def values(tensor: Tensor) -> Tensor:
-        assert reading.output is not None
-        return layout.by_head(tensor.expand(*reading.output.shape[:-2], *tensor.shape[-2:]))
+        if wide.shape != used.value.shape:
+            tensor = tensor.expand(wide.shape)
+        if math.prod(tensor.shape[:-2]) == layout.batch * layout.heads:
+            return layout.by_head(tensor)
+        return tensor.reshape(layout.batch, -1, *tensor.shape[-2:])  # one of a group of queries along the rows
 
     return (
         Place(query_node, query, rows_of(entries, at_row, transposed=axes.swapped)),
@@ -215,7 +223,7 @@ def _of_logits(reading: Reading, logits: Logits, used: Used) -> tuple[Place, Pla
 def _rows(reading: Reading, output: Tensor) -> Tensor:
     """(B, Hq, L, Ev) of the output."""
     layout = reading.layout
-    if isinstance(reading.operands, Logits):
+    if isinstance(reading.operands, Logits) and math.prod(output.shape[:-2]) == layout.batch * layout.heads:
         return layout.by_head(output).detach()
     return output.reshape(layout.batch, layout.heads, layout.rows, output.shape[-1]).detach()
 

@@ -53,6 +53,9 @@ def vector(place: Place) -> Vector:
         last = after
         steps.append(Waypoint(span.name, span.detail, _divided(after, factor)))
     by = _factor(last, used)
+    if by is None and (dtype := _rounded(last, used)) is not None:
+        steps.append(Waypoint("rounded", dtype, used))
+        by = torch.ones_like(factor)
     if by is None:
         return Vector(used, projected=projected, steps=(*steps, Waypoint("unknown", "", None)))
     projection = None if way.shifted else _projection(place, way, used)
@@ -79,6 +82,14 @@ def _factor(before: Tensor, after: Tensor) -> Tensor | None:
         by = torch.where((by - 1).abs() <= eps, torch.ones_like(by), by)
         if bool(((y - by * x).abs() <= _SLACK * eps * y.abs().clamp_min(torch.finfo(torch.float32).tiny)).all()):
             return by
+    return None
+
+
+def _rounded(before: Tensor, after: Tensor) -> str | None:
+    """The lesser dtype that values went through."""
+    for dtype in (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2):
+        if torch.equal(before.to(dtype).to(after.dtype), after):
+            return str(dtype).removeprefix("torch.")
     return None
 
 
