@@ -41,7 +41,7 @@ def way_of(seen: Seen, dtype: torch.dtype) -> Way:
     if seen.weight is not None and seen.features is not None:
         affine = Affine(seen.name, seen.weight, seen.bias, seen.features)
     if seen.projected is None:
-        return Way(affine=None, steps=(Opaque("not recorded"),), heads=seen.heads)
+        return Way(steps=(Opaque("not recorded"),), heads=seen.heads, scaled=seen.scaled)
     steps: list[Change] = []
     before = seen.projected
     for point in seen.steps:
@@ -49,7 +49,7 @@ def way_of(seen: Seen, dtype: torch.dtype) -> Way:
         if point.values is None:
             break
         before = point.values
-    return Way(affine, tuple(steps), seen.heads)
+    return Way(affine, tuple(steps), seen.heads, seen.scaled)
 
 
 def _step(before: Tensor, point: Waypoint, dtype: torch.dtype) -> Change:

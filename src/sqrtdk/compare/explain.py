@@ -69,7 +69,7 @@ def explain(segment: Segment, sides: Sides, causes: Causes) -> Explained:
 
 def _asked(segment: Segment, sides: Sides, causes: Causes) -> list[Suspicion]:
     every = [suspicion for suspect in causes.values() for suspicion in suspect(sides)]
-    return [suspicion for suspicion in every if suspicion.stage in segment.stages]
+    return [suspicion for suspicion in every if suspicion.stage in segment.asks]
 
 
 def _nearest(segment: Segment, sides: Sides, causes: Causes, before: Gap) -> list[Suspicion]:

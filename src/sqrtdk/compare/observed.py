@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from sqrtdk.tracing.tensors import CallTensors, Vector, Waypoint
 
+_NEAR = 1e-3  # of a factor, relative
 NAMES = ("query", "key", "value")
 
 
@@ -18,8 +20,9 @@ class Seen:
 
     Attributes:
         heads: for each query head the head that it reads, (Hq,).
-        used: (B, H, L, E), as it met, but for factors.
-        factor: by what it had been multiplied.
+        used: (B, H, L, E), as it met; but for `factor`.
+        factor: a part of the scale that it had been multiplied by.
+        scaled: what else it had been multiplied by.
         projected: (B, H, L, E); None where it is not known.
         steps: between the two.
         input: (B, L, D); None where it is not known.
@@ -33,6 +36,7 @@ class Seen:
     heads: Tensor
     used: Tensor
     factor: Tensor | float
+    scaled: Tensor | float = 1.0
     projected: Tensor | None = None
     steps: tuple[Waypoint, ...] = ()
     input: Tensor | None = None
@@ -46,10 +50,23 @@ class Seen:
 def observe(call: CallTensors) -> dict[str, Seen]:
     """Q, k and v of a call, by name."""
     count = call.query.values.shape[1]
-    return {name: _seen(getattr(call, name), count, grouped=name != "query") for name in NAMES}
+    scales = {"query": True, "key": _is_scale(call.key, call.query), "value": False}
+    return {name: _seen(getattr(call, name), count, grouped=name != "query", scale=scales[name]) for name in NAMES}
 
 
-def _seen(vector: Vector, count: int, *, grouped: bool) -> Seen:
+def _is_scale(key: Vector, query: Vector) -> bool:
+    """Whether a factor of k is a part of the scale: q's as well, or a power of the head dimension."""
+    if isinstance(key.factor, Tensor):
+        return isinstance(query.factor, Tensor) and torch.equal(key.factor, query.factor)
+    width, factor = key.values.shape[-1], abs(key.factor)
+    if factor == 0 or width < 2:
+        return False
+    power = 4 * math.log(factor) / math.log(width)
+    near = isinstance(query.factor, float) and abs(key.factor - query.factor) <= _NEAR * abs(query.factor)
+    return near or abs(power - round(power)) <= _NEAR
+
+
+def _seen(vector: Vector, count: int, *, grouped: bool, scale: bool) -> Seen:
     first, heads = _groups(vector) if grouped else _alone(vector)
     there = vector.values.shape[1]
     of_queries = heads if there == count else heads.repeat_interleave(max(1, count // max(there, 1)))
@@ -58,8 +75,9 @@ def _seen(vector: Vector, count: int, *, grouped: bool) -> Seen:
     projection = vector.projection
     return Seen(
         heads=of_queries,
-        used=used / factor,
-        factor=factor,
+        used=used / factor if scale else used,
+        factor=factor if scale else 1.0,
+        scaled=1.0 if scale else factor,
         projected=None if vector.projected is None else vector.projected[:, first].double(),
         steps=tuple(Waypoint(s.name, s.detail, None if s.values is None else s.values[:, first]) for s in vector.steps),
         input=None if projection is None else projection.input,

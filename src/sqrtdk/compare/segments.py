@@ -42,6 +42,7 @@ class Segment:
         run: a program's values there.
         allowed: how far they may be from the target by the rounding of both sides, each entry or all.
         rows: (B, L), True for those that are compared; None for all.
+        asks: stages of the suspicions that may act on it.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Segment:
     run: Callable[[Program], Tensor]
     allowed: Callable[[Program], Tensor | float]
     rows: Tensor | None = None
+    asks: tuple[str, ...] = STAGES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -184,7 +186,7 @@ def _projection(name: str, seen: Seen, precisions: Precisions) -> Segment:
         assert affine is not None
         return rounding.projection_allowed(affine, entering, *precisions)
 
-    return Segment(name, (name,), seen.projected, run, allowed)
+    return Segment(name, (name,), seen.projected, run, allowed, asks=(name,))
 
 
 def _steps(name: str, seen: Seen, precisions: Precisions) -> Segment:
@@ -197,7 +199,8 @@ def _steps(name: str, seen: Seen, precisions: Precisions) -> Segment:
     def allowed(program: Program) -> Tensor | float:
         return _way_allowed(way_of(program, name), before, precisions) + _borrowed(seen, precisions)
 
-    return Segment(f"{name} used", (f"{name} norm", f"{name} rotation"), seen.used, run, allowed)
+    stages = (f"{name} norm", f"{name} rotation") if name != "value" else ("value",)
+    return Segment(f"{name} used", stages, seen.used, run, allowed, asks=(name, *stages))
 
 
 def _way_allowed(way: Way, before: Tensor, precisions: Precisions) -> Tensor:
@@ -250,4 +253,4 @@ def _output(b: CallTensors, values: Mapping[str, Tensor], precisions: Precisions
         assert program.formula is not None
         return rounding.output_allowed(query, *grouped(program), program.formula, *precisions)
 
-    return Segment("output", OF_FORMULA, b.output, run, allowed, rows)
+    return Segment("output", OF_FORMULA, b.output, run, allowed, rows, ("key", "value", *OF_FORMULA))

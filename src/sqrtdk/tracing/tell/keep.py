@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from sqrtdk.errors import kind_and_text
 from sqrtdk.tracing.read.orient import coordinates, operands
 from sqrtdk.tracing.read.patterns import distinct
 from sqrtdk.tracing.read.reading import Logits, Reading, Vectors
@@ -17,10 +18,12 @@ from sqrtdk.tracing.steps import Beside, Bias, Clamp, Hide, Mix, Offset, Scale, 
 from sqrtdk.tracing.tell.sight import Sight, look, visible_by
 from sqrtdk.tracing.tell.vectors import Place, vector
 from sqrtdk.tracing.tensors import CallTensors, Term, Vector
+from sqrtdk.tracing.watch.carried import Carried
 from sqrtdk.tracing.watch.events import KernelCall
 from sqrtdk.tracing.watch.graph import Node
 
 NO_OPERANDS = "its operands are not known"
+_EVEN = 0.02  # a factor on rounded weights that is the same for all
 _ROUNDED = 2.0**-20  # a factor of float32 this near to 1 is 1
 BLOCKS_OF_KEYS = "it was computed in blocks of keys"
 
@@ -70,6 +73,16 @@ def without(call: AttentionCall, reason: str) -> CallTensors:
 
 def keep(reading: Reading, used: Used | None, call: AttentionCall) -> CallTensors:
     """The tensors of a reading; what can't be laid out or is not known is told in `missing`."""
+    try:
+        return _keep(reading, used, call)
+    except Exception as error:  # what a stranger's layout brings about must not stop the model
+        return without(call, f"its tensors could not be laid out: {kind_and_text(error)}")
+
+
+def _keep(reading: Reading, used: Used | None, call: AttentionCall) -> CallTensors:
+    dropped = None if used is None else _dropped(reading, used)
+    if dropped is not None:
+        reading = replace(reading, dropout=dropped, carried=Carried())
     fault = _fault(reading)
     if fault is not None or used is None:
         return without(call, fault or NO_OPERANDS)
@@ -90,7 +103,7 @@ def keep(reading: Reading, used: Used | None, call: AttentionCall) -> CallTensor
     assert reading.output is not None
     kept = None
     if reading.dropout and used.weights is not None:
-        kept = (reading.layout.by_head(used.weights) != 0).detach()
+        kept = (used.weights.reshape(_sizes(reading)) != 0).detach()
     return CallTensors(
         site=call.site,
         index=call.index,
@@ -110,11 +123,34 @@ def keep(reading: Reading, used: Used | None, call: AttentionCall) -> CallTensor
     )
 
 
+def _dropped(reading: Reading, used: Used) -> float | None:
+    """The rate at which weights were set to 0 before they met v, the others being enlarged; None where it is not so."""
+    carried = reading.carried
+    if not (carried.changes or carried.remasked or carried.thinned) or used.weights is None:
+        return None
+    if not isinstance(reading.operands, Logits) or reading.dropout:
+        return None
+    weights = reading.operands.arrange(reading.operands.weights).to(torch.float64)
+    met = used.weights.reshape(weights.shape).to(torch.float64)
+    kept = (met != 0) & (weights != 0)
+    by = (met / weights)[kept]
+    if not by.numel() or bool((met != 0).sum() != kept.sum()):
+        return None
+    rate = 1.0 - 1.0 / float(by.median())
+    even = bool(((by * (1.0 - rate) - 1.0).abs() <= _EVEN).all())
+    return rate if even and 0.0 < rate < 1.0 else None
+
+
 def _unscaled(vector: Vector, root: float) -> Vector:
     values = (vector.values.to(torch.float64) / root).to(vector.values.dtype)
     factor = vector.factor / root
     plain = vector.projected is None or (isinstance(factor, float) and abs(factor - 1) <= _ROUNDED)
     return replace(vector, values=values, factor=1.0 if plain else factor)
+
+
+def _sizes(reading: Reading) -> tuple[int, int, int, int]:
+    layout = reading.layout
+    return layout.batch, layout.heads, layout.rows, layout.columns
 
 
 def _fault(reading: Reading) -> str | None:
@@ -165,59 +201,62 @@ def _places(reading: Reading, used: Used) -> tuple[Place, Place, Place] | str:
 
 
 def _of_logits(reading: Reading, logits: Logits, used: Used) -> tuple[Place, Place, Place] | str:
-    layout, axes, product = reading.layout, logits.axes, logits.product
+    axes, product = logits.axes, logits.product
     left, right = operands(product)
     if left.value is None or right.value is None or not axes.followed:
         return "the layout of its logits could not be followed"
     if len(product.shape) > 3 or axes.windowed:
         return "the layout of its logits is not known"
     n, row, column = (logits.arrange(at) for at in coordinates(product, logits.views, reading.device))
-    if n.shape != (layout.batch, layout.heads, layout.rows, layout.columns):
+    if n.shape != _sizes(reading):
         return "the product does not hold all of the logits"
     if axes.swapped:
         row, column = column, row
-    entries, at_row, at_key = n[..., 0], row[..., 0], column[..., 0, :]
-    if not bool((row == row[..., :1]).all()) or not bool((column == column[..., :1, :]).all()):
+    if bool((row != row[..., :1]).any()) or bool((column != column[..., :1, :]).any()) or bool((n != n[..., :1]).any()):
         return "its queries have keys of their own"
-    of_keys = n[..., 0, :]
-    if not bool((n == entries[..., None]).all()) and not bool((n == of_keys[..., None, :]).all()):
-        return "its queries have keys of their own"
-
-    def rows_of(entries: Tensor, at: Tensor, *, transposed: bool) -> Callable[[Tensor], Tensor]:
-        def place(tensor: Tensor) -> Tensor:
-            tensor = tensor.mT if transposed else tensor
-            whole = tensor.reshape(-1, *tensor.shape[-2:]) if tensor.dim() != 3 else tensor
-            return whole[entries, at]
-
-        return place
-
+    values = _values(reading, used)
+    if isinstance(values, str):
+        return values
     query_node, key_node = (right, left) if axes.swapped else (left, right)
-    query, key = query_node.value, key_node.value
-    assert query is not None
-    assert key is not None
-    if used.value.shape[-2] != layout.columns or used.value.numel() == 0:
-        return "the layout of its values is not known"
-    output, wide = reading.output, used.value
+    assert query_node.value is not None
+    assert key_node.value is not None
+    of_query = _indexed(n[..., 0], row[..., 0], transposed=axes.swapped)
+    of_key = _indexed(n[..., 0, :], column[..., 0, :], transposed=not axes.swapped)
+    return Place(query_node, query_node.value, of_query), Place(key_node, key_node.value, of_key), values
+
+
+def _indexed(entries: Tensor, at: Tensor, *, transposed: bool) -> Callable[[Tensor], Tensor]:
+    """Picks the rows of an operand of the product."""
+
+    def place(tensor: Tensor) -> Tensor:
+        tensor = tensor.mT if transposed else tensor
+        whole = tensor.reshape(-1, *tensor.shape[-2:]) if tensor.dim() != 3 else tensor
+        return whole[entries, at]
+
+    return place
+
+
+def _values(reading: Reading, used: Used) -> Place | str:
+    """Where v is, by the layout of the output."""
+    layout, output, wide = reading.layout, reading.output, used.value
     assert output is not None
-    if math.prod(output.shape[:-1]) != layout.batch * layout.heads * layout.rows:
+    matrices = layout.batch * layout.heads
+    if wide.shape[-2] != layout.columns or not wide.numel():
+        return "the layout of its values is not known"
+    if math.prod(output.shape[:-1]) != matrices * layout.rows:
         return "the layout of its output is not known"
-    if math.prod(output.shape[:-2]) == layout.batch * layout.heads:
+    if math.prod(output.shape[:-2]) == matrices:
         wide = wide.expand(*output.shape[:-2], *wide.shape[-2:])
     elif layout.inner != 1 or math.prod(wide.shape[:-2]) % layout.batch:
         return "the layout of its values is not known"
 
     def values(tensor: Tensor) -> Tensor:
-        if wide.shape != used.value.shape:
-            tensor = tensor.expand(wide.shape)
-        if math.prod(tensor.shape[:-2]) == layout.batch * layout.heads:
+        tensor = tensor.expand(wide.shape)
+        if math.prod(tensor.shape[:-2]) == matrices:
             return layout.by_head(tensor)
         return tensor.reshape(layout.batch, -1, *tensor.shape[-2:])  # one of a group of queries along the rows
 
-    return (
-        Place(query_node, query, rows_of(entries, at_row, transposed=axes.swapped)),
-        Place(key_node, key, rows_of(of_keys, at_key, transposed=not axes.swapped)),
-        Place(used.node, used.value, values),
-    )
+    return Place(used.node, used.value, values)
 
 
 def _rows(reading: Reading, output: Tensor) -> Tensor:
