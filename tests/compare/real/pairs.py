@@ -10,11 +10,10 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
 from torch import nn
 
-from compare.real.small import Adapted, Inputs
+from compare.real.small import Inputs
 
 Pair = tuple[nn.Module, nn.Module, Inputs, Inputs]
 
@@ -47,12 +46,6 @@ class Port:
         """Both models and their inputs."""
         pair: Pair = getattr(self.home(), self.function)()
         return pair
-
-    def build_alike(self) -> tuple[nn.Module, nn.Module, dict[str, Any]]:
-        """Both models, B made to take what A takes, and these inputs."""
-        a, b, inputs_a, inputs_b = self.build()
-        assert isinstance(inputs_a, dict)
-        return a, Adapted(b, inputs_b, inputs_a), inputs_a
 
     @property
     def repair(self) -> Callable[[nn.Module], None] | None:
