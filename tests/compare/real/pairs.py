@@ -58,6 +58,8 @@ ROTATION = ("mul", "sum")  # FMS turns by matrices of 2 x 2: a multiplication an
 
 PAIRS: dict[str, Port] = {
     "llama_keras_hub": Port("keras_hub", "ports_keras_hub", "llama"),
+    "llama_padding_keras_hub": Port("keras_hub", "ports_keras_hub", "llama_padding"),
+    "gpt2_padding_keras_hub": Port("keras_hub", "ports_keras_hub", "gpt2_padding", "mask_magnitude", BOTH),
     "gpt2_keras_hub": Port("keras_hub", "ports_keras_hub", "gpt2"),
     "bert_keras_hub": Port("keras_hub", "ports_keras_hub", "bert"),
     "bert_gelu_keras_hub": Port("keras_hub", "ports_keras_hub", "bert_gelu", "input", (1,)),
@@ -68,6 +70,7 @@ PAIRS: dict[str, Port] = {
     "qwen3_litgpt": Port("litgpt", "ports_litgpt", "qwen3"),
     "gemma2_litgpt": Port("litgpt", "ports_litgpt", "gemma2"),
     "bert_curated": Port("curated_transformers", "ports_curated", "bert"),
+    "bert_padding_curated": Port("curated_transformers", "ports_curated", "bert_padding"),
     "roberta_curated": Port("curated_transformers", "ports_curated", "roberta"),
     "llama_curated": Port("curated_transformers", "ports_curated", "llama"),
     "gpt_neox_curated": Port("curated_transformers", "ports_curated", "gpt_neox"),
