@@ -28,7 +28,8 @@ from compare.real.small import randomised, tokens
 HERE = Path(__file__).parent
 ENVIRONMENTS = Path(os.environ.get("SQRTDK_REAL", HERE.parents[2] / "out" / "real"))
 TEXT = {"vocab_size": 160, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-GPT2 = TEXT | {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128}
+HEAD_DIM = 20  # 3 heads, so that no layer's number is the root of the number of heads
+GPT2 = TEXT | {"n_embd": 3 * HEAD_DIM, "n_layer": 3, "n_head": 3, "n_positions": 128}
 DEEPSEEK = TEXT | {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -87,6 +88,7 @@ def _cases(release: str, name: str, family: str, fields: dict[str, Any], **ratio
     return [Case(name, release, family, fields, attn, ratio) for attn, ratio in ratios.items()]
 
 
+INVERTED = (float(HEAD_DIM),) * 3
 ALIKE3, ALIKE2 = (1.0,) * 3, (1.0,) * 2
 CASES = [
     *_cases("5.2.0", "gpt2", "GPT2", GPT2, eager=ALIKE3, sdpa=ALIKE3),
@@ -99,7 +101,7 @@ CASES = [
         sdpa=(1.0, 2.0, 3.0),
     ),
     *_cases(
-        "5.2.0", "gpt2-unscaled", "GPT2", GPT2 | {"scale_attn_weights": False}, eager=ALIKE3, sdpa=(0.25, 0.25, 0.25)
+        "5.2.0", "gpt2-unscaled", "GPT2", GPT2 | {"scale_attn_weights": False}, eager=ALIKE3, sdpa=(HEAD_DIM**-0.5,) * 3
     ),
     *_cases("5.2.0", "deepseek-v2", "DeepseekV2", DEEPSEEK | {"rope_parameters": PLAIN}, eager=ALIKE2, sdpa=ALIKE2),
     *_cases(
@@ -111,10 +113,8 @@ CASES = [
         sdpa=(MSCALE**-2,) * 2,
     ),
     *_cases("5.2.0", "deepseek-v3-yarn", "DeepseekV3", DEEPSEEK | {"rope_parameters": YARN}, eager=ALIKE2, sdpa=ALIKE2),
-    *_cases("4.55.0", "bigcode", "GPTBigCode", GPT2, eager=(16.0,) * 3, sdpa=(16.0,) * 3),
-    *_cases(
-        "4.55.0", "bigcode-heads", "GPTBigCode", GPT2 | {"multi_query": False}, eager=(16.0,) * 3, sdpa=(16.0,) * 3
-    ),
+    *_cases("4.55.0", "bigcode", "GPTBigCode", GPT2, eager=INVERTED, sdpa=INVERTED),
+    *_cases("4.55.0", "bigcode-heads", "GPTBigCode", GPT2 | {"multi_query": False}, eager=INVERTED, sdpa=INVERTED),
     *_cases(
         "4.55.0", "bigcode-unscaled", "GPTBigCode", GPT2 | {"scale_attn_weights": False}, eager=ALIKE3, sdpa=ALIKE3
     ),

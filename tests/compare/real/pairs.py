@@ -10,11 +10,10 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
 from torch import nn
 
-from compare.real.small import Adapted, Inputs
+from compare.real.small import Inputs
 
 Pair = tuple[nn.Module, nn.Module, Inputs, Inputs]
 
@@ -48,12 +47,6 @@ class Port:
         pair: Pair = getattr(self.home(), self.function)()
         return pair
 
-    def build_alike(self) -> tuple[nn.Module, nn.Module, dict[str, Any]]:
-        """Both models, B made to take what A takes, and these inputs."""
-        a, b, inputs_a, inputs_b = self.build()
-        assert isinstance(inputs_a, dict)
-        return a, Adapted(b, inputs_b, inputs_a), inputs_a
-
     @property
     def repair(self) -> Callable[[nn.Module], None] | None:
         """What takes the cause out of B, where that can be done."""
@@ -61,10 +54,13 @@ class Port:
 
 
 BOTH = (0, 1)
+BLIND = "rows that see no key"  # differ, and a comparison leaves them out: they are no tokens'
 ROTATION = ("mul", "sum")  # FMS turns by matrices of 2 x 2: a multiplication and a sum
 
 PAIRS: dict[str, Port] = {
     "llama_keras_hub": Port("keras_hub", "ports_keras_hub", "llama"),
+    "llama_padding_keras_hub": Port("keras_hub", "ports_keras_hub", "llama_padding"),
+    "gpt2_padding_keras_hub": Port("keras_hub", "ports_keras_hub", "gpt2_padding", BLIND),
     "gpt2_keras_hub": Port("keras_hub", "ports_keras_hub", "gpt2"),
     "bert_keras_hub": Port("keras_hub", "ports_keras_hub", "bert"),
     "bert_gelu_keras_hub": Port("keras_hub", "ports_keras_hub", "bert_gelu", "input", (1,)),
@@ -75,6 +71,7 @@ PAIRS: dict[str, Port] = {
     "qwen3_litgpt": Port("litgpt", "ports_litgpt", "qwen3"),
     "gemma2_litgpt": Port("litgpt", "ports_litgpt", "gemma2"),
     "bert_curated": Port("curated_transformers", "ports_curated", "bert"),
+    "bert_padding_curated": Port("curated_transformers", "ports_curated", "bert_padding"),
     "roberta_curated": Port("curated_transformers", "ports_curated", "roberta"),
     "llama_curated": Port("curated_transformers", "ports_curated", "llama"),
     "gpt_neox_curated": Port("curated_transformers", "ports_curated", "gpt_neox"),

@@ -34,6 +34,17 @@ def bert() -> Pair:
     return _pair("bert", "BERTEncoder")
 
 
+def bert_padding() -> Pair:
+    """The same with one sequence padded, to the right."""
+    from curated_transformers.layers import AttentionMask
+
+    base, port, given, others = bert()
+    mask = torch.ones_like(given["input_ids"])
+    mask[1, 18:] = 0
+    others["attention_mask"] = AttentionMask(mask[:, None, None].bool())
+    return base, port, given | {"attention_mask": mask}, others
+
+
 def roberta() -> Pair:
     """The same."""
     return _pair("roberta", "RoBERTaEncoder")

@@ -37,9 +37,29 @@ def llama() -> Pair:
     return _pair("llama", "Llama3Backbone")
 
 
+def llama_padding() -> Pair:
+    """The same with one sequence padded, to the right."""
+    return _padded(llama(), 18, None)
+
+
 def gpt2() -> Pair:
     """The same."""
     return _pair("gpt2", "GPT2Backbone")
+
+
+def gpt2_padding() -> Pair:
+    """Not the same with padding to the left, in the rows that see no key.
+
+    Hugging Face fills with the least float, and such a row averages all keys; Keras zeroes its weights afterwards.
+    """
+    return _padded(gpt2(), None, 6)
+
+
+def _padded(pair: Pair, begin: int | None, end: int | None) -> Pair:
+    base, port, given, (others,) = pair
+    mask = torch.ones_like(given["input_ids"])
+    mask[1, begin:end] = 0
+    return base, port, given | {"attention_mask": mask}, (others | {"padding_mask": mask},)
 
 
 def bert() -> Pair:

@@ -85,32 +85,3 @@ def rounding(model: nn.Module, inputs: Inputs) -> float:
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])
     return SIDES * largest
-
-
-class Adapted(nn.Module):
-    """A port that takes what the other side takes: its own arguments, with the other side's tensors in their places."""
-
-    def __init__(self, port: nn.Module, inputs: Inputs, others: dict[str, Any]):
-        """Keep the port and its inputs.
-
-        Args:
-            port: the model.
-            inputs: of it; a tensor that is one of `others` is replaced by what the call gives.
-            others: inputs of the other side.
-        """
-        super().__init__()
-        self.port = port
-        self.inputs = inputs
-        self.names = {id(tensor): name for name, tensor in others.items()}
-
-    def forward(self, **given: Any) -> Any:
-        """Calls the port."""
-        inputs = self._filled(self.inputs, given)
-        return self.port(**inputs) if isinstance(inputs, dict) else self.port(*inputs)
-
-    def _filled(self, value: Any, given: dict[str, Any]) -> Any:
-        if isinstance(value, dict):
-            return {name: self._filled(part, given) for name, part in value.items()}
-        if isinstance(value, tuple):
-            return tuple(self._filled(part, given) for part in value)
-        return given[self.names[id(value)]] if id(value) in self.names else value
