@@ -11,6 +11,7 @@ from torch import Tensor
 from sqrtdk.compare.build import program_of
 from sqrtdk.compare.compute import dtype_of
 from sqrtdk.compare.explain import Causes, Explained, explain, first_stage
+from sqrtdk.compare.heads import in_order
 from sqrtdk.compare.infer_formula import infer
 from sqrtdk.compare.infer_vectors import infer_way
 from sqrtdk.compare.observed import NAMES, Seen, observe
@@ -57,6 +58,7 @@ def judge(a: CallTensors, b: CallTensors, causes: Causes) -> Judged:
     reason = _unfit(a, b)
     if reason is not None:
         return Judged(None, reason=reason)
+    a, b = in_order(a), in_order(b)
     seen_a, seen_b = observe(a), observe(b)
     reason = _unlike_heads(seen_a, seen_b)
     if reason is not None:
@@ -67,6 +69,7 @@ def judge(a: CallTensors, b: CallTensors, causes: Causes) -> Judged:
     program_a = _inferred(program_a, program_b, a, seen_a)
     program_b = _inferred(program_b, program_a, b, seen_b)
     program_a = _inferred(program_a, program_b, a, seen_a)
+    program_a, program_b, seen_b = _past_unknown(program_a, program_b, seen_a, seen_b)
     sides = Sides(
         a=program_a,
         b=program_b,
@@ -172,6 +175,41 @@ def _inferred(program: Program, other: Program, call: CallTensors, seen: Mapping
         if formula is not None:
             program = replace(program, formula=formula)
     return program
+
+
+def _past_unknown(
+    a: Program, b: Program, seen_a: Mapping[str, Seen], seen_b: Mapping[str, Seen]
+) -> tuple[Program, Program, dict[str, Seen]]:
+    """Ways that have one and the same step that is not known begin after it, with what B had there.
+
+    Where both sides had the same input, what they had there is compared first: a step that gave something else stays.
+    """
+    seen = dict(seen_b)
+    for name in NAMES:
+        ways = way_of(a, name), way_of(b, name)
+        last = [max((i for i, step in enumerate(way.steps) if isinstance(step, Opaque)), default=None) for way in ways]
+        if last[0] is None or last[0] != last[1]:
+            continue
+        labels = [_labels(way, last[0]) for way in ways]
+        points = [_after(vector[name], last[0]) for vector in (seen_a, seen_b)]
+        if labels[0] != labels[1] or points[1] is None:
+            continue
+        if _near(seen_a[name].input, seen_b[name].input) and not _near(points[0], points[1]):
+            continue
+        seen[name] = replace(seen_b[name], projected=points[1].double(), input=None, borrowed=False)
+        a, b = (
+            with_way(program, name, replace(way, affine=None, steps=way.steps[last[0] + 1 :]))
+            for program, way in zip((a, b), ways, strict=True)
+        )
+    return a, b, seen
+
+
+def _labels(way: Way, last: int) -> list[str]:
+    return [step.name if isinstance(step, Opaque) else type(step).__name__ for step in way.steps[: last + 1]]
+
+
+def _after(seen: Seen, step: int) -> Tensor | None:
+    return seen.steps[step].values if step < len(seen.steps) else None
 
 
 def with_way(program: Program, name: str, way: Way) -> Program:
