@@ -20,6 +20,7 @@ from sqrtdk.cli.lab import lab
 from sqrtdk.cli.messages import PlainMessages
 from sqrtdk.cli.output import drop_stdout, keep_streams, open_closed_streams, say, unwritable
 from sqrtdk.cli.params import params
+from sqrtdk.cli.record import record
 
 _app = typer.Typer(
     name="sqrtdk",
@@ -31,6 +32,7 @@ _app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _app.command()(check)
+_app.command()(record)
 _app.command()(params)
 _app.command()(bench)
 _app.command()(build)

@@ -54,7 +54,7 @@ def to_html(report: CheckReport) -> str:
     context: dict[str, Any] = {
         "report": report,
         "version": importlib.metadata.version("sqrtdk"),
-        "payload": Markup(_script_json(payload(report))),
+        "payload": Markup(script_json(payload(report))),
         "folds": fold_calls(calls),
         "findings": fold_findings(report.findings),
         "verdicts": [(*key, verdicts[key]) for key in product(VERDICTS, (False, True)) if verdicts[key]],
@@ -84,7 +84,7 @@ def _dial(ratio: float | None) -> float | None:
     return round(max(-1.0, min(1.0, math.log2(ratio) / _DIAL_OCTAVES)), 3)
 
 
-def _script_json(value: Any) -> str:
+def script_json(value: Any) -> str:
     """Write JSON that may stand inside a script element."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
     for char, escape in _UNSAFE.items():

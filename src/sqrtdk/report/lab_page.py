@@ -92,7 +92,7 @@ def to_html(records: Sequence[Record], missing: Sequence[str] = ()) -> str:
         "place": _place,
         "source": _source,
     }
-    return page.render("lab", context)
+    return page.render("lab", context, languages=True)
 
 
 def _shown(records: Iterable[Record]) -> list[_Shown]:

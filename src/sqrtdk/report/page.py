@@ -20,14 +20,17 @@ from markupsafe import Markup
 from sqrtdk.report.plain import plain
 
 
-def render(name: str, context: Mapping[str, Any]) -> str:
+def render(name: str, context: Mapping[str, Any], languages: bool = False) -> str:
     """Fill in a page's template; its style is `base.css` and its own, its script its own.
 
     Args:
         name: of the template, the style and the script, without their endings.
         context: what the template shows, and the functions that it calls.
+        languages: the page is in two languages, and has the style and the script that choose one.
     """
-    style, script = _asset("base.css") + _asset(f"{name}.css"), _asset(f"{name}.js")
+    names = ["languages", name] if languages else [name]
+    style = "".join(_asset(f"{one}.css") for one in ("base", *names))
+    script = "".join(_asset(f"{one}.js") for one in names)
     assets = {
         "style": Markup(style),
         "script": Markup(script),

@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from sqrtdk._sites import fold_sites
 from sqrtdk.report.console import drawn
-from sqrtdk.report.fold import fold_sites
 from sqrtdk.report.plain import plain
 
 _COLUMNS = ("layers", "d_model", "heads", "kv heads", "d_k", "a layer", "total")

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
+from sqrtdk._sites import fold_sites
 from sqrtdk.audit.records import OK, SEVERITIES, UNMEASURED, VERDICTS, CheckReport
-from sqrtdk.report.console import drawn
+from sqrtdk.report.console import drawn, listed, paragraph
 from sqrtdk.report.figures import count, number, percent, ratio, worst_head
-from sqrtdk.report.fold import Fold, FoldedFinding, fold_calls, fold_findings, fold_sites, values
+from sqrtdk.report.fold import Fold, FoldedFinding, fold_calls, fold_findings, values
 from sqrtdk.report.places import places_text
 from sqrtdk.report.plain import plain
 
@@ -30,8 +31,6 @@ _COLUMNS = ("ratio", "verdict", "health", "max logit", "entropy nats", "peak", "
 _WORDS = ("verdict", "health")  # the columns that hold no numbers
 _MOST_FINDINGS = 40
 _MOST_PREMISES = 8
-_MOST_SITES = 3
-_PROSE_WIDTH = 110
 
 
 def to_text(report: CheckReport, *, width: int = 80, color: bool = False) -> str:
@@ -92,9 +91,9 @@ def _premises(console: Console, report: CheckReport) -> None:
         key=lambda note: note.endswith(" was ignored"),  # a stranger's config may bring many of these
     )
     for note in notes[:_MOST_PREMISES]:
-        _paragraph(console, Text(f"! {plain(note)}", style="yellow"), 0)
+        paragraph(console, Text(f"! {plain(note)}", style="yellow"), 0)
     if len(notes) > _MOST_PREMISES:
-        _paragraph(console, Text(f"... and {len(notes) - _MOST_PREMISES} more: see --json or --html"), 2)
+        paragraph(console, Text(f"... and {len(notes) - _MOST_PREMISES} more: see --json or --html"), 2)
 
 
 def _calls(console: Console, report: CheckReport) -> None:
@@ -123,8 +122,8 @@ def _calls(console: Console, report: CheckReport) -> None:
             if name.cell_len + text.cell_len + 3 <= console.width:
                 console.print(name + Text("   ") + text)
             else:
-                _paragraph(console, name, 0)
-                _paragraph(console, text, 2)
+                paragraph(console, name, 0)
+                paragraph(console, text, 2)
             console.print(indent + _row(row, widths, gap=gap))
     _notes(console, folds)
     console.print()
@@ -166,7 +165,7 @@ def _notes(console: Console, folds: Sequence[Fold]) -> None:
     """What the table has no room for: who declared a scale, why something was not measured, where it is written."""
     if any(fold.first.call.stats for fold in folds):
         legend = "Figures of the worst head: largest max logit, lowest entropy (and share of log n), largest peak, "
-        _paragraph(console, Text(f"{legend}share of rows with a peak over .99.", style="dim"), 0)
+        paragraph(console, Text(f"{legend}share of rows with a peak over .99.", style="dim"), 0)
     sites: dict[str, list[str]] = {}
     for fold in folds:
         judged = fold.first
@@ -181,8 +180,8 @@ def _notes(console: Console, folds: Sequence[Fold]) -> None:
         if written := places_text(fold.first.call):
             sites.setdefault(f"written: {written}", []).append(fold.site)
     for text, where in sites.items():
-        listed = "all sites" if len(where) == len(folds) > 1 else _listed(where)
-        _paragraph(console, Text(f"* {plain(text)} ({listed})", style="dim"), 0)
+        places = "all sites" if len(where) == len(folds) > 1 else listed(where)
+        paragraph(console, Text(f"* {plain(text)} ({places})", style="dim"), 0)
 
 
 def _findings(console: Console, report: CheckReport) -> None:
@@ -193,7 +192,7 @@ def _findings(console: Console, report: CheckReport) -> None:
     for finding in folded[:_MOST_FINDINGS]:
         _finding(console, finding)
     if len(folded) > _MOST_FINDINGS:
-        _paragraph(console, Text(f"... and {len(folded) - _MOST_FINDINGS} more: see --json or --html"), 2)
+        paragraph(console, Text(f"... and {len(folded) - _MOST_FINDINGS} more: see --json or --html"), 2)
     console.print()
 
 
@@ -201,7 +200,7 @@ def _finding(console: Console, folded: FoldedFinding) -> None:
     first = folded.first
     line = Text(f" {first.severity} ", style=_SEVERITY_STYLE.get(first.severity, ""))
     line.append(f" {plain(first.message)}", style="not bold default on default")
-    _paragraph(console, line, 0)
+    paragraph(console, line, 0)
     site = plain(folded.site) or "whole model"
     where = Text(site, style="bold")
     if len(folded.findings) > 1:
@@ -214,9 +213,9 @@ def _finding(console: Console, folded: FoldedFinding) -> None:
     if first.threshold is not None:
         threshold = first.threshold if isinstance(first.threshold, str) else number(first.threshold)
         where.append(f"  threshold {plain(threshold)}", style="not bold dim")
-    _paragraph(console, where, 4)
-    _paragraph(console, Text(f"fix: {plain(first.fix)}"), 4)
-    _paragraph(console, Text(f"source: {plain(first.source)}", style="dim"), 4)
+    paragraph(console, where, 4)
+    paragraph(console, Text(f"fix: {plain(first.fix)}"), 4)
+    paragraph(console, Text(f"source: {plain(first.source)}", style="dim"), 4)
 
 
 def _asides(console: Console, report: CheckReport) -> None:
@@ -233,8 +232,8 @@ def _asides(console: Console, report: CheckReport) -> None:
             told = filter(None, (item.reason, item.formula, item.at and f"at {item.at}"))
             by_text.setdefault(", ".join(told), []).append(item.site)
         for text, sites in by_text.items():
-            where = _listed(fold_sites(sites))
-            _paragraph(console, Text.assemble((f"{title}: ", "bold"), f"{plain(text)} ({where})"), 0)
+            where = listed(fold_sites(sites))
+            paragraph(console, Text.assemble((f"{title}: ", "bold"), f"{plain(text)} ({where})"), 0)
             shown = True
     if shown:
         console.print()
@@ -252,17 +251,3 @@ def _summary(report: CheckReport) -> Text:
     findings += ", on scales and formulas alone" if report.mode == "static" else ""
     text.append(findings, style=_OUTCOME_STYLE[report.outcome])
     return text.append(f". Exit code {report.exit_code} (fail-on: {report.fail_on}).")
-
-
-def _listed(sites: Sequence[str]) -> str:
-    names = list(dict.fromkeys(plain(site) or "(root)" for site in sites))
-    more = f" and {len(names) - _MOST_SITES} more" if len(names) > _MOST_SITES else ""
-    return ", ".join(names[:_MOST_SITES]) + more
-
-
-def _paragraph(console: Console, text: Text, indent: int) -> None:
-    """Print a paragraph; the lines that wrap are indented two columns further."""
-    width = min(console.width, _PROSE_WIDTH) - indent - 2
-    for number_of, line in enumerate(text.wrap(console, width, overflow="fold")):
-        line.rstrip()
-        console.print(Text(" " * (indent + (2 if number_of else 0))) + line)

@@ -1,8 +1,6 @@
 "use strict";
-// Switches the language and filters the claims. Without it the page shows every claim in English.
+// Filters the claims. Without it the page shows every claim.
 (() => {
-  const root = document.documentElement;
-  const languages = [...document.querySelectorAll("[data-language]")];
   const chips = [...document.querySelectorAll("[data-answer][aria-pressed]")];
   const search = document.getElementById("search");
   const rows = [...document.querySelectorAll("tr[data-claim]")];
@@ -14,16 +12,6 @@
     return plain([rows[index].textContent, ...prose].join(" "));
   });
   let answer = "";
-
-  function speak(language) {
-    // What the reader looks at stays where it is, though the other language takes another height.
-    const seen = claims.find((claim) => claim.getBoundingClientRect().bottom > 80);
-    const before = seen ? seen.getBoundingClientRect().top : 0;
-    const reading = before < 80;
-    root.lang = language;
-    for (const button of languages) button.setAttribute("aria-pressed", String(button.dataset.language === language));
-    if (seen && reading) window.scrollBy({ top: seen.getBoundingClientRect().top - before, behavior: "instant" });
-  }
 
   function sift() {
     const words = plain(search.value).split(" ").filter(Boolean);
@@ -39,10 +27,6 @@
     document.getElementById("none").hidden = count > 0;
   }
 
-  for (const button of languages) button.addEventListener("click", () => {
-    speak(button.dataset.language);
-    history.replaceState(null, "", button.dataset.language === "en" ? "#en" : "#zh");
-  });
   for (const chip of chips) chip.addEventListener("click", () => {
     answer = chip.dataset.answer;
     for (const other of chips) other.setAttribute("aria-pressed", String(other === chip));
@@ -58,7 +42,5 @@
     target.scrollIntoView();
   });
 
-  for (const hidden of document.querySelectorAll(".languages, .controls")) hidden.hidden = false;
-  const asked = { "#zh": "zh-CN", "#en": "en" }[location.hash];
-  speak(asked || (navigator.language.toLowerCase().startsWith("zh") ? "zh-CN" : "en"));
+  document.querySelector(".controls").hidden = false;
 })();

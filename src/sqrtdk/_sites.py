@@ -1,0 +1,103 @@
+"""Paths of modules that differ in one integer, shown as one: "layers.0-31.attn"."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_INTEGER = re.compile(r"([0-9]{1,18})")  # what is longer is no number of a layer
+_MOST_RANGES = 3
+
+
+def fold_sites(sites: Iterable[str]) -> tuple[str, ...]:
+    """Fold the sites that differ in one integer; each is named once.
+
+    Example:
+        >>> fold_sites(["h.0.attn", "h.1.attn", "pool", "h.1.attn"])
+        ('h.0-1.attn', 'pool')
+    """
+    return tuple(site for site, _ in fold(dict.fromkeys(sites), lambda site: site, lambda _: None))
+
+
+def ranges(integers: Sequence[int]) -> str:
+    """Show integers as ranges.
+
+    Example:
+        >>> ranges([0, 1, 2, 3]), ranges([4]), ranges([0, 2, 4, 6]), ranges([0, 1, 3, 4])
+        ('0-3', '4', '0,2,..,6', '0-1,3-4')
+        >>> ranges([0, 1, 3, 4, 6, 7, 9])
+        '0-1,3-4,..,9'
+    """
+    ordered = sorted(set(integers))
+    steps = {after - before for before, after in itertools.pairwise(ordered)}
+    if len(ordered) > 3 and len(steps) == 1 and steps != {1}:
+        return f"{ordered[0]},{ordered[1]},..,{ordered[-1]}"
+    runs: list[list[int]] = []
+    for integer in ordered:
+        if runs and integer == runs[-1][1] + 1:
+            runs[-1][1] = integer
+        else:
+            runs.append([integer, integer])
+    shown = [str(low) if low == high else f"{low}-{high}" for low, high in runs]
+    if len(shown) > _MOST_RANGES:
+        shown = [*shown[: _MOST_RANGES - 1], "..", shown[-1]]
+    return ",".join(shown)
+
+
+def fold(items: Iterable[T], site_of: Callable[[T], str], shown: Callable[[T], Hashable]) -> list[tuple[str, list[T]]]:
+    """Group equal items; each group takes the integer of the site that gathers most of them. Order is kept.
+
+    Args:
+        items: anything that stands at a site.
+        site_of: the site of an item.
+        shown: what else must be equal.
+
+    Returns:
+        Each group with its site, in which the integers that differ are ranges.
+    """
+    remaining = list(items)
+    buckets: dict[tuple[Hashable, Hashable], list[int]] = {}
+    keys: list[list[tuple[Hashable, Hashable]]] = []
+    for position, item in enumerate(remaining):
+        parts = _INTEGER.split(site_of(item))
+        same = shown(item)
+        holes = [(*parts[:hole], None, *parts[hole + 1 :]) for hole in range(1, len(parts), 2)] or [tuple(parts)]
+        keys.append([(same, hole) for hole in holes])
+        for key in keys[-1]:
+            buckets.setdefault(key, []).append(position)
+    taken: set[int] = set()
+    folded: list[tuple[str, list[T]]] = []
+    for position in range(len(remaining)):
+        if position in taken:
+            continue
+        group = max(([p for p in buckets[key] if p not in taken] for key in keys[position]), key=len)
+        taken.update(group)
+        folded.append((label([site_of(remaining[p]) for p in group]), [remaining[p] for p in group]))
+    return folded
+
+
+def label(sites: Sequence[str]) -> str:
+    """The one name of sites that differ in integers alone.
+
+    Example:
+        >>> label(["h.0.attn", "h.1.attn"])
+        'h.0-1.attn'
+    """
+    if len(set(sites)) == 1:
+        return sites[0]
+    columns = list(zip(*(_INTEGER.split(site) for site in sites), strict=True))
+    return "".join(column[0] if len(set(column)) == 1 else ranges([int(part) for part in column]) for column in columns)
+
+
+def shape(site: str) -> str:
+    """The site without its integers; sites of one shape have one label.
+
+    Example:
+        >>> shape("h.12.attn")
+        'h.#.attn'
+    """
+    return _INTEGER.sub("#", site)

@@ -1,0 +1,290 @@
+"""What a comparison found, in sentences: one paragraph for each group of pairs that differ for the same reasons."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from sqrtdk._sites import fold_sites
+from sqrtdk.compare.records import Cause, PairDiff, SideInfo, Unpaired
+
+UNKNOWN = "unknown"  # the name of a cause that is none
+_NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
+_MOST_SITES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Pairs that differ for the same reasons.
+
+    Attributes:
+        pairs: each with a difference of its own, in A's order.
+        causes: those of the first, without "unknown".
+        unknown: a part of the difference, or all of it, has no known cause.
+        followers: pairs whose difference comes from one of these.
+    """
+
+    pairs: tuple[PairDiff, ...]
+    causes: tuple[Cause, ...]
+    unknown: bool
+    followers: tuple[PairDiff, ...]
+
+    @property
+    def worst(self) -> PairDiff:
+        """The pair with the largest residue, relative to what rounding allows."""
+        return max(self.pairs, key=_excess)
+
+    @property
+    def resolved(self) -> bool:
+        """With all causes applied, the outputs agree within rounding, at every pair."""
+        return bool(self.causes) and not self.unknown and all(_excess(pair) <= 1 for pair in self.pairs)
+
+    @property
+    def numbers_differ(self) -> bool:
+        """The sentences of the causes have other numbers at other sites."""
+        return len({tuple(cause.text for cause in known(pair)) for pair in self.pairs}) > 1
+
+
+def paragraphs(
+    pairs: Sequence[PairDiff],
+    unpaired_a: Sequence[Unpaired],
+    unpaired_b: Sequence[Unpaired],
+    a: SideInfo,
+    b: SideInfo,
+) -> tuple[str, ...]:
+    """Say what a comparison found, most important first.
+
+    First the differences with their causes, then those without, calls that have no partner, what could not be compared,
+    and last what is the same. Sites are A's.
+
+    Args:
+        pairs: in A's order.
+        unpaired_a: calls of A without a partner.
+        unpaired_b: calls of B without a partner.
+        a: side A.
+        b: side B.
+
+    Example:
+        >>> pair = PairDiff("h.0", "h.0", 0, 0, True, None, None, (), 2e-7, 1e-6, difference=2e-7)
+        >>> side = SideInfo("demo", "model", dtype="float32")
+        >>> paragraphs([pair], (), (), side, side)
+        ('The one attention agrees: the largest difference is 2e-7, the rounding of float32 allows 1e-6.',)
+    """
+    found = groups(pairs)
+    sentences = [_caused(group, pairs, allows(a, b)) for group in found if group.causes]
+    sentences += [_unexplained(group, pairs, allows(a, b)) for group in found if not group.causes]
+    sentences += [
+        f"{_differences(lost)} {'follows' if len(lost) == 1 else 'follow'} from {origin}."
+        for origin, lost in orphans(pairs, found).items()
+    ]
+    if unpaired_a or unpaired_b:
+        sentences.append(_alone(len(unpaired_a), len(unpaired_b)))
+    if unjudged := [pair for pair in pairs if pair.same is None]:
+        reasons = dict.fromkeys(pair.reason for pair in unjudged if pair.reason)
+        why = f": {next(iter(reasons))}" if len(reasons) == 1 else ""
+        sentences.append(f"{counted(len(unjudged))} of {len(pairs):,} could not be compared{why}.")
+    if not pairs:
+        sentences.append("No attention of A has a partner in B: nothing was compared.")
+    if same := [pair for pair in pairs if pair.same]:
+        sentences.append(_same(same, len(pairs), allows(a, b)))
+    return tuple(sentences)
+
+
+def groups(pairs: Iterable[PairDiff]) -> tuple[Group, ...]:
+    """Group the pairs that differ by themselves by their causes, each with the pairs that follow from one of them."""
+    every = list(pairs)
+    by_causes: dict[object, list[PairDiff]] = {}
+    for pair in every:
+        if pair.same is False and pair.follows_from is None:
+            key: list[object] = [(c.name, c.stage, _NUMBER.sub("#", c.text)) for c in known(pair)]
+            if _unknown(pair):
+                key.append(pair.first_stage)
+            by_causes.setdefault(tuple(key), []).append(pair)
+    found = []
+    for members in by_causes.values():
+        places = {place_of(pair) for pair in members}
+        followers = tuple(pair for pair in every if pair.follows_from is not None and _origin(pair) in places)
+        found.append(Group(tuple(members), known(members[0]), _unknown(members[0]), followers))
+    return tuple(found)
+
+
+def orphans(pairs: Iterable[PairDiff], found: Iterable[Group]) -> dict[str, list[PairDiff]]:
+    """Pairs whose difference comes from one that is in no group, by that one's site."""
+    told = {id(pair) for group in found for pair in group.followers}
+    by_origin: dict[str, list[PairDiff]] = {}
+    for pair in pairs:
+        if pair.follows_from is not None and id(pair) not in told:
+            by_origin.setdefault(_origin(pair), []).append(pair)
+    return by_origin
+
+
+def known(pair: PairDiff) -> tuple[Cause, ...]:
+    """The causes that have a name."""
+    return tuple(cause for cause in pair.causes if cause.name != UNKNOWN)
+
+
+def lost_stage(pair: PairDiff) -> str | None:
+    """The stage of a difference without a cause: that of the cause "unknown", else the first that differs."""
+    stages = [cause.stage for cause in pair.causes if cause.name == UNKNOWN and cause.stage]
+    return stages[0] if stages else pair.first_stage
+
+
+def place(site: str, index: int) -> str:
+    """A site as the records name it: "h.0", "h.0#1", of the root "(root)"."""
+    return f"{site or '(root)'}{f'#{index}' if index else ''}"
+
+
+def place_of(pair: PairDiff) -> str:
+    """The site of A."""
+    return place(pair.site_a, pair.index_a)
+
+
+def where(members: Sequence[PairDiff], pairs: Sequence[PairDiff], on: str = "from {} on", at: str = "at {}") -> str:
+    """Where pairs stand: "at h.3", "from h.0 on" where all that come after are meant too, else their sites, folded."""
+    last = [id(pair) for pair in pairs][-len(members) :]
+    if len(members) > 1 and last == [id(pair) for pair in members]:
+        return on.format(place_of(members[0]))
+    return at.format(listed([place_of(pair) for pair in members]))
+
+
+def listed(sites: Iterable[str], more: str = "{} and {} more", comma: str = ", ") -> str:
+    """Sites, folded; of many the first ones."""
+    folded = fold_sites(sites)
+    names = comma.join(folded[:_MOST_SITES])
+    return more.format(names, len(folded) - _MOST_SITES) if len(folded) > _MOST_SITES else names
+
+
+def short(value: float | None) -> str:
+    """A difference in two digits.
+
+    Example:
+        >>> short(3.14e-6), short(0.25), short(12345.6), short(0.0), short(None), short(math.nan)
+        ('3.1e-6', '0.25', '1.2e4', '0', '-', 'NaN')
+    """
+    if value is None:
+        return "-"
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "infinity" if value > 0 else "-infinity"
+    return re.sub(r"e([+-])0*", lambda sign: "e" + sign[1].replace("+", ""), f"{value:.2g}")
+
+
+def share(value: float | None) -> str:
+    """A share in percent, rounded down: what is not explained does not vanish.
+
+    Example:
+        >>> share(1.0), share(0.99999), share(0.8738), share(None)
+        ('100%', '99.99%', '87.3%', '-')
+    """
+    if value is None or not math.isfinite(value):
+        return short(value)
+    digits = 100 if value >= 0.99 else 10
+    return f"{math.floor(100 * digits * value + 1e-9) / digits:g}%"
+
+
+def allows(a: SideInfo, b: SideInfo) -> str:
+    """What allows a difference: "the rounding of float32"."""
+    names = dict.fromkeys(side.dtype for side in (a, b) if side.dtype)
+    return f"the rounding of {' and '.join(names)}" if names else "rounding"
+
+
+def largest(pairs: Iterable[PairDiff], size: Callable[[PairDiff], float | None]) -> PairDiff:
+    """The pair with the largest size; NaN is larger than any number, and what is not known less."""
+
+    def rank(pair: PairDiff) -> float:
+        value = size(pair)
+        return -1.0 if value is None else math.inf if math.isnan(value) else value
+
+    return max(pairs, key=rank)
+
+
+def counted(number: int) -> str:
+    """How many attentions."""
+    return f"{number:,} attention{'' if number == 1 else 's'}"
+
+
+def _caused(group: Group, pairs: Sequence[PairDiff], rounding: str) -> str:
+    worst = group.worst
+    texts = [cause.text or f"differs by the cause {cause.name}" for cause in group.causes]
+    first = f"B {_joined(texts)} {where(group.pairs, pairs)}"
+    if group.numbers_differ:
+        first += " (the numbers are those of the first; they differ from site to site)"
+    all_of_it = {1: "it", 2: "both"}.get(len(texts), f"all {len(texts)}")
+    if group.resolved:
+        agree = (
+            f"with {all_of_it} the outputs agree to {short(worst.residue)}, {rounding} allows {short(worst.allowed)}"
+        )
+        return f"{first}; {agree}.{_followed(group)}"
+    rest = f"with {all_of_it} {share(worst.explained)} of the difference goes away"
+    left = f"{short(worst.residue)} is left, {rounding} allows {short(worst.allowed)}"
+    stage = f", at the stage {lost}" if (lost := lost_stage(worst)) and group.unknown else ""
+    return f"{first}; {rest}. {_capital(left)}: the cause of the rest is unknown{stage}.{_followed(group)}"
+
+
+def _unexplained(group: Group, pairs: Sequence[PairDiff], rounding: str) -> str:
+    worst = largest(group.pairs, lambda pair: pair.difference if pair.difference is not None else pair.residue)
+    size = worst.difference if worst.difference is not None else worst.residue
+    stage = f", first at the stage {lost}" if (lost := lost_stage(worst)) else ""
+    text = f"The outputs differ {where(group.pairs, pairs)}{stage}, and the cause is unknown"
+    by = f"by {short(size)}, where {rounding} allows {short(worst.allowed)}"
+    if size is not None and not math.isfinite(size):
+        by = f"the difference is {short(size)}, as a side holds values that are not finite"
+    return f"{text}: {by}.{_followed(group)}"
+
+
+def _followed(group: Group) -> str:
+    if not group.followers:
+        return ""
+    follow = "follows" if len(group.followers) == 1 else "follow"
+    return f" {_differences(group.followers)} {follow} from {'it' if len(group.pairs) == 1 else 'these'}."
+
+
+def _differences(members: Sequence[PairDiff]) -> str:
+    return f"The difference{'' if len(members) == 1 else 's'} at {listed([place_of(pair) for pair in members])}"
+
+
+def _same(same: Sequence[PairDiff], total: int, rounding: str) -> str:
+    worst = largest(same, _size)
+    which = f"All {counted(total)}" if len(same) == total else f"The other {counted(len(same))}"
+    if len(same) == 1:
+        which = "The one attention" if total == 1 else "The other attention"
+    verb = "agrees" if len(same) == 1 else "agree"
+    return f"{which} {verb}: the largest difference is {short(_size(worst))}, {rounding} allows {short(worst.allowed)}."
+
+
+def _origin(pair: PairDiff) -> str:
+    return pair.follows_from or "(root)"
+
+
+def _alone(of_a: int, of_b: int) -> str:
+    parts = [(of_a, "A", "B"), (of_b, "B", "A")]
+    told = [
+        f"{counted(n)} of {side} {'has' if n == 1 else 'have'} no partner in {other}" for n, side, other in parts if n
+    ]
+    return f"{', '.join(told)}."
+
+
+def _size(pair: PairDiff) -> float | None:
+    return pair.residue if pair.difference is None else pair.difference
+
+
+def _excess(pair: PairDiff) -> float:
+    """The residue in units of what is allowed; infinite where either is not known, or NaN."""
+    if pair.residue is None or pair.allowed is None or math.isnan(pair.residue) or math.isnan(pair.allowed):
+        return math.inf
+    if pair.residue <= pair.allowed:
+        return pair.residue / pair.allowed if pair.allowed > 0 else 0.0
+    return pair.residue / pair.allowed if pair.allowed > 0 else math.inf
+
+
+def _unknown(pair: PairDiff) -> bool:
+    return not known(pair) or any(cause.name == UNKNOWN for cause in pair.causes)
+
+
+def _joined(texts: Sequence[str]) -> str:
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,111 @@
+"""What a comparison found, in Chinese: the sentences of `sqrtdk.compare.words` for the page."""
+
+from __future__ import annotations
+
+import math
+
+from sqrtdk.compare.records import Cause, DiffReport
+from sqrtdk.compare.words import (
+    Group,
+    groups,
+    largest,
+    listed,
+    lost_stage,
+    orphans,
+    place_of,
+    share,
+    short,
+    where,
+)
+from sqrtdk.report.diff_causes import CAUSES
+from sqrtdk.report.diff_fold import largest_left, value
+from sqrtdk.report.diff_words import STAGE_WORDS
+
+_COMMA = "、"
+_MORE = "{} 等，另有 {} 处"
+
+
+def paragraphs(report: DiffReport) -> tuple[str, ...]:
+    """One paragraph for each group of pairs that differ for the same reasons, then what else there is to say.
+
+    Example:
+        >>> from sqrtdk.compare.records import SideInfo
+        >>> side = SideInfo("demo", "model")
+        >>> paragraphs(DiffReport(side, side, (), (), (), ()))
+        ('A 的注意力在 B 中都没有对应：没有可比较的。',)
+    """
+    found = groups(report.pairs)
+    allows = _allows(report)
+    sentences = [_caused(group, report, allows) for group in found if group.causes]
+    sentences += [_unexplained(group, report, allows) for group in found if not group.causes]
+    for origin, lost in orphans(report.pairs, found).items():
+        sentences.append(f"{_sites([place_of(pair) for pair in lost])} 的差异来自 {origin}。")
+    alone = [(len(report.unpaired_a), "A", "B"), (len(report.unpaired_b), "B", "A")]
+    if told := [f"{side} 有 {number} 次注意力在 {other} 中没有对应" for number, side, other in alone if number]:
+        sentences.append(f"{'；'.join(told)}。")
+    if unjudged := [pair for pair in report.pairs if pair.same is None]:
+        reasons = dict.fromkeys(pair.reason for pair in unjudged if pair.reason)
+        why = f"：{next(iter(reasons))}" if len(reasons) == 1 else ""
+        sentences.append(f"{len(report.pairs)} 对中有 {len(unjudged)} 对未能比较{why}。")
+    if not report.pairs:
+        sentences.append("A 的注意力在 B 中都没有对应：没有可比较的。")
+    if same := [pair for pair in report.pairs if pair.same]:
+        worst = largest(same, largest_left)
+        which = f"全部 {len(same)} 对" if len(same) == len(report.pairs) else f"其余 {len(same)} 对"
+        sentences.append(f"{which}一致：最大差异 {short(largest_left(worst))}，{allows} {short(worst.allowed)}。")
+    return tuple(sentences)
+
+
+def _allows(report: DiffReport) -> str:
+    names = dict.fromkeys(side.dtype for side in (report.a, report.b) if side.dtype)
+    return f"{' 与 '.join(names)} 的舍入允许" if names else "舍入允许"
+
+
+def _caused(group: Group, report: DiffReport, allows: str) -> str:
+    worst = group.worst
+    causes = "；".join(map(_cause, group.causes))
+    first = f"{_where(group, report)}，B 与 A 的不同在于 {causes}"
+    if group.numbers_differ:
+        first += "（数值取自第一处，各处不同）"
+    applied = "将其应用于 A " if len(group.causes) == 1 else f"将这 {len(group.causes)} 项应用于 A "
+    left = f"{short(worst.residue)}，{allows} {short(worst.allowed)}"
+    if group.resolved:
+        return f"{first}。{applied}之后，输出相差至多 {left}。{_followed(group)}"
+    stage = f"（在{_stage(lost)}阶段）" if (lost := lost_stage(worst)) and group.unknown else ""
+    rest = f"{applied}之后，差异的 {share(worst.explained)} 消失，仍剩 {left}：其余原因未知{stage}。"
+    return f"{first}。{rest}{_followed(group)}"
+
+
+def _unexplained(group: Group, report: DiffReport, allows: str) -> str:
+    worst = largest(group.pairs, lambda pair: pair.difference if pair.difference is not None else pair.residue)
+    size = worst.difference if worst.difference is not None else worst.residue
+    stage = f"首先在{_stage(lost)}阶段" if (lost := lost_stage(worst)) else "输出"
+    by = f"相差 {short(size)}，{allows} {short(worst.allowed)}"
+    if size is not None and not math.isfinite(size):
+        by = f"差异为 {short(size)}，因为有一侧含有非有限值"
+    return f"{_where(group, report)}，{stage}不同，原因未知：{by}。{_followed(group)}"
+
+
+def _where(group: Group, report: DiffReport) -> str:
+    if len(group.pairs) == len(report.pairs) == 1:
+        return f"在 {place_of(group.pairs[0])}"
+    told = where(group.pairs, report.pairs, "从 {} 起", "\0")
+    return told if told != "\0" else f"在 {_sites([place_of(pair) for pair in group.pairs])}"
+
+
+def _followed(group: Group) -> str:
+    return f"{_sites([place_of(pair) for pair in group.followers])} 的差异由此而来。" if group.followers else ""
+
+
+def _cause(cause: Cause) -> str:
+    meaning = f"{CAUSES[cause.name].zh}；" if cause.name in CAUSES else ""
+    sides = "" if cause.a is None is cause.b else f"A：{value(cause.a)}，B：{value(cause.b)}"
+    return f"{cause.name}（{f'{meaning}{sides}'.rstrip('；')}）"
+
+
+def _stage(stage: str) -> str:
+    return STAGE_WORDS[stage].zh if stage in STAGE_WORDS else f" {stage} "
+
+
+def _sites(sites: list[str]) -> str:
+    return listed(sites, _MORE, _COMMA)

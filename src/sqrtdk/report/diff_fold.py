@@ -1,0 +1,103 @@
+"""Pairs of a comparison as a reader sees them: equal ones folded, each with one word for how it came out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sqrtdk._sites import fold, label, shape
+from sqrtdk.compare.records import Cause, DiffReport, PairDiff, StageDiff
+from sqrtdk.compare.words import UNKNOWN
+from sqrtdk.report.figures import number
+
+SAME, DIFFERS, FOLLOWS, UNJUDGED = "same", "differs", "follows", "not compared"
+OUTCOMES = (DIFFERS, FOLLOWS, UNJUDGED, SAME)
+
+
+@dataclass(frozen=True, slots=True)
+class PairFold:
+    """Pairs that are shown as one, with the first as their speaker."""
+
+    site_a: str
+    site_b: str
+    pairs: tuple[PairDiff, ...]
+
+    @property
+    def first(self) -> PairDiff:
+        """The first in A's order; its words hold for all, its numbers for itself."""
+        return self.pairs[0]
+
+    @property
+    def site(self) -> str:
+        """Both sites, once where they are the same."""
+        return self.site_a if self.site_a == self.site_b else f"{self.site_a} = {self.site_b}"
+
+
+def fold_pairs(pairs: Iterable[PairDiff]) -> tuple[PairFold, ...]:
+    """Fold the pairs that differ in one integer of their site and agree in all that one line shows."""
+
+    def shown(pair: PairDiff) -> object:
+        causes = tuple((cause.name, value(cause.a), value(cause.b)) for cause in pair.causes)
+        how = (pair.same, pair.first_stage, pair.follows_from, causes, pair.reason)
+        return (*how, pair.index_a, pair.index_b, shape(pair.site_b), pair.formula_a, pair.formula_b)
+
+    folds = []
+    for site, group in fold(pairs, lambda pair: pair.site_a, shown):
+        site_b = label([pair.site_b for pair in group])
+        first = group[0]
+        folds.append(PairFold(_named(site, first.index_a), _named(site_b, first.index_b), tuple(group)))
+    return tuple(folds)
+
+
+def outcome(pair: PairDiff) -> str:
+    """One of `OUTCOMES`."""
+    if pair.same is not False:
+        return UNJUDGED if pair.same is None else SAME
+    return DIFFERS if pair.follows_from is None else FOLLOWS
+
+
+def mark(pair: PairDiff, stage: StageDiff) -> str:
+    """How a stage came out, one of `OUTCOMES`: it follows where the difference began before it, by another cause."""
+    if stage.same is not False:
+        return UNJUDGED if stage.same is None else SAME
+    if pair.follows_from is not None:
+        return FOLLOWS
+    began = {pair.first_stage, *(cause.stage for cause in pair.causes)} - {None, ""}
+    return DIFFERS if not began or stage.stage in began else FOLLOWS
+
+
+def change(cause: Cause) -> str:
+    """What a cause is in a few characters.
+
+    Example:
+        >>> change(Cause("softcap", 50.0, None, 1.0, "leaves out the softcap (50)", "softcap"))
+        'softcap 50 -> none'
+        >>> change(Cause("unknown", None, None, 0.0, "", "output"))
+        'unknown'
+    """
+    if cause.name == UNKNOWN or cause.a is None is cause.b:
+        return cause.name
+    return f"{cause.name} {value(cause.a)} -> {value(cause.b)}"
+
+
+def value(of: str | float | None) -> str:
+    """What one side does, as words or as a number."""
+    if of is None:
+        return "none"
+    return of if isinstance(of, str) else number(of)
+
+
+def verdict(report: DiffReport) -> tuple[str, str]:
+    """The word for the whole, and its tone: "good", "bad", "doubtful"."""
+    if report.same is None:
+        return "not judged", "doubtful"
+    return ("same", "good") if report.same else ("different", "bad")
+
+
+def largest_left(pair: PairDiff) -> float | None:
+    """The difference that is left: of pairs that no cause was applied to, all of it."""
+    return pair.difference if pair.residue is None else pair.residue
+
+
+def _named(site: str, index: int) -> str:
+    return f"{site or '(root)'}{f' #{index}' if index else ''}"

@@ -1,0 +1,211 @@
+"""A comparison as one HTML page in English and Simplified Chinese that needs nothing else.
+
+Names, formulas and reasons come from models and from strangers' files, and are text: see `sqrtdk.report.page`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.metadata
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from sqrtdk.compare.records import Cause, DiffReport, PairDiff, StageDiff
+from sqrtdk.compare.suspect import STAGES
+from sqrtdk.compare.words import UNKNOWN, place, share, short
+from sqrtdk.lab.text import Text
+from sqrtdk.report import page
+from sqrtdk.report.diff_causes import CAUSES
+from sqrtdk.report.diff_chinese import paragraphs
+from sqrtdk.report.diff_fold import (
+    OUTCOMES,
+    PairFold,
+    fold_pairs,
+    largest_left,
+    mark,
+    outcome,
+    value,
+    verdict,
+)
+from sqrtdk.report.diff_payload import payload
+from sqrtdk.report.diff_words import OUTCOME_WORDS, OUTCOMES_MEAN, RESULTS, STAGE_WORDS, WORDS
+from sqrtdk.report.html import script_json
+from sqrtdk.report.plain import plain
+
+_TOKEN = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?|\w+|\s+|.", re.DOTALL)
+_MOST_TOKENS = 2000  # of a formula; longer ones are shown without marks
+_LADDER = (1e-12, 1e2)  # what the ladder reaches from and to
+
+
+def to_html(report: DiffReport) -> str:
+    """Draw the comparison as one self-contained page that opens from disk.
+
+    Args:
+        report: what `sqrtdk.diff` returned.
+
+    Returns:
+        A complete HTML document.
+
+    Example:
+        >>> from sqrtdk.compare.records import SideInfo
+        >>> side = SideInfo("<b>", "model")
+        >>> page = to_html(DiffReport(side, side, (), (), (), ()))
+        >>> "<b>" in page, "&lt;b&gt;" in page
+        (False, True)
+    """
+    folds = fold_pairs(report.pairs)
+    outcomes = Counter(map(outcome, report.pairs))
+    causes = Counter(cause.name for pair in report.pairs for cause in pair.causes)
+    word, tone = verdict(report)
+    context: dict[str, Any] = {
+        "report": report,
+        "version": importlib.metadata.version("sqrtdk"),
+        "payload": Markup(script_json(payload(folds))),
+        "folds": folds,
+        "outcomes": [(name, outcomes[name]) for name in OUTCOMES],
+        "causes": causes.most_common(),
+        "named": len(set(causes) - {UNKNOWN}),
+        "result": (both(RESULTS[word]), tone),
+        "chinese": paragraphs(report),
+        "unjudged": [pair for pair in report.pairs if pair.same is None],
+        "open": len(report.unpaired_a) + len(report.unpaired_b) + outcomes["not compared"],
+        "sides": (("A", "a", report.a, report.unpaired_a), ("B", "b", report.b, report.unpaired_b)),
+        "environment": _environment(report),
+        "columns": STAGES,
+        "say": _say,
+        "both": both,
+        "stage": _stage,
+        "outcome": outcome,
+        "outcome_word": lambda name: both(OUTCOME_WORDS[name]),
+        "outcome_means": lambda name: both(OUTCOMES_MEAN[name]),
+        "tone": lambda name: name.replace(" ", "-"),
+        "marks": _marks,
+        "mark": mark,
+        "meaning": _meaning,
+        "formulas": formulas,
+        "ladder": ladder,
+        "worst": _worst,
+        "left": largest_left,
+        "place": place,
+        "short": short,
+        "share": share,
+        "value": value,
+        "unknown": UNKNOWN,
+    }
+    return page.render("diff", context, languages=True)
+
+
+def both(text: Text) -> Markup:
+    """Both languages of a text, of which the page shows one.
+
+    Example:
+        >>> print(both(Text("a < b", "a < b")), both(Text("mask", "掩码")))
+        a &lt; b <span class="en" lang="en">mask</span><span class="zh" lang="zh-CN">掩码</span>
+    """
+    if text.en == text.zh:
+        return escape(plain(text.en))
+    return Markup('<span class="en" lang="en">{}</span><span class="zh" lang="zh-CN">{}</span>').format(
+        plain(text.en), plain(text.zh)
+    )
+
+
+def formulas(pair: PairDiff) -> tuple[Markup | None, Markup | None]:
+    """Both formulas, with what differs marked; None where one is not known.
+
+    Example:
+        >>> pair = PairDiff("h", "h", 0, 0, True, None, None, (), 0, 1, formula_a="2 * q.k", formula_b="3 * q.k")
+        >>> [str(text) for text in formulas(pair)]
+        ['<mark>2</mark> * q.k', '<mark>3</mark> * q.k']
+    """
+    if pair.formula_a is None or pair.formula_b is None:
+        a, b = (None if text is None else escape(plain(text)) for text in (pair.formula_a, pair.formula_b))
+        return a, b
+    left, right = _TOKEN.findall(plain(pair.formula_a)), _TOKEN.findall(plain(pair.formula_b))
+    if max(len(left), len(right)) > _MOST_TOKENS:
+        return escape("".join(left)), escape("".join(right))
+    matches = difflib.SequenceMatcher(None, left, right, autojunk=False).get_opcodes()
+    return (
+        Markup().join(_marked(left[start:end], kind != "equal") for kind, start, end, _, _ in matches),
+        Markup().join(_marked(right[start:end], kind != "equal") for kind, _, _, start, end in matches),
+    )
+
+
+def _marked(tokens: Sequence[str], differs: bool) -> Markup:
+    text = escape("".join(tokens))
+    return Markup("<mark>{}</mark>").format(text) if differs and text else text
+
+
+def ladder(pair: PairDiff) -> Markup | None:
+    """The difference before and after, and what rounding allows, on a logarithmic scale; None where there is none."""
+    figures = {"before": pair.difference, "left": largest_left(pair), "allowed": pair.allowed}
+    known = {name: size for name, size in figures.items() if size is not None and math.isfinite(size) and size >= 0}
+    if "left" not in known or "allowed" not in known:
+        return None
+    low = math.floor(math.log10(max(min(size for size in known.values() if size > 0), _LADDER[0]))) if any(
+        known.values()
+    ) else -9  # fmt: skip
+    high = max(math.ceil(math.log10(min(max(max(known.values()), _LADDER[0]), _LADDER[1]))), low + 3)
+
+    def at(size: float) -> float:
+        power = math.log10(min(max(size, 10.0**low), 10.0**high))
+        return round(20 + 560 * (power - low) / (high - low), 1)
+
+    step = max(1, (high - low) // 7)
+    ticks = Markup().join(
+        Markup('<line class="axis" x1="{0}" x2="{0}" y1="26" y2="31"/><text x="{0}" y="44">1e{1}</text>').format(
+            at(10.0**power), power
+        )
+        for power in range(low, high + 1, step)
+    )
+    drawn = Markup('<rect class="within" x="20" y="8" width="{}" height="18" rx="3"/>').format(
+        at(known["allowed"]) - 20
+    )
+    drawn += Markup('<line class="allowed" x1="{0}" x2="{0}" y1="4" y2="30"/>').format(at(known["allowed"]))
+    drawn += Markup('<line class="axis" x1="20" x2="580" y1="26" y2="26"/>') + ticks
+    if "before" in known and known["before"] != known["left"]:
+        ends = (at(known["left"]) + 7, at(known["before"]) - 6)
+        if ends[1] - ends[0] > 4:
+            drawn += Markup('<line class="went" x1="{1}" x2="{0}" y1="17" y2="17" marker-end="url(#went)"/>').format(
+                *ends
+            )
+        drawn += Markup('<circle class="before" cx="{}" cy="17" r="5"/>').format(at(known["before"]))
+    tone = "good" if known["left"] <= known["allowed"] else "bad"
+    drawn += Markup('<circle class="left {}" cx="{}" cy="17" r="5.5"/>').format(tone, at(known["left"]))
+    return Markup('<svg class="ladder" viewBox="0 0 600 50" aria-hidden="true">{}</svg>').format(drawn)
+
+
+def _say(key: str, **parts: object) -> Markup:
+    text = WORDS[key]
+    return both(Text(text.en.format(**parts), text.zh.format(**parts))) if parts else both(text)
+
+
+def _stage(name: str) -> Markup:
+    return both(STAGE_WORDS.get(name, Text(name, name)))
+
+
+def _meaning(cause: Cause) -> Markup:
+    return both(CAUSES[cause.name]) if cause.name in CAUSES else escape(plain(cause.text))
+
+
+def _marks(pair: PairDiff) -> list[tuple[str, str | None, StageDiff | None]]:
+    """For each stage of the header its mark; None where the pair has no such stage."""
+    by_name = {stage.stage: stage for stage in pair.stages}
+    return [(name, mark(pair, by_name[name]) if name in by_name else None, by_name.get(name)) for name in STAGES]
+
+
+def _worst(fold: PairFold) -> PairDiff:
+    return max(fold.pairs, key=lambda pair: largest_left(pair) or 0.0)
+
+
+def _environment(report: DiffReport) -> list[tuple[str, str]]:
+    shown = []
+    for key, item in report.environment.items():
+        if item is None or item == "" or str(item) == "[]":
+            continue
+        shown.append((str(key), "; ".join(map(str, item)) if isinstance(item, (list, tuple)) else str(item)))
+    return shown

@@ -1,0 +1,59 @@
+"""A comparison as JSON, schema_version 1; docs/diff.schema.json describes it.
+
+NaN is written as null and an infinity as a string: see `sqrtdk._json`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+from typing import Any
+
+from sqrtdk._json import document
+from sqrtdk.compare.records import DiffReport
+
+SCHEMA_VERSION = 1
+_DRAWN = ("scatter",)  # thousands of points, in the HTML report only
+
+
+def to_json(report: DiffReport) -> str:
+    """Return the comparison as one JSON document, ASCII only, that ends with a newline.
+
+    Args:
+        report: what `sqrtdk.diff` returned.
+
+    Returns:
+        A document with the keys `schema_version`, `tool`, `environment`, `command`, `seed`, `a`, `b`, `forwards`,
+        `same`, `pairs`, `unpaired_a`, `unpaired_b`, `paragraphs`, `fail_on` and `exit_code`.
+
+    Example:
+        >>> import json
+        >>> from sqrtdk.compare.records import SideInfo
+        >>> side = SideInfo("demo", "model")
+        >>> json.loads(to_json(DiffReport(side, side, (), (), (), ())))["same"]
+        True
+    """
+    return document(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "tool": {"name": "sqrtdk", "version": importlib.metadata.version("sqrtdk")},
+            "environment": report.environment,
+            "command": report.command,
+            "seed": report.seed,
+            "a": report.a,
+            "b": report.b,
+            "forwards": report.forwards,
+            "same": report.same,
+            "pairs": [_fields(pair) for pair in report.pairs],
+            "unpaired_a": report.unpaired_a,
+            "unpaired_b": report.unpaired_b,
+            "paragraphs": report.paragraphs,
+            "fail_on": report.fail_on,
+            "exit_code": report.exit_code,
+        }
+    )
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    names = (field.name for field in dataclasses.fields(record))
+    return {name: getattr(record, name) for name in names if name not in _DRAWN}
