@@ -89,6 +89,18 @@ def _amplitude(port: Port) -> Changes:
     return {"amplitude": 1.25, "scale": port.factor / 1.25**2}
 
 
+def _window(port: Port) -> Changes:
+    return {**causal(port), "windows": (6, 6, 6)}
+
+
+def _windows(port: Port) -> Changes:
+    return {**causal(port), "windows": (6, None, 6)}
+
+
+def _to_both_sides(port: Port) -> Changes:
+    return {"causal": False, "padded": None, "windows": (6, 6, 6)}
+
+
 CACHE = {"cache_k": "once", "cache_v": "once"}
 
 PLANTED: dict[str, tuple[Planting, ...]] = {
@@ -128,11 +140,12 @@ PLANTED: dict[str, tuple[Planting, ...]] = {
         Planting("lower right", {"align": "lower"}, APART, lambda port: {**behind(port), "align": "upper"}),
     ),
     "window": (
-        Planting("one less", {"windows": (5, 5, 5)}, common={"windows": (6, 6, 6)}, a=6, b=5),
-        Planting("one more", {"windows": (7, 7, 7)}, common={"windows": (6, 6, 6)}, a=6, b=7),
-        Planting("missing", {"windows": (None, None, None)}, common={"windows": (6, 6, 6)}),
-        Planting("other layers", {"windows": (None, 6, None)}, common={"windows": (6, None, 6)}),
-        Planting("also in the second layer", {"windows": (6, 6, 6)}, common={"windows": (6, None, 6)}, first=1),
+        Planting("one less", {"windows": (5, 5, 5)}, common=_window, a=6, b=5),
+        Planting("one more", {"windows": (7, 7, 7)}, common=_window, a=6, b=7),
+        Planting("missing", {"windows": (None, None, None)}, common=_window, a=6),
+        Planting("other layers", {"windows": (None, 6, None)}, common=_windows),
+        Planting("also in the second layer", {"windows": (6, 6, 6)}, common=_windows, b=6, first=1),
+        Planting("one less on both sides", {"windows": (5, 5, 5)}, common=_to_both_sides, a=11, b=9),
     ),
     "padding": (
         Planting("lost", {"padding": "lost"}, common=padded),
