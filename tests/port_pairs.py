@@ -135,7 +135,7 @@ def _of_planted(pair: PairDiff, planted: list[tuple[str, Planting]]) -> list[str
     wrong = [fault for name, planting in planted for fault in _of_cause(found[name], planting)]
     if "unknown" in found:
         return wrong
-    if pair.explained is None or pair.explained < ENOUGH:
+    if pair.explained is not None and not pair.explained >= ENOUGH:
         wrong.append(f"explained is {pair.explained}")
     if pair.residue is None or pair.allowed is None or not pair.residue <= pair.allowed:
         wrong.append(f"{pair.residue} is left, {pair.allowed} is allowed")

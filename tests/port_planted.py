@@ -89,6 +89,18 @@ def _amplitude(port: Port) -> Changes:
     return {"amplitude": 1.25, "scale": port.factor / 1.25**2}
 
 
+def _window(port: Port) -> Changes:
+    return {**causal(port), "windows": (6, 6, 6)}
+
+
+def _windows(port: Port) -> Changes:
+    return {**causal(port), "windows": (6, None, 6)}
+
+
+def _to_both_sides(port: Port) -> Changes:
+    return {"causal": False, "padded": None, "windows": (6, 6, 6)}
+
+
 CACHE = {"cache_k": "once", "cache_v": "once"}
 
 PLANTED: dict[str, tuple[Planting, ...]] = {
@@ -115,7 +127,7 @@ PLANTED: dict[str, tuple[Planting, ...]] = {
     "bias_scaled": (
         Planting("table", {"before_scale": "bias"}, common={"bias": "t5"}),
         Planting("slopes", {"before_scale": "bias"}, common={"bias": "alibi"}),
-        Planting("mask", {"before_scale": "mask"}, common={"fill": -30.0}),
+        Planting("mask", {"before_scale": "mask"}, common={"fill": -25.0}),
     ),
     "mask_offset": (
         Planting("sees the next key", {"offset": 1}, common=causal),
@@ -128,11 +140,12 @@ PLANTED: dict[str, tuple[Planting, ...]] = {
         Planting("lower right", {"align": "lower"}, APART, lambda port: {**behind(port), "align": "upper"}),
     ),
     "window": (
-        Planting("one less", {"windows": (5, 5, 5)}, common={"windows": (6, 6, 6)}),
-        Planting("one more", {"windows": (7, 7, 7)}, common={"windows": (6, 6, 6)}),
-        Planting("missing", {"windows": (None, None, None)}, common={"windows": (6, 6, 6)}),
-        Planting("other layers", {"windows": (None, 6, None)}, common={"windows": (6, None, 6)}),
-        Planting("also in the second layer", {"windows": (6, 6, 6)}, common={"windows": (6, None, 6)}, first=1),
+        Planting("one less", {"windows": (5, 5, 5)}, common=_window, a=6, b=5),
+        Planting("one more", {"windows": (7, 7, 7)}, common=_window, a=6, b=7),
+        Planting("missing", {"windows": (None, None, None)}, common=_window, a=6),
+        Planting("other layers", {"windows": (None, 6, None)}, common=_windows),
+        Planting("also in the second layer", {"windows": (6, 6, 6)}, common=_windows, b=6, first=1),
+        Planting("one less on both sides", {"windows": (5, 5, 5)}, common=_to_both_sides, a=11, b=9),
     ),
     "padding": (
         Planting("lost", {"padding": "lost"}, common=padded),
@@ -140,8 +153,8 @@ PLANTED: dict[str, tuple[Planting, ...]] = {
     ),
     "mask_magnitude": (
         Planting("-5", {"fill": -5.0}, b=-5.0),
-        Planting("-10", {"fill": -10.0}, b=-10.0),
-        Planting("-8 against -1e9", {"fill": -8.0}, common={"fill": -1e9}, a=-1e9, b=-8.0),
+        Planting("-7", {"fill": -7.0}, b=-7.0),
+        Planting("-6 against -1e9", {"fill": -6.0}, common={"fill": -1e9}, a=-1e9, b=-6.0),
     ),
     "bias": (
         Planting("no slopes", {"bias": None}, common={"bias": "alibi"}),
@@ -164,8 +177,8 @@ PLANTED: dict[str, tuple[Planting, ...]] = {
         Planting("half-split", {"rope_layout": "half"}, TURNED, {"rope_layout": "interleaved"}, "interleaved", "half"),
     ),
     "rope_partial": (
-        Planting("half of the head", {"rope_width": 6}, TURNED, {"rope_width": None}, a=12, b=6),
-        Planting("the whole head", {"rope_width": None}, TURNED, {"rope_width": 8}, a=8, b=12),
+        Planting("half of the head", {"rope_width": 6}, TURNED, {"rope_width": None}, "all 12", "0 to 5 of 12"),
+        Planting("the whole head", {"rope_width": None}, TURNED, {"rope_width": 8}, "0 to 7 of 12", "all 12"),
     ),
     "positions": (
         Planting("q one further", {"shift_q": 1}, TURNED),
@@ -192,9 +205,9 @@ PLANTED: dict[str, tuple[Planting, ...]] = {
         Planting("layer after", {"qk_norm_at": "after"}, TURNED, _norm("layer")),
     ),
     "qk_norm_eps": (
-        Planting("rms 1e-2", {"qk_norm_eps": 1e-2}, common=_norm("rms"), a=1e-6, b=1e-2),
-        Planting("rms 1e-3", {"qk_norm_eps": 1e-3}, common=_norm("rms"), a=1e-6, b=1e-3),
-        Planting("layer 1e-2", {"qk_norm_eps": 1e-2}, common=_norm("layer"), a=1e-6, b=1e-2),
+        Planting("rms 1e-2", {"qk_norm_eps": 1e-2}, common=_norm("rms"), b=1e-2),
+        Planting("rms 1e-3", {"qk_norm_eps": 1e-3}, common=_norm("rms"), b=1e-3),
+        Planting("layer 1e-2", {"qk_norm_eps": 1e-2}, common=_norm("layer"), b=1e-2),
     ),
     "qk_norm_axis": (
         Planting("all heads", {"qk_norm_over": "heads"}, common=_norm("rms")),
