@@ -110,7 +110,7 @@ def _keep(reading: Reading, used: Used | None, call: AttentionCall) -> CallTenso
         query=query,
         key=key,
         value=value,
-        output=_rows(reading, reading.output),
+        output=_rows(reading, used, reading.output),
         terms=terms,
         lse=_lse(reading, sight, used),
         kept=kept,
@@ -246,25 +246,46 @@ def _values(reading: Reading, used: Used) -> Place | str:
     if math.prod(output.shape[:-1]) != matrices * layout.rows:
         return "the layout of its output is not known"
     if math.prod(output.shape[:-2]) == matrices:
-        wide = wide.expand(*output.shape[:-2], *wide.shape[-2:])
-    elif layout.inner != 1 or math.prod(wide.shape[:-2]) % layout.batch:
+        whole = (*output.shape[:-2], *wide.shape[-2:])
+        return Place(used.node, used.value, lambda tensor: layout.by_head(tensor.expand(whole)))
+    shared = math.prod(wide.shape[:-2]) // layout.batch  # heads of v, each for a group of queries along the rows
+    if layout.inner != 1 or not shared or layout.heads % shared:
         return "the layout of its values is not known"
+    each = torch.arange(shared).repeat_interleave(layout.heads // shared)
+    heads = each.view(shared, -1).t().flatten() if _is_turned(reading, used) else each
 
     def values(tensor: Tensor) -> Tensor:
-        tensor = tensor.expand(wide.shape)
-        if math.prod(tensor.shape[:-2]) == matrices:
-            return layout.by_head(tensor)
-        return tensor.reshape(layout.batch, -1, *tensor.shape[-2:])  # one of a group of queries along the rows
+        return tensor.reshape(layout.batch, shared, *tensor.shape[-2:])[:, heads]
 
     return Place(used.node, used.value, values)
 
 
-def _rows(reading: Reading, output: Tensor) -> Tensor:
+def _is_turned(reading: Reading, used: Used) -> bool:
+    """Whether the heads of the logits have the number in the group first, where the output has the group first."""
+    if not isinstance(reading.operands, Logits) or used.weights is None or reading.output is None:
+        return False
+    layout, groups = reading.layout, math.prod(reading.output.shape[:-2]) // reading.layout.batch
+    if groups in (0, 1, layout.heads) or layout.heads % groups:
+        return False
+    weights = reading.operands.arrange(reading.operands.weights)
+    met = used.weights.reshape(layout.batch, groups, -1, layout.rows, used.weights.shape[-1])
+    straight, turned = (
+        (x.reshape(weights.shape).to(torch.float64) - weights.to(torch.float64)).abs().sum()
+        for x in (met, met.transpose(1, 2))
+    )
+    return bool(turned < straight)
+
+
+def _rows(reading: Reading, used: Used, output: Tensor) -> Tensor:
     """(B, Hq, L, Ev) of the output."""
     layout = reading.layout
     if isinstance(reading.operands, Logits) and math.prod(output.shape[:-2]) == layout.batch * layout.heads:
         return layout.by_head(output).detach()
-    return output.reshape(layout.batch, layout.heads, layout.rows, output.shape[-1]).detach()
+    sizes = (layout.batch, layout.heads, layout.rows, output.shape[-1])
+    if _is_turned(reading, used):
+        groups = math.prod(output.shape[:-2]) // layout.batch
+        output = output.reshape(layout.batch, groups, -1, *sizes[2:]).transpose(1, 2)
+    return output.reshape(sizes).detach()
 
 
 # -- from the product to the softmax -----------------------------------------------------------------------------------
