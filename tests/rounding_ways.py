@@ -61,7 +61,10 @@ def eager(call: Attended, fold: int = 0, softmax: torch.dtype | None = None, upc
         weights = torch.cat([z, column], -1).softmax(-1, dtype=softmax)[..., :-1]
     else:
         weights = z.to(softmax or z.dtype).softmax(-1)
-    return weights.to(call.value.dtype) @ call.wide(call.value)
+    weights = weights.to(call.value.dtype)
+    if f.kept is not None:
+        weights = weights * f.kept / (1.0 - f.dropout)
+    return weights @ call.wide(call.value)
 
 
 def fused(call: Attended) -> Tensor:
@@ -126,7 +129,7 @@ def ways(call: Attended, kernel: bool) -> Iterator[Way]:
     if dtype != torch.float32:
         yield "softmax in float32", lambda c: eager(c, softmax=torch.float32), stored
         yield "logits in float32", lambda c: eager(c, upcast=True), inside
-    if f.fill_added or (f.visible is not None and f.fill != HIDDEN):
+    if f.kept is not None or f.fill_added or (f.visible is not None and f.fill != HIDDEN):
         return
     if f.softcap is None and f.sinks is None:
         yield "sdpa", fused, inside
@@ -151,7 +154,7 @@ def draw(dtype: torch.dtype, small: bool) -> Attended:
     heads, kv_heads = ((2, 2), (4, 2), (4, 1), (1, 1))[pick(0, 1, 2, 3)]
     batch = 2 if length < 500 else 1
     q, k, v = (torch.randn(batch, h, n, features) for h, n in ((heads, rows), (kv_heads, length), (kv_heads, length)))
-    kind = ("normal", "large", "small", "offset", "peaked", "repeated", "outlier")[pick(0, 1, 2, 3, 4, 5, 6)]
+    kind = ("normal", "large", "small", "offset", "peaked", "repeated", "outlier", "aligned")[pick(*range(8))]
     scale = features**-0.5
     if kind == "large":
         q = q * 8
@@ -161,9 +164,11 @@ def draw(dtype: torch.dtype, small: bool) -> Attended:
         k, v = k + 3 * torch.randn(features), v + 2
     elif kind == "peaked":
         q, k[..., 0], v[..., 0] = q * 3, k[..., 0] * 10, v[..., 0] * 50
+    elif kind == "aligned":
+        v = k * 2  # values go with their keys
     elif kind == "repeated":
         k, v = k[:, :, torch.arange(length) % 3 % length], v[:, :, torch.arange(length) % 5 % length]
-    else:
+    elif kind == "outlier":
         q[..., :2], k[..., :1], k[..., 1:2] = 8.0, 20.0, -20.0  # two features that nearly cancel
     formula = Formula(scale)
     if pick(0, 1, 1) == 0:
@@ -184,4 +189,6 @@ def draw(dtype: torch.dtype, small: bool) -> Attended:
         formula = replace(formula, bias=(torch.randn(heads, rows, length) * 2).to(dtype))
     if pick(0, 1, 2, 3, 4) == 0:
         formula = replace(formula, sinks=torch.randn(heads).to(dtype))
+    if pick(0, 1, 2, 3, 4, 5) == 0:
+        formula = replace(formula, kept=torch.rand(batch, heads, rows, length) < 0.7, dropout=0.3)
     return Attended(kind, q.to(dtype), k.to(dtype), v.to(dtype), formula, scale)

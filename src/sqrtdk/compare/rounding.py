@@ -15,15 +15,19 @@ in units of u / sqrt(3), but for the rounding of the result itself, whose bound 
   scale, the three steps of a softcap, the bias, in an eager computation); x sech^2 x <= tanh x covers those before it.
 - Weight w: its relative error is that of its logit, of z - max(z) (twice: the difference, and what the exponential
   makes of it) and of the exponential. A logit's error e moves the output by w (e^r - 1) (v - o): what all logits of a
-  row have in common cancels. Rounding the weight moves it by w v.
+  row have in common cancels. Rounding the weight moves it by w v. Roundings of a row of q are the same for all its
+  logits; by Cauchy and Schwarz they move the output by no more than the deviation of v times that of the logits.
 - Output o: those of all keys, root of the sum of squares; the sum over keys of w v, and the sum of the weights that it
-  is divided by; the rounding of the result. It is no more than what v ranges over, whatever the logits.
+  is divided by; the rounding of the result. Errors of logits move it by no more than what v ranges over.
+
+What it does not cover: products of inputs that were cut to fewer digits than their dtype has (TF32), and sums of very
+many terms that are one and the same number, whose roundings are all the same.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -79,7 +83,7 @@ def lse_allowed(query: Tensor, key: Tensor, formula: Formula, a: Precision, b: P
         for p in (a, b):
             keys = _keys(weights)[..., 0]
             summed = unit(p.accumulator) ** 2 * keys * (1 / 3 + weights.square().sum(-1) / 2) / 3
-            moved = (weights * there.relative(p, most)).square().sum(-1)
+            moved = (weights * there.relative(p, most)).square().sum(-1) + (weights * there.vectors(p)).sum(-1)
             allowed += most * (moved + summed).sqrt() + 4 * unit(p.accumulator) * lse.abs().nan_to_num(posinf=0.0)
         parts.append(allowed)
     return torch.cat(parts, 2) if parts else query.new_zeros(query.shape[:3]).double()
@@ -116,24 +120,45 @@ def _output_rows(
 ) -> Tensor:
     there = _Logits.of(query, key, formula, rows)
     weights, _ = compute.weigh(query, key, formula, rows)
-    output, squares = weights @ value, weights.square()
-    terms, keys = squares @ value.square(), _keys(weights)
-    total = weights.sum(-1, keepdim=True)  # less than 1 beside sinks
-    reach = (value.amax(-2, keepdim=True) - value.amin(-2, keepdim=True)) if value.shape[-2] else output
+    whole = weights if formula.kept is None else compute.weigh(query, key, replace(formula, kept=None), rows)[0]
+    output, terms, keys = weights @ value, weights.square() @ value.square(), _keys(whole)
+    reach = _reach(value, formula)
     allowed = torch.zeros_like(output)
     for p in sides:
-        relative = squares * there.relative(p, most).square()
-        moved = relative @ value.square() - 2 * output * (relative @ value)
-        moved = (moved + output.square() * relative.sum(-1, keepdim=True)).clamp(min=0.0)
+        relative = there.relative(p, most).square()
+        moved = _moved(weights, whole, relative, value, output)
+        if p.vector_steps:  # the rounding of a row of q is that of all its logits: their errors are no chance of each
+            spread = (whole @ value.square() - output.square()).clamp(min=0.0) if formula.kept is None else reach**2
+            moved = moved + spread * (whole * there.vectors(p)).sum(-1, keepdim=True)
         u, w = unit(p.accumulator), coarser(p.weights_dtype or p.dtype, formula.weights_dtype)
         stored = terms * unit(w) ** 2 + (weights > 0).double() @ value.square() * least(w) ** 2
         summed = keys * (output.square() / 3 + terms / 2) + terms
-        divided = output.square() * keys * (1 / 3 + squares.sum(-1, keepdim=True) / 2)
-        deviation = (moved + (stored + u * u * (summed + divided + SOFTMAX_STEPS * output.square())) / 3).sqrt()
-        smaller = (most * relative.sum(-1, keepdim=True).sqrt()).clamp(max=0.5)
-        side = most * deviation / (1.0 - smaller) + unit(p.dtype) * output.abs() + least(p.dtype)
-        allowed += torch.minimum(side, reach * total + 2 * unit(w) * output.abs() + 1e-300)
+        divided = output.square() * (keys * (1 / 3 + whole.square().sum(-1, keepdim=True) / 2) + SOFTMAX_STEPS)
+        others = (stored + u * u * (summed + divided)) / 3
+        smaller = (most * (whole.square() * relative).sum(-1, keepdim=True).sqrt()).clamp(max=0.5)
+        side = torch.minimum(most * (moved + others).sqrt() / (1.0 - smaller), reach + most * others.sqrt())
+        allowed += side + unit(p.dtype) * output.abs() + least(p.dtype)
     return allowed
+
+
+def _moved(weights: Tensor, whole: Tensor, relative: Tensor, value: Tensor, output: Tensor) -> Tensor:
+    """Variance of the output by that of the logits: of w (v - o); where some were dropped, of w v and of w o apart."""
+    upper = weights.square() * relative
+    lower = (whole.square() * relative).sum(-1, keepdim=True) * output.square()
+    if whole is not weights:
+        return upper @ value.square() + lower
+    return (upper @ value.square() - 2 * output * (upper @ value) + lower).clamp(min=0.0)
+
+
+def _reach(value: Tensor, formula: Formula) -> Tensor:
+    """What outputs can be apart at most, (B, Hq, 1, Ev): that of values; of values and 0 where weights don't add up."""
+    if value.shape[-2] == 0:
+        return value.new_zeros((*value.shape[:2], 1, value.shape[-1]))
+    most, least_one = value.amax(-2, keepdim=True), value.amin(-2, keepdim=True)
+    if formula.sinks is None and formula.kept is None:
+        return most - least_one
+    reach = most.clamp(min=0.0) - least_one.clamp(max=0.0)
+    return reach / max(1e-9, 1.0 - formula.dropout) if formula.kept is not None else reach
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -180,14 +205,18 @@ class _Logits:
     def deviation(self, p: Precision, most: float) -> Tensor:
         """Standard deviation of a logit; of one that a fill was added to, what of that can show in the sum."""
         accumulator, stored = unit(p.accumulator), coarser(p.logits_dtype or p.accumulator, self.formula.logits_dtype)
-        variance = accumulator**2 * self.sums + p.vector_steps * unit(p.dtype) ** 2 * self.squares
+        variance = accumulator**2 * self.sums
         variance = variance + p.logit_steps * (unit(stored) ** 2 * self.sizes.square() + least(stored) ** 2)
-        deviation = (variance / 3).sqrt()
+        deviation = (variance / 3 + self.vectors(p)).sqrt()
         if self.added is None:
             return deviation
         name = str(stored).removeprefix("torch.")
         above, under = (compute.rounded(self.z + way * most * deviation, name) for way in (1.0, -1.0))
         return torch.where(self.added, (above - under).nan_to_num(nan=0.0) / most, deviation)
+
+    def vectors(self, p: Precision) -> Tensor:
+        """The part of a logit's variance that roundings of q make."""
+        return p.vector_steps * unit(p.dtype) ** 2 * self.squares / 3
 
     def relative(self, p: Precision, most: float) -> Tensor:
         """Standard deviation of a weight's relative error but for its own rounding, curved as the exponential is."""
