@@ -154,7 +154,9 @@ def draw(dtype: torch.dtype, small: bool) -> Attended:
     heads, kv_heads = ((2, 2), (4, 2), (4, 1), (1, 1))[pick(0, 1, 2, 3)]
     batch = 2 if length < 500 else 1
     q, k, v = (torch.randn(batch, h, n, features) for h, n in ((heads, rows), (kv_heads, length), (kv_heads, length)))
-    kind = ("normal", "large", "small", "offset", "peaked", "repeated", "outlier", "aligned")[pick(*range(8))]
+    kind = ("normal", "large", "small", "offset", "peaked", "repeated", "outlier", "aligned", "flat", "raised")[
+        pick(*range(10))
+    ]
     scale = features**-0.5
     if kind == "large":
         q = q * 8
@@ -166,6 +168,11 @@ def draw(dtype: torch.dtype, small: bool) -> Attended:
         q, k[..., 0], v[..., 0] = q * 3, k[..., 0] * 10, v[..., 0] * 50
     elif kind == "aligned":
         v = k * 2  # values go with their keys
+    elif kind == "flat":
+        q, v = q * 0.01, v + 1  # weights within a few steps of half precision
+    elif kind == "raised":
+        q[..., 0], k[..., 0] = 8.0, 50.0 / (8 * scale)  # logits about 50
+        v = k * 2
     elif kind == "repeated":
         k, v = k[:, :, torch.arange(length) % 3 % length], v[:, :, torch.arange(length) % 5 % length]
     elif kind == "outlier":

@@ -15,8 +15,11 @@ in units of u / sqrt(3), but for the rounding of the result itself, whose bound 
   scale, the three steps of a softcap, the bias, in an eager computation); x sech^2 x <= tanh x covers those before it.
 - Weight w: its relative error is that of its logit, of z - max(z) (twice: the difference, and what the exponential
   makes of it) and of the exponential. A logit's error e moves the output by w (e^r - 1) (v - o): what all logits of a
-  row have in common cancels. Rounding the weight moves it by w v. Roundings of a row of q are the same for all its
-  logits; by Cauchy and Schwarz they move the output by no more than the deviation of v times that of the logits.
+  row have in common cancels. Rounding the weight moves it by w v.
+- What is no chance of each key. Roundings of a row of q are the same for all its logits; by Cauchy and Schwarz they
+  move the output by no more than the deviation of v times that of the logits. m equal keys have equal errors: their
+  squares count m times. Numbers that lie within c steps of their dtype, side by side, are rounded up or down together:
+  the average over whole steps is 0, and what is left of it 1 / (1 + c) of one rounding of all.
 - Output o: those of all keys, root of the sum of squares; the sum over keys of w v, and the sum of the weights that it
   is divided by; the rounding of the result. Errors of logits move it by no more than what v ranges over.
 
@@ -26,6 +29,7 @@ many terms that are one and the same number, whose roundings are all the same.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 
@@ -103,9 +107,8 @@ def output_allowed(query: Tensor, key: Tensor, value: Tensor, formula: Formula, 
     heads = query.shape[1]
     key, value = compute.spread(key, heads).double(), compute.spread(value, heads).double()
     entries = query.shape[:3].numel() * value.shape[-1]
-    parts = [
-        _output_rows(query, key, value, formula, (a, b), rows, sigmas(entries)) for rows in compute.chunks(query, key)
-    ]
+    times, most = _repeats(key), sigmas(entries)
+    parts = [_output_rows(query, key, value, formula, (a, b), rows, most, times) for rows in compute.chunks(query, key)]
     return torch.cat(parts, 2) if parts else query.new_zeros((*query.shape[:3], value.shape[-1])).double()
 
 
@@ -117,21 +120,24 @@ def _output_rows(
     sides: tuple[Precision, Precision],
     rows: slice,
     most: float,
+    times: Tensor,
 ) -> Tensor:
     there = _Logits.of(query, key, formula, rows)
     weights, _ = compute.weigh(query, key, formula, rows)
     whole = weights if formula.kept is None else compute.weigh(query, key, replace(formula, kept=None), rows)[0]
     output, terms, keys = weights @ value, weights.square() @ value.square(), _keys(whole)
-    reach = _reach(value, formula)
+    repeated, reach = (weights.square() * times) @ value.square(), _reach(value, formula)
+    mean_square = weights @ value.square() if formula.kept is None else whole @ value.square() + reach**2
+    spread = (mean_square - output.square()).clamp(min=0.0)
     allowed = torch.zeros_like(output)
     for p in sides:
         relative = there.relative(p, most).square()
-        moved = _moved(weights, whole, relative, value, output)
-        if p.vector_steps:  # the rounding of a row of q is that of all its logits: their errors are no chance of each
-            spread = (whole @ value.square() - output.square()).clamp(min=0.0) if formula.kept is None else reach**2
-            moved = moved + spread * (whole * there.vectors(p)).sum(-1, keepdim=True)
+        moved = _moved(weights, whole, relative * times, value, output)
+        together = (whole * there.vectors(p)).sum(-1, keepdim=True) + there.cells(p, whole)
+        moved = moved + spread * together
         u, w = unit(p.accumulator), coarser(p.weights_dtype or p.dtype, formula.weights_dtype)
-        stored = terms * unit(w) ** 2 + (weights > 0).double() @ value.square() * least(w) ** 2
+        stored = repeated * unit(w) ** 2 + (weights > 0).double() @ value.square() * least(w) ** 2
+        stored = stored + mean_square * (unit(w) / (1.0 + there.spread(whole) / (2 * unit(w)))) ** 2
         summed = keys * (output.square() / 3 + terms / 2) + terms
         divided = output.square() * (keys * (1 / 3 + whole.square().sum(-1, keepdim=True) / 2) + SOFTMAX_STEPS)
         others = (stored + u * u * (summed + divided)) / 3
@@ -218,12 +224,35 @@ class _Logits:
         """The part of a logit's variance that roundings of q make."""
         return p.vector_steps * unit(p.dtype) ** 2 * self.squares / 3
 
+    def spread(self, weights: Tensor) -> Tensor:
+        """Standard deviation of the logits of a row, (B, Hq, l, 1), by their weights."""
+        z = self.z.nan_to_num(neginf=0.0, posinf=0.0)
+        mean = (weights * z).sum(-1, keepdim=True)
+        return (weights * (z - mean).square()).sum(-1, keepdim=True).sqrt()
+
+    def cells(self, p: Precision, weights: Tensor) -> Tensor:
+        """Variance of logits, (B, Hq, l, 1), as far as they are too near to one another to be rounded by chance."""
+        u = unit(coarser(p.logits_dtype or p.accumulator, self.formula.logits_dtype))
+        sizes = (weights * self.sizes.square()).sum(-1, keepdim=True)
+        one = p.logit_steps * u * u * sizes / 3
+        return one / (1.0 + self.spread(weights) / (2 * u * sizes.sqrt()).clamp(min=1e-300)).square()
+
     def relative(self, p: Precision, most: float) -> Tensor:
         """Standard deviation of a weight's relative error but for its own rounding, curved as the exponential is."""
         accumulator = unit(p.accumulator) ** 2
         exponential = accumulator * (2 * self.below.square() + EXPONENTIAL**2) / 3
         variance = self.deviation(p, most).square() + exponential.nan_to_num(posinf=0.0)
         return torch.expm1((most * variance.sqrt()).clamp(max=30.0)) / most
+
+
+def _repeats(key: Tensor) -> Tensor:
+    """How often each key occurs among those of its head, (B, H, 1, S): the errors of equal keys are equal."""
+    marks = (key.double() * torch.linspace(1.0, 2.0, key.shape[-1], dtype=torch.float64).cos()).sum(-1)
+    times = torch.ones_like(marks)
+    for batch, head in itertools.product(range(key.shape[0]), range(key.shape[1])):
+        _, which, counts = torch.unique(marks[batch, head], return_inverse=True, return_counts=True)
+        times[batch, head] = counts[which].double()
+    return times[:, :, None]
 
 
 def _keys(weights: Tensor) -> Tensor:
