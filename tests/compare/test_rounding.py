@@ -74,7 +74,7 @@ def _table(ratios: Ratios) -> str:
 def test_every_way_stays_within_what_is_allowed(dtype: torch.dtype) -> None:
     ratios, wrong = ratios_of(5, dtype, small=True, kernel=unable() is None)
     assert not wrong
-    assert len(ratios) >= 6
+    assert {name for _, name in ratios} >= {"eager", "q scaled", "q and k scaled", "flex"}
     assert all(min(r) < 20 for r in ratios.values()), _table(ratios)  # and it says something
 
 
@@ -202,7 +202,7 @@ def test_both_sides_add_up() -> None:
     one, two = Precision(), Precision(torch.bfloat16)
     both, single = (output_allowed(q, k, v, Formula(0.3), a, b) for a, b in ((one, two), (EXACT, two)))
     alone = output_allowed(q, k, v, Formula(0.3), one, EXACT)
-    torch.testing.assert_close(both, single + alone, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(both, single + alone, rtol=1e-7, atol=0.0)
 
 
 def test_beyond_knows_infinities_and_nan() -> None:
