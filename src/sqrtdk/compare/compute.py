@@ -98,15 +98,19 @@ def apply_norm(norm: Norm, values: Tensor) -> Tensor:
         >>> apply_norm(unit, torch.tensor([3.0, 4.0]).reshape(1, 1, 1, 2)).flatten().tolist()
         [0.6, 0.8]
     """
+    x, length = centred(norm, values)
+    x = x / length * norm.gain.double()[:, None]
+    return x if norm.shift is None else x + norm.shift.double()[:, None]
+
+
+def centred(norm: Norm, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Values (B, H, L, E) without their mean, where the normalisation takes it off, and what they are divided by."""
     x, over = values.double(), (1, 3) if norm.over == "heads" else (3,)
     if norm.kind == "layer":
         x = x - x.mean(over, keepdim=True)
     if norm.kind == "l2":
-        length = x.square().sum(over, keepdim=True).sqrt().clamp(min=norm.eps)
-    else:
-        length = (x.square().mean(over, keepdim=True) + norm.eps).sqrt()
-    x = x / length * norm.gain.double()[:, None]
-    return x if norm.shift is None else x + norm.shift.double()[:, None]
+        return x, x.square().sum(over, keepdim=True).sqrt().clamp(min=norm.eps)
+    return x, (x.square().mean(over, keepdim=True) + norm.eps).sqrt()
 
 
 def apply_rotation(rotation: Rotation, values: Tensor) -> Tensor:

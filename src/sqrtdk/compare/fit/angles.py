@@ -122,11 +122,10 @@ def positions_of(table: Tensor, steps: Tensor, *, noise: float = 1e-2) -> Tensor
 
 def would_not_show(rotation: Rotation, noise: float) -> bool:
     """Whether the pair after the last, if frequencies go on as they do, would turn by less than the noise."""
-    steps, length = frequencies(rotation).abs(), rotation.table.shape[1]
-    if steps.numel() < 2 or float(steps[-1]) == 0.0 or float(steps[0]) == 0.0:
+    base = base_of(rotation)
+    if base is None:
         return False
-    ratio = (steps[-1] / steps[0]) ** (1.0 / (steps.numel() - 1))
-    return float(steps[-1] * ratio) * (length - 1) < noise
+    return base.stretch / base.base * (rotation.table.shape[1] - 1) < noise
 
 
 def _wrapped(angle: Tensor) -> Tensor:
