@@ -84,7 +84,7 @@ def paragraphs(
     if unjudged := [pair for pair in pairs if pair.same is None]:
         reasons = dict.fromkeys(pair.reason for pair in unjudged if pair.reason)
         why = f": {next(iter(reasons))}" if len(reasons) == 1 else ""
-        sentences.append(f"{counted(len(unjudged))} of {len(pairs):,} could not be compared{why}.")
+        sentences.append(f"{len(unjudged):,} of {counted(len(pairs))} could not be compared{why}.")
     if not pairs:
         sentences.append("No attention of A has a partner in B: nothing was compared.")
     if same := [pair for pair in pairs if pair.same]:
