@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sqrtdk.audit.check import check as check
     from sqrtdk.audit.records import CheckReport as CheckReport
     from sqrtdk.errors import SqrtdkError as SqrtdkError
+    from sqrtdk.recording.record import record as record
     from sqrtdk.stats.request import AuxRequest as AuxRequest
     from sqrtdk.tracing.trace import trace as trace
 
@@ -28,12 +29,14 @@ _HOME = {
     "CheckReport": "sqrtdk.audit.records",
     "explain": "sqrtdk._attention",
     "measure": "sqrtdk._measure",
+    "record": "sqrtdk.recording.record",
     "SqrtdkError": "sqrtdk.errors",
     "trace": "sqrtdk.tracing.trace",
 }
 __all__ = [*_HOME]
 _ROOMS = (
-    "errors", "integrations", "lab", "nn", "positions", "report", "scales", "scores", "stats", "theory", "tracing",
+    "errors", "integrations", "lab", "nn", "positions", "recording", "report", "scales", "scores", "stats", "theory",
+    "tracing",
 )  # fmt: skip
 
 

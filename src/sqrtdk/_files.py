@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import signal
@@ -65,15 +66,21 @@ def write_text(path: str | Path, text: str, force: bool = False) -> None:
 
 
 def write_bytes(path: str | Path, data: bytes, force: bool = False) -> None:
-    """Write `data` to a new file, all of it or nothing.
+    """Write `data` to a new file, all of it or nothing: see `write_parts`."""
+    write_parts(path, (data,), force)
+
+
+def write_parts(path: str | Path, parts: Iterable[bytes | memoryview], force: bool = False) -> None:
+    """Write parts to a new file, one after the other, all of them or nothing.
 
     It goes to a temporary file in the same directory, which then takes its name in one step: readers see the old
     state or the whole new file. Without `force` the step fails if the name was taken in the meantime. With `force` a
-    symbolic link is replaced, not followed. Ctrl-C and the like wait until it is done, so they leave no temporary file.
+    symbolic link is replaced, not followed. Ctrl-C and the like wait until the part is written, so they leave no
+    temporary file; where others were to come, there is no file then.
 
     Args:
         path: the file to write; its directory must exist.
-        data: the content.
+        parts: the content; each is asked for when those before it are written.
         force: replace a file that exists.
 
     Raises:
@@ -82,10 +89,13 @@ def write_bytes(path: str | Path, data: bytes, force: bool = False) -> None:
     path = Path(path)
     check_writable(path, force)
     temporary = path.with_name(f".{os.fsdecode(os.fsencode(path.name)[:80])}.{secrets.token_hex(6)}.tmp")
-    with _signals_held():
+    with _signals_held() as came:
         try:
             with open(temporary, "xb") as file:
-                file.write(data)
+                for number, part in enumerate(parts):
+                    if came and number:  # a file of one part is there before anyone can wait for it
+                        raise InterruptedError(errno.EINTR, "a signal came before all of it was written")
+                    file.write(part)
                 file.flush()
                 os.fsync(file.fileno())
             if force:
@@ -102,13 +112,13 @@ def write_bytes(path: str | Path, data: bytes, force: bool = False) -> None:
 
 
 @contextlib.contextmanager
-def _signals_held() -> Iterator[None]:
-    """Let the signals that end a program wait; those that came inside act afterwards.
+def _signals_held() -> Iterator[list[int]]:
+    """Let the signals that end a program wait; those that came inside are in the list, and act afterwards.
 
     Python runs handlers in the main thread only, so elsewhere there is nothing to hold. What is ignored stays ignored.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield []
         return
     came: list[int] = []
     before = {number: signal.getsignal(number) for number in _SIGNALS}
@@ -117,7 +127,7 @@ def _signals_held() -> Iterator[None]:
     try:
         for number in before:
             signal.signal(number, lambda number, _: came.append(number))
-        yield
+        yield came
     finally:
         for number, old in before.items():
             signal.signal(number, old)

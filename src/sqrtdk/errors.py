@@ -41,6 +41,10 @@ class BenchError(SqrtdkError, RuntimeError):
     """A way to compute attention gives another result than the one that it is measured against."""
 
 
+class TraceFileError(SqrtdkError, ValueError):
+    """A trace file that is none, is damaged, or breaks a rule of its format."""
+
+
 class MissingExtraError(SqrtdkError, ImportError):
     """An optional dependency is not installed; the hint names the pip command."""
 

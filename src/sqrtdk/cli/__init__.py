@@ -21,6 +21,7 @@ from sqrtdk.cli.lab import lab
 from sqrtdk.cli.messages import PlainMessages
 from sqrtdk.cli.output import drop_stdout, keep_streams, open_closed_streams, say, unwritable
 from sqrtdk.cli.params import params
+from sqrtdk.cli.record import record
 
 _app = typer.Typer(
     name="sqrtdk",
@@ -33,6 +34,7 @@ _app = typer.Typer(
 )
 _app.command()(check)
 _app.command()(diff)
+_app.command()(record)
 _app.command()(params)
 _app.command()(bench)
 _app.command()(build)

@@ -122,6 +122,8 @@ class Formula:
         mask: kind of the mask, as records have it.
         fill: what hidden keys have in place of their logits (-inf), or what was added to them.
         fill_by: factor that multiplied the mask after it was added.
+        fill_added: a finite fill was added to the logits of hidden keys; else it stands in their place. Only a row that
+            sees no key, and a fill that is not far below the logits, tell the two apart.
         sinks: (Hq,), logits that take weight and have no value; None where there are none.
         kept: True where dropout kept the weight; None without dropout.
         dropout: its rate.
@@ -140,6 +142,7 @@ class Formula:
     mask: str = ""
     fill: float = float("-inf")
     fill_by: float = 1.0
+    fill_added: bool = False
     sinks: Tensor | None = None
     kept: Tensor | None = None
     dropout: float = 0.0

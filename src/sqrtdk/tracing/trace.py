@@ -32,13 +32,16 @@ from sqrtdk.tracing.records import (
     NotMeasured,
 )
 from sqrtdk.tracing.tell.finish import finish
+from sqrtdk.tracing.tell.keep import BLOCKS_OF_KEYS, Used, keep, of_kernel, without
 from sqrtdk.tracing.tell.lost import Lost, tell_lost
 from sqrtdk.tracing.tell.merge import merge
 from sqrtdk.tracing.tell.padding import TokensOf
 from sqrtdk.tracing.tell.program_site import site_in_program
 from sqrtdk.tracing.tell.without_softmax import without_softmax
+from sqrtdk.tracing.tensors import CallTensors
 from sqrtdk.tracing.watch import places
 from sqrtdk.tracing.watch.events import KernelCall, Listener, Online, Operands, Unweighted, Weighing
+from sqrtdk.tracing.watch.graph import Node
 from sqrtdk.tracing.watch.places import Place
 from sqrtdk.tracing.watch.programs import hint_for
 from sqrtdk.tracing.watch.recorder import Recorder
@@ -58,6 +61,7 @@ class Trace:
         not_attention: softmaxes that are no attention.
         not_measured: what could not be measured, and why.
         unread: names of the model's parameters that no operation read.
+        tensors: with `keep`, those of every call, in the same order.
     """
 
     def __init__(
@@ -69,6 +73,7 @@ class Trace:
         enlarge: Mapping[tuple[str, int], float] | None = None,
         tokens: TokensOf | None = None,
         values: Mapping[str, Tensor] | None = None,
+        keep: bool = False,
     ) -> None:
         if model is not None and not isinstance(model, nn.Module):
             raise InvalidTypeError(
@@ -79,15 +84,18 @@ class Trace:
         self.not_attention: tuple[NotAttention, ...] = ()
         self.not_measured: tuple[NotMeasured, ...] = ()
         self.unread: frozenset[str] = frozenset()
+        self.tensors: tuple[CallTensors, ...] = ()
         self._model = model
         self._stats = stats
         self._numeric = numeric and enlarge is None
         self._enlarge = enlarge or {}
         self._tokens = tokens
         self._values = values or {}
+        self._keeps = keep
         self._counts: Counter[str] = Counter()
         self._offered: Counter[str] = Counter()
         self._calls: list[AttentionCall | None] = []
+        self._kept: list[CallTensors] = []
         self._missed: list[NotMeasured] = []
         self._sites = Sites(model)
         self._modules = dict(model.named_modules()) if model is not None else {}
@@ -99,7 +107,7 @@ class Trace:
         listener = Listener(
             self._eager, self._kernel, self._miss, self._factor, self._unsoftened, self._online, ended=self._end
         )
-        scene = self._scene = Scene(store, self._sites, listener, self._stats)
+        scene = self._scene = Scene(store, self._sites, listener, self._stats, keep=self._keeps)
         queries = {op: kernel.query for op, kernel in KERNELS.items()}
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._sites)
@@ -129,6 +137,11 @@ class Trace:
         scene.store.close()
         self._scene = None
         self.calls = _numbered(self._calls)
+        kept = [tensors for tensors, call in zip(self._kept, self._calls, strict=False) if call is not None]
+        self.tensors = tuple(
+            replace(tensors, site=call.site, index=call.index, call=call)
+            for tensors, call in zip(kept, self.calls, strict=False)
+        )
         self.not_attention = tuple(listed)
         self.not_measured = tuple(dict.fromkeys(self._missed))
 
@@ -149,7 +162,8 @@ class Trace:
                 weighing.entry.reason = reading
             else:
                 weighing.entry.record = len(self._calls)
-                self._add(replace(reading, place=weighing.entry.place))
+                used = Used(value, self._node(value), weighing.used)
+                self._add(replace(reading, place=weighing.entry.place), used)
 
         self._guard(site, read, weighing, weighing.entry.place)
 
@@ -170,7 +184,10 @@ class Trace:
 
     def _kernel(self, call: KernelCall) -> None:
         operands = Operands(call.op.partition("::")[2], {name: node for name, node in call.nodes.items() if node.act})
-        read = lambda: self._add(replace(KERNELS[call.op].read(call), place=call.place))  # noqa: E731
+
+        def read() -> None:
+            self._add(replace(KERNELS[call.op].read(call), place=call.place), of_kernel(call))
+
         self._guard(call.site, read, operands, call.place)
 
     def _unsoftened(self, site: str, seen: Unweighted) -> None:
@@ -211,7 +228,11 @@ class Trace:
     def _miss(self, site: str, reason: str, seen: Unweighted | Operands | None = None) -> None:
         self._missed.append(NotMeasured(site, reason, self._formula(seen), places.text(places.here())))
 
-    def _add(self, reading: Reading) -> None:
+    def _node(self, tensor: Tensor) -> Node:
+        assert self._scene is not None
+        return self._scene.store.node(tensor)
+
+    def _add(self, reading: Reading, used: Used | None = None) -> None:
         reading = replace(reading, site=site_in_program(reading, self._modules))
         index = self._counts[reading.site]
         module_class = self._sites.classes.get(reading.site, "")
@@ -226,6 +247,10 @@ class Trace:
             )
         )
         self._counts[reading.site] += 1
+        if self._keeps:
+            call = self._calls[-1]
+            assert call is not None
+            self._kept.append(keep(reading, used, call))
 
     def _merge(self, numbers: Sequence[int]) -> None:
         """Put attentions to blocks of keys, whose results were weighed by their sums, into one record."""
@@ -235,6 +260,8 @@ class Trace:
             for number in numbers:
                 self._calls[number] = None
             self._calls[numbers[0]] = merged
+            if self._keeps:
+                self._kept[numbers[0]] = without(merged, BLOCKS_OF_KEYS)
 
     def _factor(self, site: str) -> float | None:
         if not self._enlarge:
@@ -282,6 +309,7 @@ def trace(
     stats: bool = True,
     numeric: bool = True,
     enlarge: Mapping[tuple[str, int], float] | None = None,
+    keep: bool = False,
 ) -> Trace:
     """Record every attention that runs inside a `with` block, on any device, `meta` included.
 
@@ -295,6 +323,7 @@ def trace(
         numeric: read the scale from the logits as well.
         enlarge: multiply q of the call at (site, index) by this number, to make small logits large. This changes
             what the model computes, on purpose; `numeric` is off then.
+        keep: keep q, k, v, the output, and what else it takes to compute every call again, in `tensors`.
 
     Returns:
         The context manager; after the block its `calls`, `not_attention` and `not_measured` are complete.
@@ -311,4 +340,4 @@ def trace(
         >>> [(call.heads, call.head_dim, call.formula) for call in run.calls]
         [(4, 8, 'softmax(0.3536 * q.k)')]
     """
-    return Trace(model, stats=stats, numeric=numeric, enlarge=enlarge)
+    return Trace(model, stats=stats, numeric=numeric, enlarge=enlarge, keep=keep)

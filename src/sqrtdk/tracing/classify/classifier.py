@@ -109,6 +109,8 @@ class Classifier:
             if any(p.partial is not None for p in parents) and online.carry(self.scene, made, parents):
                 return
             _kind(node)(self.scene, made, parents)
+            if self.scene.keep and not node.products and node.weights is None and node.partial is None:
+                self.scene.store.keep(node, tensor)
         elif opaque.is_dequantised(node):
             node.act = True
             self.scene.store.cut(node, tensor, source=parents[0], projects=True)

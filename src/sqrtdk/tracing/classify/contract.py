@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from torch.autograd import forward_ad
 
@@ -20,7 +21,7 @@ from sqrtdk.tracing.classify.weights import axis_fault
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.events import Unweighted, Weighing
 from sqrtdk.tracing.watch.graph import Node, alias, capacity, origin
-from sqrtdk.tracing.watch.marks import Product
+from sqrtdk.tracing.watch.marks import Multiplied, Product
 from sqrtdk.tracing.watch.scene import Made, Scene
 
 WITHOUT_SOFTMAX = "a product of activations meets values without a softmax"
@@ -76,6 +77,8 @@ def _meets_values(scene: Scene, made: Made, weighing: Weighing, a: Node, b: Node
     values = next(t for t in tensors.values() if store.is_node(t, value))
     for attention in complete(weights.weights):
         attention.carried, attention.fault = carried, fault
+        if scene.keep and numbers is not None:
+            attention.used = alias(numbers if contracted == -1 else numbers.mT)
         if carried.stages and not carried.combined and numbers is not None and not numbers.is_meta:
             attention.met = alias(numbers if contracted == -1 else numbers.mT)
         scene.listener.eager(attention, values, made.tensor)
@@ -85,6 +88,16 @@ def _meets_values(scene: Scene, made: Made, weighing: Weighing, a: Node, b: Node
 def _is_tangent(scene: Scene, site: str) -> bool:
     """Whether derivatives are computed forwards, beside an attention that was read."""
     return forward_ad._current_level >= 0 and any(e.attention and e.site == site for e in scene.entries)
+
+
+def _multiplied(made: Made, a: Node, source: Node) -> Multiplied | None:
+    """The operands of a projection of rows, a matrix times a matrix."""
+    left, right = ops.CONTRACTIONS[made.node.op]
+    factors = [made.tensors.get(i) for i in (left, right)]
+    one, two = factors
+    if one is None or two is None or one.dim() != 2 or two.dim() != 2 or source is not a:
+        return None
+    return Multiplied(alias(one), alias(two), made.tensors.get(0) if made.node.op == "addmm" else None)
 
 
 def _project(scene: Scene, made: Made, a: Node, b: Node) -> None:
@@ -101,13 +114,15 @@ def _project(scene: Scene, made: Made, a: Node, b: Node) -> None:
     if narrow and not weight.act:
         note_weighted_sum(scene, made, source, weight)
     values = next((t for i, t in made.tensors.items() if node.args[i] is weight), None)
-    facts = {
+    facts: dict[str, Any] = {
         "additive": narrow and pairs_queries_and_keys(source),
         "matrices": capacity(weight) // max(math.prod(weight.shape[-2:]), 1) if len(weight.shape) == 3 else 1,
         "meets": reads_edges(source),
         "paired": reads_pairs(source),
         "gathered_by": rows_of(source),
     }
+    if scene.keep:
+        facts["multiplied"] = _multiplied(made, a, source)
     scene.store.cut(node, made.tensor, source=source, width=a.shape[-1], **facts)
     if values is not None and not (source.products or source.weights):
         keep_rotation(node, source, weight, values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -37,9 +38,10 @@ def _followed(node: Node, start: Callable[[Node], Tensor | None], known: dict[No
 
 def _moved(node: Node, start: Callable[[Node], Tensor | None], known: dict[Node, Tensor | None]) -> Tensor | None:
     if node.op in REJOINED:
-        pieces = [_followed(parent, start, known) for parent in node.parents() if parent.act]
+        whole = [parent for parent in node.parents() if math.prod(parent.shape)]  # a cache begins with nothing
+        pieces = [_followed(parent, start, known) for parent in whole if parent.act]
         values = [piece for piece in pieces if piece is not None]
-        if len(values) < len(list(node.parents())):
+        if len(values) < len(whole):
             return None
         dim = int(node.args[1]) if len(node.args) > 1 else 0
         return torch.cat(values, dim) if node.op == "cat" else torch.stack(values, dim)

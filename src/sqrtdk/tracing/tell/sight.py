@@ -76,7 +76,7 @@ def _look(reading: Reading) -> Sight:
     masks: dict[int, Tensor] = {}
     names: dict[int, str | None] = {}
     for i, hide in hides.items():
-        if (visible := _visible_by(hide, reading)) is None:
+        if (visible := visible_by(hide, reading)) is None:
             names[i] = "mask"
         elif (name := (hide.name if hide.visible is not None else None) or pattern(visible)) is not None:
             names[i], masks[i] = name, visible
@@ -121,7 +121,7 @@ def _is_known(hide: Hide, reading: Reading) -> bool:
     return hide.causal or (hide.visible is not None and followed)
 
 
-def _visible_by(hide: Hide, reading: Reading) -> Tensor | None:
+def visible_by(hide: Hide, reading: Reading) -> Tensor | None:
     """True where the row sees the key, in the operands' layout; None where nothing is known of the mask."""
     operands, layout = reading.operands, reading.layout
     if hide.causal:

@@ -61,6 +61,7 @@ class Weighing:
     sinks: bool = False  # its denominator has more than the keys
     carried: Carried = field(default_factory=Carried)  # what the weights went through until the value product
     met: Tensor | None = None  # the weights that met the values, (..., L, S), where a mixing may have shown hidden keys
+    used: Tensor | None = None  # the weights that met the values, (..., L, S), where the trace keeps them
     fault: str | None = None  # the value product sums over another axis than the softmax's
     edges: EdgeGroups | None = None  # it runs over the edges of a graph, by scattered sums
     ended: Callable[[Weighing], None] | None = None  # is told when the last of its weights is gone
@@ -138,6 +139,7 @@ class KernelCall:
         arguments: by their names in the operator's schema.
         nodes: of those that are tensors.
         output: its first result.
+        lse: log of the sums of exponentials, (B, H, L), where it gave them.
         site: module path.
         place: where in the code.
     """
@@ -148,6 +150,7 @@ class KernelCall:
     output: Tensor
     site: str
     place: Place | None = None
+    lse: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

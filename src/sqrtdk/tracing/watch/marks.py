@@ -15,6 +15,15 @@ if TYPE_CHECKING:
     from sqrtdk.tracing.watch.graph import Node
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Multiplied:
+    """The operands of a projection, where a trace keeps them: input (N, D) @ weight (D, F) + bias (F)."""
+
+    input: Tensor
+    weight: Tensor
+    bias: Tensor | None
+
+
 @dataclass(frozen=True, slots=True)
 class Root:
     """Where a lineage starts.
@@ -33,6 +42,7 @@ class Root:
         pooled: the softmax whose weights met values here.
         logits: what it was made from, where those were logits: a step that is not followed.
         matrices: how many matrices projected, one a head: entry n of a stack of them was projected by n % matrices.
+        multiplied: what was, where the trace keeps it.
     """
 
     source: int | None = None
@@ -47,6 +57,7 @@ class Root:
     pooled: SoftmaxEntry | None = None
     logits: Node | None = None
     matrices: int = 1
+    multiplied: Multiplied | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

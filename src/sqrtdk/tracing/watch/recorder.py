@@ -178,7 +178,7 @@ class Recorder(TorchDispatchMode):
         if not results:
             results = [x for key in written if _is_tensor(x := _written_to(key, args, kwargs))]
         if results:
-            call = KernelCall(func._schema.name, named, nodes, results[0], site, places.here())
+            call = KernelCall(func._schema.name, named, nodes, results[0], site, places.here(), _lse(results))
             self.listener.kernel(call)
         for result in results:
             self._guard(functools.partial(self.store.new_root, func._schema.name.removeprefix("aten::"), result))
@@ -209,6 +209,11 @@ class Recorder(TorchDispatchMode):
 
 def _written_to(key: int | str, args: Any, kwargs: Any) -> Any:
     return args[key] if isinstance(key, int) and key < len(args) else kwargs.get(str(key))
+
+
+def _lse(results: list[torch.Tensor]) -> torch.Tensor | None:
+    """What a kernel gave beside its output, one number a row."""
+    return results[1] if len(results) > 1 and results[1].shape == results[0].shape[:-1] else None
 
 
 def _is_tensor(value: Any) -> bool:

@@ -26,6 +26,7 @@ class Scene:
         exponentials: every exponential of logits that met values so far.
         online: those that are divided by their sum, and not told yet.
         held: how many logits exponentials hold.
+        keep: keep the values of q, k and v at every step, and what projections multiplied.
     """
 
     store: Store
@@ -37,6 +38,7 @@ class Scene:
     exponentials: list[SoftmaxEntry] = field(default_factory=list)
     online: list[Online] = field(default_factory=list)
     held: int = 0
+    keep: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,105 @@
+"""`sqrtdk record [MODEL] --output FILE`: write what every attention of a model computed with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from sqrtdk.cli.errors import reported
+
+Attn = Literal["eager", "sdpa"]
+
+
+def record(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A Hugging Face id, a local directory, package.module:factory, or the embedded model: demo.",
+        ),
+    ],
+    output: Annotated[Path, typer.Option(metavar="FILE", help="The trace file to write, as .safetensors.")],
+    calls: Annotated[
+        str, typer.Option(metavar="PATTERN", help="Sites to record, as a pattern of the shell: 'layers.0.*'.")
+    ] = "*",
+    rows: Annotated[int | None, typer.Option(min=1, help="Keep the first query rows of each call; keys stay.")] = None,
+    heads: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Query heads to keep, with the key heads they read: 0,3 or 0-7.")
+    ] = None,
+    projections: Annotated[
+        bool, typer.Option("--projections", help="Write the projections' weights, and what they were given, as well.")
+    ] = False,
+    attn: Annotated[Attn | None, typer.Option(help="Attention implementation to run.")] = None,
+    text: Annotated[Path | None, typer.Option(metavar="FILE", help="Text to tokenise and run on.")] = None,
+    input_file: Annotated[
+        Path | None, typer.Option("--input", metavar="FILE", help="Inputs by name, as .safetensors.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Sequences a batch.")] = None,
+    seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens a sequence.")] = None,
+    device: Annotated[str | None, typer.Option(help="Where to run: cpu, cuda, cuda:1, mps; cpu if unset.")] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="Run in this dtype: float32 (fp32), bfloat16 (bf16), float16 (fp16) or float64 (fp64)."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face model.")] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run the Python code that comes with the model.")
+    ] = False,
+    device_map: Annotated[str | None, typer.Option(help="Spread a large model through accelerate, e.g. auto.")] = None,
+    offload_folder: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where weights that do not fit in memory go.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    show_traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error was raised.")] = False,
+) -> None:
+    """Run MODEL once and write a trace file: q, k, v, output, masks and formula of every attention, with the inputs.
+
+    The file is safetensors; docs/trace-file.md describes it, with a writer for other engines. Its size is told before
+    it is written. Exit code 0: written; 2: usage, configuration or input/output error.
+    """
+    with reported(show_traceback):
+        from sqrtdk import _files
+
+        _files.check_writable(output, force)
+        from sqrtdk.cli.output import announce, say, working, written
+
+        with working(f"Recording {model}"):
+            from sqrtdk.models.names import check_name
+
+            check_name(model, revision, announce)
+            from sqrtdk.models.options import LoadOptions
+            from sqrtdk.recording.cut import parse_heads
+            from sqrtdk.recording.record import record_with
+
+            options = LoadOptions(
+                attn=attn,
+                text=text,
+                input_file=input_file,
+                batch=batch,
+                seq_len=seq_len,
+                device=device,
+                dtype=dtype,
+                seed=seed,
+                revision=revision,
+                trust_remote_code=trust_remote_code,
+                device_map=device_map,
+                offload_folder=offload_folder,
+            )
+            recording = record_with(
+                model,
+                None,
+                output,
+                options,
+                calls=calls,
+                rows=rows,
+                heads=None if heads is None else parse_heads(heads),
+                projections=projections,
+                force=force,
+                announce=say,
+            )
+        for note in recording.notes:
+            say(f"Note: {note}.")
+        written("Trace", output)

@@ -1,0 +1,183 @@
+"""The program of a call: what its tensors and terms say that it does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sqrtdk.compare.compute import dtype_of
+from sqrtdk.compare.fit import fit_norm, fit_rotation
+from sqrtdk.compare.observed import Seen
+from sqrtdk.compare.program import Affine, Change, Formula, Opaque, Program, Way
+from sqrtdk.tracing.tensors import CallTensors, Term, Waypoint
+
+
+def program_of(call: CallTensors, seen: Mapping[str, Seen]) -> Program:
+    """The program of a call; what is not known of it is listed in `unknown`, and in a way an `Opaque` step.
+
+    Args:
+        call: its tensors.
+        seen: of `observe(call)`.
+    """
+    dtype = dtype_of(call.dtype)
+    ways = {name: way_of(vector, dtype) for name, vector in seen.items()}
+    formula = formula_of(call, seen)
+    unknown = [f"{name}: {step.name}" for name, way in ways.items() for step in way.steps if isinstance(step, Opaque)]
+    if formula is None:
+        unknown.append("formula")
+    return Program(ways["query"], ways["key"], ways["value"], formula, tuple(unknown), dtype)
+
+
+# -- q, k and v --------------------------------------------------------------------------------------------------------
+
+
+def way_of(seen: Seen, dtype: torch.dtype) -> Way:
+    """The way of q, k or v; its steps as they are fitted to the values before and after each."""
+    affine = None
+    if seen.weight is not None and seen.features is not None:
+        affine = Affine(seen.name, seen.weight, seen.bias, seen.features)
+    if seen.projected is None:
+        return Way(affine=None, steps=(Opaque("not recorded"),), heads=seen.heads)
+    steps: list[Change] = []
+    before = seen.projected
+    for point in seen.steps:
+        steps.append(_step(before, point, dtype))
+        if point.values is None:
+            break
+        before = point.values
+    return Way(affine, tuple(steps), seen.heads)
+
+
+def _step(before: Tensor, point: Waypoint, dtype: torch.dtype) -> Change:
+    label = f"{point.name} {point.detail}".strip()
+    if point.values is None:
+        return Opaque(label)
+    if point.name == "norm":
+        norm = fit_norm(before, point.values, point.detail, dtype=dtype)
+        return Opaque(label) if norm is None else norm.norm
+    if point.name == "rope":
+        rotation = fit_rotation(before, point.values, dtype=dtype)
+        return Opaque(label) if rotation is None else rotation.rotation
+    return Opaque(label)
+
+
+# -- from the product to the softmax -----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A formula while its terms are read, in their order."""
+
+    formula: Formula
+    capped: bool = False
+    added: bool = False
+    biases: int = 0
+
+    def scale(self, by: Tensor | float) -> None:
+        formula = self.formula
+        if self.capped and formula.softcap_at == "masked":
+            self.formula = replace(formula, after=_times(formula.after, by))
+            return
+        if self.added:
+            number = _number(by)
+            if number is None and formula.bias is not None:
+                formula = replace(formula, bias=formula.bias * by)
+            elif number is not None:
+                formula = replace(formula, bias_by=formula.bias_by * number)
+            if formula.visible is not None and math.isfinite(formula.fill) and number is not None:
+                formula = replace(formula, fill_by=formula.fill_by * number)
+        if self.capped:
+            self.formula = replace(formula, after=_times(formula.after, by), softcap_at="product")
+        else:
+            self.formula = replace(formula, scale=_times(formula.scale, by))
+
+    def softcap(self, cap: float) -> bool:
+        if self.capped:
+            return False
+        self.capped = True
+        self.formula = replace(self.formula, softcap=cap, softcap_at="masked" if self.added else "scaled")
+        return True
+
+    def bias(self, value: Tensor, name: str) -> bool:
+        if self.formula.softcap_at == "masked":
+            return False
+        formula = self.formula
+        if formula.bias is not None:
+            value = formula.bias * formula.bias_by + value
+            formula = replace(formula, bias_by=1.0)
+        self.formula = replace(formula, bias=value.double(), bias_name=name)
+        self.added = True
+        return True
+
+    def mask(self, term: Term, visible: Tensor) -> None:
+        formula = self.formula
+        if self.formula.softcap_at == "masked" and math.isfinite(term.fill):
+            visible = visible.clone()
+        fill, added, kind = term.fill, term.added, term.detail
+        if formula.visible is not None:
+            visible = formula.visible & visible
+            fill = min(formula.fill, fill)
+            added = added and formula.fill_added
+            kind = formula.mask if formula.mask == kind else "mask"
+        self.formula = replace(formula, visible=visible, fill=fill, fill_added=added, mask=kind)
+        self.added = True
+
+
+def formula_of(call: CallTensors, seen: Mapping[str, Seen]) -> Formula | None:
+    """The formula of a call from its terms and the factors of q and k; None where one of them is not known."""
+    if call.terms is None:
+        return None
+    factors = [_as_4d(seen["query"].factor)]
+    key = _as_4d(seen["key"].factor)
+    if isinstance(key, Tensor):
+        key = (key[:, seen["key"].heads] if key.shape[1] > 1 else key).mT
+    factors.append(key)
+    draft = _Draft(Formula(scale=_times(*factors), kept=call.kept, dropout=call.dropout))
+    for term in call.terms:
+        if not _read(draft, term):
+            return None
+    formula = draft.formula
+    lesser = torch.finfo(dtype_of(call.dtype)).eps
+    for name in ("logits_dtype", "weights_dtype"):
+        if torch.finfo(dtype_of(getattr(call, name))).eps > lesser:
+            formula = replace(formula, **{name: getattr(call, name)})
+    return formula
+
+
+def _read(draft: _Draft, term: Term) -> bool:
+    value = term.value
+    if value is None:
+        return False
+    if term.name == "scale":
+        draft.scale(_as_4d(value))
+    elif term.name == "softcap":
+        return draft.softcap(float(value))
+    elif term.name == "bias":
+        return isinstance(value, Tensor) and draft.bias(value, term.detail)
+    elif term.name == "mask" and isinstance(value, Tensor):
+        draft.mask(term, value)
+    elif term.name == "sinks" and isinstance(value, Tensor):
+        draft.formula = replace(draft.formula, sinks=value)
+    else:
+        return False
+    return True
+
+
+def _as_4d(factor: Tensor | float) -> Tensor | float:
+    if not isinstance(factor, Tensor):
+        return factor
+    if factor.numel() == 1:
+        return float(factor)
+    return factor.double()[(None,) * (4 - factor.dim())]
+
+
+def _times(one: Tensor | float, other: Tensor | float) -> Tensor | float:
+    return one * other
+
+
+def _number(factor: Tensor | float) -> float | None:
+    return float(factor) if not isinstance(factor, Tensor) or factor.numel() == 1 else None

@@ -1,0 +1,175 @@
+"""A rotary table taken apart: angle = position * frequency, and an amplitude.
+
+The table gives angles up to whole turns, so that frequencies are found first, from rows one position apart (the step
+that most rows make), over ever longer distances; then each run of such rows has one place, which is searched for.
+Position and frequency are known up to a common factor: the commonest step is one position.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+SAMPLE = 128  # steps among which the commonest is searched
+MOST_RUNS = 256  # of rows one position apart: more are no positions
+FAR = 2**17  # largest position that is searched for
+WHOLE = 2e-3  # a position that near to a whole number is one
+FITS = 0.1  # angle in radians: nine tenths of a table must fit that well
+CHUNK = 2**12
+STANDS = 0.25  # of the usual step: what is less is a row that does not move
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """Positions, frequencies and amplitude of a table.
+
+    Attributes:
+        positions: (B or 1, L).
+        frequencies: (P,), radians a position.
+        amplitude: (B or 1, L, P).
+    """
+
+    positions: Tensor
+    frequencies: Tensor
+    amplitude: Tensor
+
+    @property
+    def span(self) -> float:
+        """The largest distance from position 0, at least 1."""
+        return max(1.0, float(self.positions.abs().max()))
+
+    def table(self) -> Tensor:
+        """(B or 1, L, P), complex: the table again."""
+        angles = self.positions[..., None] * self.frequencies
+        return self.amplitude * torch.polar(torch.ones_like(angles), angles)
+
+
+def take_apart(table: Tensor, frequencies: Tensor | None = None) -> Turn | None:
+    """Positions, frequencies and amplitude of a table (B or 1, L, P).
+
+    Args:
+        table: complex.
+        frequencies: where they are known, as of a table of one row; else they are found from it.
+
+    Returns:
+        None where its angles are no products of positions and frequencies, or it has too few rows.
+    """
+    table = table.to(torch.complex128)
+    amplitude = table.abs()
+    unit = torch.where(amplitude > 0, table / amplitude.clamp_min(torch.finfo(torch.float64).tiny), 1.0)
+    if frequencies is None:
+        frequencies = _frequencies(unit)
+    if frequencies is None or not bool(frequencies.any()):
+        return None
+    positions = _positions(unit, frequencies)
+    if positions is None:
+        return None
+    rest = (unit * torch.polar(torch.ones_like(amplitude), -positions[..., None] * frequencies)).angle()
+    if float(rest.abs().flatten().quantile(0.9)) > FITS if rest.numel() < 2**24 else False:
+        return None
+    weight = (positions**2).sum()
+    if float(weight) > 0:
+        frequencies = frequencies + (positions[..., None] * rest).sum((0, 1)) / weight
+    return Turn(positions, frequencies, amplitude)
+
+
+def _frequencies(unit: Tensor) -> Tensor | None:
+    """(P,), by what the commonest step turns; finer over two, four, eight steps that follow each other."""
+    if unit.shape[1] < 3:
+        return None
+    steps = unit[:, 1:] * unit[:, :-1].conj()
+    common = _commonest(steps.flatten(0, 1))
+    if common is None:
+        return None
+    near = _near(steps, common)
+    mean = steps[near].mean(0) if bool(near.any()) else common
+    frequencies = mean.angle()
+    reach, follows = 1, near
+    while True:
+        reach *= 2
+        if follows.shape[1] <= reach // 2:
+            return frequencies
+        follows = follows[:, : -(reach // 2)] & follows[:, reach // 2 :]
+        if not bool(follows.any()):
+            return frequencies
+        far = (unit[:, reach:] * unit[:, :-reach].conj())[follows].mean(0)
+        frequencies = frequencies + (far * torch.polar(torch.ones_like(frequencies), -reach * frequencies)).angle() / (
+            reach
+        )
+
+
+def _commonest(steps: Tensor) -> Tensor | None:
+    """(P,): the step that is nearest to most others, of those that move."""
+    moves = (steps - 1).abs().mean(-1)
+    steps = steps[moves > STANDS * float(moves.quantile(0.75) if moves.numel() < 2**24 else moves.max())]
+    if not len(steps):
+        return None
+    sample = steps[torch.linspace(0, len(steps) - 1, min(len(steps), SAMPLE)).round().long()]
+    distance = (sample[:, None] - sample[None]).abs().mean(-1)
+    return sample[int(distance.median(1).values.argmin())]
+
+
+def _near(steps: Tensor, common: Tensor) -> Tensor:
+    return (steps - common).abs().mean(-1) < STANDS * (common - 1).abs().mean()
+
+
+def _positions(unit: Tensor, frequencies: Tensor) -> Tensor | None:
+    """(B or 1, L): the place of each run of rows one position apart."""
+    one = torch.polar(torch.ones_like(frequencies), frequencies)
+    near = _near(unit[:, 1:] * unit[:, :-1].conj(), one)
+    rows = torch.zeros(unit.shape[:2], dtype=torch.float64)
+    runs = [
+        (batch, first, last) for batch in range(len(unit)) for first, last in _runs(near[batch].tolist(), unit.shape[1])
+    ]
+    if len(runs) > MOST_RUNS:
+        return None
+    for batch, first, last in runs:
+        within = torch.arange(last - first, dtype=torch.float64)
+        back = torch.polar(
+            torch.ones(last - first, len(frequencies), dtype=torch.float64), -within[:, None] * frequencies
+        )
+        rows[batch, first:last] = within + _place((unit[batch, first:last] * back).mean(0), frequencies, unit.shape[1])
+    return rows
+
+
+def _runs(near: list[bool], rows: int) -> list[tuple[int, int]]:
+    ends = [row + 1 for row, follows in enumerate(near) if not follows]
+    return list(zip([0, *ends], [*ends, rows], strict=True))
+
+
+def _place(turned: Tensor, frequencies: Tensor, rows: int) -> float:
+    """The position whose angles are those of `turned`: the nearest to 0 where several are."""
+    near = torch.arange(-2 * rows - 64, 4 * rows + 64, dtype=torch.float64) / 2
+    best, fit = _best(turned, frequencies, near)
+    if fit < 1 - FITS**2:
+        best = max((_best(turned, frequencies, near), _best(turned, frequencies, _far())), key=lambda found: found[1])[
+            0
+        ]
+    for _ in range(3):
+        rest = (turned * torch.polar(torch.ones_like(frequencies), -best * frequencies)).angle()
+        best += float((frequencies * rest).sum() / (frequencies**2).sum())
+    return float(round(best)) if abs(best - round(best)) < WHOLE else best
+
+
+def _far() -> Tensor:
+    return torch.arange(-CHUNK, FAR, dtype=torch.float64)
+
+
+def _best(turned: Tensor, frequencies: Tensor, places: Tensor) -> tuple[float, float]:
+    """The place that fits best, and how well: 1 is exactly."""
+    size = turned.abs().sum().clamp_min(torch.finfo(torch.float64).tiny)
+    fits = torch.cat(
+        [
+            (
+                torch.polar(torch.ones(len(some), len(frequencies), dtype=torch.float64), -some[:, None] * frequencies)
+                * turned
+            ).real.sum(-1)
+            / size
+            for some in torch.split(places, CHUNK)
+        ]
+    )
+    # of places that fit alike the nearest to 0
+    at = int((fits - places.abs() * 1e-9).argmax())
+    return float(places[at]), float(fits[at])

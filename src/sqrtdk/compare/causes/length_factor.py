@@ -1,0 +1,113 @@
+"""`length_factor`: a factor that stands for the length: YaRN's amplitude of the table, or log n of the row.
+
+The amplitude is the size of what the table multiplies by; its angles stay A's. On the formula it is a factor that
+differs from row to row; one that is the same for all rows is the cause `scale`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from sqrtdk.compare.causes._parts import (
+    QK,
+    Finding,
+    joined,
+    like_amplitude,
+    number,
+    rotation,
+    slack,
+    way,
+    with_rotation,
+)
+from sqrtdk.compare.program import Program, Way
+from sqrtdk.compare.suspect import Sides, Suspicion
+
+NAME = "length_factor"
+ONE, OWN = "one for all rows", "one of each row"
+
+
+def suspect(sides: Sides) -> Iterator[Suspicion]:
+    """Another amplitude of the table, or a factor of the rows."""
+    yield from joined(NAME, "rotation", _amplitudes(sides))
+    yield from joined(NAME, "rotation", _factors(sides))
+    yield from _of_rows(sides)
+
+
+def _factors(sides: Sides) -> Iterator[Finding]:
+    """One and the same factor on q and on k, both rotated: an amplitude that could not be told from a factor."""
+    if not like_amplitude(sides):
+        return
+    for part in QK:
+        a, b = (float(torch.as_tensor(way(side, part).scaled).flatten()[0]) for side in (sides.a, sides.b))
+        wanted = way(sides.b, part).scaled
+
+        def other(old: Way, scaled: Tensor | float = wanted) -> Way:
+            return replace(old, scaled=scaled)
+
+        text = f"has {number(b):g} instead of {number(a):g} as amplitude of the rotation of {{}}"
+        yield Finding(part, number(a), number(b), text, other)
+
+
+def _amplitudes(sides: Sides) -> Iterator[Finding]:
+    for part in QK:
+        a, b = rotation(way(sides.a, part)), rotation(way(sides.b, part))
+        if a is None or b is None:
+            continue
+        mine, wanted = a.table.abs(), b.table.abs()
+        if a.width != b.width:  # of the channels that both turn
+            mine, wanted = (x.median(-1, keepdim=True).values for x in (mine, wanted))
+        if mine.shape[1] != wanted.shape[1]:
+            continue
+        ratio = wanted / mine.clamp_min(torch.finfo(torch.float64).tiny)
+        middle = float(ratio.flatten()[: 2**23].median())
+        if abs(middle - 1) <= slack(sides) and float((ratio - 1).abs().flatten()[: 2**23].quantile(0.5)) <= slack(
+            sides
+        ):
+            continue
+
+        def other(old: Way, wanted: Tensor = wanted) -> Way:
+            own = rotation(old)
+            if own is None:
+                return old
+            size = own.table.abs().clamp_min(torch.finfo(torch.float64).tiny)
+            amplitude = wanted if wanted.shape[-1] in (1, own.table.shape[-1]) else wanted[..., :1]
+            return with_rotation(old, replace(own, table=own.table / size * amplitude))
+
+        sizes = number(float(mine.flatten()[: 2**23].median())), number(float(wanted.flatten()[: 2**23].median()))
+        yield Finding(
+            part, *sizes, f"has {sizes[1]:g} instead of {sizes[0]:g} as amplitude of the rotation of {{}}", other
+        )
+
+
+def _of_rows(sides: Sides) -> Iterator[Suspicion]:
+    a, b = sides.a.formula, sides.b.formula
+    if a is None or b is None:
+        return
+    mine, wanted = (torch.as_tensor(x.scale, dtype=torch.float64) for x in (a, b))
+    if _rows(mine) == 1 and _rows(wanted) == 1:
+        return
+    ratio = wanted / mine
+    if float((ratio.amax(-2) / ratio.amin(-2) - 1).abs().max()) <= slack(sides):
+        return
+
+    def change(program: Program) -> Program:
+        return program if program.formula is None else replace(program, formula=replace(program.formula, scale=b.scale))
+
+    words = _scale_words(mine), _scale_words(wanted)
+    text = {
+        (OWN, ONE): "leaves out the factor of the rows, as log n of the keys that each sees",
+        (ONE, OWN): "multiplies each row by a factor of its own, as log n of its keys",
+    }.get(words, "multiplies the rows by other factors, as log n of their keys")
+    yield Suspicion(NAME, "scale", words[0], words[1], change, text)
+
+
+def _scale_words(scale: Tensor) -> str:
+    return ONE if _rows(scale) == 1 else OWN
+
+
+def _rows(scale: Tensor) -> int:
+    return scale.shape[-2] if scale.ndim > 1 else 1

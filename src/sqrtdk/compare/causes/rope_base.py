@@ -1,0 +1,72 @@
+"""`rope_base`: the frequencies are others: another base, positions that are interpolated, YaRN's or another law.
+
+The angles are position * frequency. Here the positions and the amplitude stay A's; other positions are `positions`,
+another amplitude is `length_factor`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from sqrtdk.compare.causes._laws import angle_slack, base_words, law_of, retold, turn_of
+from sqrtdk.compare.causes._parts import QK, Finding, joined, rotation, way, with_rotation
+from sqrtdk.compare.causes._turns import Turn
+from sqrtdk.compare.program import Rotation, Way
+from sqrtdk.compare.suspect import Sides, Suspicion
+
+NAME = "rope_base"
+
+
+def suspect(sides: Sides) -> Iterator[Suspicion]:
+    """Other frequencies."""
+    yield from joined(NAME, "rotation", _findings(sides))
+
+
+def _findings(sides: Sides) -> Iterator[Finding]:
+    for part in QK:
+        a, b, target = turn_of(sides.a, part), turn_of(sides.b, part), rotation(way(sides.b, part))
+        if a is None or b is None or target is None:
+            continue
+        wanted = wanted_frequencies(a, b)
+        span = max(a.span, b.span)
+        if wanted is None or float((wanted - a.frequencies).abs().max()) * span <= 2 * angle_slack(sides, span):
+            continue
+        known, tolerance = a.frequencies, 2 * angle_slack(sides, span)
+
+        def other(
+            old: Way,
+            wanted: Tensor = wanted,
+            target: Rotation = target,
+            known: Tensor = known,
+            tolerance: float = tolerance,
+        ) -> Way:
+            own = rotation(old)
+            if own is None:
+                return old
+            table = retold(own, target, tolerance, frequencies=wanted, known=known)
+            return with_rotation(old, replace(own, table=table))
+
+        words = base_words(a), base_words(b)
+        text = f"turns {{}} with base {words[1]} instead of {words[0]}".replace("base frequencies", "frequencies")
+        yield Finding(part, *words, text.replace(".0 ", " "), other)
+
+
+def wanted_frequencies(a: Turn, b: Turn) -> Tensor | None:
+    """B's frequencies for as many pairs as A turns, in A's direction; None where that can't be told."""
+    signs = torch.where(a.frequencies.sum() < 0, -1.0, 1.0)
+    if len(a.frequencies) == len(b.frequencies):
+        return b.frequencies.abs() * signs if bool((b.frequencies * b.frequencies.sum() >= 0).all()) else b.frequencies
+    mine, other = law_of(a), law_of(b)
+    if mine is None or other is None or _shared(a, b):
+        return None
+    return other.frequencies(len(a.frequencies)) * signs
+
+
+def _shared(a: Turn, b: Turn) -> bool:
+    """The first frequencies are the same: one law, of which one side turns fewer pairs."""
+    pairs = min(len(a.frequencies), len(b.frequencies))
+    return bool(torch.allclose(a.frequencies[:pairs].abs(), b.frequencies[:pairs].abs(), rtol=1e-3, atol=0))

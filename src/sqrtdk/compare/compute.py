@@ -1,0 +1,274 @@
+"""A program run in float64: projection, norms, rotations, logits, weights, output.
+
+Rows are computed in chunks of about `CHUNK` logits, so that the memory on top of q, k and v is linear in length.
+
+Where the formula names a dtype, values are rounded to it once: the logits just before the softmax, the weights just
+after it. That is what torch's `softmax(logits.half())` does: its exponentials, sum and division are float32 inside,
+and one rounding follows. A softmax in half precision is thus `logits_dtype` and `weights_dtype` together.
+
+What the logits and the weights are rounded to also says which numbers there are: a fill beyond the range of the dtype
+(-1e9 in float16) is minus infinity, and a fill that is added swallows the digits of the logit that are finer than its
+own last one. Where no dtype is named, float32 is taken for both; the logits themselves are not rounded then.
+
+A row that sees no key has output 0 and lse minus infinity (its sink's logit, where there is one).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from sqrtdk.compare.program import Affine, Change, Formula, Norm, Opaque, Rotation, Rounded, Way
+from sqrtdk.errors import InvalidValueError
+
+CHUNK = 2**22  # logits of all heads at a time: 32 MiB in float64
+FLOAT32_MOST = torch.finfo(torch.float32).max
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "float8_e5m2": torch.float8_e5m2,
+}
+
+
+def rounded(values: Tensor, dtype: str | None) -> Tensor:
+    """Values rounded to a dtype, as float64; None rounds nothing.
+
+    Example:
+        >>> rounded(torch.tensor([1.0 + 2**-12]), "float16").tolist()
+        [1.0]
+    """
+    return values.double() if dtype is None else values.to(dtype_of(dtype)).double()
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The dtype of a name, "float16" or "torch.float16".
+
+    Raises:
+        InvalidValueError: there is none among those that attentions compute in.
+    """
+    dtype = DTYPES.get(name.removeprefix("torch."))
+    if dtype is None:
+        raise InvalidValueError(f"no floating-point dtype {name!r}", hint=f"Known are {', '.join(DTYPES)}.")
+    return dtype
+
+
+def project(affine: Affine, entering: Tensor) -> Tensor:
+    """Heads (B, H, L, E) of an input (B, L, D): input @ weight.T + bias."""
+    heads = torch.einsum("bld,hed->bhle", entering.double(), affine.weight.double())
+    return heads if affine.bias is None else heads + affine.bias.double()[:, None]
+
+
+def follow(way: Way, projected: Tensor) -> tuple[Tensor, ...]:
+    """Values (B, H, L, E) after each step of a way, the last times `way.scaled`; without a step, one: the projected.
+
+    Raises:
+        InvalidValueError: a step is not known.
+    """
+    values = [projected.double()]
+    for step in way.steps:
+        values.append(apply_step(step, values[-1]))
+    last = values[-1] * way.scaled
+    return (*values[1:-1], last)
+
+
+def apply_step(step: Change, values: Tensor) -> Tensor:
+    """Values (B, H, L, E) after one step."""
+    if isinstance(step, Opaque):
+        raise InvalidValueError(
+            f"nothing can be computed through {step.name!r}, a step that is not known",
+            hint="Start from the values that were recorded after it.",
+        )
+    if isinstance(step, Rounded):
+        return rounded(values, step.dtype)
+    return apply_norm(step, values) if isinstance(step, Norm) else apply_rotation(step, values)
+
+
+def apply_norm(norm: Norm, values: Tensor) -> Tensor:
+    """Values (B, H, L, E) after a normalisation, of each head or of all heads of a token together.
+
+    Example:
+        >>> unit = Norm("l2", gain=torch.ones(1, 2))
+        >>> apply_norm(unit, torch.tensor([3.0, 4.0]).reshape(1, 1, 1, 2)).flatten().tolist()
+        [0.6, 0.8]
+    """
+    x, over = values.double(), (1, 3) if norm.over == "heads" else (3,)
+    if norm.kind == "layer":
+        x = x - x.mean(over, keepdim=True)
+    if norm.kind == "l2":
+        length = x.square().sum(over, keepdim=True).sqrt().clamp(min=norm.eps)
+    else:
+        length = (x.square().mean(over, keepdim=True) + norm.eps).sqrt()
+    x = x / length * norm.gain.double()[:, None]
+    return x if norm.shift is None else x + norm.shift.double()[:, None]
+
+
+def apply_rotation(rotation: Rotation, values: Tensor) -> Tensor:
+    """Values (B, H, L, E) after a rotary embedding; channels outside `first : first + width` stay.
+
+    Example:
+        >>> quarter = Rotation(torch.full((1, 1, 1), 1j), "half")
+        >>> apply_rotation(quarter, torch.tensor([3.0, 4.0]).reshape(1, 1, 1, 2)).flatten().tolist()
+        [-4.0, 3.0]
+    """
+    result, width = values.double().clone(), rotation.width
+    turning = result[..., rotation.first : rotation.first + width]
+    if rotation.layout == "half":
+        first, second = turning[..., : width // 2], turning[..., width // 2 :]
+    else:
+        first, second = turning[..., ::2], turning[..., 1::2]
+    turned = torch.complex(first, second) * rotation.table.to(torch.complex128)[:, None]
+    first.copy_(turned.real)  # views of `result`
+    second.copy_(turned.imag)
+    return result
+
+
+def spread(tensor: Tensor, count: int, heads: Tensor | None = None) -> Tensor:
+    """(B, H, ...) to (B, count, ...): query head i reads head `heads[i]`, or i // (count / H).
+
+    Example:
+        >>> spread(torch.tensor([[1, 2]]), 4).tolist()
+        [[1, 1, 2, 2]]
+        >>> spread(torch.tensor([[1, 2]]), 4, torch.tensor([0, 1, 0, 1])).tolist()
+        [[1, 2, 1, 2]]
+    """
+    if heads is not None:
+        return tensor[:, heads]
+    there = tensor.shape[1]
+    if there == count:
+        return tensor
+    if there == 0 or count % there:
+        raise InvalidValueError(
+            f"{count} query heads can't share {there} heads of keys evenly",
+            hint="The query heads must be a multiple of the heads of keys and values.",
+        )
+    return tensor.repeat_interleave(count // there, 1)
+
+
+def logits(query: Tensor, key: Tensor, formula: Formula, rows: slice | None = None) -> Tensor:
+    """Logits (B, Hq, l, S) in float64, as they enter the softmax, of all rows or of some.
+
+    The order is scale, softcap (where `softcap_at` has it), bias, mask; then `logits_dtype`.
+    """
+    z, length = _product(query, key, rows), query.shape[-2]
+    z = _capped(z * _of_rows(formula.scale, rows, length), formula, rows, length, ("scaled", "product"))
+    if formula.bias is not None:
+        z = z + _of_rows(formula.bias, rows, length) * formula.bias_by
+    if formula.visible is not None:
+        z = _masked(z, formula, _rows(formula.visible, rows, length))
+    z = _capped(z, formula, rows, length, ("masked",))
+    return rounded(z, formula.logits_dtype)
+
+
+def curve(query: Tensor, key: Tensor, formula: Formula, rows: slice | None = None) -> tuple[Tensor, Tensor]:
+    """Logits before bias and mask, (B, Hq, l, S), and their slope against the product there, softcap included."""
+    z, length = _product(query, key, rows), query.shape[-2]
+    scale = _of_rows(formula.scale, rows, length)
+    z, slope = z * scale, torch.ones_like(z) * scale
+    if formula.softcap is not None:
+        bent = (z / formula.softcap).tanh()
+        if formula.softcap_at != "masked":  # there bias and mask come first: the steepest slope is taken
+            z, slope = formula.softcap * bent, slope * (1.0 - bent.square())
+    after = _of_rows(formula.after, rows, length)
+    return z * after, slope * after
+
+
+def hidden(formula: Formula, rows: slice | None, length: int) -> Tensor | None:
+    """True where the key is hidden, broadcasts to (B, Hq, l, S); None where no key is."""
+    return None if formula.visible is None else ~_rows(formula.visible, rows, length)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, formula: Formula) -> tuple[Tensor, Tensor]:
+    """Output (B, Hq, L, Ev) and log of the sum of exponentials (B, Hq, L), sinks among them, in float64."""
+    heads = query.shape[1]
+    key, value = spread(key, heads).double(), spread(value, heads).double()
+    outputs, sums = [], []
+    for rows in chunks(query, key):
+        weights, lse = weigh(query, key, formula, rows)
+        outputs.append(weights @ value)
+        sums.append(lse)
+    if not outputs:
+        return query.new_zeros((*query.shape[:3], value.shape[-1])).double(), query.new_zeros(query.shape[:3]).double()
+    return torch.cat(outputs, 2), torch.cat(sums, 2)
+
+
+def weigh(query: Tensor, key: Tensor, formula: Formula, rows: slice | None = None) -> tuple[Tensor, Tensor]:
+    """Weights (B, Hq, l, S) as they meet v, dropout included, and the lse (B, Hq, l), in float64."""
+    z = logits(query, key, formula, rows)
+    top = z.amax(-1, keepdim=True) if z.shape[-1] else z.new_full((*z.shape[:-1], 1), float("-inf"))
+    sinks = None if formula.sinks is None else formula.sinks.double()[:, None, None]
+    top = top if sinks is None else torch.maximum(top, sinks)
+    top = top.masked_fill(top == float("-inf"), 0.0)
+    exponentials = (z - top).exp()
+    total = exponentials.sum(-1, keepdim=True)
+    total = total if sinks is None else total + (sinks - top).exp()
+    weights = rounded(exponentials / total.masked_fill(total == 0, 1.0), formula.weights_dtype)
+    if formula.kept is not None:
+        left = 1.0 - formula.dropout
+        weights = weights * _rows(formula.kept, rows, query.shape[-2]) * (1.0 / left if left > 0 else 0.0)
+    return weights, (total.log() + top)[..., 0]
+
+
+def some_rows(formula: Formula, index: Tensor, length: int) -> Formula:
+    """The formula of some of `length` rows, by their numbers."""
+
+    def of(value: Tensor) -> Tensor:
+        return value[..., index, :] if value.ndim > 1 and value.shape[-2] == length != 1 else value
+
+    return replace(
+        formula,
+        scale=of(formula.scale) if isinstance(formula.scale, Tensor) else formula.scale,
+        after=of(formula.after) if isinstance(formula.after, Tensor) else formula.after,
+        bias=None if formula.bias is None else of(formula.bias),
+        visible=None if formula.visible is None else of(formula.visible),
+        kept=None if formula.kept is None else of(formula.kept),
+    )
+
+
+def chunks(query: Tensor, key: Tensor, budget: int = CHUNK) -> Iterator[slice]:
+    """Slices of the rows of a query (B, Hq, L, E), of at most `budget` logits each but of one row at least."""
+    length, row = query.shape[-2], query.shape[0] * query.shape[1] * key.shape[-2]
+    step = max(1, budget // max(1, row))
+    for first in range(0, length, step):
+        yield slice(first, min(length, first + step))
+
+
+def _product(query: Tensor, key: Tensor, rows: slice | None) -> Tensor:
+    """(B, Hq, l, S)."""
+    queries = query if rows is None else query[..., rows, :]
+    return queries.double() @ spread(key, query.shape[1]).double().mT
+
+
+def _capped(z: Tensor, formula: Formula, rows: slice | None, length: int, places: tuple[str, ...]) -> Tensor:
+    """Through the softcap and the factor after it, if this is their place."""
+    if formula.softcap_at not in places:
+        return z
+    z = z if formula.softcap is None else formula.softcap * (z / formula.softcap).tanh()
+    after = formula.after
+    return z if isinstance(after, float) and after == 1.0 else z * _of_rows(after, rows, length)
+
+
+def _masked(z: Tensor, formula: Formula, visible: Tensor) -> Tensor:
+    fill, stored = formula.fill * formula.fill_by, formula.logits_dtype or "float32"
+    if math.isnan(fill):  # infinity times 0
+        fill = float("-inf")
+    if FLOAT32_MOST < abs(formula.fill) < float("inf"):  # of a side that computes in float64
+        stored = "float64"
+    if not formula.fill_added or math.isinf(fill):
+        return torch.where(visible, z, float(rounded(torch.tensor(fill, dtype=torch.float64), stored)))
+    return torch.where(visible, z, rounded(z + fill, stored))
+
+
+def _of_rows(value: Tensor | float, rows: slice | None, length: int) -> Tensor | float:
+    """The rows of what broadcasts to (B, Hq, L, S), numbers in float64."""
+    return _rows(value, rows, length).double() if isinstance(value, Tensor) else value
+
+
+def _rows(value: Tensor, rows: slice | None, length: int) -> Tensor:
+    return value[..., rows, :] if rows is not None and value.ndim > 1 and value.shape[-2] == length != 1 else value

@@ -1,0 +1,195 @@
+"""Ways of two sides that tell their vectors only as they met.
+
+Of such vectors the other side's are a change: turned by other angles, in another order, times a factor, with an
+offset. To name it, what is before the rotation is needed, and the rotation of A is not known; the usual ones are
+supposed, positions from 0 on and one of the bases of released models in either layout, and undone. The supposition
+holds where what turns the result into B's values is as usual a rotation: frequencies by a law of the same bases, or the
+same frequencies at other positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sqrtdk.compare.agreement import Steps, agrees, sizes_of, undone
+from sqrtdk.compare.causes._laws import law_of
+from sqrtdk.compare.causes._turns import Turn, take_apart
+from sqrtdk.compare.fit.norm import fit_norm
+from sqrtdk.compare.fit.rotation import fit_rotation
+from sqrtdk.compare.infer_vectors import infer_way
+from sqrtdk.compare.program import Affine, Rotation, Way
+
+# of released models, commonest first
+BASES = (1e4, 5e5, 1e6, 1e5, 1e3, 5e6, 1e7, 2e5, 4e4, 1.6e5, 3e5, 8e6, 1.5e5, 1e8, 1e2)
+WIDTHS = (1, 2, 4)  # the head's channels by those that turn
+USUAL = 1e-2  # of a base, relative: as near as a fitted one is to one of the list
+BOTH = 8.0  # roundings of A's values, made larger where a rotation that was supposed is undone, and of B's
+ENOUGH = 3  # rows that tell a rotation
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UsedPair:
+    """Ways of A and B from one input, which give the vectors as they met.
+
+    Attributes:
+        input: (B, L, H * E): A's vectors, before the rotation that was supposed.
+        a: A's way; its projection is the identity.
+        b: B's.
+    """
+
+    input: Tensor
+    a: Way
+    b: Way
+
+
+def compare_used(a_used: Tensor, b_used: Tensor, *, dtype: torch.dtype | None = None) -> UsedPair | None:
+    """Ways that give both sides' vectors, as simple as can be; None where none that was tried does.
+
+    Args:
+        a_used: (B, H, L, E), q, k or v of A as they met.
+        b_used: (B, H, L, E), of B.
+        dtype: in which the sides computed, the coarser; None: the coarser one's of the two tensors.
+
+    Example:
+        >>> x = torch.randn(1, 4, 6, 8)
+        >>> compare_used(x, x[:, [1, 0, 2, 3]]).b.affine.features[0].tolist()
+        [8, 9, 10, 11, 12, 13, 14, 15]
+    """
+    if a_used.shape != b_used.shape or not all(bool(torch.isfinite(x).all()) for x in (a_used, b_used)):
+        return None
+    coarser = max((a_used.dtype, b_used.dtype), key=lambda each: torch.finfo(each).eps)
+    dtype = coarser if dtype is None else dtype
+    a, b = a_used.double(), b_used.double()
+    return _moved(a, b, dtype) or _turned(a, b, dtype) or _normed(a, b, dtype)
+
+
+def _identity(values: Tensor) -> Affine:
+    heads, features = values.shape[1], values.shape[3]
+    size = heads * features
+    weight = torch.eye(size, dtype=torch.float64).view(heads, features, size)
+    return Affine("", weight, None, torch.arange(size).view(heads, features))
+
+
+def _pair(before: Tensor, a: Steps, b: Way) -> UsedPair:
+    affine = _identity(before)
+    return UsedPair(before.transpose(1, 2).flatten(2), Way(affine, a), b if b.affine else replace(b, affine=affine))
+
+
+def _moved(a: Tensor, b: Tensor, dtype: torch.dtype) -> UsedPair | None:
+    """Nothing, a factor, an offset, another order of heads or of channels."""
+    unit = torch.finfo(dtype).eps / 2
+    own = Way(_identity(a))
+    for order in (None, *_orders(a, b, unit)):
+        if order is None:
+            way = infer_way(a, b, own, dtype=dtype)
+            if way is not None and not way.steps:
+                return _pair(a, (), way)
+        else:
+            mixed = a.transpose(1, 2).flatten(2)[..., order.flatten()]
+            if agrees((), mixed.view(*mixed.shape[:2], *order.shape).transpose(1, 2), b, 2 * unit):
+                weight = torch.eye(order.numel(), dtype=torch.float64)[order.flatten()].view(*order.shape, -1)
+                return _pair(a, (), Way(Affine("", weight, None, order)))
+    return None
+
+
+def _orders(a: Tensor, b: Tensor, unit: float) -> Iterator[Tensor]:
+    """(H, E): for each feature of B that of A which is nearest in all rows."""
+    rows = a.shape[0] * a.shape[2]
+    if rows < ENOUGH:
+        return
+    mine, other = (x.transpose(1, 2).flatten(2).flatten(0, 1).T for x in (a, b))
+    nearest = torch.cdist(other.contiguous(), mine.contiguous()).argmin(-1)
+    size = other.norm(dim=-1)
+    near = (other - mine[nearest]).norm(dim=-1) <= 4 * unit * size + torch.finfo(torch.float64).tiny
+    if bool(near.all()) and len(set(nearest.tolist())) == len(nearest):
+        yield nearest.view(a.shape[1], a.shape[3])
+
+
+def _turned(a: Tensor, b: Tensor, dtype: torch.dtype) -> UsedPair | None:
+    """Another rotation, or none on one side."""
+    if a.shape[2] < ENOUGH:
+        return None
+    unit = torch.finfo(dtype).eps / 2
+    best: tuple[int, UsedPair] | None = None
+    for steps, before in _supposed(a):
+        sizes = sizes_of(steps, before)
+        known = take_apart(steps[0].table) if steps and isinstance(steps[0], Rotation) else None
+        if agrees((), before, b, BOTH * unit, sizes):  # B turns nothing
+            return _pair(before, steps, Way())
+        other = next((turn for turn in _changed(steps, a) if agrees((turn,), before, b, BOTH * unit, sizes)), None)
+        if other is not None:
+            return _pair(before, steps, Way(steps=(other,)))
+        fit = fit_rotation(before, b, dtype=dtype)
+        if fit is None or not agrees((fit.rotation,), before, b, BOTH * unit, sizes):
+            continue
+        rank = _rank(known, take_apart(fit.rotation.table))
+        if rank is not None and (best is None or rank < best[0]):
+            best = rank, _pair(before, steps, Way(steps=(fit.rotation,)))
+            if rank == 0:
+                break
+    return None if best is None else best[1]
+
+
+def _supposed(a: Tensor) -> Iterator[tuple[Steps, Tensor]]:
+    """Rotations that A may have, and its values before them."""
+    rows, features = a.shape[2:]
+    for by in WIDTHS:
+        width = features // by
+        if width % 2 or not width:
+            continue
+        for base in BASES:
+            frequencies = base ** (-torch.arange(width // 2, dtype=torch.float64) / (width // 2))
+            angles = torch.arange(rows, dtype=torch.float64)[:, None] * frequencies
+            table = torch.polar(torch.ones_like(angles), angles)[None]
+            for layout in ("half", "interleaved"):
+                turn = Rotation(table, layout)
+                yield (turn,), undone(turn, a)
+    yield (), a
+
+
+def _changed(steps: Steps, a: Tensor) -> Iterator[Rotation]:
+    """The same rotation in the other layout, or of fewer channels or more."""
+    if not steps or not isinstance(steps[0], Rotation):
+        return
+    own = steps[0]
+    yield replace(own, layout="interleaved" if own.layout == "half" else "half")
+    known = take_apart(own.table)
+    law = None if known is None else law_of(known)
+    if known is None or law is None:
+        return
+    for by in WIDTHS:
+        width = a.shape[3] // by
+        if width % 2 == 0 and width not in (0, own.width):
+            frequencies = law.frequencies(width // 2)
+            angles = known.positions[..., None] * frequencies
+            yield replace(own, table=torch.polar(torch.ones_like(angles), angles))
+
+
+def _rank(known: Turn | None, other: Turn | None) -> int | None:
+    """How usual B's rotation is: 0 that of A but for positions or layout; 1 another usual base; None not at all."""
+    if other is None:
+        return None
+    law = law_of(other)
+    usual = law is not None and any(abs(law.base - base) < USUAL * base for base in BASES)
+    plain = law is not None and law.factor == 1.0
+    if known is None:
+        return 1 if usual and plain else None
+    same = law_of(known)
+    if law is None or same is None:
+        return None
+    if plain and abs(law.base - same.base) < USUAL * same.base:
+        return 0
+    return 1 if usual else None
+
+
+def _normed(a: Tensor, b: Tensor, dtype: torch.dtype) -> UsedPair | None:
+    """A norm that one side alone has."""
+    norm = fit_norm(a, b, dtype=dtype)
+    if norm is not None:
+        return _pair(a, (), Way(steps=(norm.norm,)))
+    norm = fit_norm(b, a, dtype=dtype)
+    return None if norm is None else _pair(b, (norm.norm,), Way())

@@ -1,0 +1,232 @@
+"""The steps of a side that tells its vectors only before and after them, by those of the other side.
+
+A trace file of another engine, or a graph, has q as projected and q at the product, and nothing between. Where both
+sides have the same input the steps of the other side are tried first, then each that leaves one out or has them in
+another order, then such of which one step is another, which is fitted; each with a factor, an offset or the heads in
+another order after it. The first that gives the values at the product, as near as rounding allows, is taken.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from sqrtdk.compare.agreement import Steps, agrees, roundings, sizes_of, undone
+from sqrtdk.compare.compute import apply_step, follow
+from sqrtdk.compare.fit.norm import fit_norm
+from sqrtdk.compare.fit.rotation import fit_rotation
+from sqrtdk.compare.infer_lengths import both_unknown, other_eps
+from sqrtdk.compare.program import Affine, Change, Norm, Opaque, Rotation, Way
+
+UNKNOWN_NORM, UNKNOWN_ROTATION = Opaque("norm"), Opaque("rotation")
+KINDS = ("rms", "layer", "l2")
+MOST_STEPS = 4  # of the other side: the orders of more are too many to try
+
+
+def infer_way(projected: Tensor, used: Tensor, other: Way, *, dtype: torch.dtype | None = None) -> Way | None:
+    """The way of a side of which two tensors are known.
+
+    Args:
+        projected: (B, H, L, E), as the projection gave them; the other side's where both have the same input.
+        used: (B, H or Hq, L, E), as they met.
+        other: the way of the other side, whose steps are tried first.
+        dtype: in which this side computed; None: that of `used`.
+
+    Returns:
+        `other` with the steps, factor, order of heads or bias that give `used`; None where none of those tried does.
+
+    Example:
+        >>> x = torch.randn(1, 4, 6, 8)
+        >>> way = infer_way(x, torch.nn.functional.rms_norm(x, (8,), eps=1e-6), Way())
+        >>> [step.kind for step in way.steps]
+        ['rms']
+    """
+    if projected.shape[::2] != used.shape[::2] or projected.shape[-1] != used.shape[-1]:
+        return None
+    unit = torch.finfo(dtype or used.dtype).eps / 2
+    entered, wanted = projected.double(), used.double()
+    if not bool(torch.isfinite(entered).all()) or not bool(torch.isfinite(wanted).all()):
+        return None
+    known = list(dict.fromkeys((*_shapes(other.steps), *_varied(other.steps, entered, wanted))))
+    if entered.shape == wanted.shape:
+        for steps in known:
+            if agrees(steps, entered, wanted, unit):
+                return replace(other, steps=steps, scaled=1.0)
+    for steps in itertools.chain(known, _fitted(entered, wanted, unit, other.steps)):
+        found = _finished(steps, entered, wanted, unit, other)
+        if found is not None:
+            return found
+    return None
+
+
+def _varied(steps: Steps, entered: Tensor, wanted: Tensor) -> Iterator[Steps]:
+    """With one norm of another kind, over other features or of another eps."""
+    for i, step in enumerate(steps):
+        if not isinstance(step, Norm):
+            continue
+        for kind, over in itertools.product(KINDS, ("head", "heads")):
+            if (kind, over) != (step.kind, step.over):
+                yield (*steps[:i], replace(step, kind=kind, over=over), *steps[i + 1 :])
+        if entered.shape == wanted.shape and step.kind != "l2":
+            yield (*steps[:i], replace(step, eps=other_eps(steps, i, entered, wanted)), *steps[i + 1 :])
+
+
+def _fitted(entered: Tensor, wanted: Tensor, unit: float, others: Steps) -> Iterator[Steps]:
+    """Steps of which one, or two, are fitted."""
+    if entered.shape != wanted.shape:
+        return
+    for shape in _unknown_shapes(others):
+        solved = _solved(shape, entered, wanted, unit)
+        if solved is not None:
+            yield _simplest(solved, others, entered, wanted, unit)
+    for solved in both_unknown(entered, wanted, _dtype(unit)):
+        yield _simplest(solved, others, entered, wanted, unit)
+
+
+def _shapes(steps: Steps) -> list[Steps]:
+    """The steps, then without some of them, then in other orders."""
+    steps = steps[:MOST_STEPS]
+    kept = [some for count in range(len(steps), -1, -1) for some in itertools.combinations(steps, count)]
+    return [*kept, *(order for some in kept for order in itertools.permutations(some) if order != some)]
+
+
+def _unknown_shapes(steps: Steps) -> Iterator[Steps]:
+    """The same with one step unknown, then with one more that is unknown."""
+    every = _shapes(steps)
+    for some in every:
+        for i, step in enumerate(some):
+            unknown = UNKNOWN_ROTATION if isinstance(step, Rotation) else UNKNOWN_NORM
+            yield (*some[:i], unknown, *some[i + 1 :])
+    for some in every:
+        for unknown, kind in ((UNKNOWN_ROTATION, Rotation), (UNKNOWN_NORM, Norm)):
+            if not any(isinstance(step, kind) for step in some):
+                for i in range(len(some), -1, -1):
+                    yield (*some[:i], unknown, *some[i:])
+
+
+def _solved(shape: Steps, entered: Tensor, wanted: Tensor, unit: float) -> Steps | None:
+    """The steps with the unknown one fitted between those before it, run forwards, and those after, run backwards."""
+    at = next(i for i, step in enumerate(shape) if step in (UNKNOWN_NORM, UNKNOWN_ROTATION))
+    before = follow(Way(steps=shape[:at]), entered)[-1]
+    after, dtype = wanted, _dtype(unit)
+    for step in reversed(shape[at + 1 :]):
+        if isinstance(step, Rotation):
+            after = undone(step, after)
+        elif isinstance(step, Norm) and shape[at] is UNKNOWN_ROTATION and step.kind != "layer" and step.shift is None:
+            # a rotation keeps lengths: what the norm divides by is known without it
+            after = after / step.gain.double()[:, None]
+            before = apply_step(replace(step, gain=torch.ones_like(step.gain)), before)
+        else:
+            return None
+    if shape[at] is UNKNOWN_NORM:
+        norm = fit_norm(before, after, dtype=dtype)
+        return None if norm is None else (*shape[:at], norm.norm, *shape[at + 1 :])
+    turn = fit_rotation(before, after, dtype=dtype)
+    return None if turn is None else (*shape[:at], turn.rotation, *shape[at + 1 :])
+
+
+def _dtype(unit: float) -> torch.dtype:
+    every = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+    return next(dtype for dtype in every if torch.finfo(dtype).eps >= 2 * unit)
+
+
+def _simplest(steps: Steps, others: Steps, entered: Tensor, wanted: Tensor, unit: float) -> Steps:
+    """Fitted steps with what the other side's have where the values allow that."""
+    for i, step in enumerate(steps):
+        for other in others:
+            for tried in _nearer(step, other):
+                now = (*steps[:i], tried, *steps[i + 1 :])
+                if agrees(now, entered, wanted, unit):
+                    steps, step = now, tried
+    return steps
+
+
+def _nearer(step: Change, other: Change) -> Iterator[Change]:
+    """The step with some of the other's fields."""
+    if isinstance(step, Rotation) and isinstance(other, Rotation):
+        if step.layout == other.layout == "interleaved" and step.first == other.first:  # pairs that do not show
+            shown = step.table[..., : other.width // 2]
+            hidden = other.table[..., step.width // 2 :]
+            hidden = hidden.expand(len(shown), *hidden.shape[1:])
+            if hidden.shape[:2] == shown.shape[:2]:
+                yield replace(step, table=torch.cat([shown, hidden], -1))
+    elif isinstance(step, Norm) and isinstance(other, Norm):
+        whole = replace(step, kind=other.kind, gain=other.gain, shift=other.shift, eps=other.eps)
+        yield whole
+        if (step.kind == "l2") == (other.kind == "l2"):
+            yield replace(step, gain=other.gain, shift=other.shift)
+            yield replace(step, gain=other.gain, shift=other.shift, eps=other.eps)
+            yield replace(step, eps=other.eps)
+
+
+def _finished(steps: Steps, entered: Tensor, wanted: Tensor, unit: float, other: Way) -> Way | None:
+    """A way of these steps: as they are, or with a factor, heads in another order, or an offset of the projection."""
+    got = follow(Way(steps=steps), entered)[-1]
+    allowed = sizes_of(steps, entered) * (roundings(steps) * unit)
+    if got.shape == wanted.shape:
+        if _within(got, wanted, allowed):
+            return replace(other, steps=steps, scaled=1.0)
+        factor = _factor(got, wanted)
+        if _within(got * factor, wanted, allowed * factor.abs()):
+            whole = float(factor.flatten()[0])
+            one = _within(got * whole, wanted, allowed * abs(whole))
+            return replace(other, steps=steps, scaled=whole if one else factor)
+        offset = _offset(steps, entered, wanted, unit)
+        if offset is not None and other.affine is not None:
+            bias = offset if other.affine.bias is None else other.affine.bias + offset
+            return replace(other, affine=replace(other.affine, bias=bias), steps=steps, scaled=1.0)
+    heads = _heads(got, wanted, allowed)
+    if heads is None:
+        return None
+    if wanted.shape[1] == got.shape[1] and other.affine is not None:
+        return replace(other, affine=_taken(other.affine, heads), steps=steps, scaled=1.0)
+    return replace(other, steps=steps, heads=heads, scaled=1.0) if other.heads is not None else None
+
+
+def _within(got: Tensor, wanted: Tensor, allowed: Tensor) -> bool:
+    return bool(((got - wanted).abs() <= allowed).all())
+
+
+def _factor(got: Tensor, wanted: Tensor) -> Tensor:
+    """(H, 1, 1), of least squares."""
+    return (got * wanted).sum((0, 2, 3)).div((got * got).sum((0, 2, 3)).clamp_min(1e-300))[:, None, None]
+
+
+def _offset(steps: Steps, entered: Tensor, wanted: Tensor, unit: float) -> Tensor | None:
+    """(H, E): by what the projection is off everywhere; None where it is not, or steps can't be run backwards."""
+    before = wanted
+    for step in reversed(steps):
+        if not isinstance(step, Rotation):
+            return None
+        before = undone(step, before)
+    offset = (before - entered).mean((0, 2))
+    shifted = entered + offset[:, None]
+    rows = entered.shape[0] * entered.shape[2]
+    allowed = sizes_of(steps, entered.abs() + offset.abs()[:, None]) * (roundings(steps) * unit)
+    if rows < 2 or not _within(follow(Way(steps=steps), shifted)[-1], wanted, allowed):
+        return None
+    return offset
+
+
+def _heads(got: Tensor, wanted: Tensor, allowed: Tensor) -> Tensor | None:
+    """(heads of wanted,): which of the heads there are each of them is; None where some is none."""
+    found = []
+    for head in range(wanted.shape[1]):
+        fits = ((got - wanted[:, head : head + 1]).abs() <= allowed).all(-1).all(-1).all(0)
+        if not bool(fits.any()):
+            return None
+        found.append(int(fits.nonzero()[0]))
+    return torch.tensor(found)
+
+
+def _taken(affine: Affine, heads: Tensor) -> Affine:
+    return Affine(
+        affine.name,
+        affine.weight[heads],
+        None if affine.bias is None else affine.bias[heads],
+        affine.features[heads],
+    )

@@ -1,0 +1,115 @@
+"""Numbers of formulas, one or many: whether they are the same, and how they are said."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from sqrtdk.compare.program import Formula, Program
+
+Value = Tensor | float
+HELD = 2.0**-20  # relative: constants held in float32, and products of a few of them, are off by no more
+
+
+def same(a: Value | None, b: Value | None) -> bool:
+    """Whether two numbers, or two tensors that broadcast, are the same but for how they were held.
+
+    Example:
+        >>> same(0.1, torch.tensor([[0.1]])), same(0.1, 0.1001), same(None, 0.0)
+        (True, False, False)
+    """
+    if a is None or b is None:
+        return a is b
+    if not isinstance(a, Tensor) and not isinstance(b, Tensor):
+        return a == b or math.isclose(a, b, rel_tol=HELD)
+    x, y = _tensor(a), _tensor(b)
+    if not x.numel() or not y.numel():
+        return True
+    largest = max(float(x.abs().max()), float(y.abs().max()))
+    gap = torch.where(x == y, 0.0, x - y).abs().max()  # infinities that are equal have no gap
+    return bool(gap <= HELD * largest)
+
+
+def ratio(a: Value, b: Value) -> float | None:
+    """The one number that makes a of b by multiplication: b / a; None where there is no such number.
+
+    Example:
+        >>> ratio(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 1.0])), ratio(0.0, 1.0)
+        (0.5, None)
+    """
+    x, y = _tensor(a), _tensor(b)
+    x, y = x + torch.zeros_like(y), y + torch.zeros_like(x)
+    if not x.numel() or not bool(torch.isfinite(x).all() and torch.isfinite(y).all()):
+        return None
+    power = float((x * x).sum())
+    if power == 0.0:
+        return None
+    factor = float((x * y).sum()) / power
+    return factor if factor != 0.0 and same(x * factor, y) else None
+
+
+def one_number(value: Value) -> float | None:
+    """The number, where it is one or a tensor of one number; else None."""
+    if not isinstance(value, Tensor):
+        return float(value)
+    if not value.numel():
+        return None
+    first = float(value.flatten()[0])
+    return first if same(value, first) else None
+
+
+def times(a: Value, b: Value) -> Value:
+    """The product, in float64."""
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        return _tensor(a) * _tensor(b)
+    return a * b
+
+
+def over(a: Value, b: Value) -> Value:
+    """The quotient, in float64; 0 where the divisor is."""
+    if not isinstance(a, Tensor) and not isinstance(b, Tensor):
+        return a / b if b else 0.0
+    divisor = _tensor(b)
+    return torch.where(divisor == 0, 0.0, _tensor(a) / divisor)
+
+
+def total(formula: Formula) -> Value:
+    """All that multiplies q . k, before the softcap and after it."""
+    return times(formula.scale, formula.after)
+
+
+def shown(value: Value | None) -> str | float | None:
+    """A number as a record has it: itself, or the range of those of a tensor and what they go by.
+
+    Example:
+        >>> shown(torch.tensor([0.1, 0.2])[None, :, None, None])
+        '0.1 to 0.2 by head'
+    """
+    if value is None:
+        return None
+    number = one_number(value)
+    if number is not None:
+        return float(f"{number:.6g}")
+    assert isinstance(value, Tensor)
+    if not value.numel():
+        return "none"
+    sizes = (1, 1, 1, 1, *value.shape)[-4:]
+    by = [name for name, size in zip(("entry of the batch", "head", "row", "key"), sizes, strict=True) if size > 1]
+    return f"{float(value.min()):.4g} to {float(value.max()):.4g} by {' and '.join(by)}"
+
+
+def of_formula(change: Callable[[Formula], Formula]) -> Callable[[Program], Program]:
+    """The change of a program that changes its formula, where that is known."""
+
+    def apply(program: Program) -> Program:
+        return program if program.formula is None else replace(program, formula=change(program.formula))
+
+    return apply
+
+
+def _tensor(value: Value) -> Tensor:
+    return value.double() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)

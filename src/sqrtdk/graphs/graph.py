@@ -1,0 +1,233 @@
+"""The nodes of an ONNX graph, by what they make and what takes it."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sqrtdk import _extras
+from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
+from sqrtdk.graphs.model_file import EXTRA
+
+SAME = ("Identity", "Cast", "Dropout")  # the first input, of another dtype at most
+_SCOPES = "pkg.torch.onnx.name_scopes"
+_MAX_SCOPE = 2**14  # characters that are parsed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """One operation.
+
+    Attributes:
+        number: where it stands in the graph, which is in an order in which it can run.
+        op: its operator, "MatMul".
+        domain: of the operator, "" for ONNX's own.
+        name: its own; may be "".
+        inputs: names of tensors, "" for one that is left out.
+        outputs: the same.
+        attributes: by name; tensors are arrays.
+        scope: module path, where the exporter wrote it.
+    """
+
+    number: int
+    op: str
+    domain: str
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: dict[str, Any]
+    scope: str | None
+
+    def input(self, index: int) -> str:
+        """Name of an input, "" for one that is left out."""
+        return self.inputs[index] if index < len(self.inputs) else ""
+
+    @property
+    def site(self) -> str:
+        """Module path, or the node's name, or that of what it makes."""
+        return self.scope if self.scope is not None else self.name or self.outputs[0]
+
+
+@dataclass(slots=True, eq=False)
+class Graph:
+    """A graph.
+
+    Attributes:
+        nodes: in order.
+        made_by: the node that makes a tensor.
+        taken_by: the nodes that take it, in order.
+        initializers: constants of the file.
+        inputs: what the caller gives.
+        folder: in which tensors lie that are not in the file.
+        hidden: domains and operators in branches and bodies of loops, by node: they are not read.
+        opset: version of ONNX's own operators.
+    """
+
+    nodes: tuple[Node, ...]
+    made_by: dict[str, Node]
+    taken_by: dict[str, list[Node]]
+    initializers: dict[str, Any]
+    inputs: tuple[Any, ...]
+    folder: Path
+    hidden: dict[Node, tuple[tuple[str, str], ...]]
+    opset: int
+    _constant: dict[str, bool] = field(default_factory=dict)
+    _arrays: dict[str, np.ndarray[Any, Any] | None] = field(default_factory=dict)
+
+    def array(self, name: str) -> np.ndarray[Any, Any] | None:
+        """Value of a constant that is written in the file; None of what is computed."""
+        if name not in self._arrays:
+            self._arrays[name] = self._read(name)
+        return self._arrays[name]
+
+    def _read(self, name: str) -> np.ndarray[Any, Any] | None:
+        if name in self.initializers:
+            return _to_array(self.initializers[name], self.folder)
+        node = self.made_by.get(name)
+        if node is None:
+            return None
+        if node.op == "Constant":
+            return next((np.asarray(value) for key, value in node.attributes.items() if key.startswith("value")), None)
+        return self.array(node.inputs[0]) if node.op == "Identity" else None
+
+    def is_constant(self, name: str) -> bool:
+        """Whether a tensor is the same for all inputs: computed of constants alone, or of shapes."""
+        pending = [name]
+        while pending:
+            last = pending[-1]
+            if last in self._constant:
+                pending.pop()
+                continue
+            node = self.made_by.get(last)
+            if node is None:
+                self._constant[last] = last in self.initializers or not last
+                continue
+            if node.op.startswith("Random") or node.op in ("Bernoulli", "Multinomial") or node in self.hidden:
+                self._constant[last] = False
+                continue
+            unknown = [] if node.op in ("Shape", "Size") else [i for i in node.inputs if i not in self._constant]
+            if unknown:
+                pending += unknown
+                continue
+            self._constant[last] = node.op in ("Shape", "Size") or all(self._constant[i] for i in node.inputs)
+        return self._constant[name]
+
+    def through(self, name: str, ops: tuple[str, ...] = SAME) -> str:
+        """The tensor that a tensor is, but for operations that leave values as they are."""
+        while (node := self.made_by.get(name)) is not None and node.op in ops:
+            name = node.inputs[0]
+        return name
+
+
+def read_graph(model: Any, folder: Path) -> Graph:
+    """Index the graph of a model.
+
+    Args:
+        model: an `onnx.ModelProto`.
+        folder: that holds it.
+
+    Raises:
+        ModelError: nodes are not in an order in which they can run, or two make one tensor.
+    """
+    nodes: list[Node] = []
+    hidden: dict[Node, tuple[tuple[str, str], ...]] = {}
+    made_by: dict[str, Node] = {}
+    taken_by: dict[str, list[Node]] = defaultdict(list)
+    for number, proto in enumerate(model.graph.node):
+        node = _node(number, proto, folder)
+        nodes.append(node)
+        inner = _inner_ops(proto)
+        if inner:
+            hidden[node] = inner
+        for name in node.inputs:
+            if name:
+                taken_by[name].append(node)
+        for name in filter(None, node.outputs):
+            if name in made_by or (name in taken_by and not _is_given(name, model)):
+                raise ModelError(
+                    f"the graph is in no order: {name[:100]!r} is used, or made, before the node that makes it",
+                    hint="Sort it with onnx.checker or onnx_graphsurgeon, or export it again.",
+                )
+            made_by[name] = node
+    initializers = {tensor.name: tensor for tensor in model.graph.initializer}
+    inputs = tuple(value for value in model.graph.input if value.name not in initializers)
+    opset = max((int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=1)
+    return Graph(tuple(nodes), made_by, taken_by, initializers, inputs, folder, hidden, opset)
+
+
+def _is_given(name: str, model: Any) -> bool:
+    return any(value.name == name for value in model.graph.input)
+
+
+def _node(number: int, proto: Any, folder: Path) -> Node:
+    domain = "" if proto.domain == "ai.onnx" else proto.domain
+    attributes = {
+        attribute.name: _value(attribute, folder)
+        for attribute in proto.attribute
+        if not attribute.HasField("g") and not attribute.graphs
+    }
+    scope = _scope({prop.key: prop.value for prop in proto.metadata_props}, proto.name)
+    return Node(number, proto.op_type, domain, proto.name, (*proto.input,), (*proto.output,), attributes, scope)
+
+
+def _inner_ops(proto: Any) -> tuple[tuple[str, str], ...]:
+    pending = [a.g for a in proto.attribute if a.HasField("g")]
+    found: list[tuple[str, str]] = []
+    while pending:
+        graph = pending.pop()
+        found += [(node.domain, node.op_type) for node in graph.node]
+        pending += [a.g for node in graph.node for a in node.attribute if a.HasField("g")]
+    return tuple(found)
+
+
+def _value(attribute: Any, folder: Path) -> Any:
+    if attribute.HasField("t"):
+        return _to_array(attribute.t, folder)
+    value = _extras.load("onnx", EXTRA).helper.get_attribute_value(attribute)
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def _to_array(tensor: Any, folder: Path) -> np.ndarray[Any, Any]:
+    helper = _extras.load("onnx.numpy_helper", EXTRA)
+    try:
+        array: np.ndarray[Any, Any] = helper.to_array(tensor, str(folder))
+    except INTERRUPTS:
+        raise
+    except Exception as error:  # whatever onnx and numpy make of bytes that do not fit a shape
+        raise ModelError(
+            f"the tensor {tensor.name[:100]!r} of the graph can't be read: {kind_and_text(error)}",
+            hint="The file is damaged: export it again.",
+        ) from error
+    return array
+
+
+def _scope(properties: dict[str, str], name: str) -> str | None:
+    """Module path that an exporter noted at a node, as a list of scopes or in its name; None where it did not.
+
+    Example:
+        >>> _scope({}, "/model/layers.0/self_attn/Softmax"), _scope({}, "Softmax_12")
+        ('model.layers.0.self_attn', None)
+        >>> _scope({"pkg.torch.onnx.name_scopes": "['', 'h', 'h.0', 'h.0.attn', 'softmax']"}, "node_softmax")
+        'h.0.attn'
+        >>> _scope({"namespace": ": Net/h.0: Block/h.0.attn: Attention/softmax: aten.softmax.int"}, "node_softmax")
+        'h.0.attn'
+    """
+    scopes = properties.get(_SCOPES, "")
+    if scopes.startswith("[") and len(scopes) < _MAX_SCOPE:
+        try:
+            path = ast.literal_eval(scopes)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            path = []
+        if len(path) > 1 and isinstance(path[-2], str):
+            return path[-2]
+    namespace = properties.get("namespace", "")
+    if "/" in namespace and len(namespace) < _MAX_SCOPE:
+        return namespace.split("/")[-2].split(": ")[0].strip()
+    if name.startswith("/"):
+        return ".".join(name.split("/")[1:-1])
+    return None

@@ -1,0 +1,48 @@
+"""What a run of an ONNX graph yields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from sqrtdk.tracing.tensors import CallTensors
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A softmax, or an operator, that is an attention and could not be read.
+
+    Attributes:
+        site: module path, or name of the node.
+        reason: half a sentence, with what could not be followed.
+    """
+
+    site: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GraphRun:
+    """One run of a graph.
+
+    Attributes:
+        calls: the attentions, in the order in which the graph lists them.
+        outputs: of the graph itself, by name; what onnxruntime gave.
+        missing: attentions that could not be read.
+        producer: what wrote the file, "pytorch 2.13.0".
+        opset: version of each operator set by its domain; ONNX's own is "ai.onnx".
+        ir_version: of the file format.
+        versions: of onnxruntime and onnx.
+        forwards: how often the graph ran.
+    """
+
+    calls: tuple[CallTensors, ...]
+    outputs: Mapping[str, Tensor]
+    missing: tuple[Missing, ...] = ()
+    producer: str = ""
+    opset: Mapping[str, int] = field(default_factory=dict)
+    ir_version: int = 0
+    versions: Mapping[str, str] = field(default_factory=dict)
+    forwards: int = 1

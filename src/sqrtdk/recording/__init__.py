@@ -1,0 +1,11 @@
+"""Trace files: the tensors of every attention of a run, in one safetensors file that anybody can write.
+
+docs/trace-file.md describes the format. `record` runs a model and writes one, `read_trace_file` reads one.
+"""
+
+from sqrtdk.recording.read import read_trace_file as read_trace_file
+from sqrtdk.recording.records import Cut as Cut
+from sqrtdk.recording.records import Recording as Recording
+from sqrtdk.recording.records import TraceFile as TraceFile
+from sqrtdk.recording.records import TraceMetadata as TraceMetadata
+from sqrtdk.recording.write import write_trace_file as write_trace_file

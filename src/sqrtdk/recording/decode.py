@@ -1,0 +1,292 @@
+"""From names, tensors and JSON to `CallTensors`, with all that must fit checked."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sqrtdk.recording.codec import record_from_json
+from sqrtdk.recording.fields import Fields
+from sqrtdk.recording.format import FLOAT_NAMES, FLOATS, INTEGERS, LAYOUTS, TERMS, prefix, to_bhle
+from sqrtdk.recording.limits import (
+    MAX_DIMENSIONS,
+    MAX_NAME,
+    MAX_RECORD_BYTES,
+    MAX_SIDE,
+    MAX_STEPS,
+    at_most,
+    parse_json,
+    refuse,
+    shown,
+)
+from sqrtdk.recording.masks import Packed, bits_needed
+from sqrtdk.recording.records import Cut
+from sqrtdk.recording.source import Source
+from sqrtdk.tracing.records import AttentionCall
+from sqrtdk.tracing.tensors import CallTensors, Projection, Term, Vector, Waypoint
+
+_U8 = frozenset({torch.uint8})
+Shape = tuple[int, ...]
+
+
+def decode(fields: Fields, number: int, index: int, source: Source) -> tuple[CallTensors, Cut | None]:
+    """One call of a file.
+
+    Args:
+        fields: its JSON.
+        number: its place in the file.
+        index: what counts as its index where it does not say.
+        source: of its tensors.
+
+    Raises:
+        TraceFileError: Something is missing, unknown, or does not fit.
+    """
+    at = prefix(number)
+    if at + "q" not in source and "missing" in fields:
+        return _without(fields, at, index, source), None
+    layout = fields.choice("layout", LAYOUTS, "BHLE")
+    query = _vector(fields, at, "q", layout, source)
+    key = _vector(fields, at, "k", layout, source)
+    value = _vector(fields, at, "v", layout, source)
+    output = _laid_out(at + "output", layout, source)
+    logits = _check_fit(at, query.values, key.values, value.values, output)
+    lse = source.take(at + "lse", FLOATS)
+    if lse is not None and "B" not in layout:
+        lse = lse.unsqueeze(0)
+    if lse is not None and lse.shape != logits[:3]:
+        refuse(f"{at}lse has shape {tuple(lse.shape)}; (B, Hq, L) is {logits[:3]}")
+    dtype = fields.choice("dtype", FLOAT_NAMES, str(query.values.dtype).removeprefix("torch."))
+    wide = dtype if dtype == "float64" else "float32"
+    items = fields.items("terms", MAX_STEPS)
+    kept = fields.take("kept")
+    call = CallTensors(
+        site=fields.text("site", limit=MAX_NAME),
+        index=fields.count("index", index) or 0,
+        query=query,
+        key=key,
+        value=value,
+        output=output,
+        terms=None
+        if items is None
+        else tuple(
+            _term(Fields(item, f"{fields.what}.terms[{place}]"), f"{at}terms.{place}", logits, source)
+            for place, item in enumerate(items)
+        ),
+        lse=lse,
+        kept=_kept(kept, fields, at, logits, source),
+        dropout=fields.number("dropout", 0.0) or 0.0,
+        dtype=dtype,
+        logits_dtype=fields.choice("logits_dtype", FLOAT_NAMES, wide),
+        weights_dtype=fields.choice("weights_dtype", FLOAT_NAMES, dtype),
+        missing=fields.text("missing", None),
+        call=_record(at + "record", source),
+    )
+    cut = _cut(fields.take("cut"), fields.what, logits)
+    fields.end()
+    return call, cut
+
+
+def _without(fields: Fields, at: str, index: int, source: Source) -> CallTensors:
+    """A call that says why it has no tensors."""
+    nothing = Vector(torch.zeros(0))
+    call = CallTensors(
+        site=fields.text("site", limit=MAX_NAME),
+        index=fields.count("index", index) or 0,
+        query=nothing,
+        key=nothing,
+        value=nothing,
+        output=nothing.values,
+        terms=None,
+        dropout=fields.number("dropout", 0.0) or 0.0,
+        dtype=fields.choice("dtype", FLOAT_NAMES, "float32"),
+        logits_dtype=fields.choice("logits_dtype", FLOAT_NAMES, "float32"),
+        weights_dtype=fields.choice("weights_dtype", FLOAT_NAMES, "float32"),
+        missing=fields.text("missing"),
+        call=_record(at + "record", source),
+    )
+    fields.end()
+    return call
+
+
+def _laid_out(name: str, layout: str, source: Source) -> Tensor:
+    tensor = source.take(name, FLOATS)
+    if tensor is None:
+        refuse(f"the file has no tensor {name!r}", "Each call has q, k, v and output.")
+    if tensor.dim() != len(layout):
+        refuse(
+            f"{name} has shape {tuple(tensor.shape)}, and the layout is {layout}",
+            f"Give the call its 'layout', one of: {', '.join(LAYOUTS)}.",
+        )
+    return to_bhle(tensor, layout)
+
+
+def _check_fit(at: str, query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> Shape:
+    """The shape of the logits, (B, Hq, L, S); refuses tensors that don't fit one another."""
+    (batch, heads, rows, width), (kv_batch, kv_heads, keys, key_width) = query.shape, key.shape
+    told = f"{at}q (B, H, L, E) {tuple(query.shape)} and k {tuple(key.shape)}"
+    if batch != kv_batch:
+        refuse(f"{told} have batches of {batch} and {kv_batch}", "Repeat the one of them that serves all.")
+    if width != key_width or not width:
+        refuse(f"{told} have heads of {width} and {key_width} features", "Both enter one product: check the layout.")
+    if not heads or not kv_heads or heads % kv_heads:
+        refuse(f"{told}: {heads} heads of q can't share {kv_heads} of k", "Hq is a multiple of H: check the layout.")
+    if value.shape[:3] != key.shape[:3]:
+        refuse(f"{at}v {tuple(value.shape)} does not fit k {tuple(key.shape)}", "B, H and S are the same for both.")
+    wanted = (batch, heads, rows, value.shape[3])
+    if output.shape != wanted:
+        refuse(f"{at}output has shape {tuple(output.shape)}; q and v make it {wanted}")
+    return batch, heads, rows, keys
+
+
+def _vector(call: Fields, at: str, name: str, layout: str, source: Source) -> Vector:
+    fields = Fields(call.take(name, {}), f"{call.what}.{name}")
+    begin = at + name
+    values = _laid_out(begin, layout, source)
+    factors = source.take(begin + ".factor", FLOATS)
+    if factors is not None and "factor" in fields:
+        refuse(f"{fields.what} has its factor as a number and as a tensor")
+    if factors is not None:
+        _check_broadcast(begin + ".factor", tuple(factors.shape), tuple(values.shape))
+    factor = fields.number("factor", 1.0) if factors is None else factors
+    steps = []
+    for place, item in enumerate(fields.items("steps", MAX_STEPS) or ()):
+        step = Fields(item, f"{fields.what}.steps[{place}]")
+        kept = _on_the_way(f"{begin}.steps.{place}", layout, values, source)
+        steps.append(Waypoint(step.text("name"), step.text("detail", ""), kept))
+        step.end()
+    projected = _on_the_way(begin + ".projected", layout, values, source)
+    projection = _projection(fields, begin, values, source)
+    fields.end()
+    assert factor is not None
+    return Vector(values, factor, projected, tuple(steps), projection)
+
+
+def _on_the_way(name: str, layout: str, values: Tensor, source: Source) -> Tensor | None:
+    """What the vector was before; it may have had less features than at the product, and its heads repeated since."""
+    if name not in source:
+        return None
+    tensor = _laid_out(name, layout, source)
+    if (tensor.shape[0], tensor.shape[2]) != (values.shape[0], values.shape[2]):
+        refuse(f"{name} (B, H, L, E) {tuple(tensor.shape)} does not fit what it became, {tuple(values.shape)}")
+    return tensor
+
+
+def _projection(fields: Fields, begin: str, values: Tensor, source: Source) -> Projection | None:
+    name = fields.text("projection", None, MAX_NAME)
+    if name is None:
+        return None
+    given, weight, bias = (source.take(f"{begin}.{part}", FLOATS) for part in ("input", "weight", "bias"))
+    features = source.take(begin + ".features", INTEGERS)
+    if given is None or features is None:
+        refuse(f"the projection of {begin} lacks its {'input' if given is None else 'features'}")
+    shapes = [tuple(part.shape) for part in (given, weight, bias, features) if part is not None]
+    fits = given.dim() == 3 and given.shape[:2] == (values.shape[0], values.shape[2]) and features.dim() == 2
+    if weight is not None:
+        fits = fits and weight.dim() == 3 and weight.shape[2] == given.shape[2] and weight.shape[:2] == features.shape
+    if bias is not None:
+        fits = fits and bias.shape == features.shape
+    if not fits:
+        refuse(
+            f"the parts of the projection of {begin} don't fit: {', '.join(map(str, shapes))}",
+            "input (B, L, D), weight (H, E, D), bias and features (H, E).",
+        )
+    return Projection(name, given, weight, bias, features)
+
+
+def _term(fields: Fields, at: str, logits: Shape, source: Source) -> Term:
+    name = fields.choice("name", TERMS, "")
+    value: Tensor | float | None
+    if name == "mask" or "shape" in fields:
+        value = _mask(fields, at, logits, source)
+    else:
+        tensor = source.take(at, FLOATS)
+        if tensor is not None and "value" in fields:
+            refuse(f"{fields.what} has its value as a number and as a tensor")
+        if tensor is not None and name == "sinks" and tensor.shape != (logits[1],):
+            refuse(f"{at}, sinks, has shape {tuple(tensor.shape)}; one logit a query head is ({logits[1]},)")
+        if tensor is not None and name != "sinks":
+            _check_broadcast(at, tuple(tensor.shape), logits)
+        value = fields.number("value", None) if tensor is None else tensor
+    fill = fields.number("fill", float("-inf"))
+    assert fill is not None
+    term = Term(name, value, fields.text("detail", ""), fill, fields.flag("added"))
+    fields.end()
+    return term
+
+
+def _mask(fields: Fields, at: str, logits: Shape, source: Source) -> Tensor | None:
+    plain, padding = source.bits(at), source.bits(at + ".padding")
+    bits = source.take(at + ".bits", _U8)
+    shape, least, greatest = fields.counts("shape", MAX_DIMENSIONS), fields.whole("least"), fields.whole("greatest")
+    bounds = least is not None or greatest is not None
+    if any(bound is not None and abs(bound) > MAX_SIDE for bound in (least, greatest)):
+        refuse(f"{fields.what} has bounds {least} and {greatest}; they are at most {MAX_SIDE} from 0")
+    parts = (plain is not None, bits is not None, bounds or padding is not None)
+    if sum(parts) > 1:
+        refuse(f"{fields.what} is told twice", "Give its tensor, or its bits with a shape, or bounds and padding.")
+    if plain is not None:
+        if shape is not None:
+            refuse(f"{fields.what} has a shape beside its tensor")
+        _check_broadcast(at, tuple(plain.shape), logits)
+        return plain
+    if shape is None and bits is not None:
+        refuse(f"{at}.bits have no shape", "Give the mask its 'shape', a list of 4 numbers.")
+    if shape is None:
+        if not bounds and padding is None:
+            return None
+        shape = (1 if padding is None or padding.dim() < 4 else padding.shape[0], 1, *logits[2:])
+    _check_broadcast(at, shape, logits)
+    if bits is not None and bits.shape != (bits_needed(shape),):
+        refuse(f"{at}.bits has shape {tuple(bits.shape)}; a mask {shape} takes ({bits_needed(shape)},) bytes")
+    if padding is not None:
+        _check_broadcast(at + ".padding", tuple(padding.shape), shape)
+    if bits is None and len(shape) < 2:
+        refuse(f"{fields.what} has shape {shape} and no bits; its last two dimensions are rows and keys")
+    if bounds and shape[-2:] != logits[2:]:
+        refuse(f"{fields.what} has bounds and shape {shape}; bounds are of {logits[2]} rows and {logits[3]} keys")
+    return source.mask(at, Packed(shape, least, greatest, padding, bits))
+
+
+def _kept(value: object, call: Fields, at: str, logits: Shape, source: Source) -> Tensor | None:
+    if value is None and at + "kept" not in source:
+        return None
+    fields = Fields({} if value is None else value, f"{call.what}.kept")
+    kept = _mask(fields, at + "kept", logits, source)
+    fields.end()
+    return kept
+
+
+def _check_broadcast(name: str, shape: Shape, whole: Shape) -> None:
+    ends = zip(reversed(shape), reversed(whole), strict=False)
+    if len(shape) > len(whole) or any(side not in (1, all_of) for side, all_of in ends):
+        refuse(f"{name} has shape {shape}, which does not broadcast to {whole}")
+
+
+def _record(name: str, source: Source) -> AttentionCall | None:
+    text = source.take(name, _U8)
+    if text is None:
+        return None
+    if text.dim() != 1:
+        refuse(f"{name} has shape {tuple(text.shape)}; it is a text, (bytes,)")
+    at_most(text.numel(), MAX_RECORD_BYTES, f"bytes in {name}")
+    if source.dry:
+        return None
+    return record_from_json(AttentionCall, parse_json(text.numpy().tobytes(), name), name)
+
+
+def _cut(value: object, what: str, logits: Shape) -> Cut | None:
+    if value is None:
+        return None
+    fields = Fields(value, f"{what}.cut")
+    cut = Cut(
+        fields.count("rows", None),
+        fields.count("rows_of", None),
+        fields.counts("heads", logits[1]),
+        fields.count("heads_of", None),
+    )
+    fields.end()
+    if cut.rows is not None and (cut.rows != logits[2] or (cut.rows_of or 0) < cut.rows):
+        refuse(f"{fields.what} has {cut.rows} rows of {shown(cut.rows_of)}, and q has {logits[2]}")
+    if cut.heads is not None and (len(cut.heads) != logits[1] or max(cut.heads, default=0) >= (cut.heads_of or 0)):
+        refuse(f"{fields.what} has {len(cut.heads)} heads of {shown(cut.heads_of)}, and q has {logits[1]}")
+    return cut

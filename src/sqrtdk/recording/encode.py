@@ -1,0 +1,152 @@
+"""From `CallTensors` to names, tensors and JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sqrtdk.errors import InvalidValueError
+from sqrtdk.recording.codec import number_to_json, record_to_json
+from sqrtdk.recording.format import NAMES, prefix
+from sqrtdk.recording.masks import pack
+from sqrtdk.recording.records import Cut
+from sqrtdk.tracing.tensors import CallTensors, Projection, Term, Vector
+
+Entry = dict[str, Any]
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(CallTensors)}
+
+
+class Sheet:
+    """The tensors of a file, by name, as they will be written."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+
+    def put(self, name: str, tensor: Tensor | None) -> None:
+        """Note a tensor; None is not there.
+
+        Raises:
+            InvalidValueError: It has no values, or a dtype that the format lacks.
+        """
+        if tensor is None:
+            return
+        if tensor.is_meta or tensor.layout is not torch.strided or tensor.is_nested or tensor.dtype not in NAMES:
+            kind = "meta" if tensor.is_meta else "nested" if tensor.is_nested else f"{tensor.dtype}, {tensor.layout}"
+            raise InvalidValueError(
+                f"{name} is a tensor that can't be written: {kind}", hint=f"These can be: {', '.join(map(str, NAMES))}."
+            )
+        self.tensors[name] = tensor.detach()
+
+
+def encode(call: CallTensors, number: int, sheet: Sheet, *, projections: bool, cut: Cut | None) -> Entry:
+    """The JSON of a call; its tensors are put on the sheet.
+
+    Args:
+        call: what is written.
+        number: its place in the file.
+        sheet: gets the tensors.
+        projections: with the weights of the projections, and what they were given.
+        cut: what the call is of the attention that ran.
+
+    Raises:
+        InvalidValueError: See `Sheet.put`.
+    """
+    at = prefix(number)
+    entry: Entry = {"site": call.site, "index": call.index}
+    for name, default in _DEFAULTS.items():
+        if name in ("dtype", "logits_dtype", "weights_dtype"):
+            entry[name] = getattr(call, name)
+        elif name in ("dropout", "missing") and getattr(call, name) != default:
+            entry[name] = number_to_json(getattr(call, name))
+    if call.call is not None:
+        text = record_to_json(call.call).encode()
+        sheet.put(at + "record", torch.frombuffer(bytearray(text), dtype=torch.uint8))
+    if is_empty(call):
+        return entry
+    for name, vector in (("q", call.query), ("k", call.key), ("v", call.value)):
+        if told := _vector(vector, at + name, sheet, projections):
+            entry[name] = told
+    sheet.put(at + "output", call.output)
+    sheet.put(at + "lse", call.lse)
+    if call.terms is not None:
+        entry["terms"] = [_term(term, f"{at}terms.{place}", sheet) for place, term in enumerate(call.terms)]
+    if call.kept is not None:
+        entry["kept"] = _mask(call.kept, at + "kept", sheet)
+    if cut is not None:
+        entry["cut"] = {name: value for name, value in dataclasses.asdict(cut).items() if value is not None}
+    return entry
+
+
+def is_empty(call: CallTensors) -> bool:
+    """Whether it has no tensors, and says why."""
+    parts = (call.query.values, call.key.values, call.value.values, call.output)
+    return call.missing is not None and call.terms is None and all(part.shape == (0,) for part in parts)
+
+
+def _vector(vector: Vector, at: str, sheet: Sheet, projections: bool) -> Entry:
+    entry: Entry = {}
+    sheet.put(at, vector.values)
+    if isinstance(vector.factor, Tensor):
+        sheet.put(at + ".factor", vector.factor)
+    elif vector.factor != 1.0 or isinstance(vector.factor, int):
+        entry["factor"] = number_to_json(vector.factor)
+    sheet.put(at + ".projected", vector.projected)
+    if vector.steps:
+        entry["steps"] = [{"name": step.name, "detail": step.detail} for step in vector.steps]
+    for place, step in enumerate(vector.steps):
+        sheet.put(f"{at}.steps.{place}", step.values)
+    if vector.projection is not None and projections:
+        entry["projection"] = _projection(vector.projection, at, sheet)
+    return entry
+
+
+def _projection(projection: Projection, at: str, sheet: Sheet) -> str:
+    for name in ("input", "weight", "bias", "features"):
+        sheet.put(f"{at}.{name}", getattr(projection, name))
+    return projection.name
+
+
+def _term(term: Term, at: str, sheet: Sheet) -> Entry:
+    entry: Entry = {"name": term.name}
+    if term.detail:
+        entry["detail"] = term.detail
+    if term.fill != float("-inf"):
+        entry["fill"] = number_to_json(term.fill)
+    if term.added:
+        entry["added"] = True
+    if not isinstance(term.value, Tensor):
+        return entry if term.value is None else entry | {"value": number_to_json(term.value)}
+    if term.value.dtype is torch.bool and not term.value.is_meta:
+        return entry | _mask(term.value, at, sheet)
+    sheet.put(at, term.value)
+    return entry
+
+
+def _mask(mask: Tensor, at: str, sheet: Sheet) -> Entry:
+    packed = pack(mask.detach().cpu())
+    entry: Entry = {"shape": list(packed.shape)}
+    if packed.bits is not None:
+        sheet.put(at + ".bits", packed.bits)
+        return entry
+    sheet.put(at + ".padding", packed.padding)
+    bounds = {"least": packed.least, "greatest": packed.greatest}
+    return entry | {name: bound for name, bound in bounds.items() if bound is not None}
+
+
+def number_sites(calls: Sequence[CallTensors]) -> None:
+    """Refuse two calls of one site and index.
+
+    Raises:
+        InvalidValueError: There are.
+    """
+    seen: set[tuple[str, int]] = set()
+    for call in calls:
+        if (call.site, call.index) in seen:
+            raise InvalidValueError(
+                f"two calls are {call.site!r}, index {call.index}", hint="Count the calls of a site from 0 on."
+            )
+        seen.add((call.site, call.index))

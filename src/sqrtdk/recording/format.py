@@ -1,0 +1,60 @@
+"""Names, dtypes and layouts of a trace file; docs/trace-file.md is the same for those who write one elsewhere."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+SCHEMA_VERSION = 1
+KEY = "sqrtdk_trace"  # of safetensors' metadata: a JSON document
+INPUTS = "inputs."  # prefix of what the model was given
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+FLOATS = frozenset(dtype for dtype in NAMES if dtype.is_floating_point)
+INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
+BITS = frozenset({torch.bool, torch.uint8})
+# of `dtype`, `logits_dtype` and `weights_dtype`
+FLOAT_NAMES = tuple(sorted(str(dtype).removeprefix("torch.") for dtype in FLOATS))
+
+TERMS = ("scale", "softcap", "bias", "mask", "sinks", "unknown")
+LAYOUTS = ("BHLE", "BLHE", "HLE", "LHE")
+
+
+def to_bhle(tensor: Tensor, layout: str) -> Tensor:
+    """A vector's tensor as (B, H, L, E).
+
+    Args:
+        tensor: of as many dimensions as `layout` has letters.
+        layout: one of `LAYOUTS`; those without B are one sequence.
+
+    Example:
+        >>> to_bhle(torch.zeros(7, 2, 4), "LHE").shape
+        torch.Size([1, 2, 7, 4])
+    """
+    if "B" not in layout:
+        tensor, layout = tensor.unsqueeze(0), "B" + layout
+    return tensor if layout == "BHLE" else tensor.transpose(1, 2)
+
+
+def prefix(number: int) -> str:
+    """How the names of the tensors of a call begin.
+
+    Example:
+        >>> prefix(3) + "q"
+        'calls.3.q'
+    """
+    return f"calls.{number}."

@@ -1,0 +1,149 @@
+"""The header of a safetensors file, checked whole before a tensor is read.
+
+The file is 8 bytes (the length of the header, little endian), the header (JSON) and the tensors, end to end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from sqrtdk.recording.format import DTYPES, KEY
+from sqrtdk.recording.limits import (
+    MAX_DIMENSIONS,
+    MAX_HEADER_BYTES,
+    MAX_NAME,
+    MAX_SIDE,
+    MAX_TENSORS,
+    REPLACE,
+    at_most,
+    parse_json,
+    refuse,
+    shown,
+)
+
+_FIELDS = {"dtype", "shape", "data_offsets"}
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One tensor of the file: its bytes are from `start` to `end`, counted from the end of the header."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a file says of itself."""
+
+    specs: Mapping[str, Spec]
+    document: str  # the JSON document of the trace
+    size: int  # bytes before the first tensor
+
+
+def read_header(file: BinaryIO, size: int) -> Header:
+    """Read and check the header.
+
+    Args:
+        file: at its beginning.
+        size: of the file, in bytes.
+
+    Raises:
+        TraceFileError: It is no safetensors file, no trace file, damaged or beyond a limit.
+    """
+    begin = file.read(8)
+    length = int.from_bytes(begin, "little")
+    if len(begin) < 8:
+        refuse(f"not a safetensors file: it has {len(begin)} bytes, and the length of its header takes 8")
+    if length > MAX_HEADER_BYTES:
+        refuse(
+            f"a header of {length} bytes; at most {MAX_HEADER_BYTES} are read",
+            "If this is a trace file, record less: --calls. Other files begin with other bytes.",
+        )
+    if 8 + length > size:
+        refuse(f"the header has {length} bytes and the file {size}: it is cut off", "Copy or write it again.")
+    text = file.read(length)
+    if len(text) < length:
+        refuse(f"the header has {length} bytes and {len(text)} came: the file is cut off", "Copy or write it again.")
+    entries = parse_json(text, "the header")
+    if not isinstance(entries, dict):
+        refuse(f"the header is a {type(entries).__name__}; it is an object of tensors")
+    document = _document(entries.pop("__metadata__", None))
+    at_most(len(entries), MAX_TENSORS, "tensors")
+    specs = {name: _spec(name, entry) for name, entry in entries.items()}
+    _check_places(specs, size - 8 - length)
+    return Header(specs, document, 8 + length)
+
+
+def _document(metadata: Any) -> str:
+    document = metadata.get(KEY) if isinstance(metadata, dict) else None
+    if not isinstance(document, str):
+        refuse(
+            f"not a trace file: its metadata has no text {KEY!r}",
+            "Write one with `sqrtdk record`, or with the writer in docs/trace-file.md.",
+        )
+    return document
+
+
+def _spec(name: str, entry: Any) -> Spec:
+    if len(name) > MAX_NAME:
+        refuse(f"a tensor's name of {len(name)} characters; at most {MAX_NAME} are read")
+    what = f"the tensor {shown(name)}"
+    if not isinstance(entry, dict) or set(entry) != _FIELDS:
+        refuse(f"{what} is not described by {', '.join(sorted(_FIELDS))}")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        refuse(f"{what} has dtype {shown(dtype)}", f"These are read: {', '.join(DTYPES)}.")
+    if not _counts(shape) or not _counts(offsets) or len(offsets) != 2:
+        refuse(f"{what} has a shape or offsets that are no counts: {shown(shape)}, {shown(offsets)}")
+    at_most(len(shape), MAX_DIMENSIONS, f"dimensions of {what}")
+    at_most(max(shape, default=0), MAX_SIDE, f"entries in a dimension of {what}")
+    needed = math.prod(shape) * DTYPES[dtype].itemsize
+    start, end = offsets
+    if end - start != needed:
+        refuse(f"{what}, {dtype} {tuple(shape)}, needs {needed} bytes and has {end - start}")
+    return Spec(DTYPES[dtype], tuple(shape), start, end)
+
+
+def _counts(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+
+
+def _check_places(specs: Mapping[str, Spec], size: int) -> None:
+    """Each tensor begins where the one before it ends, and the last ends with the file."""
+    place, before = 0, "the header"
+    for name, spec in sorted(specs.items(), key=lambda item: (item[1].start, item[1].end)):
+        if spec.start != place:
+            how = "overlap" if spec.start < place else f"leave {spec.start - place} bytes that are nobody's"
+            refuse(f"{before} and the tensor {shown(name)} {how}: it begins at {spec.start}, not {place}")
+        place, before = spec.end, f"the tensor {shown(name)}"
+    if place > size:
+        refuse(f"the tensors have {place} bytes and {size} are there: the file is cut off", "Copy or write it again.")
+    if place < size:
+        refuse(f"{size - place} bytes follow the last tensor", REPLACE)
+
+
+def read_tensor(file: BinaryIO, header: Header, spec: Spec) -> Tensor:
+    """Read one tensor; its size was checked against that of the file.
+
+    Raises:
+        TraceFileError: The file has become shorter meanwhile.
+    """
+    count = spec.end - spec.start
+    if not count:
+        return torch.empty(spec.shape, dtype=spec.dtype)
+    content = bytearray(count)
+    file.seek(header.size + spec.start)
+    if file.readinto(content) != count:  # type: ignore[attr-defined]  # BinaryIO does not name it
+        refuse(
+            f"{count} bytes were to come at {spec.start} and did not: the file is cut off", "Copy or write it again."
+        )
+    return torch.frombuffer(content, dtype=torch.uint8).view(spec.dtype).reshape(spec.shape)

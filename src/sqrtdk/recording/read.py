@@ -1,0 +1,167 @@
+"""Read a trace file: whatever a stranger wrote, checked before it is believed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from sqrtdk.errors import SqrtdkError, TraceFileError, short_text
+from sqrtdk.models.limits import check_file
+from sqrtdk.recording.decode import decode
+from sqrtdk.recording.fields import Fields
+from sqrtdk.recording.format import INPUTS, KEY, NAMES, SCHEMA_VERSION
+from sqrtdk.recording.header import Header, read_header, read_tensor
+from sqrtdk.recording.limits import MAX_CALLS, MAX_FILE_BYTES, MAX_TEXT, parse_json, refuse, shown
+from sqrtdk.recording.records import Cut, TraceFile, TraceMetadata
+from sqrtdk.recording.source import Source, read_same
+from sqrtdk.tracing.records import NotMeasured
+from sqrtdk.tracing.tensors import CallTensors
+
+_MOST_NOTES = 20
+_MOST_PACKAGES = 200
+
+
+def read_trace_file(path: str | Path) -> TraceFile:
+    """Read a trace file into memory.
+
+    Nothing in it is executed. Sizes, names and shapes are checked before a tensor is read; the numbers of the limits
+    are in docs/trace-file.md.
+
+    Args:
+        path: The file.
+
+    Raises:
+        TraceFileError: It can't be read, is no trace file, is damaged, of an unknown version, beyond a limit, or its
+            tensors don't fit one another.
+
+    Example:
+        >>> read_trace_file("/dev/null")
+        Traceback (most recent call last):
+        sqrtdk.errors.TraceFileError: '/dev/null' can't be read as a trace file: it is not a regular file
+    """
+    path = Path(path)
+    try:
+        check_file(path, "it", MAX_FILE_BYTES)
+        with open(path, "rb", buffering=0) as file:
+            return _read(path, file)
+    except (SqrtdkError, OSError) as error:
+        hint = error.hint if isinstance(error, SqrtdkError) else "Check the path and its permissions."
+        reason = short_text(error) if isinstance(error, SqrtdkError) else error.strerror or short_text(error)
+        raise TraceFileError(f"{shown(path)} can't be read as a trace file: {reason}", hint=hint) from error
+
+
+def _read(path: Path, file: BinaryIO) -> TraceFile:
+    header = read_header(file, path.stat().st_size)
+    document = parse_document(header.document)
+    check_calls(header, document)
+    return _take(path, header, document, lambda spec: read_tensor(file, header, spec))
+
+
+def parse_document(text: str) -> dict[str, Any]:
+    """The JSON document of a trace file, of a version that is known.
+
+    Raises:
+        TraceFileError: It is none.
+    """
+    document = parse_json(text, f"the metadata {KEY!r}")
+    version = document.get("schema_version") if isinstance(document, dict) else None
+    if not isinstance(document, dict) or type(version) is not int:
+        refuse(f"the metadata {KEY!r} has no whole number 'schema_version'", f"It is {SCHEMA_VERSION}.")
+    if version != SCHEMA_VERSION:
+        refuse(
+            f"the file is of version {shown(version)} of the format; this sqrtdk reads version {SCHEMA_VERSION}",
+            "Install a newer sqrtdk." if version > SCHEMA_VERSION else "Write the file again.",
+        )
+    return document
+
+
+def check_calls(header: Header, document: dict[str, Any]) -> None:
+    """Check all that can be checked without a tensor's values.
+
+    Raises:
+        TraceFileError: Something is missing, unknown, or does not fit.
+    """
+    _take(Path(), header, document, None)
+
+
+def _take(path: Path, header: Header, document: dict[str, Any], load: Any) -> TraceFile:
+    fields = Fields(document, "the trace")
+    version = fields.count("schema_version", None) or SCHEMA_VERSION
+    source = Source(header, read_same(fields.take("same"), header), load)
+    calls: list[CallTensors] = []
+    cuts: list[Cut | None] = []
+    notes: list[str] = []
+    count: Counter[str] = Counter()
+    seen: set[tuple[str, int]] = set()
+    items = fields.items("calls", MAX_CALLS)
+    if items is None:
+        refuse("the trace has no list of 'calls'")
+    for number, item in enumerate(items):
+        one = Fields(item, f"calls[{number}]")
+        site = item.get("site")
+        call, cut = decode(one, number, count[site] if isinstance(site, str) else 0, source)
+        if (call.site, call.index) in seen:
+            refuse(
+                f"two calls are at site {shown(call.site)} with index {call.index}",
+                "Count the calls of a site from 0 on, or leave 'index' out.",
+            )
+        seen.add((call.site, call.index))
+        count[call.site] += 1
+        calls.append(call)
+        cuts.append(cut)
+        if load is not None:
+            notes += _oddities(call)
+    names = [(name, name.removeprefix(INPUTS)) for name in source.prefixed(INPUTS)]
+    inputs = {short: tensor for name, short in names if (tensor := source.take(name, frozenset(NAMES))) is not None}
+    metadata = _metadata(fields)
+    fields.end()
+    source.end()
+    if len(notes) > _MOST_NOTES:
+        notes = [*notes[:_MOST_NOTES], f"{len(notes) - _MOST_NOTES} more tensors hold NaN or infinity"]
+    return TraceFile(path, version, metadata, tuple(calls), tuple(cuts), inputs, tuple(notes))
+
+
+def _metadata(fields: Fields) -> TraceMetadata:
+    packages = Fields(fields.take("packages", {}) or {}, "packages")
+    names = packages.names(_MOST_PACKAGES)
+    lost = []
+    for place, item in enumerate(fields.items("not_measured", MAX_CALLS) or ()):
+        entry = Fields(item, f"not_measured[{place}]")
+        lost.append(
+            NotMeasured(
+                entry.text("site"),
+                entry.text("reason", limit=MAX_TEXT),
+                entry.text("formula", None),
+                entry.text("at", None),
+            )
+        )
+        entry.end()
+    return TraceMetadata(
+        writer=fields.text("writer", ""),
+        model=fields.text("model", ""),
+        module_class=fields.text("module_class", ""),
+        dtype=fields.text("dtype", ""),
+        device=fields.text("device", ""),
+        attn=fields.text("attn", None),
+        packages={name: packages.text(name, "") for name in names},
+        not_measured=tuple(lost),
+    )
+
+
+def _oddities(call: CallTensors) -> list[str]:
+    """What a reader should know of the numbers: they are read as they are."""
+    tensors = {"q": call.query.values, "k": call.key.values, "v": call.value.values, "output": call.output}
+    return [note for name, tensor in tensors.items() if (note := _oddity(f"{call.site}#{call.index}", name, tensor))]
+
+
+def _oddity(place: str, name: str, tensor: Tensor) -> str | None:
+    values = tensor.float() if tensor.dtype.itemsize == 1 else tensor
+    if bool(torch.isfinite(values).all()):
+        return None
+    lost = int(values.isnan().sum())
+    infinite = int(values.isinf().sum())
+    return f"{name} of {shown(place)} holds {lost} NaN and {infinite} infinite of {values.numel()} numbers"

@@ -1,0 +1,281 @@
+"""`record`: run a model once and write what its attentions computed with to a trace file."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sqrtdk._files import check_writable
+from sqrtdk.audit.guard import eval_mode, random_state
+from sqrtdk.audit.own_module import as_inputs, from_module, on_meta, refuse_empty
+from sqrtdk.audit.switch import current, implementation, offers_choice
+from sqrtdk.audit.tokens import tokens_of
+from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError, SqrtdkError, text_of
+from sqrtdk.models.limits import check_seed, check_sizes
+from sqrtdk.models.load import resolve
+from sqrtdk.models.options import ATTN, LoadOptions
+from sqrtdk.models.records import Inputs, LoadedModel
+from sqrtdk.models.run import call as forward
+from sqrtdk.recording.cut import cut_call
+from sqrtdk.recording.encode import is_empty
+from sqrtdk.recording.limits import MAX_NAME
+from sqrtdk.recording.records import Cut, Recording, TraceMetadata
+from sqrtdk.recording.write import fits, write_trace_file
+from sqrtdk.tracing import Trace
+from sqrtdk.tracing.records import DOUBTFUL, NotMeasured
+from sqrtdk.tracing.tensors import CallTensors, Vector
+from sqrtdk.tracing.watch.programs import hint_for
+
+_PACKAGES = ("sqrtdk", "torch", "transformers", "numpy")
+
+
+def record(
+    model: nn.Module | str,
+    inputs: Any = None,
+    path: str | Path = "",
+    *,
+    calls: str = "*",
+    rows: int | None = None,
+    heads: Sequence[int] | None = None,
+    projections: bool = False,
+    force: bool = False,
+    announce: Callable[[str], None] = lambda text: None,
+    attn: str | None = None,
+    text: str | Path | None = None,
+    input_file: str | Path | None = None,
+    batch: int | None = None,
+    seq_len: int | None = None,
+    device: str | None = None,
+    dtype: str | torch.dtype | None = None,
+    seed: int = 0,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    device_map: str | None = None,
+    offload_folder: str | Path | None = None,
+) -> Recording:
+    """Run a model once, in evaluation mode, and write a trace file: q, k, v, output and formula of every attention.
+
+    The file holds the inputs of the model as well. docs/trace-file.md describes it, and what reads it elsewhere.
+
+    Args:
+        model: A module, or a name as `check` takes it.
+        inputs: A dict or tuple for forward, or one tensor; None makes inputs of the right kind.
+        path: The file to write, "run.safetensors".
+        calls: Which sites, as a pattern of the shell: "layers.0.*".
+        rows: Keep the first query rows of each call, this many; all keys stay.
+        heads: Keep these query heads, and the key heads that they read.
+        projections: Write the weights of the projections of q, k and v as well, and what they were given.
+        force: Replace a file that exists.
+        announce: Is told the size, before the file is written.
+        attn: "eager" or "sdpa" for a model that lets one choose.
+        text: UTF-8 file for the tokenizer, for a model given by name.
+        input_file: safetensors with the inputs, for a model given by name.
+        batch: Rows of made-up inputs, default 1.
+        seq_len: Tokens a row of made-up inputs.
+        device: For a model given by name; a module runs where it is.
+        dtype: For a model given by name; a module keeps its own.
+        seed: For weights, inputs and the run.
+        revision: Of a hub id.
+        trust_remote_code: Let the model's own Python files run.
+        device_map: "auto" spreads a checkpoint through accelerate.
+        offload_folder: Directory for what fits nowhere else.
+
+    Returns:
+        What was written.
+
+    Raises:
+        OutputError: The file exists, can't be written, or does not fit on the disk.
+        ModelError: The model can't be built or has no values, its forward raises, or no attention runs in it.
+        InvalidValueError: No call at `calls`, no row, a head that a call lacks, or an option that does not go with a
+            module.
+        InvalidTypeError: `model` or `inputs` of another type.
+        UnsupportedError: The module can't be switched to `attn`.
+        TraceFileError: The file would be larger than a reader takes.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     recording = record("demo", None, f"{folder}/demo.safetensors", seq_len=8, calls="blocks.0.*")
+        >>> recording.calls
+        1
+    """
+    options = LoadOptions(
+        attn=attn,
+        text=text,
+        input_file=input_file,
+        batch=batch,
+        seq_len=seq_len,
+        device=device,
+        dtype=dtype,
+        seed=seed,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        device_map=device_map,
+        offload_folder=offload_folder,
+    )
+    return record_with(
+        model, inputs, path, options,
+        calls=calls, rows=rows, heads=heads, projections=projections, force=force, announce=announce,
+    )  # fmt: skip
+
+
+def record_with(
+    model: nn.Module | str,
+    inputs: Any,
+    path: str | Path,
+    options: LoadOptions,
+    *,
+    calls: str = "*",
+    rows: int | None = None,
+    heads: Sequence[int] | None = None,
+    projections: bool = False,
+    force: bool = False,
+    announce: Callable[[str], None] = lambda text: None,
+) -> Recording:
+    """`record`, with its options of loading in one; it says what they are."""
+    if not str(path):
+        raise InvalidValueError("no path to write to", hint="Name a file: run.safetensors.")
+    check_writable(path, force)
+    if rows is not None and rows < 1:
+        raise InvalidValueError(f"{rows} rows are wanted", hint="Keep at least one.")
+    check_seed(options.seed)
+    check_sizes(options.rows, options.seq_len)
+    loaded = _loaded(model, None if inputs is None else as_inputs(inputs), options)
+    run = _traced(loaded, options)
+    chosen = [call for call in run.tensors if fnmatchcase(call.site, calls)]
+    _refuse_none(loaded, run, calls, chosen)
+    notes = list(loaded.notes)
+    kept: list[CallTensors] = []
+    cuts: list[Cut | None] = []
+    for call in chosen:
+        less, cut = cut_call(_written(call, projections), rows, heads)
+        kept.append(less)
+        cuts.append(cut)
+    for call in kept:
+        if is_empty(call):
+            notes.append(f"{call.site}#{call.index} has no tensors in the file: {call.missing}")
+    metadata = _metadata(loaded, run)
+    notes += [f"not measured: {entry.site or 'the model'}: {entry.reason}" for entry in metadata.not_measured]
+    recording = write_trace_file(
+        path,
+        kept,
+        metadata,
+        cuts=cuts,
+        model_inputs=_plain_tensors(loaded.inputs, notes),
+        projections=projections,
+        force=force,
+        announce=announce,
+    )
+    return replace(recording, notes=tuple(notes))
+
+
+def _loaded(model: nn.Module | str, inputs: Inputs | None, options: LoadOptions) -> LoadedModel:
+    if isinstance(model, nn.Module):
+        loaded = from_module(model, inputs, options)
+    elif isinstance(model, str):
+        loaded = resolve(model, options, inputs)
+    else:
+        raise InvalidTypeError(
+            f"model is a {type(model).__name__}", hint=hint_for(model, "Give a torch.nn.Module or a name.")
+        )
+    if on_meta(loaded.module, loaded.inputs):
+        raise ModelError(
+            f"{loaded.id} is on the meta device, where tensors have no values: there is nothing to record",
+            hint="Build it with its weights, or with random ones.",
+        )
+    return loaded
+
+
+def _traced(loaded: LoadedModel, options: LoadOptions) -> Trace:
+    module = loaded.module
+    with ExitStack() as stack:
+        stack.enter_context(random_state(module))
+        stack.enter_context(eval_mode(module))
+        if options.attn in ATTN and offers_choice(module):
+            stack.enter_context(implementation(module, options.attn))
+        torch.manual_seed(options.seed)
+        tokens = tokens_of(module, loaded.inputs)
+        run = stack.enter_context(Trace(module, stats=False, tokens=tokens.of, values=loaded.masks, keep=True))
+        try:
+            forward(module, loaded.inputs)
+        except ModelError:
+            refuse_empty(loaded.inputs)
+            raise
+    return run
+
+
+def _refuse_none(loaded: LoadedModel, run: Trace, pattern: str, chosen: Sequence[CallTensors]) -> None:
+    if chosen:
+        return
+    if run.tensors:
+        sites = list(dict.fromkeys(call.site for call in run.tensors))
+        raise InvalidValueError(
+            f"no attention ran at {pattern!r}; {len(sites)} sites have one",
+            hint=f"They are: {', '.join(sites[:4])}{', ...' if len(sites) > 4 else ''}.",
+        )
+    refuse_empty(loaded.inputs)
+    reasons = [entry.reason for entry in run.not_measured] + [entry.reason for entry in run.not_attention]
+    raise ModelError(
+        f"no attention could be read in {loaded.id}" + (f": {reasons[0]}" if reasons else ""),
+        hint="Give a model with softmax(q . k) v in its forward, run without torch.compile.",
+    )
+
+
+def _written(call: CallTensors, projections: bool) -> CallTensors:
+    """The call as it can be written; what can't be is told, and the others are written."""
+    try:
+        fits(call, projections=projections)
+    except SqrtdkError as error:
+        nothing = Vector(torch.zeros(0))
+        reason = f"its tensors can't be written: {text_of(error)}"
+        return replace(
+            call, query=nothing, key=nothing, value=nothing, output=nothing.values, terms=None, lse=None, kept=None,
+            missing=reason, site=call.site[:MAX_NAME],
+        )  # fmt: skip
+    return call
+
+
+def _metadata(loaded: LoadedModel, run: Trace) -> TraceMetadata:
+    first = next((p for p in loaded.module.parameters() if p.is_floating_point()), None)
+    lost = [NotMeasured(e.site, e.reason, e.formula, e.at) for e in run.not_attention if e.reason in DOUBTFUL]
+    return TraceMetadata(
+        writer=f"sqrtdk {_version('sqrtdk')}",
+        model=loaded.id,
+        module_class=type(loaded.module).__name__,
+        dtype="" if first is None else str(first.dtype).removeprefix("torch."),
+        device="cpu" if first is None else str(first.device),
+        attn=current(loaded.module),
+        packages={"python": platform.python_version()}
+        | {name: version for name in _PACKAGES if (version := _version(name))},
+        not_measured=(*run.not_measured, *lost),
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _plain_tensors(inputs: Inputs, notes: list[str]) -> Mapping[str, Tensor]:
+    """Those of the inputs that the format has a form for; others are told."""
+    named = inputs.items() if isinstance(inputs, dict) else ((str(at), value) for at, value in enumerate(inputs))
+    tensors = {}
+    for name, value in named:
+        if not isinstance(value, Tensor):
+            continue
+        if value.is_nested or value.is_complex() or value.layout is not torch.strided or len(name) > MAX_NAME // 2:
+            notes.append(f"the input {name} is not in the file: it is no plain tensor")
+        else:
+            tensors[name] = value
+    return tensors

@@ -1,0 +1,127 @@
+"""The tensors of a file, asked for by name: first for their shapes alone, then for what they hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sqrtdk.recording.format import BITS
+from sqrtdk.recording.header import Header, Spec
+from sqrtdk.recording.limits import MAX_MASK, MAX_MASKS, MAX_NAME, MAX_TENSORS, at_most, refuse, shown
+from sqrtdk.recording.masks import Packed, unpack
+
+
+class Source:
+    """Tensors by name; one that stands for another is read once.
+
+    Attributes:
+        dry: shapes alone: each tensor is on the meta device.
+    """
+
+    def __init__(self, header: Header, same: Mapping[str, str], load: Callable[[Spec], Tensor] | None) -> None:
+        self.dry = load is None
+        self._specs = header.specs
+        self._same = same
+        self._load = load
+        self._shared: dict[str, Tensor | None] = dict.fromkeys(same.values())
+        self._masks: dict[tuple[Any, ...], Tensor] = {}
+        self._entries = 0
+        self._taken: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._specs or name in self._same
+
+    def take(self, name: str, kinds: frozenset[torch.dtype]) -> Tensor | None:
+        """The tensor; None where the file has none of this name.
+
+        Raises:
+            TraceFileError: Its dtype is none of `kinds`.
+        """
+        place = self._same.get(name, name)
+        spec = self._specs.get(place)
+        if spec is None:
+            return None
+        self._taken |= {name, place}
+        if spec.dtype not in kinds:
+            wanted = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
+            refuse(f"{shown(name)} is of {str(spec.dtype).removeprefix('torch.')}", f"It may be: {wanted}.")
+        if self._load is None:
+            return torch.empty(spec.shape, dtype=spec.dtype, device="meta")
+        if place not in self._shared:
+            return self._load(spec)
+        known = self._shared[place]
+        if known is None:
+            known = self._shared[place] = self._load(spec)
+        return known
+
+    def bits(self, name: str) -> Tensor | None:
+        """A tensor of truths, bool; uint8 of 0 and 1 serves as well.
+
+        Raises:
+            TraceFileError: It is of another dtype, or holds another number.
+        """
+        tensor = self.take(name, BITS)
+        if tensor is None or tensor.dtype is torch.bool:
+            return tensor
+        if not self.dry and tensor.numel() and int(tensor.max()) > 1:
+            refuse(f"{shown(name)} holds {int(tensor.max())}; 1 is a key that the row sees, 0 one that it does not")
+        return tensor.bool()
+
+    def mask(self, name: str, packed: Packed) -> Tensor:
+        """The mask that was packed, by the name of its call and term; equal ones are one tensor.
+
+        Raises:
+            TraceFileError: It is larger than a reader takes.
+        """
+        count = math.prod(packed.shape)
+        at_most(count, MAX_MASK, f"entries in the mask {shown(name)}")
+        parts = tuple(self._same.get(at, at) for at in (name + ".padding", name + ".bits") if at in self)
+        key = (packed.shape, packed.least, packed.greatest, parts)
+        if key not in self._masks:
+            self._entries += count
+            at_most(self._entries, MAX_MASKS, "entries in all masks")
+            self._masks[key] = (
+                torch.empty(packed.shape, dtype=torch.bool, device="meta") if self.dry else unpack(packed)
+            )
+        return self._masks[key]
+
+    def prefixed(self, begin: str) -> list[str]:
+        """The names that begin so, in the file's order."""
+        return [name for name in (*self._specs, *self._same) if name.startswith(begin)]
+
+    def end(self) -> None:
+        """Refuse a tensor that nobody asked for: its name is misspelt, or of another version.
+
+        Raises:
+            TraceFileError: There is one.
+        """
+        if left := (self._specs.keys() | self._same.keys()) - self._taken:
+            refuse(
+                f"the tensor {shown(min(left))} belongs to no call",
+                "Names begin with 'calls.0.', 'calls.1.', ...; docs/trace-file.md lists how they go on.",
+            )
+
+
+def read_same(value: Any, header: Header) -> dict[str, str]:
+    """The table of names that stand for tensors of other names.
+
+    Raises:
+        TraceFileError: It is none, or a name stands for itself, for one that the file lacks, or for two.
+    """
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or not all(isinstance(place, str) for place in value.values()):
+        refuse("'same' is no object of names")
+    at_most(len(value), MAX_TENSORS, "names in 'same'")
+    for name, place in value.items():
+        if len(name) > MAX_NAME:
+            refuse(f"a name of {len(name)} characters in 'same'; at most {MAX_NAME} are read")
+        if name in header.specs:
+            refuse(f"{shown(name)} is a tensor, and stands for {shown(place)} as well")
+        if place not in header.specs:
+            refuse(f"{shown(name)} stands for {shown(place)}, which the file lacks")
+    return dict(value)

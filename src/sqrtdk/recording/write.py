@@ -1,0 +1,204 @@
+"""Write a trace file: checked as a reader checks it, announced, and on disk whole or not at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sqrtdk._files import check_writable, write_parts
+from sqrtdk.errors import OutputError
+from sqrtdk.recording.encode import Sheet, encode, number_sites
+from sqrtdk.recording.format import INPUTS, KEY, NAMES, SCHEMA_VERSION
+from sqrtdk.recording.header import Header, Spec
+from sqrtdk.recording.limits import (
+    MAX_CALLS,
+    MAX_FILE_BYTES,
+    MAX_HEADER_BYTES,
+    MAX_NAME,
+    MAX_TENSORS,
+    MAX_TEXT,
+    at_most,
+)
+from sqrtdk.recording.read import check_calls, parse_document
+from sqrtdk.recording.records import Cut, Recording, TraceMetadata
+from sqrtdk.tracing.tensors import CallTensors
+
+_PART = 2**26  # bytes that are written at once: what a signal waits for
+
+
+def write_trace_file(
+    path: str | Path,
+    calls: Sequence[CallTensors],
+    metadata: TraceMetadata | None = None,
+    *,
+    cuts: Sequence[Cut | None] | None = None,
+    model_inputs: Mapping[str, Tensor] | None = None,
+    projections: bool = False,
+    force: bool = False,
+    announce: Callable[[str], None] = lambda text: None,
+) -> Recording:
+    """Write calls to a trace file, whole or not at all.
+
+    `read_trace_file` gives the same calls back, bit for bit; without `projections`, theirs are None.
+
+    Args:
+        path: The file; its directory must exist.
+        calls: No two of one site and index.
+        metadata: Of the model and the program; None: nothing is said.
+        cuts: Parallel to `calls`: what each is of the attention that ran.
+        model_inputs: What the model was given.
+        projections: With the weights of the projections, and what they were given.
+        force: Replace a file that exists.
+        announce: Is told the size, before anything is written.
+
+    Raises:
+        OutputError: The file exists, can't be written, or does not fit on the disk.
+        InvalidValueError: A tensor has no values or a dtype that the format lacks, or two calls are one.
+        TraceFileError: The file would be larger than a reader takes, or the tensors of a call don't fit one another.
+
+    Example:
+        >>> import tempfile
+        >>> from sqrtdk.recording import read_trace_file
+        >>> from sqrtdk.tracing.tensors import Vector
+        >>> q = Vector(torch.ones(1, 2, 3, 4))
+        >>> call = CallTensors("layers.0.attn", 0, q, q, q, q.values, terms=None)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = write_trace_file(f"{folder}/a.safetensors", [call])
+        ...     read_trace_file(f"{folder}/a.safetensors").calls[0].site
+        'layers.0.attn'
+    """
+    path = Path(path)
+    check_writable(path, force)
+    number_sites(calls)
+    at_most(len(calls), MAX_CALLS, "calls")
+    metadata = metadata or TraceMetadata()
+    sheet = Sheet()
+    entries = [
+        encode(call, number, sheet, projections=projections, cut=cut)
+        for number, (call, cut) in enumerate(zip(calls, cuts or [None] * len(calls), strict=True))
+    ]
+    for name, tensor in (model_inputs or {}).items():
+        sheet.put(INPUTS + name, tensor)
+    tensors, same = _without_copies(sheet.tensors)
+    document = {"schema_version": SCHEMA_VERSION, **_told(metadata), "calls": entries, "same": same}
+    header, begin = _lay_out(tensors, document)
+    check_calls(header, parse_document(header.document))  # as a reader will
+    size = sum(len(part) for part in begin) + max((spec.end for spec in header.specs.values()), default=0)
+    at_most(size, MAX_FILE_BYTES, "bytes")
+    announce(f"{path.name}: {_count(len(calls), 'call')}, {_bytes(size)}")
+    free = shutil.disk_usage(path.parent).free
+    if free < size:
+        raise OutputError(
+            f"cannot write {path}: it takes {_bytes(size)}, and {_bytes(free)} are free",
+            hint="Record less: --calls, --rows or --heads; or choose another disk.",
+        )
+    write_parts(path, _parts(begin, header, tensors), force)
+    return Recording(path, len(calls), size, metadata)
+
+
+def fits(call: CallTensors, *, projections: bool = False) -> None:
+    """Refuse a call that could not be read again.
+
+    Raises:
+        InvalidValueError: See `write_trace_file`.
+        TraceFileError: See `write_trace_file`.
+    """
+    sheet = Sheet()
+    entry = encode(call, 0, sheet, projections=projections, cut=None)
+    document = {"schema_version": SCHEMA_VERSION, "calls": [entry]}
+    header, _ = _lay_out(sheet.tensors, document)
+    check_calls(header, parse_document(header.document))
+
+
+def _told(metadata: TraceMetadata) -> dict[str, Any]:
+    told = {name: value for name, value in dataclasses.asdict(metadata).items() if value}
+    if metadata.packages:
+        told["packages"] = {name: text[:MAX_TEXT] for name, text in metadata.packages.items()}
+    if metadata.not_measured:
+        told["not_measured"] = [
+            {name: value[:MAX_TEXT] for name, value in dataclasses.asdict(entry).items() if value is not None}
+            for entry in metadata.not_measured[:MAX_CALLS]
+        ]
+    return told
+
+
+def _without_copies(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors of which no two are the same, and which names stand for which."""
+    shapes = Counter((tensor.dtype, tensor.shape) for tensor in tensors.values())
+    kept: dict[str, Tensor] = {}
+    same: dict[str, str] = {}
+    first: dict[tuple[Any, ...], str] = {}
+    for name, tensor in tensors.items():
+        place = name
+        if tensor.numel() and shapes[tensor.dtype, tensor.shape] > 1:
+            digest = hashlib.sha256(_content(tensor)).digest()
+            place = first.setdefault((tensor.dtype, tensor.shape, digest), name)
+        if place == name:
+            kept[name] = tensor
+        else:
+            same[name] = place
+    return kept, same
+
+
+def _lay_out(tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> tuple[Header, list[bytes]]:
+    """The header, and the bytes that it begins the file with; the widest dtypes come first, so that each is aligned."""
+    at_most(len(tensors), MAX_TENSORS, "tensors")
+    specs: dict[str, Spec] = {}
+    place = 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize):
+        at_most(len(name), MAX_NAME, f"characters in the name {name[:40]!r}...")
+        end = place + math.prod(tensor.shape) * tensor.dtype.itemsize
+        specs[name] = Spec(tensor.dtype, tuple(tensor.shape), place, end)
+        place = end
+    text = json.dumps(document, allow_nan=False)
+    entries: dict[str, Any] = {"__metadata__": {KEY: text}}
+    for name, spec in specs.items():
+        shape, offsets = list(spec.shape), [spec.start, spec.end]
+        entries[name] = {"dtype": NAMES[spec.dtype], "shape": shape, "data_offsets": offsets}
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    at_most(len(header), MAX_HEADER_BYTES, "bytes in the header")
+    return Header(specs, text, 8 + len(header)), [len(header).to_bytes(8, "little"), header]
+
+
+def _parts(begin: Sequence[bytes], header: Header, tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+    yield from begin
+    for name in header.specs:
+        content = _content(tensors[name])
+        for start in range(0, len(content), _PART):
+            yield content[start : start + _PART]
+
+
+def _content(tensor: Tensor) -> memoryview:
+    """Its numbers in order, as bytes."""
+    whole = tensor.detach().to("cpu").contiguous().reshape(-1)
+    return whole.view(torch.uint8).numpy().data if whole.numel() else memoryview(b"")
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
+def _bytes(count: int) -> str:
+    """A size for a reader.
+
+    Example:
+        >>> _bytes(2_500_000)
+        '2.5 MB'
+    """
+    size = float(count)
+    for unit in ("bytes", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} GB"

@@ -1,0 +1,317 @@
+"""The tensors of an attention that was read, in one layout: what it takes to compute it again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sqrtdk.tracing.read.orient import coordinates, operands
+from sqrtdk.tracing.read.patterns import distinct
+from sqrtdk.tracing.read.reading import Logits, Reading, Vectors
+from sqrtdk.tracing.records import ROWS, AttentionCall, Factor
+from sqrtdk.tracing.steps import Beside, Bias, Clamp, Hide, Mix, Offset, Scale, Sink, Softcap, Squares, Step, Unknown
+from sqrtdk.tracing.tell.sight import Sight, look, visible_by
+from sqrtdk.tracing.tell.vectors import Place, vector
+from sqrtdk.tracing.tensors import CallTensors, Term, Vector
+from sqrtdk.tracing.watch.events import KernelCall
+from sqrtdk.tracing.watch.graph import Node
+
+NO_OPERANDS = "its operands are not known"
+_ROUNDED = 2.0**-20  # a factor of float32 this near to 1 is 1
+BLOCKS_OF_KEYS = "it was computed in blocks of keys"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Used:
+    """What met in the attention, beside what its reading has.
+
+    Attributes:
+        value: v, as it met the weights.
+        node: its node.
+        weights: as they met it; None of a kernel.
+        lse: that a kernel gave.
+        query: q of a kernel.
+        key: k of a kernel.
+        sinks: of a kernel.
+        query_node: of a kernel.
+        key_node: of a kernel.
+    """
+
+    value: Tensor
+    node: Node
+    weights: Tensor | None = None
+    lse: Tensor | None = None
+    query_node: Node | None = None
+    key_node: Node | None = None
+    sinks: Tensor | None = None
+
+
+def of_kernel(call: KernelCall) -> Used | None:
+    """What met in a kernel whose arguments have the names of SDPA's; None of any other."""
+    nodes = [call.nodes.get(name) for name in ("query", "key", "value")]
+    query, key, value = nodes
+    if query is None or key is None or value is None:
+        return None
+    sinks = call.arguments.get("sinks")
+    return Used(call.arguments["value"], value, None, call.lse, query, key, sinks)
+
+
+def without(call: AttentionCall, reason: str) -> CallTensors:
+    """No tensors of a call, and why."""
+    nothing = Vector(torch.zeros(0))
+    return CallTensors(
+        call.site, call.index, nothing, nothing, nothing, nothing.values, None, missing=reason, call=call
+    )
+
+
+def keep(reading: Reading, used: Used | None, call: AttentionCall) -> CallTensors:
+    """The tensors of a reading; what can't be laid out or is not known is told in `missing`."""
+    fault = _fault(reading)
+    if fault is not None or used is None:
+        return without(call, fault or NO_OPERANDS)
+    places = _places(reading, used)
+    if isinstance(places, str):
+        return without(call, places)
+    sight = look(reading)
+    query, key, value = (vector(place) for place in places)
+    if reading.kind == "sdpa" and isinstance(reading.operands, Logits):
+        # torch's own decomposition multiplies q and k by a root of the scale each: `terms` have the whole of it
+        root = math.sqrt(abs(next((s.factor.value or 1.0 for s in sight.steps if isinstance(s, Scale)), 1.0)))
+        query, key = _unscaled(query, root), _unscaled(key, root)
+    terms = _terms(reading, sight, used)
+    unknown = next((term for term in terms if term.value is None), None)
+    missing = None
+    if unknown is not None:
+        missing = f"{unknown.name} {unknown.detail} is not known".replace("unknown ", "")
+    assert reading.output is not None
+    kept = None
+    if reading.dropout and used.weights is not None:
+        kept = (reading.layout.by_head(used.weights) != 0).detach()
+    return CallTensors(
+        site=call.site,
+        index=call.index,
+        query=query,
+        key=key,
+        value=value,
+        output=_rows(reading, reading.output),
+        terms=terms,
+        lse=_lse(reading, sight, used),
+        kept=kept,
+        dropout=reading.dropout,
+        dtype=call.dtype,
+        logits_dtype=call.logits_dtype,
+        weights_dtype=call.dtype if used.weights is None else str(used.weights.dtype).removeprefix("torch."),
+        missing=missing,
+        call=call,
+    )
+
+
+def _unscaled(vector: Vector, root: float) -> Vector:
+    values = (vector.values.to(torch.float64) / root).to(vector.values.dtype)
+    factor = vector.factor / root
+    plain = vector.projected is None or (isinstance(factor, float) and abs(factor - 1) <= _ROUNDED)
+    return replace(vector, values=values, factor=1.0 if plain else factor)
+
+
+def _fault(reading: Reading) -> str | None:
+    """Why it can't be computed again."""
+    if reading.without_data:
+        return "no data on the meta device"
+    if reading.fault is not None:
+        return reading.fault
+    if reading.score is not None or reading.distance is not None:
+        return "its score is no product of q and k"
+    if reading.axis != "positions":
+        return f"its keys are {reading.axis}"
+    if not isinstance(reading.operands, (Logits, Vectors)) or reading.output is None:
+        return NO_OPERANDS
+    if reading.blocks:
+        return BLOCKS_OF_KEYS
+    carried = reading.carried
+    names = [*carried.changes, *(stage.detail or stage.name for stage in carried.stages)]
+    if names or carried.remasked or carried.thinned or carried.combined:
+        return f"its weights went through {', '.join(names) or 'a second mask'} after the softmax"
+    return None
+
+
+# -- where q, k and v are ----------------------------------------------------------------------------------------------
+
+
+def _places(reading: Reading, used: Used) -> tuple[Place, Place, Place] | str:
+    layout = reading.layout
+    if isinstance(reading.operands, Vectors):
+        if used.query_node is None or used.key_node is None:
+            return NO_OPERANDS
+        query, key = reading.operands.query, reading.operands.key
+        if reading.operands.exists is not None or reading.operands.keys is not None:
+            return "its sequences lie end to end"
+
+        def by_head(tensor: Tensor) -> Tensor:
+            return tensor.reshape(layout.batch, -1, *tensor.shape[-2:])
+
+        if query.shape[-2] != layout.rows or math.prod(query.shape[:-2]) != layout.batch * layout.heads:
+            return "the layout of its operands is not known"
+        return (
+            Place(used.query_node, query, by_head),
+            Place(used.key_node, key, by_head),
+            Place(used.node, used.value, by_head),
+        )
+    assert isinstance(reading.operands, Logits)
+    return _of_logits(reading, reading.operands, used)
+
+
+def _of_logits(reading: Reading, logits: Logits, used: Used) -> tuple[Place, Place, Place] | str:
+    layout, axes, product = reading.layout, logits.axes, logits.product
+    left, right = operands(product)
+    if left.value is None or right.value is None or not axes.followed:
+        return "the layout of its logits could not be followed"
+    if len(product.shape) > 3 or axes.windowed:
+        return "the layout of its logits is not known"
+    n, row, column = (logits.arrange(at) for at in coordinates(product, logits.views, reading.device))
+    if n.shape != (layout.batch, layout.heads, layout.rows, layout.columns):
+        return "the product does not hold all of the logits"
+    if axes.swapped:
+        row, column = column, row
+    entries, at_row, at_key = n[..., 0], row[..., 0], column[..., 0, :]
+    if not bool((row == row[..., :1]).all()) or not bool((column == column[..., :1, :]).all()):
+        return "its queries have keys of their own"
+    of_keys = n[..., 0, :]
+    if not bool((n == entries[..., None]).all()) and not bool((n == of_keys[..., None, :]).all()):
+        return "its queries have keys of their own"
+
+    def rows_of(entries: Tensor, at: Tensor, *, transposed: bool) -> Callable[[Tensor], Tensor]:
+        def place(tensor: Tensor) -> Tensor:
+            tensor = tensor.mT if transposed else tensor
+            whole = tensor.reshape(-1, *tensor.shape[-2:]) if tensor.dim() != 3 else tensor
+            return whole[entries, at]
+
+        return place
+
+    query_node, key_node = (right, left) if axes.swapped else (left, right)
+    query, key = query_node.value, key_node.value
+    assert query is not None
+    assert key is not None
+    if used.value.shape[-2] != layout.columns or used.value.numel() == 0:
+        return "the layout of its values is not known"
+    leading = 1 if reading.output is None else math.prod(reading.output.shape[:-2])
+    if leading != layout.batch * layout.heads:
+        return "the layout of its output is not known"
+
+    def values(tensor: Tensor) -> Tensor:
+        assert reading.output is not None
+        return layout.by_head(tensor.expand(*reading.output.shape[:-2], *tensor.shape[-2:]))
+
+    return (
+        Place(query_node, query, rows_of(entries, at_row, transposed=axes.swapped)),
+        Place(key_node, key, rows_of(of_keys, at_key, transposed=not axes.swapped)),
+        Place(used.node, used.value, values),
+    )
+
+
+def _rows(reading: Reading, output: Tensor) -> Tensor:
+    """(B, Hq, L, Ev) of the output."""
+    layout = reading.layout
+    if isinstance(reading.operands, Logits):
+        return layout.by_head(output).detach()
+    return output.reshape(layout.batch, layout.heads, layout.rows, output.shape[-1]).detach()
+
+
+# -- from the product to the softmax -----------------------------------------------------------------------------------
+
+
+def _terms(reading: Reading, sight: Sight, used: Used) -> tuple[Term, ...]:
+    terms = [_term(step, reading, sight, used) for step in sight.steps]
+    return tuple(term for term in terms if term is not None)
+
+
+def _term(step: Step, reading: Reading, sight: Sight, used: Used) -> Term | None:
+    if isinstance(step, Scale):
+        return Term("scale", _factor(step.factor, reading), step.factor.source)
+    if isinstance(step, Softcap):
+        return Term("softcap", step.cap)
+    if isinstance(step, Squares):
+        return Term("unknown", None, "a squared length")
+    if isinstance(step, Bias):
+        return Term("bias", None if step.addend is None else _small(_at(reading, step.addend)), step.name)
+    if isinstance(step, Hide):
+        if step.name is None:
+            return None
+        visible = visible_by(step, reading)
+        fill = -math.inf if step.fill is None else step.fill
+        return Term("mask", None if visible is None else _small(visible), step.name, fill, step.form == "float")
+    if isinstance(step, Sink):
+        return Term("sinks", _sinks(reading, sight, used), "sinks")
+    if isinstance(step, Offset):
+        return None
+    if isinstance(step, Unknown):
+        return Term("unknown", None, step.name)
+    names = {Clamp: "a clamp", Mix: "a mixing of the heads", Beside: "logits of several products"}
+    return Term("unknown", None, names.get(type(step), type(step).__name__.lower()))
+
+
+def _at(reading: Reading, placed: object) -> Tensor:
+    assert isinstance(reading.operands, (Logits, Vectors))
+    return reading.operands.at_logits(placed)  # type: ignore[arg-type]
+
+
+def _factor(factor: Factor, reading: Reading) -> Tensor | float | None:
+    """The number, one a head as (Hq, 1, 1), or one a row."""
+    if factor.per_head is not None:
+        return torch.tensor(factor.per_head, dtype=torch.float64)[:, None, None]
+    if factor.value is None and factor.source == ROWS and isinstance(reading.operands, Vectors):
+        scale = reading.operands.scale
+        return scale.detach() if isinstance(scale, Tensor) else scale
+    return factor.value
+
+
+def _small(tensor: Tensor) -> Tensor:
+    """Without the axes that only repeat."""
+    tensor = distinct(tensor.detach())
+    for axis in range(tensor.dim() - 2):
+        if tensor.shape[axis] > 1 and bool((tensor == tensor.narrow(axis, 0, 1)).all()):
+            tensor = tensor.narrow(axis, 0, 1)
+    return tensor.clone()
+
+
+def _sinks(reading: Reading, sight: Sight, used: Used) -> Tensor | None:
+    """(Hq,), one logit a head, from what the softmax kept from the keys."""
+    if isinstance(reading.operands, Vectors):
+        return None if used.sinks is None else used.sinks.detach().reshape(-1).to(torch.float64)
+    logits = reading.operands
+    if not isinstance(logits, Logits):
+        return None
+    layout = reading.layout
+    whole = logits.axes.apply(logits.values)
+    beside = [at for at in (0, whole.shape[-1] - 1) if not 0 <= at - logits.first < layout.columns]
+    if beside:
+        sinks = layout.by_head(whole[..., beside[0] : beside[0] + 1]).to(torch.float64)[..., 0]
+    else:
+        weights = logits.arrange(logits.weights).to(torch.float64)
+        whole_logits = logits.arrange(logits.values).to(torch.float64)
+        if sight.visible is not None:
+            whole_logits = whole_logits.masked_fill(~sight.visible, -math.inf)
+        rest = 1.0 - weights.sum(-1)
+        sinks = whole_logits.logsumexp(-1) + torch.log(rest.clamp_min(1e-300) / weights.sum(-1))
+    flat = sinks.transpose(0, 1).flatten(1)
+    middle = flat.nanmedian(1).values
+    return middle if bool(((flat - middle[:, None]).abs().nan_to_num() <= 1e-3).all()) else None
+
+
+def _lse(reading: Reading, sight: Sight, used: Used) -> Tensor | None:
+    """Log of the sum of exponentials over the keys, sinks aside; minus infinity where a row sees none."""
+    layout = reading.layout
+    if used.lse is not None:
+        lse = used.lse.detach().reshape(layout.batch, layout.heads, layout.rows)
+        if sight.visible is None:
+            return lse
+        seeing = sight.visible.any(-1).expand(lse.shape)
+        return lse.masked_fill(~seeing, -math.inf)
+    if not isinstance(reading.operands, Logits):
+        return None
+    if any(isinstance(step, Offset) for step in reading.steps):
+        return None
+    return reading.operands.arrange(reading.operands.values).to(torch.float64).logsumexp(-1).to(torch.float32)
