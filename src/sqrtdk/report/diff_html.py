@@ -24,7 +24,6 @@ from sqrtdk.report.diff_causes import CAUSES
 from sqrtdk.report.diff_chinese import paragraphs
 from sqrtdk.report.diff_fold import (
     OUTCOMES,
-    PairFold,
     fold_pairs,
     largest_left,
     mark,
@@ -91,7 +90,6 @@ def to_html(report: DiffReport) -> str:
         "formulas": formulas,
         "drawable": lambda fold: any(map(drawable, fold.pairs)),
         "ladder": ladder,
-        "worst": _worst,
         "left": largest_left,
         "place": place,
         "short": short,
@@ -218,14 +216,15 @@ def _marks(pair: PairDiff) -> list[tuple[str, str | None, StageDiff | None]]:
     return [(name, mark(pair, by_name[name]) if name in by_name else None, by_name.get(name)) for name in STAGES]
 
 
-def _worst(fold: PairFold) -> PairDiff:
-    return max(fold.pairs, key=lambda pair: largest_left(pair) or 0.0)
-
-
-def _environment(report: DiffReport) -> list[tuple[str, str]]:
+def _environment(report: DiffReport) -> list[tuple[str, str, bool]]:
+    """What the run was on: a name, its value as a text, and whether that needs a line of its own."""
     shown = []
     for key, item in report.environment.items():
         if item is None or item == "" or str(item) == "[]":
             continue
-        shown.append((str(key), "; ".join(map(str, item)) if isinstance(item, (list, tuple)) else str(item)))
+        if isinstance(item, dict):
+            parts = [f"{name} {part}" for name, part in item.items() if part is not None]
+        else:
+            parts = [*map(str, item)] if isinstance(item, (list, tuple)) else [str(item)]
+        shown.append((str(key), ", ".join(parts), len(parts) > 1))
     return shown
