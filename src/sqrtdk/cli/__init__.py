@@ -14,6 +14,7 @@ from sqrtdk.cli import process
 from sqrtdk.cli.bench import bench
 from sqrtdk.cli.build import build
 from sqrtdk.cli.check import check
+from sqrtdk.cli.diff import diff
 from sqrtdk.cli.env import env
 from sqrtdk.cli.errors import fail
 from sqrtdk.cli.lab import lab
@@ -32,6 +33,7 @@ _app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _app.command()(check)
+_app.command()(diff)
 _app.command()(record)
 _app.command()(params)
 _app.command()(bench)

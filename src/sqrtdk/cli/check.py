@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 import sys
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from sqrtdk.cli import options
 from sqrtdk.cli.errors import reported
 
 Attn = Literal["eager", "sdpa", "both"]
@@ -29,34 +29,23 @@ def check(
         Attn | None,
         typer.Option(help="Attention implementation to run; both lists the calls of eager, then those of sdpa."),
     ] = None,
-    text: Annotated[Path | None, typer.Option(metavar="FILE", help="Text to tokenise and run on.")] = None,
-    input_file: Annotated[
-        Path | None, typer.Option("--input", metavar="FILE", help="Inputs by name, as .safetensors.")
-    ] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Sequences a batch.")] = None,
-    seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens a sequence.")] = None,
-    device: Annotated[str | None, typer.Option(help="Where to run: cpu, cuda, cuda:1, mps; cpu if unset.")] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(help="Run in this dtype: float32 (fp32), bfloat16 (bf16), float16 (fp16) or float64 (fp64)."),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face model.")] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run the Python code that comes with the model.")
-    ] = False,
-    device_map: Annotated[str | None, typer.Option(help="Spread a large model through accelerate, e.g. auto.")] = None,
-    offload_folder: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where weights that do not fit in memory go.")
-    ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the JSON document to FILE instead of stdout.")
-    ] = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a self-contained HTML report.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace report files that exist.")] = False,
+    text: options.TextFile = None,
+    input_file: options.InputFile = None,
+    batch: options.Batch = None,
+    seq_len: options.SeqLen = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    seed: options.Seed = 0,
+    revision: options.Revision = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    device_map: options.DeviceMap = None,
+    offload_folder: options.OffloadFolder = None,
+    json_: options.Json = False,
+    output: options.Output = None,
+    html: options.Html = None,
+    force: options.Force = False,
     fail_on: Annotated[FailOn, typer.Option(help="Least severity of a finding that gives exit code 1.")] = "fail",
-    show_traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error was raised.")] = False,
+    show_traceback: options.ShowTraceback = False,
 ) -> None:
     """Audit every attention of MODEL: its formula, its scale, and how healthy its logits are.
 
@@ -78,7 +67,7 @@ def check(
             from sqrtdk.report.json import to_json
             from sqrtdk.report.terminal import summary_line, to_text
 
-            options = LoadOptions(
+            loading = LoadOptions(
                 static=static,
                 attn=attn,
                 text=text,
@@ -93,7 +82,7 @@ def check(
                 device_map=device_map,
                 offload_folder=offload_folder,
             )
-            report = check_with(model, None, options, fail_on=fail_on, command=shlex.join(["sqrtdk", *sys.argv[1:]]))
+            report = check_with(model, None, loading, fail_on=fail_on, command=shlex.join(["sqrtdk", *sys.argv[1:]]))
             documents = [(output, to_json, "JSON"), (html, to_html, "HTML")]
             wanted = [(path, draw(report), kind) for path, draw, kind in documents if path is not None]
         for path, document, kind in wanted:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from sqrtdk.cli import options
 from sqrtdk.cli.errors import reported
 
 Attn = Literal["eager", "sdpa"]
@@ -32,28 +33,19 @@ def record(
         bool, typer.Option("--projections", help="Write the projections' weights, and what they were given, as well.")
     ] = False,
     attn: Annotated[Attn | None, typer.Option(help="Attention implementation to run.")] = None,
-    text: Annotated[Path | None, typer.Option(metavar="FILE", help="Text to tokenise and run on.")] = None,
-    input_file: Annotated[
-        Path | None, typer.Option("--input", metavar="FILE", help="Inputs by name, as .safetensors.")
-    ] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Sequences a batch.")] = None,
-    seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens a sequence.")] = None,
-    device: Annotated[str | None, typer.Option(help="Where to run: cpu, cuda, cuda:1, mps; cpu if unset.")] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(help="Run in this dtype: float32 (fp32), bfloat16 (bf16), float16 (fp16) or float64 (fp64)."),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face model.")] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run the Python code that comes with the model.")
-    ] = False,
-    device_map: Annotated[str | None, typer.Option(help="Spread a large model through accelerate, e.g. auto.")] = None,
-    offload_folder: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where weights that do not fit in memory go.")
-    ] = None,
+    text: options.TextFile = None,
+    input_file: options.InputFile = None,
+    batch: options.Batch = None,
+    seq_len: options.SeqLen = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    seed: options.Seed = 0,
+    revision: options.Revision = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    device_map: options.DeviceMap = None,
+    offload_folder: options.OffloadFolder = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
-    show_traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error was raised.")] = False,
+    show_traceback: options.ShowTraceback = False,
 ) -> None:
     """Run MODEL once and write a trace file: q, k, v, output, masks and formula of every attention, with the inputs.
 
@@ -74,7 +66,7 @@ def record(
             from sqrtdk.recording.cut import parse_heads
             from sqrtdk.recording.record import record_with
 
-            options = LoadOptions(
+            loading = LoadOptions(
                 attn=attn,
                 text=text,
                 input_file=input_file,
@@ -92,7 +84,7 @@ def record(
                 model,
                 None,
                 output,
-                options,
+                loading,
                 calls=calls,
                 rows=rows,
                 heads=None if heads is None else parse_heads(heads),

@@ -34,12 +34,12 @@ class Group:
     @property
     def worst(self) -> PairDiff:
         """The pair with the largest residue, relative to what rounding allows."""
-        return max(self.pairs, key=_excess)
+        return max(self.pairs, key=excess)
 
     @property
     def resolved(self) -> bool:
         """With all causes applied, the outputs agree within rounding, at every pair."""
-        return bool(self.causes) and not self.unknown and all(_excess(pair) <= 1 for pair in self.pairs)
+        return bool(self.causes) and not self.unknown and all(excess(pair) <= 1 for pair in self.pairs)
 
     @property
     def numbers_differ(self) -> bool:
@@ -84,7 +84,7 @@ def paragraphs(
     if unjudged := [pair for pair in pairs if pair.same is None]:
         reasons = dict.fromkeys(pair.reason for pair in unjudged if pair.reason)
         why = f": {next(iter(reasons))}" if len(reasons) == 1 else ""
-        sentences.append(f"{counted(len(unjudged))} of {len(pairs):,} could not be compared{why}.")
+        sentences.append(f"{len(unjudged):,} of {counted(len(pairs))} could not be compared{why}.")
     if not pairs:
         sentences.append("No attention of A has a partner in B: nothing was compared.")
     if same := [pair for pair in pairs if pair.same]:
@@ -269,7 +269,7 @@ def _size(pair: PairDiff) -> float | None:
     return pair.residue if pair.difference is None else pair.difference
 
 
-def _excess(pair: PairDiff) -> float:
+def excess(pair: PairDiff) -> float:
     """The residue in units of what is allowed; infinite where either is not known, or NaN."""
     if pair.residue is None or pair.allowed is None or math.isnan(pair.residue) or math.isnan(pair.allowed):
         return math.inf

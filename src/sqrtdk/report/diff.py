@@ -39,7 +39,8 @@ _MOST_NOTES = 8
 def to_text(report: DiffReport, *, width: int = 80, color: bool = False) -> str:
     """Draw the report as text of at most `width` columns.
 
-    Equal pairs are folded; their figures are those of the pair with the largest residue.
+    Equal pairs are folded; their figures are those of the pair with the largest residue, relative to what is
+    allowed.
 
     Args:
         report: what `sqrtdk.diff` returned.
@@ -142,8 +143,7 @@ def _row(cells: Sequence[Text], widths: Sequence[int], left: int, gap: int = 2) 
 
 
 def _figures(fold: PairFold) -> tuple[Text, ...]:
-    first, how = fold.first, outcome(fold.first)
-    worst = max(fold.pairs, key=lambda pair: largest_left(pair) or 0.0)
+    first, worst, how = fold.first, fold.worst, outcome(fold.first)
     stage = Text(plain(first.first_stage or "-"), style=STYLES[how] if how in (DIFFERS, FOLLOWS) else "")
     cause = Text(_cause(first, how), style=STYLES[how])
     explained = share(worst.explained) if how == DIFFERS else "-"

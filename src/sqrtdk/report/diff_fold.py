@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sqrtdk._sites import fold, label, shape
 from sqrtdk.compare.records import Cause, DiffReport, PairDiff, StageDiff
-from sqrtdk.compare.words import UNKNOWN
+from sqrtdk.compare.words import UNKNOWN, excess, largest
 from sqrtdk.report.figures import number
 
 SAME, DIFFERS, FOLLOWS, UNJUDGED = "same", "differs", "follows", "not compared"
@@ -26,6 +26,13 @@ class PairFold:
     def first(self) -> PairDiff:
         """The first in A's order; its words hold for all, its numbers for itself."""
         return self.pairs[0]
+
+    @property
+    def worst(self) -> PairDiff:
+        """The pair whose figures are shown: the largest residue for what is allowed, or the largest difference."""
+        if outcome(self.first) == DIFFERS:
+            return max(self.pairs, key=excess)
+        return largest(self.pairs, largest_left)
 
     @property
     def site(self) -> str:

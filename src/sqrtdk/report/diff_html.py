@@ -24,7 +24,6 @@ from sqrtdk.report.diff_causes import CAUSES
 from sqrtdk.report.diff_chinese import paragraphs
 from sqrtdk.report.diff_fold import (
     OUTCOMES,
-    PairFold,
     fold_pairs,
     largest_left,
     mark,
@@ -32,7 +31,7 @@ from sqrtdk.report.diff_fold import (
     value,
     verdict,
 )
-from sqrtdk.report.diff_payload import payload
+from sqrtdk.report.diff_payload import drawable, payload
 from sqrtdk.report.diff_words import OUTCOME_WORDS, OUTCOMES_MEAN, RESULTS, STAGE_WORDS, WORDS
 from sqrtdk.report.html import script_json
 from sqrtdk.report.plain import plain
@@ -77,6 +76,7 @@ def to_html(report: DiffReport) -> str:
         "sides": (("A", "a", report.a, report.unpaired_a), ("B", "b", report.b, report.unpaired_b)),
         "environment": _environment(report),
         "columns": STAGES,
+        "said": said,
         "say": _say,
         "both": both,
         "stage": _stage,
@@ -88,8 +88,8 @@ def to_html(report: DiffReport) -> str:
         "mark": mark,
         "meaning": _meaning,
         "formulas": formulas,
+        "drawable": lambda fold: any(map(drawable, fold.pairs)),
         "ladder": ladder,
-        "worst": _worst,
         "left": largest_left,
         "place": place,
         "short": short,
@@ -128,16 +128,25 @@ def formulas(pair: PairDiff) -> tuple[Markup | None, Markup | None]:
     left, right = _TOKEN.findall(plain(pair.formula_a)), _TOKEN.findall(plain(pair.formula_b))
     if max(len(left), len(right)) > _MOST_TOKENS:
         return escape("".join(left)), escape("".join(right))
-    matches = difflib.SequenceMatcher(None, left, right, autojunk=False).get_opcodes()
-    return (
-        Markup().join(_marked(left[start:end], kind != "equal") for kind, start, end, _, _ in matches),
-        Markup().join(_marked(right[start:end], kind != "equal") for kind, _, _, start, end in matches),
-    )
+    alike = difflib.SequenceMatcher(None, left, right, autojunk=False).get_matching_blocks()
+    return _marked(left, [(one.a, one.size) for one in alike]), _marked(right, [(one.b, one.size) for one in alike])
 
 
-def _marked(tokens: Sequence[str], differs: bool) -> Markup:
-    text = escape("".join(tokens))
-    return Markup("<mark>{}</mark>").format(text) if differs and text else text
+def _marked(tokens: Sequence[str], alike: Sequence[tuple[int, int]]) -> Markup:
+    """The tokens, with a mark on each run that is in none of the runs that are alike (start and length)."""
+    text, done = Markup(), 0
+    for start, size in alike:
+        begin, end = done, start
+        limit = start + size
+        # "(softcap" before "(" reads better as "softcap(": the run slides on while that leaves the same text
+        while begin < end < limit and tokens[begin] == tokens[end]:
+            begin, end = begin + 1, end + 1
+        text += escape("".join(tokens[done:begin]))
+        if begin < end:
+            text += Markup("<mark>{}</mark>").format("".join(tokens[begin:end]))
+        text += escape("".join(tokens[end:limit]))
+        done = limit
+    return text
 
 
 def ladder(pair: PairDiff) -> Markup | None:
@@ -146,10 +155,9 @@ def ladder(pair: PairDiff) -> Markup | None:
     known = {name: size for name, size in figures.items() if size is not None and math.isfinite(size) and size >= 0}
     if "left" not in known or "allowed" not in known:
         return None
-    low = math.floor(math.log10(max(min(size for size in known.values() if size > 0), _LADDER[0]))) if any(
-        known.values()
-    ) else -9  # fmt: skip
-    high = max(math.ceil(math.log10(min(max(max(known.values()), _LADDER[0]), _LADDER[1]))), low + 3)
+    sizes = [min(max(size, _LADDER[0]), _LADDER[1]) for size in known.values() if size > 0] or [1e-9]
+    low = math.floor(math.log10(min(sizes)))
+    high = max(math.ceil(math.log10(max(sizes))), low + 3)
 
     def at(size: float) -> float:
         power = math.log10(min(max(size, 10.0**low), 10.0**high))
@@ -179,6 +187,16 @@ def ladder(pair: PairDiff) -> Markup | None:
     return Markup('<svg class="ladder" viewBox="0 0 600 50" aria-hidden="true">{}</svg>').format(drawn)
 
 
+def said(text: str) -> Markup:
+    """A sentence, whose numbers are not broken at their sign.
+
+    Example:
+        >>> print(said("to 3e-6 & less"))
+        to <span class="whole">3e-6</span> &amp; less
+    """
+    return Markup(re.sub(r"\d[\d.]*e-\d+", r'<span class="whole">\g<0></span>', str(escape(plain(text)))))
+
+
 def _say(key: str, **parts: object) -> Markup:
     text = WORDS[key]
     return both(Text(text.en.format(**parts), text.zh.format(**parts))) if parts else both(text)
@@ -198,14 +216,15 @@ def _marks(pair: PairDiff) -> list[tuple[str, str | None, StageDiff | None]]:
     return [(name, mark(pair, by_name[name]) if name in by_name else None, by_name.get(name)) for name in STAGES]
 
 
-def _worst(fold: PairFold) -> PairDiff:
-    return max(fold.pairs, key=lambda pair: largest_left(pair) or 0.0)
-
-
-def _environment(report: DiffReport) -> list[tuple[str, str]]:
+def _environment(report: DiffReport) -> list[tuple[str, str, bool]]:
+    """What the run was on: a name, its value as a text, and whether that needs a line of its own."""
     shown = []
     for key, item in report.environment.items():
         if item is None or item == "" or str(item) == "[]":
             continue
-        shown.append((str(key), "; ".join(map(str, item)) if isinstance(item, (list, tuple)) else str(item)))
+        if isinstance(item, dict):
+            parts = [f"{name} {part}" for name, part in item.items() if part is not None]
+        else:
+            parts = [*map(str, item)] if isinstance(item, (list, tuple)) else [str(item)]
+        shown.append((str(key), ", ".join(parts), len(parts) > 1))
     return shown

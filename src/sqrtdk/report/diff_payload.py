@@ -24,7 +24,12 @@ def payload(folds: Sequence[PairFold]) -> dict[str, Any]:
         `folds`: for each, its pairs that have something to draw: a `label`, `heads` (points of the logits, those that
         are not finite counted and left out) and a `picture`.
     """
-    return {"folds": [[_pair(pair) for pair in fold.pairs if pair.scatter or pair.picture] for fold in folds]}
+    return {"folds": [[_pair(pair) for pair in fold.pairs if drawable(pair)] for fold in folds]}
+
+
+def drawable(pair: PairDiff) -> bool:
+    """Whether there are logits or masks to draw."""
+    return bool(pair.scatter) or pair.picture is not None
 
 
 def _pair(pair: PairDiff) -> dict[str, Any]:

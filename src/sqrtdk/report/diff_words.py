@@ -49,6 +49,7 @@ WORDS = {
     "skip": Text("Skip to the pairs", "跳到各对"),
     "languages": Text("Language", "语言"),
     "against": Text("against", "对比"),
+    "call": Text("attention", "次注意力调用"),
     "calls": Text("attentions", "次注意力调用"),
     "result": Text("Result", "结果"),
     "exit": Text("exit code {code}, fail-on {fail_on}", "退出码 {code}，fail-on {fail_on}"),
@@ -56,7 +57,6 @@ WORDS = {
     "pair_counted": Text("pair of attentions", "对注意力"),
     "causes_counted": Text("causes, each proven", "个原因，均经验证"),
     "cause_counted": Text("cause, proven", "个原因，经验证"),
-    "unknown_some": Text("unknown", "未知"),
     "open": Text("without a partner, or not compared", "无对应或未比较"),
     "only_in": Text("only in {side}", "仅 {side} 有"),
     # what was found
@@ -118,7 +118,6 @@ WORDS = {
     "stages": Text("Stages", "各阶段"),
     "how": Text("result", "结果"),
     "largest": Text("largest difference", "最大差异"),
-    "remark": Text("remark", "备注"),
     # aside
     "alone": Text("Without a partner, or not compared", "无对应或未比较"),
     "none_alone": Text("Every attention has a partner and was compared.", "每次注意力都有对应并已比较。"),

@@ -180,16 +180,14 @@
       masks.hidden = !pair.picture;
       if (pair.heads.length) drawHead();
       if (pair.picture) drawMasks(masks, pair.picture);
-      const labels = [...charts.querySelectorAll(".controls label")];
-      charts.querySelector(".controls").hidden = labels.every((label) => label.hidden);
+      charts.querySelector(".controls").hidden = [...charts.querySelectorAll(".controls label")].every((label) => label.hidden);
     }
     site.addEventListener("change", drawSite);
     charts.querySelector(".pick-head select").addEventListener("change", drawHead);
-    charts.hidden = false;
     drawSite();
   }
 
-  for (const charts of document.querySelectorAll(".charts")) {
+  for (const charts of document.querySelectorAll(".evidence")) {
     const pairs = data.folds[charts.dataset.fold];
     const fold = charts.closest("details");
     if (!pairs.length) continue;

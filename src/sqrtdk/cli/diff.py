@@ -1,0 +1,115 @@
+"""`sqrtdk diff A B`: where two implementations of one model differ, and why."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from sqrtdk.cli import options
+from sqrtdk.cli.errors import reported
+
+Attn = Literal["eager", "sdpa"]
+FailOn = Literal["different", "unmeasured", "never"]
+
+_FILES = (".safetensors", ".onnx", ".pt2")  # sides that are no model
+_SIDE = (
+    "A Hugging Face id, a local directory, package.module:factory, demo, or a file: trace (.safetensors), .onnx, .pt2."
+)
+
+
+def diff(
+    a: Annotated[str, typer.Argument(metavar="A", help=_SIDE)],
+    b: Annotated[str, typer.Argument(metavar="B", help="The other side, the same way.")],
+    attn: Annotated[Attn | None, typer.Option(help="Attention implementation of both sides.")] = None,
+    attn_a: Annotated[Attn | None, typer.Option("--attn-a", help="Of A alone.")] = None,
+    attn_b: Annotated[Attn | None, typer.Option("--attn-b", help="Of B alone.")] = None,
+    dtype: options.Dtype = None,
+    dtype_a: Annotated[str | None, typer.Option("--dtype-a", help="Of A alone.")] = None,
+    dtype_b: Annotated[str | None, typer.Option("--dtype-b", help="Of B alone.")] = None,
+    device: options.Device = None,
+    device_a: Annotated[str | None, typer.Option("--device-a", help="Of A alone.")] = None,
+    device_b: Annotated[str | None, typer.Option("--device-b", help="Of B alone.")] = None,
+    revision: options.Revision = None,
+    revision_a: Annotated[str | None, typer.Option("--revision-a", help="Of A alone.")] = None,
+    revision_b: Annotated[str | None, typer.Option("--revision-b", help="Of B alone.")] = None,
+    text: options.TextFile = None,
+    input_file: options.InputFile = None,
+    batch: options.Batch = None,
+    seq_len: options.SeqLen = None,
+    seed: options.Seed = 0,
+    trust_remote_code: options.TrustRemoteCode = False,
+    mapping: Annotated[
+        Path | None,
+        typer.Option("--map", metavar="FILE", help="JSON object: site of A -> site of B, for what can't be guessed."),
+    ] = None,
+    json_: options.Json = False,
+    output: options.Output = None,
+    html: options.Html = None,
+    force: options.Force = False,
+    fail_on: Annotated[
+        FailOn, typer.Option(help="What gives exit code 1: a difference; that, or what could not be judged; nothing.")
+    ] = "different",
+    show_traceback: options.ShowTraceback = False,
+) -> None:
+    """Run A and B on the same inputs, and say of every attention whether it differs, where first, and why.
+
+    Exit code 0: the same within rounding; 1: they differ; 2: usage, configuration or input/output error.
+    """
+    with reported(show_traceback):
+        from sqrtdk import _files
+
+        _files.check_outputs((output, html), force)
+        from sqrtdk.cli.output import announce, colors, print_text, say, width, working, written
+
+        with working(f"Comparing {a} and {b}"):
+            from sqrtdk.models.names import check_name
+
+            for model, own in ((a, revision_a), (b, revision_b)):
+                if not model.lower().endswith(_FILES):
+                    check_name(model, own or revision, announce)
+            from sqrtdk.compare.diff import diff_with
+            from sqrtdk.models.options import LoadOptions
+            from sqrtdk.report.diff import summary_line, to_text
+            from sqrtdk.report.diff_html import to_html
+            from sqrtdk.report.diff_json import to_json
+
+            shared = LoadOptions(
+                text=text,
+                input_file=input_file,
+                batch=batch,
+                seq_len=seq_len,
+                seed=seed,
+                trust_remote_code=trust_remote_code,
+            )
+            side_a, side_b = (
+                dataclasses.replace(
+                    shared,
+                    attn=own_attn or attn,
+                    dtype=own_dtype or dtype,
+                    device=own_device or device,
+                    revision=own_revision or revision,
+                )
+                for own_attn, own_dtype, own_device, own_revision in (
+                    (attn_a, dtype_a, device_a, revision_a),
+                    (attn_b, dtype_b, device_b, revision_b),
+                )
+            )
+            command = shlex.join(["sqrtdk", *sys.argv[1:]])
+            report = diff_with(a, b, None, side_a, side_b, mapping=mapping, fail_on=fail_on, command=command)
+            documents = [(output, to_json, "JSON"), (html, to_html, "HTML")]
+            wanted = [(path, draw(report), kind) for path, draw, kind in documents if path is not None]
+        for path, document, kind in wanted:
+            _files.write_text(path, document, force)
+            written(kind, path)
+        if json_ and output is None:
+            print_text(to_json(report))
+            say(summary_line(report))
+        else:
+            print_text(to_text(report, width=width(), color=colors()))
+        code = report.exit_code
+    raise typer.Exit(code)

@@ -1,0 +1,40 @@
+"""Options that several verbs take, each with its name, its kind and its help in one place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+TextFile = Annotated[Path | None, typer.Option("--text", metavar="FILE", help="Text to tokenise and run on.")]
+InputFile = Annotated[Path | None, typer.Option("--input", metavar="FILE", help="Inputs by name, as .safetensors.")]
+Batch = Annotated[int | None, typer.Option("--batch", min=1, help="Sequences a batch.")]
+SeqLen = Annotated[int | None, typer.Option("--seq-len", min=1, help="Tokens a sequence.")]
+Device = Annotated[str | None, typer.Option("--device", help="Where to run: cpu, cuda, cuda:1, mps; cpu if unset.")]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype", help="Run in this dtype: float32 (fp32), bfloat16 (bf16), float16 (fp16) or float64 (fp64)."
+    ),
+]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
+Revision = Annotated[str | None, typer.Option("--revision", help="Branch, tag or commit of a Hugging Face model.")]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run the Python code that comes with the model.")
+]
+DeviceMap = Annotated[
+    str | None, typer.Option("--device-map", help="Spread a large model through accelerate, e.g. auto.")
+]
+OffloadFolder = Annotated[
+    Path | None,
+    typer.Option("--offload-folder", metavar="DIR", help="Where weights that do not fit in memory go."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", metavar="FILE", help="Write the JSON document to FILE instead of stdout."),
+]
+Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a self-contained HTML report.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace report files that exist.")]
+ShowTraceback = Annotated[bool, typer.Option("--traceback", help="Show where an error was raised.")]

@@ -1,0 +1,133 @@
+"""`sqrtdk diff`: arguments, streams, files, exit codes. What is compared is the business of `sqrtdk.compare`."""
+
+import dataclasses
+import json
+import sys
+import types
+import typing
+from pathlib import Path
+
+import jsonschema
+import pytest
+from typer.testing import CliRunner
+
+from sample_diff import same, softcap, undecided
+from sqrtdk import cli
+from sqrtdk.cli.diff import FailOn
+from sqrtdk.compare.records import FAIL_ON, DiffReport
+from sqrtdk.errors import ModelError
+from sqrtdk.models.options import LoadOptions
+
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "diff.schema.json").read_text())
+
+
+def diff(*arguments: str):  # type: ignore[no-untyped-def]
+    """Run the verb in this process, streams apart."""
+    return CliRunner().invoke(cli._app, ["diff", *arguments])
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[typing.Any]:
+    """The comparison stands aside: it gives the report that is put first in the list, and notes what it was told."""
+    told: list[typing.Any] = []
+
+    def diff_with(a: str, b: str, inputs: None, *options: LoadOptions, **others: typing.Any) -> DiffReport:
+        one = told.pop(0)
+        told.extend([a, b, inputs, *options, others])
+        if isinstance(one, Exception):
+            raise one
+        assert isinstance(one, DiffReport)
+        return dataclasses.replace(one, fail_on=others["fail_on"], command=others["command"])
+
+    stand_in = types.ModuleType("sqrtdk.compare.diff")
+    stand_in.diff_with = diff_with  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "sqrtdk.compare.diff", stand_in)
+    return told
+
+
+def test_the_bars_are_those_of_the_records() -> None:
+    assert typing.get_args(FailOn) == FAIL_ON
+
+
+@pytest.mark.parametrize(
+    ("report", "fail_on", "code"),
+    [
+        (same(), "different", 0),
+        (softcap(), "different", 1),
+        (softcap(), "never", 0),
+        (undecided(), "different", 0),
+        (undecided(), "unmeasured", 1),
+    ],
+)
+def test_exit_codes(report: DiffReport, fail_on: str, code: int, compared: list[typing.Any]) -> None:
+    compared.append(report)
+    done = diff("demo", "demo", "--fail-on", fail_on)
+    assert done.exit_code == code
+    assert done.stdout.splitlines()[-1].endswith(f"Exit code {code} (fail-on: {fail_on}).")
+    assert done.stderr == ""
+
+
+def test_an_option_of_both_reaches_both_and_one_of_a_side_that_side(compared: list[typing.Any]) -> None:
+    compared.append(ModelError("enough"))
+    words = (
+        "--attn eager --attn-b sdpa --dtype-a bf16 --device cpu --device-b meta --revision r --revision-a s --text t"
+    )
+    words += " --input i --batch 2 --seq-len 3 --seed 5 --trust-remote-code --map m.json --fail-on never"
+    done = diff("demo", "demo:twice", *words.split())
+    assert (done.exit_code, "Error: enough" in done.stderr) == (2, True)
+    shared = LoadOptions(
+        text=Path("t"), input_file=Path("i"), batch=2, seq_len=3, seed=5, trust_remote_code=True, device="cpu",
+        revision="r", attn="eager",
+    )  # fmt: skip
+    a, b, inputs, options_a, options_b, others = compared
+    assert (a, b, inputs) == ("demo", "demo:twice", None)
+    assert options_a == dataclasses.replace(shared, dtype="bf16", revision="s")
+    assert options_b == dataclasses.replace(shared, attn="sdpa", device="meta")
+    assert others["mapping"] == Path("m.json")
+    assert others["fail_on"] == "never"
+    assert others["command"].startswith("sqrtdk ")
+
+
+def test_json_is_one_document_and_all_else_goes_to_stderr(compared: list[typing.Any]) -> None:
+    compared.append(softcap())
+    done = diff("demo", "demo", "--json")
+    document = json.loads(done.stdout)
+    jsonschema.Draft202012Validator(SCHEMA).validate(document)
+    assert (document["same"], document["exit_code"], done.exit_code) == (False, 1, 1)
+    assert "12 pairs of attentions: 12 differ. Different." in done.stderr
+
+
+def test_files_are_written_and_the_text_still_shown(tmp_path: Path, compared: list[typing.Any]) -> None:
+    compared.append(softcap())
+    output, html = tmp_path / "r.json", tmp_path / "r.html"
+    done = diff("demo", "demo", "--json", "--output", str(output), "--html", str(html))
+    assert "B leaves out the softcap (50)" in done.stdout
+    assert "r.json" in done.stderr
+    assert json.loads(output.read_text())["schema_version"] == 1
+    assert html.read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize("option", ["--output", "--html"])
+def test_nothing_runs_when_a_report_cannot_be_written(tmp_path: Path, option: str) -> None:
+    path = tmp_path / "mine"
+    path.write_text("mine")
+    done = diff("no/such:factory", "demo", option, str(path))  # the model would be an error of its own
+    assert done.exit_code == 2
+    assert "exists and is not overwritten" in done.stderr
+    assert path.read_text() == "mine"
+
+
+def test_a_side_that_is_not_there_is_said_before_anything_runs(compared: list[typing.Any]) -> None:
+    for sides in (("demo", "./no-such-dir"), ("./no-such-dir", "demo")):
+        done = diff(*sides)
+        assert done.exit_code == 2
+        assert "there is no directory './no-such-dir'" in done.stderr
+    assert compared == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["demo"], ["demo", "demo", "demo"], ["demo", "demo", "--attn-a", "flash"], ["demo", "demo", "--fail-on", "fail"]],
+)
+def test_usage_errors(words: list[str]) -> None:
+    assert diff(*words).exit_code == 2

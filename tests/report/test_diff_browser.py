@@ -1,0 +1,173 @@
+"""The page of a comparison in a real browser, opened from disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from sample_diff import EVIL, hostile, not_finite, softcap, two_causes, unpaired
+from sqrtdk.compare.records import DiffReport
+from sqrtdk.report.diff_html import to_html
+from sqrtdk.report.plain import plain
+
+pytestmark = pytest.mark.browser
+
+Opener = Callable[..., Page]
+
+
+@pytest.fixture
+def show(browser: Browser, tmp_path: Path) -> Iterator[Opener]:
+    """Open a report's page; at the end nothing may have been fetched, logged, raised or asked."""
+    pages: list[Page] = []
+    complaints: list[str] = []
+
+    def open_report(report: DiffReport, width: int = 1280, scheme: str = "light", language: str = "en") -> Page:
+        path = tmp_path / f"{len(pages)}.html"
+        path.write_text(to_html(report), encoding="utf-8")
+        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("dialog", lambda dialog: complaints.append(dialog.message))
+        page.on("request", lambda request: request.url.startswith("file:") or complaints.append(request.url))
+        page.goto(f"{path.as_uri()}#{language}")
+        pages.append(page)
+        return page
+
+    yield open_report
+    for page in pages:
+        page.close()
+    assert not complaints
+
+
+def _open(page: Page, fold: int) -> None:
+    page.locator("details.fold > summary").nth(fold).click()
+
+
+def test_the_logits_are_drawn_when_a_line_is_opened(show: Opener) -> None:
+    page = show(two_causes())
+    assert page.locator("circle.off, circle.on").count() == 2 * 2  # the legends alone
+    _open(page, 1)
+    chart = page.locator(".scatter").nth(0)
+    assert chart.locator(".drawing circle").count() == 220
+    assert "NaN" not in chart.inner_html()
+    assert chart.is_visible()
+    assert not page.locator(".masks").nth(0).is_visible()
+    on, off = (int(chart.locator(f".count-{name}").inner_text()) for name in ("on", "off"))
+    assert on + off == 220
+    assert off > 50
+
+
+def test_another_head_and_another_site_draw_other_points(show: Opener) -> None:
+    page = show(softcap())
+    _open(page, 0)
+    chart = page.locator(".scatter .drawing")
+    before = chart.inner_html()
+    page.locator(".pick-head select").select_option(index=1)
+    other = chart.inner_html()
+    assert other != before
+    page.locator(".pick-site select").select_option(index=7)
+    assert chart.inner_html() not in (before, other)
+    assert page.locator(".pick-site option").nth(7).inner_text() == "model.layers.7.self_attn"
+
+
+def test_the_masks_are_drawn_cell_by_cell(show: Opener) -> None:
+    page = show(two_causes())
+    _open(page, 2)
+    masks = page.locator(".masks").nth(1)
+    assert masks.locator(".drawing .cell-b").count() == 15
+    assert masks.locator(".drawing .cell-both").count() == 136
+    assert masks.locator(".drawing .cell-a").count() == 0
+    assert masks.locator(".count-b").inner_text() == "15"
+    masks.locator(".drawing .cell-b").first.hover()
+    assert page.locator("#tip").inner_text() == "i = 48, j = 49: B"
+
+
+def test_the_keyboard_does_it_all(show: Opener) -> None:
+    page = show(two_causes())
+    page.locator("details.fold > summary").nth(2).focus()
+    page.keyboard.press("Enter")
+    page.locator(".scatter .drawing svg").focus()
+    told = page.locator(".scatter .told").nth(1)
+    page.keyboard.press("ArrowRight")
+    first = told.inner_text()
+    page.keyboard.press("ArrowRight")
+    assert first.startswith("i = ")
+    assert told.inner_text() != first
+    page.keyboard.press("Tab")
+    for key in ("ArrowRight", "ArrowRight", "ArrowDown"):
+        page.keyboard.press(key)
+    assert page.locator(".masks .told").nth(1).inner_text() == "i = 49, j = 49: A, B"
+    assert page.locator(".masks .cursor rect").count() == 1
+
+
+def test_a_point_is_named_under_the_pointer(show: Opener) -> None:
+    page = show(softcap())
+    _open(page, 0)
+    assert page.locator("#tip").is_hidden()
+    page.locator(".scatter .drawing circle").last.hover()
+    assert page.locator("#tip").inner_text().startswith("i = ")
+
+
+def test_values_that_are_not_finite_are_counted_and_not_drawn(show: Opener) -> None:
+    page = show(not_finite())
+    _open(page, 1)
+    chart = page.locator(".scatter")
+    assert chart.locator(".drawing circle").count() == 1
+    assert chart.locator(".dropped").is_visible()
+    assert chart.locator(".count-dropped").inner_text() == "2"
+
+
+def test_the_language_is_chosen(show: Opener) -> None:
+    page = show(two_causes())
+    assert page.locator("#found div.en").is_visible()
+    assert not page.locator("#found div.zh").is_visible()
+    page.locator("button[data-language='zh-CN']").click()
+    assert page.evaluate("document.documentElement.lang") == "zh-CN"
+    assert "结论" in page.locator("#found").inner_text()
+    assert page.url.endswith("#zh")
+    assert "与 A 的不同在于" in show(two_causes(), language="zh").locator("#found").inner_text()
+
+
+def test_without_scripts_it_is_a_plain_english_page(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(to_html(two_causes()), encoding="utf-8")
+    context = browser.new_context(java_script_enabled=False, locale="zh-CN")
+    page = context.new_page()
+    page.goto(path.as_uri())
+    assert "B shows each row the key after its own" in page.locator("#found").inner_text()
+    assert not page.locator(".languages").is_visible()
+    page.locator("details.fold > summary").nth(2).click()
+    assert page.locator(".formula mark").last.is_visible()
+    assert not page.locator(".scatter").nth(1).is_visible()
+    assert "switched off" in page.locator("noscript").inner_text()
+    context.close()
+
+
+@pytest.mark.parametrize("width", [1280, 700, 400])
+@pytest.mark.parametrize("make", [two_causes, hostile, unpaired])
+def test_nothing_overflows(show: Opener, make: Callable[[], DiffReport], width: int) -> None:
+    page = show(make(), width=width)
+    page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.locator("button[data-language='zh-CN']").click()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_light_and_dark_differ(show: Opener) -> None:
+    colours = {
+        show(two_causes(), scheme=scheme).evaluate("getComputedStyle(document.querySelector('.fold')).backgroundColor")
+        for scheme in ("light", "dark")
+    }
+    assert len(colours) == 2
+
+
+def test_hostile_texts_are_shown_and_run_nothing(show: Opener) -> None:
+    page = show(hostile())
+    assert page.title().endswith("sqrtdk diff")
+    assert page.evaluate("document.querySelectorAll('script').length") == 2
+    page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    for place in ("h1", "#found", "#pairs", "#alone", "#run", ".sides"):
+        assert plain(EVIL) in page.locator(place).inner_text(), place

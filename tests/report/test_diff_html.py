@@ -1,0 +1,215 @@
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from html_page import HtmlPage, check_policy
+from sample_diff import (
+    EVIL,
+    REPORTS,
+    differing,
+    follows,
+    hostile,
+    not_finite,
+    pair,
+    report,
+    same,
+    softcap,
+    two_causes,
+    undecided,
+    unknown,
+    unpaired,
+)
+from sqrtdk.compare.records import DiffReport, MaskPicture
+from sqrtdk.compare.suspect import STAGES
+from sqrtdk.report import diff_words
+from sqrtdk.report.diff_causes import CAUSES
+from sqrtdk.report.diff_fold import DIFFERS, FOLLOWS, OUTCOMES, SAME, UNJUDGED, fold_pairs, mark
+from sqrtdk.report.diff_html import formulas, ladder, to_html
+from sqrtdk.report.diff_payload import payload
+from sqrtdk.report.plain import plain
+
+ROOT = Path(__file__).parents[2]
+TEMPLATES = ROOT / "src" / "sqrtdk" / "report" / "templates"
+CHINESE = re.compile("[\u4e00-\u9fff]")
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_the_page_needs_nothing_else(name: str) -> None:
+    page = HtmlPage(to_html(REPORTS[name]()))
+    tags = page.tags
+    assert tags.count("script") == 2
+    assert tags.count("style") == 1
+    assert not set(tags) & {"iframe", "object", "embed", "img", "form", "base", "input"}
+    for tag, attributes in page.elements:
+        for key, value in attributes.items():
+            assert not key.startswith("on"), (tag, key)
+            assert key != "style"  # the policy would drop it
+            if key in ("src", "href"):
+                assert value is not None
+                assert value.startswith("#") or (tag, value) == ("link", "data:,")
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_the_policy_names_what_stands_there(name: str) -> None:
+    check_policy(HtmlPage(to_html(REPORTS[name]())))
+
+
+def test_hostile_texts_are_texts() -> None:
+    text = to_html(hostile())
+    page = HtmlPage(text)
+    assert not any("owned" in script for script in page.inside["script"][1:])
+    assert "<script>document" not in text
+    assert sum(plain(EVIL) in part for part in page.texts) > 30
+    assert not re.search("[\u202a-\u202e\u2066-\u2069\u2028\u2029\x00-\x08\x0b-\x1f\x7f]", text)
+    block = page.inside["script"][0]
+    assert not set("<>&\u2028\u2029") & set(block)
+    picture = json.loads(block)["folds"][0][0]["picture"]
+    assert {len(row) for row in picture["rows"]} == {len(EVIL)}
+    assert set("".join(picture["rows"])) <= set(".+ab")
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_ids_are_unique(name: str) -> None:
+    ids = [attributes["id"] for _, attributes in HtmlPage(to_html(REPORTS[name]())).elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+
+
+def test_every_paragraph_stands_in_both_languages() -> None:
+    for make in (softcap, follows, two_causes, unknown, unpaired, not_finite, undecided, same):
+        one = make()
+        text = to_html(one)
+        seen = "".join(HtmlPage(text).texts)
+        assert all(paragraph in seen for paragraph in one.paragraphs)
+        assert text.count('<p class="said">') == 2 * len(one.paragraphs)
+
+
+def test_what_differs_in_the_formulas_is_marked() -> None:
+    a, b = formulas(softcap().pairs[0])
+    assert str(a) == "softmax(<mark>softcap(</mark>0.125 * rope(q).rope(k)<mark>, 50)</mark> + causal)"
+    assert str(b) == "softmax(0.125 * rope(q).rope(k) + causal)"
+
+
+def test_a_formula_that_is_not_known_leaves_the_other_unmarked() -> None:
+    assert formulas(unpaired().pairs[-1]) == ("softmax(0.125 * rope(q).rope(k) + causal)", None)
+
+
+def test_an_endless_formula_is_shown_without_marks() -> None:
+    endless = pair(0, formula_a="a+" * 50_000, formula_b="b+" * 50_000)
+    a, b = formulas(endless)
+    assert "<mark>" not in str(a) + str(b)
+
+
+def test_marks_tell_a_difference_from_what_follows() -> None:
+    one = two_causes()
+    by_stage = {stage.stage: mark(one.pairs[1], stage) for stage in one.pairs[1].stages}
+    assert [name for name, sign in by_stage.items() if sign == DIFFERS] == ["query rotation", "key rotation", "scale"]
+    assert [name for name, sign in by_stage.items() if sign == FOLLOWS] == ["weights", "output"]
+    assert mark(follows().pairs[3], follows().pairs[3].stages[0]) == FOLLOWS
+    blind = unpaired().pairs[-1]
+    assert {mark(blind, stage) for stage in blind.stages} == {SAME, UNJUDGED}
+
+
+def test_a_later_difference_without_a_cause_is_no_more_than_following() -> None:
+    """Unless it is the stage that the unknown cause names."""
+    partly = unknown().pairs[1]
+    signs = {stage.stage: mark(partly, stage) for stage in partly.stages}
+    assert (signs["softcap"], signs["weights"], signs["output"]) == (DIFFERS, DIFFERS, FOLLOWS)
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_each_fold_has_a_mark_for_each_of_its_stages(name: str) -> None:
+    one = REPORTS[name]()
+    page = HtmlPage(to_html(one))
+    signs = [attributes.get("class", "") for tag, attributes in page.elements if tag == "svg"]
+    in_strips = sum(len({stage.stage for stage in fold.first.stages} & set(STAGES)) for fold in fold_pairs(one.pairs))
+    in_tables = sum(len(fold.first.stages) for fold in fold_pairs(one.pairs))
+    legend = len(OUTCOMES) if one.pairs else 0
+    assert sum((sign or "").startswith("mark ") for sign in signs) == in_strips + in_tables + legend
+
+
+def test_the_ladder_says_whether_what_is_left_is_within() -> None:
+    within = differing(0, first="scale", differ=("scale",))
+    assert 'class="left good"' in str(ladder(within))
+    assert 'class="left bad"' in str(ladder(dataclasses.replace(within, residue=1.0)))
+    assert ladder(dataclasses.replace(within, allowed=None)) is None
+    assert ladder(not_finite().pairs[1]) is None
+    for size in (0.0, 1e-300, 1e300):
+        assert "nan" not in str(ladder(dataclasses.replace(within, residue=size, difference=size, allowed=0.0)))
+
+
+def test_points_and_masks_are_there_and_what_is_not_finite_is_counted() -> None:
+    data = payload(fold_pairs(two_causes().pairs))
+    (second,) = data["folds"][2]
+    assert second["label"] == "model.layers.2.self_attn"
+    assert [head["head"] for head in second["heads"]] == [0, 3]
+    scatter = two_causes().pairs[2].scatter[0]
+    assert second["heads"][0]["points"][5][:2] == [scatter.rows[5], scatter.keys[5]]
+    assert second["heads"][0]["points"][5][2] == pytest.approx(scatter.a[5], rel=1e-5)
+    assert second["picture"]["rows"][0] == "+b.............."
+    assert data["folds"][0] == []
+    (broken,) = payload(fold_pairs(not_finite().pairs))["folds"][1]
+    assert (len(broken["heads"][0]["points"]), broken["heads"][0]["dropped"]) == (1, 2)
+    json.dumps(data, allow_nan=False)
+
+
+def test_an_empty_picture_is_one() -> None:
+    empty = differing(0, first="mask", differ=("mask",), picture=MaskPicture(0, 0, ()))
+    assert payload(fold_pairs([empty]))["folds"][0][0]["picture"]["rows"] == []
+
+
+@pytest.mark.parametrize(
+    ("one", "word", "tone"),
+    [
+        (same(), "Same", "good"),
+        (softcap(), "Different", "bad"),
+        (unpaired(), "Different", "bad"),
+        (undecided(), "Not judged", "doubtful"),
+    ],
+)
+def test_the_word_for_the_whole(one: DiffReport, word: str, tone: str) -> None:
+    text = to_html(one)
+    assert f'<section class="tile {tone}">\n      <p class="big"><span class="en" lang="en">{word}</span>' in text
+
+
+def test_what_is_not_judged_or_alone_is_nowhere_green() -> None:
+    page = HtmlPage(to_html(undecided()))
+    classes = [attributes.get("class") or "" for _, attributes in page.elements]
+    assert "tile good" not in classes
+    assert "tile doubtful" in classes
+    assert classes.count("badge o-not-compared") == 1
+
+
+def test_many_layers_fit() -> None:
+    layers = report(tuple(differing(i, softcap().pairs[0].causes[0], first="softcap", differ=()) for i in range(96)))
+    assert len(to_html(layers)) < 3_000_000
+
+
+def test_every_fixed_word_has_two_languages_and_a_use() -> None:
+    tables = (diff_words.WORDS, diff_words.STAGE_WORDS, diff_words.OUTCOME_WORDS, diff_words.OUTCOMES_MEAN)
+    for table in (*tables, diff_words.RESULTS, CAUSES):
+        for key, words in table.items():
+            assert CHINESE.search(words.zh) or "dropout" in words.zh, key
+            assert words.en, key
+            assert not CHINESE.search(words.en), key
+    assert tuple(diff_words.STAGE_WORDS) == STAGES
+    assert set(diff_words.OUTCOME_WORDS) == set(diff_words.OUTCOMES_MEAN) == set(OUTCOMES)
+    source = (TEMPLATES / "diff.html").read_text() + (TEMPLATES.parent / "diff_html.py").read_text()
+    assert [key for key in diff_words.WORDS if f'"{key}"' not in source] == []
+
+
+def test_no_words_outside_the_table() -> None:
+    """What the template itself writes: names, signs and nothing to translate."""
+    template = re.sub(r"{%.*?%}|{{.*?}}|{#.*?#}", "", (TEMPLATES / "diff.html").read_text(), flags=re.DOTALL)
+    texts = {text.strip() for text in HtmlPage(template).texts} - {""}
+    assert {word for text in texts for word in re.findall(r"\w\w+", text)} == {"sqrtdk", "diff", "English", "中文"}
+
+
+def test_the_causes_are_those_of_the_schema_and_of_the_page_of_the_documentation() -> None:
+    schema = json.loads((ROOT / "docs" / "diff.schema.json").read_text())
+    assert list(CAUSES) == schema["$defs"]["cause"]["properties"]["name"]["enum"]
+    text = (ROOT / "docs" / "diff.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \|", text[text.index("| cause |") :], re.MULTILINE)
+    assert rows[: len(CAUSES)] == [(name, words.en) for name, words in CAUSES.items()]

@@ -1,0 +1,108 @@
+import dataclasses
+import re
+
+import pytest
+from rich.cells import cell_len
+from syrupy.assertion import SnapshotAssertion
+
+from sample_diff import REPORTS, follows, hostile, same, softcap, two_causes, undecided, unpaired
+from sqrtdk.compare.records import DiffReport
+from sqrtdk.report.diff import summary_line, to_text
+
+
+@pytest.mark.parametrize("width", [80, 160])
+@pytest.mark.parametrize("name", REPORTS)
+def test_looks(name: str, width: int, snapshot: SnapshotAssertion) -> None:
+    assert to_text(REPORTS[name](), width=width) == snapshot
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+@pytest.mark.parametrize("name", REPORTS)
+def test_fits(name: str, width: int) -> None:
+    text = to_text(REPORTS[name](), width=width)
+    assert max(cell_len(line) for line in text.splitlines()) <= width
+    assert text.endswith("\n")
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_no_control_character_without_colour(name: str) -> None:
+    assert to_text(REPORTS[name](), width=80).replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_colour_changes_no_text(name: str) -> None:
+    colored = to_text(REPORTS[name](), width=120, color=True)
+    assert "\x1b[" in colored
+    bare = re.sub(r"\x1b\[[\d;]*m", "", colored)
+    assert [line.rstrip() for line in bare.splitlines()] == to_text(REPORTS[name](), width=120).splitlines()
+
+
+def test_like_sites_are_one_line_with_the_worst_of_their_figures() -> None:
+    (line,) = [line for line in to_text(softcap(), width=140).splitlines() if "layers.0-11.self_attn  " in line]
+    assert line.split() == [
+        *("model.layers.0-11.self_attn", "softcap", "softcap", "50", "->", "none", "99.99%", "3.2e-6", "8.2e-6"),
+    ]  # fmt: skip
+
+
+def test_causes_of_other_values_are_not_folded() -> None:
+    first, second, *rest = softcap().pairs
+    other = dataclasses.replace(second, causes=(dataclasses.replace(second.causes[0], a=30.0),))
+    lines = to_text(dataclasses.replace(softcap(), pairs=(first, other, *rest)), width=140).splitlines()
+    assert sum("softcap 50 -> none" in line for line in lines) == 1
+    assert sum("softcap 30 -> none" in line for line in lines) == 1
+
+
+def test_names_of_both_sides_stand_there_where_they_differ() -> None:
+    text = to_text(unpaired(), width=160)
+    assert "model.layers.0,2.self_attn = transformer.h.0,2.attn  " in text
+    assert "model.layers.0.self_attn = " not in to_text(follows(), width=160)
+
+
+def test_what_has_no_partner_and_what_was_not_judged_is_counted_and_named() -> None:
+    text = to_text(unpaired(), width=160)
+    assert "Only in A, 3: model.vision.0-2.attn: no call of its shape, softmax(" in text
+    assert "Only in B, 1: pool#1: softmax(q.k)" in text
+    assert "Not compared, 1: model.layers.4.self_attn: B tells neither the formula nor the output" in text
+
+
+GREEN = "\x1b[1;32m"
+
+
+@pytest.mark.parametrize(
+    ("report", "word", "green"),
+    [
+        (same(), "Same", True),
+        (two_causes(), "Different", False),
+        (undecided(), "Not judged", False),
+        (unpaired(), "Different", False),
+    ],
+)
+def test_the_word_for_the_whole(report: DiffReport, word: str, green: bool) -> None:
+    assert f" {word}. Exit code {report.exit_code} (fail-on: different)." in summary_line(report)
+    assert (GREEN in to_text(report, width=140, color=True).splitlines()[-1]) is green
+
+
+def test_summary_counts() -> None:
+    assert summary_line(two_causes()) == (
+        "4 pairs of attentions: 2 differ, 1 follow from these, 1 same. Different. Exit code 1 (fail-on: different)."
+    )
+    assert "5 without a partner" in summary_line(unpaired())
+
+
+def test_a_difference_is_nowhere_green() -> None:
+    for report in (two_causes(), undecided()):
+        lines = to_text(report, width=160, color=True).splitlines()
+        (line,) = [line for line in lines if line.startswith("\x1b[1mmodel.layers.1.self_attn")]
+        assert "\x1b[32m" not in line
+
+
+def test_what_was_made_up_stands_under_the_sides() -> None:
+    notes = ["there are no weights: they are random, with seed 0", "\x1b[2J"]
+    environment = {**same().environment, "notes": [*notes, *notes, *(f"n{i}" for i in range(20))]}
+    text = to_text(dataclasses.replace(same(), environment=environment), width=120)
+    assert text.splitlines()[2:4] == [f"! {notes[0]}", "! \\x1b[2J"]
+    assert "... and 14 more: see --json or --html" in text
+
+
+def test_markup_in_names_is_text() -> None:
+    assert "[red]{{7*7}}" in to_text(hostile(), width=200)
