@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -119,7 +120,16 @@ BAD = {
     "meta": (call(VALUES.to("meta")), InvalidValueError, "meta"),
     "sparse": (call(VALUES.to_sparse()), InvalidValueError, "sparse"),
     "long site": (call(VALUES, "a" * 501), TraceFileError, "501"),
-    "kept of floats": (call(VALUES, dtype="int3"), TraceFileError, "int3"),
+    "dtype": (call(VALUES, dtype="int3"), TraceFileError, "int3"),
+    "kept of floats": (call(VALUES, kept=VALUES), InvalidValueError, "a mask of torch.float32"),
+    "kept on meta": (call(VALUES, kept=VALUES.bool().to("meta")), InvalidValueError, "meta"),
+    "kept of another shape": (call(VALUES, kept=VALUES[..., :2].bool()), TraceFileError, "does not broadcast"),
+    "no index": (dataclasses.replace(call(VALUES), index=-1), TraceFileError, "at least 0"),
+    "a term of another name": (
+        dataclasses.replace(call(VALUES), terms=(Term("skale", 1.0),)),
+        TraceFileError,
+        "'skale'",
+    ),
 }
 
 
