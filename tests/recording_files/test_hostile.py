@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -16,6 +17,7 @@ import torch
 from sqrtdk.errors import TraceFileError
 from sqrtdk.recording import limits, read_trace_file
 from sqrtdk.recording.format import DTYPES
+from sqrtdk.recording.header import read_header, read_tensor
 
 Tensors = dict[str, tuple[str, list[int]]]
 SIZES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
@@ -158,6 +160,7 @@ TENSORS: dict[str, tuple[Tensors, dict[str, Any], str]] = {
     "mask of floats": ({"calls.0.terms.0": ("F32", LOGITS)}, terms(name="mask"), "is of float32"),
     "mask": ({"calls.0.terms.0": ("BOOL", [1, 1, 3, 4])}, terms(name="mask"), "does not broadcast"),
     "mask twice": ({"calls.0.terms.0": ("BOOL", LOGITS)}, terms(name="mask", least=0), "told twice"),
+    "mask with a shape": ({"calls.0.terms.0": ("BOOL", LOGITS)}, terms(name="mask", shape=LOGITS), "a shape beside"),
     "bits without a shape": ({"calls.0.terms.0.bits": ("U8", [2])}, terms(name="mask"), "no shape"),
     "too few bits": ({"calls.0.terms.0.bits": ("U8", [1])}, terms(name="mask", shape=LOGITS), "(2,) bytes"),
     "padding": ({"calls.0.terms.0.padding": ("BOOL", [1, 1, 1, 4])}, terms(name="mask", least=0), "does not broadcast"),
@@ -264,15 +267,25 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
     whole = forge(tmp_path / "a").read_bytes()
     for size in (0, 7, 8, 9, 100, len(whole) - 1):
         (tmp_path / "b").write_bytes(whole[:size])
-        _refused(tmp_path / "b", "cut off" if size > 7 else "takes 8")
+        whole_header = size == len(whole) - 1
+        _refused(tmp_path / "b", "439 are there" if whole_header else "cut off" if size > 7 else "takes 8")
     (tmp_path / "b").write_bytes(whole + b"\0")
     _refused(tmp_path / "b", "1 bytes follow")
+
+
+def test_a_file_that_becomes_shorter_while_it_is_read(tmp_path: Path) -> None:
+    whole = forge(tmp_path / "a").read_bytes()
+    file = io.BytesIO(whole[:-1])
+    header = read_header(file, len(whole))
+    assert read_tensor(file, header, header.specs["calls.0.q"]).shape == (1, 2, 3, 4)
+    with pytest.raises(TraceFileError, match="144 bytes were to come at 296"):
+        read_tensor(file, header, header.specs["calls.0.output"])
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "none", tmp_path, tmp_path / "pipe", Path("/dev/zero")):
-        _refused(path, "can't be read as a trace file")
+        _refused(path, "")
     (tmp_path / "pickle").write_bytes(b"\x80\x04\x95" + b"\xff" * 100)
     _refused(tmp_path / "pickle", "header of")
 
@@ -320,7 +333,10 @@ def test_nan_and_infinity_are_read_and_told(tmp_path: Path) -> None:
 def _refused(path: Path, message: str) -> None:
     with pytest.raises(TraceFileError) as caught:
         read_trace_file(path)
-    text = str(caught.value)
+    begin, _, text = str(caught.value).partition(
+        " can't be read as a trace file: "
+    )  # the path has the test's name in it
+    assert begin == repr(str(path))
     assert message in text
     assert caught.value.hint
     assert len(text) < 600
