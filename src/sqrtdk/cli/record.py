@@ -56,7 +56,8 @@ def record(
         from sqrtdk import _files
 
         _files.check_writable(output, force)
-        from sqrtdk.cli.output import announce, say, working, written
+        from sqrtdk.cli.output import announce, say, working
+        from sqrtdk.report.plain import plain
 
         with working(f"Recording {model}"):
             from sqrtdk.models.names import check_name
@@ -94,4 +95,4 @@ def record(
             )
         for note in recording.notes:
             say(f"Note: {note}.")
-        written("Trace", output)
+        say(f"Trace file: {plain(str(output))}")

@@ -32,14 +32,22 @@ class Sheet:
         Raises:
             InvalidValueError: It has no values, or a dtype that the format lacks.
         """
-        if tensor is None:
-            return
-        if tensor.is_meta or tensor.layout is not torch.strided or tensor.is_nested or tensor.dtype not in NAMES:
-            kind = "meta" if tensor.is_meta else "nested" if tensor.is_nested else f"{tensor.dtype}, {tensor.layout}"
-            raise InvalidValueError(
-                f"{name} is a tensor that can't be written: {kind}", hint=f"These can be: {', '.join(map(str, NAMES))}."
-            )
-        self.tensors[name] = tensor.detach()
+        if tensor is not None:
+            self.tensors[name] = plain(name, tensor)
+
+
+def plain(name: str, tensor: Tensor) -> Tensor:
+    """The tensor without its history, where it is one that the format has a form for.
+
+    Raises:
+        InvalidValueError: It is not.
+    """
+    if tensor.is_meta or tensor.layout is not torch.strided or tensor.is_nested or tensor.dtype not in NAMES:
+        kind = "meta" if tensor.is_meta else "nested" if tensor.is_nested else f"{tensor.dtype}, {tensor.layout}"
+        raise InvalidValueError(
+            f"{name} is a tensor that can't be written: {kind}", hint=f"These can be: {', '.join(map(str, NAMES))}."
+        )
+    return tensor.detach()
 
 
 def encode(call: CallTensors, number: int, sheet: Sheet, *, projections: bool, cut: Cut | None) -> Entry:
@@ -120,14 +128,18 @@ def _term(term: Term, at: str, sheet: Sheet) -> Entry:
         entry["added"] = True
     if not isinstance(term.value, Tensor):
         return entry if term.value is None else entry | {"value": number_to_json(term.value)}
-    if term.value.dtype is torch.bool and not term.value.is_meta:
+    if term.value.dtype is torch.bool:
         return entry | _mask(term.value, at, sheet)
     sheet.put(at, term.value)
     return entry
 
 
 def _mask(mask: Tensor, at: str, sheet: Sheet) -> Entry:
-    packed = pack(mask.detach().cpu())
+    if mask.dtype is not torch.bool:
+        raise InvalidValueError(
+            f"{at} is a mask of {mask.dtype}", hint="A mask is bool, True where the row sees the key."
+        )
+    packed = pack(plain(at, mask).cpu())
     entry: Entry = {"shape": list(packed.shape)}
     if packed.bits is not None:
         sheet.put(at + ".bits", packed.bits)

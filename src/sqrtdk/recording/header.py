@@ -71,8 +71,6 @@ def read_header(file: BinaryIO, size: int) -> Header:
     if 8 + length > size:
         refuse(f"the header has {length} bytes and the file {size}: it is cut off", "Copy or write it again.")
     text = file.read(length)
-    if len(text) < length:
-        refuse(f"the header has {length} bytes and {len(text)} came: the file is cut off", "Copy or write it again.")
     entries = parse_json(text, "the header")
     if not isinstance(entries, dict):
         refuse(f"the header is a {type(entries).__name__}; it is an object of tensors")

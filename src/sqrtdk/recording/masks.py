@@ -70,11 +70,12 @@ def pack(mask: Tensor) -> Packed:
         i = torch.arange(rows)
         least, greatest = int((i - last)[seeing].min()), int((i - first)[seeing].max())
         seen_keys = mask.any(-2, keepdim=True)
-        for bounds in ((None, None), (least, None), (None, greatest), (least, greatest)):  # padding makes bounds narrow
-            visible = band(rows, keys, *bounds)
+        # the fewest bounds that do: where padding hides keys, those of the rule may be wider than what is left
+        for low, high in ((None, None), (least, None), (None, greatest), (least, greatest)):
+            visible = band(rows, keys, low, high)
             padding = seen_keys | ~visible.any(-2, keepdim=True)  # a key that the band shows to no row is no padding
             if torch.equal((visible & padding).expand(shape), mask):
-                return Packed(shape, *bounds, None if bool(padding.all()) else padding)
+                return Packed(shape, low, high, None if bool(padding.all()) else padding)
     return Packed(shape, bits=torch.from_numpy(numpy.packbits(mask.contiguous().numpy())))
 
 

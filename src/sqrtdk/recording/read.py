@@ -51,7 +51,7 @@ def read_trace_file(path: str | Path) -> TraceFile:
     except (SqrtdkError, OSError) as error:
         hint = error.hint if isinstance(error, SqrtdkError) else "Check the path and its permissions."
         reason = short_text(error) if isinstance(error, SqrtdkError) else error.strerror or short_text(error)
-        raise TraceFileError(f"{shown(path)} can't be read as a trace file: {reason}", hint=hint) from error
+        raise TraceFileError(f"{str(path)!r} can't be read as a trace file: {reason}", hint=hint) from error
 
 
 def _read(path: Path, file: BinaryIO) -> TraceFile:

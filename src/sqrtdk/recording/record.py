@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -150,7 +150,7 @@ def record_with(
     check_seed(options.seed)
     check_sizes(options.rows, options.seq_len)
     loaded = _loaded(model, None if inputs is None else as_inputs(inputs), options)
-    run = _traced(loaded, options)
+    run, ran = _traced(loaded, options)
     chosen = [call for call in run.tensors if fnmatchcase(call.site, calls)]
     _refuse_none(loaded, run, calls, chosen)
     notes = list(loaded.notes)
@@ -163,7 +163,7 @@ def record_with(
     for call in kept:
         if is_empty(call):
             notes.append(f"{call.site}#{call.index} has no tensors in the file: {call.missing}")
-    metadata = _metadata(loaded, run)
+    metadata = _metadata(loaded, run, ran)
     notes += [f"not measured: {entry.site or 'the model'}: {entry.reason}" for entry in metadata.not_measured]
     recording = write_trace_file(
         path,
@@ -195,13 +195,15 @@ def _loaded(model: nn.Module | str, inputs: Inputs | None, options: LoadOptions)
     return loaded
 
 
-def _traced(loaded: LoadedModel, options: LoadOptions) -> Trace:
+def _traced(loaded: LoadedModel, options: LoadOptions) -> tuple[Trace, str | None]:
+    """The run, and the implementation of attention that the model says it ran."""
     module = loaded.module
     with ExitStack() as stack:
         stack.enter_context(random_state(module))
         stack.enter_context(eval_mode(module))
         if options.attn in ATTN and offers_choice(module):
             stack.enter_context(implementation(module, options.attn))
+        stack.enter_context(_steps_seen())
         torch.manual_seed(options.seed)
         tokens = tokens_of(module, loaded.inputs)
         run = stack.enter_context(Trace(module, stats=False, tokens=tokens.of, values=loaded.masks, keep=True))
@@ -210,7 +212,18 @@ def _traced(loaded: LoadedModel, options: LoadOptions) -> Trace:
         except ModelError:
             refuse_empty(loaded.inputs)
             raise
-    return run
+        return run, current(module)
+
+
+@contextmanager
+def _steps_seen() -> Iterator[None]:
+    """Without the fast path of nn.MultiheadAttention: one operation, of whose q, k and v nothing is seen."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def _refuse_none(loaded: LoadedModel, run: Trace, pattern: str, chosen: Sequence[CallTensors]) -> None:
@@ -244,7 +257,7 @@ def _written(call: CallTensors, projections: bool) -> CallTensors:
     return call
 
 
-def _metadata(loaded: LoadedModel, run: Trace) -> TraceMetadata:
+def _metadata(loaded: LoadedModel, run: Trace, attn: str | None) -> TraceMetadata:
     first = next((p for p in loaded.module.parameters() if p.is_floating_point()), None)
     lost = [NotMeasured(e.site, e.reason, e.formula, e.at) for e in run.not_attention if e.reason in DOUBTFUL]
     return TraceMetadata(
@@ -253,7 +266,7 @@ def _metadata(loaded: LoadedModel, run: Trace) -> TraceMetadata:
         module_class=type(loaded.module).__name__,
         dtype="" if first is None else str(first.dtype).removeprefix("torch."),
         device="cpu" if first is None else str(first.device),
-        attn=current(loaded.module),
+        attn=attn,
         packages={"python": platform.python_version()}
         | {name: version for name in _PACKAGES if (version := _version(name))},
         not_measured=(*run.not_measured, *lost),
