@@ -166,7 +166,7 @@ def _projected(node: Node, values: Values, heads: int) -> Vectors:
 
 
 def _with_cache(node: Node, vectors: Vectors, values: Values, rotated: bool, past: int) -> Vectors:
-    """The query as it meets the keys, and keys and values as the operator returns them, those of the cache among them."""
+    """The query as it meets the keys; keys and values as the operator returns them, those of the cache among them."""
     query, key, value = vectors
     if len(node.outputs) < 3 or not all(node.outputs[1:3]):
         raise UnsupportedError(f"{node.op} with a rotation inside, and without its keys as an output")
