@@ -18,7 +18,7 @@ pytest.importorskip("onnxscript", reason="torch.onnx.export needs it")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 
 ROUNDING = 2e-5  # between two runs of a model of two layers in float32, whose values are of size 10 at most
-FAST = [("qwen3", "sdpa", True), ("gemma2", "eager", True), ("gpt2", "sdpa", False)]
+FAST = [("qwen3", "sdpa", True), ("gemma2", "eager", False), ("gpt2", "sdpa", False)]
 ALL = [
     (family, attn, dynamo)
     for family in ("gpt2", "llama", "bert", "t5", "gemma2", "qwen3", "opt", "gpt_neox", "falcon", "bart", "phi3")
@@ -29,6 +29,9 @@ ALL = [
     and (family, attn, dynamo) != ("t5", "sdpa", True)  # the exporter refuses it
 ]
 STEPS = {"qwen3": ["norm", "rope"], "llama": ["rope"], "gemma2": ["rope"], "gpt_neox": ["rope"], "phi3": ["rope"]}
+LAYERS = ("model.layers.0.self_attn", "model.layers.1.self_attn")
+SITES = {"qwen3": LAYERS, "llama": LAYERS, "gemma2": LAYERS, "gpt2": ("transformer.h.0.attn", "transformer.h.1.attn")}
+NET = "net.model."  # the older exporter gets the model inside of another one
 UNSEEN = ("falcon",)  # their attention is no function that can be listened to
 
 
@@ -100,6 +103,7 @@ def check(read: Read, family: str, attn: str, dynamo: bool, **options: Any) -> G
         check_law(call)
         for vector in (call.query, call.key, call.value):
             check_projection(vector)
+        assert call.site.removeprefix("net.") in SITES.get(family, (call.site.removeprefix("net."),))
         if family in STEPS:
             assert [step.name for step in call.query.steps] == STEPS[family]
             last = call.query.steps[-1].values
@@ -121,6 +125,7 @@ def test_every_family_and_exporter(read: Read, family: str, attn: str, dynamo: b
     check(read, family, attn, dynamo)
 
 
+@pytest.mark.slow
 def test_one_operator_for_the_attention_is_read_too(read: Read) -> None:
     """Since opset 23 the exporter writes an operator of ONNX's own, whose logits are not in the graph."""
     run = check(read, "llama", "sdpa", True, opset_version=23)
@@ -129,9 +134,9 @@ def test_one_operator_for_the_attention_is_read_too(read: Read) -> None:
 
 
 def test_sites_and_terms_are_the_models_own(read: Read) -> None:
-    run, _ = read("gemma2", "eager", True)
+    run, _ = read("gemma2", "eager", False)
     first, second = run.calls
-    assert (first.site, first.index, second.site) == ("model.layers.0.self_attn", 0, "model.layers.1.self_attn")
+    assert (first.site, first.index, second.site) == (f"{NET}layers.0.self_attn", 0, f"{NET}layers.1.self_attn")
     assert [term.name for term in first.terms or ()] == ["scale", "softcap", "mask"]
     scale, cap, mask = first.terms or ()
     assert scale.value == pytest.approx(20**-0.5)
@@ -139,7 +144,7 @@ def test_sites_and_terms_are_the_models_own(read: Read) -> None:
     assert (mask.detail, (second.terms or ())[-1].detail) == ("window", "causal")
     assert mask.fill == torch.finfo(torch.float32).min
     assert first.query.projection is not None
-    assert first.query.projection.name == "model.layers.0.self_attn.q_proj.weight"
+    assert first.query.projection.name == f"{NET}layers.0.self_attn.q_proj.weight"
     assert (run.producer.split()[0], run.forwards, run.versions.keys()) == ("pytorch", 2, {"onnxruntime", "onnx"})
 
 
@@ -161,7 +166,7 @@ def vectors(call: CallTensors) -> tuple[Vector, Vector, Vector]:
 
 def test_the_law_sees_a_wrong_term(read: Read) -> None:
     """The bound of the law is far below what one wrong term does."""
-    run, _ = read("gemma2", "eager", True)
+    run, _ = read("gemma2", "eager", False)
     call = run.calls[0]
     scale, cap, mask = call.terms or ()
     for wrong in (replace(scale, value=scale.value * 1.01), replace(mask, value=mask.value.roll(1, -1))):

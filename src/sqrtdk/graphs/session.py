@@ -92,7 +92,7 @@ def _run(model: Any, graph: Graph, given: Arrays, names: list[str]) -> Arrays:
         ) from error
 
 
-def refuse_unlike(plain: Arrays, exposed: Mapping[str, np.ndarray[Any, Any]]) -> None:
+def refuse_unlike(plain: Mapping[str, Any], exposed: Mapping[str, Any]) -> None:
     """Refuse a graph whose outputs are other ones with tensors exposed.
 
     Raises:
