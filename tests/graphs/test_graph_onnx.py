@@ -28,7 +28,14 @@ ALL = [
     and (family, attn) != ("gemma2", "sdpa")  # transformers refuses it
     and (family, attn, dynamo) != ("t5", "sdpa", True)  # the exporter refuses it
 ]
-STEPS = {"qwen3": ["norm", "rope"], "llama": ["rope"], "gemma2": ["rope"], "gpt_neox": ["rope"], "phi3": ["rope"]}
+STEPS = {
+    "qwen3": ["norm", "rope"],
+    "llama": ["rope"],
+    "gemma2": ["rope"],
+    "gpt_neox": ["rope"],
+    "phi3": ["rope"],
+    "falcon": ["rope"],
+}
 LAYERS = ("model.layers.0.self_attn", "model.layers.1.self_attn")
 SITES = {"qwen3": LAYERS, "llama": LAYERS, "gemma2": LAYERS, "gpt2": ("transformer.h.0.attn", "transformer.h.1.attn")}
 NET = "net.model."  # the older exporter gets the model inside of another one
