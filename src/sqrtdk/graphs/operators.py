@@ -236,7 +236,7 @@ def _added(added: Tensor) -> list[Term]:
     if name is not None:
         terms.append(Term("bias", placed if hidden is None else placed.masked_fill(hidden, 0.0), name))
     if hidden is not None and fill is not None:
-        terms.append(Term("mask", ~hidden, pattern(~hidden) or "mask", fill))
+        terms.append(Term("mask", ~hidden, pattern(~hidden) or "mask", fill, added=True))
     return terms
 
 
@@ -252,7 +252,7 @@ def _padding(mask: Tensor, batch: int, keys: int, fill: float) -> Term:
         visible = (mask > 0).reshape(batch, 1, -1, keys)
     else:
         raise UnsupportedError(f"a mask of keys of shape {tuple(mask.shape)}")
-    return Term("mask", visible, pattern(visible) or "padding", fill)
+    return Term("mask", visible, pattern(visible) or "padding", fill, added=True)
 
 
 def _implicit(node: Node, signature: Signature, values: Values, rows: int, keys: int, past: int) -> list[Term]:

@@ -77,12 +77,14 @@ class Term:
         value: a number, or a tensor that broadcasts to (B, Hq, L, S); None where it is not known.
         detail: of a mask, its kind; of a bias, its name; of what is unknown, the operation.
         fill: of a mask: the number that was added to, or written over, the logits of hidden keys.
+        added: of a mask: it was added.
     """
 
     name: str
     value: Tensor | float | None
     detail: str = ""
     fill: float = float("-inf")
+    added: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
