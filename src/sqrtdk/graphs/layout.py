@@ -18,7 +18,7 @@ from sqrtdk.graphs.graph import Graph, Node
 from sqrtdk.graphs.session import to_tensor
 
 BY_SHAPE = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand")  # told by the shape of what they make
-BY_NUMBERS = ("Slice", "Split", "Gather", "Tile")  # by their other inputs
+BY_NUMBERS = ("Slice", "Split", "Gather", "GatherND", "Tile")  # by their other inputs
 ALIKE = ("Identity", "Cast", "Dropout")
 LAYOUT = (*BY_SHAPE, *BY_NUMBERS, *ALIKE, "Transpose")
 
@@ -70,7 +70,9 @@ def is_layout(graph: Graph, node: Node) -> bool:
     """Whether it only moves values; a look-up of what is not written in the graph does not."""
     if node.domain or node.op not in LAYOUT:
         return False
-    return node.op != "Gather" or graph.is_constant(node.inputs[1])
+    if node.op == "GatherND" and node.attributes.get("batch_dims", 0):
+        return False
+    return node.op not in ("Gather", "GatherND") or graph.is_constant(node.inputs[1])
 
 
 def wanted(node: Node) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -107,6 +109,8 @@ def replay(node: Node, made: str, tensor: Tensor, values: Values) -> Tensor:
         return tensor.repeat(values.numbers(node.inputs[1]))
     if op == "Gather":
         return _gather(node, tensor, values)
+    if op == "GatherND":
+        return tensor[tuple(values.tensor(node.inputs[1]).long().unbind(-1))]
     return _split(node, made, tensor, values) if op == "Split" else _slice(node, tensor, values)
 
 

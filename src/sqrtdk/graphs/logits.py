@@ -132,7 +132,8 @@ def _ways_in(graph: Graph, node: Node) -> list[LogitLink]:
 
 def _is_activation_product(graph: Graph, name: str) -> bool:
     """Whether a product of activations is among the last operations before a tensor: it may be logits."""
-    pending, seen = [name], set()
+    pending: list[str] = [name]
+    seen: set[str] = set()
     while pending and len(seen) < _MOST_LINKS:
         last = pending.pop(0)
         node = graph.made_by.get(last)

@@ -166,7 +166,7 @@ def _projected(node: Node, values: Values, heads: int) -> Vectors:
 
 
 def _with_cache(node: Node, vectors: Vectors, values: Values, rotated: bool, past: int) -> Vectors:
-    """The query as it meets the keys, and keys and values as the operator returns them, those of the cache among them."""
+    """The query as it meets the keys; keys and values as the operator returns them, those of the cache among them."""
     query, key, value = vectors
     if len(node.outputs) < 3 or not all(node.outputs[1:3]):
         raise UnsupportedError(f"{node.op} with a rotation inside, and without its keys as an output")
@@ -236,7 +236,7 @@ def _added(added: Tensor) -> list[Term]:
     if name is not None:
         terms.append(Term("bias", placed if hidden is None else placed.masked_fill(hidden, 0.0), name))
     if hidden is not None and fill is not None:
-        terms.append(Term("mask", ~hidden, pattern(~hidden) or "mask", fill))
+        terms.append(Term("mask", ~hidden, pattern(~hidden) or "mask", fill, added=True))
     return terms
 
 
@@ -252,7 +252,7 @@ def _padding(mask: Tensor, batch: int, keys: int, fill: float) -> Term:
         visible = (mask > 0).reshape(batch, 1, -1, keys)
     else:
         raise UnsupportedError(f"a mask of keys of shape {tuple(mask.shape)}")
-    return Term("mask", visible, pattern(visible) or "padding", fill)
+    return Term("mask", visible, pattern(visible) or "padding", fill, added=True)
 
 
 def _implicit(node: Node, signature: Signature, values: Values, rows: int, keys: int, past: int) -> list[Term]:

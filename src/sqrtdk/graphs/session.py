@@ -92,7 +92,7 @@ def _run(model: Any, graph: Graph, given: Arrays, names: list[str]) -> Arrays:
         ) from error
 
 
-def refuse_unlike(plain: Arrays, exposed: Mapping[str, np.ndarray[Any, Any]]) -> None:
+def refuse_unlike(plain: Mapping[str, Any], exposed: Mapping[str, Any]) -> None:
     """Refuse a graph whose outputs are other ones with tensors exposed.
 
     Raises:
@@ -100,10 +100,15 @@ def refuse_unlike(plain: Arrays, exposed: Mapping[str, np.ndarray[Any, Any]]) ->
     """
     for name, before in plain.items():
         after = exposed[name]
+        if not isinstance(before, np.ndarray):  # a sequence, or a map
+            continue
         numbers = before.dtype.kind in "fc"
         if before.shape == after.shape and np.array_equal(before, after, equal_nan=numbers):
             continue
-        most = float(np.nanmax(np.abs(before - after))) if before.shape == after.shape and numbers else float("nan")
+        most = float("nan")
+        if before.shape == after.shape and numbers:
+            with np.errstate(all="ignore"):
+                most = float(np.nanmax(np.abs(before - after)))
         raise ModelError(
             f"the output {name[:100]!r} of the graph is not the same in two runs, by up to {most:.3g}",
             hint="It draws random numbers (Dropout in training mode, RandomNormal): export the model in eval mode.",

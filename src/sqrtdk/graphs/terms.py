@@ -96,7 +96,7 @@ def _added(added: Tensor, axes: Axes, lead: tuple[int, ...]) -> list[Term]:
         terms.append(Term("bias", placed if hidden is None else placed.masked_fill(hidden, 0.0), name))
     if hidden is not None and fill is not None:
         visible = distinct(~hidden)
-        terms.append(Term("mask", visible, pattern(visible) or "mask", fill))
+        terms.append(Term("mask", visible, pattern(visible) or "mask", fill, added=True))
     return terms
 
 
