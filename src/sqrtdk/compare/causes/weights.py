@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from sqrtdk.compare.causes._norms import equivalent, features_of, pairs
+from sqrtdk.compare.causes._norms import equivalent, features_of, other_kind, pairs
 from sqrtdk.compare.causes._parts import (
     LETTERS,
     QK,
@@ -82,6 +82,8 @@ def _gains(sides: Sides) -> Iterator[Finding]:
     for part in QK:
         for place, a, b in pairs(sides, part):
             if equivalent(a, b, features_of(a, sides, part), slack(sides)) or not _differ(a, b, slack(sides)):
+                continue
+            if other_kind(a, b, features_of(a, sides, part), slack(sides)) is not None:
                 continue
             gain, shift = b.gain, b.shift
 
