@@ -130,8 +130,14 @@ def test_yarn_is_another_law_and_an_amplitude() -> None:
     assert [s.name for s in found] == ["rope_base", "length_factor"]
     assert isinstance(found[0].b, str)
     assert found[0].b.startswith("frequencies of another law")
+    assert found[0].text.endswith("instead of base 10000")
     assert differ(found[1].change(found[0].change(a)), b, entered) < EXACT
     assert differ(found[0].change(found[1].change(a)), b, entered) < EXACT
+    # each changes its own part alone
+    rotations = [s.change(a).query.steps[0] for s in found]
+    assert all(isinstance(r, Rotation) for r in rotations)
+    assert torch.allclose(rotations[0].table.abs(), torch.ones(1).double(), rtol=0, atol=1e-12)
+    assert torch.allclose(rotations[1].table.angle(), a.query.steps[0].table.angle(), rtol=0, atol=1e-9)
 
 
 def test_angles_that_are_of_no_one_position_a_row() -> None:

@@ -52,8 +52,13 @@ def _findings(sides: Sides) -> Iterator[Finding]:
             return with_rotation(old, replace(own, table=table))
 
         words = base_words(a), base_words(b)
-        text = f"turns {{}} with base {words[1]} instead of {words[0]}".replace("base frequencies", "frequencies")
-        yield Finding(part, *words, text.replace(".0 ", " "), other)
+        told = [f"base {word:g}" if isinstance(word, float) else _told(word) for word in words]
+        text = f"turns {{}} with {told[1]} instead of {told[0]}"
+        yield Finding(part, *words, text, other)
+
+
+def _told(words: str) -> str:
+    return words if words.startswith("frequencies") else f"base {words}"
 
 
 def wanted_frequencies(a: Turn, b: Turn) -> Tensor | None:
