@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -16,13 +17,13 @@ from sqrtdk.compare.infer_used import compare_used
 from sqrtdk.compare.infer_vectors import infer_way
 from sqrtdk.compare.program import Affine, Norm, Program, Rotation, Way
 from vector_plants import cases, planted, style_of
-from vector_programs import CHANNELS, STYLES, differ, entering, program, sides, table
+from vector_programs import CHANNELS, STYLES, entering, program, sides, table
 
 DTYPES = (torch.float32, torch.bfloat16)
 # what a side tells by its steps; what is in the projection or the formula is not asked for
 OF_STEPS = ("rope_", "positions", "length_factor: amplitude", "qk_norm")
 EPS, AMPLITUDE = "qk_norm_eps: larger", "length_factor: amplitude"
-INFERRED = [case for case in cases() if case[0].startswith(OF_STEPS)]
+INFERRED = [(*case, dtype) for dtype in DTYPES for case in cases() if case[0].startswith(OF_STEPS)]
 
 
 def told(of: Program, part: str, entered: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -45,9 +46,18 @@ def inferred(a: Program, b: Program, dtype: torch.dtype) -> Program:
     return result
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("name", "style"), INFERRED)
+@pytest.mark.parametrize(("name", "style", "dtype"), random.Random(2).sample(INFERRED, 60))
 def test_the_cause_is_named_from_inferred_steps(name: str, style: str, dtype: torch.dtype) -> None:
+    _check(name, style, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "style", "dtype"), INFERRED)
+def test_every_cause_is_named_from_inferred_steps(name: str, style: str, dtype: torch.dtype) -> None:
+    _check(name, style, dtype)
+
+
+def _check(name: str, style: str, dtype: torch.dtype) -> None:
     plant, a = planted(name), replace(program(style_of(style)), dtype=dtype)
     b = inferred(a, plant.change(a), dtype)
     names = {s.name for suspect in CAUSES.values() for s in suspect(sides(a, b))}
@@ -199,5 +209,4 @@ def test_used_values_of_another_origin_are_not_explained() -> None:
 
 
 def test_the_cases_are_many() -> None:
-    assert len(INFERRED) * len(DTYPES) >= 40
-    assert differ(program(STYLES["llama"]), program(STYLES["llama"]), entering()) > 0
+    assert len(INFERRED) >= 40

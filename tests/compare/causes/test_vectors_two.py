@@ -24,7 +24,7 @@ UNDONE = {
 BY_TABLE = {"positions", "rope_base", "length_factor", "rope_partial"}  # planted as a whole table: the last one stays
 BACKWARDS, AMPLITUDE, KIND = "rope_layout: backwards", "length_factor: amplitude", "qk_norm: kind"
 GAIN = "weights: a gain"
-EACH = 20  # pairs of a style in a short run
+EACH = 12  # pairs of a style in a short run
 
 
 def _together(one: Plant, two: Plant, style: str) -> bool:

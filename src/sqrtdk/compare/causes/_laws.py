@@ -125,8 +125,14 @@ def retold(
     """
     turn = take_apart(own.table)
     turn = take_apart(own.table, known) if turn is None and known is not None else turn
-    if turn is None or (frequencies is not None and len(frequencies) != len(turn.frequencies)):
+    if turn is None:
         return own.table
+    if frequencies is not None and len(frequencies) != len(turn.frequencies):
+        if own.layout != "interleaved":
+            return own.table
+        # neighbours of which more, or fewer, were said to turn: by too little to show
+        amplitude = turn.amplitude.median(-1, keepdim=True).values.expand(*turn.positions.shape, len(frequencies))
+        turn = Turn(turn.positions, frequencies, amplitude)
     if frequencies is not None and float(frequencies.sum() * turn.frequencies.sum()) < 0:
         frequencies = -frequencies  # the direction is no matter of the base
     changed = Turn(

@@ -28,6 +28,16 @@ def equivalent(a: Norm, b: Norm, features: int, tolerance: float) -> bool:
     return bool(torch.isclose(l2.gain, rms.gain * features**0.5, rtol=tolerance, atol=0).all())
 
 
+def other_kind(a: Norm, b: Norm, features: int, tolerance: float) -> str | None:
+    """The kind of B where both are said to be "rms", and the gain of one is 1/sqrt(features) of the other's: "l2"."""
+    if (a.kind, b.kind) != ("rms", "rms") or a.over != b.over or features == 1:
+        return None
+    for kind, power in (("l2", -0.5), ("rms", 0.5)):
+        if bool(torch.isclose(b.gain, a.gain * features**power, rtol=tolerance, atol=0).all()):
+            return kind
+    return None
+
+
 def features_of(norm: Norm, sides: Sides, part: str) -> int:
     """How many features are normalised together."""
     affine = way(sides.a, part).affine or way(sides.b, part).affine

@@ -122,9 +122,9 @@ def norms(steps: Way) -> list[Norm]:
 
 
 def rotation(steps: Way) -> Rotation | None:
-    """Its rotation; None where there is none, or one that turns nothing."""
+    """Its rotation; None where there is none, or one that turns none of several rows."""
     found = next((step for step in steps.steps if isinstance(step, Rotation)), None)
-    if found is None or bool((found.table == 1).all()):
+    if found is None or (found.table.shape[1] > 1 and bool((found.table == 1).all())):
         return None
     return found
 

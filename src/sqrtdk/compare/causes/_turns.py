@@ -8,6 +8,7 @@ Position and frequency are known up to a common factor: the commonest step is on
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ FAR = 2**17  # largest position that is searched for
 WHOLE = 2e-3  # a position that near to a whole number is one
 FITS = 0.1  # angle in radians: nine tenths of a table must fit that well
 CHUNK = 2**12
+KEPT = 16  # tables that stay taken apart: each cause asks for the same ones
 STANDS = 0.25  # of the usual step: what is less is a row that does not move
 
 
@@ -46,6 +48,7 @@ class Turn:
         return self.amplitude * torch.polar(torch.ones_like(angles), angles)
 
 
+@lru_cache(maxsize=KEPT)
 def take_apart(table: Tensor, frequencies: Tensor | None = None) -> Turn | None:
     """Positions, frequencies and amplitude of a table (B or 1, L, P).
 

@@ -23,6 +23,7 @@ from sqrtdk.compare.causes._parts import (
     way,
     with_rotation,
 )
+from sqrtdk.compare.causes._widths import like_widths
 from sqrtdk.compare.program import Program, Way
 from sqrtdk.compare.suspect import Sides, Suspicion
 
@@ -32,7 +33,7 @@ ONE, OWN = "one for all rows", "one of each row"
 
 def suspect(sides: Sides) -> Iterator[Suspicion]:
     """Another amplitude of the table, or a factor of the rows."""
-    yield from joined(NAME, "rotation", _amplitudes(sides))
+    yield from joined(NAME, "rotation", _amplitudes(like_widths(sides)))
     yield from joined(NAME, "rotation", _factors(sides))
     yield from _of_rows(sides)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from sqrtdk.compare.causes._laws import angle_slack, position_words, retold, turn_of
 from sqrtdk.compare.causes._parts import QK, Finding, joined, rotation, way, with_rotation
 from sqrtdk.compare.causes._turns import Turn
+from sqrtdk.compare.causes._widths import like_widths
 from sqrtdk.compare.program import Rotation, Way
 from sqrtdk.compare.suspect import Sides, Suspicion
 
@@ -23,7 +24,7 @@ NAME = "positions"
 
 def suspect(sides: Sides) -> Iterator[Suspicion]:
     """Other positions."""
-    yield from joined(NAME, "rotation", _findings(sides))
+    yield from joined(NAME, "rotation", _findings(like_widths(sides)))
 
 
 def _findings(sides: Sides) -> Iterator[Finding]:

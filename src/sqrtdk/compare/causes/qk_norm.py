@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from sqrtdk.compare.causes._norms import WORDS, equivalent, features_of, norms_before_rotation, pairs
+from torch import Tensor
+
+from sqrtdk.compare.causes._norms import WORDS, equivalent, features_of, norms_before_rotation, other_kind, pairs
 from sqrtdk.compare.causes._parts import QK, Finding, joined, norms, slack, way, with_norm
 from sqrtdk.compare.program import Norm, Rotation, Way
 from sqrtdk.compare.suspect import Sides, Suspicion
@@ -68,6 +70,17 @@ def _with(old: Way, other: Way, have: int) -> Way:
 def _kinds(sides: Sides) -> Iterator[Finding]:
     for part in QK:
         for place, a, b in pairs(sides, part):
+            told = other_kind(a, b, features_of(a, sides, part), slack(sides))
+            if told is not None:
+                gain = b.gain
+
+                def regained(old: Way, place: int = place, gain: Tensor = gain) -> Way:
+                    own = norms(old)
+                    return with_norm(old, place, replace(own[place], gain=gain)) if place < len(own) else old
+
+                words = WORDS["rms" if told == "l2" else "l2"], WORDS[told]
+                yield Finding(part, *words, _instead(words), regained)
+                break
             if a.kind == b.kind or equivalent(a, b, features_of(a, sides, part), slack(sides)):
                 continue
             kind, eps = b.kind, b.eps  # eps is of another unit in another kind
@@ -77,5 +90,9 @@ def _kinds(sides: Sides) -> Iterator[Finding]:
                 return with_norm(old, place, replace(own[place], kind=kind, eps=eps)) if place < len(own) else old
 
             words = WORDS[a.kind], WORDS[b.kind]
-            yield Finding(part, *words, f"normalises {{}} by {words[1]} instead of {words[0]}", other)
+            yield Finding(part, *words, _instead(words), other)
             break
+
+
+def _instead(words: tuple[str, str]) -> str:
+    return f"normalises {{}} by {words[1]} instead of {words[0]}"

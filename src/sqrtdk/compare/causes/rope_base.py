@@ -15,6 +15,7 @@ from torch import Tensor
 from sqrtdk.compare.causes._laws import angle_slack, base_words, law_of, retold, turn_of
 from sqrtdk.compare.causes._parts import QK, Finding, joined, rotation, way, with_rotation
 from sqrtdk.compare.causes._turns import Turn
+from sqrtdk.compare.causes._widths import like_widths
 from sqrtdk.compare.program import Rotation, Way
 from sqrtdk.compare.suspect import Sides, Suspicion
 
@@ -23,7 +24,7 @@ NAME = "rope_base"
 
 def suspect(sides: Sides) -> Iterator[Suspicion]:
     """Other frequencies."""
-    yield from joined(NAME, "rotation", _findings(sides))
+    yield from joined(NAME, "rotation", _findings(like_widths(sides)))
 
 
 def _findings(sides: Sides) -> Iterator[Finding]:
@@ -51,8 +52,13 @@ def _findings(sides: Sides) -> Iterator[Finding]:
             return with_rotation(old, replace(own, table=table))
 
         words = base_words(a), base_words(b)
-        text = f"turns {{}} with base {words[1]} instead of {words[0]}".replace("base frequencies", "frequencies")
-        yield Finding(part, *words, text.replace(".0 ", " "), other)
+        told = [f"base {word:g}" if isinstance(word, float) else _told(word) for word in words]
+        text = f"turns {{}} with {told[1]} instead of {told[0]}"
+        yield Finding(part, *words, text, other)
+
+
+def _told(words: str) -> str:
+    return words if words.startswith("frequencies") else f"base {words}"
 
 
 def wanted_frequencies(a: Turn, b: Turn) -> Tensor | None:

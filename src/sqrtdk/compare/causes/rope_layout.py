@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from torch import Tensor
+
 from sqrtdk.compare.causes._laws import turn_of
 from sqrtdk.compare.causes._parts import QK, Finding, joined, rotation, way, with_rotation
 from sqrtdk.compare.causes._rows import relabelled
+from sqrtdk.compare.causes._widths import like_widths
 from sqrtdk.compare.program import Way
 from sqrtdk.compare.suspect import Sides, Suspicion
 
@@ -28,15 +31,20 @@ def suspect(sides: Sides) -> Iterator[Suspicion]:
 
 
 def _pairings(sides: Sides) -> Iterator[Finding]:
+    like = like_widths(sides)  # pairs that do not show as neighbours would be other pairs half-split
     for part in QK:
         a, b = rotation(way(sides.a, part)), rotation(way(sides.b, part))
         if a is None or b is None or a.layout == b.layout or max(a.width, b.width) == 2 or relabelled(sides, part):
             continue
-        layout = b.layout
+        layout, told, width = b.layout, rotation(way(like.a, part)), a.width
+        narrowed = None if told is None or told.width == width else told.table
 
-        def other(old: Way, layout: str = layout) -> Way:
+        def other(old: Way, layout: str = layout, narrowed: Tensor | None = narrowed, width: int = width) -> Way:
             own = rotation(old)
-            return old if own is None else with_rotation(old, replace(own, layout=layout))
+            if own is None:
+                return old
+            table = narrowed if narrowed is not None and own.width == width else own.table
+            return with_rotation(old, replace(own, layout=layout, table=table))
 
         words = WORDS[a.layout], WORDS[b.layout]
         yield Finding(part, *words, f"pairs the channels of {{}} {words[1]} instead of {words[0]}", other)

@@ -16,6 +16,7 @@ from torch import Tensor
 from sqrtdk.compare.causes._laws import angle_slack, law_of, snapped, turn_of
 from sqrtdk.compare.causes._parts import QK, Finding, joined, rotation, way, with_rotation
 from sqrtdk.compare.causes._turns import Turn, take_apart
+from sqrtdk.compare.causes._widths import like_widths
 from sqrtdk.compare.program import Rotation, Way
 from sqrtdk.compare.suspect import Sides, Suspicion
 
@@ -24,7 +25,7 @@ NAME = "rope_partial"
 
 def suspect(sides: Sides) -> Iterator[Suspicion]:
     """Another part of the head."""
-    yield from joined(NAME, "rotation", _findings(sides))
+    yield from joined(NAME, "rotation", _findings(like_widths(sides)))
 
 
 def _findings(sides: Sides) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from sqrtdk.compare.causes._norms import equivalent, features_of, pairs
+from sqrtdk.compare.causes._norms import equivalent, features_of, other_kind, pairs
 from sqrtdk.compare.causes._parts import (
     LETTERS,
     QK,
@@ -33,6 +33,7 @@ from sqrtdk.compare.program import Affine, Norm, Way
 from sqrtdk.compare.suspect import Sides, Suspicion
 
 NAME = "weights"
+OFF_BY_ONE = {1.0: "A's + 1", -1.0: "A's - 1"}  # a gain that is stored as its distance from 1
 
 
 def suspect(sides: Sides) -> Iterator[Suspicion]:
@@ -83,14 +84,17 @@ def _gains(sides: Sides) -> Iterator[Finding]:
         for place, a, b in pairs(sides, part):
             if equivalent(a, b, features_of(a, sides, part), slack(sides)) or not _differ(a, b, slack(sides)):
                 continue
+            if other_kind(a, b, features_of(a, sides, part), slack(sides)) is not None:
+                continue
             gain, shift = b.gain, b.shift
 
             def other(old: Way, place: int = place, gain: Tensor = gain, shift: Tensor | None = shift) -> Way:
                 own = norms(old)
                 return with_norm(old, place, replace(own[place], gain=gain, shift=shift)) if place < len(own) else old
 
-            text = f"has another gain in the norm of {{}}: {_gain_words(a, b, slack(sides))}"
-            yield Finding(part, _spread(a.gain), _spread(b.gain), text, other)
+            told = _gain_words(a, b, slack(sides))
+            words = ("gain", told) if told in OFF_BY_ONE.values() else (_spread(a.gain), _spread(b.gain))
+            yield Finding(part, *words, f"has another gain in the norm of {{}}: {told}", other)
             break
 
 
@@ -105,9 +109,9 @@ def _differ(a: Norm, b: Norm, tolerance: float) -> bool:
 
 
 def _gain_words(a: Norm, b: Norm, tolerance: float) -> str:
-    for plus in (1.0, -1.0):  # a gain that is stored as its distance from 1
+    for plus, words in OFF_BY_ONE.items():
         if not apart(a.gain + plus, b.gain, tolerance):
-            return f"A's {'+' if plus > 0 else '-'} 1"
+            return words
     if not apart(a.gain, b.gain, tolerance):
         return "its shift differs"
     return f"{_spread(b.gain)} instead of {_spread(a.gain)}"
