@@ -154,15 +154,13 @@ class _Search:
         """Each with the scale, and the softcap, that fits best; a usual scale that is near first."""
         if self.scaled:
             return
-        usual = [one_number(total(option.change(self.base))) for option in self.options if option.part == SCALE]
+        changed = [option.change(self.base) for option in self.options if option.part == SCALE]
+        usual = [one_number(total(formula)) for formula in (self.base, *changed)]
         for formula in formulas:
             for fitted in self._fits(formula):
-                number = one_number(total(fitted))
-                for near in usual:
-                    if number and near and abs(near / number - 1.0) < NEAR:
-                        yield rescaled(fitted, Formula(near))
-                if self.call.left(fitted) <= 1.0:
-                    yield fitted
+                for trial in (*_usual(fitted, usual), fitted):
+                    if self.call.left(trial) <= 1.0:
+                        yield trial
 
     def _fits(self, formula: Formula) -> Iterator[Formula]:
         some, here = self.call.tried(formula)
@@ -174,3 +172,13 @@ class _Search:
             factor = found.scale[:, None, None] if found.common is None else found.common
             result = replace(formula, scale=factor)
             yield result if fit is fit_scale else replace(result, softcap=found.softcap)
+
+
+def _usual(fitted: Formula, scales: list[float | None]) -> Iterator[Formula]:
+    """What was fitted with a usual scale in place of one that is near, and with a softcap of few digits."""
+    number = one_number(total(fitted))
+    if fitted.softcap is not None:
+        fitted = replace(fitted, softcap=float(f"{fitted.softcap:.3g}"))
+    for scale in scales:
+        if number and scale and abs(scale / number - 1.0) < NEAR:
+            yield rescaled(fitted, Formula(scale))

@@ -16,9 +16,10 @@ from torch import Tensor
 from sqrtdk.audit.tolerance import inverse_root
 from sqrtdk.compare.causes.scale import rescaled
 from sqrtdk.compare.causes.softcap_order import placed
-from sqrtdk.compare.masks import Parts, decompose, recompose, with_band, with_padding
+from sqrtdk.compare.masks import Parts, decompose, distances, recompose, with_band, with_padding
 from sqrtdk.compare.numbers import one_number, same, total
 from sqrtdk.compare.program import Formula
+from sqrtdk.positions import alibi_slopes
 
 Change = Callable[[Formula], Formula]
 CAPS = (50.0, 30.0, 20.0, 15.0, 10.0, 100.0, 5.0)
@@ -102,8 +103,10 @@ def softcaps(base: Formula, sizes: Sizes) -> Iterator[Change]:
 
 
 def biases(base: Formula, sizes: Sizes) -> Iterator[Change]:
-    """None, one that the scale multiplies, of the other sign, turned round, of other heads."""
+    """None, one that the scale multiplies, of another sign or size, turned round, of other heads; ALiBi for none."""
     if base.bias is None:
+        apart = distances(sizes.rows, sizes.keys).double()
+        yield _set(bias=-torch.tensor(alibi_slopes(sizes.heads))[:, None, None] * apart, bias_name="alibi", bias_by=1.0)
         return
     bias = base.bias
     yield _set(bias=None, bias_by=1.0)
@@ -111,7 +114,7 @@ def biases(base: Formula, sizes: Sizes) -> Iterator[Change]:
     scale = one_number(total(base))
     if scale and scale != 1.0:
         yield lambda f: replace(f, bias_by=base.bias_by * scale)
-    yield _set(bias_by=-base.bias_by)
+    yield from (_set(bias=base.bias * by) for by in (-1.0, 2.0, 0.5))
     if bias.ndim > 1 and bias.shape[-1] == bias.shape[-2] > 1:
         yield _set(bias=bias.mT)
     if bias.ndim > 2 and bias.shape[-3] > 1:

@@ -79,9 +79,12 @@ class Recorded:
     def over(self, formula: Formula) -> float:
         """Largest of the ratios of what is left to what is allowed: root mean square and maximum, output and lse."""
         output, lse = attend(self.query, self.key, self.value, formula)
+        unseen = torch.isneginf(lse)[..., None]  # such a row is 0 for us, and may be no number for others
+        if bool((~torch.isfinite(self.output) & ~unseen).any()):
+            return math.inf
         far = _rms(self.output, output) / (_size(output) * (HALF_FAR if self._half else FAR) + TINY)
-        if far > 1.0 or math.isnan(far):
-            return CLEAR * (math.inf if math.isnan(far) else far)
+        if far > 1.0:
+            return CLEAR * far
         single = self._noise(formula, output, lse, "float32")
         fine = SLACK * math.sqrt(self.query.shape[-1]) * (DOUBLE if self.output.dtype == torch.float64 else 1.0)
         half = self._noise(formula, output, lse, str(self.output.dtype).removeprefix("torch.")) if self._half else None
@@ -114,7 +117,7 @@ class Recorded:
         eps = torch.finfo(there.dtype).eps  # of the number that was stored
         rms, most = (float(part) for part in (fine if half is None else fine + half))
         largest = float(torch.nan_to_num(here, posinf=0.0, neginf=0.0).abs().max()) if here.numel() else 0.0
-        allowed_rms, allowed_most = rms + eps * _size(here), SLACK * most + eps * largest
+        allowed_rms, allowed_most = rms + eps * _size(here), SLACK * (most + eps * largest)
         return max(_rms(there, here) / (allowed_rms + TINY), _most(there, here) / (allowed_most + TINY))
 
 
