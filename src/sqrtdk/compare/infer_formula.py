@@ -20,9 +20,9 @@ from sqrtdk.compare.options import MASK, SCALE, SINKS, SOFTCAP, Option, options,
 from sqrtdk.compare.program import Formula
 from sqrtdk.compare.recorded import Recorded
 
-LOGITS = 2**28  # logits that may be computed for trials: some seconds
-MOST = 1200  # trials
-FITTED = 12  # formulas whose scale is fitted, each as dear as a hundred trials
+LOGITS = 2**26  # logits that may be computed for trials: some seconds
+MOST = 600  # trials
+FITTED = 6  # formulas whose scale is fitted, each as dear as a hundred trials
 NEAR = 0.02  # relative: a fitted scale so near a usual one is tried as that one first
 
 
@@ -61,9 +61,8 @@ def infer(
     call = Recorded(query, key, value, output, lse)
     base, fixed = merged(known, other)
     found = list(_allowed(options(base, call.sizes), base, fixed))
-    row = call.first_apart(base)
-    if row is not None and MASK not in fixed:
-        found.insert(0, window(base, call.sizes, row))
+    if MASK not in fixed:
+        found = [*(window(base, call.sizes, row) for row in call.first_apart(base)), *found]
     search = _Search(call, base, tuple(found), SCALE in fixed)
     return next((formula for formula in search.plausible() if call.gives(formula)), None)
 
@@ -143,12 +142,16 @@ class _Search:
     def _twofold(self) -> Iterator[Formula]:
         """Formulas of two changes, of two parts or of one."""
         double = [option.change for option in self.options if option.changes == 2]
-        pairs = combinations(self._single(), 2)
-        many = [*pairs][: self._most]
         yield from (change(self.base) for change in double)
-        for first, second in many:
-            if first.part != second.part:
-                yield second.change(first.change(self.base))
+        places: dict[int, int] = {}
+        ranked = []
+        for option in self._single():
+            places[option.part] = rank = places.get(option.part, -1) + 1
+            ranked.append((rank, option))
+        pairs = (pair for pair in combinations(ranked, 2) if pair[0][1].part != pair[1][1].part)
+        nearest = sorted(pairs, key=lambda pair: pair[0][0] + pair[1][0])  # what is first in its part is likeliest
+        for (_, first), (_, second) in nearest[: self._most]:
+            yield second.change(first.change(self.base))
 
     def _fitted(self, formulas: list[Formula]) -> Iterator[Formula]:
         """Each with the scale, and the softcap, that fits best; a usual scale that is near first."""
@@ -176,6 +179,9 @@ class _Search:
 
 def _usual(fitted: Formula, scales: list[float | None]) -> Iterator[Formula]:
     """What was fitted with a usual scale in place of one that is near, and with a softcap of few digits."""
+    if isinstance(fitted.scale, Tensor):
+        fitted = replace(fitted, scale=float(fitted.scale.log().mean().exp()))  # one for all heads
+        yield fitted
     number = one_number(total(fitted))
     if fitted.softcap is not None:
         fitted = replace(fitted, softcap=float(f"{fitted.softcap:.3g}"))

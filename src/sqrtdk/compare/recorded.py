@@ -21,6 +21,7 @@ ROWS = 24  # rows that a formula is tried on
 FIRST = 4  # and these, of which a mask leaves fewest keys
 SLACK = 2.0
 FAR, HALF_FAR = 1e-3, 0.25  # root mean square, relative: beyond it no rounding is looked for
+HALF_APART = (0.03, 0.06, 0.12, 0.25)
 CLEAR = 1e3
 TINY = 1e-30
 FLIPPED = 0.1
@@ -53,12 +54,15 @@ class Recorded:
         spaced = torch.linspace(0, max(0, length - 1), min(length, ROWS)).long().tolist()
         return torch.tensor(sorted({*range(min(length, FIRST)), *spaced}), dtype=torch.long)
 
-    def first_apart(self, formula: Formula) -> int | None:
-        """The first row that a formula does not give, though it gives those before; None where there is none such."""
+    def first_apart(self, formula: Formula) -> list[int]:
+        """First rows that a formula does not give, though it gives those before, by what may be taken for rounding."""
         output, _ = attend(self.query, self.key, self.value, formula)
         gap = (self.output.double() - output).abs().amax((0, 1, 3))
-        apart = torch.nonzero(gap > (HALF_FAR if self._half else FAR) * _size(output))
-        return int(apart[0]) if len(apart) and int(apart[0]) > 0 else None
+        rows = set()
+        for far in HALF_APART if self._half else (FAR,):
+            apart = torch.nonzero(gap > far * _size(output))
+            rows |= {int(apart[0])} if len(apart) else set()
+        return sorted(rows - {0})
 
     def tried(self, formula: Formula) -> tuple[Recorded, Formula]:
         """The rows that formulas are tried on, and the formula of these rows."""
