@@ -183,6 +183,16 @@ def test_its_own_dtype_is_no_rounding() -> None:
     assert not list(trial(Formula(0.25), own, 8, 8).suspicions())
 
 
+def test_numbers_held_in_half_precision_are_the_same() -> None:
+    bias, sinks = learned(1, 1, HEADS, 8, 8), learned(3, HEADS)
+    a = Formula(0.0883883, bias=bias, sinks=sinks)
+    b = Formula(float(torch.tensor(a.scale).bfloat16()), bias=bias.bfloat16(), sinks=sinks.bfloat16())
+    start = trial(a, b, 8, 8)
+    assert {suspicion.name for suspicion in start.suspicions()} == {"scale", "bias", "sinks"}
+    half = replace(start.sides, b=replace(start.sides.b, dtype=torch.bfloat16))
+    assert not list(replace(start, sides=half).suspicions())
+
+
 def test_with_sinks_a_shift_of_the_bias_shows() -> None:
     bias = learned(1, 1, HEADS, 8, 8)
     sinks = learned(3, HEADS)
