@@ -15,7 +15,17 @@ Value = Tensor | float
 HELD = 2.0**-20  # relative: constants held in float32, and products of a few of them, are off by no more
 
 
-def same(a: Value | None, b: Value | None) -> bool:
+def held(*dtypes: torch.dtype) -> float:
+    """By what numbers may be off, relative, that sides which compute in these dtypes hold.
+
+    Example:
+        >>> held(torch.float32) == HELD, held(torch.float32, torch.bfloat16)
+        (True, 0.0078125)
+    """
+    return max(HELD, *(torch.finfo(dtype).eps for dtype in dtypes))
+
+
+def same(a: Value | None, b: Value | None, off: float = HELD) -> bool:
     """Whether two numbers, or two tensors that broadcast, are the same but for how they were held.
 
     Example:
@@ -25,13 +35,13 @@ def same(a: Value | None, b: Value | None) -> bool:
     if a is None or b is None:
         return a is b
     if not isinstance(a, Tensor) and not isinstance(b, Tensor):
-        return a == b or math.isclose(a, b, rel_tol=HELD)
+        return a == b or math.isclose(a, b, rel_tol=off)
     x, y = _tensor(a), _tensor(b)
     if not x.numel() or not y.numel():
         return True
     largest = max(float(x.abs().max()), float(y.abs().max()))
     gap = torch.where(x == y, 0.0, x - y).abs().max()  # infinities that are equal have no gap
-    return bool(gap <= HELD * largest)
+    return bool(gap <= off * largest)
 
 
 def ratio(a: Value, b: Value) -> float | None:

@@ -183,6 +183,16 @@ def test_its_own_dtype_is_no_rounding() -> None:
     assert not list(trial(Formula(0.25), own, 8, 8).suspicions())
 
 
+def test_numbers_held_in_half_precision_are_the_same() -> None:
+    bias, sinks = learned(1, 1, HEADS, 8, 8), learned(3, HEADS)
+    a = Formula(0.0883883, bias=bias, sinks=sinks)
+    b = Formula(float(torch.tensor(a.scale).bfloat16()), bias=bias.bfloat16(), sinks=sinks.bfloat16())
+    start = trial(a, b, 8, 8)
+    assert {suspicion.name for suspicion in start.suspicions()} == {"scale", "bias", "sinks"}
+    half = replace(start.sides, b=replace(start.sides.b, dtype=torch.bfloat16))
+    assert not list(replace(start, sides=half).suspicions())
+
+
 def test_with_sinks_a_shift_of_the_bias_shows() -> None:
     bias = learned(1, 1, HEADS, 8, 8)
     sinks = learned(3, HEADS)
@@ -209,3 +219,33 @@ def test_an_unknown_formula_is_not_judged() -> None:
     start = trial(*[BASES["causal"][2]] * 2, 8, 8)
     lost = replace(start.sides.b, formula=None)
     assert not [s for suspect in CAUSES.values() for s in suspect(replace(start.sides, b=lost))]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "name"),
+    [
+        (visible(9, 9, 0, 3), visible(9, 9, 1, 4), "mask_offset"),  # the band as a whole
+        (visible(9, 9, -2, 2), visible(9, 9, -3, 3), "window"),
+        (visible(7, 9, -2), visible(7, 9, -1), "mask_offset"),  # between the two corners
+    ],
+)
+def test_one_part_of_a_mask_is_suspected(a: torch.Tensor, b: torch.Tensor, name: str) -> None:
+    planted = trial(Formula(0.25, visible=a), Formula(0.25, visible=b), *a.shape[-2:])
+    assert [suspicion.name for suspicion in planted.suspicions()] == [name]
+    assert [suspicion.name for suspicion in planted.proven()] == [name]
+
+
+def test_a_scale_is_changed_where_the_softcap_leaves_it() -> None:
+    planted = trial(BASES["capped product"][2], Formula(0.5, 2.0), 8, 8)
+    a = planted.sides.a
+    (cause,) = CAUSES["scale"](planted.sides)
+    formula = cause.change(a).formula
+    assert formula is not None
+    assert (formula.scale, formula.after, formula.softcap_at) == (1.0, 0.5, "product")
+
+
+def test_a_row_that_an_offset_leaves_without_keys_is_what_the_other_makes_of_it() -> None:
+    strict = visible(8, 8, 1)
+    opened = strict | ~strict.any(-1, keepdim=True)
+    planted = trial(Formula(0.25, visible=visible(8, 8, 0)), Formula(0.25, visible=opened), 8, 8)
+    assert [suspicion.name for suspicion in planted.proven()] == ["mask_offset"]

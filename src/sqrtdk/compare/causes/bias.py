@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sqrtdk.compare.causes.bias_scaled import factor_of_bias
 from sqrtdk.compare.masks import distances
-from sqrtdk.compare.numbers import HELD, of_formula, same, times
+from sqrtdk.compare.numbers import HELD, held, of_formula, same, times
 from sqrtdk.compare.program import Formula
 from sqrtdk.compare.suspect import Sides, Suspicion
 
@@ -30,7 +30,7 @@ def suspect(sides: Sides) -> Iterator[Suspicion]:
     by = factor_of_bias(a, b)  # the business of `bias_scaled`
     a = a if by is None else replace(a, bias_by=a.bias_by * by)
     left, right = effective(a, b), effective(b, a)
-    if same(left, right):
+    if same(left, right, held(sides.a.dtype, sides.b.dtype)):
         return
 
     def change(formula: Formula) -> Formula:

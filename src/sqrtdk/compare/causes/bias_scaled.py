@@ -23,7 +23,7 @@ def suspect(sides: Sides) -> Iterator[Suspicion]:
     if a is None or b is None:
         return
     by = factor_of_bias(a, b)
-    if by is not None:
+    if by is not None:  # a number that the trace saw, or a scale: neither is off by rounding
         new = a.bias_by * by
         text = _text("bias", by)
         yield Suspicion(NAME, "bias", a.bias_by, new, of_formula(lambda f: replace(f, bias_by=new)), text)

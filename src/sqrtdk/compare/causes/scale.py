@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.audit.tolerance import close, inverse_root
-from sqrtdk.compare.numbers import HELD, Value, of_formula, one_number, over, ratio, same, shown, total
+from sqrtdk.compare.numbers import HELD, Value, held, of_formula, one_number, over, ratio, same, shown, total
 from sqrtdk.compare.program import Formula
 from sqrtdk.compare.suspect import Sides, Suspicion
 from sqrtdk.tracing.records import AttentionCall, Scale
@@ -37,7 +37,8 @@ def suspect(sides: Sides) -> Iterator[Suspicion]:
     if a is None or b is None:
         return
     capped_alike = a.softcap is not None and b.softcap is not None and a.softcap_at == b.softcap_at
-    if same(total(a), total(b)) and (not capped_alike or same(a.scale, b.scale)):
+    off = held(sides.a.dtype, sides.b.dtype)
+    if same(total(a), total(b), off) and (not capped_alike or same(a.scale, b.scale, off)):
         return
     yield Suspicion(
         NAME,

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from sqrtdk.compare.numbers import of_formula, same, shown
+from sqrtdk.compare.numbers import held, of_formula, same, shown
 from sqrtdk.compare.program import Formula
 from sqrtdk.compare.suspect import Sides, Suspicion
 
@@ -20,7 +20,7 @@ NAME = "sinks"
 def suspect(sides: Sides) -> Iterator[Suspicion]:
     """B's sinks in A's formula."""
     a, b = sides.a.formula, sides.b.formula
-    if a is None or b is None or same(_weighty(a), _weighty(b)):
+    if a is None or b is None or same(_weighty(a), _weighty(b), held(sides.a.dtype, sides.b.dtype)):
         return
     said_a, said_b = _said(a), _said(b)
     yield Suspicion(

@@ -1,0 +1,190 @@
+"""The formula of a side that tells q, k, v and what came out, and little else.
+
+It is looked for near the other side's: what ports do by mistake (`options`), one change, then two, each computed in
+float64 and compared with what was recorded; the first that gives that within rounding is taken. Changes are tried on
+some rows of the attention, and what is taken is proven on all. How many are tried is bounded by what they cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from torch import Tensor
+
+from sqrtdk.compare.causes.scale import rescaled
+from sqrtdk.compare.fit.scale import fit_scale, fit_softcap
+from sqrtdk.compare.numbers import one_number, same, times, total
+from sqrtdk.compare.options import MASK, SCALE, SINKS, SOFTCAP, Option, options, window
+from sqrtdk.compare.program import Formula
+from sqrtdk.compare.recorded import Recorded
+
+LOGITS = 2**26  # logits that may be computed for trials: some seconds
+MOST = 600  # trials
+FITTED = 6  # formulas whose scale is fitted, each as dear as a hundred trials
+NEAR = 0.02  # relative: a fitted scale so near a usual one is tried as that one first
+
+
+def infer(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    lse: Tensor | None,
+    known: Formula | None,
+    other: Formula,
+) -> Formula | None:
+    """The formula that gives the output.
+
+    Args:
+        query: (B, Hq, L, E), as it met k.
+        key: (B, H, S, E).
+        value: (B, H, S, Ev).
+        output: (B, Hq, L, Ev), of the dtype that the side computed in.
+        lse: (B, Hq, L); None where it is not known.
+        known: scale, softcap (its value), visible and sinks, where they are not those of `Formula()`, are known, and
+            are not put in question; a `visible` that is True throughout says that there is no mask.
+        other: the other side's formula.
+
+    Returns:
+        The first formula that gives output and lse within rounding, that of the other side before any other; None
+        where none does.
+
+    Example:
+        >>> import torch
+        >>> q, k, v = torch.randn(3, 1, 2, 8, 16, generator=torch.Generator().manual_seed(0))
+        >>> output = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        >>> infer(q, k, v, output, None, None, Formula(1.0, visible=torch.ones(8, 8, dtype=torch.bool).tril())).scale
+        0.25
+    """
+    call = Recorded(query, key, value, output, lse)
+    base, fixed = merged(known, other)
+    found = list(_allowed(options(base, call.sizes), base, fixed))
+    if MASK not in fixed:
+        found = [*(window(base, call.sizes, row) for row in call.first_apart(base)), *found]
+    search = _Search(call, base, tuple(found), SCALE in fixed)
+    return next((formula for formula in search.plausible() if call.gives(formula)), None)
+
+
+def merged(known: Formula | None, other: Formula) -> tuple[Formula, frozenset[int]]:
+    """The other's formula with what is known in it, and the parts that are known."""
+    base, plain = other, Formula()
+    fixed: set[int] = set()
+    if known is None:
+        return base, frozenset()
+    if not same(total(known), 1.0):
+        base = rescaled(base, Formula(times(known.scale, known.after)))
+        fixed.add(SCALE)
+    if known.softcap is not None:
+        base = replace(base, softcap=known.softcap)
+        fixed.add(SOFTCAP)
+    if known.visible is not None:
+        base = replace(base, visible=known.visible, mask=known.mask)
+        fixed.add(MASK)
+        if (known.fill, known.fill_added) != (plain.fill, plain.fill_added):
+            base = replace(base, fill=known.fill, fill_by=known.fill_by, fill_added=known.fill_added)
+    if known.sinks is not None:
+        base = replace(base, sinks=known.sinks)
+        fixed.add(SINKS)
+    return base, frozenset(fixed)
+
+
+def _allowed(every: Iterable[Option], base: Formula, fixed: frozenset[int]) -> Iterator[Option]:
+    """The options that leave alone what is known; of a softcap that is known the place may still be another."""
+    for option in every:
+        if option.part not in fixed or (option.part == SOFTCAP and option.change(base).softcap == base.softcap):
+            yield option
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Search:
+    """What is tried, and on what.
+
+    Attributes:
+        call: what was recorded.
+        base: formula that is changed.
+        options: the changes.
+        scaled: whether the scale is known.
+    """
+
+    call: Recorded
+    base: Formula
+    options: tuple[Option, ...]
+    scaled: bool
+
+    def plausible(self) -> Iterator[Formula]:
+        """Formulas that give what was recorded on some rows, nearest to the base first."""
+        if self.call.left(self.base) <= 1.0:
+            yield self.base
+        tried: list[tuple[float, Option]] = []
+        for option in self._single():
+            formula = option.change(self.base)
+            left = self.call.left(formula)
+            if left <= 1.0:
+                yield formula
+            tried.append((left, option))
+        yield from self._fitted([self.base])
+        for formula in self._twofold():
+            if self.call.left(formula) <= 1.0:
+                yield formula
+        nearest = sorted((entry for entry in tried if entry[1].part != SCALE), key=lambda entry: entry[0])
+        yield from self._fitted([option.change(self.base) for _, option in nearest[: min(FITTED, self._most // 100)]])
+
+    def _single(self) -> list[Option]:
+        return [option for option in self.options if option.changes == 1][: self._most]
+
+    @property
+    def _most(self) -> int:
+        """How many trials there may be."""
+        return max(64, min(MOST, LOGITS // max(1, self.call.cost)))
+
+    def _twofold(self) -> Iterator[Formula]:
+        """Formulas of two changes, of two parts or of one."""
+        double = [option.change for option in self.options if option.changes == 2]
+        yield from (change(self.base) for change in double)
+        places: dict[int, int] = {}
+        ranked = []
+        for option in self._single():
+            places[option.part] = rank = places.get(option.part, -1) + 1
+            ranked.append((rank, option))
+        pairs = (pair for pair in combinations(ranked, 2) if pair[0][1].part != pair[1][1].part)
+        nearest = sorted(pairs, key=lambda pair: pair[0][0] + pair[1][0])  # what is first in its part is likeliest
+        for (_, first), (_, second) in nearest[: self._most]:
+            yield second.change(first.change(self.base))
+
+    def _fitted(self, formulas: list[Formula]) -> Iterator[Formula]:
+        """Each with the scale, and the softcap, that fits best; a usual scale that is near first."""
+        if self.scaled:
+            return
+        changed = [option.change(self.base) for option in self.options if option.part == SCALE]
+        usual = [one_number(total(formula)) for formula in (self.base, *changed)]
+        for formula in formulas:
+            for fitted in self._fits(formula):
+                for trial in (*_usual(fitted, usual), fitted):
+                    if self.call.left(trial) <= 1.0:
+                        yield trial
+
+    def _fits(self, formula: Formula) -> Iterator[Formula]:
+        some, here = self.call.tried(formula)
+        plain = replace(here, scale=1.0)
+        for fit in (fit_scale, fit_softcap) if formula is self.base else (fit_scale,):
+            found = fit(some.query, some.key, some.value, some.output, None, some.lse, formula=plain)
+            if found is None:
+                continue
+            factor = found.scale[:, None, None] if found.common is None else found.common
+            result = replace(formula, scale=factor)
+            yield result if fit is fit_scale else replace(result, softcap=found.softcap)
+
+
+def _usual(fitted: Formula, scales: list[float | None]) -> Iterator[Formula]:
+    """What was fitted with a usual scale in place of one that is near, and with a softcap of few digits."""
+    if isinstance(fitted.scale, Tensor):
+        fitted = replace(fitted, scale=float(fitted.scale.log().mean().exp()))  # one for all heads
+        yield fitted
+    number = one_number(total(fitted))
+    if fitted.softcap is not None:
+        fitted = replace(fitted, softcap=float(f"{fitted.softcap:.3g}"))
+    for scale in scales:
+        if number and scale and abs(scale / number - 1.0) < NEAR:
+            yield rescaled(fitted, Formula(scale))

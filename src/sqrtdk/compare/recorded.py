@@ -1,0 +1,143 @@
+"""What a side told of one attention without its formula, and whether a formula gives that within rounding.
+
+How far rounding goes is seen from the formula itself, with logits and weights rounded to the dtype of the output: half
+precision rounds them as much and no more, but for the factor `SLACK`. Products of E terms that are added up in float32
+are off by up to sqrt(E) times what the rounding of their sum is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sqrtdk.compare.compute import attend, some_rows
+from sqrtdk.compare.options import Sizes
+from sqrtdk.compare.program import Formula
+
+ROWS = 24  # rows that a formula is tried on
+FIRST = 4  # and these, of which a mask leaves fewest keys
+SLACK = 2.0
+FAR, HALF_FAR = 1e-3, 0.25  # root mean square, relative: beyond it no rounding is looked for
+HALF_APART = (0.03, 0.06, 0.12, 0.25)
+CLEAR = 1e3
+TINY = 1e-30
+FLIPPED = 0.1
+DOUBLE = 2.0**-29  # of float64's rounding to float32's
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recorded:
+    """q (B, Hq, L, E), k (B, H, S, E), v (B, H, S, Ev), output (B, Hq, L, Ev), lse (B, Hq, L) where it is known."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    output: Tensor
+    lse: Tensor | None
+
+    @property
+    def sizes(self) -> Sizes:
+        """B, Hq, L, S, E."""
+        batch, heads, rows, features = self.query.shape
+        return Sizes(batch, heads, rows, self.key.shape[-2], features)
+
+    @property
+    def cost(self) -> int:
+        """Logits of one trial."""
+        return self.query.shape[0] * self.query.shape[1] * len(self._index()) * self.key.shape[-2]
+
+    def _index(self) -> Tensor:
+        length = self.query.shape[-2]
+        spaced = torch.linspace(0, max(0, length - 1), min(length, ROWS)).long().tolist()
+        return torch.tensor(sorted({*range(min(length, FIRST)), *spaced}), dtype=torch.long)
+
+    def first_apart(self, formula: Formula) -> list[int]:
+        """First rows that a formula does not give, though it gives those before, by what may be taken for rounding."""
+        output, _ = attend(self.query, self.key, self.value, formula)
+        gap = (self.output.double() - output).abs().amax((0, 1, 3))
+        rows = set()
+        for far in HALF_APART if self._half else (FAR,):
+            apart = torch.nonzero(gap > far * _size(output))
+            rows |= {int(apart[0])} if len(apart) else set()
+        return sorted(rows - {0})
+
+    def tried(self, formula: Formula) -> tuple[Recorded, Formula]:
+        """The rows that formulas are tried on, and the formula of these rows."""
+        index = self._index()
+        lse = None if self.lse is None else self.lse[:, :, index]
+        some = Recorded(self.query[:, :, index], self.key, self.value, self.output[:, :, index], lse)
+        return some, some_rows(formula, index, self.query.shape[-2])
+
+    def left(self, formula: Formula) -> float:
+        """What a formula leaves on these rows, as a multiple of what rounding allows."""
+        some, here = self.tried(formula)
+        return some.over(here)
+
+    def gives(self, formula: Formula) -> bool:
+        """Whether a formula gives all that was recorded."""
+        return self.over(formula) <= 1.0
+
+    def over(self, formula: Formula) -> float:
+        """Largest of the ratios of what is left to what is allowed: root mean square and maximum, output and lse."""
+        output, lse = attend(self.query, self.key, self.value, formula)
+        unseen = torch.isneginf(lse)[..., None]  # such a row is 0 for us, and may be no number for others
+        if bool((~torch.isfinite(self.output) & ~unseen).any()):
+            return math.inf
+        far = _rms(self.output, output) / (_size(output) * (HALF_FAR if self._half else FAR) + TINY)
+        if far > 1.0:
+            return CLEAR * far
+        single = self._noise(formula, output, lse, "float32")
+        fine = SLACK * math.sqrt(self.query.shape[-1]) * (DOUBLE if self.output.dtype == torch.float64 else 1.0)
+        half = self._noise(formula, output, lse, str(self.output.dtype).removeprefix("torch.")) if self._half else None
+        ratios = [self._ratio(self.output, output, fine * single[0], None if half is None else SLACK * half[0])]
+        if self.lse is not None:
+            ratios.append(self._ratio(self.lse, lse, fine * single[1], None if half is None else SLACK * half[1]))
+        return max(ratios)
+
+    @property
+    def _half(self) -> bool:
+        return self.output.dtype in (torch.float16, torch.bfloat16)
+
+    def _noise(self, formula: Formula, output: Tensor, lse: Tensor, dtype: str) -> Tensor:
+        """(output or lse, root mean square or maximum), of what rounding logits and weights to a dtype does.
+
+        Where the formula rounds them itself, the few that another order of the sums brings to the other side of a step
+        are off by all of it: no more than `FLIPPED` of the root mean square.
+        """
+        coarse = replace(
+            formula, logits_dtype=formula.logits_dtype or dtype, weights_dtype=formula.weights_dtype or dtype
+        )
+        noisy, exact, share = attend(self.query, self.key, self.value, coarse), (output, lse), 1.0
+        if formula.logits_dtype is not None or formula.weights_dtype is not None:
+            exact = attend(self.query, self.key, self.value, replace(formula, logits_dtype=None, weights_dtype=None))
+            share = FLIPPED
+        pairs = zip(noisy, exact, strict=True)
+        return torch.tensor([(share * _rms(one, two), _most(one, two)) for one, two in pairs], dtype=torch.float64)
+
+    def _ratio(self, there: Tensor, here: Tensor, fine: Tensor, half: Tensor | None) -> float:
+        eps = torch.finfo(there.dtype).eps  # of the number that was stored
+        rms, most = (float(part) for part in (fine if half is None else fine + half))
+        largest = float(torch.nan_to_num(here, posinf=0.0, neginf=0.0).abs().max()) if here.numel() else 0.0
+        allowed_rms, allowed_most = rms + eps * _size(here), SLACK * (most + eps * largest)
+        return max(_rms(there, here) / (allowed_rms + TINY), _most(there, here) / (allowed_most + TINY))
+
+
+def _apart(a: Tensor, b: Tensor) -> Tensor:
+    """Differences of finite numbers; 0 where either is infinite: a row that sees no key."""
+    gap = a.double() - b.double()
+    return torch.where(torch.isfinite(a) & torch.isfinite(b), gap, 0.0)
+
+
+def _rms(a: Tensor, b: Tensor) -> float:
+    return float(_apart(a, b).square().mean().sqrt()) if a.numel() else 0.0
+
+
+def _most(a: Tensor, b: Tensor) -> float:
+    return float(_apart(a, b).abs().max()) if a.numel() else 0.0
+
+
+def _size(a: Tensor) -> float:
+    return _rms(a, torch.zeros_like(a))
