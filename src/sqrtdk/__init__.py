@@ -1,7 +1,8 @@
 """sqrtdk: attention with the right scale, and an audit of every attention that runs in a PyTorch model.
 
 The scale in question is the `1/sqrt(d_k)` of `softmax(q k^T / sqrt(d_k)) v`. `trace` records what ran, `check` audits
-it. Both are imported on first use, so that `import sqrtdk` and `sqrtdk --help` stay quick.
+it, `diff` says why two implementations of one model differ, `record` writes what ran to a file. All are imported on
+first use, so that `import sqrtdk` and `sqrtdk --help` stay quick.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from sqrtdk._measure import measure as measure
     from sqrtdk.audit.check import check as check
     from sqrtdk.audit.records import CheckReport as CheckReport
+    from sqrtdk.compare.diff import diff as diff
+    from sqrtdk.compare.records import DiffReport as DiffReport
     from sqrtdk.errors import SqrtdkError as SqrtdkError
     from sqrtdk.recording.record import record as record
     from sqrtdk.stats.request import AuxRequest as AuxRequest
@@ -27,6 +30,8 @@ _HOME = {
     "AuxRequest": "sqrtdk.stats.request",
     "check": "sqrtdk.audit.check",
     "CheckReport": "sqrtdk.audit.records",
+    "diff": "sqrtdk.compare.diff",
+    "DiffReport": "sqrtdk.compare.records",
     "explain": "sqrtdk._attention",
     "measure": "sqrtdk._measure",
     "record": "sqrtdk.recording.record",

@@ -15,9 +15,9 @@ from sqrtdk.compare.heads import in_order
 from sqrtdk.compare.infer_formula import infer
 from sqrtdk.compare.infer_vectors import infer_way
 from sqrtdk.compare.observed import NAMES, Seen, observe
+from sqrtdk.compare.precision import Precision
 from sqrtdk.compare.program import Formula, Opaque, Program, Way
 from sqrtdk.compare.records import StageDiff
-from sqrtdk.compare.rounding import Precision
 from sqrtdk.compare.segments import Gap, Precisions, Segment, gap, is_known, segments, way_of, whole
 from sqrtdk.compare.stages import hidden_rows, of_formula
 from sqrtdk.compare.suspect import Sides

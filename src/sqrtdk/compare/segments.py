@@ -17,6 +17,7 @@ from torch import Tensor
 from sqrtdk.compare import rounding
 from sqrtdk.compare.compute import apply_step, attend, follow, project, spread
 from sqrtdk.compare.observed import NAMES, Seen
+from sqrtdk.compare.precision import Precision, sigmas, unit
 from sqrtdk.compare.program import Norm, Opaque, Program, Rotation, Way
 from sqrtdk.compare.suspect import STAGES
 from sqrtdk.tracing.tensors import CallTensors
@@ -27,8 +28,8 @@ OF_FORMULA = ("scale", "softcap", "bias", "mask", "sinks", "weights", "output")
 class Precisions(NamedTuple):
     """In which dtypes both sides compute."""
 
-    a: rounding.Precision
-    b: rounding.Precision
+    a: Precision
+    b: Precision
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -218,7 +219,7 @@ def _way_allowed(way: Way, before: Tensor, precisions: Precisions) -> Tensor:
             allowed = still + rounding.rotation_allowed(step, values, *precisions)
         values = after
     if not way.steps:
-        allowed = allowed + sum(rounding.unit(p.dtype) for p in precisions) * values.abs()
+        allowed = allowed + sum(unit(p.dtype) for p in precisions) * values.abs()
     scaled = abs(way.scaled) if isinstance(way.scaled, float) else way.scaled.abs()
     return allowed * scaled
 
@@ -231,8 +232,8 @@ def _borrowed(seen: Seen, precisions: Precisions) -> Tensor | float:
     assert values is not None
     size = float(values.double().square().mean().sqrt())
     width = values.shape[1] * values.shape[-1]
-    sums = sum(rounding.unit(p.accumulator) for p in precisions) * math.sqrt(width / 6) * size
-    return rounding.sigmas(values.numel()) * sums + sum(rounding.unit(p.dtype) for p in precisions) * values.abs()
+    sums = sum(unit(p.accumulator) for p in precisions) * math.sqrt(width / 6) * size
+    return sigmas(values.numel()) * sums + sum(unit(p.dtype) for p in precisions) * values.abs()
 
 
 def _output(b: CallTensors, values: Mapping[str, Tensor], precisions: Precisions, rows: Tensor | None) -> Segment:

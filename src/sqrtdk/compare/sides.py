@@ -204,8 +204,24 @@ def _of_file(path: Path) -> Side:
 
 
 def _of_onnx(path: Path, inputs: Inputs | None, label: str) -> Side:
-    raise UnsupportedError(f"{label}: {path} is an ONNX graph", hint="It can't be read yet.")
+    from sqrtdk.graphs.onnx import read_onnx
+
+    if inputs is None:
+        raise InvalidValueError(
+            f"{label} is an ONNX graph, and no inputs are known",
+            hint="Give a model as A, whose inputs are made up, or inputs with --input FILE.safetensors.",
+        )
+    run = read_onnx(path, inputs)
+    missed = tuple(Unpaired(entry.site, 0, None, entry.reason) for entry in run.missing)
+    if not run.calls:
+        reason = f": {run.missing[0].reason}" if run.missing else ""
+        raise ModelError(f"no attention could be read in {label}, {path}{reason}", hint="Give a graph with attention.")
+    first, versions = run.calls[0], dict(run.versions)
+    info = SideInfo(str(path), "onnx", run.producer, None, first.dtype, "cpu", len(run.calls), versions)
+    return Side(info, run.calls, missed, inputs, forwards=run.forwards)
 
 
 def _exported(path: Path, inputs: Inputs | None, options: LoadOptions) -> LoadedModel:
-    raise UnsupportedError(f"{path} is an exported program", hint="It can't be read yet.")
+    from sqrtdk.graphs.program import read_exported
+
+    return read_exported(path, inputs, trust_remote_code=options.trust_remote_code)

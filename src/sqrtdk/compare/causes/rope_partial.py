@@ -45,7 +45,7 @@ def _findings(sides: Sides) -> Iterator[Finding]:
             return with_rotation(old, replace(own, table=table, first=target.first))
 
         words = _channels(a, sides.head_dim), _channels(b, sides.head_dim)
-        yield Finding(part, a.width, b.width, f"turns {words[1]} of {{}} instead of {words[0]}", partial)
+        yield Finding(part, *words, f"turns {words[1]} of {{}} instead of {words[0]}", partial)
 
 
 def _channels(turned: Rotation, head_dim: int) -> str:
