@@ -43,7 +43,8 @@ class Side:
         inputs: that it ran on; None of a trace file.
         tokens: which of them are no padding.
         forwards: how often it has run.
-        again: runs it in float64 and gives the inputs of its attentions by `name_of`; None where that can't be done.
+        again: runs it in float64 and gives what comes into its attentions by `name_of`; None where that can't be done, or was.
+        exact: what that gave.
     """
 
     info: SideInfo
@@ -52,7 +53,8 @@ class Side:
     inputs: Inputs | None = None
     tokens: Tokens = field(default_factory=Tokens)
     forwards: int = 1
-    again: Callable[[], Mapping[str, Tensor]] | None = None
+    again: Callable[[], Mapping[str, Mapping[str, Tensor]]] | None = None
+    exact: Mapping[str, Mapping[str, Tensor]] | None = None
 
 
 def open_side(given: Given, label: str, inputs: Inputs | None, options: LoadOptions, *, other: Inputs | None) -> Side:
@@ -126,7 +128,7 @@ def run_module(loaded: LoadedModel, attn: str | None, seed: int, label: str, kin
             hint="Both sides must have softmax(q . k) v in their forward, in the thread that calls it.",
         )
 
-    def again() -> Mapping[str, Tensor]:
+    def again() -> Mapping[str, Mapping[str, Tensor]]:
         twin = copy.deepcopy(module).double()
         exact = _traced(twin, _doubled(loaded.inputs), seed, attn)
         return inputs_of(exact.tensors)
@@ -166,21 +168,23 @@ def _doubled(inputs: Inputs) -> Inputs:
     return tuple(double(value) for value in inputs)
 
 
-def inputs_of(calls: tuple[CallTensors, ...]) -> dict[str, Tensor]:
-    """What entered each attention, by its name; calls of which that is not known are left out."""
-    known: dict[str, Tensor] = {}
-    for call in calls:
-        entering = entering_of(call)
-        if entering is not None:
-            known[name_of(call)] = entering
-    return known
+def inputs_of(calls: tuple[CallTensors, ...]) -> dict[str, dict[str, Tensor]]:
+    """What comes into each attention, by its name."""
+    return {name_of(call): entering_of(call) for call in calls if call.missing is None}
 
 
-def entering_of(call: CallTensors) -> Tensor | None:
-    """The input (B, L, D) of the projection of q, or else what is nearest to it that is recorded."""
-    if call.query.projection is not None:
-        return call.query.projection.input
-    return call.query.projected
+def entering_of(call: CallTensors) -> dict[str, Tensor]:
+    """What comes into an attention: its "input" (B, L, D), "projected" v and "value" v (B, H, S, Ev), as far as known.
+
+    The first that both sides have is compared.
+    """
+    value = call.value
+    known = {
+        "input": None if call.query.projection is None else call.query.projection.input,
+        "projected": value.projected,
+        "value": value.values,
+    }
+    return {name: tensor for name, tensor in known.items() if tensor is not None}
 
 
 def _versions() -> dict[str, str]:
