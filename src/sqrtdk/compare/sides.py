@@ -43,7 +43,7 @@ class Side:
         inputs: that it ran on; None of a trace file.
         tokens: which of them are no padding.
         forwards: how often it has run.
-        again: runs it in float64 and gives what comes into its attentions by `name_of`; None where that can't be done, or was.
+        again: runs it in float64 and gives what comes into its attentions by `name_of`; None where it can't, or did.
         exact: what that gave.
     """
 
