@@ -148,6 +148,8 @@ def _entering(
         reason = "not recorded" if one is None or other is None else f"{tuple(one.shape)} against {tuple(other.shape)}"
         return Entering(None, StageDiff("input", None, reason=reason))
     allowed, _ = rounding
+    if math.isnan(gap) or math.isnan(allowed):
+        return Entering(None, StageDiff("input", None, reason="not finite on both sides"))
     same = gap <= allowed
     sizes = [_size(x, rows) for x in (one, other)]
     share = gap / sizes[1] if sizes[1] else math.inf
