@@ -224,6 +224,8 @@ def _pair(a: CallTensors, b: CallTensors, judged: Judged, entering: Entering, or
     first = first_difference(judged)
     if entering.same is False and (follows is not None or origin is None):
         first = "input"
+    if own is not False:
+        first = None
     after, before = judged.after, judged.before
     share = None
     if before is not None and after is not None and not before.within:

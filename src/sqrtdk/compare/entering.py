@@ -20,6 +20,7 @@ from sqrtdk.compare.pair import Judged
 from sqrtdk.compare.records import StageDiff
 from sqrtdk.compare.sides import Side, entering_of
 from sqrtdk.compare.stages import hidden_rows
+from sqrtdk.compare.words import short
 from sqrtdk.errors import SqrtdkError
 from sqrtdk.tracing.tensors import CallTensors
 
@@ -153,5 +154,6 @@ def _entering(
     same = gap <= allowed
     sizes = [_size(x, rows) for x in (one, other)]
     share = gap / sizes[1] if sizes[1] else math.inf
-    text = f"gets another input, off by {share:.2g} of its size; rounding allows {allowed / max(sizes[1], 1e-300):.2g}"
+    allows = short(allowed / max(sizes[1], 1e-300))
+    text = f"gets another input (off by {short(share)} of its size, rounding allows {allows})"
     return Entering(same, StageDiff("input", same, gap, allowed), sizes[0], sizes[1], text)

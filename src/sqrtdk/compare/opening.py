@@ -143,14 +143,12 @@ def _below_both(
     def refit(side: Loaded) -> Loaded:
         if not isinstance(side, LoadedModel):
             return side
-        if not isinstance(side.inputs, dict):
-            return replace(side, inputs=tuple(folded.values()))
-        return replace(side, inputs={name: folded.get(name, value) for name, value in side.inputs.items()})
+        fitted: Inputs = tuple(folded.values())[: len(side.inputs)]
+        if isinstance(side.inputs, dict):
+            fitted = {name: folded.get(name, value) for name, value in side.inputs.items()}
+        return replace(side, inputs=fitted, notes=(*side.notes, note))
 
-    one, other = refit(one), refit(other)
-    if isinstance(one, LoadedModel):
-        one = replace(one, notes=(*one.notes, note))
-    return one, other, folded
+    return refit(one), refit(other), folded
 
 
 def _has_ids(inputs: dict[str, Any], name: str) -> bool:
