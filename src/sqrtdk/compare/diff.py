@@ -14,16 +14,16 @@ from sqrtdk.audit.own_module import as_inputs
 from sqrtdk.compare.align import Alignment, align, name_of
 from sqrtdk.compare.causes import CAUSES
 from sqrtdk.compare.entering import Entering, compare_inputs
+from sqrtdk.compare.feeding import both_sides
 from sqrtdk.compare.pair import Judged, first_difference, judge
 from sqrtdk.compare.picture import picture_of, scatter_of
 from sqrtdk.compare.records import FAIL_ON, Cause, DiffReport, PairDiff, StageDiff, Unpaired
-from sqrtdk.compare.sides import Given, Side, open_side
+from sqrtdk.compare.sides import Given, Side
 from sqrtdk.compare.suspect import STAGES
 from sqrtdk.compare.words import paragraphs
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.options import LoadOptions
-from sqrtdk.models.records import Inputs
 from sqrtdk.tracing.tensors import CallTensors
 
 _LARGEST_MAP = 2**20  # bytes
@@ -61,7 +61,8 @@ def diff(
         a: A module, or what `check` takes, a trace file (.safetensors), an ONNX graph (.onnx), an exported program
             (.pt2).
         b: The other side.
-        inputs: A dict or tuple for forward, or one tensor; None makes inputs of the right kind for A.
+        inputs: A dict or tuple for forward, or one tensor; None makes inputs of the right kind for A, or for B where A
+            is an ONNX graph; a model beside an exported program gets those that it was exported with.
         inputs_b: The same for B, where its forward takes others; None gives it A's.
         mapping: From a site of A to the site of B that belongs to it, "site#index" for others than the first, or a
             JSON file with that; for what can't be told from names, order and shapes.
@@ -122,7 +123,7 @@ def diff_with(
     named = read_map(mapping)
     given = None if inputs is None else as_inputs(inputs)
     given_b = None if inputs_b is None else as_inputs(inputs_b)
-    side_a, side_b = _both(a, b, given, given_b, options_a, options_b)
+    side_a, side_b = both_sides(a, b, given, given_b, options_a, options_b)
     _refuse_nan(side_a, side_b)
     alignment = align(side_a.calls, side_b.calls, named)
     _refuse_strangers(side_a, side_b, alignment, named)
@@ -166,15 +167,6 @@ def read_map(mapping: Mapping[str, str] | str | Path | None) -> dict[str, str]:
     if not isinstance(mapping, Mapping) or not all(isinstance(x, str) for pair in mapping.items() for x in pair):
         raise InvalidValueError("the map is no object of names", hint=hint)
     return dict(mapping)
-
-
-def _both(
-    a: Given, b: Given, inputs: Inputs | None, inputs_b: Inputs | None, options_a: LoadOptions, options_b: LoadOptions
-) -> tuple[Side, Side]:
-    """Both sides, run; the one without a forward of its own gets no inputs, and gives none."""
-    side_a = open_side(a, "A", inputs, options_a, other=None)
-    side_b = open_side(b, "B", inputs_b, options_b, other=side_a.inputs)
-    return side_a, side_b
 
 
 def _refuse_nan(a: Side, b: Side) -> None:

@@ -20,6 +20,7 @@ from sqrtdk.audit.tokens import Tokens, tokens_of
 from sqrtdk.compare.align import name_of
 from sqrtdk.compare.records import SideInfo, Unpaired
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError, UnsupportedError
+from sqrtdk.models.input_file import read_tensors
 from sqrtdk.models.load import resolve
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.records import Inputs, LoadedModel
@@ -74,9 +75,15 @@ def open_side(given: Given, label: str, inputs: Inputs | None, options: LoadOpti
     if suffix == ".safetensors":
         return _of_file(Path(name))
     if suffix == ".onnx":
-        return _of_onnx(Path(name), inputs or other, label)
+        return _of_onnx(Path(name), inputs or other or _from_file(options), label)
     if suffix == ".pt2":
-        return run_module(_exported(Path(name), inputs or other, options), None, options.seed, label, kind="exported")
+        return run_module(
+            _exported(Path(name), inputs or other or _from_file(options), options),
+            None,
+            options.seed,
+            label,
+            kind="exported",
+        )
     if not isinstance(given, str | Path):
         raise InvalidTypeError(
             f"{label} is a {type(given).__name__}", hint="Give a torch.nn.Module, a name, or a path."
@@ -203,13 +210,18 @@ def _of_file(path: Path) -> Side:
     return Side(info, tuple(file.calls), forwards=0)
 
 
+def _from_file(options: LoadOptions) -> Inputs | None:
+    """What --input names, for a side whose forward has no names to check it against."""
+    return None if options.input_file is None else dict(read_tensors(options.input_file))
+
+
 def _of_onnx(path: Path, inputs: Inputs | None, label: str) -> Side:
     from sqrtdk.graphs.onnx import read_onnx
 
     if inputs is None:
         raise InvalidValueError(
             f"{label} is an ONNX graph, and no inputs are known",
-            hint="Give a model as A, whose inputs are made up, or inputs with --input FILE.safetensors.",
+            hint="Compare it with a model, whose inputs are made up, or give inputs with --input FILE.safetensors.",
         )
     run = read_onnx(path, inputs)
     missed = tuple(Unpaired(entry.site, 0, None, entry.reason) for entry in run.missing)
