@@ -14,6 +14,7 @@ from torch import Tensor
 from sqrtdk import _extras
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.graphs.calls import Plan, plan_weighing
+from sqrtdk.graphs.check import checked
 from sqrtdk.graphs.feeds import feeds, fixed, usual
 from sqrtdk.graphs.graph import Graph, read_graph
 from sqrtdk.graphs.layout import Values
@@ -61,7 +62,7 @@ def read_onnx(path: str | os.PathLike[str], inputs: Mapping[str, Any] | tuple[An
         except UnsupportedError as error:
             missing.append(Missing(plan.site, str(error)))
             continue
-        calls.append(replace(call, index=counts[call.site]))
+        calls.append(checked(replace(call, index=counts[call.site])))
         counts[call.site] += 1
     versions = {name: str(_extras.load(name, EXTRA).__version__) for name in ("onnxruntime", "onnx")}
     return GraphRun(
