@@ -173,7 +173,7 @@ def vectors(call: CallTensors) -> tuple[Vector, Vector, Vector]:
 
 
 def test_a_wrong_reading_is_not_handed_on(read: Read) -> None:
-    """A scale that is off by a hundredth, a mask off by one, other values, another weight: each is told by its output."""
+    """A scale that is off by a hundredth, a mask off by one, other values, another weight: all are told."""
     run, _ = read("gemma2", "eager", False)
     call = run.calls[0]
     assert checked(call).missing is None
