@@ -2,8 +2,9 @@
 
 Between two attentions lies whatever the model has there, so no formula tells how much rounding may have piled up. It is
 measured: each side that is a module runs once more in float64 (of a model in half precision that can't, in float32),
-and what its own inputs differ from that by is its rounding. Two inputs are the same where they differ by no more than `SLACK` times the roundings of both together; where
-a side can't be run in float64, its rounding is taken to be the other's, by the ratio of their dtypes.
+and what its own inputs differ from that by is its rounding. Two inputs are the same where they differ by no more than
+`SLACK` times the roundings of both together; where a side can't be run so, its rounding is taken to be the other's, by
+the ratio of their dtypes.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from sqrtdk.audit.switch import implementation, offers_choice
 from sqrtdk.audit.tokens import Tokens, tokens_of
 from sqrtdk.compare.align import name_of
 from sqrtdk.compare.records import SideInfo, Unpaired
-from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError, UnsupportedError
+from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError, SqrtdkError, UnsupportedError
 from sqrtdk.models.load import resolve
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.records import Inputs, LoadedModel
