@@ -20,6 +20,7 @@ from sqrtdk.compare.pair import Judged
 from sqrtdk.compare.records import StageDiff
 from sqrtdk.compare.sides import Side, entering_of
 from sqrtdk.compare.stages import hidden_rows
+from sqrtdk.compare.words import short
 from sqrtdk.errors import SqrtdkError
 from sqrtdk.tracing.tensors import CallTensors
 
@@ -161,10 +162,12 @@ def _unit(call: CallTensors) -> float:
 def _entering(both: _Both, gap: float | None, allowed: float) -> Entering:
     if gap is None or both.a is None or both.b is None:
         return Entering(None, StageDiff("input", None, reason="not recorded, or of other shapes"))
+    if math.isnan(gap) or math.isnan(allowed):
+        return Entering(None, StageDiff("input", None, reason="not finite on both sides"))
     same = gap <= allowed
     sizes = [both.size(x) for x in (both.a, both.b)]
     share, most = (x / sizes[1] if sizes[1] else math.inf for x in (gap, allowed))
     what = "gets another input" if both.kind == "input" else "gets another input, or projects v otherwise"
-    text = f"{what}, off by {share:.2g} of its size; rounding allows {most:.2g}"
+    text = f"{what} (off by {short(share)} of its size, rounding allows {short(most)})"
     reason = None if both.kind == "input" else "told from v: the input itself is not recorded on both sides"
     return Entering(same, StageDiff("input", same, gap, allowed, reason=reason), sizes[0], sizes[1], text)
