@@ -19,7 +19,7 @@ from port_planting import Planting, case_name
 from ports import build, inputs, port_of
 from sqrtdk.compare.diff import sides_diff
 from sqrtdk.compare.records import DiffReport
-from sqrtdk.compare.sides import Side, open_side
+from sqrtdk.compare.sides import Side, load_side, run_side
 from sqrtdk.models.options import LoadOptions
 
 # Causes that are near to one another. What of these may not be planted at once is below.
@@ -106,8 +106,11 @@ def complaints(report: DiffReport, case: Case) -> list[str]:
 def side_a(base: str, dtype: torch.dtype, batch: int, fields: tuple[tuple[str, Any], ...]) -> Side:
     """A base with some fields, run; it serves every B that is compared with it."""
     common = dict(fields)
-    tokens = inputs(base, batch=batch, **common)
-    return open_side(build(base, dtype=dtype, common=common), "A", tokens, LoadOptions(), other=None)
+    return _run(build(base, dtype=dtype, common=common), "A", inputs(base, batch=batch, **common))
+
+
+def _run(model: nn.Module, label: str, tokens: dict[str, Tensor]) -> Side:
+    return run_side(load_side(model, label, tokens, LoadOptions()), label, tokens, LoadOptions())
 
 
 def compare(
@@ -115,8 +118,7 @@ def compare(
 ) -> DiffReport:
     """What is said of a base, which is A, and of B."""
     a = side_a(base, dtype, batch, tuple(sorted(common.items())))
-    side_b = open_side(b, "B", inputs(base, batch=batch, **common), LoadOptions(), other=None)
-    return sides_diff(a, side_b)
+    return sides_diff(a, _run(b, "B", inputs(base, batch=batch, **common)))
 
 
 def judge(case: Case) -> list[str]:
