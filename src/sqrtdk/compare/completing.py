@@ -8,7 +8,7 @@ input was the same needs no other proof than that such steps exist.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,6 +26,7 @@ from sqrtdk.tracing.tensors import CallTensors
 
 _NEAR = 1e-3  # of two factors, relative
 ALIKE = 16.0  # roundings, of the root mean square, within which two tensors are one
+ALONG = 0.99  # cosine of the first output and the first value, where no other key is seen
 Vectors = dict[str, Seen]
 
 
@@ -97,12 +98,44 @@ def _with_ways(sides: list[Told], name: str) -> list[Told]:
         vector = own.seen[name]
         if is_known(ways[this]) or vector.projected is None or not is_known(ways[1 - this]):
             continue
-        found = infer_way(vector.projected, vector.used, ways[1 - this], dtype=coarser(sides))
+        found, factor = _found(own, other, name, coarser(sides))
         if found is not None:
             sides[this] = _told(own, other, name, found)
+            vector = sides[this].seen[name]
+            scaled = replace(vector, used=vector.used / factor, factor=vector.factor * factor)
+            sides[this] = _scaled(sides[this], name, scaled, factor)
         elif vector.borrowed:
             sides[this] = replace(own, seen=own.seen | {name: replace(vector, projected=None, borrowed=False)})
     return sides
+
+
+def _found(own: Told, other: Told, name: str, dtype: torch.dtype) -> tuple[Way | None, float]:
+    """The way of a vector, and the part of the scale that was on it: none, or as much as the other side has there.
+
+    Of the two the one is taken that leaves the other side's size nearest.
+    """
+    vector, known, beside = own.seen[name], way_of(other.program, name), other.seen[name].factor
+    assert vector.projected is not None
+    there = isinstance(vector.factor, float) and vector.factor == 1.0
+    factors = [1.0, beside] if isinstance(beside, float) and beside not in (0.0, 1.0) and there else [1.0]
+    found = [(infer_way(vector.projected, vector.used / factor, known, dtype=dtype), factor) for factor in factors]
+    ways = [(way, factor) for way, factor in found if way is not None]
+    return min(ways, key=lambda one: abs(math.log(_amplified(one[0]) / _amplified(known))), default=(None, 1.0))
+
+
+def _amplified(way: Way) -> float:
+    """By how much a way makes its vector larger, apart from norms."""
+    sizes = [float(step.table.abs().median()) for step in way.steps if isinstance(step, Rotation)]
+    factor = float(torch.as_tensor(way.scaled, dtype=torch.float64).abs().median())
+    return max(math.prod(sizes) * factor, 1e-300)
+
+
+def _scaled(side: Told, name: str, vector: Seen, factor: float) -> Told:
+    """A side of which a vector is without a factor, which its formula has."""
+    formula = side.program.formula
+    if formula is not None and factor != 1.0:
+        side = replace(side, program=replace(side.program, formula=replace(formula, scale=formula.scale * factor)))
+    return replace(side, seen=side.seen | {name: vector})
 
 
 def _told(own: Told, other: Told, name: str, found: Way) -> Told:
@@ -211,20 +244,21 @@ def _with_formula(side: Told, other: Formula | None) -> Program:
     count = side.seen["query"].used.shape[1]
     query, key, value = (_spread(side.seen[name], count) for name in NAMES)
     output = call.output.detach().to(side.dtype)  # what was stored in more digits than it was computed in
-    for base in _usual(query, key) if other is None else (other,):
-        formula = infer(query, key, value, output, call.lse, None, base)
-        if formula is not None:
-            return replace(program, formula=formula)
-    return program
+    base = _usual(query, value, call.output) if other is None else other
+    formula = infer(query, key, value, output, call.lse, None, base)
+    return program if formula is None else replace(program, formula=formula)
 
 
-def _usual(query: Tensor, key: Tensor) -> Iterator[Formula]:
-    """Causal, and without a mask, by the root of the head's width."""
-    (rows, width), keys = query.shape[-2:], key.shape[-2]
-    if 1 < rows <= keys:
-        visible = torch.ones(1, 1, rows, keys, dtype=torch.bool, device=query.device).tril(keys - rows)
-        yield Formula(width**-0.5, visible=visible, mask="causal")
-    yield Formula(width**-0.5)
+def _usual(query: Tensor, value: Tensor, output: Tensor) -> Formula:
+    """By the root of the head's width, without a mask; causal where the first row gives its own value and no other."""
+    (rows, width), keys = query.shape[-2:], value.shape[-2]
+    if not 1 < rows <= keys:
+        return Formula(width**-0.5)
+    visible = torch.ones(1, 1, rows, keys, dtype=torch.bool, device=query.device).tril(keys - rows)
+    first, own = output[:, :, 0].double(), value[:, :, 0].double()
+    along = torch.nn.functional.cosine_similarity(first, own, dim=-1)
+    causal = bool((along > ALONG).double().mean() > 0.5) or keys > rows
+    return Formula(width**-0.5, visible=visible, mask="causal") if causal else Formula(width**-0.5)
 
 
 def _spread(vector: Seen, count: int) -> Tensor:

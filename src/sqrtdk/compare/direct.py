@@ -69,14 +69,14 @@ def same_input(sides: list[Told], rows: Tensor | None = None) -> bool:
     return False
 
 
-def outputs_alike(sides: list[Told], rows: Tensor | None) -> bool | None:
-    """Whether the outputs agree, where q, k and v do; None where these don't."""
+def outputs_alike(sides: list[Told], rows: Tensor | None, roundings: float = ALIKE) -> bool | None:
+    """Whether the outputs agree, where q, k and v do, within some roundings; None where these don't."""
     dtype = coarser(sides)
     for name in NAMES:
-        if not near(_kept(sides[0].seen[name].used, rows), _kept(sides[1].seen[name].used, rows), dtype):
+        if not near(_kept(sides[0].seen[name].used, rows), _kept(sides[1].seen[name].used, rows), dtype, roundings):
             return None
     one, other = (_kept(side.call.output, rows) for side in sides)
-    return near(one, other, dtype)
+    return near(one, other, dtype, roundings)
 
 
 def output_differs(sides: list[Told], rows: Tensor | None, program: Program) -> tuple[Segment, Explained]:
