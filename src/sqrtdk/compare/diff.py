@@ -161,7 +161,7 @@ def sides_diff(
     fail_on: str = "different",
     command: str = "",
 ) -> DiffReport:
-    """`diff` of two sides that have run, by `sides.open_side`; a side serves as often as one likes.
+    """`diff` of two sides that have run, by `sides.run_side`; a side serves as often as one likes.
 
     Args:
         side_a: A.
