@@ -13,6 +13,7 @@ from sqrtdk.audit.own_module import as_inputs
 from sqrtdk.compare.align import Alignment, align, name_of
 from sqrtdk.compare.causes import CAUSES
 from sqrtdk.compare.entering import Entering, compare_inputs
+from sqrtdk.compare.explain import UNKNOWN
 from sqrtdk.compare.opening import open_sides
 from sqrtdk.compare.pair import Judged, first_difference, judge
 from sqrtdk.compare.picture import picture_of, scatter_of
@@ -148,6 +149,29 @@ def diff_with(
     given = None if inputs is None else as_inputs(inputs)
     given_b = None if inputs_b is None else as_inputs(inputs_b)
     side_a, side_b = open_sides(a, b, given, given_b, options_a, options_b)
+    return sides_diff(side_a, side_b, named, seed=options_a.seed, fail_on=fail_on, command=command)
+
+
+def sides_diff(
+    side_a: Side,
+    side_b: Side,
+    named: Mapping[str, str] | None = None,
+    *,
+    seed: int = 0,
+    fail_on: str = "different",
+    command: str = "",
+) -> DiffReport:
+    """`diff` of two sides that have run, by `sides.run_side`; a side serves as often as one likes.
+
+    Args:
+        side_a: A.
+        side_b: B.
+        named: the map of sites.
+        seed: for the report.
+        fail_on: as for `diff`.
+        command: for the report.
+    """
+    named = named or {}
     refuse_nan(side_a, side_b)
     alignment = align(side_a.calls, side_b.calls, named)
     refuse_strangers(side_a, side_b, alignment, named)
@@ -162,7 +186,7 @@ def diff_with(
         unpaired_b=unpaired_b,
         paragraphs=paragraphs(pairs, unpaired_a, unpaired_b, side_a.info, side_b.info),
         forwards=(side_a.forwards, side_b.forwards),
-        seed=options_a.seed,
+        seed=seed,
         command=command,
         environment=environment() | {"notes": _notes(side_a, side_b)},
         fail_on=fail_on,
@@ -214,6 +238,8 @@ def _judged(a: CallTensors, b: CallTensors) -> Judged:
 
 def _pair(a: CallTensors, b: CallTensors, judged: Judged, entering: Entering, origin: str | None) -> PairDiff:
     causes = [cause for _, explained in judged.parts for cause in explained.causes]
+    if judged.after is not None and judged.after.within and any(cause.name != UNKNOWN for cause in causes):
+        causes = [cause for cause in causes if cause.name != UNKNOWN]  # what is left of a part is rounding in the whole
     own = judged.same
     follows = None
     if entering.same is False and origin is None and own is not None:

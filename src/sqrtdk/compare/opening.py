@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sqrtdk.compare.sides import EXPORTED, ONNX, TRACE, Given, Side, load_side, run_side
 from sqrtdk.errors import InvalidValueError, ModelError, SqrtdkError
+from sqrtdk.graphs.onnx import fixed_sizes, usual_inputs
 from sqrtdk.models.demo import DemoModel
 from sqrtdk.models.input_file import read_inputs
 from sqrtdk.models.makers import vocabulary
@@ -44,7 +45,14 @@ def open_sides(
         start = next((side.inputs for side in files.values() if side.inputs is not None), None)
     if start is None and options_a.input_file is not None and (_is(a, ONNX) or _is(a, EXPORTED)):
         start = dict(read_inputs(options_a.input_file, _AnyNames()))
+    graph = next((str(one) for one in (a, b) if _is(one, ONNX)), None)
+    if graph is not None and start is None:
+        options_a, options_b = (_sized(options, graph) for options in (options_a, options_b))
     loaded_a, loaded_b, chosen = _load(a, b, start, inputs_b, options_a, options_b)
+    if graph is not None and inputs is None and isinstance(chosen, dict):
+        more = usual_inputs(graph, chosen)
+        loaded_a, loaded_b = (_with(loaded, more) for loaded in (loaded_a, loaded_b))
+        chosen = {**chosen, **more}
     if start is None and inputs_b is None:
         own = options_a.text is not None or options_a.input_file is not None
         loaded_a, loaded_b, chosen = _below_both(loaded_a, loaded_b, chosen, made=not own)
@@ -72,6 +80,21 @@ def _run(loaded: Loaded, label: str, inputs: Inputs | None, options: LoadOptions
             f"the inputs hold ids up to {largest}; {label}, {loaded.id}, knows 0 to {size - 1}",
             hint="Give ids that both sides know, or two models of one vocabulary.",
         ) from error
+
+
+def _sized(options: LoadOptions, graph: str) -> LoadOptions:
+    """With the sizes that a graph was exported for, where none were asked for."""
+    if options.batch is not None or options.seq_len is not None:
+        return options
+    batch, length = fixed_sizes(graph)
+    return replace(options, batch=batch, seq_len=length)
+
+
+def _with(loaded: Loaded, more: dict[str, Tensor]) -> Loaded:
+    """With inputs that the graph beside it takes as well."""
+    if not isinstance(loaded, LoadedModel) or not isinstance(loaded.inputs, dict):
+        return loaded
+    return replace(loaded, inputs={**loaded.inputs, **more})
 
 
 def _is(given: Given, suffix: str) -> bool:

@@ -19,7 +19,7 @@ from sqrtdk.audit.switch import implementation, offers_choice
 from sqrtdk.audit.tokens import Tokens, tokens_of
 from sqrtdk.compare.align import name_of
 from sqrtdk.compare.records import SideInfo, Unpaired
-from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError, UnsupportedError
+from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError, SqrtdkError, UnsupportedError
 from sqrtdk.models.load import resolve
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.records import Inputs, LoadedModel
@@ -44,7 +44,8 @@ class Side:
         inputs: that it ran on; None of a trace file.
         tokens: which of them are no padding.
         forwards: how often it has run.
-        again: runs it in float64 and gives the inputs of its attentions by `name_of`; None where that can't be done.
+        again: runs it in float64 and gives what comes into its attentions by `name_of`; None where it can't, or did.
+        exact: what that gave.
         notes: sentences on what was decided for the user.
     """
 
@@ -54,7 +55,8 @@ class Side:
     inputs: Inputs | None = None
     tokens: Tokens = field(default_factory=Tokens)
     forwards: int = 1
-    again: Callable[[], Mapping[str, Tensor]] | None = None
+    again: Callable[[], Mapping[str, Mapping[str, Tensor]]] | None = None
+    exact: Mapping[str, Mapping[str, Tensor]] | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -161,10 +163,15 @@ def run_module(loaded: LoadedModel, attn: str | None, seed: int, label: str, kin
             hint="Both sides must have softmax(q . k) v in their forward, in the thread that calls it.",
         )
 
-    def again() -> Mapping[str, Tensor]:
-        twin = copy.deepcopy(module).double()
-        exact = _traced(twin, _doubled(loaded.inputs), seed, attn)
-        return inputs_of(exact.tensors)
+    def again() -> Mapping[str, Mapping[str, Tensor]]:
+        """In float64; a half-precision model with operations that know no float64 in float32."""
+        half = run.calls[0].dtype in ("float16", "bfloat16")
+        try:
+            return _finer(loaded, torch.float64, seed, attn)
+        except (SqrtdkError, RuntimeError, TypeError, ValueError, NotImplementedError):
+            if not half:
+                raise
+            return _finer(loaded, torch.float32, seed, attn)
 
     first = run.calls[0]
     info = SideInfo(
@@ -192,30 +199,35 @@ def _traced(module: nn.Module, inputs: Inputs, seed: int, attn: str | None) -> T
     return run
 
 
-def _doubled(inputs: Inputs) -> Inputs:
-    def double(value: Any) -> Any:
-        return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+def _finer(loaded: LoadedModel, dtype: torch.dtype, seed: int, attn: str | None) -> dict[str, dict[str, Tensor]]:
+    """What comes into the attentions of a copy of the model in another dtype."""
 
-    if isinstance(inputs, dict):
-        return {name: double(value) for name, value in inputs.items()}
-    return tuple(double(value) for value in inputs)
+    def cast(value: Any) -> Any:
+        return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
-
-def inputs_of(calls: tuple[CallTensors, ...]) -> dict[str, Tensor]:
-    """What entered each attention, by its name; calls of which that is not known are left out."""
-    known: dict[str, Tensor] = {}
-    for call in calls:
-        entering = entering_of(call)
-        if entering is not None:
-            known[name_of(call)] = entering
-    return known
+    named = loaded.inputs
+    inputs = {name: cast(x) for name, x in named.items()} if isinstance(named, dict) else tuple(map(cast, named))
+    twin = copy.deepcopy(loaded.module).to(dtype)
+    return inputs_of(_traced(twin, inputs, seed, attn).tensors)
 
 
-def entering_of(call: CallTensors) -> Tensor | None:
-    """The input (B, L, D) of the projection of q, or else what is nearest to it that is recorded."""
-    if call.query.projection is not None:
-        return call.query.projection.input
-    return call.query.projected
+def inputs_of(calls: tuple[CallTensors, ...]) -> dict[str, dict[str, Tensor]]:
+    """What comes into each attention, by its name."""
+    return {name_of(call): entering_of(call) for call in calls if call.missing is None}
+
+
+def entering_of(call: CallTensors) -> dict[str, Tensor]:
+    """What comes into an attention: its "input" (B, L, D), "projected" v and "value" v (B, H, S, Ev), as far as known.
+
+    The first that both sides have is compared.
+    """
+    value = call.value
+    known = {
+        "input": None if call.query.projection is None else call.query.projection.input,
+        "projected": value.projected,
+        "value": value.values,
+    }
+    return {name: tensor for name, tensor in known.items() if tensor is not None}
 
 
 def _versions() -> dict[str, str]:

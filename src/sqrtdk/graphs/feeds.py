@@ -35,7 +35,9 @@ def feeds(inputs: tuple[Any, ...], tensors: Mapping[str, Any] | tuple[Any, ...])
         if len(tensors) > len(names):
             raise ModelError(f"the graph takes {len(names)} inputs, got {len(tensors)}", hint=_takes(inputs))
         tensors = dict(zip(names, tensors, strict=False))
-    given = {name: value for name, value in tensors.items() if value is not None}
+    given = {name: value for name, value in tensors.items() if name in names or not says_nothing(name, value)}
+    given = {name: value for name, value in given.items() if value is not None}
+    given |= empty_caches(inputs, given)
     extra = [str(name)[:100] for name in given if name not in names]
     missing = [name[:100] for name in names if name not in given]
     if missing:
@@ -47,6 +49,53 @@ def feeds(inputs: tuple[Any, ...], tensors: Mapping[str, Any] | tuple[Any, ...])
             hint=_takes(inputs),
         )
     return {value.name: _fit(value, given[value.name]) for value in inputs}
+
+
+def says_nothing(name: str, value: Any) -> bool:
+    """Whether a graph without this input computes the same: a mask that hides nothing, or what is no tensor.
+
+    What is no tensor (use_cache, return_dict) was fixed when the graph was exported.
+    """
+    if isinstance(value, Tensor):
+        return name == "attention_mask" and value.dim() == 2 and not value.is_meta and bool((value == 1).all())
+    return not isinstance(value, np.ndarray | list | tuple)
+
+
+def empty_caches(inputs: tuple[Any, ...], given: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Keys and values of no token, for the inputs of a graph that take a cache of any length and were given none."""
+    first = next((value for value in given.values() if isinstance(value, Tensor) and value.dim()), None)
+    found = {}
+    for value in inputs:
+        sizes = _sizes(value) or []
+        free = [axis for axis, size in enumerate(sizes) if isinstance(size, str)]
+        if value.name in given or not value.name.startswith("past") or len(sizes) != 4 or 2 not in free:
+            continue
+        if first is None or not set(free) <= {0, 2}:
+            continue
+        shape = [first.shape[0], sizes[1], 0, sizes[3]]
+        shape[0] = sizes[0] if isinstance(sizes[0], int) else first.shape[0]
+        found[value.name] = torch.zeros(*(int(size) for size in shape))
+    return found
+
+
+def usual(inputs: tuple[Any, ...], given: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Positions and types of tokens, where a graph takes them and they were not given: 0, 1, 2, ... and 0."""
+    names = {value.name for value in inputs}
+    ids = given.get("input_ids")
+    if not isinstance(ids, Tensor) or ids.dim() != 2:
+        return {}
+    made = {"position_ids": torch.arange(ids.shape[1]).expand(ids.shape).clone(), "token_type_ids": 0 * ids.long()}
+    return {name: tensor for name, tensor in made.items() if name in names and name not in given}
+
+
+def fixed(inputs: tuple[Any, ...]) -> tuple[int | None, int | None]:
+    """Rows and tokens that a graph was exported for; None where they are free, or not told."""
+    for value in inputs:
+        sizes = _sizes(value) or []
+        if value.name == "input_ids" and len(sizes) == 2:
+            rows, tokens = (size if isinstance(size, int) else None for size in sizes)
+            return rows, tokens
+    return None, None
 
 
 def _takes(inputs: tuple[Any, ...]) -> str:

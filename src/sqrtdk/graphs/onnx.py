@@ -9,11 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from sqrtdk import _extras
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.graphs.calls import Plan, plan_weighing
-from sqrtdk.graphs.feeds import feeds
+from sqrtdk.graphs.check import checked
+from sqrtdk.graphs.feeds import feeds, fixed, usual
 from sqrtdk.graphs.graph import Graph, read_graph
 from sqrtdk.graphs.layout import Values
 from sqrtdk.graphs.logits import read_weighing
@@ -60,7 +62,7 @@ def read_onnx(path: str | os.PathLike[str], inputs: Mapping[str, Any] | tuple[An
         except UnsupportedError as error:
             missing.append(Missing(plan.site, str(error)))
             continue
-        calls.append(replace(call, index=counts[call.site]))
+        calls.append(checked(replace(call, index=counts[call.site])))
         counts[call.site] += 1
     versions = {name: str(_extras.load(name, EXTRA).__version__) for name in ("onnxruntime", "onnx")}
     return GraphRun(
@@ -73,6 +75,30 @@ def read_onnx(path: str | os.PathLike[str], inputs: Mapping[str, Any] | tuple[An
         versions=versions,
         forwards=2,
     )
+
+
+def fixed_sizes(path: str | os.PathLike[str]) -> tuple[int | None, int | None]:
+    """Rows and tokens that a graph was exported for; None where they are free, or not told.
+
+    Raises:
+        MissingExtraError: onnx is not installed.
+        ModelError: the file can't be read.
+    """
+    return fixed(_inputs(path))
+
+
+def usual_inputs(path: str | os.PathLike[str], given: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Positions and types of tokens that a graph takes and that were not given.
+
+    Raises:
+        MissingExtraError: onnx is not installed.
+        ModelError: the file can't be read.
+    """
+    return usual(_inputs(path), given)
+
+
+def _inputs(path: str | os.PathLike[str]) -> tuple[Any, ...]:
+    return read_graph(load_file(path), folder_of(path)).inputs
 
 
 def find(graph: Graph) -> tuple[list[Plan], list[Missing]]:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
+from sqrtdk.graphs.feeds import says_nothing
 from sqrtdk.graphs.program_file import refuse_code
 from sqrtdk.models.alone import alone
 from sqrtdk.models.records import Inputs, LoadedModel
@@ -128,6 +129,7 @@ def _fit(program: Any, names: tuple[str, ...], inputs: Inputs | None) -> Inputs:
             raise ModelError("the program holds no inputs, and none were given", hint="Give them with --input FILE.")
         return _named(names, args, kwargs)
     given = dict(zip(names, inputs, strict=False)) if isinstance(inputs, tuple) else dict(inputs)
+    given = {name: value for name, value in given.items() if name in names or not says_nothing(name, value)}
     if isinstance(inputs, tuple) and len(inputs) > len(names):
         raise ModelError(f"the program takes {len(names)} inputs, got {len(inputs)}", hint=_takes(names, args, kwargs))
     extra = [str(name)[:100] for name, value in given.items() if name not in names and value is not None]

@@ -30,6 +30,19 @@ def read_inputs(path: str | Path, module: nn.Module, config: Any = None) -> dict
         ModelError: No such file, no regular one, over 2 GiB, not safetensors, an unknown or missing name, a wrong rank,
             or ids out of range.
     """
+    tensors = read_tensors(path)
+    check_names(tensors, module)
+    for name, tensor in tensors.items():
+        _check_tensor(name, tensor, config)
+    return tensors
+
+
+def read_tensors(path: str | Path) -> dict[str, Tensor]:
+    """Read a safetensors file, whatever takes its tensors.
+
+    Raises:
+        ModelError: No such file, no regular one, over 2 GiB, not safetensors.
+    """
     from safetensors.torch import load_file
 
     if Path(path).suffix != ".safetensors":
@@ -49,9 +62,6 @@ def read_inputs(path: str | Path, module: nn.Module, config: Any = None) -> dict
             f"the inputs {str(path)!r} are not valid safetensors: {short_text(error)}",
             hint="Save them again with safetensors.torch.save_file.",
         ) from error
-    check_names(tensors, module)
-    for name, tensor in tensors.items():
-        _check_tensor(name, tensor, config)
     return tensors
 
 
