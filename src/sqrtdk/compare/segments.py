@@ -194,7 +194,8 @@ def _along(way: Way, seen: Seen, begin: str, precisions: Precisions) -> tuple[Te
         values = project(way.affine, seen.input)
         off = rounding.projection_off(way.affine, seen.input, *precisions)
     elif seen.borrowed:
-        off = Off(off.each + _borrowed(seen, precisions) / sigmas(values.numel()), off.row)
+        last = sum(unit(p.dtype) for p in precisions) * values.abs() / math.sqrt(3.0)  # a bound, and no sum of many
+        off = Off(off.each + _borrowed(seen, precisions) / sigmas(values.numel()) + last, off.row)
     return follow(way, values)[-1], rounding.way_off(way, values, off, *precisions)
 
 
