@@ -108,6 +108,7 @@ def output_allowed(
     query_off: Off | None = None,
     key_off: Off | None = None,
     value_off: Off | None = None,
+    entries: int | None = None,
 ) -> Tensor:
     """Of the output, (B, Hq, L, Ev), in chunks of rows.
 
@@ -121,6 +122,7 @@ def output_allowed(
         query_off: errors of q as it comes in, of both sides; None: both have it as it is given.
         key_off: of k.
         value_off: of v.
+        entries: of the output that are looked at; None: those of these rows.
     """
     heads = query.shape[1]
     offs = None
@@ -132,7 +134,7 @@ def output_allowed(
         )
         offs = Offs(query_off.spread(heads, None), key_off.spread(heads, None), value_off.spread(heads, None))
     key, value = compute.spread(key, heads).double(), compute.spread(value, heads).double()
-    entries = query.shape[:3].numel() * value.shape[-1]
+    entries = entries or query.shape[:3].numel() * value.shape[-1]
     times, most = _repeats(key), sigmas(entries)
     parts = [
         _output_rows(query, key, value, formula, (a, b), rows, most, times, offs) for rows in compute.chunks(query, key)
@@ -164,8 +166,7 @@ def _output_rows(
     spread = (mean_square - output.square()).clamp(min=0.0)
     allowed, counted = torch.zeros_like(output), _distinct(sides)
     if offs is not None:
-        queries, of_rows = query[..., rows, :].double(), offs.query
-        of_rows = Off(of_rows.each[..., rows, :], of_rows.row[..., rows, :])
+        queries, of_rows = query[..., rows, :].double(), offs.query.rows(rows)
         carried = of_logits(queries, key, offs._replace(query=of_rows), there.product, there.slope, whole, most)
         allowed += torch.minimum(most * (spread * carried).sqrt(), reach)
         allowed += most * of_values(value, offs.value, weights, _repeats(value)).sqrt()

@@ -50,6 +50,10 @@ class Off:
         row = self.row.expand(*self.each.shape[:-1], 1)
         return Off(compute.spread(self.each, count, heads), compute.spread(row, count, heads))
 
+    def rows(self, which: Tensor | slice) -> Off:
+        """Of some rows."""
+        return Off(self.each[..., which, :], self.row.expand(*self.each.shape[:-1], 1)[..., which, :])
+
 
 class Offs(NamedTuple):
     """Errors of q, k and v, each for every query head."""

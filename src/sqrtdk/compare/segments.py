@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare import rounding
-from sqrtdk.compare.compute import apply_step, attend, follow, project, rounded, spread
+from sqrtdk.compare.compute import apply_step, attend, follow, project, rounded, some_rows, spread
 from sqrtdk.compare.observed import NAMES, Seen
 from sqrtdk.compare.precision import Precision, sigmas, unit
 from sqrtdk.compare.program import Norm, Opaque, Program, Rotation, Rounded, Way
@@ -23,6 +23,7 @@ from sqrtdk.compare.rounding import Off
 from sqrtdk.compare.suspect import STAGES
 from sqrtdk.tracing.tensors import CallTensors
 
+MOST_ROWS = 4  # that are looked at first: where these differ by more than is allowed, no others need be
 OF_FORMULA = ("scale", "softcap", "bias", "mask", "sinks", "weights", "output")
 
 
@@ -45,6 +46,7 @@ class Segment:
         allowed: how far they may be from the target by the rounding of both sides, each entry or all.
         rows: (B, L), True for those that are compared; None for all.
         asks: stages of the suspicions that may act on it.
+        allowed_at: as `allowed`, (B, H, n, E) of the rows of n numbers; None where that is no less work.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Segment:
     allowed: Callable[[Program], Tensor | float]
     rows: Tensor | None = None
     asks: tuple[str, ...] = STAGES
+    allowed_at: Callable[[Program, Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +66,7 @@ class Gap:
     Attributes:
         largest: the largest difference.
         size: root of the mean square of the differences.
-        allowed: largest of what is allowed.
+        allowed: largest of what is allowed; where a difference is not, it may be that of the rows that differ most.
         within: every difference is allowed.
     """
 
@@ -76,15 +79,21 @@ class Gap:
 def gap(segment: Segment, program: Program) -> Gap:
     """How far a program is from B over a segment; not a number counts as far."""
     difference = (segment.run(program) - segment.target.double()).abs()
-    allowed = torch.as_tensor(segment.allowed(program), dtype=torch.float64).expand(difference.shape)
+    difference = difference.nan_to_num(nan=float("inf"), posinf=float("inf"))
+    counted = difference.new_ones(difference.shape, dtype=torch.bool)
     if segment.rows is not None:
         counted = segment.rows[:, None, :, None].expand(difference.shape)
-        difference, allowed = difference[counted], allowed[counted]
-    if not difference.numel():
+    if not bool(counted.any()):
         return Gap(0.0, 0.0, 0.0, True)
-    difference = difference.nan_to_num(nan=float("inf"), posinf=float("inf"))
-    within = bool((difference <= allowed).all())
-    return Gap(float(difference.max()), float(difference.square().mean().sqrt()), float(allowed.max()), within)
+    size, difference = float(difference[counted].square().mean().sqrt()), difference.masked_fill(~counted, 0.0)
+    largest = float(difference.max())
+    if segment.allowed_at is not None and difference.shape[2] > MOST_ROWS:
+        most = difference.amax((0, 1, 3)).topk(MOST_ROWS).indices
+        allowed = segment.allowed_at(program, most)
+        if bool((difference[:, :, most] > allowed).any()):
+            return Gap(largest, size, float(allowed[counted[:, :, most]].max()), False)
+    allowed = torch.as_tensor(segment.allowed(program), dtype=torch.float64).expand(difference.shape)
+    return Gap(largest, size, float(allowed[counted].max()), bool((difference <= allowed)[counted].all()))
 
 
 def way_of(program: Program, name: str) -> Way:
@@ -142,7 +151,13 @@ def whole(b: CallTensors, seen: Mapping[str, Seen], a: Program, precisions: Prec
         values, offs = vectors(program)
         return _output(b, values, precisions, rows, offs).allowed(program)
 
-    return Segment("whole", STAGES, b.output, run, allowed, rows)
+    def allowed_at(program: Program, index: Tensor) -> Tensor:
+        values, offs = vectors(program)
+        part = _output(b, values, precisions, rows, offs)
+        assert part.allowed_at is not None
+        return part.allowed_at(program, index)
+
+    return Segment("whole", STAGES, b.output, run, allowed, rows, allowed_at=allowed_at)
 
 
 def of_measured(precisions: Precisions) -> Precisions:
@@ -179,7 +194,8 @@ def _along(way: Way, seen: Seen, begin: str, precisions: Precisions) -> tuple[Te
         values = project(way.affine, seen.input)
         off = rounding.projection_off(way.affine, seen.input, *precisions)
     elif seen.borrowed:
-        off = Off(off.each + _borrowed(seen, precisions) / sigmas(values.numel()), off.row)
+        last = sum(unit(p.dtype) for p in precisions) * values.abs() / math.sqrt(3.0)  # a bound, and no sum of many
+        off = Off(off.each + _borrowed(seen, precisions) / sigmas(values.numel()) + last, off.row)
     return follow(way, values)[-1], rounding.way_off(way, values, off, *precisions)
 
 
@@ -279,18 +295,36 @@ def _output(
         assert program.formula is not None
         return attend(query, *grouped(program), program.formula)[0]
 
-    def allowed(program: Program) -> Tensor | float:
-        assert program.formula is not None
-        if offs is None:
-            return rounding.output_allowed(query, *grouped(program), program.formula, *precisions)
+    def allowed(program: Program) -> Tensor:
+        return allowed_at(program, None)
+
+    def allowed_at(program: Program, index: Tensor | None) -> Tensor:
+        formula, rows_of = program.formula, query
+        assert formula is not None
+        query_off, key_off, value_off = _of_heads(offs, program, count)
+        if index is not None:
+            formula, rows_of = some_rows(formula, index, query.shape[2]), query[:, :, index]
+            query_off = None if query_off is None else query_off.rows(index)
         return rounding.output_allowed(
-            query,
+            rows_of,
             *grouped(program),
-            program.formula,
+            formula,
             *precisions,
-            query_off=offs["query"],
-            key_off=offs["key"].spread(count, program.key.heads),
-            value_off=offs["value"].spread(count, program.value.heads),
+            query_off=query_off,
+            key_off=key_off,
+            value_off=value_off,
+            entries=b.output.numel(),
         )
 
-    return Segment("output", OF_FORMULA, b.output, run, allowed, rows, ("key", "value", *OF_FORMULA))
+    asks = ("key", "value", *OF_FORMULA)
+    return Segment("output", OF_FORMULA, b.output, run, allowed, rows, asks, allowed_at)
+
+
+def _of_heads(
+    offs: Mapping[str, Off] | None, program: Program, count: int
+) -> tuple[Off | None, Off | None, Off | None]:
+    """Errors of q, k and v for every query head."""
+    if offs is None:
+        return None, None, None
+    key, value = (offs[name].spread(count, way_of(program, name).heads) for name in ("key", "value"))
+    return offs["query"], key, value

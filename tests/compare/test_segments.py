@@ -1,0 +1,120 @@
+"""The whole way of a pair: what rounding does stays within what is allowed, and what is no rounding is seen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ports import build, inputs
+from sqrtdk.compare import compute, segments
+from sqrtdk.compare.build import program_of
+from sqrtdk.compare.observed import observe
+from sqrtdk.compare.pair import precision_of
+from sqrtdk.compare.precision import Precision
+from sqrtdk.compare.program import Affine, Formula, Norm, Program, Rounded, Way
+from sqrtdk.compare.rounding import Off, output_allowed, projection_off, way_off
+from sqrtdk.compare.segments import Precisions, gap, of_measured, whole
+from sqrtdk.tracing.tensors import CallTensors
+from sqrtdk.tracing.trace import Trace
+
+EXACT = Precision(torch.float64)
+
+
+def kept(base: str, dtype: torch.dtype = torch.float32, **planted: Any) -> CallTensors:
+    """The first attention of a model."""
+    model = build(base, dtype=dtype, **planted)
+    with Trace(model, stats=False, numeric=False, keep=True) as run, torch.no_grad():
+        model(**inputs(base))
+    return run.tensors[0]
+
+
+def whole_of(a: CallTensors, b: CallTensors) -> tuple[segments.Segment, Program]:
+    seen = observe(b)
+    program = program_of(a, observe(a))
+    return whole(b, seen, program, Precisions(precision_of(a), precision_of(b)), None), program
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("begin", ["input", "projected", "used"])
+def test_rounding_of_the_way_is_within_it(begin: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "_begin", lambda name, parts, a: begin)
+    for base, style in (("rope_gqa", "eager"), ("sdpa", "eager"), ("rope", "einsum"), ("rope_fused", "sdpa")):
+        part, program = whole_of(kept(base, dtype), kept(base, dtype, style=style))
+        rows = replace(part, allowed_at=None)
+        assert gap(rows, program).within, base
+        assert gap(part, program).within, base
+        ratio = (part.run(program) - part.target.double()).abs() / torch.as_tensor(part.allowed(program))
+        assert float(ratio.max()) > 0.01, base
+
+
+@pytest.mark.parametrize(
+    ("base", "common", "planted"),
+    [
+        ("eager", {"qk_norm": "rms"}, {"qk_norm_eps": 1e-5}),
+        ("rope_gqa", {"qk_norm": "rms"}, {"qk_norm_eps": 1e-5}),
+        ("sdpa", {}, {"scale": 12**-0.5 * (1 + 1e-4)}),
+        ("eager", {"bias": "alibi"}, {"bias_steepness": 1 + 1e-4}),
+        ("eager", {"bias": "t5"}, {"bias_steepness": 1 + 1e-4}),
+        ("rope", {}, {"rope_base": 10001.0}),
+    ],
+)
+def test_small_differences_are_seen(base: str, common: dict[str, Any], planted: dict[str, Any]) -> None:
+    part, program = whole_of(kept(base, common=common), kept(base, common=common, **planted))
+    assert not gap(part, program).within
+    part, program = whole_of(kept(base, common=common), kept(base, common=common))
+    assert gap(part, program).within
+
+
+def test_what_cancels_over_the_whole_way_is_the_same() -> None:
+    a, b = kept("rope", dtype=torch.float32), kept("rope", shift_q=3, shift_k=3)
+    part, program = whole_of(a, b)
+    assert gap(part, program).within
+    part, program = whole_of(a, kept("rope", shift_q=3))
+    assert not gap(part, program).within
+
+
+def test_some_rows_are_allowed_what_they_are_among_all() -> None:
+    part, program = whole_of(kept("rope_gqa"), kept("rope_gqa", shift_q=1, shift_k=1))
+    assert part.allowed_at is not None
+    rows = torch.tensor([3, 17, 9])
+    torch.testing.assert_close(part.allowed_at(program, rows), torch.as_tensor(part.allowed(program))[:, :, rows])
+
+
+def test_a_lesser_dtype_of_the_logits_counts_where_both_have_it() -> None:
+    half, whole_numbers = Precision(logits_dtype=torch.float16, weights_dtype=torch.float16), Precision()
+    assert of_measured(Precisions(half, whole_numbers)).a == Precision(
+        logits_dtype=torch.float32, weights_dtype=torch.float32
+    )
+    assert of_measured(Precisions(half, half)).a == half
+    own = Precision(torch.float16, torch.float32, torch.float16)
+    assert of_measured(Precisions(own, whole_numbers)).a == own
+
+
+def test_errors_of_vectors_move_the_output_by_no_more() -> None:
+    """Errors of each entry, and of whole vectors, as large as their deviations say."""
+    q, k, v = (torch.randn(2, 3, 40, 16, dtype=torch.float64) for _ in range(3))
+    k = k + 5 * torch.randn(16)  # what all keys have in common cancels
+    formula = Formula(0.3, visible=torch.ones(40, 40).tril().bool(), softcap=20.0)
+    expected = compute.attend(q, k, v, formula)[0]
+    for each, row in ((1e-4, 0.0), (0.0, 1e-4), (1e-5, 1e-4)):
+        offs = [Off(torch.full_like(x, each), torch.full((2, 3, 40, 1), row, dtype=torch.float64)) for x in (q, k, v)]
+        limit = output_allowed(q, k, v, formula, EXACT, EXACT, query_off=offs[0], key_off=offs[1], value_off=offs[2])
+        moved = [x * (1 + row * torch.randn(2, 3, 40, 1)) + each * torch.randn(x.shape) for x in (q, k, v)]
+        ratio = (compute.attend(*moved, formula)[0] - expected).abs() / limit
+        assert 0.05 < float(ratio.max()) <= 1.0
+
+
+def test_the_deviations_of_a_way_are_those_of_its_rounding() -> None:
+    x, weight = torch.randn(2, 30, 64), torch.randn(4, 16, 64)
+    affine = Affine("q", weight, None, torch.arange(64).view(4, 16))
+    way = Way(affine, (Norm("rms", torch.ones(1, 16), eps=1e-6), Rounded("bfloat16")))
+    off = way_off(way, compute.project(affine, x), projection_off(affine, x, EXACT, Precision()), EXACT, Precision())
+    its: Tensor = torch.einsum("bld,hed->bhle", x, weight)
+    its = (its * (its.square().mean(-1, keepdim=True) + 1e-6).rsqrt()).bfloat16().double()
+    exact = compute.follow(way, compute.project(affine, x))[-1]
+    assert bool(((its - exact).abs() <= 8 * off.each).all())
+    assert float((off.each > 0).double().mean()) < 0.05  # few are near enough to the middle of two numbers
