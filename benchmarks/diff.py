@@ -5,9 +5,9 @@ in one run, interleaved so that drift of the machine hits all alike; once with t
 cause planted (B divides its logits by the number of the layer). Ratios are of the comparison over one plain forward of
 each side, median with the 10th and 90th percentile of the rounds.
 
-Memory: the peak of a process that compares two models of 4 layers (SDPA, width 256), above the peak of one that has run
-a forward of each, at several lengths. What grows with the rows alone has a constant slope; what grows with rows times
-keys has one that doubles.
+Memory (Linux): the peak of a process while it compares two models of 4 layers (SDPA, width 256), above what it held
+after a forward of each, at several lengths. What grows with the rows alone has a constant slope; what grows with rows
+times keys has one that doubles.
 
     python benchmarks/diff.py [--repeats 5] [--tokens 128 512] [--rows 256 512 1024 2048] [--threads 1] [--json FILE]
 """
@@ -33,7 +33,7 @@ from sqrtdk.bench.paired import Spread, ratio, rounds
 from sqrtdk.compare.records import DiffReport
 
 MEMORY = """
-import json, resource, sys
+import json, sys
 sys.path.insert(0, sys.argv[1])
 import torch
 from diff import build
@@ -48,9 +48,13 @@ sqrtdk.diff(a, b, warm)
 with torch.no_grad():
     for model in (a, b):
         model(input_ids=ids)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def kib(name):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name))
+with open("/proc/self/clear_refs", "w") as file:
+    file.write("5")  # the peak begins anew
+before = kib("VmRSS")
 sqrtdk.diff(a, b, {"input_ids": ids})
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+print(kib("VmHWM") - before)
 """
 
 

@@ -1,0 +1,64 @@
+"""docs/diff.md and the README's part on it say what the code does."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sqrtdk import cli
+from sqrtdk.compare.causes import CAUSES
+from sqrtdk.compare.records import FAIL_ON
+from sqrtdk.compare.suspect import STAGES
+from sqrtdk.report import diff_causes
+
+ROOT = Path(__file__).parents[2]
+DOCS = (ROOT / "docs" / "diff.md").read_text(encoding="utf-8")
+SCHEMA = json.loads((ROOT / "docs" / "diff.schema.json").read_text(encoding="utf-8"))
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def rows(heading: str) -> list[list[str]]:
+    """First cells of the tables under a heading, their code alone."""
+    section = DOCS.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    return [re.findall(r"`([^`]+)`", line.split(" | ")[0]) for line in section.splitlines() if line.startswith("| `")]
+
+
+def test_every_cause_is_listed_once_and_none_that_is_not_asked() -> None:
+    names = [name for (name,) in rows("The causes")]
+    assert len(set(names)) == len(names)
+    assert set(names) == set(CAUSES) | {"input", "unknown"} == set(diff_causes.CAUSES)
+    assert f"there are {len(names) - 1} names" in README  # what is unknown has none
+
+
+def test_the_stages_stand_in_their_order() -> None:
+    (sentence,) = re.findall(r"Then the stages, in this order: (.*?)\. A's", DOCS, re.DOTALL)
+    assert tuple(re.findall(r"`([^`]+)`", sentence)) == STAGES
+
+
+def test_every_key_of_the_document_is_told() -> None:
+    told = [name for cells in rows("The JSON") for name in cells]
+    assert sorted(told) == sorted(SCHEMA["properties"])
+    (line,) = [line for line in DOCS.splitlines() if line.startswith("| `pairs`")]
+    assert set(re.findall(r"`([^`]+)`", line)) - {"pairs"} == {
+        *SCHEMA["$defs"]["pair"]["properties"],
+        *SCHEMA["$defs"]["cause"]["properties"],
+    }
+
+
+def test_the_bars_are_those_of_the_verb() -> None:
+    (option,) = re.findall(r"`--fail-on ([^`]+)`", DOCS)
+    assert tuple(option.split("\\|")) == FAIL_ON
+
+
+def test_the_output_in_the_readme_is_real(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Word by word, but for numbers of rounding and where lines break."""
+    monkeypatch.setenv("COLUMNS", "110")
+    shown = re.findall(r"^```text\n(A  demo.*?)^```$", README, re.MULTILINE | re.DOTALL)[0]
+    done = CliRunner().invoke(cli._app, ["diff", "demo", "demo:unscaled"])
+
+    def words(text: str) -> list[str]:
+        return re.sub(r"\d[\d.]*(e-?\d+)?%?", "#", text).split()
+
+    assert words(shown) == words(done.stdout)
