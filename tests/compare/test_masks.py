@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from formula_cases import tokens, visible
-from sqrtdk.compare.masks import Parts, band, decompose, recompose, shape_of, with_band, with_padding
+from sqrtdk.compare.mask_changes import with_band, with_padding
+from sqrtdk.compare.masks import CLOSED, OPEN, Parts, band, decompose, recompose, shape_of
 
 
 def _whole(mask: Tensor | None, batch: int, rows: int, keys: int) -> Tensor:
@@ -86,7 +87,7 @@ def test_the_parts_are_what_it_was_made_of(name: str) -> None:
     parts: Parts = decompose(mask, batch, 8 if mask is None else rows, keys)
     assert (parts.least, parts.greatest, parts.rest) == (least, greatest, None)
     assert int((~parts.padding).sum()) == hidden
-    assert (int(parts.open_rows.sum()), int(parts.closed_rows.sum())) == (opened, closed)
+    assert [int((parts.apart == code).sum()) for code in (OPEN, CLOSED)] == [opened, closed]
 
 
 def test_what_is_neither_band_nor_padding_is_the_rest() -> None:

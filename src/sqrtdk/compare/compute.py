@@ -155,12 +155,15 @@ def spread(tensor: Tensor, count: int, heads: Tensor | None = None) -> Tensor:
     return tensor.repeat_interleave(count // there, 1)
 
 
-def logits(query: Tensor, key: Tensor, formula: Formula, rows: slice | None = None) -> Tensor:
+def logits(
+    query: Tensor, key: Tensor, formula: Formula, rows: slice | None = None, product: Tensor | None = None
+) -> Tensor:
     """Logits (B, Hq, l, S) in float64, as they enter the softmax, of all rows or of some.
 
-    The order is scale, softcap (where `softcap_at` has it), bias, mask; then `logits_dtype`.
+    The order is scale, softcap (where `softcap_at` has it), bias, mask; then `logits_dtype`. `product` is q . k of the
+    rows, where it is there already.
     """
-    z, length = _product(query, key, rows), query.shape[-2]
+    z, length = product_of(query, key, rows) if product is None else product, query.shape[-2]
     z = _capped(z * _of_rows(formula.scale, rows, length), formula, rows, length, ("scaled", "product"))
     if formula.bias is not None:
         z = z + _of_rows(formula.bias, rows, length) * formula.bias_by
@@ -170,11 +173,13 @@ def logits(query: Tensor, key: Tensor, formula: Formula, rows: slice | None = No
     return rounded(z, formula.logits_dtype)
 
 
-def curve(query: Tensor, key: Tensor, formula: Formula, rows: slice | None = None) -> tuple[Tensor, Tensor]:
-    """Logits before bias and mask, (B, Hq, l, S), and their slope against the product there, softcap included."""
-    z, length = _product(query, key, rows), query.shape[-2]
+def curve(product: Tensor, formula: Formula, rows: slice | None, length: int) -> tuple[Tensor, Tensor]:
+    """Logits before bias and mask, (B, Hq, l, S), of q . k of some rows, and their slope against it, softcap included.
+
+    The slope broadcasts to the logits.
+    """
     scale = _of_rows(formula.scale, rows, length)
-    z, slope = z * scale, torch.ones_like(z) * scale
+    z, slope = product * scale, torch.as_tensor(scale, dtype=torch.float64, device=product.device)
     if formula.softcap is not None:
         bent = (z / formula.softcap).tanh()
         if formula.softcap_at != "masked":  # there bias and mask come first: the steepest slope is taken
@@ -202,9 +207,14 @@ def attend(query: Tensor, key: Tensor, value: Tensor, formula: Formula) -> tuple
     return torch.cat(outputs, 2), torch.cat(sums, 2)
 
 
-def weigh(query: Tensor, key: Tensor, formula: Formula, rows: slice | None = None) -> tuple[Tensor, Tensor]:
-    """Weights (B, Hq, l, S) as they meet v, dropout included, and the lse (B, Hq, l), in float64."""
-    z = logits(query, key, formula, rows)
+def weigh(
+    query: Tensor, key: Tensor, formula: Formula, rows: slice | None = None, z: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Weights (B, Hq, l, S) as they meet v, dropout included, and the lse (B, Hq, l), in float64.
+
+    `z` are the logits of the rows, where they are there already.
+    """
+    z = logits(query, key, formula, rows) if z is None else z
     top = z.amax(-1, keepdim=True) if z.shape[-1] else z.new_full((*z.shape[:-1], 1), float("-inf"))
     sinks = None if formula.sinks is None else formula.sinks.double()[:, None, None]
     top = top if sinks is None else torch.maximum(top, sinks)
@@ -243,8 +253,8 @@ def chunks(query: Tensor, key: Tensor, budget: int = CHUNK) -> Iterator[slice]:
         yield slice(first, min(length, first + step))
 
 
-def _product(query: Tensor, key: Tensor, rows: slice | None) -> Tensor:
-    """(B, Hq, l, S)."""
+def product_of(query: Tensor, key: Tensor, rows: slice | None = None) -> Tensor:
+    """Q . k, (B, Hq, l, S), of all rows or of some."""
     queries = query if rows is None else query[..., rows, :]
     return queries.double() @ spread(key, query.shape[1]).double().mT
 

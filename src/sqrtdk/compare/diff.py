@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,19 +13,20 @@ from sqrtdk.audit.own_module import as_inputs
 from sqrtdk.compare.align import Alignment, align, name_of
 from sqrtdk.compare.causes import CAUSES
 from sqrtdk.compare.entering import Entering, compare_inputs
-from sqrtdk.compare.feeding import both_sides
+from sqrtdk.compare.explain import UNKNOWN
+from sqrtdk.compare.opening import open_sides
 from sqrtdk.compare.pair import Judged, first_difference, judge
 from sqrtdk.compare.picture import picture_of, scatter_of
 from sqrtdk.compare.records import FAIL_ON, Cause, DiffReport, PairDiff, StageDiff, Unpaired
+from sqrtdk.compare.refuse import first_nan, refuse_nan, refuse_strangers
 from sqrtdk.compare.sides import Given, Side
+from sqrtdk.compare.site_map import read_map
 from sqrtdk.compare.suspect import STAGES
 from sqrtdk.compare.words import paragraphs
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.tracing.tensors import CallTensors
-
-_LARGEST_MAP = 2**20  # bytes
 
 
 def diff(
@@ -36,12 +36,18 @@ def diff(
     *,
     inputs_b: Any = None,
     mapping: Mapping[str, str] | str | Path | None = None,
+    attn: str | None = None,
     attn_a: str | None = None,
     attn_b: str | None = None,
+    dtype: str | torch.dtype | None = None,
     dtype_a: str | torch.dtype | None = None,
     dtype_b: str | torch.dtype | None = None,
+    device: str | None = None,
     device_a: str | None = None,
     device_b: str | None = None,
+    revision: str | None = None,
+    revision_a: str | None = None,
+    revision_b: str | None = None,
     text: str | Path | None = None,
     input_file: str | Path | None = None,
     batch: int | None = None,
@@ -61,17 +67,22 @@ def diff(
         a: A module, or what `check` takes, a trace file (.safetensors), an ONNX graph (.onnx), an exported program
             (.pt2).
         b: The other side.
-        inputs: A dict or tuple for forward, or one tensor; None makes inputs of the right kind for A, or for B where A
-            is an ONNX graph; a model beside an exported program gets those that it was exported with.
+        inputs: A dict or tuple for forward, or one tensor; None makes inputs of the right kind for A.
         inputs_b: The same for B, where its forward takes others; None gives it A's.
         mapping: From a site of A to the site of B that belongs to it, "site#index" for others than the first, or a
             JSON file with that; for what can't be told from names, order and shapes.
-        attn_a: Attention implementation of A, "eager" or "sdpa"; None is its own.
-        attn_b: Of B.
-        dtype_a: Of A, where it is given by name.
-        dtype_b: Of B.
-        device_a: Of A, where it is given by name.
-        device_b: Of B.
+        attn: Attention implementation of both sides, "eager" or "sdpa"; None is their own.
+        attn_a: Of A alone; wins over that of both, as do the others of one side.
+        attn_b: Of B alone.
+        dtype: To run in, of sides that are given by name.
+        dtype_a: Of A alone.
+        dtype_b: Of B alone.
+        device: Where to run, of sides that are given by name.
+        device_a: Of A alone.
+        device_b: Of B alone.
+        revision: Branch, tag or commit of a Hugging Face id.
+        revision_a: Of A alone.
+        revision_b: Of B alone.
         text: UTF-8 file for the tokenizer of A.
         input_file: Safetensors with the inputs.
         batch: Rows of made-up inputs, default 1.
@@ -95,8 +106,22 @@ def diff(
         False
     """
     common: dict[str, Any] = {"batch": batch, "seq_len": seq_len, "seed": seed, "trust_remote_code": trust_remote_code}
-    options_a = LoadOptions(attn=attn_a, dtype=dtype_a, device=device_a, text=text, input_file=input_file, **common)
-    options_b = LoadOptions(attn=attn_b, dtype=dtype_b, device=device_b, **common)
+    options_a = LoadOptions(
+        attn=attn_a or attn,
+        dtype=dtype_a or dtype,
+        device=device_a or device,
+        revision=revision_a or revision,
+        text=text,
+        input_file=input_file,
+        **common,
+    )
+    options_b = LoadOptions(
+        attn=attn_b or attn,
+        dtype=dtype_b or dtype,
+        device=device_b or device,
+        revision=revision_b or revision,
+        **common,
+    )
     return diff_with(
         a, b, inputs, options_a, options_b, inputs_b=inputs_b, mapping=mapping, fail_on=fail_on, command=command
     )
@@ -123,10 +148,33 @@ def diff_with(
     named = read_map(mapping)
     given = None if inputs is None else as_inputs(inputs)
     given_b = None if inputs_b is None else as_inputs(inputs_b)
-    side_a, side_b = both_sides(a, b, given, given_b, options_a, options_b)
-    _refuse_nan(side_a, side_b)
+    side_a, side_b = open_sides(a, b, given, given_b, options_a, options_b)
+    return sides_diff(side_a, side_b, named, seed=options_a.seed, fail_on=fail_on, command=command)
+
+
+def sides_diff(
+    side_a: Side,
+    side_b: Side,
+    named: Mapping[str, str] | None = None,
+    *,
+    seed: int = 0,
+    fail_on: str = "different",
+    command: str = "",
+) -> DiffReport:
+    """`diff` of two sides that have run, by `sides.run_side`; a side serves as often as one likes.
+
+    Args:
+        side_a: A.
+        side_b: B.
+        named: the map of sites.
+        seed: for the report.
+        fail_on: as for `diff`.
+        command: for the report.
+    """
+    named = named or {}
+    refuse_nan(side_a, side_b)
     alignment = align(side_a.calls, side_b.calls, named)
-    _refuse_strangers(side_a, side_b, alignment, named)
+    refuse_strangers(side_a, side_b, alignment, named)
     pairs = _pairs(side_a, side_b, alignment)
     unpaired_a = _alone(side_a, alignment.alone_a, "B")
     unpaired_b = _alone(side_b, alignment.alone_b, "A")
@@ -138,95 +186,18 @@ def diff_with(
         unpaired_b=unpaired_b,
         paragraphs=paragraphs(pairs, unpaired_a, unpaired_b, side_a.info, side_b.info),
         forwards=(side_a.forwards, side_b.forwards),
-        seed=options_a.seed,
+        seed=seed,
         command=command,
-        environment=environment(),
+        environment=environment() | {"notes": _notes(side_a, side_b)},
         fail_on=fail_on,
     )
 
 
-def read_map(mapping: Mapping[str, str] | str | Path | None) -> dict[str, str]:
-    """The map of sites, from a mapping or a JSON file.
-
-    Raises:
-        InvalidValueError: it is no JSON object of names to names.
-    """
-    if mapping is None:
-        return {}
-    hint = 'Write an object of names: {"layers.0.attn": "h.0.attn"}.'
-    if isinstance(mapping, str | Path):
-        path = Path(mapping)
-        try:
-            if path.stat().st_size > _LARGEST_MAP:
-                raise InvalidValueError(f"the map {path} has more than {_LARGEST_MAP} bytes", hint=hint)
-            mapping = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InvalidValueError(f"the map {path} can't be read: {error.strerror}", hint=hint) from error
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-            raise InvalidValueError(f"the map {path} is no JSON", hint=hint) from error
-    if not isinstance(mapping, Mapping) or not all(isinstance(x, str) for pair in mapping.items() for x in pair):
-        raise InvalidValueError("the map is no object of names", hint=hint)
-    return dict(mapping)
-
-
-def _refuse_nan(a: Side, b: Side) -> None:
-    """Refuse numbers that are none on one side alone: they are no difference of rounding, and hide every other.
-
-    Raises:
-        InvalidValueError: one side has NaN and the other none.
-    """
-    first = [_first_nan(side.calls) for side in (a, b)]
-    if (first[0] is None) == (first[1] is None):
-        return
-    label, other = ("A", "B") if first[0] is not None else ("B", "A")
-    call, name, count = first[0] or first[1]  # type: ignore[misc]
-    raise InvalidValueError(
-        f"{label} has NaN, first in the {name} at {name_of(call)} ({count} numbers), and {other} has none",
-        hint=f"Find out what makes NaN in {label} first: `sqrtdk check` names the site and the tensor.",
-    )
-
-
-def _first_nan(calls: Sequence[CallTensors]) -> tuple[CallTensors, str, int] | None:
-    for call in calls:
-        for name, tensor in (
-            ("query", call.query.values),
-            ("key", call.key.values),
-            ("value", call.value.values),
-            ("output", call.output),
-        ):
-            count = int(tensor.isnan().sum()) if tensor.is_floating_point() else 0
-            if count:
-                return call, name, count
-    return None
-
-
-def _refuse_strangers(a: Side, b: Side, alignment: Alignment, mapping: Mapping[str, str]) -> None:
-    """Refuse two models of which no call, or not every call, can belong together.
-
-    Raises:
-        InvalidValueError: no call of A has a partner in B; or models with other numbers of layers.
-    """
-    counts = [len(side.calls) for side in (a, b)]
-    if not alignment.pairs:
-        shapes = [_sizes(side.calls[0]) for side in (a, b)]
-        raise InvalidValueError(
-            f"no attention of A belongs to one of B: A's first is {shapes[0]}, B's {shapes[1]}",
-            hint="Give two implementations of one model, and the same inputs; or pair sites with --map FILE.",
-        )
-    models = all(side.info.kind == "model" for side in (a, b))
-    if models and not mapping and counts[0] != counts[1] and (alignment.alone_a or alignment.alone_b):
-        raise InvalidValueError(
-            f"A runs {counts[0]} attentions, B {counts[1]}",
-            hint="Give two models of as many layers; to compare a part of them, pair sites with --map FILE.",
-        )
-
-
-def _sizes(call: CallTensors) -> str:
-    record = call.call
-    if record is None:
-        batch, heads, rows = call.query.values.shape[:3]
-        return f"batch {batch}, {heads} heads, {rows} rows, {call.key.values.shape[-2]} keys"
-    return f"batch {record.batch}, {record.heads} heads, {record.query_len} rows, {record.key_len} keys"
+def _notes(a: Side, b: Side) -> list[str]:
+    """What was decided for the user, each sentence once; those of one side alone with its letter."""
+    of_both = set(a.notes) & set(b.notes)
+    told = [(label, note) for label, side in (("A", a), ("B", b)) for note in side.notes]
+    return list(dict.fromkeys(note if note in of_both else f"{label}: {note}" for label, note in told))
 
 
 def _alone(side: Side, places: Sequence[int], other: str) -> tuple[Unpaired, ...]:
@@ -245,7 +216,7 @@ def _alone(side: Side, places: Sequence[int], other: str) -> tuple[Unpaired, ...
 def _pairs(a: Side, b: Side, alignment: Alignment) -> tuple[PairDiff, ...]:
     """Every pair judged; what comes into a pair differs by itself, or follows from an earlier one."""
     calls = [(a.calls[i], b.calls[j]) for i, j in alignment.pairs]
-    judged = [judge(one, other, CAUSES) for one, other in calls]
+    judged = [_judged(one, other) for one, other in calls]
     entering = compare_inputs(a, b, calls, judged)
     pairs: list[PairDiff] = []
     origin: str | None = None
@@ -257,8 +228,18 @@ def _pairs(a: Side, b: Side, alignment: Alignment) -> tuple[PairDiff, ...]:
     return tuple(pairs)
 
 
+def _judged(a: CallTensors, b: CallTensors) -> Judged:
+    """`judge`, where there are numbers to judge."""
+    lost = [first_nan((call,)) for call in (a, b)]
+    if lost[0] is not None and lost[1] is not None:
+        return Judged(None, reason=f"both sides have NaN, A first in the {lost[0][1]}, B in the {lost[1][1]}")
+    return judge(a, b, CAUSES)
+
+
 def _pair(a: CallTensors, b: CallTensors, judged: Judged, entering: Entering, origin: str | None) -> PairDiff:
     causes = [cause for _, explained in judged.parts for cause in explained.causes]
+    if judged.after is not None and judged.after.within and any(cause.name != UNKNOWN for cause in causes):
+        causes = [cause for cause in causes if cause.name != UNKNOWN]  # what is left of a part is rounding in the whole
     own = judged.same
     follows = None
     if entering.same is False and origin is None and own is not None:
@@ -269,6 +250,8 @@ def _pair(a: CallTensors, b: CallTensors, judged: Judged, entering: Entering, or
     first = first_difference(judged)
     if entering.same is False and (follows is not None or origin is None):
         first = "input"
+    if own is not False:
+        first = None
     after, before = judged.after, judged.before
     share = None
     if before is not None and after is not None and not before.within:

@@ -1,9 +1,10 @@
 """What comes into each attention, on both sides: whether it differs by more than rounding.
 
 Between two attentions lies whatever the model has there, so no formula tells how much rounding may have piled up. It is
-measured: each side that is a module runs once more in float64, and what its own inputs differ from that by is its
-rounding. Two inputs are the same where they differ by no more than `SLACK` times the roundings of both together; where
-a side can't be run in float64, its rounding is taken to be the other's, by the ratio of their dtypes.
+measured: each side that is a module runs once more in float64 (of a model in half precision that can't, in float32),
+and what its own inputs differ from that by is its rounding. Two inputs are the same where they differ by no more than
+`SLACK` times the roundings of both together; where a side can't be run so, its rounding is taken to be the other's, by
+the ratio of their dtypes.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from sqrtdk.compare.pair import Judged
 from sqrtdk.compare.records import StageDiff
 from sqrtdk.compare.sides import Side, entering_of
 from sqrtdk.compare.stages import hidden_rows
+from sqrtdk.compare.words import short
 from sqrtdk.errors import SqrtdkError
 from sqrtdk.tracing.tensors import CallTensors
 
+Exact = Mapping[str, Mapping[str, Tensor]] | None
 SLACK = 4.0  # two draws of roundings of one size, and what the order of operations makes of it
 UNMEASURED = (
     16.0  # roundings of the dtype, times the root of the number of attentions before, where nothing is measured
@@ -48,92 +51,112 @@ class Entering:
     text: str = ""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Both:
+    """What comes into one pair, of the first kind that both sides have.
+
+    Attributes:
+        kind: of `entering_of`; "" where there is none.
+        a: A's.
+        b: B's.
+        rows: (B, L), True for those that count; None for all.
+    """
+
+    kind: str
+    a: Tensor | None = None
+    b: Tensor | None = None
+    rows: Tensor | None = None
+
+    def size(self, values: Tensor) -> float:
+        """Root mean square over the rows that count."""
+        if self.rows is not None:
+            values = values[self.rows] if values.dim() == 3 else values.transpose(1, 2)[self.rows]
+        return float(values.double().square().mean().sqrt()) if values.numel() else 0.0
+
+
 def compare_inputs(
     a: Side, b: Side, calls: Sequence[tuple[CallTensors, CallTensors]], judged: Sequence[Judged]
 ) -> list[Entering]:
     """Compare what comes into every pair."""
-    tensors = [(entering_of(one), entering_of(other)) for one, other in calls]
-    rows = [_compared(own, one) for own, (one, _) in zip(judged, tensors, strict=True)]
-    gaps = [_difference(one, other, kept) for (one, other), kept in zip(tensors, rows, strict=True)]
-    needed = any(gap is not None and gap > 0 for gap in gaps)
-    roundings = _roundings(a, b, calls, tensors, rows) if needed else [(0.0, "")] * len(calls)
-    return [
-        _entering(one, other, kept, gap, rounding)
-        for (one, other), kept, gap, rounding in zip(tensors, rows, gaps, roundings, strict=True)
-    ]
+    blind: dict[tuple[int, int], Tensor] = {}
+    both = [_both(one, other, own, blind) for (one, other), own in zip(calls, judged, strict=True)]
+    gaps = [_gap(pair) for pair in both]
+    roundings = _roundings(a, b, calls, both) if any(gap for gap in gaps) else [0.0] * len(calls)
+    return [_entering(pair, gap, rounding) for pair, gap, rounding in zip(both, gaps, roundings, strict=True)]
 
 
-def _compared(judged: Judged, entering: Tensor | None) -> Tensor | None:
-    """(B, L), True for the rows that see a key on both sides; others may hold anything."""
-    if entering is None or judged.sides is None:
+def _both(a: CallTensors, b: CallTensors, judged: Judged, blind: dict[tuple[int, int], Tensor]) -> _Both:
+    """What comes into a pair; `blind` are the rows, by batch and length, that see no key here or in an earlier pair."""
+    one, other = ({} if call.missing is not None else entering_of(call) for call in (a, b))
+    for kind, x in one.items():
+        y = other.get(kind)
+        if y is not None and x.shape == y.shape:
+            return _Both(kind, x, y, _counted(judged, x, blind))
+    return _Both("")
+
+
+def _counted(judged: Judged, entering: Tensor, blind: dict[tuple[int, int], Tensor]) -> Tensor | None:
+    """The rows that have seen a key on both sides so far; others may hold anything, and carry it on."""
+    if judged.sides is None or not judged.sides.self_attention:
         return None
-    batch, length = entering.shape[0], entering.shape[-2]
-    hidden = torch.zeros(batch, length, dtype=torch.bool)
+    sizes = entering.shape[0], entering.shape[-2]
+    before = blind.get(sizes, torch.zeros(sizes, dtype=torch.bool))
+    here = before.clone()
     for program in (judged.sides.a, judged.sides.b):
-        hidden |= hidden_rows(program.formula, batch, length)
-    return ~hidden
+        here |= hidden_rows(program.formula, *sizes).cpu()
+    blind[sizes] = here
+    return ~here.to(entering.device)
 
 
-def _difference(one: Tensor | None, other: Tensor | None, rows: Tensor | None) -> float | None:
+def _gap(both: _Both) -> float | None:
     """Root mean square of the difference; None where there is nothing to compare."""
-    if one is None or other is None or one.shape != other.shape:
-        return None
-    return _size(one.double() - other.double(), rows)
-
-
-def _size(values: Tensor, rows: Tensor | None) -> float:
-    if rows is not None and values.dim() == 3:
-        values = values[rows]
-    elif rows is not None and values.dim() == 4:
-        values = values.transpose(1, 2)[rows]
-    return float(values.double().square().mean().sqrt()) if values.numel() else 0.0
+    return None if both.a is None or both.b is None else both.size(both.a.double() - both.b.double())
 
 
 def _roundings(
-    a: Side,
-    b: Side,
-    calls: Sequence[tuple[CallTensors, CallTensors]],
-    tensors: Sequence[tuple[Tensor | None, Tensor | None]],
-    rows: Sequence[Tensor | None],
-) -> list[tuple[float, str]]:
-    """Of every pair, how far the inputs may be apart by rounding, as a root mean square, and how that is known."""
+    a: Side, b: Side, calls: Sequence[tuple[CallTensors, CallTensors]], both: Sequence[_Both]
+) -> list[float]:
+    """Of every pair, how far what comes in may be apart by rounding, as a root mean square."""
     exact = [_exact(side) for side in (a, b)]
-    found = []
-    for number, ((one, other), (x, y), kept) in enumerate(zip(calls, tensors, rows, strict=True)):
-        errors = [
-            _error(call, tensor, reference, kept)
-            for call, tensor, reference in ((one, x, exact[0]), (other, y, exact[1]))
-        ]
-        units = [_unit(call) for call in (one, other)]
-        for i in (0, 1):
-            if errors[i] is None and errors[1 - i] is not None:
-                errors[i] = (errors[1 - i] or 0.0) * max(1.0, units[i] / units[1 - i])
-        if errors[0] is None or errors[1] is None:
-            size = 0.0 if x is None else _size(x, kept)
-            found.append((UNMEASURED * max(units) * math.sqrt(number + 1) * size, "by the dtype"))
-        else:
-            found.append((SLACK * math.hypot(errors[0], errors[1]), "against a run in float64"))
-    return found
+    return [_rounding(number, pair, both[number], exact) for number, pair in enumerate(calls)]
 
 
-def _exact(side: Side) -> Mapping[str, Tensor] | None:
-    """The inputs of a side's attentions in float64."""
-    if side.again is None:
-        return None
+def _rounding(number: int, calls: tuple[CallTensors, CallTensors], both: _Both, exact: Sequence[Exact]) -> float:
+    tensors = (both.a, both.b)
+    units = [_unit(call) for call in calls]
+    errors = [
+        None if x is None else _error(call, x, both, reference)
+        for call, x, reference in zip(calls, tensors, exact, strict=True)
+    ]
+    known = [(error, unit) for error, unit in zip(errors, units, strict=True) if error is not None]
+    if not known:
+        size = 0.0 if both.a is None else both.size(both.a)
+        return UNMEASURED * max(units) * math.sqrt(number + 1) * size
+    sizes = [
+        known[0][0] * max(1.0, unit / known[0][1]) if error is None else error
+        for error, unit in zip(errors, units, strict=True)
+    ]
+    return SLACK * math.hypot(*sizes)
+
+
+def _exact(side: Side) -> Exact:
+    """What comes into a side's attentions in float64."""
+    if side.again is None or side.exact is not None:
+        return side.exact
+    again, side.again = side.again, None
     side.forwards += 1
     try:
-        return side.again()
+        side.exact = again()
     except (SqrtdkError, RuntimeError, TypeError, ValueError, NotImplementedError):
         return None  # it has operations, or a copy of it, that know no float64
+    return side.exact
 
 
-def _error(
-    call: CallTensors, tensor: Tensor | None, exact: Mapping[str, Tensor] | None, rows: Tensor | None
-) -> float | None:
-    reference = None if exact is None else exact.get(name_of(call))
-    if tensor is None or reference is None or reference.shape != tensor.shape:
+def _error(call: CallTensors, tensor: Tensor, both: _Both, exact: Exact) -> float | None:
+    reference = None if exact is None else exact.get(name_of(call), {}).get(both.kind)
+    if reference is None or reference.shape != tensor.shape:
         return None
-    return max(_size(tensor.double() - reference.double(), rows), _unit(call) * _size(tensor, rows))
+    return max(both.size(tensor.double() - reference.double()), _unit(call) * both.size(tensor))
 
 
 def _unit(call: CallTensors) -> float:
@@ -141,15 +164,15 @@ def _unit(call: CallTensors) -> float:
     return float(torch.finfo(dtype).eps) / 2
 
 
-def _entering(
-    one: Tensor | None, other: Tensor | None, rows: Tensor | None, gap: float | None, rounding: tuple[float, str]
-) -> Entering:
-    if one is None or other is None or gap is None:
-        reason = "not recorded" if one is None or other is None else f"{tuple(one.shape)} against {tuple(other.shape)}"
-        return Entering(None, StageDiff("input", None, reason=reason))
-    allowed, _ = rounding
+def _entering(both: _Both, gap: float | None, allowed: float) -> Entering:
+    if gap is None or both.a is None or both.b is None:
+        return Entering(None, StageDiff("input", None, reason="not recorded, or of other shapes"))
+    if math.isnan(gap) or math.isnan(allowed):
+        return Entering(None, StageDiff("input", None, reason="not finite on both sides"))
     same = gap <= allowed
-    sizes = [_size(x, rows) for x in (one, other)]
-    share = gap / sizes[1] if sizes[1] else math.inf
-    text = f"gets another input, off by {share:.2g} of its size; rounding allows {allowed / max(sizes[1], 1e-300):.2g}"
-    return Entering(same, StageDiff("input", same, gap, allowed), sizes[0], sizes[1], text)
+    sizes = [both.size(x) for x in (both.a, both.b)]
+    share, most = (x / sizes[1] if sizes[1] else math.inf for x in (gap, allowed))
+    what = "gets another input" if both.kind == "input" else "gets another input, or projects v otherwise"
+    text = f"{what} (off by {short(share)} of its size, rounding allows {short(most)})"
+    reason = None if both.kind == "input" else "told from v: the input itself is not recorded on both sides"
+    return Entering(same, StageDiff("input", same, gap, allowed, reason=reason), sizes[0], sizes[1], text)

@@ -8,6 +8,7 @@ nearer is `unknown`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,7 @@ from sqrtdk.compare.suspect import STAGES, Sides, Suspicion
 
 MOST = 6  # causes of one segment
 ROUNDS = 24  # suspicions that are applied together
+LEAST = 0.5  # share that a cause must explain where something unknown is left beside it
 WORTH = 0.02  # share of a difference that a cause must take away to be kept before the whole of it is explained
 UNKNOWN = "unknown"
 Causes = Mapping[str, Callable[[Sides], Iterator[Suspicion]]]
@@ -63,6 +65,7 @@ def explain(segment: Segment, sides: Sides, causes: Causes) -> Explained:
     after = gap(segment, program)
     found = [_cause(segment, sides.a, chosen, suspicion, after) for suspicion in chosen]
     if not after.within:
+        found = [cause for cause in found if cause.explained >= LEAST]
         found.append(_unknown(segment, before, after))
     return Explained(tuple(found), program, before, after)
 
@@ -77,7 +80,8 @@ def _nearest(segment: Segment, sides: Sides, causes: Causes, before: Gap) -> lis
     chosen: list[Suspicion] = []
     program, left = sides.a, before
     for _ in range(MOST):
-        others = _asked(segment, replace(sides, a=program), causes)
+        asked = _asked(segment, replace(sides, a=program), causes)
+        others = [one for one in asked if not any((one.name, one.stage) == (old.name, old.stage) for old in chosen)]
         gaps = [gap(segment, other.change(program)) for other in others]
         there = [i for i, found in enumerate(gaps) if found.within]
         if there:
@@ -129,15 +133,22 @@ def _fewest(segment: Segment, program: Program, suspicions: list[Suspicion]) -> 
 
 def _cause(segment: Segment, program: Program, chosen: list[Suspicion], one: Suspicion, after: Gap) -> Cause:
     without = gap(segment, _applied(program, _without(chosen, one)))
-    explained = 1 - after.size / without.size if without.size > 0 else 0.0
+    explained = _share(without, after)
     return Cause(one.name, one.a, one.b, explained, one.text, one.stage)
+
+
+def _share(before: Gap, after: Gap) -> float:
+    """How much of a difference is gone; what is not finite is gone, or not."""
+    if not math.isfinite(before.size):
+        return float(math.isfinite(after.size))
+    return 1 - after.size / before.size if before.size > 0 and math.isfinite(after.size) else 0.0
 
 
 def _unknown(segment: Segment, before: Gap, after: Gap) -> Cause:
     stage = segment.stages[-1]
     if len(segment.stages) > 1 and segment.name != "output":
         stage = segment.stages[0]
-    explained = 1 - after.size / before.size if before.size > 0 else 0.0
+    explained = _share(before, after)
     text = f"differs at the {stage} by what is not known: {after.largest:.2g}, rounding allows {after.allowed:.2g}"
     return Cause(UNKNOWN, None, None, max(0.0, explained), text, stage)
 

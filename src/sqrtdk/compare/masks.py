@@ -1,17 +1,20 @@
 """A mask taken apart: the band that every row sees, the tokens that are padding, rows that stand apart, and the rest.
 
-visible = (band and padding and rest, or an open row) and not a closed row
+visible = band and padding and rest; but a row that stands apart sees every key, or none, or its own alone
 
-A row i sees the keys j of its band, least <= i - j <= greatest. What two masks differ in is one of these parts or
-several, and a part of one can be put into the other.
+A row i sees the keys j of its band, least <= i - j <= greatest. A row to which band and padding leave no key is blind;
+many codes let it see itself, or everything, so that its softmax is one. What two masks differ in is one of these parts
+or several, and a part of one can be put into the other (`mask_changes`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+NOT_APART, OPEN, CLOSED = -1, -2, -3  # of a row: sees what the parts let it, every key, none
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,8 +27,8 @@ class Parts:
         least: least i - j of a visible key; None where no key is hidden for coming too late.
         greatest: greatest i - j; None where none is hidden for being too long ago.
         padding: (b, S), True at a token, False at a key that no row sees although the band lets it.
-        open_rows: (b, L), True where the row sees every key, whatever the other parts say.
-        closed_rows: (b, L), True where it sees none, whatever the other parts say.
+        apart: (b, L), what a row sees whatever the other parts say: `OPEN`, `CLOSED`, or the number of the one key that
+            a blind row sees, its own; `NOT_APART` where the others say it.
         rest: broadcasts to (b, H, L, S), False where a key is hidden by none of the above; None where there is none.
     """
 
@@ -34,8 +37,7 @@ class Parts:
     least: int | None
     greatest: int | None
     padding: Tensor
-    open_rows: Tensor
-    closed_rows: Tensor
+    apart: Tensor
     rest: Tensor | None
 
     @property
@@ -103,56 +105,81 @@ def decompose(visible: Tensor | None, batch: int, rows: int, keys: int) -> Parts
     open_rows = visible.all(1).all(-1)
     if bool(open_rows.all()):
         return _everything(rows, keys, visible)
-    least, _ = _bounds(visible & ~open_rows[:, None, :, None])
+    least, _ = _bounds(_left_out(visible, open_rows))
     if least is not None:  # a row so far down that its band has every key is not apart
         open_rows = open_rows & (torch.arange(rows, device=visible.device) < keys - 1 + least)
-    core = visible & ~open_rows[:, None, :, None]
+    alone = _alone(visible, open_rows, batch)
+    core = _left_out(visible, open_rows | (alone >= 0))
     least, greatest = _kept(core, *_bounds(core), batch)
     if least is None and greatest is None:  # no band to stand apart from: an entry that sees everything has no mask
         open_rows = open_rows & ~visible.all(1).all(-1).all(-1, keepdim=True)
-        core = visible & ~open_rows[:, None, :, None]
-    return _parts(visible, core, open_rows, least, greatest)
+        core = _left_out(visible, open_rows | (alone >= 0))
+    return _parts(visible, core, torch.where(open_rows, OPEN, alone), least, greatest)
 
 
 def recompose(parts: Parts) -> Tensor | None:
     """The mask of the parts, (b, H or 1, L, S); None where every key is seen."""
-    inside = _inside(parts)[:, None]
+    inside = within(parts)[:, None]
     if parts.rest is not None:
         inside = inside & parts.rest
-    inside = (inside | parts.open_rows[:, None, :, None]) & ~parts.closed_rows[:, None, :, None]
+    apart = parts.apart[:, None, :, None]
+    own = apart == torch.arange(parts.keys, device=apart.device)
+    inside = (inside & (apart == NOT_APART)) | (apart == OPEN) | own
     return None if bool(inside.all()) else inside
 
 
-def with_band(parts: Parts, least: int | None, greatest: int | None, other: Parts) -> Parts:
-    """The parts with another band; keys that come in or go out are else as the other mask has them."""
-    old = band(parts.rows, parts.keys, parts.least, parts.greatest, parts.padding.device)
-    new = band(parts.rows, parts.keys, least, greatest, parts.padding.device)
-    moved = replace(parts, least=least, greatest=greatest, rest=_mixed(parts.rest, other.rest, old ^ new))
-    empty = ~_inside(moved).any(-1)  # such a row is what the other makes of it
-    return replace(
-        moved,
-        open_rows=torch.where(empty, other.open_rows, parts.open_rows),
-        closed_rows=torch.where(empty, other.closed_rows, parts.closed_rows),
-    )
+def within(parts: Parts) -> Tensor:
+    """What band and padding let each row see, (b, L, S)."""
+    inside = band(parts.rows, parts.keys, parts.least, parts.greatest, parts.padding.device)
+    return inside & parts.padding[:, None]
 
 
-def with_padding(parts: Parts, other: Parts) -> Parts:
-    """The parts with the padding of another mask, and with what it makes of the rows of padding."""
-    changed = (parts.padding ^ other.padding)[:, None, None]
-    return replace(
-        parts,
-        padding=other.padding,
-        open_rows=other.open_rows,
-        closed_rows=other.closed_rows,
-        rest=_mixed(parts.rest, other.rest, changed),
-    )
+def blind(parts: Parts) -> Tensor:
+    """(b, L), True where band and padding leave a row no key."""
+    return ~within(parts).any(-1)
 
 
 def _everything(rows: int, keys: int, visible: Tensor) -> Parts:
     count, device = visible.shape[0], visible.device
     tokens = torch.ones(count, keys, dtype=torch.bool, device=device)
-    none = torch.zeros(count, rows, dtype=torch.bool, device=device)
-    return Parts(rows, keys, None, None, tokens, none, none, None)
+    return Parts(rows, keys, None, None, tokens, torch.full((count, rows), NOT_APART, device=device), None)
+
+
+def _left_out(visible: Tensor, rows: Tensor) -> Tensor:
+    """The mask with nothing visible in some rows."""
+    return visible & ~rows[:, None, :, None]
+
+
+def _alone(visible: Tensor, open_rows: Tensor, batch: int) -> Tensor:
+    """(b, L), the one key that a row sees where the rows that see more say that it is blind; else `NOT_APART`."""
+    rows, keys = visible.shape[-2:]
+    single = (visible.sum(-1) == 1).all(1)
+    found = torch.full(single.shape, NOT_APART, device=visible.device)
+    for corner in dict.fromkeys((0, keys - rows)):
+        own = torch.arange(rows, device=visible.device) + corner
+        there = (own >= 0) & (own < keys)
+        sees_own = visible.all(1).gather(-1, own.clamp(0, keys - 1).expand(single.shape)[..., None])[..., 0]
+        rows_alone = _blind_of(visible, open_rows, single & sees_own & there, batch, -corner)
+        if int(rows_alone.sum()) > int((found >= 0).sum()):
+            found = torch.where(rows_alone, own, NOT_APART)
+    return found
+
+
+def _blind_of(visible: Tensor, open_rows: Tensor, alone: Tensor, batch: int, apart: int) -> Tensor:
+    """Which of the rows that see their own key alone, `apart` before them, are blind by what all others see."""
+    while bool(alone.any()):
+        core = _left_out(visible, open_rows | alone)
+        if not bool(core.any()):  # no other row says so
+            return torch.zeros_like(alone)
+        least, greatest = _kept(core, *_bounds(core), batch)
+        parts = _parts(visible, core, torch.where(open_rows, OPEN, NOT_APART), least, greatest)
+        blinded = alone & blind(parts)
+        if least is not None and least <= apart:  # of an entry in which all are, the last row is a token
+            blinded[:, -1] &= ~blinded.all(-1)
+        if torch.equal(blinded, alone):
+            break
+        alone = blinded
+    return alone
 
 
 def _bounds(core: Tensor) -> tuple[int | None, int | None]:
@@ -178,26 +205,12 @@ def _kept(core: Tensor, least: int | None, greatest: int | None, batch: int) -> 
     return least if hides_late else None, greatest if hides_early else None
 
 
-def _parts(visible: Tensor, core: Tensor, open_rows: Tensor, least: int | None, greatest: int | None) -> Parts:
+def _parts(visible: Tensor, core: Tensor, apart: Tensor, least: int | None, greatest: int | None) -> Parts:
     rows, keys = visible.shape[-2:]
     inside = band(rows, keys, least, greatest, visible.device)
     padding = core.any(1).any(-2) | ~inside.any(0)
     both = inside & padding[:, None]
-    closed_rows = ~visible.any(1).any(-1) & both.any(-1)
-    apart = (open_rows | closed_rows)[:, None, :, None]
-    rest = visible | ~both[:, None] | apart
-    return Parts(rows, keys, least, greatest, padding, open_rows, closed_rows, None if bool(rest.all()) else rest)
-
-
-def _inside(parts: Parts) -> Tensor:
-    """Band and padding, (b, L, S)."""
-    inside = band(parts.rows, parts.keys, parts.least, parts.greatest, parts.padding.device)
-    return inside & parts.padding[:, None]
-
-
-def _mixed(rest: Tensor | None, other: Tensor | None, changed: Tensor) -> Tensor | None:
-    """The rest, and the other's where something was changed."""
-    if rest is None and other is None:
-        return None
-    one = torch.ones((), dtype=torch.bool, device=changed.device)
-    return torch.where(changed, one if other is None else other, one if rest is None else rest)
+    closed = ~visible.any(1).any(-1) & both.any(-1)
+    apart = torch.where(closed, CLOSED, apart)
+    rest = visible | ~both[:, None] | (apart != NOT_APART)[:, None, :, None]
+    return Parts(rows, keys, least, greatest, padding, apart, None if bool(rest.all()) else rest)

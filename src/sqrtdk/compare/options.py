@@ -16,7 +16,8 @@ from torch import Tensor
 from sqrtdk.audit.tolerance import inverse_root
 from sqrtdk.compare.causes.scale import rescaled
 from sqrtdk.compare.causes.softcap_order import placed
-from sqrtdk.compare.masks import Parts, decompose, distances, recompose, with_band, with_padding
+from sqrtdk.compare.mask_changes import with_band, with_padding
+from sqrtdk.compare.masks import NOT_APART, Parts, decompose, distances, recompose
 from sqrtdk.compare.numbers import one_number, same, total
 from sqrtdk.compare.program import Formula
 from sqrtdk.positions import alibi_slopes
@@ -146,11 +147,9 @@ def masks(base: Formula, sizes: Sizes) -> Iterator[Option]:
     blind = ~torch.ones((), dtype=torch.bool) if base.visible is None else ~base.visible.any(-1)
     if bool(blind.any()):
         found.append(Option(MASK, 1, _opened))
-    if bool(parts.open_rows.any()):
-        none = torch.zeros_like(parts.open_rows)
-        found.append(
-            Option(MASK, 1, _mask(replace(parts, open_rows=none), (parts.least, parts.greatest), parts.padding))
-        )
+    if bool((parts.apart != NOT_APART).any()):
+        none = torch.full_like(parts.apart, NOT_APART)
+        found.append(Option(MASK, 1, _mask(replace(parts, apart=none), (parts.least, parts.greatest), parts.padding)))
     if parts.rest is not None:
         found.append(Option(MASK, 1, _mask(replace(parts, rest=None), (parts.least, parts.greatest), parts.padding)))
     yield from sorted(found, key=lambda option: option.changes)
@@ -194,8 +193,7 @@ def _paddings(parts: Parts) -> Iterator[tuple[Tensor, int]]:
 
 def _mask(parts: Parts, bounds: tuple[int | None, int | None], padding: Tensor) -> Change:
     def change(formula: Formula) -> Formula:
-        none = torch.zeros_like(parts.open_rows)
-        other = replace(parts, padding=padding, rest=None, open_rows=none, closed_rows=none)
+        other = replace(parts, padding=padding, rest=None, apart=torch.full_like(parts.apart, NOT_APART))
         moved = parts if padding is parts.padding else with_padding(parts, other)
         return replace(formula, visible=recompose(with_band(moved, *bounds, other)))
 

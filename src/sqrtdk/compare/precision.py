@@ -53,14 +53,23 @@ def least(dtype: torch.dtype) -> float:
     return finfo.tiny * finfo.eps / 2
 
 
-def coarser(dtype: torch.dtype, other: str | None) -> torch.dtype:
-    """The one of two dtypes that rounds more.
+def stored(p: Precision, recorded: torch.dtype, formula: str | None) -> torch.dtype:
+    """In which dtype logits or weights are for the rounding that is allowed.
+
+    That is what was recorded of the side, but where it is less than the side's own dtype: such a rounding is a step of
+    the formula, and is allowed for where the formula has it.
+
+    Args:
+        p: of the side.
+        recorded: of its logits or weights.
+        formula: to what the formula rounds them; None to nothing.
 
     Example:
-        >>> coarser(torch.float32, "float16"), coarser(torch.bfloat16, None)
-        (torch.float16, torch.bfloat16)
+        >>> stored(Precision(), torch.float16, None), stored(Precision(), torch.float16, "float16")
+        (torch.float32, torch.float16)
     """
-    return dtype if other is None else max(dtype, dtype_of(other), key=unit)
+    most = p.dtype if formula is None else max(p.dtype, dtype_of(formula), key=unit)
+    return min(recorded, most, key=unit)
 
 
 def sigmas(entries: int) -> float:

@@ -39,8 +39,12 @@ from torch import Tensor
 from sqrtdk.compare import compute
 from sqrtdk.compare.precision import Precision as Precision
 from sqrtdk.compare.precision import beyond as beyond
-from sqrtdk.compare.precision import coarser, least, sigmas, sum_variance, unit
+from sqrtdk.compare.precision import least, sigmas, stored, sum_variance, unit
 from sqrtdk.compare.program import Formula
+from sqrtdk.compare.rounding_carried import Off as Off
+from sqrtdk.compare.rounding_carried import Offs, of_logits, of_values
+from sqrtdk.compare.rounding_carried import projection_off as projection_off
+from sqrtdk.compare.rounding_carried import way_off as way_off
 from sqrtdk.compare.rounding_steps import norm_allowed as norm_allowed
 from sqrtdk.compare.rounding_steps import projection_allowed as projection_allowed
 from sqrtdk.compare.rounding_steps import rotation_allowed as rotation_allowed
@@ -63,7 +67,7 @@ def weights_allowed(
 ) -> Tensor:
     """Of the weights, (B, Hq, l, S)."""
     there = _Logits.of(query, key, formula, rows)
-    weights, _ = compute.weigh(query, key, formula, rows)
+    weights, _ = compute.weigh(query, key, formula, rows, there.entering)
     count = there.z.numel() * max(1, query.shape[-2]) // max(1, there.z.shape[-2])
     allowed = torch.zeros_like(weights)
     for p in (a, b):
@@ -72,7 +76,7 @@ def weights_allowed(
         others = (weights * relative).square().sum(-1, keepdim=True).sqrt()
         keys = _keys(weights)
         sums = (keys * (1 / 3 + weights.square().sum(-1, keepdim=True) / 2) / 3).sqrt() * unit(p.accumulator)
-        w = coarser(p.weights_dtype or p.dtype, formula.weights_dtype)
+        w = stored(p, p.weights_dtype or p.dtype, formula.weights_dtype)
         allowed += weights * (most * (relative + others + sums) + unit(w)) + least(w)
     return allowed
 
@@ -82,7 +86,7 @@ def lse_allowed(query: Tensor, key: Tensor, formula: Formula, a: Precision, b: P
     most, parts = sigmas(query.shape[:3].numel()), []
     for rows in compute.chunks(query, key):
         there = _Logits.of(query, key, formula, rows)
-        weights, lse = compute.weigh(query, key, formula, rows)
+        weights, lse = compute.weigh(query, key, formula, rows, there.entering)
         allowed = torch.zeros_like(lse)
         for p in (a, b):
             keys = _keys(weights)[..., 0]
@@ -93,7 +97,18 @@ def lse_allowed(query: Tensor, key: Tensor, formula: Formula, a: Precision, b: P
     return torch.cat(parts, 2) if parts else query.new_zeros(query.shape[:3]).double()
 
 
-def output_allowed(query: Tensor, key: Tensor, value: Tensor, formula: Formula, a: Precision, b: Precision) -> Tensor:
+def output_allowed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    formula: Formula,
+    a: Precision,
+    b: Precision,
+    *,
+    query_off: Off | None = None,
+    key_off: Off | None = None,
+    value_off: Off | None = None,
+) -> Tensor:
     """Of the output, (B, Hq, L, Ev), in chunks of rows.
 
     Args:
@@ -103,12 +118,25 @@ def output_allowed(query: Tensor, key: Tensor, value: Tensor, formula: Formula, 
         formula: of both.
         a: one side; float64 allows next to nothing.
         b: the other side.
+        query_off: errors of q as it comes in, of both sides; None: both have it as it is given.
+        key_off: of k.
+        value_off: of v.
     """
     heads = query.shape[1]
+    offs = None
+    if query_off is not None or key_off is not None or value_off is not None:
+        query_off, key_off, value_off = (
+            query_off or Off.none(query),
+            key_off or Off.none(key),
+            value_off or Off.none(value),
+        )
+        offs = Offs(query_off.spread(heads, None), key_off.spread(heads, None), value_off.spread(heads, None))
     key, value = compute.spread(key, heads).double(), compute.spread(value, heads).double()
     entries = query.shape[:3].numel() * value.shape[-1]
     times, most = _repeats(key), sigmas(entries)
-    parts = [_output_rows(query, key, value, formula, (a, b), rows, most, times) for rows in compute.chunks(query, key)]
+    parts = [
+        _output_rows(query, key, value, formula, (a, b), rows, most, times, offs) for rows in compute.chunks(query, key)
+    ]
     return torch.cat(parts, 2) if parts else query.new_zeros((*query.shape[:3], value.shape[-1])).double()
 
 
@@ -121,26 +149,37 @@ def _output_rows(
     rows: slice,
     most: float,
     times: Tensor,
+    offs: Offs | None,
 ) -> Tensor:
     there = _Logits.of(query, key, formula, rows)
-    weights, _ = compute.weigh(query, key, formula, rows)
-    whole = weights if formula.kept is None else compute.weigh(query, key, replace(formula, kept=None), rows)[0]
+    weights, _ = compute.weigh(query, key, formula, rows, there.entering)
+    whole = (
+        weights
+        if formula.kept is None
+        else compute.weigh(query, key, replace(formula, kept=None), rows, there.entering)[0]
+    )
     output, terms, keys = weights @ value, weights.square() @ value.square(), _keys(whole)
     repeated, reach = (weights.square() * times) @ value.square(), _reach(value, formula)
     mean_square = weights @ value.square() if formula.kept is None else whole @ value.square() + reach**2
     spread = (mean_square - output.square()).clamp(min=0.0)
     allowed, counted = torch.zeros_like(output), _distinct(sides)
+    if offs is not None:
+        queries, of_rows = query[..., rows, :].double(), offs.query
+        of_rows = Off(of_rows.each[..., rows, :], of_rows.row[..., rows, :])
+        carried = of_logits(queries, key, offs._replace(query=of_rows), there.product, there.slope, whole, most)
+        allowed += torch.minimum(most * (spread * carried).sqrt(), reach)
+        allowed += most * of_values(value, offs.value, weights, _repeats(value)).sqrt()
     for p, count in counted.items():
         relative = there.relative(p, most).square()
         moved = _moved(weights, whole, relative * times, value, output)
         together = (whole * there.vectors(p)).sum(-1, keepdim=True) + there.cells(p, whole)
         moved = moved + spread * together
-        u, w = unit(p.accumulator), coarser(p.weights_dtype or p.dtype, formula.weights_dtype)
-        stored = repeated * unit(w) ** 2 + (weights > 0).double() @ value.square() * least(w) ** 2
-        stored = stored + mean_square * (unit(w) / (1.0 + there.spread(whole) / (2 * unit(w)))) ** 2
+        u, w = unit(p.accumulator), stored(p, p.weights_dtype or p.dtype, formula.weights_dtype)
+        last = repeated * unit(w) ** 2 + (weights > 0).double() @ value.square() * least(w) ** 2
+        last = last + mean_square * (unit(w) / (1.0 + there.spread(whole) / (2 * unit(w)))) ** 2
         summed = keys * (output.square() / 3 + terms / 2) + terms
         divided = output.square() * (keys * (1 / 3 + whole.square().sum(-1, keepdim=True) / 2) + SOFTMAX_STEPS)
-        others = (stored + u * u * (summed + divided)) / 3
+        others = (last + u * u * (summed + divided)) / 3
         smaller = (most * (whole.square() * relative).sum(-1, keepdim=True).sqrt()).clamp(max=0.5)
         side = torch.minimum(most * (moved + others).sqrt() / (1.0 - smaller), reach + most * others.sqrt())
         allowed += count * (side + unit(p.dtype) * output.abs() + least(p.dtype))
@@ -190,6 +229,9 @@ class _Logits:
         sizes: the largest number that was rounded on the way, but for a fill.
         added: where the fill was added; None where it was not.
         formula: of both sides.
+        entering: the softmax, the logits with what hides keys.
+        product: q . k, 0 as z is.
+        slope: of the logits against it, broadcasts to them.
     """
 
     z: Tensor
@@ -199,6 +241,9 @@ class _Logits:
     sizes: Tensor
     added: Tensor | None
     formula: Formula
+    entering: Tensor
+    product: Tensor
+    slope: Tensor
 
     @classmethod
     def of(cls, query: Tensor, key: Tensor, formula: Formula, rows: slice | None) -> _Logits:
@@ -206,28 +251,32 @@ class _Logits:
         queries = (query if rows is None else query[..., rows, :]).double()
         keys = compute.spread(key, query.shape[1]).double()
         product, squares = queries @ keys.mT, queries.square() @ keys.square().mT
-        bare, slope = compute.curve(query, key, formula, rows)
-        z = compute.logits(query, key, formula, rows)
-        sizes, hidden, added = torch.maximum(bare.abs(), z.abs()), compute.hidden(formula, rows, query.shape[-2]), None
+        bare, slope = compute.curve(product, formula, rows, query.shape[-2])
+        entering = z = compute.logits(query, key, formula, rows, product)
+        plain = formula.bias is None and formula.softcap_at != "masked"
+        sizes = bare.abs() if plain else torch.maximum(bare.abs(), z.abs())
+        hidden, added = compute.hidden(formula, rows, query.shape[-2]), None
         top = z.amax(-1, keepdim=True) if z.shape[-1] else z
         below = (z - top).masked_fill(top == float("-inf"), 0.0)
         if hidden is not None and formula.fill_added and not math.isinf(formula.fill):
             sizes, added = torch.where(hidden, bare.abs(), sizes), hidden
         elif hidden is not None:
-            z, below, sizes, slope = (t.masked_fill(hidden, 0.0) for t in (z, below, sizes, slope))
+            z, below, sizes, squares, product = (
+                t.masked_fill(hidden, 0.0) for t in (z, below, sizes, squares, product)
+            )
         squares = slope.square() * squares
         sums = sum_variance(slope * product, squares, query.shape[-1])
-        return cls(z, below, sums, squares, sizes, added, formula)
+        return cls(z, below, sums, squares, sizes, added, formula, entering, product, slope)
 
     def deviation(self, p: Precision, most: float) -> Tensor:
         """Standard deviation of a logit; of one that a fill was added to, what of that can show in the sum."""
-        accumulator, stored = unit(p.accumulator), coarser(p.logits_dtype or p.accumulator, self.formula.logits_dtype)
+        accumulator, own = unit(p.accumulator), stored(p, p.logits_dtype or p.accumulator, self.formula.logits_dtype)
         variance = accumulator**2 * self.sums
-        variance = variance + p.logit_steps * (unit(stored) ** 2 * self.sizes.square() + least(stored) ** 2)
+        variance = variance + p.logit_steps * (unit(own) ** 2 * self.sizes.square() + least(own) ** 2)
         deviation = (variance / 3 + self.vectors(p)).sqrt()
         if self.added is None:
             return deviation
-        name = str(stored).removeprefix("torch.")
+        name = str(own).removeprefix("torch.")
         above, under = (compute.rounded(self.z + way * most * deviation, name) for way in (1.0, -1.0))
         return torch.where(self.added, (above - under).nan_to_num(nan=0.0) / most, deviation)
 
@@ -243,7 +292,7 @@ class _Logits:
 
     def cells(self, p: Precision, weights: Tensor) -> Tensor:
         """Variance of logits, (B, Hq, l, 1), as far as they are too near to one another to be rounded by chance."""
-        u = unit(coarser(p.logits_dtype or p.accumulator, self.formula.logits_dtype))
+        u = unit(stored(p, p.logits_dtype or p.accumulator, self.formula.logits_dtype))
         sizes = (weights * self.sizes.square()).sum(-1, keepdim=True)
         one = p.logit_steps * u * u * sizes / 3
         return one / (1.0 + self.spread(weights) / (2 * u * sizes.sqrt()).clamp(min=1e-300)).square()

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sqrtdk.compare import rounding
-from sqrtdk.compare.compute import apply_step, attend, follow, project, spread
+from sqrtdk.compare.compute import apply_step, attend, follow, project, rounded, spread
 from sqrtdk.compare.observed import NAMES, Seen
 from sqrtdk.compare.precision import Precision, sigmas, unit
-from sqrtdk.compare.program import Norm, Opaque, Program, Rotation, Way
+from sqrtdk.compare.program import Norm, Opaque, Program, Rotation, Rounded, Way
+from sqrtdk.compare.rounding import Off
 from sqrtdk.compare.suspect import STAGES
 from sqrtdk.tracing.tensors import CallTensors
 
@@ -109,6 +110,7 @@ def segments(
         precisions: in which both sides compute.
         rows: (B, L), True where the output is compared.
     """
+    precisions = of_measured(precisions)
     parts = [_projection(name, seen[name], precisions) for name in NAMES if _projects(seen[name], way_of(a, name))]
     parts += [_steps(name, seen[name], precisions) for name in NAMES if _steps_known(seen[name], way_of(a, name))]
     if a.formula is not None:
@@ -117,50 +119,68 @@ def segments(
 
 
 def whole(b: CallTensors, seen: Mapping[str, Seen], a: Program, precisions: Precisions, rows: Tensor | None) -> Segment:
-    """All segments as one: from what came in, or the first that is recorded, to the output."""
-    parts = {part.name: part for part in segments(b, seen, a, precisions, rows)}
+    """All segments as one: A's program from the first place on where it does not give what B had, to the output.
 
-    def vectors(program: Program) -> dict[str, Tensor]:
-        found = {}
-        for name in NAMES:
-            values = parts[name].run(program) if name in parts else seen[name].projected
-            known = f"{name} used" in parts and values is not None
-            found[name] = follow(way_of(program, name), values)[-1] if known and values is not None else seen[name].used
-        return found
+    Each of q, k and v begins as late as it can: where A gives what B had of it, at what met in the product; else as it
+    was projected, where A gives that; else at the input. What is off on the way since then is carried on.
+    """
+    precisions = of_measured(precisions)
+    parts = {part.name: part for part in segments(b, seen, a, precisions, rows)}
+    begins = {name: _begin(name, parts, a) for name in NAMES}
+    latest: list[tuple[Program, dict[str, Tensor], dict[str, Off]]] = []
+
+    def vectors(program: Program) -> tuple[dict[str, Tensor], dict[str, Off]]:
+        if not latest or latest[0][0] is not program:
+            ways = {name: _along(way_of(program, name), seen[name], begins[name], precisions) for name in NAMES}
+            latest[:] = [(program, *({name: way[i] for name, way in ways.items()} for i in (0, 1)))]  # type: ignore[list-item]
+        return latest[0][1:]
 
     def run(program: Program) -> Tensor:
-        return _output(b, vectors(program), precisions, rows).run(program)
+        return _output(b, vectors(program)[0], precisions, rows).run(program)
 
-    def allowed(program: Program) -> Tensor:
-        values = vectors(program)
-        errors = {
-            name: _sum([parts[part].allowed(program) for part in (name, f"{name} used") if part in parts])
-            for name in NAMES
-        }
-        limit = torch.as_tensor(_output(b, values, precisions, rows).allowed(program))
-        return limit + _carried(program, values, errors)
+    def allowed(program: Program) -> Tensor | float:
+        values, offs = vectors(program)
+        return _output(b, values, precisions, rows, offs).allowed(program)
 
     return Segment("whole", STAGES, b.output, run, allowed, rows)
 
 
-def _sum(limits: list[Tensor | float]) -> Tensor | float:
-    return sum(limits[1:], limits[0]) if limits else 0.0
+def of_measured(precisions: Precisions) -> Precisions:
+    """What is allowed for, B being what was measured: a lesser dtype of A's logits or weights counts where B has it."""
+    a, b = precisions
+
+    def no_less(own: torch.dtype | None, other: torch.dtype | None) -> torch.dtype | None:
+        if own is None or unit(own) <= unit(a.dtype):
+            return own
+        return min(own, max(a.dtype, other or b.dtype, key=unit), key=unit)
+
+    logits, weights = no_less(a.logits_dtype, b.logits_dtype), no_less(a.weights_dtype, b.weights_dtype)
+    return Precisions(replace(a, logits_dtype=logits, weights_dtype=weights), b)
 
 
-def _carried(program: Program, values: dict[str, Tensor], errors: dict[str, Tensor | float]) -> Tensor:
-    """By how much errors of q, k and v move the output, at most: logits by dz move weights by a factor of e^(2 dz)."""
-    formula, count = program.formula, values["query"].shape[1]
-    assert formula is not None
-    sizes = {name: torch.as_tensor(errors[name], dtype=torch.float64).expand(values[name].shape) for name in NAMES}
-    key, value = (spread(values[name], count, way_of(program, name).heads).double() for name in ("key", "value"))
-    of_key, of_value = (spread(sizes[name], count, way_of(program, name).heads) for name in ("key", "value"))
-    query = values["query"].double()
-    slope = float(torch.as_tensor(formula.scale, dtype=torch.float64).abs().max())
-    slope *= float(torch.as_tensor(formula.after, dtype=torch.float64).abs().max())
-    lengths = key.norm(dim=-1).amax(-1), of_key.norm(dim=-1).amax(-1)
-    moved = slope * (sizes["query"].norm(dim=-1) * lengths[0][..., None] + query.norm(dim=-1) * lengths[1][..., None])
-    reach = value.amax(-2, keepdim=True) - value.amin(-2, keepdim=True)
-    return torch.expm1((2 * moved).clamp(max=1.0)).clamp(max=1.0)[..., None] * reach + of_value.amax(-2, keepdim=True)
+def _begin(name: str, parts: Mapping[str, Segment], a: Program) -> str:
+    """Where q, k or v begins: "used", "projected" or "input"."""
+    if f"{name} used" not in parts:
+        return "used"
+    if name in parts and not gap(parts[name], a).within:
+        return "input"
+    return "used" if gap(parts[f"{name} used"], a).within else "projected"
+
+
+def _along(way: Way, seen: Seen, begin: str, precisions: Precisions) -> tuple[Tensor, Off]:
+    """Values of q, k or v from where they begin, and by what they may be off."""
+    if begin == "used" or seen.projected is None:
+        return seen.used, Off.none(seen.used)
+    values = seen.projected
+    off = Off.none(values)
+    if begin == "input":
+        assert way.affine is not None
+        assert seen.input is not None
+        values = project(way.affine, seen.input)
+        off = rounding.projection_off(way.affine, seen.input, *precisions)
+    elif seen.borrowed:
+        off = Off(off.each + _borrowed(seen, precisions) / sigmas(values.numel()), off.row)
+    return follow(way, values)[-1], rounding.way_off(way, values, off, *precisions)
 
 
 def _projects(seen: Seen, way: Way) -> bool:
@@ -217,6 +237,9 @@ def _way_allowed(way: Way, before: Tensor, precisions: Precisions) -> Tensor:
             still = allowed.clone()
             still[..., step.first : step.first + step.width] = turned
             allowed = still + rounding.rotation_allowed(step, values, *precisions)
+        elif isinstance(step, Rounded):  # numbers that fall on the next one
+            beside = [(rounded(values + way * allowed, step.dtype) - after).abs() for way in (1.0, -1.0)]
+            allowed = torch.maximum(*beside)
         values = after
     if not way.steps:
         allowed = allowed + sum(unit(p.dtype) for p in precisions) * values.abs()
@@ -236,7 +259,13 @@ def _borrowed(seen: Seen, precisions: Precisions) -> Tensor | float:
     return sigmas(values.numel()) * sums + sum(unit(p.dtype) for p in precisions) * values.abs()
 
 
-def _output(b: CallTensors, values: Mapping[str, Tensor], precisions: Precisions, rows: Tensor | None) -> Segment:
+def _output(
+    b: CallTensors,
+    values: Mapping[str, Tensor],
+    precisions: Precisions,
+    rows: Tensor | None,
+    offs: Mapping[str, Off] | None = None,
+) -> Segment:
     query = values["query"]
     count = query.shape[1]
 
@@ -252,6 +281,16 @@ def _output(b: CallTensors, values: Mapping[str, Tensor], precisions: Precisions
 
     def allowed(program: Program) -> Tensor | float:
         assert program.formula is not None
-        return rounding.output_allowed(query, *grouped(program), program.formula, *precisions)
+        if offs is None:
+            return rounding.output_allowed(query, *grouped(program), program.formula, *precisions)
+        return rounding.output_allowed(
+            query,
+            *grouped(program),
+            program.formula,
+            *precisions,
+            query_off=offs["query"],
+            key_off=offs["key"].spread(count, program.key.heads),
+            value_off=offs["value"].spread(count, program.value.heads),
+        )
 
     return Segment("output", OF_FORMULA, b.output, run, allowed, rows, ("key", "value", *OF_FORMULA))

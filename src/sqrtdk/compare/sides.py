@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import importlib.metadata
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.audit.guard import eval_mode, random_state
-from sqrtdk.audit.own_module import from_module, on_meta
+from sqrtdk.audit.own_module import from_module, on_meta, refuse_empty
 from sqrtdk.audit.switch import implementation, offers_choice
 from sqrtdk.audit.tokens import Tokens, tokens_of
 from sqrtdk.compare.align import name_of
 from sqrtdk.compare.records import SideInfo, Unpaired
-from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError, UnsupportedError
-from sqrtdk.models.input_file import read_tensors
+from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError, SqrtdkError, UnsupportedError
 from sqrtdk.models.load import resolve
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.records import Inputs, LoadedModel
@@ -30,6 +29,7 @@ from sqrtdk.tracing.tensors import CallTensors
 from sqrtdk.tracing.trace import Trace
 
 PACKAGES = ("torch", "transformers")
+TRACE, ONNX, EXPORTED = ".safetensors", ".onnx", ".pt2"  # sides that are files
 Given = nn.Module | str | Path
 
 
@@ -44,7 +44,9 @@ class Side:
         inputs: that it ran on; None of a trace file.
         tokens: which of them are no padding.
         forwards: how often it has run.
-        again: runs it in float64 and gives the inputs of its attentions by `name_of`; None where that can't be done.
+        again: runs it in float64 and gives what comes into its attentions by `name_of`; None where it can't, or did.
+        exact: what that gave.
+        notes: sentences on what was decided for the user.
     """
 
     info: SideInfo
@@ -53,43 +55,69 @@ class Side:
     inputs: Inputs | None = None
     tokens: Tokens = field(default_factory=Tokens)
     forwards: int = 1
-    again: Callable[[], Mapping[str, Tensor]] | None = None
+    again: Callable[[], Mapping[str, Mapping[str, Tensor]]] | None = None
+    exact: Mapping[str, Mapping[str, Tensor]] | None = None
+    notes: tuple[str, ...] = ()
 
 
-def open_side(given: Given, label: str, inputs: Inputs | None, options: LoadOptions, *, other: Inputs | None) -> Side:
-    """Load and run a side.
+def load_side(given: Given, label: str, inputs: Inputs | None, options: LoadOptions) -> LoadedModel | Path:
+    """Load a side that runs in torch, or check the kind of the file that a side is.
 
     Args:
         given: what the user named.
         label: "A" or "B".
-        inputs: that were given; None makes some, or takes the other side's.
+        inputs: to run on; None makes some.
         options: of loading.
-        other: inputs that the other side ran on, if it has run.
+
+    Returns:
+        The module with its inputs; the path of a trace file or an ONNX graph.
+
+    Raises:
+        ModelError: it can't be built.
+        InvalidValueError: there are no inputs, and none can be made.
     """
-    if isinstance(given, nn.Module):
-        attn = options.attn
-        loaded = from_module(given, _fitted(given, inputs or other), options)
-        return run_module(loaded, attn, options.seed, label)
-    name = str(given)
-    suffix = Path(name).suffix.lower()
-    if suffix == ".safetensors":
-        return _of_file(Path(name))
-    if suffix == ".onnx":
-        return _of_onnx(Path(name), inputs or other or _from_file(options), label)
-    if suffix == ".pt2":
-        return run_module(
-            _exported(Path(name), inputs or other or _from_file(options), options),
-            None,
-            options.seed,
-            label,
-            kind="exported",
-        )
-    if not isinstance(given, str | Path):
-        raise InvalidTypeError(
-            f"{label} is a {type(given).__name__}", hint="Give a torch.nn.Module, a name, or a path."
-        )
-    loaded = resolve(name, options, inputs or other)
-    return run_module(loaded, None, options.seed, label)
+    with _named(label):
+        if isinstance(given, nn.Module):
+            return from_module(given, _fitted(given, inputs), options)
+        if not isinstance(given, str | Path):
+            raise InvalidTypeError(
+                f"{label} is a {type(given).__name__}", hint="Give a torch.nn.Module, a name, or a path."
+            )
+        suffix = Path(given).suffix.lower()
+        if suffix in (TRACE, ONNX):
+            return Path(given)
+        if suffix == EXPORTED:
+            return _exported(Path(given), inputs, options)
+        loaded = resolve(str(given), options, inputs)
+        return loaded if inputs is None else replace(loaded, inputs=_fitted(loaded.module, loaded.inputs) or ())
+
+
+def run_side(loaded: LoadedModel | Path, label: str, inputs: Inputs | None, options: LoadOptions) -> Side:
+    """Run a side that is loaded.
+
+    Args:
+        loaded: by `load_side`.
+        label: "A" or "B".
+        inputs: for a graph; a module brings its own.
+        options: of loading.
+    """
+    if isinstance(loaded, Path):
+        return _of_file(loaded) if loaded.suffix.lower() == TRACE else _of_onnx(loaded, inputs, label)
+    attn = options.attn if loaded.kind == "module" else None
+    side = run_module(loaded, attn, options.seed, label, "exported" if loaded.kind == "exported" else "model")
+    side.notes = loaded.notes
+    return side
+
+
+@contextmanager
+def _named(label: str) -> Iterator[None]:
+    """Say which side an error is of, as both may be of one class."""
+    try:
+        yield
+    except ModelError as error:
+        if type(error) is not ModelError:
+            raise
+        raise ModelError(f"{label}: {error}", hint=error.hint) from error
 
 
 def _fitted(module: nn.Module, inputs: Inputs | None) -> Inputs | None:
@@ -123,8 +151,10 @@ def run_module(loaded: LoadedModel, attn: str | None, seed: int, label: str, kin
             f"{label}: {type(module).__name__} offers no choice of attention, {attn} was asked for",
             hint=f"Leave --attn-{label.lower()} out.",
         )
-    tokens = tokens_of(module, loaded.inputs)
-    run = _traced(module, loaded.inputs, seed, attn)
+    with _named(label):
+        refuse_empty(loaded.inputs)
+        tokens = tokens_of(module, loaded.inputs)
+        run = _traced(module, loaded.inputs, seed, attn)
     missed = tuple(Unpaired(entry.site, 0, entry.formula, entry.reason) for entry in run.not_measured)
     if not run.calls:
         reasons = [entry.reason for entry in run.not_measured] + [entry.reason for entry in run.not_attention]
@@ -133,10 +163,15 @@ def run_module(loaded: LoadedModel, attn: str | None, seed: int, label: str, kin
             hint="Both sides must have softmax(q . k) v in their forward, in the thread that calls it.",
         )
 
-    def again() -> Mapping[str, Tensor]:
-        twin = copy.deepcopy(module).double()
-        exact = _traced(twin, _doubled(loaded.inputs), seed, attn)
-        return inputs_of(exact.tensors)
+    def again() -> Mapping[str, Mapping[str, Tensor]]:
+        """In float64; a half-precision model with operations that know no float64 in float32."""
+        half = run.calls[0].dtype in ("float16", "bfloat16")
+        try:
+            return _finer(loaded, torch.float64, seed, attn)
+        except (SqrtdkError, RuntimeError, TypeError, ValueError, NotImplementedError):
+            if not half:
+                raise
+            return _finer(loaded, torch.float32, seed, attn)
 
     first = run.calls[0]
     info = SideInfo(
@@ -164,30 +199,35 @@ def _traced(module: nn.Module, inputs: Inputs, seed: int, attn: str | None) -> T
     return run
 
 
-def _doubled(inputs: Inputs) -> Inputs:
-    def double(value: Any) -> Any:
-        return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+def _finer(loaded: LoadedModel, dtype: torch.dtype, seed: int, attn: str | None) -> dict[str, dict[str, Tensor]]:
+    """What comes into the attentions of a copy of the model in another dtype."""
 
-    if isinstance(inputs, dict):
-        return {name: double(value) for name, value in inputs.items()}
-    return tuple(double(value) for value in inputs)
+    def cast(value: Any) -> Any:
+        return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
-
-def inputs_of(calls: tuple[CallTensors, ...]) -> dict[str, Tensor]:
-    """What entered each attention, by its name; calls of which that is not known are left out."""
-    known: dict[str, Tensor] = {}
-    for call in calls:
-        entering = entering_of(call)
-        if entering is not None:
-            known[name_of(call)] = entering
-    return known
+    named = loaded.inputs
+    inputs = {name: cast(x) for name, x in named.items()} if isinstance(named, dict) else tuple(map(cast, named))
+    twin = copy.deepcopy(loaded.module).to(dtype)
+    return inputs_of(_traced(twin, inputs, seed, attn).tensors)
 
 
-def entering_of(call: CallTensors) -> Tensor | None:
-    """The input (B, L, D) of the projection of q, or else what is nearest to it that is recorded."""
-    if call.query.projection is not None:
-        return call.query.projection.input
-    return call.query.projected
+def inputs_of(calls: tuple[CallTensors, ...]) -> dict[str, dict[str, Tensor]]:
+    """What comes into each attention, by its name."""
+    return {name_of(call): entering_of(call) for call in calls if call.missing is None}
+
+
+def entering_of(call: CallTensors) -> dict[str, Tensor]:
+    """What comes into an attention: its "input" (B, L, D), "projected" v and "value" v (B, H, S, Ev), as far as known.
+
+    The first that both sides have is compared.
+    """
+    value = call.value
+    known = {
+        "input": None if call.query.projection is None else call.query.projection.input,
+        "projected": value.projected,
+        "value": value.values,
+    }
+    return {name: tensor for name, tensor in known.items() if tensor is not None}
 
 
 def _versions() -> dict[str, str]:
@@ -207,12 +247,15 @@ def _of_file(path: Path) -> Side:
     if not file.calls:
         raise InvalidValueError(f"{path} holds no call", hint="Record a model that has attention.")
     info = SideInfo(str(path), "trace file", calls=len(file.calls), dtype=file.calls[0].dtype)
-    return Side(info, tuple(file.calls), forwards=0)
+    inputs = in_order(file.model_inputs) if file.model_inputs else None
+    return Side(info, tuple(file.calls), inputs=inputs, forwards=0, notes=file.notes)
 
 
-def _from_file(options: LoadOptions) -> Inputs | None:
-    """What --input names, for a side whose forward has no names to check it against."""
-    return None if options.input_file is None else dict(read_tensors(options.input_file))
+def in_order(recorded: Mapping[str, Tensor]) -> Inputs:
+    """The inputs of a trace file, whose numbers stand for places in a tuple."""
+    if all(name.isdecimal() for name in recorded):
+        return tuple(recorded[str(place)] for place in sorted(int(name) for name in recorded))
+    return dict(recorded)
 
 
 def _of_onnx(path: Path, inputs: Inputs | None, label: str) -> Side:
@@ -221,7 +264,7 @@ def _of_onnx(path: Path, inputs: Inputs | None, label: str) -> Side:
     if inputs is None:
         raise InvalidValueError(
             f"{label} is an ONNX graph, and no inputs are known",
-            hint="Compare it with a model, whose inputs are made up, or give inputs with --input FILE.safetensors.",
+            hint="Give a model as A, whose inputs are made up, or inputs with --input FILE.safetensors.",
         )
     run = read_onnx(path, inputs)
     missed = tuple(Unpaired(entry.site, 0, None, entry.reason) for entry in run.missing)

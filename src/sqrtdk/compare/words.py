@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqrtdk._sites import fold_sites
 from sqrtdk.compare.records import Cause, PairDiff, SideInfo, Unpaired
 
 UNKNOWN = "unknown"  # the name of a cause that is none
 _NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
+_WEIGHT = re.compile(r"has another weight for ((?:q|k|v)(?:(?:, | and )(?:q|k|v))*)(?=[,:])")
+_OFF = re.compile(r"by (\d[\d.e+-]*) of its size in all$")
 _MOST_SITES = 4
 
 
@@ -125,6 +127,32 @@ def known(pair: PairDiff) -> tuple[Cause, ...]:
     return tuple(cause for cause in pair.causes if cause.name != UNKNOWN)
 
 
+def told(causes: Iterable[Cause]) -> tuple[Cause, ...]:
+    """The causes as a reader is told them: other weights of q, k and v in one, by their letters.
+
+    Example:
+        >>> text = "has another weight for {}, h.{}.weight: 8 of 8 rows differ, by {} of its size in all"
+        >>> sizes = {"q": 0.5, "k": 0.2}
+        >>> causes = [Cause("weights", x, x, 0.5, text.format(x, x, size), "query") for x, size in sizes.items()]
+        >>> [(cause.a, cause.text) for cause in told(causes)]
+        [('q, k', 'has other weights for q and k (off by 0.2 to 0.5 of their size)')]
+    """
+    every = list(causes)
+    parts = [(cause, match) for cause in every if cause.name == "weights" and (match := _WEIGHT.match(cause.text))]
+    if not parts:
+        return tuple(every)
+    letters = [letter for _, match in parts for letter in re.split(", | and ", match[1])]
+    text = parts[0][0].text
+    if len(parts) > 1:
+        sizes = sorted(float(size[1]) for cause, _ in parts if (size := _OFF.search(cause.text)))
+        by = " to ".join(dict.fromkeys(short(size) for size in (sizes[0], sizes[-1]))) if sizes else ""
+        text = f"has other weights for {_joined(letters)}" + (f" (off by {by} of their size)" if by else "")
+    joined = ", ".join(letters)
+    one = replace(parts[0][0], a=joined, b=joined, text=text, explained=max(cause.explained for cause, _ in parts))
+    first, *others = [id(cause) for cause, _ in parts]
+    return tuple(one if id(cause) == first else cause for cause in every if id(cause) not in others)
+
+
 def lost_stage(pair: PairDiff) -> str | None:
     """The stage of a difference without a cause: that of the cause "unknown", else the first that differs."""
     stages = [cause.stage for cause in pair.causes if cause.name == UNKNOWN and cause.stage]
@@ -206,11 +234,12 @@ def counted(number: int) -> str:
 
 def _caused(group: Group, pairs: Sequence[PairDiff], rounding: str) -> str:
     worst = group.worst
-    texts = [cause.text or f"differs by the cause {cause.name}" for cause in group.causes]
+    texts = [cause.text or f"differs by the cause {cause.name}" for cause in told(group.causes)]
     first = f"B {_joined(texts)} {where(group.pairs, pairs)}"
     if group.numbers_differ:
         first += " (the numbers are those of the first; they differ from site to site)"
-    all_of_it = {1: "it", 2: "both"}.get(len(texts), f"all {len(texts)}")
+    one = "it" if len(group.causes) == 1 else "them"
+    all_of_it = {1: one, 2: "both"}.get(len(texts), f"all {len(texts)}")
     if group.resolved:
         agree = (
             f"with {all_of_it} the outputs agree to {short(worst.residue)}, {rounding} allows {short(worst.allowed)}"
@@ -247,6 +276,8 @@ def _differences(members: Sequence[PairDiff]) -> str:
 def _same(same: Sequence[PairDiff], total: int, rounding: str) -> str:
     worst = largest(same, _size)
     which = f"All {counted(total)}" if len(same) == total else f"The other {counted(len(same))}"
+    if len(same) == total == 2:
+        which = "Both attentions"
     if len(same) == 1:
         which = "The one attention" if total == 1 else "The other attention"
     verb = "agrees" if len(same) == 1 else "agree"

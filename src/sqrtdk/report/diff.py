@@ -10,7 +10,7 @@ from rich.text import Text
 
 from sqrtdk.compare.records import DiffReport, PairDiff, SideInfo, Unpaired
 from sqrtdk.compare.words import listed as folded
-from sqrtdk.compare.words import place, share, short
+from sqrtdk.compare.words import place, share, short, told
 from sqrtdk.report.console import drawn, paragraph
 from sqrtdk.report.diff_fold import (
     DIFFERS,
@@ -154,7 +154,7 @@ def _cause(pair: PairDiff, how: str) -> str:
     if how == FOLLOWS:
         return plain(f"follows from {pair.follows_from or '(root)'}")
     if how == DIFFERS:
-        return plain("; ".join(map(change, pair.causes)) or "unknown")
+        return plain("; ".join(map(change, told(pair.causes))) or "unknown")
     return how
 
 

@@ -15,10 +15,11 @@ from sqrtdk.compare.words import (
     place_of,
     share,
     short,
+    told,
     where,
 )
 from sqrtdk.report.diff_causes import CAUSES
-from sqrtdk.report.diff_fold import largest_left, value
+from sqrtdk.report.diff_fold import has_values, is_one, largest_left, value
 from sqrtdk.report.diff_words import STAGE_WORDS
 
 _COMMA = "、"
@@ -63,11 +64,11 @@ def _allows(report: DiffReport) -> str:
 
 def _caused(group: Group, report: DiffReport, allows: str) -> str:
     worst = group.worst
-    causes = "；".join(map(_cause, group.causes))
-    first = f"{_where(group, report)}，B 与 A 的不同在于 {causes}"
+    causes = told(group.causes)
+    first = f"{_where(group, report)}，B 与 A 的不同在于 {'；'.join(map(_cause, causes))}"
     if group.numbers_differ:
         first += "（数值取自第一处，各处不同）"
-    applied = "将其应用于 A " if len(group.causes) == 1 else f"将这 {len(group.causes)} 项应用于 A "
+    applied = "将其应用于 A " if len(causes) == 1 else f"将这 {len(causes)} 项应用于 A "
     left = f"{short(worst.residue)}，{allows} {short(worst.allowed)}"
     if group.resolved:
         return f"{first}。{applied}之后，输出相差至多 {left}。{_followed(group)}"
@@ -99,7 +100,9 @@ def _followed(group: Group) -> str:
 
 def _cause(cause: Cause) -> str:
     meaning = f"{CAUSES[cause.name].zh}；" if cause.name in CAUSES else ""
-    sides = "" if cause.a is None is cause.b else f"A：{value(cause.a)}，B：{value(cause.b)}"
+    sides = f"A：{value(cause.a)}，B：{value(cause.b)}" if has_values(cause) else ""
+    if sides and is_one(cause):
+        sides = value(cause.a)
     return f"{cause.name}（{f'{meaning}{sides}'.rstrip('；')}）"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sqrtdk._sites import fold, label, shape
 from sqrtdk.compare.records import Cause, DiffReport, PairDiff, StageDiff
-from sqrtdk.compare.words import UNKNOWN, excess, largest
+from sqrtdk.compare.words import UNKNOWN, excess, largest, told
 from sqrtdk.report.figures import number
 
 SAME, DIFFERS, FOLLOWS, UNJUDGED = "same", "differs", "follows", "not compared"
@@ -44,7 +44,7 @@ def fold_pairs(pairs: Iterable[PairDiff]) -> tuple[PairFold, ...]:
     """Fold the pairs that differ in one integer of their site and agree in all that one line shows."""
 
     def shown(pair: PairDiff) -> object:
-        causes = tuple((cause.name, value(cause.a), value(cause.b)) for cause in pair.causes)
+        causes = tuple(map(change, told(pair.causes)))
         how = (pair.same, pair.first_stage, pair.follows_from, causes, pair.reason)
         return (*how, pair.index_a, pair.index_b, shape(pair.site_b), pair.formula_a, pair.formula_b)
 
@@ -81,10 +81,24 @@ def change(cause: Cause) -> str:
         'softcap 50 -> none'
         >>> change(Cause("unknown", None, None, 0.0, "", "output"))
         'unknown'
+        >>> change(Cause("weights", "q, k", "q, k", 1.0, "has other weights for q and k", "query"))
+        'weights q, k'
     """
-    if cause.name == UNKNOWN or cause.a is None is cause.b:
+    if not has_values(cause):
         return cause.name
+    if is_one(cause):
+        return f"{cause.name} {value(cause.a)}"
     return f"{cause.name} {value(cause.a)} -> {value(cause.b)}"
+
+
+def has_values(cause: Cause) -> bool:
+    """Whether what the sides do fits into words or a number; of an input it does not."""
+    return cause.name not in (UNKNOWN, "input") and not (cause.a is None is cause.b)
+
+
+def is_one(cause: Cause) -> bool:
+    """Whether both sides have one name, as parameters do: it is said once."""
+    return cause.name == "weights" and cause.a == cause.b
 
 
 def value(of: str | float | None) -> str:

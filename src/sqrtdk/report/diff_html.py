@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 
 from sqrtdk.compare.records import Cause, DiffReport, PairDiff, StageDiff
 from sqrtdk.compare.suspect import STAGES
-from sqrtdk.compare.words import UNKNOWN, place, share, short
+from sqrtdk.compare.words import UNKNOWN, place, share, short, told
 from sqrtdk.lab.text import Text
 from sqrtdk.report import page
 from sqrtdk.report.diff_causes import CAUSES
@@ -25,6 +25,8 @@ from sqrtdk.report.diff_chinese import paragraphs
 from sqrtdk.report.diff_fold import (
     OUTCOMES,
     fold_pairs,
+    has_values,
+    is_one,
     largest_left,
     mark,
     outcome,
@@ -95,6 +97,9 @@ def to_html(report: DiffReport) -> str:
         "short": short,
         "share": share,
         "value": value,
+        "has_values": has_values,
+        "is_one": is_one,
+        "told_causes": told,
         "unknown": UNKNOWN,
     }
     return page.render("diff", context, languages=True)

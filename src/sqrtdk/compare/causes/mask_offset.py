@@ -13,7 +13,8 @@ from dataclasses import replace
 from torch import Tensor
 
 from sqrtdk.compare.bands import Bands, compare_bands, taken_apart
-from sqrtdk.compare.masks import recompose, with_band
+from sqrtdk.compare.mask_changes import with_band
+from sqrtdk.compare.masks import recompose
 from sqrtdk.compare.numbers import of_formula
 from sqrtdk.compare.program import Formula, Program
 from sqrtdk.compare.suspect import Sides, Suspicion

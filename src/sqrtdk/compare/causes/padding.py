@@ -1,7 +1,7 @@
 """Padding is seen, or other keys are taken for it: the mask lost, or the left taken for the right.
 
 A key of an entry of the batch that no row sees, although the band lets it, is padding. Rows of padding that see nothing
-in one side and every key in the other are told apart here as well, where the keys are the same.
+in one side and every key, or themselves, in the other are told apart here as well, where the keys are the same.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from torch import Tensor
 
 from sqrtdk.compare.bands import taken_apart
 from sqrtdk.compare.causes.mask_offset import filled
-from sqrtdk.compare.masks import Parts, recompose, with_padding
+from sqrtdk.compare.mask_changes import rows_differ, with_padding
+from sqrtdk.compare.masks import CLOSED, NOT_APART, OPEN, Parts, recompose
 from sqrtdk.compare.numbers import of_formula
 from sqrtdk.compare.program import Formula
 from sqrtdk.compare.suspect import Sides, Suspicion
@@ -28,7 +29,7 @@ def suspect(sides: Sides) -> Iterator[Suspicion]:
         return
     left, right = both
     keys_differ = not _equal(left.padding, right.padding)
-    if not keys_differ and _equal(left.open_rows, right.open_rows) and _equal(left.closed_rows, right.closed_rows):
+    if not keys_differ and not bool(rows_differ(left, right).any()):
         return
 
     def change(formula: Formula) -> Formula:
@@ -74,14 +75,18 @@ def _keys_text(a: Parts, b: Parts) -> str:
 
 def _rows(parts: Parts) -> str:
     """What rows that stand apart see."""
-    opened, closed = int(parts.open_rows.sum()), int(parts.closed_rows.sum())
-    said = ([f"{opened} rows see every key"] if opened else []) + ([f"{closed} rows see none"] if closed else [])
+    seen = {"every key": parts.apart == OPEN, "none": parts.apart == CLOSED, "their own": parts.apart > NOT_APART}
+    said = [f"{int(rows.sum())} rows see {what}" for what, rows in seen.items() if bool(rows.any())]
     return ", ".join(said) or "all rows see what the mask lets them"
 
 
 def _rows_text(a: Parts, b: Parts) -> str:
-    if bool((b.open_rows & ~a.open_rows).any()):
+    other = rows_differ(a, b)
+    if bool((other & (b.apart == OPEN)).any()):
         return "lets rows of padding see every key"
-    if bool((a.open_rows & ~b.open_rows).any()):
-        return "does not let rows of padding see every key, as A does"
-    return "hides every key from other rows"
+    if bool((other & (b.apart > NOT_APART)).any()):
+        return "lets rows of padding see their own key alone"
+    if bool((other & (b.apart == CLOSED)).any()):
+        return "hides every key from other rows"
+    what = "every key" if bool((other & (a.apart == OPEN)).any()) else "a key"
+    return f"does not let rows of padding see {what}, as A does"

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 from sqrtdk.compare.bands import Bands, compare_bands, taken_apart
 from sqrtdk.compare.causes.mask_offset import NONE, filled
-from sqrtdk.compare.masks import Parts, recompose, with_band
+from sqrtdk.compare.mask_changes import with_band
+from sqrtdk.compare.masks import Parts, recompose
 from sqrtdk.compare.numbers import of_formula
 from sqrtdk.compare.program import Formula
 from sqrtdk.compare.suspect import Sides, Suspicion

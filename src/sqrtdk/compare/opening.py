@@ -1,0 +1,195 @@
+"""Both sides, on the same inputs: those that were given, those of a trace file, or some that are made for one side."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sqrtdk.compare.sides import EXPORTED, ONNX, TRACE, Given, Side, load_side, run_side
+from sqrtdk.errors import InvalidValueError, ModelError, SqrtdkError
+from sqrtdk.graphs.onnx import fixed_sizes, usual_inputs
+from sqrtdk.models.demo import DemoModel
+from sqrtdk.models.input_file import read_inputs
+from sqrtdk.models.makers import vocabulary
+from sqrtdk.models.options import LoadOptions
+from sqrtdk.models.records import Inputs, LoadedModel
+
+_IDS = ("input_ids", "decoder_input_ids")
+Loaded = LoadedModel | Path
+
+
+def open_sides(
+    a: Given, b: Given, inputs: Inputs | None, inputs_b: Inputs | None, options_a: LoadOptions, options_b: LoadOptions
+) -> tuple[Side, Side]:
+    """Load and run both sides.
+
+    Args:
+        a: what the user named as A.
+        b: and as B.
+        inputs: that were given; None takes those of a trace file if nothing else is asked for, else makes some.
+        inputs_b: that were given for B; None takes A's.
+        options_a: of loading A; its text, file and sizes are those of the inputs.
+        options_b: of loading B.
+    """
+    files = {}
+    for label, one in (("A", a), ("B", b)):
+        if not isinstance(one, nn.Module) and _is(one, TRACE):
+            files[label] = run_side(Path(one), label, None, options_a)
+    asked = (options_a.text, options_a.input_file, options_a.batch, options_a.seq_len)
+    start = inputs
+    if start is None and all(value is None for value in asked):
+        start = next((side.inputs for side in files.values() if side.inputs is not None), None)
+    if start is None and options_a.input_file is not None and (_is(a, ONNX) or _is(a, EXPORTED)):
+        start = dict(read_inputs(options_a.input_file, _AnyNames()))
+    graph = next((str(one) for one in (a, b) if _is(one, ONNX)), None)
+    if graph is not None and start is None:
+        options_a, options_b = (_sized(options, graph) for options in (options_a, options_b))
+    loaded_a, loaded_b, chosen = _load(a, b, start, inputs_b, options_a, options_b)
+    if graph is not None and inputs is None and isinstance(chosen, dict):
+        more = usual_inputs(graph, chosen)
+        loaded_a, loaded_b = (_with(loaded, more) for loaded in (loaded_a, loaded_b))
+        chosen = {**chosen, **more}
+    if start is None and inputs_b is None:
+        own = options_a.text is not None or options_a.input_file is not None
+        loaded_a, loaded_b, chosen = _below_both(loaded_a, loaded_b, chosen, made=not own)
+    side_a = files.get("A") or _run(loaded_a, "A", chosen, options_a)
+    side_b = files.get("B") or _run(loaded_b, "B", inputs_b or chosen, options_b)
+    return side_a, side_b
+
+
+def _run(loaded: Loaded, label: str, inputs: Inputs | None, options: LoadOptions) -> Side:
+    """Run a side; an index error that is one of ids beyond a table of embeddings is told as that."""
+    try:
+        return run_side(loaded, label, inputs, options)
+    except ModelError as error:
+        cause = error.__cause__
+        cause = cause.__cause__ if isinstance(cause, ModelError) else cause
+        if not isinstance(cause, IndexError) or not isinstance(loaded, LoadedModel):
+            raise
+        size = _vocabulary(loaded, tables=True)
+        values = loaded.inputs.values() if isinstance(loaded.inputs, dict) else loaded.inputs
+        ids = [x for x in values if isinstance(x, Tensor) and x.dtype in (torch.int32, torch.int64) and x.numel()]
+        largest = max((int(x.max()) for x in ids), default=0)
+        if size is None or largest < size:
+            raise
+        raise ModelError(
+            f"the inputs hold ids up to {largest}; {label}, {loaded.id}, knows 0 to {size - 1}",
+            hint="Give ids that both sides know, or two models of one vocabulary.",
+        ) from error
+
+
+def _sized(options: LoadOptions, graph: str) -> LoadOptions:
+    """With the sizes that a graph was exported for, where none were asked for."""
+    if options.batch is not None or options.seq_len is not None:
+        return options
+    batch, length = fixed_sizes(graph)
+    return replace(options, batch=batch, seq_len=length)
+
+
+def _with(loaded: Loaded, more: dict[str, Tensor]) -> Loaded:
+    """With inputs that the graph beside it takes as well."""
+    if not isinstance(loaded, LoadedModel) or not isinstance(loaded.inputs, dict):
+        return loaded
+    return replace(loaded, inputs={**loaded.inputs, **more})
+
+
+def _is(given: Given, suffix: str) -> bool:
+    return isinstance(given, str | Path) and Path(given).suffix.lower() == suffix
+
+
+class _AnyNames(nn.Module):
+    """Stands for a graph, whose reader checks the names of its inputs itself."""
+
+    def forward(self, **inputs: Tensor) -> None:
+        """Takes any."""
+
+
+def _load(
+    a: Given, b: Given, start: Inputs | None, inputs_b: Inputs | None, options_a: LoadOptions, options_b: LoadOptions
+) -> tuple[Loaded, Loaded, Inputs | None]:
+    """Both loaded, with the inputs; made for B where they can't be made for A."""
+    lost: InvalidValueError | None = None
+    try:
+        one: Loaded | None = load_side(a, "A", start, options_a)
+    except InvalidValueError as error:
+        if start is not None:
+            raise
+        one, lost = None, error
+    chosen = one.inputs if isinstance(one, LoadedModel) else start
+    if chosen is not None or inputs_b is not None:
+        if one is None:
+            raise lost or AssertionError
+        return one, load_side(b, "B", inputs_b or chosen, options_b), chosen
+    if not isinstance(b, nn.Module):  # B makes the inputs: of what was asked for
+        options_b = replace(options_b, text=options_a.text, input_file=options_a.input_file)
+    try:
+        other = load_side(b, "B", None, options_b)
+    except SqrtdkError:
+        if lost is not None:
+            raise lost from None
+        raise
+    chosen = other.inputs if isinstance(other, LoadedModel) else None
+    return (load_side(a, "A", chosen, options_a) if one is None else one), other, chosen
+
+
+def _below_both(
+    one: Loaded, other: Loaded, chosen: Inputs | None, *, made: bool
+) -> tuple[Loaded, Loaded, Inputs | None]:
+    """Inputs whose ids both sides know: ids that were made up are folded into the smaller vocabulary.
+
+    Raises:
+        ModelError: ids that were not made up are beyond the vocabulary of a side.
+    """
+    known = {
+        label: _vocabulary(x, tables=made) for label, x in (("A", one), ("B", other)) if isinstance(x, LoadedModel)
+    }
+    sizes = {label: size for label, size in known.items() if size is not None}
+    if not sizes or not isinstance(chosen, dict):
+        return one, other, chosen
+    label, size = min(sizes.items(), key=lambda item: item[1])
+    beyond = {name: int(chosen[name].max()) for name in _IDS if _has_ids(chosen, name) and chosen[name].max() >= size}
+    if not beyond:
+        return one, other, chosen
+    if not made:
+        name, largest = next(iter(beyond.items()))
+        raise ModelError(
+            f"{name} holds the id {largest}; {label} knows 0 to {size - 1}",
+            hint="Give inputs that both sides know with --input FILE.safetensors, or two models of one vocabulary.",
+        )
+    folded = {name: value % size if name in beyond else value for name, value in chosen.items()}
+    note = f"the ids are taken modulo {size}, the vocabulary of {label}"
+
+    def refit(side: Loaded) -> Loaded:
+        if not isinstance(side, LoadedModel):
+            return side
+        fitted: Inputs = tuple(folded.values())[: len(side.inputs)]
+        if isinstance(side.inputs, dict):
+            fitted = {name: folded.get(name, value) for name, value in side.inputs.items()}
+        return replace(side, inputs=fitted, notes=(*side.notes, note))
+
+    return refit(one), refit(other), folded
+
+
+def _has_ids(inputs: dict[str, Any], name: str) -> bool:
+    value = inputs.get(name)
+    return isinstance(value, Tensor) and bool(value.numel()) and not value.is_floating_point()
+
+
+def _vocabulary(loaded: LoadedModel, *, tables: bool) -> int | None:
+    """How many ids a model knows: as its config says, or, with `tables`, its largest table of embeddings."""
+    if isinstance(loaded.module, DemoModel):
+        return None  # bytes of any text
+    if loaded.config is not None:
+        try:
+            return vocabulary(loaded.config)
+        except ModelError:
+            return None
+    if not tables:
+        return None
+    return max(
+        (part.num_embeddings for part in loaded.module.modules() if isinstance(part, nn.Embedding)), default=None
+    )
