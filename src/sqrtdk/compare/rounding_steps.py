@@ -16,18 +16,24 @@ ONE = 1e-5  # within which a frequency is 1, as well as a table of float32 tells
 
 
 def projection_allowed(affine: Affine, entering: Tensor, a: Precision, b: Precision) -> Tensor:
-    """Of a projection, (B, H, L, E)."""
+    """Of a projection, (B, H, L, E); of a side whose dtype is less than the weight's, the weight was rounded to it."""
     result, squares = compute.project(affine, entering), _squared(affine, entering)
     bias = 0.0 if affine.bias is None else affine.bias.double().abs()[:, None]
     return sum(
         (
             _many(sum_variance(result - _plain_bias(affine), squares, entering.shape[-1]), p, result.numel())
             + unit(p.dtype) * (result.abs() + bias)
+            + sigmas(result.numel()) * _cast(affine, p) * (squares / 3).sqrt()
             + least(p.dtype)
             for p in (a, b)
         ),
         torch.zeros_like(result),
     )
+
+
+def _cast(affine: Affine, p: Precision) -> float:
+    """What a weight is off by where a side holds it in a lesser dtype than it is known in."""
+    return unit(p.dtype) if unit(p.dtype) > unit(affine.weight.dtype) else 0.0
 
 
 def norm_allowed(norm: Norm, before: Tensor, a: Precision, b: Precision) -> Tensor:
