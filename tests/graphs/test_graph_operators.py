@@ -141,6 +141,32 @@ def test_grouped_attention_of_packed_vectors(past: int, tmp_path: Path) -> None:
     assert torch.equal(call.query.values.transpose(1, 2).flatten(2), first)
 
 
+@pytest.mark.parametrize(("axis", "read"), [(-1, True), (3, True), (2, False)])
+def test_a_softmax_that_is_written_out(axis: int, read: bool, tmp_path: Path) -> None:
+    given = {"q": normal(B, H, L, E), "kt": normal(B, H, E, L, seed=1), "v": normal(B, H, L, E, seed=2)}
+    make = helper.make_node
+    nodes = [
+        make("MatMul", ["q", "kt"], ["product"]),
+        make("Mul", ["product", "scale"], ["z"]),
+        make("ReduceMax", ["z", "axis"], ["most"], keepdims=1),
+        make("Sub", ["z", "most"], ["less"]),
+        make("Exp", ["less"], ["e"]),
+        make("ReduceSum", ["e", "axis"], ["sum"], keepdims=1),
+        make("Div", ["e", "sum"], ["weights"]),
+        make("MatMul", ["weights", "v"], ["y"]),
+    ]
+    constants = {"scale": np.float32(0.4), "axis": np.array([axis])}
+    run = graph(
+        tmp_path / "a.onnx", nodes, given, ["y"], {name: np.asarray(array) for name, array in constants.items()}
+    )
+    if read:
+        check(run, ["scale"])
+        assert run.calls[0].missing is None
+    else:
+        assert run.calls == ()
+        assert "over axis 2" in run.missing[0].reason
+
+
 def test_what_is_not_read_is_told(tmp_path: Path) -> None:
     given = {"q": flat(H), "k": flat(K), "v": flat(K)}
     given |= {"last": np.full(B, L - 1, np.int32), "total": np.array([L], np.int32)}

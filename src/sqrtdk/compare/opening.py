@@ -30,7 +30,8 @@ def open_sides(
     Args:
         a: what the user named as A.
         b: and as B.
-        inputs: that were given; None takes those of a trace file if nothing else is asked for, else makes some.
+        inputs: that were given; None takes those of a trace file, or of a
+            program as B, if nothing else is asked for, else makes some.
         inputs_b: that were given for B; None takes A's.
         options_a: of loading A; its text, file and sizes are those of the inputs.
         options_b: of loading B.
@@ -45,6 +46,8 @@ def open_sides(
         start = next((side.inputs for side in files.values() if side.inputs is not None), None)
     if start is None and options_a.input_file is not None and (_is(a, ONNX) or _is(a, EXPORTED)):
         start = dict(read_inputs(options_a.input_file, _AnyNames()))
+    if start is None and inputs_b is None and all(value is None for value in asked):
+        start = _of_program(a, b, options_b)
     graph = next((str(one) for one in (a, b) if _is(one, ONNX)), None)
     if graph is not None and start is None:
         options_a, options_b = (_sized(options, graph) for options in (options_a, options_b))
@@ -59,6 +62,14 @@ def open_sides(
     side_a = files.get("A") or _run(loaded_a, "A", chosen, options_a)
     side_b = files.get("B") or _run(loaded_b, "B", inputs_b or chosen, options_b)
     return side_a, side_b
+
+
+def _of_program(a: Given, b: Given, options: LoadOptions) -> Inputs | None:
+    """The inputs that B, a program, was exported with: most take no other sizes, and a model as A takes any."""
+    if not _is(b, EXPORTED) or any(_is(a, suffix) for suffix in (ONNX, EXPORTED, TRACE)):
+        return None
+    loaded = load_side(b, "B", None, options)
+    return loaded.inputs if isinstance(loaded, LoadedModel) else None
 
 
 def _run(loaded: Loaded, label: str, inputs: Inputs | None, options: LoadOptions) -> Side:

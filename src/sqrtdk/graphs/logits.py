@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from sqrtdk.graphs.graph import SAME, Graph, Node
 
@@ -79,6 +81,22 @@ def read_weighing(graph: Graph, softmax: Node) -> Weighing | str | None:
         return "its weights were not followed to a product with values"
     values, weights, after = met
     return Weighing(softmax, product, links, weights, after, values)
+
+
+def written_out(graph: Graph, node: Node) -> Node | None:
+    """exp(z) / sum(exp(z)) as the softmax that it is; None where a node divides something else."""
+    if node.op != "Div" or node.domain:
+        return None
+    exponential, total = (graph.made_by.get(graph.through(name)) for name in node.inputs)
+    if exponential is None or total is None or exponential.op != "Exp" or total.op != "ReduceSum":
+        return None
+    if graph.through(total.inputs[0]) != exponential.outputs[0] or not total.attributes.get("keepdims", 1):
+        return None
+    over = graph.array(total.inputs[1]) if total.input(1) else total.attributes.get("axes")
+    axes = [] if over is None else [int(axis) for axis in np.asarray(over).flatten()]
+    if len(axes) != 1:
+        return None
+    return replace(node, op="Softmax", inputs=exponential.inputs, attributes={"axis": axes[0]})
 
 
 def _product(search: _Search, name: str, depth: int) -> tuple[Node, tuple[LogitLink, ...]] | None:

@@ -18,7 +18,7 @@ from sqrtdk.graphs.check import checked
 from sqrtdk.graphs.feeds import feeds, fixed, usual
 from sqrtdk.graphs.graph import Graph, read_graph
 from sqrtdk.graphs.layout import Values
-from sqrtdk.graphs.logits import read_weighing
+from sqrtdk.graphs.logits import read_weighing, written_out
 from sqrtdk.graphs.model_file import EXTRA, folder_of, load_file
 from sqrtdk.graphs.operators import OPERATORS, plan_operator
 from sqrtdk.graphs.records import GraphRun, Missing
@@ -115,7 +115,8 @@ def find(graph: Graph) -> tuple[list[Plan], list[Missing]]:
             if (node.domain, node.op) in OPERATORS:
                 plans.append(plan_operator(graph, node))
                 continue
-            weighing = read_weighing(graph, node) if node.op == "Softmax" and not node.domain else None
+            softmax = node if node.op == "Softmax" and not node.domain else written_out(graph, node)
+            weighing = None if softmax is None else read_weighing(graph, softmax)
             if isinstance(weighing, str):
                 missing.append(Missing(node.site, weighing))
             elif weighing is not None:
