@@ -16,6 +16,7 @@ from sqrtdk.tracing.read.patterns import distinct
 from sqrtdk.tracing.read.reading import Logits, Reading, Vectors
 from sqrtdk.tracing.records import ROWS, AttentionCall, Factor
 from sqrtdk.tracing.steps import Beside, Bias, Clamp, Hide, Mix, Offset, Scale, Sink, Softcap, Squares, Step, Unknown
+from sqrtdk.tracing.tell.proof import DOUBT, proven
 from sqrtdk.tracing.tell.sight import Sight, look, visible_by
 from sqrtdk.tracing.tell.vectors import Place, own, vector
 from sqrtdk.tracing.tensors import CallTensors, Term, Vector
@@ -77,7 +78,8 @@ def without(call: AttentionCall, reason: str) -> CallTensors:
 def keep(reading: Reading, used: Used | None, call: AttentionCall) -> CallTensors:
     """The tensors of a reading; what can't be laid out or is not known is told in `missing`."""
     try:
-        return _keep(reading, used, call)
+        kept = _keep(reading, used, call)
+        return kept if kept.missing is not None or proven(kept) else without(call, DOUBT)
     except Exception as error:  # what a stranger's layout brings about must not stop the model
         return without(call, f"its tensors could not be laid out: {kind_and_text(error)}")
 
