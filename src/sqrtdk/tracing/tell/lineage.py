@@ -113,6 +113,7 @@ def _span(node: Node) -> Span | None:
         main = node.main()
         return None if main is None else Span("rope", "by its effect", main, node)
     main = node.main()
+    side: Side | None
     if node.op == "mul" and main is not None and any(value.is_complex() for value in node.operands.values()):
         side = multiplied(node, main, "q", _alone)
     elif node.op == "sum" and main is not None:
