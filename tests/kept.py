@@ -17,6 +17,7 @@ from sqrtdk.compare.fit import fit_norm, fit_rotation
 from sqrtdk.tracing.tensors import CallTensors, Projection, Term, Vector
 from sqrtdk.tracing.trace import Trace
 
+FEW_BITS = 2.0**-14  # what torch's kernel of half precision leaves an exponential: it takes one of few terms
 EXPONENTIALS = 16  # units in the last place that exp, log and tanh of a vector library may be off, all together
 
 
@@ -91,6 +92,8 @@ def output_faults(call: CallTensors) -> list[str]:
         hidden = torch.cat([torch.zeros_like(sinks, dtype=torch.bool), hidden], -1)
     seeing = (~hidden[..., 1 if sinks is not None else 0 :]).any(-1) & (logits > -math.inf).any(-1)
     error = torch.where(logits == -math.inf, 0.0, error) + EXPONENTIALS * least
+    if call.lse is not None and call.dtype in ("bfloat16", "float16"):
+        error = error + FEW_BITS
     weights = logits.softmax(-1).nan_to_num()
     whole = (weights * error.expm1()).sum(-1, keepdim=True)
     off = weights * (error + whole.log1p()).expm1()
@@ -103,8 +106,10 @@ def output_faults(call: CallTensors) -> list[str]:
         kept = call.kept * gain * (1 + 0 * weights)
         weights, off = weights * kept, off * kept + weights * kept * 2 * step
     output = weights @ v
-    bound = off @ v.abs() + (v.shape[2] + 2) * least * (weights @ v.abs()) + unit(str(call.output.dtype)[6:]) * 4 * (
-        output.abs() + weights @ v.abs() * (call.dtype != "float64")
+    bound = (
+        off @ v.abs()
+        + (v.shape[2] + 2) * least * (weights @ v.abs())
+        + unit(str(call.output.dtype)[6:]) * 4 * (output.abs() + weights @ v.abs() * (call.dtype != "float64"))
     )
     bound = bound + torch.finfo(call.output.dtype).tiny
     gap = (call.output.double() - output).abs()
@@ -124,9 +129,7 @@ def output_faults(call: CallTensors) -> list[str]:
     return faults
 
 
-def after(
-    term: Term, logits: Tensor, error: Tensor, hidden: Tensor, step: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def after(term: Term, logits: Tensor, error: Tensor, hidden: Tensor, step: float) -> tuple[Tensor, Tensor, Tensor]:
     """Logits after a term, how far they may be off, and which are hidden."""
     value = term.value
     assert value is not None

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 import torch
 
+import sqrtdk
 from sqrtdk.errors import TraceFileError
 from sqrtdk.recording import limits, read_trace_file
+from sqrtdk.recording.codec import record_to_json
 from sqrtdk.recording.format import DTYPES
 from sqrtdk.recording.header import read_header, read_tensor
 
@@ -110,6 +112,8 @@ DOCUMENTS: dict[str, tuple[dict[str, Any], str]] = {
     "added": (terms(name="mask", least=0, added=1), "neither true"),
     "projection without input": (call(q={"projection": "w"}), "lacks its input"),
     "cut": (call(cut={"rows": 2, "rows_of": 9}), "2 rows"),
+    "a negative head of a cut": (call(cut={"heads": [0, -1], "heads_of": 4}), "whole numbers from 0 on"),
+    "long name in same": ({"same": {"a" * 501: "calls.0.q"}}, "501 characters in 'same'"),
     "cut to more": (call(cut={"rows": 3, "rows_of": 2}), "3 rows of '2'"),
     "cut heads": (call(cut={"heads": [0, 9], "heads_of": 4}), "2 heads of '4'"),
     "same of nothing": ({"same": {"calls.0.lse": "calls.9.lse"}}, "which the file lacks"),
@@ -244,6 +248,43 @@ def test_documents_that_are_none(tmp_path: Path, text: str, message: str) -> Non
 def test_many_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sqrtdk.recording.header.MAX_TENSORS", 3)
     _refused(forge(tmp_path / "a"), "4 tensors; at most 3")
+
+
+def test_many_names_that_stand_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sqrtdk.recording.source.MAX_TENSORS", 1)
+    _refused(
+        forge(tmp_path / "a", document={"same": {"calls.0.lse": "calls.0.q", "x": "calls.0.q"}}), "2 names in 'same'"
+    )
+
+
+RECORDS: dict[str, tuple[Any, str]] = {
+    "a list": ([], "an object belongs"),
+    "nothing": ({}, "lacks"),
+    "unknown field": ({"sites": 3}, "no field of AttentionCall"),
+    "a number for a text": ({"site": 3}, "str belongs there"),
+    "a text for a count": ({"heads": "4"}, "int belongs there"),
+    "a text for a list": ({"stages": "rope"}, "a list belongs there"),
+    "a text for a stage": ({"stages": ["rope"]}, "an object belongs there"),
+    "long text": ({"formula": "a" * 10_001}, "10001 characters"),
+}
+
+
+def _record() -> str:
+    layer, x = torch.nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(1, 3, 8)
+    with sqrtdk.trace(layer) as run:
+        layer(x, x, x)
+    return record_to_json(run.calls[0])
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_records_that_are_none(tmp_path: Path, name: str) -> None:
+    """JSON, and no record of a call."""
+    document, message = RECORDS[name]
+    whole = isinstance(document, dict) and document
+    text = json.dumps({**json.loads(_record()), **document} if whole else document).encode()
+    path = forge(tmp_path / "a", {"calls.0.record": ("U8", [len(text)])})
+    path.write_bytes(path.read_bytes()[: -len(text)] + text)
+    _refused(path, message)
 
 
 def test_two_calls_of_one_index(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -34,6 +34,7 @@ from sqrtdk.tracing import Trace
 from sqrtdk.tracing.records import DOUBTFUL, NotMeasured
 from sqrtdk.tracing.tensors import CallTensors, Vector
 from sqrtdk.tracing.watch.programs import hint_for
+from sqrtdk.tracing.watch.stance import steps_seen
 
 _PACKAGES = ("sqrtdk", "torch", "transformers", "numpy")
 
@@ -203,7 +204,7 @@ def _traced(loaded: LoadedModel, options: LoadOptions) -> tuple[Trace, str | Non
         stack.enter_context(eval_mode(module))
         if options.attn in ATTN and offers_choice(module):
             stack.enter_context(implementation(module, options.attn))
-        stack.enter_context(_steps_seen())
+        stack.enter_context(steps_seen())
         torch.manual_seed(options.seed)
         tokens = tokens_of(module, loaded.inputs)
         run = stack.enter_context(Trace(module, stats=False, tokens=tokens.of, values=loaded.masks, keep=True))
@@ -213,17 +214,6 @@ def _traced(loaded: LoadedModel, options: LoadOptions) -> tuple[Trace, str | Non
             refuse_empty(loaded.inputs)
             raise
         return run, current(module)
-
-
-@contextmanager
-def _steps_seen() -> Iterator[None]:
-    """Without the fast path of nn.MultiheadAttention: one operation, of whose q, k and v nothing is seen."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def _refuse_none(loaded: LoadedModel, run: Trace, pattern: str, chosen: Sequence[CallTensors]) -> None:

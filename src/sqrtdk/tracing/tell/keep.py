@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from sqrtdk.errors import kind_and_text
+from sqrtdk.tracing.read.masks import BOTTOM
 from sqrtdk.tracing.read.orient import coordinates, operands
 from sqrtdk.tracing.read.patterns import distinct
 from sqrtdk.tracing.read.reading import Logits, Reading, Vectors
 from sqrtdk.tracing.records import ROWS, AttentionCall, Factor
 from sqrtdk.tracing.steps import Beside, Bias, Clamp, Hide, Mix, Offset, Scale, Sink, Softcap, Squares, Step, Unknown
+from sqrtdk.tracing.tell.proof import DOUBT, proven
 from sqrtdk.tracing.tell.sight import Sight, look, visible_by
-from sqrtdk.tracing.tell.vectors import Place, vector
+from sqrtdk.tracing.tell.vectors import Place, own, vector
 from sqrtdk.tracing.tensors import CallTensors, Term, Vector
 from sqrtdk.tracing.watch.carried import Carried
 from sqrtdk.tracing.watch.events import KernelCall
@@ -76,7 +78,8 @@ def without(call: AttentionCall, reason: str) -> CallTensors:
 def keep(reading: Reading, used: Used | None, call: AttentionCall) -> CallTensors:
     """The tensors of a reading; what can't be laid out or is not known is told in `missing`."""
     try:
-        return _keep(reading, used, call)
+        kept = _keep(reading, used, call)
+        return kept if kept.missing is not None or proven(kept) else without(call, DOUBT)
     except Exception as error:  # what a stranger's layout brings about must not stop the model
         return without(call, f"its tensors could not be laid out: {kind_and_text(error)}")
 
@@ -112,7 +115,7 @@ def _keep(reading: Reading, used: Used | None, call: AttentionCall) -> CallTenso
         query=query,
         key=key,
         value=value,
-        output=_rows(reading, used, reading.output),
+        output=own(_rows(reading, used, reading.output), reading.output),
         terms=terms,
         lse=_lse(reading, sight, used),
         kept=kept,
@@ -256,7 +259,7 @@ def _values(reading: Reading, used: Used) -> Place | str:
         return "the layout of its output is not known"
     if math.prod(output.shape[:-2]) == matrices:
         whole = (*output.shape[:-2], *wide.shape[-2:])
-        return Place(used.node, used.value, lambda tensor: layout.by_head(tensor.expand(whole)))
+        return Place(used.node, used.value, lambda tensor: _by_head(reading, tensor.expand(whole)))
     shared = math.prod(wide.shape[:-2]) // layout.batch  # heads of v, each for a group of queries along the rows
     if layout.inner != 1 or not shared or layout.heads % shared:
         return "the layout of its values is not known"
@@ -267,6 +270,21 @@ def _values(reading: Reading, used: Used) -> Place | str:
         return tensor.reshape(layout.batch, shared, *tensor.shape[-2:])[:, heads]
 
     return Place(used.node, used.value, values)
+
+
+def _by_head(reading: Reading, tensor: Tensor) -> Tensor:
+    """(B, H, ...) of v or the output, whose leading axes are those of the softmax, in its order."""
+    layout, logits = reading.layout, reading.operands
+    if not isinstance(logits, Logits) or not logits.axes.heads:
+        return layout.by_head(tensor)
+    axes, shape = logits.axes, list(logits.values.shape)
+    keys = axes.keys % len(shape)
+    rest = [axis for axis in range(len(shape)) if axis != keys]
+    inside = {keys, *(rest[axis] for axis in axes.rows)}
+    leading = [1 if axis in inside else size for axis, size in enumerate(shape)]
+    numbers = torch.arange(math.prod(leading), device=tensor.device).reshape(leading).expand(shape)
+    order = logits.arrange(numbers)[..., 0, 0]
+    return tensor.reshape(-1, *tensor.shape[-2:])[order]
 
 
 def _is_turned(reading: Reading, used: Used) -> bool:
@@ -289,7 +307,7 @@ def _rows(reading: Reading, used: Used, output: Tensor) -> Tensor:
     """(B, Hq, L, Ev) of the output."""
     layout = reading.layout
     if isinstance(reading.operands, Logits) and math.prod(output.shape[:-2]) == layout.batch * layout.heads:
-        return layout.by_head(output).detach()
+        return _by_head(reading, output).detach()
     sizes = (layout.batch, layout.heads, layout.rows, output.shape[-1])
     if _is_turned(reading, used):
         groups = math.prod(output.shape[:-2]) // layout.batch
@@ -341,7 +359,7 @@ def _factor(factor: Factor, reading: Reading) -> Tensor | float | None:
         return torch.tensor(factor.per_head, dtype=torch.float64)[:, None, None]
     if factor.value is None and factor.source == ROWS and isinstance(reading.operands, Vectors):
         scale = reading.operands.scale
-        return scale.detach() if isinstance(scale, Tensor) else scale
+        return scale.detach().clone() if isinstance(scale, Tensor) else scale
     return factor.value
 
 
@@ -357,7 +375,7 @@ def _small(tensor: Tensor) -> Tensor:
 def _sinks(reading: Reading, sight: Sight, used: Used) -> Tensor | None:
     """(Hq,), one logit a head, from what the softmax kept from the keys."""
     if isinstance(reading.operands, Vectors):
-        return None if used.sinks is None else used.sinks.detach().reshape(-1).to(torch.float64)
+        return None if used.sinks is None else used.sinks.detach().reshape(-1).to(torch.float64, copy=True)
     logits = reading.operands
     if not isinstance(logits, Logits):
         return None
@@ -379,7 +397,13 @@ def _sinks(reading: Reading, sight: Sight, used: Used) -> Tensor | None:
         sinks = whole_logits.logsumexp(-1) + torch.log(rest.clamp_min(1e-300) / weights.sum(-1))
     flat = sinks.transpose(0, 1).flatten(1)
     middle = flat.nanmedian(1).values
-    return middle if bool(((flat - middle[:, None]).abs().nan_to_num() <= 1e-3).all()) else None
+    # what is told of a column of its own is rounded twice: as it is stored, and with the row's maximum taken off
+    stored = 2 * torch.finfo(logits.values.dtype).eps if beside else 0.0
+    size = (flat.abs() + middle[:, None].abs()).nan_to_num() + (flat - middle[:, None]).abs().nan_to_num()
+    largest = whole.detach().abs().to(torch.float64)
+    largest = torch.where(largest < -BOTTOM, largest, 0.0).max() if beside else torch.zeros(())
+    even = (flat - middle[:, None]).abs().nan_to_num() <= 1e-3 + stored * (size + largest)
+    return middle if bool(even.all()) else None
 
 
 def _offset(reading: Reading) -> Tensor | float | None:
@@ -394,7 +418,7 @@ def _lse(reading: Reading, sight: Sight, used: Used) -> Tensor | None:
     """Log of the sum of exponentials over the keys, sinks aside; minus infinity where a row sees none."""
     layout = reading.layout
     if used.lse is not None:
-        lse = used.lse.detach().reshape(layout.batch, layout.heads, layout.rows)
+        lse = used.lse.detach().clone().reshape(layout.batch, layout.heads, layout.rows)
         if sight.visible is None:
             return lse
         seeing = sight.visible.any(-1).expand(lse.shape)

@@ -27,7 +27,7 @@ class Place:
 def vector(place: Place) -> Vector:
     """A vector with all that is known of its way."""
     way = lineage(place.node)
-    used = place.arrange(place.values.detach())
+    used = own(place.arrange(place.values.detach()), place.values)
     starts: dict[Node, Tensor] = {root: root.value for root in way.roots if root.value is not None}
     if len(starts) < len(way.roots):
         return Vector(used)
@@ -64,11 +64,18 @@ def vector(place: Place) -> Vector:
     return Vector(used, _number(factor * by), projected, tuple(steps), projection)
 
 
+def own(arranged: Tensor, tensor: Tensor) -> Tensor:
+    """Values that no later write of the model reaches: a copy, where they are a view of its tensor."""
+    if arranged.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
+        return arranged.clone(memory_format=torch.contiguous_format)
+    return arranged
+
+
 def _arranged(place: Place, value: Tensor | None, used: Tensor) -> Tensor | None:
     """Carried values, as q, k or v are; None where they could not be carried."""
     if value is None or tuple(value.shape) != tuple(place.values.shape):
         return None
-    arranged = place.arrange(value.detach())
+    arranged = own(place.arrange(value.detach()), value)
     return arranged if arranged.shape == used.shape else None
 
 

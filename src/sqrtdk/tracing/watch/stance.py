@@ -64,3 +64,14 @@ def _without_warnings() -> Iterator[None]:
         rules: Any = warnings.filters
         if rule in rules:
             rules.remove(rule)
+
+
+@contextmanager
+def steps_seen() -> Iterator[None]:
+    """Without the fast path of nn.MultiheadAttention: one operation, of whose q, k and v nothing is seen."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

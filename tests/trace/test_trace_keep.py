@@ -1,0 +1,277 @@
+"""What a trace keeps of every call: computed again in float64 it gives what the model gave."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import sqrtdk
+from attention_blocks import WAYS
+from attention_cases import CASES
+from attention_layouts import LAID, B, D, Laid
+from kept import changed, check, known, output_faults, unlike, way_faults
+from sqrtdk.tracing import Trace
+
+FAST = ("fast", "encoder_nested")  # one operation from input to output
+UNREAD = {"talking_heads_after": "its weights went through over the heads after the softmax"}
+# Of whose projection no weight is known: a sum of two, a matrix a head, keys of the module's own beside the others.
+IN_PARTS = {
+    "two_projections": "projected",
+    "rope_in_slices": "projected, lost",
+    "mha_bias_kv": "values",
+    "matrix_a_head": "projected",
+    "matrix_a_head_einsum": "projected",
+}
+
+
+def kept(model: nn.Module, *inputs: Any, **options: Any) -> Trace:
+    with sqrtdk.trace(model, keep=True) as run:
+        model(*inputs, **options)
+    return run
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_style(name: str) -> None:
+    made = CASES[name]()
+    with sqrtdk.trace(made.model, keep=True) as run:
+        made.run()
+    calls = run.tensors
+    assert len(calls) == len(run.calls) == len(made.expected)
+    assert [fault for call in calls for fault in unlike(call)] == []
+    fast = any(word in name for word in FAST) and "slow" not in name
+    for call in calls:
+        assert call.missing == ("its operands are not known" if fast else UNREAD.get(name))
+        if call.missing is None:
+            assert known(call)["key"] == IN_PARTS.get(name, "projection")
+
+
+@pytest.mark.parametrize("name", [*LAID])
+def test_every_layout(name: str) -> None:
+    attend, read, batch, heads, (rows, keys) = LAID[name]
+    torch.manual_seed(0)
+    run = kept(Laid(attend).double(), torch.randn(B, *read, D, dtype=torch.float64))
+    check(run)
+    assert run.tensors[0].query.values.shape[:3] == (batch, heads, rows)
+    assert run.tensors[0].key.values.shape[2] == keys
+
+
+class Grouped(nn.Module):
+    """Eight heads of queries, two of keys, rotated and normalised; `write` is how they meet."""
+
+    def __init__(self, write: Any, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(24, 64), nn.Linear(24, 16), nn.Linear(24, 16)
+        self.norm = nn.RMSNorm(8, eps=1e-6)
+        self.write, self.num_heads = write, 8
+        self.to(dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part(x).unflatten(-1, (-1, 8)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        out: Tensor = self.write(turned(self.norm(q)), turned(self.norm(k)), v)
+        return out
+
+
+def turned(x: Tensor) -> Tensor:
+    angle = torch.arange(x.shape[-2])[:, None] * 0.1 ** torch.arange(4).repeat(2)
+    half = torch.cat([-x[..., 4:], x[..., :4]], -1)
+    return x * angle.cos().to(x.dtype) + half * angle.sin().to(x.dtype)
+
+
+def repeated(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    k, v = (t.repeat_interleave(4, 1) for t in (k, v))
+    return (q @ k.mT * 0.3).softmax(-1) @ v
+
+
+def expanded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    k, v = (t[:, :, None].expand(-1, -1, 4, -1, -1).flatten(1, 2) for t in (k, v))
+    return (q @ k.mT * 0.3).softmax(-1) @ v
+
+
+def grouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return ((q.unflatten(1, (2, 4)) @ k[:, :, None].mT * 0.3).softmax(-1) @ v[:, :, None]).flatten(1, 2)
+
+
+def modulo(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    k, v = (t.repeat(1, 4, 1, 1) for t in (k, v))
+    return (q @ k.mT * 0.3).softmax(-1) @ v
+
+
+def einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q = q.unflatten(1, (2, 4))
+    weights = (torch.einsum("bhgle,bhse->bhgls", q, k) * 0.3).softmax(-1)
+    return torch.einsum("bhgls,bhse->bhgle", weights, v)
+
+
+def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return functional.scaled_dot_product_attention(q, k, v, scale=0.3, is_causal=True, enable_gqa=True)
+
+
+def by_math(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        return fused(q, k, v)
+
+
+def capped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    k, v = (t.repeat_interleave(4, 1) for t in (k, v))
+    return (2.0 * (q @ k.mT * 0.3 / 2.0).tanh()).softmax(-1) @ v
+
+
+def sunk(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """As gpt-oss writes it: a column of sinks, the row's maximum taken off."""
+    k, v = (t.repeat_interleave(4, 1) for t in (k, v))
+    z = q @ k.mT * 0.3
+    z = torch.cat([z, torch.linspace(-1, 1, 8, dtype=z.dtype).view(1, 8, 1, 1).expand(*z.shape[:3], 1)], -1)
+    return (z - z.max(-1, keepdim=True).values).softmax(-1)[..., :-1] @ v
+
+
+WRITTEN = (repeated, expanded, grouped, modulo, einsum, fused, by_math, capped, sunk)
+
+
+@pytest.mark.parametrize("write", WRITTEN)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_every_writing_of_groups(write: Any, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    run = kept(Grouped(write, dtype), torch.randn(2, 6, 24).to(dtype))
+    check(run)
+    (call,) = run.tensors
+    assert call.query.values.shape == (2, 8, 6, 8)
+    assert [step.name for step in call.query.steps] == [step.name for step in call.key.steps] == ["norm", "rope"]
+    assert known(call) == dict.fromkeys(("query", "key", "value"), "projection")
+    assert call.query.projection.name == "q.weight"
+    assert torch.equal(call.value.projection.features[0], torch.arange(8))
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+@pytest.mark.parametrize("way", ["autocast", "compile", "checkpoint", "dropout", "no_grad"])
+def test_ways_to_run(way: str) -> None:
+    torch.manual_seed(0)
+    model, x = Grouped(fused if way != "dropout" else dropped), torch.randn(2, 6, 24)
+
+    def run() -> Any:
+        if way == "autocast":
+            with torch.autocast("cpu", torch.bfloat16):
+                return model(x)
+        if way == "checkpoint":
+            return checkpoint(model, x, use_reentrant=False)
+        if way == "no_grad":
+            with torch.no_grad():
+                return model(x)
+        return torch.compile(model)(x) if way == "compile" else model(x)
+
+    with sqrtdk.trace(model, keep=True) as traced:
+        run()
+    check(traced)
+    (call,) = traced.tensors
+    assert (call.dropout, call.kept is not None) == ((0.4, True) if way == "dropout" else (0.0, False))
+
+
+def dropped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    k, v = (t.repeat_interleave(4, 1) for t in (k, v))
+    return functional.dropout((q @ k.mT * 0.3).softmax(-1), 0.4) @ v
+
+
+@pytest.mark.parametrize("name", [*WAYS])
+def test_blocks_of_keys_are_refused(name: str) -> None:
+    q, k, v = (torch.randn(2, 4, 8, 8) for _ in range(3))
+
+    class Blocks(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
+            return WAYS[name].way(q * 1, k * 1, v * 1, (0.3,) * 2, (None, None))
+
+    run = kept(Blocks(), q, k, v)
+    assert {call.missing for call in run.tensors} == {"it was computed in blocks of keys"}
+    assert all(not call.query.values.numel() for call in run.tensors)
+
+
+def test_what_was_enlarged_is_not_kept() -> None:
+    model = Grouped(fused)
+    with sqrtdk.trace(model, keep=True, enlarge={("", 0): 4.0}) as run:
+        model(torch.randn(2, 6, 24))
+    assert [call.missing for call in run.tensors] == ["its q was enlarged"]
+
+
+@pytest.mark.parametrize("write", [repeated, fused, dropped])
+def test_keeping_changes_nothing(write: Any) -> None:
+    """Neither outputs, gradients nor records, nor the random numbers that are drawn next."""
+    model, x = Grouped(write), torch.randn(2, 6, 24)
+
+    def run(**options: Any) -> tuple[Any, ...]:
+        torch.manual_seed(3)
+        model.zero_grad()
+        with sqrtdk.trace(model, **options) as traced:
+            output = model(x)
+        output.sum().backward()
+        gradients = [parameter.grad.clone() for parameter in model.parameters()]
+        return output, gradients, torch.rand(4), traced.calls, traced.not_attention, traced.not_measured
+
+    plain, keeping = run(), run(keep=True)
+    assert torch.equal(plain[0], keeping[0])
+    assert all(map(torch.equal, plain[1], keeping[1]))
+    assert torch.equal(plain[2], keeping[2])
+    assert plain[3:] == keeping[3:]
+
+
+def test_nothing_is_left_behind() -> None:
+    model, x = Grouped(repeated), torch.randn(2, 6, 24)
+    run = kept(model, x)
+    held = [weakref.ref(call.query.values) for call in run.tensors]
+    del run
+    gc.collect()
+    assert [ref() for ref in held] == [None]
+    with sqrtdk.trace(model) as plain:
+        model(x)
+    assert plain.tensors == ()
+
+
+def test_a_write_after_the_attention_does_not_reach_what_is_kept() -> None:
+    class Reused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.v = (nn.Linear(8, 8) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.q(x), self.k(x), self.v(x)
+            z = (q @ k.mT * 0.3).softmax(-1) @ v
+            for tensor in (q, k, v, x):
+                tensor.zero_()
+            out = z.clone()
+            z.zero_()
+            return out
+
+    with torch.no_grad():
+        run = kept(Reused(), torch.randn(2, 6, 8))
+    check(run)
+
+
+def test_the_law_sees_what_is_wrong() -> None:
+    """Each part of a call, changed, is noticed."""
+    torch.manual_seed(0)
+    (call,) = kept(Grouped(sunk), torch.randn(2, 6, 24)).tensors
+    assert unlike(call) == []
+    query, key = call.query, call.key
+    for wrong in (
+        changed(call, terms=call.terms[1:]),
+        changed(call, terms=call.terms[:-1]),
+        changed(call, value=changed(call.value, values=call.value.values.flip(1))),
+        changed(call, key=changed(key, values=key.values.flip(1))),
+        changed(call, output=call.output * (1 + 1e-5)),
+    ):
+        assert output_faults(wrong) != []
+    projection = query.projection
+    for vector in (
+        changed(query, factor=1.001),
+        changed(query, steps=query.steps[1:]),
+        changed(query, steps=query.steps[::-1]),
+        changed(query, projection=changed(projection, bias=None)),
+        changed(query, projection=changed(projection, weight=projection.weight.flip(0))),
+        changed(query, projection=changed(projection, input=projection.input.flip(1))),
+    ):
+        assert way_faults(vector) != []
