@@ -55,8 +55,8 @@ def refuse_strangers(a: Side, b: Side, alignment: Alignment, mapping: Mapping[st
             f"no attention of A belongs to one of B: A's first is {shapes[0]}, B's {shapes[1]}",
             hint="Give two implementations of one model, and the same inputs; or pair sites with --map FILE.",
         )
-    widths = [{call.output.shape[-1] for call in side.calls} for side in (a, b)]
-    if not widths[0] & widths[1]:
+    widths = [{call.output.shape[-1] for call in side.calls if call.missing is None} for side in (a, b)]
+    if all(widths) and not widths[0] & widths[1]:
         raise InvalidValueError(
             f"heads of A are {_listed(widths[0])} wide, those of B {_listed(widths[1])}",
             hint="Give two implementations of one model: what heads of other widths give can't be compared.",
