@@ -17,7 +17,7 @@ from sqrtdk.compare.options import MASK, SCALE, SOFTCAP
 from sqrtdk.compare.program import Formula
 
 NOWHERE = {  # what no other side tells: tables, sinks and random numbers of this side's own, and numbers out of the way
-    "each row, in proportion to the log", "multiplies by factors of each head", "has another ALiBi bias",
+    "each row by a factor of", "multiplies by factors of each head", "has another ALiBi bias",
     "has another relative bias", "for keys after the row alone",
     "before the row alone", "hides keys as", "marks hidden keys with -3 in place of -inf", "marks hidden keys with -4",
     "has other sinks", "drops weights (rate 0.3), which A does not",
