@@ -106,10 +106,11 @@ def decompose(visible: Tensor | None, batch: int, rows: int, keys: int) -> Parts
     if bool(open_rows.all()):
         return _everything(rows, keys, visible)
     core = _left_out(visible, open_rows)
-    least, greatest = _bounds(core)
+    least, _ = _bounds(core)
     if least is not None:  # a row so far down that its band has every key is not apart
         number = torch.arange(rows, device=visible.device)
-        _, greatest = _kept(core, least, greatest, batch)
+        some = _left_out(core, (core.sum(-1) <= 1).all(1))  # a row that sees itself alone may be padding
+        _, greatest = _kept(some, *_bounds(some), batch)
         open_rows = open_rows & ((number < keys - 1 + least) | (number > (rows if greatest is None else greatest)))
     alone = _alone(visible, open_rows, batch)
     core = _left_out(visible, open_rows | (alone >= 0))
