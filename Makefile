@@ -1,6 +1,8 @@
 # make demo   set-up in .venv, then the audit of the embedded model: the healthy one, then the unscaled one
 # make test   the same set-up with the test extras, then the whole suite
 # make lint   ruff, mypy, import-linter        make slow   the long tests        make bench   the benchmarks
+# make real   the pairs of released packages, each in the environment that it needs (scripts/real.py), which go into
+#             out/real (SQRTDK_REAL names another folder); needs the network the first time
 # make portable   the tests whose numbers depend on the CPU, as other CPUs would run them (scripts/portable.py), an hour
 # make wheel  a wheel in out/ that holds the compiled attention kernel
 #
@@ -11,6 +13,7 @@
 
 PYTHON ?= python3
 JOBS ?= 2
+REAL := $(abspath $(or $(SQRTDK_REAL),out/real))
 # auto: without Chromium the browser tests are left out, and make says so. required: they run, or fail.
 BROWSER ?= auto
 CHROMIUM := /usr/bin/chromium
@@ -24,7 +27,7 @@ export HF_HUB_OFFLINE ?= 1
 export OMP_NUM_THREADS ?= 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: kernel demo test portable slow lint bench wheel clean
+.PHONY: kernel demo test portable slow real lint bench wheel clean
 .DELETE_ON_ERROR:
 
 demo: kernel
@@ -46,6 +49,11 @@ portable: .venv/.dev kernel
 
 slow: .venv/.dev kernel
 	$(BIN)/python -m pytest -q -m slow
+
+# The Python of the ports' environment runs the tests: the packages are there alone.
+real: | .venv/bin/python
+	@$(BIN)/python scripts/real.py $(REAL)
+	SQRTDK_REAL=$(REAL) PYTHONPATH=$(CURDIR)/src $(REAL)/ports/bin/python -m pytest -q -m slow tests/compare/real
 
 lint: .venv/.dev
 	$(BIN)/ruff check

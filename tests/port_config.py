@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 LENGTH = 24  # tokens of a sequence
+PAD = 7  # tokens that the last sequence of a padded batch is short of
 
 
 @dataclass(frozen=True, slots=True)

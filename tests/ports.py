@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from port_blocks import Block, Norm
-from port_config import BASES, LENGTH, Port, draw
+from port_config import BASES, LENGTH, PAD, Port, draw
 
 BATCH, VOCABULARY = 2, 61
-PAD = 7  # tokens that the last sequence of a padded batch is short of
 
 
 class Model(nn.Module):

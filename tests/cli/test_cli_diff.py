@@ -131,3 +131,67 @@ def test_a_side_that_is_not_there_is_said_before_anything_runs(compared: list[ty
 )
 def test_usage_errors(words: list[str]) -> None:
     assert diff(*words).exit_code == 2
+
+
+# -- with the comparison itself ----------------------------------------------------------------------------------------
+
+
+def test_one_model_against_itself_and_against_its_trace_file(tmp_path: Path) -> None:
+    same_twice = diff("demo", "demo", "--seq-len", "16")
+    assert same_twice.exit_code == 0
+    assert "3 same. Same. Exit code 0" in same_twice.stdout
+    trace = tmp_path / "demo.safetensors"
+    CliRunner().invoke(cli._app, ["record", "demo", "--seq-len", "16", "--output", str(trace)])
+    for sides in (("demo", str(trace)), (str(trace), "demo"), (str(trace), str(trace))):
+        done = diff(*sides)  # on the inputs that the file holds
+        assert done.exit_code == 0, done.stderr
+        assert "3 pairs of attentions: 3 same." in done.stdout
+
+
+def test_another_training_is_told_in_few_lines(tmp_path: Path) -> None:
+    output, html = tmp_path / "r.json", tmp_path / "r.html"
+    done = diff("demo", "demo:unscaled", "--seq-len", "16", "--output", str(output), "--html", str(html))
+    assert done.exit_code == 1
+    assert "has other weights for q, k and v (off by " in done.stdout
+    assert "leaves the scale out (1 in place of 0.125)" in " ".join(done.stdout.split())
+    assert len(done.stdout.splitlines()) < 30
+    document = json.loads(output.read_text())
+    jsonschema.Draft202012Validator(SCHEMA).validate(document)
+    assert {cause["name"] for cause in document["pairs"][0]["causes"]} == {"input", "weights", "scale"}
+    assert document["forwards"] == [2, 2]
+    assert "demo:unscaled" in html.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--dtype-b", "int8"], "Error: B: there is no dtype 'int8' to run a model in"),
+        (["--attn-b", "flash"], "'flash' is not one of 'eager', 'sdpa'"),
+        (["--map", "nowhere.json"], "Error: the map nowhere.json can't be read"),
+        (["--input", "nowhere.safetensors"], "nowhere.safetensors"),
+        (["--output", "here.json", "--html", "here.json"], "two reports would be written to here.json"),
+        (["--output", "no/where/r.json"], "there is no directory no/where"),
+    ],
+)
+def test_an_error_is_told_and_nothing_is_written(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    more = [] if "--output" in words else ["--output", "r.json", "--html", "r.html"]
+    done = diff("demo", "demo", *words, *more)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert said in " ".join(done.stderr.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sqrtdk.compare import diff as comparing
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(comparing, "judge", interrupt)
+    monkeypatch.chdir(tmp_path)
+    done = diff("demo", "demo", "--seq-len", "8", "--output", "r.json")
+    assert done.exit_code == 130
+    assert list(tmp_path.iterdir()) == []

@@ -14,7 +14,7 @@ import sqrtdk
 from ports import build, inputs
 from sqrtdk.compare.diff import diff, sides_diff
 from sqrtdk.compare.records import DiffReport
-from sqrtdk.compare.sides import open_side
+from sqrtdk.compare.sides import load_side, run_side
 from sqrtdk.models.options import LoadOptions
 
 
@@ -118,7 +118,8 @@ def test_both_models_are_left_as_they_were() -> None:
 
 
 def test_a_side_that_has_run_serves_again() -> None:
-    opened = [open_side(Stack(), name, (X,), LoadOptions(), other=None) for name in "AB"]
+    options = LoadOptions()
+    opened = [run_side(load_side(Stack(), name, (X,), options), name, (X,), options) for name in "AB"]
     first, second = (sides_diff(*opened) for _ in range(2))
     assert first.same is second.same is True
     assert second.forwards == first.forwards

@@ -12,11 +12,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from transformers import DynamicCache
 
 from graph_exports import build, export, inputs
 from sqrtdk.compare.diff import diff
 from sqrtdk.compare.records import DiffReport
 from sqrtdk.errors import InvalidValueError
+from sqrtdk.graphs import read_onnx
 
 pytest.importorskip("onnxscript", reason="torch.onnx.export needs it")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
@@ -202,6 +204,45 @@ class Positions(nn.Module):
         return logits
 
 
+class Cached(Positions):
+    """Keys and values of earlier tokens are inputs too, of any number of tokens."""
+
+    def forward(  # type: ignore[override]
+        self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, *past: Tensor
+    ) -> tuple[Tensor, ...]:
+        cache = DynamicCache()
+        for layer in range(len(past) // 2):
+            cache.update(past[2 * layer], past[2 * layer + 1], layer)
+        made = self.net(
+            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, past_key_values=cache
+        )
+        return (made.logits, *(tensor for layer in cache.layers for tensor in (layer.keys, layer.values)))
+
+
+EARLIER = 3
+
+
+def write_free(path: Path, model: nn.Module, rows: Tensor, *, cached: bool) -> None:
+    """A graph of any number of rows and tokens."""
+    tokens, earlier = rows.shape[1], EARLIER if cached else 0
+    names = ["input_ids", "attention_mask", "position_ids"]
+    places = torch.arange(earlier, earlier + tokens)[None]
+    example = [rows, torch.ones(1, earlier + tokens, dtype=torch.long), places]
+    free = {name: {0: "rows", 1: "tokens"} for name in names}
+    if cached:
+        free["attention_mask"] = {0: "rows", 1: "all tokens"}
+        attention = attentions(model)[0]
+        shape = (1, attention.k_proj.out_features // attention.head_dim, earlier, attention.head_dim)
+        past = [f"past_key_values.{layer}.{part}" for layer in (0, 1) for part in ("key", "value")]
+        example += [torch.randn(shape) for _ in past]
+        free |= {name: {0: "rows", 2: "earlier tokens"} for name in past}
+        names += past
+    net = (Cached if cached else Positions)(model).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(net, tuple(example), path, input_names=names, dynamic_axes=free, dynamo=False)
+
+
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     """A model's directory and what was exported from it, by name."""
@@ -215,16 +256,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
             model.save_pretrained(path)  # type: ignore[operator]
         elif name == "inputs.safetensors":
             save_file(given, path)
-        elif name == "free.onnx":
-            names = ["input_ids", "attention_mask", "position_ids"]
-            rows = given["input_ids"][:1]
-            example = (rows, torch.ones_like(rows), torch.arange(rows.shape[1])[None])
-            free = {name: {0: "rows", 1: "tokens"} for name in names}
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                torch.onnx.export(
-                    Positions(model).eval(), example, path, input_names=names, dynamic_axes=free, dynamo=False
-                )
+        elif name in ("free.onnx", "cached.onnx"):
+            write_free(path, model, given["input_ids"][:1], cached=name == "cached.onnx")
         elif name == "ids.onnx":
             export(model, {"input_ids": given["input_ids"]}, path, dynamo=True)
         else:
@@ -241,6 +274,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
         ("fixed.onnx", "model"),
         ("model", "free.onnx"),  # positions for both
         ("free.onnx", "model"),
+        ("model", "cached.onnx"),  # no earlier tokens
         ("model", "ids.onnx"),  # a mask that hides nothing is left out
         ("model", "own.pt2"),  # the program's own inputs
         ("own.pt2", "model"),
@@ -261,3 +295,29 @@ def test_inputs_from_a_file(files: Callable[[str], str]) -> None:
 def test_two_graphs_have_no_inputs(files: Callable[[str], str]) -> None:
     with pytest.raises(InvalidValueError, match="no inputs are known"):
         diff(files("fixed.onnx"), files("free.onnx"))
+
+
+def test_a_cache_is_read_through_where_it_is_empty(files: Callable[[str], str]) -> None:
+    """Of earlier tokens nobody knows how their keys were made; without any, the keys' way is known."""
+    ids = inputs("llama")["input_ids"][:1]
+    tokens = ids.shape[1]
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "position_ids": torch.arange(tokens)[None]}
+    for call in read_onnx(files("cached.onnx"), given).calls:
+        assert call.missing is None
+        assert call.key.projection is not None
+        assert call.value.projection is not None
+        assert [step.name for step in call.key.steps] == ["rope"]
+    first = read_onnx(files("cached.onnx"), given).calls[0]
+    width = first.key.values.shape[-1]
+    heads = len({tuple(row) for row in first.key.projection.features.tolist()})  # type: ignore[union-attr]
+    given["attention_mask"] = torch.ones(1, EARLIER + tokens, dtype=torch.long)
+    given |= {
+        f"past_key_values.{layer}.{part}": torch.randn(1, heads, EARLIER, width)
+        for layer in (0, 1)
+        for part in ("key", "value")
+    }
+    for call in read_onnx(files("cached.onnx"), given).calls:
+        assert call.missing is None
+        assert call.key.values.shape[2] == EARLIER + tokens
+        assert call.key.projection is None
+        assert [(step.name, step.detail) for step in call.key.steps] == [("unknown", "a cache of earlier tokens")]

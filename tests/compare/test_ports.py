@@ -13,7 +13,8 @@ import sqrtdk
 from kernel_here import unable
 from port_config import BASES, Port
 from port_pairs import Case
-from port_planted import HARMLESS, PLANTED, Planting, case_name, cases, cross_section
+from port_planted import HARMLESS, PLANTED, cases, cross_section
+from port_planting import Planting, case_name
 from port_reference import reference
 from port_styles import STYLES
 from ports import build, inputs, port_of

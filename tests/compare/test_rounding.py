@@ -177,7 +177,8 @@ def test_rotations_whose_angles_are_of_float32(layout: str, dtype: torch.dtype) 
 def test_a_softmax_in_half_is_allowed_to_fall_on_the_next_number() -> None:
     q, k, v = (torch.randn(2, 4, 64, 32) for _ in range(3))
     output = (q @ k.mT * 0.5).half().softmax(-1).float() @ v
-    formula, side = Formula(0.5, logits_dtype="float16", weights_dtype="float16"), Precision()
+    half = Precision(logits_dtype=torch.float16, weights_dtype=torch.float16)
+    formula, side = Formula(0.5, logits_dtype="float16", weights_dtype="float16"), half
     expected, _ = compute.attend(q, k, v, formula)
     allowed = output_allowed(q, k, v, formula, EXACT, side)
     assert bool(((output.double() - expected).abs() <= allowed).all())

@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.compute import dtype_of
+from sqrtdk.compare.compute import dtype_of, follow
 from sqrtdk.compare.fit import fit_norm, fit_rotation
 from sqrtdk.compare.observed import Seen
 from sqrtdk.compare.program import Affine, Change, Formula, Opaque, Program, Rounded, Way
 from sqrtdk.tracing.tensors import CallTensors, Term, Waypoint
+
+_ROUNDINGS = 4.0  # of casts and factors between what was projected and what met
 
 
 def program_of(call: CallTensors, seen: Mapping[str, Seen]) -> Program:
@@ -49,7 +51,18 @@ def way_of(seen: Seen, dtype: torch.dtype) -> Way:
         if point.values is None:
             break
         before = point.values
-    return Way(affine, tuple(steps), seen.heads, seen.scaled)
+    way = Way(affine, tuple(steps), seen.heads, seen.scaled)
+    return way if steps or _gives(way, seen, dtype) else replace(way, steps=(Opaque("not recorded"),), scaled=1.0)
+
+
+def _gives(way: Way, seen: Seen, dtype: torch.dtype) -> bool:
+    """Whether a way without a step is all there is: a side may tell what was before its steps, and not the steps."""
+    assert seen.projected is not None
+    if seen.projected.shape != seen.used.shape:
+        return not seen.borrowed
+    got = follow(way, seen.projected)[-1]
+    unit = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
+    return bool((got - seen.used).norm() <= _ROUNDINGS * unit * seen.used.norm())
 
 
 def _step(before: Tensor, point: Waypoint, dtype: torch.dtype) -> Change:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from sqrtdk.audit.own_module import as_inputs
 from sqrtdk.compare.align import Alignment, align, name_of
 from sqrtdk.compare.causes import CAUSES
 from sqrtdk.compare.entering import Entering, compare_inputs
-from sqrtdk.compare.explain import UNKNOWN
+from sqrtdk.compare.explain import UNKNOWN, first_stage
 from sqrtdk.compare.opening import open_sides
 from sqrtdk.compare.pair import Judged, first_difference, judge
 from sqrtdk.compare.picture import picture_of, scatter_of
@@ -161,7 +162,7 @@ def sides_diff(
     fail_on: str = "different",
     command: str = "",
 ) -> DiffReport:
-    """`diff` of two sides that have run, by `sides.open_side`; a side serves as often as one likes.
+    """`diff` of two sides that have run, by `sides.run_side`; a side serves as often as one likes.
 
     Args:
         side_a: A.
@@ -247,7 +248,7 @@ def _pair(a: CallTensors, b: CallTensors, judged: Judged, entering: Entering, or
         own = False
     elif entering.same is False and own is True:
         follows, own = origin, False
-    first = first_difference(judged)
+    first = first_stage([cause.stage for cause in causes] + list(filter(None, [first_difference(judged)])))
     if entering.same is False and (follows is not None or origin is None):
         first = "input"
     if own is not False:
@@ -269,7 +270,7 @@ def _pair(a: CallTensors, b: CallTensors, judged: Judged, entering: Entering, or
         allowed=None if after is None else after.allowed,
         difference=None if before is None else before.largest,
         explained=share,
-        stages=_ordered((entering.stage, *judged.stages)),
+        stages=_ordered((entering.stage, *judged.stages), {cause.stage for cause in causes}),
         formula_a=None if a.call is None else a.call.formula,
         formula_b=None if b.call is None else b.call.formula,
         reason=judged.reason,
@@ -278,6 +279,7 @@ def _pair(a: CallTensors, b: CallTensors, judged: Judged, entering: Entering, or
     )
 
 
-def _ordered(stages: Sequence[StageDiff]) -> tuple[StageDiff, ...]:
-    known = {stage.stage: stage for stage in stages}
+def _ordered(stages: Sequence[StageDiff], caused: Collection[str]) -> tuple[StageDiff, ...]:
+    """Every stage, in order; where a cause acts it differs."""
+    known = {stage.stage: replace(stage, same=False) if stage.stage in caused else stage for stage in stages}
     return tuple(known[name] if name in known else StageDiff(name, None, reason="not recorded") for name in STAGES)

@@ -1,9 +1,10 @@
 """What comes into each attention, on both sides: whether it differs by more than rounding.
 
 Between two attentions lies whatever the model has there, so no formula tells how much rounding may have piled up. It is
-measured: each side that is a module runs once more in float64, and what its own inputs differ from that by is its
-rounding. Two inputs are the same where they differ by no more than `SLACK` times the roundings of both together; where
-a side can't be run in float64, its rounding is taken to be the other's, by the ratio of their dtypes.
+measured: each side that is a module runs once more in float64 (of a model in half precision that can't, in float32),
+and what its own inputs differ from that by is its rounding. Two inputs are the same where they differ by no more than
+`SLACK` times the roundings of both together; where a side can't be run so, its rounding is taken to be the other's, by
+the ratio of their dtypes.
 """
 
 from __future__ import annotations
@@ -77,30 +78,34 @@ def compare_inputs(
     a: Side, b: Side, calls: Sequence[tuple[CallTensors, CallTensors]], judged: Sequence[Judged]
 ) -> list[Entering]:
     """Compare what comes into every pair."""
-    both = [_both(one, other, own) for (one, other), own in zip(calls, judged, strict=True)]
+    blind: dict[tuple[int, int], Tensor] = {}
+    both = [_both(one, other, own, blind) for (one, other), own in zip(calls, judged, strict=True)]
     gaps = [_gap(pair) for pair in both]
     roundings = _roundings(a, b, calls, both) if any(gap for gap in gaps) else [0.0] * len(calls)
     return [_entering(pair, gap, rounding) for pair, gap, rounding in zip(both, gaps, roundings, strict=True)]
 
 
-def _both(a: CallTensors, b: CallTensors, judged: Judged) -> _Both:
+def _both(a: CallTensors, b: CallTensors, judged: Judged, blind: dict[tuple[int, int], Tensor]) -> _Both:
+    """What comes into a pair; `blind` are the rows, by batch and length, that see no key here or in an earlier pair."""
     one, other = ({} if call.missing is not None else entering_of(call) for call in (a, b))
     for kind, x in one.items():
         y = other.get(kind)
         if y is not None and x.shape == y.shape:
-            return _Both(kind, x, y, _counted(judged, x))
+            return _Both(kind, x, y, _counted(judged, x, blind))
     return _Both("")
 
 
-def _counted(judged: Judged, entering: Tensor) -> Tensor | None:
-    """The rows that see a key on both sides; others may hold anything."""
+def _counted(judged: Judged, entering: Tensor, blind: dict[tuple[int, int], Tensor]) -> Tensor | None:
+    """The rows that have seen a key on both sides so far; others may hold anything, and carry it on."""
     if judged.sides is None or not judged.sides.self_attention:
         return None
-    batch, length = entering.shape[0], entering.shape[-2]
-    hidden = torch.zeros(batch, length, dtype=torch.bool)
+    sizes = entering.shape[0], entering.shape[-2]
+    before = blind.get(sizes, torch.zeros(sizes, dtype=torch.bool))
+    here = before.clone()
     for program in (judged.sides.a, judged.sides.b):
-        hidden |= hidden_rows(program.formula, batch, length).to(hidden.device)
-    return ~hidden
+        here |= hidden_rows(program.formula, *sizes).cpu()
+    blind[sizes] = here
+    return ~here.to(entering.device)
 
 
 def _gap(both: _Both) -> float | None:

@@ -28,6 +28,7 @@ BASES = (1e4, 5e5, 1e6, 1e5, 1e3, 5e6, 1e7, 2e5, 4e4, 1.6e5, 3e5, 8e6, 1.5e5, 1e
 WIDTHS = (1, 2, 4)  # the head's channels by those that turn
 USUAL = 1e-2  # of a base, relative: as near as a fitted one is to one of the list
 BOTH = 8.0  # roundings of A's values, made larger where a rotation that was supposed is undone, and of B's
+WHOLE = 0.05  # of a position
 ENOUGH = 3  # rows that tell a rotation
 
 
@@ -126,9 +127,13 @@ def _turned(a: Tensor, b: Tensor, dtype: torch.dtype) -> UsedPair | None:
         fit = fit_rotation(before, b, dtype=dtype)
         if fit is None or not agrees((fit.rotation,), before, b, BOTH * unit, sizes):
             continue
-        rank = _rank(known, take_apart(fit.rotation.table))
+        turn = take_apart(fit.rotation.table)
+        rank = _rank(known, turn)
+        usual = None if rank is None or turn is None else _usual(fit.rotation, turn)
+        if usual is None or not agrees((usual,), before, b, BOTH * unit, sizes):
+            continue  # pairs that turn slowly are off: what was supposed of A is wrong
         if rank is not None and (best is None or rank < best[0]):
-            best = rank, _pair(before, steps, Way(steps=(fit.rotation,)))
+            best = rank, _pair(before, steps, Way(steps=(usual,)))
             if rank == 0:
                 break
     return None if best is None else best[1]
@@ -167,6 +172,21 @@ def _changed(steps: Steps, a: Tensor) -> Iterator[Rotation]:
             frequencies = law.frequencies(width // 2)
             angles = known.positions[..., None] * frequencies
             yield replace(own, table=torch.polar(torch.ones_like(angles), angles))
+
+
+def _usual(rotation: Rotation, turn: Turn) -> Rotation | None:
+    """The rotation with the usual base that is nearest, and whole positions."""
+    law = law_of(turn)
+    if law is None:
+        return None
+    base = next((base for base in BASES if abs(law.base - base) < USUAL * base), law.base)
+    positions = turn.positions.round()
+    if bool(((positions - turn.positions).abs() > WHOLE).any()):
+        positions = turn.positions
+    pairs = rotation.width // 2
+    frequencies = turn.frequencies.sign() * law.factor * base ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
+    angles = positions[..., None] * frequencies
+    return replace(rotation, table=turn.amplitude.median() * torch.polar(torch.ones_like(angles), angles))
 
 
 def _rank(known: Turn | None, other: Turn | None) -> int | None:

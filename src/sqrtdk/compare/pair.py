@@ -8,23 +8,23 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.build import program_of
+from sqrtdk.compare.completing import Told, completed, with_way
 from sqrtdk.compare.compute import dtype_of
+from sqrtdk.compare.direct import TIGHT, Direct, compare_directly, output_differs, outputs_alike
 from sqrtdk.compare.explain import Causes, Explained, explain, first_stage
 from sqrtdk.compare.heads import in_order
-from sqrtdk.compare.infer_formula import infer
-from sqrtdk.compare.infer_vectors import infer_way
 from sqrtdk.compare.observed import NAMES, Seen, observe
 from sqrtdk.compare.precision import Precision
-from sqrtdk.compare.program import Formula, Opaque, Program, Way
+from sqrtdk.compare.program import Opaque, Program, Way
 from sqrtdk.compare.records import StageDiff
-from sqrtdk.compare.segments import Gap, Precisions, Segment, gap, is_known, segments, way_of, whole
+from sqrtdk.compare.segments import Gap, Precisions, Segment, gap, segments, way_of, whole
 from sqrtdk.compare.stages import hidden_rows, of_formula
 from sqrtdk.compare.suspect import Sides
 from sqrtdk.tracing.tensors import CallTensors
 
 ROUNDINGS = {"scale": 1, "softcap": 3, "bias": 1, "mask": 1}  # of the logits, where each is an operation of its own
 _ALIKE = 64.0  # roundings of the coarser dtype within which two inputs are taken for one
+CANCELS = "differs and makes no difference: by the whole way, from the input to the output, both are the same"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,13 +63,10 @@ def judge(a: CallTensors, b: CallTensors, causes: Causes) -> Judged:
     reason = _unlike_heads(seen_a, seen_b)
     if reason is not None:
         return Judged(None, reason=reason)
-    seen_a, seen_b = _completed(seen_a, seen_b)
-    program_a, program_b = program_of(a, seen_a), program_of(b, seen_b)
+    told = completed(a, b, seen_a, seen_b)
+    (program_a, program_b), seen_b = (side.program for side in told), told[1].seen
     precisions = Precisions(precision_of(a), precision_of(b))
-    program_a = _inferred(program_a, program_b, a, seen_a)
-    program_b = _inferred(program_b, program_a, b, seen_b)
-    program_a = _inferred(program_a, program_b, a, seen_a)
-    program_a, program_b, seen_b = _past_unknown(program_a, program_b, seen_a, seen_b)
+    program_a, program_b, seen_b = _past_unknown(program_a, program_b, told[0].seen, seen_b)
     sides = Sides(
         a=program_a,
         b=program_b,
@@ -78,39 +75,85 @@ def judge(a: CallTensors, b: CallTensors, causes: Causes) -> Judged:
         heads=seen_b["query"].used.shape[1],
         self_attention=seen_b["query"].used.shape[2] == seen_b["key"].used.shape[2],
     )
-    if program_a.formula is None:
-        return Judged(None, reason=_unknown(sides), sides=sides, seen=seen_b)
     rows = ~(hidden_rows(program_a.formula, *_sizes(b)) | hidden_rows(program_b.formula, *_sizes(b)))
+    every = segments(b, seen_b, program_a, precisions, rows)
+    told = [replace(side, program=program) for side, program in zip(told, (program_a, program_b), strict=True)]
+    direct = compare_directly(told, program_a, {part.name for part in every}, rows)
+    if program_a.formula is None:
+        return _without_formula(told, sides, every, direct, causes, rows)
     whole_way = whole(b, seen_b, program_a, precisions, rows)
     before = gap(whole_way, program_a)
+    if None in (a.terms, b.terms) and outputs_alike(told, rows, TIGHT):
+        before = replace(before, within=True)  # a formula that was found on numbers may be off by their rounding
+    parts, program = _explained(every, sides, None if before.within else causes)
+    alike = before.within or all(explained.before.within for _, explained in parts)
+    after = before if alike else gap(whole_way, program)
+    stages = [stage for segment, explained in parts for stage in _stages(segment, explained, sides, alike)]
+    stages += [stage for segment, explained in direct.parts for stage in _stages(segment, explained, sides, False)]
+    same: bool | None = alike and not direct.parts
+    reason = None
+    if same and direct.reasons:
+        same, reason = None, "; ".join(direct.reasons)
+    return Judged(same, (*direct.parts, *parts), tuple(stages), before, after, reason, sides, seen_b)
+
+
+def _explained(
+    every: list[Segment], sides: Sides, causes: Causes | None
+) -> tuple[list[tuple[Segment, Explained]], Program]:
+    """Every segment with its causes, and A's program with all of them; no causes are asked where there are none."""
     parts = []
-    program = program_a
-    for segment in segments(b, seen_b, program_a, precisions, rows):
-        own = gap(segment, program)
-        # what differs and makes no difference to the output needs no cause
-        explained = Explained((), program, own, own)
-        if not before.within:
+    program = sides.a
+    for segment in every:
+        if causes is None:
+            # what differs and makes no difference to the output needs no cause
+            own = gap(segment, program)
+            explained = Explained((), program, own, own)
+        else:
             explained = explain(segment, replace(sides, a=program), causes)
         program = explained.program
         parts.append((segment, explained))
-    same = before.within or all(explained.before.within for _, explained in parts)
-    after = before if same else gap(whole_way, program)
-    stages = [stage for segment, explained in parts for stage in _stages(segment, explained, sides)]
-    return Judged(same, tuple(parts), tuple(stages), before, after, sides=sides, seen=seen_b)
+    return parts, program
+
+
+def _without_formula(
+    told: list[Told], sides: Sides, every: list[Segment], direct: Direct, causes: Causes, rows: Tensor
+) -> Judged:
+    """A pair of which what makes weights of the product is not known: q, k and v, and the outputs where these agree."""
+    seen = told[1].seen
+    alike = outputs_alike(told, rows)
+    parts, _ = _explained(every, sides, None if alike else causes)
+    parts = [*direct.parts, *parts]
+    reason = _unknown(told)
+    if alike:
+        same: bool | None = True
+    elif alike is False:
+        parts.append(output_differs(told, rows, sides.a))
+        same = False
+    else:
+        same = False if any(explained.causes for _, explained in parts) else None
+    stages = [stage for segment, explained in parts for stage in _stages(segment, explained, sides, bool(alike))]
+    if alike is not False:
+        stages.append(StageDiff("weights", None, reason=reason))
+    last = parts[-1][1].before if alike is False else None
+    return Judged(same, tuple(parts), tuple(stages), last, last, None if same is not None else reason, sides, seen)
 
 
 def _sizes(call: CallTensors) -> tuple[int, int]:
     return call.output.shape[0], call.output.shape[2]
 
 
-def _unknown(sides: Sides) -> str:
-    which = "A" if sides.a.formula is None else "B"
-    return f"the formula of {which} is not known: {', '.join((sides.a if which == 'A' else sides.b).unknown)}"
+def _unknown(told: list[Told]) -> str:
+    missing = [f"{label}: {side.call.missing}" for label, side in zip("AB", told, strict=True) if side.call.missing]
+    if missing:
+        return "; ".join(missing)
+    label, side = next((x, y) for x, y in zip("AB", told, strict=True) if y.program.formula is None)
+    return f"the formula of {label} is not known: {', '.join(side.program.unknown)}"
 
 
 def _unfit(a: CallTensors, b: CallTensors) -> str | None:
     for label, call in (("A", a), ("B", b)):
-        if call.missing is not None:
+        vectors = (call.query.values, call.key.values, call.value.values, call.output)
+        if call.missing is not None and any(x.dim() != 4 or not x.numel() for x in vectors):
             return f"{label}: {call.missing}"
     one, other = a.query.values.shape, b.query.values.shape
     if one[1] != other[1]:
@@ -128,20 +171,6 @@ def _unlike_heads(a: Mapping[str, Seen], b: Mapping[str, Seen]) -> str | None:
     return None
 
 
-def _completed(a: Mapping[str, Seen], b: Mapping[str, Seen]) -> tuple[dict[str, Seen], dict[str, Seen]]:
-    """What one side did not record of q, k and v, from the other, where what came in is the same."""
-    one_input = _near(a["value"].used, b["value"].used)
-    whole_a, whole_b = dict(a), dict(b)
-    for name in NAMES:
-        one, other = a[name], b[name]
-        alike = one_input or _near(one.input, other.input)
-        if one.projected is None and other.projected is not None and (alike or other.projected is other.used):
-            whole_a[name] = replace(one, projected=other.projected, borrowed=True)
-        if other.projected is None and one.projected is not None and alike:
-            whole_b[name] = replace(other, projected=one.projected, borrowed=True)
-    return whole_a, whole_b
-
-
 def _near(one: Tensor | None, other: Tensor | None) -> bool:
     if one is None or other is None or one.shape != other.shape or not one.numel():
         return False
@@ -149,32 +178,6 @@ def _near(one: Tensor | None, other: Tensor | None) -> bool:
     eps = max(eps, torch.finfo(torch.float32).eps)
     difference = (one.double() - other.double()).norm()
     return bool(difference <= _ALIKE * eps * other.double().norm())
-
-
-def _inferred(program: Program, other: Program, call: CallTensors, seen: Mapping[str, Seen]) -> Program:
-    """The program with what it does not tell, from its numbers and the other side's program."""
-    for name in NAMES:
-        way = way_of(program, name)
-        vector = seen[name]
-        if is_known(way) or vector.projected is None or not is_known(way_of(other, name)):
-            continue
-        found = infer_way(vector.projected, vector.used, way_of(other, name))
-        if found is not None:
-            program = with_way(program, name, Way(way.affine, found.steps, way.heads, found.scaled))
-    if program.formula is None and other.formula is not None:
-        count = seen["query"].used.shape[1]
-        formula: Formula | None = infer(
-            seen["query"].used,
-            _spread(seen["key"], count),
-            _spread(seen["value"], count),
-            call.output,
-            call.lse,
-            None,
-            other.formula,
-        )
-        if formula is not None:
-            program = replace(program, formula=formula)
-    return program
 
 
 def _past_unknown(
@@ -212,17 +215,6 @@ def _after(seen: Seen, step: int) -> Tensor | None:
     return seen.steps[step].values if step < len(seen.steps) else None
 
 
-def with_way(program: Program, name: str, way: Way) -> Program:
-    """The program with another way of q, k or v."""
-    if name == "query":
-        return replace(program, query=way)
-    return replace(program, key=way) if name == "key" else replace(program, value=way)
-
-
-def _spread(vector: Seen, count: int) -> Tensor:
-    return vector.used[:, vector.heads] if vector.used.shape[1] != count else vector.used
-
-
 def _model_dim(seen: Mapping[str, Seen]) -> int | None:
     entering = seen["query"].input
     return None if entering is None else entering.shape[-1]
@@ -234,23 +226,25 @@ def precision_of(call: CallTensors) -> Precision:
     return Precision(dtype_of(call.dtype), dtype_of(call.logits_dtype), dtype_of(call.weights_dtype), max(2, steps))
 
 
-def _stages(segment: Segment, explained: Explained, sides: Sides) -> list[StageDiff]:
+def _stages(segment: Segment, explained: Explained, sides: Sides, alike: bool) -> list[StageDiff]:
     before = explained.before
     differing = {cause.stage for cause in explained.causes}
+    reason = CANCELS if alike and not before.within else None
     if segment.name != "output":
         found = []
         for stage in segment.stages:
             differs = not before.within and (stage in differing or (not differing and stage == segment.stages[0]))
-            found.append(StageDiff(stage, not differs, before.largest, before.allowed))
+            told = reason if differs else None
+            found.append(StageDiff(stage, not differs, before.largest, before.allowed, reason=told))
         return found
     stages = [of_formula(stage, sides) for stage in segment.stages[:-1]]
     stages = [replace(stage, same=stage.stage not in differing) for stage in stages]
-    return [*stages, StageDiff("output", before.within, before.largest, before.allowed)]
+    return [*stages, StageDiff("output", before.within, before.largest, before.allowed, reason=reason)]
 
 
 def first_difference(judged: Judged) -> str | None:
-    """The first stage that differs."""
-    return first_stage([stage.stage for stage in judged.stages if stage.same is False])
+    """The first stage that differs; none where what differs there cancels."""
+    return first_stage([stage.stage for stage in judged.stages if stage.same is False and stage.reason is None])
 
 
 def opaque(way: Way) -> bool:

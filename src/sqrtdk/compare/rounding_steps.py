@@ -11,20 +11,29 @@ from sqrtdk.compare import compute
 from sqrtdk.compare.precision import Precision, least, sigmas, sum_variance, unit
 from sqrtdk.compare.program import Affine, Norm, Rotation
 
+STILL = 1e-3  # an angle that is none
+ONE = 1e-5  # within which a frequency is 1, as well as a table of float32 tells it
+
 
 def projection_allowed(affine: Affine, entering: Tensor, a: Precision, b: Precision) -> Tensor:
-    """Of a projection, (B, H, L, E)."""
+    """Of a projection, (B, H, L, E); of a side whose dtype is less than the weight's, the weight was rounded to it."""
     result, squares = compute.project(affine, entering), _squared(affine, entering)
     bias = 0.0 if affine.bias is None else affine.bias.double().abs()[:, None]
     return sum(
         (
             _many(sum_variance(result - _plain_bias(affine), squares, entering.shape[-1]), p, result.numel())
             + unit(p.dtype) * (result.abs() + bias)
+            + sigmas(result.numel()) * _cast(affine, p) * (squares / 3).sqrt()
             + least(p.dtype)
             for p in (a, b)
         ),
         torch.zeros_like(result),
     )
+
+
+def _cast(affine: Affine, p: Precision) -> float:
+    """What a weight is off by where a side holds it in a lesser dtype than it is known in."""
+    return unit(p.dtype) if unit(p.dtype) > unit(affine.weight.dtype) else 0.0
 
 
 def norm_allowed(norm: Norm, before: Tensor, a: Precision, b: Precision) -> Tensor:
@@ -57,7 +66,7 @@ def rotation_allowed(rotation: Rotation, before: Tensor, a: Precision, b: Precis
         before: values before it.
         a: one side.
         b: the other side.
-        position: largest of a row; 0: as many as there are rows.
+        position: largest of a row; 0: that of the table's rows, as far as it says so, at most as many as there are.
     """
     result, x = compute.apply_rotation(rotation, before), before.double().abs()
     turning = slice(rotation.first, rotation.first + rotation.width)
@@ -66,11 +75,12 @@ def rotation_allowed(rotation: Rotation, before: Tensor, a: Precision, b: Precis
     )
     pairs = length[..., turning]
     half = rotation.width // 2
+    angle = _angles_off(rotation, before.shape[-2], position)[:, None]
     if rotation.layout == "half":
-        size = torch.hypot(pairs[..., :half], pairs[..., half:]).repeat(1, 1, 1, 2)
+        size, angle = torch.hypot(pairs[..., :half], pairs[..., half:]).repeat(1, 1, 1, 2), angle.repeat(1, 1, 1, 2)
     else:
         size = torch.hypot(pairs[..., ::2], pairs[..., 1::2]).repeat_interleave(2, -1)
-    angle = 3.0 * unit(torch.float32) * (position or before.shape[-2])
+        angle = angle.repeat_interleave(2, -1)
     allowed = torch.zeros_like(result)
     for p in (a, b):
         part = unit(p.dtype) * result.abs()
@@ -79,6 +89,23 @@ def rotation_allowed(rotation: Rotation, before: Tensor, a: Precision, b: Precis
             part[..., turning] += angle * size
         allowed += part + least(p.dtype)
     return allowed
+
+
+def _angles_off(rotation: Rotation, length: int, position: int) -> Tensor:
+    """Of the angles, (B or 1, L, R / 2), position times frequency, each in float32: by three roundings of an angle.
+
+    A frequency is by how much a pair turns more from one row to the next, at most; positions are those of the rows
+    where the first does not turn.
+    """
+    table = rotation.table.to(torch.complex128)
+    frequencies = torch.ones(1, 1, table.shape[-1], dtype=torch.float64)
+    if table.shape[-2] > 1:
+        frequencies = (table[:, 1:] * table[:, :-1].conj()).angle().abs().amax((0, 1), keepdim=True).clamp(max=1.0)
+        frequencies = torch.where((frequencies - 1.0).abs() < ONE, 0.0, frequencies)  # base^0: no rounding is in it
+    positions = torch.full((table.shape[-2],), float(position or length), dtype=torch.float64)
+    if not position and bool((table[:, 0].angle().abs() < STILL).all()):
+        positions = torch.arange(table.shape[-2], dtype=torch.float64)
+    return (3.0 * unit(torch.float32) * positions[:, None] * frequencies).expand(table.shape)
 
 
 def _many(variance: Tensor, p: Precision, entries: int) -> Tensor:

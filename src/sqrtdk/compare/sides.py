@@ -19,7 +19,7 @@ from sqrtdk.audit.switch import implementation, offers_choice
 from sqrtdk.audit.tokens import Tokens, tokens_of
 from sqrtdk.compare.align import name_of
 from sqrtdk.compare.records import SideInfo, Unpaired
-from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError, UnsupportedError
+from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError, SqrtdkError, UnsupportedError
 from sqrtdk.models.load import resolve
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.records import Inputs, LoadedModel
@@ -164,9 +164,14 @@ def run_module(loaded: LoadedModel, attn: str | None, seed: int, label: str, kin
         )
 
     def again() -> Mapping[str, Mapping[str, Tensor]]:
-        twin = copy.deepcopy(module).double()
-        exact = _traced(twin, _doubled(loaded.inputs), seed, attn)
-        return inputs_of(exact.tensors)
+        """In float64; a half-precision model with operations that know no float64 in float32."""
+        half = run.calls[0].dtype in ("float16", "bfloat16")
+        try:
+            return _finer(loaded, torch.float64, seed, attn)
+        except (SqrtdkError, RuntimeError, TypeError, ValueError, NotImplementedError):
+            if not half:
+                raise
+            return _finer(loaded, torch.float32, seed, attn)
 
     first = run.calls[0]
     info = SideInfo(
@@ -194,13 +199,16 @@ def _traced(module: nn.Module, inputs: Inputs, seed: int, attn: str | None) -> T
     return run
 
 
-def _doubled(inputs: Inputs) -> Inputs:
-    def double(value: Any) -> Any:
-        return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+def _finer(loaded: LoadedModel, dtype: torch.dtype, seed: int, attn: str | None) -> dict[str, dict[str, Tensor]]:
+    """What comes into the attentions of a copy of the model in another dtype."""
 
-    if isinstance(inputs, dict):
-        return {name: double(value) for name, value in inputs.items()}
-    return tuple(double(value) for value in inputs)
+    def cast(value: Any) -> Any:
+        return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    named = loaded.inputs
+    inputs = {name: cast(x) for name, x in named.items()} if isinstance(named, dict) else tuple(map(cast, named))
+    twin = copy.deepcopy(loaded.module).to(dtype)
+    return inputs_of(_traced(twin, inputs, seed, attn).tensors)
 
 
 def inputs_of(calls: tuple[CallTensors, ...]) -> dict[str, dict[str, Tensor]]:

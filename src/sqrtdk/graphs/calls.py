@@ -29,6 +29,7 @@ class Plan:
         shapes: names of those whose shape is needed.
         read: the call after the run; its index is 0, and the batch of the inputs is given. Raises an UnsupportedError
             with what could not be read.
+        derived: q, k and v are inside of an operator: they were computed from what goes in.
     """
 
     site: str
@@ -36,6 +37,7 @@ class Plan:
     tensors: tuple[str, ...]
     shapes: tuple[str, ...]
     read: Callable[[Values, int | None], CallTensors]
+    derived: bool = False
 
 
 def plan_weighing(graph: Graph, weighing: Weighing) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -12,10 +13,14 @@ from sqrtdk.tracing.tensors import CallTensors, Term, Vector
 _SOFTMAX = 4.0  # roundings of an exponential, of its sum, and of the division
 
 
-def checked(call: CallTensors) -> CallTensors:
+def checked(call: CallTensors, *, derived: bool = False) -> CallTensors:
     """The call; with the reason in `missing` where its parts don't give what was recorded after them.
 
     A reading that is wrong would be told as a difference of the graph from the other side.
+
+    Args:
+        call: as it was read.
+        derived: q, k and v were computed from what was projected: the graph's own are off by its rounding of them.
     """
     if call.missing is not None or call.terms is None:
         return call
@@ -23,7 +28,7 @@ def checked(call: CallTensors) -> CallTensors:
         off = _projection_off(vector)
         if off is not None:
             return replace(call, missing=f"the projection that was read for {name} is off by {off:.2g}")
-    off = _output_off(call)
+    off = _output_off(call, derived)
     if off is not None:
         return replace(call, missing=f"what was read of it gives another output than the graph's, off by {off:.2g}")
     return call
@@ -51,7 +56,7 @@ def _projection_off(vector: Vector) -> float | None:
     return _beyond((made - projected.double()).abs(), allowed)
 
 
-def _output_off(call: CallTensors) -> float | None:
+def _output_off(call: CallTensors, derived: bool) -> float | None:
     """By how much softmax(terms(q . k)) . v is more than rounding off the output; None where it is not.
 
     The sum of E products of a logit, and the steps after it, have an error of at most (E + 2 + steps) roundings of
@@ -62,6 +67,7 @@ def _output_off(call: CallTensors) -> float | None:
     heads = call.query.values.shape[1]
     key, value = _by_query(call.key.values, heads), _by_query(call.value.values, heads)
     eps = max(_eps(call.query.values), _eps(call.output))
+    sums = max((_summed(vector) for vector in (call.query, call.key, call.value)), default=0) if derived else 0
     worst = None
     for row in range(call.output.shape[0]):
         for head in range(heads):
@@ -70,12 +76,29 @@ def _output_off(call: CallTensors) -> float | None:
             sink = [float(term.value[head]) for term in call.terms or () if _is_sink(term)]  # type: ignore[index]
             weights = torch.cat((z, z.new_tensor(sink).expand(len(z), -1)), -1).softmax(-1)[:, : k.shape[0]]
             off = (weights @ v - call.output[row, head].double()).abs()
+            span = v.abs().amax(0)
+            if derived:  # the rounding of a projection goes by the largest of its head, not by each number
+                size, span = size.max().expand_as(size), v.norm(dim=-1).max().expand_as(span)
             steps = q.shape[-1] + 2 + 2 * len(call.terms or ())
-            relative = eps * (2 * steps * size + k.shape[0] + _SOFTMAX)
-            allowed = relative.clamp(max=2.0)[:, None] * v.abs().amax(0)
+            relative = eps * (2 * (steps + 2 * sums) * size + k.shape[0] + sums + _SOFTMAX)
+            allowed = relative.clamp(max=2.0)[:, None] * span
             found = _beyond(off[seen], allowed[seen])
             worst = found if worst is None else max(worst, found or 0.0)
     return worst
+
+
+def _summed(vector: Vector) -> int:
+    """Roundings of a vector, in units of its own size: of D products, each as large as the input by the weight.
+
+    The sizes of input and weight by that of what they give are taken for the whole of a head, as one number.
+    """
+    projection = vector.projection
+    if projection is None or projection.weight is None:
+        return 0
+    given, weight = projection.input.double(), projection.weight.double()
+    size = float(given.norm(dim=-1).max() * weight.flatten(1).norm(dim=-1).max())
+    own = float(vector.values.double().norm(dim=-1).amax())
+    return math.ceil((given.shape[-1] + 2) * max(1.0, size / own)) if own else 0
 
 
 def _is_sink(term: Term) -> bool:

@@ -62,7 +62,7 @@ def read_onnx(path: str | os.PathLike[str], inputs: Mapping[str, Any] | tuple[An
         except UnsupportedError as error:
             missing.append(Missing(plan.site, str(error)))
             continue
-        calls.append(checked(replace(call, index=counts[call.site])))
+        calls.append(checked(replace(call, index=counts[call.site]), derived=plan.derived))
         counts[call.site] += 1
     versions = {name: str(_extras.load(name, EXTRA).__version__) for name in ("onnxruntime", "onnx")}
     return GraphRun(

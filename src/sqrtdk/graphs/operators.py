@@ -7,7 +7,6 @@ mask; a causal mask is upper-left, after the keys of a cache. What an operator i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,6 +16,7 @@ from sqrtdk.errors import UnsupportedError
 from sqrtdk.graphs.calls import Plan
 from sqrtdk.graphs.graph import Graph, Node
 from sqrtdk.graphs.layout import Values
+from sqrtdk.graphs.packed import arrangements, by_heads, sources
 from sqrtdk.graphs.vectors import Way, read_vector, walk
 from sqrtdk.tracing.read.masks import bias_name, hidden_entries
 from sqrtdk.tracing.read.patterns import pattern
@@ -84,15 +84,16 @@ def plan_operator(graph: Graph, node: Node) -> Plan:
     cached = any(node.input(index) for index in signature.past)
     if cached and (own or len(node.outputs) < 3 or not all(node.outputs[1:3])):
         odd.append("a cache of keys whose whole it does not return")
-    if not own and not (node.input(1) and node.input(2)):
-        odd.append("q, k and v packed in one tensor")
+    names = None if own else sources(node)
+    if not own and names is None:
+        odd.append("k or v left out")
     if own and node.attributes.get("do_rotary"):
         odd.append("a rotation inside")
     if odd:
         raise UnsupportedError(f"{node.op} with {', '.join(odd)}")
     rotated = bool(node.attributes.get("do_rotary"))
     from_cache = cached or rotated
-    ways = () if own else tuple(walk(graph, name) for name in node.inputs[:3])
+    ways = tuple(walk(graph, name) for name in names or ())
     tensors = [name for name in (*node.inputs, node.outputs[0]) if name]
     tensors += [name for name in node.outputs[1:3] if name and from_cache]
     shapes: list[str] = []
@@ -111,21 +112,15 @@ def plan_operator(graph: Graph, node: Node) -> Plan:
 
     wanted = tuple(name for name in tensors if graph.array(name) is None)
     cache = (node.input(signature.past[0]),) if cached else ()
-    return Plan(node.site, node.number, wanted, (*shapes, *cache), read)
-
-
-def _by_heads(heads: int) -> Callable[[Tensor], Tensor]:
-    """(B, L, H E) as (B, H, L, E); (B, H, L, E) stays."""
-    return lambda tensor: tensor if tensor.dim() == 4 else tensor.reshape(*tensor.shape[:2], heads, -1).transpose(1, 2)
+    return Plan(node.site, node.number, wanted, (*shapes, *cache), read, derived=own)
 
 
 Vectors = tuple[Vector, Vector, Vector]
 
 
 def _vectors(node: Node, ways: tuple[Way, ...], values: Values, heads: tuple[int, int], bias: int) -> Vectors:
-    query, key, value = (
-        read_vector(way, values, _by_heads(count)) for way, count in zip(ways, (heads[0], *heads[1:] * 2), strict=True)
-    )
+    places = arrangements(node, *heads)
+    query, key, value = (read_vector(way, values, place) for way, place in zip(ways, places, strict=True))
     if bias < 0 or not node.input(bias):
         return query, key, value
     whole = values.tensor(node.input(bias))
@@ -156,7 +151,7 @@ def _projected(node: Node, values: Values, heads: int) -> Vectors:
         first += size
         product = given.double() @ weight[:, columns].double()
         product = product if bias is None else product + bias[columns].double()
-        projected = _by_heads(heads)(product.to(given.dtype))
+        projected = by_heads(heads)(product.to(given.dtype))
         features = torch.arange(columns.start, columns.stop).reshape(heads, -1)
         own = bias[features] if bias is not None else None
         label = f"{node.scope}.weight" if node.scope else node.inputs[1]
@@ -196,7 +191,7 @@ def _turn(vectors: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tenso
 def _call(node: Node, signature: Signature, vectors: Vectors, values: Values, past: int) -> CallTensors:
     query, key, value = vectors
     batch, heads, rows, width = query.values.shape
-    output = _by_heads(heads)(values.tensor(node.outputs[0]))
+    output = by_heads(heads)(values.tensor(node.outputs[0]))
     scale = float(node.attributes.get("scale", 0.0)) or 1 / math.sqrt(width)
     formula = [Term("scale", scale)]
     cap = float(node.attributes.get(signature.cap, 0.0)) if signature.cap else 0.0

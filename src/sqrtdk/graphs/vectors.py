@@ -23,10 +23,10 @@ class Link:
     """One step of the way from a projection to where a vector is used.
 
     Attributes:
-        kind: "layout", "factor" or "step".
+        kind: "layout", "factor", "step", or "cache" for keys and values of earlier tokens that are put before.
         node: the operation; the last of a step.
         made: name of what it makes.
-        other: of a factor, the name of the number.
+        other: of a factor, the name of the number; of a cache, its name.
         name: of a step.
         detail: of a step.
     """
@@ -86,7 +86,7 @@ class Way:
                 tensors += more
                 shapes += sizes
             tensors += [link.other] if link.kind == "factor" else [link.made] if link.kind == "step" else []
-            shapes += [link.made] if link.kind == "step" else []
+            shapes += [link.made] if link.kind == "step" else [link.other] if link.kind == "cache" else []
         if self.affine is not None:
             tensors += [self.affine.made, self.affine.input]
             tensors += [name for name in (self.affine.weight, self.affine.bias) if name and graph.array(name) is None]
@@ -109,6 +109,10 @@ def walk(graph: Graph, used: str) -> Way:
             links.append(Link("layout", node, name))
             name = node.inputs[0]
             continue
+        if (past := _cache(graph, node)) is not None:
+            links.append(Link("cache", node, name, past))
+            name = node.inputs[1]
+            continue
         if (factor := _factor(graph, node)) is not None:
             name, other = factor
             links.append(Link("factor", node, node.outputs[0], other))
@@ -119,6 +123,16 @@ def walk(graph: Graph, used: str) -> Way:
         links.append(Link("step", node, name, name=step.name, detail=step.detail))
         name = step.source
     return Way(used, tuple(reversed(links)), None)
+
+
+def _cache(graph: Graph, node: Node) -> str | None:
+    """Of keys or values that are put after those of earlier tokens, the name of the latter: an input of the graph."""
+    if node.op != "Concat" or node.domain or len(node.inputs) != 2:
+        return None
+    first = graph.through(node.inputs[0])
+    while (before := graph.made_by.get(first)) is not None and before.op == "Concat" and len(before.inputs) == 1:
+        first = graph.through(before.inputs[0])
+    return first if any(value.name == first for value in graph.inputs) else None
 
 
 def _factor(graph: Graph, node: Node) -> tuple[str, str] | None:
@@ -184,6 +198,8 @@ def read_vector(way: Way, values: Values, arrange: Arrange) -> Vector:
     factor: Tensor | float = 1.0
     at_place = arrange(values.tensor(way.used))
     for link in way.links:
+        if link.kind == "cache" and 0 not in values.shape(link.other):
+            return Vector(at_place, steps=(Waypoint("unknown", "a cache of earlier tokens", None),))
         if link.kind == "factor":
             one = _number(values.tensor(link.other), at_place.shape[1])
             if one is None:

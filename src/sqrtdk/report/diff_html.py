@@ -99,7 +99,7 @@ def to_html(report: DiffReport) -> str:
         "value": value,
         "has_values": has_values,
         "is_one": is_one,
-        "told": told,
+        "told_causes": told,
         "unknown": UNKNOWN,
     }
     return page.render("diff", context, languages=True)

@@ -32,7 +32,7 @@ from sqrtdk.tracing.records import (
     NotMeasured,
 )
 from sqrtdk.tracing.tell.finish import finish
-from sqrtdk.tracing.tell.keep import BLOCKS_OF_KEYS, Used, keep, of_kernel, without
+from sqrtdk.tracing.tell.keep import BLOCKS_OF_KEYS, ENLARGED, Used, keep, of_kernel, without
 from sqrtdk.tracing.tell.lost import Lost, tell_lost
 from sqrtdk.tracing.tell.merge import merge
 from sqrtdk.tracing.tell.padding import TokensOf
@@ -250,7 +250,7 @@ class Trace:
         if self._keeps:
             call = self._calls[-1]
             assert call is not None
-            self._kept.append(keep(reading, used, call))
+            self._kept.append(without(call, ENLARGED) if self._enlarge else keep(reading, used, call))
 
     def _merge(self, numbers: Sequence[int]) -> None:
         """Put attentions to blocks of keys, whose results were weighed by their sums, into one record."""

@@ -29,6 +29,7 @@ class Port:
         cause: why it differs; None where both are the same.
         sites: numbers of the calls with a difference of their own; the others follow from them.
         opaque: operations of B that the trace can't follow.
+        relabels: by what the attentions differ that the weights around them take back: the models are the same.
     """
 
     package: str
@@ -37,6 +38,7 @@ class Port:
     cause: str | None = None
     sites: tuple[int, ...] = ()
     opaque: tuple[str, ...] = ()
+    relabels: tuple[str, ...] = ()
 
     def home(self) -> ModuleType:
         """The module that builds it."""
@@ -55,6 +57,8 @@ class Port:
 
 BOTH = (0, 1)
 BLIND = "rows that see no key"  # differ, and a comparison leaves them out: they are no tokens'
+# Heads and channels of q, k and v in another order, which rows of their weights and columns of the output's have too.
+RELABELS = ("group_order", "head_order", "rope_layout")
 ROTATION = ("mul", "sum")  # FMS turns by matrices of 2 x 2: a multiplication and a sum
 
 PAIRS: dict[str, Port] = {
@@ -83,7 +87,7 @@ PAIRS: dict[str, Port] = {
     "bert_fms": Port("fms", "ports_fms", "bert"),
     "roberta_fms": Port("fms", "ports_fms", "roberta"),
     "roberta_padding_fms": Port("fms", "ports_fms", "roberta_padding", "input", (0,)),
-    "llama_x_transformers": Port("x_transformers", "ports_x_transformers", "llama"),
+    "llama_x_transformers": Port("x_transformers", "ports_x_transformers", "llama", relabels=RELABELS),
     "llama_groups_x_transformers": Port("x_transformers", "ports_x_transformers", "llama_groups", "group_order", BOTH),
     "t5_x_transformers": Port("x_transformers", "ports_x_transformers", "t5"),
     "diffusers_scale_qk": Port("diffusers", "variants", "diffusers_processors", "scale", (0,)),

@@ -28,6 +28,12 @@ def test_port(name: str):
     report = diff(a, b, inputs_a, inputs_b=inputs_b)
     assert not report.unpaired_a
     assert not report.unpaired_b
+    assert all(pair.residue <= pair.allowed for pair in report.pairs)
+    if port.relabels:
+        for pair in report.pairs:
+            assert tuple(sorted(cause.name for cause in pair.causes if cause.name != "input")) == port.relabels
+            assert all(cause.explained >= PROVEN for cause in pair.causes)
+        return
     if port.cause in (None, BLIND):
         assert [pair.same for pair in report.pairs] == [True] * len(report.pairs)
         assert report.same is True

@@ -25,6 +25,7 @@ from sqrtdk.tracing.watch.graph import Node
 NO_OPERANDS = "its operands are not known"
 _EVEN = 0.02  # a factor on rounded weights that is the same for all
 _ROUNDED = 2.0**-20  # a factor of float32 this near to 1 is 1
+ENLARGED = "its q was enlarged"
 BLOCKS_OF_KEYS = "it was computed in blocks of keys"
 
 
@@ -37,11 +38,10 @@ class Used:
         node: its node.
         weights: as they met it; None of a kernel.
         lse: that a kernel gave.
-        query: q of a kernel.
-        key: k of a kernel.
-        sinks: of a kernel.
         query_node: of a kernel.
         key_node: of a kernel.
+        sinks: of a kernel.
+        query: of a kernel, as it was given it.
     """
 
     value: Tensor
@@ -51,6 +51,7 @@ class Used:
     query_node: Node | None = None
     key_node: Node | None = None
     sinks: Tensor | None = None
+    query: Tensor | None = None
 
 
 def of_kernel(call: KernelCall) -> Used | None:
@@ -60,7 +61,8 @@ def of_kernel(call: KernelCall) -> Used | None:
     if query is None or key is None or value is None:
         return None
     sinks = call.arguments.get("sinks")
-    return Used(call.arguments["value"], value, None, call.lse, query, key, sinks)
+    lse = None if sinks is not None else call.lse  # theirs is among the sums, and can't be taken off again exactly
+    return Used(call.arguments["value"], value, None, lse, query, key, sinks, call.arguments["query"])
 
 
 def without(call: AttentionCall, reason: str) -> CallTensors:
@@ -189,6 +191,8 @@ def _places(reading: Reading, used: Used) -> tuple[Place, Place, Place] | str:
         def by_head(tensor: Tensor) -> Tensor:
             return tensor.reshape(layout.batch, -1, *tensor.shape[-2:])
 
+        if used.query is None or not _is_plain(used.query, query) or used.value.shape[:-1] != key.shape[:-1]:
+            return "the layout of its operands is not known"
         if query.shape[-2] != layout.rows or math.prod(query.shape[:-2]) != layout.batch * layout.heads:
             return "the layout of its operands is not known"
         return (
@@ -198,6 +202,11 @@ def _places(reading: Reading, used: Used) -> tuple[Place, Place, Place] | str:
         )
     assert isinstance(reading.operands, Logits)
     return _of_logits(reading, reading.operands, used)
+
+
+def _is_plain(operand: Tensor, query: Tensor) -> bool:
+    """Whether q was read as the kernel was given it, and not with its axes in another order."""
+    return operand.shape == query.shape and operand.stride() == query.stride()
 
 
 def _of_logits(reading: Reading, logits: Logits, used: Used) -> tuple[Place, Place, Place] | str:
@@ -357,6 +366,10 @@ def _sinks(reading: Reading, sight: Sight, used: Used) -> Tensor | None:
     beside = [at for at in (0, whole.shape[-1] - 1) if not 0 <= at - logits.first < layout.columns]
     if beside:
         sinks = layout.by_head(whole[..., beside[0] : beside[0] + 1]).to(torch.float64)[..., 0]
+        offset = _offset(reading)
+        if offset is None:
+            return None
+        sinks = sinks - offset
     else:
         weights = logits.arrange(logits.weights).to(torch.float64)
         whole_logits = logits.arrange(logits.values).to(torch.float64)
@@ -367,6 +380,14 @@ def _sinks(reading: Reading, sight: Sight, used: Used) -> Tensor | None:
     flat = sinks.transpose(0, 1).flatten(1)
     middle = flat.nanmedian(1).values
     return middle if bool(((flat - middle[:, None]).abs().nan_to_num() <= 1e-3).all()) else None
+
+
+def _offset(reading: Reading) -> Tensor | float | None:
+    """(B, H, L), what was added to whole rows before the softmax; None where it is not known."""
+    offsets = [step for step in reading.steps if isinstance(step, Offset)]
+    if any(step.addend is None for step in offsets):
+        return None
+    return sum((_at(reading, step.addend).to(torch.float64)[..., 0] for step in offsets), 0.0)
 
 
 def _lse(reading: Reading, sight: Sight, used: Used) -> Tensor | None:

@@ -111,10 +111,12 @@ def _projection(place: Place, way: Lineage, used: Tensor) -> Projection | None:
     multiplied, (rows, features) = root.root.multiplied, root.value.shape[-2:]
     if root.value.dim() != 2:
         return None
-    numbers = torch.arange(rows * features, device=root.value.device).reshape(rows, features)
-    at = _arranged(place, way.carried({root: numbers}), used)
-    if at is None:
+    # of a dtype that can be viewed as complex numbers
+    numbers = torch.arange(rows * features, dtype=torch.float64, device=root.value.device).reshape(rows, features)
+    numbered = _arranged(place, way.carried({root: numbers}), used)
+    if numbered is None or bool(numbered.isnan().any()):
         return None
+    at = numbered.long()
     row, feature = at // features, at % features
     if not bool((row == row[:, :1, :, :1]).all()) or not bool((feature == feature[:1, :, :1]).all()):
         return None

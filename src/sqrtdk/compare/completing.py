@@ -1,0 +1,265 @@
+"""What one side does not tell of an attention: from its own numbers, and from what the other side tells.
+
+A trace file may hold q, k, v and the output alone. Where both sides had the same input, the other side's projected
+values are its own; the steps to the values at the product are those that give them, near the other side's. That the
+input was the same needs no other proof than that such steps exist.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sqrtdk.compare.build import program_of
+from sqrtdk.compare.compute import dtype_of, project
+from sqrtdk.compare.infer_formula import infer
+from sqrtdk.compare.infer_used import compare_used
+from sqrtdk.compare.infer_vectors import infer_way
+from sqrtdk.compare.observed import NAMES, Seen
+from sqrtdk.compare.program import Formula, Program, Rotation, Way
+from sqrtdk.compare.segments import is_known, way_of
+from sqrtdk.tracing.tensors import CallTensors
+
+_NEAR = 1e-3  # of two factors, relative
+ALIKE = 16.0  # roundings, of the root mean square, within which two tensors are one
+ALONG = 0.99  # cosine of the first output and the first value, where no other key is seen
+Vectors = dict[str, Seen]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Told:
+    """A side: its tensors, q, k and v, and its program."""
+
+    call: CallTensors
+    seen: Vectors
+    program: Program
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which it computed."""
+        return dtype_of(self.call.dtype)
+
+
+def completed(a: CallTensors, b: CallTensors, seen_a: Mapping[str, Seen], seen_b: Mapping[str, Seen]) -> list[Told]:
+    """Both sides, with what each does not tell as far as it can be told from its numbers and from the other side."""
+    vectors = [_borrowing(one, other) for one, other in ((seen_a, seen_b), (seen_b, seen_a))]
+    sides = [Told(call, seen, program_of(call, seen)) for call, seen in zip((a, b), vectors, strict=True)]
+    for name in NAMES:
+        sides = _with_ways(sides, name)
+    sides = [_folded(side) for side in sides]
+    for this in (0, 1, 0):
+        sides[this] = replace(sides[this], program=_with_formula(sides[this], sides[1 - this].program.formula))
+    return sides
+
+
+def coarser(sides: list[Told]) -> torch.dtype:
+    """The dtype of both that has fewer digits."""
+    return max((side.dtype for side in sides), key=lambda dtype: torch.finfo(dtype).eps)
+
+
+def near(one: Tensor | None, other: Tensor | None, dtype: torch.dtype, roundings: float = ALIKE) -> bool:
+    """Whether two tensors are one, within some roundings of a dtype; not where one of them is not known.
+
+    Example:
+        >>> x = torch.ones(1, 1, 2, 2)
+        >>> near(x, x * (1 + 2**-9), torch.bfloat16), near(x, x * (1 + 2**-9), torch.float32)
+        (True, False)
+    """
+    if one is None or other is None or one.shape != other.shape or not one.numel():
+        return False
+    unit = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps) / 2
+    return bool((one.double() - other.double()).norm() <= roundings * unit * other.double().norm())
+
+
+# -- q, k and v --------------------------------------------------------------------------------------------------------
+
+
+def _borrowing(own: Mapping[str, Seen], others: Mapping[str, Seen]) -> Vectors:
+    """With the other side's projected values where a side has none of its own."""
+    return {
+        name: replace(vector, projected=others[name].projected, borrowed=True)
+        if vector.projected is None and others[name].projected is not None
+        else vector
+        for name, vector in own.items()
+    }
+
+
+def _with_ways(sides: list[Told], name: str) -> list[Told]:
+    """Both sides with the steps of one vector that one does not tell; what was borrowed in vain is given back."""
+    ways = [way_of(side.program, name) for side in sides]
+    if sides[0].seen[name].projected is None and sides[1].seen[name].projected is None:
+        return _from_used(sides, name)
+    for this in (0, 1):
+        own, other = sides[this], sides[1 - this]
+        vector = own.seen[name]
+        if is_known(ways[this]) or vector.projected is None or not is_known(ways[1 - this]):
+            continue
+        found, factor = _found(own, other, name, coarser(sides))
+        if found is not None:
+            sides[this] = _told(own, other, name, found)
+            vector = sides[this].seen[name]
+            scaled = replace(vector, used=vector.used / factor, factor=vector.factor * factor)
+            sides[this] = _scaled(sides[this], name, scaled, factor)
+        elif vector.borrowed:
+            sides[this] = replace(own, seen=own.seen | {name: replace(vector, projected=None, borrowed=False)})
+    return sides
+
+
+def _found(own: Told, other: Told, name: str, dtype: torch.dtype) -> tuple[Way | None, float]:
+    """The way of a vector, and the part of the scale that was on it: none, or as much as the other side has there.
+
+    Of the two the one is taken that leaves the other side's size nearest.
+    """
+    vector, known, beside = own.seen[name], way_of(other.program, name), other.seen[name].factor
+    assert vector.projected is not None
+    there = isinstance(vector.factor, float) and vector.factor == 1.0
+    factors = [1.0, beside] if isinstance(beside, float) and beside not in (0.0, 1.0) and there else [1.0]
+    found = [(infer_way(vector.projected, vector.used / factor, known, dtype=dtype), factor) for factor in factors]
+    ways = [(way, factor) for way, factor in found if way is not None]
+    return min(ways, key=lambda one: abs(math.log(_amplified(one[0]) / _amplified(known))), default=(None, 1.0))
+
+
+def _amplified(way: Way) -> float:
+    """By how much a way makes its vector larger, apart from norms."""
+    sizes = [float(step.table.abs().median()) for step in way.steps if isinstance(step, Rotation)]
+    factor = float(torch.as_tensor(way.scaled, dtype=torch.float64).abs().median())
+    return max(math.prod(sizes) * factor, 1e-300)
+
+
+def _scaled(side: Told, name: str, vector: Seen, factor: float) -> Told:
+    """A side of which a vector is without a factor, which its formula has."""
+    formula = side.program.formula
+    if formula is not None and factor != 1.0:
+        side = replace(side, program=replace(side.program, formula=replace(formula, scale=formula.scale * factor)))
+    return replace(side, seen=side.seen | {name: vector})
+
+
+def _told(own: Told, other: Told, name: str, found: Way) -> Told:
+    """A side with a way that was found; where it has another projection than the other side, with what that gave."""
+    vector, of_other = own.seen[name], way_of(other.program, name)
+    moved = found.affine is not None and of_other.affine is not None and found.affine is not of_other.affine
+    if not vector.borrowed:
+        found = replace(found, affine=way_of(own.program, name).affine)
+    elif moved and other.seen[name].input is not None and found.affine is not None:
+        entering = other.seen[name].input
+        assert entering is not None
+        vector = replace(vector, input=entering, projected=project(found.affine, entering))
+    elif moved:
+        found = replace(found, affine=None)
+    heads = found.heads if found.heads is not of_other.heads else vector.heads
+    program = with_way(own.program, name, replace(found, heads=heads))
+    return replace(own, seen=own.seen | {name: vector}, program=program)
+
+
+def _from_used(sides: list[Told], name: str) -> list[Told]:
+    """Both sides with ways from a common input, where both tell a vector only as it met."""
+    vectors = [side.seen[name] for side in sides]
+    dtype = coarser(sides)
+    if near(vectors[0].used, vectors[1].used, dtype):
+        return sides
+    pair = compare_used(vectors[0].used, vectors[1].used, dtype=dtype)
+    if pair is None:
+        return sides
+    changed = []
+    for side, vector, way in zip(sides, vectors, (pair.a, pair.b), strict=True):
+        assert way.affine is not None
+        seen = replace(vector, input=pair.input, projected=project(way.affine, pair.input), borrowed=True)
+        program = with_way(side.program, name, replace(way, heads=vector.heads))
+        changed.append(replace(side, seen=side.seen | {name: seen}, program=program))
+    return changed
+
+
+def with_way(program: Program, name: str, way: Way) -> Program:
+    """The program with another way of q, k or v."""
+    if name == "query":
+        return replace(program, query=way)
+    return replace(program, key=way) if name == "key" else replace(program, value=way)
+
+
+# -- factors that are parts of the scale -------------------------------------------------------------------------------
+
+
+def _folded(side: Told) -> Told:
+    """Factors that were found on q and k, in the scale: all of q's, of k's those that are powers of the head's width.
+
+    One and the same factor on both, where they turn, may be the amplitude of a table: it stays.
+    """
+    query, key = (way_of(side.program, name) for name in ("query", "key"))
+    width = side.seen["query"].used.shape[-1]
+    if _amplitude(query, key, width):
+        return side
+    side = _fold(side, "query")
+    return _fold(side, "key") if is_power(key.scaled, width) else side
+
+
+def _amplitude(query: Way, key: Way, width: int) -> bool:
+    if isinstance(query.scaled, Tensor) or isinstance(key.scaled, Tensor) or query.scaled == 1.0:
+        return False
+    turned = all(any(isinstance(step, Rotation) for step in way.steps) for way in (query, key))
+    alike = abs(query.scaled - key.scaled) <= _NEAR * abs(query.scaled)
+    return turned and alike and not is_power(key.scaled, width)
+
+
+def is_power(factor: Tensor | float, width: int) -> bool:
+    """Whether a factor is a power of the width, by quarters.
+
+    Example:
+        >>> is_power(0.5, 16), is_power(0.3, 16)
+        (True, False)
+    """
+    if isinstance(factor, Tensor) or factor <= 0 or width < 2:
+        return False
+    power = 4 * math.log(factor) / math.log(width)
+    return abs(power - round(power)) <= _NEAR
+
+
+def _fold(side: Told, name: str) -> Told:
+    way, vector, formula = way_of(side.program, name), side.seen[name], side.program.formula
+    factor = way.scaled
+    if isinstance(vector.scaled, Tensor) or vector.scaled != 1.0:  # the code's own, which the side tells
+        return side
+    if not (isinstance(factor, Tensor) and name == "query" and bool((factor != 0).all())) and (
+        isinstance(factor, Tensor) or factor in (0.0, 1.0)
+    ):
+        return side
+    seen = replace(vector, used=vector.used / factor, factor=vector.factor * factor, scaled=1.0)
+    program = with_way(side.program, name, replace(way, scaled=1.0))
+    if formula is not None:
+        program = replace(program, formula=replace(formula, scale=formula.scale * factor))
+    return replace(side, seen=side.seen | {name: seen}, program=program)
+
+
+# -- the formula -------------------------------------------------------------------------------------------------------
+
+
+def _with_formula(side: Told, other: Formula | None) -> Program:
+    """The program with the formula that gives the output, near the other side's or the usual ones."""
+    program, call = side.program, side.call
+    if program.formula is not None or call.missing is not None:
+        return program
+    count = side.seen["query"].used.shape[1]
+    query, key, value = (_spread(side.seen[name], count) for name in NAMES)
+    output = call.output.detach().to(side.dtype)  # what was stored in more digits than it was computed in
+    base = _usual(query, value, call.output) if other is None else other
+    formula = infer(query, key, value, output, call.lse, None, base)
+    return program if formula is None else replace(program, formula=formula)
+
+
+def _usual(query: Tensor, value: Tensor, output: Tensor) -> Formula:
+    """By the root of the head's width, without a mask; causal where the first row gives its own value and no other."""
+    (rows, width), keys = query.shape[-2:], value.shape[-2]
+    if not 1 < rows <= keys:
+        return Formula(width**-0.5)
+    visible = torch.ones(1, 1, rows, keys, dtype=torch.bool, device=query.device).tril(keys - rows)
+    first, own = output[:, :, 0].double(), value[:, :, 0].double()
+    along = torch.nn.functional.cosine_similarity(first, own, dim=-1)
+    causal = bool((along > ALONG).double().mean() > 0.5) or keys > rows
+    return Formula(width**-0.5, visible=visible, mask="causal") if causal else Formula(width**-0.5)
+
+
+def _spread(vector: Seen, count: int) -> Tensor:
+    return vector.used[:, vector.heads] if vector.used.shape[1] != count else vector.used

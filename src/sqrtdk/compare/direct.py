@@ -1,0 +1,118 @@
+"""Vectors of which no segment tells anything: compared as they are, where both sides had the same input."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sqrtdk.compare.completing import ALIKE, Told, coarser, near
+from sqrtdk.compare.explain import UNKNOWN, Explained
+from sqrtdk.compare.observed import NAMES
+from sqrtdk.compare.program import Opaque, Program
+from sqrtdk.compare.records import Cause
+from sqrtdk.compare.segments import Gap, Segment, way_of
+
+TIGHT = 2.0  # roundings of two vectors that are of one input: another kernel's sums, and no more
+WORDS = {"query": "q", "key": "k", "value": "v"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Direct:
+    """Vectors that were compared directly.
+
+    Attributes:
+        parts: those that differ, though both sides had the same input.
+        reasons: of those that could not be compared.
+    """
+
+    parts: tuple[tuple[Segment, Explained], ...] = ()
+    reasons: tuple[str, ...] = ()
+
+
+def compare_directly(sides: list[Told], program: Program, covered: set[str], rows: Tensor | None) -> Direct:
+    """Compare what no segment covers.
+
+    Args:
+        sides: both.
+        program: A's.
+        covered: names of the segments that there are.
+        rows: (B, L), True where the output is compared.
+    """
+    dtype = coarser(sides)
+    one_input = same_input(sides, rows)
+    parts, reasons = [], []
+    for name in NAMES:
+        if f"{name} used" in covered:
+            continue
+        one, other = (_kept(side.seen[name].used, rows) for side in sides)
+        if near(one, other, dtype):
+            continue
+        if one_input and one.shape == other.shape:
+            parts.append(_differs(name, one, other, dtype, program))
+            continue
+        step = _step(sides, name)
+        reasons.append(f"{WORDS[name]} can't be compared: {step}, and the inputs are not known to be the same")
+    return Direct(tuple(parts), tuple(reasons))
+
+
+def same_input(sides: list[Told], rows: Tensor | None = None) -> bool:
+    """Whether what came in is known to be the same: the inputs, or one of the vectors that were made of it."""
+    dtype = coarser(sides)
+    one, other = (side.seen for side in sides)
+    for name in NAMES:
+        if near(one[name].input, other[name].input, dtype, TIGHT):
+            return True
+        if near(_kept(one[name].used, rows), _kept(other[name].used, rows), dtype, TIGHT):
+            return True
+    return False
+
+
+def outputs_alike(sides: list[Told], rows: Tensor | None, roundings: float = ALIKE) -> bool | None:
+    """Whether the outputs agree, where q, k and v do, within some roundings; None where these don't."""
+    dtype = coarser(sides)
+    for name in NAMES:
+        if not near(_kept(sides[0].seen[name].used, rows), _kept(sides[1].seen[name].used, rows), dtype, roundings):
+            return None
+    one, other = (_kept(side.call.output, rows) for side in sides)
+    return near(one, other, dtype, roundings)
+
+
+def output_differs(sides: list[Told], rows: Tensor | None, program: Program) -> tuple[Segment, Explained]:
+    """The part of the output, where it differs and its formula is not known."""
+    one, other = (_kept(side.call.output, rows) for side in sides)
+    segment, explained = _differs("output", one, other, coarser(sides), program)
+    return replace(segment, stages=("weights", "output")), explained
+
+
+def _differs(name: str, one: Tensor, other: Tensor, dtype: torch.dtype, program: Program) -> tuple[Segment, Explained]:
+    unit = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps) / 2
+    difference = (one.double() - other.double()).abs()
+    allowed = ALIKE * unit * float(other.double().square().mean().sqrt())
+    gap = Gap(float(difference.max()), float(difference.square().mean().sqrt()), allowed, within=False)
+    stage = {"query": "query norm", "key": "key norm", "value": "value", "output": "weights"}[name]
+    text = f"differs at the {stage} by what is not known: {gap.largest:.2g}, rounding allows {gap.allowed:.2g}"
+    cause = Cause(UNKNOWN, None, None, 0.0, text, stage)
+    segment = Segment(f"{name} used", (stage,), other, lambda _: one, lambda _: allowed, None, ())
+    return segment, Explained((cause,), program, gap, gap)
+
+
+def _kept(values: Tensor, rows: Tensor | None) -> Tensor:
+    """Rows that are compared, those of tokens; all where rows are no tokens."""
+    if rows is None or values.shape[0] != rows.shape[0] or values.shape[2] != rows.shape[1] or not bool(rows.any()):
+        return values
+    return values.transpose(1, 2)[rows][None].transpose(1, 2)
+
+
+def _step(sides: list[Told], name: str) -> str:
+    """What is not known of a vector's way, in few words."""
+    for label, side in zip("AB", sides, strict=True):
+        unknown = [step.name for step in way_of(side.program, name).steps if isinstance(step, Opaque)]
+        if unknown:
+            return (
+                f"{label} does not tell what it was projected to"
+                if unknown == ["not recorded"]
+                else (f"a step of {label} is not known ({unknown[0]})")
+            )
+    return "its way is not known"
