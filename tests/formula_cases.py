@@ -114,7 +114,7 @@ CASES: tuple[Case, ...] = (
     Case("plain", "scale", scaled(1.3), 0.25, 0.325, "scales by another number (0.325 in place of 0.25)"),
     Case("plain", "scale", scaled(-1), 0.25, -0.25, "scales with the other sign"),
     Case("relative", "scale", scaled(SCALE), 1.0, 0.25, "has the scale that A leaves out"),
-    Case("relative", "scale", scaled(_LOG), 1.0, "0 to 2.197 by row", "each row, in proportion to the log"),
+    Case("relative", "length_factor", scaled(_LOG), "one for all rows", "one of each row", "each row by a factor of"),
     Case("by head", "scale", part(scale=SCALE), "0.", 0.25, "leaves out factors of each head"),
     Case("by head", "scale", scaled(2), "0.", "0.", "multiplies every factor of the scale by 2"),
     Case("plain", "scale", part(scale=learned(2, HEADS, 1, 1)), 0.25, "-", "multiplies by factors of each head"),

@@ -26,8 +26,9 @@ def _masks(draw: st.DrawFn) -> tuple[Tensor, int, int, int]:
     generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
     if draw(st.booleans()):
         mask = mask & (torch.rand(batch, 1, 1, keys, generator=generator) < 0.7)
+    blind = ~mask.any(-1, keepdim=True)
     if draw(st.booleans()):
-        mask = mask | ~mask.any(-1, keepdim=True)
+        mask = mask | (blind & (torch.eye(rows, keys, dtype=torch.bool) if draw(st.booleans()) else True))
     if draw(st.booleans()):
         mask = mask & (torch.rand(batch, 1, rows, 1, generator=generator) < 0.7)
     if draw(st.booleans()):

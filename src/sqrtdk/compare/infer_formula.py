@@ -15,8 +15,8 @@ from torch import Tensor
 
 from sqrtdk.compare.causes.scale import rescaled
 from sqrtdk.compare.fit.scale import fit_scale, fit_softcap
-from sqrtdk.compare.numbers import one_number, same, times, total
-from sqrtdk.compare.options import MASK, SCALE, SINKS, SOFTCAP, Option, options, window
+from sqrtdk.compare.numbers import one_number, total
+from sqrtdk.compare.options import FILL, MASK, SCALE, SINKS, SOFTCAP, Option, options, window
 from sqrtdk.compare.program import Formula
 from sqrtdk.compare.recorded import Recorded
 
@@ -26,14 +26,38 @@ FITTED = 6  # formulas whose scale is fitted, each as dear as a hundred trials
 NEAR = 0.02  # relative: a fitted scale so near a usual one is tried as that one first
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Known:
+    """Parts of a formula that a side tells; None is what it does not tell.
+
+    Attributes:
+        scale: all factors of the logits, 1.0 where it says that there are none.
+        softcap: its value; where it stands is looked for.
+        visible: the mask, True throughout where it says that there is none.
+        mask: kind of the mask, as records have it.
+        fill: what hidden keys have.
+        fill_added: whether that is added.
+        sinks: (Hq,).
+    """
+
+    scale: Tensor | float | None = None
+    softcap: float | None = None
+    visible: Tensor | None = None
+    mask: str = ""
+    fill: float | None = None
+    fill_added: bool = False
+    sinks: Tensor | None = None
+
+
 def infer(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     output: Tensor,
     lse: Tensor | None,
-    known: Formula | None,
+    known: Known | None,
     other: Formula,
+    first: Formula | None = None,
 ) -> Formula | None:
     """The formula that gives the output.
 
@@ -43,9 +67,9 @@ def infer(
         value: (B, H, S, Ev).
         output: (B, Hq, L, Ev), of the dtype that the side computed in.
         lse: (B, Hq, L); None where it is not known.
-        known: scale, softcap (its value), visible and sinks, where they are not those of `Formula()`, are known, and
-            are not put in question; a `visible` that is True throughout says that there is no mask.
+        known: what the side tells, which is not put in question.
         other: the other side's formula.
+        first: what was found for another call of the side; tried before all but the other's own.
 
     Returns:
         The first formula that gives output and lse within rounding, that of the other side before any other; None
@@ -63,18 +87,18 @@ def infer(
     found = list(_allowed(options(base, call.sizes), base, fixed))
     if MASK not in fixed:
         found = [*(window(base, call.sizes, row) for row in call.first_apart(base)), *found]
-    search = _Search(call, base, tuple(found), SCALE in fixed)
+    search = _Search(call, base, tuple(found), SCALE in fixed, _guess(first, known, call))
     return next((formula for formula in search.plausible() if call.gives(formula)), None)
 
 
-def merged(known: Formula | None, other: Formula) -> tuple[Formula, frozenset[int]]:
+def merged(known: Known | None, other: Formula) -> tuple[Formula, frozenset[int]]:
     """The other's formula with what is known in it, and the parts that are known."""
-    base, plain = other, Formula()
+    base = other
     fixed: set[int] = set()
     if known is None:
         return base, frozenset()
-    if not same(total(known), 1.0):
-        base = rescaled(base, Formula(times(known.scale, known.after)))
+    if known.scale is not None:
+        base = rescaled(base, Formula(known.scale))
         fixed.add(SCALE)
     if known.softcap is not None:
         base = replace(base, softcap=known.softcap)
@@ -82,12 +106,27 @@ def merged(known: Formula | None, other: Formula) -> tuple[Formula, frozenset[in
     if known.visible is not None:
         base = replace(base, visible=known.visible, mask=known.mask)
         fixed.add(MASK)
-        if (known.fill, known.fill_added) != (plain.fill, plain.fill_added):
-            base = replace(base, fill=known.fill, fill_by=known.fill_by, fill_added=known.fill_added)
+    if known.fill is not None:
+        base = replace(base, fill=known.fill, fill_by=1.0, fill_added=known.fill_added)
+        fixed.add(FILL)
     if known.sinks is not None:
         base = replace(base, sinks=known.sinks)
         fixed.add(SINKS)
     return base, frozenset(fixed)
+
+
+def _guess(first: Formula | None, known: Known | None, call: Recorded) -> Formula | None:
+    """The formula of another call with what is known of this one; None where its tensors are of other sizes."""
+    if first is None:
+        return None
+    formula, _ = merged(known, first)
+    sizes = call.sizes
+    whole = (sizes.batch, sizes.heads, sizes.rows, sizes.keys)
+    every = (formula.scale, formula.after, formula.bias, formula.visible, formula.kept)
+    shapes = [(1, 1, 1, 1, *part.shape)[-4:] for part in every if isinstance(part, Tensor)]
+    fits = all(size in (1, there) for shape in shapes for size, there in zip(shape, whole, strict=True))
+    sinks = formula.sinks is None or formula.sinks.numel() == sizes.heads
+    return formula if fits and sinks else None
 
 
 def _allowed(every: Iterable[Option], base: Formula, fixed: frozenset[int]) -> Iterator[Option]:
@@ -106,17 +145,21 @@ class _Search:
         base: formula that is changed.
         options: the changes.
         scaled: whether the scale is known.
+        guess: a formula that is tried before the changes.
     """
 
     call: Recorded
     base: Formula
     options: tuple[Option, ...]
     scaled: bool
+    guess: Formula | None
 
     def plausible(self) -> Iterator[Formula]:
         """Formulas that give what was recorded on some rows, nearest to the base first."""
         if self.call.left(self.base) <= 1.0:
             yield self.base
+        if self.guess is not None and self.call.left(self.guess) <= 1.0:
+            yield self.guess
         tried: list[tuple[float, Option]] = []
         for option in self._single():
             formula = option.change(self.base)

@@ -105,9 +105,13 @@ def decompose(visible: Tensor | None, batch: int, rows: int, keys: int) -> Parts
     open_rows = visible.all(1).all(-1)
     if bool(open_rows.all()):
         return _everything(rows, keys, visible)
-    least, _ = _bounds(_left_out(visible, open_rows))
+    core = _left_out(visible, open_rows)
+    least, _ = _bounds(core)
     if least is not None:  # a row so far down that its band has every key is not apart
-        open_rows = open_rows & (torch.arange(rows, device=visible.device) < keys - 1 + least)
+        number = torch.arange(rows, device=visible.device)
+        some = _left_out(core, (core.sum(-1) <= 1).all(1))  # a row that sees itself alone may be padding
+        _, greatest = _kept(some, *_bounds(some), batch)
+        open_rows = open_rows & ((number < keys - 1 + least) | (number > (rows if greatest is None else greatest)))
     alone = _alone(visible, open_rows, batch)
     core = _left_out(visible, open_rows | (alone >= 0))
     least, greatest = _kept(core, *_bounds(core), batch)

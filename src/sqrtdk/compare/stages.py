@@ -15,7 +15,16 @@ def of_formula(stage: str, sides: Sides) -> StageDiff:
     a, b = sides.a.formula, sides.b.formula
     if a is None or b is None:
         return StageDiff(stage, None, reason="the formula of one side is not known")
-    return StageDiff(stage, None, a=_TEXT[stage](a), b=_TEXT[stage](b))
+    more = _other_keys(a, b) if stage == "mask" else ""
+    return StageDiff(stage, None, a=_TEXT[stage](a), b=_TEXT[stage](b) + more)
+
+
+def _other_keys(a: Formula, b: Formula) -> str:
+    """How many entries, a row and a key, B's mask has otherwise: ", 37 keys differ"."""
+    one = torch.ones((), dtype=torch.bool)
+    left, right = (one if formula.visible is None else formula.visible.bool() for formula in (a, b))
+    count = int((left ^ right).sum())
+    return f", {count} {'key differs' if count == 1 else 'keys differ'}" if count else ""
 
 
 def number(value: Tensor | float) -> str:

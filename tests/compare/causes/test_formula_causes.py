@@ -48,8 +48,9 @@ def test_nothing_is_suspected_of_what_is_the_same(base: str) -> None:
     assert not list(trial(formula, held, rows, keys).suspicions())
 
 
-def test_every_cause_has_a_case() -> None:
-    assert {case.name for case in CASES} == set(CAUSES)
+def test_every_cause_of_a_formula_has_a_case() -> None:
+    names = list(CAUSES)
+    assert {case.name for case in CASES} == {"length_factor", *names[names.index("scale") :]}
 
 
 def _fields(case: Case) -> set[str]:
@@ -115,6 +116,47 @@ def test_masks_that_differ_twice(name: str) -> None:
     a, b, expected = MASKS[name]
     rows, keys = a.shape[-2:]
     assert sorted(names_found(trial(Formula(0.25, visible=a), Formula(0.25, visible=b), rows, keys))) == expected
+
+
+_STRICT = visible(8, 8, 1) & _LEFT
+_ITS_OWN = torch.eye(8, dtype=torch.bool)[None, None]
+
+
+def _blind_see(mask: torch.Tensor, what: torch.Tensor) -> torch.Tensor:
+    return mask | (~mask.any(-1, keepdim=True) & what)
+
+
+BLIND = {  # A's mask, B's; rows that see no key see themselves; what is found
+    "offset": (visible(8, 8, 0), visible(8, 8, 1), ["mask_offset"]),
+    "offset, padding stays": (visible(8, 8, 0) & _LEFT, _STRICT, ["mask_offset"]),
+    "padding lost": (visible(8, 8, 0) & _LEFT, visible(8, 8, 0), ["padding"]),
+    "padding on the other side": (visible(8, 8, 0) & _LEFT, visible(8, 8, 0) & _RIGHT, ["padding"]),
+    "window, left": (visible(8, 8, 0, 3) & _LEFT, visible(8, 8, 0, 2) & _LEFT, ["window"]),
+    "window gone, left": (visible(8, 8, 0, 3) & _LEFT, visible(8, 8, 0) & _LEFT, ["window"]),
+    "window, right": (visible(8, 8, 0, 1) & _RIGHT, visible(8, 8, 0, 2) & _RIGHT, ["window"]),
+    "no causal mask, left": (visible(8, 8, 0) & _LEFT, _LEFT.expand(3, 1, 8, 8), ["mask_offset"]),
+    "offset, padding lost": (visible(8, 8, 0) & _LEFT, visible(8, 8, 1), ["mask_offset", "padding"]),
+    "window, padding lost": (visible(8, 8, 0, 3) & _LEFT, visible(8, 8, 0, 4), ["padding", "window"]),
+}
+
+
+@pytest.mark.parametrize("what", [_ITS_OWN, torch.ones_like(_ITS_OWN)], ids=["itself", "everything"])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("name", BLIND)
+def test_rows_of_padding_follow(name: str, turned: bool, what: torch.Tensor) -> None:
+    a, b, expected = BLIND[name]
+    masks = [_blind_see(mask, what) for mask in ((b, a) if turned else (a, b))]
+    planted = trial(*(Formula(0.25, visible=mask) for mask in masks), 8, 8)
+    assert sorted(suspicion.name for suspicion in planted.suspicions()) == expected
+    assert sorted(names_found(planted)) == expected
+
+
+def test_rows_of_padding_that_see_other_keys() -> None:
+    mask = visible(8, 8, 0) & _LEFT
+    a, b = (Formula(0.25, visible=_blind_see(mask, what)) for what in (torch.ones_like(_ITS_OWN), _ITS_OWN))
+    (cause,) = trial(a, b, 8, 8).proven()
+    assert (cause.name, cause.a, cause.b) == ("padding", "5 rows see every key", "5 rows see their own")
+    assert cause.text == "lets rows of padding see their own key alone"
 
 
 def test_documents_end_to_end_keep_their_borders() -> None:

@@ -1,7 +1,7 @@
 """The logits are multiplied by another number: the scale left out, applied twice, inverted, of another dimension.
 
 What counts is the product of all factors, wherever they stand. Where a softcap lies between them, how they are shared
-out is the business of `softcap_order`; a factor of each head or row (learned, log n) is told by what it goes by.
+out is the business of `softcap_order`. Factors that differ by row, as log n, are `length_factor`.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ def suspect(sides: Sides) -> Iterator[Suspicion]:
     off = held(sides.a.dtype, sides.b.dtype)
     if same(total(a), total(b), off) and (not capped_alike or same(a.scale, b.scale, off)):
         return
+    if by_rows(a, b, off):
+        return
     yield Suspicion(
         NAME,
         "scale",
@@ -48,6 +50,13 @@ def suspect(sides: Sides) -> Iterator[Suspicion]:
         of_formula(lambda formula: rescaled(formula, b)),
         describe(sides, total(a), total(b)),
     )
+
+
+def by_rows(a: Formula, b: Formula, off: float) -> bool:
+    """Whether the factors before a softcap are off by a number that is not the same for all rows."""
+    factors = over(torch.as_tensor(b.scale, dtype=torch.float64), torch.as_tensor(a.scale, dtype=torch.float64))
+    assert isinstance(factors, Tensor)
+    return factors.ndim > 1 and factors.shape[-2] > 1 and not same(factors, factors[..., -1:, :], off)
 
 
 def rescaled(formula: Formula, other: Formula) -> Formula:
