@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.completing import Told, completed, with_way
+from sqrtdk.compare.completing import TIGHT, Told, completed, with_way
 from sqrtdk.compare.compute import dtype_of
-from sqrtdk.compare.direct import TIGHT, Direct, compare_directly, output_differs, outputs_alike
+from sqrtdk.compare.direct import Direct, compare_directly, output_differs, outputs_alike
 from sqrtdk.compare.explain import Causes, Explained, explain, first_stage
 from sqrtdk.compare.heads import in_order
 from sqrtdk.compare.observed import NAMES, Seen, observe
