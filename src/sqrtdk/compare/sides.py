@@ -25,6 +25,7 @@ from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.records import Inputs, LoadedModel
 from sqrtdk.models.run import call as forward
 from sqrtdk.models.signature import forward_arguments
+from sqrtdk.recording.records import Cut
 from sqrtdk.tracing.tensors import CallTensors
 from sqrtdk.tracing.trace import Trace
 
@@ -44,6 +45,7 @@ class Side:
         tokens: which of them are no padding.
         forwards: how often it has run.
         again: runs it in float64 and gives the inputs of its attentions by `name_of`; None where that can't be done.
+        cuts: of a trace file what each call is of the one that ran, parallel to `calls`; empty where all are whole.
     """
 
     info: SideInfo
@@ -53,6 +55,7 @@ class Side:
     tokens: Tokens = field(default_factory=Tokens)
     forwards: int = 1
     again: Callable[[], Mapping[str, Tensor]] | None = None
+    cuts: tuple[Cut | None, ...] = ()
 
 
 def open_side(given: Given, label: str, inputs: Inputs | None, options: LoadOptions, *, other: Inputs | None) -> Side:
@@ -200,7 +203,7 @@ def _of_file(path: Path) -> Side:
     if not file.calls:
         raise InvalidValueError(f"{path} holds no call", hint="Record a model that has attention.")
     info = SideInfo(str(path), "trace file", calls=len(file.calls), dtype=file.calls[0].dtype)
-    return Side(info, tuple(file.calls), forwards=0)
+    return Side(info, tuple(file.calls), forwards=0, cuts=tuple(file.cuts))
 
 
 def _of_onnx(path: Path, inputs: Inputs | None, label: str) -> Side:
