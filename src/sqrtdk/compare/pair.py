@@ -244,7 +244,8 @@ def _stages(segment: Segment, explained: Explained, sides: Sides, alike: bool) -
 
 def first_difference(judged: Judged) -> str | None:
     """The first stage that differs; none where what differs there cancels."""
-    return first_stage([stage.stage for stage in judged.stages if stage.same is False and stage.reason is None])
+    known = first_stage([stage.stage for stage in judged.stages if stage.same is False and stage.reason is None])
+    return known or first_stage([cause.stage for _, explained in judged.parts for cause in explained.causes])
 
 
 def opaque(way: Way) -> bool:
