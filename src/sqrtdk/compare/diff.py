@@ -13,6 +13,7 @@ from sqrtdk._environment import environment
 from sqrtdk.audit.own_module import as_inputs
 from sqrtdk.compare.align import Alignment, align, name_of
 from sqrtdk.compare.causes import CAUSES
+from sqrtdk.compare.cutting import cut_alike
 from sqrtdk.compare.entering import Entering, compare_inputs
 from sqrtdk.compare.explain import UNKNOWN, first_stage
 from sqrtdk.compare.opening import open_sides
@@ -216,7 +217,8 @@ def _alone(side: Side, places: Sequence[int], other: str) -> tuple[Unpaired, ...
 
 def _pairs(a: Side, b: Side, alignment: Alignment) -> tuple[PairDiff, ...]:
     """Every pair judged; what comes into a pair differs by itself, or follows from an earlier one."""
-    calls = [(a.calls[i], b.calls[j]) for i, j in alignment.pairs]
+    cuts = [side.cuts or (None,) * len(side.calls) for side in (a, b)]
+    calls = [cut_alike(a.calls[i], b.calls[j], cuts[0][i], cuts[1][j]) for i, j in alignment.pairs]
     judged = [_judged(one, other) for one, other in calls]
     entering = compare_inputs(a, b, calls, judged)
     pairs: list[PairDiff] = []

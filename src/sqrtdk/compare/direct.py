@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.completing import ALIKE, Told, coarser, near
+from sqrtdk.compare.completing import ALIKE, TIGHT, Told, coarser, near
 from sqrtdk.compare.explain import UNKNOWN, Explained
 from sqrtdk.compare.observed import NAMES
 from sqrtdk.compare.program import Opaque, Program
 from sqrtdk.compare.records import Cause
 from sqrtdk.compare.segments import Gap, Segment, way_of
 
-TIGHT = 2.0  # roundings of two vectors that are of one input: another kernel's sums, and no more
 WORDS = {"query": "q", "key": "k", "value": "v"}
 
 

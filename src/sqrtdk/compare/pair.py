@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.completing import Told, completed, with_way
+from sqrtdk.compare.completing import TIGHT, Told, completed, with_way
 from sqrtdk.compare.compute import dtype_of
-from sqrtdk.compare.direct import TIGHT, Direct, compare_directly, output_differs, outputs_alike
+from sqrtdk.compare.direct import Direct, compare_directly, output_differs, outputs_alike
 from sqrtdk.compare.explain import Causes, Explained, explain, first_stage
 from sqrtdk.compare.heads import in_order
 from sqrtdk.compare.observed import NAMES, Seen, observe
@@ -244,7 +244,8 @@ def _stages(segment: Segment, explained: Explained, sides: Sides, alike: bool) -
 
 def first_difference(judged: Judged) -> str | None:
     """The first stage that differs; none where what differs there cancels."""
-    return first_stage([stage.stage for stage in judged.stages if stage.same is False and stage.reason is None])
+    known = first_stage([stage.stage for stage in judged.stages if stage.same is False and stage.reason is None])
+    return known or first_stage([cause.stage for _, explained in judged.parts for cause in explained.causes])
 
 
 def opaque(way: Way) -> bool:

@@ -25,6 +25,7 @@ from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.records import Inputs, LoadedModel
 from sqrtdk.models.run import call as forward
 from sqrtdk.models.signature import forward_arguments
+from sqrtdk.recording.records import Cut
 from sqrtdk.tracing.tensors import CallTensors
 from sqrtdk.tracing.trace import Trace
 
@@ -47,6 +48,7 @@ class Side:
         again: runs it in float64 and gives what comes into its attentions by `name_of`; None where it can't, or did.
         exact: what that gave.
         notes: sentences on what was decided for the user.
+        cuts: of a trace file what each call is of the one that ran, parallel to `calls`; empty where all are whole.
     """
 
     info: SideInfo
@@ -58,6 +60,7 @@ class Side:
     again: Callable[[], Mapping[str, Mapping[str, Tensor]]] | None = None
     exact: Mapping[str, Mapping[str, Tensor]] | None = None
     notes: tuple[str, ...] = ()
+    cuts: tuple[Cut | None, ...] = ()
 
 
 def load_side(given: Given, label: str, inputs: Inputs | None, options: LoadOptions) -> LoadedModel | Path:
@@ -248,7 +251,7 @@ def _of_file(path: Path) -> Side:
         raise InvalidValueError(f"{path} holds no call", hint="Record a model that has attention.")
     info = SideInfo(str(path), "trace file", calls=len(file.calls), dtype=file.calls[0].dtype)
     inputs = in_order(file.model_inputs) if file.model_inputs else None
-    return Side(info, tuple(file.calls), inputs=inputs, forwards=0, notes=file.notes)
+    return Side(info, tuple(file.calls), inputs=inputs, forwards=0, notes=file.notes, cuts=tuple(file.cuts))
 
 
 def in_order(recorded: Mapping[str, Tensor]) -> Inputs:
