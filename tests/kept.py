@@ -17,7 +17,7 @@ from sqrtdk.compare.fit import fit_norm, fit_rotation
 from sqrtdk.tracing.tensors import CallTensors, Projection, Term, Vector
 from sqrtdk.tracing.trace import Trace
 
-FEW_BITS = 2.0**-14  # what torch's kernel of half precision leaves an exponential: it takes one of few terms
+FEW_BITS = 2.0**-13  # what torch's kernel of half precision leaves an exponential: it takes one of few terms
 EXPONENTIALS = 16  # units in the last place that exp, log and tanh of a vector library may be off, all together
 
 

@@ -244,6 +244,9 @@ def _pair(a: CallTensors, b: CallTensors, judged: Judged, entering: Entering, or
     if judged.after is not None and judged.after.within and any(cause.name != UNKNOWN for cause in causes):
         causes = [cause for cause in causes if cause.name != UNKNOWN]  # what is left of a part is rounding in the whole
     own = judged.same
+    if entering.by_v and own is False and entering.same is False:
+        # v may differ by what is found beside it
+        entering = replace(entering, same=None, stage=replace(entering.stage, same=None))
     follows = None
     if entering.same is False and origin is None and own is not None:
         causes.insert(0, Cause("input", entering.a, entering.b, 1.0, entering.text, "input"))

@@ -68,6 +68,12 @@ def same_input(sides: list[Told], rows: Tensor | None = None) -> bool:
     return False
 
 
+def same_output(sides: list[Told], rows: Tensor | None) -> bool:
+    """Whether the outputs agree of what is known to be the same input."""
+    one, other = (_kept(side.call.output, rows) for side in sides)
+    return same_input(sides, rows) and near(one, other, coarser(sides))
+
+
 def outputs_alike(sides: list[Told], rows: Tensor | None, roundings: float = ALIKE) -> bool | None:
     """Whether the outputs agree, where q, k and v do, within some roundings; None where these don't."""
     dtype = coarser(sides)

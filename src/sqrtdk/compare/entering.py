@@ -42,6 +42,7 @@ class Entering:
         a: root mean square of A's.
         b: of B's.
         text: half a sentence.
+        by_v: it is told from v, as the input itself is not recorded on both sides.
     """
 
     same: bool | None
@@ -49,6 +50,7 @@ class Entering:
     a: float | None = None
     b: float | None = None
     text: str = ""
+    by_v: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -175,4 +177,5 @@ def _entering(both: _Both, gap: float | None, allowed: float) -> Entering:
     what = "gets another input" if both.kind == "input" else "gets another input, or projects v otherwise"
     text = f"{what} (off by {short(share)} of its size, rounding allows {short(most)})"
     reason = None if both.kind == "input" else "told from v: the input itself is not recorded on both sides"
-    return Entering(same, StageDiff("input", same, gap, allowed, reason=reason), sizes[0], sizes[1], text)
+    stage = StageDiff("input", same, gap, allowed, reason=reason)
+    return Entering(same, stage, sizes[0], sizes[1], text, by_v=reason is not None)

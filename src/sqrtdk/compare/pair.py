@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sqrtdk.compare.completing import TIGHT, Told, completed, with_way
 from sqrtdk.compare.compute import dtype_of
-from sqrtdk.compare.direct import Direct, compare_directly, output_differs, outputs_alike
+from sqrtdk.compare.direct import Direct, compare_directly, output_differs, outputs_alike, same_output
 from sqrtdk.compare.explain import Causes, Explained, explain, first_stage
 from sqrtdk.compare.heads import in_order
 from sqrtdk.compare.observed import NAMES, Seen, observe
@@ -89,8 +89,12 @@ def judge(a: CallTensors, b: CallTensors, causes: Causes) -> Judged:
     alike = before.within or all(explained.before.within for _, explained in parts)
     after = before if alike else gap(whole_way, program)
     stages = [stage for segment, explained in parts for stage in _stages(segment, explained, sides, alike)]
-    stages += [stage for segment, explained in direct.parts for stage in _stages(segment, explained, sides, False)]
-    same: bool | None = alike and not direct.parts
+    if direct.parts and alike and same_output(told, rows):
+        # q and k that differ alike, by a permutation say, leave their product as it is
+        direct = replace(direct, parts=tuple((part, replace(found, causes=())) for part, found in direct.parts))
+    cancels = not any(explained.causes for _, explained in direct.parts)
+    stages += [stage for segment, explained in direct.parts for stage in _stages(segment, explained, sides, cancels)]
+    same: bool | None = alike and cancels
     reason = None
     if same and direct.reasons:
         same, reason = None, "; ".join(direct.reasons)

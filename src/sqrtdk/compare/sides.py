@@ -28,6 +28,7 @@ from sqrtdk.models.signature import forward_arguments
 from sqrtdk.recording.records import Cut
 from sqrtdk.tracing.tensors import CallTensors
 from sqrtdk.tracing.trace import Trace
+from sqrtdk.tracing.watch.stance import steps_seen
 
 PACKAGES = ("torch", "transformers")
 TRACE, ONNX, EXPORTED = ".safetensors", ".onnx", ".pt2"  # sides that are files
@@ -196,6 +197,7 @@ def _traced(module: nn.Module, inputs: Inputs, seed: int, attn: str | None) -> T
         stack.enter_context(eval_mode(module))
         if attn is not None:
             stack.enter_context(implementation(module, attn))
+        stack.enter_context(steps_seen())
         torch.manual_seed(seed)
         with Trace(module, stats=False, numeric=False, keep=True) as run:
             forward(module, inputs)

@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from sqrtdk.errors import kind_and_text
-from sqrtdk.tracing.read.masks import BOTTOM
 from sqrtdk.tracing.read.orient import coordinates, operands
 from sqrtdk.tracing.read.patterns import distinct
 from sqrtdk.tracing.read.reading import Logits, Reading, Vectors
 from sqrtdk.tracing.records import ROWS, AttentionCall, Factor
 from sqrtdk.tracing.steps import Beside, Bias, Clamp, Hide, Mix, Offset, Scale, Sink, Softcap, Squares, Step, Unknown
+from sqrtdk.tracing.tell.held import held_in
 from sqrtdk.tracing.tell.proof import DOUBT, proven
 from sqrtdk.tracing.tell.sight import Sight, look, visible_by
+from sqrtdk.tracing.tell.sums import at_logits, lse_of, sinks_of
 from sqrtdk.tracing.tell.vectors import Place, own, vector
 from sqrtdk.tracing.tensors import CallTensors, Term, Vector
 from sqrtdk.tracing.watch.carried import Carried
@@ -117,12 +118,12 @@ def _keep(reading: Reading, used: Used | None, call: AttentionCall) -> CallTenso
         value=value,
         output=own(_rows(reading, used, reading.output), reading.output),
         terms=terms,
-        lse=_lse(reading, sight, used),
+        lse=lse_of(reading, sight, used.lse),
         kept=kept,
         dropout=reading.dropout,
         dtype=call.dtype,
-        logits_dtype=call.logits_dtype,
-        weights_dtype=call.dtype if used.weights is None else str(used.weights.dtype).removeprefix("torch."),
+        logits_dtype=_dtype_of_logits(reading, call),
+        weights_dtype=call.dtype if used.weights is None else _dtype_of_weights(reading, used.weights),
         missing=missing,
         call=call,
     )
@@ -156,6 +157,17 @@ def _unscaled(vector: Vector, root: float) -> Vector:
 def _sizes(reading: Reading) -> tuple[int, int, int, int]:
     layout = reading.layout
     return layout.batch, layout.heads, layout.rows, layout.columns
+
+
+def _dtype_of_logits(reading: Reading, call: AttentionCall) -> str:
+    logits = reading.operands
+    return held_in(logits.values, call.logits_dtype) if isinstance(logits, Logits) else call.logits_dtype
+
+
+def _dtype_of_weights(reading: Reading, met: Tensor) -> str:
+    name = str(met.dtype).removeprefix("torch.")
+    logits = reading.operands
+    return held_in(met, held_in(logits.weights, name) if isinstance(logits, Logits) else name)
 
 
 def _fault(reading: Reading) -> str | None:
@@ -331,7 +343,7 @@ def _term(step: Step, reading: Reading, sight: Sight, used: Used) -> Term | None
     if isinstance(step, Squares):
         return Term("unknown", None, "a squared length")
     if isinstance(step, Bias):
-        return Term("bias", None if step.addend is None else _small(_at(reading, step.addend)), step.name)
+        return Term("bias", None if step.addend is None else _small(at_logits(reading, step.addend)), step.name)
     if isinstance(step, Hide):
         if step.name is None:
             return None
@@ -339,18 +351,13 @@ def _term(step: Step, reading: Reading, sight: Sight, used: Used) -> Term | None
         fill = -math.inf if step.fill is None else step.fill
         return Term("mask", None if visible is None else _small(visible), step.name, fill, step.form == "float")
     if isinstance(step, Sink):
-        return Term("sinks", _sinks(reading, sight, used), "sinks")
+        return Term("sinks", sinks_of(reading, sight, used.sinks), "sinks")
     if isinstance(step, Offset):
         return None
     if isinstance(step, Unknown):
         return Term("unknown", None, step.name)
     names = {Clamp: "a clamp", Mix: "a mixing of the heads", Beside: "logits of several products"}
     return Term("unknown", None, names.get(type(step), type(step).__name__.lower()))
-
-
-def _at(reading: Reading, placed: object) -> Tensor:
-    assert isinstance(reading.operands, (Logits, Vectors))
-    return reading.operands.at_logits(placed)  # type: ignore[arg-type]
 
 
 def _factor(factor: Factor, reading: Reading) -> Tensor | float | None:
@@ -370,61 +377,3 @@ def _small(tensor: Tensor) -> Tensor:
         if tensor.shape[axis] > 1 and bool((tensor == tensor.narrow(axis, 0, 1)).all()):
             tensor = tensor.narrow(axis, 0, 1)
     return tensor.clone()
-
-
-def _sinks(reading: Reading, sight: Sight, used: Used) -> Tensor | None:
-    """(Hq,), one logit a head, from what the softmax kept from the keys."""
-    if isinstance(reading.operands, Vectors):
-        return None if used.sinks is None else used.sinks.detach().reshape(-1).to(torch.float64, copy=True)
-    logits = reading.operands
-    if not isinstance(logits, Logits):
-        return None
-    layout = reading.layout
-    whole = logits.axes.apply(logits.values)
-    beside = [at for at in (0, whole.shape[-1] - 1) if not 0 <= at - logits.first < layout.columns]
-    if beside:
-        sinks = layout.by_head(whole[..., beside[0] : beside[0] + 1]).to(torch.float64)[..., 0]
-        offset = _offset(reading)
-        if offset is None:
-            return None
-        sinks = sinks - offset
-    else:
-        weights = logits.arrange(logits.weights).to(torch.float64)
-        whole_logits = logits.arrange(logits.values).to(torch.float64)
-        if sight.visible is not None:
-            whole_logits = whole_logits.masked_fill(~sight.visible, -math.inf)
-        rest = 1.0 - weights.sum(-1)
-        sinks = whole_logits.logsumexp(-1) + torch.log(rest.clamp_min(1e-300) / weights.sum(-1))
-    flat = sinks.transpose(0, 1).flatten(1)
-    middle = flat.nanmedian(1).values
-    # what is told of a column of its own is rounded twice: as it is stored, and with the row's maximum taken off
-    stored = 2 * torch.finfo(logits.values.dtype).eps if beside else 0.0
-    size = (flat.abs() + middle[:, None].abs()).nan_to_num() + (flat - middle[:, None]).abs().nan_to_num()
-    largest = whole.detach().abs().to(torch.float64)
-    largest = torch.where(largest < -BOTTOM, largest, 0.0).max() if beside else torch.zeros(())
-    even = (flat - middle[:, None]).abs().nan_to_num() <= 1e-3 + stored * (size + largest)
-    return middle if bool(even.all()) else None
-
-
-def _offset(reading: Reading) -> Tensor | float | None:
-    """(B, H, L), what was added to whole rows before the softmax; None where it is not known."""
-    offsets = [step for step in reading.steps if isinstance(step, Offset)]
-    if any(step.addend is None for step in offsets):
-        return None
-    return sum((_at(reading, step.addend).to(torch.float64)[..., 0] for step in offsets), 0.0)
-
-
-def _lse(reading: Reading, sight: Sight, used: Used) -> Tensor | None:
-    """Log of the sum of exponentials over the keys, sinks aside; minus infinity where a row sees none."""
-    layout = reading.layout
-    if used.lse is not None:
-        lse = used.lse.detach().clone().reshape(layout.batch, layout.heads, layout.rows)
-        if sight.visible is None:
-            return lse
-        seeing = sight.visible.any(-1).expand(lse.shape)
-        return lse.masked_fill(~seeing, -math.inf)
-    if not isinstance(reading.operands, Logits):
-        return None
-    if any(isinstance(step, Offset) for step in reading.steps):
-        return None
-    return reading.operands.arrange(reading.operands.values).to(torch.float64).logsumexp(-1).to(torch.float32)

@@ -38,22 +38,28 @@ def proven(call: CallTensors) -> bool:
             visible = visible & by.bool()
             logits = torch.where(by.bool(), logits, logits + term.fill if term.added else term.fill)
         elif term.name == "scale" and by is not None:
-            logits, sizes = logits * by, sizes * abs(by)
+            logits, sizes = logits * by, sizes * _size(by)
         elif term.name == "bias" and by is not None:
-            logits, sizes = logits + by, sizes + abs(by)
+            logits, sizes = logits + by, sizes + _size(by)
         elif term.name == "softcap" and isinstance(by, float):
             logits = by * (logits / by).tanh()
     seeing = (visible & (logits > BOTTOM)).any(-1)
     whole = logits if sinks is None else torch.cat([logits, sinks], -1)
     weights = whole.softmax(-1)[..., : logits.shape[-1]].nan_to_num()
     if call.kept is not None:
-        weights = weights * _of_rows(call.kept, rows, call.output.shape[2]) / (1.0 - call.dropout)
+        kept = _of_rows(call.kept, rows, call.output.shape[2])
+        assert kept is not None
+        weights = weights * kept / (1.0 - call.dropout)
     unit = max(torch.finfo(getattr(torch, name)).eps for name in (call.logits_dtype, call.weights_dtype, call.dtype))
     allowed = _FLOOR + torch.expm1(_STEPS * unit * sizes.amax(-1, keepdim=True)) + _STEPS * unit
     gap = (weights @ value - call.output[:, :, rows].to(torch.float64)).abs()
     # a bias of minus infinity, or numbers that are none, leave nothing to judge
     judged = seeing[..., None] & allowed.isfinite() & gap.isfinite()
     return not bool((judged & (gap > allowed * (weights.abs() @ value.abs()))).any())
+
+
+def _size(value: Tensor | float) -> Tensor | float:
+    return value.abs() if isinstance(value, Tensor) else abs(value)
 
 
 def _of_rows(value: Tensor | float | None, rows: Tensor, length: int) -> Tensor | float | None:
