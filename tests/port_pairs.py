@@ -46,6 +46,7 @@ CLASHES = {
     ("qk_norm", "*"): "a norm that is missing has no epsilon, axis or order",
     ("length_factor", "qk_norm_order"): "a norm behind the rotation takes the amplitude away",
     ("group_order", "head_order"): "both say which head reads which",
+    ("rounding", "bias_scaled"): "a softmax in half is as coarse as what a mask of a quarter of its size lets through",
     ("weights", "head_order"): "heads are known again by their weights",
     ("projection_bias", "head_order"): "the same",
 }
