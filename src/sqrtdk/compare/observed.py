@@ -75,7 +75,7 @@ def _seen(vector: Vector, count: int, *, grouped: bool, scale: bool) -> Seen:
     projection = vector.projection
     return Seen(
         heads=of_queries,
-        used=used / factor if scale else used,
+        used=_without(used, factor, vector, first) if scale else used,
         factor=factor if scale else 1.0,
         scaled=1.0 if scale else factor,
         projected=None if vector.projected is None else vector.projected[:, first].double(),
@@ -86,6 +86,15 @@ def _seen(vector: Vector, count: int, *, grouped: bool, scale: bool) -> Seen:
         bias=None if projection is None or projection.bias is None else projection.bias[first],
         features=None if projection is None else projection.features[first],
     )
+
+
+def _without(used: Tensor, factor: Tensor | float, vector: Vector, first: Tensor) -> Tensor:
+    """The values before a factor; where it is 0, log n of a row that sees one key, as they were at the last step."""
+    if not isinstance(factor, Tensor) or bool((factor != 0).all()):
+        return used / factor
+    last = next((step.values for step in reversed(vector.steps) if step.values is not None), vector.projected)
+    before = used if last is None else last[:, first].double()
+    return torch.where(factor == 0, before, used / torch.where(factor == 0, 1.0, factor))
 
 
 def _alone(vector: Vector) -> tuple[Tensor, Tensor]:

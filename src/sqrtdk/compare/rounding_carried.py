@@ -22,7 +22,7 @@ from torch import Tensor
 from sqrtdk.compare import compute
 from sqrtdk.compare.precision import Precision, least, sigmas, sum_variance, unit
 from sqrtdk.compare.program import Affine, Norm, Rotation, Rounded, Way
-from sqrtdk.compare.rounding_steps import rotation_allowed
+from sqrtdk.compare.rounding_steps import cast_unit, rotation_allowed
 
 UNIFORM = math.sqrt(3.0)  # a bound, in standard deviations of what is uniform below it
 LENGTH = 4.5  # roundings that the length of a vector is off by at most, as `norm_allowed` counts them
@@ -70,7 +70,7 @@ def projection_off(affine: Affine, entering: Tensor, a: Precision, b: Precision)
     squared = Affine("", affine.weight.double().square(), None, affine.features)
     squares = compute.project(squared, entering.double().square())
     summed, last = sum_variance(result - plain, squares, entering.shape[-1]), (result.abs() + plain.abs()).square()
-    off = Off.none(result)
+    off = Off(cast_unit(affine, a, b) * (squares / 3).sqrt(), Off.none(result).row)
     for p in (a, b):
         off = Off(off.each + ((unit(p.accumulator) ** 2 * summed + unit(p.dtype) ** 2 * last) / 3).sqrt(), off.row)
     return off

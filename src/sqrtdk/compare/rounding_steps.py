@@ -16,24 +16,24 @@ ONE = 1e-5  # within which a frequency is 1, as well as a table of float32 tells
 
 
 def projection_allowed(affine: Affine, entering: Tensor, a: Precision, b: Precision) -> Tensor:
-    """Of a projection, (B, H, L, E); of a side whose dtype is less than the weight's, the weight was rounded to it."""
+    """Of a projection, (B, H, L, E); of two dtypes, the side of the lesser one has its weights rounded to it."""
     result, squares = compute.project(affine, entering), _squared(affine, entering)
     bias = 0.0 if affine.bias is None else affine.bias.double().abs()[:, None]
     return sum(
         (
             _many(sum_variance(result - _plain_bias(affine), squares, entering.shape[-1]), p, result.numel())
             + unit(p.dtype) * (result.abs() + bias)
-            + sigmas(result.numel()) * _cast(affine, p) * (squares / 3).sqrt()
             + least(p.dtype)
             for p in (a, b)
         ),
-        torch.zeros_like(result),
+        sigmas(result.numel()) * cast_unit(affine, a, b) * (squares / 3).sqrt(),
     )
 
 
-def _cast(affine: Affine, p: Precision) -> float:
-    """What a weight is off by where a side holds it in a lesser dtype than it is known in."""
-    return unit(p.dtype) if unit(p.dtype) > unit(affine.weight.dtype) else 0.0
+def cast_unit(affine: Affine, a: Precision, b: Precision) -> float:
+    """What weights that one side alone holds in a lesser dtype are off by, relative; 0 where there is none."""
+    units = [unit(p.dtype) for p in (a, b)]
+    return max(units) if max(units) > min(*units, unit(affine.weight.dtype)) else 0.0
 
 
 def norm_allowed(norm: Norm, before: Tensor, a: Precision, b: Precision) -> Tensor:
