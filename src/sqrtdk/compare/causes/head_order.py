@@ -69,9 +69,12 @@ def _words(sides: Sides, orders: dict[str, Tensor]) -> str:
     first = sum(len(flat(x)) for x in affines[: next(i for i, x in enumerate(affines) if x is own)])
     local = (order - first).view(heads, channels)
     if bool((local < 0).any()) or bool((local >= heads * channels).any()):
-        return (
-            "rows of q, k and v mixed, as where a fused projection is read [head][q, k, v] instead of [q, k, v][head]"
-        )
+        # rows of [q, k, v][head], read one head after the other
+        strides = torch.arange(heads)[:, None] * channels * len(affines) + torch.arange(channels)
+        layouts = ("[head][q, k, v]", "[q, k, v][head]")
+        by_head = bool((order.view(heads, channels).cpu() == strides).all())
+        read, written = layouts if by_head else layouts[::-1]
+        return f"rows of q, k and v mixed, as where a fused projection is read {read} instead of {written}"
     head, channel = local // channels, local % channels
     in_order = torch.arange(channels)
     if bool((head == head[:, :1]).all()):

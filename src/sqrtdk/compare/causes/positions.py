@@ -57,7 +57,16 @@ def _findings(sides: Sides) -> Iterator[Finding]:
             return with_rotation(old, replace(mine, table=table))
 
         words = position_words(a), position_words(b)
+        if words[0] == words[1]:
+            entry = int((shift != 0).any(-1).nonzero()[0])
+            words = _range(a, entry), _range(b, entry)
         yield Finding(part, *words, _text(a, b, words), other)
+
+
+def _range(turn: Turn, entry: int) -> str:
+    """Positions of one sequence, from its first row to its last."""
+    positions = turn.positions[min(entry, turn.positions.shape[0] - 1)]
+    return f"from {float(positions[0]):g} to {float(positions[-1]):g} in sequence {entry}"
 
 
 def _text(a: Turn, b: Turn, words: tuple[str, str]) -> str:
