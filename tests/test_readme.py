@@ -94,7 +94,7 @@ def test_what_is_reachable_is_listed_and_costs_nothing_before(name: str) -> None
 def test_classes_are_ours_or_pythons() -> None:
     classes = {name for name in QUOTED if re.fullmatch(r"[A-Z][a-z]+[A-Z]\w*", name)}
     assert {"AuxRequest", "ValueError"} <= classes
-    homes = (sqrtdk, sqrtdk.nn, sqrtdk.errors, builtins)
+    homes = (sqrtdk, sqrtdk.nn, sqrtdk.errors, sqrtdk.tracing, builtins)
     assert [name for name in sorted(classes) if not any(hasattr(home, name) for home in homes)] == []
 
 

@@ -63,7 +63,7 @@ def test_exit_codes(report: DiffReport, fail_on: str, code: int, compared: list[
     compared.append(report)
     done = diff("demo", "demo", "--fail-on", fail_on)
     assert done.exit_code == code
-    assert done.stdout.splitlines()[-1].endswith(f"Exit code {code} (fail-on: {fail_on}).")
+    assert " ".join(done.stdout.split()).endswith(f"Exit code {code} (fail-on: {fail_on}).")
     assert done.stderr == ""
 
 
@@ -85,7 +85,7 @@ def test_an_option_of_both_reaches_both_and_one_of_a_side_that_side(compared: li
     assert options_b == dataclasses.replace(shared, attn="sdpa", device="meta")
     assert others["mapping"] == Path("m.json")
     assert others["fail_on"] == "never"
-    assert others["command"].startswith("sqrtdk ")
+    assert others["command"].split()[0] == "sqrtdk"
 
 
 def test_json_is_one_document_and_all_else_goes_to_stderr(compared: list[typing.Any]) -> None:

@@ -11,4 +11,9 @@ from sqrtdk.tracing.records import NotAttention as NotAttention
 from sqrtdk.tracing.records import NotMeasured as NotMeasured
 from sqrtdk.tracing.records import Scale as Scale
 from sqrtdk.tracing.records import Stage as Stage
+from sqrtdk.tracing.tensors import CallTensors as CallTensors
+from sqrtdk.tracing.tensors import Projection as Projection
+from sqrtdk.tracing.tensors import Term as Term
+from sqrtdk.tracing.tensors import Vector as Vector
+from sqrtdk.tracing.tensors import Waypoint as Waypoint
 from sqrtdk.tracing.trace import Trace as Trace
