@@ -66,7 +66,7 @@ def explain(segment: Segment, sides: Sides, causes: Causes) -> Explained:
     found = [_cause(segment, sides.a, chosen, suspicion, after) for suspicion in chosen]
     if not after.within:
         found = [cause for cause in found if cause.explained >= LEAST]
-        found.append(_unknown(segment, before, after))
+        found.append(_unknown(segment, sides, before, after))
     return Explained(tuple(found), program, before, after)
 
 
@@ -144,8 +144,10 @@ def _share(before: Gap, after: Gap) -> float:
     return 1 - after.size / before.size if before.size > 0 and math.isfinite(after.size) else 0.0
 
 
-def _unknown(segment: Segment, before: Gap, after: Gap) -> Cause:
+def _unknown(segment: Segment, sides: Sides, before: Gap, after: Gap) -> Cause:
     stage = segment.stages[-1]
+    if segment.name == "output" and sides.b.formula is None:
+        stage = "weights"  # what B makes of the product is not known
     if len(segment.stages) > 1 and segment.name != "output":
         stage = segment.stages[0]
     explained = _share(before, after)

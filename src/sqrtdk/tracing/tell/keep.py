@@ -101,9 +101,9 @@ def _keep(reading: Reading, used: Used | None, call: AttentionCall) -> CallTenso
         # torch's own decomposition multiplies q and k by a root of the scale each: `terms` have the whole of it
         root = math.sqrt(abs(next((s.factor.value or 1.0 for s in sight.steps if isinstance(s, Scale)), 1.0)))
         query, key = _unscaled(query, root), _unscaled(key, root)
-    terms = _terms(reading, sight, used)
-    unknown = next((term for term in terms if term.value is None), None)
-    missing = None
+    missing = _changed(reading)
+    terms = _terms(reading, sight, used) if missing is None else None
+    unknown = next((term for term in terms or () if term.value is None), None)
     if unknown is not None:
         missing = f"{unknown.name} {unknown.detail} is not known".replace("unknown ", "")
     assert reading.output is not None
@@ -159,6 +159,15 @@ def _sizes(reading: Reading) -> tuple[int, int, int, int]:
     return layout.batch, layout.heads, layout.rows, layout.columns
 
 
+def _changed(reading: Reading) -> str | None:
+    """What the weights went through between the softmax and v, where that can't be computed again."""
+    carried = reading.carried
+    names = [*carried.changes, *(stage.detail or stage.name for stage in carried.stages)]
+    if names or carried.remasked or carried.thinned or carried.combined:
+        return f"its weights went through {', '.join(names) or 'a second mask'} after the softmax"
+    return None
+
+
 def _dtype_of_logits(reading: Reading, call: AttentionCall) -> str:
     logits = reading.operands
     return held_in(logits.values, call.logits_dtype) if isinstance(logits, Logits) else call.logits_dtype
@@ -184,10 +193,6 @@ def _fault(reading: Reading) -> str | None:
         return NO_OPERANDS
     if reading.blocks:
         return BLOCKS_OF_KEYS
-    carried = reading.carried
-    names = [*carried.changes, *(stage.detail or stage.name for stage in carried.stages)]
-    if names or carried.remasked or carried.thinned or carried.combined:
-        return f"its weights went through {', '.join(names) or 'a second mask'} after the softmax"
     return None
 
 
