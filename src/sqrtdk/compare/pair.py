@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.completing import TIGHT, Told, completed, with_way
+from sqrtdk.compare.completing import TIGHT, Told, completed, near, with_way
 from sqrtdk.compare.compute import dtype_of
 from sqrtdk.compare.direct import Direct, compare_directly, output_differs, outputs_alike, same_output
 from sqrtdk.compare.explain import Causes, Explained, explain, first_stage
@@ -23,7 +23,7 @@ from sqrtdk.compare.suspect import Sides
 from sqrtdk.tracing.tensors import CallTensors
 
 ROUNDINGS = {"scale": 1, "softcap": 3, "bias": 1, "mask": 1}  # of the logits, where each is an operation of its own
-_ALIKE = 64.0  # roundings of the coarser dtype within which two inputs are taken for one
+ONE_INPUT = 128.0  # roundings of the coarser dtype within which two inputs are taken for one
 CANCELS = "differs and makes no difference: by the whole way, from the input to the output, both are the same"
 
 
@@ -35,7 +35,6 @@ class Judged:
         same: it does the same to the same input; None where that could not be judged.
         parts: every segment with its causes.
         stages: every stage but the input.
-        output: the segment of the output before any cause, and with all.
         before: how far the output is off without causes.
         after: with all of them.
         reason: why it could not be judged.
@@ -176,12 +175,9 @@ def _unlike_heads(a: Mapping[str, Seen], b: Mapping[str, Seen]) -> str | None:
 
 
 def _near(one: Tensor | None, other: Tensor | None) -> bool:
-    if one is None or other is None or one.shape != other.shape or not one.numel():
-        return False
-    eps = max(torch.finfo(x.dtype).eps if x.is_floating_point() else 0.0 for x in (one, other))
-    eps = max(eps, torch.finfo(torch.float32).eps)
-    difference = (one.double() - other.double()).norm()
-    return bool(difference <= _ALIKE * eps * other.double().norm())
+    """`near`, in the roundings of the coarser of the dtypes that the two are held in."""
+    dtypes = [x.dtype for x in (one, other) if x is not None and x.is_floating_point()]
+    return near(one, other, max(dtypes, key=lambda x: torch.finfo(x).eps, default=torch.float32), ONE_INPUT)
 
 
 def _past_unknown(
@@ -250,8 +246,3 @@ def first_difference(judged: Judged) -> str | None:
     """The first stage that differs; none where what differs there cancels."""
     known = first_stage([stage.stage for stage in judged.stages if stage.same is False and stage.reason is None])
     return known or first_stage([cause.stage for _, explained in judged.parts for cause in explained.causes])
-
-
-def opaque(way: Way) -> bool:
-    """Whether a step of it is not known."""
-    return any(isinstance(step, Opaque) for step in way.steps)

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
 from sqrtdk.graphs.feeds import says_nothing
@@ -173,8 +173,3 @@ def _takes(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, A
         for name, value in ((name, examples.get(name)) for name in names[:12])
     )
     return f"It was exported with {', '.join(shapes)}."
-
-
-def is_program(module: nn.Module) -> bool:
-    """Whether a module is that of an exported program."""
-    return isinstance(module, torch.fx.GraphModule)
