@@ -105,14 +105,19 @@ def four_dims(tensor: Tensor, shape: Sequence[int], name: str) -> Shaped[Tensor,
     return tensor.reshape(-1 if tensor.numel() else math.prod(tensor.shape[:-3]), *tensor.shape[-3:])
 
 
-def visible_rows(masks: Masks, batch: int, rows: Int[Tensor, " R"], keys: int) -> Masks:
-    """The masks of some rows of one batch element; a causal mask becomes an explicit one."""
+def pick_rows(
+    tensor: Shaped[Tensor, "#B #Hq #L _"], batch: slice, rows: Int[Tensor, " R"]
+) -> Shaped[Tensor, "_ _ _ _"]:
+    """The given rows of some batch elements of a tensor whose sizes are 1 or full."""
+    tensor = tensor[batch] if tensor.shape[0] != 1 else tensor
+    return tensor.index_select(2, rows) if tensor.shape[2] != 1 else tensor
 
-    def pick(tensor: Shaped[Tensor, "#B #Hq #L #S"] | None) -> Shaped[Tensor, "1 #Hq #R #S"] | None:
-        if tensor is None:
-            return None
-        tensor = tensor[batch : batch + 1] if tensor.shape[0] != 1 else tensor
-        return tensor.index_select(2, rows) if tensor.shape[2] != 1 else tensor
+
+def visible_rows(masks: Masks, batch: slice, rows: Int[Tensor, " R"], keys: int) -> Masks:
+    """The masks of some rows of some batch elements; a causal mask becomes an explicit one."""
+
+    def pick(tensor: Shaped[Tensor, "#B #Hq #L #S"] | None) -> Shaped[Tensor, "#B #Hq #R #S"] | None:
+        return None if tensor is None else pick_rows(tensor, batch, rows)
 
     visible, float_mask = pick(masks.visible), pick(masks.float_mask)
     if masks.is_causal:

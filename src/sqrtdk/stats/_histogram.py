@@ -92,7 +92,7 @@ def logit_histograms(source: LogitSource | ProductSource, rows: RowStats) -> tup
     for b in picked:
         picked_rows = torch.tensor(_evenly(length, share), device=source.device)
         for part in torch.split(picked_rows, chunk):
-            sample = source.sample(b, part)
+            sample = source.sample(slice(b, b + 1), part)
             block = Block(0, 1, 0, heads, 0, len(part), 0, keys)
             mask, start, stop = sample.masks.window(block, source.dtype, source.device)
             if stop == 0:

@@ -18,7 +18,7 @@ from sqrtdk.stats._sweep import sweep
 from sqrtdk.stats._weighers import Future
 from sqrtdk.stats.rows import LogitSource, logit_source
 from sqrtdk.stats.summary import QUANTILES, row_quantiles
-from sqrtdk.stats.tiles import ProductSource, product_source, sweep_product
+from sqrtdk.stats.tiles import AttentionRows, ProductSource, product_source, sweep_product
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -93,9 +93,7 @@ def head_stats_from_logits(logits: Logits, visible: Visible | None = None, *, fu
         (8.0, 8.0)
     """
     with torch.no_grad():
-        source = logit_source(logits, visible)
-        rows, ahead = sweep(source, Future() if future and source.shape[2] == source.shape[3] else None)
-        return _call_stats(source, rows, None, None if ahead is None else ahead.squeeze(-1))
+        return call_stats(logit_source(logits, visible), future=future)
 
 
 def head_stats_from_qk(
@@ -128,16 +126,21 @@ def head_stats_from_qk(
             is_causal=is_causal,
             float_mask=float_mask,
         )
-        result = sweep_product(source, future=future)
-        return _call_stats(source, result.rows, result.max_product, result.future)
+        return call_stats(source, future=future)
 
 
-def _call_stats(
-    source: LogitSource | ProductSource,
-    rows: RowStats,
-    product: Float[Tensor, "B Hq L"] | None,
-    ahead: Float[Tensor, "B Hq L"] | None,
-) -> CallStats:
+def call_rows(source: LogitSource | ProductSource, *, future: bool = False) -> AttentionRows:
+    """Statistics of every row of a call, (B, Hq, L), and what its source tells besides; nothing leaves the device."""
+    if isinstance(source, ProductSource):
+        return sweep_product(source, future=future)
+    rows, ahead = sweep(source, Future() if future and source.shape[2] == source.shape[3] else None)
+    return AttentionRows(rows, future=None if ahead is None else ahead.squeeze(-1))
+
+
+def call_stats(source: LogitSource | ProductSource, *, future: bool = False) -> CallStats:
+    """Per-head statistics of a call, `max_product` where its source is q and k."""
+    result = call_rows(source, future=future)
+    rows, product, ahead = result.rows, result.max_product, result.future
     stats = head_stats(rows, logit_histograms=sampled_histograms(source, rows))
     largest = weight = None
     if product is not None and bool((known := (rows.n > 0) & ~product.isnan()).any()):

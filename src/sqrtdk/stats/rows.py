@@ -57,9 +57,9 @@ class LogitSource:
     def moments(self, block: Block) -> None:
         """Not without a pass."""
 
-    def sample(self, batch: int, rows: Int[Tensor, " R"]) -> LogitSource:
-        """The same call with one batch element and the given rows only."""
-        logits = self.logits[batch : batch + 1].index_select(2, rows)
+    def sample(self, batch: slice, rows: Int[Tensor, " R"]) -> LogitSource:
+        """The same call with some batch elements and the given rows only."""
+        logits = self.logits[batch].index_select(2, rows)
         return replace(self, logits=logits, masks=visible_rows(self.masks, batch, rows, logits.shape[-1]))
 
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
-from sqrtdk.stats._block import Block, Masks, cut, four_dims, visible_rows, wide
+from sqrtdk.stats._block import Block, Masks, cut, four_dims, pick_rows, visible_rows, wide
 from sqrtdk.stats._partial import RowStats
 from sqrtdk.stats._sweep import Weigher, sweep
 from sqrtdk.stats._weighers import Future, Values
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int, Shaped
+    from jaxtyping import Float, Int
 
     from sqrtdk._shapes import Bias, Factor, Visible
 
@@ -139,19 +139,14 @@ class ProductSource:
         mean, m2 = (q @ centre).squeeze(-1), ((q @ scatter) * q).sum(-1).clamp_(min=0.0)
         return mean.view(depth, heads, rows).to(self.dtype), m2.view(depth, heads, rows).to(self.dtype)
 
-    def sample(self, batch: int, rows: Int[Tensor, " R"]) -> ProductSource:
-        """The same call with one batch element and the given rows only."""
-
-        def pick(tensor: Shaped[Tensor, "B Hq L S"]) -> Shaped[Tensor, "1 Hq R S"]:
-            tensor = tensor[batch : batch + 1] if tensor.shape[0] != 1 else tensor
-            return tensor.index_select(2, rows) if tensor.shape[2] != 1 else tensor
-
+    def sample(self, batch: slice, rows: Int[Tensor, " R"]) -> ProductSource:
+        """The same call with some batch elements and the given rows only."""
         return replace(
             self,
-            query=self.query[batch : batch + 1].index_select(2, rows),
-            key=self.key[batch : batch + 1],
-            scale=pick(self.scale) if isinstance(self.scale, Tensor) else self.scale,
-            bias=None if self.bias is None else pick(self.bias),
+            query=self.query[batch].index_select(2, rows),
+            key=self.key[batch],
+            scale=pick_rows(self.scale, batch, rows) if isinstance(self.scale, Tensor) else self.scale,
+            bias=None if self.bias is None else pick_rows(self.bias, batch, rows),
             masks=visible_rows(self.masks, batch, rows, self.key.shape[2]),
             max_product=None,
         )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from sqrtdk.stats import RowStats
 from sqrtdk.tracing.records import AttentionCall
 
 
@@ -125,3 +126,20 @@ class CallTensors:
     weights_dtype: str = "float32"
     missing: str | None = None
     call: AttentionCall | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallRows:
+    """The row statistics of one attention, on its device: what a watch sums up over batches and ranks.
+
+    Attributes:
+        rows: (Hq, N), the rows of a head over batch and positions.
+        max_product: (), the largest |q . k| before any scale; None where it was not measured.
+        of: rows a head that the call has, of which `rows` may be a sample.
+        padding: (), how many of `rows` are padding that a nested batch does not have; None: none.
+    """
+
+    rows: RowStats
+    max_product: Tensor | None
+    of: int
+    padding: Tensor | None = None

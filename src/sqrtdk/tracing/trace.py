@@ -31,14 +31,14 @@ from sqrtdk.tracing.records import (
     NotAttention,
     NotMeasured,
 )
-from sqrtdk.tracing.tell.finish import finish
+from sqrtdk.tracing.tell.finish import MostRows, finish
 from sqrtdk.tracing.tell.keep import BLOCKS_OF_KEYS, ENLARGED, Used, keep, of_kernel, without
 from sqrtdk.tracing.tell.lost import Lost, tell_lost
-from sqrtdk.tracing.tell.merge import merge
+from sqrtdk.tracing.tell.merge import merge, merge_rows
 from sqrtdk.tracing.tell.padding import TokensOf
 from sqrtdk.tracing.tell.program_site import site_in_program
 from sqrtdk.tracing.tell.without_softmax import without_softmax
-from sqrtdk.tracing.tensors import CallTensors
+from sqrtdk.tracing.tensors import CallRows, CallTensors
 from sqrtdk.tracing.watch import places
 from sqrtdk.tracing.watch.events import KernelCall, Listener, Online, Operands, Unweighted, Weighing
 from sqrtdk.tracing.watch.graph import Node
@@ -62,6 +62,7 @@ class Trace:
         not_measured: what could not be measured, and why.
         unread: names of the model's parameters that no operation read.
         tensors: with `keep`, those of every call, in the same order.
+        rows: with `rows`, the statistics of the rows of every call, in the same order; None where there are none.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Trace:
         tokens: TokensOf | None = None,
         values: Mapping[str, Tensor] | None = None,
         keep: bool = False,
+        rows: MostRows | None = None,
     ) -> None:
         if model is not None and not isinstance(model, nn.Module):
             raise InvalidTypeError(
@@ -85,6 +87,7 @@ class Trace:
         self.not_measured: tuple[NotMeasured, ...] = ()
         self.unread: frozenset[str] = frozenset()
         self.tensors: tuple[CallTensors, ...] = ()
+        self.rows: tuple[CallRows | None, ...] = ()
         self._model = model
         self._stats = stats
         self._numeric = numeric and enlarge is None
@@ -96,6 +99,8 @@ class Trace:
         self._offered: Counter[str] = Counter()
         self._calls: list[AttentionCall | None] = []
         self._kept: list[CallTensors] = []
+        self._most_rows = rows
+        self._by_row: list[CallRows | None] = []
         self._missed: list[NotMeasured] = []
         self._sites = Sites(model)
         self._modules = dict(model.named_modules()) if model is not None else {}
@@ -137,6 +142,7 @@ class Trace:
         scene.store.close()
         self._scene = None
         self.calls = _numbered(self._calls)
+        self.rows = tuple(rows for rows, call in zip(self._by_row, self._calls, strict=True) if call is not None)
         kept = [tensors for tensors, call in zip(self._kept, self._calls, strict=False) if call is not None]
         self.tensors = tuple(
             replace(tensors, site=call.site, index=call.index, call=call)
@@ -236,20 +242,19 @@ class Trace:
         reading = replace(reading, site=site_in_program(reading, self._modules))
         index = self._counts[reading.site]
         module_class = self._sites.classes.get(reading.site, "")
-        self._calls.append(
-            finish(
-                reading,
-                index,
-                module_class,
-                measure_stats=self._stats,
-                measure_slope=self._numeric,
-                tokens=self._tokens,
-            )
+        call, rows = finish(
+            reading,
+            index,
+            module_class,
+            measure_stats=self._stats and self._most_rows is None,
+            measure_slope=self._numeric,
+            tokens=self._tokens,
+            rows=self._most_rows,
         )
+        self._calls.append(call)
+        self._by_row.append(rows)
         self._counts[reading.site] += 1
         if self._keeps:
-            call = self._calls[-1]
-            assert call is not None
             self._kept.append(without(call, ENLARGED) if self._enlarge else keep(reading, used, call))
 
     def _merge(self, numbers: Sequence[int]) -> None:
@@ -260,6 +265,7 @@ class Trace:
             for number in numbers:
                 self._calls[number] = None
             self._calls[numbers[0]] = merged
+            self._by_row[numbers[0]] = merge_rows([self._by_row[number] for number in numbers])
             if self._keeps:
                 self._kept[numbers[0]] = without(merged, BLOCKS_OF_KEYS)
 

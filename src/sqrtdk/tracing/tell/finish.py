@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +19,14 @@ from sqrtdk.tracing.tell.blocks import of_blocks, tell_blocks
 from sqrtdk.tracing.tell.padding import TokensOf, against_padding
 from sqrtdk.tracing.tell.scale import tell_scale
 from sqrtdk.tracing.tell.sight import look
+from sqrtdk.tracing.tensors import CallRows
 from sqrtdk.tracing.watch import places
+
+
+class MostRows(NamedTuple):
+    """How many rows of a sequence are measured, evenly spread; None: all."""
+
+    most: int | None
 
 
 def finish(
@@ -29,7 +37,8 @@ def finish(
     measure_stats: bool,
     measure_slope: bool,
     tokens: TokensOf | None = None,
-) -> AttentionCall:
+    rows: MostRows | None = None,
+) -> tuple[AttentionCall, CallRows | None]:
     """Put a reading into a frozen record.
 
     Args:
@@ -39,6 +48,10 @@ def finish(
         measure_stats: measure the statistics.
         measure_slope: read the scale from the numbers as well.
         tokens: which rows and keys are no padding, where that is known.
+        rows: measure those of a sequence one by one, in place of the statistics.
+
+    Returns:
+        The record, and the statistics of its rows, where these were asked for and could be measured.
     """
     sight = look(reading)
     softmax_at, product_at = _places(reading)
@@ -56,11 +69,12 @@ def finish(
     read = slope.read_slope(reading, sight) if no_slope is None and measure_slope and not blocks else no_slope
     no_stats = statistics.unmeasured(reading)
     stats = statistics.measure(reading, sight) if no_stats is None and measure_stats else None
+    by_row = statistics.measure_rows(reading, sight, rows.most) if no_stats is None and rows is not None else None
     biases = [(i, step) for i, step in enumerate(steps) if isinstance(step, Bias)]
     content = [step for _, step in biases if step.content]
     self_attention = _same_source(query, key)
     padding_seen, tokens_hidden = against_padding(reading, sight, tokens, self_attention)
-    return AttentionCall(
+    call = AttentionCall(
         site=reading.site,
         index=index,
         module_class=module_class,
@@ -118,6 +132,7 @@ def finish(
         softmax_at=softmax_at,
         blocks=blocks,
     )
+    return call, by_row
 
 
 def _places(reading: Reading) -> tuple[str | None, str | None]:

@@ -6,8 +6,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
+from sqrtdk.stats._partial import FIELDS, RowStats
 from sqrtdk.tracing.records import AttentionCall, KeyBlock, Mask, Stage
 from sqrtdk.tracing.tell.blocks import of_blocks
+from sqrtdk.tracing.tensors import CallRows
 
 NO_STATS = "every block of keys had a softmax of its own; that of the whole was never computed"
 _MASKS = ("causal_lower_right", "causal", "window", "padding", "mask")
@@ -39,6 +43,17 @@ def merge(calls: Sequence[AttentionCall]) -> AttentionCall | None:
         stats_reason=first.stats_reason or NO_STATS,
     )
     return replace(made, formula=_formula(made))
+
+
+def merge_rows(blocks: Sequence[CallRows | None]) -> CallRows | None:
+    """The statistics of rows whose keys were met in blocks; None where those of a block are not known."""
+    known = [block for block in blocks if block is not None]
+    if len(known) < len(blocks) or len({(block.of, block.rows.n.shape) for block in known}) > 1:
+        return None
+    products = [block.max_product for block in known if block.max_product is not None]
+    rows = RowStats(*(torch.stack([getattr(block.rows, name) for block in known]) for name in FIELDS)).merged(0)
+    largest = torch.stack(products).amax() if len(products) == len(known) else None
+    return CallRows(rows, largest, known[0].of, known[0].padding)
 
 
 def _sizes(call: AttentionCall) -> tuple[object, ...]:

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
-from sqrtdk.stats import CallStats, HeadStats, head_stats_from_logits, head_stats_from_qk
+from sqrtdk.stats import (
+    CallStats,
+    HeadStats,
+    LogitSource,
+    ProductSource,
+    call_rows,
+    call_stats,
+    logit_source,
+    product_source,
+)
 from sqrtdk.tracing.read.reading import Edges, Logits, Reading, Vectors
 from sqrtdk.tracing.steps import Bias, Offset, scaled_by
 from sqrtdk.tracing.tell.sight import Sight
+from sqrtdk.tracing.tensors import CallRows
 
 NO_DATA = "no data on the meta device"
 
@@ -21,42 +32,72 @@ def unmeasured(reading: Reading) -> str | None:
 
 def measure(reading: Reading, sight: Sight) -> CallStats:
     """Exact statistics of a reading that has data."""
+    stats = call_stats(_source(reading, sight), future=sight.ahead)
     operands = reading.operands
-    assert operands is not None
-    if isinstance(operands, Edges):
-        stats = _of_edges(operands, sight)
-    else:
-        stats = _of_logits(operands, sight) if isinstance(operands, Logits) else _of_vectors(operands, sight)
+    if isinstance(operands, Logits):
+        stats = replace(stats, max_product=None if (largest := _stored(operands)) is None else float(largest))
+    if isinstance(operands, Vectors) and operands.exists is not None:
+        stats = replace(stats, heads=_without_padding(stats.heads, operands.exists))
     # What a row gives to later keys is not what the softmax gave, where the weights were masked afterwards.
     return replace(stats, future_weight=None) if reading.carried.remasked else stats
 
 
-def _of_logits(operands: Logits, sight: Sight) -> CallStats:
+def measure_rows(reading: Reading, sight: Sight, most: int | None) -> CallRows:
+    """The statistics of each row, of at most `most` rows a sequence, evenly spread; nothing leaves the device."""
+    source, operands = _source(reading, sight), reading.operands
+    exists = operands.exists if isinstance(operands, Vectors) else None
+    of = source.shape[0] * source.shape[2]
+    if most is not None and most < source.shape[2]:
+        chosen = torch.linspace(0, source.shape[2] - 1, most, device=source.device).round().long()
+        source = source.sample(slice(None), chosen)
+        exists = None if exists is None else exists[:, :, chosen]
+    found = call_rows(source)
+    largest = found.max_product.amax() if found.max_product is not None and found.max_product.numel() else None
+    return CallRows(
+        rows=found.rows.map(lambda field: field.transpose(0, 1).flatten(1)),
+        max_product=_stored(operands) if isinstance(operands, Logits) else largest,
+        of=of,
+        padding=None if exists is None else (~exists).sum(),
+    )
+
+
+def _stored(operands: Logits) -> Tensor | None:
+    """The largest |q . k| as the product stored it."""
+    product = operands.product.product
+    return None if product is None else product.largest
+
+
+def _source(reading: Reading, sight: Sight) -> LogitSource | ProductSource:
+    operands = reading.operands
+    assert operands is not None
+    if isinstance(operands, Edges):
+        return _of_edges(operands, sight)
+    return _of_logits(operands, sight) if isinstance(operands, Logits) else _of_vectors(operands, sight)
+
+
+def _of_logits(operands: Logits, sight: Sight) -> LogitSource:
     whole = operands.arrange(operands.values)
     # The softmax does not see a row's own maximum, a largest logit does: it is put back.
     for i, step in enumerate(sight.steps):
         if isinstance(step, Offset) and step.addend is not None and operands.axes.followed:
             whole = whole - operands.at_logits(step.addend) * (scaled_by(sight.steps, i) or 1.0)
-    stats = head_stats_from_logits(whole, sight.visible, future=sight.ahead)
-    product = operands.product.product
-    largest = None if product is None or product.largest is None else float(product.largest)
-    return replace(stats, max_product=largest)
+    return logit_source(whole, sight.visible)
 
 
-def _of_edges(operands: Edges, sight: Sight) -> CallStats:
+def _of_edges(operands: Edges, sight: Sight) -> LogitSource:
     """A row for each node that has several edges; the node's largest logit, which was taken off, is put back."""
     logits = operands.arrange(operands.values)
     for i, step in enumerate(sight.steps):
         if isinstance(step, Offset) and step.addend is not None:
             logits = logits - operands.arrange(step.addend.at_softmax()) * (scaled_by(sight.steps, i) or 1.0)
-    return head_stats_from_logits(*operands.by_node(logits))
+    return logit_source(*operands.by_node(logits))
 
 
-def _of_vectors(operands: Vectors, sight: Sight) -> CallStats:
+def _of_vectors(operands: Vectors, sight: Sight) -> ProductSource:
     visible, exists = sight.visible, operands.exists
     if operands.keys is not None:
         visible = operands.keys if visible is None else visible & operands.keys
-    stats = head_stats_from_qk(
+    return product_source(
         operands.query,
         operands.key,
         scale=operands.scale,
@@ -64,9 +105,7 @@ def _of_vectors(operands: Vectors, sight: Sight) -> CallStats:
         bias=next((s.addend.value for s in sight.steps if isinstance(s, Bias) and s.addend is not None), None),
         visible=visible if exists is None or visible is None else visible & exists,
         is_causal=sight.causal,
-        future=sight.ahead,
     )
-    return stats if exists is None else replace(stats, heads=_without_padding(stats.heads, exists))
 
 
 def _without_padding(heads: HeadStats, exists: Tensor) -> HeadStats:
