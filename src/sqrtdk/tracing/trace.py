@@ -32,13 +32,13 @@ from sqrtdk.tracing.records import (
     NotMeasured,
 )
 from sqrtdk.tracing.tell.finish import MostRows, finish
-from sqrtdk.tracing.tell.keep import BLOCKS_OF_KEYS, ENLARGED, Used, keep, of_kernel, without
+from sqrtdk.tracing.tell.keep import BLOCKS_OF_KEYS, ENLARGED, Used, keep, of_kernel, projections_of, without
 from sqrtdk.tracing.tell.lost import Lost, tell_lost
 from sqrtdk.tracing.tell.merge import merge, merge_rows
 from sqrtdk.tracing.tell.padding import TokensOf
 from sqrtdk.tracing.tell.program_site import site_in_program
 from sqrtdk.tracing.tell.without_softmax import without_softmax
-from sqrtdk.tracing.tensors import CallRows, CallTensors
+from sqrtdk.tracing.tensors import CallRows, CallTensors, Projection
 from sqrtdk.tracing.watch import places
 from sqrtdk.tracing.watch.events import KernelCall, Listener, Online, Operands, Unweighted, Weighing
 from sqrtdk.tracing.watch.graph import Node
@@ -63,6 +63,7 @@ class Trace:
         unread: names of the model's parameters that no operation read.
         tensors: with `keep`, those of every call, in the same order.
         rows: with `rows`, the statistics of the rows of every call, in the same order; None where there are none.
+        projections: with `projections`, those of q and k of every call, without their inputs and weights.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Trace:
         values: Mapping[str, Tensor] | None = None,
         keep: bool = False,
         rows: MostRows | None = None,
+        projections: bool = False,
     ) -> None:
         if model is not None and not isinstance(model, nn.Module):
             raise InvalidTypeError(
@@ -99,6 +101,9 @@ class Trace:
         self._offered: Counter[str] = Counter()
         self._calls: list[AttentionCall | None] = []
         self._kept: list[CallTensors] = []
+        self.projections: tuple[tuple[Projection | None, Projection | None], ...] = ()
+        self._projects = projections
+        self._projected: list[tuple[Projection | None, Projection | None]] = []
         self._most_rows = rows
         self._by_row: list[CallRows | None] = []
         self._missed: list[NotMeasured] = []
@@ -112,7 +117,8 @@ class Trace:
         listener = Listener(
             self._eager, self._kernel, self._miss, self._factor, self._unsoftened, self._online, ended=self._end
         )
-        scene = self._scene = Scene(store, self._sites, listener, self._stats, keep=self._keeps)
+        keeps = self._keeps or self._projects
+        scene = self._scene = Scene(store, self._sites, listener, self._stats, keep=keeps)
         queries = {op: kernel.query for op, kernel in KERNELS.items()}
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._sites)
@@ -143,6 +149,9 @@ class Trace:
         self._scene = None
         self.calls = _numbered(self._calls)
         self.rows = tuple(rows for rows, call in zip(self._by_row, self._calls, strict=True) if call is not None)
+        self.projections = tuple(
+            pair for pair, call in zip(self._projected, self._calls, strict=False) if call is not None
+        )
         kept = [tensors for tensors, call in zip(self._kept, self._calls, strict=False) if call is not None]
         self.tensors = tuple(
             replace(tensors, site=call.site, index=call.index, call=call)
@@ -254,6 +263,8 @@ class Trace:
         self._calls.append(call)
         self._by_row.append(rows)
         self._counts[reading.site] += 1
+        if self._projects:
+            self._projected.append(projections_of(keep(reading, used, call)))
         if self._keeps:
             self._kept.append(without(call, ENLARGED) if self._enlarge else keep(reading, used, call))
 

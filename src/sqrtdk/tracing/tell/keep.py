@@ -20,7 +20,7 @@ from sqrtdk.tracing.tell.proof import DOUBT, proven
 from sqrtdk.tracing.tell.sight import Sight, look, visible_by
 from sqrtdk.tracing.tell.sums import at_logits, lse_of, sinks_of
 from sqrtdk.tracing.tell.vectors import Place, own, vector
-from sqrtdk.tracing.tensors import CallTensors, Term, Vector
+from sqrtdk.tracing.tensors import CallTensors, Projection, Term, Vector
 from sqrtdk.tracing.watch.carried import Carried
 from sqrtdk.tracing.watch.events import KernelCall
 from sqrtdk.tracing.watch.graph import Node
@@ -74,6 +74,17 @@ def without(call: AttentionCall, reason: str) -> CallTensors:
     return CallTensors(
         call.site, call.index, nothing, nothing, nothing, nothing.values, None, missing=reason, call=call
     )
+
+
+def projections_of(kept: CallTensors) -> tuple[Projection | None, Projection | None]:
+    """Where q and k come from: names of weights and numbers of features, and no tensor of the run."""
+
+    def bare(one: Vector) -> Projection | None:
+        if one.projection is None:
+            return None
+        return replace(one.projection, input=torch.zeros(0), weight=None, bias=None)
+
+    return bare(kept.query), bare(kept.key)
 
 
 def keep(reading: Reading, used: Used | None, call: AttentionCall) -> CallTensors:

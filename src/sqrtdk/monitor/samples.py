@@ -1,0 +1,91 @@
+"""What a sampled step yields: frozen records, one `CallSample` for every attention of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+AS_IS = "as is"  # the step ran what all steps run
+EAGER = "eager"  # what is compiled ran its Python code
+NOT_MEASURED = "not measured: "
+
+
+def not_measured(reason: str) -> str:
+    """How a step ran that could not be measured."""
+    return NOT_MEASURED + reason
+
+
+@dataclass(frozen=True, slots=True)
+class CallSample:
+    """One attention at one step.
+
+    Attributes:
+        site: module path.
+        index: 0-based count of the attentions at this site.
+        heads: of q.
+        columns: by column of the records, a number a head; NaN where nothing was counted.
+        scale_ratio: effective scale times sqrt(head_dim); None where it could not be read.
+        formula: that reached the softmax.
+        reason: why there are no statistics; None where there are.
+    """
+
+    site: str
+    index: int
+    heads: int
+    columns: Mapping[str, Sequence[float]]
+    scale_ratio: float | None
+    formula: str
+    reason: str | None = None
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Site and index."""
+        return self.site, self.index
+
+
+@dataclass(frozen=True, slots=True)
+class StepSample:
+    """One sampled step.
+
+    Attributes:
+        step: from 1 on.
+        calls: one for every attention, in the order of running.
+        how: `AS_IS`, `EAGER`, or `NOT_MEASURED` with the reason.
+        not_measured: what could not be measured, and why.
+        loss: that `step()` was told; None: none.
+    """
+
+    step: int
+    calls: tuple[CallSample, ...]
+    how: str = AS_IS
+    not_measured: tuple[str, ...] = ()
+    loss: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """Something that a run is warned of.
+
+    Attributes:
+        name: of the alarm, "max_logit".
+        severity: "note", "warn", "fail" or "critical".
+        step: at which it was seen.
+        site: None where it is of the whole run.
+        index: of the attention at the site.
+        head: None where it is of no one head.
+        value: what was measured.
+        bar: what it was held against.
+        source: where the bar comes from.
+        text: one sentence.
+    """
+
+    name: str
+    severity: str
+    step: int
+    text: str
+    source: str
+    site: str | None = None
+    index: int | None = None
+    head: int | None = None
+    value: float | None = None
+    bar: float | None = None

@@ -1,0 +1,157 @@
+"""What the rows of one head sum up to, in a form that batches and ranks can be added to: sums, maxima, ordered rows.
+
+Never a mean of means: a mean is a sum and a count until the last batch of the last rank is there. What is not finite is
+counted by a sum of its own beside the maxima, which leave it out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sqrtdk.stats.heads import SATURATED
+from sqrtdk.stats.summary import row_quantiles
+from sqrtdk.tracing.tensors import CallRows
+
+# Added up. `seeing` rows have a finite largest logit, `choices` two keys or more besides.
+SUMS = (
+    *("rows", "blind_rows", "nan_rows", "inf_rows", "seeing", "choices"),
+    *("keys", "mean_logit", "variance", "entropy_nats", "effective_keys", "peak", "jacobian_norm"),  # over seeing
+    *("entropy_fraction", "saturated"),  # over choices
+)
+MAXIMA = ("max_logit", "-min_logit", "max_abs_logit", "row_offset", "peak_max", "max_product")
+ORDERED = ("max_logit", "entropy_nats", "query_grad", "key_grad")  # whose quantiles over rows are told
+QUANTILES = (0.05, 0.50, 0.95)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadSums:
+    """One attention, so far.
+
+    Attributes:
+        sums: (len(SUMS), Hq) float64.
+        maxima: (len(MAXIMA), Hq) float64; -inf where there was nothing.
+        ordered: by name of `ORDERED`, (Hq, n) float32 of the rows that are counted, +inf at those that are not.
+    """
+
+    sums: Tensor
+    maxima: Tensor
+    ordered: dict[str, Tensor]
+
+    def with_gradients(self, query: Tensor | None, key: Tensor | None) -> HeadSums:
+        """With the size of the gradient of each row, the root of the mean square over its channels.
+
+        Args:
+            query: (Hq, n), of q; None where it is not known.
+            key: (H, n), of k; each of its heads belongs to Hq / H heads of q.
+        """
+        heads, ordered = self.sums.shape[-1], dict(self.ordered)
+        for name, gradient in (("query_grad", query), ("key_grad", key)):
+            if gradient is not None and heads % gradient.shape[0] == 0:
+                every = gradient.float().repeat_interleave(heads // gradient.shape[0], 0)
+                ordered[name] = every.nan_to_num(nan=math.inf)
+        return HeadSums(self.sums, self.maxima, ordered)
+
+
+def head_sums(call: CallRows) -> HeadSums:
+    """Sums over the rows of each head."""
+    rows = call.rows
+    blind = rows.n == 0
+    endless = ~blind & (rows.max == -math.inf)
+    broken = ~blind & rows.max.isnan()
+    seeing = ~(blind | endless | broken)
+    choice = seeing & (rows.n > 1)
+    padding = 0 if call.padding is None else call.padding
+    heads = rows.n.shape[0]
+
+    def total(value: Tensor, where: Tensor = seeing) -> Tensor:
+        return value.masked_fill(~where, 0.0).sum(-1, dtype=torch.float64)
+
+    def largest(value: Tensor) -> Tensor:
+        if not value.shape[-1]:
+            return value.new_full((heads,), -math.inf, dtype=torch.float64)
+        return value.masked_fill(~seeing, -math.inf).amax(-1).double()
+
+    counts = [seeing.sum(-1) + blind.sum(-1) + endless.sum(-1) + broken.sum(-1) - padding, blind.sum(-1) - padding]
+    counts += [broken.sum(-1), endless.sum(-1), seeing.sum(-1), choice.sum(-1)]
+    means = [rows.n, rows.mean, rows.variance, rows.entropy_nats, rows.effective_keys, rows.peak, rows.jacobian_norm]
+    of_choices = [rows.entropy_nats / rows.n.clamp(min=2.0).log(), (rows.peak > SATURATED).to(rows.n.dtype)]
+    sums = [*(count.double() for count in counts), *map(total, means), *(total(value, choice) for value in of_choices)]
+    size = torch.maximum(rows.max.abs(), rows.min.abs())
+    product = rows.n.new_full((heads,), -math.inf, dtype=torch.float64)
+    if call.max_product is not None:
+        product = call.max_product.double().nan_to_num(nan=math.inf).expand(heads)
+    maxima = [largest(rows.max), largest(-rows.min), largest(size), largest(rows.mean.abs()), largest(rows.peak)]
+    ordered = {
+        "max_logit": rows.max.masked_fill(~seeing, math.inf).float(),
+        "entropy_nats": rows.entropy_nats.masked_fill(~seeing, math.inf).float(),
+    }
+    return HeadSums(torch.stack(sums), torch.stack([*maxima, product]), ordered)
+
+
+def joined(parts: Sequence[HeadSums]) -> HeadSums:
+    """More rows of the same heads: further batches, ranks with other sequences."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    names = [name for name in first.ordered if all(name in part.ordered for part in parts)]
+    return HeadSums(
+        torch.stack([part.sums for part in parts]).sum(0),
+        torch.stack([part.maxima for part in parts]).amax(0),
+        {name: torch.cat([part.ordered[name] for part in parts], -1) for name in names},
+    )
+
+
+def beside(parts: Sequence[HeadSums]) -> HeadSums:
+    """Further heads of the same rows: ranks of tensor parallel, in order."""
+    names = [name for name in parts[0].ordered if all(name in part.ordered for part in parts)]
+    return HeadSums(
+        torch.cat([part.sums for part in parts], -1),
+        torch.cat([part.maxima for part in parts], -1),
+        {name: torch.cat([part.ordered[name] for part in parts]) for name in names},
+    )
+
+
+def table(calls: Sequence[HeadSums]) -> list[dict[str, list[float]]]:
+    """The statistics of every head of some calls; all of them leave the device in one transfer.
+
+    Returns:
+        For each call, by column of the records, a number a head; NaN where nothing was counted.
+    """
+    if not calls:
+        return []
+    stacked = [_columns(call) for call in calls]
+    flat = torch.cat([torch.stack(list(columns.values())).flatten() for columns in stacked]).tolist()
+    tables, at = [], 0
+    for columns in stacked:
+        named: dict[str, list[float]] = {}
+        for name, column in columns.items():
+            named[name] = flat[at : at + len(column)]
+            at += len(column)
+        tables.append(named)
+    return tables
+
+
+def _columns(call: HeadSums) -> dict[str, Tensor]:
+    sums, maxima = dict(zip(SUMS, call.sums, strict=True)), dict(zip(MAXIMA, call.maxima, strict=True))
+    found = {name: sums[name] for name in ("rows", "blind_rows", "nan_rows", "inf_rows")}
+    for name in ("keys", "mean_logit", "entropy_nats", "effective_keys", "peak", "jacobian_norm"):
+        found[name] = sums[name] / sums["seeing"]
+    for name in ("entropy_fraction", "saturated"):
+        found[name] = sums[name] / sums["choices"]
+    found["std_logit"] = (sums["variance"] / sums["seeing"]).sqrt()
+    for name, value in maxima.items():
+        sign = -1.0 if name.startswith("-") else 1.0
+        found[name.removeprefix("-")] = torch.where(value > -math.inf, sign * value, math.nan)
+    for name, values in call.ordered.items():
+        total = (values < math.inf).sum(-1)
+        for quantile, value in zip(QUANTILES, row_quantiles(values.double(), total, QUANTILES), strict=True):
+            found[f"{name.removesuffix('_nats')}_p{100 * quantile:02.0f}"] = value
+        if name.endswith("_grad"):
+            largest = values.masked_fill(values == math.inf, -math.inf).amax(-1).double()
+            found[f"{name}_max"] = torch.where(largest > -math.inf, largest, math.nan)
+    return found
