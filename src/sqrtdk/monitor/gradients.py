@@ -65,12 +65,13 @@ class Gradients:
             return
         tensor = output[0] if isinstance(output, tuple) and output else output
         if isinstance(tensor, Tensor) and tensor.requires_grad:
-            tensor.register_hook(lambda gradient: self._come(module, gradient))
+            hook = tensor.register_hook
+            hook(lambda gradient: self._come(module, gradient))  # type: ignore[no-untyped-call]
 
     def _come(self, module: nn.Module, gradient: Tensor) -> None:
         with torch.no_grad():
             flat = gradient.detach().flatten(0, -2)
             for one in self._projections[module]:
                 features = one.features.to(flat.device)
-                rows = flat[:, features.flatten()].unflatten(-1, features.shape).float()
+                rows = flat[:, features.flatten()].reshape(-1, *features.shape).float()
                 self.rows[one.place].append(rows.square().mean(-1).sqrt().mT)

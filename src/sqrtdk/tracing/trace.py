@@ -117,8 +117,8 @@ class Trace:
         listener = Listener(
             self._eager, self._kernel, self._miss, self._factor, self._unsoftened, self._online, ended=self._end
         )
-        keeps = self._keeps or self._projects
-        scene = self._scene = Scene(store, self._sites, listener, self._stats, keep=keeps)
+        keeps, measures = self._keeps or self._projects, self._stats or self._most_rows is not None
+        scene = self._scene = Scene(store, self._sites, listener, measures, keep=keeps)
         queries = {op: kernel.query for op, kernel in KERNELS.items()}
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._sites)
