@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from sqrtdk._stranger import shown
 from sqrtdk.errors import InvalidValueError, OutputError, RunFolderError
 from sqrtdk.monitor import disk
 from sqrtdk.monitor.attempts import last_recorded
@@ -34,7 +35,6 @@ from sqrtdk.monitor.manifest import (
 from sqrtdk.monitor.merge import Tail
 from sqrtdk.monitor.names import PARTS, Part, list_parts
 from sqrtdk.monitor.tables import Row, arrow, encode, from_rows
-from sqrtdk.recording.limits import shown
 
 
 class RunWriter:

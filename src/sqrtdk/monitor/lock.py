@@ -9,9 +9,9 @@ import secrets
 import socket
 from pathlib import Path
 
+from sqrtdk._stranger import shown
 from sqrtdk.errors import OutputError, RunFolderError
 from sqrtdk.monitor import disk
-from sqrtdk.recording.limits import shown
 
 LOCK = "lock"
 _MAX_BYTES = 1000
@@ -111,9 +111,9 @@ class Lock:
 
     def release(self) -> None:
         """Let go; a second time does nothing."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor < 0 or os.getpid() != self._process:  # a forked child closed it at its start
+        if self._descriptor < 0 or os.getpid() != self._process:  # a forked child closed it at its start
             return
+        descriptor, self._descriptor = self._descriptor, -1
         _held.discard(descriptor)
         with contextlib.suppress(ImportError, OSError):
             import fcntl

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from sqrtdk import _json
-from sqrtdk.errors import OutputError, RunFolderError, TraceFileError
+from sqrtdk._stranger import parse_json, shown
+from sqrtdk.errors import OutputError, RunFolderError
 from sqrtdk.monitor import disk
-from sqrtdk.recording.limits import parse_json, shown
 
 RUN = "run.json"
 SCHEMA_VERSION = 1
@@ -63,7 +63,7 @@ def plain_json(value: Any, what: str) -> Any:
     text = _json.document(value)
     if len(text) > MAX_BYTES // 4:
         raise RunFolderError(f"{what} has {len(text)} bytes of JSON; {MAX_BYTES // 4} are the limit", hint="Say less.")
-    return _parsed(text.encode(), what)
+    return parse_json(text, what, RunFolderError, "Say less.")
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -79,7 +79,8 @@ def read_manifest(folder: Path) -> Manifest:
         raise RunFolderError(f"{shown(folder)} holds no run: there is no {RUN}", hint=_HINT) from error
     except RunFolderError as error:
         raise RunFolderError(f"{shown(path)}: {error}", hint=_HINT) from error
-    return _manifest(_parsed(content, shown(path)), shown(path))
+    what = shown(path)
+    return _manifest(parse_json(content, what, RunFolderError, _HINT), what)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -115,13 +116,6 @@ def _name(name: str) -> str:
     return name if name.isidentifier() and name.isascii() and len(name) < 80 else shown(name)
 
 
-def _parsed(content: bytes, what: str) -> Any:
-    try:
-        return parse_json(content, what)
-    except TraceFileError as error:  # whose hint is about trace files
-        raise RunFolderError(str(error), hint=_HINT) from error
-
-
 def _manifest(document: Any, what: str) -> Manifest:
     if not isinstance(document, dict) or "schema_version" not in document:
         raise RunFolderError(f"{what} is not that of a run: it has no 'schema_version'", hint=_HINT)
@@ -132,7 +126,9 @@ def _manifest(document: Any, what: str) -> Manifest:
         )
     attempts = document.get("attempts")
     if "model" not in document or not isinstance(attempts, list) or not len(attempts) <= MAX_ATTEMPTS:
-        raise RunFolderError(f"{what} lacks the model, or its attempts are no list of at most {MAX_ATTEMPTS}")
+        raise RunFolderError(
+            f"{what} lacks the model, or its attempts are no list of at most {MAX_ATTEMPTS}", hint=_HINT
+        )
     some = tuple(_attempt(attempt, what) for attempt in attempts)
     if any(after.number <= before.number for before, after in itertools.pairwise(some)):
         raise RunFolderError(f"{what}: the numbers of its attempts don't increase", hint=_HINT)

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from sqrtdk._stranger import shown
 from sqrtdk.errors import RunFolderError, short_text
-from sqrtdk.recording.limits import shown
 
 PARTS = "parts"
 MAX_PARTS = 2**17
@@ -84,7 +84,7 @@ def list_parts(folder: Path) -> Listing:
     """
     try:
         names = _names(folder) | _names(folder)  # twice: one pass can miss a part and also the one that it went into
-    except FileNotFoundError:  # of a run that has just begun
+    except (FileNotFoundError, NotADirectoryError):  # of a run that has just begun, or of none
         return Listing((), (), ())
     except OSError as error:
         raise RunFolderError(f"the parts of {shown(folder)} can't be read: {short_text(error)}") from error

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from sqrtdk._stranger import shown
 from sqrtdk.errors import RunFolderError
 from sqrtdk.monitor import disk
 from sqrtdk.monitor.attempts import Gap, gaps, spans
 from sqrtdk.monitor.manifest import MAX_STEP, Attempt, read_manifest
 from sqrtdk.monitor.names import PARTS, Listing, Part, list_parts
 from sqrtdk.monitor.tables import MAX_FILE_BYTES, Table, Tables, arrow, decode, joined
-from sqrtdk.recording.limits import shown
 
 MAX_ROWS = 2**25  # of a run, at once
 _TRIES = 20  # parts can be merged while they are listed
