@@ -1,7 +1,8 @@
 """Writers that are killed with SIGKILL, as a script: each is a fork of this process, which has loaded all it needs.
 
-    python killed_writer.py points FOLDER        one folder a kill: before each call that changes the disk, in turn
-    python killed_writer.py random FOLDER N SEED   one folder, N writers one after the other, killed at random moments
+    python killed_writer.py points FOLDER         one folder a kill: before each call that changes the disk, in turn
+    python killed_writer.py sizes FOLDER SIZE ... one folder a kill: within the write by which a file grows beyond that
+    python killed_writer.py random FOLDER N SEED  one folder, N writers one after the other, killed at random moments
 
 It prints one JSON document: what each writer had said before it died.
 """
@@ -11,9 +12,12 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +70,14 @@ def die_at(point: int, folder: Path) -> None:
     sys.addaudithook(audit)
 
 
-def fork(folder: Path, most: int | None, point: int | None = None) -> tuple[int, int]:
+def die_beyond(size: int) -> None:
+    """Let the system kill this process where a file grows beyond some bytes, which are there then."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def fork(folder: Path, most: int | None, prepare: Callable[[], None] | None = None) -> tuple[int, int]:
     """A writer: its process, and the pipe that it says into."""
     listen, say = os.pipe()
     if process := os.fork():
@@ -75,8 +86,8 @@ def fork(folder: Path, most: int | None, point: int | None = None) -> tuple[int,
     try:
         os.close(listen)
         merge.MOST = MOST
-        if point is not None:
-            die_at(point, folder)
+        if prepare is not None:
+            prepare()
         write(folder, most, say)
         os._exit(0)
     finally:
@@ -98,9 +109,18 @@ def heard(process: int, listen: int, kill_after: tuple[int, float] | None = None
 def points(folder: Path) -> list[dict[str, Any]]:
     ends = []
     for point in range(1, 10**4):
-        ends.append({"point": point, **heard(*fork(folder / str(point), POINTS, point))})
+        where = folder / str(point)
+        ends.append({"folder": str(where), **heard(*fork(where, POINTS, partial(die_at, point, where)))})
         if ends[-1]["status"] != signal.SIGKILL:
             break
+    return ends
+
+
+def sizes(folder: Path, *limits: int) -> list[dict[str, Any]]:
+    ends = []
+    for size in limits:
+        where = folder / str(size)
+        ends.append({"folder": str(where), **heard(*fork(where, POINTS, partial(die_beyond, size)))})
     return ends
 
 
@@ -112,5 +132,5 @@ def at_random(folder: Path, kills: int, seed: int) -> list[dict[str, Any]]:
 
 if __name__ == "__main__":
     mode, where, *numbers = sys.argv[1:]
-    found = points(Path(where)) if mode == "points" else at_random(Path(where), *map(int, numbers))
-    print(json.dumps(found))
+    modes = {"points": points, "sizes": sizes, "random": at_random}
+    print(json.dumps(modes[mode](Path(where), *map(int, numbers))))

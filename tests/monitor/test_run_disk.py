@@ -139,6 +139,13 @@ def test_a_part_that_breaks_off(tmp_path: Path) -> None:
     assert whole(read_run(tmp_path), 11)
 
 
+def test_no_space_for_the_lock(tmp_path: Path) -> None:
+    with _files_up_to(50), pytest.raises(OutputError, match=r"cannot write into .*: No space left on device"):
+        writer(tmp_path)
+    with writer(tmp_path) as run:
+        assert run.attempt == 1
+
+
 def test_no_space_to_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The small parts stay, and nothing is said: nothing is lost."""
     monkeypatch.setattr("sqrtdk.monitor.merge.MOST", 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -41,27 +42,45 @@ def _begun(folder: Path) -> Run | None:
     return read_run(folder) if (folder / "run.json").exists() else None
 
 
+def _goes_on(end: dict[str, Any]) -> None:
+    """What a killed writer had said is there, and the next one goes on."""
+    folder, said = Path(end["folder"]), end["said"]
+    least = said[-1] if len(said) > 1 else -1  # the first is where it begins
+    run = _begun(folder)
+    assert run or not said
+    assert not run or _good(run)
+    assert not run or least <= len(steps(run)) - 1 <= least + PART
+    with writer(folder) as again:
+        assert least < again.first_step <= least + PART + 1
+        again.write(*rows(range(again.first_step, again.first_step + 2)))
+        last = again.first_step + 1
+    run = read_run(folder)
+    assert _good(run)
+    assert run.last_step == last
+    assert list_parts(folder).merged == ()
+    assert not [*folder.glob(".*"), *(folder / "parts").glob(".*")], "what the killed one left is tidied"
+
+
 def test_a_kill_before_each_change_of_the_disk(tmp_path: Path) -> None:
     *killed, unharmed = _ends(_killed("points", tmp_path))
     assert unharmed["status"] == 0
     assert len(killed) > 5 * POINTS, "each part is opened, flushed, renamed, and so on"
     for end in killed:
-        folder, said = tmp_path / str(end["point"]), end["said"]
         assert end["status"] == signal.SIGKILL
-        least = said[-1] if len(said) > 1 else -1  # the first is where it begins
-        run = _begun(folder)
-        assert run or not said
-        assert not run or _good(run)
-        assert not run or least <= len(steps(run)) - 1 <= least + PART
-        with writer(folder) as again:
-            assert least < again.first_step <= least + PART + 1
-            again.write(*rows(range(again.first_step, again.first_step + 2)))
-            last = again.first_step + 1
-        run = read_run(folder)
-        assert _good(run)
-        assert run.last_step == last
-        assert list_parts(folder).merged == ()
-        assert not [*folder.glob(".*"), *(folder / "parts").glob(".*")], "what the killed one left is tidied"
+        _goes_on(end)
+
+
+def test_a_kill_within_a_write(tmp_path: Path) -> None:
+    """Of run.json, of a part, of the part that others are merged into."""
+    with writer(tmp_path / "one") as run:
+        run.write(*rows(range(PART)))
+    (part,) = (tmp_path / "one" / "parts").iterdir()
+    sizes = [200, 2000, part.stat().st_size + 300]
+    for size, end in zip(sizes, _ends(_killed("sizes", tmp_path, *sizes)), strict=True):
+        assert os.WTERMSIG(end["status"]) == signal.SIGXFSZ
+        cut = [path for path in Path(end["folder"]).rglob("*") if path.is_file() and path.stat().st_size == size]
+        assert len(cut) == 1, "it died in the middle of a write"
+        _goes_on(end)
 
 
 def _random(folder: Path, kills: int) -> None:

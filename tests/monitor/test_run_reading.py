@@ -225,6 +225,14 @@ def test_parts_that_are_merged_while_they_are_read(tmp_path: Path, monkeypatch: 
     assert there.damaged == ()
 
 
+def test_a_listing_that_misses_what_is_renamed_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system's listing of a directory may lack a part that goes as well as the one that it goes into."""
+    written(tmp_path, LAST)
+    passes = [set(), set(parts(tmp_path))]
+    monkeypatch.setattr("sqrtdk.monitor.names._names", lambda folder: passes.pop())
+    assert whole(read_run(tmp_path), LAST)
+
+
 def test_following_a_run(tmp_path: Path) -> None:
     with writer(tmp_path) as run:
         run.write(*rows(range(5)))

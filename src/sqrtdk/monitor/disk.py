@@ -46,7 +46,7 @@ def take(path: Path, limit: int) -> bytes:
         limit: most bytes.
 
     Raises:
-        FileNotFoundError: It is not there.
+        FileNotFoundError: It is not there; NotADirectoryError where it can't be.
         RunFolderError: It is another kind of file, too large, or can't be read.
     """
     try:
@@ -58,7 +58,7 @@ def take(path: Path, limit: int) -> bytes:
             if about.st_size > limit:
                 raise RunFolderError(f"it has {about.st_size} bytes; at most {limit} are read")
             return file.read(limit)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise
     except (OSError, MemoryError) as error:
         raise RunFolderError(f"it can't be read: {getattr(error, 'strerror', None) or error}") from error

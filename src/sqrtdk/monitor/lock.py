@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -77,7 +78,8 @@ class Lock:
     def _write(self, folder: Path) -> None:
         try:
             os.ftruncate(self._descriptor, 0)
-            os.write(self._descriptor, self._content)
+            if os.write(self._descriptor, self._content) < len(self._content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             raise OutputError(
                 f"cannot write into {folder}: {error.strerror}", hint="Free space, or choose another directory."
@@ -99,7 +101,7 @@ class Lock:
             )
         try:
             content = disk.take(self._path, _MAX_BYTES)
-        except (FileNotFoundError, RunFolderError) as error:
+        except (FileNotFoundError, NotADirectoryError, RunFolderError) as error:
             raise OutputError(
                 f"{self._path} is gone: the directory was moved or removed", hint="Open another RunWriter."
             ) from error

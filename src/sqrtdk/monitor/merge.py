@@ -14,7 +14,7 @@ from sqrtdk.monitor.names import Part
 from sqrtdk.monitor.tables import MAX_FILE_BYTES, MAX_ROWS, decode, encode, joined
 
 MOST = 32  # small parts in a row, of one attempt
-SMALL_BYTES = 2**20
+SMALL_BYTES = 2**18  # what comes of a merge is at most 32 times as much: no long pause in a training
 
 
 class Tail:

@@ -136,7 +136,7 @@ def _look(folder: Path, seen: _Seen, first_step: int, last_step: int) -> tuple[R
         listing = list_parts(folder)
         manifest = read_manifest(folder)  # after the parts: their attempts are in it
         counted = spans(manifest.attempts, listing.parts)
-        parts, damaged, holes = _in_order(listing, counted)
+        parts, damaged = _in_order(listing, counted)
         wanted = {
             part: (low, high)
             for part in parts
@@ -144,10 +144,9 @@ def _look(folder: Path, seen: _Seen, first_step: int, last_step: int) -> tuple[R
             for low, high in [_window(part, counted[part.attempt], seen, first_step, last_step)]
             if low <= high
         }
-        if (holes and patient) or not _load(folder, [part for part in wanted if part not in held], held, patient):
-            time.sleep(_PAUSE_S)
-            continue
-        break
+        if _load(folder, [part for part in wanted if part not in held], held, patient):
+            break
+        time.sleep(_PAUSE_S)
     tables = []
     for part, (low, high) in wanted.items():
         content = held[part]
@@ -155,7 +154,7 @@ def _look(folder: Path, seen: _Seen, first_step: int, last_step: int) -> tuple[R
             damaged.append(content)
         else:
             tables.append(content.between(low, high))
-    new = [damage for damage in [*damaged, *holes] if damage not in seen.told]
+    new = [damage for damage in damaged if damage not in seen.told]
     whole = joined(tables)
     begun = [low for number, (low, _) in counted.items() if number > seen.attempt > 0]
     run = Run(
@@ -175,11 +174,10 @@ def _look(folder: Path, seen: _Seen, first_step: int, last_step: int) -> tuple[R
     return run, seen
 
 
-def _in_order(listing: Listing, counted: dict[int, tuple[int, int]]) -> tuple[list[Part], list[Damage], list[Damage]]:
-    """The parts that follow one another, files that are none of them, and parts that are not there."""
+def _in_order(listing: Listing, counted: dict[int, tuple[int, int]]) -> tuple[list[Part], list[Damage]]:
+    """The parts that follow one another; files that are none of them, and parts that are not there."""
     parts: list[Part] = []
     damaged = [Damage(name, "it is no part of a run") for name in listing.strange]
-    holes: list[Damage] = []
     for part in listing.parts:
         of = part.attempt
         if of not in counted:
@@ -194,9 +192,9 @@ def _in_order(listing: Listing, counted: dict[int, tuple[int, int]]) -> tuple[li
             continue
         if part.first > before.last + 1:
             name = f"attempt-{of}.part-{before.last + 1:06}-{part.first - 1:06}"
-            holes.append(Damage(name, "it is not there", before.last_step + 1, part.first_step - 1))
+            damaged.append(Damage(name, "it is not there", before.last_step + 1, part.first_step - 1))
         parts.append(part)
-    return parts, damaged, holes
+    return parts, damaged
 
 
 def _window(part: Part, counted: tuple[int, int], seen: _Seen, first_step: int, last_step: int) -> tuple[int, int]:
