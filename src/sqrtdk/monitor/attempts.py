@@ -66,12 +66,19 @@ def gaps(attempts: Sequence[Attempt], parts: Sequence[Part]) -> tuple[Gap, ...]:
         >>> gaps(attempts, [Part(1, 0, 0, 0, 79), Part(2, 0, 0, 100, 120)])
         (Gap(first_step=80, last_step=99, attempt=2),)
     """
-    found = []
+    wrote: dict[int, list[Part]] = {}
+    for part in parts:
+        wrote.setdefault(part.attempt, []).append(part)
     counted = spans(attempts, parts)
-    for at, attempt in enumerate(attempts):
-        earlier = [part for part in parts if part.attempt < attempt.number]
-        last = last_recorded(attempts[:at], earlier, attempt.first_step)
-        missing = attempt.number in counted and last is not None and last + 1 < attempt.first_step
-        if missing and last is not None and attempt.first_step <= counted[attempt.number][1]:
-            found.append(Gap(last + 1, attempt.first_step - 1, attempt.number))
+    found = []
+    before: list[Part] = []  # what counts when an attempt begins, in order of step
+    for attempt in attempts:
+        first = attempt.first_step
+        if attempt.number not in wrote:
+            continue
+        while before and before[-1].first_step >= first:
+            before.pop()
+        if before and before[-1].last_step + 1 < first <= counted[attempt.number][1]:
+            found.append(Gap(before[-1].last_step + 1, first - 1, attempt.number))
+        before += wrote[attempt.number]
     return tuple(found)

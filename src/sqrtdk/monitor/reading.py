@@ -144,6 +144,7 @@ def _look(folder: Path, seen: _Seen, first_step: int, last_step: int) -> tuple[R
             for low, high in [_window(part, counted[part.attempt], seen, first_step, last_step)]
             if low <= high
         }
+        held = {part: content for part, content in held.items() if part in wanted}
         if _load(folder, [part for part in wanted if part not in held], held, patient):
             break
         time.sleep(_PAUSE_S)
