@@ -121,6 +121,8 @@ def test_a_gap_is_said(tmp_path: Path) -> None:
     run = read_run(tmp_path)
     assert run.gaps == (Gap(10, 19, 2),)
     assert steps(run) == [*range(10), *range(20, 25)]
+    written(tmp_path, 16, first_step=14)
+    assert read_run(tmp_path).gaps == (Gap(10, 13, 3),), "an attempt that begins within the gap"
     written(tmp_path, 15, first_step=8)
     assert read_run(tmp_path).gaps == (), "the attempt after it begins before the gap"
 
