@@ -22,7 +22,7 @@ SOURCES = sorted((ROOT / "src").rglob("*.py"))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MOST_LINES = 400
 MOST_NAMES = 15
-HEAVY = ("torch", "numpy", "transformers", "typer", "rich", "jinja2", "safetensors")
+HEAVY = ("torch", "numpy", "pyarrow", "transformers", "typer", "rich", "jinja2", "safetensors")
 
 
 def _blocks(language: str) -> list[str]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sqrtdk.compare.diff import diff as diff
     from sqrtdk.compare.records import DiffReport as DiffReport
     from sqrtdk.errors import SqrtdkError as SqrtdkError
+    from sqrtdk.monitor.watch import watch as watch
     from sqrtdk.recording.record import record as record
     from sqrtdk.stats.request import AuxRequest as AuxRequest
     from sqrtdk.tracing.trace import trace as trace
@@ -37,10 +38,11 @@ _HOME = {
     "record": "sqrtdk.recording.record",
     "SqrtdkError": "sqrtdk.errors",
     "trace": "sqrtdk.tracing.trace",
+    "watch": "sqrtdk.monitor.watch",
 }
 __all__ = [*_HOME]
 _ROOMS = (
-    "errors", "integrations", "lab", "nn", "positions", "recording", "report", "scales", "scores", "stats", "theory",
+    "errors", "integrations", "lab", "monitor", "nn", "positions", "recording", "report", "scales", "scores", "stats", "theory",
     "tracing",
 )  # fmt: skip
 

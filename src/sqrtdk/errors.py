@@ -45,6 +45,10 @@ class TraceFileError(SqrtdkError, ValueError):
     """A trace file that is none, is damaged, or breaks a rule of its format."""
 
 
+class RunFolderError(SqrtdkError, ValueError):
+    """A folder of a run's records that is none, is damaged, or is that of another run."""
+
+
 class MissingExtraError(SqrtdkError, ImportError):
     """An optional dependency is not installed; the hint names the pip command."""
 

@@ -1,1 +1,5 @@
-"""Watching a training run: what every attention did at sampled steps. The way in is `sqrtdk.watch`."""
+"""The watch over a training run: what it measures at sampled steps, what it warns of, and the folder of its records.
+
+`watch.watch` is the way in; `folder.RunWriter` writes a run's records, `reading.read_run` and `reading.follow` read
+them, and `columns` lists them. Nothing is imported here: reading a run needs no torch.
+"""

@@ -27,11 +27,15 @@ NO_FORWARD = "no forward pass of the model was seen"
 
 
 class Forwards:
-    """Sees the forward passes of a model while its context is open; nothing is put on the model."""
+    """Sees the forward passes of a model while its context is open; nothing is put on the model.
+
+    Attributes:
+        most: rows of a sequence that are measured; None: all.
+    """
 
     def __init__(self, model: nn.Module, rows: int | None) -> None:
         self._model = model
-        self._rows = MostRows(rows)
+        self.most = rows
         self._projections: dict[nn.Module, list[Projected]] | None = None
         self._ratios: dict[Place, tuple[str, float | None]] = {}
         self._calls: dict[Place, list[tuple[AttentionCall, CallRows | None]]] = {}
@@ -87,7 +91,7 @@ class Forwards:
         self._seen += 1
         first = self._projections is None
         try:
-            trace = Trace(self._model, stats=False, numeric=first, rows=self._rows, projections=first)
+            trace = Trace(self._model, stats=False, numeric=first, rows=MostRows(self.most), projections=first)
             trace.__enter__()
         except Exception as error:  # an observer never stops the run
             self._missed.append(f"the trace did not begin: {kind_and_text(error)}")

@@ -7,19 +7,20 @@ is put on the model, and a copy of it is no watched one.
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from pathlib import Path
 from types import TracebackType
 from weakref import WeakSet
 
 from torch import Tensor, nn
 
-from sqrtdk.errors import InvalidTypeError, InvalidValueError, SqrtdkError
+from sqrtdk.errors import InvalidTypeError, InvalidValueError, OutputError, SqrtdkError
 from sqrtdk.monitor.alarms import judge
 from sqrtdk.monitor.forwards import Forwards
+from sqrtdk.monitor.journal import Journal, numbers, unwritten
 from sqrtdk.monitor.samples import Alarm, StepSample
 from sqrtdk.monitor.schedule import Schedule, schedule_of
 from sqrtdk.tracing.watch.programs import hint_for
@@ -56,8 +57,9 @@ class Watch:
         *,
         every: int | Schedule | Callable[[int], bool] = 100,
         rows: int | None = None,
+        to: str | Path | None = None,
         on_alarm: OnAlarm = "warn",
-        first_step: int = 1,
+        first_step: int | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InvalidTypeError(
@@ -76,8 +78,10 @@ class Watch:
         self._schedule = schedule_of(every)
         self._forwards = Forwards(model, rows)
         self._on_alarm = on_alarm
-        self._step = first_step - 1
-        self._losses: list[tuple[int, Tensor | float | None, float]] = []
+        self._to = to
+        self._first_step = first_step
+        self._journal: Journal | None = None
+        self._step = 0
         self._armed = ExitStack()
         self._sampling = False
         self._open = False
@@ -87,6 +91,13 @@ class Watch:
             raise InvalidValueError(
                 "one watch at a time; this model has one already", hint="Leave the block of the first."
             )
+        self._step = (1 if self._first_step is None else self._first_step) - 1
+        if self._to is not None:
+            settings = {"every": str(self._schedule), "rows": self._forwards.most}
+            self._journal = Journal(
+                self._to, model=_described(self._model), settings=settings, first_step=self._first_step
+            )
+            self._step = self._journal.next_step - 1
         _watched.add(self._model)
         self._open = True
         self._arm_if_due()
@@ -98,6 +109,10 @@ class Watch:
         self._armed.close()
         self._sampling = self._open = False
         _watched.discard(self._model)
+        journal, self._journal = self._journal, None
+        if journal is not None:
+            with suppress(OutputError) if error is not None else nullcontext():
+                journal.close()
 
     def step(self, loss: Tensor | float | None = None) -> None:
         """End one step: after `optimizer.step()`, on every rank.
@@ -114,9 +129,11 @@ class Watch:
                 "step() is called inside the block of the watch", hint="with watch(model) as w: ..."
             )
         self._step += 1
-        self._losses.append((self._step, loss.detach() if isinstance(loss, Tensor) else loss, time.time()))
+        loss = loss.detach() if isinstance(loss, Tensor) else loss
+        if self._journal is not None:
+            self._journal.step(self._step, loss)
         if self._sampling:
-            self._finish()
+            self._finish(loss)
         self._arm_if_due()
 
     @contextmanager
@@ -131,15 +148,18 @@ class Watch:
             self._armed.enter_context(self._forwards)
             self._sampling = True
 
-    def _finish(self) -> None:
+    def _finish(self, loss: Tensor | float | None) -> None:
         self._sampling = False
         self._armed.close()
         calls, how, missed = self._forwards.summarised()
-        loss = self._losses[-1][1]
-        self._losses.clear()
-        sample = StepSample(self._step, calls, how, missed, None if loss is None else float(loss))
+        sample = StepSample(self._step, calls, how, missed, numbers([loss])[0])
         found = judge(tuple(self.samples), sample)
         self.samples.append(sample)
+        if self._journal is not None:
+            try:
+                self._journal.sample(sample, found)
+            except OutputError as error:  # a full disk is no reason to end a training run
+                found.append(unwritten(error, self._step))
         self.alarms += found
         for alarm in found:
             self._tell(alarm)
@@ -151,3 +171,56 @@ class Watch:
             raise AttentionAlarm(alarm)
         elif alarm.severity in LOUD:
             warnings.warn(AttentionWarning(alarm.text), stacklevel=4)
+
+
+def watch(
+    model: nn.Module,
+    *,
+    every: int | Schedule | Callable[[int], bool] = 100,
+    to: str | Path | None = None,
+    rows: int | None = None,
+    on_alarm: OnAlarm = "warn",
+    first_step: int | None = None,
+) -> Watch:
+    """Watch every attention of a model while it trains.
+
+    Args:
+        model: as it is called in the loop: compiled, wrapped or plain. Nothing is put on it.
+        every: a number of steps, a schedule (`monitor.schedule`), or a function of the step; the first is always one.
+        to: folder of the records, Parquet parts; a folder of the same run goes on. None: nothing is written.
+        rows: measure at most so many rows of a sequence, evenly spread; None: all.
+        on_alarm: "warn" (a Python warning), "raise" (an error at `step()`), or a function of the `Alarm`; the first two
+            act from a warning on, a function gets the notes too.
+        first_step: number of the first step, where a run goes on from a checkpoint; None: after the last one in `to`.
+
+    Returns:
+        The context manager; call its `step(loss)` after each optimizer step.
+
+    Raises:
+        InvalidTypeError: `model` is no module.
+        InvalidValueError: an option out of its range, or a model that is watched already.
+        OutputError: `to` can't be written, or another watch writes there.
+
+    Example:
+        >>> import torch
+        >>> layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        >>> optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        >>> with watch(layer, every=2) as health:
+        ...     for _ in range(4):
+        ...         loss = layer(torch.randn(2, 5, 16)).square().mean()
+        ...         loss.backward()
+        ...         optimizer.step()
+        ...         optimizer.zero_grad()
+        ...         health.step(loss)
+        >>> [sample.step for sample in health.samples]
+        [1, 2, 4]
+        >>> len(health.samples[0].calls[0].columns["max_logit"])
+        2
+    """
+    return Watch(model, every=every, to=to, rows=rows, on_alarm=on_alarm, first_step=first_step)
+
+
+def _described(model: nn.Module) -> dict[str, object]:
+    """What a run is of: another model's records do not go on in its folder."""
+    plain = getattr(model, "_orig_mod", model)
+    return {"class": type(plain).__name__, "parameters": sum(parameter.numel() for parameter in plain.parameters())}

@@ -1,0 +1,223 @@
+"""The folder of a run, written: run.json, and under parts/ the records of some steps as one file each.
+
+    runs/exp1/run.json       the model, and the attempts: one for each process that wrote
+    runs/exp1/lock           held by the process that writes
+    runs/exp1/parts/         attempt-1.part-000000-000031.steps-1-3200.parquet, ...
+
+A part is written whole under another name, flushed to the disk and then renamed, so a process that is killed at any
+moment leaves every finished part and none that is half there. Small parts are merged when they are many.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from sqrtdk._stranger import shown
+from sqrtdk.errors import InvalidValueError, OutputError, RunFolderError
+from sqrtdk.monitor import disk
+from sqrtdk.monitor.attempts import last_recorded
+from sqrtdk.monitor.lock import LOCK, Lock
+from sqrtdk.monitor.manifest import (
+    MAX_STEP,
+    RUN,
+    Attempt,
+    Manifest,
+    difference,
+    plain_json,
+    read_manifest,
+    write_manifest,
+)
+from sqrtdk.monitor.merge import Tail
+from sqrtdk.monitor.names import PARTS, Part, list_parts
+from sqrtdk.monitor.tables import Row, arrow, encode, from_rows
+
+
+class RunWriter:
+    """Writes the records of a run; the one writer of its folder until it is closed, or its process ends.
+
+    Attributes:
+        folder: the directory.
+        attempt: number of this process's go at the run, from 1.
+        first_step: least step that it may write.
+        last_step: greatest step that is recorded; None: there is none.
+        notes: what the caller should tell the user: steps that are missing or replaced, a folder without locks.
+
+    Example:
+        >>> import tempfile
+        >>> from sqrtdk.monitor.reading import read_run
+        >>> step = {"sampled": False, "loss": 2.5, "time": 0.0, "calls": 0}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with RunWriter(folder, model={"layers": 1}, settings={"every": 100}) as writer:
+        ...         writer.write([], [{"step": 1, **step}, {"step": 2, **step}], [])
+        ...     with RunWriter(folder, model={"layers": 1}, settings={"every": 100}) as writer:
+        ...         print(writer.attempt, writer.first_step, writer.last_step)
+        ...         writer.write([], [{"step": 3, **step}], [])
+        ...     read_run(folder).steps["step"].to_pylist()
+        2 3 2
+        [1, 2, 3]
+    """
+
+    def __init__(self, folder: str | Path, *, model: Any, settings: Any, first_step: int | None = None) -> None:
+        """Take the folder; it is made if it is not there.
+
+        Args:
+            folder: of a run of the same model, an empty one, or none yet.
+            model: what the run is of, as JSON: a folder goes on only with the same.
+            settings: of the watch, as JSON; they may differ between attempts.
+            first_step: at which the training (re)starts; what is recorded from there on is replaced, though never
+                deleted. None: after the last recorded step, 0 in a new run.
+
+        Raises:
+            OutputError: Another writer has the folder, it can't be written, or it holds what is no run.
+            RunFolderError: The run there is of another model or schema version, or its run.json is damaged.
+            InvalidValueError: `first_step` is no step.
+            MissingExtraError: pyarrow is missing.
+        """
+        arrow()
+        self.folder = Path(folder)
+        model, settings = plain_json(model, "the model"), plain_json(settings, "the settings")
+        if first_step is not None:
+            _check_step(first_step)
+        _make(self.folder)
+        _begun(self.folder, model)  # before the lock, which leaves a file
+        self._lock = Lock(self.folder)
+        try:
+            self._begin(model, settings, first_step)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, model: Any, settings: Any, first_step: int | None) -> None:
+        """With the lock held."""
+        before = _begun(self.folder, model)
+        disk.make(self.folder / PARTS)
+        disk.tidy(self.folder, RUN)
+        disk.tidy(self.folder / PARTS, "*")
+        listing = list_parts(self.folder)
+        for part in listing.merged:
+            disk.remove(self.folder / PARTS / part.name)
+        last = last_recorded(before, listing.parts)
+        self.first_step = first_step if first_step is not None else 0 if last is None else last + 1
+        self.last_step = last_recorded(before, listing.parts, self.first_step)
+        numbers = [*(each.number for each in before), *(part.attempt for part in listing.parts)]
+        self.attempt = 1 + max(numbers, default=0)
+        told = self._lock.note, _replaced(self.first_step, last), _missing(self.first_step, last)
+        self.notes = tuple(note for note in told if note)
+        attempt = Attempt(self.attempt, self.first_step, time.time(), settings)
+        write_manifest(self.folder, Manifest(model, (*before, attempt)))
+        self._next = 0
+        self._tail = Tail(self.folder / PARTS)
+
+    def write(self, heads: Sequence[Row], steps: Sequence[Row], alarms: Sequence[Row]) -> None:
+        """Write a part: when this returns, its rows are on the disk. An error leaves all as it was.
+
+        Ctrl-C acts before or after, never in between: `last_step` says which.
+
+        Args:
+            heads: rows of `columns.HEADS`; a nullable column may be left out.
+            steps: rows of `columns.STEPS`, each step once, all after `last_step`.
+            alarms: rows of `columns.ALARMS`; heads and alarms belong to steps of the same part.
+
+        Raises:
+            InvalidValueError: The rows don't fit the columns, or the steps.
+            OutputError: The disk is full or the like, or the folder is not this writer's any more.
+        """
+        self._lock.check()
+        tables = from_rows(heads, steps, alarms)
+        if not len(tables):
+            return
+        first, last = (int(tables.steps.column("step")[at].as_py()) for at in (0, -1))
+        least = self.first_step if self.last_step is None else max(self.first_step, self.last_step + 1)
+        if first < least:
+            raise InvalidValueError(
+                f"step {first} is recorded already, or before the first one: {least} is the least that can be written",
+                hint="After a return to a checkpoint, open the folder anew with its first_step.",
+            )
+        _check_step(last)
+        part, content = Part(self.attempt, self._next, self._next, first, last), encode(tables)
+        path = self.folder / PARTS / part.name
+        try:
+            disk.put(path, content)
+        except OutputError as error:
+            kept = "nothing is recorded yet" if self.last_step is None else f"all up to step {self.last_step} is kept"
+            raise OutputError(
+                f"steps {first} to {last} were not recorded; {kept}: {error}", hint="Free space, and write them again."
+            ) from error
+        finally:
+            if path.exists():  # also where an interrupt came meanwhile, and acts now
+                self._next, self.last_step = self._next + 1, last
+        self._tail.add(part, content.size, len(tables))
+
+    def close(self) -> None:
+        """Let go of the folder; a second time does nothing."""
+        self._lock.release()
+
+    def __enter__(self) -> RunWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _check_step(step: int) -> None:
+    if type(step) is not int or not 0 <= step <= MAX_STEP:
+        raise InvalidValueError(f"{step!r} is no number of a step", hint=f"Give a whole number from 0 to {MAX_STEP}.")
+
+
+def _make(folder: Path) -> None:
+    """The directory, if it is not there."""
+    there = folder.is_dir()
+    disk.make(folder)
+    if not there:
+        disk.sync(folder.parent)
+
+
+def _begun(folder: Path, model: Any) -> tuple[Attempt, ...]:
+    """The attempts at the run in a folder; none in an empty one.
+
+    Raises:
+        OutputError: It holds something else.
+        RunFolderError: It holds a run of another model or schema version, or a damaged one.
+    """
+    try:
+        names = [path.name for path, _ in zip(folder.iterdir(), range(100), strict=False)]
+        parts = (folder / PARTS).is_dir() and any(Part.of(path.name) for path in (folder / PARTS).iterdir())
+    except OSError as error:
+        raise OutputError(f"cannot read {folder}: {error.strerror}", hint="Choose another directory.") from error
+    if not os.path.lexists(folder / RUN):
+        strange = sorted(name for name in names if not _is_ours(name)) or [PARTS] * parts
+        if strange:
+            raise OutputError(
+                f"{folder} holds no run, as there is no {RUN}, and is not empty: {', '.join(map(shown, strange[:5]))}",
+                hint="Choose an empty or a new directory.",
+            )
+        return ()
+    there = read_manifest(folder)
+    if there.model != model:
+        raise RunFolderError(
+            f"{folder} holds a run of another model: {difference(there.model, model)}",
+            hint="Choose another directory; what is there stays as it is.",
+        )
+    return there.attempts
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a file can be what a process left that was killed before run.json was there."""
+    return name in (LOCK, PARTS) or (name.startswith(f".{RUN}.") and name.endswith(".tmp"))
+
+
+def _replaced(first: int, last: int | None) -> str:
+    if last is None or first > last:
+        return ""
+    return f"steps {first} to {last} are there from before: what is recorded from now on replaces them"
+
+
+def _missing(first: int, last: int | None) -> str:
+    return "" if last is None or first <= last + 1 else f"steps {last + 1} to {first - 1} were never recorded"

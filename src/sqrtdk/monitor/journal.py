@@ -1,0 +1,116 @@
+"""What a watch writes down: rows of its records, several samples at a time, and the losses of all steps."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sqrtdk.errors import OutputError
+from sqrtdk.monitor.columns import HEADS
+from sqrtdk.monitor.folder import RunWriter
+from sqrtdk.monitor.samples import Alarm, StepSample
+
+SAMPLES = 32  # of one part: a part costs a flush of the disk
+SECONDS = 30.0  # after which what there is becomes a part
+TEXT = 2000  # characters of a text that is kept
+_STATISTICS = [column.name for column in HEADS if column.type == "float64" or column.name.endswith("rows")]
+_COUNTS = ("rows", "blind_rows", "nan_rows", "inf_rows")
+Loss = Tensor | float | None
+
+
+class Journal:
+    """Buffers what was sampled, and writes it in parts; see `columns` for what a row holds.
+
+    Attributes:
+        writer: of the folder.
+    """
+
+    def __init__(self, folder: str | Path, *, model: Any, settings: Any, first_step: int | None) -> None:
+        self.writer = RunWriter(folder, model=model, settings=settings, first_step=first_step)
+        self._samples: dict[int, StepSample] = {}
+        self._steps: list[tuple[int, Loss, float]] = []
+        self._alarms: list[Alarm] = []
+        self._flushed = time.monotonic()
+
+    @property
+    def next_step(self) -> int:
+        """The step that is recorded next; the first one is 1."""
+        return max(1, self.writer.first_step)
+
+    def step(self, step: int, loss: Loss) -> None:
+        """Note a step. A loss that is a tensor is not waited for before the next part."""
+        self._steps.append((step, loss, time.time()))
+
+    def sample(self, sample: StepSample, alarms: list[Alarm]) -> None:
+        """Note what was sampled, and write a part where it is time.
+
+        Raises:
+            OutputError: the part could not be written; it is tried again with the next sample.
+        """
+        self._samples[sample.step] = sample
+        self._alarms += alarms
+        if len(self._samples) >= SAMPLES or time.monotonic() - self._flushed >= SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what there is."""
+        if not self._steps:
+            return
+        self._flushed = time.monotonic()
+        losses = numbers([loss for _, loss, _ in self._steps])
+        steps = [self._row(step, loss, at) for (step, _, at), loss in zip(self._steps, losses, strict=True)]
+        heads = [row for sample in self._samples.values() for row in head_rows(sample)]
+        self.writer.write(heads, steps, [_alarm(alarm) for alarm in self._alarms])
+        self._steps, self._samples, self._alarms = [], {}, []
+
+    def close(self) -> None:
+        """Write what is left, and let go of the folder.
+
+        Raises:
+            OutputError: it could not be written.
+        """
+        try:
+            self.flush()
+        finally:
+            self.writer.close()
+
+    def _row(self, step: int, loss: float | None, at: float) -> dict[str, Any]:
+        sample = self._samples.get(step)
+        how, calls = (None, 0) if sample is None else (sample.how[:TEXT], len(sample.calls))
+        return {"step": step, "sampled": sample is not None, "loss": loss, "time": at, "how": how, "calls": calls}
+
+
+def head_rows(sample: StepSample) -> list[dict[str, Any]]:
+    """The rows of `columns.HEADS` of a sample: one a head of every call that has statistics."""
+    rows = []
+    for call in sample.calls:
+        for head in range(call.heads if call.columns else 0):
+            row: dict[str, Any] = {"step": sample.step, "site": call.site, "index": call.index, "head": head}
+            for name in _STATISTICS:
+                if name in call.columns:
+                    value = call.columns[name][head]
+                    row[name] = int(value) if name in _COUNTS else None if math.isnan(value) else value
+            rows.append(row | {"scale_ratio": call.scale_ratio})
+    return rows
+
+
+def numbers(losses: list[Loss]) -> list[float | None]:
+    """Losses as numbers; those on one device leave it in one transfer."""
+    tensors = [loss.reshape(()).double() for loss in losses if isinstance(loss, Tensor)]
+    values = iter(torch.stack(tensors).tolist() if tensors else [])
+    return [next(values) if isinstance(loss, Tensor) else None if loss is None else float(loss) for loss in losses]
+
+
+def unwritten(error: OutputError, step: int) -> Alarm:
+    """The alarm of a part that could not be written."""
+    return Alarm("records", "warn", step, str(error)[:TEXT], "the operating system")
+
+
+def _alarm(alarm: Alarm) -> dict[str, Any]:
+    names = ("step", "site", "index", "head", "name", "severity", "value", "bar", "source", "text")
+    return {name: value[:TEXT] if isinstance(value := getattr(alarm, name), str) else value for name in names}

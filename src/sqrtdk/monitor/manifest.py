@@ -1,0 +1,147 @@
+"""run.json: what run a folder holds, and the attempts at it."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sqrtdk import _json
+from sqrtdk._stranger import parse_json, shown
+from sqrtdk.errors import OutputError, RunFolderError
+from sqrtdk.monitor import disk
+
+RUN = "run.json"
+SCHEMA_VERSION = 1
+MAX_BYTES = 2**22
+MAX_ATTEMPTS = 2**14
+MAX_STEP = 10**18 - 1
+_HINT = "Is it the folder of a run? It holds run.json and parts/."
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One process that wrote into the folder.
+
+    Attributes:
+        number: counted from 1.
+        first_step: at which it began; its records replace those that earlier attempts have from there on.
+        started: seconds since the epoch.
+        settings: of the watch, as the caller gave them: JSON.
+    """
+
+    number: int
+    first_step: int
+    started: float
+    settings: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What run.json says: the model, as JSON of the caller's choice, and the attempts, the first one first."""
+
+    model: Any
+    attempts: tuple[Attempt, ...]
+
+    def text(self) -> str:
+        """As a file."""
+        attempts = [asdict(attempt) for attempt in self.attempts]
+        return _json.document({"schema_version": SCHEMA_VERSION, "attempts": attempts, "model": self.model})
+
+
+def plain_json(value: Any, what: str) -> Any:
+    """A value as it comes back from run.json.
+
+    Raises:
+        RunFolderError: It can't: it is too deep or has too many parts.
+
+    Example:
+        >>> plain_json({"layers": 12, "shape": (1, 2), "scale": float("nan")}, "the model")
+        {'layers': 12, 'shape': [1, 2], 'scale': None}
+    """
+    text = _json.document(value)
+    if len(text) > MAX_BYTES // 4:
+        raise RunFolderError(f"{what} has {len(text)} bytes of JSON; {MAX_BYTES // 4} are the limit", hint="Say less.")
+    return parse_json(text, what, RunFolderError, "Say less.")
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """What run.json says.
+
+    Raises:
+        RunFolderError: There is none, it is damaged, or of another schema version.
+    """
+    path = folder / RUN
+    try:
+        content = disk.take(path, MAX_BYTES)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise RunFolderError(f"{shown(folder)} holds no run: there is no {RUN}", hint=_HINT) from error
+    except RunFolderError as error:
+        raise RunFolderError(f"{shown(path)}: {error}", hint=_HINT) from error
+    what = shown(path)
+    return _manifest(parse_json(content, what, RunFolderError, _HINT), what)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write run.json, over the one that is there.
+
+    Raises:
+        OutputError: It can't be written.
+    """
+    content = manifest.text().encode()
+    if len(content) > MAX_BYTES or len(manifest.attempts) > MAX_ATTEMPTS:
+        raise OutputError(
+            f"{folder / RUN} would have {len(manifest.attempts)} attempts in {len(content)} bytes, which is not read",
+            hint="Go on in another directory.",
+        )
+    disk.put(folder / RUN, content)
+
+
+def difference(there: Any, here: Any) -> str:
+    """In which of their parts two descriptions of a model differ.
+
+    Example:
+        >>> difference({"layers": 12, "heads": 12}, {"layers": 24, "heads": 12})
+        "layers is '12' there and '24' here"
+    """
+    if not (isinstance(there, dict) and isinstance(here, dict)):
+        return f"it is {shown(there)} there and {shown(here)} here"
+    other = [name for name in here | there if (name in there, there.get(name)) != (name in here, here.get(name))]
+    texts = [f"{_name(name)} is {shown(there.get(name))} there and {shown(here.get(name))} here" for name in other]
+    return "; ".join(texts[:5]) + (f"; and {len(texts) - 5} more" if len(texts) > 5 else "")
+
+
+def _name(name: str) -> str:
+    return name if name.isidentifier() and name.isascii() and len(name) < 80 else shown(name)
+
+
+def _manifest(document: Any, what: str) -> Manifest:
+    if not isinstance(document, dict) or "schema_version" not in document:
+        raise RunFolderError(f"{what} is not that of a run: it has no 'schema_version'", hint=_HINT)
+    if (version := document["schema_version"]) != SCHEMA_VERSION or isinstance(version, bool):
+        raise RunFolderError(
+            f"{what} is of schema version {shown(version)}; this version of sqrtdk has {SCHEMA_VERSION}",
+            hint="Take the version of sqrtdk that wrote it; to record, choose another directory.",
+        )
+    attempts = document.get("attempts")
+    if "model" not in document or not isinstance(attempts, list) or not len(attempts) <= MAX_ATTEMPTS:
+        raise RunFolderError(
+            f"{what} lacks the model, or its attempts are no list of at most {MAX_ATTEMPTS}", hint=_HINT
+        )
+    some = tuple(_attempt(attempt, what) for attempt in attempts)
+    if any(after.number <= before.number for before, after in itertools.pairwise(some)):
+        raise RunFolderError(f"{what}: the numbers of its attempts don't increase", hint=_HINT)
+    return Manifest(document["model"], some)
+
+
+def _attempt(document: Any, what: str) -> Attempt:
+    try:
+        number, first_step, started = (document[name] for name in ("number", "first_step", "started"))
+        settings = document["settings"]
+    except (TypeError, KeyError) as error:
+        raise RunFolderError(f"{what}: an attempt lacks {shown(error)}", hint=_HINT) from error
+    whole = type(number) is int and type(first_step) is int and type(started) in (int, float)
+    if not whole or not (0 < number < 10**9 and 0 <= first_step <= MAX_STEP):
+        raise RunFolderError(f"{what}: an attempt is {shown((number, first_step, started))}", hint=_HINT)
+    return Attempt(number, first_step, float(started), settings)

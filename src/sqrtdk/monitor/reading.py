@@ -1,0 +1,228 @@
+"""The folder of a run, read: also while it is written, and also where it is a stranger's.
+
+Nothing is dropped without a word: a part that is damaged, missing or no part is named, with the steps that it had. All
+texts in the tables are the writer's; what draws them escapes them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from sqrtdk._stranger import shown
+from sqrtdk.errors import RunFolderError
+from sqrtdk.monitor import disk
+from sqrtdk.monitor.attempts import Gap, gaps, spans
+from sqrtdk.monitor.manifest import MAX_STEP, Attempt, read_manifest
+from sqrtdk.monitor.names import PARTS, Listing, Part, list_parts
+from sqrtdk.monitor.tables import MAX_FILE_BYTES, Table, Tables, arrow, decode, joined
+
+MAX_ROWS = 2**25  # of a run, at once
+_TRIES = 20  # parts can be merged while they are listed
+_PAUSE_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A part that could not be read.
+
+    Attributes:
+        name: of the file, escaped where it is not one of ours.
+        reason: why.
+        first_step: least step that it had, where that is known.
+        last_step: greatest one.
+    """
+
+    name: str
+    reason: str
+    first_step: int | None = None
+    last_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The records of a run, in order of step; of a step that was recorded twice those of the later attempt.
+
+    Attributes:
+        folder: the directory.
+        model: as the writer's caller gave it: JSON.
+        attempts: at the run, those without a record too.
+        heads: a pyarrow table of `columns.HEADS`.
+        steps: of `columns.STEPS`.
+        alarms: of `columns.ALARMS`.
+        damaged: parts that are not in the tables.
+        gaps: steps that were never recorded.
+        replaces_from: from `follow`: rows of earlier ones from this step on no longer count; None: all do.
+    """
+
+    folder: Path
+    model: Any
+    attempts: tuple[Attempt, ...]
+    heads: Table
+    steps: Table
+    alarms: Table
+    damaged: tuple[Damage, ...]
+    gaps: tuple[Gap, ...]
+    replaces_from: int | None = None
+
+    @property
+    def settings(self) -> Any:
+        """Of the watch, in the last attempt."""
+        return self.attempts[-1].settings if self.attempts else None
+
+    @property
+    def last_step(self) -> int | None:
+        """The last one in `steps`; None: there is none."""
+        return self.steps.column("step")[-1].as_py() if self.steps.num_rows else None
+
+
+def read_run(folder: str | Path, *, first_step: int = 0, last_step: int = MAX_STEP) -> Run:
+    """Read the folder of a run.
+
+    Args:
+        folder: that a `RunWriter` wrote, or writes now.
+        first_step: least step to read.
+        last_step: greatest one.
+
+    Raises:
+        RunFolderError: It is no such folder, its run.json is damaged, or it has more rows than can be read at once.
+        MissingExtraError: pyarrow is missing.
+    """
+    return _look(Path(folder), _Seen(), first_step, last_step)[0]
+
+
+def follow(folder: str | Path, *, every_s: float = 1.0) -> Iterator[Run]:
+    """What is recorded up to now, and then, each time that there is more, only what is new; it never ends.
+
+    Args:
+        folder: as for `read_run`.
+        every_s: seconds between two looks.
+
+    Raises:
+        RunFolderError: As `read_run`.
+        MissingExtraError: pyarrow is missing.
+    """
+    run, seen = _look(Path(folder), _Seen(), 0, MAX_STEP)
+    yield run
+    while True:
+        run, seen = _look(Path(folder), seen, 0, MAX_STEP)
+        if run.steps.num_rows or run.damaged or run.replaces_from is not None:
+            yield run
+        else:
+            time.sleep(every_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """How far a reader has come: the last part, and what it was told of damage."""
+
+    attempt: int = 0
+    number: int = -1
+    step: int = -1
+    told: frozenset[Damage] = field(default_factory=frozenset)
+
+    def __contains__(self, part: Part) -> bool:
+        return (part.attempt, part.last) <= (self.attempt, self.number)
+
+
+def _look(folder: Path, seen: _Seen, first_step: int, last_step: int) -> tuple[Run, _Seen]:
+    arrow()
+    held: dict[Part, Tables | Damage] = {}
+    for trial in range(_TRIES):
+        patient = trial < _TRIES - 1
+        listing = list_parts(folder)
+        manifest = read_manifest(folder)  # after the parts: their attempts are in it
+        counted = spans(manifest.attempts, listing.parts)
+        parts, damaged = _in_order(listing, counted)
+        wanted = {
+            part: (low, high)
+            for part in parts
+            if part not in seen
+            for low, high in [_window(part, counted[part.attempt], seen, first_step, last_step)]
+            if low <= high
+        }
+        held = {part: content for part, content in held.items() if part in wanted}
+        if _load(folder, [part for part in wanted if part not in held], held, patient):
+            break
+        time.sleep(_PAUSE_S)
+    tables = []
+    for part, (low, high) in wanted.items():
+        content = held[part]
+        if isinstance(content, Damage):
+            damaged.append(content)
+        else:
+            tables.append(content.between(low, high))
+    new = [damage for damage in damaged if damage not in seen.told]
+    whole = joined(tables)
+    begun = [low for number, (low, _) in counted.items() if number > seen.attempt > 0]
+    run = Run(
+        folder=folder,
+        model=manifest.model,
+        attempts=manifest.attempts,
+        heads=whole.heads,
+        steps=whole.steps,
+        alarms=whole.alarms,
+        damaged=tuple(sorted(new, key=lambda damage: (damage.first_step or 0, damage.name))),
+        gaps=gaps(manifest.attempts, listing.parts),
+        replaces_from=min(begun, default=None),
+    )
+    seen = replace(seen, told=seen.told.union(new))
+    if parts:
+        seen = replace(seen, attempt=parts[-1].attempt, number=parts[-1].last, step=parts[-1].last_step)
+    return run, seen
+
+
+def _in_order(listing: Listing, counted: dict[int, tuple[int, int]]) -> tuple[list[Part], list[Damage]]:
+    """The parts that follow one another; files that are none of them, and parts that are not there."""
+    parts: list[Part] = []
+    damaged = [Damage(name, "it is no part of a run") for name in listing.strange]
+    for part in listing.parts:
+        of = part.attempt
+        if of not in counted:
+            damaged.append(Damage(part.name, f"run.json has no attempt {of}", part.first_step, part.last_step))
+            continue
+        before = parts[-1] if parts and parts[-1].attempt == of else Part(of, -1, -1, -1, counted[of][0] - 1)
+        if part.first <= before.last or part.first_step <= before.last_step:
+            reason = (
+                "it has steps of the part before" if before.last >= 0 else "it has steps before its attempt's first"
+            )
+            damaged.append(Damage(part.name, reason, part.first_step, part.last_step))
+            continue
+        if part.first > before.last + 1:
+            name = f"attempt-{of}.part-{before.last + 1:06}-{part.first - 1:06}"
+            damaged.append(Damage(name, "it is not there", before.last_step + 1, part.first_step - 1))
+        parts.append(part)
+    return parts, damaged
+
+
+def _window(part: Part, counted: tuple[int, int], seen: _Seen, first_step: int, last_step: int) -> tuple[int, int]:
+    """The steps of a part that are wanted; the first is greater than the last where none is."""
+    new = seen.step + 1 if part.attempt == seen.attempt else 0
+    return max(part.first_step, counted[0], first_step, new), min(part.last_step, counted[1], last_step)
+
+
+def _load(folder: Path, parts: list[Part], held: dict[Part, Tables | Damage], patient: bool) -> bool:
+    """Read parts; False: one is gone, for it was merged meanwhile."""
+    rows = sum(len(content) for content in held.values() if isinstance(content, Tables))
+    for part in parts:
+        try:
+            tables = decode(disk.take(folder / PARTS / part.name, MAX_FILE_BYTES))
+            steps = tables.steps.column("step")
+            if (steps[0].as_py(), steps[-1].as_py()) != (part.first_step, part.last_step):
+                raise RunFolderError(f"it has the steps {steps[0]} to {steps[-1]}, which is not what its name says")
+            held[part] = tables
+            rows += len(tables)
+        except FileNotFoundError:
+            if patient:
+                return False
+            held[part] = Damage(part.name, "it is gone", part.first_step, part.last_step)
+        except RunFolderError as error:
+            held[part] = Damage(part.name, str(error), part.first_step, part.last_step)
+        if rows > MAX_ROWS:
+            raise RunFolderError(
+                f"{shown(folder)} has more than {MAX_ROWS} rows", hint="Read some of it: first_step, last_step."
+            )
+    return True
