@@ -42,8 +42,8 @@ _HOME = {
 }
 __all__ = [*_HOME]
 _ROOMS = (
-    "errors", "integrations", "lab", "monitor", "nn", "positions", "recording", "report", "scales", "scores", "stats", "theory",
-    "tracing",
+    "errors", "integrations", "lab", "monitor", "nn", "positions", "recording", "report", "scales", "scores", "stats",
+    "theory", "tracing",
 )  # fmt: skip
 
 
