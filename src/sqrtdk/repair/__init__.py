@@ -1,0 +1,8 @@
+"""What changes a model: QK-clip, a scale moved into weights, a floor for the entropy, sigma-reparametrisation."""
+
+from sqrtdk.repair.clip import ClipRecord as ClipRecord
+from sqrtdk.repair.clip import LogitMaxima as LogitMaxima
+from sqrtdk.repair.clip import clip_ as clip_
+from sqrtdk.repair.clip import qk_clip_ as qk_clip_
+from sqrtdk.repair.plan import CallPlan as CallPlan
+from sqrtdk.repair.plan import plan_of as plan_of

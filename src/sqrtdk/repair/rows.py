@@ -1,0 +1,61 @@
+"""Rows of a parameter, each head's own, and the one exception that says why there are none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+
+class Refusal(Exception):
+    """Why a call can't be clipped; its text goes into the plan."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Which entries of one parameter are a head's.
+
+    Attributes:
+        name: of the parameter in the model.
+        side: "q" (scaled by gamma^balance), "k" (by gamma^(1 - balance)), or "whole" (by gamma: what meets a part of k
+            that heads share and that is left alone).
+        index: (Hq, E), numbers along `axis`, of each query head.
+        axis: of the parameter, along which its features lie: 0 in nn.Linear, 1 in GPT-2's Conv1D; None: of the
+            flattened parameter.
+        offset: what multiplies is `offset` + the parameter: 1 for a gain that is stored as its distance from 1.
+    """
+
+    name: str
+    side: str
+    index: Int[Tensor, "Hq E"]
+    axis: int | None = 0
+    offset: float = 0.0
+
+
+def spread(features: Int[Tensor, "H E"], heads: int) -> Int[Tensor, "Hq E"]:
+    """Features of the key head that each query head reads.
+
+    Example:
+        >>> spread(torch.tensor([[0, 1], [2, 3]]), 4).tolist()
+        [[0, 1], [0, 1], [2, 3], [2, 3]]
+    """
+    return features.cpu().repeat_interleave(heads // features.shape[0], 0)
+
+
+def explained(fitted: Float[Tensor, "..."], values: Float[Tensor, "..."]) -> float:
+    """Share of the squares of `values` that `fitted` explains: 1 for equal tensors, below 1/2 for unlike ones.
+
+    Example:
+        >>> explained(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0]))
+        1.0
+    """
+    fitted, values = fitted.to(torch.float64), values.to(torch.float64)
+    left, size = (fitted - values).square().sum(), values.square().sum()
+    if not bool(size > 0):
+        return 1.0 if not bool(left > 0) else 0.0
+    return float(1.0 - left / size)

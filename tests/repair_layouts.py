@@ -1,0 +1,188 @@
+"""Small models with random weights, one for each way to lay out the projections of q and k, all in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers as hf
+from torch import Tensor, nn
+from torch.nn import functional
+
+SIZES = {
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 1,
+    "intermediate_size": 32,
+    "vocab_size": 16,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+GROUPED = SIZES | {"num_key_value_heads": 2}
+LATENT = SIZES | {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "num_key_value_heads": 4,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+IDS = torch.tensor([[3, 4, 5, 6, 7, 8, 9, 10], [10, 3, 9, 4, 8, 5, 7, 6]])
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A model, its inputs, and the least dtype that it computes q, k or its logits in."""
+
+    model: nn.Module
+    inputs: tuple[Any, ...]
+    dtype: torch.dtype = torch.float64
+
+    def run(self) -> Any:
+        with torch.no_grad():
+            return self.model(*self.inputs)
+
+
+def randomised(model: nn.Module, size: float = 3.0, seed: int = 1) -> nn.Module:
+    """Random weights that make large logits, and gains that differ from channel to channel; float64."""
+    generator = torch.Generator().manual_seed(seed)
+    model = model.double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            if parameter.ndim > 1:
+                parameter.copy_(noise * (size / parameter.shape[-1] ** 0.5))
+            else:
+                parameter.add_(0.3 * noise)
+    return model
+
+
+class Attention(nn.Module):
+    """Attention of four heads whose q and k pass through `between`, and whose logits through `after`."""
+
+    def __init__(
+        self,
+        between: Callable[[Attention, Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
+        after: Callable[[Attention, Tensor], Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(32, 32) for _ in range(3))
+        self.between, self.after = between, after
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (project(x).unflatten(-1, (4, 8)).transpose(1, 2) for project in (self.q, self.k, self.v))
+        if self.between is not None:
+            q, k = self.between(self, q, k)
+        logits = q @ k.mT * 8**-0.5
+        if self.after is not None:
+            logits = self.after(self, logits)
+        return (logits.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+class WithGain(Attention):
+    """RMS norms over each head with gains that are parameters of the attention itself."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            lambda own, q, k: (
+                functional.rms_norm(q, (8,), eps=1e-6) * own.q_gain,
+                functional.rms_norm(k, (8,), eps=1e-6) * own.k_gain,
+            )
+        )
+        self.q_gain, self.k_gain = (nn.Parameter(torch.ones(8)) for _ in range(2))
+
+
+class WithScale(Attention):
+    """A learned scale for each head."""
+
+    def __init__(self) -> None:
+        super().__init__(after=lambda own, logits: logits * own.head_scale)
+        self.head_scale = nn.Parameter(torch.ones(4, 1, 1))
+
+
+def states(seed: int = 2, features: int = 32) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(2, 6, features, generator=generator, dtype=torch.float64)
+
+
+def _hub(config: Any, attn: str = "sdpa", dtype: torch.dtype = torch.float64) -> Layout:
+    torch.manual_seed(0)
+    model = hf.AutoModel.from_config(config, attn_implementation=attn, experts_implementation="eager")
+    return Layout(randomised(model).to(dtype), (IDS,), torch.float32)
+
+
+def _plain(model: nn.Module, *inputs: Tensor) -> Layout:
+    return Layout(randomised(model), inputs or (states(),))
+
+
+def _gpt2(attn: str = "sdpa") -> Layout:
+    return _hub(hf.GPT2Config(n_embd=32, n_head=4, n_layer=1, vocab_size=16, bos_token_id=1, eos_token_id=2), attn)
+
+
+def _mha(*inputs: Tensor, **options: Any) -> Layout:
+    return _plain(nn.MultiheadAttention(32, 4, batch_first=True, **options), *inputs)
+
+
+LAYOUTS: dict[str, Callable[[], Layout]] = {
+    "separate": lambda: _plain(Attention()),
+    "separate, no bias on k (Whisper's)": lambda: _plain(_without_bias(Attention())),
+    "grouped (Llama)": lambda: _hub(hf.LlamaConfig(**GROUPED)),
+    "grouped, eager (Llama)": lambda: _hub(hf.LlamaConfig(**GROUPED), "eager"),
+    "one key head (Llama)": lambda: _hub(hf.LlamaConfig(**SIZES, num_key_value_heads=1)),
+    "grouped, biases (Qwen2)": lambda: _hub(hf.Qwen2Config(**GROUPED)),
+    "fused by head (GPT-NeoX)": lambda: _hub(hf.GPTNeoXConfig(**SIZES)),
+    "fused by blocks (Phi-3)": lambda: _hub(hf.Phi3Config(**GROUPED)),
+    "transposed (GPT-2)": _gpt2,
+    "transposed, eager (GPT-2)": lambda: _gpt2("eager"),
+    "MultiheadAttention": lambda: _mha(*[states()] * 3),
+    "MultiheadAttention, across": lambda: _mha(states(), *[states(3)] * 2),
+    "MultiheadAttention, three inputs": lambda: _mha(states(), states(3), states(4)),
+    "MultiheadAttention, other widths": lambda: _mha(states(), *[states(3, 16)] * 2, kdim=16, vdim=16),
+    "one gain for all heads (Qwen3)": lambda: _hub(hf.Qwen3Config(**GROUPED, head_dim=8)),
+    "1 + gain (Gemma 3)": lambda: _hub(hf.Gemma3TextConfig(**GROUPED, head_dim=8)),
+    "gains by head, one norm (OLMo 2)": lambda: _hub(hf.Olmo2Config(**GROUPED)),
+    "gains by head, a norm each (Cohere)": lambda: _hub(hf.CohereConfig(**GROUPED, use_qk_norm=True)),
+    "gain and shift (Persimmon)": lambda: _hub(hf.PersimmonConfig(**SIZES)),
+    "gains of the attention's own": lambda: _plain(WithGain()),
+    "latent (DeepSeek-V3)": lambda: _hub(hf.DeepseekV3Config(**LATENT)),
+    "latent, eager (DeepSeek-V3)": lambda: _hub(hf.DeepseekV3Config(**LATENT), "eager"),
+    "latent, q not (DeepSeek-V2)": lambda: _hub(
+        hf.DeepseekV2Config(**(LATENT | {"q_lora_rank": None})), dtype=torch.float32
+    ),
+    "sinks, biases (gpt-oss)": lambda: _hub(
+        hf.GptOssConfig(**GROUPED, head_dim=8, num_local_experts=2, num_experts_per_tok=1), "eager"
+    ),
+    "softcap (Gemma 2)": lambda: _hub(hf.Gemma2Config(**GROUPED, head_dim=8), "eager"),
+    "a learned scale for each head": lambda: _plain(WithScale()),
+}
+
+
+def _without_bias(attention: Attention) -> Attention:
+    attention.k = nn.Linear(32, 32, bias=False)
+    return attention
+
+
+def slow_path() -> AbstractContextManager[None]:
+    """nn.MultiheadAttention as it runs in training: its fast path shows no q and k."""
+    import contextlib
+
+    @contextlib.contextmanager
+    def switched() -> Any:
+        before = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(before)
+
+    return switched()
