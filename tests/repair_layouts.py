@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import transformers as hf
+from repair_modules import Attention, Latent, Transposed, WithGain, WithScale, randomised, states
 from torch import Tensor, nn
-from torch.nn import functional
 
 SIZES = {
     "hidden_size": 32,
@@ -53,68 +52,6 @@ class Layout:
             return self.model(*self.inputs)
 
 
-def randomised(model: nn.Module, size: float = 3.0, seed: int = 1) -> nn.Module:
-    """Random weights that make large logits, and gains that differ from channel to channel; float64."""
-    generator = torch.Generator().manual_seed(seed)
-    model = model.double().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            if parameter.ndim > 1:
-                parameter.copy_(noise * (size / parameter.shape[-1] ** 0.5))
-            else:
-                parameter.add_(0.3 * noise)
-    return model
-
-
-class Attention(nn.Module):
-    """Attention of four heads whose q and k pass through `between`, and whose logits through `after`."""
-
-    def __init__(
-        self,
-        between: Callable[[Attention, Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
-        after: Callable[[Attention, Tensor], Tensor] | None = None,
-    ) -> None:
-        super().__init__()
-        self.q, self.k, self.v = (nn.Linear(32, 32) for _ in range(3))
-        self.between, self.after = between, after
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (project(x).unflatten(-1, (4, 8)).transpose(1, 2) for project in (self.q, self.k, self.v))
-        if self.between is not None:
-            q, k = self.between(self, q, k)
-        logits = q @ k.mT * 8**-0.5
-        if self.after is not None:
-            logits = self.after(self, logits)
-        return (logits.softmax(-1) @ v).transpose(1, 2).flatten(2)
-
-
-class WithGain(Attention):
-    """RMS norms over each head with gains that are parameters of the attention itself."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            lambda own, q, k: (
-                functional.rms_norm(q, (8,), eps=1e-6) * own.q_gain,
-                functional.rms_norm(k, (8,), eps=1e-6) * own.k_gain,
-            )
-        )
-        self.q_gain, self.k_gain = (nn.Parameter(torch.ones(8)) for _ in range(2))
-
-
-class WithScale(Attention):
-    """A learned scale for each head."""
-
-    def __init__(self) -> None:
-        super().__init__(after=lambda own, logits: logits * own.head_scale)
-        self.head_scale = nn.Parameter(torch.ones(4, 1, 1))
-
-
-def states(seed: int = 2, features: int = 32) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(2, 6, features, generator=generator, dtype=torch.float64)
-
-
 def _hub(config: Any, attn: str = "sdpa", dtype: torch.dtype = torch.float64) -> Layout:
     torch.manual_seed(0)
     model = hf.AutoModel.from_config(config, attn_implementation=attn, experts_implementation="eager")
@@ -154,6 +91,8 @@ LAYOUTS: dict[str, Callable[[], Layout]] = {
     "gains by head, a norm each (Cohere)": lambda: _hub(hf.CohereConfig(**GROUPED, use_qk_norm=True)),
     "gain and shift (Persimmon)": lambda: _hub(hf.PersimmonConfig(**SIZES)),
     "gains of the attention's own": lambda: _plain(WithGain()),
+    "transposed": lambda: _plain(Transposed()),
+    "latent": lambda: _plain(Latent()),
     "latent (DeepSeek-V3)": lambda: _hub(hf.DeepseekV3Config(**LATENT)),
     "latent, eager (DeepSeek-V3)": lambda: _hub(hf.DeepseekV3Config(**LATENT), "eager"),
     "latent, q not (DeepSeek-V2)": lambda: _hub(
@@ -170,19 +109,3 @@ LAYOUTS: dict[str, Callable[[], Layout]] = {
 def _without_bias(attention: Attention) -> Attention:
     attention.k = nn.Linear(32, 32, bias=False)
     return attention
-
-
-def slow_path() -> AbstractContextManager[None]:
-    """nn.MultiheadAttention as it runs in training: its fast path shows no q and k."""
-    import contextlib
-
-    @contextlib.contextmanager
-    def switched() -> Any:
-        before = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)
-        try:
-            yield
-        finally:
-            torch.backends.mha.set_fastpath_enabled(before)
-
-    return switched()

@@ -3,41 +3,38 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from repair_layouts import GROUPED, IDS, LATENT, randomised
+from repair_modules import Attention, Latent, Transposed, WithGain, randomised, states
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 RANKS = 2
-THRESHOLDS = {"qwen2": 12.0, "gemma3": 0.5, "deepseek": 20.0, "gpt2": 8.0, "mha": 25.0}
+Result = tuple[torch.Tensor, torch.Tensor, str | None, dict[str, torch.Tensor]]
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "separate": Attention,
+    "gain": WithGain,
+    "latent": Latent,
+    "transposed": Transposed,
+    "MultiheadAttention": lambda: nn.MultiheadAttention(32, 4, batch_first=True),
+}
+THRESHOLD = {"gain": 2.0, "latent": 18.0, "transposed": 5.5}
 
 
 def build(name: str) -> nn.Module:
-    import transformers as hf
-
+    """In a module, so that FSDP2's root, which stays gathered after a forward, is another or the attention itself."""
     torch.manual_seed(0)
-    configs: dict[str, Any] = {
-        "qwen2": lambda: hf.Qwen2Config(**GROUPED),
-        "gemma3": lambda: hf.Gemma3TextConfig(**GROUPED, head_dim=8),
-        "deepseek": lambda: hf.DeepseekV3Config(**LATENT),
-        "gpt2": lambda: hf.GPT2Config(n_embd=32, n_head=4, n_layer=1, vocab_size=16, bos_token_id=1, eos_token_id=2),
-    }
-    if name == "mha":
-        return randomised(nn.MultiheadAttention(32, 4, batch_first=True)).train()
-    return randomised(hf.AutoModel.from_config(configs[name](), experts_implementation="eager"))
+    return randomised(MODELS[name]()).train()
 
 
-def inputs(name: str) -> tuple[Any, ...]:
+def inputs(name: str) -> tuple[torch.Tensor, ...]:
     """The joined batch: of two sequences, whose maxima differ."""
-    if name == "mha":
-        x = torch.randn(2, 6, 32, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-        return (x, x, x)
-    return (IDS,)
+    return (states(),) * (3 if name == "MultiheadAttention" else 1)
 
 
 def weights(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -52,7 +49,7 @@ def clip(name: str, model: nn.Module, batch: tuple[Any, ...], **options: Any) ->
 
     with torch.no_grad(), sqrtdk.trace(model, keep=True) as run:
         model(*batch)
-    return qk_clip_(model, run, THRESHOLDS[name], 0.3, **options), weights(model)
+    return qk_clip_(model, run, THRESHOLD.get(name, 20.0), 0.3, **options), weights(model)
 
 
 def rank_main(rank: int, folder: str) -> None:
@@ -60,26 +57,14 @@ def rank_main(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
     results: dict[str, Any] = {}
     try:
-        for name in THRESHOLDS:
+        for name, way in CASES:
             half = tuple(each[rank : rank + 1] for each in inputs(name))
-            for way in ("fsdp", "replicas", "tensor"):
-                model = build(name)
-                if way == "fsdp":
-                    for layer in getattr(model, "layers", getattr(model, "h", ())):
-                        fully_shard(layer)
-                    fully_shard(model)
-                if way == "tensor" and name != "qwen2":
-                    continue
-                try:
-                    if way == "tensor":
-                        results[name, way] = _sharded_by_plan(name, model, half)
-                    else:
-                        records, after = clip(name, model, half, group=dist.group.WORLD)
-                        results[name, way] = (records[0].gamma, records[0].measured, records[0].refused, after)
-                except Exception as error:
-                    results[name, way] = repr(error)
+            try:
+                results[name, way] = WAYS[way](name, half)
+            except Exception as error:
+                results[name, way] = repr(error)
         try:
-            clip("qwen2", build("qwen2"), tuple(each[rank : rank + 1] for each in inputs("qwen2")))
+            clip("separate", build("separate"), inputs("separate"))
         except ValueError as error:
             results["no group"] = str(error)
         torch.save(results, os.path.join(folder, f"rank{rank}.pt"))
@@ -87,20 +72,50 @@ def rank_main(rank: int, folder: str) -> None:
         dist.destroy_process_group()
 
 
-def _sharded_by_plan(name: str, model: nn.Module, batch: tuple[Any, ...]) -> Any:
-    """Weights that are made DTensors after the plan: sharded along either axis, one of them unevenly."""
+def _replicas(name: str, half: tuple[torch.Tensor, ...]) -> Result:
+    return _result(*clip(name, build(name), half, group=dist.group.WORLD))
+
+
+def _fsdp(name: str, half: tuple[torch.Tensor, ...]) -> Result:
+    """The attention is FSDP2's root: it stays gathered after the forward."""
+    return _result(*clip(name, fully_shard(build(name)), half, group=dist.group.WORLD))
+
+
+def _fsdp_below(name: str, half: tuple[torch.Tensor, ...]) -> Result:
+    model = nn.Sequential(build(name))
+    fully_shard(model[0])
+    fully_shard(model)
+    records, after = clip(name, model, half, group=dist.group.WORLD)
+    return _result(records, {key.removeprefix("0."): weight for key, weight in after.items()})
+
+
+def _tensor(name: str, half: tuple[torch.Tensor, ...]) -> Result:
+    """Weights that are made DTensors after the plan: sharded along either axis, and unevenly."""
     import sqrtdk
     from sqrtdk.repair import clip_, plan_of
 
+    model = build(name)
     with torch.no_grad(), sqrtdk.trace(model, keep=True) as run:
         model(*inputs(name))
     plans = plan_of(model, run)
     mesh = init_device_mesh("cpu", (RANKS,))
-    attention = model.layers[0].self_attn
-    for part, axis in (("q_proj", 0), ("k_proj", 1)):
-        layer = getattr(attention, part)
+    for layer, axis in ((model.q, 0), (model.k, 1)):
         layer.weight = nn.Parameter(distribute_tensor(layer.weight.detach(), mesh, [Shard(axis)]))
-    attention.q_proj.bias = nn.Parameter(distribute_tensor(attention.q_proj.bias.detach(), mesh, [Shard(0)]))
+    model.q.bias = nn.Parameter(distribute_tensor(model.q.bias.detach(), mesh, [Shard(0)]))
     maxima = torch.tensor(run.calls[0].stats.max_logit)
-    (record,) = clip_(model, plans, [maxima], THRESHOLDS[name], 0.3)
-    return record.gamma, record.measured, record.refused, weights(model)
+    return _result(clip_(model, plans, [maxima], 20.0, 0.3), weights(model))
+
+
+def _result(records: Any, after: dict[str, torch.Tensor]) -> Result:
+    (record,) = records
+    return record.gamma, record.measured, record.refused, after
+
+
+WAYS = {"replicas": _replicas, "fsdp": _fsdp, "fsdp below": _fsdp_below, "tensor": _tensor}
+CASES = [
+    *((name, "fsdp") for name in MODELS),
+    ("separate", "replicas"),
+    ("separate", "fsdp below"),
+    ("latent", "fsdp below"),
+    ("separate", "tensor"),
+]

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from repair_layouts import LAYOUTS, Layout, slow_path
+from repair_layouts import LAYOUTS, Layout
+from repair_modules import slow_path
 from tolerances import allowed
 from torch import Tensor
 

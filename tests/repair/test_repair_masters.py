@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from repair_layouts import Attention, randomised, states
+from repair_modules import Attention, randomised, states
 from torch import nn
 
 import sqrtdk

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.multiprocessing as mp
-from repair_layouts import slow_path
-from repair_ranks import RANKS, THRESHOLDS, build, clip, inputs, rank_main
+from repair_modules import slow_path
+from repair_ranks import CASES, RANKS, build, clip, inputs, rank_main
 
 
 @pytest.fixture(scope="module")
@@ -17,9 +17,6 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
     folder: Path = tmp_path_factory.mktemp("ranks")
     mp.spawn(rank_main, args=(str(folder),), nprocs=RANKS)
     return [torch.load(folder / f"rank{rank}.pt") for rank in range(RANKS)]
-
-
-CASES = [(name, way) for name in THRESHOLDS for way in ("fsdp", "replicas")] + [("qwen2", "tensor")]
 
 
 @pytest.mark.parametrize(("name", "way"), CASES)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from repair_layouts import IDS, Attention, Layout, randomised, slow_path, states
+from repair_layouts import IDS, Layout
+from repair_modules import Attention, randomised, slow_path, states
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations

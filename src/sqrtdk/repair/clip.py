@@ -21,8 +21,9 @@ from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.repair.lookup import Parameters
 from sqrtdk.repair.masters import Copies, Optimizers
 from sqrtdk.repair.plan import CallPlan, plan_of
-from sqrtdk.repair.ranks import Ranks, laid_as, merged, reshard
+from sqrtdk.repair.ranks import Ranks, merged, reshard
 from sqrtdk.repair.rows import Rows
+from sqrtdk.repair.scaling import scale_
 from sqrtdk.tracing import Trace
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def qk_clip_(
     Reference:
         Kimi Team 2025, Kimi K2: Open Agentic Intelligence, section 2.1 (arXiv:2507.20534).
     """
-    threshold, balance = _bound(threshold), _share(balance)
+    threshold, balance = bound(threshold), share(balance)
     plans: Sequence[CallPlan]
     maxima: Sequence[Tensor | None]
     if isinstance(stats, LogitMaxima):
@@ -159,7 +160,7 @@ def clip_(
     Raises:
         InvalidValueError: as many maxima as plans and heads are needed, and parameters of the plans' names.
     """
-    threshold, balance = _bound(threshold), _share(balance)
+    threshold, balance = bound(threshold), share(balance)
     measured = _checked(plans, maxima)
     if not plans:
         return ()
@@ -170,7 +171,7 @@ def clip_(
     scaled = {name: parameters.get(name) for name in factors}
     copies = Copies(scaled, parameters.ids, optimizer)
     for name, parameter in scaled.items():
-        _scale_(parameter, copies.of(name), factors[name])
+        scale_(parameter, copies.of(name), factors[name])
     return tuple(
         ClipRecord(plan.site, plan.index, m, g, _predicted(m, g, plan.softcap), plan.shared, plan.refused)
         for plan, m, g in zip(plans, measured, gamma, strict=True)
@@ -196,10 +197,10 @@ def _wanted(plan: CallPlan, measured: Float[Tensor, " Hq"], threshold: float) ->
     ones = torch.ones_like(measured)
     if plan.refused is not None or (plan.softcap is not None and threshold >= plan.softcap):
         return ones
-    bound = _uncapped(torch.tensor(threshold, dtype=measured.dtype, device=measured.device), plan.softcap)
+    limit = _uncapped(torch.tensor(threshold, dtype=measured.dtype, device=measured.device), plan.softcap)
     largest = _uncapped(measured, plan.softcap)
     above = (measured > threshold) & largest.isfinite()
-    return torch.where(above, bound / torch.where(above, largest, ones), ones)
+    return torch.where(above, limit / torch.where(above, largest, ones), ones)
 
 
 def _uncapped(logit: Float[Tensor, "..."], softcap: float | None) -> Float[Tensor, "..."]:
@@ -231,40 +232,20 @@ def _factors(
     return factors
 
 
-def _scale_(
-    parameter: Tensor, copies: Sequence[Tensor], pairs: Sequence[tuple[Rows, Float[Tensor, " Hq"]]]
-) -> None:
-    """Multiply rows in place, and those of the copies; all others keep every bit."""
-    axis, offset = pairs[0][0].axis, pairs[0][0].offset
-    count = parameter.numel() if axis is None else parameter.shape[axis]
-    dtype = torch.promote_types(parameter.dtype, torch.float32)
-    factor = torch.ones(count, dtype=dtype, device=parameter.device)
-    for rows, by in pairs:
-        factor[rows.index.to(factor.device)] = by.to(device=factor.device, dtype=dtype)[:, None].expand(rows.index.shape)
-    shape = parameter.shape if axis is None else [count if i == axis else 1 for i in range(parameter.dim())]
-    factor = laid_as(factor.view(shape), parameter)
-    for tensor in (*copies, parameter) if not copies else copies:
-        by = factor.to(tensor.device)
-        if offset:
-            tensor.copy_(torch.where(by == 1, tensor, (tensor + offset) * by - offset))
-        else:
-            tensor.mul_(by)
-    if copies:  # what the optimizer would write back, to the bit
-        parameter.copy_(torch.where(factor == 1, parameter, copies[0].to(parameter.device)))
-
-
 # -- arguments ----------------------------------------------------------------------------------------------------------
 
 
-def _bound(threshold: Any) -> float:
+def bound(threshold: Any) -> float:
+    """A threshold: a finite number above 0."""
     return number("threshold", threshold, above=0.0)
 
 
-def _share(balance: Any) -> float:
-    share = number("balance", balance)
-    if not 0.0 <= share <= 1.0:
-        raise InvalidValueError(f"balance is from 0 to 1; got {share:g}", hint="0.5 shares between q and k evenly.")
-    return share
+def share(balance: Any) -> float:
+    """A balance: a number from 0 to 1."""
+    of_query = number("balance", balance)
+    if not 0.0 <= of_query <= 1.0:
+        raise InvalidValueError(f"balance is from 0 to 1; got {of_query:g}", hint="0.5 shares evenly.")
+    return of_query
 
 
 def _checked(plans: Sequence[CallPlan], maxima: Sequence[Tensor | None]) -> list[Tensor]:

@@ -39,7 +39,8 @@ def number_groups(rows: Sequence[Sequence[Rows]], heads: Sequence[int]) -> list[
     for number, of_call in enumerate(rows):
         nodes = torch.arange(starts[number], starts[number + 1])
         for entry in of_call:
-            pairs[entry.name].append(torch.stack([entry.index, nodes[:, None].expand_as(entry.index)], -1).flatten(0, 1))
+            index = entry.index.cpu()
+            pairs[entry.name].append(torch.stack([index, nodes[:, None].expand_as(index)], -1).flatten(0, 1))
     root = list(range(starts[-1]))
 
     def find(node: int) -> int:
@@ -82,9 +83,14 @@ def conflict(plan: CallPlan, plans: Sequence[CallPlan], read: Readers) -> str | 
     beside = [rows for other in plans for rows in other.rows] + list(read.values)
     for entry in plan.rows:
         for rows in beside:
-            if rows.name == entry.name and _role(rows) != _role(entry) and bool(torch.isin(entry.index, rows.index).any()):
+            if _role(rows) != _role(entry) and overlaps(entry, rows):
                 return f"{entry.name} gives both {_role(entry)} and {_role(rows)}: scaled for one, it changes the other"
     return None
+
+
+def overlaps(one: Rows, other: Rows) -> bool:
+    """Whether two sets of rows have one in common."""
+    return one.name == other.name and bool(torch.isin(one.index, other.index).any())
 
 
 def _role(rows: Rows) -> str:

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 def latent_rows(tensors: CallTensors, parameters: Parameters) -> tuple[Rows, ...] | None:
     """Rows of a call whose key's first or last channels come from v's projection; None where they do not."""
     query, key, value = tensors.query, tensors.key, tensors.value
-    assert query.projection is not None
-    assert value.projection is not None
-    normed = any(step.name == "norm" for vector in (query, key) for step in vector.steps)
-    if normed or key.projected is None or value.projection.weight is None:
+    if key.projection is not None or query.projection is None or value.projection is None:
+        return None
+    if any(step.name in ("norm", "unknown") for vector in (query, key) for step in vector.steps):
+        return None
+    if key.projected is None or value.projection.weight is None:
         return None
     place = parameters.find("v", value.projection, tensors.site)
     weight = parameters.whole(place.name)

@@ -22,7 +22,7 @@ from sqrtdk.repair.latent import latent_rows
 from sqrtdk.repair.lookup import Parameters
 from sqrtdk.repair.ranks import reshard
 from sqrtdk.repair.rows import Refusal, Rows, spread
-from sqrtdk.tracing import CallTensors, Trace, Vector
+from sqrtdk.tracing import CallTensors, Trace
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -150,21 +150,23 @@ def _softcap(tensors: CallTensors) -> float | None:
 
 
 def _rows(tensors: CallTensors, parameters: Parameters) -> tuple[Rows, ...]:
-    heads = tensors.query.values.shape[1]
-    query, key = tensors.query, tensors.key
-    for name, vector in (("q", query), ("k", key)):
-        unknown = next((step for step in vector.steps if step.name == "unknown"), None)
-        if unknown is not None:
-            cause = parameters.quantised_at(tensors.site)
-            raise Refusal(f"{name} went through {unknown.detail or 'a step'} that was not followed{cause}")
-    if key.projection is None and query.projection is not None and tensors.value.projection is not None:
-        latent = latent_rows(tensors, parameters)
-        if latent is not None:
-            return latent
-    return (*_side("q", query, heads, tensors, parameters), *_side("k", key, heads, tensors, parameters))
+    latent = latent_rows(tensors, parameters)
+    if latent is not None:
+        return latent
+    return (*side_rows("q", tensors, parameters), *side_rows("k", tensors, parameters))
 
 
-def _side(side: str, vector: Vector, heads: int, tensors: CallTensors, parameters: Parameters) -> list[Rows]:
+def side_rows(side: str, tensors: CallTensors, parameters: Parameters) -> list[Rows]:
+    """Rows of what sets the size of q or k: of its projection, or of the gain of the norm behind it.
+
+    Raises:
+        Refusal: there are none that can be scaled.
+    """
+    vector, heads = tensors.query if side == "q" else tensors.key, tensors.query.values.shape[1]
+    unknown = next((step for step in vector.steps if step.name == "unknown"), None)
+    if unknown is not None:
+        cause = parameters.quantised_at(tensors.site)
+        raise Refusal(f"{side} went through {unknown.detail or 'a step'} that was not followed{cause}")
     if any(step.name == "norm" for step in vector.steps):
         return gain_rows(side, vector, heads, tensors.site, parameters)
     if vector.projection is None:
