@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 import transformers as hf
-from repair_modules import Attention, Latent, Transposed, WithGain, WithScale, randomised, states
 from torch import Tensor, nn
+
+from repair_modules import Attention, Latent, Transposed, WithGain, WithScale, randomised, states
 
 SIZES = {
     "hidden_size": 32,

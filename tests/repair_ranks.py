@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from repair_modules import Attention, Latent, Transposed, WithGain, randomised, states
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from repair_modules import Attention, Latent, Transposed, WithGain, randomised, states
 
 RANKS = 2
 Result = tuple[torch.Tensor, torch.Tensor, str | None, dict[str, torch.Tensor]]
@@ -39,7 +40,8 @@ def inputs(name: str) -> tuple[torch.Tensor, ...]:
 
 def weights(model: nn.Module) -> dict[str, torch.Tensor]:
     return {
-        name: (p.full_tensor() if isinstance(p, DTensor) else p).detach().clone() for name, p in model.named_parameters()
+        name: (p.full_tensor() if isinstance(p, DTensor) else p).detach().clone()
+        for name, p in model.named_parameters()
     }
 
 
@@ -89,6 +91,18 @@ def _fsdp_below(name: str, half: tuple[torch.Tensor, ...]) -> Result:
     return _result(records, {key.removeprefix("0."): weight for key, weight in after.items()})
 
 
+def _hook(name: str, half: tuple[torch.Tensor, ...]) -> Result:
+    """As a step hook, planned in the forward, between which and the backward FSDP2's root stays gathered."""
+    from sqrtdk.repair import QKClip
+
+    model = fully_shard(build(name))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    clip = QKClip(model, threshold=20.0, balance=0.3, group=dist.group.WORLD).attach(optimizer)
+    model(*half).square().mean().backward()
+    optimizer.step()
+    return _result(clip.records, weights(model))
+
+
 def _tensor(name: str, half: tuple[torch.Tensor, ...]) -> Result:
     """Weights that are made DTensors after the plan: sharded along either axis, and unevenly."""
     import sqrtdk
@@ -111,11 +125,12 @@ def _result(records: Any, after: dict[str, torch.Tensor]) -> Result:
     return record.gamma, record.measured, record.refused, after
 
 
-WAYS = {"replicas": _replicas, "fsdp": _fsdp, "fsdp below": _fsdp_below, "tensor": _tensor}
+WAYS = {"replicas": _replicas, "fsdp": _fsdp, "fsdp below": _fsdp_below, "hook": _hook, "tensor": _tensor}
 CASES = [
     *((name, "fsdp") for name in MODELS),
     ("separate", "replicas"),
     ("separate", "fsdp below"),
     ("latent", "fsdp below"),
+    ("separate", "hook"),
     ("separate", "tensor"),
 ]

@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any, ClassVar
 
 import pytest
 import torch
-from repair_layouts import LAYOUTS, Layout
-from repair_modules import slow_path
-from tolerances import allowed
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import sqrtdk
+from repair_layouts import LAYOUTS, Layout
+from repair_modules import slow_path
 from sqrtdk.repair import ClipRecord, clip_, plan_of, qk_clip_
 from sqrtdk.tracing import Trace
+from tolerances import allowed
 
 BALANCES = (0.5, 0.0, 1.0)
 
@@ -67,14 +69,17 @@ def test_the_maxima_are_the_predicted_ones(name: str) -> None:
     threshold = between_heads(before)
     (record,) = qk_clip_(layout.model, run, threshold, 0.3)
     assert record.refused is None
-    assert 0 < len(record.clipped) and set((before > threshold).nonzero().flatten().tolist()) <= set(record.clipped)
+    assert len(record.clipped) > 0
+    assert set((before > threshold).nonzero().flatten().tolist()) <= set(record.clipped)
     assert record.predicted.max() <= threshold * (1 + 1e-12)
     assert (record.predicted[record.gamma == 1] == before[record.gamma == 1]).all()
     assert_as_predicted(record, layout, run)
 
 
 @pytest.mark.parametrize("balance", BALANCES)
-@pytest.mark.parametrize("name", ["grouped (Llama)", "latent (DeepSeek-V3)", "1 + gain (Gemma 3)", "transposed (GPT-2)"])
+@pytest.mark.parametrize(
+    "name", ["grouped (Llama)", "latent (DeepSeek-V3)", "1 + gain (Gemma 3)", "transposed (GPT-2)"]
+)
 def test_any_balance_gives_the_same_maxima(name: str, balance: float) -> None:
     layout = LAYOUTS[name]()
     run = traced(layout)
@@ -126,7 +131,8 @@ def test_a_group_is_scaled_by_its_largest_maximum() -> None:
     groups = before.view(2, 2).amax(1)
     assert record.gamma.tolist() == (threshold / groups).repeat_interleave(2).tolist()
     assert record.predicted.view(2, 2).amax(1).tolist() == pytest.approx([threshold] * 2)
-    assert len(record.shared) == 1 and "4 heads share 2" in record.shared[0]
+    assert len(record.shared) == 1
+    assert "4 heads share 2" in record.shared[0]
 
 
 def test_heads_that_share_a_gain_are_scaled_by_the_largest_maximum_of_all() -> None:
@@ -134,7 +140,7 @@ def test_heads_that_share_a_gain_are_scaled_by_the_largest_maximum_of_all() -> N
     run = traced(layout)
     before = maxima(run)
     (record,) = qk_clip_(layout.model, run, between_heads(before))
-    assert record.gamma.unique().tolist() == [between_heads(before) / float(before.max())]
+    assert record.gamma.unique().tolist() == pytest.approx([between_heads(before) / float(before.max())])
     assert "q_norm.weight: 4 heads share 1" in record.shared[0]
 
 
@@ -144,7 +150,8 @@ def test_a_maximum_that_is_no_ground_for_clipping_changes_nothing(value: float) 
     plans = plan_of(layout.model, traced(layout))
     before = {name: parameter.clone() for name, parameter in layout.model.named_parameters()}
     (record,) = clip_(layout.model, plans, [torch.full((4,), value)], threshold=1e-3)
-    assert record.gamma.tolist() == [1.0] * 4 and record.clipped == ()
+    assert record.gamma.tolist() == [1.0] * 4
+    assert record.clipped == ()
     assert record.unusable == (() if math.isfinite(value) else (0, 1, 2, 3))
     assert all(torch.equal(parameter, before[name]) for name, parameter in layout.model.named_parameters())
 
@@ -153,9 +160,11 @@ def test_one_bad_head_does_not_keep_the_others_from_being_clipped() -> None:
     layout = LAYOUTS["separate"]()
     plans = plan_of(layout.model, traced(layout))
     (record,) = clip_(layout.model, plans, [torch.tensor([math.nan, 50.0, 7.0, math.inf])], threshold=10.0)
-    assert record.gamma.tolist() == [1.0, 0.2, 1.0, 1.0] and record.unusable == (0, 3)
+    assert record.gamma.tolist() == [1.0, 0.2, 1.0, 1.0]
+    assert record.unusable == (0, 3)
     (record,) = clip_(layout.model, plans, [None], threshold=10.0)
-    assert record.clipped == () and record.unusable == (0, 1, 2, 3)
+    assert record.clipped == ()
+    assert record.unusable == (0, 1, 2, 3)
 
 
 def test_plans_and_maxima_of_any_object_serve() -> None:
@@ -183,6 +192,24 @@ def test_the_plan_serves_after_the_weights_have_moved() -> None:
     for one, other in zip(plans[0].rows, fresh[0].rows, strict=True):
         assert (one.name, one.side, one.axis) == (other.name, other.side, other.axis)
         assert torch.equal(one.index, other.index)
+
+
+def test_a_clip_waits_for_no_device() -> None:
+    """Numbers that Python asks for, and shapes that depend on them, make a device wait."""
+
+    class Waits(TorchDispatchMode):
+        names: ClassVar[list[str]] = []
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.names.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    layout = LAYOUTS["latent (DeepSeek-V3)"]()
+    plans = plan_of(layout.model, traced(layout))
+    with Waits() as seen:
+        clip_(layout.model, plans, [torch.full((4,), 1e3)])
+    assert any("mul_" in name for name in seen.names)
+    assert not [name for name in seen.names if "local_scalar" in name or "nonzero" in name or "equal" in name]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

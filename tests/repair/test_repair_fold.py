@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from repair_layouts import GROUPED, IDS, LATENT, SIZES
-from repair_modules import Attention, Latent, WithGain, randomised, states
 from torch import Tensor, nn
 from torch.nn import functional
 
 import sqrtdk
+from repair_layouts import GROUPED, IDS, LATENT, SIZES
+from repair_modules import Attention, Latent, WithGain, randomised, states
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 from sqrtdk.repair import fold_scale_
 
@@ -68,7 +68,8 @@ def test_the_audit_calls_the_scale_right_afterwards() -> None:
     ratio = run.calls[0].scale.ratio
     assert ratio == pytest.approx(8**0.5)
     record = fold_scale_(model, "", ratio, stats=run)
-    assert record.scale == pytest.approx(1.0) and record.parameters == ("q.weight", "q.bias")
+    assert record.scale == pytest.approx(1.0)
+    assert record.parameters == ("q.weight", "q.bias")
     model.extra = 1.0
     with sqrtdk.trace(model) as run:
         torch.testing.assert_close(model(x), expected)
@@ -139,7 +140,8 @@ def test_the_model_is_left_as_it_was_but_for_q(make: Callable[[], nn.Module]) ->
     model = randomised(make()).train()
     state, fast = torch.get_rng_state(), torch.backends.mha.get_fastpath_enabled()
     record = fold_scale_(model, "", 2.0, inputs=(states(),))
-    assert model.training and torch.equal(state, torch.get_rng_state())
+    assert model.training
+    assert torch.equal(state, torch.get_rng_state())
     assert torch.backends.mha.get_fastpath_enabled() is fast
     assert all(name.startswith("q") for name in record.parameters)
 
@@ -149,7 +151,7 @@ def test_wrong_arguments() -> None:
     for ratio in (0.0, -2.0, math.nan, math.inf):
         with pytest.raises(InvalidValueError, match="ratio is a finite number above 0"):
             fold_scale_(model, "", ratio, inputs=inputs)
-    with pytest.raises(InvalidValueError, match="got 'layers.7', and there are ''"):
+    with pytest.raises(InvalidValueError, match=r"got 'layers.7', and there are ''"):
         fold_scale_(model, "layers.7", 2.0, inputs=inputs)
     with pytest.raises(InvalidTypeError, match="site is a module path; got 3"):
         fold_scale_(model, 3, 2.0, inputs=inputs)  # type: ignore[arg-type]

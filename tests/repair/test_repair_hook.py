@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from repair_layouts import GROUPED, IDS
-from repair_modules import Attention, randomised, states
 from torch import nn
 
 import sqrtdk
+from repair_layouts import GROUPED, IDS
+from repair_modules import Attention, randomised, states
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.repair import QKClip, plan_of, qk_clip_
 
@@ -43,9 +43,12 @@ def test_a_run_is_kept_under_the_threshold(kind: Any) -> None:
     optimizer = kind(model.parameters(), lr=0.0)
     clip = QKClip(model, threshold=10.0).attach(optimizer)
     first, second = _train(model, 2, clip, optimizer, x)
-    assert first > 30 and second == pytest.approx(10.0)
+    assert first > 30
+    assert second == pytest.approx(10.0)
     clip.remove()
-    assert not model._forward_hooks and not model._forward_pre_hooks and not optimizer._optimizer_step_post_hooks
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+    assert not optimizer._optimizer_step_post_hooks
 
 
 def test_the_hook_does_what_the_function_does_after_the_step() -> None:
@@ -61,7 +64,8 @@ def test_the_hook_does_what_the_function_does_after_the_step() -> None:
     for optimizer in optimizers:
         optimizer.step()
     expected = qk_clip_(models[1], run, 15.0, 0.3)
-    assert torch.equal(clip.records[0].gamma, expected[0].gamma) and expected[0].clipped
+    assert torch.equal(clip.records[0].gamma, expected[0].gamma)
+    assert expected[0].clipped
     for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert torch.equal(one, other)
 
@@ -76,7 +80,8 @@ def test_of_several_forwards_the_largest_counts_and_none_of_those_in_eval_mode()
     model.eval()(5 * x)
     model.train()
     (record,) = clip.step()
-    assert (record.measured > small.predicted).all() and record.measured.max() < 1e-5
+    assert (record.measured > small.predicted).all()
+    assert record.measured.max() < 1e-5
 
 
 def test_every_second_step_clips() -> None:
@@ -85,7 +90,8 @@ def test_every_second_step_clips() -> None:
     model(x)
     assert clip.step() != ()
     model(x)
-    assert clip.step() == () and clip.records != ()
+    assert clip.step() == ()
+    assert clip.records != ()
 
 
 def test_a_forward_that_raises_leaves_no_trace_running() -> None:
@@ -115,7 +121,8 @@ def test_calls_that_appear_later_are_planned_when_they_are_seen_again() -> None:
         model(x, "two")
         records = clip.step()
     assert [record.site for record in records] == ["one", "two"]
-    assert records[0].clipped == () and records[1].clipped
+    assert records[0].clipped == ()
+    assert records[1].clipped
 
 
 def test_a_monitor_serves_in_place_of_a_trace() -> None:
@@ -177,7 +184,10 @@ def test_a_trainer_is_kept_under_the_threshold(tmp_path: Path) -> None:
     with sqrtdk.trace(model) as run:
         model(IDS)
     after = run.calls[0].stats
-    assert before is not None and after is not None
-    assert max(before.max_logit) > 12 and max(after.max_logit) == pytest.approx(8.0, rel=1e-4)
-    assert callback.clip is not None and callback.clip.records[0].clipped == ()  # the first step had clipped
+    assert before is not None
+    assert after is not None
+    assert max(before.max_logit) > 12
+    assert max(after.max_logit) == pytest.approx(8.0, rel=1e-4)
+    assert callback.clip is not None
+    assert callback.clip.records[0].clipped == ()
     assert not model._forward_hooks

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.multiprocessing as mp
+
 from repair_modules import slow_path
 from repair_ranks import CASES, RANKS, build, clip, inputs, rank_main
 
@@ -24,7 +25,8 @@ def test_two_ranks_give_the_weights_of_one_process(ranks: list[dict[Any, Any]], 
     before = dict(build(name).named_parameters())
     with slow_path():
         (record,), expected = clip(name, build(name), inputs(name))
-    assert 0 < len(record.clipped) and record.refused is None
+    assert len(record.clipped) > 0
+    assert record.refused is None
     moved = {key for key, weight in expected.items() if not torch.equal(weight, before[key])}
     for rank in ranks:
         assert not isinstance(rank[name, way], str), rank[name, way]

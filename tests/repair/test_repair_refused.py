@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from repair_layouts import IDS, Layout
-from repair_modules import Attention, randomised, slow_path, states
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
 import sqrtdk
+from repair_layouts import IDS, Layout
+from repair_modules import Attention, randomised, slow_path, states
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, SqrtdkError
 from sqrtdk.repair import clip_, plan_of, qk_clip_
 
@@ -130,7 +130,8 @@ def test_what_it_cannot_clip_it_leaves_and_says_why(name: str) -> None:
     records = qk_clip_(layout.model, run, threshold=1e-3)
     assert records[0].refused is not None
     assert re.search(reason, records[0].refused), records[0].refused
-    assert records[0].clipped == () and torch.equal(records[0].predicted, records[0].measured)
+    assert records[0].clipped == ()
+    assert torch.equal(records[0].predicted, records[0].measured)
     assert all(torch.equal(parameter, before[name]) for name, parameter in layout.model.named_parameters())
 
 
@@ -140,13 +141,14 @@ def test_the_fast_path_is_refused_with_the_switch_that_helps() -> None:
     with torch.no_grad(), sqrtdk.trace(layer, keep=True) as run:
         layer(x, x, x)
     (record,) = qk_clip_(layer, run, threshold=1e-3)
-    assert record.refused is not None and "set_fastpath_enabled(False)" in record.refused
+    assert record.refused is not None
+    assert "set_fastpath_enabled(False)" in record.refused
     with slow_path(), torch.no_grad(), sqrtdk.trace(layer, keep=True) as run:
         layer(x, x, x)
     assert qk_clip_(layer, run, threshold=1e-3)[0].clipped == (0, 1, 2, 3)
 
 
-# -- what several calls share --------------------------------------------------------------------------------------------
+# -- what several calls share -----------------------------------------------------------------------------------------
 
 
 class Twice(nn.Module):
@@ -197,8 +199,10 @@ def test_what_shares_a_projection_with_a_refused_call_is_refused_too() -> None:
         model(x)
     before = model.one.q.weight.clone()
     one, two = qk_clip_(model, run, threshold=1e-3)
-    assert two.refused is not None and "bias" in two.refused
-    assert one.refused is not None and "one.q.weight is also used by two, call 0" in one.refused
+    assert two.refused is not None
+    assert "bias" in two.refused
+    assert one.refused is not None
+    assert "one.q.weight is also used by two, call 0" in one.refused
     assert torch.equal(before, model.one.q.weight)
 
 
@@ -218,10 +222,11 @@ def test_keys_of_another_layer_are_scaled_with_all_that_read_them() -> None:
     with sqrtdk.trace(model, keep=True) as run:
         model(x)
     first, second = qk_clip_(model, run, threshold=1e-2)
-    assert torch.equal(first.gamma, second.gamma) and first.clipped == (0, 1, 2, 3)
+    assert torch.equal(first.gamma, second.gamma)
+    assert first.clipped == (0, 1, 2, 3)
 
 
-# -- arguments -----------------------------------------------------------------------------------------------------------
+# -- arguments --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -278,13 +283,16 @@ def test_wrong_traces(layout: Layout) -> None:
 
 def test_plans_of_a_site_that_is_not_there(layout: Layout) -> None:
     small = nn.Sequential(nn.Linear(2, 2))
-    with pytest.raises(InvalidValueError, match="it has no 'q.weight'"):
+    with pytest.raises(InvalidValueError, match=r"it has no 'q.weight'"):
         clip_(small, plan_of(layout.model, _run(layout)), [torch.full((4,), 1e3)])
 
 
 @pytest.mark.parametrize(
     ("maxima", "message"),
-    [([], "there are maxima for each plan; got 0 for 1"), ([torch.ones(3)], r"have one number a head, \(4,\); got \(3,\)")],
+    [
+        ([], "there are maxima for each plan; got 0 for 1"),
+        ([torch.ones(3)], r"have one number a head, \(4,\); got \(3,\)"),
+    ],
 )
 def test_maxima_that_do_not_fit(layout: Layout, maxima: list[Tensor], message: str) -> None:
     with pytest.raises(InvalidValueError, match=message):

@@ -30,9 +30,7 @@ class QKClipCallback(_callback):  # type: ignore[misc]
         >>> callbacks = [QKClipCallback(threshold=100.0)]
     """
 
-    def __init__(
-        self, threshold: float = 100.0, balance: float = 0.5, *, every: int = 1, group: Ranks = None
-    ) -> None:
+    def __init__(self, threshold: float = 100.0, balance: float = 0.5, *, every: int = 1, group: Ranks = None) -> None:
         self._options: dict[str, Any] = {"threshold": threshold, "balance": balance, "every": every, "group": group}
         self.clip: QKClip | None = None
 

@@ -178,26 +178,25 @@ def clip_(
     )
 
 
-# -- how much -----------------------------------------------------------------------------------------------------------
+# -- how much ---------------------------------------------------------------------------------------------------------
 
 
 def _gammas(
     plans: Sequence[CallPlan], measured: Sequence[Float[Tensor, " Hq"]], threshold: float
 ) -> list[Float[Tensor, " Hq"]]:
-    """gamma of each head: the least of those that are scaled as one."""
-    device = measured[0].device
-    wanted = torch.cat([_wanted(plan, m.to(device), threshold) for plan, m in zip(plans, measured, strict=True)])
-    groups = torch.cat([plan.groups for plan in plans]).to(device)
+    """Gamma of each head: the least of those that are scaled as one."""
+    wanted = torch.cat([_wanted(plan, each, threshold) for plan, each in zip(plans, measured, strict=True)])
+    groups = torch.cat([plan.groups for plan in plans]).to(wanted.device)
     least = torch.ones_like(wanted).scatter_reduce(0, groups, wanted, "amin")
-    return list(least[groups].split([plan.heads for plan in plans]))
+    return list(torch.split(least[groups], [plan.heads for plan in plans]))
 
 
 def _wanted(plan: CallPlan, measured: Float[Tensor, " Hq"], threshold: float) -> Float[Tensor, " Hq"]:
-    """gamma of each head by itself: 1 where it is at or below the threshold, or no number."""
+    """Gamma of each head by itself: 1 where it is at or below the threshold, or no number."""
     ones = torch.ones_like(measured)
     if plan.refused is not None or (plan.softcap is not None and threshold >= plan.softcap):
         return ones
-    limit = _uncapped(torch.tensor(threshold, dtype=measured.dtype, device=measured.device), plan.softcap)
+    limit = threshold if plan.softcap is None else plan.softcap * math.atanh(threshold / plan.softcap)
     largest = _uncapped(measured, plan.softcap)
     above = (measured > threshold) & largest.isfinite()
     return torch.where(above, limit / torch.where(above, largest, ones), ones)
@@ -216,7 +215,7 @@ def _predicted(
     return torch.where(gamma < 1, capped, measured)
 
 
-# -- what ---------------------------------------------------------------------------------------------------------------
+# -- what -------------------------------------------------------------------------------------------------------------
 
 
 def _factors(
@@ -232,7 +231,7 @@ def _factors(
     return factors
 
 
-# -- arguments ----------------------------------------------------------------------------------------------------------
+# -- arguments --------------------------------------------------------------------------------------------------------
 
 
 def bound(threshold: Any) -> float:
@@ -249,12 +248,14 @@ def share(balance: Any) -> float:
 
 
 def _checked(plans: Sequence[CallPlan], maxima: Sequence[Tensor | None]) -> list[Tensor]:
-    """The maxima as floating tensors on one device; NaN where there are none."""
+    """The maxima as floating tensors beside the weights; NaN where there are none."""
     if len(plans) != len(maxima):
         raise InvalidValueError(
-            f"there are maxima for each plan; got {len(maxima)} for {len(plans)}", hint="None stands for a call not run."
+            f"there are maxima for each plan; got {len(maxima)} for {len(plans)}",
+            hint="None stands for a call not run.",
         )
-    device = next((each.device for each in maxima if each is not None), torch.device("cpu"))
+    beside = [rows.index.device for plan in plans for rows in plan.rows]
+    device = next(iter(beside), torch.device("cpu"))
     dtype = torch.float32 if device.type == "mps" else torch.float64
     tensors = []
     for plan, each in zip(plans, maxima, strict=True):

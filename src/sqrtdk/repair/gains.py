@@ -65,7 +65,8 @@ def _key_heads(vector: Vector) -> Int[Tensor, " H"]:
     """The number of the projected head that each head is: key heads may have been repeated before the product."""
     if vector.projection is None:
         return torch.arange(vector.values.shape[1])
-    _, number = vector.projection.features[:, 0].cpu().unique(return_inverse=True)
+    number: Tensor
+    _, number = torch.unique(vector.projection.features[:, 0].cpu(), return_inverse=True)
     return number
 
 

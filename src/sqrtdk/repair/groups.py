@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sqrtdk.repair.lookup import Parameters
     from sqrtdk.repair.plan import CallPlan
 
+
 def number_groups(rows: Sequence[Sequence[Rows]], heads: Sequence[int]) -> list[Int[Tensor, " Hq"]]:
     """Numbers of heads: one number for all that share a row of a parameter, directly or through others.
 
@@ -50,11 +51,13 @@ def number_groups(rows: Sequence[Sequence[Rows]], heads: Sequence[int]) -> list[
         return node
 
     for of_parameter in pairs.values():
-        table = torch.cat(of_parameter).unique(dim=0)  # by feature, then by head
+        table = torch.unique(torch.cat(of_parameter), dim=0)  # by feature, then by head
         beside = table[1:, 0] == table[:-1, 0]
-        for one, other in torch.stack([table[:-1, 1], table[1:, 1]], -1)[beside].unique(dim=0).tolist():
+        neighbours = torch.stack([table[:-1, 1], table[1:, 1]], -1)[beside]
+        for one, other in torch.unique(neighbours, dim=0).tolist():
             root[find(other)] = find(one)
-    _, numbers = torch.tensor([find(node) for node in range(starts[-1])], dtype=torch.long).unique(return_inverse=True)
+    roots = torch.tensor([find(node) for node in range(starts[-1])], dtype=torch.long)
+    _, numbers = torch.unique(roots, return_inverse=True)
     return [numbers[starts[i] : starts[i + 1]] for i in range(len(heads))]
 
 
@@ -83,6 +86,8 @@ def conflict(plan: CallPlan, plans: Sequence[CallPlan], read: Readers) -> str | 
     beside = [rows for other in plans for rows in other.rows] + list(read.values)
     for entry in plan.rows:
         for rows in beside:
+            if rows.name == entry.name and (rows.axis, rows.offset) != (entry.axis, entry.offset):
+                return f"{entry.name} is used both as it is and transposed, or as a gain in two ways"
             if _role(rows) != _role(entry) and overlaps(entry, rows):
                 return f"{entry.name} gives both {_role(entry)} and {_role(rows)}: scaled for one, it changes the other"
     return None

@@ -97,7 +97,7 @@ class QKClip:
                 f"an optimizer with register_step_post_hook is needed; got {type(optimizer).__name__}",
                 hint="Call step(optimizer) after each of its steps.",
             )
-        self._handles.append(optimizer.register_step_post_hook(lambda each, *_: self.step(each)))
+        self._handles.append(optimizer.register_step_post_hook(self._after))
         return self
 
     def step(self, optimizer: Optimizers = None) -> tuple[ClipRecord, ...]:
@@ -133,6 +133,9 @@ class QKClip:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+
+    def _after(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self.step(optimizer)
 
     def _begin(self, model: nn.Module, _: Any) -> None:
         if model.training and self._run is None and self._steps % self._every == 0:

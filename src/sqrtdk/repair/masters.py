@@ -58,7 +58,9 @@ class Copies:
 def _listed(optimizers: Optimizers) -> list[Any]:
     if optimizers is None:
         return []
-    listed = [optimizers] if hasattr(optimizers, "param_groups") or not isinstance(optimizers, Iterable) else [*optimizers]
+    listed = (
+        [optimizers] if hasattr(optimizers, "param_groups") or not isinstance(optimizers, Iterable) else [*optimizers]
+    )
     for optimizer in listed:
         if not hasattr(optimizer, "param_groups") or not hasattr(optimizer, "state"):
             raise InvalidTypeError(

@@ -39,7 +39,7 @@ class CallPlan:
         index: 0-based count of the attentions at this site.
         heads: query heads.
         rows: what is scaled; none where the call is refused.
-        groups: (Hq,), on the CPU: heads of one number, in any call of the plan, are scaled as one.
+        groups: (Hq,): heads of one number, in any call of the plan, are scaled as one.
         softcap: c of c tanh(z / c) on the logits; None without one.
         shared: what several heads share, in words.
         refused: why the call can't be clipped; None where it can.
@@ -85,9 +85,11 @@ def plan_of(model: nn.Module, run: Trace) -> tuple[CallPlan, ...]:
         each = [_call_plan(tensors, parameters) for tensors in run.tensors]
         plans = _without_conflicts(each, run.tensors, parameters)
     numbers = number_groups([plan.rows for plan in plans], [plan.heads for plan in plans])
+    rows = [tuple(_beside(rows, parameters) for rows in plan.rows) for plan in plans]
+    device = next((entry.index.device for of_call in rows for entry in of_call), torch.device("cpu"))
     return tuple(
-        replace(plan, groups=groups, rows=tuple(_beside(rows, parameters) for rows in plan.rows))
-        for plan, groups in zip(plans, numbers, strict=True)
+        replace(plan, groups=groups.to(device), rows=of_call)
+        for plan, groups, of_call in zip(plans, numbers, rows, strict=True)
     )
 
 
@@ -182,7 +184,7 @@ def _beside(rows: Rows, parameters: Parameters) -> Rows:
 
 def _shared(rows: Rows) -> str:
     """What several heads of a call share, in words; "" where each has rows of its own."""
-    heads, own = len(rows.index), len(rows.index.unique(dim=0))
+    heads, own = len(rows.index), len(torch.unique(rows.index, dim=0))
     if own == heads:
         return ""
     return f"{rows.name}: {heads} heads share {own}, and are scaled by the largest maximum of those that share"

@@ -82,7 +82,7 @@ def merged(maxima: Sequence[Sequence[float] | None], heads: Sequence[int], group
         raise InvalidTypeError(
             f"group is a process group, 'merged' or None; got {group!r}", hint="torch.distributed.group.WORLD, for one."
         )
-    return list(_over_ranks(torch.cat(values), group).split(list(heads)))
+    return list(torch.split(_over_ranks(torch.cat(values), group), list(heads)))
 
 
 def _over_ranks(values: Float[Tensor, " n"], group: dist.ProcessGroup) -> Float[Tensor, " n"]:

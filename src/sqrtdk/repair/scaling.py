@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 
-def scale_(
-    parameter: Tensor, copies: Sequence[Tensor], pairs: Sequence[tuple[Rows, Float[Tensor, " Hq"]]]
-) -> None:
+def scale_(parameter: Tensor, copies: Sequence[Tensor], pairs: Sequence[tuple[Rows, Float[Tensor, " Hq"]]]) -> None:
     """Multiply rows in place, and those of the copies; all others keep every bit."""
     axis, offset = pairs[0][0].axis, pairs[0][0].offset
     count = parameter.numel() if axis is None else parameter.shape[axis]
     dtype = torch.promote_types(parameter.dtype, torch.float32)
     factor = torch.ones(count, dtype=dtype, device=parameter.device)
     for rows, by in pairs:
-        factor[rows.index.to(factor.device)] = by.to(device=factor.device, dtype=dtype)[:, None].expand(rows.index.shape)
+        factor[rows.index.to(factor.device)] = by.to(device=factor.device, dtype=dtype)[:, None].expand(
+            rows.index.shape
+        )
     shape = parameter.shape if axis is None else [count if i == axis else 1 for i in range(parameter.dim())]
     factor = laid_as(factor.view(shape), parameter)
-    for tensor in (*copies, parameter) if not copies else copies:
+    for tensor in copies or (parameter,):
         by = factor.to(tensor.device)
         if offset:
             tensor.copy_(torch.where(by == 1, tensor, (tensor + offset) * by - offset))
