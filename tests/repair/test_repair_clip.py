@@ -167,6 +167,17 @@ def test_one_bad_head_does_not_keep_the_others_from_being_clipped() -> None:
     assert record.unusable == (0, 1, 2, 3)
 
 
+def test_a_maximum_at_the_softcap_says_nothing_of_the_product() -> None:
+    layout = LAYOUTS["softcap (Gemma 2)"]()
+    plans = plan_of(layout.model, traced(layout))
+    (record,) = clip_(layout.model, plans, [torch.tensor([50.0, 60.0, 49.0, 3.0])], threshold=10.0)
+    assert record.unusable == (0, 1)
+    assert record.gamma[:2].tolist() == [1.0] * 2
+    assert record.gamma[2:].tolist() == pytest.approx([math.atanh(0.2) / math.atanh(0.98)] * 2)  # of one key head
+    (record,) = clip_(layout.model, plans, [torch.full((4,), 49.0)], threshold=50.0)
+    assert record.clipped == ()
+
+
 def test_plans_and_maxima_of_any_object_serve() -> None:
     """As those of a monitor, merged over ranks by it."""
     layout = LAYOUTS["fused by head (GPT-NeoX)"]()

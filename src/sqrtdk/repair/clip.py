@@ -27,7 +27,7 @@ from sqrtdk.repair.scaling import scale_
 from sqrtdk.tracing import Trace
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Bool, Float
 
 
 @runtime_checkable
@@ -53,6 +53,7 @@ class ClipRecord:
         measured: (Hq,), the maxima it was given.
         gamma: (Hq,), by what the product of q and k was scaled; 1 where a head was left alone.
         predicted: (Hq,), the maxima of the same inputs now; those measured where nothing was scaled.
+        usable: (Hq,), whether the maximum is a finite number, and below the softcap.
         shared: what several heads share, in words: they are scaled by the largest maximum among them.
         refused: why nothing was scaled; None where it could be.
     """
@@ -62,6 +63,7 @@ class ClipRecord:
     measured: Float[Tensor, " Hq"]
     gamma: Float[Tensor, " Hq"]
     predicted: Float[Tensor, " Hq"]
+    usable: Bool[Tensor, " Hq"]
     shared: tuple[str, ...] = ()
     refused: str | None = None
 
@@ -72,8 +74,8 @@ class ClipRecord:
 
     @property
     def unusable(self) -> tuple[int, ...]:
-        """Numbers of the heads whose maximum is missing, NaN or infinite: they were left alone."""
-        return tuple((~self.measured.isfinite()).nonzero().flatten().tolist())
+        """Numbers of the heads whose maximum is missing, NaN, infinite or at the softcap: no ground for a clip."""
+        return tuple((~self.usable).nonzero().flatten().tolist())
 
 
 def qk_clip_(
@@ -172,10 +174,7 @@ def clip_(
     copies = Copies(scaled, parameters.ids, optimizer)
     for name, parameter in scaled.items():
         scale_(parameter, copies.of(name), factors[name])
-    return tuple(
-        ClipRecord(plan.site, plan.index, m, g, _predicted(m, g, plan.softcap), plan.shared, plan.refused)
-        for plan, m, g in zip(plans, measured, gamma, strict=True)
-    )
+    return tuple(_record(plan, m, g) for plan, m, g in zip(plans, measured, gamma, strict=True))
 
 
 # -- how much ---------------------------------------------------------------------------------------------------------
@@ -206,13 +205,12 @@ def _uncapped(logit: Float[Tensor, "..."], softcap: float | None) -> Float[Tenso
     return logit if softcap is None else softcap * torch.atanh(logit / softcap)
 
 
-def _predicted(
-    measured: Float[Tensor, " Hq"], gamma: Float[Tensor, " Hq"], softcap: float | None
-) -> Float[Tensor, " Hq"]:
-    """The maxima once the product is times gamma."""
-    logit = gamma * _uncapped(measured, softcap)
-    capped = logit if softcap is None else softcap * torch.tanh(logit / softcap)
-    return torch.where(gamma < 1, capped, measured)
+def _record(plan: CallPlan, measured: Float[Tensor, " Hq"], gamma: Float[Tensor, " Hq"]) -> ClipRecord:
+    """What was done, and the maxima once the product is times gamma."""
+    logit, cap = _uncapped(measured, plan.softcap), plan.softcap
+    capped = gamma * logit if cap is None else cap * torch.tanh(gamma * logit / cap)
+    predicted = torch.where(gamma < 1, capped, measured)
+    return ClipRecord(plan.site, plan.index, measured, gamma, predicted, logit.isfinite(), plan.shared, plan.refused)
 
 
 # -- what -------------------------------------------------------------------------------------------------------------

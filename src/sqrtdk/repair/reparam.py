@@ -86,7 +86,7 @@ def sigma_reparam(
 
     Example:
         >>> layer = sigma_reparam(nn.Linear(8, 4, dtype=torch.float64), iterations=300)
-        >>> round(float(torch.linalg.matrix_norm(layer.weight, 2)), 3)
+        >>> round(float(torch.linalg.matrix_norm(layer.weight.detach(), 2)), 3)
         1.0
 
     Reference:
