@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import transformers as hf
 from torch import Tensor, nn
+from torch.nn import functional
 
 from repair_modules import Attention, Latent, Transposed, WithGain, WithScale, randomised, states
 
@@ -92,6 +93,7 @@ LAYOUTS: dict[str, Callable[[], Layout]] = {
     "gains by head, a norm each (Cohere)": lambda: _hub(hf.CohereConfig(**GROUPED, use_qk_norm=True)),
     "gain and shift (Persimmon)": lambda: _hub(hf.PersimmonConfig(**SIZES)),
     "gains of the attention's own": lambda: _plain(WithGain()),
+    "gains behind an l2 norm": lambda: _plain(WithGain(lambda x: functional.normalize(x, dim=-1))),
     "transposed": lambda: _plain(Transposed()),
     "latent": lambda: _plain(Latent()),
     "latent (DeepSeek-V3)": lambda: _hub(hf.DeepseekV3Config(**LATENT)),

@@ -35,6 +35,7 @@ class Attention(nn.Module):
         super().__init__()
         self.q, self.k, self.v = (nn.Linear(32, 32) for _ in range(3))
         self.between, self.after = between, after
+        self.of_values: Callable[[Tensor], Tensor] = lambda v: v
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (project(x).unflatten(-1, (4, 8)).transpose(1, 2) for project in (self.q, self.k, self.v))
@@ -43,19 +44,14 @@ class Attention(nn.Module):
         logits = q @ k.mT * 8**-0.5
         if self.after is not None:
             logits = self.after(self, logits)
-        return (logits.softmax(-1) @ v).transpose(1, 2).flatten(2)
+        return (logits.softmax(-1) @ self.of_values(v)).transpose(1, 2).flatten(2)
 
 
 class WithGain(Attention):
-    """RMS norms over each head with gains that are parameters of the attention itself."""
+    """Norms over each head with gains that are parameters of the attention itself."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            lambda own, q, k: (
-                functional.rms_norm(q, (8,), eps=1e-6) * own.q_gain,
-                functional.rms_norm(k, (8,), eps=1e-6) * own.k_gain,
-            )
-        )
+    def __init__(self, norm: Callable[[Tensor], Tensor] = lambda x: functional.rms_norm(x, (8,), eps=1e-6)) -> None:
+        super().__init__(lambda own, q, k: (norm(q) * own.q_gain, norm(k) * own.k_gain))
         self.q_gain, self.k_gain = (nn.Parameter(torch.ones(8)) for _ in range(2))
 
 

@@ -144,6 +144,17 @@ def test_heads_that_share_a_gain_are_scaled_by_the_largest_maximum_of_all() -> N
     assert "q_norm.weight: 4 heads share 1" in record.shared[0]
 
 
+@pytest.mark.parametrize("name", ["one gain for all heads (Qwen3)", "1 + gain (Gemma 3)"])
+def test_gains_as_they_are_at_first_are_told_apart_by_their_names(name: str) -> None:
+    layout = LAYOUTS[name]()
+    with torch.no_grad():
+        for key, parameter in layout.model.named_parameters():
+            if key.endswith(("q_norm.weight", "k_norm.weight")):
+                parameter.fill_(0.0 if "Gemma" in name else 1.0)
+    (plan,) = plan_of(layout.model, traced(layout))
+    assert {rows.side: rows.name.split(".")[-2] for rows in plan.rows} == {"q": "q_norm", "k": "k_norm"}
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -5.0, 0.0])
 def test_a_maximum_that_is_no_ground_for_clipping_changes_nothing(value: float) -> None:
     layout = LAYOUTS["separate"]()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import sqrtdk
 from repair_layouts import GROUPED, IDS
@@ -75,8 +76,8 @@ def test_of_several_forwards_the_largest_counts_and_none_of_those_in_eval_mode()
     clip = QKClip(model, threshold=1e-6)
     model(x)
     (small,) = clip.step()
-    model(x)
     model(1.5 * x)
+    model(x)
     model.eval()(5 * x)
     model.train()
     (record,) = clip.step()
@@ -99,6 +100,7 @@ def test_a_forward_that_raises_leaves_no_trace_running() -> None:
     clip = QKClip(model)
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         model(torch.randn(2, 6, 31, dtype=torch.float64))
+    assert _get_current_dispatch_mode() is None
     assert clip.step() == ()
     model(states())
     assert clip.step() != ()

@@ -61,6 +61,32 @@ def _l2(own: Attention, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     return functional.normalize(q, dim=-1) * 8, functional.normalize(k, dim=-1) * 8
 
 
+def _gained(own: Attention, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    gain = torch.linspace(0.5, 1.5, 8, dtype=q.dtype)
+    return functional.rms_norm(q, (8,)) * gain, functional.rms_norm(k, (8,)) * gain
+
+
+def _named(own: Attention) -> None:
+    own.first, own.second = (nn.Parameter(torch.full((8,), 1.3)) for _ in range(2))
+    own.between = lambda own, q, k: (
+        functional.rms_norm(q, (8,)) * own.first,
+        functional.rms_norm(k, (8,)) * own.second,
+    )
+
+
+def _one_sided(own: Attention) -> None:
+    own.k_norm = nn.RMSNorm(8)
+    own.between = lambda own, q, k: (functional.rms_norm(q, (8,)), own.k_norm(k))
+
+
+def _values_normed(own: Attention) -> None:
+    own.q_norm, own.k_norm = nn.RMSNorm(8), nn.RMSNorm(8)
+    own.between = lambda own, q, k: (own.q_norm(q), own.k_norm(k))
+    with torch.no_grad():
+        own.k_norm.weight.mul_(1.3)
+    own.of_values = lambda v: own.k_norm(v)
+
+
 def _with(change: Callable[[Attention], Any], **options: Any) -> Layout:
     model = randomised(Attention(**options))
     change(model)
@@ -97,6 +123,13 @@ REFUSED: dict[str, tuple[Callable[[], Layout], str]] = {
         "no parameter: it is made while the model runs",
     ),
     "l2 without a gain": (lambda: _with(_nothing, between=_l2), r"q is normalised \(l2\) without a gain"),
+    "a gain that is elsewhere": (
+        lambda: _with(_nothing, between=_gained),
+        r"q is normalised \(rms\) without a gain that is a parameter of its own",
+    ),
+    "two gains of one value": (lambda: _with(_named), "the gain of q is one of first, second"),
+    "no gain, beside one of ones": (lambda: _with(_one_sided), r"q is normalised \(rms\) without a gain"),
+    "k and v of one norm": (lambda: _with(_values_normed), "k_norm.weight gives both k and v"),
     "ALiBi": (lambda: _with(_nothing, after=_alibi), "a bias .* is added to its logits"),
     "relative (T5)": (
         lambda: Layout(randomised(hf.T5EncoderModel(hf.T5Config(**_T5))), (IDS,)),

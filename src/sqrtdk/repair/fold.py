@@ -15,7 +15,7 @@ from sqrtdk.audit.own_module import as_inputs, from_module
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.run import call as forward
-from sqrtdk.repair.groups import overlaps
+from sqrtdk.repair.groups import overlaps, rows_of_v
 from sqrtdk.repair.lookup import Parameters
 from sqrtdk.repair.masters import Copies, Optimizers
 from sqrtdk.repair.plan import check_trace, side_rows
@@ -152,13 +152,9 @@ def _refuse_shared(rows: list[Rows], site: str, run: Trace, parameters: Paramete
 
 
 def _known(side: str, tensors: CallTensors, parameters: Parameters) -> list[Rows]:
+    if side == "v":
+        return rows_of_v(tensors, parameters)
     try:
-        if side != "v":
-            return side_rows(side, tensors, parameters)
-        projection = tensors.value.projection
-        if projection is None:
-            return []
-        place = parameters.find("v", projection, tensors.site)
-        return [Rows(place.name, "v", projection.features.cpu() + place.shift, place.axis)]
+        return side_rows(side, tensors, parameters)
     except Refusal:
         return []

@@ -11,20 +11,21 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sqrtdk.repair.lookup import ALIKE, Parameters
+from sqrtdk.repair.lookup import Parameters
 from sqrtdk.repair.rows import Refusal, Rows, explained, spread
 from sqrtdk.tracing import Vector
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-_NAMES = {"q": re.compile(r"(^|[._])(q|query)"), "k": re.compile(r"(^|[._])(k|key)")}
+_NAMES = {"q": re.compile(r"(^|[._])q"), "k": re.compile(r"(^|[._])k"), "v": re.compile(r"(^|[._])k?v")}
+_FITS = 0.999  # share of the squares: a gain may have moved by 3% in the step between the trace and the clip
 _OFFSETS = (0.0, 1.0)  # the gain is the parameter, or 1 + it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Fit:
-    """A parameter that may be the gain, and how much of the normalised values it explains."""
+    """A parameter that may be the gain, or "" for none, and how much of the normalised values it explains."""
 
     name: str
     offset: float
@@ -47,12 +48,12 @@ def gain_rows(side: str, vector: Vector, heads: int, site: str, parameters: Para
         raise Refusal(f"the values at the {kind} norm of {side} are not known")
     scope = _scope(vector, site)
     fits = list(_fits(before.cpu().double(), after.cpu().double(), _key_heads(vector), scope, parameters))
-    best = max((fit.share for fit in fits), default=0.0)
-    if best <= ALIKE:
-        raise Refusal(f"{side} is normalised ({kind}) without a gain that is a parameter of its own")
+    best = max(fit.share for fit in fits)
     ties = [fit for fit in fits if fit.share == best]
     if len(ties) > 1:
         ties = [fit for fit in ties if _NAMES[side].search(fit.name[len(scope) :])] or ties
+    if best < _FITS or not all(fit.name for fit in ties):
+        raise Refusal(f"{side} is normalised ({kind}) without a gain that is a parameter of its own")
     if len({fit.name for fit in ties}) > 1:
         raise Refusal(f"the gain of {side} is one of {', '.join(fit.name for fit in ties)}: it can't be told which")
     fit = ties[0]
@@ -81,6 +82,7 @@ def _fits(
     inner = torch.arange(dim)
     layouts = {dim: inner.expand(heads, dim), (int(own.max()) + 1) * dim: own[:, None] * dim + inner}
     units = list(_normalised(before))
+    yield _Fit("", 0.0, inner, None, max(explained(unit, after) for unit in units))  # no gain at all
     for name in _candidates(scope, parameters):
         parameter = parameters.get(name)
         index = layouts.get(parameter.numel())

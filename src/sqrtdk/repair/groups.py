@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from sqrtdk.repair.gains import gain_rows
 from sqrtdk.repair.rows import Refusal, Rows
 from sqrtdk.tracing import CallTensors
 
@@ -73,7 +75,7 @@ def readers(kept: Sequence[CallTensors], parameters: Parameters) -> Readers:
     """What each call of a trace is known to read; all that its site has, where q or k is not known."""
     return Readers(
         tuple(_read(tensors, parameters) for tensors in kept),
-        tuple(rows for tensors in kept if (rows := _rows_of_v(tensors, parameters)) is not None),
+        tuple(rows for tensors in kept for rows in rows_of_v(tensors, parameters)),
     )
 
 
@@ -102,15 +104,17 @@ def _role(rows: Rows) -> str:
     return rows.side.replace("whole", "q")
 
 
-def _rows_of_v(tensors: CallTensors, parameters: Parameters) -> Rows | None:
-    projection = tensors.value.projection
-    if projection is None:
-        return None
-    try:
-        place = parameters.find("v", projection, tensors.site)
-    except Refusal:
-        return None
-    return Rows(place.name, "v", projection.features.cpu() + place.shift, place.axis)
+def rows_of_v(tensors: CallTensors, parameters: Parameters) -> list[Rows]:
+    """Rows that set v: of its projection, and of the gain of a norm behind it; as far as they are known."""
+    value, rows = tensors.value, list[Rows]()
+    with contextlib.suppress(Refusal):
+        if value.projection is not None:
+            place = parameters.find("v", value.projection, tensors.site)
+            rows.append(Rows(place.name, "v", value.projection.features.cpu() + place.shift, place.axis))
+    with contextlib.suppress(Refusal):
+        if any(step.name == "norm" for step in value.steps):
+            rows += gain_rows("v", value, tensors.query.values.shape[1], tensors.site, parameters)
+    return rows
 
 
 def _read(tensors: CallTensors, parameters: Parameters) -> frozenset[str]:

@@ -71,35 +71,19 @@ def _listed(optimizers: Optimizers) -> list[Any]:
 
 
 def _in_state(scaled: Mapping[str, Tensor], state: Mapping[Any, Any]) -> dict[str, list[Tensor]]:
-    """Entries of the state that are copies wherever they could be: a moment that is zero is none."""
-    pairs: dict[str, list[tuple[str, Tensor]]] = defaultdict(list)
-    strangers = set()
-    for name, parameter in scaled.items():
-        for key, entry in (state.get(parameter) or {}).items():
-            if not isinstance(entry, Tensor) or not _may_be_copy(entry, parameter):
-                continue
-            if _is_copy(entry, parameter):
-                pairs[key].append((name, entry))
-            else:
-                strangers.add(key)
-    found: dict[str, list[Tensor]] = defaultdict(list)
-    for key, copies in pairs.items():
-        if key not in strangers:
-            for name, entry in copies:
-                found[name].append(entry)
-    return found
+    """Entries of the state that are copies. A moment is none, unless it and the weight are all zeros: they stay so."""
+    return {
+        name: [entry for entry in (state.get(parameter) or {}).values() if _is_copy(entry, parameter)]
+        for name, parameter in scaled.items()
+    }
 
 
-def _may_be_copy(entry: Tensor, parameter: Tensor) -> bool:
-    if entry.shape != parameter.shape or not entry.is_floating_point() or local(entry).shape != local(parameter).shape:
-        return False
-    return torch.finfo(entry.dtype).eps < torch.finfo(parameter.dtype).eps
-
-
-def _is_copy(entry: Tensor, parameter: Tensor) -> bool:
+def _is_copy(entry: Any, parameter: Tensor) -> bool:
     """Whether a tensor of a finer dtype rounds to the parameter, to nearest or, stochastically, to either side."""
-    if not _may_be_copy(entry, parameter):
+    if not isinstance(entry, Tensor) or entry.shape != parameter.shape or not entry.is_floating_point():
         return False
-    one, other = local(entry), local(parameter).to(device=local(entry).device, dtype=entry.dtype)
-    finfo = torch.finfo(parameter.dtype)
+    finfo, one, other = torch.finfo(parameter.dtype), local(entry), local(parameter)
+    if torch.finfo(entry.dtype).eps >= finfo.eps or one.shape != other.shape:
+        return False
+    other = other.to(one)
     return bool(((one - other).abs() <= finfo.eps * one.abs() + finfo.tiny).all())
