@@ -187,17 +187,24 @@ def _place(
     name: str, axis: int, rows: Float[Tensor, "F D"], weight: Float[Tensor, "H E D"], features: Int[Tensor, "H E"]
 ) -> Place | None:
     """Where in a parameter a projection's weight is, or None; by its most alike row, where it is a part of it."""
-    nearest = torch.nn.functional.normalize(rows.double(), dim=-1) @ weight[0, 0].double()
-    shift = int(nearest.argmax()) - int(features[0, 0])
-    for moved in dict.fromkeys((0, shift)):
+    for moved in _shifts(rows, weight[0, 0], int(features[0, 0])):
         index = features + moved
         if int(index.min()) < 0 or int(index.max()) >= len(rows):
             continue
         picked = rows[index].to(weight.dtype)
-        alike = explained(picked, weight)
+        fresh = torch.equal(picked, weight)
+        alike = 1.0 if fresh else explained(picked, weight)
         if alike > ALIKE:
-            return Place(name, axis, moved, alike, torch.equal(picked, weight))
+            return Place(name, axis, moved, alike, fresh)
     return None
+
+
+def _shifts(rows: Float[Tensor, "F D"], first: Float[Tensor, " D"], feature: int) -> Iterator[int]:
+    """0, and, where that is not it, the one that brings a weight's first row to the most alike row of a parameter."""
+    yield 0
+    shift = int((torch.nn.functional.normalize(rows.float(), dim=-1) @ first.float()).argmax()) - feature
+    if shift:
+        yield shift
 
 
 def _no_weight(parameter: Tensor) -> str | None:
