@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 import sqrtdk
 from repair_layouts import GROUPED, IDS
 from repair_modules import Attention, randomised, states
-from sqrtdk.errors import InvalidTypeError, InvalidValueError
+from sqrtdk.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 from sqrtdk.repair import QKClip, plan_of, qk_clip_
 
 
@@ -104,6 +105,21 @@ def test_a_forward_that_raises_leaves_no_trace_running() -> None:
     assert clip.step() == ()
     model(states())
     assert clip.step() != ()
+
+
+def test_a_compiled_model_is_traced_from_outside() -> None:
+    model, x = randomised(Attention()).train(), states()
+    compiled = torch.compile(model, backend="eager")
+    clip = QKClip(compiled, threshold=10.0)
+    compiled(x)
+    assert clip.step()[0].clipped
+    clip.remove()
+    torch._dynamo.reset()
+    QKClip(model)
+    compiled = torch.compile(model, backend="eager")
+    with warnings.catch_warnings(action="ignore"), pytest.raises(UnsupportedError, match="inside a compiled region"):
+        compiled(x)
+    torch._dynamo.reset()
 
 
 def test_calls_that_appear_later_are_planned_when_they_are_seen_again() -> None:

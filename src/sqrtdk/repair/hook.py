@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sqrtdk.errors import InvalidTypeError, InvalidValueError
+from sqrtdk.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 from sqrtdk.repair.clip import ClipRecord, LogitMaxima, bound, clip_, qk_clip_, share
 from sqrtdk.repair.groups import number_groups
 from sqrtdk.repair.masters import Optimizers
@@ -26,7 +26,8 @@ class QKClip:
 
     The model's training forwards are traced, on every step or on every n-th, and what they cost is what a trace costs;
     where a monitor measures the maxima anyway, pass it as `stats`, and nothing is traced here. Forwards in eval mode do
-    not count. Of several forwards before a step the largest maxima count.
+    not count. Of several forwards before a step the largest maxima count. Of a compiled model pass what
+    `torch.compile(model)` returned: on the steps that are traced it runs eagerly.
 
     Args:
         model: the module whose forward runs; of DistributedDataParallel its `.module`.
@@ -139,8 +140,15 @@ class QKClip:
 
     def _begin(self, model: nn.Module, _: Any) -> None:
         if model.training and self._run is None and self._steps % self._every == 0:
-            self._run = trace(model, numeric=False, keep=self._unplanned)
-            self._run.__enter__()
+            run = trace(model, numeric=False, keep=self._unplanned)
+            try:
+                run.__enter__()
+            except RuntimeError as error:  # torch's own, of a forward that dynamo runs
+                raise UnsupportedError(
+                    f"the forward of {type(model).__name__} runs inside a compiled region, which can't be traced",
+                    hint="Give QKClip what torch.compile(model) returned, or maxima as `stats`.",
+                ) from error
+            self._run = run
 
     def _end(self, model: nn.Module, _: Any, output: Any) -> None:
         run, self._run = self._run, None
