@@ -50,8 +50,9 @@ class Attention(nn.Module):
 class WithGain(Attention):
     """Norms over each head with gains that are parameters of the attention itself."""
 
-    def __init__(self, norm: Callable[[Tensor], Tensor] = lambda x: functional.rms_norm(x, (8,), eps=1e-6)) -> None:
-        super().__init__(lambda own, q, k: (norm(q) * own.q_gain, norm(k) * own.k_gain))
+    def __init__(self, norm: Callable[[Tensor], Tensor] | None = None, offset: float = 0.0) -> None:
+        norm = norm or (lambda x: functional.rms_norm(x, (8,), eps=1e-6))
+        super().__init__(lambda own, q, k: (norm(q) * (offset + own.q_gain), norm(k) * (offset + own.k_gain)))
         self.q_gain, self.k_gain = (nn.Parameter(torch.ones(8)) for _ in range(2))
 
 

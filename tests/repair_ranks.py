@@ -20,11 +20,12 @@ Result = tuple[torch.Tensor, torch.Tensor, str | None, dict[str, torch.Tensor]]
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "separate": Attention,
     "gain": WithGain,
+    "1 + gain": lambda: WithGain(offset=1.0),
     "latent": Latent,
     "transposed": Transposed,
     "MultiheadAttention": lambda: nn.MultiheadAttention(32, 4, batch_first=True),
 }
-THRESHOLD = {"gain": 2.0, "latent": 18.0, "transposed": 5.5}
+THRESHOLD = {"gain": 2.0, "1 + gain": 8.0, "latent": 18.0, "transposed": 5.5}
 
 
 def build(name: str) -> nn.Module:
@@ -59,7 +60,7 @@ def rank_main(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
     results: dict[str, Any] = {}
     try:
-        for name, way in CASES:
+        for name, way in (*CASES, ("separate", "masters")):
             half = tuple(each[rank : rank + 1] for each in inputs(name))
             try:
                 results[name, way] = WAYS[way](name, half)
@@ -103,6 +104,21 @@ def _hook(name: str, half: tuple[torch.Tensor, ...]) -> Result:
     return _result(clip.records, weights(model))
 
 
+def _masters(name: str, half: tuple[torch.Tensor, ...]) -> Result:
+    """Sharded weights in bfloat16, of which the optimizer holds sharded copies in float32."""
+    model = fully_shard(build(name).to(torch.bfloat16))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    for parameter in model.parameters():
+        optimizer.state[parameter]["master"] = parameter.detach().float() * (1 + 1e-4)
+    half = tuple(each.bfloat16() for each in half)
+    records, after = clip(name, model, half, group=dist.group.WORLD, optimizer=optimizer)
+    for parameter in model.parameters():
+        copy = optimizer.state[parameter]["master"].full_tensor()
+        assert torch.equal(copy.bfloat16(), parameter.full_tensor())
+        assert not torch.equal(copy, parameter.full_tensor().float())
+    return _result(records, after)
+
+
 def _tensor(name: str, half: tuple[torch.Tensor, ...]) -> Result:
     """Weights that are made DTensors after the plan: sharded along either axis, and unevenly."""
     import sqrtdk
@@ -125,7 +141,14 @@ def _result(records: Any, after: dict[str, torch.Tensor]) -> Result:
     return record.gamma, record.measured, record.refused, after
 
 
-WAYS = {"replicas": _replicas, "fsdp": _fsdp, "fsdp below": _fsdp_below, "hook": _hook, "tensor": _tensor}
+WAYS = {
+    "replicas": _replicas,
+    "fsdp": _fsdp,
+    "fsdp below": _fsdp_below,
+    "hook": _hook,
+    "masters": _masters,
+    "tensor": _tensor,
+}
 CASES = [
     *((name, "fsdp") for name in MODELS),
     ("separate", "replicas"),

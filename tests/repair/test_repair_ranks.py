@@ -43,6 +43,14 @@ def test_two_ranks_give_the_weights_of_one_process(ranks: list[dict[Any, Any]], 
     assert all(torch.equal(one[key], other[key]) for key in one)
 
 
+def test_sharded_copies_of_an_optimizer_agree_with_the_shards(ranks: list[dict[Any, Any]]) -> None:
+    """Each rank has held its weights against the copies: here that it did, and that they are one another's."""
+    results = [rank["separate", "masters"] for rank in ranks]
+    assert not any(isinstance(result, str) for result in results), results
+    assert (results[0][0] < 1).any()
+    assert all(torch.equal(results[0][3][key], results[1][3][key]) for key in results[0][3])
+
+
 def test_maxima_that_no_one_merged_are_refused(ranks: list[dict[Any, Any]]) -> None:
     assert {rank["no group"] for rank in ranks} == {
         "each of 2 processes saw maxima of its own: weights clipped by them would part"
