@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sqrtdk
 from repair_layouts import LAYOUTS, Layout
-from repair_modules import slow_path
+from repair_modules import Latent, WithGain, randomised, slow_path
 from sqrtdk.repair import ClipRecord, clip_, plan_of, qk_clip_
 from sqrtdk.tracing import Trace
 from tolerances import allowed
@@ -165,6 +165,15 @@ def test_a_maximum_that_is_no_ground_for_clipping_changes_nothing(value: float) 
     assert record.clipped == ()
     assert record.unusable == (() if math.isfinite(value) else (0, 1, 2, 3))
     assert all(torch.equal(parameter, before[name]) for name, parameter in layout.model.named_parameters())
+
+
+@pytest.mark.parametrize("make", [WithGain, Latent])
+def test_of_many_tokens_some_tell_what_is_whose(make: Callable[[], nn.Module]) -> None:
+    layout = Layout(randomised(make()), (torch.randn(3, 70, 32, dtype=torch.float64),))
+    run = traced(layout)
+    (record,) = qk_clip_(layout.model, run, between_heads(maxima(run)))
+    assert record.clipped
+    assert_as_predicted(record, layout, run)
 
 
 def test_one_bad_head_does_not_keep_the_others_from_being_clipped() -> None:

@@ -110,6 +110,11 @@ def _one() -> nn.Module:
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
     "a norm without a gain": (lambda: Attention(_same), "", r"q is normalised \(l2\) without a gain"),
     "another site's projection": (_tied, "one", "one.q.weight is also that of q in two"),
+    "a bias in the scale": (
+        lambda: Attention(after=lambda own, z: (z - torch.arange(6.0)) * 0.5),
+        "",
+        "its bias is multiplied by 0.5 as well",
+    ),
     "q is k": (_one, "", "q.weight is also that of k in the root"),
 }
 

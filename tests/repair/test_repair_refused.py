@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations
 
 import sqrtdk
 from repair_layouts import IDS, Layout
-from repair_modules import Attention, randomised, slow_path, states
+from repair_modules import Attention, WithGain, randomised, slow_path, states
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, SqrtdkError
 from sqrtdk.repair import clip_, plan_of, qk_clip_
 
@@ -66,6 +66,16 @@ def _gained(own: Attention, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     return functional.rms_norm(q, (8,)) * gain, functional.rms_norm(k, (8,)) * gain
 
 
+def _alike(own: Attention) -> None:
+    noise = torch.tensor([0.1, -0.1, 0.1, -0.1, 0.1, -0.1, 0.1, -0.1])
+    own.q_gain, own.k_gain = (nn.Parameter(torch.linspace(0.5, 1.5, 8) + noise) for _ in "qk")
+
+
+def _other_bias(own: Attention) -> None:
+    own.extra = nn.Parameter(torch.ones(32))
+    own.q.forward = lambda x: functional.linear(x, own.q.weight) + own.extra
+
+
 def _named(own: Attention) -> None:
     own.first, own.second = (nn.Parameter(torch.full((8,), 1.3)) for _ in range(2))
     own.between = lambda own, q, k: (
@@ -112,6 +122,10 @@ def _alibi(_: Attention, logits: Tensor) -> Tensor:
 
 REFUSED: dict[str, tuple[Callable[[], Layout], str]] = {
     "LoRA": (lambda: _with(_set(q=lambda own: Adapted(own.q))), r"LoRA: q is the sum of .*lora_A"),
+    "LoRA, beside a quantised v": (
+        lambda: _with(_set(k=lambda own: Adapted(own.k), v=lambda own: Quantised(own.v))),
+        "LoRA: k is the sum of",
+    ),
     "int8": (lambda: _with(_set(k=lambda own: Quantised(own.k))), r"k.weight is quantised \(int8\)"),
     "int8, a size each": (
         lambda: _with(_set(k=lambda own: Quantised(own.k, 1))),
@@ -127,6 +141,11 @@ REFUSED: dict[str, tuple[Callable[[], Layout], str]] = {
         lambda: _with(_nothing, between=_gained),
         r"q is normalised \(rms\) without a gain that is a parameter of its own",
     ),
+    "a gain much like a parameter": (
+        lambda: _with(_alike, between=_gained),
+        r"q is normalised \(rms\) without a gain that is a parameter of its own",
+    ),
+    "a bias that is another": (lambda: _with(_other_bias), "q.bias is not the bias that was added to q"),
     "two gains of one value": (lambda: _with(_named), "the gain of q is one of first, second"),
     "no gain, beside one of ones": (lambda: _with(_one_sided), r"q is normalised \(rms\) without a gain"),
     "k and v of one norm": (lambda: _with(_values_normed), "k_norm.weight gives both k and v"),
@@ -239,6 +258,20 @@ def test_what_shares_a_projection_with_a_refused_call_is_refused_too() -> None:
     assert torch.equal(before, model.one.q.weight)
 
 
+def test_a_gain_that_a_refused_call_reads_too_is_left_alone() -> None:
+    model = randomised(WithGain())
+    with sqrtdk.trace(model, keep=True) as run:
+        model(states())
+        model.after = _alibi
+        model(states())
+    before = model.q_gain.clone()
+    one, two = qk_clip_(model, run, threshold=1e-3)
+    assert two.refused is not None
+    assert one.refused is not None
+    assert "q_gain is also used by the root, call 1" in one.refused
+    assert torch.equal(before, model.q_gain)
+
+
 def test_keys_of_another_layer_are_scaled_with_all_that_read_them() -> None:
     """Gemma 3n's last layers read the keys of an earlier one."""
 
@@ -312,6 +345,14 @@ def test_wrong_traces(layout: Layout) -> None:
         qk_clip_(layout.model, {})
     with pytest.raises(InvalidTypeError, match=r"model is an nn.Module; got str"):
         qk_clip_("gpt2", _run(layout))
+
+
+def test_maxima_of_an_object_take_no_group(layout: Layout) -> None:
+    class Monitor:
+        plans, maxima = plan_of(layout.model, _run(layout)), (torch.ones(4),)
+
+    with pytest.raises(InvalidValueError, match="those of an object are merged already"):
+        qk_clip_(layout.model, Monitor(), group="merged")
 
 
 def test_plans_of_a_site_that_is_not_there(layout: Layout) -> None:

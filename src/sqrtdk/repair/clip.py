@@ -100,7 +100,7 @@ def qk_clip_(
         balance: share of q in the scaling, from 0 (k alone) to 1 (q alone).
         optimizer: whose float32 copies of the weights are scaled as well.
         group: of a trace in one of several processes: the process group of the ranks that hold the same weights, whose
-            maxima are merged, or "merged" where they are the same on every rank.
+            maxima are merged, or "merged" where they are the same on every rank; of no other `stats`.
 
     Returns:
         One record a call; a call that can't be clipped says why in `refused`, and is left as it is.
@@ -128,6 +128,10 @@ def qk_clip_(
     if isinstance(stats, LogitMaxima):
         if not isinstance(model, nn.Module):
             raise InvalidTypeError(f"model is an nn.Module; got {type(model).__name__}", hint="Pass the model itself.")
+        if group is not None:
+            raise InvalidValueError(
+                "a group merges the maxima of a trace; those of an object are merged already", hint="Leave it out."
+            )
         plans, maxima = stats.plans, stats.maxima
     else:
         plans = plan_of(model, stats)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.repair.lookup import Parameters
-from sqrtdk.repair.rows import Refusal, Rows, explained, spread
+from sqrtdk.repair.rows import Refusal, Rows, explained, some_tokens, spread
 from sqrtdk.tracing import Vector
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def gain_rows(side: str, vector: Vector, heads: int, site: str, parameters: Para
     if before is None or after is None:
         raise Refusal(f"the values at the {kind} norm of {side} are not known")
     scope = _scope(vector, site)
-    fits = list(_fits(before.cpu().double(), after.cpu().double(), _key_heads(vector), scope, parameters))
+    fits = list(_fits(some_tokens(before), some_tokens(after), _key_heads(vector), scope, parameters))
     best = max(fit.share for fit in fits)
     ties = [fit for fit in fits if fit.share == best]
     if len(ties) > 1:

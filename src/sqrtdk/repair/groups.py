@@ -118,11 +118,12 @@ def rows_of_v(tensors: CallTensors, parameters: Parameters) -> list[Rows]:
 
 
 def _read(tensors: CallTensors, parameters: Parameters) -> frozenset[str]:
-    names = []
+    names = set()
     for vector in (tensors.query, tensors.key):
+        if vector.projection is None or any(step.name == "norm" for step in vector.steps):
+            return frozenset(parameters.below(tensors.site))
         try:
-            assert vector.projection is not None
-            names.append(parameters.find("", vector.projection, tensors.site).name)
-        except (AssertionError, Refusal):
+            names.add(parameters.find("", vector.projection, tensors.site).name)
+        except Refusal:
             return frozenset(parameters.below(tensors.site))
     return frozenset(names)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.repair.lookup import ALIKE, Parameters
-from sqrtdk.repair.rows import Rows, explained, spread
+from sqrtdk.repair.rows import Refusal, Rows, explained, some_tokens, spread
 from sqrtdk.tracing import CallTensors
 
 if TYPE_CHECKING:
@@ -30,16 +30,19 @@ def latent_rows(tensors: CallTensors, parameters: Parameters) -> tuple[Rows, ...
         return None
     if key.projected is None or value.projection.weight is None:
         return None
-    place = parameters.find("v", value.projection, tensors.site)
+    try:
+        place = parameters.find("v", value.projection, tensors.site)
+    except Refusal:
+        return None
     weight = parameters.whole(place.name)
     weight = weight if place.axis == 0 else weight.mT
     index = _rest(value.projection.features.cpu() + place.shift, weight.shape[0])
     if index is None or index.shape[1] >= key.values.shape[-1]:
         return None
     nope = index.shape[1]
-    inputs = value.projection.input.cpu().to(torch.float64)  # (B, S, D)
-    projected = torch.einsum("bsd,hed->bhse", inputs, weight[index].to(torch.float64))
-    given = key.projected.cpu()
+    inputs = some_tokens(value.projection.input.unsqueeze(1))  # (1, 1, N, D)
+    projected = inputs @ weight[index].to(torch.float64).mT
+    given = some_tokens(key.projected)
     if given.shape[1] != projected.shape[1]:
         return None
     starts = (0, given.shape[-1] - nope)

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 
+TOKENS = 64  # that norms and projections are compared on
+
+
 class Refusal(Exception):
     """Why a call can't be clipped; its text goes into the plan."""
 
@@ -45,6 +48,20 @@ def spread(features: Int[Tensor, "H E"], heads: int) -> Int[Tensor, "Hq E"]:
         [[0, 1], [0, 1], [2, 3], [2, 3]]
     """
     return features.cpu().repeat_interleave(heads // features.shape[0], 0)
+
+
+def some_tokens(values: Float[Tensor, "B H L E"]) -> Float[Tensor, "1 H N E"]:
+    """Evenly chosen rows of all batches, `TOKENS` at most, on the CPU in float64: enough to tell tensors apart.
+
+    Example:
+        >>> some_tokens(torch.zeros(8, 2, 100, 4)).shape
+        torch.Size([1, 2, 64, 4])
+    """
+    rows = values.detach().transpose(0, 1).flatten(1, 2)
+    count = rows.shape[1]
+    if count > TOKENS:
+        rows = rows[:, torch.linspace(0, count - 1, TOKENS).long().to(rows.device)]
+    return rows.to("cpu", torch.float64).unsqueeze(0)
 
 
 def explained(fitted: Float[Tensor, "..."], values: Float[Tensor, "..."]) -> float:
