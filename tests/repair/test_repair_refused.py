@@ -146,6 +146,7 @@ REFUSED: dict[str, tuple[Callable[[], Layout], str]] = {
         r"q is normalised \(rms\) without a gain that is a parameter of its own",
     ),
     "a bias that is another": (lambda: _with(_other_bias), "q.bias is not the bias that was added to q"),
+    "a norm of zeros": (lambda: _zeros(), "q is all zeros, which does not tell the gain"),
     "two gains of one value": (lambda: _with(_named), "the gain of q is one of first, second"),
     "no gain, beside one of ones": (lambda: _with(_one_sided), r"q is normalised \(rms\) without a gain"),
     "k and v of one norm": (lambda: _with(_values_normed), "k_norm.weight gives both k and v"),
@@ -164,6 +165,14 @@ REFUSED: dict[str, tuple[Callable[[], Layout], str]] = {
     "one q/k norm for both": (lambda: _one_norm(), "norm.weight gives both q and k"),
 }
 _T5 = {"d_model": 32, "d_kv": 8, "num_heads": 4, "num_layers": 1, "d_ff": 32, "vocab_size": 16}
+
+
+def _zeros() -> Layout:
+    model = randomised(WithGain())
+    with torch.no_grad():
+        model.q.weight.zero_()
+        model.q.bias.zero_()
+    return Layout(model, (states(),))
 
 
 def _one_norm() -> Layout:

@@ -49,6 +49,8 @@ def gain_rows(side: str, vector: Vector, heads: int, site: str, parameters: Para
     scope = _scope(vector, site)
     fits = list(_fits(some_tokens(before), some_tokens(after), _key_heads(vector), scope, parameters))
     best = max(fit.share for fit in fits)
+    if best == 0.0:
+        raise Refusal(f"{side} is all zeros, which does not tell the gain of its norm")
     ties = [fit for fit in fits if fit.share == best]
     if len(ties) > 1:
         ties = [fit for fit in ties if _NAMES[side].search(fit.name[len(scope) :])] or ties
