@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from repair_modules import Attention, Latent, Transposed, WithGain, randomised, states
 
@@ -119,6 +120,20 @@ def _masters(name: str, half: tuple[torch.Tensor, ...]) -> Result:
     return _result(records, after)
 
 
+def _parallel(name: str, half: tuple[torch.Tensor, ...]) -> Result:
+    """Tensor-parallel layers: planned before, with the maxima of all heads."""
+    import sqrtdk
+    from sqrtdk.repair import clip_, plan_of
+
+    model = build(name)
+    with torch.no_grad(), sqrtdk.trace(model, keep=True) as run:
+        model(*inputs(name))
+    plans = plan_of(model, run)
+    parallelize_module(model, init_device_mesh("cpu", (RANKS,)), {each: ColwiseParallel() for each in "qkv"})
+    maxima = torch.tensor(run.calls[0].stats.max_logit)
+    return _result(clip_(model, plans, [maxima], THRESHOLD.get(name, 20.0), 0.3), weights(model))
+
+
 def _tensor(name: str, half: tuple[torch.Tensor, ...]) -> Result:
     """Weights that are made DTensors after the plan: sharded along either axis, and unevenly."""
     import sqrtdk
@@ -147,6 +162,7 @@ WAYS = {
     "fsdp below": _fsdp_below,
     "hook": _hook,
     "masters": _masters,
+    "parallel": _parallel,
     "tensor": _tensor,
 }
 CASES = [
@@ -156,4 +172,5 @@ CASES = [
     ("latent", "fsdp below"),
     ("separate", "hook"),
     ("separate", "tensor"),
+    ("separate", "parallel"),
 ]

@@ -127,6 +127,11 @@ class Parameters:
                 f"LoRA: {side} is the sum of a projection and its adapters ({adapters[0]}); merge them, or train "
                 "without, as scaling the base weight leaves the adapters as they are"
             )
+        if any(is_sharded(self._named[name]) for name in self.below(site)):
+            return (
+                f"{side} comes from no single projection that could be followed: tensor-parallel layers hide theirs; "
+                "plan the model before it is parallelised, and apply the plan with sqrtdk.repair.clip_"
+            )
         return f"{side} comes from no single projection that could be followed (a sum, as with LoRA adapters)"
 
     def quantised_at(self, site: str) -> str:
