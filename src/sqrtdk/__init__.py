@@ -1,8 +1,9 @@
 """sqrtdk: attention with the right scale, and an audit of every attention that runs in a PyTorch model.
 
 The scale in question is the `1/sqrt(d_k)` of `softmax(q k^T / sqrt(d_k)) v`. `trace` records what ran, `check` audits
-it, `diff` says why two implementations of one model differ, `record` writes what ran to a file. All are imported on
-first use, so that `import sqrtdk` and `sqrtdk --help` stay quick.
+it, `diff` says why two implementations of one model differ, `record` writes what ran to a file. `qk_clip_`,
+`fold_scale_` and `entropy_floor` put a model's attention right. All are imported on first use, so that `import sqrtdk`
+and `sqrtdk --help` stay quick.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from sqrtdk.errors import SqrtdkError as SqrtdkError
     from sqrtdk.monitor.watch import watch as watch
     from sqrtdk.recording.record import record as record
+    from sqrtdk.repair.clip import qk_clip_ as qk_clip_
+    from sqrtdk.repair.entropy import entropy_floor as entropy_floor
+    from sqrtdk.repair.fold import fold_scale_ as fold_scale_
     from sqrtdk.stats.request import AuxRequest as AuxRequest
     from sqrtdk.tracing.trace import trace as trace
 
@@ -33,8 +37,11 @@ _HOME = {
     "CheckReport": "sqrtdk.audit.records",
     "diff": "sqrtdk.compare.diff",
     "DiffReport": "sqrtdk.compare.records",
+    "entropy_floor": "sqrtdk.repair.entropy",
     "explain": "sqrtdk._attention",
+    "fold_scale_": "sqrtdk.repair.fold",
     "measure": "sqrtdk._measure",
+    "qk_clip_": "sqrtdk.repair.clip",
     "record": "sqrtdk.recording.record",
     "SqrtdkError": "sqrtdk.errors",
     "trace": "sqrtdk.tracing.trace",
@@ -42,8 +49,8 @@ _HOME = {
 }
 __all__ = [*_HOME]
 _ROOMS = (
-    "errors", "integrations", "lab", "monitor", "nn", "positions", "recording", "report", "scales", "scores", "stats",
-    "theory", "tracing",
+    "errors", "integrations", "lab", "monitor", "nn", "positions", "recording", "repair", "report", "scales", "scores",
+    "stats", "theory", "tracing",
 )  # fmt: skip
 
 

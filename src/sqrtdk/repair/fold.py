@@ -1,0 +1,160 @@
+"""A wrong scale of a trained model moved into its weights, so that the code may be put right."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from sqrtdk._arguments import number
+from sqrtdk.audit.guard import eval_mode, random_state
+from sqrtdk.audit.own_module import as_inputs, from_module
+from sqrtdk.errors import InvalidTypeError, InvalidValueError, UnsupportedError
+from sqrtdk.models.options import LoadOptions
+from sqrtdk.models.run import call as forward
+from sqrtdk.repair.groups import overlaps, rows_of_v
+from sqrtdk.repair.lookup import Parameters
+from sqrtdk.repair.masters import Copies, Optimizers
+from sqrtdk.repair.plan import check_trace, side_rows
+from sqrtdk.repair.ranks import reshard
+from sqrtdk.repair.rows import Refusal, Rows
+from sqrtdk.repair.scaling import scale_
+from sqrtdk.tracing import CallTensors, Trace
+from sqrtdk.tracing.trace import trace
+
+_HINT = "Leave the scale where it is: the weights were trained with it."
+
+
+@dataclass(frozen=True, slots=True)
+class FoldRecord:
+    """What took the scale.
+
+    Attributes:
+        site: module path.
+        ratio: by what q is larger; divide the code's scale by it.
+        parameters: that were multiplied.
+        scale: the effective scale before, which the code may now have over `ratio`; None where it was not read.
+    """
+
+    site: str
+    ratio: float
+    parameters: tuple[str, ...]
+    scale: float | None
+
+
+@torch.no_grad()
+def fold_scale_(
+    model: nn.Module,
+    site: str,
+    ratio: float,
+    *,
+    stats: Trace | None = None,
+    inputs: Any = None,
+    optimizer: Optimizers = None,
+) -> FoldRecord:
+    """Multiply what sets the size of q by a ratio, so that the code's scale may be divided by it.
+
+    Logits are scale * q . k, with q = W x + b turned by any rotation: with `ratio` * W and `ratio` * b, and the scale
+    divided by `ratio` in the code, all outputs are as before (to the bit, for a ratio that is a power of two). A q/k
+    norm takes the size of the projection away; its gain takes the ratio then, and where it has none, nothing can.
+
+    Args:
+        model: whose weights are changed; its code is not.
+        site: module path of the attention, as `sqrtdk.trace` and `sqrtdk.check` name it; "" is the root.
+        ratio: the effective scale over the one that the code is to have, above 0: 8 for a model of head dimension 64
+            that was trained without 1/sqrt(64).
+        stats: a finished `sqrtdk.trace(model, keep=True)`; None: the model is run once, in eval mode.
+        inputs: of that run, as `sqrtdk.check` takes them; None: made up from the model's config.
+        optimizer: whose copies of the weights are multiplied as well.
+
+    Returns:
+        Which parameters took it.
+
+    Raises:
+        InvalidTypeError: an argument of another type.
+        InvalidValueError: a ratio that is not above 0; no attention at `site`; a trace that is not of this model, or
+            kept nothing; no inputs, and no config to make them from.
+        UnsupportedError: the architecture does not allow it; the message says why.
+
+    Example:
+        >>> layer = nn.MultiheadAttention(32, 4, batch_first=True)
+        >>> x = torch.randn(1, 6, 32)
+        >>> fold_scale_(layer, "", 2.0, inputs=(x, x, x)).parameters
+        ('in_proj_weight', 'in_proj_bias')
+    """
+    ratio = number("ratio", ratio, above=0.0)
+    if not isinstance(site, str):
+        raise InvalidTypeError(f"site is a module path; got {site!r}", hint="'' is the root.")
+    run = _traced(model, inputs) if stats is None else stats
+    check_trace(model, run)
+    reshard(model)
+    parameters = Parameters(model)
+    at_site = [tensors for tensors in run.tensors if tensors.site == site]
+    if not at_site:
+        sites = ", ".join(dict.fromkeys(repr(tensors.site) for tensors in run.tensors))
+        raise InvalidValueError(f"an attention ran at the site; got {site!r}, and there are {sites}", hint="Pick one.")
+    try:
+        rows = {(entry.name, entry.axis): entry for tensors in at_site for entry in _query_rows(tensors, parameters)}
+        _refuse_shared([*rows.values()], site, run, parameters)
+    except Refusal as refusal:
+        raise UnsupportedError(
+            f"the scale of {site or 'the root'} can't be moved into its weights: {refusal}", hint=_HINT
+        ) from None
+    scaled = {entry.name: parameters.get(entry.name) for entry in rows.values()}
+    copies = Copies(scaled, parameters.ids, optimizer)
+    by = torch.tensor(ratio, dtype=torch.float64)
+    for entry in rows.values():
+        scale_(scaled[entry.name], copies.of(entry.name), [(entry, by.expand(len(entry.index)))])
+    call = at_site[0].call
+    return FoldRecord(site, ratio, tuple(scaled), None if call is None else call.scale.effective)
+
+
+def _traced(model: nn.Module, inputs: Any) -> Trace:
+    """One run as an audit makes it."""
+    if not isinstance(model, nn.Module):
+        raise InvalidTypeError(f"model is an nn.Module; got {type(model).__name__}", hint="Pass the model itself.")
+    loaded = from_module(model, None if inputs is None else as_inputs(inputs), LoadOptions())
+    with ExitStack() as stack:
+        stack.enter_context(random_state(model))
+        stack.enter_context(eval_mode(model))
+        fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
+        run = stack.enter_context(trace(model, stats=False, keep=True))
+        forward(loaded.module, loaded.inputs)
+    return run
+
+
+def _query_rows(tensors: CallTensors, parameters: Parameters) -> list[Rows]:
+    call = tensors.call
+    assert call is not None
+    if tensors.missing is not None:
+        raise Refusal(f"it can't be computed again: {tensors.missing}")
+    if call.terms > 1:
+        raise Refusal(f"its logits are {call.terms} products, and q is in some of them only")
+    if call.bias_scaled_by is not None:
+        raise Refusal(f"its bias is multiplied by {call.bias_scaled_by:g} as well")
+    return side_rows("q", tensors, parameters)
+
+
+def _refuse_shared(rows: list[Rows], site: str, run: Trace, parameters: Parameters) -> None:
+    """Refuse rows that are k's, v's, or another site's as well."""
+    for tensors in run.tensors:
+        for side in ("q", "k", "v"):
+            if side == "q" and tensors.site == site:
+                continue
+            for other in _known(side, tensors, parameters):
+                if any(overlaps(entry, other) for entry in rows):
+                    raise Refusal(f"{other.name} is also that of {side} in {tensors.site or 'the root'}")
+
+
+def _known(side: str, tensors: CallTensors, parameters: Parameters) -> list[Rows]:
+    if side == "v":
+        return rows_of_v(tensors, parameters)
+    try:
+        return side_rows(side, tensors, parameters)
+    except Refusal:
+        return []

@@ -1,0 +1,177 @@
+"""QK-clip after every step of an optimizer, by the maxima of the forward passes since the last."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sqrtdk.errors import InvalidTypeError, InvalidValueError, UnsupportedError
+from sqrtdk.repair.clip import ClipRecord, LogitMaxima, bound, clip_, qk_clip_, share
+from sqrtdk.repair.groups import number_groups
+from sqrtdk.repair.masters import Optimizers
+from sqrtdk.repair.plan import CallPlan, plan_of
+from sqrtdk.repair.ranks import Ranks, merged
+from sqrtdk.tracing import Trace
+from sqrtdk.tracing.trace import trace
+
+Key = tuple[str, int]
+
+
+class QKClip:
+    """Clips a model after each step: attached to an optimizer, or told of its steps.
+
+    The model's training forwards are traced, on every step or on every n-th, and what they cost is what a trace costs;
+    where a monitor measures the maxima anyway, pass it as `stats`, and nothing is traced here. Forwards in eval mode do
+    not count. Of several forwards before a step the largest maxima count. Of a compiled model pass what
+    `torch.compile(model)` returned: on the steps that are traced it runs eagerly.
+
+    Args:
+        model: the module whose forward runs; of DistributedDataParallel its `.module`.
+        threshold: see `qk_clip_`.
+        balance: see `qk_clip_`.
+        every: steps from one clip to the next, at least 1.
+        group: ranks whose maxima are merged, see `qk_clip_`.
+        stats: what has `plans` and `maxima`, read at each step.
+
+    Attributes:
+        records: of the last step that clipped; none before.
+
+    Raises:
+        InvalidTypeError: an argument of another type.
+        InvalidValueError: a threshold, a balance or an `every` out of its range.
+
+    Example:
+        >>> layer = nn.MultiheadAttention(32, 4, batch_first=True)
+        >>> optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        >>> clip = QKClip(layer, threshold=5.0).attach(optimizer)
+        >>> x = 20 * torch.randn(1, 6, 32)
+        >>> layer(x, x, x)[0].square().mean().backward()
+        >>> optimizer.step()
+        >>> clip.records[0].predicted.max().item() <= 5.0 + 1e-12
+        True
+        >>> clip.remove()
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        threshold: float = 100.0,
+        balance: float = 0.5,
+        every: int = 1,
+        group: Ranks = None,
+        stats: LogitMaxima | None = None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise InvalidTypeError(f"model is an nn.Module; got {type(model).__name__}", hint="Pass the model itself.")
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise InvalidValueError(f"every is a number of steps from 1; got {every!r}", hint="1 clips at each step.")
+        if stats is not None and not isinstance(stats, LogitMaxima):
+            raise InvalidTypeError(
+                f"stats has `plans` and `maxima`; got {type(stats).__name__}", hint="Without it forwards are traced."
+            )
+        self.records: tuple[ClipRecord, ...] = ()
+        self._model, self._threshold, self._balance = model, bound(threshold), share(balance)
+        self._every, self._group, self._stats = every, group, stats
+        self._steps = 0
+        self._run: Trace | None = None
+        self._plans: dict[Key, CallPlan] = {}
+        self._maxima: dict[Key, Tensor] = {}
+        self._unplanned = True
+        self._handles: list[Any] = []
+        if stats is None:
+            self._handles.append(model.register_forward_pre_hook(self._begin))
+            self._handles.append(model.register_forward_hook(self._end, always_call=True))
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> QKClip:
+        """Clip after each of an optimizer's steps, its copies of the weights as well.
+
+        Raises:
+            InvalidTypeError: it takes no hooks.
+        """
+        if not hasattr(optimizer, "register_step_post_hook"):
+            raise InvalidTypeError(
+                f"an optimizer with register_step_post_hook is needed; got {type(optimizer).__name__}",
+                hint="Call step(optimizer) after each of its steps.",
+            )
+        self._handles.append(optimizer.register_step_post_hook(self._after))
+        return self
+
+    def step(self, optimizer: Optimizers = None) -> tuple[ClipRecord, ...]:
+        """Clip by what was measured since the last step.
+
+        Args:
+            optimizer: whose copies of the weights are scaled as well.
+
+        Returns:
+            The records; none where this step is none of the n-th, or nothing was measured.
+        """
+        due = self._steps % self._every == 0
+        self._steps += 1
+        if not due:
+            return ()
+        options: Any = {"optimizer": optimizer}
+        if self._stats is not None:
+            self.records = qk_clip_(self._model, self._stats, self._threshold, self._balance, **options)
+        elif self._plans:
+            plans = tuple(self._plans.values())
+            each = [self._maxima.get(key) for key in self._plans]
+            maxima = merged(
+                [None if one is None else one.tolist() for one in each], [plan.heads for plan in plans], self._group
+            )
+            self.records = clip_(self._model, plans, maxima, self._threshold, self._balance, **options)
+            self._maxima.clear()
+        else:
+            return ()
+        return self.records
+
+    def remove(self) -> None:
+        """Take all hooks away."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _after(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self.step(optimizer)
+
+    def _begin(self, model: nn.Module, _: Any) -> None:
+        if model.training and self._run is None and self._steps % self._every == 0:
+            run = trace(model, numeric=False, keep=self._unplanned)
+            try:
+                run.__enter__()
+            except RuntimeError as error:  # torch's own, of a forward that dynamo runs
+                raise UnsupportedError(
+                    f"the forward of {type(model).__name__} runs inside a compiled region, which can't be traced",
+                    hint="Give QKClip what torch.compile(model) returned, or maxima as `stats`.",
+                ) from error
+            self._run = run
+
+    def _end(self, model: nn.Module, _: Any, output: Any) -> None:
+        run, self._run = self._run, None
+        if run is None:
+            return
+        run.__exit__(None, None, None)
+        calls = {(call.site, call.index): call for call in run.calls}
+        if run.tensors and not calls.keys() <= self._plans.keys():
+            self._add(plan_of(model, run))
+        self._unplanned = not self._plans or not calls.keys() <= self._plans.keys()
+        for key, call in calls.items():
+            if call.stats is not None:
+                largest = torch.tensor(call.stats.max_logit, dtype=torch.float64)
+                self._maxima[key] = torch.maximum(largest, self._maxima.get(key, largest))
+
+    def _add(self, plans: tuple[CallPlan, ...]) -> None:
+        """Plans of calls that were not seen before, beside those that were; what is refused is said once."""
+        fresh = {(plan.site, plan.index): plan for plan in plans if (plan.site, plan.index) not in self._plans}
+        refused = [f"{plan.site or 'the root'}: {plan.refused}" for plan in fresh.values() if plan.refused]
+        if refused:
+            warnings.warn(f"{len(refused)} of {len(fresh)} attentions can't be clipped: {refused[0]}", stacklevel=2)
+        every = self._plans | fresh
+        numbers = number_groups([plan.rows for plan in every.values()], [plan.heads for plan in every.values()])
+        self._plans = {
+            key: replace(plan, groups=groups) for (key, plan), groups in zip(every.items(), numbers, strict=True)
+        }

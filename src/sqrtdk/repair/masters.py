@@ -1,0 +1,89 @@
+"""The copies of a model's weights that an optimizer holds: it writes them back at its next step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sqrtdk.errors import InvalidTypeError, UnsupportedError
+from sqrtdk.repair.ranks import local
+
+Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
+
+
+class Copies:
+    """Copies of parameters in optimizers, found by their values: a copy rounds to the weight that it is of.
+
+    Args:
+        scaled: the parameters, by name.
+        others: the model's parameters, as a set of ids.
+        optimizers: one, several or none.
+
+    Raises:
+        InvalidTypeError: something that is no optimizer.
+        UnsupportedError: an optimizer's parameters are not the model's, and none of them is a copy of one that is to be
+            scaled.
+    """
+
+    def __init__(self, scaled: Mapping[str, Tensor], others: frozenset[int], optimizers: Optimizers) -> None:
+        self._of: dict[str, list[Tensor]] = defaultdict(list)
+        for optimizer in _listed(optimizers):
+            own = {id(p): p for each in optimizer.param_groups for p in each["params"]}
+            for name, copies in _in_state(scaled, optimizer.state).items():
+                self._of[name] += copies
+            foreign = [p for key, p in own.items() if key not in others]
+            if foreign:
+                self._of_foreign({n: p for n, p in scaled.items() if id(p) not in own and p.requires_grad}, foreign)
+
+    def of(self, name: str) -> tuple[Tensor, ...]:
+        """Copies of one parameter."""
+        return tuple(self._of[name])
+
+    def _of_foreign(self, scaled: Mapping[str, Tensor], foreign: list[Tensor]) -> None:
+        for name, parameter in scaled.items():
+            found = [copy for copy in foreign if _is_copy(copy, parameter)]
+            if not found and not self._of[name]:
+                raise UnsupportedError(
+                    f"{name} has a copy among the {len(foreign)} parameters of the optimizer that are not the model's; "
+                    "none rounds to it",
+                    hint="Flattened or sharded master weights are not supported: clip before they are made.",
+                )
+            self._of[name] += found
+
+
+def _listed(optimizers: Optimizers) -> list[Any]:
+    if optimizers is None:
+        return []
+    listed = (
+        [optimizers] if hasattr(optimizers, "param_groups") or not isinstance(optimizers, Iterable) else [*optimizers]
+    )
+    for optimizer in listed:
+        if not hasattr(optimizer, "param_groups") or not hasattr(optimizer, "state"):
+            raise InvalidTypeError(
+                f"optimizer is a torch optimizer, or several; got {type(optimizer).__name__}",
+                hint="Pass the one that steps the model.",
+            )
+    return listed
+
+
+def _in_state(scaled: Mapping[str, Tensor], state: Mapping[Any, Any]) -> dict[str, list[Tensor]]:
+    """Entries of the state that are copies. A moment is none, unless it and the weight are all zeros: they stay so."""
+    return {
+        name: [entry for entry in (state.get(parameter) or {}).values() if _is_copy(entry, parameter)]
+        for name, parameter in scaled.items()
+    }
+
+
+def _is_copy(entry: Any, parameter: Tensor) -> bool:
+    """Whether a tensor of a finer dtype rounds to the parameter, to nearest or, stochastically, to either side."""
+    if not isinstance(entry, Tensor) or entry.shape != parameter.shape or not entry.is_floating_point():
+        return False
+    finfo, one, other = torch.finfo(parameter.dtype), local(entry), local(parameter)
+    if torch.finfo(entry.dtype).eps >= finfo.eps or one.shape != other.shape:
+        return False
+    other = other.to(one)
+    return bool(((one - other).abs() <= finfo.eps * one.abs() + finfo.tiny).all())

@@ -1,0 +1,205 @@
+"""What belongs to each head: which rows of which parameter, found once, from the tensors that a trace kept.
+
+A plan holds names and indices, no weights: it serves as long as the model's layers stay as they are, and is applied to
+any maxima (`sqrtdk.repair.clip`). Query heads whose rows overlap, on either side, in one call or in several, are scaled
+as one: a group of GQA by its key head, all heads of a q/k norm by the one gain they share, the calls of a layer that
+runs twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from sqrtdk.errors import InvalidTypeError, InvalidValueError
+from sqrtdk.repair.gains import gain_rows
+from sqrtdk.repair.groups import conflict, number_groups, readers
+from sqrtdk.repair.latent import latent_rows
+from sqrtdk.repair.lookup import Parameters
+from sqrtdk.repair.ranks import reshard
+from sqrtdk.repair.rows import Refusal, Rows, spread
+from sqrtdk.tracing import CallTensors, Trace
+
+if TYPE_CHECKING:
+    from jaxtyping import Int
+
+NATIVE = "it ran as one native operation, whose q and k are not seen; torch.backends.mha.set_fastpath_enabled(False)"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallPlan:
+    """What one attention call's heads are made of.
+
+    Attributes:
+        site: module path.
+        index: 0-based count of the attentions at this site.
+        heads: query heads.
+        rows: what is scaled; none where the call is refused.
+        groups: (Hq,): heads of one number, in any call of the plan, are scaled as one.
+        softcap: c of c tanh(z / c) on the logits; None without one.
+        shared: what several heads share, in words.
+        refused: why the call can't be clipped; None where it can.
+    """
+
+    site: str
+    index: int
+    heads: int
+    rows: tuple[Rows, ...]
+    groups: Int[Tensor, " Hq"]
+    softcap: float | None = None
+    shared: tuple[str, ...] = ()
+    refused: str | None = None
+
+
+def plan_of(model: nn.Module, run: Trace) -> tuple[CallPlan, ...]:
+    """Which rows of which parameter belong to each head of every call of a trace.
+
+    Args:
+        model: that was traced; its weights may have moved since by training steps.
+        run: a finished `sqrtdk.trace(model, keep=True)`.
+
+    Returns:
+        One plan a call, in the order of `run.calls`. A call that can't be clipped says why in `refused`.
+
+    Raises:
+        InvalidTypeError: `model` is no module, or `run` no trace.
+        InvalidValueError: the trace kept no tensors, saw no attention, or is another model's.
+
+    Example:
+        >>> import sqrtdk
+        >>> layer = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+        >>> x = torch.randn(1, 6, 32)
+        >>> with sqrtdk.trace(layer, keep=True) as run:
+        ...     _ = layer(x, x, x)
+        >>> [(rows.name, rows.side, rows.index[1, :2].tolist()) for rows in plan_of(layer, run)[0].rows][:2]
+        [('in_proj_weight', 'q', [8, 9]), ('in_proj_bias', 'q', [8, 9])]
+    """
+    check_trace(model, run)
+    reshard(model)
+    parameters = Parameters(model)
+    with torch.no_grad():
+        each = [_call_plan(tensors, parameters) for tensors in run.tensors]
+        plans = _without_conflicts(each, run.tensors, parameters)
+    numbers = number_groups([plan.rows for plan in plans], [plan.heads for plan in plans])
+    rows = [tuple(_beside(rows, parameters) for rows in plan.rows) for plan in plans]
+    device = next((entry.index.device for of_call in rows for entry in of_call), torch.device("cpu"))
+    return tuple(
+        replace(plan, groups=groups.to(device), rows=of_call)
+        for plan, groups, of_call in zip(plans, numbers, rows, strict=True)
+    )
+
+
+def check_trace(model: nn.Module, run: Trace) -> None:
+    """Refuse a trace that is not of this model, or kept nothing."""
+    if not isinstance(model, nn.Module):
+        raise InvalidTypeError(f"model is an nn.Module; got {type(model).__name__}", hint="Pass the model itself.")
+    if not isinstance(run, Trace):
+        raise InvalidTypeError(
+            f"stats is a trace, or has `plans` and `maxima`; got {type(run).__name__}",
+            hint="with sqrtdk.trace(model, keep=True) as run: model(...); then pass `run`.",
+        )
+    traced = run._model
+    if traced is not model:
+        got = "no model" if traced is None else f"another {type(traced).__name__}"
+        raise InvalidValueError(
+            f"the trace is of the {type(model).__name__} that is changed; it is of {got}",
+            hint="Trace the model that you pass: sqrtdk.trace(model, keep=True).",
+        )
+    if not run.calls:
+        raise InvalidValueError(
+            "the trace saw at least one attention; it saw 0, or has not ended yet",
+            hint="Call this after the `with` block, in which the model has run.",
+        )
+    if len(run.tensors) != len(run.calls):
+        raise InvalidValueError(
+            f"the trace kept the tensors of its {len(run.calls)} calls; it kept {len(run.tensors)}",
+            hint="Trace with keep=True.",
+        )
+
+
+def _call_plan(tensors: CallTensors, parameters: Parameters) -> CallPlan:
+    call = tensors.call
+    assert call is not None
+    plan = CallPlan(call.site, call.index, call.heads, (), torch.zeros(0))
+    try:
+        softcap = _softcap(tensors)
+        rows = _rows(tensors, parameters)
+    except Refusal as refusal:
+        return replace(plan, refused=str(refusal))
+    return replace(plan, rows=rows, softcap=softcap, shared=tuple(filter(None, map(_shared, rows))))
+
+
+def _softcap(tensors: CallTensors) -> float | None:
+    """The softcap, where the logits are otherwise the product times factors: the maximum is predicted by gamma."""
+    if tensors.missing is not None:
+        native = tensors.call is not None and tensors.call.kind == "native"
+        raise Refusal(NATIVE if native else f"it can't be computed again: {tensors.missing}")
+    cap: float | None = None
+    for term in tensors.terms or ():
+        if term.name == "bias":
+            raise Refusal(
+                f"a bias ({term.detail or 'bias'}) is added to its logits: gamma alone does not scale their maximum"
+            )
+        if term.name == "softcap" and cap is None and isinstance(term.value, float):
+            cap = term.value
+        elif term.name not in ("scale", "mask", "sinks") or (cap is not None and term.name == "scale"):
+            raise Refusal(f"its logits go through {term.name} {term.detail}".rstrip() + " on their way")
+    return cap
+
+
+def _rows(tensors: CallTensors, parameters: Parameters) -> tuple[Rows, ...]:
+    latent = latent_rows(tensors, parameters)
+    if latent is not None:
+        return latent
+    return (*side_rows("q", tensors, parameters), *side_rows("k", tensors, parameters))
+
+
+def side_rows(side: str, tensors: CallTensors, parameters: Parameters) -> list[Rows]:
+    """Rows of what sets the size of q or k: of its projection, or of the gain of the norm behind it.
+
+    Raises:
+        Refusal: there are none that can be scaled.
+    """
+    vector, heads = tensors.query if side == "q" else tensors.key, tensors.query.values.shape[1]
+    unknown = next((step for step in vector.steps if step.name == "unknown"), None)
+    if unknown is not None:
+        cause = parameters.quantised_at(tensors.site)
+        raise Refusal(f"{side} went through {unknown.detail or 'a step'} that was not followed{cause}")
+    if any(step.name == "norm" for step in vector.steps):
+        return gain_rows(side, vector, heads, tensors.site, parameters)
+    if vector.projection is None:
+        raise Refusal(parameters.why_no_projection(side, tensors.site))
+    features = spread(vector.projection.features, heads)
+    return parameters.projection_rows(side, vector, features, tensors.site)
+
+
+def _beside(rows: Rows, parameters: Parameters) -> Rows:
+    """The rows with their numbers on the parameter's device, so that a clip sends none."""
+    return replace(rows, index=rows.index.to(parameters.get(rows.name).device))
+
+
+def _shared(rows: Rows) -> str:
+    """What several heads of a call share, in words; "" where each has rows of its own."""
+    heads, own = len(rows.index), len(torch.unique(rows.index, dim=0))
+    if own == heads:
+        return ""
+    return f"{rows.name}: {heads} heads share {own}, and are scaled by the largest maximum of those that share"
+
+
+def _without_conflicts(
+    plans: Sequence[CallPlan], kept: Sequence[CallTensors], parameters: Parameters
+) -> Sequence[CallPlan]:
+    """Refuse calls whose rows are also those of another side, of v, or of a call that is refused."""
+    read = readers(kept, parameters)
+    while True:
+        reasons = [None if plan.refused else conflict(plan, plans, read) for plan in plans]
+        if not any(reasons):
+            return plans
+        plans = [
+            plan if reason is None else replace(plan, rows=(), shared=(), refused=reason)
+            for plan, reason in zip(plans, reasons, strict=True)
+        ]

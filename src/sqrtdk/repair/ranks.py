@@ -1,0 +1,95 @@
+"""Several processes: factors for sharded parameters, and maxima merged by maximum."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from sqrtdk.errors import InvalidTypeError, InvalidValueError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+Ranks: TypeAlias = "dist.ProcessGroup | Literal['merged'] | None"
+
+
+def is_sharded(parameter: Tensor) -> bool:
+    """Whether a rank holds a part of it, as a DTensor."""
+    return hasattr(parameter, "full_tensor")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor."""
+    part: Tensor = tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+    return part
+
+
+def laid_as(factor: Float[Tensor, "..."], parameter: Tensor) -> Tensor:
+    """A tensor that every rank holds whole, so that it multiplies the shards of a DTensor; nothing is sent."""
+    if not is_sharded(parameter):
+        return factor
+    from torch.distributed.tensor import DTensor, Replicate
+
+    assert isinstance(parameter, DTensor)
+    mesh = parameter.device_mesh
+    laid: Tensor = DTensor.from_local(factor, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return laid
+
+
+def reshard(model: nn.Module) -> None:
+    """Give back what FSDP2 gathered for a forward: until then a module's parameters are not those that train."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None:
+        for module in model.modules():
+            if isinstance(module, fsdp.FSDPModule):
+                module.reshard()
+
+
+def merged(maxima: Sequence[Sequence[float] | None], heads: Sequence[int], group: Ranks) -> list[Tensor]:
+    """Maxima of a trace as tensors, (Hq,) of each call, merged over ranks by one collective.
+
+    A maximum that is NaN on one rank is NaN on all; one that is missing on some is that of the others.
+
+    Args:
+        maxima: of each call; None where they were not measured.
+        heads: query heads of each call.
+        group: the ranks, "merged" where there is nothing to merge; None where there is one process.
+
+    Raises:
+        InvalidTypeError: `group` is something else.
+        InvalidValueError: None in one of several processes.
+    """
+    absent = [math.nan if group is None or group == "merged" else -math.inf]
+    values = [
+        torch.tensor(absent * count if each is None else list(each), dtype=torch.float64)
+        for each, count in zip(maxima, heads, strict=True)
+    ]
+    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    if group is None and several:
+        raise InvalidValueError(
+            f"each of {dist.get_world_size()} processes saw maxima of its own: weights clipped by them would part",
+            hint="Pass group=torch.distributed.group.WORLD (the ranks with the same weights), or group='merged'.",
+        )
+    if group is None or group == "merged":
+        return values
+    if not several or isinstance(group, str):
+        raise InvalidTypeError(
+            f"group is a process group, 'merged' or None; got {group!r}", hint="torch.distributed.group.WORLD, for one."
+        )
+    return list(torch.split(_over_ranks(torch.cat(values), group), list(heads)))
+
+
+def _over_ranks(values: Float[Tensor, " n"], group: dist.ProcessGroup) -> Float[Tensor, " n"]:
+    broken = values.isnan()
+    packed = torch.stack([values.masked_fill(broken, -math.inf), broken.double()])
+    on = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+    packed = packed.to(on)
+    dist.all_reduce(packed, dist.ReduceOp.MAX, group=group)
+    packed = packed.cpu()
+    return packed[0].masked_fill(packed[1] > 0, math.nan)

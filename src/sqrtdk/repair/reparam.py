@@ -1,0 +1,118 @@
+"""sigma-reparametrisation: a weight is its direction times a learned size, so that its spectral norm can't run away."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from sqrtdk._arguments import number
+from sqrtdk.errors import InvalidTypeError, InvalidValueError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+_FIRST = 30  # iterations at the start, from a vector that knows nothing of the weight
+
+
+class SigmaReparam(nn.Module):
+    """The parametrisation: `gamma * W / sigma(W)`, sigma by power iteration in train mode.
+
+    Attributes:
+        gamma: the learned size, a number.
+        u: left singular vector of the largest singular value, (rows,); a buffer.
+        v: the right one, (columns,).
+    """
+
+    u: Tensor
+    v: Tensor
+
+    def __init__(self, weight: Float[Tensor, "rows ..."], gamma: float | None, iterations: int) -> None:
+        super().__init__()
+        matrix = _matrix(weight.detach())
+        generator = torch.Generator().manual_seed(0)  # its own: no one else's numbers change
+        start = torch.randn(matrix.shape[1], generator=generator, dtype=torch.float64)
+        self.register_buffer("v", start.to(matrix))
+        self.register_buffer("u", matrix.new_zeros(matrix.shape[0]))
+        self.iterations = iterations
+        self._iterate(matrix, _FIRST)
+        size = self._sigma(matrix) if gamma is None else matrix.new_tensor(gamma)
+        self.gamma = nn.Parameter(size.detach().clone())
+
+    def forward(self, weight: Float[Tensor, "rows ..."]) -> Float[Tensor, "rows ..."]:
+        """The weight that is used."""
+        matrix = _matrix(weight)
+        if self.training:
+            self._iterate(matrix.detach(), self.iterations)
+        tiny = torch.finfo(matrix.dtype).tiny
+        return (self.gamma / self._sigma(matrix).clamp(min=tiny) * matrix).view(weight.shape).to(weight.dtype)
+
+    def _sigma(self, matrix: Float[Tensor, "rows columns"]) -> Float[Tensor, ""]:
+        # copies: the next iteration writes into the buffers, and a graph may hold them yet
+        return self.u.clone() @ (matrix @ self.v.clone())
+
+    @torch.no_grad()
+    def _iterate(self, matrix: Float[Tensor, "rows columns"], times: int) -> None:
+        for _ in range(times):
+            self.u.copy_(nn.functional.normalize(matrix @ self.v, dim=0))
+            self.v.copy_(nn.functional.normalize(matrix.mT @ self.u, dim=0))
+
+
+def sigma_reparam(
+    module: nn.Module, name: str = "weight", *, gamma: float | None = 1.0, iterations: int = 1
+) -> nn.Module:
+    r"""Reparametrise a weight: `W -> gamma * W / sigma(W)`, with its spectral norm sigma and a learned number gamma.
+
+    The product of q and k of an attention is bounded by the spectral norms of their weights; with both of them
+    reparametrised, logits grow only as the two gammas do. It works through `torch.nn.utils.parametrize`: the module's
+    `state_dict` holds W, gamma and the two singular vectors; `parametrize.remove_parametrizations` leaves a plain
+    weight. Each forward in train mode takes `iterations` steps of the power iteration; in eval mode there are none.
+
+    Args:
+        module: that has the weight, nn.Linear for one; other shapes are taken as (rows, all the rest).
+        name: of the weight.
+        gamma: its first value, above 0; None: sigma(W), so that the module computes what it did.
+        iterations: of the power iteration in each forward, at least 1.
+
+    Returns:
+        The module itself.
+
+    Raises:
+        InvalidTypeError: no module, or a weight that is not floating.
+        InvalidValueError: no parameter of that name with two dimensions or more; a gamma or iterations out of range;
+            a weight that is reparametrised so already.
+
+    Example:
+        >>> layer = sigma_reparam(nn.Linear(8, 4, dtype=torch.float64), iterations=300)
+        >>> round(float(torch.linalg.matrix_norm(layer.weight.detach(), 2)), 3)
+        1.0
+
+    Reference:
+        Zhai et al. 2023, Stabilizing Transformer Training by Preventing Attention Entropy Collapse (arXiv:2303.06296).
+    """
+    if not isinstance(module, nn.Module):
+        raise InvalidTypeError(f"module is an nn.Module; got {type(module).__name__}", hint="Pass the layer itself.")
+    if isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 1:
+        raise InvalidValueError(f"iterations is a number from 1; got {iterations!r}", hint="1 is the usual one.")
+    if parametrize.is_parametrized(module, name) and any(
+        isinstance(each, SigmaReparam) for each in getattr(module.parametrizations, name)
+    ):
+        raise InvalidValueError(f"{name} is reparametrised by its spectral norm already", hint="Once is enough.")
+    weight = getattr(module, name, None)
+    if not isinstance(weight, Tensor) or weight.ndim < 2:
+        got = tuple(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
+        raise InvalidValueError(
+            f"{name} is a weight of two dimensions or more; got {got}", hint="Name the parameter: 'in_proj_weight'."
+        )
+    if not weight.is_floating_point():
+        raise InvalidTypeError(f"{name} has a floating dtype; got {weight.dtype}", hint="Convert it first.")
+    first = None if gamma is None else number("gamma", gamma, above=0.0)
+    parametrize.register_parametrization(module, name, SigmaReparam(weight, first, iterations))
+    return module
+
+
+def _matrix(weight: Float[Tensor, "rows ..."]) -> Float[Tensor, "rows columns"]:
+    """Two dimensions, and a dtype in which a power iteration converges."""
+    return weight.flatten(1).to(torch.promote_types(weight.dtype, torch.float32))

@@ -1,0 +1,57 @@
+"""Two gloo processes, each with its half of the batch, give the weights of one process on the whole batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+
+from repair_modules import slow_path
+from repair_ranks import CASES, RANKS, build, clip, inputs, rank_main
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
+    folder: Path = tmp_path_factory.mktemp("ranks")
+    mp.spawn(rank_main, args=(str(folder),), nprocs=RANKS)
+    return [torch.load(folder / f"rank{rank}.pt") for rank in range(RANKS)]
+
+
+@pytest.mark.parametrize(("name", "way"), CASES)
+def test_two_ranks_give_the_weights_of_one_process(ranks: list[dict[Any, Any]], name: str, way: str) -> None:
+    before = dict(build(name).named_parameters())
+    with slow_path():
+        (record,), expected = clip(name, build(name), inputs(name))
+    assert len(record.clipped) > 0
+    assert record.refused is None
+    moved = {key for key, weight in expected.items() if not torch.equal(weight, before[key])}
+    for rank in ranks:
+        assert not isinstance(rank[name, way], str), rank[name, way]
+        gamma, measured, refused, weights = rank[name, way]
+        assert refused is None
+        # a sequence's maximum may round differently beside another
+        torch.testing.assert_close(measured, record.measured)
+        torch.testing.assert_close(gamma, record.gamma)
+        assert weights.keys() == expected.keys()
+        for key, weight in weights.items():
+            torch.testing.assert_close(weight, expected[key])
+            assert key in moved or torch.equal(weight, before[key])
+    one, other = (rank[name, way][3] for rank in ranks)
+    assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_sharded_copies_of_an_optimizer_agree_with_the_shards(ranks: list[dict[Any, Any]]) -> None:
+    """Each rank has held its weights against the copies: here that it did, and that they are one another's."""
+    results = [rank["separate", "masters"] for rank in ranks]
+    assert not any(isinstance(result, str) for result in results), results
+    assert (results[0][0] < 1).any()
+    assert all(torch.equal(results[0][3][key], results[1][3][key]) for key in results[0][3])
+
+
+def test_maxima_that_no_one_merged_are_refused(ranks: list[dict[Any, Any]]) -> None:
+    assert {rank["no group"] for rank in ranks} == {
+        "each of 2 processes saw maxima of its own: weights clipped by them would part"
+    }
