@@ -47,6 +47,7 @@ class Segment:
         rows: (B, L), True for those that are compared; None for all.
         asks: stages of the suspicions that may act on it.
         allowed_at: as `allowed`, (B, H, n, E) of the rows of n numbers; None where that is no less work.
+        most: root of the mean square that they may be from the target by, all together.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Segment:
     rows: Tensor | None = None
     asks: tuple[str, ...] = STAGES
     allowed_at: Callable[[Program, Tensor], Tensor] | None = None
+    most: float = math.inf
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,7 +69,7 @@ class Gap:
         largest: the largest difference.
         size: root of the mean square of the differences.
         allowed: largest of what is allowed; where a difference is not, it may be that of the rows that differ most.
-        within: every difference is allowed.
+        within: every difference is allowed, and so are all together.
     """
 
     largest: float
@@ -93,7 +95,8 @@ def gap(segment: Segment, program: Program) -> Gap:
         if bool((difference[:, :, most] > allowed).any()):
             return Gap(largest, size, float(allowed[counted[:, :, most]].max()), False)
     allowed = torch.as_tensor(segment.allowed(program), dtype=torch.float64).expand(difference.shape)
-    return Gap(largest, size, float(allowed[counted].max()), bool((difference <= allowed)[counted].all()))
+    within = size <= segment.most and bool((difference <= allowed)[counted].all())
+    return Gap(largest, size, float(allowed[counted].max()), within)
 
 
 def way_of(program: Program, name: str) -> Way:
