@@ -8,7 +8,8 @@ than half of what is left is gone with it.
 Chance does that to no one: it asks that r, which is nothing but rounding, lies within 45 degrees of d. Of n numbers
 that are rounded independently that has a probability of at most 2^(-(n + 1) / 2), `RISK` at n = 39. A vector's numbers
 have errors in common, so n counts vectors, not their entries. A constant that one side holds in fewer digits is no
-cause: causes ask that the numbers be further apart than that, and the cause `rounding` is not asked.
+cause: causes ask that the numbers be further apart than that; the cause `rounding` is not asked, nor, of sides of two
+dtypes, what finds weights that are not the same.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from sqrtdk.compare.segments import Gap, Segment, gap
 from sqrtdk.compare.suspect import Sides
 
 LEFT = 0.5  # of the squares, with a cause that shows
+ROUNDED, OF_WEIGHTS = ("rounding",), ("weights", "projection_bias")
 VECTORS = math.ceil(-2 * math.log2(RISK) - 1)  # that chance does not lay along another one
 
 
@@ -45,7 +47,8 @@ def faint(segment: Segment, sides: Sides, causes: Causes) -> Explained:
     found = Explained((), sides.a, before, before)
     if math.prod(segment.target.shape[:3]) < VECTORS:
         return found
-    asked = {name: suspect for name, suspect in causes.items() if name != "rounding"}
+    rounded = ROUNDED if sides.a.dtype == sides.b.dtype else (*ROUNDED, *OF_WEIGHTS)
+    asked = {name: suspect for name, suspect in causes.items() if name not in rounded}
     while found.after.size > 0.0:
         sharper = replace(segment, most=math.sqrt(LEFT) * found.after.size)
         more = explain(sharper, replace(sides, a=found.program), asked)

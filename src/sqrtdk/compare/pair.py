@@ -89,12 +89,13 @@ def judge(a: CallTensors, b: CallTensors, causes: Causes) -> Judged:
     parts, program = _explained(every, sides, None if alike else causes)
     if alike and None not in (a.terms, b.terms) and _is_half(precisions):
         sharper, changed = _explained(every, sides, causes, weak=True)
-        rest = whole(b, seen_b, changed, precisions, rows)
-        if changed is not program and shows(before, gap(rest, changed)):
-            parts, program, whole_way, alike = sharper, changed, rest, False
+        both = whole(b, seen_b, program, precisions, rows, changed)
+        without = gap(both, program)
+        if changed is not program and shows(without, gap(both, changed)):
+            before, parts, program, alike = replace(without, within=False), sharper, changed, False
+            whole_way = whole(b, seen_b, program, precisions, rows)
     elif not alike:
         alike = all(explained.before.within for _, explained in parts)
-    before = replace(before, within=alike)
     after = before if alike else gap(whole_way, program)
     stages = [stage for segment, explained in parts for stage in _stages(segment, explained, sides, alike)]
     if direct.parts and alike and same_output(told, rows):
