@@ -88,12 +88,11 @@ def judge(a: CallTensors, b: CallTensors, causes: Causes) -> Judged:
     alike = before.within
     parts, program = _explained(every, sides, None if alike else causes)
     if alike and None not in (a.terms, b.terms) and _is_half(precisions):
-        sharper, changed = _explained(every, sides, causes, weak=True)
-        both = whole(b, seen_b, program, precisions, rows, changed)
-        without = gap(both, program)
-        if changed is not program and shows(without, gap(both, changed)):
-            before, parts, program, alike = replace(without, within=False), sharper, changed, False
-            whole_way = whole(b, seen_b, program, precisions, rows)
+        weak, changed = _explained(every, sides, causes, weak=True)
+        both = whole(b, seen_b, program_a, precisions, rows, changed)
+        if changed is not program_a and shows(without := gap(both, program_a), gap(both, changed)):
+            before, parts, program, alike = replace(without, within=False), weak, changed, False
+            whole_way = whole(b, seen_b, changed, precisions, rows)
     elif not alike:
         alike = all(explained.before.within for _, explained in parts)
     after = before if alike else gap(whole_way, program)
