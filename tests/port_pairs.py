@@ -110,10 +110,10 @@ def complaints(report: DiffReport, case: Case) -> list[str]:
 def side_a(base: str, dtype: torch.dtype, batch: int, fields: tuple[tuple[str, Any], ...]) -> Side:
     """A base with some fields, run; it serves every B that is compared with it."""
     common = dict(fields)
-    return _run(build(base, dtype=dtype, common=common), "A", inputs(base, batch=batch, **common))
+    return run(build(base, dtype=dtype, common=common), "A", inputs(base, batch=batch, **common))
 
 
-def _run(model: nn.Module, label: str, tokens: dict[str, Tensor]) -> Side:
+def run(model: nn.Module, label: str, tokens: dict[str, Tensor]) -> Side:
     return run_side(load_side(model, label, tokens, LoadOptions()), label, tokens, LoadOptions())
 
 
@@ -122,7 +122,7 @@ def compare(
 ) -> DiffReport:
     """What is said of a base, which is A, and of B."""
     a = side_a(base, dtype, batch, tuple(sorted(common.items())))
-    return sides_diff(a, _run(b, "B", inputs(base, batch=batch, **common)))
+    return sides_diff(a, run(b, "B", inputs(base, batch=batch, **common)))
 
 
 def judge(case: Case) -> list[str]:

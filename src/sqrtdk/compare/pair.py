@@ -12,9 +12,10 @@ from sqrtdk.compare.completing import TIGHT, Told, completed, near, with_way
 from sqrtdk.compare.compute import dtype_of
 from sqrtdk.compare.direct import Direct, compare_directly, output_differs, outputs_alike, same_output
 from sqrtdk.compare.explain import Causes, Explained, explain, first_stage
+from sqrtdk.compare.faint import faint, shows
 from sqrtdk.compare.heads import in_order
 from sqrtdk.compare.observed import NAMES, Seen, observe
-from sqrtdk.compare.precision import Precision
+from sqrtdk.compare.precision import Precision, unit
 from sqrtdk.compare.program import Opaque, Program, Way
 from sqrtdk.compare.records import StageDiff
 from sqrtdk.compare.segments import Gap, Precisions, Segment, gap, segments, way_of, whole
@@ -84,8 +85,16 @@ def judge(a: CallTensors, b: CallTensors, causes: Causes) -> Judged:
     before = gap(whole_way, program_a)
     if None in (a.terms, b.terms) and outputs_alike(told, rows, TIGHT):
         before = replace(before, within=True)  # a formula that was found on numbers may be off by their rounding
-    parts, program = _explained(every, sides, None if before.within else causes)
-    alike = before.within or all(explained.before.within for _, explained in parts)
+    alike = before.within
+    parts, program = _explained(every, sides, None if alike else causes)
+    if alike and None not in (a.terms, b.terms) and _is_half(precisions):
+        weak, changed = _explained(every, sides, causes, weak=True)
+        both = whole(b, seen_b, program_a, precisions, rows, changed)
+        if changed is not program_a and shows(without := gap(both, program_a), gap(both, changed)):
+            before, parts, program, alike = replace(without, within=False), weak, changed, False
+            whole_way = whole(b, seen_b, changed, precisions, rows)
+    elif not alike:
+        alike = all(explained.before.within for _, explained in parts)
     after = before if alike else gap(whole_way, program)
     stages = [stage for segment, explained in parts for stage in _stages(segment, explained, sides, alike)]
     if direct.parts and alike and same_output(told, rows):
@@ -101,9 +110,12 @@ def judge(a: CallTensors, b: CallTensors, causes: Causes) -> Judged:
 
 
 def _explained(
-    every: list[Segment], sides: Sides, causes: Causes | None
+    every: list[Segment], sides: Sides, causes: Causes | None, *, weak: bool = False
 ) -> tuple[list[tuple[Segment, Explained]], Program]:
-    """Every segment with its causes, and A's program with all of them; no causes are asked where there are none."""
+    """Every segment with its causes, and A's program with all of them; no causes are asked where there are none.
+
+    With `weak` those are asked too of a segment that is within rounding.
+    """
     parts = []
     program = sides.a
     for segment in every:
@@ -113,6 +125,8 @@ def _explained(
             explained = Explained((), program, own, own)
         else:
             explained = explain(segment, replace(sides, a=program), causes)
+            if weak and explained.before.within:
+                explained = faint(segment, replace(sides, a=program), causes)
         program = explained.program
         parts.append((segment, explained))
     return parts, program
@@ -139,6 +153,11 @@ def _without_formula(
         stages.append(StageDiff("weights", None, reason=reason))
     last = parts[-1][1].before if alike is False else None
     return Judged(same, tuple(parts), tuple(stages), last, last, None if same is not None else reason, sides, seen)
+
+
+def _is_half(precisions: Precisions) -> bool:
+    """Whether a side computes in fewer digits than float32 has."""
+    return any(unit(p.dtype) > unit(torch.float32) for p in precisions)
 
 
 def _sizes(call: CallTensors) -> tuple[int, int]:
