@@ -12,7 +12,7 @@ from torch import Tensor
 from sqrtdk.compare.compute import dtype_of, follow
 from sqrtdk.compare.fit import fit_norm, fit_rotation
 from sqrtdk.compare.observed import Seen
-from sqrtdk.compare.program import Affine, Change, Formula, Opaque, Program, Rounded, Way
+from sqrtdk.compare.program import Affine, Change, Formula, Opaque, Own, Program, Rounded, Way
 from sqrtdk.tracing.tensors import CallTensors, Term, Waypoint
 
 _ROUNDINGS = 4.0  # of casts and factors between what was projected and what met
@@ -171,6 +171,8 @@ def formula_of(call: CallTensors, seen: Mapping[str, Seen]) -> Formula | None:
     for name in ("logits_dtype", "weights_dtype"):
         if torch.finfo(dtype_of(getattr(call, name))).eps > lesser:
             formula = replace(formula, **{name: getattr(call, name)})
+    if formula.logits_dtype or formula.weights_dtype:
+        formula = replace(formula, own=Own(call.dtype, *factors))
     return formula
 
 

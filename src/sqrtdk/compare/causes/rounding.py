@@ -32,16 +32,16 @@ def suspect(sides: Sides) -> Iterator[Suspicion]:
     weights = lesser(a.weights_dtype, sides.a.dtype), lesser(b.weights_dtype, sides.b.dtype)
 
     def round_both(formula: Formula) -> Formula:
-        return replace(formula, logits_dtype=b.logits_dtype, weights_dtype=b.weights_dtype)
+        return replace(formula, logits_dtype=b.logits_dtype, weights_dtype=b.weights_dtype, own=b.own)
 
     if logits[0] != logits[1] and weights == logits:
         yield _suspicion("weights", *logits, of_formula(round_both), "the logits and the weights")
         return
     if logits[0] != logits[1]:
-        round_logits = of_formula(lambda formula: replace(formula, logits_dtype=b.logits_dtype))
+        round_logits = of_formula(lambda formula: replace(formula, logits_dtype=b.logits_dtype, own=b.own))
         yield _suspicion("weights", *logits, round_logits, "the logits")
     if weights[0] != weights[1]:
-        round_weights = of_formula(lambda formula: replace(formula, weights_dtype=b.weights_dtype))
+        round_weights = of_formula(lambda formula: replace(formula, weights_dtype=b.weights_dtype, own=b.own))
         yield _suspicion("weights", *weights, round_weights, "the weights")
 
 
