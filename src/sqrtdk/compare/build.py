@@ -47,7 +47,7 @@ def way_of(seen: Seen, dtype: torch.dtype) -> Way:
     steps: list[Change] = []
     before = seen.projected
     for point in seen.steps:
-        steps.append(_step(before, point, dtype))
+        steps.append(_step(before, point, dtype, seen.rounded_by))
         if point.values is None:
             break
         before = point.values
@@ -65,7 +65,7 @@ def _gives(way: Way, seen: Seen, dtype: torch.dtype) -> bool:
     return bool((got - seen.used).norm() <= _ROUNDINGS * unit * seen.used.norm())
 
 
-def _step(before: Tensor, point: Waypoint, dtype: torch.dtype) -> Change:
+def _step(before: Tensor, point: Waypoint, dtype: torch.dtype, rounded_by: Tensor | float) -> Change:
     label = f"{point.name} {point.detail}".strip()
     if point.values is None:
         return Opaque(label)
@@ -79,7 +79,7 @@ def _step(before: Tensor, point: Waypoint, dtype: torch.dtype) -> Change:
     if point.name == "rope":
         rotation = fit_rotation(before, point.values, dtype=dtype)
         return Opaque(label) if rotation is None else rotation.rotation
-    return Rounded(point.detail) if point.name == "rounded" else Opaque(label)
+    return Rounded(point.detail, rounded_by) if point.name == "rounded" else Opaque(label)
 
 
 def _plain(value: float, low: float, high: float) -> float:

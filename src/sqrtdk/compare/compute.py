@@ -86,7 +86,8 @@ def apply_step(step: Change, values: Tensor) -> Tensor:
             hint="Start from the values that were recorded after it.",
         )
     if isinstance(step, Rounded):
-        return rounded(values, step.dtype)
+        there = values * step.by
+        return torch.where(there == 0, values, rounded(there, step.dtype) / step.by)
     return apply_norm(step, values) if isinstance(step, Norm) else apply_rotation(step, values)
 
 

@@ -60,9 +60,15 @@ class Opaque:
 
 @dataclass(frozen=True, slots=True)
 class Rounded:
-    """The values rounded to a dtype that is less than the side's own, "float16"."""
+    """The values rounded to a dtype that is less than the side's own.
+
+    Attributes:
+        dtype: "float16".
+        by: factor of the scale that they had been multiplied by, broadcasts to (B, H, L, E).
+    """
 
     dtype: str
+    by: Tensor | float = field(default=1.0, compare=False)
 
 
 Change = Norm | Rotation | Opaque | Rounded

@@ -69,26 +69,26 @@ def _of_way(name: str, a: Way, b: Way, sides: Sides) -> Iterator[Suspicion]:
             return replace(program, query=way)
         return replace(program, key=way) if name == "key" else replace(program, value=way)
 
-    said_a, said_b = (", ".join(dtype for _, dtype in found) or None for found in (here, there))
+    said_a, said_b = (", ".join(step.dtype for _, step in found) or None for found in (here, there))
     yield _suspicion(name, said_a, said_b, change, name)
 
 
-def _roundings(way: Way, own: torch.dtype) -> tuple[tuple[int, str], ...]:
-    """Each rounding: after how many norms and rotations, to which dtype."""
+def _roundings(way: Way, own: torch.dtype) -> tuple[tuple[int, Rounded], ...]:
+    """Each rounding, and after how many norms and rotations it is."""
     found, others = [], 0
     for step in way.steps:
         if not isinstance(step, Rounded):
             others += 1
         elif (dtype := lesser(step.dtype, own)) is not None:
-            found.append((others, dtype))
+            found.append((others, replace(step, dtype=dtype)))
     return tuple(found)
 
 
-def _rounded_at(way: Way, roundings: tuple[tuple[int, str], ...]) -> tuple[Change, ...]:
+def _rounded_at(way: Way, roundings: tuple[tuple[int, Rounded], ...]) -> tuple[Change, ...]:
     """The steps of a way with these roundings and no others."""
     steps: list[Change] = [step for step in way.steps if not isinstance(step, Rounded)]
-    for place, dtype in reversed(roundings):
-        steps.insert(min(place, len(steps)), Rounded(dtype))
+    for place, step in reversed(roundings):
+        steps.insert(min(place, len(steps)), step)
     return tuple(steps)
 
 
