@@ -94,7 +94,7 @@ def _seen(vector: Vector, count: int, *, grouped: bool, scale: bool) -> Seen:
 
 
 def _rounding(vector: Vector) -> tuple[Vector, Tensor | float]:
-    """The vector with its last step, a rounding and a factor, where these are mixed; and the factor before a rounding."""
+    """The vector with a last step that rounds and multiplies told apart; and what it multiplied by before that."""
     last = vector.steps[-1] if vector.steps else None
     if last is None or last.values is not None or (last.name, last.detail) != ("unknown", ""):
         return vector, vector.factor if last is not None and last.name == "rounded" else 1.0

@@ -73,6 +73,7 @@ def _common(least: Tensor, most: Tensor, values: Tensor, slack: float) -> Tensor
     for axes in AXES:
         low, high = lower.amax(axes, keepdim=True), upper.amin(axes, keepdim=True)
         middle = torch.where(low.isfinite() & high.isfinite(), (low + high) / 2, 1.0)
+        middle = torch.where((low <= 1.0 + slack) & (high >= 1.0 - slack), 1.0, middle)
         if bool((low - high <= slack * middle.abs()).all()) and bool((middle != 0).any()):
             return float(middle) if middle.numel() == 1 else middle
     return None
