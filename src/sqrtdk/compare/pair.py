@@ -90,6 +90,9 @@ def judge(a: CallTensors, b: CallTensors, causes: Causes) -> Judged:
     parts, program = _in_parts(front, every, passed, sides, None if alike else causes)
     alike = alike or all(explained.before.within for _, explained in parts)
     after = before if alike else gap(whole_way, program)
+    if before.within and not alike:  # what differs is before a step that the whole way does not go through
+        most = max((found for part, found in parts if _of(part, passed)), key=lambda found: found.before.size)
+        before, after = most.before, most.after
     stages = [stage for segment, explained in parts for stage in _stages(segment, explained, sides, alike)]
     if direct.parts and alike and same_output(told, rows):
         # q and k that differ alike, by a permutation say, leave their product as it is

@@ -57,11 +57,11 @@ def past_unknown(a: Program, b: Program, seen_a: Mapping[str, Seen], seen_b: Map
     after, names = Part(a, b, dict(seen_b)), []
     for name in NAMES:
         ways, vectors = (way_of(a, name), way_of(b, name)), (seen_a[name], seen_b[name])
-        spans = [_unknown(way) for way in ways]
-        if spans[0] is None or spans[1] is None or _labels(ways[0], spans[0]) != _labels(ways[1], spans[1]):
+        spans = [span for way in ways if (span := _unknown(way)) is not None]
+        if len(spans) < 2 or _labels(ways[0], spans[0]) != _labels(ways[1], spans[1]):
             continue
-        starts = [_at(vector, span.start) for vector, span in zip(vectors, spans, strict=True) if span is not None]
-        ends = [_at(vector, span.stop) for vector, span in zip(vectors, spans, strict=True) if span is not None]
+        starts = [_at(vector, span.start) for vector, span in zip(vectors, spans, strict=True)]
+        ends = [_at(vector, span.stop) for vector, span in zip(vectors, spans, strict=True)]
         if starts[1] is None or ends[1] is None:
             continue
         alike = _near(vectors[0].input, vectors[1].input) and _near(starts[0], starts[1])
