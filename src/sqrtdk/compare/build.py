@@ -13,6 +13,7 @@ from sqrtdk.compare.compute import dtype_of, follow
 from sqrtdk.compare.fit import fit_norm, fit_rotation
 from sqrtdk.compare.observed import Seen
 from sqrtdk.compare.program import Affine, Change, Formula, Opaque, Own, Program, Rounded, Way
+from sqrtdk.compare.rounded_norm import rounded_norm
 from sqrtdk.tracing.tensors import CallTensors, Term, Waypoint
 
 _ROUNDINGS = 4.0  # of casts and factors between what was projected and what met
@@ -50,6 +51,8 @@ def way_of(seen: Seen, dtype: torch.dtype) -> Way:
         steps.append(_step(before, point, dtype, seen.rounded_by))
         if point.values is None:
             break
+        if point is seen.steps[-1] and point.name == "norm" and isinstance(steps[-1], Opaque):
+            steps[-1:] = rounded_norm(before, point.values, point.detail, dtype) or steps[-1:]
         before = point.values
     way = Way(affine, tuple(steps), seen.heads, seen.scaled)
     return way if steps or _gives(way, seen, dtype) else replace(way, steps=(Opaque("not recorded"),), scaled=1.0)

@@ -17,6 +17,7 @@ from sqrtdk.compare.passing import Passed, past_unknown
 from sqrtdk.compare.precision import Precision
 from sqrtdk.compare.program import Program
 from sqrtdk.compare.records import StageDiff
+from sqrtdk.compare.rounded_norm import with_known_norm
 from sqrtdk.compare.segments import Gap, Precisions, Segment, gap, segments, way_of, whole
 from sqrtdk.compare.stages import hidden_rows, of_formula
 from sqrtdk.compare.suspect import Sides
@@ -63,7 +64,7 @@ def judge(a: CallTensors, b: CallTensors, causes: Causes) -> Judged:
     if reason is not None:
         return Judged(None, reason=reason)
     told = completed(a, b, seen_a, seen_b)
-    (program_a, program_b), seen_b = (side.program for side in told), told[1].seen
+    (program_a, program_b), seen_b = (_rounded_norms(*told), _rounded_norms(*reversed(told))), told[1].seen
     precisions = Precisions(precision_of(a), precision_of(b))
     passed = past_unknown(program_a, program_b, told[0].seen, seen_b)
     program_a, program_b, seen_b = passed.after.a, passed.after.b, passed.after.seen
@@ -104,6 +105,15 @@ def judge(a: CallTensors, b: CallTensors, causes: Causes) -> Judged:
     if same and direct.reasons:
         same, reason = None, "; ".join(direct.reasons)
     return Judged(same, (*direct.parts, *parts), tuple(stages), before, after, reason, sides, seen_b)
+
+
+def _rounded_norms(own: Told, other: Told) -> Program:
+    """A side's program with the numbers of the other's norms in those of its own that were rounded."""
+    program = own.program
+    for name in NAMES:
+        known = with_known_norm(way_of(program, name), own.seen[name], way_of(other.program, name))
+        program = with_way(program, name, known)
+    return program
 
 
 def _explained(
