@@ -8,16 +8,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.completing import TIGHT, Told, completed, near, with_way
+from sqrtdk.compare.completing import TIGHT, Told, completed, with_way
 from sqrtdk.compare.compute import dtype_of
 from sqrtdk.compare.direct import Direct, compare_directly, output_differs, outputs_alike, same_output
 from sqrtdk.compare.explain import Causes, Explained, explain, first_stage
 from sqrtdk.compare.faint import faint, shows
 from sqrtdk.compare.heads import in_order
 from sqrtdk.compare.observed import NAMES, Seen, observe
+from sqrtdk.compare.passing import Passed, past_unknown
 from sqrtdk.compare.precision import Precision, unit
-from sqrtdk.compare.program import Opaque, Program, Way
+from sqrtdk.compare.program import Program
 from sqrtdk.compare.records import StageDiff
+from sqrtdk.compare.rounded_norm import with_known_norm
 from sqrtdk.compare.segments import Gap, Precisions, Segment, gap, segments, way_of, whole
 from sqrtdk.compare.stages import hidden_rows, of_formula
 from sqrtdk.compare.suspect import Sides
@@ -64,9 +66,10 @@ def judge(a: CallTensors, b: CallTensors, causes: Causes) -> Judged:
     if reason is not None:
         return Judged(None, reason=reason)
     told = completed(a, b, seen_a, seen_b)
-    (program_a, program_b), seen_b = (side.program for side in told), told[1].seen
+    (program_a, program_b), seen_b = (_rounded_norms(*told), _rounded_norms(*reversed(told))), told[1].seen
     precisions = Precisions(precision_of(a), precision_of(b))
-    program_a, program_b, seen_b = _past_unknown(program_a, program_b, told[0].seen, seen_b)
+    passed = past_unknown(program_a, program_b, told[0].seen, seen_b)
+    program_a, program_b, seen_b = passed.after.a, passed.after.b, passed.after.seen
     sides = Sides(
         a=program_a,
         b=program_b,
@@ -85,9 +88,10 @@ def judge(a: CallTensors, b: CallTensors, causes: Causes) -> Judged:
     before = gap(whole_way, program_a)
     if None in (a.terms, b.terms) and outputs_alike(told, rows, TIGHT):
         before = replace(before, within=True)  # a formula that was found on numbers may be off by their rounding
-    alike = before.within
-    parts, program = _explained(every, sides, None if alike else causes)
-    if alike and None not in (a.terms, b.terms) and _is_half(precisions):
+    front = segments(b, passed.before.seen, passed.before.a, precisions, rows) if passed.names else []
+    alike = before.within and all(gap(part, passed.before.a).within for part in front if _of(part, passed))
+    parts, program = _in_parts(front, every, passed, sides, None if alike else causes)
+    if alike and None not in (a.terms, b.terms) and not passed.names and _is_half(precisions):
         weak, changed = _explained(every, sides, causes, weak=True)
         both = whole(b, seen_b, program_a, precisions, rows, changed)
         if changed is not program_a and shows(without := gap(both, program_a), gap(both, changed)):
@@ -96,6 +100,9 @@ def judge(a: CallTensors, b: CallTensors, causes: Causes) -> Judged:
     elif not alike:
         alike = all(explained.before.within for _, explained in parts)
     after = before if alike else gap(whole_way, program)
+    if before.within and not alike:  # what differs is before a step that the whole way does not go through
+        most = max((found for part, found in parts if _of(part, passed)), key=lambda found: found.before.size)
+        before, after = most.before, most.after
     stages = [stage for segment, explained in parts for stage in _stages(segment, explained, sides, alike)]
     if direct.parts and alike and same_output(told, rows):
         # q and k that differ alike, by a permutation say, leave their product as it is
@@ -107,6 +114,15 @@ def judge(a: CallTensors, b: CallTensors, causes: Causes) -> Judged:
     if same and direct.reasons:
         same, reason = None, "; ".join(direct.reasons)
     return Judged(same, (*direct.parts, *parts), tuple(stages), before, after, reason, sides, seen_b)
+
+
+def _rounded_norms(own: Told, other: Told) -> Program:
+    """A side's program with the numbers of the other's norms in those of its own that were rounded."""
+    program = own.program
+    for name in NAMES:
+        known = with_known_norm(way_of(program, name), own.seen[name], way_of(other.program, name))
+        program = with_way(program, name, known)
+    return program
 
 
 def _explained(
@@ -130,6 +146,27 @@ def _explained(
         program = explained.program
         parts.append((segment, explained))
     return parts, program
+
+
+def _in_parts(
+    front: list[Segment], every: list[Segment], passed: Passed, sides: Sides, causes: Causes | None
+) -> tuple[list[tuple[Segment, Explained]], Program]:
+    """The segments before steps that are not known, then those behind them with what was found of all other ways."""
+    if not passed.names:
+        return _explained(every, sides, causes)
+    ahead, program = _explained(front, replace(sides, a=passed.before.a, b=passed.before.b), causes)
+    found = sides.a
+    for name in NAMES:
+        if name not in passed.names:
+            found = with_way(found, name, way_of(program, name))
+    behind = [part for part in every if part.name == "output" or _of(part, passed)]
+    parts, program = _explained(behind, replace(sides, a=found), causes)
+    return [*parts, *ahead], program
+
+
+def _of(part: Segment, passed: Passed) -> bool:
+    """Whether a segment is of a way that has two parts."""
+    return part.name.removesuffix(" used") in passed.names
 
 
 def _without_formula(
@@ -191,47 +228,6 @@ def _unlike_heads(a: Mapping[str, Seen], b: Mapping[str, Seen]) -> str | None:
         if one[1] != other[1] and one[1] != 1 and other[1] != 1:
             return f"{name} of A has {one[1]} heads, of B {other[1]}"
     return None
-
-
-def _near(one: Tensor | None, other: Tensor | None) -> bool:
-    """`near`, in the roundings of the coarser of the dtypes that the two are held in."""
-    dtypes = [x.dtype for x in (one, other) if x is not None and x.is_floating_point()]
-    return near(one, other, max(dtypes, key=lambda x: torch.finfo(x).eps, default=torch.float32), ONE_INPUT)
-
-
-def _past_unknown(
-    a: Program, b: Program, seen_a: Mapping[str, Seen], seen_b: Mapping[str, Seen]
-) -> tuple[Program, Program, dict[str, Seen]]:
-    """Ways that have one and the same step that is not known begin after it, with what B had there.
-
-    Where both sides had the same input, what they had there is compared first: a step that gave something else stays.
-    """
-    seen = dict(seen_b)
-    for name in NAMES:
-        ways = way_of(a, name), way_of(b, name)
-        last = [max((i for i, step in enumerate(way.steps) if isinstance(step, Opaque)), default=None) for way in ways]
-        if last[0] is None or last[0] != last[1]:
-            continue
-        labels = [_labels(way, last[0]) for way in ways]
-        points = [_after(vector[name], last[0]) for vector in (seen_a, seen_b)]
-        if labels[0] != labels[1] or points[1] is None:
-            continue
-        if _near(seen_a[name].input, seen_b[name].input) and not _near(points[0], points[1]):
-            continue
-        seen[name] = replace(seen_b[name], projected=points[1].double(), input=None, borrowed=False)
-        a, b = (
-            with_way(program, name, replace(way, affine=None, steps=way.steps[last[0] + 1 :]))
-            for program, way in zip((a, b), ways, strict=True)
-        )
-    return a, b, seen
-
-
-def _labels(way: Way, last: int) -> list[str]:
-    return [step.name if isinstance(step, Opaque) else type(step).__name__ for step in way.steps[: last + 1]]
-
-
-def _after(seen: Seen, step: int) -> Tensor | None:
-    return seen.steps[step].values if step < len(seen.steps) else None
 
 
 def _model_dim(seen: Mapping[str, Seen]) -> int | None:

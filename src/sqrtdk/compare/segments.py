@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare import rounding
-from sqrtdk.compare.compute import apply_step, attend, follow, project, rounded, some_rows, spread
+from sqrtdk.compare.compute import apply_step, attend, follow, project, some_rows, spread
 from sqrtdk.compare.observed import NAMES, Seen
 from sqrtdk.compare.precision import Precision, sigmas, unit
 from sqrtdk.compare.program import Norm, Opaque, Program, Rotation, Rounded, Way
@@ -266,7 +266,7 @@ def _way_allowed(way: Way, before: Tensor, precisions: Precisions) -> Tensor:
             still[..., step.first : step.first + step.width] = turned
             allowed = still + rounding.rotation_allowed(step, values, *precisions)
         elif isinstance(step, Rounded):  # numbers that fall on the next one
-            beside = [(rounded(values + way * allowed, step.dtype) - after).abs() for way in (1.0, -1.0)]
+            beside = [(apply_step(step, values + way * allowed) - after).abs() for way in (1.0, -1.0)]
             allowed = torch.maximum(*beside)
         values = after
     if not way.steps:
