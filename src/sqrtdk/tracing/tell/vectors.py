@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -116,10 +117,11 @@ def _projection(place: Place, way: Lineage, used: Tensor) -> Projection | None:
     if len(way.roots) != 1 or root.root is None or root.root.multiplied is None or root.value is None:
         return None
     multiplied, (rows, features) = root.root.multiplied, root.value.shape[-2:]
-    if root.value.dim() != 2:
+    if math.prod(root.value.shape[:-2]) != 1:
         return None
     # of a dtype that can be viewed as complex numbers
-    numbers = torch.arange(rows * features, dtype=torch.float64, device=root.value.device).reshape(rows, features)
+    numbers = torch.arange(rows * features, dtype=torch.float64, device=root.value.device)
+    numbers = numbers.reshape(root.value.shape)
     numbered = _arranged(place, way.carried({root: numbers}), used)
     if numbered is None or bool(numbered.isnan().any()):
         return None
