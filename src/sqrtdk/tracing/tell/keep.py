@@ -19,7 +19,7 @@ from sqrtdk.tracing.tell.proof import DOUBT, proven
 from sqrtdk.tracing.tell.sight import Sight, look, visible_by
 from sqrtdk.tracing.tell.sums import at_logits, lse_of, sinks_of
 from sqrtdk.tracing.tell.used import Used
-from sqrtdk.tracing.tell.vectors import own, vector
+from sqrtdk.tracing.tell.vectors import own, sharing, vector
 from sqrtdk.tracing.tensors import CallTensors, Term, Vector
 from sqrtdk.tracing.watch.carried import Carried
 
@@ -57,7 +57,7 @@ def _keep(reading: Reading, used: Used | None, call: AttentionCall) -> CallTenso
     if isinstance(places, str):
         return without(call, places)
     sight = look(reading)
-    query, key, value = (vector(place) for place in places)
+    query, key, value = sharing([vector(place) for place in places])
     if reading.kind == "sdpa" and isinstance(reading.operands, Logits):
         # torch's own decomposition multiplies q and k by a root of the scale each: `terms` have the whole of it
         root = math.sqrt(abs(next((s.factor.value or 1.0 for s in sight.steps if isinstance(s, Scale)), 1.0)))
@@ -162,7 +162,11 @@ def _terms(reading: Reading, sight: Sight, used: Used) -> tuple[Term, ...]:
 
 def _term(step: Step, reading: Reading, sight: Sight, used: Used) -> Term | None:
     if isinstance(step, Scale):
-        return Term("scale", _factor(step.factor, reading), step.factor.source)
+        by = _factor(step.factor, reading)
+        if by is None and step.by is not None:
+            by = _small(at_logits(reading, step.by))
+            by = by[..., :1].clone() if bool((by == by[..., :1]).all()) else by  # one a row
+        return Term("scale", by, step.factor.source)
     if isinstance(step, Softcap):
         return Term("softcap", step.cap)
     if isinstance(step, Squares):

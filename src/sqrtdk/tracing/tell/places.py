@@ -135,7 +135,7 @@ class _Order:
 
     Attributes:
         turned: the heads of the logits have the number in the group first, where the output has the group first.
-        rows_first: in each row the heads of a group lie side by side, as an einsum has it whose output begins with rows.
+        rows_first: in each row the heads of a group lie side by side, as in an einsum whose output begins with rows.
     """
 
     turned: bool = False

@@ -8,7 +8,7 @@ from types import ModuleType
 import torch
 from torch import Tensor, nn
 
-_DEEPEST = 3  # objects and containers in one another: embedding.tables[device][length]
+_DEEPEST = 4  # objects and containers in one another: rotation.tables[device][length] = (cosines, sines)
 _WIDEST = 64  # what holds more than that is no cache of tables
 _PURE = 1e-6
 
