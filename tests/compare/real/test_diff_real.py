@@ -18,8 +18,8 @@ FACTOR = ("scale", "length_factor")  # a scale without mscale^2 is off by a leng
 PROVEN = 0.99  # share of a difference that a cause explains
 
 
-# Rows of q and k, and the gains of their norms, are laid out for the other pairing there: each stage differs by that, and
-# the base is proven over the whole way alone.
+# Rows of q and k, and the gains of their norms, are laid out for the other pairing there: each stage differs by that,
+# and the base is proven over the whole way alone.
 RELABELLED = pytest.mark.xfail(strict=True, reason="gains of a norm in the order of the other rotary layout")
 
 

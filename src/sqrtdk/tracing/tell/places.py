@@ -143,8 +143,10 @@ class _Order:
 
     def by_head(self, tensor: Tensor, groups: int, heads: int) -> Tensor:
         """(B, heads, L, ...) of (B, groups, heads of the group and rows, ...)."""
-        each = heads // groups
-        parts = tensor.unflatten(2, (-1, each)).transpose(2, 3) if self.rows_first else tensor.unflatten(2, (each, -1))
+        each, rest = heads // groups, tensor.shape[3:]
+        sizes = (-1, each) if self.rows_first else (each, -1)
+        parts = tensor.reshape(*tensor.shape[:2], *sizes, *rest)
+        parts = parts.transpose(2, 3) if self.rows_first else parts
         return (parts.transpose(1, 2) if self.turned else parts).flatten(1, 2)
 
 
