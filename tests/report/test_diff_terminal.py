@@ -84,7 +84,7 @@ def test_the_word_for_the_whole(report: DiffReport, word: str, green: bool) -> N
 
 def test_summary_counts() -> None:
     assert summary_line(two_causes()) == (
-        "4 pairs of attentions: 2 differ, 1 follow from these, 1 same. Different. Exit code 1 (fail-on: different)."
+        "4 pairs of attentions: 2 differ, 1 follows from these, 1 same. Different. Exit code 1 (fail-on: different)."
     )
     assert "5 without a partner" in summary_line(unpaired())
 

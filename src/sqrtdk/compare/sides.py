@@ -106,11 +106,20 @@ def run_side(loaded: LoadedModel | Path, label: str, inputs: Inputs | None, opti
         options: of loading.
     """
     if isinstance(loaded, Path):
-        return _of_file(loaded) if loaded.suffix.lower() == TRACE else _of_onnx(loaded, inputs, label)
+        side = _of_file(loaded) if loaded.suffix.lower() == TRACE else _of_onnx(loaded, inputs, label)
+        side.notes += _unused(side.info.kind, options)
+        return side
     attn = options.attn if loaded.kind == "module" else None
     side = run_module(loaded, attn, options.seed, label, "exported" if loaded.kind == "exported" else "model")
     side.notes = loaded.notes
     return side
+
+
+def _unused(kind: str, options: LoadOptions) -> tuple[str, ...]:
+    """A note on options that were given for a file, which is as it was written."""
+    every = {name: getattr(options, name) for name in ("attn", "dtype", "device", "revision")}
+    named = [f"{name} {str(value).removeprefix('torch.')}" for name, value in every.items() if value is not None]
+    return (f"{', '.join(named)}: has no effect on a file of kind {kind}",) if named else ()
 
 
 @contextmanager
