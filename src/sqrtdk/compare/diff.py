@@ -21,7 +21,7 @@ from sqrtdk.compare.pair import Judged, first_difference, judge
 from sqrtdk.compare.picture import picture_of, scatter_of
 from sqrtdk.compare.records import FAIL_ON, Cause, DiffReport, PairDiff, StageDiff, Unpaired
 from sqrtdk.compare.refuse import first_nan, refuse_nan, refuse_strangers, refuse_unlike
-from sqrtdk.compare.sides import Given, Side
+from sqrtdk.compare.sides import Given, Side, options_of_sides
 from sqrtdk.compare.site_map import read_map
 from sqrtdk.compare.suspect import STAGES
 from sqrtdk.compare.words import paragraphs, rows_without_key
@@ -107,23 +107,7 @@ def diff(
         >>> report.same
         False
     """
-    common: dict[str, Any] = {"batch": batch, "seq_len": seq_len, "seed": seed, "trust_remote_code": trust_remote_code}
-    options_a = LoadOptions(
-        attn=attn_a or attn,
-        dtype=dtype_a or dtype,
-        device=device_a or device,
-        revision=revision_a or revision,
-        text=text,
-        input_file=input_file,
-        **common,
-    )
-    options_b = LoadOptions(
-        attn=attn_b or attn,
-        dtype=dtype_b or dtype,
-        device=device_b or device,
-        revision=revision_b or revision,
-        **common,
-    )
+    options_a, options_b = options_of_sides(locals())
     return diff_with(
         a, b, inputs, options_a, options_b, inputs_b=inputs_b, mapping=mapping, fail_on=fail_on, command=command
     )

@@ -64,6 +64,18 @@ class Side:
     cuts: tuple[Cut | None, ...] = ()
 
 
+def options_of_sides(arguments: Mapping[str, Any]) -> tuple[LoadOptions, LoadOptions]:
+    """The options of loading A and B, of the arguments of a function; the text or the file of inputs is A's.
+
+    Example:
+        >>> a, b = options_of_sides({"attn": None, "attn_b": "sdpa", "seed": 3, "text": "poem.txt"})
+        >>> (a.attn, a.text, a.seed), (b.attn, b.text, b.seed)
+        ((None, 'poem.txt', 3), ('sdpa', None, 3))
+    """
+    a, b = (LoadOptions.of(arguments, side) for side in ("a", "b"))
+    return a, replace(b, text=None, input_file=None)
+
+
 def load_side(given: Given, label: str, inputs: Inputs | None, options: LoadOptions) -> LoadedModel | Path:
     """Load a side that runs in torch, or check the kind of the file that a side is.
 
