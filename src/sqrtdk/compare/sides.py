@@ -131,7 +131,7 @@ def _unused(kind: str, options: LoadOptions) -> tuple[str, ...]:
     """A note on options that were given for a file, which is as it was written."""
     every = {name: getattr(options, name) for name in ("attn", "dtype", "device", "revision")}
     named = [f"{name} {str(value).removeprefix('torch.')}" for name, value in every.items() if value is not None]
-    return (f"{', '.join(named)}: has no effect on a file of kind {kind}",) if named else ()
+    return (f"{', '.join(named)}: no effect on a side of kind {kind}",) if named else ()
 
 
 @contextmanager
