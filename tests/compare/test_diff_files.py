@@ -73,6 +73,13 @@ def names(report: DiffReport) -> list[str]:
     return [cause.name for cause in report.pairs[0].causes]
 
 
+def test_options_that_a_file_can_not_follow_are_said(tmp_path: Path) -> None:
+    model = build("eager")
+    file = written(model, inputs("eager"), tmp_path / "b.safetensors")
+    report = diff(model, file, inputs("eager"), dtype_b="bf16", attn_b="sdpa")
+    assert report.environment["notes"] == ["B: attn sdpa, dtype bf16: no effect on a side of kind trace file"]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("base", BASES)
 def test_a_file_of_the_same_model_is_the_same(base: str, dtype: torch.dtype, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from sqrtdk.compare.observed import NAMES, Seen, observe
 from sqrtdk.compare.passing import Passed, past_unknown
 from sqrtdk.compare.precision import Precision, unit
 from sqrtdk.compare.program import Program
-from sqrtdk.compare.records import StageDiff
+from sqrtdk.compare.records import CANCELS, StageDiff
 from sqrtdk.compare.rounded_norm import with_known_norm
 from sqrtdk.compare.segments import Gap, Precisions, Segment, gap, segments, way_of, whole
 from sqrtdk.compare.stages import hidden_rows, of_formula
@@ -27,7 +27,6 @@ from sqrtdk.tracing.tensors import CallTensors
 
 ROUNDINGS = {"scale": 1, "softcap": 3, "bias": 1, "mask": 1}  # of the logits, where each is an operation of its own
 ONE_INPUT = 128.0  # roundings of the coarser dtype within which two inputs are taken for one
-CANCELS = "differs and makes no difference: by the whole way, from the input to the output, both are the same"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,6 +42,8 @@ class Judged:
         reason: why it could not be judged.
         sides: the programs.
         seen: q, k and v of B, completed.
+        rows: (B, L), True for those that were compared: they see a key on both sides.
+        strangers: their shapes are not those of one attention.
     """
 
     same: bool | None
@@ -53,18 +54,23 @@ class Judged:
     reason: str | None = None
     sides: Sides | None = None
     seen: Mapping[str, Seen] | None = None
+    rows: Tensor | None = None
+    strangers: bool = False
 
 
 def judge(a: CallTensors, b: CallTensors, causes: Causes) -> Judged:
     """Compare what two calls do to one input: B's own at every stage, through A's program."""
-    reason = _unfit(a, b)
+    reason = _unread(a, b)
     if reason is not None:
         return Judged(None, reason=reason)
+    reason = _unlike_shapes(a, b)
+    if reason is not None:
+        return Judged(None, reason=reason, strangers=True)
     a, b = in_order(a), in_order(b)
     seen_a, seen_b = observe(a), observe(b)
     reason = _unlike_heads(seen_a, seen_b)
     if reason is not None:
-        return Judged(None, reason=reason)
+        return Judged(None, reason=reason, strangers=True)
     told = completed(a, b, seen_a, seen_b)
     (program_a, program_b), seen_b = (_rounded_norms(*told), _rounded_norms(*reversed(told))), told[1].seen
     precisions = Precisions(precision_of(a), precision_of(b))
@@ -113,7 +119,7 @@ def judge(a: CallTensors, b: CallTensors, causes: Causes) -> Judged:
     reason = None
     if same and direct.reasons:
         same, reason = None, "; ".join(direct.reasons)
-    return Judged(same, (*direct.parts, *parts), tuple(stages), before, after, reason, sides, seen_b)
+    return Judged(same, (*direct.parts, *parts), tuple(stages), before, after, reason, sides, seen_b, rows)
 
 
 def _rounded_norms(own: Told, other: Told) -> Program:
@@ -189,7 +195,8 @@ def _without_formula(
     if alike is not False:
         stages.append(StageDiff("weights", None, reason=reason))
     last = parts[-1][1].before if alike is False else None
-    return Judged(same, tuple(parts), tuple(stages), last, last, None if same is not None else reason, sides, seen)
+    reason = "" if same is not None else reason
+    return Judged(same, tuple(parts), tuple(stages), last, last, reason or None, sides, seen, rows)
 
 
 def _is_half(precisions: Precisions) -> bool:
@@ -209,11 +216,15 @@ def _unknown(told: list[Told]) -> str:
     return f"the formula of {label} is not known: {', '.join(side.program.unknown)}"
 
 
-def _unfit(a: CallTensors, b: CallTensors) -> str | None:
+def _unread(a: CallTensors, b: CallTensors) -> str | None:
     for label, call in (("A", a), ("B", b)):
         vectors = (call.query.values, call.key.values, call.value.values, call.output)
         if call.missing is not None and any(x.dim() != 4 or not x.numel() for x in vectors):
             return f"{label}: {call.missing}"
+    return None
+
+
+def _unlike_shapes(a: CallTensors, b: CallTensors) -> str | None:
     one, other = a.query.values.shape, b.query.values.shape
     if one[1] != other[1]:
         return f"A has {one[1]} heads, B {other[1]}"
@@ -250,7 +261,10 @@ def _stages(segment: Segment, explained: Explained, sides: Sides, alike: bool) -
         for stage in segment.stages:
             differs = not before.within and (stage in differing or (not differing and stage == segment.stages[0]))
             told = reason if differs else None
-            found.append(StageDiff(stage, not differs, before.largest, before.allowed, reason=told))
+            # of the stages beside the one that differs: what is left where that one is put right
+            size = before if differs or before.within else explained.after if explained.after.within else None
+            largest, allowed = (None, None) if size is None else (size.largest, size.allowed)
+            found.append(StageDiff(stage, not differs, largest, allowed, reason=told))
         return found
     stages = [of_formula(stage, sides) for stage in segment.stages[:-1]]
     stages = [replace(stage, same=stage.stage not in differing) for stage in stages]
@@ -259,5 +273,5 @@ def _stages(segment: Segment, explained: Explained, sides: Sides, alike: bool) -
 
 def first_difference(judged: Judged) -> str | None:
     """The first stage that differs; none where what differs there cancels."""
-    known = first_stage([stage.stage for stage in judged.stages if stage.same is False and stage.reason is None])
+    known = first_stage([stage.stage for stage in judged.stages if stage.same is False and not stage.cancels])
     return known or first_stage([cause.stage for _, explained in judged.parts for cause in explained.causes])
