@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from sqrtdk.compare.addends import told_alike
 from sqrtdk.compare.completing import TIGHT, Told, completed, near, with_way
 from sqrtdk.compare.compute import dtype_of
 from sqrtdk.compare.direct import Direct, compare_directly, output_differs, outputs_alike, same_output
 from sqrtdk.compare.explain import Causes, Explained, explain, first_stage
 from sqrtdk.compare.heads import in_order
+from sqrtdk.compare.numbers import held
 from sqrtdk.compare.observed import NAMES, Seen, observe
 from sqrtdk.compare.precision import Precision
 from sqrtdk.compare.program import Opaque, Program, Way
@@ -66,6 +68,7 @@ def judge(a: CallTensors, b: CallTensors, causes: Causes) -> Judged:
     (program_a, program_b), seen_b = (side.program for side in told), told[1].seen
     precisions = Precisions(precision_of(a), precision_of(b))
     program_a, program_b, seen_b = _past_unknown(program_a, program_b, told[0].seen, seen_b)
+    program_a, program_b = _added_alike(program_a, program_b)
     sides = Sides(
         a=program_a,
         b=program_b,
@@ -205,6 +208,14 @@ def _past_unknown(
             for program, way in zip((a, b), ways, strict=True)
         )
     return a, b, seen
+
+
+def _added_alike(a: Program, b: Program) -> tuple[Program, Program]:
+    """The programs, with what their formulas add to the logits told apart alike."""
+    if a.formula is None or b.formula is None:
+        return a, b
+    one, other = told_alike(a.formula, b.formula, held(a.dtype, b.dtype))
+    return replace(a, formula=one), replace(b, formula=other)
 
 
 def _labels(way: Way, last: int) -> list[str]:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from sqrtdk.compare.addends import common_keys
 from sqrtdk.compare.numbers import of_formula, one_number, ratio, same, times, total
 from sqrtdk.compare.program import Formula
 from sqrtdk.compare.suspect import Sides, Suspicion
@@ -38,7 +39,9 @@ def factor_of_bias(a: Formula, b: Formula) -> float | None:
     """By what B's bias is off in all its numbers; None where that is nothing, or is no sign of a scale."""
     if a.bias is None or b.bias is None:
         return None
-    by = ratio(times(a.bias, a.bias_by), times(b.bias, b.bias_by))
+    both = common_keys(a, b)
+    one, other = (times(x.bias, x.bias_by) for x in (a, b))
+    by = ratio(one, other) if both is None else ratio(times(one, both), times(other, both))
     if by is not None and same(by, 1.0):
         return None
     if a.bias_by and not same(a.bias_by, b.bias_by):

@@ -12,13 +12,13 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from sqrtdk.compare.addends import FAR
 from sqrtdk.compare.causes.bias_scaled import factor_of_fill
 from sqrtdk.compare.numbers import of_formula, same
 from sqrtdk.compare.program import Formula
 from sqrtdk.compare.suspect import Sides, Suspicion
 
 NAME = "mask_magnitude"
-FAR = -5e3  # no logit of an attention is so low that a key with this fill took weight beside it
 
 
 def suspect(sides: Sides) -> Iterator[Suspicion]:
