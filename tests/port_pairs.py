@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -175,4 +176,12 @@ def _fit(case: Case) -> bool:
     (common, changes), (common_2, changes_2) = sides
     if set(changes) & (set(common_2) | set(changes_2)) or set(changes_2) & set(common):
         return False
-    return all(common[name] == common_2[name] for name in set(common) & set(common_2))
+    if not all(common[name] == common_2[name] for name in set(common) & set(common_2)):
+        return False
+    return {cause, other} != {"rope_base", "rope_partial"} or not _one_law(*case.ports())
+
+
+def _one_law(a: Port, b: Port) -> bool:
+    """Whether pair c turns by the same on both sides, base^(-2c / width): then it is the width alone that differs."""
+    laws = [port.rope_base ** (1 / (port.rope_width or port.head_dim)) for port in (a, b)]
+    return math.isclose(*laws)
