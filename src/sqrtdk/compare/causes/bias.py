@@ -28,7 +28,7 @@ def suspect(sides: Sides) -> Iterator[Suspicion]:
     a, b = sides.a.formula, sides.b.formula
     if a is None or b is None or (a.bias is None and b.bias is None):
         return
-    by = factor_of_bias(a, b)  # the business of `bias_scaled`
+    by = factor_of_bias(a, b, sides.head_dim)  # the business of `bias_scaled`
     a = a if by is None else replace(a, bias_by=a.bias_by * by)
     left, right = effective(a, b), effective(b, a)
     if same(left, right, held(sides.a.dtype, sides.b.dtype)):

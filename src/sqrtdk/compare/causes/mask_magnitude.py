@@ -24,7 +24,13 @@ NAME = "mask_magnitude"
 def suspect(sides: Sides) -> Iterator[Suspicion]:
     """B's fill in A's mask."""
     a, b = sides.a.formula, sides.b.formula
-    if a is None or b is None or a.visible is None or b.visible is None or factor_of_fill(a, b) is not None:
+    if (
+        a is None
+        or b is None
+        or a.visible is None
+        or b.visible is None
+        or factor_of_fill(a, b, sides.head_dim) is not None
+    ):
         return
     left, right = _applied(a), _applied(b)
     if same(left, right) and (a.fill_added == b.fill_added or math.isinf(left)):
