@@ -4,8 +4,8 @@ One tensor may hold both. By itself 0 and -5 below the diagonal is a bias as wel
 weight through, and of a bias that was added to minus infinity nothing is left. The sum stays as it is; it is read as
 the other side has it:
 
-* bias + fill * hidden, with a fill that is one number, where the other side hides keys: the bias being none, that of
-  the other side times a number, or straight lines (ALiBi);
+* bias + fill * hidden, with a fill that is one number, where the other side hides keys, or adds nothing but 0 and one
+  number below it; the bias is none, that of the other side times a number, or straight lines (ALiBi);
 * at keys that are hidden for good a bias that can't be known is the other side's, as far as their common keys say.
 """
 
@@ -59,9 +59,10 @@ def _lets_through(formula: Formula) -> bool:
 
 def _told_apart(own: Formula, other: Formula, off: float) -> Formula:
     """The bias taken for one and a fill of hidden keys, where the other side hides some and this one none."""
-    if own.bias is None or own.visible is not None or other.visible is None or bool(other.visible.all()):
+    shown = _shown(other)
+    if own.bias is None or own.visible is not None or shown is None or bool(shown.all()):
         return own
-    added, seen = torch.broadcast_tensors(_whole(own.bias), _whole(other.visible))
+    added, seen = torch.broadcast_tensors(_whole(own.bias), _whole(shown))
     near = off * float(added.abs().max())
     for base in _biases(added, seen, other):
         rest = added - base
@@ -76,6 +77,15 @@ def _told_apart(own: Formula, other: Formula, off: float) -> Formula:
                 return replace(named, bias=None, bias_by=1.0)
             return replace(named, bias=_distinct(bias))
     return own
+
+
+def _shown(formula: Formula) -> Tensor | None:
+    """What a side lets every row see; 0 and one number below it are a mask, where nothing else is."""
+    if formula.visible is not None or formula.bias is None:
+        return formula.visible
+    lowest = formula.bias.min()
+    two = bool(((formula.bias == 0) | (formula.bias == lowest)).all()) and float(lowest) < 0
+    return formula.bias == 0 if two else None
 
 
 def _biases(added: Tensor, seen: Tensor, other: Formula) -> Iterator[Tensor]:
