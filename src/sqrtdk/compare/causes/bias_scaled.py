@@ -41,7 +41,7 @@ def factor_of_bias(a: Formula, b: Formula, head_dim: int) -> float | None:
     if a.bias is None or b.bias is None:
         return None
     both = common_keys(a, b)
-    one, other = (times(x.bias, x.bias_by) for x in (a, b))
+    one, other = times(a.bias, a.bias_by), times(b.bias, b.bias_by)
     by = ratio(one, other) if both is None else ratio(times(one, both), times(other, both))
     if by is not None and same(by, 1.0):
         return None
