@@ -86,12 +86,18 @@ def _step(before: Tensor, point: Waypoint, dtype: torch.dtype, rounded_by: Tenso
 
 
 def _plain(value: float, low: float, high: float) -> float:
-    """The plainest number between two bounds, one digit and a power of ten; `value` where there is none."""
-    if low <= 0.0 or value <= 0.0:
+    """The plainest number between two bounds, a power of ten before 5 and 2 of one; `value` where there is none.
+
+    Example:
+        >>> _plain(9.3e-7, 4.2e-7, 1.4e-6), _plain(5.1e-6, 4.8e-6, 5.4e-6)
+        (1e-06, 5e-06)
+    """
+    if value <= 0.0:
         return value
     power = math.floor(math.log10(value))
-    near = [digit * 10.0**exponent for exponent in (power, power + 1) for digit in (1, 5, 2)]
-    return next((number for number in near if low <= number <= high), value)
+    near = [[float(f"{digit}e{exponent}") for exponent in (power, power + 1)] for digit in (1, 5, 2)]
+    plain = (number for pair in near for number in sorted(pair, key=lambda one: abs(math.log(one / value))))
+    return next((number for number in plain if low <= number <= high), value)
 
 
 # -- from the product to the softmax -----------------------------------------------------------------------------------

@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from sqrtdk.compare.addends import told_alike
 from sqrtdk.compare.completing import TIGHT, Told, completed, with_way
 from sqrtdk.compare.compute import dtype_of
 from sqrtdk.compare.direct import Direct, compare_directly, output_differs, outputs_alike, same_output
 from sqrtdk.compare.explain import Causes, Explained, explain, first_stage
 from sqrtdk.compare.faint import faint, shows
 from sqrtdk.compare.heads import in_order
+from sqrtdk.compare.numbers import held
 from sqrtdk.compare.observed import NAMES, Seen, observe
 from sqrtdk.compare.passing import Passed, past_unknown
 from sqrtdk.compare.precision import Precision, unit
@@ -74,6 +76,7 @@ def judge(a: CallTensors, b: CallTensors, causes: Causes) -> Judged:
     told = completed(a, b, seen_a, seen_b)
     (program_a, program_b), seen_b = (_rounded_norms(*told), _rounded_norms(*reversed(told))), told[1].seen
     precisions = Precisions(precision_of(a), precision_of(b))
+    program_a, program_b = _added_alike(program_a, program_b)
     passed = past_unknown(program_a, program_b, told[0].seen, seen_b)
     program_a, program_b, seen_b = passed.after.a, passed.after.b, passed.after.seen
     sides = Sides(
@@ -239,6 +242,14 @@ def _unlike_heads(a: Mapping[str, Seen], b: Mapping[str, Seen]) -> str | None:
         if one[1] != other[1] and one[1] != 1 and other[1] != 1:
             return f"{name} of A has {one[1]} heads, of B {other[1]}"
     return None
+
+
+def _added_alike(a: Program, b: Program) -> tuple[Program, Program]:
+    """The programs, with what their formulas add to the logits told apart alike."""
+    if a.formula is None or b.formula is None:
+        return a, b
+    one, other = told_alike(a.formula, b.formula, held(a.dtype, b.dtype))
+    return replace(a, formula=one), replace(b, formula=other)
 
 
 def _model_dim(seen: Mapping[str, Seen]) -> int | None:
