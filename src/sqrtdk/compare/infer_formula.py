@@ -7,16 +7,19 @@ some rows of the attention, and what is taken is proven on all. How many are tri
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import chain, combinations, islice
 
+import torch
 from torch import Tensor
 
 from sqrtdk.compare.causes.scale import rescaled
-from sqrtdk.compare.fit.scale import fit_scale, fit_softcap
+from sqrtdk.compare.fit.scale import RATIO, fit_scale, fit_softcap
+from sqrtdk.compare.infer_rows import BEST, fills_of, from_rows
 from sqrtdk.compare.numbers import one_number, total
-from sqrtdk.compare.options import FILL, MASK, SCALE, SINKS, SOFTCAP, Option, options, window
+from sqrtdk.compare.options import BIAS, FILL, MASK, SCALE, SINKS, SOFTCAP, Option, blind_rows, options, window
 from sqrtdk.compare.program import Formula
 from sqrtdk.compare.recorded import Recorded
 
@@ -87,7 +90,7 @@ def infer(
     found = list(_allowed(options(base, call.sizes), base, fixed))
     if MASK not in fixed:
         found = [*(window(base, call.sizes, row) for row in call.first_apart(base)), *found]
-    search = _Search(call, base, tuple(found), SCALE in fixed, _guess(first, known, call))
+    search = _Search(call, base, tuple(found), fixed, _guess(first, known, call))
     return next((formula for formula in search.plausible() if call.gives(formula)), None)
 
 
@@ -144,14 +147,14 @@ class _Search:
         call: what was recorded.
         base: formula that is changed.
         options: the changes.
-        scaled: whether the scale is known.
+        fixed: the parts that are known.
         guess: a formula that is tried before the changes.
     """
 
     call: Recorded
     base: Formula
     options: tuple[Option, ...]
-    scaled: bool
+    fixed: frozenset[int]
     guess: Formula | None
 
     def plausible(self) -> Iterator[Formula]:
@@ -167,12 +170,46 @@ class _Search:
             if left <= 1.0:
                 yield formula
             tried.append((left, option))
+        yield from self._of_rows(self._supposed())
         yield from self._fitted([self.base])
+        if SCALE not in self.fixed:
+            found = list(islice(self._from_rows(self._grid()), 2 * BEST))
+            yield from self._fitted(found)
         for formula in self._twofold():
             if self.call.left(formula) <= 1.0:
                 yield formula
         nearest = sorted((entry for entry in tried if entry[1].part != SCALE), key=lambda entry: entry[0])
         yield from self._fitted([option.change(self.base) for _, option in nearest[: min(FITTED, self._most // 100)]])
+
+    def _of_rows(self, supposed: list[Formula]) -> Iterator[Formula]:
+        """With what the rows tell of mask, sinks and fill."""
+        for formula in chain([self.base], self._from_rows(supposed)):
+            for whole in self._with_fills(formula):
+                if self.call.left(whole) <= 1.0:
+                    yield whole
+
+    def _from_rows(self, supposed: list[Formula]) -> Iterator[Formula]:
+        return from_rows(self.call, supposed, masked=MASK in self.fixed, sunk=SINKS in self.fixed)
+
+    def _with_fills(self, formula: Formula) -> Iterator[Formula]:
+        """What rows that see no key may be, and numbers that leave weight at hidden keys."""
+        yield formula
+        if FILL not in self.fixed:
+            yield from blind_rows(formula)
+            yield from fills_of(self.call, formula)
+
+    def _supposed(self) -> list[Formula]:
+        """The base, and it with another usual scale, softcap or bias, or a scale and one of the others."""
+        parts = {part: [o.change for o in self._single() if o.part == part] for part in (SCALE, SOFTCAP, BIAS)}
+        scaled = [self.base, *(change(self.base) for change in parts[SCALE])]
+        others = [*parts[SOFTCAP], *parts[BIAS]]
+        return [*scaled, *(change(formula) for change in others for formula in scaled)]
+
+    def _grid(self) -> list[Formula]:
+        """The base with scales from which no other is far."""
+        low, high = math.log(1 / (8 * self.call.sizes.features)), math.log(8.0)
+        scales = torch.linspace(low, high, 1 + math.ceil((high - low) / math.log(RATIO))).exp().tolist()
+        return [rescaled(self.base, Formula(scale)) for scale in scales]
 
     def _single(self) -> list[Option]:
         return [option for option in self.options if option.changes == 1][: self._most]
@@ -198,7 +235,7 @@ class _Search:
 
     def _fitted(self, formulas: list[Formula]) -> Iterator[Formula]:
         """Each with the scale, and the softcap, that fits best; a usual scale that is near first."""
-        if self.scaled:
+        if SCALE in self.fixed:
             return
         changed = [option.change(self.base) for option in self.options if option.part == SCALE]
         usual = [one_number(total(formula)) for formula in (self.base, *changed)]

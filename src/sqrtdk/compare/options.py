@@ -206,6 +206,20 @@ def _opened(formula: Formula) -> Formula:
     return formula if visible is None else replace(formula, visible=visible | ~visible.any(-1, keepdim=True))
 
 
+def blind_rows(formula: Formula) -> Iterator[Formula]:
+    """What rows that see no key may be: an average of all, every key seen, or their own alone."""
+    visible = formula.visible
+    if visible is None or bool(visible.any(-1).all()):
+        return
+    yield replace(formula, fill=float(torch.finfo(torch.float32).min), fill_by=1.0, fill_added=False)
+    yield _opened(formula)
+    rows, keys = visible.shape[-2:]
+    for corner in dict.fromkeys((0, keys - rows)):
+        own = torch.eye(keys, dtype=torch.bool, device=visible.device)[corner : corner + rows]
+        if own.shape[0] == rows:
+            yield replace(formula, visible=visible | (own & ~visible.any(-1, keepdim=True)))
+
+
 def window(base: Formula, sizes: Sizes, row: int) -> Option:
     """The window of which `row` is the first that does not see the first key."""
     parts = decompose(base.visible, sizes.batch, sizes.rows, sizes.keys)

@@ -1,0 +1,282 @@
+"""What the rows of an attention tell by themselves: which keys they see, what a sink takes, what stands for hidden keys.
+
+With e_j = exp(z_j) of a supposed scale, softcap and bias, the output o of a row that sees the keys lo to hi - 1 has
+sum_j e_j (v_j - o) = 0 over them. Differences of prefix sums give that of all lo and hi at once, so that no band needs
+to be guessed. With a sink, o is a part c < 1 of the same average, and the sink is lse + log((1 - c) / c). A number x in
+place of e at hidden keys is in o (D + x Dh) = N + x Nh, which is linear in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from sqrtdk.compare.compute import attend, logits, some_rows, spread
+from sqrtdk.compare.masks import band
+from sqrtdk.compare.program import Formula
+from sqrtdk.compare.recorded import Recorded
+
+ENTRIES = 2**22  # intervals that are looked at in one go
+MOST_KEYS = 2048  # with more the intervals of one row alone are too many
+FEW, MANY = (2, 2, 5), (8, 4, 16)  # entries of the batch, heads, rows: to rank what is supposed, to find its mask
+BEST = 3  # of what is supposed
+VOTES = 3  # bounds that are tried
+LOST = 1e-15  # of float64 sums that cancel
+SAME = 8.0  # roundings, of the output, within which a longer interval does as well
+FEWEST = 3  # digits of a fill that was chosen by hand
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """Some rows, and the numbers they have in the call."""
+
+    call: Recorded
+    index: Tensor
+    length: int
+
+    def formula(self, formula: Formula) -> Formula:
+        return some_rows(formula, self.index, self.length)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Misses:
+    """(B, r, S + 1, S + 1), how far the keys lo to hi - 1 are from giving a row, relative, squared, of all heads.
+
+    `unit` is the square of what rounding of the output leaves.
+    """
+
+    rows: _Rows
+    squares: Tensor
+    unit: float
+
+
+def from_rows(call: Recorded, supposed: Sequence[Formula], *, masked: bool, sunk: bool) -> Iterator[Formula]:
+    """Formulas with the mask, and the sinks, that the rows tell.
+
+    Args:
+        call: what was recorded.
+        supposed: formulas, of which scale, softcap and bias are taken; those are kept under which the rows are nearest
+            to what some keys give.
+        masked: whether the mask is known, which is that of the formulas then.
+        sunk: whether the sinks are, likewise.
+
+    Example:
+        >>> q, k, v = torch.randn(3, 1, 2, 12, 16, generator=torch.Generator().manual_seed(0))
+        >>> visible = band(12, 12, 1, 4)
+        >>> call = Recorded(q, k, v, attend(q, k, v, Formula(0.25, visible=visible))[0].float(), None)
+        >>> found = next(from_rows(call, [Formula(1.0), Formula(0.25)], masked=False, sunk=False))
+        >>> found.scale, torch.equal(found.visible[0, 0], visible)
+        (0.25, True)
+    """
+    if masked or call.sizes.keys > MOST_KEYS or not call.sizes.rows:
+        yield from (found for formula in supposed[:BEST] for found in _sunk(call, formula, sunk))
+        return
+    for sinks in (False,) if sunk else (False, True):
+        ranked = _ranked(call, supposed, sinks)
+        for formula in ranked[:BEST]:
+            for visible in _masks(call, formula, sinks):
+                found = replace(formula, visible=visible, mask=formula.mask or "mask")
+                yield from _sunk(call, found, known=False) if sinks else (found,)
+
+
+def _sunk(call: Recorded, formula: Formula, known: bool) -> Iterator[Formula]:
+    yield formula
+    if not known:
+        yield from sinks_of(call, formula)
+
+
+def _ranked(call: Recorded, supposed: Sequence[Formula], sinks: bool) -> list[Formula]:
+    rows = _some(call, *FEW)
+    scores = []
+    for place, formula in enumerate(supposed):
+        squares = _misses(rows, formula, sinks).squares.flatten(2).amin(-1)
+        scores.append((float(squares.clamp(max=1.0).mean()), place))
+    return [supposed[place] for _, place in sorted(scores)]
+
+
+def _some(call: Recorded, entries: int, heads: int, rows: int) -> _Rows:
+    """As many rows as there is room for, the last ones among them, of which masks leave most keys."""
+    sizes = call.sizes
+    room = max(1, ENTRIES // (sizes.keys + 1) ** 2)
+    entries, heads = min(entries, sizes.batch), min(heads, sizes.heads)
+    count = min(sizes.rows, rows, max(2, room // (entries * heads)))
+    index = torch.unique(torch.linspace(min(1, sizes.rows - 1), sizes.rows - 1, count).round().long())
+    of_heads = torch.linspace(0, sizes.heads - 1, heads).round().long()
+    key, value = (spread(x, sizes.heads)[:entries, of_heads] for x in (call.key, call.value))
+    query, output = (x[:entries, of_heads][:, :, index] for x in (call.query, call.output))
+    return _Rows(Recorded(query, key, value, output, None), index, sizes.rows)
+
+
+def _of_heads(formula: Formula, rows: _Rows, heads: int) -> Formula:
+    """Parts that each head and entry has its own of, of those in `rows`."""
+    entries, some = rows.call.query.shape[:2]
+    of_heads = torch.linspace(0, heads - 1, some).round().long()
+
+    def of(part: Tensor | float) -> Tensor | float:
+        if not isinstance(part, Tensor) or part.ndim < 3:
+            return part
+        part = part[..., of_heads, :, :] if part.shape[-3] == heads != 1 else part
+        return part[:entries] if part.ndim == 4 else part
+
+    bias = None if formula.bias is None else of(formula.bias)
+    assert not isinstance(bias, float)
+    return replace(formula, scale=of(formula.scale), after=of(formula.after), bias=bias)
+
+
+def _misses(rows: _Rows, formula: Formula, sinks: bool, heads: int | None = None) -> _Misses:
+    call = rows.call
+    plain = replace(formula, visible=None, sinks=None, kept=None, logits_dtype=None, weights_dtype=None)
+    plain = _of_heads(rows.formula(plain), rows, heads or _heads_of(formula) or call.query.shape[1])
+    z = logits(call.query, call.key, plain)
+    e = (z - z.amax(-1, keepdim=True)).exp()
+    output = call.output.double().nan_to_num()
+    apart = call.value.double()[:, :, None] - output[..., None, :]  # (B, H, r, S, Ev)
+    sums = _prefix((e[..., None] * apart).transpose(-1, -2)).transpose(-1, -2)
+    gram = sums @ sums.mT
+    size = gram.diagonal(dim1=-2, dim2=-1)
+    ends = size[..., None, :] + size[..., :, None]
+    total = _prefix(e)
+    # [lo, hi]
+    weight = total[..., None, :] - total[..., :, None]
+    square = (ends - 2 * gram).clamp_min(0.0) + LOST * ends
+    length = output.square().sum(-1)[..., None, None].clamp_min(1e-30)
+    if sinks:
+        along = (sums @ output[..., None])[..., 0]
+        across = along[..., None, :] - along[..., :, None]
+        whole = square + 2 * weight * across + length * weight.square()
+        share = (across + length * weight) * weight / whole
+        found = (length * square - across.square()).clamp_min(0.0) / whole / length
+        found = found.masked_fill((share <= 0) | (share > 1.001), 4.0)
+    else:
+        found = square / (weight.square() * length)
+    forward = torch.ones(found.shape[-2:], dtype=torch.bool).triu(1)
+    found = torch.where(forward & (weight > 0), found, math.inf).nan_to_num(nan=math.inf)
+    unit = max(torch.finfo(call.output.dtype).eps, torch.finfo(torch.float32).eps)
+    return _Misses(rows, found.mean(1), (SAME * unit) ** 2)
+
+
+def _heads_of(formula: Formula) -> int | None:
+    """Of parts that each head has its own of."""
+    parts = [part for part in (formula.scale, formula.after, formula.bias) if isinstance(part, Tensor)]
+    return max((part.shape[-3] for part in parts if part.ndim > 2), default=None)
+
+
+def _prefix(values: Tensor) -> Tensor:
+    return torch.nn.functional.pad(values.cumsum(-1), (1, 0))
+
+
+# -- the mask ----------------------------------------------------------------------------------------------------------
+
+
+def _masks(call: Recorded, formula: Formula, sinks: bool) -> Iterator[Tensor | None]:
+    """Bands with padding at either end that the rows agree with best."""
+    sizes = call.sizes
+    misses = _misses(_some(call, *MANY), formula, sinks, sizes.heads)
+    found = []
+    for least, greatest in product(*_bounds(misses, sizes.keys)):
+        padding, left = _padding(misses, least, greatest, sizes.keys)
+        moved = (least is not None) + (greatest is not None) + (padding is not None)
+        found.append((left > misses.unit, left if left > misses.unit else 0.0, moved, least, greatest, padding))
+    for *_, least, greatest, padding in sorted(found, key=lambda entry: entry[:3])[:2]:
+        visible = band(sizes.rows, sizes.keys, least, greatest)[None, None]
+        if padding is not None:
+            visible = visible & (padding if padding.shape[0] == sizes.batch else padding[:1])[:, None, None]
+        yield None if bool(visible.all()) else visible
+
+
+def _bounds(misses: _Misses, keys: int) -> tuple[list[int | None], list[int | None]]:
+    """Least and greatest i - j that most rows have, and None."""
+    lows: Counter[int] = Counter()
+    highs: Counter[int] = Counter()
+    for squares, i in zip(misses.squares.transpose(0, 1), misses.rows.index.tolist(), strict=True):
+        for one in squares:
+            near = one <= max(4 * float(one.min()), misses.unit)
+            for lo, hi in {_longest(near), _longest(one == one.min())}:
+                lows.update([i - hi + 1] if hi < keys else [])
+                highs.update([i - lo] if lo > 0 else [])
+    usual = [bound for bound, _ in lows.most_common(VOTES)], [bound for bound, _ in highs.most_common(VOTES)]
+    return [None, *usual[0]], [None, *usual[1]]
+
+
+def _longest(near: Tensor) -> tuple[int, int]:
+    pairs = torch.nonzero(near)
+    lo, hi = pairs[(pairs[:, 1] - pairs[:, 0]).argmax()].tolist() if len(pairs) else (0, near.shape[-1] - 1)
+    return lo, hi
+
+
+def _padding(misses: _Misses, least: int | None, greatest: int | None, keys: int) -> tuple[Tensor | None, float]:
+    """(B, S), False at keys at one end of an entry that no row sees beside a band, and what is left with it."""
+    index = misses.rows.index
+    low = torch.zeros_like(index) if greatest is None else (index - greatest).clamp(0, keys)
+    high = torch.full_like(index, keys) if least is None else (index - least + 1).clamp(0, keys)
+    count, rows = torch.arange(keys + 1), torch.arange(len(index))
+    kept, left = [], 0.0
+    for squares in misses.squares:
+        entry = (0, keys, _left(squares[rows, low, high], low < high))
+        from_left = _left(squares[rows, torch.maximum(count[:, None], low), high], count[:, None] < high)
+        from_right = _left(squares[rows, low, torch.minimum(count[:, None], high)], low < count[:, None])
+        if entry[2] > misses.unit:
+            sides = [(int(from_left.argmin()), keys, from_left.min()), (0, int(from_right.argmin()), from_right.min())]
+            entry = min([entry, *sides], key=lambda one: float(one[2]))
+        kept.append((count[:-1] >= entry[0]) & (count[:-1] < entry[1]))
+        left += float(entry[2]) / len(misses.squares)
+    padding = torch.stack(kept)
+    return None if bool(padding.all()) else padding, left
+
+
+def _left(squares: Tensor, sees: Tensor) -> Tensor:
+    """Mean over the rows that see a key; all of it where none does."""
+    counted = squares.clamp(max=1.0).masked_fill(~sees, 0.0).sum(-1)
+    some = sees.expand(squares.shape).sum(-1)
+    return torch.where(some > 0, counted / some.clamp_min(1), torch.ones_like(counted)) + (some == 0)
+
+
+# -- sinks, and numbers for hidden keys --------------------------------------------------------------------------------
+
+
+def sinks_of(call: Recorded, formula: Formula) -> Iterator[Formula]:
+    """The formula with the sinks that the lengths of the outputs tell: of 0, where they are near, first."""
+    some, here = call.tried(replace(formula, sinks=None))
+    output, lse = attend(some.query, some.key, some.value, here)
+    there = some.output.double()
+    share = (there * output).sum(-1) / output.square().sum(-1).clamp_min(1e-30)
+    known = (share > 0) & (share < 1) & torch.isfinite(lse)
+    if not bool(known.any(-1).any(0).all()):
+        return
+    safe = torch.where(known, share, 0.5)
+    sinks = torch.where(known, lse + ((1 - safe) / safe).log(), 0.0)
+    weight = torch.where(known, (1 - safe).square() * output.square().sum(-1), 0.0)  # the finer the more it takes
+    sinks = (sinks * weight).sum((0, 2)) / weight.sum((0, 2)).clamp_min(1e-300)
+    if float(sinks.abs().max()) < 0.1:
+        yield replace(formula, sinks=torch.zeros_like(sinks))
+    yield replace(formula, sinks=sinks)
+
+
+def fills_of(call: Recorded, formula: Formula) -> Iterator[Formula]:
+    """The formula with the number in place of hidden logits, or added to them, that the outputs tell."""
+    if formula.visible is None or bool(formula.visible.all()):
+        return
+    some, here = call.tried(formula)
+    key, value = (spread(x, some.query.shape[1]).double() for x in (some.key, some.value))
+    z = logits(some.query, key, replace(here, visible=None, logits_dtype=None))
+    visible = here.visible.expand(z.shape) if here.visible is not None else torch.ones_like(z, dtype=torch.bool)
+    seen = visible.any(-1) & ~visible.all(-1)
+    top = z.masked_fill(~visible, -math.inf).amax(-1, keepdim=True).nan_to_num(neginf=0.0)
+    e = (z - top).exp()
+    there = some.output.double().nan_to_num()
+    by_sinks = 0.0 if here.sinks is None else (here.sinks.double()[:, None, None] - top).exp()
+    left = (e * visible) @ value - there * ((e * visible).sum(-1, keepdim=True) + by_sinks)
+    for added in (False, True):
+        other = (e if added else (-top).exp().expand(z.shape)) * ~visible
+        slope = there * other.sum(-1, keepdim=True) - other @ value
+        slope, wanted = slope * seen[..., None], left * seen[..., None]
+        ratio = float((slope * wanted).sum() / slope.square().sum().clamp_min(1e-300))
+        if ratio > 0:
+            for fill in dict.fromkeys((float(f"{math.log(ratio):.{FEWEST}g}"), math.log(ratio))):
+                yield replace(formula, fill=fill, fill_by=1.0, fill_added=added)
