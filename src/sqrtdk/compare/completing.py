@@ -8,7 +8,7 @@ input was the same needs no other proof than that such steps exist.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from sqrtdk.compare.build import program_of
 from sqrtdk.compare.compute import dtype_of, project
 from sqrtdk.compare.infer_formula import infer
+from sqrtdk.compare.infer_known import known_of
 from sqrtdk.compare.infer_used import compare_used
 from sqrtdk.compare.infer_vectors import infer_way
 from sqrtdk.compare.observed import NAMES, Seen
@@ -45,8 +46,22 @@ class Told:
         return dtype_of(self.call.dtype)
 
 
-def completed(a: CallTensors, b: CallTensors, seen_a: Mapping[str, Seen], seen_b: Mapping[str, Seen]) -> list[Told]:
-    """Both sides, with what each does not tell as far as it can be told from its numbers and from the other side."""
+def completed(
+    a: CallTensors,
+    b: CallTensors,
+    seen_a: Mapping[str, Seen],
+    seen_b: Mapping[str, Seen],
+    first: tuple[Formula | None, Formula | None] = (None, None),
+) -> list[Told]:
+    """Both sides, with what each does not tell as far as it can be told from its numbers and from the other side.
+
+    Args:
+        a: tensors of A.
+        b: of B.
+        seen_a: of `observe(a)`.
+        seen_b: of `observe(b)`.
+        first: formulas of A and B in the call before, which are likely those of this one.
+    """
     vectors = [_borrowing(one, other) for one, other in ((seen_a, seen_b), (seen_b, seen_a))]
     sides = [Told(call, seen, program_of(call, seen)) for call, seen in zip((a, b), vectors, strict=True)]
     for name in NAMES:
@@ -55,7 +70,7 @@ def completed(a: CallTensors, b: CallTensors, seen_a: Mapping[str, Seen], seen_b
     if _told_alike(sides):
         return sides  # what makes one output of one q, k and v needs no formula
     for this in (0, 1, 0):
-        sides[this] = replace(sides[this], program=_with_formula(sides[this], sides[1 - this].program.formula))
+        sides[this] = _with_formula(sides[this], sides[1 - this].program.formula, first[this])
     return sides
 
 
@@ -248,17 +263,37 @@ def _fold(side: Told, name: str) -> Told:
 # -- the formula -------------------------------------------------------------------------------------------------------
 
 
-def _with_formula(side: Told, other: Formula | None) -> Program:
-    """The program with the formula that gives the output, near the other side's or the usual ones."""
-    program, call = side.program, side.call
-    if program.formula is not None or call.missing is not None:
-        return program
-    count = side.seen["query"].used.shape[1]
-    query, key, value = (_spread(side.seen[name], count) for name in NAMES)
+def _with_formula(side: Told, other: Formula | None, first: Formula | None) -> Told:
+    """The side with the formula that gives the output, near the other side's or the usual ones.
+
+    Where fewer heads of k and v are told than of q, groups in another order are supposed where their own gives nothing.
+    """
+    call = side.call
+    if side.program.formula is not None or call.missing is not None:
+        return side
     output = call.output.detach().to(side.dtype)  # what was stored in more digits than it was computed in
-    base = _usual(query, value, call.output) if other is None else other
-    formula = infer(query, key, value, output, call.lse, None, base)
-    return program if formula is None else replace(program, formula=formula)
+    known = known_of(call, side.seen)
+    for grouped in _grouped(side):
+        query, key, value = (_spread(grouped.seen[name]) for name in NAMES)
+        base = _usual(query, value, call.output) if other is None else other
+        formula = infer(query, key, value, output, call.lse, known, base, first)
+        if formula is not None:
+            return replace(grouped, program=replace(grouped.program, formula=formula))
+    return side
+
+
+def _grouped(side: Told) -> Iterator[Told]:
+    """The side, and with heads of q that read those of k and v in turn, where they are said to be in groups."""
+    yield side
+    count = side.seen["query"].used.shape[1]
+    groups = side.call.key.values.shape[1]
+    turn = torch.arange(count) % groups
+    if 1 < groups < count and all(side.seen[name].used.shape[1] == groups for name in ("key", "value")):
+        for name in ("key", "value"):
+            way = replace(way_of(side.program, name), heads=turn)
+            seen = side.seen | {name: replace(side.seen[name], heads=turn)}
+            side = replace(side, seen=seen, program=with_way(side.program, name, way))
+        yield side
 
 
 def _usual(query: Tensor, value: Tensor, output: Tensor) -> Formula:
@@ -273,5 +308,6 @@ def _usual(query: Tensor, value: Tensor, output: Tensor) -> Formula:
     return Formula(width**-0.5, visible=visible, mask="causal") if causal else Formula(width**-0.5)
 
 
-def _spread(vector: Seen, count: int) -> Tensor:
-    return vector.used[:, vector.heads] if vector.used.shape[1] != count else vector.used
+def _spread(vector: Seen) -> Tensor:
+    """Of each query head, what it reads."""
+    return vector.used[:, vector.heads]

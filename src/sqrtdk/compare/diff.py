@@ -23,7 +23,7 @@ from sqrtdk.compare.records import FAIL_ON, Cause, DiffReport, PairDiff, StageDi
 from sqrtdk.compare.refuse import first_nan, refuse_nan, refuse_strangers
 from sqrtdk.compare.sides import Given, Side
 from sqrtdk.compare.site_map import read_map
-from sqrtdk.compare.suspect import STAGES
+from sqrtdk.compare.suspect import STAGES, Sides
 from sqrtdk.compare.words import paragraphs
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.models.limits import check_seed, check_sizes
@@ -219,7 +219,9 @@ def _pairs(a: Side, b: Side, alignment: Alignment) -> tuple[PairDiff, ...]:
     """Every pair judged; what comes into a pair differs by itself, or follows from an earlier one."""
     cuts = [side.cuts or (None,) * len(side.calls) for side in (a, b)]
     calls = [cut_alike(a.calls[i], b.calls[j], cuts[0][i], cuts[1][j]) for i, j in alignment.pairs]
-    judged = [_judged(one, other) for one, other in calls]
+    judged: list[Judged] = []
+    for one, other in calls:
+        judged.append(_judged(one, other, next((known.sides for known in reversed(judged) if known.sides), None)))
     entering = compare_inputs(a, b, calls, judged)
     pairs: list[PairDiff] = []
     origin: str | None = None
@@ -231,12 +233,12 @@ def _pairs(a: Side, b: Side, alignment: Alignment) -> tuple[PairDiff, ...]:
     return tuple(pairs)
 
 
-def _judged(a: CallTensors, b: CallTensors) -> Judged:
+def _judged(a: CallTensors, b: CallTensors, earlier: Sides | None) -> Judged:
     """`judge`, where there are numbers to judge."""
     lost = [first_nan((call,)) for call in (a, b)]
     if lost[0] is not None and lost[1] is not None:
         return Judged(None, reason=f"both sides have NaN, A first in the {lost[0][1]}, B in the {lost[1][1]}")
-    return judge(a, b, CAUSES)
+    return judge(a, b, CAUSES, earlier)
 
 
 def _pair(a: CallTensors, b: CallTensors, judged: Judged, entering: Entering, origin: str | None) -> PairDiff:

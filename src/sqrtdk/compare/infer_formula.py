@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sqrtdk.compare.causes.scale import rescaled
 from sqrtdk.compare.fit.scale import RATIO, fit_scale, fit_softcap
+from sqrtdk.compare.infer_known import Known, merged
 from sqrtdk.compare.infer_rows import BEST, fills_of, from_rows
 from sqrtdk.compare.numbers import one_number, total
 from sqrtdk.compare.options import BIAS, FILL, MASK, SCALE, SINKS, SOFTCAP, Option, blind_rows, options, window
@@ -27,29 +28,6 @@ LOGITS = 2**26  # logits that may be computed for trials: some seconds
 MOST = 600  # trials
 FITTED = 6  # formulas whose scale is fitted, each as dear as a hundred trials
 NEAR = 0.02  # relative: a fitted scale so near a usual one is tried as that one first
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Known:
-    """Parts of a formula that a side tells; None is what it does not tell.
-
-    Attributes:
-        scale: all factors of the logits, 1.0 where it says that there are none.
-        softcap: its value; where it stands is looked for.
-        visible: the mask, True throughout where it says that there is none.
-        mask: kind of the mask, as records have it.
-        fill: what hidden keys have.
-        fill_added: whether that is added.
-        sinks: (Hq,).
-    """
-
-    scale: Tensor | float | None = None
-    softcap: float | None = None
-    visible: Tensor | None = None
-    mask: str = ""
-    fill: float | None = None
-    fill_added: bool = False
-    sinks: Tensor | None = None
 
 
 def infer(
@@ -92,30 +70,6 @@ def infer(
         found = [*(window(base, call.sizes, row) for row in call.first_apart(base)), *found]
     search = _Search(call, base, tuple(found), fixed, _guess(first, known, call))
     return next((formula for formula in search.plausible() if call.gives(formula)), None)
-
-
-def merged(known: Known | None, other: Formula) -> tuple[Formula, frozenset[int]]:
-    """The other's formula with what is known in it, and the parts that are known."""
-    base = other
-    fixed: set[int] = set()
-    if known is None:
-        return base, frozenset()
-    if known.scale is not None:
-        base = rescaled(base, Formula(known.scale))
-        fixed.add(SCALE)
-    if known.softcap is not None:
-        base = replace(base, softcap=known.softcap)
-        fixed.add(SOFTCAP)
-    if known.visible is not None:
-        base = replace(base, visible=known.visible, mask=known.mask)
-        fixed.add(MASK)
-    if known.fill is not None:
-        base = replace(base, fill=known.fill, fill_by=1.0, fill_added=known.fill_added)
-        fixed.add(FILL)
-    if known.sinks is not None:
-        base = replace(base, sinks=known.sinks)
-        fixed.add(SINKS)
-    return base, frozenset(fixed)
 
 
 def _guess(first: Formula | None, known: Known | None, call: Recorded) -> Formula | None:

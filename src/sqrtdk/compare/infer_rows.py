@@ -1,4 +1,4 @@
-"""What the rows of an attention tell by themselves: which keys they see, what a sink takes, what stands for hidden keys.
+"""What the rows of an attention tell by themselves: which keys they see, what a sink takes, what hidden keys have.
 
 With e_j = exp(z_j) of a supposed scale, softcap and bias, the output o of a row that sees the keys lo to hi - 1 has
 sum_j e_j (v_j - o) = 0 over them. Differences of prefix sums give that of all lo and hi at once, so that no band needs

@@ -52,8 +52,11 @@ class Judged:
     seen: Mapping[str, Seen] | None = None
 
 
-def judge(a: CallTensors, b: CallTensors, causes: Causes) -> Judged:
-    """Compare what two calls do to one input: B's own at every stage, through A's program."""
+def judge(a: CallTensors, b: CallTensors, causes: Causes, earlier: Sides | None = None) -> Judged:
+    """Compare what two calls do to one input: B's own at every stage, through A's program.
+
+    `earlier` are the programs of the pair before this one.
+    """
     reason = _unfit(a, b)
     if reason is not None:
         return Judged(None, reason=reason)
@@ -62,7 +65,8 @@ def judge(a: CallTensors, b: CallTensors, causes: Causes) -> Judged:
     reason = _unlike_heads(seen_a, seen_b)
     if reason is not None:
         return Judged(None, reason=reason)
-    told = completed(a, b, seen_a, seen_b)
+    first = (None, None) if earlier is None else (earlier.a.formula, earlier.b.formula)
+    told = completed(a, b, seen_a, seen_b, first)
     (program_a, program_b), seen_b = (side.program for side in told), told[1].seen
     precisions = Precisions(precision_of(a), precision_of(b))
     program_a, program_b, seen_b = _past_unknown(program_a, program_b, told[0].seen, seen_b)
