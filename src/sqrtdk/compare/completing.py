@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -69,7 +70,7 @@ def completed(
     sides = [_folded(side) for side in sides]
     if _told_alike(sides):
         return sides  # what makes one output of one q, k and v needs no formula
-    for this in (0, 1, 0):
+    for this in (0, 1, 0) if sides[1].program.formula is None else (0, 1):
         sides[this] = _with_formula(sides[this], sides[1 - this].program.formula, first[this])
     return sides
 
@@ -273,10 +274,10 @@ def _with_formula(side: Told, other: Formula | None, first: Formula | None) -> T
         return side
     output = call.output.detach().to(side.dtype)  # what was stored in more digits than it was computed in
     known = known_of(call, side.seen)
-    for grouped in _grouped(side):
+    for far, grouped in product((False, True), _grouped(side)):
         query, key, value = (_spread(grouped.seen[name]) for name in NAMES)
         base = _usual(query, value, call.output) if other is None else other
-        formula = infer(query, key, value, output, call.lse, known, base, first)
+        formula = infer(query, key, value, output, call.lse, known, base, first, far=far)
         if formula is not None:
             return replace(grouped, program=replace(grouped.program, formula=formula))
     return side

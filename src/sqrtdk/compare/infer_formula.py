@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, combinations, islice
 
 import torch
 from torch import Tensor
 
+from sqrtdk.audit.tolerance import inverse_root
 from sqrtdk.compare.causes.scale import rescaled
 from sqrtdk.compare.fit.scale import RATIO, fit_scale, fit_softcap
 from sqrtdk.compare.infer_known import Known, merged
@@ -27,6 +29,7 @@ from sqrtdk.compare.recorded import Recorded
 LOGITS = 2**26  # logits that may be computed for trials: some seconds
 MOST = 600  # trials
 FITTED = 6  # formulas whose scale is fitted, each as dear as a hundred trials
+STRONG = (0.5, 1.0, 2.0, 3.0, 4.0, 7.0)  # softcaps below the usual ones
 NEAR = 0.02  # relative: a fitted scale so near a usual one is tried as that one first
 
 
@@ -39,6 +42,8 @@ def infer(
     known: Known | None,
     other: Formula,
     first: Formula | None = None,
+    *,
+    far: bool = True,
 ) -> Formula | None:
     """The formula that gives the output.
 
@@ -51,6 +56,7 @@ def infer(
         known: what the side tells, which is not put in question.
         other: the other side's formula.
         first: what was found for another call of the side; tried before all but the other's own.
+        far: whether more than one change is looked for, and numbers that nobody told.
 
     Returns:
         The first formula that gives output and lse within rounding, that of the other side before any other; None
@@ -69,7 +75,7 @@ def infer(
     if MASK not in fixed:
         found = [*(window(base, call.sizes, row) for row in call.first_apart(base)), *found]
     search = _Search(call, base, tuple(found), fixed, _guess(first, known, call))
-    return next((formula for formula in search.plausible() if call.gives(formula)), None)
+    return next((formula for formula in search.plausible(far) if call.gives(formula)), None)
 
 
 def _guess(first: Formula | None, known: Known | None, call: Recorded) -> Formula | None:
@@ -111,7 +117,7 @@ class _Search:
     fixed: frozenset[int]
     guess: Formula | None
 
-    def plausible(self) -> Iterator[Formula]:
+    def plausible(self, far: bool) -> Iterator[Formula]:
         """Formulas that give what was recorded on some rows, nearest to the base first."""
         if self.call.left(self.base) <= 1.0:
             yield self.base
@@ -124,11 +130,12 @@ class _Search:
             if left <= 1.0:
                 yield formula
             tried.append((left, option))
+        if not far:
+            return
         yield from self._of_rows(self._supposed())
         yield from self._fitted([self.base])
         if SCALE not in self.fixed:
-            found = list(islice(self._from_rows(self._grid()), 2 * BEST))
-            yield from self._fitted(found)
+            yield from self._fitted(list(islice(self._from_rows(self._grid()), 2 * BEST)))
         for formula in self._twofold():
             if self.call.left(formula) <= 1.0:
                 yield formula
@@ -157,13 +164,21 @@ class _Search:
         parts = {part: [o.change for o in self._single() if o.part == part] for part in (SCALE, SOFTCAP, BIAS)}
         scaled = [self.base, *(change(self.base) for change in parts[SCALE])]
         others = [*parts[SOFTCAP], *parts[BIAS]]
-        return [*scaled, *(change(formula) for change in others for formula in scaled)]
+        return [*scaled, *(change(formula) for change in others for formula in self._few_scales())]
 
     def _grid(self) -> list[Formula]:
-        """The base with scales from which no other is far."""
+        """The base with scales from which no other is far, and with softcaps of the usual scales."""
         low, high = math.log(1 / (8 * self.call.sizes.features)), math.log(8.0)
         scales = torch.linspace(low, high, 1 + math.ceil((high - low) / math.log(RATIO))).exp().tolist()
-        return [rescaled(self.base, Formula(scale)) for scale in scales]
+        scaled = [rescaled(self.base, Formula(scale)) for scale in scales]
+        if SOFTCAP in self.fixed:
+            return scaled
+        return [*scaled, *(replace(formula, softcap=cap) for cap in STRONG for formula in self._few_scales())]
+
+    def _few_scales(self) -> list[Formula]:
+        """The base, and it with the textbook's scale and none."""
+        root = inverse_root(self.call.sizes.features)
+        return [self.base, *(rescaled(self.base, Formula(scale)) for scale in (root, 1.0) if SCALE not in self.fixed)]
 
     def _single(self) -> list[Option]:
         return [option for option in self.options if option.changes == 1][: self._most]
@@ -202,13 +217,17 @@ class _Search:
     def _fits(self, formula: Formula) -> Iterator[Formula]:
         some, here = self.call.tried(formula)
         plain = replace(here, scale=1.0)
-        for fit in (fit_scale, fit_softcap) if formula is self.base else (fit_scale,):
+        capped = formula.softcap is not None and formula is not self.base
+        fits = [partial(fit_softcap, caps=(formula.softcap,))] if capped else [fit_scale]
+        if formula is self.base:
+            fits.append(fit_softcap)
+        for fit in fits:
             found = fit(some.query, some.key, some.value, some.output, None, some.lse, formula=plain)
             if found is None:
                 continue
             factor = found.scale[:, None, None] if found.common is None else found.common
             result = replace(formula, scale=factor)
-            yield result if fit is fit_scale else replace(result, softcap=found.softcap)
+            yield result if found.softcap is None else replace(result, softcap=found.softcap)
 
 
 def _usual(fitted: Formula, scales: list[float | None]) -> Iterator[Formula]:

@@ -24,10 +24,11 @@ from sqrtdk.compare.recorded import Recorded
 
 ENTRIES = 2**22  # intervals that are looked at in one go
 MOST_KEYS = 2048  # with more the intervals of one row alone are too many
-FEW, MANY = (2, 2, 5), (8, 4, 16)  # entries of the batch, heads, rows: to rank what is supposed, to find its mask
+FEW, MANY = (2, 2, 3), (8, 4, 16)  # entries of the batch, heads, rows: to rank what is supposed, to find its mask
 BEST = 3  # of what is supposed
 VOTES = 3  # bounds that are tried
 LOST = 1e-15  # of float64 sums that cancel
+MOST_SHARE = 1.001  # of an average: what a sink leaves of it, and rounding
 SAME = 8.0  # roundings, of the output, within which a longer interval does as well
 FEWEST = 3  # digits of a fill that was chosen by hand
 
@@ -77,10 +78,9 @@ def from_rows(call: Recorded, supposed: Sequence[Formula], *, masked: bool, sunk
     if masked or call.sizes.keys > MOST_KEYS or not call.sizes.rows:
         yield from (found for formula in supposed[:BEST] for found in _sunk(call, formula, sunk))
         return
-    for sinks in (False,) if sunk else (False, True):
-        ranked = _ranked(call, supposed, sinks)
+    for sinks, ranked in enumerate(_ranked(call, supposed)[: 1 if sunk else 2]):
         for formula in ranked[:BEST]:
-            for visible in _masks(call, formula, sinks):
+            for visible in _masks(call, formula, bool(sinks)):
                 found = replace(formula, visible=visible, mask=formula.mask or "mask")
                 yield from _sunk(call, found, known=False) if sinks else (found,)
 
@@ -91,13 +91,15 @@ def _sunk(call: Recorded, formula: Formula, known: bool) -> Iterator[Formula]:
         yield from sinks_of(call, formula)
 
 
-def _ranked(call: Recorded, supposed: Sequence[Formula], sinks: bool) -> list[Formula]:
+def _ranked(call: Recorded, supposed: Sequence[Formula]) -> tuple[list[Formula], list[Formula]]:
+    """What is supposed, nearest first: without sinks, and with."""
     rows = _some(call, *FEW)
-    scores = []
+    scores: tuple[list[tuple[float, int]], list[tuple[float, int]]] = ([], [])
     for place, formula in enumerate(supposed):
-        squares = _misses(rows, formula, sinks).squares.flatten(2).amin(-1)
-        scores.append((float(squares.clamp(max=1.0).mean()), place))
-    return [supposed[place] for _, place in sorted(scores)]
+        for score, misses in zip(scores, _misses(rows, formula), strict=True):
+            score.append((float(misses.squares.flatten(2).amin(-1).clamp(max=1.0).mean()), place))
+    plain, sunk = ([supposed[place] for _, place in sorted(score)] for score in scores)
+    return plain, sunk
 
 
 def _some(call: Recorded, entries: int, heads: int, rows: int) -> _Rows:
@@ -129,10 +131,11 @@ def _of_heads(formula: Formula, rows: _Rows, heads: int) -> Formula:
     return replace(formula, scale=of(formula.scale), after=of(formula.after), bias=bias)
 
 
-def _misses(rows: _Rows, formula: Formula, sinks: bool, heads: int | None = None) -> _Misses:
+def _misses(rows: _Rows, formula: Formula) -> tuple[_Misses, _Misses]:
+    """Without sinks, and with whatever sinks do best."""
     call = rows.call
     plain = replace(formula, visible=None, sinks=None, kept=None, logits_dtype=None, weights_dtype=None)
-    plain = _of_heads(rows.formula(plain), rows, heads or _heads_of(formula) or call.query.shape[1])
+    plain = _of_heads(rows.formula(plain), rows, _heads_of(formula) or call.query.shape[1])
     z = logits(call.query, call.key, plain)
     e = (z - z.amax(-1, keepdim=True)).exp()
     output = call.output.double().nan_to_num()
@@ -146,19 +149,18 @@ def _misses(rows: _Rows, formula: Formula, sinks: bool, heads: int | None = None
     weight = total[..., None, :] - total[..., :, None]
     square = (ends - 2 * gram).clamp_min(0.0) + LOST * ends
     length = output.square().sum(-1)[..., None, None].clamp_min(1e-30)
-    if sinks:
-        along = (sums @ output[..., None])[..., 0]
-        across = along[..., None, :] - along[..., :, None]
-        whole = square + 2 * weight * across + length * weight.square()
-        share = (across + length * weight) * weight / whole
-        found = (length * square - across.square()).clamp_min(0.0) / whole / length
-        found = found.masked_fill((share <= 0) | (share > 1.001), 4.0)
-    else:
-        found = square / (weight.square() * length)
-    forward = torch.ones(found.shape[-2:], dtype=torch.bool).triu(1)
-    found = torch.where(forward & (weight > 0), found, math.inf).nan_to_num(nan=math.inf)
-    unit = max(torch.finfo(call.output.dtype).eps, torch.finfo(torch.float32).eps)
-    return _Misses(rows, found.mean(1), (SAME * unit) ** 2)
+    along = (sums @ output[..., None])[..., 0]
+    across = along[..., None, :] - along[..., :, None]
+    whole = square + 2 * weight * across + length * weight.square()
+    share = (across + length * weight) * weight / whole
+    sunk = (length * square - across.square()).clamp_min(0.0) / whole / length
+    plain = square / (weight.square() * length)
+    sunk = sunk.masked_fill((share <= 0) | (share > MOST_SHARE), 4.0)
+    unit = (SAME * max(torch.finfo(call.output.dtype).eps, torch.finfo(torch.float32).eps)) ** 2
+    backward = ~torch.ones(plain.shape[-2:], dtype=torch.bool).triu(1) | (weight <= 0)
+    both = (found.masked_fill(backward, math.inf).nan_to_num(nan=math.inf).mean(1) for found in (plain, sunk))
+    one, other = (_Misses(rows, squares, unit) for squares in both)
+    return one, other
 
 
 def _heads_of(formula: Formula) -> int | None:
@@ -177,7 +179,7 @@ def _prefix(values: Tensor) -> Tensor:
 def _masks(call: Recorded, formula: Formula, sinks: bool) -> Iterator[Tensor | None]:
     """Bands with padding at either end that the rows agree with best."""
     sizes = call.sizes
-    misses = _misses(_some(call, *MANY), formula, sinks, sizes.heads)
+    misses = _misses(_some(call, *MANY), formula)[sinks]
     found = []
     for least, greatest in product(*_bounds(misses, sizes.keys)):
         padding, left = _padding(misses, least, greatest, sizes.keys)

@@ -67,21 +67,38 @@ class Recorded:
     def tried(self, formula: Formula) -> tuple[Recorded, Formula]:
         """The rows that formulas are tried on, and the formula of these rows."""
         index = self._index()
-        lse = None if self.lse is None else self.lse[:, :, index]
-        some = Recorded(self.query[:, :, index], self.key, self.value, self.output[:, :, index], lse)
-        return some, some_rows(formula, index, self.query.shape[-2])
+        return self.rows(index), some_rows(formula, index, self.query.shape[-2])
 
     def left(self, formula: Formula) -> float:
-        """What a formula leaves on these rows, as a multiple of what rounding allows."""
+        """What a formula leaves on these rows, as a multiple of what rounding allows; on few where that is far more."""
+        far = self._few().over(some_rows(formula, self._few_of(), self.query.shape[-2]), roughly=True)
+        if far > 1.0:
+            return far
         some, here = self.tried(formula)
         return some.over(here)
+
+    def _few_of(self) -> Tensor:
+        """Numbers of rows on which what is far off shows: the last, of which masks leave most keys, and some before."""
+        index = self._index()
+        return index[torch.linspace(len(index) // FIRST, len(index) - 1, min(FIRST, len(index))).long()]
+
+    def _few(self) -> Recorded:
+        return self.rows(self._few_of())
+
+    def rows(self, index: Tensor) -> Recorded:
+        """Some rows, by their numbers."""
+        lse = None if self.lse is None else self.lse[:, :, index]
+        return Recorded(self.query[:, :, index], self.key, self.value, self.output[:, :, index], lse)
 
     def gives(self, formula: Formula) -> bool:
         """Whether a formula gives all that was recorded."""
         return self.over(formula) <= 1.0
 
-    def over(self, formula: Formula) -> float:
-        """Largest of the ratios of what is left to what is allowed: root mean square and maximum, output and lse."""
+    def over(self, formula: Formula, *, roughly: bool = False) -> float:
+        """Largest of the ratios of what is left to what is allowed: root mean square and maximum, output and lse.
+
+        Roughly it is 0 where the output is not so far off that no rounding is looked for.
+        """
         output, lse = attend(self.query, self.key, self.value, formula)
         unseen = torch.isneginf(lse)[..., None]  # such a row is 0 for us, and may be no number for others
         if bool((~torch.isfinite(self.output) & ~unseen).any()):
@@ -89,6 +106,8 @@ class Recorded:
         far = _rms(self.output, output) / (_size(output) * (HALF_FAR if self._half else FAR) + TINY)
         if far > 1.0:
             return CLEAR * far
+        if roughly:
+            return 0.0
         single = self._noise(formula, output, lse, "float32")
         fine = SLACK * math.sqrt(self.query.shape[-1]) * (DOUBLE if self.output.dtype == torch.float64 else 1.0)
         half = self._noise(formula, output, lse, str(self.output.dtype).removeprefix("torch.")) if self._half else None
