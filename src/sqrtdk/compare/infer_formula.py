@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sqrtdk.audit.tolerance import inverse_root
 from sqrtdk.compare.causes.scale import rescaled
-from sqrtdk.compare.fit.scale import RATIO, fit_scale, fit_softcap
+from sqrtdk.compare.fit.scale import CAPS, RATIO, fit_scale, fit_softcap
 from sqrtdk.compare.infer_known import Known, merged
 from sqrtdk.compare.infer_rows import BEST, fills_of, from_rows
 from sqrtdk.compare.numbers import one_number, total
@@ -215,19 +215,28 @@ class _Search:
                         yield trial
 
     def _fits(self, formula: Formula) -> Iterator[Formula]:
-        some, here = self.call.tried(formula)
-        plain = replace(here, scale=1.0)
-        capped = formula.softcap is not None and formula is not self.base
-        fits = [partial(fit_softcap, caps=(formula.softcap,))] if capped else [fit_scale]
-        if formula is self.base:
-            fits.append(fit_softcap)
-        for fit in fits:
-            found = fit(some.query, some.key, some.value, some.output, None, some.lse, formula=plain)
-            if found is None:
-                continue
-            factor = found.scale[:, None, None] if found.common is None else found.common
-            result = replace(formula, scale=factor)
-            yield result if found.softcap is None else replace(result, softcap=found.softcap)
+        caps: list[tuple[float, ...]] = [()]  # none is looked for
+        if formula is self.base and SOFTCAP not in self.fixed:
+            caps.append(CAPS)
+        elif formula.softcap is not None and SOFTCAP not in self.fixed:
+            caps = [(formula.softcap,)]
+        for some in caps:
+            result = self._fit(formula, some, every_head=False)
+            if result is not None and (isinstance(result.scale, Tensor) or self.call.left(result) <= 1.0):
+                near = (result.softcap,) if some and result.softcap is not None else ()
+                result = self._fit(formula, near, every_head=True)  # the finer, and of each head
+            if result is not None:
+                yield result
+
+    def _fit(self, formula: Formula, caps: tuple[float, ...], every_head: bool) -> Formula | None:
+        some, here = self.call.tried(formula, every_head=every_head)
+        lse = None if here.sinks is not None else some.lse  # with or without sinks: not known
+        fit = partial(fit_softcap, caps=caps) if caps else fit_scale
+        found = fit(some.query, some.key, some.value, some.output, None, lse, formula=replace(here, scale=1.0))
+        if found is None:
+            return None
+        factor = found.scale[:, None, None] if found.common is None else found.common
+        return replace(formula, scale=factor, softcap=found.softcap or formula.softcap)
 
 
 def _usual(fitted: Formula, scales: list[float | None]) -> Iterator[Formula]:

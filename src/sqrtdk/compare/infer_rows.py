@@ -20,11 +20,12 @@ from torch import Tensor
 from sqrtdk.compare.compute import attend, logits, some_rows, spread
 from sqrtdk.compare.masks import band
 from sqrtdk.compare.program import Formula
-from sqrtdk.compare.recorded import Recorded
+from sqrtdk.compare.recorded import Recorded, evenly, some_heads
 
-ENTRIES = 2**22  # intervals that are looked at in one go
-MOST_KEYS = 2048  # with more the intervals of one row alone are too many
+ENTRIES = 2**21  # intervals that are looked at in one go
+MOST_KEYS = 1024  # with more the intervals of one row alone are too many
 FEW, MANY = (2, 2, 3), (8, 4, 16)  # entries of the batch, heads, rows: to rank what is supposed, to find its mask
+FEWEST_ROWS = 4
 BEST = 3  # of what is supposed
 VOTES = 3  # bounds that are tried
 LOST = 1e-15  # of float64 sums that cancel
@@ -35,14 +36,28 @@ FEWEST = 3  # digits of a fill that was chosen by hand
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rows:
-    """Some rows, and the numbers they have in the call."""
+    """Some rows of some heads and entries, by the numbers they have in a call of `count` heads and `length` rows."""
 
     call: Recorded
+    heads: Tensor
     index: Tensor
+    count: int
     length: int
 
     def formula(self, formula: Formula) -> Formula:
-        return some_rows(formula, self.index, self.length)
+        """Scale, softcap and bias of these."""
+        bare = replace(formula, visible=None, sinks=None, kept=None, logits_dtype=None, weights_dtype=None)
+        some = some_heads(some_rows(bare, self.index, self.length), self.heads, self.count)
+
+        def of(part: Tensor) -> Tensor:
+            return part[: len(self.call.query)] if part.ndim == 4 else part
+
+        return replace(
+            some,
+            scale=of(some.scale) if isinstance(some.scale, Tensor) else some.scale,
+            after=of(some.after) if isinstance(some.after, Tensor) else some.after,
+            bias=None if some.bias is None else of(some.bias),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,38 +120,19 @@ def _ranked(call: Recorded, supposed: Sequence[Formula]) -> tuple[list[Formula],
 def _some(call: Recorded, entries: int, heads: int, rows: int) -> _Rows:
     """As many rows as there is room for, the last ones among them, of which masks leave most keys."""
     sizes = call.sizes
-    room = max(1, ENTRIES // (sizes.keys + 1) ** 2)
-    entries, heads = min(entries, sizes.batch), min(heads, sizes.heads)
-    count = min(sizes.rows, rows, max(2, room // (entries * heads)))
-    index = torch.unique(torch.linspace(min(1, sizes.rows - 1), sizes.rows - 1, count).round().long())
-    of_heads = torch.linspace(0, sizes.heads - 1, heads).round().long()
-    key, value = (spread(x, sizes.heads)[:entries, of_heads] for x in (call.key, call.value))
-    query, output = (x[:entries, of_heads][:, :, index] for x in (call.query, call.output))
-    return _Rows(Recorded(query, key, value, output, None), index, sizes.rows)
-
-
-def _of_heads(formula: Formula, rows: _Rows, heads: int) -> Formula:
-    """Parts that each head and entry has its own of, of those in `rows`."""
-    entries, some = rows.call.query.shape[:2]
-    of_heads = torch.linspace(0, heads - 1, some).round().long()
-
-    def of(part: Tensor | float) -> Tensor | float:
-        if not isinstance(part, Tensor) or part.ndim < 3:
-            return part
-        part = part[..., of_heads, :, :] if part.shape[-3] == heads != 1 else part
-        return part[:entries] if part.ndim == 4 else part
-
-    bias = None if formula.bias is None else of(formula.bias)
-    assert not isinstance(bias, float)
-    return replace(formula, scale=of(formula.scale), after=of(formula.after), bias=bias)
+    entries = min(entries, sizes.batch)
+    room = ENTRIES // (entries * (sizes.keys + 1) ** 2)
+    of_heads = evenly(0, sizes.heads, max(1, min(heads, room // FEWEST_ROWS)))
+    index = evenly(min(1, sizes.rows - 1), sizes.rows, max(FEWEST_ROWS, min(rows, room // len(of_heads))))
+    some = call.of_heads(of_heads).rows(index)
+    query, key, value, output = (part[:entries] for part in (some.query, some.key, some.value, some.output))
+    return _Rows(Recorded(query, key, value, output, None), of_heads, index, sizes.heads, sizes.rows)
 
 
 def _misses(rows: _Rows, formula: Formula) -> tuple[_Misses, _Misses]:
     """Without sinks, and with whatever sinks do best."""
     call = rows.call
-    plain = replace(formula, visible=None, sinks=None, kept=None, logits_dtype=None, weights_dtype=None)
-    plain = _of_heads(rows.formula(plain), rows, _heads_of(formula) or call.query.shape[1])
-    z = logits(call.query, call.key, plain)
+    z = logits(call.query, call.key, rows.formula(formula))
     e = (z - z.amax(-1, keepdim=True)).exp()
     output = call.output.double().nan_to_num()
     apart = call.value.double()[:, :, None] - output[..., None, :]  # (B, H, r, S, Ev)
@@ -161,12 +157,6 @@ def _misses(rows: _Rows, formula: Formula) -> tuple[_Misses, _Misses]:
     both = (found.masked_fill(backward, math.inf).nan_to_num(nan=math.inf).mean(1) for found in (plain, sunk))
     one, other = (_Misses(rows, squares, unit) for squares in both)
     return one, other
-
-
-def _heads_of(formula: Formula) -> int | None:
-    """Of parts that each head has its own of."""
-    parts = [part for part in (formula.scale, formula.after, formula.bias) if isinstance(part, Tensor)]
-    return max((part.shape[-3] for part in parts if part.ndim > 2), default=None)
 
 
 def _prefix(values: Tensor) -> Tensor:
@@ -244,7 +234,7 @@ def _left(squares: Tensor, sees: Tensor) -> Tensor:
 
 def sinks_of(call: Recorded, formula: Formula) -> Iterator[Formula]:
     """The formula with the sinks that the lengths of the outputs tell: of 0, where they are near, first."""
-    some, here = call.tried(replace(formula, sinks=None))
+    some, here = call.tried(replace(formula, sinks=None), every_head=True)
     output, lse = attend(some.query, some.key, some.value, here)
     there = some.output.double()
     share = (there * output).sum(-1) / output.square().sum(-1).clamp_min(1e-30)
