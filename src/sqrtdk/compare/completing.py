@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare.build import program_of
+from sqrtdk.compare.causes.scale import rescaled
 from sqrtdk.compare.compute import dtype_of, project
 from sqrtdk.compare.infer_formula import infer
 from sqrtdk.compare.infer_known import known_of
 from sqrtdk.compare.infer_used import compare_used
 from sqrtdk.compare.infer_vectors import infer_way
+from sqrtdk.compare.numbers import one_number, total
 from sqrtdk.compare.observed import NAMES, Seen
 from sqrtdk.compare.program import Formula, Program, Rotation, Way
 from sqrtdk.compare.segments import is_known, way_of
@@ -72,7 +74,7 @@ def completed(
         return sides  # what makes one output of one q, k and v needs no formula
     for this in (0, 1, 0) if sides[1].program.formula is None else (0, 1):
         sides[this] = _with_formula(sides[this], sides[1 - this].program.formula, first[this])
-    return sides
+    return [_sized(sides[this], sides[1 - this]) for this in (0, 1)]
 
 
 def _told_alike(sides: list[Told]) -> bool:
@@ -133,8 +135,19 @@ def _with_ways(sides: list[Told], name: str) -> list[Told]:
             scaled = replace(vector, used=vector.used / factor, factor=vector.factor * factor)
             sides[this] = _scaled(sides[this], name, scaled, factor)
         elif vector.borrowed:
-            sides[this] = replace(own, seen=own.seen | {name: replace(vector, projected=None, borrowed=False)})
+            sides[this] = _given_back(own, name)
+    if not any(is_known(way_of(side.program, name)) for side in sides) and any(x.seen[name].borrowed for x in sides):
+        return _from_used([_given_back(side, name) for side in sides], name)
     return sides
+
+
+def _given_back(side: Told, name: str) -> Told:
+    vector = side.seen[name]
+    return (
+        replace(side, seen=side.seen | {name: replace(vector, projected=None, borrowed=False)})
+        if (vector.borrowed)
+        else side
+    )
 
 
 def _found(own: Told, other: Told, name: str, dtype: torch.dtype) -> tuple[Way | None, float]:
@@ -281,6 +294,29 @@ def _with_formula(side: Told, other: Formula | None, first: Formula | None) -> T
         if formula is not None:
             return replace(grouped, program=replace(grouped.program, formula=formula))
     return side
+
+
+def _sized(own: Told, other: Told) -> Told:
+    """Where q is another by what is not known: its scale that of the other side, if the rest of it may be on q.
+
+    Of a scale that was found, a part may be on q before; it is, where that leaves the two q nearer in size.
+    """
+    formula, beside = own.program.formula, other.program.formula
+    if formula is None or beside is None or own.call.terms is not None:
+        return own
+    if all(is_known(way_of(side.program, "query")) for side in (own, other)):
+        return own
+    queries = [side.seen["query"].used for side in (own, other)]
+    scales = [one_number(total(one)) for one in (formula, beside)]
+    if near(*queries, coarser([own, other])) or not all(scales) or scales[0] * scales[1] < 0:  # type: ignore[operator]
+        return own
+    factor = scales[0] / scales[1]  # type: ignore[operator]
+    apart = math.log(max(float(queries[0].norm() / queries[1].norm().clamp_min(1e-300)), 1e-300))
+    if abs(apart + math.log(factor)) >= abs(apart):
+        return own
+    vector = own.seen["query"]
+    seen = own.seen | {"query": replace(vector, used=vector.used * factor, factor=vector.factor / factor)}
+    return replace(own, seen=seen, program=replace(own.program, formula=rescaled(formula, beside)))
 
 
 def _grouped(side: Told) -> Iterator[Told]:
