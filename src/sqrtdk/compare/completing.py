@@ -306,12 +306,12 @@ def _sized(own: Told, other: Told) -> Told:
         return own
     if all(is_known(way_of(side.program, "query")) for side in (own, other)):
         return own
-    queries = [side.seen["query"].used for side in (own, other)]
-    scales = [one_number(total(one)) for one in (formula, beside)]
-    if near(*queries, coarser([own, other])) or not all(scales) or scales[0] * scales[1] < 0:  # type: ignore[operator]
+    query, there = (side.seen["query"].used for side in (own, other))
+    scale, wanted = one_number(total(formula)), one_number(total(beside))
+    if near(query, there, coarser([own, other])) or not scale or not wanted or scale * wanted < 0:
         return own
-    factor = scales[0] / scales[1]  # type: ignore[operator]
-    apart = math.log(max(float(queries[0].norm() / queries[1].norm().clamp_min(1e-300)), 1e-300))
+    factor = scale / wanted
+    apart = math.log(max(float(query.norm() / there.norm().clamp_min(1e-300)), 1e-300))
     if abs(apart + math.log(factor)) >= abs(apart):
         return own
     vector = own.seen["query"]

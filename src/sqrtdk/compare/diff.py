@@ -175,7 +175,7 @@ def sides_diff(
     """
     named = named or {}
     refuse_nan(side_a, side_b)
-    alignment = align(side_a.calls, side_b.calls, named)
+    alignment = align(side_a.calls, side_b.calls, _cut_sites(side_a, side_b) | dict(named))
     refuse_strangers(side_a, side_b, alignment, named)
     pairs = _pairs(side_a, side_b, alignment)
     unpaired_a = _alone(side_a, alignment.alone_a, "B")
@@ -193,6 +193,12 @@ def sides_diff(
         environment=environment() | {"notes": _notes(side_a, side_b)},
         fail_on=fail_on,
     )
+
+
+def _cut_sites(a: Side, b: Side) -> dict[str, str]:
+    """Sites that both have, one of them a part of the call that ran: shapes can't tell that they belong together."""
+    cut = {name_of(call) for side in (a, b) for call, part in zip(side.calls, side.cuts, strict=False) if part}
+    return {name: name for name in cut & {name_of(call) for call in a.calls} & {name_of(call) for call in b.calls}}
 
 
 def _notes(a: Side, b: Side) -> list[str]:

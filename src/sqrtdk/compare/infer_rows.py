@@ -31,6 +31,7 @@ VOTES = 3  # bounds that are tried
 LOST = 1e-15  # of float64 sums that cancel
 MOST_SHARE = 1.001  # of an average: what a sink leaves of it, and rounding
 SAME = 8.0  # roundings, of the output, within which a longer interval does as well
+NEAR = 0.1  # of the root of a rounding, relative: as finely as a fill shows
 FEWEST = 3  # digits of a fill that was chosen by hand
 
 
@@ -270,5 +271,7 @@ def fills_of(call: Recorded, formula: Formula) -> Iterator[Formula]:
         slope, wanted = slope * seen[..., None], left * seen[..., None]
         ratio = float((slope * wanted).sum() / slope.square().sum().clamp_min(1e-300))
         if ratio > 0:
-            for fill in dict.fromkeys((float(f"{math.log(ratio):.{FEWEST}g}"), math.log(ratio))):
-                yield replace(formula, fill=fill, fill_by=1.0, fill_added=added)
+            fill = math.log(ratio)
+            chosen = float(f"{fill:.{FEWEST}g}")
+            near = abs(chosen - fill) <= NEAR * torch.finfo(some.output.dtype).eps ** 0.5 * abs(fill)
+            yield replace(formula, fill=chosen if near else fill, fill_by=1.0, fill_added=added)

@@ -125,6 +125,9 @@ def biases(base: Formula, sizes: Sizes) -> Iterator[Change]:
 def fills(base: Formula, sizes: Sizes) -> Iterator[Change]:
     """Other numbers in place of minus infinity; of a row that sees no key they make an average."""
     lowest = float(torch.finfo(torch.float32).min)
+    scale = one_number(total(base))
+    if math.isfinite(base.fill) and scale and scale != 1.0:
+        yield _set(fill_by=base.fill_by * scale)
     for fill, added in ((-math.inf, False), (lowest, False), (lowest, True), (-1e4, True), (-1e4, False), (0.0, False)):
         if fill != base.fill or (added != base.fill_added and math.isfinite(fill)):
             yield _set(fill=fill, fill_by=1.0, fill_added=added)
