@@ -24,7 +24,7 @@ from sqrtdk.compare.recorded import Recorded, evenly, some_heads
 
 ENTRIES = 2**21  # intervals that are looked at in one go
 MOST_KEYS = 1024  # with more the intervals of one row alone are too many
-FEW, MANY = (2, 2, 3), (8, 4, 16)  # entries of the batch, heads, rows: to rank what is supposed, to find its mask
+FEW, MANY = (2, 2, 5), (8, 4, 24)  # entries of the batch, heads, rows: to rank what is supposed, to find its mask
 FEWEST_ROWS = 4
 BEST = 3  # of what is supposed
 VOTES = 3  # bounds that are tried
