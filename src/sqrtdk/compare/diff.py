@@ -23,7 +23,7 @@ from sqrtdk.compare.records import FAIL_ON, Cause, DiffReport, PairDiff, StageDi
 from sqrtdk.compare.refuse import first_nan, refuse_nan, refuse_strangers, refuse_unlike
 from sqrtdk.compare.sides import Given, Side, options_of_sides
 from sqrtdk.compare.site_map import read_map
-from sqrtdk.compare.suspect import STAGES
+from sqrtdk.compare.suspect import STAGES, Sides
 from sqrtdk.compare.words import paragraphs, rows_without_key
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.models.limits import check_seed, check_sizes
@@ -159,7 +159,7 @@ def sides_diff(
     """
     named = named or {}
     refuse_nan(side_a, side_b)
-    alignment = align(side_a.calls, side_b.calls, named)
+    alignment = align(side_a.calls, side_b.calls, _cut_sites(side_a, side_b) | dict(named))
     refuse_strangers(side_a, side_b, alignment, named)
     pairs = _pairs(side_a, side_b, alignment)
     unpaired_a = _alone(side_a, alignment.alone_a, "B")
@@ -177,6 +177,12 @@ def sides_diff(
         environment=environment() | {"notes": _notes(side_a, side_b)},
         fail_on=fail_on,
     )
+
+
+def _cut_sites(a: Side, b: Side) -> dict[str, str]:
+    """Sites that both have, one of them a part of the call that ran: shapes can't tell that they belong together."""
+    cut = {name_of(call) for side in (a, b) for call, part in zip(side.calls, side.cuts, strict=False) if part}
+    return {name: name for name in cut & {name_of(call) for call in a.calls} & {name_of(call) for call in b.calls}}
 
 
 def _notes(a: Side, b: Side) -> list[str]:
@@ -203,7 +209,9 @@ def _pairs(a: Side, b: Side, alignment: Alignment) -> tuple[PairDiff, ...]:
     """Every pair judged; what comes into a pair differs by itself, or follows from an earlier one."""
     cuts = [side.cuts or (None,) * len(side.calls) for side in (a, b)]
     calls = [cut_alike(a.calls[i], b.calls[j], cuts[0][i], cuts[1][j]) for i, j in alignment.pairs]
-    judged = [_judged(one, other) for one, other in calls]
+    judged: list[Judged] = []
+    for one, other in calls:
+        judged.append(_judged(one, other, next((known.sides for known in reversed(judged) if known.sides), None)))
     refuse_unlike(judged)
     entering = compare_inputs(a, b, calls, judged)
     pairs: list[PairDiff] = []
@@ -216,12 +224,12 @@ def _pairs(a: Side, b: Side, alignment: Alignment) -> tuple[PairDiff, ...]:
     return tuple(pairs)
 
 
-def _judged(a: CallTensors, b: CallTensors) -> Judged:
+def _judged(a: CallTensors, b: CallTensors, earlier: Sides | None) -> Judged:
     """`judge`, where there are numbers to judge."""
     lost = [first_nan((call,)) for call in (a, b)]
     if lost[0] is not None and lost[1] is not None:
         return Judged(None, reason=f"both sides have NaN, A first in the {lost[0][1]}, B in the {lost[1][1]}")
-    return judge(a, b, CAUSES)
+    return judge(a, b, CAUSES, earlier)
 
 
 def _pair(a: CallTensors, b: CallTensors, judged: Judged, entering: Entering, origin: str | None) -> PairDiff:

@@ -60,8 +60,11 @@ class Judged:
     strangers: bool = False
 
 
-def judge(a: CallTensors, b: CallTensors, causes: Causes) -> Judged:
-    """Compare what two calls do to one input: B's own at every stage, through A's program."""
+def judge(a: CallTensors, b: CallTensors, causes: Causes, earlier: Sides | None = None) -> Judged:
+    """Compare what two calls do to one input: B's own at every stage, through A's program.
+
+    `earlier` are the programs of the pair before this one.
+    """
     reason = _unread(a, b)
     if reason is not None:
         return Judged(None, reason=reason)
@@ -73,7 +76,8 @@ def judge(a: CallTensors, b: CallTensors, causes: Causes) -> Judged:
     reason = _unlike_heads(seen_a, seen_b)
     if reason is not None:
         return Judged(None, reason=reason, strangers=True)
-    told = completed(a, b, seen_a, seen_b)
+    first = (None, None) if earlier is None else (earlier.a.formula, earlier.b.formula)
+    told = completed(a, b, seen_a, seen_b, first)
     (program_a, program_b), seen_b = (_rounded_norms(*told), _rounded_norms(*reversed(told))), told[1].seen
     precisions = Precisions(precision_of(a), precision_of(b))
     program_a, program_b = _added_alike(program_a, program_b)
