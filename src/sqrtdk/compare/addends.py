@@ -152,7 +152,7 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _broadcast(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    shape = torch.broadcast_shapes(one.shape, other.shape)
+    shape = torch.broadcast_shapes(one.shape, other.shape)  # type: ignore[no-untyped-call]
     return one.expand(shape), other.expand(shape)
 
 
