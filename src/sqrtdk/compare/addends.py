@@ -152,7 +152,7 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _broadcast(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    shape = torch.broadcast_shapes(one.shape, other.shape)
+    shape = [max(sizes) for sizes in zip(one.shape, other.shape, strict=True)]  # of four axes each
     return one.expand(shape), other.expand(shape)
 
 
