@@ -137,7 +137,8 @@ def _named(formula: Formula, off: float) -> Formula:
     if formula.bias is None or formula.bias_name == ALIBI or formula.bias.ndim < 2 or formula.bias.shape[-1] < 3:
         return formula
     bias = _whole(formula.bias)
-    seen = _whole(torch.ones((), dtype=torch.bool) if formula.visible is None else formula.visible)
+    every = torch.ones((), dtype=torch.bool, device=bias.device)
+    seen = _whole(every if formula.visible is None else formula.visible)
     bias, seen = _broadcast(bias, seen)
     near = off * float(bias.abs().max())
     lines = (torch.where(seen, bias - line, 0.0) for line in _straight(bias, seen))
