@@ -137,7 +137,8 @@ def _named(formula: Formula, off: float) -> Formula:
     if formula.bias is None or formula.bias_name == ALIBI or formula.bias.ndim < 2 or formula.bias.shape[-1] < 3:
         return formula
     bias = _whole(formula.bias)
-    seen = torch.ones((), dtype=torch.bool) if formula.visible is None else _whole(formula.visible)
+    every = torch.ones((), dtype=torch.bool, device=bias.device)
+    seen = _whole(every if formula.visible is None else formula.visible)
     bias, seen = _broadcast(bias, seen)
     near = off * float(bias.abs().max())
     lines = (torch.where(seen, bias - line, 0.0) for line in _straight(bias, seen))
@@ -152,7 +153,7 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _broadcast(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    shape = torch.broadcast_shapes(one.shape, other.shape)  # type: ignore[no-untyped-call]
+    shape = [max(sizes) for sizes in zip(one.shape, other.shape, strict=True)]  # of four axes each
     return one.expand(shape), other.expand(shape)
 
 
