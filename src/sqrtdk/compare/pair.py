@@ -12,7 +12,7 @@ from sqrtdk.compare.addends import told_alike
 from sqrtdk.compare.completing import TIGHT, Told, completed, with_way
 from sqrtdk.compare.compute import dtype_of
 from sqrtdk.compare.direct import Direct, compare_directly, output_differs, outputs_alike, same_output
-from sqrtdk.compare.explain import Causes, Explained, explain, first_stage
+from sqrtdk.compare.explain import UNKNOWN, Causes, Explained, explain, first_stage
 from sqrtdk.compare.faint import faint, shows
 from sqrtdk.compare.heads import in_order
 from sqrtdk.compare.numbers import held
@@ -29,6 +29,7 @@ from sqrtdk.tracing.tensors import CallTensors
 
 ROUNDINGS = {"scale": 1, "softcap": 3, "bias": 1, "mask": 1}  # of the logits, where each is an operation of its own
 ONE_INPUT = 128.0  # roundings of the coarser dtype within which two inputs are taken for one
+Parts = list[tuple[Segment, Explained]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,11 +113,16 @@ def judge(a: CallTensors, b: CallTensors, causes: Causes, earlier: Sides | None 
             whole_way = whole(b, seen_b, changed, precisions, rows)
     elif not alike:
         alike = all(explained.before.within for _, explained in parts)
+    by_way = None if alike else _by_the_way(whole_way, sides, parts, causes)
+    if by_way is not None:
+        parts, program = by_way
     after = before if alike else gap(whole_way, program)
     if before.within and not alike:  # what differs is before a step that the whole way does not go through
         most = max((found for part, found in parts if _of(part, passed)), key=lambda found: found.before.size)
         before, after = most.before, most.after
-    stages = [stage for segment, explained in parts for stage in _stages(segment, explained, sides, alike)]
+    stages = []
+    for segment, explained in parts:
+        stages += _stages(segment, explained, sides, alike or (by_way is not None and not explained.causes))
     if direct.parts and alike and same_output(told, rows):
         # q and k that differ alike, by a permutation say, leave their product as it is
         direct = replace(direct, parts=tuple((part, replace(found, causes=())) for part, found in direct.parts))
@@ -127,6 +133,26 @@ def judge(a: CallTensors, b: CallTensors, causes: Causes, earlier: Sides | None 
     if same and direct.reasons:
         same, reason = None, "; ".join(direct.reasons)
     return Judged(same, (*direct.parts, *parts), tuple(stages), before, after, reason, sides, seen_b, rows)
+
+
+def _by_the_way(whole_way: Segment, sides: Sides, parts: Parts, causes: Causes) -> tuple[Parts, Program] | None:
+    """What the causes of the whole way are, where a part is left with what is not known and the whole way is not.
+
+    Features of q and k that stand in another order differ at every stage, and make no difference to their product.
+    """
+    if not any(cause.name == UNKNOWN for _, explained in parts for cause in explained.causes):
+        return None
+    found = explain(whole_way, sides, causes)
+    if not found.after.within or not found.causes:
+        return None
+    stages = {stage for segment, _ in parts for stage in segment.stages}
+    if any(cause.stage not in stages for cause in found.causes):
+        return None
+    told = [
+        (segment, replace(explained, causes=tuple(cause for cause in found.causes if cause.stage in segment.stages)))
+        for segment, explained in parts
+    ]
+    return told, found.program
 
 
 def _rounded_norms(own: Told, other: Told) -> Program:
@@ -140,7 +166,7 @@ def _rounded_norms(own: Told, other: Told) -> Program:
 
 def _explained(
     every: list[Segment], sides: Sides, causes: Causes | None, *, weak: bool = False
-) -> tuple[list[tuple[Segment, Explained]], Program]:
+) -> tuple[Parts, Program]:
     """Every segment with its causes, and A's program with all of them; no causes are asked where there are none.
 
     With `weak` those are asked too of a segment that is within rounding.
@@ -163,7 +189,7 @@ def _explained(
 
 def _in_parts(
     front: list[Segment], every: list[Segment], passed: Passed, sides: Sides, causes: Causes | None
-) -> tuple[list[tuple[Segment, Explained]], Program]:
+) -> tuple[Parts, Program]:
     """The segments before steps that are not known, then those behind them with what was found of all other ways."""
     if not passed.names:
         return _explained(every, sides, causes)

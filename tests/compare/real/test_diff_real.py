@@ -18,14 +18,7 @@ FACTOR = ("scale", "length_factor")  # a scale without mscale^2 is off by a leng
 PROVEN = 0.99  # share of a difference that a cause explains
 
 
-# Rows of q and k, and the gains of their norms, are laid out for the other pairing there: each stage differs by that,
-# and the base is proven over the whole way alone.
-RELABELLED = pytest.mark.xfail(strict=True, reason="gains of a norm in the order of the other rotary layout")
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[RELABELLED] if name == "qwen3_base_fms" else []) for name in PAIRS]
-)
+@pytest.mark.parametrize("name", PAIRS)
 def test_port(name: str):
     """Sites that are to differ by the cause do; the others are the same, or follow from one that is not."""
     port = PAIRS[name]
