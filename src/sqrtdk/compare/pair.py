@@ -145,14 +145,12 @@ def _by_the_way(whole_way: Segment, sides: Sides, parts: Parts, causes: Causes) 
     found = explain(whole_way, sides, causes)
     if not found.after.within or not found.causes:
         return None
-    stages = {stage for segment, _ in parts for stage in segment.stages}
-    if any(cause.stage not in stages for cause in found.causes):
-        return None
-    told = [
-        (segment, replace(explained, causes=tuple(cause for cause in found.causes if cause.stage in segment.stages)))
-        for segment, explained in parts
-    ]
-    return told, found.program
+    left, told = list(found.causes), []
+    for segment, explained in parts:
+        own = [cause for cause in left if cause.stage in segment.stages and not explained.before.within]
+        left = [cause for cause in left if cause not in own]
+        told.append((segment, replace(explained, causes=tuple(own))))
+    return None if left else (told, found.program)
 
 
 def _rounded_norms(own: Told, other: Told) -> Program:
