@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from html.parser import HTMLParser
 
 
@@ -52,3 +53,19 @@ def check_policy(page: HtmlPage) -> None:
     for kind in ("script", "style"):
         digest = hashlib.sha256(page.inside[kind][-1].encode()).digest()
         assert f"{kind}-src 'sha256-{base64.b64encode(digest).decode()}'" in policy
+
+
+def check_alone(page: HtmlPage, *, scripts: int = 2, fields: bool = False) -> None:
+    """Its own scripts and one style are all that a page needs; links lead to places in it, or to papers."""
+    assert page.tags.count("script") == scripts
+    assert page.tags.count("style") == 1
+    outside = {"iframe", "object", "embed", "img", "form", "base", "image", "foreignobject"}
+    assert not set(page.tags) & (outside if fields else outside | {"input"})
+    for tag, attributes in page.elements:
+        for key, value in attributes.items():
+            assert not key.startswith("on"), (tag, key)
+            assert key != "style"  # the policy would drop it
+            if key in ("src", "href", "xlink:href"):
+                assert value is not None
+                ours = value.startswith("#") or (tag, value) == ("link", "data:,")
+                assert ours or (tag == "a" and re.fullmatch(r"https://arxiv\.org/abs/[\d.]+", value))

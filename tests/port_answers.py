@@ -11,10 +11,6 @@ from sqrtdk.compare.records import Cause, DiffReport, PairDiff
 from sqrtdk.compare.suspect import STAGES
 
 ENOUGH = 0.99  # of the difference that a cause must explain
-# Of rounding: a number that is off by a share p of the spacing of the lesser dtype becomes the other of its neighbours
-# in p of all cases, by a whole spacing, and what was to be explained is an even draw of it, of variance 1/12. What is
-# left is sqrt(12 p): of float16 and an error of 1e-6, 0.11.
-ROUNDED = 0.85
 FOUR, SIX = 5e-4, 5e-6  # off by which a number of four digits is, or of six
 NUMBER = re.compile(r"-?(?:inf|\d+(?:\.\d+)?(?:e[-+]?\d+)?)")
 VECTORS, NORMS, ROTATIONS = ("query", "key", "value"), ("query norm", "key norm"), ("query rotation", "key rotation")
@@ -158,8 +154,7 @@ def _of_planted(
 
 def _of_what_is_left(pair: PairDiff, found: Sequence[str]) -> list[str]:
     wrong = []
-    # Over the whole way few such numbers may be all that there is.
-    if pair.explained is None or not (pair.explained >= ENOUGH or "rounding" in found):
+    if pair.explained is None or not pair.explained >= ENOUGH:
         wrong.append(f"explained is {pair.explained}")
     if None in (pair.residue, pair.allowed, pair.difference):
         return [*wrong, f"{pair.residue} is left of {pair.difference}, {pair.allowed} is allowed"]
@@ -186,6 +181,6 @@ def _of_cause(cause: Cause, planting: Planting, ports: tuple[Port, Port], layer:
         wrong.append(f"both sides of {cause.name} are {cause.a!r}")
     if not cause.stage.startswith(planting.stage) or cause.stage not in ACTS_AT[cause.name]:
         wrong.append(f"stage of {cause.name} is {cause.stage!r}, not {planting.stage or ACTS_AT[cause.name]!r}")
-    if cause.name != "unknown" and not cause.explained >= (ROUNDED if cause.name == "rounding" else ENOUGH):
+    if cause.name != "unknown" and not cause.explained >= ENOUGH:
         wrong.append(f"{cause.name} explains {cause.explained}")
     return wrong

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -37,16 +38,12 @@ CLASHES = {
     ("mask_alignment", "window"): "the same",
     ("scale", "length_factor"): "the logarithm of another number is a factor on the scale",
     ("softcap", "softcap_order"): "a softcap that is missing has no order",
-    ("scale", "bias_scaled"): "a scale that is missing multiplies nothing",
-    ("softcap", "bias_scaled"): "what is added before the scale is added before the softcap as well",
     ("softcap_order", "bias_scaled"): "both move the scale, the softcap and the bias past one another",
     ("bias", "bias_scaled"): "half the slopes times the scale are another slope",
     ("bias", "softcap_order"): "a softcap after a bias that is missing is one before it",
     ("rope_missing", "*"): "what is not turned has no base, no layout and no positions",
     ("qk_norm", "*"): "a norm that is missing has no epsilon, axis or order",
-    ("length_factor", "qk_norm_order"): "a norm behind the rotation takes the amplitude away",
     ("group_order", "head_order"): "both say which head reads which",
-    ("rounding", "bias_scaled"): "a softmax in half is as coarse as what a mask of a quarter of its size lets through",
     ("weights", "head_order"): "heads are known again by their weights",
     ("projection_bias", "head_order"): "the same",
 }
@@ -110,10 +107,10 @@ def complaints(report: DiffReport, case: Case) -> list[str]:
 def side_a(base: str, dtype: torch.dtype, batch: int, fields: tuple[tuple[str, Any], ...]) -> Side:
     """A base with some fields, run; it serves every B that is compared with it."""
     common = dict(fields)
-    return _run(build(base, dtype=dtype, common=common), "A", inputs(base, batch=batch, **common))
+    return run(build(base, dtype=dtype, common=common), "A", inputs(base, batch=batch, **common))
 
 
-def _run(model: nn.Module, label: str, tokens: dict[str, Tensor]) -> Side:
+def run(model: nn.Module, label: str, tokens: dict[str, Tensor]) -> Side:
     return run_side(load_side(model, label, tokens, LoadOptions()), label, tokens, LoadOptions())
 
 
@@ -122,7 +119,7 @@ def compare(
 ) -> DiffReport:
     """What is said of a base, which is A, and of B."""
     a = side_a(base, dtype, batch, tuple(sorted(common.items())))
-    return sides_diff(a, _run(b, "B", inputs(base, batch=batch, **common)))
+    return sides_diff(a, run(b, "B", inputs(base, batch=batch, **common)))
 
 
 def judge(case: Case) -> list[str]:
@@ -175,4 +172,33 @@ def _fit(case: Case) -> bool:
     (common, changes), (common_2, changes_2) = sides
     if set(changes) & (set(common_2) | set(changes_2)) or set(changes_2) & set(common):
         return False
-    return all(common[name] == common_2[name] for name in set(common) & set(common_2))
+    if not all(common[name] == common_2[name] for name in set(common) & set(common_2)):
+        return False
+    return not _hides(*case.ports(), {cause, other})
+
+
+def _hides(a: Port, b: Port, causes: set[str]) -> bool:
+    """Whether what A and B do can't show one of two causes, beside the other."""
+    if causes == {"rope_base", "rope_partial"}:
+        # pair c turns by base^(-2c / width): where that is the same on both sides the width alone differs
+        return math.isclose(*(port.rope_base ** (1 / (port.rope_width or port.head_dim)) for port in (a, b)))
+    if causes == {"length_factor", "qk_norm_order"}:
+        # N(c R q) = N(R q) of a norm N, rotation R and amplitude c of the whole head: B's c is nowhere
+        return a.amplitude != b.amplitude and b.qk_norm_at == "after" and b.rope_width in (None, b.head_dim)
+    if causes == {"scale", "bias_scaled"}:
+        return b.factor == 1.0  # which multiplies the bias by nothing
+    if causes == {"softcap", "bias_scaled"}:
+        # c tanh(s (q.k + b) / c): what is added before the scale is before the softcap too, which is a third change
+        return b.softcap is not None
+    if causes == {"rounding", "bias_scaled"}:
+        # a hidden key gets e^(-25 s) = e^-7.2 of what a logit of 0 gets: as much as the weights in half are off by
+        return b.before_scale == "mask" and not b.rounded
+    if "mask_magnitude" in causes and causes & {"bias", "bias_scaled"}:
+        # t[i - j] + fill at hidden keys, t being drawn and known to neither side there: any fill goes with some t
+        return b.bias == "t5" and all(_one_addend(port) for port in (a, b))
+    return False
+
+
+def _one_addend(port: Port) -> bool:
+    """Whether bias and fill are one tensor when they are added."""
+    return port.style == "sdpa" or (port.style == "baddbmm" and port.softcap is None and not port.before_scale)

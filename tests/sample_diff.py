@@ -8,6 +8,7 @@ import random
 
 from sample_report import ENVIRONMENT, EVIL
 from sqrtdk.compare.records import (
+    CANCELS,
     Cause,
     DiffReport,
     MaskPicture,
@@ -124,6 +125,23 @@ def two_causes() -> DiffReport:
     )  # fmt: skip
 
 
+def cancelling() -> DiffReport:
+    """Stages that differ and cancel, and rows that see no key."""
+    permuted = tuple(
+        dataclasses.replace(one, same=False, largest=0.3, reason=CANCELS) if one.stage in ("query", "key") else one
+        for one in stages()
+    )
+    rows = "5 of 24 rows, which see no key, are left out"
+    every = tuple(dataclasses.replace(one, reason=rows) if one.stage == "output" else one for one in permuted)
+    return report(
+        (
+            *(pair(layer, stages=every, rows=24, rows_left_out=5) for layer in range(2)),
+            pair(2, stages=permuted, rows=24),
+            pair(3, rows=24, rows_left_out=1),
+        )
+    )
+
+
 def unknown() -> DiffReport:
     """A softcap that explains a part, and a layer that nothing explains."""
     nothing = Cause("unknown", None, None, 0.0, "", "weights")
@@ -213,6 +231,7 @@ REPORTS = {
     "softcap": softcap,
     "follows": follows,
     "two_causes": two_causes,
+    "cancelling": cancelling,
     "unknown": unknown,
     "unpaired": unpaired,
     "not_finite": not_finite,

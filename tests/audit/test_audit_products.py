@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import attention_products as styles
+import attention_scores as others
 from attention_products import DIM, ROOT, Attend, Attention, B, E, H, L
 from sqrtdk import check
 from sqrtdk.audit.records import CheckReport
@@ -76,9 +77,9 @@ def test_a_mean_over_the_features_is_a_scale() -> None:
 
 
 @pytest.mark.parametrize("factor", [ROOT, 1.0, DIM**-0.5])
-@pytest.mark.parametrize("name", styles.DISTANCES)
+@pytest.mark.parametrize("name", others.DISTANCES)
 def test_a_distance_is_no_mistake(name: str, factor: float) -> None:
-    checked = report(styles.DISTANCES[name][0], factor)
+    checked = report(others.DISTANCES[name][0], factor)
     assert verdicts(checked) == [("unmeasured", None)]
     (finding,) = checked.unjudged
     assert finding.severity == "note"
@@ -86,9 +87,9 @@ def test_a_distance_is_no_mistake(name: str, factor: float) -> None:
     assert "|q - k|" in finding.message
 
 
-@pytest.mark.parametrize("name", styles.ADDITIVE)
+@pytest.mark.parametrize("name", others.ADDITIVE)
 def test_an_additive_score_is_no_mistake(name: str) -> None:
-    checked = report(styles.ADDITIVE[name][0])
+    checked = report(others.ADDITIVE[name][0])
     assert verdicts(checked) == [("unmeasured", None)]
     (finding,) = checked.unjudged
     assert (finding.severity, "an additive score" in finding.message) == ("note", True)
@@ -106,7 +107,7 @@ def test_an_additive_score_is_no_mistake(name: str) -> None:
 )
 @pytest.mark.parametrize("static", [False, True])
 def test_channels_have_rules_of_their_own(name: str, by: str, static: bool) -> None:
-    checked = report(styles.CHANNELS[name][0], static=static)
+    checked = report(others.CHANNELS[name][0], static=static)
     assert [(judged.verdict, judged.declared_by) for judged in checked.calls] == [("declared", by)]
 
 
@@ -116,7 +117,7 @@ def test_channels_have_rules_of_their_own(name: str, by: str, static: bool) -> N
 )
 def test_scales_of_channels(factor: float, verdict: str) -> None:
     """No scale, 1/sqrt(channels), the mean and 1/sqrt(positions) are used; another is named and no mistake."""
-    checked = report(styles.channels, factor)
+    checked = report(others.channels, factor)
     assert verdicts(checked) == [(verdict, None)]
     if verdict == "unmeasured":
         assert checked.calls[0].reason == "attention over channels has no textbook scale, and nothing declares 0.3"
@@ -141,7 +142,7 @@ def earlier(m: Attention, q: Tensor, k: Tensor, v: Tensor, s: float) -> Tensor:
     return (z.masked_fill(before, -torch.inf).softmax(-1).unsqueeze(-2) @ v.mT).squeeze(-2)
 
 
-@pytest.mark.parametrize("attend", [earlier, styles.cross_covariance])
+@pytest.mark.parametrize("attend", [earlier, others.cross_covariance])
 @pytest.mark.parametrize("static", [False, True])
 def test_no_leak_where_keys_are_no_later_positions(attend: Attend, static: bool) -> None:
     """Key j of a window, or channel j, is not a key after row i: nothing is said of the future."""

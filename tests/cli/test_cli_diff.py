@@ -82,7 +82,7 @@ def test_an_option_of_both_reaches_both_and_one_of_a_side_that_side(compared: li
     a, b, inputs, options_a, options_b, others = compared
     assert (a, b, inputs) == ("demo", "demo:twice", None)
     assert options_a == dataclasses.replace(shared, dtype="bf16", revision="s")
-    assert options_b == dataclasses.replace(shared, attn="sdpa", device="meta")
+    assert options_b == dataclasses.replace(shared, attn="sdpa", device="meta", text=None, input_file=None)
     assert others["mapping"] == Path("m.json")
     assert others["fail_on"] == "never"
     assert others["command"].split()[0] == "sqrtdk"

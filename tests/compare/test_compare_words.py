@@ -5,6 +5,7 @@ import pytest
 from sample_diff import (
     REPORTS,
     SOFTCAP,
+    cancelling,
     differing,
     follower,
     follows,
@@ -33,6 +34,15 @@ def test_what_follows_is_said_to() -> None:
     (only,) = follows().paragraphs
     assert only.startswith("B leaves out the softcap (50) at model.layers.0.self_attn; with it the outputs agree to")
     assert only.endswith(" The differences at model.layers.1-11.self_attn follow from it.")
+
+
+def test_what_cancels_and_what_is_left_out_is_said() -> None:
+    assert cancelling().paragraphs[1:] == (
+        "The stages query and key differ at model.layers.0-2.self_attn and make no difference: from the input to the "
+        "output both sides are the same.",
+        "5 of 24 rows, which see no key, are left out at model.layers.0-1.self_attn.",
+        "1 of 24 rows, which sees no key, is left out at model.layers.3.self_attn.",
+    )
 
 
 def test_nothing_differs() -> None:

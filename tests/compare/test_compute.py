@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sqrtdk.compare import compute
-from sqrtdk.compare.program import Affine, Formula, Norm, Opaque, Rotation, Rounded, Way
+from sqrtdk.compare.program import Affine, Formula, Norm, Opaque, Own, Rotation, Rounded, Way
 from sqrtdk.errors import InvalidValueError
 from tolerances import complaint
 
@@ -204,6 +204,49 @@ def test_softmax_in_half_is_that_of_torch(dtype: torch.dtype) -> None:
     assert (weights != half).float().mean() < 0.01
     output, _ = compute.attend(query, key, value, Formula(logits_dtype=name, weights_dtype=name))
     same(output, weights @ value.repeat_interleave(2, 1))
+
+
+@pytest.mark.parametrize("lesser", [("float16", "float16"), ("bfloat16", None), (None, "bfloat16")])
+@pytest.mark.parametrize("on_query", [1.0, 0.3])
+def test_what_is_rounded_is_computed_in_the_dtype_of_the_side(
+    on_query: float, lesser: tuple[str | None, str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The very numbers of float32 code: rounded from float64, some fall on the other neighbour."""
+    query, key, value = (torch.randn(B, count, length, 16) * 2 for count, length in ((HQ, 96), (H, 96), (H, 96)))
+    visible, sinks = torch.ones(96, 96, dtype=torch.bool).tril(), torch.randn(HQ)
+    z = (query * on_query) @ key.repeat_interleave(2, 1).mT * (0.3 / on_query)
+    z = z.masked_fill(~visible, -math.inf).to(getattr(torch, lesser[0] or "float32"))
+    if lesser[1] != lesser[0]:
+        z = z.float()
+    column = sinks.to(z.dtype)[:, None, None].expand(B, HQ, 96, 1)
+    expected = torch.cat([z, column], -1).softmax(-1)[..., :-1].to(getattr(torch, lesser[1] or "float32")).double()
+    formula = Formula(0.3, visible=visible, sinks=sinks, logits_dtype=lesser[0], weights_dtype=lesser[1])
+    there = replace(formula, own=Own("float32", query=on_query))
+    recorded = (query * on_query).double() / on_query
+    weights, _ = compute.weigh(recorded, key, there)
+    assert torch.equal(weights, expected)
+    assert not torch.equal(compute.weigh(recorded, key, formula)[0], expected)
+    monkeypatch.setattr(compute, "CHUNK", 2**13)
+    output, _ = compute.attend(recorded, key, value, there)
+    same(output, expected @ value.double().repeat_interleave(2, 1))
+
+
+def test_a_row_that_sees_no_key_has_no_weights_in_half_either() -> None:
+    visible = torch.ones(L, S, dtype=torch.bool)
+    visible[2] = False
+    formula = Formula(visible=visible, logits_dtype="float16", weights_dtype="float16", own=Own("float32"))
+    weights, lse = compute.weigh(heads(HQ, L), heads(), formula)
+    assert not weights[:, :, 2].any()
+    assert lse[:, :, 2].eq(-math.inf).all()
+    assert weights[:, :, [0, 1, 3]].sum(-1).sub(1).abs().max() < S * torch.finfo(torch.float16).eps
+
+
+def test_values_are_rounded_with_the_factor_that_was_on_them() -> None:
+    x = heads()
+    factor = torch.tensor([0.3, 0.0], dtype=torch.float64)[:, None, None]
+    after = compute.apply_step(Rounded("bfloat16", factor), x)
+    same(after[:, 0], (x[:, 0] * 0.3).bfloat16().double() / 0.3)
+    assert torch.equal(after[:, 1], x[:, 1])  # of nothing, any value is as good
 
 
 def test_no_keys_and_no_rows() -> None:

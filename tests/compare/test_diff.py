@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import sqrtdk
 from ports import build, inputs
@@ -53,6 +54,29 @@ def test_a_model_is_the_same_as_its_copy() -> None:
     assert report.same is True
     assert report.exit_code == 0
     assert said(report) == [(True, [], None)] * 3
+
+
+def test_channels_of_q_and_k_that_lie_otherwise_cancel() -> None:
+    permuted = Stack()
+    for layer in permuted.qkv:
+        parts = layer.weight.data.view(3, 2, 8, 16)
+        parts[:2] = parts[:2].flip(2)
+    report = diff(Stack(), permuted, X)
+    assert said(report) == [(True, [], None)] * 3
+    assert [pair.cancelling for pair in report.pairs] == [("query", "key")] * 3
+    assert "The stages query and key differ from (root) on and make no difference" in report.paragraphs[1]
+
+
+def test_rows_that_see_no_key_are_counted() -> None:
+    config = GPT2Config(vocab_size=31, n_positions=8, n_embd=16, n_layer=1, n_head=2, attn_implementation="sdpa")
+    model = GPT2LMHeadModel(config).eval()
+    padded = torch.ones(2, 8, dtype=torch.long)
+    padded[0, :3] = 0
+    report = diff(model, model, {"input_ids": torch.arange(16).view(2, 8), "attention_mask": padded})
+    (only,) = report.pairs
+    assert (only.same, only.rows, only.rows_left_out) == (True, 16, 3)
+    assert only.stages[-1].reason == "3 of 16 rows, which see no key, are left out"
+    assert report.paragraphs[1] == "3 of 16 rows, which see no key, are left out at transformer.h.0.attn."
 
 
 def test_what_differs_downstream_follows() -> None:

@@ -66,6 +66,7 @@ def message(kind: type[SqrtdkError], *arguments: Any, **options: Any) -> str:
         (InvalidValueError, lambda: build(BASE, common={"layers": 2}), "A runs 3 attentions, B 2"),
         (InvalidValueError, lambda: build(BASE, common={"heads": 8, "head_dim": 6}), "24 keys, B's batch 2, 8 heads"),
         (InvalidValueError, lambda: build(BASE, common={"head_dim": 16}), "heads of A are 12 wide, those of B 16"),
+        (InvalidValueError, lambda: build(BASE, common={"kv_heads": 4}), "key of A has 2 heads, of B 4"),
         (ModelError, other_vocabulary, "B, Model, knows 0 to 19"),
         (ModelError, NoAttention, "no attention ran in B, NoAttention"),
         (ModelError, TakesMore, "B: TakesMore raised TypeError"),

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import sqrtdk
+from engine_files import written
 from port_planted import PLANTED
 from ports import build, inputs
 from sqrtdk.compare.completing import near
 from sqrtdk.compare.diff import diff
 from sqrtdk.compare.records import DiffReport
-from sqrtdk.tracing.trace import Trace
 
-PAGE = (Path(__file__).parents[2] / "docs" / "trace-file.md").read_text(encoding="utf-8")
-SPACE: dict[str, Any] = {}
-exec(re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[0], SPACE)
 BASES = ("eager", "gqa", "rope", "rope_fused")
 # cause, number of its variant, base
 OF_FILES = (
@@ -34,28 +29,6 @@ OF_TWO_FILES = (
     ("scale", 0, "eager"), ("mask_offset", 0, "eager"), ("rope_base", 0, "rope_gqa"), ("head_order", 0, "rope"),
     ("rope_layout", 0, "rope"), ("group_order", 0, "gqa"),
 )  # fmt: skip
-
-
-def plain(tensor: Tensor) -> Any:
-    """As numpy has it, which knows no bfloat16."""
-    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
-
-
-def written(model: nn.Module, given: dict[str, Tensor], path: Path) -> Path:
-    """A file of what a hook sees: q, k, v, the output."""
-    with torch.no_grad(), Trace(model, stats=False, numeric=False, keep=True) as run:
-        model(**given)
-    calls = [
-        {
-            "site": call.site,
-            "dtype": call.dtype,
-            "output": plain(call.output),
-            **{letter: plain(getattr(call, name).values) for letter, name in zip("qkv", ("query", "key", "value"))},  # noqa: B905
-        }
-        for call in run.tensors
-    ]
-    SPACE["write_trace"](path, calls, writer="a hook")
-    return path
 
 
 def planted(cause: str, number: int, base: str) -> tuple[nn.Module, nn.Module, dict[str, Tensor]]:
@@ -71,6 +44,13 @@ def planted(cause: str, number: int, base: str) -> tuple[nn.Module, nn.Module, d
 
 def names(report: DiffReport) -> list[str]:
     return [cause.name for cause in report.pairs[0].causes]
+
+
+def test_options_that_a_file_can_not_follow_are_said(tmp_path: Path) -> None:
+    model = build("eager")
+    file = written(model, inputs("eager"), tmp_path / "b.safetensors")
+    report = diff(model, file, inputs("eager"), dtype_b="bf16", attn_b="sdpa")
+    assert report.environment["notes"] == ["B: attn sdpa, dtype bf16: no effect on a side of kind trace file"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

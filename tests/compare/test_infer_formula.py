@@ -12,7 +12,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from formula_cases import BASES, BATCH, CASES, GROUPS, HEAD_DIM, HEADS, Case, learned, of_case, tokens, trial, visible
 from sqrtdk.compare.compute import attend
-from sqrtdk.compare.infer_formula import Known, infer, merged
+from sqrtdk.compare.infer_formula import infer
+from sqrtdk.compare.infer_known import Known, merged
 from sqrtdk.compare.options import MASK, SCALE, SOFTCAP
 from sqrtdk.compare.program import Formula
 

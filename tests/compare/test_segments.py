@@ -41,7 +41,7 @@ def whole_of(a: CallTensors, b: CallTensors) -> tuple[segments.Segment, Program]
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("begin", ["input", "projected", "used"])
 def test_rounding_of_the_way_is_within_it(begin: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "_begin", lambda name, parts, a: begin)
+    monkeypatch.setattr(segments, "_begin", lambda *_: begin)
     for base, style in (("rope_gqa", "eager"), ("sdpa", "eager"), ("rope", "einsum"), ("rope_fused", "sdpa")):
         part, program = whole_of(kept(base, dtype), kept(base, dtype, style=style))
         rows = replace(part, allowed_at=None)

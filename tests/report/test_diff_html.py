@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from html_page import HtmlPage, check_policy
+from html_page import HtmlPage, check_alone, check_policy
 from sample_diff import (
     EVIL,
     REPORTS,
+    cancelling,
     differing,
     follows,
     hostile,
@@ -26,7 +27,7 @@ from sqrtdk.compare.records import DiffReport, MaskPicture
 from sqrtdk.compare.suspect import STAGES
 from sqrtdk.report import diff_words
 from sqrtdk.report.diff_causes import CAUSES
-from sqrtdk.report.diff_fold import DIFFERS, FOLLOWS, OUTCOMES, SAME, UNJUDGED, fold_pairs, mark
+from sqrtdk.report.diff_fold import CANCELS, DIFFERS, FOLLOWS, MARKS, SAME, UNJUDGED, fold_pairs, mark
 from sqrtdk.report.diff_html import formulas, ladder, to_html
 from sqrtdk.report.diff_payload import payload
 from sqrtdk.report.plain import plain
@@ -38,18 +39,7 @@ CHINESE = re.compile("[\u4e00-\u9fff]")
 
 @pytest.mark.parametrize("name", REPORTS)
 def test_the_page_needs_nothing_else(name: str) -> None:
-    page = HtmlPage(to_html(REPORTS[name]()))
-    tags = page.tags
-    assert tags.count("script") == 2
-    assert tags.count("style") == 1
-    assert not set(tags) & {"iframe", "object", "embed", "img", "form", "base", "input"}
-    for tag, attributes in page.elements:
-        for key, value in attributes.items():
-            assert not key.startswith("on"), (tag, key)
-            assert key != "style"  # the policy would drop it
-            if key in ("src", "href"):
-                assert value is not None
-                assert value.startswith("#") or (tag, value) == ("link", "data:,")
+    check_alone(HtmlPage(to_html(REPORTS[name]())))
 
 
 @pytest.mark.parametrize("name", REPORTS)
@@ -78,7 +68,7 @@ def test_ids_are_unique(name: str) -> None:
 
 
 def test_every_paragraph_stands_in_both_languages() -> None:
-    for make in (softcap, follows, two_causes, unknown, unpaired, not_finite, undecided, same):
+    for make in (softcap, follows, two_causes, unknown, unpaired, not_finite, undecided, same, cancelling):
         one = make()
         text = to_html(one)
         seen = "".join(HtmlPage(text).texts)
@@ -112,6 +102,15 @@ def test_marks_tell_a_difference_from_what_follows() -> None:
     assert {mark(blind, stage) for stage in blind.stages} == {SAME, UNJUDGED}
 
 
+def test_what_cancels_has_a_mark_of_its_own_and_no_red() -> None:
+    first = cancelling().pairs[0]
+    assert [stage.stage for stage in first.stages if mark(first, stage) == CANCELS] == ["query", "key"]
+    page = HtmlPage(to_html(cancelling()))
+    classes = [attributes.get("class") or "" for _, attributes in page.elements]
+    assert classes.count("mark m-differs") == 1  # the legend's
+    assert classes.count("mark m-cancels") == 9  # that, and two stages of two folds, in the strip and in the table
+
+
 def test_a_later_difference_without_a_cause_is_no_more_than_following() -> None:
     """Unless it is the stage that the unknown cause names."""
     partly = unknown().pairs[1]
@@ -126,7 +125,7 @@ def test_each_fold_has_a_mark_for_each_of_its_stages(name: str) -> None:
     signs = [attributes.get("class", "") for tag, attributes in page.elements if tag == "svg"]
     in_strips = sum(len({stage.stage for stage in fold.first.stages} & set(STAGES)) for fold in fold_pairs(one.pairs))
     in_tables = sum(len(fold.first.stages) for fold in fold_pairs(one.pairs))
-    legend = len(OUTCOMES) if one.pairs else 0
+    legend = len(MARKS) if one.pairs else 0
     assert sum((sign or "").startswith("mark ") for sign in signs) == in_strips + in_tables + legend
 
 
@@ -195,7 +194,7 @@ def test_every_fixed_word_has_two_languages_and_a_use() -> None:
             assert words.en, key
             assert not CHINESE.search(words.en), key
     assert tuple(diff_words.STAGE_WORDS) == STAGES
-    assert set(diff_words.OUTCOME_WORDS) == set(diff_words.OUTCOMES_MEAN) == set(OUTCOMES)
+    assert set(diff_words.OUTCOME_WORDS) == set(diff_words.OUTCOMES_MEAN) == set(MARKS)
     source = (TEMPLATES / "diff.html").read_text() + (TEMPLATES.parent / "diff_html.py").read_text()
     assert [key for key in diff_words.WORDS if f'"{key}"' not in source] == []
 

@@ -1,13 +1,13 @@
 import dataclasses
-import re
+from functools import partial
 
 import pytest
-from rich.cells import cell_len
 from syrupy.assertion import SnapshotAssertion
 
 from sample_diff import REPORTS, follows, hostile, same, softcap, two_causes, undecided, unpaired
 from sqrtdk.compare.records import DiffReport
 from sqrtdk.report.diff import summary_line, to_text
+from terminal_text import check_colours, check_fits
 
 
 @pytest.mark.parametrize("width", [80, 160])
@@ -19,22 +19,12 @@ def test_looks(name: str, width: int, snapshot: SnapshotAssertion) -> None:
 @pytest.mark.parametrize("width", [60, 80, 100, 160])
 @pytest.mark.parametrize("name", REPORTS)
 def test_fits(name: str, width: int) -> None:
-    text = to_text(REPORTS[name](), width=width)
-    assert max(cell_len(line) for line in text.splitlines()) <= width
-    assert text.endswith("\n")
+    check_fits(to_text(REPORTS[name](), width=width), width)
 
 
 @pytest.mark.parametrize("name", REPORTS)
-def test_no_control_character_without_colour(name: str) -> None:
-    assert to_text(REPORTS[name](), width=80).replace("\n", "").isprintable()
-
-
-@pytest.mark.parametrize("name", REPORTS)
-def test_colour_changes_no_text(name: str) -> None:
-    colored = to_text(REPORTS[name](), width=120, color=True)
-    assert "\x1b[" in colored
-    bare = re.sub(r"\x1b\[[\d;]*m", "", colored)
-    assert [line.rstrip() for line in bare.splitlines()] == to_text(REPORTS[name](), width=120).splitlines()
+def test_colour_changes_no_text_and_is_all_that_is_no_text(name: str) -> None:
+    check_colours(partial(to_text, REPORTS[name]()))
 
 
 def test_like_sites_are_one_line_with_the_worst_of_their_figures() -> None:
@@ -84,7 +74,7 @@ def test_the_word_for_the_whole(report: DiffReport, word: str, green: bool) -> N
 
 def test_summary_counts() -> None:
     assert summary_line(two_causes()) == (
-        "4 pairs of attentions: 2 differ, 1 follow from these, 1 same. Different. Exit code 1 (fail-on: different)."
+        "4 pairs of attentions: 2 differ, 1 follows from these, 1 same. Different. Exit code 1 (fail-on: different)."
     )
     assert "5 without a partner" in summary_line(unpaired())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -35,33 +35,16 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Drawer:
 
 
 @pytest.fixture
-def show(browser: Browser, pages: Drawer) -> Iterator[Opener]:
-    """Open the page of records; at the end nothing may have been fetched, logged, raised or asked."""
-    opened: list[Page] = []
-    complaints: list[str] = []
+def show(opened: Opener, pages: Drawer) -> Opener:
+    """Open the page of records."""
 
     def open_page(
         some: Sequence[Record] = (), *, width: int = 1280, scheme: str = "light", locale: str = "en-US", place: str = ""
     ) -> Page:
         path = pages(some or everything())
-        page = browser.new_page(
-            viewport={"width": width, "height": 900},
-            color_scheme=scheme,  # type: ignore[arg-type]
-            locale=locale,
-            reduced_motion="reduce",
-        )
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("dialog", lambda dialog: complaints.append(dialog.message))
-        page.on("request", lambda request: request.url.startswith("file:") or complaints.append(request.url))
-        page.goto(path.as_uri() + place)
-        opened.append(page)
-        return page
+        return opened(path, place, width=width, scheme=scheme, locale=locale, reduced_motion="reduce")
 
-    yield open_page
-    for page in opened:
-        page.close()
-    assert not complaints
+    return open_page
 
 
 def everything() -> tuple[Record, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,27 +19,15 @@ Opener = Callable[..., Page]
 
 
 @pytest.fixture
-def show(browser: Browser, tmp_path: Path) -> Iterator[Opener]:
-    """Open a report's page; at the end nothing may have been fetched, logged, raised or asked."""
-    pages: list[Page] = []
-    complaints: list[str] = []
+def show(opened: Opener, tmp_path: Path) -> Opener:
+    """Open a report's page."""
 
     def open_report(report: CheckReport, width: int = 1280, scheme: str = "light") -> Page:
-        path = tmp_path / f"{len(pages)}.html"
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.html"
         path.write_text(to_html(report), encoding="utf-8")
-        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("dialog", lambda dialog: complaints.append(dialog.message))
-        page.on("request", lambda request: request.url.startswith("file:") or complaints.append(request.url))
-        page.goto(path.as_uri())
-        pages.append(page)
-        return page
+        return opened(path, width=width, scheme=scheme)
 
-    yield open_report
-    for page in pages:
-        page.close()
-    assert not complaints
+    return open_report
 
 
 def _fills(page: Page) -> list[str | None]:

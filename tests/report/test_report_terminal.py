@@ -1,15 +1,15 @@
 import dataclasses
-import re
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
-from rich.cells import cell_len
 from syrupy.assertion import SnapshotAssertion
 
 from sample_report import healthy, hostile, judged, leaking, sick, static, unjudged
 from sqrtdk.audit.records import CheckReport
 from sqrtdk.report.terminal import summary_line, to_text
 from sqrtdk.tracing.records import NotMeasured
+from terminal_text import check_colours, check_fits
 
 NOTES = (
     "vision_config.attn_implementation = 'someone/kernel' was ignored",
@@ -47,22 +47,12 @@ def test_looks(name: str, width: int, snapshot: SnapshotAssertion) -> None:
 @pytest.mark.parametrize("width", [80, 100, 160])
 @pytest.mark.parametrize("name", REPORTS)
 def test_fits(name: str, width: int) -> None:
-    text = to_text(REPORTS[name](), width=width)
-    assert max(cell_len(line) for line in text.splitlines()) <= width
-    assert text.endswith("\n")
+    check_fits(to_text(REPORTS[name](), width=width), width)
 
 
 @pytest.mark.parametrize("name", REPORTS)
-def test_no_control_character_without_colour(name: str) -> None:
-    assert to_text(REPORTS[name](), width=80).replace("\n", "").isprintable()
-
-
-@pytest.mark.parametrize("name", REPORTS)
-def test_colour_changes_no_text(name: str) -> None:
-    colored = to_text(REPORTS[name](), width=120, color=True)
-    assert "\x1b[" in colored
-    bare = re.sub(r"\x1b\[[\d;]*m", "", colored)
-    assert [line.rstrip() for line in bare.splitlines()] == to_text(REPORTS[name](), width=120).splitlines()
+def test_colour_changes_no_text_and_is_all_that_is_no_text(name: str) -> None:
+    check_colours(partial(to_text, REPORTS[name]()))
 
 
 def test_what_was_made_up_stands_under_the_header() -> None:

@@ -206,6 +206,14 @@ def test_dropout_by_hand_is_dropout(rescale: object, way: str, device: str) -> N
 
 
 @over_devices
+def test_a_mask_of_half_the_entries(device: str) -> None:
+    """By the probability that `bernoulli_` takes without one."""
+    call = read(weighed(lambda m, w: w * torch.empty_like(w).bernoulli_() * 2), device)
+    is_right(call, device)
+    assert (call.dropout, after(call)) == (0.5, [])
+
+
+@over_devices
 def test_dropout_that_is_not_made_up_for_is_not_silent(device: str) -> None:
     call = read(weighed(lambda m, w: w * KEPT["rand"](w)), device)
     assert (call.dropout, call.unknown) == (pytest.approx(0.1), ("mul on the weights",))

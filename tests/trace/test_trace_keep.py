@@ -27,7 +27,6 @@ IN_PARTS = {
     "rope_in_slices": "projected, lost",
     "mha_bias_kv": "values",
     "matrix_a_head": "projected",
-    "matrix_a_head_einsum": "projected",
 }
 
 
@@ -109,6 +108,13 @@ def einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.einsum("bhgls,bhse->bhgle", weights, v)
 
 
+def rows_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """As Keras writes Gemma's: the output begins with the rows, and has the heads of a group side by side in each."""
+    q, k, v = q.unflatten(1, (2, 4)).permute(0, 3, 1, 2, 4), k.transpose(1, 2), v.transpose(1, 2)
+    weights = (torch.einsum("btkgh,bskh->bkgts", q, k) * 0.3).softmax(-1)
+    return torch.einsum("bkgts,bskh->btkgh", weights, v)
+
+
 def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return functional.scaled_dot_product_attention(q, k, v, scale=0.3, is_causal=True, enable_gqa=True)
 
@@ -131,7 +137,7 @@ def sunk(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (z - z.max(-1, keepdim=True).values).softmax(-1)[..., :-1] @ v
 
 
-WRITTEN = (repeated, expanded, grouped, modulo, einsum, fused, by_math, capped, sunk)
+WRITTEN = (repeated, expanded, grouped, modulo, einsum, rows_first, fused, by_math, capped, sunk)
 
 
 @pytest.mark.parametrize("write", WRITTEN)
@@ -146,6 +152,37 @@ def test_every_writing_of_groups(write: Any, dtype: torch.dtype) -> None:
     assert known(call) == dict.fromkeys(("query", "key", "value"), "projection")
     assert call.query.projection.name == "q.weight"
     assert torch.equal(call.value.projection.features[0], torch.arange(8))
+
+
+def of_rows(q: Tensor) -> Tensor:
+    return (2.0 + torch.arange(q.shape[-2], dtype=q.dtype)).log()[:, None]
+
+
+ROW_FACTORS = {
+    "logits": lambda q, k: q @ k.mT * 0.3 * of_rows(q),
+    "divided": lambda q, k: q @ k.mT * 0.3 / of_rows(q),
+    "one a head and row": lambda q, k: (
+        q @ k.mT * (of_rows(q) * torch.linspace(0.2, 0.4, 8, dtype=q.dtype)[:, None, None])
+    ),
+    "query": lambda q, k: (q * of_rows(q)) @ k.mT * 0.3,
+}
+
+
+@pytest.mark.parametrize("way", ROW_FACTORS)
+def test_a_factor_of_each_row_is_kept(way: str) -> None:
+    """Log n of the keys, say: a term where it meets the logits, a factor of q where it meets that."""
+
+    def write(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = (t.repeat_interleave(4, 1) for t in (k, v))
+        return ROW_FACTORS[way](q, k).softmax(-1) @ v
+
+    run = kept(Grouped(write), torch.randn(2, 6, 24))
+    check(run)
+    (call,) = run.tensors
+    tensors = [term.value.shape for term in call.terms if isinstance(term.value, Tensor)]
+    heads = 8 if way == "one a head and row" else 1
+    assert tensors == ([] if way == "query" else [(1, heads, 6, 1)])
+    assert isinstance(call.query.factor, Tensor) == (way == "query")
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")

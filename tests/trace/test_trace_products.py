@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import attention_products as styles
+import attention_scores as others
 import sqrtdk
 from attention_products import DIM, ROOT, Attend, Attention, B, E, H, L
 from sqrtdk.tracing import AttentionCall, Trace
@@ -175,9 +176,9 @@ def test_a_mask_of_windows_has_no_shape() -> None:
 
 
 @devices
-@pytest.mark.parametrize("name", styles.DISTANCES)
+@pytest.mark.parametrize("name", others.DISTANCES)
 def test_a_distance_is_named(name: str, device: str) -> None:
-    attend, formula = styles.DISTANCES[name]
+    attend, formula = others.DISTANCES[name]
     call = record(attend, device=device)
     assert (call.score, call.formula) == ("distance", formula)
     assert call.scale.effective is None
@@ -239,9 +240,9 @@ def test_lengths_that_do_not_complete_the_square_are_a_bias(side: str) -> None:
 
 
 @devices
-@pytest.mark.parametrize("name", styles.ADDITIVE)
+@pytest.mark.parametrize("name", others.ADDITIVE)
 def test_an_additive_score_is_named(name: str, device: str) -> None:
-    attend, rows = styles.ADDITIVE[name]
+    attend, rows = others.ADDITIVE[name]
     if name == "graph" and device == "meta":
         pytest.skip("its mask is made on another device")
     call = record(attend, device=device)
@@ -253,9 +254,9 @@ def test_an_additive_score_is_named(name: str, device: str) -> None:
 
 
 @devices
-@pytest.mark.parametrize("name", styles.CHANNELS)
+@pytest.mark.parametrize("name", others.CHANNELS)
 def test_attention_over_channels_says_so(name: str, device: str) -> None:
-    attend, formula, score = styles.CHANNELS[name]
+    attend, formula, score = others.CHANNELS[name]
     call = record(attend, device=device)
     assert (call.axis, call.score) == ("channels", score)
     assert call.formula == (formula.replace("[h]", "") if device == "meta" else formula)
@@ -269,7 +270,7 @@ def test_a_norm_along_another_axis_bounds_nothing(dim: int) -> None:
     """Unit columns in a product of rows are no cosine: the scale is not known to be right."""
 
     def attend(m: nn.Module, q: Tensor, k: Tensor, v: Tensor, s: float) -> Tensor:
-        q, k = styles.unit(q, dim), styles.unit(k, dim)
+        q, k = others.unit(q, dim), others.unit(k, dim)
         return (q @ k.mT).softmax(-1) @ v if dim == -2 else (q.mT @ k).softmax(-1) @ v.mT
 
     call = record(attend)

@@ -194,6 +194,39 @@ def test_a_number_of_unknown_value_inside_a_rotation_is_not_guessed() -> None:
     assert traced(attend, by=nn.Parameter(torch.tensor([0.5]))).scale.effective == pytest.approx(ROOT / 4)
 
 
+class Turning:
+    """A rotation that is no module, and keeps its tables by device and length."""
+
+    def __init__(self, by: str) -> None:
+        angle = table(torch.empty(L, E))
+        c, s = angle.cos(), angle.sin()
+        self.by = by
+        whole = torch.stack([c, -s, s, c], -1).view(*angle.shape, 2, 2) if by == "matrices" else torch.stack([c, s])
+        self.tables = {None: {L: whole if by == "matrices" else tuple(torch.cat([x, x], -1) for x in whole)}}
+
+    def __call__(self, x: Tensor) -> Tensor:
+        held = self.tables[x.device.index][x.shape[-2]]
+        if self.by == "matrices":  # as FMS does it: the sum's axis is counted from the front
+            return (held * x.unflatten(-1, (-1, 2))[..., None, :]).sum(x.dim() + 1).flatten(-2)
+        a, b = x.chunk(2, -1)
+        return x * held[0] + torch.cat([-b, a], -1) * held[1]
+
+
+@pytest.mark.parametrize("by", ["matrices", "cosines"])
+def test_tables_in_an_object_that_is_no_module(by: str) -> None:
+    """They were made before the trace began: what the model holds is no input, however deep it lies."""
+    call = traced(lambda m, q, k, v: scores(m.turn(q), m.turn(k), v), turn=Turning(by))
+    reads(call, "softmax(0.25 * rope(q).rope(k))", ROOT, meta=False)
+
+
+def test_keys_in_an_object_are_no_table() -> None:
+    """A cache of keys by layer, say: what attends to them meets activations."""
+    cache = type("Cache", (), {})()
+    cache.layers = [torch.randn(B, H, L, E)]
+    call = traced(lambda m, q, k, v: scores(q, m.cache.layers[0], v), cache=cache)
+    reads(call, "softmax(0.25 * q.k)", ROOT, meta=False)
+
+
 def test_one_matrix_for_all_positions_is_no_position() -> None:
     """Hadamard transforms of q and k, as QuaRot has them: the scale before them is seen, and nothing is rotated."""
 

@@ -86,21 +86,7 @@ def check(
         >>> {judged.mistake for judged in report.calls}, report.exit_code
         ({'missing'}, 1)
     """
-    options = LoadOptions(
-        static=static,
-        attn=attn,
-        text=text,
-        input_file=input_file,
-        batch=batch,
-        seq_len=seq_len,
-        device=device,
-        dtype=dtype,
-        seed=seed,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-        device_map=device_map,
-        offload_folder=offload_folder,
-    )
+    options = LoadOptions.of(locals())
     return check_with(model, inputs, options, fail_on=fail_on, command=command)
 
 

@@ -67,21 +67,7 @@ def check(
             from sqrtdk.report.json import to_json
             from sqrtdk.report.terminal import summary_line, to_text
 
-            loading = LoadOptions(
-                static=static,
-                attn=attn,
-                text=text,
-                input_file=input_file,
-                batch=batch,
-                seq_len=seq_len,
-                device=device,
-                dtype=dtype,
-                seed=seed,
-                revision=revision,
-                trust_remote_code=trust_remote_code,
-                device_map=device_map,
-                offload_folder=offload_folder,
-            )
+            loading = LoadOptions.of(locals())
             report = check_with(model, None, loading, fail_on=fail_on, command=shlex.join(["sqrtdk", *sys.argv[1:]]))
             documents = [(output, to_json, "JSON"), (html, to_html, "HTML")]
             wanted = [(path, draw(report), kind) for path, draw, kind in documents if path is not None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 import sys
 from pathlib import Path
@@ -73,34 +72,14 @@ def diff(
                 if not model.lower().endswith(_FILES):
                     check_name(model, own or revision, announce)
             from sqrtdk.compare.diff import diff_with
-            from sqrtdk.models.options import LoadOptions
+            from sqrtdk.compare.sides import options_of_sides
             from sqrtdk.report.diff import summary_line, to_text
             from sqrtdk.report.diff_html import to_html
             from sqrtdk.report.diff_json import to_json
 
-            shared = LoadOptions(
-                text=text,
-                input_file=input_file,
-                batch=batch,
-                seq_len=seq_len,
-                seed=seed,
-                trust_remote_code=trust_remote_code,
-            )
-            side_a, side_b = (
-                dataclasses.replace(
-                    shared,
-                    attn=own_attn or attn,
-                    dtype=own_dtype or dtype,
-                    device=own_device or device,
-                    revision=own_revision or revision,
-                )
-                for own_attn, own_dtype, own_device, own_revision in (
-                    (attn_a, dtype_a, device_a, revision_a),
-                    (attn_b, dtype_b, device_b, revision_b),
-                )
-            )
+            loading = options_of_sides(locals())
             command = shlex.join(["sqrtdk", *sys.argv[1:]])
-            report = diff_with(a, b, None, side_a, side_b, mapping=mapping, fail_on=fail_on, command=command)
+            report = diff_with(a, b, None, *loading, mapping=mapping, fail_on=fail_on, command=command)
             documents = [(output, to_json, "JSON"), (html, to_html, "HTML")]
             wanted = [(path, draw(report), kind) for path, draw, kind in documents if path is not None]
         for path, document, kind in wanted:

@@ -12,7 +12,8 @@ from torch import Tensor
 from sqrtdk.compare.compute import dtype_of, follow
 from sqrtdk.compare.fit import fit_norm, fit_rotation
 from sqrtdk.compare.observed import Seen
-from sqrtdk.compare.program import Affine, Change, Formula, Opaque, Program, Rounded, Way
+from sqrtdk.compare.program import Affine, Change, Formula, Opaque, Own, Program, Rounded, Way
+from sqrtdk.compare.rounded_norm import rounded_norm
 from sqrtdk.tracing.tensors import CallTensors, Term, Waypoint
 
 _ROUNDINGS = 4.0  # of casts and factors between what was projected and what met
@@ -47,9 +48,11 @@ def way_of(seen: Seen, dtype: torch.dtype) -> Way:
     steps: list[Change] = []
     before = seen.projected
     for point in seen.steps:
-        steps.append(_step(before, point, dtype))
+        steps.append(_step(before, point, dtype, seen.rounded_by))
         if point.values is None:
             break
+        if point is seen.steps[-1] and point.name == "norm" and isinstance(steps[-1], Opaque):
+            steps[-1:] = rounded_norm(before, point.values, point.detail, dtype) or steps[-1:]
         before = point.values
     way = Way(affine, tuple(steps), seen.heads, seen.scaled)
     return way if steps or _gives(way, seen, dtype) else replace(way, steps=(Opaque("not recorded"),), scaled=1.0)
@@ -65,7 +68,7 @@ def _gives(way: Way, seen: Seen, dtype: torch.dtype) -> bool:
     return bool((got - seen.used).norm() <= _ROUNDINGS * unit * seen.used.norm())
 
 
-def _step(before: Tensor, point: Waypoint, dtype: torch.dtype) -> Change:
+def _step(before: Tensor, point: Waypoint, dtype: torch.dtype, rounded_by: Tensor | float) -> Change:
     label = f"{point.name} {point.detail}".strip()
     if point.values is None:
         return Opaque(label)
@@ -79,16 +82,22 @@ def _step(before: Tensor, point: Waypoint, dtype: torch.dtype) -> Change:
     if point.name == "rope":
         rotation = fit_rotation(before, point.values, dtype=dtype)
         return Opaque(label) if rotation is None else rotation.rotation
-    return Rounded(point.detail) if point.name == "rounded" else Opaque(label)
+    return Rounded(point.detail, rounded_by) if point.name == "rounded" else Opaque(label)
 
 
 def _plain(value: float, low: float, high: float) -> float:
-    """The plainest number between two bounds, one digit and a power of ten; `value` where there is none."""
-    if low <= 0.0 or value <= 0.0:
+    """The plainest number between two bounds, a power of ten before 5 and 2 of one; `value` where there is none.
+
+    Example:
+        >>> _plain(9.3e-7, 4.2e-7, 1.4e-6), _plain(5.1e-6, 4.8e-6, 5.4e-6)
+        (1e-06, 5e-06)
+    """
+    if value <= 0.0:
         return value
     power = math.floor(math.log10(value))
-    near = [digit * 10.0**exponent for exponent in (power, power + 1) for digit in (1, 5, 2)]
-    return next((number for number in near if low <= number <= high), value)
+    near = [[float(f"{digit}e{exponent}") for exponent in (power, power + 1)] for digit in (1, 5, 2)]
+    plain = (number for pair in near for number in sorted(pair, key=lambda one: abs(math.log(one / value))))
+    return next((number for number in plain if low <= number <= high), value)
 
 
 # -- from the product to the softmax -----------------------------------------------------------------------------------
@@ -171,6 +180,8 @@ def formula_of(call: CallTensors, seen: Mapping[str, Seen]) -> Formula | None:
     for name in ("logits_dtype", "weights_dtype"):
         if torch.finfo(dtype_of(getattr(call, name))).eps > lesser:
             formula = replace(formula, **{name: getattr(call, name)})
+    if formula.logits_dtype or formula.weights_dtype:
+        formula = replace(formula, own=Own(call.dtype, *factors))
     return formula
 
 

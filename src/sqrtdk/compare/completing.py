@@ -8,17 +8,21 @@ input was the same needs no other proof than that such steps exist.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
 from torch import Tensor
 
 from sqrtdk.compare.build import program_of
+from sqrtdk.compare.causes.scale import rescaled
 from sqrtdk.compare.compute import dtype_of, project
 from sqrtdk.compare.infer_formula import infer
+from sqrtdk.compare.infer_known import known_of
 from sqrtdk.compare.infer_used import compare_used
 from sqrtdk.compare.infer_vectors import infer_way
+from sqrtdk.compare.numbers import one_number, total
 from sqrtdk.compare.observed import NAMES, Seen
 from sqrtdk.compare.program import Formula, Program, Rotation, Way
 from sqrtdk.compare.segments import is_known, way_of
@@ -45,8 +49,22 @@ class Told:
         return dtype_of(self.call.dtype)
 
 
-def completed(a: CallTensors, b: CallTensors, seen_a: Mapping[str, Seen], seen_b: Mapping[str, Seen]) -> list[Told]:
-    """Both sides, with what each does not tell as far as it can be told from its numbers and from the other side."""
+def completed(
+    a: CallTensors,
+    b: CallTensors,
+    seen_a: Mapping[str, Seen],
+    seen_b: Mapping[str, Seen],
+    first: tuple[Formula | None, Formula | None] = (None, None),
+) -> list[Told]:
+    """Both sides, with what each does not tell as far as it can be told from its numbers and from the other side.
+
+    Args:
+        a: tensors of A.
+        b: of B.
+        seen_a: of `observe(a)`.
+        seen_b: of `observe(b)`.
+        first: formulas of A and B in the call before, which are likely those of this one.
+    """
     vectors = [_borrowing(one, other) for one, other in ((seen_a, seen_b), (seen_b, seen_a))]
     sides = [Told(call, seen, program_of(call, seen)) for call, seen in zip((a, b), vectors, strict=True)]
     for name in NAMES:
@@ -54,9 +72,9 @@ def completed(a: CallTensors, b: CallTensors, seen_a: Mapping[str, Seen], seen_b
     sides = [_folded(side) for side in sides]
     if _told_alike(sides):
         return sides  # what makes one output of one q, k and v needs no formula
-    for this in (0, 1, 0):
-        sides[this] = replace(sides[this], program=_with_formula(sides[this], sides[1 - this].program.formula))
-    return sides
+    for this in (0, 1, 0) if sides[1].program.formula is None else (0, 1):
+        sides[this] = _with_formula(sides[this], sides[1 - this].program.formula, first[this])
+    return [_sized(sides[this], sides[1 - this]) for this in (0, 1)]
 
 
 def _told_alike(sides: list[Told]) -> bool:
@@ -117,8 +135,19 @@ def _with_ways(sides: list[Told], name: str) -> list[Told]:
             scaled = replace(vector, used=vector.used / factor, factor=vector.factor * factor)
             sides[this] = _scaled(sides[this], name, scaled, factor)
         elif vector.borrowed:
-            sides[this] = replace(own, seen=own.seen | {name: replace(vector, projected=None, borrowed=False)})
+            sides[this] = _given_back(own, name)
+    if not any(is_known(way_of(side.program, name)) for side in sides) and any(x.seen[name].borrowed for x in sides):
+        return _from_used([_given_back(side, name) for side in sides], name)
     return sides
+
+
+def _given_back(side: Told, name: str) -> Told:
+    vector = side.seen[name]
+    return (
+        replace(side, seen=side.seen | {name: replace(vector, projected=None, borrowed=False)})
+        if (vector.borrowed)
+        else side
+    )
 
 
 def _found(own: Told, other: Told, name: str, dtype: torch.dtype) -> tuple[Way | None, float]:
@@ -248,17 +277,60 @@ def _fold(side: Told, name: str) -> Told:
 # -- the formula -------------------------------------------------------------------------------------------------------
 
 
-def _with_formula(side: Told, other: Formula | None) -> Program:
-    """The program with the formula that gives the output, near the other side's or the usual ones."""
-    program, call = side.program, side.call
-    if program.formula is not None or call.missing is not None:
-        return program
-    count = side.seen["query"].used.shape[1]
-    query, key, value = (_spread(side.seen[name], count) for name in NAMES)
+def _with_formula(side: Told, other: Formula | None, first: Formula | None) -> Told:
+    """The side with the formula that gives the output, near the other side's or the usual ones.
+
+    Where fewer heads of k and v are told than of q, groups in another order are supposed where their own gives nothing.
+    """
+    call = side.call
+    if side.program.formula is not None or call.missing is not None:
+        return side
     output = call.output.detach().to(side.dtype)  # what was stored in more digits than it was computed in
-    base = _usual(query, value, call.output) if other is None else other
-    formula = infer(query, key, value, output, call.lse, None, base)
-    return program if formula is None else replace(program, formula=formula)
+    known = known_of(call, side.seen)
+    for far, grouped in product((False, True), _grouped(side)):
+        query, key, value = (_spread(grouped.seen[name]) for name in NAMES)
+        base = _usual(query, value, call.output) if other is None else other
+        formula = infer(query, key, value, output, call.lse, known, base, first, far=far)
+        if formula is not None:
+            return replace(grouped, program=replace(grouped.program, formula=formula))
+    return side
+
+
+def _sized(own: Told, other: Told) -> Told:
+    """Where q is another by what is not known: its scale that of the other side, if the rest of it may be on q.
+
+    Of a scale that was found, a part may be on q before; it is, where that leaves the two q nearer in size.
+    """
+    formula, beside = own.program.formula, other.program.formula
+    if formula is None or beside is None or own.call.terms is not None:
+        return own
+    if all(is_known(way_of(side.program, "query")) for side in (own, other)):
+        return own
+    query, there = (side.seen["query"].used for side in (own, other))
+    scale, wanted = one_number(total(formula)), one_number(total(beside))
+    if near(query, there, coarser([own, other])) or not scale or not wanted or scale * wanted < 0:
+        return own
+    factor = scale / wanted
+    apart = math.log(max(float(query.norm() / there.norm().clamp_min(1e-300)), 1e-300))
+    if abs(apart + math.log(factor)) >= abs(apart):
+        return own
+    vector = own.seen["query"]
+    seen = own.seen | {"query": replace(vector, used=vector.used * factor, factor=vector.factor / factor)}
+    return replace(own, seen=seen, program=replace(own.program, formula=rescaled(formula, beside)))
+
+
+def _grouped(side: Told) -> Iterator[Told]:
+    """The side, and with heads of q that read those of k and v in turn, where they are said to be in groups."""
+    yield side
+    count = side.seen["query"].used.shape[1]
+    groups = side.call.key.values.shape[1]
+    turn = torch.arange(count) % groups
+    if 1 < groups < count and all(side.seen[name].used.shape[1] == groups for name in ("key", "value")):
+        for name in ("key", "value"):
+            way = replace(way_of(side.program, name), heads=turn)
+            seen = side.seen | {name: replace(side.seen[name], heads=turn)}
+            side = replace(side, seen=seen, program=with_way(side.program, name, way))
+        yield side
 
 
 def _usual(query: Tensor, value: Tensor, output: Tensor) -> Formula:
@@ -273,5 +345,6 @@ def _usual(query: Tensor, value: Tensor, output: Tensor) -> Formula:
     return Formula(width**-0.5, visible=visible, mask="causal") if causal else Formula(width**-0.5)
 
 
-def _spread(vector: Seen, count: int) -> Tensor:
-    return vector.used[:, vector.heads] if vector.used.shape[1] != count else vector.used
+def _spread(vector: Seen) -> Tensor:
+    """Of each query head, what it reads."""
+    return vector.used[:, vector.heads]

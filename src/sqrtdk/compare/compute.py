@@ -22,7 +22,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.program import Affine, Change, Formula, Norm, Opaque, Rotation, Rounded, Way
+from sqrtdk.compare.program import Affine, Change, Formula, Norm, Opaque, Own, Rotation, Rounded, Way
 from sqrtdk.errors import InvalidValueError
 
 CHUNK = 2**22  # logits of all heads at a time: 32 MiB in float64
@@ -86,7 +86,8 @@ def apply_step(step: Change, values: Tensor) -> Tensor:
             hint="Start from the values that were recorded after it.",
         )
     if isinstance(step, Rounded):
-        return rounded(values, step.dtype)
+        there = values * step.by
+        return torch.where(there == 0, values, rounded(there, step.dtype) / step.by)
     return apply_norm(step, values) if isinstance(step, Norm) else apply_rotation(step, values)
 
 
@@ -163,10 +164,13 @@ def logits(
     The order is scale, softcap (where `softcap_at` has it), bias, mask; then `logits_dtype`. `product` is q . k of the
     rows, where it is there already.
     """
-    z, length = product_of(query, key, rows) if product is None else product, query.shape[-2]
-    z = _capped(z * _of_rows(formula.scale, rows, length), formula, rows, length, ("scaled", "product"))
+    length, scale = query.shape[-2], formula.scale
+    if product is None and formula.own is not None:
+        product, scale = _own_product(query, key, formula.own, rows), _left(scale, formula.own)
+    z = product_of(query, key, rows) if product is None else product
+    z = _capped(z * _of_rows(scale, rows, length, z.dtype), formula, rows, length, ("scaled", "product"))
     if formula.bias is not None:
-        z = z + _of_rows(formula.bias, rows, length) * formula.bias_by
+        z = z + _of_rows(formula.bias.double() * formula.bias_by, rows, length, z.dtype)
     if formula.visible is not None:
         z = _masked(z, formula, _rows(formula.visible, rows, length))
     z = _capped(z, formula, rows, length, ("masked",))
@@ -214,6 +218,7 @@ def weigh(
 
     `z` are the logits of the rows, where they are there already.
     """
+    entering = z
     z = logits(query, key, formula, rows) if z is None else z
     top = z.amax(-1, keepdim=True) if z.shape[-1] else z.new_full((*z.shape[:-1], 1), float("-inf"))
     sinks = None if formula.sinks is None else formula.sinks.double()[:, None, None]
@@ -222,7 +227,10 @@ def weigh(
     exponentials = (z - top).exp()
     total = exponentials.sum(-1, keepdim=True)
     total = total if sinks is None else total + (sinks - top).exp()
-    weights = rounded(exponentials / total.masked_fill(total == 0, 1.0), formula.weights_dtype)
+    if formula.own is None or entering is not None:
+        weights = rounded(exponentials / total.masked_fill(total == 0, 1.0), formula.weights_dtype)
+    else:
+        weights = _own_weights(z, formula)
     if formula.kept is not None:
         left = 1.0 - formula.dropout
         weights = weights * _rows(formula.kept, rows, query.shape[-2]) * (1.0 / left if left > 0 else 0.0)
@@ -235,6 +243,9 @@ def some_rows(formula: Formula, index: Tensor, length: int) -> Formula:
     def of(value: Tensor) -> Tensor:
         return value[..., index, :] if value.ndim > 1 and value.shape[-2] == length != 1 else value
 
+    own = formula.own
+    if own is not None and isinstance(own.query, Tensor):
+        own = replace(own, query=of(own.query))
     return replace(
         formula,
         scale=of(formula.scale) if isinstance(formula.scale, Tensor) else formula.scale,
@@ -242,6 +253,7 @@ def some_rows(formula: Formula, index: Tensor, length: int) -> Formula:
         bias=None if formula.bias is None else of(formula.bias),
         visible=None if formula.visible is None else of(formula.visible),
         kept=None if formula.kept is None else of(formula.kept),
+        own=own,
     )
 
 
@@ -259,13 +271,40 @@ def product_of(query: Tensor, key: Tensor, rows: slice | None = None) -> Tensor:
     return queries.double() @ spread(key, query.shape[1]).double().mT
 
 
+def _own_product(query: Tensor, key: Tensor, own: Own, rows: slice | None) -> Tensor:
+    """Q . k as a side has it, in its dtype, with the factors on q and k that it puts there."""
+    dtype, factor = dtype_of(own.dtype), own.key.mT if isinstance(own.key, Tensor) else own.key
+    queries = (query.double() * own.query).to(dtype)
+    keys = (spread(key, query.shape[1]).double() * factor).to(dtype)
+    return (queries if rows is None else queries[..., rows, :]) @ keys.mT
+
+
+def _left(scale: Tensor | float, own: Own) -> Tensor | float:
+    """The factor of the product without those of q and k; a row or a key whose own factor is 0 has any."""
+    there = own.query * own.key
+    return scale / (there.masked_fill(there == 0, 1.0) if isinstance(there, Tensor) else there or 1.0)
+
+
+def _own_weights(z: Tensor, formula: Formula) -> Tensor:
+    """Weights (B, Hq, l, S) of torch's softmax: of logits in a lesser dtype, or in the side's own, rounded after it."""
+    assert formula.own is not None
+    z = z.to(dtype_of(formula.logits_dtype or formula.own.dtype))
+    if formula.logits_dtype != formula.weights_dtype:
+        z = z.to(dtype_of(formula.own.dtype))
+    if formula.sinks is not None:
+        sinks = formula.sinks[:, None, None].to(z.dtype).expand(*z.shape[:-1], 1)
+        z = torch.cat([z, sinks], -1)
+    weights = z.softmax(-1).nan_to_num(nan=0.0)  # a row that sees no key
+    return rounded(weights if formula.sinks is None else weights[..., :-1], formula.weights_dtype)
+
+
 def _capped(z: Tensor, formula: Formula, rows: slice | None, length: int, places: tuple[str, ...]) -> Tensor:
     """Through the softcap and the factor after it, if this is their place."""
     if formula.softcap_at not in places:
         return z
     z = z if formula.softcap is None else formula.softcap * (z / formula.softcap).tanh()
     after = formula.after
-    return z if isinstance(after, float) and after == 1.0 else z * _of_rows(after, rows, length)
+    return z if isinstance(after, float) and after == 1.0 else z * _of_rows(after, rows, length, z.dtype)
 
 
 def _masked(z: Tensor, formula: Formula, visible: Tensor) -> Tensor:
@@ -276,12 +315,14 @@ def _masked(z: Tensor, formula: Formula, visible: Tensor) -> Tensor:
         stored = "float64"
     if not formula.fill_added or math.isinf(fill):
         return torch.where(visible, z, float(rounded(torch.tensor(fill, dtype=torch.float64), stored)))
-    return torch.where(visible, z, rounded(z + fill, stored))
+    return torch.where(visible, z, rounded(z + fill, stored).to(z.dtype))
 
 
-def _of_rows(value: Tensor | float, rows: slice | None, length: int) -> Tensor | float:
-    """The rows of what broadcasts to (B, Hq, L, S), numbers in float64."""
-    return _rows(value, rows, length).double() if isinstance(value, Tensor) else value
+def _of_rows(
+    value: Tensor | float, rows: slice | None, length: int, dtype: torch.dtype = torch.float64
+) -> Tensor | float:
+    """The rows of what broadcasts to (B, Hq, L, S)."""
+    return _rows(value, rows, length).to(dtype) if isinstance(value, Tensor) else value
 
 
 def _rows(value: Tensor, rows: slice | None, length: int) -> Tensor:

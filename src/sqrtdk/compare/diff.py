@@ -20,11 +20,11 @@ from sqrtdk.compare.opening import open_sides
 from sqrtdk.compare.pair import Judged, first_difference, judge
 from sqrtdk.compare.picture import picture_of, scatter_of
 from sqrtdk.compare.records import FAIL_ON, Cause, DiffReport, PairDiff, StageDiff, Unpaired
-from sqrtdk.compare.refuse import first_nan, refuse_nan, refuse_strangers
-from sqrtdk.compare.sides import Given, Side
+from sqrtdk.compare.refuse import first_nan, refuse_nan, refuse_strangers, refuse_unlike
+from sqrtdk.compare.sides import Given, Side, options_of_sides
 from sqrtdk.compare.site_map import read_map
-from sqrtdk.compare.suspect import STAGES
-from sqrtdk.compare.words import paragraphs
+from sqrtdk.compare.suspect import STAGES, Sides
+from sqrtdk.compare.words import paragraphs, rows_without_key
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.options import LoadOptions
@@ -107,23 +107,7 @@ def diff(
         >>> report.same
         False
     """
-    common: dict[str, Any] = {"batch": batch, "seq_len": seq_len, "seed": seed, "trust_remote_code": trust_remote_code}
-    options_a = LoadOptions(
-        attn=attn_a or attn,
-        dtype=dtype_a or dtype,
-        device=device_a or device,
-        revision=revision_a or revision,
-        text=text,
-        input_file=input_file,
-        **common,
-    )
-    options_b = LoadOptions(
-        attn=attn_b or attn,
-        dtype=dtype_b or dtype,
-        device=device_b or device,
-        revision=revision_b or revision,
-        **common,
-    )
+    options_a, options_b = options_of_sides(locals())
     return diff_with(
         a, b, inputs, options_a, options_b, inputs_b=inputs_b, mapping=mapping, fail_on=fail_on, command=command
     )
@@ -175,7 +159,7 @@ def sides_diff(
     """
     named = named or {}
     refuse_nan(side_a, side_b)
-    alignment = align(side_a.calls, side_b.calls, named)
+    alignment = align(side_a.calls, side_b.calls, _cut_sites(side_a, side_b) | dict(named))
     refuse_strangers(side_a, side_b, alignment, named)
     pairs = _pairs(side_a, side_b, alignment)
     unpaired_a = _alone(side_a, alignment.alone_a, "B")
@@ -193,6 +177,12 @@ def sides_diff(
         environment=environment() | {"notes": _notes(side_a, side_b)},
         fail_on=fail_on,
     )
+
+
+def _cut_sites(a: Side, b: Side) -> dict[str, str]:
+    """Sites that both have, one of them a part of the call that ran: shapes can't tell that they belong together."""
+    cut = {name_of(call) for side in (a, b) for call, part in zip(side.calls, side.cuts, strict=False) if part}
+    return {name: name for name in cut & {name_of(call) for call in a.calls} & {name_of(call) for call in b.calls}}
 
 
 def _notes(a: Side, b: Side) -> list[str]:
@@ -219,7 +209,10 @@ def _pairs(a: Side, b: Side, alignment: Alignment) -> tuple[PairDiff, ...]:
     """Every pair judged; what comes into a pair differs by itself, or follows from an earlier one."""
     cuts = [side.cuts or (None,) * len(side.calls) for side in (a, b)]
     calls = [cut_alike(a.calls[i], b.calls[j], cuts[0][i], cuts[1][j]) for i, j in alignment.pairs]
-    judged = [_judged(one, other) for one, other in calls]
+    judged: list[Judged] = []
+    for one, other in calls:
+        judged.append(_judged(one, other, next((known.sides for known in reversed(judged) if known.sides), None)))
+    refuse_unlike(judged)
     entering = compare_inputs(a, b, calls, judged)
     pairs: list[PairDiff] = []
     origin: str | None = None
@@ -231,12 +224,12 @@ def _pairs(a: Side, b: Side, alignment: Alignment) -> tuple[PairDiff, ...]:
     return tuple(pairs)
 
 
-def _judged(a: CallTensors, b: CallTensors) -> Judged:
+def _judged(a: CallTensors, b: CallTensors, earlier: Sides | None) -> Judged:
     """`judge`, where there are numbers to judge."""
     lost = [first_nan((call,)) for call in (a, b)]
     if lost[0] is not None and lost[1] is not None:
         return Judged(None, reason=f"both sides have NaN, A first in the {lost[0][1]}, B in the {lost[1][1]}")
-    return judge(a, b, CAUSES)
+    return judge(a, b, CAUSES, earlier)
 
 
 def _pair(a: CallTensors, b: CallTensors, judged: Judged, entering: Entering, origin: str | None) -> PairDiff:
@@ -259,6 +252,7 @@ def _pair(a: CallTensors, b: CallTensors, judged: Judged, entering: Entering, or
     if own is not False:
         first = None
     after, before = judged.after, judged.before
+    rows, left_out = _rows(judged)
     share = None
     if before is not None and after is not None and not before.within:
         share = 1 - after.size / before.size if before.size else None
@@ -275,16 +269,26 @@ def _pair(a: CallTensors, b: CallTensors, judged: Judged, entering: Entering, or
         allowed=None if after is None else after.allowed,
         difference=None if before is None else before.largest,
         explained=share,
-        stages=_ordered((entering.stage, *judged.stages), {cause.stage for cause in causes}),
+        stages=_ordered((entering.stage, *judged.stages), {cause.stage for cause in causes}, rows, left_out),
         formula_a=None if a.call is None else a.call.formula,
         formula_b=None if b.call is None else b.call.formula,
         reason=judged.reason,
         scatter=() if own is not False or judged.sides is None else scatter_of(judged),
         picture=None if own is not False or judged.sides is None else picture_of(judged),
+        rows=rows,
+        rows_left_out=left_out,
     )
 
 
-def _ordered(stages: Sequence[StageDiff], caused: Collection[str]) -> tuple[StageDiff, ...]:
-    """Every stage, in order; where a cause acts it differs."""
+def _rows(judged: Judged) -> tuple[int, int]:
+    """How many rows the output has, and how many of them were left out."""
+    return (0, 0) if judged.rows is None else (judged.rows.numel(), int((~judged.rows).sum()))
+
+
+def _ordered(stages: Sequence[StageDiff], caused: Collection[str], rows: int, left_out: int) -> tuple[StageDiff, ...]:
+    """Every stage, in order; where a cause acts it differs. The output says which rows it is without."""
     known = {stage.stage: replace(stage, same=False) if stage.stage in caused else stage for stage in stages}
+    if left_out and "output" in known:
+        reasons = filter(None, (known["output"].reason, f"{rows_without_key(left_out, rows)} left out"))
+        known["output"] = replace(known["output"], reason="; ".join(reasons))
     return tuple(known[name] if name in known else StageDiff(name, None, reason="not recorded") for name in STAGES)

@@ -7,46 +7,30 @@ some rows of the attention, and what is taken is proven on all. How many are tri
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import combinations
+from functools import partial
+from itertools import chain, combinations, islice
 
+import torch
 from torch import Tensor
 
+from sqrtdk.audit.tolerance import inverse_root
 from sqrtdk.compare.causes.scale import rescaled
-from sqrtdk.compare.fit.scale import fit_scale, fit_softcap
+from sqrtdk.compare.fit.scale import CAPS, RATIO, fit_scale, fit_softcap
+from sqrtdk.compare.infer_known import Known, merged
+from sqrtdk.compare.infer_rows import BEST, fills_of, from_rows
 from sqrtdk.compare.numbers import one_number, total
-from sqrtdk.compare.options import FILL, MASK, SCALE, SINKS, SOFTCAP, Option, options, window
+from sqrtdk.compare.options import BIAS, FILL, MASK, SCALE, SINKS, SOFTCAP, Option, blind_rows, options, window
 from sqrtdk.compare.program import Formula
 from sqrtdk.compare.recorded import Recorded
 
 LOGITS = 2**26  # logits that may be computed for trials: some seconds
 MOST = 600  # trials
 FITTED = 6  # formulas whose scale is fitted, each as dear as a hundred trials
+STRONG = (0.5, 1.0, 2.0, 3.0, 4.0, 7.0)  # softcaps below the usual ones
 NEAR = 0.02  # relative: a fitted scale so near a usual one is tried as that one first
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Known:
-    """Parts of a formula that a side tells; None is what it does not tell.
-
-    Attributes:
-        scale: all factors of the logits, 1.0 where it says that there are none.
-        softcap: its value; where it stands is looked for.
-        visible: the mask, True throughout where it says that there is none.
-        mask: kind of the mask, as records have it.
-        fill: what hidden keys have.
-        fill_added: whether that is added.
-        sinks: (Hq,).
-    """
-
-    scale: Tensor | float | None = None
-    softcap: float | None = None
-    visible: Tensor | None = None
-    mask: str = ""
-    fill: float | None = None
-    fill_added: bool = False
-    sinks: Tensor | None = None
 
 
 def infer(
@@ -58,6 +42,8 @@ def infer(
     known: Known | None,
     other: Formula,
     first: Formula | None = None,
+    *,
+    far: bool = True,
 ) -> Formula | None:
     """The formula that gives the output.
 
@@ -70,6 +56,7 @@ def infer(
         known: what the side tells, which is not put in question.
         other: the other side's formula.
         first: what was found for another call of the side; tried before all but the other's own.
+        far: whether more than one change is looked for, and numbers that nobody told.
 
     Returns:
         The first formula that gives output and lse within rounding, that of the other side before any other; None
@@ -87,32 +74,8 @@ def infer(
     found = list(_allowed(options(base, call.sizes), base, fixed))
     if MASK not in fixed:
         found = [*(window(base, call.sizes, row) for row in call.first_apart(base)), *found]
-    search = _Search(call, base, tuple(found), SCALE in fixed, _guess(first, known, call))
-    return next((formula for formula in search.plausible() if call.gives(formula)), None)
-
-
-def merged(known: Known | None, other: Formula) -> tuple[Formula, frozenset[int]]:
-    """The other's formula with what is known in it, and the parts that are known."""
-    base = other
-    fixed: set[int] = set()
-    if known is None:
-        return base, frozenset()
-    if known.scale is not None:
-        base = rescaled(base, Formula(known.scale))
-        fixed.add(SCALE)
-    if known.softcap is not None:
-        base = replace(base, softcap=known.softcap)
-        fixed.add(SOFTCAP)
-    if known.visible is not None:
-        base = replace(base, visible=known.visible, mask=known.mask)
-        fixed.add(MASK)
-    if known.fill is not None:
-        base = replace(base, fill=known.fill, fill_by=1.0, fill_added=known.fill_added)
-        fixed.add(FILL)
-    if known.sinks is not None:
-        base = replace(base, sinks=known.sinks)
-        fixed.add(SINKS)
-    return base, frozenset(fixed)
+    search = _Search(call, base, tuple(found), fixed, _guess(first, known, call))
+    return next((formula for formula in search.plausible(far) if call.gives(formula)), None)
 
 
 def _guess(first: Formula | None, known: Known | None, call: Recorded) -> Formula | None:
@@ -144,17 +107,17 @@ class _Search:
         call: what was recorded.
         base: formula that is changed.
         options: the changes.
-        scaled: whether the scale is known.
+        fixed: the parts that are known.
         guess: a formula that is tried before the changes.
     """
 
     call: Recorded
     base: Formula
     options: tuple[Option, ...]
-    scaled: bool
+    fixed: frozenset[int]
     guess: Formula | None
 
-    def plausible(self) -> Iterator[Formula]:
+    def plausible(self, far: bool) -> Iterator[Formula]:
         """Formulas that give what was recorded on some rows, nearest to the base first."""
         if self.call.left(self.base) <= 1.0:
             yield self.base
@@ -167,12 +130,55 @@ class _Search:
             if left <= 1.0:
                 yield formula
             tried.append((left, option))
+        if not far:
+            return
+        yield from self._of_rows(self._supposed())
         yield from self._fitted([self.base])
+        if SCALE not in self.fixed:
+            yield from self._fitted(list(islice(self._from_rows(self._grid()), 2 * BEST)))
         for formula in self._twofold():
             if self.call.left(formula) <= 1.0:
                 yield formula
         nearest = sorted((entry for entry in tried if entry[1].part != SCALE), key=lambda entry: entry[0])
         yield from self._fitted([option.change(self.base) for _, option in nearest[: min(FITTED, self._most // 100)]])
+
+    def _of_rows(self, supposed: list[Formula]) -> Iterator[Formula]:
+        """With what the rows tell of mask, sinks and fill."""
+        for formula in chain([self.base], self._from_rows(supposed)):
+            for whole in self._with_fills(formula):
+                if self.call.left(whole) <= 1.0:
+                    yield whole
+
+    def _from_rows(self, supposed: list[Formula]) -> Iterator[Formula]:
+        return from_rows(self.call, supposed, masked=MASK in self.fixed, sunk=SINKS in self.fixed)
+
+    def _with_fills(self, formula: Formula) -> Iterator[Formula]:
+        """What rows that see no key may be, and numbers that leave weight at hidden keys."""
+        yield formula
+        if FILL not in self.fixed:
+            yield from blind_rows(formula)
+            yield from fills_of(self.call, formula)
+
+    def _supposed(self) -> list[Formula]:
+        """The base, and it with another usual scale, softcap or bias, or a scale and one of the others."""
+        parts = {part: [o.change for o in self._single() if o.part == part] for part in (SCALE, SOFTCAP, BIAS)}
+        scaled = [self.base, *(change(self.base) for change in parts[SCALE])]
+        others = [*parts[SOFTCAP], *parts[BIAS]]
+        return [*scaled, *(change(formula) for change in others for formula in self._few_scales())]
+
+    def _grid(self) -> list[Formula]:
+        """The base with scales from which no other is far, and with softcaps of the usual scales."""
+        low, high = math.log(1 / (8 * self.call.sizes.features)), math.log(8.0)
+        scales = torch.linspace(low, high, 1 + math.ceil((high - low) / math.log(RATIO))).exp().tolist()
+        scaled = [rescaled(self.base, Formula(scale)) for scale in scales]
+        if SOFTCAP in self.fixed:
+            return scaled
+        return [*scaled, *(replace(formula, softcap=cap) for cap in STRONG for formula in self._few_scales())]
+
+    def _few_scales(self) -> list[Formula]:
+        """The base, and it with the textbook's scale and none."""
+        root = inverse_root(self.call.sizes.features)
+        return [self.base, *(rescaled(self.base, Formula(scale)) for scale in (root, 1.0) if SCALE not in self.fixed)]
 
     def _single(self) -> list[Option]:
         return [option for option in self.options if option.changes == 1][: self._most]
@@ -198,7 +204,7 @@ class _Search:
 
     def _fitted(self, formulas: list[Formula]) -> Iterator[Formula]:
         """Each with the scale, and the softcap, that fits best; a usual scale that is near first."""
-        if self.scaled:
+        if SCALE in self.fixed:
             return
         changed = [option.change(self.base) for option in self.options if option.part == SCALE]
         usual = [one_number(total(formula)) for formula in (self.base, *changed)]
@@ -209,15 +215,28 @@ class _Search:
                         yield trial
 
     def _fits(self, formula: Formula) -> Iterator[Formula]:
-        some, here = self.call.tried(formula)
-        plain = replace(here, scale=1.0)
-        for fit in (fit_scale, fit_softcap) if formula is self.base else (fit_scale,):
-            found = fit(some.query, some.key, some.value, some.output, None, some.lse, formula=plain)
-            if found is None:
-                continue
-            factor = found.scale[:, None, None] if found.common is None else found.common
-            result = replace(formula, scale=factor)
-            yield result if fit is fit_scale else replace(result, softcap=found.softcap)
+        caps: list[tuple[float, ...]] = [()]  # none is looked for
+        if formula is self.base and SOFTCAP not in self.fixed:
+            caps.append(CAPS)
+        elif formula.softcap is not None and SOFTCAP not in self.fixed:
+            caps = [(formula.softcap,)]
+        for some in caps:
+            result = self._fit(formula, some, every_head=False)
+            if result is not None and (isinstance(result.scale, Tensor) or self.call.left(result) <= 1.0):
+                near = (result.softcap,) if some and result.softcap is not None else ()
+                result = self._fit(formula, near, every_head=True)  # the finer, and of each head
+            if result is not None:
+                yield result
+
+    def _fit(self, formula: Formula, caps: tuple[float, ...], every_head: bool) -> Formula | None:
+        some, here = self.call.tried(formula, every_head=every_head)
+        lse = None if here.sinks is not None else some.lse  # with or without sinks: not known
+        fit = partial(fit_softcap, caps=caps) if caps else fit_scale
+        found = fit(some.query, some.key, some.value, some.output, None, lse, formula=replace(here, scale=1.0))
+        if found is None:
+            return None
+        factor = found.scale[:, None, None] if found.common is None else found.common
+        return replace(formula, scale=factor, softcap=found.softcap or formula.softcap)
 
 
 def _usual(fitted: Formula, scales: list[float | None]) -> Iterator[Formula]:

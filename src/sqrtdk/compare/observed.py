@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from sqrtdk.compare.rounded_factor import rounded_factor
 from sqrtdk.tracing.tensors import CallTensors, Vector, Waypoint
 
 _NEAR = 1e-3  # of a factor, relative
@@ -25,6 +26,7 @@ class Seen:
         scaled: what else it had been multiplied by.
         projected: (B, H, L, E); None where it is not known.
         steps: between the two.
+        rounded_by: where one of them rounds, what the values had been multiplied by then; a part of `factor`.
         input: (B, L, D); None where it is not known.
         name: of the projection's weight.
         weight: (H, E, D); None where it is not known.
@@ -39,6 +41,7 @@ class Seen:
     scaled: Tensor | float = 1.0
     projected: Tensor | None = None
     steps: tuple[Waypoint, ...] = ()
+    rounded_by: Tensor | float = 1.0
     input: Tensor | None = None
     name: str = ""
     weight: Tensor | None = None
@@ -67,6 +70,7 @@ def _is_scale(key: Vector, query: Vector) -> bool:
 
 
 def _seen(vector: Vector, count: int, *, grouped: bool, scale: bool) -> Seen:
+    vector, by = _rounding(vector)
     first, heads = _groups(vector) if grouped else _alone(vector)
     there = vector.values.shape[1]
     of_queries = heads if there == count else heads.repeat_interleave(max(1, count // max(there, 1)))
@@ -80,12 +84,27 @@ def _seen(vector: Vector, count: int, *, grouped: bool, scale: bool) -> Seen:
         scaled=1.0 if scale else factor,
         projected=None if vector.projected is None else vector.projected[:, first].double(),
         steps=tuple(Waypoint(s.name, s.detail, None if s.values is None else s.values[:, first]) for s in vector.steps),
+        rounded_by=_once(by, first),
         input=None if projection is None else projection.input,
         name="" if projection is None else projection.name,
         weight=None if projection is None or projection.weight is None else projection.weight[first],
         bias=None if projection is None or projection.bias is None else projection.bias[first],
         features=None if projection is None else projection.features[first],
     )
+
+
+def _rounding(vector: Vector) -> tuple[Vector, Tensor | float]:
+    """The vector with a last step that rounds and multiplies told apart; and what it multiplied by before that."""
+    last = vector.steps[-1] if vector.steps else None
+    if last is None or last.values is not None or (last.name, last.detail) != ("unknown", ""):
+        return vector, vector.factor if last is not None and last.name == "rounded" else 1.0
+    before = vector.projected if len(vector.steps) == 1 else vector.steps[-2].values
+    found = None if before is None else rounded_factor(before, vector.values)
+    if found is None:
+        return vector, 1.0
+    step = Waypoint("rounded", found.dtype, vector.values)
+    vector = replace(vector, factor=found.factor, steps=(*vector.steps[:-1], step))
+    return vector, found.factor if found.before else 1.0
 
 
 def _without(used: Tensor, factor: Tensor | float, vector: Vector, first: Tensor) -> Tensor:

@@ -37,9 +37,9 @@ def open_sides(
         options_b: of loading B.
     """
     files = {}
-    for label, one in (("A", a), ("B", b)):
+    for label, one, options in (("A", a, options_a), ("B", b, options_b)):
         if not isinstance(one, nn.Module) and _is(one, TRACE):
-            files[label] = run_side(Path(one), label, None, options_a)
+            files[label] = run_side(Path(one), label, None, options)
     asked = (options_a.text, options_a.input_file, options_a.batch, options_a.seq_len)
     start = inputs
     if start is None and all(value is None for value in asked):

@@ -125,6 +125,9 @@ def biases(base: Formula, sizes: Sizes) -> Iterator[Change]:
 def fills(base: Formula, sizes: Sizes) -> Iterator[Change]:
     """Other numbers in place of minus infinity; of a row that sees no key they make an average."""
     lowest = float(torch.finfo(torch.float32).min)
+    scale = one_number(total(base))
+    if math.isfinite(base.fill) and scale and scale != 1.0:
+        yield _set(fill_by=base.fill_by * scale)
     for fill, added in ((-math.inf, False), (lowest, False), (lowest, True), (-1e4, True), (-1e4, False), (0.0, False)):
         if fill != base.fill or (added != base.fill_added and math.isfinite(fill)):
             yield _set(fill=fill, fill_by=1.0, fill_added=added)
@@ -204,6 +207,20 @@ def _opened(formula: Formula) -> Formula:
     """Rows that see no key see every one."""
     visible = formula.visible
     return formula if visible is None else replace(formula, visible=visible | ~visible.any(-1, keepdim=True))
+
+
+def blind_rows(formula: Formula) -> Iterator[Formula]:
+    """What rows that see no key may be: an average of all, every key seen, or their own alone."""
+    visible = formula.visible
+    if visible is None or bool(visible.any(-1).all()):
+        return
+    yield replace(formula, fill=float(torch.finfo(torch.float32).min), fill_by=1.0, fill_added=False)
+    yield _opened(formula)
+    rows, keys = visible.shape[-2:]
+    for corner in dict.fromkeys((0, keys - rows)):
+        own = torch.eye(keys, dtype=torch.bool, device=visible.device)[corner : corner + rows]
+        if own.shape[0] == rows:
+            yield replace(formula, visible=visible | (own & ~visible.any(-1, keepdim=True)))
 
 
 def window(base: Formula, sizes: Sizes, row: int) -> Option:

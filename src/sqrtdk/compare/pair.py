@@ -8,15 +8,20 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.completing import TIGHT, Told, completed, near, with_way
+from sqrtdk.compare.addends import told_alike
+from sqrtdk.compare.completing import TIGHT, Told, completed, with_way
 from sqrtdk.compare.compute import dtype_of
 from sqrtdk.compare.direct import Direct, compare_directly, output_differs, outputs_alike, same_output
-from sqrtdk.compare.explain import Causes, Explained, explain, first_stage
+from sqrtdk.compare.explain import UNKNOWN, Causes, Explained, explain, first_stage
+from sqrtdk.compare.faint import faint, shows
 from sqrtdk.compare.heads import in_order
+from sqrtdk.compare.numbers import held
 from sqrtdk.compare.observed import NAMES, Seen, observe
-from sqrtdk.compare.precision import Precision
-from sqrtdk.compare.program import Opaque, Program, Way
-from sqrtdk.compare.records import StageDiff
+from sqrtdk.compare.passing import Passed, past_unknown
+from sqrtdk.compare.precision import Precision, unit
+from sqrtdk.compare.program import Program
+from sqrtdk.compare.records import CANCELS, StageDiff
+from sqrtdk.compare.rounded_norm import with_known_norm
 from sqrtdk.compare.segments import Gap, Precisions, Segment, gap, segments, way_of, whole
 from sqrtdk.compare.stages import hidden_rows, of_formula
 from sqrtdk.compare.suspect import Sides
@@ -24,7 +29,7 @@ from sqrtdk.tracing.tensors import CallTensors
 
 ROUNDINGS = {"scale": 1, "softcap": 3, "bias": 1, "mask": 1}  # of the logits, where each is an operation of its own
 ONE_INPUT = 128.0  # roundings of the coarser dtype within which two inputs are taken for one
-CANCELS = "differs and makes no difference: by the whole way, from the input to the output, both are the same"
+Parts = list[tuple[Segment, Explained]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +45,8 @@ class Judged:
         reason: why it could not be judged.
         sides: the programs.
         seen: q, k and v of B, completed.
+        rows: (B, L), True for those that were compared: they see a key on both sides.
+        strangers: their shapes are not those of one attention.
     """
 
     same: bool | None
@@ -50,22 +57,33 @@ class Judged:
     reason: str | None = None
     sides: Sides | None = None
     seen: Mapping[str, Seen] | None = None
+    rows: Tensor | None = None
+    strangers: bool = False
 
 
-def judge(a: CallTensors, b: CallTensors, causes: Causes) -> Judged:
-    """Compare what two calls do to one input: B's own at every stage, through A's program."""
-    reason = _unfit(a, b)
+def judge(a: CallTensors, b: CallTensors, causes: Causes, earlier: Sides | None = None) -> Judged:
+    """Compare what two calls do to one input: B's own at every stage, through A's program.
+
+    `earlier` are the programs of the pair before this one.
+    """
+    reason = _unread(a, b)
     if reason is not None:
         return Judged(None, reason=reason)
+    reason = _unlike_shapes(a, b)
+    if reason is not None:
+        return Judged(None, reason=reason, strangers=True)
     a, b = in_order(a), in_order(b)
     seen_a, seen_b = observe(a), observe(b)
     reason = _unlike_heads(seen_a, seen_b)
     if reason is not None:
-        return Judged(None, reason=reason)
-    told = completed(a, b, seen_a, seen_b)
-    (program_a, program_b), seen_b = (side.program for side in told), told[1].seen
+        return Judged(None, reason=reason, strangers=True)
+    first = (None, None) if earlier is None else (earlier.a.formula, earlier.b.formula)
+    told = completed(a, b, seen_a, seen_b, first)
+    (program_a, program_b), seen_b = (_rounded_norms(*told), _rounded_norms(*reversed(told))), told[1].seen
     precisions = Precisions(precision_of(a), precision_of(b))
-    program_a, program_b, seen_b = _past_unknown(program_a, program_b, told[0].seen, seen_b)
+    program_a, program_b = _added_alike(program_a, program_b)
+    passed = past_unknown(program_a, program_b, told[0].seen, seen_b)
+    program_a, program_b, seen_b = passed.after.a, passed.after.b, passed.after.seen
     sides = Sides(
         a=program_a,
         b=program_b,
@@ -84,10 +102,27 @@ def judge(a: CallTensors, b: CallTensors, causes: Causes) -> Judged:
     before = gap(whole_way, program_a)
     if None in (a.terms, b.terms) and outputs_alike(told, rows, TIGHT):
         before = replace(before, within=True)  # a formula that was found on numbers may be off by their rounding
-    parts, program = _explained(every, sides, None if before.within else causes)
-    alike = before.within or all(explained.before.within for _, explained in parts)
+    front = segments(b, passed.before.seen, passed.before.a, precisions, rows) if passed.names else []
+    alike = before.within and all(gap(part, passed.before.a).within for part in front if _of(part, passed))
+    parts, program = _in_parts(front, every, passed, sides, None if alike else causes)
+    if alike and None not in (a.terms, b.terms) and not passed.names and _is_half(precisions):
+        weak, changed = _explained(every, sides, causes, weak=True)
+        both = whole(b, seen_b, program_a, precisions, rows, changed)
+        if changed is not program_a and shows(without := gap(both, program_a), gap(both, changed)):
+            before, parts, program, alike = replace(without, within=False), weak, changed, False
+            whole_way = whole(b, seen_b, changed, precisions, rows)
+    elif not alike:
+        alike = all(explained.before.within for _, explained in parts)
+    by_way = None if alike else _by_the_way(whole_way, sides, parts, causes)
+    if by_way is not None:
+        parts, program = by_way
     after = before if alike else gap(whole_way, program)
-    stages = [stage for segment, explained in parts for stage in _stages(segment, explained, sides, alike)]
+    if before.within and not alike:  # what differs is before a step that the whole way does not go through
+        most = max((found for part, found in parts if _of(part, passed)), key=lambda found: found.before.size)
+        before, after = most.before, most.after
+    stages = []
+    for segment, explained in parts:
+        stages += _stages(segment, explained, sides, alike or (by_way is not None and not explained.causes))
     if direct.parts and alike and same_output(told, rows):
         # q and k that differ alike, by a permutation say, leave their product as it is
         direct = replace(direct, parts=tuple((part, replace(found, causes=())) for part, found in direct.parts))
@@ -97,13 +132,43 @@ def judge(a: CallTensors, b: CallTensors, causes: Causes) -> Judged:
     reason = None
     if same and direct.reasons:
         same, reason = None, "; ".join(direct.reasons)
-    return Judged(same, (*direct.parts, *parts), tuple(stages), before, after, reason, sides, seen_b)
+    return Judged(same, (*direct.parts, *parts), tuple(stages), before, after, reason, sides, seen_b, rows)
+
+
+def _by_the_way(whole_way: Segment, sides: Sides, parts: Parts, causes: Causes) -> tuple[Parts, Program] | None:
+    """What the causes of the whole way are, where a part is left with what is not known and the whole way is not.
+
+    Features of q and k that stand in another order differ at every stage, and make no difference to their product.
+    """
+    if not any(cause.name == UNKNOWN for _, explained in parts for cause in explained.causes):
+        return None
+    found = explain(whole_way, sides, causes)
+    if not found.after.within or not found.causes:
+        return None
+    left, told = list(found.causes), []
+    for segment, explained in parts:
+        own = [cause for cause in left if cause.stage in segment.stages and not explained.before.within]
+        left = [cause for cause in left if cause not in own]
+        told.append((segment, replace(explained, causes=tuple(own))))
+    return None if left else (told, found.program)
+
+
+def _rounded_norms(own: Told, other: Told) -> Program:
+    """A side's program with the numbers of the other's norms in those of its own that were rounded."""
+    program = own.program
+    for name in NAMES:
+        known = with_known_norm(way_of(program, name), own.seen[name], way_of(other.program, name))
+        program = with_way(program, name, known)
+    return program
 
 
 def _explained(
-    every: list[Segment], sides: Sides, causes: Causes | None
-) -> tuple[list[tuple[Segment, Explained]], Program]:
-    """Every segment with its causes, and A's program with all of them; no causes are asked where there are none."""
+    every: list[Segment], sides: Sides, causes: Causes | None, *, weak: bool = False
+) -> tuple[Parts, Program]:
+    """Every segment with its causes, and A's program with all of them; no causes are asked where there are none.
+
+    With `weak` those are asked too of a segment that is within rounding.
+    """
     parts = []
     program = sides.a
     for segment in every:
@@ -113,9 +178,32 @@ def _explained(
             explained = Explained((), program, own, own)
         else:
             explained = explain(segment, replace(sides, a=program), causes)
+            if weak and explained.before.within:
+                explained = faint(segment, replace(sides, a=program), causes)
         program = explained.program
         parts.append((segment, explained))
     return parts, program
+
+
+def _in_parts(
+    front: list[Segment], every: list[Segment], passed: Passed, sides: Sides, causes: Causes | None
+) -> tuple[Parts, Program]:
+    """The segments before steps that are not known, then those behind them with what was found of all other ways."""
+    if not passed.names:
+        return _explained(every, sides, causes)
+    ahead, program = _explained(front, replace(sides, a=passed.before.a, b=passed.before.b), causes)
+    found = sides.a
+    for name in NAMES:
+        if name not in passed.names:
+            found = with_way(found, name, way_of(program, name))
+    behind = [part for part in every if part.name == "output" or _of(part, passed)]
+    parts, program = _explained(behind, replace(sides, a=found), causes)
+    return [*parts, *ahead], program
+
+
+def _of(part: Segment, passed: Passed) -> bool:
+    """Whether a segment is of a way that has two parts."""
+    return part.name.removesuffix(" used") in passed.names
 
 
 def _without_formula(
@@ -138,7 +226,13 @@ def _without_formula(
     if alike is not False:
         stages.append(StageDiff("weights", None, reason=reason))
     last = parts[-1][1].before if alike is False else None
-    return Judged(same, tuple(parts), tuple(stages), last, last, None if same is not None else reason, sides, seen)
+    reason = "" if same is not None else reason
+    return Judged(same, tuple(parts), tuple(stages), last, last, reason or None, sides, seen, rows)
+
+
+def _is_half(precisions: Precisions) -> bool:
+    """Whether a side computes in fewer digits than float32 has."""
+    return any(unit(p.dtype) > unit(torch.float32) for p in precisions)
 
 
 def _sizes(call: CallTensors) -> tuple[int, int]:
@@ -153,11 +247,15 @@ def _unknown(told: list[Told]) -> str:
     return f"the formula of {label} is not known: {', '.join(side.program.unknown)}"
 
 
-def _unfit(a: CallTensors, b: CallTensors) -> str | None:
+def _unread(a: CallTensors, b: CallTensors) -> str | None:
     for label, call in (("A", a), ("B", b)):
         vectors = (call.query.values, call.key.values, call.value.values, call.output)
         if call.missing is not None and any(x.dim() != 4 or not x.numel() for x in vectors):
             return f"{label}: {call.missing}"
+    return None
+
+
+def _unlike_shapes(a: CallTensors, b: CallTensors) -> str | None:
     one, other = a.query.values.shape, b.query.values.shape
     if one[1] != other[1]:
         return f"A has {one[1]} heads, B {other[1]}"
@@ -174,45 +272,12 @@ def _unlike_heads(a: Mapping[str, Seen], b: Mapping[str, Seen]) -> str | None:
     return None
 
 
-def _near(one: Tensor | None, other: Tensor | None) -> bool:
-    """`near`, in the roundings of the coarser of the dtypes that the two are held in."""
-    dtypes = [x.dtype for x in (one, other) if x is not None and x.is_floating_point()]
-    return near(one, other, max(dtypes, key=lambda x: torch.finfo(x).eps, default=torch.float32), ONE_INPUT)
-
-
-def _past_unknown(
-    a: Program, b: Program, seen_a: Mapping[str, Seen], seen_b: Mapping[str, Seen]
-) -> tuple[Program, Program, dict[str, Seen]]:
-    """Ways that have one and the same step that is not known begin after it, with what B had there.
-
-    Where both sides had the same input, what they had there is compared first: a step that gave something else stays.
-    """
-    seen = dict(seen_b)
-    for name in NAMES:
-        ways = way_of(a, name), way_of(b, name)
-        last = [max((i for i, step in enumerate(way.steps) if isinstance(step, Opaque)), default=None) for way in ways]
-        if last[0] is None or last[0] != last[1]:
-            continue
-        labels = [_labels(way, last[0]) for way in ways]
-        points = [_after(vector[name], last[0]) for vector in (seen_a, seen_b)]
-        if labels[0] != labels[1] or points[1] is None:
-            continue
-        if _near(seen_a[name].input, seen_b[name].input) and not _near(points[0], points[1]):
-            continue
-        seen[name] = replace(seen_b[name], projected=points[1].double(), input=None, borrowed=False)
-        a, b = (
-            with_way(program, name, replace(way, affine=None, steps=way.steps[last[0] + 1 :]))
-            for program, way in zip((a, b), ways, strict=True)
-        )
-    return a, b, seen
-
-
-def _labels(way: Way, last: int) -> list[str]:
-    return [step.name if isinstance(step, Opaque) else type(step).__name__ for step in way.steps[: last + 1]]
-
-
-def _after(seen: Seen, step: int) -> Tensor | None:
-    return seen.steps[step].values if step < len(seen.steps) else None
+def _added_alike(a: Program, b: Program) -> tuple[Program, Program]:
+    """The programs, with what their formulas add to the logits told apart alike."""
+    if a.formula is None or b.formula is None:
+        return a, b
+    one, other = told_alike(a.formula, b.formula, held(a.dtype, b.dtype))
+    return replace(a, formula=one), replace(b, formula=other)
 
 
 def _model_dim(seen: Mapping[str, Seen]) -> int | None:
@@ -235,7 +300,10 @@ def _stages(segment: Segment, explained: Explained, sides: Sides, alike: bool) -
         for stage in segment.stages:
             differs = not before.within and (stage in differing or (not differing and stage == segment.stages[0]))
             told = reason if differs else None
-            found.append(StageDiff(stage, not differs, before.largest, before.allowed, reason=told))
+            # of the stages beside the one that differs: what is left where that one is put right
+            size = before if differs or before.within else explained.after if explained.after.within else None
+            largest, allowed = (None, None) if size is None else (size.largest, size.allowed)
+            found.append(StageDiff(stage, not differs, largest, allowed, reason=told))
         return found
     stages = [of_formula(stage, sides) for stage in segment.stages[:-1]]
     stages = [replace(stage, same=stage.stage not in differing) for stage in stages]
@@ -244,5 +312,5 @@ def _stages(segment: Segment, explained: Explained, sides: Sides, alike: bool) -
 
 def first_difference(judged: Judged) -> str | None:
     """The first stage that differs; none where what differs there cancels."""
-    known = first_stage([stage.stage for stage in judged.stages if stage.same is False and stage.reason is None])
+    known = first_stage([stage.stage for stage in judged.stages if stage.same is False and not stage.cancels])
     return known or first_stage([cause.stage for _, explained in judged.parts for cause in explained.causes])

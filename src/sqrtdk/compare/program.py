@@ -1,7 +1,7 @@
 """A program: all that one side does from the input of an attention to its output, as data.
 
 It is what a cause changes. `explain` runs the program of A on recorded tensors; a cause makes a part of it that of B,
-and is proven where the result is B's then. Everything here is float64 but for `rounded`, which names a dtype.
+and is proven where the result is B's then. Everything here is float64 but for what names a dtype.
 """
 
 from __future__ import annotations
@@ -60,9 +60,15 @@ class Opaque:
 
 @dataclass(frozen=True, slots=True)
 class Rounded:
-    """The values rounded to a dtype that is less than the side's own, "float16"."""
+    """The values rounded to a dtype that is less than the side's own.
+
+    Attributes:
+        dtype: "float16".
+        by: factor of the scale that they had been multiplied by, broadcasts to (B, H, L, E).
+    """
 
     dtype: str
+    by: Tensor | float = field(default=1.0, compare=False)
 
 
 Change = Norm | Rotation | Opaque | Rounded
@@ -102,6 +108,21 @@ class Way:
     scaled: Tensor | float = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class Own:
+    """How a side computes what it rounds to a lesser dtype afterwards.
+
+    Attributes:
+        dtype: of q and k at their product, "float32".
+        query: factor of the scale that q was multiplied by before the product.
+        key: the same of k.
+    """
+
+    dtype: str
+    query: Tensor | float = 1.0
+    key: Tensor | float = 1.0
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Formula:
     """What makes weights of a product: scale, softcap, bias, mask, sinks, in the order that `softcap_at` says.
@@ -129,6 +150,7 @@ class Formula:
         dropout: its rate.
         weights_dtype: the weights are rounded to this dtype; None: as fine as the side's own.
         logits_dtype: the logits are; None as above.
+        own: how what is rounded so is computed; None: in float64.
     """
 
     scale: Tensor | float = 1.0
@@ -148,6 +170,7 @@ class Formula:
     dropout: float = 0.0
     weights_dtype: str | None = None
     logits_dtype: str | None = None
+    own: Own | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,12 +13,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.compute import attend, some_rows
+from sqrtdk.compare.compute import attend, some_rows, spread
 from sqrtdk.compare.options import Sizes
 from sqrtdk.compare.program import Formula
 
 ROWS = 24  # rows that a formula is tried on
 FIRST = 4  # and these, of which a mask leaves fewest keys
+FEWEST_HEADS = 2
+LOGITS = 2**16  # of these rows, of as many heads as there is room for
 SLACK = 2.0
 FAR, HALF_FAR = 1e-3, 0.25  # root mean square, relative: beyond it no rounding is looked for
 HALF_APART = (0.03, 0.06, 0.12, 0.25)
@@ -47,12 +49,17 @@ class Recorded:
     @property
     def cost(self) -> int:
         """Logits of one trial."""
-        return self.query.shape[0] * self.query.shape[1] * len(self._index()) * self.key.shape[-2]
+        return self.query.shape[0] * len(self._heads()) * len(self._index()) * self.key.shape[-2]
 
     def _index(self) -> Tensor:
         length = self.query.shape[-2]
         spaced = torch.linspace(0, max(0, length - 1), min(length, ROWS)).long().tolist()
         return torch.tensor(sorted({*range(min(length, FIRST)), *spaced}), dtype=torch.long)
+
+    def _heads(self) -> Tensor:
+        batch, count = self.query.shape[:2]
+        room = LOGITS // max(1, batch * len(self._index()) * self.key.shape[-2])
+        return evenly(0, count, max(FEWEST_HEADS, room))
 
     def first_apart(self, formula: Formula) -> list[int]:
         """First rows that a formula does not give, though it gives those before, by what may be taken for rounding."""
@@ -64,24 +71,47 @@ class Recorded:
             rows |= {int(apart[0])} if len(apart) else set()
         return sorted(rows - {0})
 
-    def tried(self, formula: Formula) -> tuple[Recorded, Formula]:
-        """The rows that formulas are tried on, and the formula of these rows."""
+    def tried(self, formula: Formula, *, every_head: bool = False) -> tuple[Recorded, Formula]:
+        """The rows, and heads, that formulas are tried on, and the formula of these."""
+        some, here = self, formula
+        count, length = self.query.shape[1:3]
+        heads = self._heads()
+        if len(heads) < count and not every_head:
+            some, here = some.of_heads(heads), some_heads(here, heads, count)
         index = self._index()
+        return some.rows(index), some_rows(here, index, length)
+
+    def rows(self, index: Tensor) -> Recorded:
+        """Some rows, by their numbers."""
         lse = None if self.lse is None else self.lse[:, :, index]
-        some = Recorded(self.query[:, :, index], self.key, self.value, self.output[:, :, index], lse)
-        return some, some_rows(formula, index, self.query.shape[-2])
+        return replace(self, query=self.query[:, :, index], output=self.output[:, :, index], lse=lse)
+
+    def of_heads(self, index: Tensor) -> Recorded:
+        """Some query heads, by their numbers, and what they read."""
+        key, value = (spread(x, self.query.shape[1])[:, index] for x in (self.key, self.value))
+        lse = None if self.lse is None else self.lse[:, index]
+        return Recorded(self.query[:, index], key, value, self.output[:, index], lse)
 
     def left(self, formula: Formula) -> float:
-        """What a formula leaves on these rows, as a multiple of what rounding allows."""
+        """What a formula leaves where it is tried, as a multiple of what rounding allows.
+
+        Where a few rows, of those to which masks leave most keys, are far off already, no others are looked at.
+        """
         some, here = self.tried(formula)
-        return some.over(here)
+        count = some.query.shape[2]
+        few = evenly(count // FIRST, count, FIRST)
+        far = some.rows(few).over(some_rows(here, few, count), roughly=True)
+        return far if far > 1.0 else some.over(here)
 
     def gives(self, formula: Formula) -> bool:
         """Whether a formula gives all that was recorded."""
         return self.over(formula) <= 1.0
 
-    def over(self, formula: Formula) -> float:
-        """Largest of the ratios of what is left to what is allowed: root mean square and maximum, output and lse."""
+    def over(self, formula: Formula, *, roughly: bool = False) -> float:
+        """Largest of the ratios of what is left to what is allowed: root mean square and maximum, output and lse.
+
+        Roughly it is 0 where the output is not so far off that no rounding is looked for.
+        """
         output, lse = attend(self.query, self.key, self.value, formula)
         unseen = torch.isneginf(lse)[..., None]  # such a row is 0 for us, and may be no number for others
         if bool((~torch.isfinite(self.output) & ~unseen).any()):
@@ -89,12 +119,15 @@ class Recorded:
         far = _rms(self.output, output) / (_size(output) * (HALF_FAR if self._half else FAR) + TINY)
         if far > 1.0:
             return CLEAR * far
+        if roughly:
+            return 0.0
         single = self._noise(formula, output, lse, "float32")
         fine = SLACK * math.sqrt(self.query.shape[-1]) * (DOUBLE if self.output.dtype == torch.float64 else 1.0)
         half = self._noise(formula, output, lse, str(self.output.dtype).removeprefix("torch.")) if self._half else None
         ratios = [self._ratio(self.output, output, fine * single[0], None if half is None else SLACK * half[0])]
         if self.lse is not None:
-            ratios.append(self._ratio(self.lse, lse, fine * single[1], None if half is None else SLACK * half[1]))
+            allowed = fine * single[1], None if half is None else SLACK * half[1]
+            ratios.append(min(self._ratio(self.lse, one, *allowed) for one in _sums(lse, formula)))
         return max(ratios)
 
     @property
@@ -123,6 +156,41 @@ class Recorded:
         largest = float(torch.nan_to_num(here, posinf=0.0, neginf=0.0).abs().max()) if here.numel() else 0.0
         allowed_rms, allowed_most = rms + eps * _size(here), SLACK * (most + eps * largest)
         return max(_rms(there, here) / (allowed_rms + TINY), _most(there, here) / (allowed_most + TINY))
+
+
+def _sums(lse: Tensor, formula: Formula) -> list[Tensor]:
+    """What may have been recorded: with sinks among it, or without."""
+    if formula.sinks is None:
+        return [lse]
+    sinks = formula.sinks.double()[:, None].expand(lse.shape)
+    return [lse + (-(sinks - lse).exp()).clamp_min(-1.0).log1p(), lse]
+
+
+def evenly(first: int, end: int, count: int) -> Tensor:
+    """At most `count` numbers from `first` on, evenly apart, the last of them `end` - 1.
+
+    Example:
+        >>> evenly(0, 9, 3).tolist(), evenly(2, 4, 5).tolist()
+        ([0, 4, 8], [2, 3])
+    """
+    return torch.linspace(first, max(first, end - 1), max(1, min(count, end - first))).long()
+
+
+def some_heads(formula: Formula, index: Tensor, count: int) -> Formula:
+    """The formula of some of `count` heads, by their numbers."""
+
+    def of(part: Tensor) -> Tensor:
+        return part[..., index, :, :] if part.ndim > 2 and part.shape[-3] == count != 1 else part
+
+    return replace(
+        formula,
+        scale=of(formula.scale) if isinstance(formula.scale, Tensor) else formula.scale,
+        after=of(formula.after) if isinstance(formula.after, Tensor) else formula.after,
+        bias=None if formula.bias is None else of(formula.bias),
+        visible=None if formula.visible is None else of(formula.visible),
+        kept=None if formula.kept is None else of(formula.kept),
+        sinks=None if formula.sinks is None else formula.sinks[index],
+    )
 
 
 def _apart(a: Tensor, b: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 FAIL_ON = ("different", "unmeasured", "never")
+CANCELS = "differs and makes no difference: by the whole way, from the input to the output, both are the same"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class StageDiff:
         allowed: what the rounding of both sides allows.
         a: of what is no tensor: A's, in few words.
         b: B's.
-        reason: why it could not be compared.
+        reason: why it could not be compared, `CANCELS`, or which rows are left out.
     """
 
     stage: str
@@ -51,6 +52,11 @@ class StageDiff:
     a: str | None = None
     b: str | None = None
     reason: str | None = None
+
+    @property
+    def cancels(self) -> bool:
+        """It differs and makes no difference, as weights and a rotation that are permuted alike do."""
+        return self.same is False and self.reason is not None and self.reason.startswith(CANCELS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +105,8 @@ class PairDiff:
         reason: why `same` is None.
         scatter: for the page; empty where nothing differs.
         picture: of the masks, where they differ.
+        rows: query rows of all sequences of the batch; 0 where nothing was judged.
+        rows_left_out: those of them that see no key on one side: what their output is, is left open.
     """
 
     site_a: str
@@ -119,6 +127,13 @@ class PairDiff:
     reason: str | None = None
     scatter: tuple[Scatter, ...] = ()
     picture: MaskPicture | None = None
+    rows: int = 0
+    rows_left_out: int = 0
+
+    @property
+    def cancelling(self) -> tuple[str, ...]:
+        """The stages that differ and make no difference."""
+        return tuple(stage.stage for stage in self.stages if stage.cancels)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sqrtdk.compare.align import Alignment, name_of
+from sqrtdk.compare.pair import Judged
 from sqrtdk.compare.sides import Side
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.tracing.tensors import CallTensors
@@ -66,6 +67,19 @@ def refuse_strangers(a: Side, b: Side, alignment: Alignment, mapping: Mapping[st
         raise InvalidValueError(
             f"A runs {counts[0]} attentions, B {counts[1]}",
             hint="Give two models of as many layers; to compare a part of them, pair sites with --map FILE.",
+        )
+
+
+def refuse_unlike(judged: Sequence[Judged]) -> None:
+    """Refuse sides of which no pair has the shapes of one attention, as where keys have other numbers of heads.
+
+    Raises:
+        InvalidValueError: no pair has.
+    """
+    if judged and all(pair.strangers for pair in judged):
+        raise InvalidValueError(
+            f"no attention of A has the shapes of its partner in B: {judged[0].reason}",
+            hint="Give two implementations of one model, or pair other sites with --map FILE.",
         )
 
 

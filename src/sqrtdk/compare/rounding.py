@@ -53,50 +53,6 @@ EXPONENTIAL = 8.0  # roundings that an exponential of a vector library is off by
 SOFTMAX_STEPS = 2.0  # of a weight beside its own: the division or its reciprocal, the rescaling by a later maximum
 
 
-def logits_allowed(
-    query: Tensor, key: Tensor, formula: Formula, a: Precision, b: Precision, rows: slice | None = None
-) -> Tensor:
-    """Of the logits, (B, Hq, l, S); 0 where the key is hidden."""
-    there = _Logits.of(query, key, formula, rows)
-    count = there.z.numel() * max(1, query.shape[-2]) // max(1, there.z.shape[-2])
-    return sum((sigmas(count) * there.deviation(p, sigmas(count)) for p in (a, b)), torch.zeros_like(there.z))
-
-
-def weights_allowed(
-    query: Tensor, key: Tensor, formula: Formula, a: Precision, b: Precision, rows: slice | None = None
-) -> Tensor:
-    """Of the weights, (B, Hq, l, S)."""
-    there = _Logits.of(query, key, formula, rows)
-    weights, _ = compute.weigh(query, key, formula, rows, there.entering)
-    count = there.z.numel() * max(1, query.shape[-2]) // max(1, there.z.shape[-2])
-    allowed = torch.zeros_like(weights)
-    for p in (a, b):
-        most = sigmas(count)
-        relative = there.relative(p, most)
-        others = (weights * relative).square().sum(-1, keepdim=True).sqrt()
-        keys = _keys(weights)
-        sums = (keys * (1 / 3 + weights.square().sum(-1, keepdim=True) / 2) / 3).sqrt() * unit(p.accumulator)
-        w = stored(p, p.weights_dtype or p.dtype, formula.weights_dtype)
-        allowed += weights * (most * (relative + others + sums) + unit(w)) + least(w)
-    return allowed
-
-
-def lse_allowed(query: Tensor, key: Tensor, formula: Formula, a: Precision, b: Precision) -> Tensor:
-    """Of the log of the sum of exponentials, (B, Hq, L), in chunks of rows."""
-    most, parts = sigmas(query.shape[:3].numel()), []
-    for rows in compute.chunks(query, key):
-        there = _Logits.of(query, key, formula, rows)
-        weights, lse = compute.weigh(query, key, formula, rows, there.entering)
-        allowed = torch.zeros_like(lse)
-        for p in (a, b):
-            keys = _keys(weights)[..., 0]
-            summed = unit(p.accumulator) ** 2 * keys * (1 / 3 + weights.square().sum(-1) / 2) / 3
-            moved = (weights * there.relative(p, most)).square().sum(-1) + (weights * there.vectors(p)).sum(-1)
-            allowed += most * (moved + summed).sqrt() + 4 * unit(p.accumulator) * lse.abs().nan_to_num(posinf=0.0)
-        parts.append(allowed)
-    return torch.cat(parts, 2) if parts else query.new_zeros(query.shape[:3]).double()
-
-
 def output_allowed(
     query: Tensor,
     key: Tensor,

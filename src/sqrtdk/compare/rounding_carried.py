@@ -135,7 +135,7 @@ def _stepped(step: Rounded, values: Tensor, off: Off) -> Off:
     """Numbers that fall on the next one of a lesser dtype."""
     most = sigmas(values.numel())
     error = most * (off.each + off.row * values.abs())
-    above, under = (compute.rounded(values + way * error, step.dtype) for way in (1.0, -1.0))
+    above, under = (compute.apply_step(step, values + way * error) for way in (1.0, -1.0))
     return Off((above - under) / most, torch.zeros((), dtype=torch.float64))
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare import rounding
-from sqrtdk.compare.compute import apply_step, attend, follow, project, rounded, some_rows, spread
+from sqrtdk.compare.compute import apply_step, attend, follow, project, some_rows, spread
 from sqrtdk.compare.observed import NAMES, Seen
 from sqrtdk.compare.precision import Precision, sigmas, unit
 from sqrtdk.compare.program import Norm, Opaque, Program, Rotation, Rounded, Way
@@ -47,6 +47,7 @@ class Segment:
         rows: (B, L), True for those that are compared; None for all.
         asks: stages of the suspicions that may act on it.
         allowed_at: as `allowed`, (B, H, n, E) of the rows of n numbers; None where that is no less work.
+        most: root of the mean square that they may be from the target by, all together.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Segment:
     rows: Tensor | None = None
     asks: tuple[str, ...] = STAGES
     allowed_at: Callable[[Program, Tensor], Tensor] | None = None
+    most: float = math.inf
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,7 +69,7 @@ class Gap:
         largest: the largest difference.
         size: root of the mean square of the differences.
         allowed: largest of what is allowed; where a difference is not, it may be that of the rows that differ most.
-        within: every difference is allowed.
+        within: every difference is allowed, and so are all together.
     """
 
     largest: float
@@ -93,7 +95,8 @@ def gap(segment: Segment, program: Program) -> Gap:
         if bool((difference[:, :, most] > allowed).any()):
             return Gap(largest, size, float(allowed[counted[:, :, most]].max()), False)
     allowed = torch.as_tensor(segment.allowed(program), dtype=torch.float64).expand(difference.shape)
-    return Gap(largest, size, float(allowed[counted].max()), bool((difference <= allowed)[counted].all()))
+    within = size <= segment.most and bool((difference <= allowed)[counted].all())
+    return Gap(largest, size, float(allowed[counted].max()), within)
 
 
 def way_of(program: Program, name: str) -> Way:
@@ -127,15 +130,23 @@ def segments(
     return parts
 
 
-def whole(b: CallTensors, seen: Mapping[str, Seen], a: Program, precisions: Precisions, rows: Tensor | None) -> Segment:
+def whole(
+    b: CallTensors,
+    seen: Mapping[str, Seen],
+    a: Program,
+    precisions: Precisions,
+    rows: Tensor | None,
+    changed: Program | None = None,
+) -> Segment:
     """All segments as one: A's program from the first place on where it does not give what B had, to the output.
 
     Each of q, k and v begins as late as it can: where A gives what B had of it, at what met in the product; else as it
-    was projected, where A gives that; else at the input. What is off on the way since then is carried on.
+    was projected, where A gives that; else at the input; and before all that a `changed` program has otherwise. What is
+    off on the way since then is carried on.
     """
     precisions = of_measured(precisions)
     parts = {part.name: part for part in segments(b, seen, a, precisions, rows)}
-    begins = {name: _begin(name, parts, a) for name in NAMES}
+    begins = {name: _begin(name, parts, a, a if changed is None else changed) for name in NAMES}
     latest: list[tuple[Program, dict[str, Tensor], dict[str, Off]]] = []
 
     def vectors(program: Program) -> tuple[dict[str, Tensor], dict[str, Off]]:
@@ -173,13 +184,14 @@ def of_measured(precisions: Precisions) -> Precisions:
     return Precisions(replace(a, logits_dtype=logits, weights_dtype=weights), b)
 
 
-def _begin(name: str, parts: Mapping[str, Segment], a: Program) -> str:
+def _begin(name: str, parts: Mapping[str, Segment], a: Program, changed: Program) -> str:
     """Where q, k or v begins: "used", "projected" or "input"."""
     if f"{name} used" not in parts:
         return "used"
-    if name in parts and not gap(parts[name], a).within:
+    own, other = way_of(a, name), way_of(changed, name)
+    if name in parts and not (own.affine is other.affine and gap(parts[name], a).within):
         return "input"
-    return "used" if gap(parts[f"{name} used"], a).within else "projected"
+    return "used" if own is other and gap(parts[f"{name} used"], a).within else "projected"
 
 
 def _along(way: Way, seen: Seen, begin: str, precisions: Precisions) -> tuple[Tensor, Off]:
@@ -254,7 +266,7 @@ def _way_allowed(way: Way, before: Tensor, precisions: Precisions) -> Tensor:
             still[..., step.first : step.first + step.width] = turned
             allowed = still + rounding.rotation_allowed(step, values, *precisions)
         elif isinstance(step, Rounded):  # numbers that fall on the next one
-            beside = [(rounded(values + way * allowed, step.dtype) - after).abs() for way in (1.0, -1.0)]
+            beside = [(apply_step(step, values + way * allowed) - after).abs() for way in (1.0, -1.0)]
             allowed = torch.maximum(*beside)
         values = after
     if not way.steps:

@@ -64,6 +64,18 @@ class Side:
     cuts: tuple[Cut | None, ...] = ()
 
 
+def options_of_sides(arguments: Mapping[str, Any]) -> tuple[LoadOptions, LoadOptions]:
+    """The options of loading A and B, of the arguments of a function; the text or the file of inputs is A's.
+
+    Example:
+        >>> a, b = options_of_sides({"attn": None, "attn_b": "sdpa", "seed": 3, "text": "poem.txt"})
+        >>> (a.attn, a.text, a.seed), (b.attn, b.text, b.seed)
+        ((None, 'poem.txt', 3), ('sdpa', None, 3))
+    """
+    a, b = (LoadOptions.of(arguments, side) for side in ("a", "b"))
+    return a, replace(b, text=None, input_file=None)
+
+
 def load_side(given: Given, label: str, inputs: Inputs | None, options: LoadOptions) -> LoadedModel | Path:
     """Load a side that runs in torch, or check the kind of the file that a side is.
 
@@ -106,11 +118,20 @@ def run_side(loaded: LoadedModel | Path, label: str, inputs: Inputs | None, opti
         options: of loading.
     """
     if isinstance(loaded, Path):
-        return _of_file(loaded) if loaded.suffix.lower() == TRACE else _of_onnx(loaded, inputs, label)
+        side = _of_file(loaded) if loaded.suffix.lower() == TRACE else _of_onnx(loaded, inputs, label)
+        side.notes += _unused(side.info.kind, options)
+        return side
     attn = options.attn if loaded.kind == "module" else None
     side = run_module(loaded, attn, options.seed, label, "exported" if loaded.kind == "exported" else "model")
     side.notes = loaded.notes
     return side
+
+
+def _unused(kind: str, options: LoadOptions) -> tuple[str, ...]:
+    """A note on options that were given for a file, which is as it was written."""
+    every = {name: getattr(options, name) for name in ("attn", "dtype", "device", "revision")}
+    named = [f"{name} {str(value).removeprefix('torch.')}" for name, value in every.items() if value is not None]
+    return (f"{', '.join(named)}: no effect on a side of kind {kind}",) if named else ()
 
 
 @contextmanager

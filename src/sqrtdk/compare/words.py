@@ -91,6 +91,11 @@ def paragraphs(
         sentences.append("No attention of A has a partner in B: nothing was compared.")
     if same := [pair for pair in pairs if pair.same]:
         sentences.append(_same(same, len(pairs), allows(a, b)))
+    sentences += [_cancelling(stages, members, pairs) for stages, members in cancelling(pairs).items()]
+    sentences += [
+        f"{rows_without_key(out, rows)} left out {where(members, pairs)}."
+        for (out, rows), members in left_out(pairs).items()
+    ]
     return tuple(sentences)
 
 
@@ -120,6 +125,35 @@ def orphans(pairs: Iterable[PairDiff], found: Iterable[Group]) -> dict[str, list
         if pair.follows_from is not None and id(pair) not in told:
             by_origin.setdefault(_origin(pair), []).append(pair)
     return by_origin
+
+
+def cancelling(pairs: Iterable[PairDiff]) -> dict[tuple[str, ...], list[PairDiff]]:
+    """Pairs with stages that differ and make no difference, by these stages."""
+    by_stages: dict[tuple[str, ...], list[PairDiff]] = {}
+    for pair in pairs:
+        if stages := pair.cancelling:
+            by_stages.setdefault(stages, []).append(pair)
+    return by_stages
+
+
+def left_out(pairs: Iterable[PairDiff]) -> dict[tuple[int, int], list[PairDiff]]:
+    """Pairs with rows that are not compared as they see no key, by how many of how many they are."""
+    by_rows: dict[tuple[int, int], list[PairDiff]] = {}
+    for pair in pairs:
+        if pair.rows_left_out:
+            by_rows.setdefault((pair.rows_left_out, pair.rows), []).append(pair)
+    return by_rows
+
+
+def rows_without_key(out: int, rows: int) -> str:
+    """Rows that are not compared, as the subject of a sentence with its verb.
+
+    Example:
+        >>> rows_without_key(3, 24), rows_without_key(1, 24)
+        ('3 of 24 rows, which see no key, are', '1 of 24 rows, which sees no key, is')
+    """
+    see, are = ("sees", "is") if out == 1 else ("see", "are")
+    return f"{out:,} of {rows:,} rows, which {see} no key, {are}"
 
 
 def known(pair: PairDiff) -> tuple[Cause, ...]:
@@ -282,6 +316,15 @@ def _same(same: Sequence[PairDiff], total: int, rounding: str) -> str:
         which = "The one attention" if total == 1 else "The other attention"
     verb = "agrees" if len(same) == 1 else "agree"
     return f"{which} {verb}: the largest difference is {short(_size(worst))}, {rounding} allows {short(worst.allowed)}."
+
+
+def _cancelling(stages: Sequence[str], members: Sequence[PairDiff], pairs: Sequence[PairDiff]) -> str:
+    name = f"The {'stage' if len(stages) == 1 else 'stages'} {_joined(stages)}"
+    differs, makes = ("differs", "makes") if len(stages) == 1 else ("differ", "make")
+    return (
+        f"{name} {differs} {where(members, pairs)} and {makes} no difference: from the input to the output both sides "
+        "are the same."
+    )
 
 
 def _origin(pair: PairDiff) -> str:

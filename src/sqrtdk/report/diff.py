@@ -188,8 +188,9 @@ def _by_text(calls: Sequence[Unpaired]) -> dict[str, list[str]]:
 
 def _summary(report: DiffReport) -> Text:
     outcomes = Counter(outcome(pair) for pair in report.pairs)
-    verbs = {DIFFERS: "differ", FOLLOWS: "follow from these"}
-    parts = [f"{outcomes[name]:,} {verbs.get(name, name)}" for name in OUTCOMES if outcomes[name]]
+    first = "it" if outcomes[DIFFERS] == 1 else "these"
+    verbs = {DIFFERS: ("differs", "differ"), FOLLOWS: (f"follows from {first}", f"follow from {first}")}
+    parts = [f"{total:,} {verbs.get(name, (name, name))[total > 1]}" for name in OUTCOMES if (total := outcomes[name])]
     alone = len(report.unpaired_a) + len(report.unpaired_b)
     if alone:
         parts.append(f"{alone:,} without a partner")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-from sqrtdk.compare.records import Cause, DiffReport
+from sqrtdk.compare.records import Cause, DiffReport, PairDiff
 from sqrtdk.compare.words import (
     Group,
+    cancelling,
     groups,
     largest,
+    left_out,
     listed,
     lost_stage,
     orphans,
@@ -54,6 +57,11 @@ def paragraphs(report: DiffReport) -> tuple[str, ...]:
         worst = largest(same, largest_left)
         which = f"全部 {len(same)} 对" if len(same) == len(report.pairs) else f"其余 {len(same)} 对"
         sentences.append(f"{which}一致：最大差异 {short(largest_left(worst))}，{allows} {short(worst.allowed)}。")
+    for stages, members in cancelling(report.pairs).items():
+        names = _COMMA.join(map(_stage, stages))
+        sentences.append(f"{_at(members, report)}，{names}阶段不同，但不影响结果：从输入到输出两侧一致。")
+    for (out, rows), members in left_out(report.pairs).items():
+        sentences.append(f"{_at(members, report)}，{rows} 行中有 {out} 行看不到任何键，未参与比较。")
     return tuple(sentences)
 
 
@@ -65,7 +73,7 @@ def _allows(report: DiffReport) -> str:
 def _caused(group: Group, report: DiffReport, allows: str) -> str:
     worst = group.worst
     causes = told(group.causes)
-    first = f"{_where(group, report)}，B 与 A 的不同在于 {'；'.join(map(_cause, causes))}"
+    first = f"{_at(group.pairs, report)}，B 与 A 的不同在于 {'；'.join(map(_cause, causes))}"
     if group.numbers_differ:
         first += "（数值取自第一处，各处不同）"
     applied = "将其应用于 A " if len(causes) == 1 else f"将这 {len(causes)} 项应用于 A "
@@ -84,14 +92,14 @@ def _unexplained(group: Group, report: DiffReport, allows: str) -> str:
     by = f"相差 {short(size)}，{allows} {short(worst.allowed)}"
     if size is not None and not math.isfinite(size):
         by = f"差异为 {short(size)}，因为有一侧含有非有限值"
-    return f"{_where(group, report)}，{stage}不同，原因未知：{by}。{_followed(group)}"
+    return f"{_at(group.pairs, report)}，{stage}不同，原因未知：{by}。{_followed(group)}"
 
 
-def _where(group: Group, report: DiffReport) -> str:
-    if len(group.pairs) == len(report.pairs) == 1:
-        return f"在 {place_of(group.pairs[0])}"
-    told = where(group.pairs, report.pairs, "从 {} 起", "\0")
-    return told if told != "\0" else f"在 {_sites([place_of(pair) for pair in group.pairs])}"
+def _at(members: Sequence[PairDiff], report: DiffReport) -> str:
+    if len(members) == len(report.pairs) == 1:
+        return f"在 {place_of(members[0])}"
+    told = where(members, report.pairs, "从 {} 起", "\0")
+    return told if told != "\0" else f"在 {_sites([place_of(pair) for pair in members])}"
 
 
 def _followed(group: Group) -> str:

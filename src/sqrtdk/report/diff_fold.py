@@ -10,8 +10,9 @@ from sqrtdk.compare.records import Cause, DiffReport, PairDiff, StageDiff
 from sqrtdk.compare.words import UNKNOWN, excess, largest, told
 from sqrtdk.report.figures import number
 
-SAME, DIFFERS, FOLLOWS, UNJUDGED = "same", "differs", "follows", "not compared"
-OUTCOMES = (DIFFERS, FOLLOWS, UNJUDGED, SAME)
+SAME, DIFFERS, FOLLOWS, UNJUDGED, CANCELS = "same", "differs", "follows", "not compared", "cancels"
+OUTCOMES = (DIFFERS, FOLLOWS, UNJUDGED, SAME)  # of a pair
+MARKS = (DIFFERS, FOLLOWS, CANCELS, UNJUDGED, SAME)  # of a stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,8 @@ def fold_pairs(pairs: Iterable[PairDiff]) -> tuple[PairFold, ...]:
     def shown(pair: PairDiff) -> object:
         causes = tuple(map(change, told(pair.causes)))
         how = (pair.same, pair.first_stage, pair.follows_from, causes, pair.reason)
-        return (*how, pair.index_a, pair.index_b, shape(pair.site_b), pair.formula_a, pair.formula_b)
+        beside = (pair.cancelling, pair.rows_left_out, pair.rows)
+        return (*how, *beside, pair.index_a, pair.index_b, shape(pair.site_b), pair.formula_a, pair.formula_b)
 
     folds = []
     for site, group in fold(pairs, lambda pair: pair.site_a, shown):
@@ -64,9 +66,11 @@ def outcome(pair: PairDiff) -> str:
 
 
 def mark(pair: PairDiff, stage: StageDiff) -> str:
-    """How a stage came out, one of `OUTCOMES`: it follows where the difference began before it, by another cause."""
+    """How a stage came out, one of `MARKS`: it follows where the difference began before it, by another cause."""
     if stage.same is not False:
         return UNJUDGED if stage.same is None else SAME
+    if stage.cancels:
+        return CANCELS
     if pair.follows_from is not None:
         return FOLLOWS
     began = {pair.first_stage, *(cause.stage for cause in pair.causes)} - {None, ""}

@@ -15,7 +15,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from sqrtdk.compare.records import Cause, DiffReport, PairDiff, StageDiff
+from sqrtdk.compare.records import CANCELS, Cause, DiffReport, PairDiff, StageDiff
 from sqrtdk.compare.suspect import STAGES
 from sqrtdk.compare.words import UNKNOWN, place, share, short, told
 from sqrtdk.lab.text import Text
@@ -23,6 +23,7 @@ from sqrtdk.report import page
 from sqrtdk.report.diff_causes import CAUSES
 from sqrtdk.report.diff_chinese import paragraphs
 from sqrtdk.report.diff_fold import (
+    MARKS,
     OUTCOMES,
     fold_pairs,
     has_values,
@@ -40,6 +41,7 @@ from sqrtdk.report.plain import plain
 
 _TOKEN = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?|\w+|\s+|.", re.DOTALL)
 _MOST_TOKENS = 2000  # of a formula; longer ones are shown without marks
+_SHORT_FACT = 32  # characters; a longer one gets a line of its own
 _LADDER = (1e-12, 1e2)  # what the ladder reaches from and to
 
 
@@ -78,6 +80,8 @@ def to_html(report: DiffReport) -> str:
         "sides": (("A", "a", report.a, report.unpaired_a), ("B", "b", report.b, report.unpaired_b)),
         "environment": _environment(report),
         "columns": STAGES,
+        "legend": MARKS,
+        "cancels": CANCELS,
         "said": said,
         "say": _say,
         "both": both,
@@ -231,5 +235,6 @@ def _environment(report: DiffReport) -> list[tuple[str, str, bool]]:
             parts = [f"{name} {part}" for name, part in item.items() if part is not None]
         else:
             parts = [*map(str, item)] if isinstance(item, (list, tuple)) else [str(item)]
-        shown.append((str(key), ", ".join(parts), len(parts) > 1))
+        told = ", ".join(parts)
+        shown.append((str(key), told, len(parts) > 1 or len(told) > _SHORT_FACT))
     return shown

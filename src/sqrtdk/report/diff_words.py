@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sqrtdk.lab.text import Text
-from sqrtdk.report.diff_fold import DIFFERS, FOLLOWS, SAME, UNJUDGED
+from sqrtdk.report.diff_fold import CANCELS, DIFFERS, FOLLOWS, SAME, UNJUDGED
 
 STAGE_WORDS = {
     "input": Text("input", "输入"),
@@ -27,6 +27,7 @@ OUTCOME_WORDS = {
     SAME: Text("same", "一致"),
     DIFFERS: Text("differs", "不同"),
     FOLLOWS: Text("follows", "随之而异"),
+    CANCELS: Text("cancels", "相抵"),
     UNJUDGED: Text("not compared", "未比较"),
 }
 
@@ -34,6 +35,10 @@ OUTCOMES_MEAN = {
     SAME: Text("within what rounding allows", "在舍入允许的范围内"),
     DIFFERS: Text("a difference of its own", "自身存在差异"),
     FOLLOWS: Text("what came before differs", "差异来自之前"),
+    CANCELS: Text(
+        "differs and makes no difference: from the input to the output both are the same",
+        "此处不同，但不影响结果：从输入到输出两侧一致",
+    ),
     UNJUDGED: Text("one side does not tell, or has no such step", "有一侧没有给出，或没有这一步"),
 }
 

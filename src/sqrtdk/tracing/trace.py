@@ -32,11 +32,12 @@ from sqrtdk.tracing.records import (
     NotMeasured,
 )
 from sqrtdk.tracing.tell.finish import MostRows, finish
-from sqrtdk.tracing.tell.keep import BLOCKS_OF_KEYS, ENLARGED, Used, keep, of_kernel, projections_of, without
+from sqrtdk.tracing.tell.keep import BLOCKS_OF_KEYS, ENLARGED, keep, projections_of, without
 from sqrtdk.tracing.tell.lost import Lost, tell_lost
 from sqrtdk.tracing.tell.merge import merge, merge_rows
 from sqrtdk.tracing.tell.padding import TokensOf
 from sqrtdk.tracing.tell.program_site import site_in_program
+from sqrtdk.tracing.tell.used import Used, of_kernel
 from sqrtdk.tracing.tell.without_softmax import without_softmax
 from sqrtdk.tracing.tensors import CallRows, CallTensors, Projection
 from sqrtdk.tracing.watch import places

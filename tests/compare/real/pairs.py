@@ -28,7 +28,6 @@ class Port:
         function: of the module.
         cause: why it differs; None where both are the same.
         sites: numbers of the calls with a difference of their own; the others follow from them.
-        opaque: operations of B that the trace can't follow.
         relabels: by what the attentions differ that the weights around them take back: the models are the same.
     """
 
@@ -37,7 +36,6 @@ class Port:
     function: str
     cause: str | None = None
     sites: tuple[int, ...] = ()
-    opaque: tuple[str, ...] = ()
     relabels: tuple[str, ...] = ()
 
     def home(self) -> ModuleType:
@@ -59,7 +57,6 @@ BOTH = (0, 1)
 BLIND = "rows that see no key"  # differ, and a comparison leaves them out: they are no tokens'
 # Heads and channels of q, k and v in another order, which rows of their weights and columns of the output's have too.
 RELABELS = ("group_order", "head_order", "rope_layout")
-ROTATION = ("mul", "sum")  # FMS turns by matrices of 2 x 2: a multiplication and a sum
 
 PAIRS: dict[str, Port] = {
     "llama_keras_hub": Port("keras_hub", "ports_keras_hub", "llama"),
@@ -80,10 +77,10 @@ PAIRS: dict[str, Port] = {
     "llama_curated": Port("curated_transformers", "ports_curated", "llama"),
     "gpt_neox_curated": Port("curated_transformers", "ports_curated", "gpt_neox"),
     "falcon_curated": Port("curated_transformers", "ports_curated", "falcon"),
-    "llama_fms": Port("fms", "ports_fms", "llama", opaque=ROTATION),
-    "granite_fms": Port("fms", "ports_fms", "granite", opaque=ROTATION),
-    "qwen3_fms": Port("fms", "ports_fms", "qwen3", opaque=ROTATION),
-    "qwen3_base_fms": Port("fms", "ports_fms", "qwen3_base", "rope_base", BOTH, ROTATION),
+    "llama_fms": Port("fms", "ports_fms", "llama"),
+    "granite_fms": Port("fms", "ports_fms", "granite"),
+    "qwen3_fms": Port("fms", "ports_fms", "qwen3"),
+    "qwen3_base_fms": Port("fms", "ports_fms", "qwen3_base", "rope_base", BOTH),
     "bert_fms": Port("fms", "ports_fms", "bert"),
     "roberta_fms": Port("fms", "ports_fms", "roberta"),
     "roberta_padding_fms": Port("fms", "ports_fms", "roberta_padding", "input", (0,)),

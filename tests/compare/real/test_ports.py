@@ -39,20 +39,20 @@ def test_outputs_are_the_same_or_differ_by_the_cause(port: Port):
 
 
 def test_every_attention_is_read(port: Port):
-    """Each with a scale by two readings that agree, and no operation unknown but those that are listed."""
+    """Each with a scale by two readings that agree, and no operation unknown."""
     a, b, inputs_a, inputs_b = port.build()
     formulas = []
-    for model, inputs, opaque in ((a, inputs_a, ()), (b, inputs_b, port.opaque)):
+    for model, inputs in ((a, inputs_a), (b, inputs_b)):
         with sqrtdk.trace(model) as run:
             call(model, inputs)
         assert run.calls
         assert not run.not_measured
         for one in run.calls:
-            assert one.unknown == opaque
-            assert opaque or one.scale.agree
+            assert one.unknown == ()
+            assert one.scale.agree
         formulas.append([one.scale.effective for one in run.calls])
     ours, theirs = formulas
     assert len(ours) == len(theirs)
-    if not port.opaque and port.function != "t5":  # T5's scale is in the weights of q there
+    if port.function != "t5":  # T5's scale is in the weights of q there
         same = [abs(one / other - 1) < 1e-3 for one, other in zip(ours, theirs, strict=True)]
         assert same == [port.cause != "scale"] * len(ours)

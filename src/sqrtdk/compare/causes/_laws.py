@@ -128,7 +128,7 @@ def retold(
     if turn is None:
         return own.table
     if frequencies is not None and len(frequencies) != len(turn.frequencies):
-        if own.layout != "interleaved":
+        if own.layout != "interleaved" or _shows(turn, frequencies, tolerance):
             return own.table
         # neighbours of which more, or fewer, were said to turn: by too little to show
         amplitude = turn.amplitude.median(-1, keepdim=True).values.expand(*turn.positions.shape, len(frequencies))
@@ -141,3 +141,10 @@ def retold(
         amplitude=turn.amplitude,
     )
     return snapped(changed.table(), target.table.to(torch.complex128), tolerance)
+
+
+def _shows(turn: Turn, frequencies: Tensor, tolerance: float) -> bool:
+    """Whether pairs that the one has and the other has not turn by more than `tolerance`, radians, in all positions."""
+    pairs = min(len(frequencies), len(turn.frequencies))
+    beyond = torch.cat([frequencies[pairs:], turn.frequencies[pairs:]])
+    return bool(float(beyond.abs().max()) * turn.span > tolerance)

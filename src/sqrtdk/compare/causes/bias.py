@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from sqrtdk.compare.addends import common_keys
 from sqrtdk.compare.causes.bias_scaled import factor_of_bias
 from sqrtdk.compare.masks import distances
 from sqrtdk.compare.numbers import HELD, held, of_formula, same, times
@@ -27,7 +28,7 @@ def suspect(sides: Sides) -> Iterator[Suspicion]:
     a, b = sides.a.formula, sides.b.formula
     if a is None or b is None or (a.bias is None and b.bias is None):
         return
-    by = factor_of_bias(a, b)  # the business of `bias_scaled`
+    by = factor_of_bias(a, b, sides.head_dim)  # the business of `bias_scaled`
     a = a if by is None else replace(a, bias_by=a.bias_by * by)
     left, right = effective(a, b), effective(b, a)
     if same(left, right, held(sides.a.dtype, sides.b.dtype)):
@@ -42,12 +43,12 @@ def suspect(sides: Sides) -> Iterator[Suspicion]:
 
 
 def effective(formula: Formula, other: Formula) -> Tensor:
-    """What the bias adds, as far as it reaches the weights: 0 at hidden keys, and 0 on average in every row."""
+    """What the bias adds, as far as it reaches the weights of both: 0 at hidden keys, and 0 on average in every row."""
     added = times(torch.zeros(1, 1, 1, 1) if formula.bias is None else formula.bias, formula.bias_by)
     assert isinstance(added, Tensor)
     added = added[(None,) * (4 - added.ndim)]
     exact = formula.sinks is not None or other.sinks is not None or "masked" in (formula.softcap_at, other.softcap_at)
-    visible = formula.visible if other.visible is None else other.visible
+    visible = common_keys(formula, other)
     if visible is None:
         return added if exact else added - added.mean(-1, keepdim=True)
     visible = visible[(None,) * (4 - visible.ndim)]

@@ -1,7 +1,7 @@
 """`length_factor`: a factor that stands for the length: YaRN's amplitude of the table, or log n of the row.
 
 The amplitude is the size of what the table multiplies by; its angles stay A's. On the formula it is a factor that
-differs from row to row; one that is the same for all rows is the cause `scale`.
+differs from row to row, or goes by the keys that the rows of a sequence see; any other is the cause `scale`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from sqrtdk.compare.causes._lengths import by_length
 from sqrtdk.compare.causes._parts import (
     QK,
     Finding,
@@ -24,6 +25,7 @@ from sqrtdk.compare.causes._parts import (
     with_rotation,
 )
 from sqrtdk.compare.causes._widths import like_widths
+from sqrtdk.compare.numbers import held, one_number, same
 from sqrtdk.compare.program import Program, Way
 from sqrtdk.compare.suspect import Sides, Suspicion
 
@@ -88,17 +90,13 @@ def _of_rows(sides: Sides) -> Iterator[Suspicion]:
     a, b = sides.a.formula, sides.b.formula
     if a is None or b is None:
         return
-    mine, wanted = (torch.as_tensor(x.scale, dtype=torch.float64) for x in (a, b))
-    if _rows(mine) == 1 and _rows(wanted) == 1:
-        return
-    ratio = wanted / mine
-    if float((ratio.amax(-2) / ratio.amin(-2) - 1).abs().max()) <= slack(sides):
+    if same(a.scale, b.scale, held(sides.a.dtype, sides.b.dtype)) or not by_length(sides):
         return
 
     def change(program: Program) -> Program:
         return program if program.formula is None else replace(program, formula=replace(program.formula, scale=b.scale))
 
-    words = _scale_words(mine), _scale_words(wanted)
+    words = _scale_words(a.scale), _scale_words(b.scale)
     text = {
         (OWN, ONE): "leaves out the factor of the rows, as log n of the keys that each sees",
         (ONE, OWN): "multiplies each row by a factor of its own, as log n of its keys",
@@ -106,9 +104,5 @@ def _of_rows(sides: Sides) -> Iterator[Suspicion]:
     yield Suspicion(NAME, "scale", words[0], words[1], change, text)
 
 
-def _scale_words(scale: Tensor) -> str:
-    return ONE if _rows(scale) == 1 else OWN
-
-
-def _rows(scale: Tensor) -> int:
-    return scale.shape[-2] if scale.ndim > 1 else 1
+def _scale_words(scale: Tensor | float) -> str:
+    return ONE if one_number(scale) is not None else OWN

@@ -12,19 +12,25 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from sqrtdk.compare.addends import FAR
 from sqrtdk.compare.causes.bias_scaled import factor_of_fill
 from sqrtdk.compare.numbers import of_formula, same
 from sqrtdk.compare.program import Formula
 from sqrtdk.compare.suspect import Sides, Suspicion
 
 NAME = "mask_magnitude"
-FAR = -5e3  # no logit of an attention is so low that a key with this fill took weight beside it
 
 
 def suspect(sides: Sides) -> Iterator[Suspicion]:
     """B's fill in A's mask."""
     a, b = sides.a.formula, sides.b.formula
-    if a is None or b is None or a.visible is None or b.visible is None or factor_of_fill(a, b) is not None:
+    if (
+        a is None
+        or b is None
+        or a.visible is None
+        or b.visible is None
+        or factor_of_fill(a, b, sides.head_dim) is not None
+    ):
         return
     left, right = _applied(a), _applied(b)
     if same(left, right) and (a.fill_added == b.fill_added or math.isinf(left)):

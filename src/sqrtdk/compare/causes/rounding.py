@@ -32,16 +32,16 @@ def suspect(sides: Sides) -> Iterator[Suspicion]:
     weights = lesser(a.weights_dtype, sides.a.dtype), lesser(b.weights_dtype, sides.b.dtype)
 
     def round_both(formula: Formula) -> Formula:
-        return replace(formula, logits_dtype=b.logits_dtype, weights_dtype=b.weights_dtype)
+        return replace(formula, logits_dtype=b.logits_dtype, weights_dtype=b.weights_dtype, own=b.own)
 
     if logits[0] != logits[1] and weights == logits:
         yield _suspicion("weights", *logits, of_formula(round_both), "the logits and the weights")
         return
     if logits[0] != logits[1]:
-        round_logits = of_formula(lambda formula: replace(formula, logits_dtype=b.logits_dtype))
+        round_logits = of_formula(lambda formula: replace(formula, logits_dtype=b.logits_dtype, own=b.own))
         yield _suspicion("weights", *logits, round_logits, "the logits")
     if weights[0] != weights[1]:
-        round_weights = of_formula(lambda formula: replace(formula, weights_dtype=b.weights_dtype))
+        round_weights = of_formula(lambda formula: replace(formula, weights_dtype=b.weights_dtype, own=b.own))
         yield _suspicion("weights", *weights, round_weights, "the weights")
 
 
@@ -69,26 +69,26 @@ def _of_way(name: str, a: Way, b: Way, sides: Sides) -> Iterator[Suspicion]:
             return replace(program, query=way)
         return replace(program, key=way) if name == "key" else replace(program, value=way)
 
-    said_a, said_b = (", ".join(dtype for _, dtype in found) or None for found in (here, there))
+    said_a, said_b = (", ".join(step.dtype for _, step in found) or None for found in (here, there))
     yield _suspicion(name, said_a, said_b, change, name)
 
 
-def _roundings(way: Way, own: torch.dtype) -> tuple[tuple[int, str], ...]:
-    """Each rounding: after how many norms and rotations, to which dtype."""
+def _roundings(way: Way, own: torch.dtype) -> tuple[tuple[int, Rounded], ...]:
+    """Each rounding, and after how many norms and rotations it is."""
     found, others = [], 0
     for step in way.steps:
         if not isinstance(step, Rounded):
             others += 1
         elif (dtype := lesser(step.dtype, own)) is not None:
-            found.append((others, dtype))
+            found.append((others, replace(step, dtype=dtype)))
     return tuple(found)
 
 
-def _rounded_at(way: Way, roundings: tuple[tuple[int, str], ...]) -> tuple[Change, ...]:
+def _rounded_at(way: Way, roundings: tuple[tuple[int, Rounded], ...]) -> tuple[Change, ...]:
     """The steps of a way with these roundings and no others."""
     steps: list[Change] = [step for step in way.steps if not isinstance(step, Rounded)]
-    for place, dtype in reversed(roundings):
-        steps.insert(min(place, len(steps)), Rounded(dtype))
+    for place, step in reversed(roundings):
+        steps.insert(min(place, len(steps)), step)
     return tuple(steps)
 
 

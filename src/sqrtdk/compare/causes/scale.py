@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.audit.tolerance import close, inverse_root
+from sqrtdk.compare.causes._lengths import by_length
 from sqrtdk.compare.numbers import HELD, Value, held, of_formula, one_number, over, ratio, same, shown, total
 from sqrtdk.compare.program import Formula
 from sqrtdk.compare.suspect import Sides, Suspicion
@@ -40,7 +41,7 @@ def suspect(sides: Sides) -> Iterator[Suspicion]:
     off = held(sides.a.dtype, sides.b.dtype)
     if same(total(a), total(b), off) and (not capped_alike or same(a.scale, b.scale, off)):
         return
-    if by_rows(a, b, off):
+    if by_length(sides):
         return
     yield Suspicion(
         NAME,
@@ -50,13 +51,6 @@ def suspect(sides: Sides) -> Iterator[Suspicion]:
         of_formula(lambda formula: rescaled(formula, b)),
         describe(sides, total(a), total(b)),
     )
-
-
-def by_rows(a: Formula, b: Formula, off: float) -> bool:
-    """Whether the factors before a softcap are off by a number that is not the same for all rows."""
-    factors = over(torch.as_tensor(b.scale, dtype=torch.float64), torch.as_tensor(a.scale, dtype=torch.float64))
-    assert isinstance(factors, Tensor)
-    return factors.ndim > 1 and factors.shape[-2] > 1 and not same(factors, factors[..., -1:, :], off)
 
 
 def rescaled(formula: Formula, other: Formula) -> Formula:

@@ -9,7 +9,7 @@ second unknown, which all heads share.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,6 +22,7 @@ RATIO = 1.25  # from one scale of the grid to the next
 ROWS = 32  # rows that are looked at, evenly spaced
 CAPS = (5.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0)
 STEP = 1e-4  # of the logarithm, for the differences
+FAR, SLOW = 1e6, 0.99  # of mean squares: to rounding's, and to what they were a step before
 COMMON = 4.0  # standard errors that heads of one scale may be apart
 
 
@@ -97,13 +98,17 @@ def fit_softcap(
     lse: Tensor | None = None,
     *,
     formula: Formula | None = None,
+    caps: Sequence[float] = CAPS,
 ) -> ScaleFit | None:
-    """Scale of each head and softcap of all, as `fit_scale`; the softcap acts where `formula.softcap_at` says."""
+    """Scale of each head and softcap of all, as `fit_scale`; the softcap acts where `formula.softcap_at` says.
+
+    `caps` are the softcaps from which it is looked for.
+    """
     problem = _problem(query, key, value, output, lse, _with(formula, visible))
     if problem is None:
         return None
     best: ScaleFit | None = None
-    for cap in CAPS:
+    for cap in caps:
         start = _grid(problem, math.log(cap), coarser=2)
         fit = None if start is None else _polish(problem, start, math.log(cap))
         if fit is not None and (best is None or fit.residual < best.residual):
@@ -170,9 +175,17 @@ def _polish(problem: _Problem, scale: Tensor, cap: float | None) -> ScaleFit:
         if not bool(better.any()):
             break
         scale, cap = torch.where(better, trial, scale), trial_cap
-        left = torch.where(better[:, None, None], beside, left)
+        old, left = left, torch.where(better[:, None, None], beside, left)
+        if _hopeless(problem, old, left):
+            break
     _, _, error, cap_error = _newton(problem, scale, cap, left)
     return _told(problem, scale, cap, error, cap_error)
+
+
+def _hopeless(problem: _Problem, old: Tensor, left: Tensor) -> bool:
+    """Whether what is left is far above rounding, and hardly less than before: no scale gives what was recorded."""
+    size = left.square().mean((1, 2))
+    return bool((size > FAR * problem.noise).all() and size.sum() > SLOW * old.square().mean((1, 2)).sum())
 
 
 def _newton(problem: _Problem, scale: Tensor, cap: float | None, left: Tensor) -> tuple[Tensor, float, Tensor, float]:

@@ -91,10 +91,12 @@ def _is_tangent(scene: Scene, site: str) -> bool:
 
 
 def _multiplied(made: Made, a: Node, source: Node) -> Multiplied | None:
-    """The operands of a projection of rows, a matrix times a matrix."""
+    """The operands of a projection of rows, a matrix times a matrix; a batch of one (by einsum) is one matrix."""
     left, right = ops.CONTRACTIONS[made.node.op]
-    factors = [made.tensors.get(i) for i in (left, right)]
-    one, two = factors
+    one, two = (
+        tensor[0] if tensor is not None and tensor.dim() == 3 and len(tensor) == 1 else tensor
+        for tensor in (made.tensors.get(left), made.tensors.get(right))
+    )
     if one is None or two is None or one.dim() != 2 or two.dim() != 2 or source is not a:
         return None
     return Multiplied(alias(one), alias(two), made.tensors.get(0) if made.node.op == "addmm" else None)

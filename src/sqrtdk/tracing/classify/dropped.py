@@ -42,12 +42,18 @@ def _kept(mask: Node) -> tuple[float, float] | None:
 def _rate(mask: Node) -> float | None:
     """Of entries that a random mask sets to 0."""
     if mask.op == "bernoulli":
-        kept = number_of(mask, 1) if len(mask.args) > 1 else _uniform(mask.args[0])
+        kept = number_of(mask, 1) if len(mask.args) > 1 else _default(mask) or _uniform(mask.args[0])
         return None if kept is None else 1 - kept
     bound = number_of(mask, 1)
     if bound is None or mask.op not in _COMPARED or mask.args[0].op not in _UNIFORM:
         return None
     return _COMPARED[mask.op](bound)
+
+
+def _default(mask: Node) -> float | None:
+    """The probability that `x.bernoulli_()` takes without one; `torch.bernoulli(x)` has its own in x."""
+    arguments = () if mask.func is None else mask.func._schema.arguments
+    return next((float(x.default_value) for x in arguments if x.name == "p" and x.has_default_value()), None)
 
 
 def _uniform(probabilities: Node) -> float | None:

@@ -40,7 +40,8 @@ def turned_by_sum(node: Node, main: Node, where: str, follow: Follow) -> Side | 
     """The same where the product is a multiplication and a sum: `(R * x[..., None, :]).sum(-1)`."""
     tables = table_positions(main) if main.op == "mul" else []
     vector = main.main()
-    if not tables or vector is None or list(node.args[1]) != [-1] or vector.shape[-2:-1] != (1,):
+    last = len(main.shape) - 1
+    if not tables or vector is None or list(node.args[1]) not in ([-1], [last]) or vector.shape[-2:-1] != (1,):
         return None
     table = main.args[tables[0]]
     if table.shape[-1] != table.shape[-2] or len(node.shape) != len(main.shape) - 1:

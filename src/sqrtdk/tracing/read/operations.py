@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from sqrtdk.tracing.classify.additive import CURVES
@@ -77,7 +78,10 @@ def _multiplied(link: Link) -> tuple[Step, ...]:
     factor = of_the_data(node.args[index], factor or of_the_rows(node, index, "logits"))
     if factor is None or (node.op == "div" and index == 0):
         return (Unknown(f"{node.op} by a tensor"),)
-    return (Scale(factor),)
+    if factor.value is not None or value is None or value.is_meta:
+        return (Scale(factor),)
+    by = value.detach().to(torch.float64)
+    return (Scale(factor, Placed(by.reciprocal() if node.op == "div" else by, link.views, node.shape)),)
 
 
 def _raised(link: Link) -> tuple[Step, ...]:

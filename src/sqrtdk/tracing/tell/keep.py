@@ -3,69 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from sqrtdk.errors import kind_and_text
-from sqrtdk.tracing.read.orient import coordinates, operands
 from sqrtdk.tracing.read.patterns import distinct
 from sqrtdk.tracing.read.reading import Logits, Reading, Vectors
 from sqrtdk.tracing.records import ROWS, AttentionCall, Factor
 from sqrtdk.tracing.steps import Beside, Bias, Clamp, Hide, Mix, Offset, Scale, Sink, Softcap, Squares, Step, Unknown
 from sqrtdk.tracing.tell.held import held_in
+from sqrtdk.tracing.tell.places import NO_OPERANDS, places_of, rows_of, sizes_of
 from sqrtdk.tracing.tell.proof import DOUBT, proven
 from sqrtdk.tracing.tell.sight import Sight, look, visible_by
 from sqrtdk.tracing.tell.sums import at_logits, lse_of, sinks_of
-from sqrtdk.tracing.tell.vectors import Place, own, vector
+from sqrtdk.tracing.tell.used import Used
+from sqrtdk.tracing.tell.vectors import own, sharing, vector
 from sqrtdk.tracing.tensors import CallTensors, Projection, Term, Vector
 from sqrtdk.tracing.watch.carried import Carried
-from sqrtdk.tracing.watch.events import KernelCall
-from sqrtdk.tracing.watch.graph import Node
 
-NO_OPERANDS = "its operands are not known"
 _EVEN = 0.02  # a factor on rounded weights that is the same for all
 _ROUNDED = 2.0**-20  # a factor of float32 this near to 1 is 1
 ENLARGED = "its q was enlarged"
 BLOCKS_OF_KEYS = "it was computed in blocks of keys"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Used:
-    """What met in the attention, beside what its reading has.
-
-    Attributes:
-        value: v, as it met the weights.
-        node: its node.
-        weights: as they met it; None of a kernel.
-        lse: that a kernel gave.
-        query_node: of a kernel.
-        key_node: of a kernel.
-        sinks: of a kernel.
-        query: of a kernel, as it was given it.
-    """
-
-    value: Tensor
-    node: Node
-    weights: Tensor | None = None
-    lse: Tensor | None = None
-    query_node: Node | None = None
-    key_node: Node | None = None
-    sinks: Tensor | None = None
-    query: Tensor | None = None
-
-
-def of_kernel(call: KernelCall) -> Used | None:
-    """What met in a kernel whose arguments have the names of SDPA's; None of any other."""
-    nodes = [call.nodes.get(name) for name in ("query", "key", "value")]
-    query, key, value = nodes
-    if query is None or key is None or value is None:
-        return None
-    sinks = call.arguments.get("sinks")
-    lse = None if sinks is not None else call.lse  # theirs is among the sums, and can't be taken off again exactly
-    return Used(call.arguments["value"], value, None, lse, query, key, sinks, call.arguments["query"])
 
 
 def without(call: AttentionCall, reason: str) -> CallTensors:
@@ -103,11 +64,11 @@ def _keep(reading: Reading, used: Used | None, call: AttentionCall) -> CallTenso
     fault = _fault(reading)
     if fault is not None or used is None:
         return without(call, fault or NO_OPERANDS)
-    places = _places(reading, used)
+    places = places_of(reading, used)
     if isinstance(places, str):
         return without(call, places)
     sight = look(reading)
-    query, key, value = (vector(place) for place in places)
+    query, key, value = sharing([vector(place) for place in places])
     if reading.kind == "sdpa" and isinstance(reading.operands, Logits):
         # torch's own decomposition multiplies q and k by a root of the scale each: `terms` have the whole of it
         root = math.sqrt(abs(next((s.factor.value or 1.0 for s in sight.steps if isinstance(s, Scale)), 1.0)))
@@ -120,14 +81,14 @@ def _keep(reading: Reading, used: Used | None, call: AttentionCall) -> CallTenso
     assert reading.output is not None
     kept = None
     if reading.dropout and used.weights is not None:
-        kept = (used.weights.reshape(_sizes(reading)) != 0).detach()
+        kept = (used.weights.reshape(sizes_of(reading)) != 0).detach()
     return CallTensors(
         site=call.site,
         index=call.index,
         query=query,
         key=key,
         value=value,
-        output=own(_rows(reading, used, reading.output), reading.output),
+        output=own(rows_of(reading, used, reading.output), reading.output),
         terms=terms,
         lse=lse_of(reading, sight, used.lse),
         kept=kept,
@@ -163,11 +124,6 @@ def _unscaled(vector: Vector, root: float) -> Vector:
     factor = vector.factor / root
     plain = vector.projected is None or (isinstance(factor, float) and abs(factor - 1) <= _ROUNDED)
     return replace(vector, values=values, factor=1.0 if plain else factor)
-
-
-def _sizes(reading: Reading) -> tuple[int, int, int, int]:
-    layout = reading.layout
-    return layout.batch, layout.heads, layout.rows, layout.columns
 
 
 def _changed(reading: Reading) -> str | None:
@@ -207,142 +163,6 @@ def _fault(reading: Reading) -> str | None:
     return None
 
 
-# -- where q, k and v are ----------------------------------------------------------------------------------------------
-
-
-def _places(reading: Reading, used: Used) -> tuple[Place, Place, Place] | str:
-    layout = reading.layout
-    if isinstance(reading.operands, Vectors):
-        if used.query_node is None or used.key_node is None:
-            return NO_OPERANDS
-        query, key = reading.operands.query, reading.operands.key
-        if reading.operands.exists is not None or reading.operands.keys is not None:
-            return "its sequences lie end to end"
-
-        def by_head(tensor: Tensor) -> Tensor:
-            return tensor.reshape(layout.batch, -1, *tensor.shape[-2:])
-
-        if used.query is None or not _is_plain(used.query, query) or used.value.shape[:-1] != key.shape[:-1]:
-            return "the layout of its operands is not known"
-        if query.shape[-2] != layout.rows or math.prod(query.shape[:-2]) != layout.batch * layout.heads:
-            return "the layout of its operands is not known"
-        return (
-            Place(used.query_node, query, by_head),
-            Place(used.key_node, key, by_head),
-            Place(used.node, used.value, by_head),
-        )
-    assert isinstance(reading.operands, Logits)
-    return _of_logits(reading, reading.operands, used)
-
-
-def _is_plain(operand: Tensor, query: Tensor) -> bool:
-    """Whether q was read as the kernel was given it, and not with its axes in another order."""
-    return operand.shape == query.shape and operand.stride() == query.stride()
-
-
-def _of_logits(reading: Reading, logits: Logits, used: Used) -> tuple[Place, Place, Place] | str:
-    axes, product = logits.axes, logits.product
-    left, right = operands(product)
-    if left.value is None or right.value is None or not axes.followed:
-        return "the layout of its logits could not be followed"
-    if len(product.shape) > 3 or axes.windowed:
-        return "the layout of its logits is not known"
-    n, row, column = (logits.arrange(at) for at in coordinates(product, logits.views, reading.device))
-    if n.shape != _sizes(reading):
-        return "the product does not hold all of the logits"
-    if axes.swapped:
-        row, column = column, row
-    if bool((row != row[..., :1]).any()) or bool((column != column[..., :1, :]).any()) or bool((n != n[..., :1]).any()):
-        return "its queries have keys of their own"
-    values = _values(reading, used)
-    if isinstance(values, str):
-        return values
-    query_node, key_node = (right, left) if axes.swapped else (left, right)
-    assert query_node.value is not None
-    assert key_node.value is not None
-    of_query = _indexed(n[..., 0], row[..., 0], transposed=axes.swapped)
-    of_key = _indexed(n[..., 0, :], column[..., 0, :], transposed=not axes.swapped)
-    return Place(query_node, query_node.value, of_query), Place(key_node, key_node.value, of_key), values
-
-
-def _indexed(entries: Tensor, at: Tensor, *, transposed: bool) -> Callable[[Tensor], Tensor]:
-    """Picks the rows of an operand of the product."""
-
-    def place(tensor: Tensor) -> Tensor:
-        tensor = tensor.mT if transposed else tensor
-        whole = tensor.reshape(-1, *tensor.shape[-2:]) if tensor.dim() != 3 else tensor
-        return whole[entries, at]
-
-    return place
-
-
-def _values(reading: Reading, used: Used) -> Place | str:
-    """Where v is, by the layout of the output."""
-    layout, output, wide = reading.layout, reading.output, used.value
-    assert output is not None
-    matrices = layout.batch * layout.heads
-    if wide.shape[-2] != layout.columns or not wide.numel():
-        return "the layout of its values is not known"
-    if math.prod(output.shape[:-1]) != matrices * layout.rows:
-        return "the layout of its output is not known"
-    if math.prod(output.shape[:-2]) == matrices:
-        whole = (*output.shape[:-2], *wide.shape[-2:])
-        return Place(used.node, used.value, lambda tensor: _by_head(reading, tensor.expand(whole)))
-    shared = math.prod(wide.shape[:-2]) // layout.batch  # heads of v, each for a group of queries along the rows
-    if layout.inner != 1 or not shared or layout.heads % shared:
-        return "the layout of its values is not known"
-    each = torch.arange(shared).repeat_interleave(layout.heads // shared)
-    heads = each.view(shared, -1).t().flatten() if _is_turned(reading, used) else each
-
-    def values(tensor: Tensor) -> Tensor:
-        return tensor.reshape(layout.batch, shared, *tensor.shape[-2:])[:, heads]
-
-    return Place(used.node, used.value, values)
-
-
-def _by_head(reading: Reading, tensor: Tensor) -> Tensor:
-    """(B, H, ...) of v or the output, whose leading axes are those of the softmax, in its order."""
-    layout, logits = reading.layout, reading.operands
-    if not isinstance(logits, Logits) or not logits.axes.heads:
-        return layout.by_head(tensor)
-    axes, shape = logits.axes, list(logits.values.shape)
-    keys = axes.keys % len(shape)
-    rest = [axis for axis in range(len(shape)) if axis != keys]
-    inside = {keys, *(rest[axis] for axis in axes.rows)}
-    leading = [1 if axis in inside else size for axis, size in enumerate(shape)]
-    numbers = torch.arange(math.prod(leading), device=tensor.device).reshape(leading).expand(shape)
-    order = logits.arrange(numbers)[..., 0, 0]
-    return tensor.reshape(-1, *tensor.shape[-2:])[order]
-
-
-def _is_turned(reading: Reading, used: Used) -> bool:
-    """Whether the heads of the logits have the number in the group first, where the output has the group first."""
-    if not isinstance(reading.operands, Logits) or used.weights is None or reading.output is None:
-        return False
-    layout, groups = reading.layout, math.prod(reading.output.shape[:-2]) // reading.layout.batch
-    if groups in (0, 1, layout.heads) or layout.heads % groups:
-        return False
-    weights = reading.operands.arrange(reading.operands.weights)
-    met = used.weights.reshape(layout.batch, groups, -1, layout.rows, used.weights.shape[-1])
-    straight, turned = (
-        (x.reshape(weights.shape).to(torch.float64) - weights.to(torch.float64)).abs().sum()
-        for x in (met, met.transpose(1, 2))
-    )
-    return bool(turned < straight)
-
-
-def _rows(reading: Reading, used: Used, output: Tensor) -> Tensor:
-    """(B, Hq, L, Ev) of the output."""
-    layout = reading.layout
-    if isinstance(reading.operands, Logits) and math.prod(output.shape[:-2]) == layout.batch * layout.heads:
-        return _by_head(reading, output).detach()
-    sizes = (layout.batch, layout.heads, layout.rows, output.shape[-1])
-    if _is_turned(reading, used):
-        groups = math.prod(output.shape[:-2]) // layout.batch
-        output = output.reshape(layout.batch, groups, -1, *sizes[2:]).transpose(1, 2)
-    return output.reshape(sizes).detach()
-
-
 # -- from the product to the softmax -----------------------------------------------------------------------------------
 
 
@@ -353,7 +173,11 @@ def _terms(reading: Reading, sight: Sight, used: Used) -> tuple[Term, ...]:
 
 def _term(step: Step, reading: Reading, sight: Sight, used: Used) -> Term | None:
     if isinstance(step, Scale):
-        return Term("scale", _factor(step.factor, reading), step.factor.source)
+        by = _factor(step.factor, reading)
+        if by is None and step.by is not None:
+            by = _small(at_logits(reading, step.by))
+            by = by[..., :1].clone() if bool((by == by[..., :1]).all()) else by  # one a row
+        return Term("scale", by, step.factor.source)
     if isinstance(step, Softcap):
         return Term("softcap", step.cap)
     if isinstance(step, Squares):

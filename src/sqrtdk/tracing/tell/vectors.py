@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -58,10 +59,29 @@ def vector(place: Place) -> Vector:
         by = torch.ones_like(factor)
     if by is None:
         return Vector(used, projected=projected, steps=(*steps, Waypoint("unknown", "", None)))
+    if not steps and projected.dtype == used.dtype and torch.equal(projected, used):
+        projected = used  # kept once
     projection = None if way.shifted else _projection(place, way, used)
     if way.shifted:
         projection = _shifted(place, way, used, projected)
     return Vector(used, _number(factor * by), projected, tuple(steps), projection)
+
+
+def sharing(vectors: list[Vector]) -> list[Vector]:
+    """The same vectors: what several of them were projected from is kept once."""
+    inputs: list[Tensor] = []
+    shared = []
+    for one in vectors:
+        projection = one.projection
+        if projection is not None:
+            entering = next(
+                (x for x in inputs if x.dtype == projection.input.dtype and torch.equal(x, projection.input)),
+                projection.input,
+            )
+            inputs.append(entering)
+            one = replace(one, projection=replace(projection, input=entering))
+        shared.append(one)
+    return shared
 
 
 def own(arranged: Tensor, tensor: Tensor) -> Tensor:
@@ -81,6 +101,8 @@ def _arranged(place: Place, value: Tensor | None, used: Tensor) -> Tensor | None
 
 def _factor(before: Tensor, after: Tensor) -> Tensor | None:
     """By what `after` is `before`, a number, one a head or one a row, (1 or B, 1 or H, 1 or L, 1); None otherwise."""
+    if before.dtype == after.dtype and torch.equal(before, after):
+        return torch.ones(1, 1, 1, 1, dtype=torch.float64, device=after.device)
     x, y = before.to(torch.float64), after.to(torch.float64)
     eps = max(torch.finfo(t.dtype).eps for t in (before, after) if t.is_floating_point())
     for axes in ((0, 1, 2, 3), (0, 2, 3), (0, 1, 3), (3,)):
@@ -116,10 +138,11 @@ def _projection(place: Place, way: Lineage, used: Tensor) -> Projection | None:
     if len(way.roots) != 1 or root.root is None or root.root.multiplied is None or root.value is None:
         return None
     multiplied, (rows, features) = root.root.multiplied, root.value.shape[-2:]
-    if root.value.dim() != 2:
+    if math.prod(root.value.shape[:-2]) != 1:
         return None
     # of a dtype that can be viewed as complex numbers
-    numbers = torch.arange(rows * features, dtype=torch.float64, device=root.value.device).reshape(rows, features)
+    numbers = torch.arange(rows * features, dtype=torch.float64, device=root.value.device)
+    numbers = numbers.reshape(root.value.shape)
     numbered = _arranged(place, way.carried({root: numbers}), used)
     if numbered is None or bool(numbered.isnan().any()):
         return None
@@ -127,7 +150,7 @@ def _projection(place: Place, way: Lineage, used: Tensor) -> Projection | None:
     row, feature = at // features, at % features
     if not bool((row == row[:, :1, :, :1]).all()) or not bool((feature == feature[:1, :, :1]).all()):
         return None
-    feature = feature[0, :, 0]
+    feature = feature[0, :, 0].clone()  # a view would hold the number of every entry
     weight = multiplied.weight.mT[feature]
     bias = None if multiplied.bias is None else multiplied.bias.expand(features)[feature]
     return Projection(root.label, multiplied.input[row[:, 0, :, 0]].detach(), weight.detach(), _kept(bias), feature)

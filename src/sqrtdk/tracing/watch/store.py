@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from sqrtdk.tracing.watch import places
+from sqrtdk.tracing.watch.attributes import module_tensors
 from sqrtdk.tracing.watch.carried import Carried
 from sqrtdk.tracing.watch.events import Weighing
 from sqrtdk.tracing.watch.graph import Node, alias, origin
@@ -47,7 +48,7 @@ class Store:
         self._loose: list[TensorWeakRef] = []  # made inside the block, but in no module call
         self._puts = 0
         if model is not None:
-            for name, tensor in _module_tensors(model):
+            for name, tensor in module_tensors(model):
                 for part in within(tensor):
                     self._held.append(part)
                     self._constants[id(part)] = name
@@ -275,22 +276,6 @@ def overlaid(old: Partial | None, new: Partial | None) -> Partial | None:
         return new or old
     pending = (old.open - new.parts) | new.open
     return Partial(old.parts | new.parts, pending, new.scaled, old.loose or new.loose, new.weighed)
-
-
-def _module_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters, buffers, and tensors that modules keep as plain attributes, one level of containers deep."""
-    yield from model.named_parameters()
-    yield from model.named_buffers()
-    for path, module in model.named_modules():
-        for key, item in vars(module).items():
-            if key.startswith("_") and key in ("_parameters", "_buffers", "_modules"):
-                continue
-            if isinstance(item, Tensor):
-                yield f"{path}.{key}".lstrip("."), item
-            elif isinstance(item, (list, tuple, dict)):
-                for inner in item.values() if isinstance(item, dict) else item:
-                    if isinstance(inner, Tensor):
-                        yield f"{path}.{key}".lstrip("."), inner
 
 
 def _remembers_constants(written: Node) -> bool:
