@@ -28,6 +28,7 @@ from sqrtdk.monitor.watch import AttentionAlarm, Watch, watch
 
 WIDTH, HEADS, LENGTH = 32, 4, 6
 STEPS = 2  # gradients of q and k are told from the second on
+SECONDS = 6.0  # that a group waits for a rank
 Sample = dict[str, Any]
 
 
@@ -62,6 +63,11 @@ def plainly(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
+def by_hand(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    hidden = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu(1)
+    return (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(hidden, torch.finfo(q.dtype).min).softmax(-1) @ v
+
+
 def of_gathered_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """A rank has some rows of the sequence, and all keys."""
     rank, rows = dist.get_rank(), q.shape[2]
@@ -72,14 +78,10 @@ def of_gathered_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def of_some_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """A rank has all rows, and some keys of each: results are weighed by the sums of their exponentials."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    logits = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
-    hidden = torch.ones(logits.shape[-2:], dtype=torch.bool).triu(1)
-    part = LENGTH // size
-    keys = slice(rank * part, (rank + 1) * part if rank < size - 1 else None)
-    logits = logits.masked_fill(hidden, -1e30)[..., keys]
+    k, v, hidden = mine(k, 2), mine(v, 2), mine(torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu(1), 1)
+    logits = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(hidden, torch.finfo(q.dtype).min)
     lse = torch.stack(_every(logits.logsumexp(-1, keepdim=True)))
-    outputs = torch.stack(_every(logits.softmax(-1) @ v[:, :, keys]))
+    outputs = torch.stack(_every(logits.softmax(-1) @ v))
     return (outputs * lse.softmax(0)).sum(0)
 
 
@@ -299,57 +301,68 @@ def alone(name: str) -> list[Sample]:
     if name in ("ddp", "fsdp"):
         return train(decoder(), [batch()] * STEPS)
     x = {"uneven": broken(), "sequence": batch(length=8)}.get(name, batch())
-    return look(decoder(), [x])
+    return look(meeting(by_hand) if name == "keys" else decoder(), [x])
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 
-def join(rank: int, size: int, folder: Path, seconds: float) -> None:
+def join(rank: int, size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
-    store = f"file://{folder}/store"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size, timeout=timedelta(seconds=seconds))
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
 
 
 def work(rank: int, size: int, folder: Path) -> None:
-    join(rank, size, folder, 60.0)
+    """All scenarios; in the end the last rank dies."""
+    join(rank, size, folder)
     found = {scenario.__name__: scenario(folder) for scenario in SCENARIOS}
     (folder / f"{rank}.json").write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+    until_one_leaves(folder, dies=True)
 
 
-def work_until_one_leaves(rank: int, size: int, folder: Path, seconds: float, way: str) -> None:
+def hang(rank: int, size: int, folder: Path) -> None:
+    join(rank, size, folder)
+    until_one_leaves(folder, dies=False)
+
+
+def until_one_leaves(folder: Path, *, dies: bool) -> None:
     """The last rank dies, or hangs, between its forward pass and its step."""
-    join(rank, size, folder, seconds)
-    model, start = decoder(), 0.0
+    rank, model, start = dist.get_rank(), decoder(), 0.0
+    group = dist.new_group(timeout=timedelta(seconds=SECONDS))
     try:
-        with torch.no_grad(), watch(model, every=1) as health:
+        with torch.no_grad(), watch(model, every=1, group=group) as health:
             for step in range(3):
                 model(batch())
-                if rank == size - 1 and step == 1:
-                    if way == "dies":
-                        os._exit(3)
-                    time.sleep(3.0 * seconds)
+                if rank == dist.get_world_size() - 1 and step == 1:
+                    time.sleep(0.0 if dies else 3.0 * SECONDS)
                     os._exit(3)
                 start = time.monotonic()
                 health.step()
     except Exception as error:
         told = {"error": type(error).__name__, "notes": error.__notes__, "seconds": time.monotonic() - start}
-        (folder / f"{rank}.json").write_text(json.dumps({**told, "samples": len(health.samples)}))
+        (folder / f"end-{rank}.json").write_text(json.dumps({**told, "samples": len(health.samples)}))
     os._exit(0)
 
 
-def run(target: Callable[..., None], size: int, folder: Path, *args: Any) -> list[Any]:
+def run(target: Callable[..., None], size: int, folder: Path) -> list[Any]:
     """What each rank wrote; None where it wrote nothing."""
     context = mp.get_context("spawn")
-    processes = [context.Process(target=target, args=(rank, size, folder, *args)) for rank in range(size)]
+    processes = [context.Process(target=target, args=(rank, size, folder)) for rank in range(size)]
     for process in processes:
         process.start()
     for process in processes:
         process.join(120.0)
         if process.is_alive():
             process.kill()
-    files = [folder / f"{rank}.json" for rank in range(size)]
+    return _read(folder, "", size)
+
+
+def ends(folder: Path, size: int) -> list[Any]:
+    """How each rank ended where one left; None for that one."""
+    return _read(folder, "end-", size)
+
+
+def _read(folder: Path, prefix: str, size: int) -> list[Any]:
+    files = [folder / f"{prefix}{rank}.json" for rank in range(size)]
     return [json.loads(file.read_text()) if file.exists() else None for file in files]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import torch
@@ -55,7 +55,8 @@ class Packed(NamedTuple):
     wide: bool
 
 
-class LaidCall(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LaidCall:
     """What is told of a call apart from its numbers; `SeenCall` says what it is."""
 
     site: str
@@ -156,14 +157,6 @@ def unpack(row: Tensor, layout: Layout, head: Head, stride: int) -> SeenStep:
     ]
     loss = head.loss if head.told else None
     return SeenStep(tuple(calls), layout.how, layout.missed, loss, layout.alarms)
-
-
-def without_gradients_of_queries(call: SeenCall) -> SeenCall:
-    """A rank that holds some of a row's keys knows a part of the gradient of its q only."""
-    if call.sums is None:
-        return call
-    ordered = {name: one for name, one in call.sums.ordered.items() if name != "query_grad"}
-    return replace(call, sums=replace(call.sums, ordered=ordered))
 
 
 def _tensors(call: SeenCall, by_row: bool) -> dict[str, Tensor]:

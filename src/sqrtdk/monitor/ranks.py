@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sqrtdk.errors import InvalidTypeError, InvalidValueError, OutputError, kind_and_text
+from sqrtdk.errors import InvalidTypeError, InvalidValueError, OutputError, SqrtdkError, kind_and_text
 from sqrtdk.monitor.packed import HEAD, Head, Layout, Row, pack, unpack
 from sqrtdk.monitor.seen import SeenStep
 from sqrtdk.monitor.shards import Axis, together
@@ -68,7 +68,8 @@ class Ranks:
             try:
                 box[0] = ask()
             except Exception as error:
-                box[1] = OutputError(kind_and_text(error), hint="It is the first rank's error; see its own output.")
+                known = isinstance(error, SqrtdkError)
+                box[1] = error if known else OutputError(kind_and_text(error), hint="See what the first rank says.")
                 dist.broadcast_object_list(box, group=self.group, group_src=0)
                 raise
         dist.broadcast_object_list(box, group=self.group, group_src=0)

@@ -12,10 +12,9 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
-from sqrtdk.monitor.packed import without_gradients_of_queries
 from sqrtdk.monitor.samples import NOT_MEASURED, Alarm
 from sqrtdk.monitor.seen import UNMEASURED, SeenCall, SeenStep
-from sqrtdk.monitor.sums import HeadSums, beside, head_sums, joined
+from sqrtdk.monitor.sums import MAXIMA, HeadSums, beside, head_sums, joined
 from sqrtdk.stats import RowStats
 from sqrtdk.tracing.tensors import CallRows
 
@@ -100,7 +99,7 @@ def _heads(calls: Calls) -> SeenCall | None:
     lengths = {tuple(one.shape[-1] for one in call.sums.ordered.values()) for call in seen if call.sums is not None}
     if len(lengths) > 1:
         return _without(seen[0], "ranks that share heads have other rows")
-    return replace(_joined(seen, beside), heads=sum(call.heads for call in seen))
+    return replace(_joined(seen, _beside), heads=sum(call.heads for call in seen))
 
 
 def _keys(calls: Calls) -> SeenCall | None:
@@ -111,7 +110,7 @@ def _keys(calls: Calls) -> SeenCall | None:
         return _without(seen[0], _absent(calls, "keys"))
     if len({(call.heads, *(one.rows.n.shape for one in call.rows)) for call in seen if call.sums is not None}) > 1:
         return _without(seen[0], "ranks that share keys have other rows")
-    return _joined([without_gradients_of_queries(call) for call in seen], _merged, by_row=True)
+    return _joined(seen, _merged, by_row=True)
 
 
 def _same(calls: Calls) -> SeenCall | None:
@@ -135,11 +134,23 @@ def _joined(
     return replace(first, sums=join(sums), rows=())
 
 
+def _beside(sums: Sequence[HeadSums]) -> HeadSums:
+    """The heads of all ranks; the largest product is one number of the call, that of all of them."""
+    found = beside(sums)
+    maxima = found.maxima.clone()
+    line = maxima[MAXIMA.index("max_product")]
+    line.copy_(line.amax().expand_as(line))
+    return replace(found, maxima=maxima)
+
+
 def _merged(sums: Sequence[HeadSums]) -> HeadSums:
-    """The sums of the merged rows, which come first, and the gradients of the keys of all ranks."""
+    """The sums of the merged rows, which come first, and the gradients of the keys of all ranks.
+
+    Of the gradient of a row's q a rank knows a part only, and none is told.
+    """
     rows, *ranks = sums
-    ordered = joined(ranks).ordered
-    return replace(rows, ordered={**rows.ordered, **ordered})
+    gradients = {name: one for name, one in joined(ranks).ordered.items() if name == "key_grad"}
+    return replace(rows, ordered={**rows.ordered, **gradients})
 
 
 def _merged_rows(parts: Sequence[CallRows]) -> CallRows:
