@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 import warnings
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import scaled_dot_product_attention
 
+from sqrtdk.monitor import journal
 from sqrtdk.monitor.watch import AttentionAlarm, Watch, watch
 
 WIDTH, HEADS, LENGTH = 32, 4, 6
@@ -293,7 +295,27 @@ def raising(folder: Path) -> list[Sample]:
     return [*plain(health), told]
 
 
-SCENARIOS = (ddp, fsdp, uneven, absent, sequence, keys, heads, grid, stages, growing, thinned, raising)
+def unwritten(folder: Path) -> list[Sample]:
+    """The first rank's folder is gone after the first step: which alarms each rank has after each of three."""
+    model, before = decoder(), journal.SAMPLES
+    journal.SAMPLES = 1  # a part for each
+    counts: list[Sample] = []
+    try:
+        with torch.no_grad(), watch(model, every=1, on_alarm="raise", to=folder / "gone") as health:
+            for step in range(3):
+                model(batch())
+                health.step()
+                counts.append({"alarms": [alarm.name for alarm in health.alarms]})
+                if dist.get_rank() == 0 and step == 0:
+                    shutil.rmtree(folder / "gone")
+    except AttentionAlarm as alarm:
+        counts.append({"raised": alarm.alarm.name})
+    finally:
+        journal.SAMPLES = before
+    return counts
+
+
+SCENARIOS = (ddp, fsdp, uneven, absent, sequence, keys, heads, grid, stages, growing, thinned, raising, unwritten)
 
 
 def alone(name: str) -> list[Sample]:

@@ -153,6 +153,11 @@ def test_the_ranks_agree_and_the_first_one_writes_and_warns(found: Found) -> Non
     assert run is not None
 
 
+def test_records_that_the_first_rank_could_not_write_are_an_alarm_of_all_at_the_next_sample(found: Found) -> None:
+    for rank in found:
+        assert rank["unwritten"] == [{"alarms": []}, {"alarms": []}, {"raised": "records"}]
+
+
 def test_a_rank_that_dies_within_a_step_does_not_hold_the_others(found: Found) -> None:
     left(work.ends(found[0]["folder"], len(found)))
 

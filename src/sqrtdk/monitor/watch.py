@@ -215,7 +215,8 @@ def watch(
         group: where torch.distributed runs, the processes whose statistics are joined: a process group, a DeviceMesh
             over all of them, or None: all. Each of them watches its model with the same options, and calls `step()` as
             often. The first writes `to` and warns; an error, or a function of `on_alarm`, comes on each of them. The
-            gradients are those of the mean of the losses of ranks that have rows of their own.
+            gradients are those of the mean of the losses of ranks that have rows of their own, as DDP and FSDP take it,
+            and the loss of a sample is the mean of what the ranks told.
         shards: what the ranks of the group share, or for each axis of the mesh: "rows" (data parallel, FSDP; None),
             "heads", "keys", "stages", "same", or "alone": nothing is joined. See `monitor.ranks`.
 
