@@ -137,8 +137,9 @@ def ranks_of(group: Any = None, shards: Shards | None = None) -> Ranks | None:
         group: a process group, a DeviceMesh over all processes, or None: all processes, where torch.distributed runs.
         shards: what the ranks of a group share: "rows" (each has its own batch, or its own part of each sequence: data
             parallel, sharded, ring attention), "heads" (tensor parallel, in order), "keys" (each has a part of the keys
-            of every row), "stages" (layers), "same" (all do the same), "alone" (each is watched for itself). Of a
-            DeviceMesh, such a word for each of its axes whose name is not in `MESH_AXES`, or stands for something else.
+            of every row; the statistics of each row are sent, so that `rows` should be small), "stages" (layers),
+            "same" (all do the same), "alone" (each is watched for itself). Of a DeviceMesh, such a word for each of its
+            axes whose name is not in `MESH_AXES`, or stands for something else.
 
     Raises:
         InvalidValueError: a word that is none of these, an axis without one, or a mesh over some processes only.
