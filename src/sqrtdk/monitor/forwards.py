@@ -14,8 +14,9 @@ from torch.nn.modules import module as torch_module
 
 from sqrtdk.errors import kind_and_text
 from sqrtdk.monitor.gradients import Gradients, Projected
-from sqrtdk.monitor.samples import AS_IS, EAGER, CallSample, not_measured
-from sqrtdk.monitor.sums import HeadSums, head_sums, joined, table
+from sqrtdk.monitor.samples import AS_IS, EAGER, not_measured
+from sqrtdk.monitor.seen import UNMEASURED, SeenCall, SeenStep
+from sqrtdk.monitor.sums import head_sums, joined
 from sqrtdk.tracing.records import AttentionCall
 from sqrtdk.tracing.tell.finish import MostRows
 from sqrtdk.tracing.tensors import CallRows, Projection
@@ -122,31 +123,26 @@ class Forwards:
 
     # -- the step --------------------------------------------------------------------------------------------------
 
-    def summarised(self) -> tuple[tuple[CallSample, ...], str, tuple[str, ...]]:
-        """The calls of the step, how it ran, and what was not measured."""
-        if not self._seen:
-            return (), not_measured(NO_FORWARD), tuple(self._missed)
+    def seen(self) -> SeenStep:
+        """The attentions of the step, how it ran, and what was not measured."""
+        how = not_measured(NO_FORWARD) if not self._seen else EAGER if _compiled(self._model) else AS_IS
         with torch.no_grad():
-            sums = {place: self._sums(place, parts) for place, parts in self._calls.items()}
-            known = {place: one for place, one in sums.items() if one is not None}
-            columns = dict(zip(known, table(list(known.values())), strict=True))
-        calls = []
-        for place, parts in self._calls.items():
-            call = parts[0][0]
-            reason = None if place in columns else call.stats_reason or "its rows were not measured"
-            ratio = call.scale.ratio
-            calls.append(CallSample(*place, call.heads, columns.get(place, {}), ratio, call.formula, reason))
+            calls = tuple(self._call(place, parts) for place, parts in self._calls.items())
         self._calls = {}
-        how = EAGER if _compiled(self._model) else AS_IS
-        return tuple(calls), how, tuple(dict.fromkeys(self._missed))
+        return SeenStep(calls, how, tuple(dict.fromkeys(self._missed)))
 
-    def _sums(self, place: Place, parts: list[tuple[AttentionCall, CallRows | None]]) -> HeadSums | None:
-        rows = [one for _, one in parts if one is not None]
-        if len(rows) < len(parts):
-            return None
-        found = joined([head_sums(one) for one in rows])
-        gradients = (self._gradient(place, name) for name in ("query", "key"))
-        return found.with_gradients(*gradients)
+    def _call(self, place: Place, parts: list[tuple[AttentionCall, CallRows | None]]) -> SeenCall:
+        call, rows = parts[0][0], tuple(one for _, one in parts if one is not None)
+        sums, reason = None, call.stats_reason or UNMEASURED
+        if len(rows) == len(parts):
+            try:
+                found = joined([head_sums(one) for one in rows])
+                sums = found.with_gradients(*(self._gradient(place, name) for name in ("query", "key")))
+            except Exception as error:  # other ranks wait for what this one has
+                reason = f"its rows could not be summed up: {kind_and_text(error)}"
+        return SeenCall(
+            *place, call.heads, call.scale.ratio, call.formula, sums, reason if sums is None else None, rows
+        )
 
     def _gradient(self, place: Place, name: str) -> Tensor | None:
         parts = self._gradients.rows.get((*place, name))

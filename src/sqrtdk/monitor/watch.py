@@ -11,8 +11,11 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 from weakref import WeakSet
 
 from torch import Tensor, nn
@@ -21,6 +24,7 @@ from sqrtdk.errors import InvalidTypeError, InvalidValueError, OutputError, Sqrt
 from sqrtdk.monitor.alarms import judge
 from sqrtdk.monitor.forwards import Forwards
 from sqrtdk.monitor.journal import Journal, numbers, unwritten
+from sqrtdk.monitor.ranks import Ranks, Shards, ranks_of
 from sqrtdk.monitor.samples import Alarm, StepSample
 from sqrtdk.monitor.schedule import Schedule, schedule_of
 from sqrtdk.tracing.watch.programs import hint_for
@@ -60,6 +64,8 @@ class Watch:
         to: str | Path | None = None,
         on_alarm: OnAlarm = "warn",
         first_step: int | None = None,
+        group: Any = None,
+        shards: Shards | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InvalidTypeError(
@@ -80,6 +86,9 @@ class Watch:
         self._on_alarm = on_alarm
         self._to = to
         self._first_step = first_step
+        self._group, self._shards = group, shards
+        self._ranks: Ranks | None = None
+        self._untold: list[Alarm] = []  # of this rank alone; the others learn of them at the next sample
         self._journal: Journal | None = None
         self._step = 0
         self._armed = ExitStack()
@@ -92,16 +101,21 @@ class Watch:
                 "one watch at a time; this model has one already", hint="Leave the block of the first."
             )
         self._step = (1 if self._first_step is None else self._first_step) - 1
+        self._ranks = ranks_of(self._group, self._shards)
         if self._to is not None:
-            settings = {"every": str(self._schedule), "rows": self._forwards.most}
-            self._journal = Journal(
-                self._to, model=_described(self._model), settings=settings, first_step=self._first_step
-            )
-            self._step = self._journal.next_step - 1
+            next_step = self._opened if self._ranks is None else partial(self._ranks.first_says, self._opened)
+            self._step = next_step() - 1
         _watched.add(self._model)
         self._open = True
         self._arm_if_due()
         return self
+
+    def _opened(self) -> int:
+        """Open the folder of the records; the step that comes next there."""
+        assert self._to is not None
+        settings = {"every": str(self._schedule), "rows": self._forwards.most}
+        self._journal = Journal(self._to, model=_described(self._model), settings=settings, first_step=self._first_step)
+        return self._journal.next_step
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -151,15 +165,19 @@ class Watch:
     def _finish(self, loss: Tensor | float | None) -> None:
         self._sampling = False
         self._armed.close()
-        calls, how, missed = self._forwards.summarised()
-        sample = StepSample(self._step, calls, how, missed, numbers([loss])[0])
-        found = judge(tuple(self.samples), sample)
+        seen = self._forwards.seen()
+        seen = replace(seen, loss=numbers([loss])[0], alarms=tuple(self._untold))
+        self._untold = []
+        if self._ranks is not None:
+            seen = self._ranks.joined(seen)
+        sample = StepSample(self._step, seen.samples(), seen.how, seen.missed, seen.loss)
+        found = [*seen.alarms, *judge(tuple(self.samples), sample)]
         self.samples.append(sample)
         if self._journal is not None:
             try:
                 self._journal.sample(sample, found)
             except OutputError as error:  # a full disk is no reason to end a training run
-                found.append(unwritten(error, self._step))
+                (found if self._ranks is None else self._untold).append(unwritten(error, self._step))
         self.alarms += found
         for alarm in found:
             self._tell(alarm)
@@ -169,7 +187,7 @@ class Watch:
             self._on_alarm(alarm)
         elif alarm.severity in LOUD and self._on_alarm == "raise":
             raise AttentionAlarm(alarm)
-        elif alarm.severity in LOUD:
+        elif alarm.severity in LOUD and (self._ranks is None or self._ranks.first):
             warnings.warn(AttentionWarning(alarm.text), stacklevel=4)
 
 
@@ -181,6 +199,8 @@ def watch(
     rows: int | None = None,
     on_alarm: OnAlarm = "warn",
     first_step: int | None = None,
+    group: Any = None,
+    shards: Shards | None = None,
 ) -> Watch:
     """Watch every attention of a model while it trains.
 
@@ -192,6 +212,13 @@ def watch(
         on_alarm: "warn" (a Python warning), "raise" (an error at `step()`), or a function of the `Alarm`; the first two
             act from a warning on, a function gets the notes too.
         first_step: number of the first step, where a run goes on from a checkpoint; None: after the last one in `to`.
+        group: where torch.distributed runs, the processes whose statistics are joined: a process group, a DeviceMesh
+            over all of them, or None: all. Each of them watches its model with the same options, and calls `step()` as
+            often. The first writes `to` and warns; an error, or a function of `on_alarm`, comes on each of them. The
+            gradients are those of the mean of the losses of ranks that have rows of their own, as DDP and FSDP take it,
+            and the loss of a sample is the mean of what the ranks told.
+        shards: what the ranks of the group share, or for each axis of the mesh: "rows" (data parallel, FSDP; None),
+            "heads", "keys", "stages", "same", or "alone": nothing is joined. See `monitor.ranks`.
 
     Returns:
         The context manager; call its `step(loss)` after each optimizer step.
@@ -217,7 +244,9 @@ def watch(
         >>> len(health.samples[0].calls[0].columns["max_logit"])
         2
     """
-    return Watch(model, every=every, to=to, rows=rows, on_alarm=on_alarm, first_step=first_step)
+    return Watch(
+        model, every=every, to=to, rows=rows, on_alarm=on_alarm, first_step=first_step, group=group, shards=shards
+    )
 
 
 def _described(model: nn.Module) -> dict[str, object]:

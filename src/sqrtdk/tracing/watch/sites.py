@@ -61,6 +61,16 @@ class Sites:
                 return name
         return ""
 
+    def name_of(self, parameter: nn.Parameter) -> str | None:
+        """Name of a parameter that one of the running modules, or a part of the innermost one, holds now."""
+        for module in reversed(self.stack):
+            path = self.names.get(id(module))
+            held = module.named_parameters(recurse=module is self.stack[-1])
+            name = next((name for name, one in held if one is parameter), None)
+            if path is not None and name is not None:
+                return f"{path}.{name}" if path else name
+        return None
+
     @property
     def running(self) -> bool:
         """Whether any module is being called."""

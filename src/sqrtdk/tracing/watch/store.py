@@ -44,6 +44,7 @@ class Store:
         self._held: list[Tensor] = []  # module tensors: their ids must stay theirs
         self._constants: dict[int, str] = {}
         self._read: set[int] = set()  # storages of tensors from outside the trace
+        self._swapped: set[str] = set()  # names of parameters in whose place others were read
         self._sharing: dict[int, list[TensorWeakRef]] = {}  # tensors by storage
         self._loose: list[TensorWeakRef] = []  # made inside the block, but in no module call
         self._puts = 0
@@ -51,7 +52,7 @@ class Store:
             for name, tensor in module_tensors(model):
                 for part in within(tensor):
                     self._held.append(part)
-                    self._constants[id(part)] = name
+                    self._constants.setdefault(id(part), name)  # a wrapper may list parameters that have a name
 
     def close(self) -> None:
         """Drop every tensor."""
@@ -88,7 +89,7 @@ class Store:
         shape = shape_of(tensor)
         if not tensor.is_nested:
             self._read.add(_storage(tensor))
-        label = self._constants.get(id(tensor)) or self._cast_label(tensor)
+        label = self._constants.get(id(tensor)) or self._cast_label(tensor) or self._swapped_label(tensor)
         if label is not None or isinstance(tensor, nn.Parameter):
             kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
             value = self._values.get(label or "") if tensor.is_meta else None
@@ -115,10 +116,19 @@ class Store:
         parameter = getattr(cast.next_functions[0][0], "variable", None)
         return self._constants.get(id(parameter))
 
+    def _swapped_label(self, tensor: Tensor) -> str | None:
+        """Name of a parameter that stands in for a sharded one while its module runs, as FSDP puts it together."""
+        if not isinstance(tensor, nn.Parameter):
+            return None
+        name = self._sites.name_of(tensor)
+        if name is not None:
+            self._swapped.add(name)
+        return name
+
     def unread(self) -> frozenset[str]:
         """Names of the model's parameters that no operation read."""
         parameters = [tensor for tensor in self._held if isinstance(tensor, nn.Parameter)]
-        return frozenset(self._constants[id(p)] for p in parameters if _storage(p) not in self._read)
+        return frozenset(self._constants[id(p)] for p in parameters if _storage(p) not in self._read) - self._swapped
 
     def forget(self, tensor: Tensor) -> None:
         """Let `tensor` be a leaf when it is next seen."""

@@ -1,0 +1,207 @@
+"""What one rank saw of a step, as one row of bytes of a length that all ranks agreed on, and back.
+
+A row is a head of float64 numbers (`Head`), then for each call its scale ratio and the columns of each of its tensors,
+then the tensors: the wide ones as float64, the others as float32. What a row means beyond numbers, the names of the
+calls and their tensors, is a `Layout`: every rank knows those of all, and they are told again only where they change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sqrtdk.monitor.samples import Alarm
+from sqrtdk.monitor.seen import SeenCall, SeenStep
+from sqrtdk.monitor.sums import MAXIMA, SUMS, HeadSums
+from sqrtdk.stats import RowStats
+from sqrtdk.tracing.tensors import CallRows
+
+_FIELDS = tuple(field.name for field in fields(RowStats))
+_ROWS = "row statistics"  # of every row, where the keys of a row lie on several ranks
+_EXTRA = ("max_product", "padding")
+
+
+class Head(NamedTuple):
+    """The first numbers of a row.
+
+    Attributes:
+        needed: bytes of the row; where they are more than agreed, only the head is there.
+        changed: 1.0 where the layout is not the one that was told last.
+        every: so many-th row is sent of those that quantiles are told of.
+        told: 1.0 where there is a loss.
+        loss: of the step.
+    """
+
+    needed: float
+    changed: float
+    every: float
+    told: float
+    loss: float
+
+
+HEAD = 8 * len(Head._fields)  # bytes
+
+
+class Packed(NamedTuple):
+    """A tensor of a call: (lines, columns) of which only the columns differ from step to step."""
+
+    name: str
+    lines: int
+    wide: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LaidCall:
+    """What is told of a call apart from its numbers; `SeenCall` says what it is."""
+
+    site: str
+    index: int
+    heads: int
+    formula: str
+    reason: str | None
+    tensors: tuple[Packed, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a rank tells apart from numbers; `SeenStep` says what it is."""
+
+    calls: tuple[LaidCall, ...]
+    how: str
+    missed: tuple[str, ...]
+    alarms: tuple[Alarm, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """A step of one rank, taken apart: its layout and its numbers."""
+
+    layout: Layout
+    head: Head
+    numbers: Tensor
+    wide: Tensor
+    narrow: Tensor
+
+    def bytes(self, capacity: int, device: torch.device) -> Tensor:
+        """(capacity,) uint8; only the head where the rest does not fit."""
+        row = torch.zeros(capacity, dtype=torch.uint8, device=device)
+        parts = [torch.tensor(self.head, dtype=torch.float64)]
+        if self.head.needed <= capacity:
+            parts += [self.numbers, self.wide, self.narrow]
+        flat = torch.cat([part.to(device).contiguous().view(torch.uint8) for part in parts])
+        row[: len(flat)] = flat
+        return row
+
+
+def pack(step: SeenStep, *, by_row: bool, most: int) -> Row:
+    """A step as a row.
+
+    Args:
+        step: of this rank.
+        by_row: send the statistics of every row in place of their sums.
+        most: bytes for the rows that quantiles are told of; where they are more, every second, fourth, ... is sent.
+    """
+    tensors = [_tensors(call, by_row) for call in step.calls]
+    rows = sum(4 * one.numel() for each in tensors for name, one in each.items() if not _wide(name))
+    stride = 1 << max(0, math.ceil(math.log2(rows / most))) if rows else 1
+    tensors = [{name: one if _wide(name) else one[:, ::stride] for name, one in each.items()} for each in tensors]
+    laid = tuple(
+        LaidCall(*call.place, call.heads, call.formula, call.reason, tuple(_packed(name, each[name]) for name in each))
+        for call, each in zip(step.calls, tensors, strict=True)
+    )
+    ratios = (math.nan if call.ratio is None else call.ratio for call in step.calls)
+    numbers = [
+        number
+        for ratio, each in zip(ratios, tensors, strict=True)
+        for number in (ratio, *(float(one.shape[1]) for one in each.values()))
+    ]
+    every = [(name, one.flatten()) for each in tensors for name, one in each.items()]
+    wide = [one.double() for name, one in every if _wide(name)]
+    narrow = [one.float() for name, one in every if not _wide(name)]
+    flat = torch.tensor(numbers, dtype=torch.float64), _cat(wide, torch.float64), _cat(narrow, torch.float32)
+    needed = HEAD + sum(part.numel() * part.element_size() for part in flat)
+    loss = math.nan if step.loss is None else step.loss
+    head = Head(needed, 0.0, stride, float(step.loss is not None), loss)
+    return Row(Layout(laid, step.how, step.missed, step.alarms), head, *flat)
+
+
+def unpack(row: Tensor, layout: Layout, head: Head, stride: int) -> SeenStep:
+    """The step that a row was made of.
+
+    Args:
+        row: (capacity,) uint8.
+        layout: of its rank.
+        head: of the row.
+        stride: of all ranks, a multiple of the row's own.
+    """
+    count = sum(1 + len(call.tensors) for call in layout.calls)
+    numbers = iter(row[HEAD : HEAD + 8 * count].clone().view(torch.float64).tolist())
+    shapes = [(next(numbers), [int(next(numbers)) for _ in call.tensors]) for call in layout.calls]
+    at = HEAD + 8 * count
+    found: list[dict[str, Tensor]] = [{} for _ in layout.calls]
+    for wide, dtype, size in ((True, torch.float64, 8), (False, torch.float32, 4)):
+        for call, (_, columns), each in zip(layout.calls, shapes, found, strict=True):
+            for one, n in zip(call.tensors, columns, strict=True):
+                if one.wide == wide:
+                    end = at + size * one.lines * n
+                    each[one.name] = row[at:end].clone().view(dtype).reshape(one.lines, n)
+                    at = end
+    calls = [
+        _call(call, None if math.isnan(ratio) else ratio, each, stride // int(head.every))
+        for call, (ratio, _), each in zip(layout.calls, shapes, found, strict=True)
+    ]
+    loss = head.loss if head.told else None
+    return SeenStep(tuple(calls), layout.how, layout.missed, loss, layout.alarms)
+
+
+def _tensors(call: SeenCall, by_row: bool) -> dict[str, Tensor]:
+    if call.sums is None:
+        return {}
+    if not by_row:
+        return {"sums": call.sums.sums, "maxima": call.sums.maxima, **call.sums.ordered}
+    rows = {_ROWS: torch.cat([_lines(one.rows) for one in call.rows], -1)}
+    products = [one.max_product for one in call.rows if one.max_product is not None]
+    paddings = [one.padding for one in call.rows if one.padding is not None]
+    if products:
+        rows["max_product"] = torch.stack([one.double() for one in products]).amax().reshape(1, 1)
+    if paddings:
+        rows["padding"] = torch.stack(paddings).sum().reshape(1, 1)
+    return rows | {name: one for name, one in call.sums.ordered.items() if name == "key_grad"}
+
+
+def _call(laid: LaidCall, ratio: float | None, tensors: dict[str, Tensor], stride: int) -> SeenCall:
+    ordered = {name: one[:, ::stride] for name, one in tensors.items() if not _wide(name)}
+    sums: HeadSums | None = None
+    rows: tuple[CallRows, ...] = ()
+    if "sums" in tensors:
+        sums = HeadSums(tensors["sums"], tensors["maxima"], ordered)
+    elif _ROWS in tensors:
+        product, padding = (tensors[name].reshape(()) if name in tensors else None for name in _EXTRA)
+        lines = tensors[_ROWS].reshape(len(_FIELDS), laid.heads, -1)
+        stats = RowStats(**dict(zip(_FIELDS, lines, strict=True)))
+        rows = (CallRows(stats, product, lines.shape[-1], padding),)
+        nothing = lines.new_zeros
+        sums = HeadSums(nothing(len(SUMS), laid.heads), nothing(len(MAXIMA), laid.heads), ordered)
+    return SeenCall(laid.site, laid.index, laid.heads, ratio, laid.formula, sums, laid.reason, rows)
+
+
+def _lines(rows: RowStats) -> Tensor:
+    return torch.cat([getattr(rows, name) for name in _FIELDS])
+
+
+def _packed(name: str, tensor: Tensor) -> Packed:
+    return Packed(name, tensor.shape[0], _wide(name))
+
+
+def _wide(name: str) -> bool:
+    return name in ("sums", "maxima", _ROWS, *_EXTRA)
+
+
+def _cat(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    device = parts[0].device if parts else None
+    return torch.cat([part.to(device) for part in parts]) if parts else torch.empty(0, dtype=dtype)

@@ -1,0 +1,196 @@
+"""Several processes, one sample: what every rank saw of a step is gathered, and joined along each axis of the ranks.
+
+One collective a sampled step: each rank's row of bytes (`packed`) to all ranks, so that all of them come to the same
+alarms. Another one, of objects, tells the names of sites and tensors; it runs at the first sample, and where some rank
+says in its row that they changed or that it has more rows than fit, after which the rows are gathered once more.
+`step()` makes them, outside of every hook. Where a rank is gone they fail as any collective does: at once, or when the
+process group's time is over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sqrtdk.errors import InvalidTypeError, InvalidValueError, OutputError, SqrtdkError, kind_and_text
+from sqrtdk.monitor.packed import HEAD, Head, Layout, Row, pack, unpack
+from sqrtdk.monitor.seen import SeenStep
+from sqrtdk.monitor.shards import Axis, together
+
+Answer = TypeVar("Answer")
+Shards = str | Mapping[str, str]
+SHARDS = ("rows", "heads", "keys", "stages", "same", "alone")
+# The axes of a DeviceMesh by the names that torchtitan and torch's examples give them.
+MESH_AXES: Mapping[str, str] = {
+    **dict.fromkeys(("dp", "ddp", "fsdp", "hsdp", "dp_replicate", "dp_shard", "replicate", "shard", "batch"), "rows"),
+    **dict.fromkeys(("cp", "dp_cp", "dp_shard_cp"), "rows"),  # of a ring: each rank has its rows, and meets all keys
+    **dict.fromkeys(("tp", "head", "heads"), "heads"),
+    "pp": "stages",
+}
+ROWS_BYTES = 64 << 20  # of all ranks together, for the rows that quantiles are told of
+SLACK = 1.25  # room for a longer batch
+
+
+@dataclass(eq=False)
+class Ranks:
+    """The processes that watch one model together; see `ranks_of`.
+
+    Attributes:
+        axes: of the grid of ranks, the last one first to vary.
+        order: numbers in the group, in the order of the grid.
+        group: None: all processes.
+        rows_bytes: as `ROWS_BYTES`.
+    """
+
+    axes: tuple[Axis, ...]
+    order: tuple[int, ...]
+    group: Any = None
+    rows_bytes: int = ROWS_BYTES
+    _capacity: int = HEAD
+    _told: Layout | None = None
+    _layouts: list[Layout] = field(default_factory=list)
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the rank that writes the records."""
+        return dist.get_rank(self.group) == 0
+
+    def first_says(self, ask: Callable[[], Answer]) -> Answer:
+        """What `ask` gave on the first rank, where alone it runs; an error there is one everywhere."""
+        box: list[Any] = [None, None]
+        if self.first:
+            try:
+                box[0] = ask()
+            except Exception as error:
+                known = isinstance(error, SqrtdkError)
+                box[1] = error if known else OutputError(kind_and_text(error), hint="See what the first rank says.")
+                dist.broadcast_object_list(box, group=self.group, group_src=0)
+                raise
+        dist.broadcast_object_list(box, group=self.group, group_src=0)
+        if box[1] is not None:
+            raise box[1]
+        answer: Answer = box[0]
+        return answer
+
+    def joined(self, step: SeenStep) -> SeenStep:
+        """The step of all ranks; every rank calls it, whatever it saw.
+
+        Raises:
+            RuntimeError: of torch.distributed, where a rank is gone or does not come in time.
+        """
+        row = self._row(step)
+        try:
+            rows, heads = self._gathered(row)
+        except Exception as error:
+            error.add_note("sqrtdk.watch gathers the statistics of all ranks here: every rank calls step() as often.")
+            raise
+        stride = int(max(head.every for head in heads))
+        steps = [
+            unpack(each, layout, head, stride) for each, layout, head in zip(rows, self._layouts, heads, strict=True)
+        ]
+        found = together([steps[number] for number in self.order], self.axes)
+        if stride > 1:
+            found = replace(found, missed=(*found.missed, _thinned(stride)))
+        return found
+
+    def _row(self, step: SeenStep) -> Row:
+        most = self.rows_bytes // len(self.order)
+        by_row = any(axis.shards == "keys" for axis in self.axes)
+        try:
+            with torch.no_grad():
+                return pack(step, by_row=by_row, most=most)
+        except Exception as error:  # the others wait for this rank
+            lost = f"its statistics could not be packed: {kind_and_text(error)}"
+            return pack(replace(step, calls=(), missed=(*step.missed, lost)), by_row=by_row, most=most)
+
+    def _gathered(self, row: Row) -> tuple[list[Tensor], list[Head]]:
+        """The rows of all ranks, and their heads."""
+        device = _device(self.group)
+        size = len(self.order)
+        while True:
+            head = row.head._replace(changed=float(row.layout != self._told))
+            own = replace(row, head=head).bytes(self._capacity, device)
+            every = torch.empty(size * self._capacity, dtype=torch.uint8, device=device)
+            dist.all_gather_into_tensor(every, own, group=self.group)
+            rows = list(every.view(size, self._capacity))
+            heads = [Head(*one) for one in _heads(every.view(size, self._capacity))]
+            needed = int(max(head.needed for head in heads))
+            if needed <= self._capacity and not any(head.changed for head in heads):
+                return rows, heads
+            layouts: list[Any] = [None] * size
+            dist.all_gather_object(layouts, row.layout, group=self.group)
+            self._layouts, self._told = layouts, row.layout
+            if needed > self._capacity:
+                self._capacity = 8 * math.ceil(needed * SLACK / 8)
+
+
+def ranks_of(group: Any = None, shards: Shards | None = None) -> Ranks | None:
+    """The ranks that watch together, or None where this process watches alone.
+
+    Args:
+        group: a process group, a DeviceMesh over all processes, or None: all processes, where torch.distributed runs.
+        shards: what the ranks of a group share: "rows" (each has its own batch, or its own part of each sequence: data
+            parallel, sharded, ring attention), "heads" (tensor parallel, in order), "keys" (each has a part of the keys
+            of every row; the statistics of each row are sent, so that `rows` should be small), "stages" (layers),
+            "same" (all do the same), "alone" (each is watched for itself). Of a DeviceMesh, such a word for each of its
+            axes whose name is not in `MESH_AXES`, or stands for something else.
+
+    Raises:
+        InvalidValueError: a word that is none of these, an axis without one, or a mesh over some processes only.
+        InvalidTypeError: `group` is no group.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        return None
+    names = getattr(group, "mesh_dim_names", None)
+    mesh = getattr(group, "mesh", None)
+    if isinstance(mesh, Tensor):
+        axes = tuple(
+            Axis(size, _word((names or ())[at] if names else "", shards)) for at, size in enumerate(mesh.shape)
+        )
+        if mesh.numel() != dist.get_world_size():
+            raise InvalidValueError(
+                f"a mesh is of all processes; got {mesh.numel()} of {dist.get_world_size()}",
+                hint="Pass the whole mesh, or the process group of one of its axes.",
+            )
+        return Ranks(axes, tuple(mesh.flatten().tolist()))
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        raise InvalidTypeError(
+            f"group is a process group or a DeviceMesh; got {type(group).__name__}", hint="None: all processes."
+        )
+    word = _word("", shards or "rows")
+    size = dist.get_world_size(group)
+    return None if size < 2 or word == "alone" else Ranks((Axis(size, word),), tuple(range(size)), group)
+
+
+def _word(axis: str, shards: Shards | None) -> str:
+    """What the ranks along an axis share."""
+    word = shards if isinstance(shards, str) else {**MESH_AXES, **(shards or {})}.get(axis)
+    if word not in SHARDS or (word == "alone" and axis):
+        listed = ", ".join(f'"{one}"' for one in SHARDS)
+        of = f" of the axis {axis!r}" if axis else ""
+        raise InvalidValueError(f"shards{of} is one of {listed}; got {word!r}", hint='For data parallel pass "rows".')
+    return word
+
+
+def _device(group: Any) -> torch.device:
+    """Where the group's collectives run."""
+    backend = str(dist.get_backend(group))
+    accelerator = torch.accelerator.current_accelerator()
+    if "gloo" in backend or "mpi" in backend or accelerator is None:
+        return torch.device("cpu")
+    return torch.device(accelerator.type, torch.accelerator.current_device_index())
+
+
+def _heads(rows: Tensor) -> Sequence[Sequence[float]]:
+    heads: list[list[float]] = rows[:, :HEAD].contiguous().view(torch.float64).tolist()
+    return heads
+
+
+def _thinned(stride: int) -> str:
+    return f"quantiles over rows, and the largest gradient of a row, are of every {stride}th row: the ranks have more"

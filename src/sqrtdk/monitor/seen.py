@@ -1,0 +1,73 @@
+"""What the forward passes of one sampled step gave, before anything is divided: of one process, or of all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from sqrtdk.monitor.samples import Alarm, CallSample
+from sqrtdk.monitor.sums import HeadSums, table
+from sqrtdk.tracing.tensors import CallRows
+
+UNMEASURED = "its rows were not measured"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SeenCall:
+    """One attention, so far.
+
+    Attributes:
+        site: module path.
+        index: 0-based count of the attentions at this site.
+        heads: of q.
+        ratio: effective scale times sqrt(head_dim); None where it could not be read.
+        formula: that reached the softmax.
+        sums: over the rows of each head; None where they could not be measured.
+        reason: why there are none.
+        rows: those that were summed up, of each forward pass.
+    """
+
+    site: str
+    index: int
+    heads: int
+    ratio: float | None
+    formula: str
+    sums: HeadSums | None
+    reason: str | None = None
+    rows: tuple[CallRows, ...] = ()
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Site and index."""
+        return self.site, self.index
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SeenStep:
+    """All attentions of one sampled step.
+
+    Attributes:
+        calls: in the order of running.
+        how: the step ran, as in `StepSample`.
+        missed: what could not be measured, and why.
+        loss: that `step()` was told.
+        alarms: that do not come from the numbers, and that every process is to know of.
+    """
+
+    calls: tuple[SeenCall, ...]
+    how: str
+    missed: tuple[str, ...] = ()
+    loss: float | None = None
+    alarms: tuple[Alarm, ...] = ()
+
+    def samples(self) -> tuple[CallSample, ...]:
+        """The statistics of every call; they leave the device in one transfer."""
+        known = [call for call in self.calls if call.sums is not None]
+        with torch.no_grad():
+            tables = table([call.sums for call in known if call.sums is not None])
+        columns = {call.place: one for call, one in zip(known, tables, strict=True)}
+        return tuple(
+            CallSample(*call.place, call.heads, columns.get(call.place, {}), call.ratio, call.formula, call.reason)
+            for call in self.calls
+        )

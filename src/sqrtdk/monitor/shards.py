@@ -1,0 +1,193 @@
+"""The steps of a grid of ranks become one, axis by axis: keys first, then heads, then rows, then the stages of a model.
+
+Sums are added, maxima taken, rows put together; nothing that was divided is ever averaged. What one rank could not
+measure of a call, no rank has measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+
+from sqrtdk.monitor.samples import NOT_MEASURED, Alarm
+from sqrtdk.monitor.seen import UNMEASURED, SeenCall, SeenStep
+from sqrtdk.monitor.sums import MAXIMA, HeadSums, beside, head_sums, joined
+from sqrtdk.stats import RowStats
+from sqrtdk.tracing.tensors import CallRows
+
+Calls = Sequence[SeenCall | None]  # of the ranks along one axis; None: it has none
+_ORDER = ("stages", "rows", "same", "heads", "keys")  # the last one is joined first
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One direction of a grid of ranks.
+
+    Attributes:
+        size: ranks along it.
+        shards: what they share, a word of `ranks.SHARDS`.
+    """
+
+    size: int
+    shards: str
+
+
+def together(steps: Sequence[SeenStep], axes: Sequence[Axis]) -> SeenStep:
+    """The step of all ranks.
+
+    Args:
+        steps: of every rank, in the order of the grid.
+        axes: of the grid, the last one first to vary.
+    """
+    order = sorted(range(len(axes)), key=lambda at: _ORDER.index(axes[at].shards))
+    grid = torch.arange(len(steps)).reshape([axis.size for axis in axes]).permute(order).flatten().tolist()
+    axes = [axes[at] for at in order]
+    stages = math.prod(axis.size for axis in axes if axis.shards == "stages")
+    share = 1.0 / math.prod(axis.size for axis in axes if axis.shards == "rows")
+    inner = [axis for axis in axes if axis.shards != "stages"]
+    width = len(steps) // stages
+    by_stage = [_calls([steps[rank] for rank in grid[at : at + width]], inner) for at in range(0, len(grid), width)]
+    calls = [_weighed(call, share) for call in _named(by_stage)]
+    losses = [step.loss for step in steps if step.loss is not None]
+    how = next((step.how for step in steps if not step.how.startswith(NOT_MEASURED)), steps[0].how)
+    alarms: dict[Alarm, None] = dict.fromkeys(alarm for step in steps for alarm in step.alarms)
+    return SeenStep(tuple(calls), how, _missed(steps), sum(losses) / len(losses) if losses else None, tuple(alarms))
+
+
+def _calls(steps: Sequence[SeenStep], axes: Sequence[Axis]) -> list[SeenCall]:
+    """The calls of the ranks of one stage, in the order in which the first rank that has one saw it."""
+    by_rank = [{call.place: call for call in step.calls} for step in steps]
+    found = []
+    for place in dict.fromkeys(place for each in by_rank for place in each):
+        calls: list[SeenCall | None] = [each.get(place) for each in by_rank]
+        for axis in reversed(axes):
+            calls = [_of[axis.shards](calls[at : at + axis.size]) for at in range(0, len(calls), axis.size)]
+        if calls[0] is not None:
+            found.append(calls[0])
+    return found
+
+
+def _named(by_stage: Sequence[Sequence[SeenCall]]) -> list[SeenCall]:
+    """Those of all stages; one name in two of them is two attentions."""
+    stages: dict[tuple[str, int], int] = {}
+    found = []
+    for number, calls in enumerate(by_stage):
+        for call in calls:
+            met = stages.setdefault(call.place, number)
+            found.append(call if met == number else replace(call, site=f"stage{number}.{call.site}"))
+    return found
+
+
+def _rows(calls: Calls) -> SeenCall | None:
+    seen = [call for call in calls if call is not None]
+    if not seen:
+        return None
+    if len({call.heads for call in seen}) > 1:
+        return _without(seen[0], f"ranks have {_counts(seen)} heads: pass which of them share rows, which heads")
+    return _joined(seen, joined)
+
+
+def _heads(calls: Calls) -> SeenCall | None:
+    seen = [call for call in calls if call is not None]
+    if not seen:
+        return None
+    if len(seen) < len(calls):
+        return _without(seen[0], _absent(calls, "heads"))
+    lengths = {tuple(one.shape[-1] for one in call.sums.ordered.values()) for call in seen if call.sums is not None}
+    if len(lengths) > 1:
+        return _without(seen[0], "ranks that share heads have other rows")
+    return replace(_joined(seen, _beside), heads=sum(call.heads for call in seen))
+
+
+def _keys(calls: Calls) -> SeenCall | None:
+    seen = [call for call in calls if call is not None]
+    if not seen:
+        return None
+    if len(seen) < len(calls):
+        return _without(seen[0], _absent(calls, "keys"))
+    if len({(call.heads, *(one.rows.n.shape for one in call.rows)) for call in seen if call.sums is not None}) > 1:
+        return _without(seen[0], "ranks that share keys have other rows")
+    return _joined(seen, _merged, by_row=True)
+
+
+def _same(calls: Calls) -> SeenCall | None:
+    return next((call for call in calls if call is not None), None)
+
+
+_of: dict[str, Callable[[Calls], SeenCall | None]] = {"rows": _rows, "heads": _heads, "keys": _keys, "same": _same}
+
+
+def _joined(
+    calls: Sequence[SeenCall], join: Callable[[Sequence[HeadSums]], HeadSums], *, by_row: bool = False
+) -> SeenCall:
+    """One call whose sums are those of all, where each has some."""
+    first = calls[0]
+    unmeasured = next((call for call in calls if call.sums is None), None)
+    if unmeasured is not None:
+        return _without(unmeasured, unmeasured.reason or UNMEASURED)
+    sums = [call.sums for call in calls if call.sums is not None]
+    if by_row:
+        sums = [head_sums(_merged_rows([call.rows[0] for call in calls])), *sums]
+    return replace(first, sums=join(sums), rows=())
+
+
+def _beside(sums: Sequence[HeadSums]) -> HeadSums:
+    """The heads of all ranks; the largest product is one number of the call, that of all of them."""
+    found = beside(sums)
+    maxima = found.maxima.clone()
+    line = maxima[MAXIMA.index("max_product")]
+    line.copy_(line.amax().expand_as(line))
+    return replace(found, maxima=maxima)
+
+
+def _merged(sums: Sequence[HeadSums]) -> HeadSums:
+    """The sums of the merged rows, which come first, and the gradients of the keys of all ranks.
+
+    Of the gradient of a row's q a rank knows a part only, and none is told.
+    """
+    rows, *ranks = sums
+    gradients = {name: one for name, one in joined(ranks).ordered.items() if name == "key_grad"}
+    return replace(rows, ordered={**rows.ordered, **gradients})
+
+
+def _merged_rows(parts: Sequence[CallRows]) -> CallRows:
+    """Rows whose keys lie on several ranks."""
+    names = [one.name for one in fields(RowStats)]
+    stacked = {name: torch.stack([getattr(part.rows, name) for part in parts]) for name in names}
+    products = [part.max_product for part in parts if part.max_product is not None]
+    product = torch.stack(products).amax() if products else None
+    return CallRows(RowStats(**stacked).merged(0), product, parts[0].of, parts[0].padding)
+
+
+def _weighed(call: SeenCall, share: float) -> SeenCall:
+    """With the gradients of the mean of the losses of the ranks that have rows of their own."""
+    if call.sums is None:
+        return call
+    ordered = {name: one * share if name.endswith("_grad") else one for name, one in call.sums.ordered.items()}
+    return replace(call, sums=replace(call.sums, ordered=ordered))
+
+
+def _without(call: SeenCall, reason: str) -> SeenCall:
+    return replace(call, sums=None, reason=reason, rows=())
+
+
+def _missed(steps: Sequence[SeenStep]) -> tuple[str, ...]:
+    """What was missed, with the place in the grid where not every rank missed it."""
+    everywhere = set(steps[0].missed).intersection(*(step.missed for step in steps))
+    told = [
+        text if text in everywhere else f"rank {number}: {text}"
+        for number, step in enumerate(steps)
+        for text in step.missed
+    ]
+    return tuple(dict.fromkeys(told))
+
+
+def _absent(calls: Calls, what: str) -> str:
+    return f"{sum(call is None for call in calls)} of {len(calls)} ranks that share its {what} saw no call"
+
+
+def _counts(calls: Sequence[SeenCall]) -> str:
+    return " and ".join(str(count) for count in sorted({call.heads for call in calls}))

@@ -1,0 +1,156 @@
+"""Which processes watch together, and how what they saw becomes one; of one process, or by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+import ranks_at_work as work
+from sqrtdk.errors import InvalidTypeError, InvalidValueError
+from sqrtdk.monitor.packed import HEAD, Head, pack, unpack
+from sqrtdk.monitor.ranks import ranks_of
+from sqrtdk.monitor.seen import SeenCall, SeenStep
+from sqrtdk.monitor.shards import Axis, together
+from sqrtdk.monitor.sums import head_sums
+from sqrtdk.stats import row_stats
+from sqrtdk.tracing.tensors import CallRows
+from sqrtdk.tracing.trace import Trace
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def call(logits: torch.Tensor, visible: torch.Tensor | None = None, **changes: Any) -> SeenCall:
+    """Of logits (Hq, n, keys)."""
+    rows = CallRows(row_stats(logits, visible), logits.abs().amax(), logits.shape[1])
+    found = SeenCall("layers.0", 0, logits.shape[0], 1.0, "softmax(q.k)", head_sums(rows), None, (rows,))
+    return replace(found, **changes)
+
+
+def step(*calls: SeenCall, how: str = "as is", missed: tuple[str, ...] = ()) -> SeenStep:
+    return SeenStep(calls, how, missed)
+
+
+def reasons(steps: list[SeenStep], shards: str) -> list[str | None]:
+    found = together(steps, [Axis(len(steps), shards)])
+    assert all((one.sums is None) == (one.reason is not None) for one in found.calls)
+    return [one.reason for one in found.calls]
+
+
+def test_without_torch_distributed_and_alone_there_are_no_ranks(group: None) -> None:
+    assert ranks_of() is None
+    assert ranks_of(shards="alone") is None
+    dist.destroy_process_group()
+    assert ranks_of(shards="keys") is None
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+
+def test_what_is_no_group_and_what_is_no_word_is_refused(group: None) -> None:
+    with pytest.raises(InvalidTypeError, match="got str"):
+        ranks_of("world")
+    with pytest.raises(InvalidValueError, match="got 'batches'"):
+        ranks_of(shards="batches")
+    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "experts"))
+    with pytest.raises(InvalidValueError, match="axis 'experts'"):
+        ranks_of(mesh)
+    ranks = ranks_of(mesh, {"experts": "same"})
+    assert ranks is not None
+    assert [axis.shards for axis in ranks.axes] == ["rows", "same"]
+
+
+def test_a_mesh_knows_its_axes_by_the_names_of_torchtitan(group: None) -> None:
+    names = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+    ranks = ranks_of(init_device_mesh("cpu", (1,) * 5, mesh_dim_names=names))
+    assert ranks is not None
+    assert [axis.shards for axis in ranks.axes] == ["stages", "rows", "rows", "rows", "heads"]
+
+
+def test_a_row_of_bytes_is_the_step_again() -> None:
+    logits = torch.randn(2, 5, 3, dtype=torch.float64)
+    before = step(
+        call(logits), call(logits[:, :1], site="b", ratio=None), call(logits, site="c", sums=None, reason="?")
+    )
+    for by_row in (False, True):
+        row = pack(replace(before, loss=2.5), by_row=by_row, most=1 << 20)
+        flat = row.bytes(int(row.head.needed) + 16, torch.device("cpu"))
+        head = Head(*flat[:HEAD].view(torch.float64).tolist())
+        after = unpack(flat, row.layout, head, 1)
+        assert after.loss == 2.5
+        assert [(one.site, one.ratio, one.reason) for one in after.calls] == [
+            ("layers.0", 1.0, None),
+            ("b", None, None),
+            ("c", 1.0, "?"),
+        ]
+        found = together([after], [Axis(1, "keys" if by_row else "rows")]).samples()
+        assert repr(found) == repr(before.samples())
+
+
+def test_what_does_not_fit_is_a_head_alone() -> None:
+    row = pack(step(call(torch.randn(2, 5, 3))), by_row=False, most=1 << 20)
+    flat = row.bytes(HEAD, torch.device("cpu"))
+    assert Head(*flat.view(torch.float64).tolist()).needed == row.head.needed > len(flat)
+
+
+def test_what_one_rank_could_not_measure_no_rank_has_measured() -> None:
+    logits = torch.randn(2, 5, 3)
+    lost = call(logits, sums=None, reason="no data")
+    for shards in ("rows", "heads", "keys"):
+        assert reasons([step(call(logits)), step(lost)], shards) == ["no data"]
+
+
+def test_a_rank_that_is_absent_lacks_rows_but_not_heads_or_keys() -> None:
+    seen = step(call(torch.randn(2, 5, 3)))
+    assert reasons([seen, step()], "rows") == [None]
+    assert reasons([seen, step()], "heads") == ["1 of 2 ranks that share its heads saw no call"]
+    assert reasons([step(), seen], "keys") == ["1 of 2 ranks that share its keys saw no call"]
+
+
+def test_ranks_that_do_not_fit_together_are_told() -> None:
+    two, four, longer = (step(call(torch.randn(heads, n, 3))) for heads, n in ((2, 5), (4, 5), (2, 6)))
+    assert reasons([two, four], "rows") == ["ranks have 2 and 4 heads: pass which of them share rows, which heads"]
+    assert reasons([two, longer], "heads") == ["ranks that share heads have other rows"]
+    assert reasons([two, longer], "keys") == ["ranks that share keys have other rows"]
+    assert reasons([two, longer], "rows") == [None]
+
+
+def test_keys_are_joined_before_heads_and_heads_before_rows() -> None:
+    logits = torch.randn(4, 6, 8, dtype=torch.float64)
+    whole = together([step(call(logits))], [Axis(1, "rows")]).samples()[0]
+    parts = [
+        step(call(part.contiguous()))
+        for by_key in logits.tensor_split(2, 2)
+        for by_row in by_key.tensor_split(2, 1)
+        for part in by_row.tensor_split(2, 0)
+    ]
+    found = together(parts, [Axis(2, "keys"), Axis(2, "rows"), Axis(2, "heads")]).samples()[0]
+    assert found.heads == 4
+    for name, column in whole.columns.items():
+        if name != "max_product":  # of parts of the logits it was told for each
+            assert found.columns[name] == pytest.approx(column, rel=1e-6), name
+
+
+def test_what_a_rank_missed_is_told_with_its_number() -> None:
+    steps = [step(missed=("a", "b")), step(missed=("b",), how="eager")]
+    found = together(steps, [Axis(2, "rows")])
+    assert found.missed == ("rank 0: a", "b")
+    assert together([step(how="not measured: x"), steps[1]], [Axis(2, "rows")]).how == "eager"
+
+
+def test_parameters_keep_their_names_where_fsdp_puts_them_together(group: None) -> None:
+    model = work.sharded(work.decoder())
+    with Trace(model, stats=False, projections=True) as trace, torch.no_grad():
+        model(work.batch())
+    names = [[one.name for one in pair if one is not None] for pair in trace.projections]
+    assert names == [[f"layers.{at}.{name}.weight" for name in ("q_proj", "k_proj")] for at in (0, 1)]
+    assert trace.unread == frozenset()
+    assert [one.scale.ratio for one in trace.calls] == [pytest.approx(1.0, rel=1e-12)] * 2
