@@ -33,6 +33,7 @@ class Seen:
         bias: (H, E).
         features: (H, E).
         borrowed: `projected` is the other side's, of the same input.
+        alike: input and `projected` are the other side's, bit for bit: what it did to one, this one did.
     """
 
     heads: Tensor
@@ -48,6 +49,7 @@ class Seen:
     bias: Tensor | None = None
     features: Tensor | None = None
     borrowed: bool = False
+    alike: bool = False
 
 
 def observe(call: CallTensors) -> dict[str, Seen]:

@@ -80,6 +80,7 @@ def judge(a: CallTensors, b: CallTensors, causes: Causes, earlier: Sides | None 
     first = (None, None) if earlier is None else (earlier.a.formula, earlier.b.formula)
     told = completed(a, b, seen_a, seen_b, first)
     (program_a, program_b), seen_b = (_rounded_norms(*told), _rounded_norms(*reversed(told))), told[1].seen
+    seen_b = {name: replace(seen, alike=_alike(told[0].seen[name], seen)) for name, seen in seen_b.items()}
     precisions = Precisions(precision_of(a), precision_of(b))
     program_a, program_b = _added_alike(program_a, program_b)
     passed = past_unknown(program_a, program_b, told[0].seen, seen_b)
@@ -245,6 +246,13 @@ def _unknown(told: list[Told]) -> str:
         return "; ".join(missing)
     label, side = next((x, y) for x, y in zip("AB", told, strict=True) if y.program.formula is None)
     return f"the formula of {label} is not known: {', '.join(side.program.unknown)}"
+
+
+def _alike(one: Seen, other: Seen) -> bool:
+    """Whether two projections had the same input and gave the same, bit for bit, each by its own record."""
+    pairs = [(one.input, other.input), (one.projected, other.projected)]
+    known = not (one.borrowed or other.borrowed) and one.weight is not None and other.weight is not None
+    return known and all(x is not None and y is not None and torch.equal(x.double(), y.double()) for x, y in pairs)
 
 
 def _unread(a: CallTensors, b: CallTensors) -> str | None:

@@ -123,7 +123,7 @@ def segments(
         rows: (B, L), True where the output is compared.
     """
     precisions = of_measured(precisions)
-    parts = [_projection(name, seen[name], precisions) for name in NAMES if _projects(seen[name], way_of(a, name))]
+    parts = [_projection(name, seen[name], precisions, a) for name in NAMES if _projects(seen[name], way_of(a, name))]
     parts += [_steps(name, seen[name], precisions) for name in NAMES if _steps_known(seen[name], way_of(a, name))]
     if a.formula is not None:
         parts.append(_output(b, {name: seen[name].used for name in NAMES}, precisions, rows))
@@ -220,14 +220,16 @@ def _steps_known(seen: Seen, way: Way) -> bool:
     return seen.projected is not None and is_known(way) and seen.projected.shape == seen.used.shape
 
 
-def _projection(name: str, seen: Seen, precisions: Precisions) -> Segment:
-    entering = seen.input
+def _projection(name: str, seen: Seen, precisions: Precisions, a: Program) -> Segment:
+    entering, own = seen.input, way_of(a, name).affine
     assert entering is not None
     assert seen.projected is not None
 
     def run(program: Program) -> Tensor:
         affine = way_of(program, name).affine
         assert affine is not None
+        if seen.alike and seen.projected is not None and affine is own:  # A ran it itself, in its own arithmetic
+            return seen.projected.double()
         return project(affine, entering)
 
     def allowed(program: Program) -> Tensor | float:
