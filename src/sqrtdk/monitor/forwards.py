@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from types import TracebackType
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
+import torch._dynamo  # a model may be compiled within a sampled step; an optimizer imports it anyway
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
@@ -18,12 +20,24 @@ from sqrtdk.monitor.samples import AS_IS, EAGER, CallSample, not_measured
 from sqrtdk.monitor.sums import HeadSums, head_sums, joined, table
 from sqrtdk.tracing.records import AttentionCall
 from sqrtdk.tracing.tell.finish import MostRows
-from sqrtdk.tracing.tensors import CallRows, Projection
+from sqrtdk.tracing.tensors import Projection
 from sqrtdk.tracing.trace import Trace
 from sqrtdk.tracing.watch.stance import eager_compiler
 
 Place = tuple[str, int]
+MOST = 1024  # forward passes of one step; a loop that never ends its step must not fill the memory
 NO_FORWARD = "no forward pass of the model was seen"
+NO_ATTENTION = "no attention ran in the model"
+TOO_MANY = f"only the first {MOST} forward passes of the step were measured; is step() called?"
+
+
+@dataclass(slots=True)
+class _Attention:
+    """One attention of the step, so far: its first call, and the sums of all."""
+
+    call: AttentionCall
+    parts: list[HeadSums] = field(default_factory=list)
+    unread: bool = False  # the rows of one of its calls are not known
 
 
 class Forwards:
@@ -37,21 +51,31 @@ class Forwards:
         self._model = model
         self.most = rows
         self._projections: dict[nn.Module, list[Projected]] | None = None
-        self._ratios: dict[Place, tuple[str, float | None]] = {}
-        self._calls: dict[Place, list[tuple[AttentionCall, CallRows | None]]] = {}
-        self._missed: list[str] = []
-        self._gradients = Gradients({})
-        self._trace: Trace | None = None
-        self._depth = 0
-        self._seen = 0
-        self._ignoring = 0
+        self._without: dict[Place, str] = {}  # attentions whose q or k no module returns, until it has been told
+        self._known: set[Place] = set()
+        self._looks = True  # for projections
+        self._by_numbers = False
+        self._scaled: set[Place] = set()  # whose scale was known once
         self._thread = threading.get_ident()
         self._open = ExitStack()
+        self._trace: Trace | None = None
+        self._depth = 0
+        self.begin()
+
+    def begin(self, loss_scale: float = 1.0) -> None:
+        """A new step: nothing has been seen of it.
+
+        Args:
+            loss_scale: what its loss is multiplied by before the backward pass.
+        """
+        self._found: dict[Place, _Attention] = {}
+        self._missed: list[str] = []
+        self._seen = 0
+        self._eager = False
+        self._gradients = Gradients(lambda: self._projections, self._counts, self.most, loss_scale)
 
     def __enter__(self) -> Forwards:
-        self._calls, self._missed, self._seen, self._depth = {}, [], 0, 0
-        self._thread = threading.get_ident()
-        self._gradients = Gradients(self._projections or {})
+        self._depth, self._thread = 0, threading.get_ident()
         with ExitStack() as stack:
             stack.enter_context(eager_compiler())
             stack.enter_context(self._gradients)
@@ -68,40 +92,40 @@ class Forwards:
         self._end()
         self._open.close()
 
-    @contextmanager
-    def ignored(self) -> Iterator[None]:
-        """A block whose forward passes are not seen."""
-        self._ignoring += 1
-        try:
-            yield
-        finally:
-            self._ignoring -= 1
-
     # -- one forward pass ------------------------------------------------------------------------------------------
 
-    def _ours(self, module: nn.Module) -> bool:
-        return module is self._model and threading.get_ident() == self._thread
+    def _counts(self) -> bool:
+        """Whether what runs now is of a forward pass of the model, or computes one again."""
+        return _again() or (self._depth > 0 and threading.get_ident() == self._thread)
 
     def _begins(self, module: nn.Module, args: Any) -> None:
-        if not self._ours(module):
+        if threading.get_ident() != self._thread or _again():
             return
-        self._depth += 1
-        if self._depth > 1 or self._ignoring:
+        if module is self._model:
+            self._depth += 1
+        if not self._depth:
+            return
+        self._eager = self._eager or _was_compiled()
+        if module is not self._model or self._depth > 1:
             return
         self._seen += 1
-        first = self._projections is None
+        if self._seen > MOST:
+            self._missed.append(TOO_MANY)
+            return
         try:
-            trace = Trace(self._model, stats=False, numeric=first, rows=MostRows(self.most), projections=first)
-            trace.__enter__()
+            numeric = self._looks or self._by_numbers
+            rows = MostRows(self.most)
+            trace = Trace(self._model, stats=False, numeric=numeric, rows=rows, projections=self._looks)
+            trace.begin_within(args)
         except Exception as error:  # an observer never stops the run
             self._missed.append(f"the trace did not begin: {kind_and_text(error)}")
             return
         self._trace = trace
 
     def _ends(self, module: nn.Module, args: Any, output: Any) -> None:
-        if not self._ours(module):
+        if module is not self._model or threading.get_ident() != self._thread or _again():
             return
-        self._depth -= 1
+        self._depth = max(0, self._depth - 1)
         if self._depth == 0:
             self._end()
 
@@ -111,59 +135,89 @@ class Forwards:
             return
         try:
             trace.__exit__(None, None, None)
+            with torch.no_grad():
+                self._add(trace)
         except Exception as error:
             self._missed.append(f"the trace did not end: {kind_and_text(error)}")
-            return
+
+    def _add(self, trace: Trace) -> None:
         for call, rows in zip(trace.calls, trace.rows, strict=True):
-            self._calls.setdefault((call.site, call.index), []).append((call, rows))
-        self._missed += [f"{entry.site}: {entry.reason}" for entry in trace.not_measured]
-        if self._projections is None:
-            self._projections = _by_module(self._model, trace)
+            place = _site(call.site), call.index
+            attention = self._found.setdefault(place, _Attention(call))
+            if rows is None:
+                attention.unread = True
+            else:
+                attention.parts.append(head_sums(rows))
+            if call.scale.ratio is not None:
+                self._scaled.add(place)
+            elif place in self._scaled:
+                self._by_numbers = True  # by the factors alone it is not known
+        self._missed += [f"{_site(entry.site)}: {entry.reason}" for entry in trace.not_measured]
+        if self._looks:
+            self._locate(trace)
+        places = {(_site(call.site), call.index) for call in trace.calls}
+        self._looks = not trace.calls or not places <= self._known
+
+    def _locate(self, trace: Trace) -> None:
+        """The modules whose outputs hold q and k, and where in them."""
+        modules = dict(self._model.named_modules())
+        found = self._projections or {}
+        for call, pair in zip(trace.calls, trace.projections, strict=True):
+            site = _site(call.site)
+            if (site, call.index) in self._known:
+                continue
+            self._known.add((site, call.index))
+            for name, projection in zip(("query", "key"), pair, strict=True):
+                module = _module_of(projection, modules)
+                if module is not None and projection is not None:
+                    place = (site, call.index, name)
+                    found.setdefault(module, []).append(Projected.of(place, projection.features))
+                else:
+                    told = f"gradients of {name}: no module of its own returns what it was projected to"
+                    self._without[site, call.index] = f"{site or 'the model'}: {told}"
+        if trace.calls:
+            self._projections = found
 
     # -- the step --------------------------------------------------------------------------------------------------
 
     def summarised(self) -> tuple[tuple[CallSample, ...], str, tuple[str, ...]]:
         """The calls of the step, how it ran, and what was not measured."""
-        if not self._seen:
-            return (), not_measured(NO_FORWARD), tuple(self._missed)
         with torch.no_grad():
-            sums = {place: self._sums(place, parts) for place, parts in self._calls.items()}
-            known = {place: one for place, one in sums.items() if one is not None}
-            columns = dict(zip(known, table(list(known.values())), strict=True))
+            sums = {place: self._sums(place, one) for place, one in self._found.items() if not one.unread}
+            columns = dict(zip(sums, table(list(sums.values())), strict=True))
         calls = []
-        for place, parts in self._calls.items():
-            call = parts[0][0]
+        for place, attention in self._found.items():
+            call = attention.call
             reason = None if place in columns else call.stats_reason or "its rows were not measured"
             ratio = call.scale.ratio
             calls.append(CallSample(*place, call.heads, columns.get(place, {}), ratio, call.formula, reason))
-        self._calls = {}
-        how = EAGER if _compiled(self._model) else AS_IS
-        return tuple(calls), how, tuple(dict.fromkeys(self._missed))
+        missed = [*self._missed, *self._gradients.failures]
+        if torch.is_grad_enabled():
+            missed += self._without.values()
+            self._without = {}
+        how = EAGER if self._eager else AS_IS
+        if not calls:
+            how = not_measured(missed[0] if missed else NO_ATTENTION if self._seen else NO_FORWARD)
+        self._found = {}
+        return tuple(calls), how, tuple(dict.fromkeys(missed))
 
-    def _sums(self, place: Place, parts: list[tuple[AttentionCall, CallRows | None]]) -> HeadSums | None:
-        rows = [one for _, one in parts if one is not None]
-        if len(rows) < len(parts):
-            return None
-        found = joined([head_sums(one) for one in rows])
+    def _sums(self, place: Place, attention: _Attention) -> HeadSums:
         gradients = (self._gradient(place, name) for name in ("query", "key"))
-        return found.with_gradients(*gradients)
+        return joined(attention.parts).with_gradients(*gradients)
 
     def _gradient(self, place: Place, name: str) -> Tensor | None:
         parts = self._gradients.rows.get((*place, name))
         return torch.cat(parts, -1) if parts else None
 
 
-def _by_module(model: nn.Module, trace: Trace) -> dict[nn.Module, list[Projected]]:
-    """The modules whose outputs hold q and k, and where in them."""
-    modules = dict(model.named_modules())
-    found: dict[nn.Module, list[Projected]] = {}
-    for call, pair in zip(trace.calls, trace.projections, strict=True):
-        for name, projection in zip(("query", "key"), pair, strict=True):
-            module = _module_of(projection, modules)
-            if module is not None and projection is not None:
-                place = (call.site, call.index, name)
-                found.setdefault(module, []).append(Projected(place, projection.features))
-    return found
+def _again() -> bool:
+    """Whether a backward pass runs, in this thread: what is computed then has been seen before."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def _site(path: str) -> str:
+    """A module path as it is without compiling."""
+    return ".".join(name for name in path.split(".") if name != "_orig_mod")
 
 
 def _module_of(projection: Projection | None, modules: dict[str, nn.Module]) -> nn.Module | None:
@@ -173,8 +227,12 @@ def _module_of(projection: Projection | None, modules: dict[str, nn.Module]) -> 
     return module if name == "weight" and module is not None and not list(module.children()) else None
 
 
-def _compiled(model: nn.Module) -> bool:
-    return any(
-        hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
-        for module in model.modules()
-    )
+def _was_compiled() -> bool:
+    """Whether what runs now was called through the compiler, which runs its Python code."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "compile_wrapper" and code.co_filename.endswith("eval_frame.py"):
+            return True
+        frame = frame.f_back
+    return False

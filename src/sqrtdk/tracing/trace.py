@@ -127,6 +127,12 @@ class Trace:
             self._running = stack.pop_all()
         return self
 
+    def begin_within(self, args: tuple[object, ...]) -> None:
+        """Enter within the model's own call, whose hooks have begun already; `args` are those of the call."""
+        assert self._model is not None
+        self.__enter__()
+        self._sites.begun(self._model, args)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
