@@ -22,6 +22,8 @@ from sqrtdk.tracing.records import AttentionCall
 from sqrtdk.tracing.tell.finish import MostRows
 from sqrtdk.tracing.tensors import Projection
 from sqrtdk.tracing.trace import Trace
+from sqrtdk.tracing.watch.recorder import unseen
+from sqrtdk.tracing.watch.sites import Sites
 from sqrtdk.tracing.watch.stance import eager_compiler
 
 Place = tuple[str, int]
@@ -45,18 +47,20 @@ class Forwards:
 
     Attributes:
         most: rows of a sequence that are measured; None: all.
+        seen: forward passes since the step began.
     """
 
     def __init__(self, model: nn.Module, rows: int | None) -> None:
         self._model = model
         self.most = rows
-        self._projections: dict[nn.Module, list[Projected]] | None = None
-        self._without: dict[Place, str] = {}  # attentions whose q or k no module returns, until it has been told
+        self._projections: dict[nn.Module, list[Projected]] = {}
+        self._without: list[str] = []  # attentions whose q or k no module returns, until it has been told
         self._known: set[Place] = set()
         self._looks = True  # for projections
         self._by_numbers = False
         self._scaled: set[Place] = set()  # whose scale was known once
         self._thread = threading.get_ident()
+        self._sites = Sites(None)
         self._open = ExitStack()
         self._trace: Trace | None = None
         self._depth = 0
@@ -70,14 +74,15 @@ class Forwards:
         """
         self._found: dict[Place, _Attention] = {}
         self._missed: list[str] = []
-        self._seen = 0
-        self._eager = False
-        self._gradients = Gradients(lambda: self._projections, self._counts, self.most, loss_scale)
+        self.seen = 0
+        self._eager = self._with_autograd = False
+        self._gradients = Gradients(self._asks, self._places, self.most, loss_scale)
 
     def __enter__(self) -> Forwards:
         self._depth, self._thread = 0, threading.get_ident()
         with ExitStack() as stack:
             stack.enter_context(eager_compiler())
+            self._sites = stack.enter_context(Sites(self._model))
             stack.enter_context(self._gradients)
             before = torch_module.register_module_forward_pre_hook(self._begins)
             stack.callback(before.remove)
@@ -94,9 +99,13 @@ class Forwards:
 
     # -- one forward pass ------------------------------------------------------------------------------------------
 
-    def _counts(self) -> bool:
-        """Whether what runs now is of a forward pass of the model, or computes one again."""
-        return _again() or (self._depth > 0 and threading.get_ident() == self._thread)
+    def _asks(self, module: nn.Module) -> bool:
+        """Whether what the module returns is of a pass that counts, or computes one again, and may hold q or k."""
+        may_hold = _can_project(module) if self._looks else module in self._projections
+        return may_hold and (_again() or (self._depth > 0 and threading.get_ident() == self._thread))
+
+    def _places(self, module: nn.Module) -> list[Projected]:
+        return self._projections.get(module, [])
 
     def _begins(self, module: nn.Module, args: Any) -> None:
         if threading.get_ident() != self._thread or _again():
@@ -108,15 +117,18 @@ class Forwards:
         self._eager = self._eager or _was_compiled()
         if module is not self._model or self._depth > 1:
             return
-        self._seen += 1
-        if self._seen > MOST:
+        self.seen += 1
+        self._with_autograd = self._with_autograd or torch.is_grad_enabled()
+        if self.seen > MOST:
             self._missed.append(TOO_MANY)
             return
         try:
             numeric = self._looks or self._by_numbers
             rows = MostRows(self.most)
-            trace = Trace(self._model, stats=False, numeric=numeric, rows=rows, projections=self._looks)
-            trace.begin_within(args)
+            trace = Trace(
+                self._model, stats=False, numeric=numeric, rows=rows, projections=self._looks, sites=self._sites
+            )
+            trace.__enter__()
         except Exception as error:  # an observer never stops the run
             self._missed.append(f"the trace did not begin: {kind_and_text(error)}")
             return
@@ -135,7 +147,7 @@ class Forwards:
             return
         try:
             trace.__exit__(None, None, None)
-            with torch.no_grad():
+            with torch.no_grad(), unseen():
                 self._add(trace)
         except Exception as error:
             self._missed.append(f"the trace did not end: {kind_and_text(error)}")
@@ -161,22 +173,22 @@ class Forwards:
     def _locate(self, trace: Trace) -> None:
         """The modules whose outputs hold q and k, and where in them."""
         modules = dict(self._model.named_modules())
-        found = self._projections or {}
         for call, pair in zip(trace.calls, trace.projections, strict=True):
             site = _site(call.site)
             if (site, call.index) in self._known:
                 continue
             self._known.add((site, call.index))
+            unknown = []
             for name, projection in zip(("query", "key"), pair, strict=True):
                 module = _module_of(projection, modules)
                 if module is not None and projection is not None:
                     place = (site, call.index, name)
-                    found.setdefault(module, []).append(Projected.of(place, projection.features))
+                    self._projections.setdefault(module, []).append(Projected.of(place, projection.features))
                 else:
-                    told = f"gradients of {name}: no module of its own returns what it was projected to"
-                    self._without[site, call.index] = f"{site or 'the model'}: {told}"
-        if trace.calls:
-            self._projections = found
+                    unknown.append(name)
+            if unknown:
+                text = f"no gradients of {' and '.join(unknown)}: no module returns what they were projected to"
+                self._without.append(f"{site or 'the model'}: {text}")
 
     # -- the step --------------------------------------------------------------------------------------------------
 
@@ -192,12 +204,12 @@ class Forwards:
             ratio = call.scale.ratio
             calls.append(CallSample(*place, call.heads, columns.get(place, {}), ratio, call.formula, reason))
         missed = [*self._missed, *self._gradients.failures]
-        if torch.is_grad_enabled():
-            missed += self._without.values()
-            self._without = {}
+        if self._with_autograd:
+            missed += self._without
+            self._without = []
         how = EAGER if self._eager else AS_IS
         if not calls:
-            how = not_measured(missed[0] if missed else NO_ATTENTION if self._seen else NO_FORWARD)
+            how = not_measured(missed[0] if missed else NO_ATTENTION if self.seen else NO_FORWARD)
         self._found = {}
         return tuple(calls), how, tuple(dict.fromkeys(missed))
 
@@ -208,6 +220,10 @@ class Forwards:
     def _gradient(self, place: Place, name: str) -> Tensor | None:
         parts = self._gradients.rows.get((*place, name))
         return torch.cat(parts, -1) if parts else None
+
+
+def _can_project(module: nn.Module) -> bool:
+    return "weight" in module._parameters and not module._modules
 
 
 def _again() -> bool:
@@ -224,7 +240,7 @@ def _module_of(projection: Projection | None, modules: dict[str, nn.Module]) -> 
     """The module that holds a projection's weight and returns what it gave."""
     path, _, name = projection.name.rpartition(".") if projection is not None else ("", "", "")
     module = modules.get(path)
-    return module if name == "weight" and module is not None and not list(module.children()) else None
+    return module if name == "weight" and module is not None and _can_project(module) else None
 
 
 def _was_compiled() -> bool:

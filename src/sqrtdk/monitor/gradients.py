@@ -67,23 +67,23 @@ class Gradients:
 
     def __init__(
         self,
-        projections: Callable[[], dict[nn.Module, list[Projected]] | None],
-        counts: Callable[[], bool],
+        asks: Callable[[nn.Module], bool],
+        places: Callable[[nn.Module], Sequence[Projected]],
         most: int | None = None,
         loss_scale: float = 1.0,
     ) -> None:
         """Measure.
 
         Args:
-            projections: the modules that return q and k, asked for when a gradient comes; None: not known so far.
-            counts: whether what a module returns now is of a forward pass that counts.
+            asks: whether what a module returns now may be a q or k that counts.
+            places: which ones it holds, asked when the gradient comes: it may not be known before.
             most: rows of a sequence, evenly spread; None: all.
             loss_scale: what the loss was multiplied by before its backward pass.
         """
         self.rows: dict[Place, list[Tensor]] = defaultdict(list)
         self.failures: list[str] = []
-        self._projections = projections
-        self._counts = counts
+        self._asks = asks
+        self._places = places
         self._most = most
         self._loss_scale = loss_scale
         self._handle: Any = None
@@ -100,18 +100,17 @@ class Gradients:
             self._handle = None
 
     def _returned(self, module: nn.Module, args: Any, output: Any) -> None:
-        known = self._projections()
-        if not (_can_project(module) if known is None else module in known):
+        if not self._asks(module):
             return
         tensor = output[0] if isinstance(output, tuple) and output else output
-        if isinstance(tensor, Tensor) and tensor.requires_grad and self._counts():
+        if isinstance(tensor, Tensor) and tensor.requires_grad:
             hook = tensor.register_hook
             hook(lambda gradient: self._come(module, gradient))  # type: ignore[no-untyped-call]
 
     def _come(self, module: nn.Module, gradient: Tensor) -> None:
         try:
             with torch.no_grad():
-                self._measure((self._projections() or {}).get(module, ()), gradient.detach())
+                self._measure(self._places(module), gradient.detach())
         except Exception as error:  # raised here it would stop the backward pass
             self.failures.append(f"a gradient of q or k: {kind_and_text(error)}")
 
@@ -126,7 +125,3 @@ class Gradients:
             gradient = gradient.index_select(-2, chosen)
         for one in places:
             self.rows[one.place].append(one.sizes(gradient) / self._loss_scale)
-
-
-def _can_project(module: nn.Module) -> bool:
-    return "weight" in module._parameters and not module._modules

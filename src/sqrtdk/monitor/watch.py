@@ -130,8 +130,14 @@ class Watch:
         self._sampling = self._open = False
         _watched.discard(self._model)
         found = []
-        if error is None and not self._steps:
-            found.append(_alarm("no_step", self._step + 1, "step() was never called: nothing was sampled"))
+        if error is None and not self._steps and self._forwards.seen:
+            found.append(
+                _alarm(
+                    "no_step",
+                    self._step + 1,
+                    "step() was never called, and forward passes were seen: nothing was sampled",
+                )
+            )
         journal, self._journal = self._journal, None
         if journal is not None:
             try:

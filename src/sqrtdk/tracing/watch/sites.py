@@ -39,10 +39,6 @@ class Sites:
         self._handles.clear()
         self.stack.clear()
 
-    def begun(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """A call that began before the hooks were there."""
-        self._push(module, args)
-
     def _push(self, module: nn.Module, args: Any) -> None:
         if threading.get_ident() != self._thread:
             return
