@@ -19,6 +19,11 @@ from sqrtdk.monitor.schedule import When
 from sqrtdk.monitor.watch import Watch
 
 STEPS = 12
+# of torch's own doing within the compiler, where a warning that is an error ends a run
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
 
 
 class Layer(nn.Module):
@@ -130,7 +135,6 @@ def test_a_model_that_is_not_compiled_runs_as_it_is_although_others_are() -> Non
     assert {sample.how for sample in health.samples} == {"as is"}
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
 def test_a_training_step_that_is_compiled_as_a_whole() -> None:
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -179,7 +183,11 @@ def test_an_evaluation_in_a_pause_is_compiled() -> None:
 
 def test_compiled_and_inner_module_are_one_model() -> None:
     model = Model()
-    with Watch(model), pytest.raises(Exception, match="one watch at a time"), Watch(torch.compile(model, backend="eager")):
+    with (
+        Watch(model),
+        pytest.raises(Exception, match="one watch at a time"),
+        Watch(torch.compile(model, backend="eager")),
+    ):
         pass
 
 
