@@ -51,10 +51,11 @@ class Projected:
             rows = flat[:, self.features]
         else:
             rows = flat.index_select(-1, self.features.to(flat.device))
-        rows = rows.unflatten(-1, (self.heads, -1))
+        rows = rows.reshape(len(rows), self.heads, -1)
         dtype = torch.promote_types(rows.dtype, torch.float32)
         norms: Tensor = torch.linalg.vector_norm(rows, dim=-1, dtype=dtype)
-        return norms.mT / rows.shape[-1] ** 0.5
+        sizes: Tensor = norms.mT / rows.shape[-1] ** 0.5
+        return sizes
 
 
 class Gradients:
@@ -118,7 +119,7 @@ class Gradients:
         if not places:
             return
         if gradient.is_nested:
-            gradient = gradient.values()  # type: ignore[no-untyped-call]
+            gradient = gradient.values()
         length = gradient.shape[-2] if gradient.dim() > 1 else 1
         if self._most is not None and self._most < length:
             chosen = torch.linspace(0, length - 1, self._most, device=gradient.device).round().long()
