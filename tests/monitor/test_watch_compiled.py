@@ -109,8 +109,14 @@ def train(loss_of_batch: Loss, parameters: Any, health: Watch | None) -> list[fl
     return losses
 
 
-@pytest.mark.parametrize("every", [1, 5, 100])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("way", "every"),
+    [
+        pytest.param(way, every, marks=[] if every == 5 or way == "outer" else pytest.mark.slow)
+        for way in WAYS
+        for every in (1, 5, 100)
+    ],
+)
 def test_no_break_no_second_graph_and_the_sample_says_eager(way: str, every: int) -> None:
     model = Model()
     loss_of_batch, watched = WAYS[way](copy.deepcopy(model))
