@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from types import TracebackType
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
+import torch._dynamo  # a model may be compiled within a sampled step; an optimizer imports it anyway
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
@@ -16,15 +18,30 @@ from sqrtdk.errors import kind_and_text
 from sqrtdk.monitor.gradients import Gradients, Projected
 from sqrtdk.monitor.samples import AS_IS, EAGER, not_measured
 from sqrtdk.monitor.seen import UNMEASURED, SeenCall, SeenStep
-from sqrtdk.monitor.sums import head_sums, joined
+from sqrtdk.monitor.sums import HeadSums, head_sums, joined
 from sqrtdk.tracing.records import AttentionCall
 from sqrtdk.tracing.tell.finish import MostRows
 from sqrtdk.tracing.tensors import CallRows, Projection
 from sqrtdk.tracing.trace import Trace
+from sqrtdk.tracing.watch.recorder import unseen
+from sqrtdk.tracing.watch.sites import Sites
 from sqrtdk.tracing.watch.stance import eager_compiler
 
 Place = tuple[str, int]
+MOST = 1024  # forward passes of one step; a loop that never ends its step must not fill the memory
 NO_FORWARD = "no forward pass of the model was seen"
+NO_ATTENTION = "no attention ran in the model"
+TOO_MANY = f"only the first {MOST} forward passes of the step were measured; is step() called?"
+
+
+@dataclass(slots=True)
+class _Attention:
+    """One attention of the step, so far: its first call, the sums of all, and their rows where these are asked for."""
+
+    call: AttentionCall
+    parts: list[HeadSums] = field(default_factory=list)
+    rows: list[CallRows] = field(default_factory=list)
+    unread: bool = False  # the rows of one of its calls are not known
 
 
 class Forwards:
@@ -32,29 +49,44 @@ class Forwards:
 
     Attributes:
         most: rows of a sequence that are measured; None: all.
+        keeps_rows: until the step ends, where their keys lie on several ranks.
+        seen: forward passes since the step began.
     """
 
     def __init__(self, model: nn.Module, rows: int | None) -> None:
         self._model = model
         self.most = rows
-        self._projections: dict[nn.Module, list[Projected]] | None = None
-        self._ratios: dict[Place, tuple[str, float | None]] = {}
-        self._calls: dict[Place, list[tuple[AttentionCall, CallRows | None]]] = {}
-        self._missed: list[str] = []
-        self._gradients = Gradients({})
+        self.keeps_rows = False
+        self._projections: dict[nn.Module, list[Projected]] = {}
+        self._without: list[str] = []  # attentions whose q or k no module returns, until it has been told
+        self._known: set[Place] = set()
+        self._looks = True  # for projections
+        self._by_numbers = False
+        self._scaled: set[Place] = set()  # whose scale was known once
+        self._thread = threading.get_ident()
+        self._sites = Sites(None)
+        self._open = ExitStack()
         self._trace: Trace | None = None
         self._depth = 0
-        self._seen = 0
-        self._ignoring = 0
-        self._thread = threading.get_ident()
-        self._open = ExitStack()
+        self.begin()
+
+    def begin(self, loss_scale: float = 1.0) -> None:
+        """A new step: nothing has been seen of it.
+
+        Args:
+            loss_scale: what its loss is multiplied by before the backward pass.
+        """
+        self._found: dict[Place, _Attention] = {}
+        self._missed: list[str] = []
+        self.seen = 0
+        self._eager = self._with_autograd = False
+        self._gradients = Gradients(self._asks, self._places, self.most, loss_scale)
 
     def __enter__(self) -> Forwards:
-        self._calls, self._missed, self._seen, self._depth = {}, [], 0, 0
-        self._thread = threading.get_ident()
-        self._gradients = Gradients(self._projections or {})
+        self._depth, self._thread = 0, threading.get_ident()
         with ExitStack() as stack:
             stack.enter_context(eager_compiler())
+            self._sites = stack.enter_context(Sites(self._model))
             stack.enter_context(self._gradients)
             before = torch_module.register_module_forward_pre_hook(self._begins)
             stack.callback(before.remove)
@@ -69,30 +101,37 @@ class Forwards:
         self._end()
         self._open.close()
 
-    @contextmanager
-    def ignored(self) -> Iterator[None]:
-        """A block whose forward passes are not seen."""
-        self._ignoring += 1
-        try:
-            yield
-        finally:
-            self._ignoring -= 1
-
     # -- one forward pass ------------------------------------------------------------------------------------------
 
-    def _ours(self, module: nn.Module) -> bool:
-        return module is self._model and threading.get_ident() == self._thread
+    def _asks(self, module: nn.Module) -> bool:
+        """Whether what the module returns is of a pass that counts, or computes one again, and may hold q or k."""
+        may_hold = _can_project(module) if self._looks else module in self._projections
+        return may_hold and (_again() or (self._depth > 0 and threading.get_ident() == self._thread))
+
+    def _places(self, module: nn.Module) -> list[Projected]:
+        return self._projections.get(module, [])
 
     def _begins(self, module: nn.Module, args: Any) -> None:
-        if not self._ours(module):
+        if threading.get_ident() != self._thread or _again():
             return
-        self._depth += 1
-        if self._depth > 1 or self._ignoring:
+        if module is self._model:
+            self._depth += 1
+        if not self._depth:
             return
-        self._seen += 1
-        first = self._projections is None
+        self._eager = self._eager or _was_compiled()
+        if module is not self._model or self._depth > 1:
+            return
+        self.seen += 1
+        self._with_autograd = self._with_autograd or torch.is_grad_enabled()
+        if self.seen > MOST:
+            self._missed.append(TOO_MANY)
+            return
         try:
-            trace = Trace(self._model, stats=False, numeric=first, rows=MostRows(self.most), projections=first)
+            numeric = self._looks or self._by_numbers
+            rows = MostRows(self.most)
+            trace = Trace(
+                self._model, stats=False, numeric=numeric, rows=rows, projections=self._looks, sites=self._sites
+            )
             trace.__enter__()
         except Exception as error:  # an observer never stops the run
             self._missed.append(f"the trace did not begin: {kind_and_text(error)}")
@@ -100,9 +139,9 @@ class Forwards:
         self._trace = trace
 
     def _ends(self, module: nn.Module, args: Any, output: Any) -> None:
-        if not self._ours(module):
+        if module is not self._model or threading.get_ident() != self._thread or _again():
             return
-        self._depth -= 1
+        self._depth = max(0, self._depth - 1)
         if self._depth == 0:
             self._end()
 
@@ -112,65 +151,109 @@ class Forwards:
             return
         try:
             trace.__exit__(None, None, None)
+            with torch.no_grad(), unseen():
+                self._add(trace)
         except Exception as error:
             self._missed.append(f"the trace did not end: {kind_and_text(error)}")
-            return
+
+    def _add(self, trace: Trace) -> None:
         for call, rows in zip(trace.calls, trace.rows, strict=True):
-            self._calls.setdefault((call.site, call.index), []).append((call, rows))
-        self._missed += [f"{entry.site}: {entry.reason}" for entry in trace.not_measured]
-        if self._projections is None:
-            self._projections = _by_module(self._model, trace)
+            place = _site(call.site), call.index
+            attention = self._found.setdefault(place, _Attention(call))
+            if rows is None:
+                attention.unread = True
+            else:
+                attention.parts.append(head_sums(rows))
+                attention.rows += [rows] if self.keeps_rows else []
+            if call.scale.ratio is not None:
+                self._scaled.add(place)
+            elif place in self._scaled:
+                self._by_numbers = True  # by the factors alone it is not known
+        self._missed += [f"{_site(entry.site)}: {entry.reason}" for entry in trace.not_measured]
+        if self._looks:
+            self._locate(trace)
+        places = {(_site(call.site), call.index) for call in trace.calls}
+        self._looks = not trace.calls or not places <= self._known
+
+    def _locate(self, trace: Trace) -> None:
+        """The modules whose outputs hold q and k, and where in them."""
+        modules = dict(self._model.named_modules())
+        for call, pair in zip(trace.calls, trace.projections, strict=True):
+            site = _site(call.site)
+            if (site, call.index) in self._known:
+                continue
+            self._known.add((site, call.index))
+            unknown = []
+            for name, projection in zip(("query", "key"), pair, strict=True):
+                module = _module_of(projection, modules)
+                if module is not None and projection is not None:
+                    place = (site, call.index, name)
+                    self._projections.setdefault(module, []).append(Projected.of(place, projection.features))
+                else:
+                    unknown.append(name)
+            if unknown:
+                text = f"no gradients of {' and '.join(unknown)}: no module returns what they were projected to"
+                self._without.append(f"{site or 'the model'}: {text}")
 
     # -- the step --------------------------------------------------------------------------------------------------
 
-    def seen(self) -> SeenStep:
+    def step_seen(self) -> SeenStep:
         """The attentions of the step, how it ran, and what was not measured."""
-        how = not_measured(NO_FORWARD) if not self._seen else EAGER if _compiled(self._model) else AS_IS
         with torch.no_grad():
-            calls = tuple(self._call(place, parts) for place, parts in self._calls.items())
-        self._calls = {}
-        return SeenStep(calls, how, tuple(dict.fromkeys(self._missed)))
+            calls = tuple(self._call(place, attention) for place, attention in self._found.items())
+        missed = [*self._missed, *self._gradients.failures]
+        if self._with_autograd:
+            missed += self._without
+            self._without = []
+        how = EAGER if self._eager else AS_IS
+        if not calls:
+            how = not_measured(missed[0] if missed else NO_ATTENTION if self.seen else NO_FORWARD)
+        self._found = {}
+        return SeenStep(calls, how, tuple(dict.fromkeys(missed)))
 
-    def _call(self, place: Place, parts: list[tuple[AttentionCall, CallRows | None]]) -> SeenCall:
-        call, rows = parts[0][0], tuple(one for _, one in parts if one is not None)
-        sums, reason = None, call.stats_reason or UNMEASURED
-        if len(rows) == len(parts):
+    def _call(self, place: Place, attention: _Attention) -> SeenCall:
+        call, sums, reason = attention.call, None, attention.call.stats_reason or UNMEASURED
+        if not attention.unread:
             try:
-                found = joined([head_sums(one) for one in rows])
-                sums = found.with_gradients(*(self._gradient(place, name) for name in ("query", "key")))
+                gradients = (self._gradient(place, name) for name in ("query", "key"))
+                sums = joined(attention.parts).with_gradients(*gradients)
             except Exception as error:  # other ranks wait for what this one has
                 reason = f"its rows could not be summed up: {kind_and_text(error)}"
-        return SeenCall(
-            *place, call.heads, call.scale.ratio, call.formula, sums, reason if sums is None else None, rows
-        )
+        told = reason if sums is None else None
+        return SeenCall(*place, call.heads, call.scale.ratio, call.formula, sums, told, tuple(attention.rows))
 
     def _gradient(self, place: Place, name: str) -> Tensor | None:
         parts = self._gradients.rows.get((*place, name))
         return torch.cat(parts, -1) if parts else None
 
 
-def _by_module(model: nn.Module, trace: Trace) -> dict[nn.Module, list[Projected]]:
-    """The modules whose outputs hold q and k, and where in them."""
-    modules = dict(model.named_modules())
-    found: dict[nn.Module, list[Projected]] = {}
-    for call, pair in zip(trace.calls, trace.projections, strict=True):
-        for name, projection in zip(("query", "key"), pair, strict=True):
-            module = _module_of(projection, modules)
-            if module is not None and projection is not None:
-                place = (call.site, call.index, name)
-                found.setdefault(module, []).append(Projected(place, projection.features))
-    return found
+def _can_project(module: nn.Module) -> bool:
+    return "weight" in module._parameters and not module._modules
+
+
+def _again() -> bool:
+    """Whether a backward pass runs, in this thread: what is computed then has been seen before."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def _site(path: str) -> str:
+    """A module path as it is without compiling."""
+    return ".".join(name for name in path.split(".") if name != "_orig_mod")
 
 
 def _module_of(projection: Projection | None, modules: dict[str, nn.Module]) -> nn.Module | None:
     """The module that holds a projection's weight and returns what it gave."""
     path, _, name = projection.name.rpartition(".") if projection is not None else ("", "", "")
     module = modules.get(path)
-    return module if name == "weight" and module is not None and not list(module.children()) else None
+    return module if name == "weight" and module is not None and _can_project(module) else None
 
 
-def _compiled(model: nn.Module) -> bool:
-    return any(
-        hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
-        for module in model.modules()
-    )
+def _was_compiled() -> bool:
+    """Whether what runs now was called through the compiler, which runs its Python code."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "compile_wrapper" and code.co_filename.endswith("eval_frame.py"):
+            return True
+        frame = frame.f_back
+    return False

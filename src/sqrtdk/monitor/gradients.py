@@ -7,9 +7,8 @@ without autograd, what it returned has no gradient; where it ran with it, what w
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -17,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
+
+from sqrtdk.errors import kind_and_text
 
 Place = tuple[str, int, str]  # site, index, "query" or "key"
 
@@ -27,11 +28,34 @@ class Projected:
 
     Attributes:
         place: of which attention, and whether q or k.
-        features: (H, E), numbers of the features in the module's output.
+        features: numbers of the features in the module's output, all heads in a row; a slice where they are one.
+        heads: H.
     """
 
     place: Place
-    features: Tensor
+    features: slice | Tensor
+    heads: int
+
+    @classmethod
+    def of(cls, place: Place, features: Tensor) -> Projected:
+        """From the number of each feature, (H, E)."""
+        flat = features.flatten()
+        first = int(flat[0]) if flat.numel() else 0
+        one = bool((flat == first + torch.arange(flat.numel(), device=flat.device)).all())
+        return cls(place, slice(first, first + flat.numel()) if one else flat, features.shape[0])
+
+    def sizes(self, gradient: Tensor) -> Tensor:
+        """Root of the mean square over the channels of each row, (H, n); the gradient is (..., D)."""
+        flat = gradient.reshape(-1, gradient.shape[-1])
+        if isinstance(self.features, slice):
+            rows = flat[:, self.features]
+        else:
+            rows = flat.index_select(-1, self.features.to(flat.device))
+        rows = rows.reshape(len(rows), self.heads, -1)
+        dtype = torch.promote_types(rows.dtype, torch.float32)
+        norms: Tensor = torch.linalg.vector_norm(rows, dim=-1, dtype=dtype)
+        sizes: Tensor = norms.mT / rows.shape[-1] ** 0.5
+        return sizes
 
 
 class Gradients:
@@ -39,18 +63,34 @@ class Gradients:
 
     Attributes:
         rows: by place, (H, n) parts: root of the mean square over the channels of a row.
+        failures: why some could not be had.
     """
 
-    def __init__(self, projections: Mapping[nn.Module, Sequence[Projected]]) -> None:
+    def __init__(
+        self,
+        asks: Callable[[nn.Module], bool],
+        places: Callable[[nn.Module], Sequence[Projected]],
+        most: int | None = None,
+        loss_scale: float = 1.0,
+    ) -> None:
+        """Measure.
+
+        Args:
+            asks: whether what a module returns now may be a q or k that counts.
+            places: which ones it holds, asked when the gradient comes: it may not be known before.
+            most: rows of a sequence, evenly spread; None: all.
+            loss_scale: what the loss was multiplied by before its backward pass.
+        """
         self.rows: dict[Place, list[Tensor]] = defaultdict(list)
-        self._projections = projections
-        self._thread = threading.get_ident()
+        self.failures: list[str] = []
+        self._asks = asks
+        self._places = places
+        self._most = most
+        self._loss_scale = loss_scale
         self._handle: Any = None
 
     def __enter__(self) -> Gradients:
-        self._thread = threading.get_ident()
-        if self._projections:
-            self._handle = torch_module.register_module_forward_hook(self._returned)
+        self._handle = torch_module.register_module_forward_hook(self._returned)
         return self
 
     def __exit__(
@@ -61,7 +101,7 @@ class Gradients:
             self._handle = None
 
     def _returned(self, module: nn.Module, args: Any, output: Any) -> None:
-        if module not in self._projections:
+        if not self._asks(module):
             return
         tensor = output[0] if isinstance(output, tuple) and output else output
         if isinstance(tensor, Tensor) and tensor.requires_grad:
@@ -69,9 +109,20 @@ class Gradients:
             hook(lambda gradient: self._come(module, gradient))  # type: ignore[no-untyped-call]
 
     def _come(self, module: nn.Module, gradient: Tensor) -> None:
-        with torch.no_grad():
-            flat = gradient.detach().flatten(0, -2)
-            for one in self._projections[module]:
-                features = one.features.to(flat.device)
-                rows = flat[:, features.flatten()].reshape(-1, *features.shape).float()
-                self.rows[one.place].append(rows.square().mean(-1).sqrt().mT)
+        try:
+            with torch.no_grad():
+                self._measure(self._places(module), gradient.detach())
+        except Exception as error:  # raised here it would stop the backward pass
+            self.failures.append(f"a gradient of q or k: {kind_and_text(error)}")
+
+    def _measure(self, places: Sequence[Projected], gradient: Tensor) -> None:
+        if not places:
+            return
+        if gradient.is_nested:
+            gradient = gradient.values()
+        length = gradient.shape[-2] if gradient.dim() > 1 else 1
+        if self._most is not None and self._most < length:
+            chosen = torch.linspace(0, length - 1, self._most, device=gradient.device).round().long()
+            gradient = gradient.index_select(-2, chosen)
+        for one in places:
+            self.rows[one.place].append(one.sizes(gradient) / self._loss_scale)

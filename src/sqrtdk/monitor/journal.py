@@ -35,6 +35,7 @@ class Journal:
         self._samples: dict[int, StepSample] = {}
         self._steps: list[tuple[int, Loss, float]] = []
         self._alarms: list[Alarm] = []
+        self._failing = False
         self._flushed = time.monotonic()
 
     @property
@@ -46,16 +47,24 @@ class Journal:
         """Note a step. A loss that is a tensor is not waited for before the next part."""
         self._steps.append((step, loss, time.time()))
 
-    def sample(self, sample: StepSample, alarms: list[Alarm]) -> None:
+    def sample(self, sample: StepSample, alarms: list[Alarm]) -> list[Alarm]:
         """Note what was sampled, and write a part where it is time.
 
-        Raises:
-            OutputError: the part could not be written; it is tried again with the next sample.
+        Returns:
+            The alarm of a part that could not be written, once until one can be; it is tried again with later samples.
         """
         self._samples[sample.step] = sample
         self._alarms += alarms
-        if len(self._samples) >= SAMPLES or time.monotonic() - self._flushed >= SECONDS:
+        if len(self._samples) < SAMPLES and time.monotonic() - self._flushed < SECONDS:
+            return []
+        try:
             self.flush()
+        except OutputError as error:  # a full disk is no reason to end a training run
+            told, self._failing = self._failing, True
+            if not told:
+                self._alarms.append(alarm := unwritten(error, sample.step))
+                return [alarm]
+        return []
 
     def flush(self) -> None:
         """Write what there is."""
@@ -66,7 +75,7 @@ class Journal:
         steps = [self._row(step, loss, at) for (step, _, at), loss in zip(self._steps, losses, strict=True)]
         heads = [row for sample in self._samples.values() for row in head_rows(sample)]
         self.writer.write(heads, steps, [_alarm(alarm) for alarm in self._alarms])
-        self._steps, self._samples, self._alarms = [], {}, []
+        self._steps, self._samples, self._alarms, self._failing = [], {}, [], False
 
     def close(self) -> None:
         """Write what is left, and let go of the folder.

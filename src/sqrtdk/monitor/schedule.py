@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 
@@ -109,9 +109,9 @@ def schedule_of(every: int | Schedule | Callable[[int], bool]) -> Schedule:
         return every
     if isinstance(every, int):
         return Every(every)
-    if hasattr(every, "due"):
-        return every
-    if callable(every):
+    if callable(getattr(every, "due", None)) and not isinstance(every, type):
+        return cast(Schedule, every)
+    if callable(every) and not isinstance(every, type):
         return When(every)
     raise InvalidTypeError(
         f"every is a number of steps, a schedule, or a function of the step; got {type(every).__name__}",

@@ -10,28 +10,30 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakSet
 
 from torch import Tensor, nn
 
-from sqrtdk.errors import InvalidTypeError, InvalidValueError, OutputError, SqrtdkError
+from sqrtdk.errors import InvalidTypeError, InvalidValueError, OutputError, SqrtdkError, kind_and_text
 from sqrtdk.monitor.alarms import judge
 from sqrtdk.monitor.forwards import Forwards
 from sqrtdk.monitor.journal import Journal, numbers, unwritten
 from sqrtdk.monitor.ranks import Ranks, Shards, ranks_of
-from sqrtdk.monitor.samples import Alarm, StepSample
+from sqrtdk.monitor.samples import NOT_MEASURED, Alarm, StepSample, not_measured
 from sqrtdk.monitor.schedule import Schedule, schedule_of
+from sqrtdk.monitor.seen import SeenStep
 from sqrtdk.tracing.watch.programs import hint_for
 
 HISTORY = 4096  # samples that are remembered for trends
 LOUD = ("warn", "fail", "critical")
 OnAlarm = str | Callable[[Alarm], None]
+LOOP = "with watch(model) as health: ... health.step(loss)"
 _watched: WeakSet[nn.Module] = WeakSet()
 
 
@@ -45,6 +47,13 @@ class AttentionAlarm(SqrtdkError, RuntimeError):
     def __init__(self, alarm: Alarm) -> None:
         super().__init__(alarm.text, hint=f"source of the bar: {alarm.source}")
         self.alarm = alarm
+
+
+class LossScaler(Protocol):
+    """What multiplies a loss before its backward pass, as torch.amp.GradScaler."""
+
+    def get_scale(self) -> float:
+        """The factor."""
 
 
 class Watch:
@@ -64,6 +73,7 @@ class Watch:
         to: str | Path | None = None,
         on_alarm: OnAlarm = "warn",
         first_step: int | None = None,
+        scaler: LossScaler | None = None,
         group: Any = None,
         shards: Shards | None = None,
     ) -> None:
@@ -76,13 +86,18 @@ class Watch:
             raise InvalidValueError(
                 f'on_alarm is "warn", "raise" or a function of the alarm; got {on_alarm!r}', hint='Pass "warn".'
             )
-        if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 2):
-            raise InvalidValueError(f"rows is a whole number from 2 on, or None; got {rows!r}", hint="None: all rows.")
+        _whole_number("rows", rows, 2, "None: all rows.")
+        _whole_number("first_step", first_step, 1, "None: after the last recorded step.")
+        if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
+            raise InvalidTypeError(
+                f"scaler is a torch.amp.GradScaler; got {type(scaler).__name__}",
+                hint="None: no loss scale.",
+            )
         self.samples: deque[StepSample] = deque(maxlen=HISTORY)
         self.alarms: list[Alarm] = []
-        self._model = model
+        self._model = getattr(model, "_orig_mod", model)  # compiled or not, one is called through the other
         self._schedule = schedule_of(every)
-        self._forwards = Forwards(model, rows)
+        self._forwards = Forwards(self._model, rows)
         self._on_alarm = on_alarm
         self._to = to
         self._first_step = first_step
@@ -90,9 +105,12 @@ class Watch:
         self._ranks: Ranks | None = None
         self._untold: list[Alarm] = []  # of this rank alone; the others learn of them at the next sample
         self._journal: Journal | None = None
-        self._step = 0
+        self._scaler = scaler
+        self._step = self._steps = 0
+        self._told = ""
         self._armed = ExitStack()
         self._sampling = False
+        self._pauses = 0
         self._open = False
 
     def __enter__(self) -> Watch:
@@ -100,14 +118,17 @@ class Watch:
             raise InvalidValueError(
                 "one watch at a time; this model has one already", hint="Leave the block of the first."
             )
+        if self._steps:
+            raise InvalidValueError("a watch is for one block; this one has been left", hint="Make another one.")
         self._step = (1 if self._first_step is None else self._first_step) - 1
         self._ranks = ranks_of(self._group, self._shards)
+        self._forwards.keeps_rows = self._ranks is not None and any(axis.shards == "keys" for axis in self._ranks.axes)
         if self._to is not None:
             next_step = self._opened if self._ranks is None else partial(self._ranks.first_says, self._opened)
             self._step = next_step() - 1
         _watched.add(self._model)
         self._open = True
-        self._arm_if_due()
+        self._plan([])
         return self
 
     def _opened(self) -> int:
@@ -123,72 +144,111 @@ class Watch:
         self._armed.close()
         self._sampling = self._open = False
         _watched.discard(self._model)
+        found = []
+        if error is None and not self._steps and self._forwards.seen:
+            found.append(
+                _alarm(
+                    "no_step",
+                    self._step + 1,
+                    "step() was never called, and forward passes were seen: nothing was sampled",
+                )
+            )
         journal, self._journal = self._journal, None
         if journal is not None:
-            with suppress(OutputError) if error is not None else nullcontext():
+            try:
                 journal.close()
+            except OutputError as unsaved:  # the run is over, and what it made is not to be lost for its records
+                found.append(unwritten(unsaved, self._step))
+        self.alarms += found
+        if error is None:
+            self._tell(found)
 
     def step(self, loss: Tensor | float | None = None) -> None:
         """End one step: after `optimizer.step()`, on every rank.
 
         Args:
-            loss: of the step; a tensor is not waited for before the next sample.
+            loss: of the step, one number; a tensor is not waited for before the next sample.
 
         Raises:
-            InvalidValueError: outside the block.
+            InvalidValueError: outside the block, or a loss of several numbers.
+            InvalidTypeError: a loss that is no number.
             AttentionAlarm: with `on_alarm="raise"`, at a warning or worse.
         """
         if not self._open:
-            raise InvalidValueError(
-                "step() is called inside the block of the watch", hint="with watch(model) as w: ..."
-            )
+            raise InvalidValueError("step() is called inside the block of the watch", hint=LOOP)
+        loss = _one_number(loss)
         self._step += 1
-        loss = loss.detach() if isinstance(loss, Tensor) else loss
+        self._steps += 1
         if self._journal is not None:
             self._journal.step(self._step, loss)
-        if self._sampling:
-            self._finish(loss)
-        self._arm_if_due()
+        found = self._finish(loss) if self._sampling else []
+        self._plan(found)
+        self.alarms += found
+        self._tell(found)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """A block whose forward passes do not count, as those of an evaluation."""
-        with self._forwards.ignored():
-            yield
-
-    def _arm_if_due(self) -> None:
-        worsening = bool(self.alarms) and self.alarms[-1].severity in LOUD
-        if self._schedule.due(self._step + 1, worsening):
-            self._armed.enter_context(self._forwards)
-            self._sampling = True
-
-    def _finish(self, loss: Tensor | float | None) -> None:
-        self._sampling = False
+        """A block whose forward passes do not count, as those of an evaluation; they run as if there were no watch."""
+        self._pauses += 1
         self._armed.close()
-        seen = self._forwards.seen()
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+            self._arm()
+
+    def _plan(self, found: list[Alarm]) -> None:
+        """Decide on the next step, and be ready for it."""
+        known = found or self.alarms
+        try:
+            self._sampling = self._schedule.due(self._step + 1, bool(known) and known[-1].severity in LOUD)
+        except Exception as error:  # the schedule is the caller's, and no reason to end the training
+            self._sampling = False
+            if not any(alarm.name == "schedule" for alarm in self.alarms):
+                text = f"step {self._step + 1} was not sampled, the schedule failed: {kind_and_text(error)}"
+                found.append(_alarm("schedule", self._step, text))
+        if self._sampling:
+            self._forwards.begin(1.0 if self._scaler is None else float(self._scaler.get_scale()))
+        self._arm()
+
+    def _arm(self) -> None:
+        if self._sampling and self._open and not self._pauses:
+            self._armed.enter_context(self._forwards)
+
+    def _finish(self, loss: Tensor | float | None) -> list[Alarm]:
+        self._armed.close()
+        try:
+            seen = self._forwards.step_seen()
+        except Exception as error:  # an observer never stops the run
+            seen = SeenStep((), not_measured(kind_and_text(error)))
         seen = replace(seen, loss=numbers([loss])[0], alarms=tuple(self._untold))
         self._untold = []
         if self._ranks is not None:
             seen = self._ranks.joined(seen)
-        sample = StepSample(self._step, seen.samples(), seen.how, seen.missed, seen.loss)
+        try:
+            calls, how = seen.samples(), seen.how
+        except Exception as error:
+            calls, how = (), not_measured(kind_and_text(error))
+        sample = StepSample(self._step, calls, how, seen.missed, seen.loss)
         found = [*seen.alarms, *judge(tuple(self.samples), sample)]
+        reason = how.removeprefix(NOT_MEASURED)
+        if reason not in (how, self._told):
+            found.append(_alarm("not_measured", self._step, f"step {self._step} was not measured: {reason}"))
+            self._told = reason
         self.samples.append(sample)
         if self._journal is not None:
-            try:
-                self._journal.sample(sample, found)
-            except OutputError as error:  # a full disk is no reason to end a training run
-                (found if self._ranks is None else self._untold).append(unwritten(error, self._step))
-        self.alarms += found
-        for alarm in found:
-            self._tell(alarm)
+            unwritten_now = self._journal.sample(sample, found)
+            (found if self._ranks is None else self._untold).extend(unwritten_now)
+        return found
 
-    def _tell(self, alarm: Alarm) -> None:
-        if callable(self._on_alarm):
-            self._on_alarm(alarm)
-        elif alarm.severity in LOUD and self._on_alarm == "raise":
-            raise AttentionAlarm(alarm)
-        elif alarm.severity in LOUD and (self._ranks is None or self._ranks.first):
-            warnings.warn(AttentionWarning(alarm.text), stacklevel=4)
+    def _tell(self, found: list[Alarm]) -> None:
+        for alarm in found:
+            if callable(self._on_alarm):
+                self._on_alarm(alarm)
+            elif alarm.severity in LOUD and self._on_alarm == "raise":
+                raise AttentionAlarm(alarm)
+            elif alarm.severity in LOUD and (self._ranks is None or self._ranks.first):
+                warnings.warn(AttentionWarning(alarm.text), stacklevel=3)
 
 
 def watch(
@@ -199,6 +259,7 @@ def watch(
     rows: int | None = None,
     on_alarm: OnAlarm = "warn",
     first_step: int | None = None,
+    scaler: LossScaler | None = None,
     group: Any = None,
     shards: Shards | None = None,
 ) -> Watch:
@@ -212,6 +273,7 @@ def watch(
         on_alarm: "warn" (a Python warning), "raise" (an error at `step()`), or a function of the `Alarm`; the first two
             act from a warning on, a function gets the notes too.
         first_step: number of the first step, where a run goes on from a checkpoint; None: after the last one in `to`.
+        scaler: the GradScaler of the loop: the gradients are those of the loss without its scale. None: as they come.
         group: where torch.distributed runs, the processes whose statistics are joined: a process group, a DeviceMesh
             over all of them, or None: all. Each of them watches its model with the same options, and calls `step()` as
             often. The first writes `to` and warns; an error, or a function of `on_alarm`, comes on each of them. The
@@ -245,11 +307,40 @@ def watch(
         2
     """
     return Watch(
-        model, every=every, to=to, rows=rows, on_alarm=on_alarm, first_step=first_step, group=group, shards=shards
+        model,
+        every=every,
+        to=to,
+        rows=rows,
+        on_alarm=on_alarm,
+        first_step=first_step,
+        scaler=scaler,
+        group=group,
+        shards=shards,
     )
 
 
 def _described(model: nn.Module) -> dict[str, object]:
     """What a run is of: another model's records do not go on in its folder."""
-    plain = getattr(model, "_orig_mod", model)
-    return {"class": type(plain).__name__, "parameters": sum(parameter.numel() for parameter in plain.parameters())}
+    return {"class": type(model).__name__, "parameters": sum(parameter.numel() for parameter in model.parameters())}
+
+
+def _alarm(name: str, step: int, text: str) -> Alarm:
+    return Alarm(name, "warn", step, text, "the watch itself")
+
+
+def _whole_number(name: str, value: object, least: int, hint: str) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+        raise InvalidValueError(f"{name} is a whole number from {least} on, or None; got {value!r}", hint=hint)
+
+
+def _one_number(loss: Tensor | float | None) -> Tensor | float | None:
+    """A copy: what a tensor holds may be overwritten by the next step."""
+    hint = "Pass the loss that backward() was called on."
+    if isinstance(loss, Tensor):
+        if loss.numel() != 1:
+            raise InvalidValueError(f"a loss is one number; got the shape {tuple(loss.shape)}", hint=hint)
+        return loss.detach().clone()
+    try:
+        return None if loss is None else float(loss)
+    except (TypeError, ValueError):
+        raise InvalidTypeError(f"a loss is a number or a tensor; got {type(loss).__name__}", hint=hint) from None

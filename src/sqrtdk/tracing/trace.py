@@ -45,7 +45,7 @@ from sqrtdk.tracing.watch.events import KernelCall, Listener, Online, Operands, 
 from sqrtdk.tracing.watch.graph import Node
 from sqrtdk.tracing.watch.places import Place
 from sqrtdk.tracing.watch.programs import hint_for
-from sqrtdk.tracing.watch.recorder import Recorder
+from sqrtdk.tracing.watch.recorder import Recorder, unseen
 from sqrtdk.tracing.watch.scene import Scene
 from sqrtdk.tracing.watch.sites import Sites
 from sqrtdk.tracing.watch.stance import eager_compiler
@@ -79,6 +79,7 @@ class Trace:
         keep: bool = False,
         rows: MostRows | None = None,
         projections: bool = False,
+        sites: Sites | None = None,
     ) -> None:
         if model is not None and not isinstance(model, nn.Module):
             raise InvalidTypeError(
@@ -108,7 +109,8 @@ class Trace:
         self._most_rows = rows
         self._by_row: list[CallRows | None] = []
         self._missed: list[NotMeasured] = []
-        self._sites = Sites(model)
+        self._follows = sites is None  # otherwise somebody else does: hooks can't be put or taken off within a call
+        self._sites = Sites(model) if sites is None else sites
         self._modules = dict(model.named_modules()) if model is not None else {}
         self._scene: Scene | None = None
         self._running = contextlib.ExitStack()
@@ -122,7 +124,8 @@ class Trace:
         scene = self._scene = Scene(store, self._sites, listener, measures, keep=keeps)
         queries = {op: kernel.query for op, kernel in KERNELS.items()}
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self._sites)
+            if self._follows:
+                stack.enter_context(self._sites)
             stack.enter_context(eager_compiler())
             stack.enter_context(Recorder(scene, Classifier(scene), queries))
             self._running = stack.pop_all()
@@ -148,6 +151,7 @@ class Trace:
         self.unread = scene.store.unread()
         scene.store.close()
         self._scene = None
+        self._sites.entering = None
         self.calls = _numbered(self._calls)
         self.rows = tuple(rows for rows, call in zip(self._by_row, self._calls, strict=True) if call is not None)
         self.projections = tuple(
@@ -235,7 +239,7 @@ class Trace:
     def _guard(self, site: str, read: Callable[[], None], seen: Lost | None, place: Place | None) -> None:
         """A reading that fails must not stop the model: it is listed as not measured."""
         try:
-            with torch.no_grad(), _on_cpu():
+            with torch.no_grad(), _on_cpu(), unseen():
                 read()
         except Exception as error:
             reason = f"the reading failed: {kind_and_text(error)}"

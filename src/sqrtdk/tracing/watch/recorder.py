@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -43,6 +44,23 @@ class Classifying(Protocol):
         """Whether an operation that is not seen may be an attention."""
 
 
+class _Reading(threading.local):
+    now = False
+
+
+_reading = _Reading()
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """A block of a trace's own computing, which no other trace of this thread takes for the model's."""
+    before, _reading.now = _reading.now, True
+    try:
+        yield
+    finally:
+        _reading.now = before
+
+
 class Recorder(TorchDispatchMode):
     """Runs every operation as it is and notes where its output came from."""
 
@@ -72,7 +90,7 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if threading.get_ident() != self._thread or torch._C._current_graph_task_id() != -1:
+        if threading.get_ident() != self._thread or torch._C._current_graph_task_id() != -1 or _reading.now:
             return func(*args, **kwargs)
         if not hasattr(func, "_schema"):
             return self._higher_order(func, args, kwargs)
