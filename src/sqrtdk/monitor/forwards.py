@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
+from sqrtdk.audit.rules.entropy import norm_sigma
 from sqrtdk.errors import kind_and_text
 from sqrtdk.monitor.gradients import Gradients, Projected
 from sqrtdk.monitor.samples import AS_IS, EAGER, CallSample, not_measured
 from sqrtdk.monitor.sums import HeadSums, head_sums, joined, table
-from sqrtdk.tracing.records import AttentionCall
+from sqrtdk.tracing.records import BLOCKS, DATA, ROWS, AttentionCall
 from sqrtdk.tracing.tell.finish import MostRows
 from sqrtdk.tracing.tensors import CallRows, Projection
 from sqrtdk.tracing.trace import Trace
@@ -67,6 +68,11 @@ class Forwards:
     ) -> None:
         self._end()
         self._open.close()
+
+    @property
+    def seen(self) -> int:
+        """Forward passes since the context was opened."""
+        return self._seen
 
     @contextmanager
     def ignored(self) -> Iterator[None]:
@@ -134,8 +140,7 @@ class Forwards:
         for place, parts in self._calls.items():
             call = parts[0][0]
             reason = None if place in columns else call.stats_reason or "its rows were not measured"
-            ratio = call.scale.ratio
-            calls.append(CallSample(*place, call.heads, columns.get(place, {}), ratio, call.formula, reason))
+            calls.append(_sample(call, columns.get(place, {}), reason))
         self._calls = {}
         how = EAGER if _compiled(self._model) else AS_IS
         return tuple(calls), how, tuple(dict.fromkeys(self._missed))
@@ -151,6 +156,24 @@ class Forwards:
     def _gradient(self, place: Place, name: str) -> Tensor | None:
         parts = self._gradients.rows.get((*place, name))
         return torch.cat(parts, -1) if parts else None
+
+
+def _sample(call: AttentionCall, columns: Mapping[str, Sequence[float]], reason: str | None) -> CallSample:
+    factors = call.scale.factors
+    return CallSample(
+        site=call.site,
+        index=call.index,
+        heads=call.heads,
+        columns=columns,
+        scale_ratio=call.scale.ratio,
+        formula=call.formula,
+        reason=reason,
+        logits_dtype=call.logits_dtype,
+        stored=call.kind == "eager",
+        factors=tuple(sorted(f"{factor.where}: {factor.source}" for factor in factors)),
+        fixed_scale=not any(factor.learned or factor.source in (ROWS, DATA, BLOCKS) for factor in factors),
+        norm_sigma=norm_sigma(call),
+    )
 
 
 def _by_module(model: nn.Module, trace: Trace) -> dict[nn.Module, list[Projected]]:

@@ -27,6 +27,11 @@ class CallSample:
         scale_ratio: effective scale times sqrt(head_dim); None where it could not be read.
         formula: that reached the softmax.
         reason: why there are no statistics; None where there are.
+        logits_dtype: in which the logits were stored, "float16"; the accumulator's for a fused kernel.
+        stored: the logits were stored, as those of a fused kernel are not.
+        factors: of the scale, where each one acts and what it is, without its value.
+        fixed_scale: none of them is learned, or computed from the data or for each row.
+        norm_sigma: standard deviation that the scale gives to logits of normalised q and k; 0 where nothing sets it.
     """
 
     site: str
@@ -36,6 +41,16 @@ class CallSample:
     scale_ratio: float | None
     formula: str
     reason: str | None = None
+    logits_dtype: str = ""
+    stored: bool = False
+    factors: tuple[str, ...] = ()
+    fixed_scale: bool = True
+    norm_sigma: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """The attention, for a reader."""
+        return (self.site or "the model") + (f" (call {self.index + 1})" if self.index else "")
 
     @property
     def place(self) -> tuple[str, int]:

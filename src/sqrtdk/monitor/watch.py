@@ -18,7 +18,7 @@ from weakref import WeakSet
 from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, OutputError, SqrtdkError
-from sqrtdk.monitor.alarms import judge
+from sqrtdk.monitor.alarms import idle, judge
 from sqrtdk.monitor.forwards import Forwards
 from sqrtdk.monitor.journal import Journal, numbers, unwritten
 from sqrtdk.monitor.samples import Alarm, StepSample
@@ -81,7 +81,7 @@ class Watch:
         self._to = to
         self._first_step = first_step
         self._journal: Journal | None = None
-        self._step = 0
+        self._step = self._before = 0  # number of the latest step, and of the last one before this block
         self._armed = ExitStack()
         self._sampling = False
         self._open = False
@@ -98,6 +98,7 @@ class Watch:
                 self._to, model=_described(self._model), settings=settings, first_step=self._first_step
             )
             self._step = self._journal.next_step - 1
+        self._before = self._step
         _watched.add(self._model)
         self._open = True
         self._arm_if_due()
@@ -113,6 +114,10 @@ class Watch:
         if journal is not None:
             with suppress(OutputError) if error is not None else nullcontext():
                 journal.close()
+        if error is None:
+            for alarm in idle.judge(self._step - self._before, self._forwards.seen, self._step + 1):
+                self.alarms.append(alarm)
+                self._tell(alarm)
 
     def step(self, loss: Tensor | float | None = None) -> None:
         """End one step: after `optimizer.step()`, on every rank.
@@ -153,7 +158,7 @@ class Watch:
         self._armed.close()
         calls, how, missed = self._forwards.summarised()
         sample = StepSample(self._step, calls, how, missed, numbers([loss])[0])
-        found = judge(tuple(self.samples), sample)
+        found = judge(tuple(self.samples), sample, self.alarms)
         self.samples.append(sample)
         if self._journal is not None:
             try:
