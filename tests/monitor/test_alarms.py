@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from sqrtdk.audit.rules.entropy import frozen_entropy
-from sqrtdk.monitor.alarms import ALARMS, entropy, idle, judge
+from sqrtdk.monitor.alarms import ALARMS, entropy, idle, judge, nonfinite
 from sqrtdk.monitor.alarms.trend import LEAST, passing
 from sqrtdk.monitor.samples import Alarm, CallSample, StepSample
 
@@ -207,6 +207,7 @@ def test_the_first_attention_that_is_not_finite() -> None:
     (alarm,) = [alarm for alarm in alarms if alarm.name == "nonfinite"]
     assert (alarm.severity, alarm.site, alarm.step, alarm.head, alarm.value) == ("critical", "b", 10, 1, 3.0)
     assert "2 numbers of k" in alarm.text
+    assert len(list(nonfinite.judge((), StepSample(1, (sick, sick))))) == 1
     (overflow,) = run(call(inf_rows=[1.0, 0.0]))
     assert "minus infinity" in overflow.text
     assert "q and k are finite" in overflow.text

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.monitor.samples import Alarm
-from sqrtdk.monitor.watch import LOUD, AttentionWarning, watch
+from sqrtdk.monitor.watch import LOUD, AttentionWarning, Watch, watch
 
 
 class Attention(nn.Module):
@@ -145,9 +145,15 @@ def test_a_site_that_disappears() -> None:
 
 def test_a_model_without_attention() -> None:
     layer = nn.Linear(4, 4)
-    with pytest.warns(AttentionWarning, match="no attention was seen at step 1"), watch(layer, every=1) as health:
-        layer(torch.randn(2, 4))
-        health.step()
+
+    def train() -> Watch:
+        with watch(layer, every=1) as health:
+            layer(torch.randn(2, 4))
+            health.step()
+        return health
+
+    with pytest.warns(AttentionWarning, match="no attention was seen at step 1"):
+        health = train()
     assert [alarm.name for alarm in health.alarms] == ["lost"]
 
 
@@ -166,14 +172,17 @@ def test_growth_of_a_run() -> None:
 
 def test_step_never_called() -> None:
     model = Model()
-    with pytest.warns(AttentionWarning, match="step\\(\\) was never called, 2 forward passes"), watch(model) as health:
-        model(torch.randn(1, 4, 16))
-        model(torch.randn(1, 4, 16))
-    assert [alarm.name for alarm in health.alarms] == ["idle"]
-    with watch(model):
-        pass
-    with watch(model, every=1) as health:
-        model(torch.randn(1, 4, 16))
-        health.step()
-        model(torch.randn(1, 4, 16))
-    assert health.alarms == []
+
+    def train(forwards: int, steps: int) -> list[Alarm]:
+        with watch(model, every=1) as health:
+            for _ in range(steps):
+                model(torch.randn(1, 4, 16))
+                health.step()
+            for _ in range(forwards):
+                model(torch.randn(1, 4, 16))
+        return health.alarms
+
+    with pytest.warns(AttentionWarning, match=r"step\(\) was never called, 2 forward passes"):
+        alarms = train(2, 0)
+    assert [alarm.name for alarm in alarms] == ["idle"]
+    assert train(0, 0) == train(1, 1) == []
