@@ -20,11 +20,23 @@ from sqrtdk.stats.heads import SATURATED
 
 NAME = "collapsed"
 CLEARLY = 10.0  # times the distance from 1
+LOOKED_AT = 64  # samples of the past, evenly spread: a long run is not gone through again at every sample
 
 
 def judge(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
     """A note for each such head, and a warning where they are most of the model's."""
-    notes = [alarm for call in now.calls for head in range(call.heads) if (alarm := _head(before, now, call, head))]
+    looked_at = before[:: 1 + len(before) // LOOKED_AT]
+    notes: list[Alarm] = []
+    for call in now.calls:
+        suspects = [(head, kind) for head in range(call.heads) if (kind := _kind(call, head)) is not None]
+        old = list(same_place(looked_at, call)) if suspects else []
+        for head, (word, column, bar, source) in suspects:
+            value, clear = call.columns[column][head], 1.0 - CLEARLY * (1.0 - bar)
+            step = next((step for step, one in old if _value(one, column, head) < clear), None)
+            if step is None:
+                continue
+            text = f"{call.name}: head {head} went {word} by step {now.step} ({column} {value:.4g}), not so at {step}"
+            notes.append(Alarm(NAME, "note", now.step, text, source, call.site, call.index, head, value, bar))
     yield from notes
     heads = sum(call.heads for call in now.calls)
     if len(notes) > HEADS * heads:
@@ -32,22 +44,13 @@ def judge(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
         yield Alarm(NAME, "warn", now.step, text, notes[0].source, value=len(notes) / heads, bar=HEADS)
 
 
-def _head(before: Sequence[StepSample], now: StepSample, call: CallSample, head: int) -> Alarm | None:
-    flat, hot = _value(call, "entropy_fraction", head), _value(call, "peak", head)
-    if _value(call, "keys", head) < LEAST_KEYS:
+def _kind(call: CallSample, head: int) -> tuple[str, str, float, str] | None:
+    """What a head is, the column that says so, its bar and source; None: neither flat nor one-hot."""
+    if not _value(call, "keys", head) >= LEAST_KEYS:
         return None
-    if flat > FRACTION and _value(call, "std_logit", head) < STD:
-        kind, column, value, bar, source = "flat", "entropy_fraction", flat, FRACTION, FLAT_SOURCE
-    elif hot > SATURATED:
-        kind, column, value, bar, source = "one-hot", "peak", hot, SATURATED, PEAK_SOURCE
-    else:
-        return None
-    clear = 1.0 - CLEARLY * (1.0 - bar)
-    step = next((step for step, one in same_place(before, call) if _value(one, column, head) < clear), None)
-    if step is None:
-        return None
-    text = f"{call.name}: head {head} went {kind} by step {now.step} ({column} {value:.4g}); at step {step} it was not"
-    return Alarm(NAME, "note", now.step, text, source, call.site, call.index, head, value, bar)
+    if _value(call, "entropy_fraction", head) > FRACTION and _value(call, "std_logit", head) < STD:
+        return "flat", "entropy_fraction", FRACTION, FLAT_SOURCE
+    return ("one-hot", "peak", SATURATED, PEAK_SOURCE) if _value(call, "peak", head) > SATURATED else None
 
 
 def _value(call: CallSample, column: str, head: int) -> float:
