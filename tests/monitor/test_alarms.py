@@ -240,6 +240,8 @@ def test_a_head_that_collapsed(start: dict[str, float], later: dict[str, float],
     assert [(a.name, a.severity, a.step, a.head) for a in alarms] == [("collapsed", "note", 20, 0)]
     assert kind in alarms[0].text
     assert run(after, after) == []  # it was so from the start
+    if kind == "flat":  # as high an entropy with logits that deviate
+        assert run(before, call(heads=3, entropy_fraction=0.9995, std_logit=0.11)) == []
     assert brief(run(before, call(heads=3, **later)))[-1] == ("collapsed", "warn", 10)
 
 
