@@ -24,7 +24,7 @@ from sqrtdk.errors import InvalidTypeError, InvalidValueError, OutputError
 from sqrtdk.monitor import forwards, journal, seen
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.monitor.samples import Alarm, StepSample
-from sqrtdk.monitor.sums import HeadSums
+from sqrtdk.monitor.sums import MAXIMA, SUMS, HeadSums
 from sqrtdk.monitor.watch import AttentionAlarm, AttentionWarning, Watch, watch
 from sqrtdk.tracing.trace import Trace
 
@@ -210,10 +210,10 @@ def test_a_trace_that_fails_ends_no_training(method: str, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Trace, method, fail)
     model = Attend()
-    with pytest.warns(AttentionWarning, match=r"step 1 was not measured: the trace did not .*out of order"):
+    with pytest.warns(AttentionWarning, match=r"at step 1 \(not measured: the trace did not .*out of order"):
         health = called(model, 2, every=1)  # the second step is not warned of again
     assert [sample.how.startswith("not measured: the trace did not") for sample in health.samples] == [True, True]
-    assert [alarm.name for alarm in health.alarms] == ["not_measured"]
+    assert [alarm.name for alarm in health.alarms] == ["lost"]
 
 
 def test_sums_that_fail_end_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,7 +383,7 @@ def test_what_is_held_until_the_step_ends_is_bounded_by_rows() -> None:
             health.step()
         return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
-    heads, fixed = 2, 2 * 21 * 8  # 15 sums and 6 maxima of each head in float64
+    heads, fixed = 2, 2 * (len(SUMS) + len(MAXIMA)) * 8  # the sums and the maxima of each head in float64
     assert held(None, 3) == 3 * (4 * 64 * heads * 4 + fixed)  # two statistics and two gradients of a row in float32
     assert held(4, 3) == 3 * (4 * 4 * heads * 4 + fixed)
 
@@ -409,7 +409,7 @@ def test_step_is_never_called() -> None:
     health = Watch(model)
     with pytest.warns(AttentionWarning, match=r"step\(\) was never called"), health:
         model(torch.randn(1, 3, 8))
-    assert [alarm.name for alarm in health.alarms] == ["no_step"]
+    assert [alarm.name for alarm in health.alarms] == ["idle"]
 
 
 def test_step_outside_the_block() -> None:

@@ -14,12 +14,13 @@ import torch._dynamo  # a model may be compiled within a sampled step; an optimi
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
+from sqrtdk.audit.norms import normalised
 from sqrtdk.errors import kind_and_text
 from sqrtdk.monitor.gradients import Gradients, Projected
-from sqrtdk.monitor.samples import AS_IS, EAGER, not_measured
+from sqrtdk.monitor.samples import AS_IS, EAGER, CallTraits, not_measured
 from sqrtdk.monitor.seen import UNMEASURED, SeenCall, SeenStep
 from sqrtdk.monitor.sums import HeadSums, head_sums, joined
-from sqrtdk.tracing.records import AttentionCall
+from sqrtdk.tracing.records import BLOCKS, DATA, ROWS, AttentionCall
 from sqrtdk.tracing.tell.finish import MostRows
 from sqrtdk.tracing.tensors import CallRows, Projection
 from sqrtdk.tracing.trace import Trace
@@ -220,11 +221,23 @@ class Forwards:
             except Exception as error:  # other ranks wait for what this one has
                 reason = f"its rows could not be summed up: {kind_and_text(error)}"
         told = reason if sums is None else None
-        return SeenCall(*place, call.heads, call.scale.ratio, call.formula, sums, told, tuple(attention.rows))
+        rows, traits = tuple(attention.rows), _traits(call)
+        return SeenCall(*place, call.heads, call.scale.ratio, call.formula, sums, told, rows, traits)
 
     def _gradient(self, place: Place, name: str) -> Tensor | None:
         parts = self._gradients.rows.get((*place, name))
         return torch.cat(parts, -1) if parts else None
+
+
+def _traits(call: AttentionCall) -> CallTraits:
+    factors, norm = call.scale.factors, normalised(call)
+    return CallTraits(
+        logits_dtype=call.logits_dtype,
+        stored=call.kind == "eager",
+        factors=tuple(sorted(f"{factor.where}: {factor.source}" for factor in factors)),
+        fixed_scale=not any(factor.learned or factor.source in (ROWS, DATA, BLOCKS) for factor in factors),
+        norm_size=0 if norm is None else call.head_dim if norm == "l2" else 1,
+    )
 
 
 def _can_project(module: nn.Module) -> bool:

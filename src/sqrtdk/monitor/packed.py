@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sqrtdk.monitor.samples import Alarm
+from sqrtdk.monitor.samples import Alarm, CallTraits
 from sqrtdk.monitor.seen import SeenCall, SeenStep
 from sqrtdk.monitor.sums import MAXIMA, SUMS, HeadSums
 from sqrtdk.stats import RowStats
@@ -23,7 +23,8 @@ from sqrtdk.tracing.tensors import CallRows
 
 _FIELDS = tuple(field.name for field in fields(RowStats))
 _ROWS = "row statistics"  # of every row, where the keys of a row lie on several ranks
-_EXTRA = ("max_product", "padding")
+_BAD = ("query_nonfinite", "key_nonfinite")
+_EXTRA = ("max_product", "padding", *_BAD)
 
 
 class Head(NamedTuple):
@@ -64,6 +65,7 @@ class LaidCall:
     heads: int
     formula: str
     reason: str | None
+    traits: CallTraits
     tensors: tuple[Packed, ...]
 
 
@@ -111,7 +113,14 @@ def pack(step: SeenStep, *, by_row: bool, most: int) -> Row:
     stride = 1 << max(0, math.ceil(math.log2(rows / most))) if rows else 1
     tensors = [{name: one if _wide(name) else one[:, ::stride] for name, one in each.items()} for each in tensors]
     laid = tuple(
-        LaidCall(*call.place, call.heads, call.formula, call.reason, tuple(_packed(name, each[name]) for name in each))
+        LaidCall(
+            *call.place,
+            call.heads,
+            call.formula,
+            call.reason,
+            call.traits,
+            tuple(_packed(name, each[name]) for name in each),
+        )
         for call, each in zip(step.calls, tensors, strict=True)
     )
     ratios = (math.nan if call.ratio is None else call.ratio for call in step.calls)
@@ -171,6 +180,10 @@ def _tensors(call: SeenCall, by_row: bool) -> dict[str, Tensor]:
         rows["max_product"] = torch.stack([one.double() for one in products]).amax().reshape(1, 1)
     if paddings:
         rows["padding"] = torch.stack(paddings).sum().reshape(1, 1)
+    for name in _BAD:
+        counts = [count for one in call.rows if (count := getattr(one, name)) is not None]
+        if len(counts) == len(call.rows):
+            rows[name] = torch.stack(counts).sum().reshape(1, 1)
     return rows | {name: one for name, one in call.sums.ordered.items() if name == "key_grad"}
 
 
@@ -181,13 +194,13 @@ def _call(laid: LaidCall, ratio: float | None, tensors: dict[str, Tensor], strid
     if "sums" in tensors:
         sums = HeadSums(tensors["sums"], tensors["maxima"], ordered)
     elif _ROWS in tensors:
-        product, padding = (tensors[name].reshape(()) if name in tensors else None for name in _EXTRA)
+        product, padding, *bad = (tensors[name].reshape(()) if name in tensors else None for name in _EXTRA)
         lines = tensors[_ROWS].reshape(len(_FIELDS), laid.heads, -1)
         stats = RowStats(**dict(zip(_FIELDS, lines, strict=True)))
-        rows = (CallRows(stats, product, lines.shape[-1], padding),)
+        rows = (CallRows(stats, product, lines.shape[-1], padding, *bad),)
         nothing = lines.new_zeros
         sums = HeadSums(nothing(len(SUMS), laid.heads), nothing(len(MAXIMA), laid.heads), ordered)
-    return SeenCall(laid.site, laid.index, laid.heads, ratio, laid.formula, sums, laid.reason, rows)
+    return SeenCall(laid.site, laid.index, laid.heads, ratio, laid.formula, sums, laid.reason, rows, laid.traits)
 
 
 def _lines(rows: RowStats) -> Tensor:

@@ -16,6 +16,30 @@ def not_measured(reason: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class CallTraits:
+    """What is known of an attention's scale beside its formula, and does not differ from step to step.
+
+    Attributes:
+        logits_dtype: as in `CallSample`, and the next three.
+        stored: as above.
+        factors: as above.
+        fixed_scale: as above.
+        norm_size: by what the scale ratio is divided where q and k are normalised: the head dimension where their
+            length is 1, 1 where that of each channel is; 0 where they are not.
+    """
+
+    logits_dtype: str = ""
+    stored: bool = False
+    factors: tuple[str, ...] = ()
+    fixed_scale: bool = True
+    norm_size: int = 0
+
+    def norm_sigma(self, ratio: float | None) -> float:
+        """Standard deviation that a scale ratio gives to logits of normalised q and k; 0 where nothing sets it."""
+        return abs(ratio) / self.norm_size if ratio is not None and self.norm_size else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class CallSample:
     """One attention at one step.
 
@@ -27,6 +51,11 @@ class CallSample:
         scale_ratio: effective scale times sqrt(head_dim); None where it could not be read.
         formula: that reached the softmax.
         reason: why there are no statistics; None where there are.
+        logits_dtype: in which the logits were stored, "float16"; the accumulator's for a fused kernel.
+        stored: the logits were stored, as those of a fused kernel are not.
+        factors: of the scale, where each one acts and what it is, without its value.
+        fixed_scale: none of them is learned, or computed from the data or for each row.
+        norm_sigma: standard deviation that the scale gives to logits of normalised q and k; 0 where nothing sets it.
     """
 
     site: str
@@ -36,6 +65,16 @@ class CallSample:
     scale_ratio: float | None
     formula: str
     reason: str | None = None
+    logits_dtype: str = ""
+    stored: bool = False
+    factors: tuple[str, ...] = ()
+    fixed_scale: bool = True
+    norm_sigma: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """The attention, for a reader."""
+        return (self.site or "the model") + (f" (call {self.index + 1})" if self.index else "")
 
     @property
     def place(self) -> tuple[str, int]:

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
-from sqrtdk.monitor.samples import Alarm, CallSample
+from sqrtdk.monitor.samples import Alarm, CallSample, CallTraits
 from sqrtdk.monitor.sums import HeadSums, table
 from sqrtdk.tracing.tensors import CallRows
 
 UNMEASURED = "its rows were not measured"
+UNTOLD = CallTraits()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,7 +26,8 @@ class SeenCall:
         formula: that reached the softmax.
         sums: over the rows of each head; None where they could not be measured.
         reason: why there are none.
-        rows: those that were summed up, of each forward pass.
+        rows: those that were summed up, of each forward pass, where they are asked for.
+        traits: what is known of it beside its formula.
     """
 
     site: str
@@ -36,6 +38,7 @@ class SeenCall:
     sums: HeadSums | None
     reason: str | None = None
     rows: tuple[CallRows, ...] = ()
+    traits: CallTraits = UNTOLD
 
     @property
     def place(self) -> tuple[str, int]:
@@ -67,7 +70,22 @@ class SeenStep:
         with torch.no_grad():
             tables = table([call.sums for call in known if call.sums is not None])
         columns = {call.place: one for call, one in zip(known, tables, strict=True)}
-        return tuple(
-            CallSample(*call.place, call.heads, columns.get(call.place, {}), call.ratio, call.formula, call.reason)
-            for call in self.calls
-        )
+        return tuple(_sample(call, columns.get(call.place, {})) for call in self.calls)
+
+
+def _sample(call: SeenCall, columns: dict[str, list[float]]) -> CallSample:
+    known = call.traits
+    return CallSample(
+        site=call.site,
+        index=call.index,
+        heads=call.heads,
+        columns=columns,
+        scale_ratio=call.ratio,
+        formula=call.formula,
+        reason=call.reason,
+        logits_dtype=known.logits_dtype,
+        stored=known.stored,
+        factors=known.factors,
+        fixed_scale=known.fixed_scale,
+        norm_sigma=known.norm_sigma(call.ratio),
+    )

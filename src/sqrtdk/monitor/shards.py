@@ -159,7 +159,10 @@ def _merged_rows(parts: Sequence[CallRows]) -> CallRows:
     stacked = {name: torch.stack([getattr(part.rows, name) for part in parts]) for name in names}
     products = [part.max_product for part in parts if part.max_product is not None]
     product = torch.stack(products).amax() if products else None
-    return CallRows(RowStats(**stacked).merged(0), product, parts[0].of, parts[0].padding)
+    keys = [part.key_nonfinite for part in parts if part.key_nonfinite is not None]
+    bad = torch.stack(keys).sum() if len(keys) == len(parts) else None
+    merged = RowStats(**stacked).merged(0)
+    return CallRows(merged, product, parts[0].of, parts[0].padding, parts[0].query_nonfinite, bad)
 
 
 def _weighed(call: SeenCall, share: float) -> SeenCall:

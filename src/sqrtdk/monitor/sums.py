@@ -22,6 +22,7 @@ SUMS = (
     *("rows", "blind_rows", "nan_rows", "inf_rows", "seeing", "choices"),
     *("keys", "mean_logit", "variance", "entropy_nats", "effective_keys", "peak", "jacobian_norm"),  # over seeing
     *("entropy_fraction", "saturated"),  # over choices
+    *("query_nonfinite", "key_nonfinite"),  # numbers of q and k of all heads; NaN where they are not known
 )
 MAXIMA = ("max_logit", "-min_logit", "max_abs_logit", "row_offset", "peak_max", "max_product")
 ORDERED = ("max_logit", "entropy_nats", "query_grad", "key_grad")  # whose quantiles over rows are told
@@ -81,6 +82,8 @@ def head_sums(call: CallRows) -> HeadSums:
     means = [rows.n, rows.mean, rows.variance, rows.entropy_nats, rows.effective_keys, rows.peak, rows.jacobian_norm]
     of_choices = [rows.entropy_nats / rows.n.clamp(min=2.0).log(), (rows.peak > SATURATED).to(rows.n.dtype)]
     sums = [*(count.double() for count in counts), *map(total, means), *(total(value, choice) for value in of_choices)]
+    for count in (call.query_nonfinite, call.key_nonfinite):
+        sums.append(torch.full_like(sums[0], math.nan) if count is None else count.double().expand(heads))
     size = torch.maximum(rows.max.abs(), rows.min.abs())
     product = rows.n.new_full((heads,), -math.inf, dtype=torch.float64)
     if call.max_product is not None:
@@ -138,7 +141,8 @@ def table(calls: Sequence[HeadSums]) -> list[dict[str, list[float]]]:
 
 def _columns(call: HeadSums) -> dict[str, Tensor]:
     sums, maxima = dict(zip(SUMS, call.sums, strict=True)), dict(zip(MAXIMA, call.maxima, strict=True))
-    found = {name: sums[name] for name in ("rows", "blind_rows", "nan_rows", "inf_rows")}
+    counts = ("rows", "blind_rows", "nan_rows", "inf_rows", "query_nonfinite", "key_nonfinite")
+    found = {name: sums[name] for name in counts}
     for name in ("keys", "mean_logit", "entropy_nats", "effective_keys", "peak", "jacobian_norm"):
         found[name] = sums[name] / sums["seeing"]
     for name in ("entropy_fraction", "saturated"):

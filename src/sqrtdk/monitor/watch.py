@@ -21,11 +21,11 @@ from weakref import WeakSet
 from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, OutputError, SqrtdkError, kind_and_text
-from sqrtdk.monitor.alarms import judge
+from sqrtdk.monitor.alarms import idle, judge
 from sqrtdk.monitor.forwards import Forwards
 from sqrtdk.monitor.journal import Journal, numbers, unwritten
 from sqrtdk.monitor.ranks import Ranks, Shards, ranks_of
-from sqrtdk.monitor.samples import NOT_MEASURED, Alarm, StepSample, not_measured
+from sqrtdk.monitor.samples import Alarm, StepSample, not_measured
 from sqrtdk.monitor.schedule import Schedule, schedule_of
 from sqrtdk.monitor.seen import SeenStep
 from sqrtdk.tracing.watch.programs import hint_for
@@ -107,7 +107,6 @@ class Watch:
         self._journal: Journal | None = None
         self._scaler = scaler
         self._step = self._steps = 0
-        self._told = ""
         self._armed = ExitStack()
         self._sampling = False
         self._pauses = 0
@@ -144,15 +143,9 @@ class Watch:
         self._armed.close()
         self._sampling = self._open = False
         _watched.discard(self._model)
-        found = []
-        if error is None and not self._steps and self._forwards.seen:
-            found.append(
-                _alarm(
-                    "no_step",
-                    self._step + 1,
-                    "step() was never called, and forward passes were seen: nothing was sampled",
-                )
-            )
+        found: list[Alarm] = []
+        if error is None:
+            found += idle.judge(self._steps, self._forwards.seen, self._step + 1)
         journal, self._journal = self._journal, None
         if journal is not None:
             try:
@@ -230,11 +223,7 @@ class Watch:
         except Exception as error:
             calls, how = (), not_measured(kind_and_text(error))
         sample = StepSample(self._step, calls, how, seen.missed, seen.loss)
-        found = [*seen.alarms, *judge(tuple(self.samples), sample)]
-        reason = how.removeprefix(NOT_MEASURED)
-        if reason not in (how, self._told):
-            found.append(_alarm("not_measured", self._step, f"step {self._step} was not measured: {reason}"))
-            self._told = reason
+        found = [*seen.alarms, *judge(tuple(self.samples), sample, self.alarms)]
         self.samples.append(sample)
         if self._journal is not None:
             unwritten_now = self._journal.sample(sample, found)

@@ -137,9 +137,13 @@ class CallRows:
         max_product: (), the largest |q . k| before any scale; None where it was not measured.
         of: rows a head that the call has, of which `rows` may be a sample.
         padding: (), how many of `rows` are padding that a nested batch does not have; None: none.
+        query_nonfinite: (), how many numbers of q are NaN or infinite; None where q is not known.
+        key_nonfinite: (), of k.
     """
 
     rows: RowStats
     max_product: Tensor | None
     of: int
     padding: Tensor | None = None
+    query_nonfinite: Tensor | None = None
+    key_nonfinite: Tensor | None = None

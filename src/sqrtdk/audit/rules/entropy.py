@@ -17,8 +17,9 @@ from functools import lru_cache
 
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.norms import normalised
-from sqrtdk.audit.records import Finding, JudgedCall
+from sqrtdk.audit.records import Finding
 from sqrtdk.theory.gaussian import critical_sigma, expected_entropy_nats
+from sqrtdk.tracing.records import AttentionCall
 
 LEAST_KEYS = 16
 NOTE_FRACTION = 0.25
@@ -33,10 +34,10 @@ def frozen_entropy(keys: int) -> float:
     return float(expected_entropy_nats(keys, critical_sigma(keys)))
 
 
-def _declared_sigma(judged: JudgedCall) -> float:
+def norm_sigma(call: AttentionCall) -> float:
     """Standard deviation that the scale gives to logits of normalised q and k; 0 where nothing sets it."""
-    call, norm = judged.call, normalised(judged.call)
-    if norm is None or call.scale.ratio is None or judged.verdict not in ("exact", "declared"):
+    norm = normalised(call)
+    if norm is None or call.scale.ratio is None:
         return 0.0
     return abs(call.scale.ratio) / (call.head_dim if norm == "l2" else 1)
 
@@ -55,7 +56,7 @@ def check(context: Context) -> Iterable[Finding]:
         stats = judged.call.stats
         if stats is None:
             continue
-        sigma = _declared_sigma(judged)
+        sigma = norm_sigma(judged.call) if judged.verdict in ("exact", "declared") else 0.0
         for head, (keys, entropy) in enumerate(zip(stats.keys, stats.entropy_nats, strict=True)):
             if not (math.isfinite(entropy) and keys >= LEAST_KEYS):
                 continue

@@ -58,7 +58,16 @@ def measure_rows(reading: Reading, sight: Sight, most: int | None) -> CallRows:
         max_product=_stored(operands) if isinstance(operands, Logits) else largest,
         of=of,
         padding=None if exists is None else (~exists).sum(),
+        query_nonfinite=_nonfinite(operands.query if isinstance(operands, Vectors) else reading.query.basis),
+        key_nonfinite=_nonfinite(operands.key if isinstance(operands, Vectors) else reading.key.basis),
     )
+
+
+def _nonfinite(vector: Tensor | None) -> Tensor | None:
+    """How many numbers of q, or of k, are NaN or infinite; None where that can't be told."""
+    if vector is None or vector.is_meta or vector.is_nested or vector.dtype.itemsize == 1:
+        return None
+    return (~vector.isfinite()).sum()
 
 
 def _stored(operands: Logits) -> Tensor | None:

@@ -1,0 +1,84 @@
+r"""When a rising series passes a bar, with an interval: a robust straight line, and no look beyond what was sampled.
+
+Slope and interval: the median of the slopes between all pairs of points (Theil 1950), between order statistics by the
+variance of Kendall's tau, n(n - 1)(2n + 5) / 18 (Sen 1968): one wild sample moves neither. Scatter: the median absolute
+residual as a standard deviation (1.4826), widened for two fitted numbers and a new point. The passing is where the line
+through the window's middle meets the bar, at the earliest with the steepest slope and the scatter upwards, at the
+latest with the least slope and the scatter downwards. The least slope is also no more than that of the later half: a
+curve that flattens is not drawn on as if it did not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import NormalDist, median
+
+WINDOW = 24  # latest samples that a line is put through
+LEAST = 8  # with fewer, the interval of a slope at this level rests on the one least slope
+LEVEL = 0.99  # of the interval
+HORIZON = 1.0  # the latest passing lies within so many sampled spans from now
+_DEVIATION = 1.4826  # standard deviations in a median absolute residual of Gaussian scatter
+_Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Passing:
+    """When a bar is passed, all in steps.
+
+    Attributes:
+        step: where the fitted line does.
+        earliest: lower end of the interval.
+        latest: upper end.
+    """
+
+    step: float
+    earliest: float
+    latest: float
+
+    def __str__(self) -> str:
+        return f"step {self.step:.0f} ({self.earliest:.0f} to {self.latest:.0f})"
+
+
+def passing(steps: Sequence[int], values: Sequence[float], bar: float) -> Passing | None:
+    """When a rising series passes a bar; None where it does not rise beyond doubt, or not within the horizon.
+
+    Args:
+        steps: ascending, of the samples.
+        values: finite, the last one below the bar.
+        bar: in the unit of the values.
+
+    Example:
+        >>> print(passing(range(0, 100, 10), [0.1 * step for step in range(0, 100, 10)], 15.0))
+        step 150 (150 to 150)
+        >>> passing(range(0, 100, 10), [5.0, 4.0] * 5, 15.0) is None
+        True
+    """
+    steps, values = list(steps)[-WINDOW:], list(values)[-WINDOW:]
+    count = len(steps)
+    if count < LEAST or values[-1] >= bar:
+        return None
+    slopes = _slopes(steps, values)
+    reach = _Z * math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
+    out = math.floor((len(slopes) - reach) / 2)
+    least, slope, most = slopes[max(0, out - 1)], median(slopes), slopes[min(len(slopes) - 1, len(slopes) - out)]
+    least = min(least, median(_slopes(steps[count // 2 :], values[count // 2 :])))
+    if least <= 0:
+        return None
+    middle = (steps[0] + steps[-1]) / 2
+    level = median(value - slope * (step - middle) for step, value in zip(steps, values, strict=True))
+    residuals = (value - level - slope * (step - middle) for step, value in zip(steps, values, strict=True))
+    spread = _DEVIATION * median(map(abs, residuals)) * math.sqrt(count / (count - 2) * (1 + 1 / count))
+    latest = middle + (bar - level + _Z * spread) / least
+    if latest - steps[-1] > HORIZON * (steps[-1] - steps[0]):
+        return None
+    earliest = max(float(steps[-1]), middle + (bar - level - _Z * spread) / most)
+    expected = min(max(earliest, middle + (bar - level) / slope), latest)
+    return Passing(expected, earliest, max(earliest, latest))
+
+
+def _slopes(steps: Sequence[int], values: Sequence[float]) -> list[float]:
+    points = combinations(zip(steps, values, strict=True), 2)
+    return sorted((late[1] - early[1]) / (late[0] - early[0]) for early, late in points)
