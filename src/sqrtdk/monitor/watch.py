@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +23,7 @@ from sqrtdk.monitor.forwards import Forwards
 from sqrtdk.monitor.journal import Journal, numbers, unwritten
 from sqrtdk.monitor.samples import Alarm, StepSample
 from sqrtdk.monitor.schedule import Schedule, schedule_of
+from sqrtdk.monitor.sinks import AnySink, Sinks, run_name
 from sqrtdk.tracing.watch.programs import hint_for
 
 HISTORY = 4096  # samples that are remembered for trends
@@ -60,6 +61,7 @@ class Watch:
         to: str | Path | None = None,
         on_alarm: OnAlarm = "warn",
         first_step: int | None = None,
+        sinks: Sequence[AnySink] = (),
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InvalidTypeError(
@@ -80,6 +82,7 @@ class Watch:
         self._on_alarm = on_alarm
         self._to = to
         self._first_step = first_step
+        self._sinks = Sinks(sinks, run_name(to))
         self._journal: Journal | None = None
         self._step = 0
         self._armed = ExitStack()
@@ -109,6 +112,9 @@ class Watch:
         self._armed.close()
         self._sampling = self._open = False
         _watched.discard(self._model)
+        for alarm in self._sinks.close(self._step):
+            self.alarms.append(alarm)
+            warnings.warn(AttentionWarning(alarm.text), stacklevel=2)  # never an error: the run is over
         journal, self._journal = self._journal, None
         if journal is not None:
             with suppress(OutputError) if error is not None else nullcontext():
@@ -160,6 +166,7 @@ class Watch:
                 self._journal.sample(sample, found)
             except OutputError as error:  # a full disk is no reason to end a training run
                 found.append(unwritten(error, self._step))
+        found += self._sinks.sample(sample, found)
         self.alarms += found
         for alarm in found:
             self._tell(alarm)
@@ -181,6 +188,7 @@ def watch(
     rows: int | None = None,
     on_alarm: OnAlarm = "warn",
     first_step: int | None = None,
+    sinks: Sequence[AnySink] = (),
 ) -> Watch:
     """Watch every attention of a model while it trains.
 
@@ -192,6 +200,9 @@ def watch(
         on_alarm: "warn" (a Python warning), "raise" (an error at `step()`), or a function of the `Alarm`; the first two
             act from a warning on, a function gets the notes too.
         first_step: number of the first step, where a run goes on from a checkpoint; None: after the last one in `to`.
+        sinks: loggers that get the metrics of each sample (`monitor.metrics`) and the alarms, on rank 0: names as
+            "tensorboard:runs/tb" (`monitor.sinks.SINKS`), objects with write, alarm and close, functions of the step
+            and its metrics. One that fails is told once, as an alarm, and the others go on.
 
     Returns:
         The context manager; call its `step(loss)` after each optimizer step.
@@ -217,7 +228,7 @@ def watch(
         >>> len(health.samples[0].calls[0].columns["max_logit"])
         2
     """
-    return Watch(model, every=every, to=to, rows=rows, on_alarm=on_alarm, first_step=first_step)
+    return Watch(model, every=every, to=to, rows=rows, on_alarm=on_alarm, first_step=first_step, sinks=sinks)
 
 
 def _described(model: nn.Module) -> dict[str, object]:
