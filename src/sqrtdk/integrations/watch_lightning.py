@@ -7,7 +7,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidValueError, MissingExtraError
 from sqrtdk.integrations.watched_fit import WatchedFit
@@ -33,7 +33,9 @@ class AttentionWatch(_Callback):  # type: ignore[misc]
 
     A step is a batch after which an optimizer stepped, however many batches it accumulates and however many optimizers
     there are; forward passes of validations are not measured. A run that is resumed goes on at the step of its
-    checkpoint, by the Trainer's `global_step`, which counts the steps of every optimizer.
+    checkpoint, by the Trainer's `global_step`, which counts the steps of every optimizer. The loss of
+    the records is the sum over the batches of a step of what Lightning hands to callbacks, which it has divided by their
+    number: the mean.
 
     Args:
         module: dotted path, within the LightningModule, of the module that `training_step` calls; None: the
@@ -52,6 +54,7 @@ class AttentionWatch(_Callback):  # type: ignore[misc]
         self._module = module
         self._fit = WatchedFit(options)
         self._steps = 0
+        self._loss: Tensor | None = None
 
     @property
     def watch(self) -> Watch | None:
@@ -60,7 +63,7 @@ class AttentionWatch(_Callback):  # type: ignore[misc]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin at the step after those that are done."""
-        self._steps = trainer.global_step
+        self._steps, self._loss = trainer.global_step, None
         self._fit.begin(called_module(pl_module, self._module), self._steps + 1)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -70,9 +73,13 @@ class AttentionWatch(_Callback):  # type: ignore[misc]
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """The batch is over; an optimizer may have stepped, and a validation may follow."""
         self._fit.pause()
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if isinstance(loss, Tensor):
+            self._loss = loss.detach() if self._loss is None else self._loss + loss.detach()
         if trainer.global_step > self._steps:
             self._steps = trainer.global_step
-            self._fit.stepped(outputs.get("loss") if isinstance(outputs, dict) else outputs)
+            self._fit.stepped(self._loss)
+            self._loss = None
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """End the watch."""
