@@ -34,8 +34,7 @@ class AttentionWatch(_Callback):  # type: ignore[misc]
     A step is a batch after which an optimizer stepped, however many batches it accumulates and however many optimizers
     there are; forward passes of validations are not measured. A run that is resumed goes on at the step of its
     checkpoint, by the Trainer's `global_step`, which counts the steps of every optimizer. The loss of
-    the records is the sum over the batches of a step of what Lightning hands to callbacks, which it has divided by their
-    number: the mean.
+    the records is the mean over the batches of a step: Lightning hands each to callbacks divided by their number.
 
     Args:
         module: dotted path, within the LightningModule, of the module that `training_step` calls; None: the
