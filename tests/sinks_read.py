@@ -44,13 +44,13 @@ def _in_order(found: Metrics) -> Metrics:
     return dict(sorted(found.items()))
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (path / "a.jsonl").read_text().splitlines()]
 
 
 def _jsonl(path: Path) -> Metrics:
     found: Metrics = {}
-    for line in _lines(path):
+    for line in lines_of(path):
         for name, value in line.get("metrics", {}).items():
             _put(found, line["step"], name, value)
     return found
@@ -200,7 +200,7 @@ READERS = {
         "json",
         lambda path: f"jsonl:{path}/a.jsonl",
         _jsonl,
-        lambda path: [line["alarm"]["text"] for line in _lines(path) if "alarm" in line],
+        lambda path: [line["alarm"]["text"] for line in lines_of(path) if "alarm" in line],
     ),
     "tensorboard": Reader(
         "tensorboard", lambda path: f"tensorboard:{path}/tb", _tensorboard, _tensorboard_alarms, single=True

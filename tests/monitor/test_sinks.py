@@ -12,9 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from sinks_read import READERS, needs
+from sinks_read import READERS, lines_of, needs
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, MissingExtraError, OutputError
+from sqrtdk.monitor import journal
 from sqrtdk.monitor.metrics import metrics_of
+from sqrtdk.monitor.reading import read_run
 from sqrtdk.monitor.samples import Alarm
 from sqrtdk.monitor.sinks import SINKS, sink_of
 from sqrtdk.monitor.sinks.jsonl import JsonLines
@@ -105,6 +107,10 @@ class Broken:
         raise ConnectionError("nor back")
 
 
+class _Quiet(Broken):
+    def close(self) -> None: ...
+
+
 def test_a_sink_that_fails_is_told_once_and_the_others_go_on(tmp_path: Path) -> None:
     broken, closing, steps = Broken(), Broken(), []
     closing.write = lambda step, metrics: None  # type: ignore[method-assign]
@@ -122,6 +128,23 @@ def test_a_sink_that_fails_is_told_once_and_the_others_go_on(tmp_path: Path) -> 
         ("sink", "warn", 6),
     ]
     assert health.alarms[0].text == "the sink Broken failed at step 1: ConnectionError: no way out"
+
+
+def test_what_failed_is_in_the_records_and_the_records_in_the_loggers(tmp_path: Path) -> None:
+    """A sink that failed is an alarm of the folder; a folder that can't be written, one of the sinks."""
+    _train(_model(), 2, sinks=[_Quiet()], to=tmp_path / "run", on_alarm=lambda alarm: None)
+    assert read_run(tmp_path / "run").alarms["name"].to_pylist() == ["sink"]
+
+    layer = _model()
+    with watch(layer, every=1, sinks=[f"jsonl:{tmp_path / 'a.jsonl'}"], to=tmp_path / "gone", on_alarm=str) as health:
+        for step in range(journal.SAMPLES):
+            layer(torch.randn(1, 3, 16))
+            if step == journal.SAMPLES - 1:
+                (tmp_path / "gone" / "parts").rmdir()
+            health.step()
+        (tmp_path / "gone" / "parts").mkdir()
+    assert "records" in [alarm.name for alarm in health.alarms]
+    assert [line["alarm"]["name"] for line in lines_of(tmp_path) if "alarm" in line] == ["records"]
 
 
 def test_losses_are_those_of_a_run_without_sinks(tmp_path: Path) -> None:

@@ -160,13 +160,14 @@ class Watch:
         calls, how, missed = self._forwards.summarised()
         sample = StepSample(self._step, calls, how, missed, numbers([loss])[0])
         found = judge(tuple(self.samples), sample)
+        found += self._sinks.sample(sample, found)
         self.samples.append(sample)
         if self._journal is not None:
             try:
                 self._journal.sample(sample, found)
             except OutputError as error:  # a full disk is no reason to end a training run
-                found.append(unwritten(error, self._step))
-        found += self._sinks.sample(sample, found)
+                lost = unwritten(error, self._step)
+                found += [lost, *self._sinks.alarm(lost)]
         self.alarms += found
         for alarm in found:
             self._tell(alarm)

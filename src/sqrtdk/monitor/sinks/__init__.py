@@ -134,6 +134,10 @@ class Sinks:
 
         return self._each(report, sample.step)
 
+    def alarm(self, alarm: Alarm) -> list[Alarm]:
+        """Report an alarm that came later; see `sample`."""
+        return [] if _rank() else self._each(lambda sink: sink.alarm(alarm), alarm.step)
+
     def close(self, step: int) -> list[Alarm]:
         """End all of them, after a step; see `sample`."""
         return self._each(lambda sink: sink.close(), step)
