@@ -119,8 +119,10 @@ def _wandb_alarms(path: Path) -> list[str]:
 
 
 def _wandb_here(path: Path, patch: pytest.MonkeyPatch) -> None:
-    patch.setenv("WANDB_DIR", str(path))
+    for name in ("DIR", "CACHE_DIR", "CONFIG_DIR", "DATA_DIR"):
+        patch.setenv(f"WANDB_{name}", str(path))
     patch.setenv("WANDB_SILENT", "true")
+    importlib.import_module("wandb").teardown()  # it reads the environment once
 
 
 def _mlflow_runs(path: Path) -> tuple[Any, Any]:

@@ -239,15 +239,16 @@ def _kept(name: str) -> Callable[[], object]:
         return SummaryWriter(str(path))
 
     def wandb(path: Path) -> object:
-        return __import__("wandb").init(mode="offline", dir=str(path), reinit="create_new")
+        return __import__("wandb").init(mode="offline", reinit="create_new")
 
     return {"tensorboard": tensorboard, "wandb": wandb}[name]  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
-def test_a_run_of_the_loop_stays_open(name: str, tmp_path: Path) -> None:
+def test_a_run_of_the_loop_stays_open(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop logs to it too, before and after, with steps of its own."""
     needs(name)
+    READERS[name].prepare(tmp_path, monkeypatch)
     own = _kept(name)(tmp_path)  # type: ignore[call-arg]
     if name == "wandb":
         own.log({"loss": 1.0}, step=50)  # type: ignore[attr-defined]
