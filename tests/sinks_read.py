@@ -94,8 +94,10 @@ def _log_records(content: bytes) -> Iterator[bytes]:
 
 
 def _wandb_records(path: Path) -> Iterator[Any]:
+    import wandb
     from wandb.proto.wandb_internal_pb2 import Record
 
+    wandb.teardown()  # its process writes on a while after a run was finished
     for file in sorted(path.glob("wandb/*run-*/*.wandb")):
         for content in _log_records(file.read_bytes()):
             record = Record()
