@@ -29,13 +29,15 @@ class AttentionWatch(TrainerCallback):  # type: ignore[misc]
         options: of `sqrtdk.watch`: every, rows, to, on_alarm, sinks, ...
 
     Example:
-        >>> import torch
+        >>> from tempfile import TemporaryDirectory
         >>> from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
         >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=8, n_positions=8, n_embd=8, n_layer=1, n_head=1))
         >>> rows = [{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}] * 4
-        >>> quiet = TrainingArguments(max_steps=3, save_strategy="no", report_to=[], disable_tqdm=True, use_cpu=True)
         >>> callback = AttentionWatch(every=2)
-        >>> _ = Trainer(model, quiet, train_dataset=rows, callbacks=[callback]).train()  # doctest: +ELLIPSIS
+        >>> with TemporaryDirectory() as folder:  # doctest: +ELLIPSIS
+        ...     quiet = dict(save_strategy="no", report_to=[], disable_tqdm=True, use_cpu=True)
+        ...     arguments = TrainingArguments(folder, max_steps=3, **quiet)
+        ...     done = Trainer(model, arguments, train_dataset=rows, callbacks=[callback]).train()
         {...}
         >>> [sample.step for sample in callback.watch.samples]
         [1, 2]
