@@ -34,6 +34,8 @@ MESH_AXES: Mapping[str, str] = {
     "pp": "stages",
 }
 ROWS_BYTES = 64 << 20  # of all ranks together, for the rows that quantiles are told of
+# torch 2.13 has another name for it, and warns of the old one
+_gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
 SLACK = 1.25  # room for a longer batch
 
 
@@ -117,7 +119,7 @@ class Ranks:
             head = row.head._replace(changed=float(row.layout != self._told))
             own = replace(row, head=head).bytes(self._capacity, device)
             every = torch.empty(size * self._capacity, dtype=torch.uint8, device=device)
-            dist.all_gather_into_tensor(every, own, group=self.group)
+            _gather(every, own, group=self.group)
             rows = list(every.view(size, self._capacity))
             heads = [Head(*one) for one in _heads(every.view(size, self._capacity))]
             needed = int(max(head.needed for head in heads))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -28,6 +28,7 @@ from sqrtdk.monitor.ranks import Ranks, Shards, ranks_of
 from sqrtdk.monitor.samples import Alarm, StepSample, not_measured
 from sqrtdk.monitor.schedule import Schedule, schedule_of
 from sqrtdk.monitor.seen import SeenStep
+from sqrtdk.monitor.sinks import AnySink, Sinks, run_name
 from sqrtdk.tracing.watch.programs import hint_for
 
 HISTORY = 4096  # samples that are remembered for trends
@@ -76,6 +77,7 @@ class Watch:
         scaler: LossScaler | None = None,
         group: Any = None,
         shards: Shards | None = None,
+        sinks: Sequence[AnySink] = (),
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InvalidTypeError(
@@ -104,6 +106,7 @@ class Watch:
         self._group, self._shards = group, shards
         self._ranks: Ranks | None = None
         self._untold: list[Alarm] = []  # of this rank alone; the others learn of them at the next sample
+        self._sinks = Sinks(sinks, run_name(to))
         self._journal: Journal | None = None
         self._scaler = scaler
         self._step = self._steps = 0
@@ -146,6 +149,7 @@ class Watch:
         found: list[Alarm] = []
         if error is None:
             found += idle.judge(self._steps, self._forwards.seen, self._step + 1)
+        found += (closing := self._sinks.close(self._step))
         journal, self._journal = self._journal, None
         if journal is not None:
             try:
@@ -153,8 +157,10 @@ class Watch:
             except OutputError as unsaved:  # the run is over, and what it made is not to be lost for its records
                 found.append(unwritten(unsaved, self._step))
         self.alarms += found
+        for alarm in closing:
+            warnings.warn(AttentionWarning(alarm.text), stacklevel=2)  # never an error: the run is over
         if error is None:
-            self._tell(found)
+            self._tell([alarm for alarm in found if alarm not in closing])
 
     def step(self, loss: Tensor | float | None = None) -> None:
         """End one step: after `optimizer.step()`, on every rank.
@@ -224,10 +230,12 @@ class Watch:
             calls, how = (), not_measured(kind_and_text(error))
         sample = StepSample(self._step, calls, how, seen.missed, seen.loss)
         found = [*seen.alarms, *judge(tuple(self.samples), sample, self.alarms)]
+        own = found if self._ranks is None else self._untold  # what this rank alone knows of
+        own += self._sinks.sample(sample, found)
         self.samples.append(sample)
         if self._journal is not None:
-            unwritten_now = self._journal.sample(sample, found)
-            (found if self._ranks is None else self._untold).extend(unwritten_now)
+            lost = self._journal.sample(sample, found)
+            own += [*lost, *(alarm for one in lost for alarm in self._sinks.alarm(one))]
         return found
 
     def _tell(self, found: list[Alarm]) -> None:
@@ -251,6 +259,7 @@ def watch(
     scaler: LossScaler | None = None,
     group: Any = None,
     shards: Shards | None = None,
+    sinks: Sequence[AnySink] = (),
 ) -> Watch:
     """Watch every attention of a model while it trains.
 
@@ -270,6 +279,9 @@ def watch(
             and the loss of a sample is the mean of what the ranks told.
         shards: what the ranks of the group share, or for each axis of the mesh: "rows" (data parallel, FSDP; None),
             "heads", "keys", "stages", "same", or "alone": nothing is joined. See `monitor.ranks`.
+        sinks: loggers that get the metrics of each sample (`monitor.metrics`) and the alarms, on rank 0: names as
+            "tensorboard:runs/tb" (`monitor.sinks.SINKS`), objects with write, alarm and close, functions of the step
+            and its metrics. One that fails is told once, as an alarm, and the others go on.
 
     Returns:
         The context manager; call its `step(loss)` after each optimizer step.
@@ -305,6 +317,7 @@ def watch(
         scaler=scaler,
         group=group,
         shards=shards,
+        sinks=sinks,
     )
 
 

@@ -1,0 +1,121 @@
+"""`sqrtdk.watch` as a callback of Lightning's Trainer."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from importlib import import_module
+from typing import Any
+
+from torch import Tensor, nn
+
+from sqrtdk.errors import InvalidValueError, MissingExtraError
+from sqrtdk.integrations.watched_fit import WatchedFit
+from sqrtdk.monitor.watch import Watch
+
+_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+
+
+def _lightning() -> Any:
+    """The package that is in use, as a Trainer of the one takes no callback of the other; None: there is none."""
+    for name in sorted(_PACKAGES, key=lambda name: name not in sys.modules):
+        with suppress(ImportError):
+            return import_module(name)
+    return None
+
+
+_package = _lightning()
+_Callback: Any = object if _package is None else _package.Callback
+
+
+class AttentionWatch(_Callback):  # type: ignore[misc]
+    """Watches the model that a LightningModule trains.
+
+    A step is a batch after which an optimizer stepped, however many batches it accumulates and however many optimizers
+    there are; forward passes of validations are not measured. A run that is resumed goes on at the step of its
+    checkpoint, by the Trainer's `global_step`, which counts the steps of every optimizer. The loss of
+    the records is the mean over the batches of a step: Lightning hands each to callbacks divided by their number.
+
+    Args:
+        module: dotted path, within the LightningModule, of the module that `training_step` calls; None: the
+            LightningModule itself where it has a `forward`, else its only child with parameters.
+        options: of `sqrtdk.watch`: every, rows, to, on_alarm, sinks, ...
+
+    Raises:
+        MissingExtraError: lightning is not installed.
+    """
+
+    def __init__(self, module: str | None = None, **options: Any) -> None:
+        if _package is None:
+            raise MissingExtraError(
+                "lightning is not installed", hint="pip install 'sqrtdk[lightning]' brings lightning."
+            )
+        self._module = module
+        self._fit = WatchedFit(options)
+        self._steps = 0
+        self._loss: Tensor | None = None
+
+    @property
+    def watch(self) -> Watch | None:
+        """The watch of the latest training, with its samples and alarms; None before the first."""
+        return self._fit.watch
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin at the step after those that are done."""
+        self._steps, self._loss = trainer.global_step, None
+        self._fit.begin(called_module(pl_module, self._module), self._steps + 1)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """A batch comes."""
+        self._fit.resume()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """The batch is over; an optimizer may have stepped, and a validation may follow."""
+        self._fit.pause()
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if isinstance(loss, Tensor):
+            self._loss = loss.detach() if self._loss is None else self._loss + loss.detach()
+        if trainer.global_step > self._steps:
+            self._steps = trainer.global_step
+            self._fit.stepped(self._loss)
+            self._loss = None
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """End the watch."""
+        self._fit.close()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """End the watch."""
+        self._fit.close()
+
+
+def called_module(module: nn.Module, path: str | None) -> nn.Module:
+    """The module whose forward pass a `training_step` runs; see `AttentionWatch`.
+
+    Raises:
+        InvalidValueError: `path` is that of no module, or there is none and several could be meant.
+
+    Example:
+        >>> module = nn.Module()
+        >>> module.net = nn.Linear(2, 2)
+        >>> called_module(module, None), called_module(module.net, None)
+        (Linear(in_features=2, out_features=2, bias=True), Linear(in_features=2, out_features=2, bias=True))
+    """
+    names = [name for name, _ in module.named_modules()]
+    if path is not None:
+        if path not in names:
+            raise InvalidValueError(
+                f"{type(module).__name__} has no module {path!r}", hint=f"It has {', '.join(names[1:6])}, ..."
+            )
+        return module.get_submodule(path)
+    inherited = (nn.Module.forward, None if _package is None else _package.LightningModule.forward)
+    if type(module).forward not in inherited:
+        return module
+    children = {name: child for name, child in module.named_children() if any(True for _ in child.parameters())}
+    if len(children) != 1:
+        raise InvalidValueError(
+            f"{type(module).__name__} has no forward() and {len(children)} children with parameters"
+            + (f": {', '.join(children)}" if children else ""),
+            hint="Say which one training_step calls: AttentionWatch(module='model').",
+        )
+    return next(iter(children.values()))

@@ -1,0 +1,159 @@
+"""Where a watch reports to beside its folder: one logger a file, each imported on first use.
+
+A sink is any object with three methods, `write`, `alarm` and `close`; `SINKS` names those that are here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+from zlib import crc32
+
+from torch import distributed
+
+from sqrtdk.errors import InvalidTypeError, InvalidValueError, kind_and_text
+from sqrtdk.monitor.metrics import metrics_of
+from sqrtdk.monitor.samples import Alarm, StepSample
+
+TEXT = 400  # characters of a stranger's error that are told
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """What a watch reports to; whatever it raises is told once, and the training goes on."""
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take the metrics of a sampled step, by name (`monitor.metrics`)."""
+
+    def alarm(self, alarm: Alarm) -> None:
+        """Take an alarm; its step has been written before."""
+
+    def close(self) -> None:
+        """The run is over."""
+
+
+AnySink = str | Sink | Callable[[int, Mapping[str, float]], object]
+# name -> (module, class, what stands after the colon)
+SINKS: Mapping[str, tuple[str, str, str]] = {
+    "jsonl": ("jsonl", "JsonLines", "a file"),
+    "mlflow": ("mlflow", "MLflow", "a database, as sqlite:///runs/mlflow.db"),
+    "swanlab": ("swanlab", "SwanLab", "a directory"),
+    "tensorboard": ("tensorboard", "TensorBoard", "a directory"),
+    "trackio": ("trackio", "Trackio", "a project"),
+    "wandb": ("wandb", "WeightsAndBiases", "a project"),
+}
+# of which run the records are: the loggers with runs of their own go on with the one of that name
+NAMED_RUNS = ("mlflow", "swanlab", "trackio", "wandb")
+
+
+def sink_of(sink: AnySink, run: str | None = None) -> Sink:
+    """The sink that a name or a function stands for.
+
+    Args:
+        sink: "tensorboard:runs/tb", "jsonl:attention.jsonl", "wandb:project", ...; a sink; or a function of the step
+            and its metrics.
+        run: name of the run, for loggers that have runs of their own.
+
+    Raises:
+        InvalidValueError: a name that `SINKS` does not have, or one without what it needs.
+        InvalidTypeError: no sink at all.
+        MissingExtraError: the logger is not installed.
+
+    Example:
+        >>> written = []
+        >>> sink_of(lambda step, metrics: written.append((step, len(metrics)))).write(3, {"attention/calls": 2.0})
+        >>> written
+        [(3, 1)]
+    """
+    if isinstance(sink, str):
+        name, _, argument = sink.partition(":")
+        if name not in SINKS or not argument:
+            wants = SINKS[name][2] if name in SINKS else None
+            raise InvalidValueError(
+                f"{sink!r} is no sink: {f'after {name}: comes {wants}' if wants else 'its name is not known'}",
+                hint="Names: " + ", ".join(f"{known}:{entry[2]}" for known, entry in SINKS.items()) + ".",
+            )
+        module, kind, _ = SINKS[name]
+        made = getattr(import_module(f"{__name__}.{module}"), kind)
+        return made(argument, **({"run": run} if name in NAMED_RUNS else {}))  # type: ignore[no-any-return]
+    if isinstance(sink, Sink):
+        return sink
+    if callable(sink):
+        from sqrtdk.monitor.sinks.function import Function
+
+        return Function(sink)
+    raise InvalidTypeError(
+        f"a sink is a name, a function, or an object with write, alarm and close; got {type(sink).__name__}",
+        hint='Pass sinks=["tensorboard:runs/tb"].',
+    )
+
+
+def run_name(folder: str | Path | None) -> str | None:
+    """Name of the run in a folder, for loggers that have runs of their own: the same for the same folder.
+
+    Example:
+        >>> run_name("/runs/exp1")
+        'exp1-5a6cf39b'
+    """
+    if folder is None:
+        return None
+    path = Path(folder).resolve()
+    return f"{path.name}-{crc32(str(path).encode()):08x}"
+
+
+class Sinks:
+    """Several of them; what one raises becomes an alarm, once each, and the others go on.
+
+    Of several processes, that of rank 0 reports.
+    """
+
+    def __init__(self, sinks: Sequence[AnySink], run: str | None = None) -> None:
+        if isinstance(sinks, str) or not isinstance(sinks, Sequence):
+            raise InvalidTypeError(
+                f"sinks is a list of sinks, got {sinks!r}", hint='Pass sinks=["tensorboard:runs/tb"].'
+            )
+        self._sinks = [sink_of(sink, run) for sink in sinks]
+        self._told: set[int] = set()
+
+    def sample(self, sample: StepSample, alarms: Sequence[Alarm]) -> list[Alarm]:
+        """Report a sampled step and its alarms.
+
+        Returns:
+            One alarm for each sink that failed for the first time.
+        """
+        if not self._sinks or _rank():
+            return []
+        metrics = metrics_of(sample)
+
+        def report(sink: Sink) -> None:
+            sink.write(sample.step, metrics)
+            for alarm in alarms:
+                sink.alarm(alarm)
+
+        return self._each(report, sample.step)
+
+    def alarm(self, alarm: Alarm) -> list[Alarm]:
+        """Report an alarm that came later; see `sample`."""
+        return [] if _rank() else self._each(lambda sink: sink.alarm(alarm), alarm.step)
+
+    def close(self, step: int) -> list[Alarm]:
+        """End all of them, after a step; see `sample`."""
+        return self._each(lambda sink: sink.close(), step)
+
+    def _each(self, act: Callable[[Sink], None], step: int) -> list[Alarm]:
+        failed = []
+        for number, sink in enumerate(self._sinks):
+            try:
+                act(sink)
+            except Exception as error:  # a logger is no reason to end a training run
+                if number not in self._told:
+                    self._told.add(number)
+                    text = f"the sink {type(sink).__name__} failed at step {step}: {kind_and_text(error, TEXT)}"
+                    failed.append(Alarm("sink", "warn", step, text, "the logger"))
+        return failed
+
+
+def _rank() -> int:
+    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0

@@ -1,0 +1,98 @@
+"""JSON lines: a line for each sampled step, and one for each alarm.
+
+    {"step": 100, "metrics": {"attention/worst/max_attention_logit": 12.5, ...}}
+    {"step": 100, "alarm": {"name": "max_logit", "severity": "warn", ...}}
+
+An infinite number is the text "Infinity" or "-Infinity". A file goes on where it ends; one that reaches beyond the
+first step that is written now, as after a return to a checkpoint, is cut there, so no step is in it twice.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from sqrtdk.errors import OutputError
+from sqrtdk.monitor.samples import Alarm
+
+_BEGINS = b'{"step": '
+
+
+class JsonLines:
+    """Writes to a file; each line is handed to the system whole, so what reads it meanwhile sees whole lines.
+
+    Args:
+        path: of the file; its directory is made if it is not there.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._file: BinaryIO | None = None
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add a line.
+
+        Raises:
+            OutputError: the file there was not written by a sink, or it can't be written.
+        """
+        self._add(step, "metrics", dict(metrics))
+
+    def alarm(self, alarm: Alarm) -> None:
+        """Add a line."""
+        self._add(alarm.step, "alarm", {name: value for name, value in asdict(alarm).items() if name != "step"})
+
+    def close(self) -> None:
+        """Let go of the file."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def _add(self, step: int, kind: str, content: dict[str, Any]) -> None:
+        line = json.dumps({"step": step, kind: _plain(content)}, allow_nan=False) + "\n"
+        try:
+            if self._file is None:
+                self._file = self._opened(step)
+            if self._file.write(line.encode()) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            self.close()  # opened again, the file is cut of what is not a whole line
+            if isinstance(error, OutputError):
+                raise
+            raise OutputError(f"cannot write {self.path}: {error.strerror}", hint="Choose another file.") from error
+
+    def _opened(self, step: int) -> BinaryIO:
+        """The file, cut before the first line of `step` or later, and of a last line that is not whole."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        file = self.path.open("a+b", buffering=0)
+        try:
+            file.seek(0)
+            kept, cut = 0, False
+            for line in file.readlines():
+                if not line.startswith(_BEGINS[: len(line)]):
+                    raise OutputError(
+                        f"{self.path} holds something else, from byte {kept} on", hint="Choose another file."
+                    )
+                whole = line.endswith(b"\n")
+                if cut or not whole or int(line[len(_BEGINS) :].partition(b",")[0]) >= step:
+                    cut = True
+                kept += 0 if cut else len(line)
+            file.truncate(kept)
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+
+def _plain(content: Mapping[str, Any]) -> dict[str, Any]:
+    """With texts for the numbers that JSON does not have; a NaN is null."""
+    strange = {math.inf: "Infinity", -math.inf: "-Infinity"}
+    return {
+        name: (None if math.isnan(value) else strange.get(value, value)) if isinstance(value, float) else value
+        for name, value in content.items()
+    }

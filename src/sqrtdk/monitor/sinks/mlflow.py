@@ -1,0 +1,89 @@
+"""MLflow, into a database: its plain files are not written to any more, and are refused."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from sqrtdk._extras import load
+from sqrtdk.errors import InvalidValueError
+from sqrtdk.monitor.samples import Alarm
+
+TAG = "sqrtdk.run"  # by which a run is known again
+LAST = "attention/calls"  # the metric that every sample has
+_MOST = 1000  # metrics that MLflow takes at once
+_TEXT = 5000  # characters that it takes as a tag
+
+
+class MLflow:
+    """Logs to a run of its own, and leaves MLflow's active run as it is.
+
+    A named run that is there goes on; steps that it has already are not logged a second time, as MLflow would keep
+    both. An infinite value becomes the largest number of the database.
+
+    Args:
+        uri: "sqlite:///runs/mlflow.db", or a server, "http://...".
+        run: name of the run; None: a new one.
+        experiment: its name.
+
+    Raises:
+        MissingExtraError: mlflow is not installed.
+        InvalidValueError: a directory.
+    """
+
+    def __init__(self, uri: str, *, run: str | None = None, experiment: str = "attention") -> None:
+        if "://" not in uri or uri.startswith("file:"):
+            raise InvalidValueError(
+                f"MLflow writes to a database or a server; {uri!r} is a directory",
+                hint=f"Pass mlflow:sqlite:///{uri.removeprefix('file:').strip('/') or 'runs'}/mlflow.db",
+            )
+        load("mlflow", "mlflow")
+        self._uri, self._name, self._experiment = uri, run, experiment
+        self._client: Any = None
+        self._run = ""
+        self._last = -math.inf
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log them."""
+        client = self._open()
+        if step <= self._last:
+            return
+        entities, now = load("mlflow.entities", "mlflow"), int(time.time() * 1000)
+        rows = [entities.Metric(name, value, now, step) for name, value in metrics.items()]
+        rows.sort(key=lambda row: row.key == LAST)  # last of all: a step that has it is whole
+        for at in range(0, len(rows), _MOST):
+            client.log_batch(self._run, metrics=rows[at : at + _MOST])
+
+    def alarm(self, alarm: Alarm) -> None:
+        """Set a tag, `attention.alarm.<step>.<name>`."""
+        self._open().set_tag(
+            self._run, f"attention.alarm.{alarm.step}.{alarm.name}", f"{alarm.severity}: {alarm.text}"[:_TEXT]
+        )
+
+    def close(self) -> None:
+        """End the run."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.set_terminated(self._run)
+
+    def _open(self) -> Any:
+        if self._client is None:
+            client = load("mlflow", "mlflow").MlflowClient(tracking_uri=self._uri)
+            there = client.get_experiment_by_name(self._experiment)
+            experiment = client.create_experiment(self._experiment) if there is None else there.experiment_id
+            runs = []
+            if self._name is not None:
+                quoted = self._name.replace("'", "")
+                runs = client.search_runs([experiment], f"tags.`{TAG}` = '{quoted}'", max_results=1)
+            if runs:
+                self._run = runs[0].info.run_id
+                client.update_run(self._run, status="RUNNING")
+                steps = [metric.step for metric in client.get_metric_history(self._run, LAST)]
+                self._last = max(steps, default=-math.inf)
+            else:
+                tags = {} if self._name is None else {TAG: self._name.replace("'", "")}
+                self._run = client.create_run(experiment, run_name=self._name, tags=tags).info.run_id
+            self._client = client
+        return self._client

@@ -1,0 +1,57 @@
+"""SwanLab, in a directory, for `swanlab sync`; mode="local", for its own page, needs `swanlab[dashboard]` besides."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sqrtdk._extras import load
+from sqrtdk.monitor.samples import Alarm
+
+
+class SwanLab:
+    """Logs to a run. One that goes on is a further directory with the same id.
+
+    Args:
+        target: a directory, or a run of `swanlab.init`, which stays open when the watch ends. SwanLab has one run a
+            process: where the loop has one, pass that.
+        run: name and id of the run; None: a new one.
+        arguments: of `swanlab.init`, before all else; mode="offline" where there is none.
+
+    Raises:
+        MissingExtraError: swanlab is not installed.
+    """
+
+    def __init__(self, target: str | Path | Any, *, run: str | None = None, **arguments: Any) -> None:
+        own = isinstance(target, str | Path)
+        if own:
+            load("swanlab", "swanlab")
+        named = {} if run is None else {"name": run, "id": re.sub(r"\W", "-", run, flags=re.ASCII), "resume": "allow"}
+        plain = {"project": "attention", "mode": "offline", "log_dir": str(target)}
+        self._arguments: dict[str, Any] | None = {**plain, **named, **arguments} if own else None
+        self._run: Any = None if own else target
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log them."""
+        self._open().log(dict(metrics), step=step)
+
+    def alarm(self, alarm: Alarm) -> None:
+        """Log a text, under `attention/alarms`."""
+        text = load("swanlab", "swanlab").Text(f"{alarm.severity}: {alarm.text}")
+        self._open().log({f"attention/alarms/{alarm.name}": text}, step=alarm.step)
+
+    def close(self) -> None:
+        """Finish the run."""
+        if self._arguments is not None and self._run is not None:
+            self._run.finish()
+            self._run = None
+
+    def _open(self) -> Any:
+        if self._run is None:
+            folder = self._arguments.get("log_dir") if self._arguments else None
+            if folder is not None:
+                Path(folder).mkdir(parents=True, exist_ok=True)
+            self._run = load("swanlab", "swanlab").init(**self._arguments or {})
+        return self._run

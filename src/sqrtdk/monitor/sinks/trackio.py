@@ -1,0 +1,59 @@
+"""trackio: a local database, in its own directory or that of `TRACKIO_DIR`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqrtdk._extras import load
+from sqrtdk.monitor.samples import Alarm
+
+_LEVELS = {"note": "INFO", "warn": "WARN", "fail": "ERROR", "critical": "ERROR"}
+
+
+class Trackio:
+    """Logs to a run. A named one that is there goes on; steps that it has already are not logged a second time.
+
+    Args:
+        target: a project, or a run of `trackio.init`, which stays open when the watch ends. trackio keeps one run a
+            process as its current one: where the loop has one, pass that.
+        run: name of the run; None: a new one.
+        arguments: of `trackio.init`, before all else.
+
+    Raises:
+        MissingExtraError: trackio is not installed.
+    """
+
+    def __init__(self, target: str | Any = "sqrtdk", *, run: str | None = None, **arguments: Any) -> None:
+        own = isinstance(target, str)
+        if own:
+            load("trackio", "trackio")
+        named = {} if run is None else {"name": run, "resume": "allow"}
+        plain = {"auto_log_cpu": False, "auto_log_gpu": False, "embed": False}
+        self._arguments: dict[str, Any] | None = {"project": target, **plain, **named, **arguments} if own else None
+        self._run: Any = None if own else target
+        self._last: int | None = None
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log them."""
+        run = self._open()
+        if self._last is None or step > self._last:
+            run.log(dict(metrics), step=step)
+
+    def alarm(self, alarm: Alarm) -> None:
+        """Send an alert."""
+        level = load("trackio", "trackio").AlertLevel[_LEVELS[alarm.severity]]
+        self._open().alert(title=f"attention: {alarm.name}", text=alarm.text, level=level)
+
+    def close(self) -> None:
+        """Finish the run."""
+        if self._arguments is not None and self._run is not None:
+            self._run.finish()
+            self._run = None
+
+    def _open(self) -> Any:
+        if self._run is None:
+            self._run = load("trackio", "trackio").init(**self._arguments or {})
+            storage = load("trackio.sqlite_storage", "trackio").SQLiteStorage
+            self._last = storage.get_max_step_for_run(self._run.project, self._run.name)
+        return self._run

@@ -1,0 +1,144 @@
+"""A Trainer that is watched: its losses, its steps, its evaluations, its checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+
+from sqrtdk.integrations.watch_transformers import AttentionWatch
+from sqrtdk.monitor.reading import read_run
+from sqrtdk.monitor.watch import AttentionAlarm
+
+LENGTH, BATCH, HEADS = 12, 3, 2
+
+
+def _model(gain: float = 1.0) -> GPT2LMHeadModel:
+    torch.manual_seed(3)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=16, n_embd=16, n_layer=2, n_head=HEADS))
+    with torch.no_grad():
+        model.transformer.h[1].attn.c_attn.weight.mul_(gain)
+    return model
+
+
+def _rows(count: int) -> list[dict[str, Any]]:
+    tokens = torch.randint(32, (count, LENGTH), generator=torch.Generator().manual_seed(5))
+    return [{"input_ids": row, "labels": row} for row in tokens]
+
+
+def _trainer(folder: Path, *callbacks: TrainerCallback, gain: float = 1.0, **options: Any) -> Trainer:
+    plain = {"max_steps": 6, "logging_steps": 1, "save_strategy": "no", "report_to": [], "disable_tqdm": True}
+    arguments = TrainingArguments(
+        str(folder / "out"),
+        per_device_train_batch_size=BATCH,
+        gradient_accumulation_steps=2,
+        use_cpu=True,
+        dataloader_pin_memory=False,
+        seed=11,
+        **(plain | options),
+    )
+    rows = {"train_dataset": _rows(15), "eval_dataset": _rows(4)}
+    return Trainer(_model(gain), arguments, callbacks=list(callbacks), **rows)
+
+
+def _losses(trainer: Trainer) -> list[float]:
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def test_losses_and_weights_are_those_of_a_run_without(tmp_path: Path) -> None:
+    """Bit by bit, dropout included, so no random number was drawn either."""
+    watched = _trainer(tmp_path, AttentionWatch(every=2), max_steps=50)
+    keys = list(watched.model.state_dict())
+    watched.train()
+    plain = _trainer(tmp_path, max_steps=50)
+    plain.train()
+    assert len(_losses(plain)) == 50
+    assert _losses(watched) == _losses(plain)
+    assert list(watched.model.state_dict()) == keys
+    for name, weight in plain.model.state_dict().items():
+        assert torch.equal(weight, watched.model.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("evaluated", [False, True])
+def test_a_step_is_one_of_the_optimizer(tmp_path: Path, evaluated: bool) -> None:
+    """15 rows are 5 batches of 3: steps of 2, 2 and 1 batches, and no row of an evaluation among them."""
+    callback = AttentionWatch(every=1)
+    options = {"eval_strategy": "steps", "eval_steps": 1, "eval_on_start": True} if evaluated else {}
+    trainer = _trainer(tmp_path, callback, **options)
+    trainer.train()
+    watch = callback.watch
+    assert watch is not None
+    assert [sample.step for sample in watch.samples] == [1, 2, 3, 4, 5, 6]
+    assert trainer.state.global_step == 6
+    batches = [2, 2, 1, 2, 2, 1]
+    for sample, count in zip(watch.samples, batches, strict=True):
+        assert [call.site for call in sample.calls] == ["transformer.h.0.attn", "transformer.h.1.attn"]
+        for call in sample.calls:
+            assert list(call.columns["rows"]) == [count * BATCH * LENGTH] * HEADS
+    assert [sample.loss for sample in watch.samples] == _losses(trainer)
+    assert evaluated is any("eval_loss" in entry for entry in trainer.state.log_history)
+
+
+def test_the_loss_is_the_mean_that_is_logged(tmp_path: Path) -> None:
+    callback = AttentionWatch(every=1)
+    trainer = _trainer(tmp_path, callback, logging_steps=3)
+    trainer.train()
+    third, sixth = _losses(trainer)
+    assert [sample.loss for sample in callback.watch.samples] == [None, None, third, None, None, sixth]
+
+
+def test_a_run_that_is_resumed_goes_on_at_its_checkpoint(tmp_path: Path) -> None:
+    """It was killed at step 6, two after its checkpoint: these two are there once."""
+    options = {"every": 2, "to": tmp_path / "run", "sinks": [f"jsonl:{tmp_path / 'a.jsonl'}"]}
+    _trainer(tmp_path, AttentionWatch(**options), save_strategy="steps", save_steps=4).train()
+    again = _trainer(tmp_path, AttentionWatch(**options), max_steps=9)
+    again.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-4"))
+    run = read_run(tmp_path / "run")
+    assert run.steps["step"].to_pylist() == list(range(1, 10))
+    assert run.steps["loss"].to_pylist() == _losses(again)
+    assert [attempt.first_step for attempt in run.attempts] == [1, 5]
+    assert sorted(set(run.heads["step"].to_pylist())) == [1, 2, 4, 6, 8]
+    steps = [line.split(",")[0] for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert steps == [f'{{"step": {step}' for step in (1, 2, 4, 6, 8)]
+
+
+def test_a_training_that_raised_is_closed_by_the_next(tmp_path: Path) -> None:
+    class Failing(TrainerCallback):
+        def on_substep_end(self, *arguments: Any, **kwargs: Any) -> None:
+            raise RuntimeError("out of memory")
+
+    callback, failing = AttentionWatch(every=1, to=tmp_path / "run"), Failing()
+    trainer = _trainer(tmp_path, callback, failing)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        trainer.train()
+    trainer.remove_callback(failing)
+    trainer.train()
+    assert read_run(tmp_path / "run").steps["step"].to_pylist() == [1, 2, 3, 4, 5, 6]
+    callback.close()
+
+
+def test_an_alarm_may_stop_the_training(tmp_path: Path) -> None:
+    callback = AttentionWatch(every=2, on_alarm="raise")
+    trainer = _trainer(tmp_path, callback, gain=2e3)
+    with pytest.raises(AttentionAlarm) as caught:
+        trainer.train()
+    callback.close()
+    assert caught.value.alarm.step == trainer.state.global_step == 1
+    assert caught.value.alarm.site == "transformer.h.1.attn"
+    hooks = torch.nn.modules.module
+    assert not hooks._global_forward_hooks
+    assert not hooks._global_forward_pre_hooks
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # of the compiler, about its own parts
+def test_a_compiled_model(tmp_path: Path) -> None:
+    callback = AttentionWatch(every=2)
+    trainer = _trainer(tmp_path, callback, torch_compile=True, max_steps=4)
+    trainer.train()
+    assert [sample.step for sample in callback.watch.samples] == [1, 2, 4]
+    for sample in callback.watch.samples:
+        assert [call.site for call in sample.calls] == ["transformer.h.0.attn", "transformer.h.1.attn"]

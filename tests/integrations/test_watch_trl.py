@@ -1,0 +1,63 @@
+"""TRL's SFTTrainer on a small random model, watched by the callback of transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from sinks_read import needs
+from sqrtdk.integrations.watch_transformers import AttentionWatch
+
+TEXTS = ["a b c d e", "b c d e f a", "c d a", "d e f a b c a b"] * 4
+
+
+def _tokenizer() -> Any:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {word: number for number, word in enumerate(["<pad>", "<eos>", "<unk>", *"abcdef"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
+
+
+def _train(folder: Path, *callbacks: Any) -> list[float]:
+    trl, datasets = needs("trl"), needs("datasets")
+    torch.manual_seed(3)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=16, n_positions=16, n_embd=16, n_layer=2, n_head=2))
+    arguments = trl.SFTConfig(
+        str(folder),
+        max_steps=5,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+        bf16=False,
+        max_length=16,
+    )
+    rows = datasets.Dataset.from_dict({"text": TEXTS})
+    trainer = trl.SFTTrainer(
+        model, arguments, train_dataset=rows, processing_class=_tokenizer(), callbacks=list(callbacks)
+    )
+    trainer.train()
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_sft_is_watched(tmp_path: Path) -> None:
+    callback = AttentionWatch(every=2)
+    watched = _train(tmp_path, callback)
+    assert watched == _train(tmp_path)
+    assert len(watched) == 5
+    assert [sample.step for sample in callback.watch.samples] == [1, 2, 4]
+    assert [sample.loss for sample in callback.watch.samples] == [watched[step - 1] for step in (1, 2, 4)]
+    for sample in callback.watch.samples:
+        assert [call.site for call in sample.calls] == ["transformer.h.0.attn", "transformer.h.1.attn"]
+        assert all(call.columns["rows"][0] > 0 for call in sample.calls)
