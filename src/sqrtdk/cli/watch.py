@@ -130,10 +130,10 @@ def compare(
             from sqrtdk.report.watch_json import comparison_json
             from sqrtdk.report.watch_terminal import comparison_text
 
-            runs = [_read(a), _read(b)]
-            both = compared(*runs)
-            page = to_html(runs, both) if html is not None else ""
-        document = comparison_json(*runs, both)
+            one, other = _read(a), _read(b)
+            both = compared(one, other)
+            page = to_html([one, other], both) if html is not None else ""
+        document = comparison_json(one, other, both)
         if output is not None:
             _files.write_text(output, document, force)
             written("JSON", output)
@@ -143,8 +143,8 @@ def compare(
         if json_ and output is None:
             print_text(document)
         else:
-            print_text(comparison_text(*runs, both, width=width(), color=colors()))
-    raise typer.Exit(max(run.exit_code(fail_on) for run in runs))
+            print_text(comparison_text(one, other, both, width=width(), color=colors()))
+    raise typer.Exit(max(run.exit_code(fail_on) for run in (one, other)))
 
 
 def _read(run: Path) -> Summary:

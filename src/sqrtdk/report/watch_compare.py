@@ -70,7 +70,7 @@ class Comparison:
     """Two runs.
 
     Attributes:
-        step: the last that both sampled, at which they are compared; None: the newest sample of each is.
+        step: the last that both measured, at which they are compared; None: the newest sample of each is.
         differences: one a statistic.
         only_a: attentions that B does not have.
         only_b: attentions that A does not have.
@@ -86,7 +86,9 @@ def compare(a: Summary, b: Summary) -> Comparison:
     """Hold the worst heads of two runs against each other."""
     sites_a, sites_b = ({(site.site, site.index): site for site in run.sites} for run in (a, b))
     shared = [place for place in sites_a if place in sites_b]
-    steps = np.intersect1d(a.samples, b.samples)
+    steps = np.intersect1d(
+        *(np.unique(np.concatenate([np.empty(0, int), *(s.steps for s in run.sites)])) for run in (a, b))
+    )
     step = int(steps[-1]) if len(steps) else None
     differences = tuple(
         Difference(

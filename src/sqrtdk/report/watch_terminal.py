@@ -60,10 +60,9 @@ def comparison_text(a: Summary, b: Summary, compared: Comparison, *, width: int 
 
     def draw(console: Console) -> None:
         for letter, run in (("A", a), ("B", b)):
-            console.print(Text(f"{letter} ", style="bold"), end="")
-            _head(console, run)
+            _head(console, run, f"{letter}  ")
         console.print()
-        at = "the newest samples" if compared.step is None else f"step {compared.step}, the last that both sampled"
+        at = "the newest samples" if compared.step is None else f"step {compared.step}, the last that both measured"
         console.print(Text(f"Worst heads at {at}; more than {APART:.0%} apart is a difference", style="bold"))
         table = _table("statistic", "differ", "farthest apart at", "A", "B")
         for one in compared.differences:
@@ -131,12 +130,12 @@ def worst_of(values: Array, column: str, width: int) -> Array:
     return np.array([cell[badness(cell, column).argmax()] for cell in cells])
 
 
-def _head(console: Console, summary: Summary) -> None:
+def _head(console: Console, summary: Summary, letter: str = "") -> None:
     model = summary.model if isinstance(summary.model, dict) else {}
-    console.print(Text(plain(summary.name), style="bold"), end="")
     name = f"  {plain(str(model['class']))}" if "class" in model else ""
     parameters = model.get("parameters")
-    console.print(Text(name + (f", {parameters:,} parameters" if type(parameters) is int else "")))
+    name += f", {count(parameters, 'parameter')}" if type(parameters) is int else ""
+    paragraph(console, Text.assemble((letter, "bold"), (plain(summary.name), "bold"), name), 0)
     if summary.first_step is None:
         console.print("  nothing is recorded yet")
         return

@@ -52,30 +52,30 @@ STATISTICS_MEAN = {
 MISSING = {
     "damaged": Text("part {what} can't be read{steps}: {reason}", "分片 {what} 无法读取{steps}：{reason}"),
     "gap": Text(
-        "{count} steps were never recorded{steps}: attempt {what} began later",
+        "steps that were never recorded, as attempt {what} began later: {count}{steps}",
         "{count} 步没有记录{steps}：第 {what} 次运行开始得更晚",
     ),
-    "nothing": Text("no step was sampled, of {count} recorded", "记录了 {count} 步，没有一步被采样"),
+    "nothing": Text("no step was sampled; steps on record: {count}", "记录了 {count} 步，没有一步被采样"),
     "steps": Text(
-        "{count} sampled steps were not measured{steps}: {reason}", "{count} 个采样步未能测量{steps}：{reason}"
+        "sampled steps that were not measured: {count}{steps}: {reason}", "{count} 个采样步未能测量{steps}：{reason}"
     ),
-    "calls": Text("{count} attention calls have no statistics{steps}", "{count} 次注意力调用没有统计量{steps}"),
-    "absent": Text("{what} is not in {count} of the samples{steps}", "{what} 在 {count} 个采样中缺失{steps}"),
+    "calls": Text("attention calls without statistics: {count}{steps}", "{count} 次注意力调用没有统计量{steps}"),
+    "absent": Text("{what}: samples that it is not in: {count}{steps}", "{what} 在 {count} 个采样中缺失{steps}"),
     "blind_rows": Text(
-        "{what}: {count} rows saw no key, and are in no statistic", "{what}：{count} 行看不到任何键，不计入统计"
+        "{what}: rows that saw no key, and are in no statistic: {count}", "{what}：{count} 行看不到任何键，不计入统计"
     ),
     "nan_rows": Text(
-        "{what}: {count} rows held NaN or infinity, and are in no statistic",
+        "{what}: rows with NaN or infinity, which are in no statistic: {count}",
         "{what}：{count} 行含 NaN 或无穷，不计入统计",
     ),
     "inf_rows": Text(
-        "{what}: {count} rows held minus infinity alone, and are in no statistic",
+        "{what}: rows of minus infinity alone, which are in no statistic: {count}",
         "{what}：{count} 行全为负无穷，不计入统计",
     ),
     "statistic": Text(
-        "not at every sample of {count} attentions{steps}: {what}", "{count} 处注意力并非每个采样都有{steps}：{what}"
+        "not at every sample{steps}, attentions: {count}: {what}", "{count} 处注意力并非每个采样都有{steps}：{what}"
     ),
-    "loss": Text("{count} steps have no loss", "{count} 步没有损失值"),
+    "loss": Text("steps without a loss: {count}", "{count} 步没有损失值"),
 }
 _STEPS = Text(" (steps {first} to {last})", "（第 {first} 至 {last} 步）")
 _STEP = Text(" (step {first})", "（第 {first} 步）")
@@ -140,11 +140,11 @@ WORDS = {
     "differences": Text("What differs", "差异"),
     "differences_at": Text(
         "Of each statistic the attention whose worst heads are farthest apart at step {step}, the last that both "
-        "sampled, and how many attentions differ by more than 10%.",
-        "每个统计量在第 {step} 步（双方最近的共同采样）最差头相差最大的注意力，以及相差超过 10% 的注意力数。",
+        "measured, and how many attentions differ by more than 10%.",
+        "每个统计量在第 {step} 步（双方最近的共同测量）最差头相差最大的注意力，以及相差超过 10% 的注意力数。",
     ),
     "differences_newest": Text(
-        "No step was sampled by both, so the newest sample of each is compared: the attention whose worst heads are "
+        "No step was measured in both, so the newest sample of each is compared: the attention whose worst heads are "
         "farthest apart, and how many attentions differ by more than 10%.",
         "没有共同的采样步，因此比较各自的最新采样：最差头相差最大的注意力，以及相差超过 10% 的注意力数。",
     ),
@@ -168,7 +168,7 @@ def missing_text(entry: Missing) -> Text:
 
     Example:
         >>> missing_text(Missing("absent", "h.0", 2, 10, 20)).en
-        'h.0 is not in 2 of the samples (steps 10 to 20)'
+        'h.0: samples that it is not in: 2 (steps 10 to 20)'
     """
     text = MISSING[entry.kind]
     steps = Text("", "")

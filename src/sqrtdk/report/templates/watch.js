@@ -129,6 +129,16 @@
     });
   }
 
+  // A label that is too long loses the end that all have, and then its beginning.
+  const parts = labels.map((label) => label.split("."));
+  let shared = 0;
+  while (labels.length > 1 && parts.every((one) => one.length > shared + 1 && one.at(-1 - shared) === parts[0].at(-1 - shared))) shared += 1;
+  function shorter(label, most) {
+    if (label.length <= most) return label;
+    const rest = label.split(".").slice(0, -shared || undefined).join(".");
+    return rest.length <= most ? rest : `…${rest.slice(1 - most)}`;
+  }
+
   const LOSS = 92;
   const FLAGS = 22;
   const TREND = 128;
@@ -163,9 +173,12 @@
       drawing.append(svg("line", { class: "axis", x1: left, x2: right, y1: y(tick), y2: y(tick) }));
       drawing.append(svg("text", { x: left - 6, y: y(tick) + 4, "text-anchor": "end" }, show(tick, unit)));
     }
+    let free = Infinity; // above the label before
     for (const bar of bars) if (bar > scale.low && bar < scale.high) {
       drawing.append(svg("line", { class: "bar-line", x1: left, x2: right, y1: y(bar), y2: y(bar) }));
-      drawing.append(svg("text", { x: right, y: y(bar) - 3, "text-anchor": "end" }, show(bar, unit)));
+      if (y(bar) > free) continue;
+      drawing.append(svg("text", { x: right, y: y(bar) + 12, "text-anchor": "end" }, show(bar, unit)));
+      free = y(bar) - 12;
     }
   }
 
@@ -211,7 +224,7 @@
     const most = Math.floor((left - 12) / 6);
     run.sites.forEach((site, at) => {
       if (at % every) return;
-      const short = site.label.length > most ? `…${site.label.slice(1 - most)}` : site.label;
+      const short = shorter(site.label, most);
       const text = svg("text", { x: left - 6, y: at * tall + tall / 2 + 4, "text-anchor": "end" }, short);
       if (site.label === siteSelect.value) text.setAttribute("class", "title");
       names.append(text);
@@ -376,7 +389,10 @@
       point(Math.max(first, Math.min(last, step)));
       const mark = event.target.closest(".alarm");
       const cell = mark ? null : cellAt(panel, event);
-      if (mark) hint(mark.alarm.text, event.clientX, event.clientY);
+      if (mark) {
+        const there = panel.run.alarms.filter((alarm) => alarm.step === mark.alarm.step).map((alarm) => alarm.text);
+        hint([...there.slice(0, 6), ...(there.length > 6 ? [`+ ${there.length - 6}`] : [])].join("\n"), event.clientX, event.clientY);
+      }
       else if (cell) {
         const worst = cell.one.head < 0 ? show(NaN) : `${say("head", "头")} ${cell.site.heads[cell.one.head]}: ${show(cell.one.value, data.units[statistic.value])}`;
         hint(`${cell.site.label}\n${say("step", "步")} ${cell.site.steps[cell.at]} · ${worst}`, event.clientX, event.clientY);
