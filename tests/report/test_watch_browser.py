@@ -71,7 +71,7 @@ def test_loss_alarms_map_and_trend_share_a_time_line(show: Opener) -> None:
     assert page.locator("#maps figure").count() == len(STATISTICS)
     assert pixel(page, 0.97, 0.2)[1] > 100 > pixel(page, 0.01, 0.2)[1]  # logits grow, and viridis greener with them
     page.locator(".alarm").last.hover()
-    assert "has a logit of" in page.locator("#tip").inner_text()
+    assert " at step " in page.locator("#tip").inner_text()
     assert "step" in page.locator(".told").inner_text()
 
 
@@ -100,7 +100,7 @@ def test_a_click_on_a_cell_or_an_alarm_shows_its_head(show: Opener) -> None:
     assert page.locator("#site").input_value() == "blocks.1.1"
     assert page.locator("#head").input_value() in ("0", "1", "2")
     page.select_option("#statistic", "peak")
-    page.locator("#alarms button").first.click()
+    page.locator("#alarms li", has_text="has a logit of").first.locator("button").click()
     assert page.locator("#statistic").input_value() == "max_logit"
     assert page.locator(".cursor").get_attribute("visibility") == "visible"
 
