@@ -124,6 +124,11 @@ def test_what_is_missing_is_said_and_drawn(show: Opener) -> None:
     assert page.locator(".panel .gap").count() == 4  # a gap and a damaged part, above and below the map
     assert page.locator(".lost").count() == 6  # losses of NaN
     assert page.locator(".tile.bad").count() == 1
+    measured, absent = pixel(page, 0.9, 0.2), pixel(page, 0.9, 0.9)  # step 45 of the first and of the last site
+    assert measured != absent
+    assert pixel(page, 0.99, 0.2) == absent  # step 50 was not measured
+    assert pixel(page, 0.7, 0.2) == pixel(page, 0.7, 0.9) != measured  # never recorded
+    assert (page.locator(".panel .line-head").get_attribute("d") or "").count("M") == 2
     page.select_option("#statistic", "query_grad_max")
     assert "not measured" in page.locator("#legend").inner_text()
 

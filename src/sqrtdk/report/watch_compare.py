@@ -86,10 +86,8 @@ def compare(a: Summary, b: Summary) -> Comparison:
     """Hold the worst heads of two runs against each other."""
     sites_a, sites_b = ({(site.site, site.index): site for site in run.sites} for run in (a, b))
     shared = [place for place in sites_a if place in sites_b]
-    steps = np.intersect1d(
-        *(np.unique(np.concatenate([np.empty(0, int), *(s.steps for s in run.sites)])) for run in (a, b))
-    )
-    step = int(steps[-1]) if len(steps) else None
+    measured_a, measured_b = ({int(step) for site in run.sites for step in site.steps} for run in (a, b))
+    step = max(measured_a & measured_b, default=None)
     differences = tuple(
         Difference(
             column,

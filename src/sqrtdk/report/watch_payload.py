@@ -53,6 +53,7 @@ def _run(run: Summary, a_column: int) -> dict[str, Any]:
         "name": plain(run.name),
         "first": run.first_step,
         "last": run.last_step,
+        "samples": run.samples.tolist() if a_column == 1 else None,
         "loss": [run.loss_steps[::every].tolist(), _plain(run.losses[::every])],
         "gaps": [
             [entry.first_step, entry.last_step]

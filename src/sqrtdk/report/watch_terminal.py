@@ -102,7 +102,7 @@ def sparkline(values: Sequence[float] | Array, width: int, low: float, high: flo
         >>> sparkline([0, 1, 2, 3, math.nan, 7], 10, 0, 7)
         '▁▂▃▄·█'
         >>> sparkline(range(100), 4, 0, 99), sparkline([1, 10, 100], 3, 1, 100, log=True)
-        ('▂▄▆█', '▁▅█')
+        ('▃▄▆█', '▁▅█')
     """
     cells = np.array_split(np.asarray(values, dtype=float), min(width, len(values))) if len(values) else []
     drawing = ""

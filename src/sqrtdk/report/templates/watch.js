@@ -108,15 +108,21 @@
     pen.fillRect(0, 0, width, height);
     const scale = worstScale[name];
     run.sites.forEach((site, row) => {
-      const edges = bounds(site.steps, x);
+      // by the samples of the run, so that one which this attention is not in stays empty
+      const every = run.samples ?? site.steps;
+      const all = bounds(every, x);
+      const of = new Map(every.map((step, at) => [step, all[at]]));
+      const edges = site.steps.map((step) => of.get(step) ?? [x(step) - 1, x(step) + 1]);
       site.worst[name].forEach((one, at) => {
         pen.fillStyle = Number.isNaN(one.value) ? style("--void") : rgb(scale.at(one.value));
         pen.fillRect(edges[at][0], row * tall, Math.max(edges[at][1] - edges[at][0], 0.8), tall - (tall > 5 ? 1 : 0));
       });
     });
-    pen.fillStyle = style("--soft");
-    pen.globalAlpha = 0.28;
-    for (const [from, to] of run.gaps) pen.fillRect(x(from), 0, Math.max(x(to) - x(from), 1), height);
+    for (const [colour, alpha] of [["--card", 1], ["--soft", 0.28]]) {
+      pen.fillStyle = style(colour);
+      pen.globalAlpha = alpha;
+      for (const [from, to] of run.gaps) pen.fillRect(x(from), 0, Math.max(x(to) - x(from), 1), height);
+    }
     return canvas;
   }
   // Where the cells of samples begin and end: half way to the next; at a gap of the schedule no wider than before it.
@@ -157,11 +163,12 @@
     return { site, values, medians: site.medians[name].map(number) };
   }
 
-  function line(steps, values, x, y) {
+  function line(steps, values, x, y, gaps) {
     let path = "";
     let down = false;
     values.forEach((value, at) => {
       if (Number.isNaN(value)) { down = false; return; }
+      if (at && gaps.some(([from, to]) => steps[at - 1] < from && to < steps[at])) down = false;
       path += `${down ? "L" : "M"}${x(steps[at]).toFixed(1)} ${y(value).toFixed(1)}`;
       down = true;
     });
@@ -201,7 +208,7 @@
     top.append(svg("text", { class: "title", x: left, y: 11 }, say("Loss", "损失") + (lossScale.log ? say(", logarithmic", "，对数") : "")));
     axis(top, lossScale, yLoss, left, right, "");
     const losses = run.loss[1].map(number);
-    top.append(svg("path", { class: "line-loss", d: line(run.loss[0], losses, x, yLoss) }));
+    top.append(svg("path", { class: "line-loss", d: line(run.loss[0], losses, x, yLoss, run.gaps) }));
     losses.forEach((value, at) => {
       if (!Number.isFinite(value)) top.append(svg("circle", { class: "lost", cx: x(run.loss[0][at]), cy: 18, r: 2 }));
     });
@@ -245,8 +252,8 @@
     axis(bottom, trendScale, yTrend, left, right, unit, BARS[name]);
     const one = series(run, name);
     if (one) {
-      bottom.append(svg("path", { class: "line-median", d: line(one.site.steps, one.medians, x, yTrend) }));
-      bottom.append(svg("path", { class: "line-head", d: line(one.site.steps, one.values, x, yTrend) }));
+      bottom.append(svg("path", { class: "line-median", d: line(one.site.steps, one.medians, x, yTrend, run.gaps) }));
+      bottom.append(svg("path", { class: "line-head", d: line(one.site.steps, one.values, x, yTrend, run.gaps) }));
       if (one.values.length < 80) one.values.forEach((value, at) => {
         if (!Number.isNaN(value)) bottom.append(svg("circle", { class: "point-head", cx: x(one.site.steps[at]), cy: yTrend(value), r: 2 }));
       });
