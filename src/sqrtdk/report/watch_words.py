@@ -122,6 +122,7 @@ WORDS = {
         "The same map for each statistic; colours are those of its own legend.", "每个统计量一张图；颜色见各自的图例。"
     ),
     "no_value": Text("not measured", "未测量"),
+    "lost": Text("the loss is NaN or infinite", "损失为 NaN 或无穷"),
     "gap": Text("never recorded", "没有记录"),
     "thinned": Text(
         "There are more samples than columns: each column is up to {k} samples, of which the worst value is shown.",
