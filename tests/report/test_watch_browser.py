@@ -87,7 +87,7 @@ def test_another_statistic_and_another_head_draw_another_trend(show: Opener) -> 
     assert page.locator(".panel .line-head").get_attribute("d") != other
     for name in STATISTICS:
         page.select_option("#statistic", name)
-        assert "NaN" not in page.locator("#time").inner_html()
+        assert "NaN" not in page.locator("#panels").inner_html()
         assert page.locator(".help:visible").count() == 1
 
 
@@ -122,7 +122,7 @@ def test_what_is_missing_is_said_and_drawn(show: Opener) -> None:
     for words in ("31 to 40", "51 to 60", "no attention ran", "steps without a loss"):
         assert words in text
     assert page.locator(".panel .gap").count() == 4  # a gap and a damaged part, above and below the map
-    assert page.locator(".lost").count() == 6  # losses of NaN
+    assert page.locator(".panel .lost").count() == 6  # losses of NaN
     assert page.locator(".tile.bad").count() == 1
     measured, absent = pixel(page, 0.9, 0.2), pixel(page, 0.9, 0.9)  # step 45 of the first and of the last site
     assert measured != absent
