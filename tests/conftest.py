@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -26,3 +27,16 @@ def _kernel() -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders of runs: "healthy" and "unscaled" really trained, "sick" written with all that can go wrong."""
+    import watched_runs
+
+    folder = tmp_path_factory.mktemp("runs")
+    return {
+        "healthy": watched_runs.train(folder / "healthy"),
+        "unscaled": watched_runs.train(folder / "unscaled", scaled=False, lr=3e-2),
+        "sick": watched_runs.write_sick(folder / "sick"),
+    }

@@ -22,6 +22,7 @@ from sqrtdk.cli.messages import PlainMessages
 from sqrtdk.cli.output import drop_stdout, keep_streams, open_closed_streams, say, unwritable
 from sqrtdk.cli.params import params
 from sqrtdk.cli.record import record
+from sqrtdk.cli.watch import watch
 
 _app = typer.Typer(
     name="sqrtdk",
@@ -40,6 +41,7 @@ _app.command()(bench)
 _app.command()(build)
 _app.command()(env)
 _app.add_typer(lab)
+_app.add_typer(watch)
 
 
 def main() -> None:

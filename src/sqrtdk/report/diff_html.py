@@ -36,7 +36,7 @@ from sqrtdk.report.diff_fold import (
 )
 from sqrtdk.report.diff_payload import drawable, payload
 from sqrtdk.report.diff_words import OUTCOME_WORDS, OUTCOMES_MEAN, RESULTS, STAGE_WORDS, WORDS
-from sqrtdk.report.html import script_json
+from sqrtdk.report.page import both
 from sqrtdk.report.plain import plain
 
 _TOKEN = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?|\w+|\s+|.", re.DOTALL)
@@ -68,7 +68,7 @@ def to_html(report: DiffReport) -> str:
     context: dict[str, Any] = {
         "report": report,
         "version": importlib.metadata.version("sqrtdk"),
-        "payload": Markup(script_json(payload(folds))),
+        "payload": Markup(page.script_json(payload(folds))),
         "folds": folds,
         "outcomes": [(name, outcomes[name]) for name in OUTCOMES],
         "causes": causes.most_common(),
@@ -107,20 +107,6 @@ def to_html(report: DiffReport) -> str:
         "unknown": UNKNOWN,
     }
     return page.render("diff", context, languages=True)
-
-
-def both(text: Text) -> Markup:
-    """Both languages of a text, of which the page shows one.
-
-    Example:
-        >>> print(both(Text("a < b", "a < b")), both(Text("mask", "掩码")))
-        a &lt; b <span class="en" lang="en">mask</span><span class="zh" lang="zh-CN">掩码</span>
-    """
-    if text.en == text.zh:
-        return escape(plain(text.en))
-    return Markup('<span class="en" lang="en">{}</span><span class="zh" lang="zh-CN">{}</span>').format(
-        plain(text.en), plain(text.zh)
-    )
 
 
 def formulas(pair: PairDiff) -> tuple[Markup | None, Markup | None]:

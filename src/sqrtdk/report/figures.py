@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from sqrtdk.audit.records import JudgedCall
-from sqrtdk.stats.heads import HeadStats
+if TYPE_CHECKING:
+    from sqrtdk.audit.records import JudgedCall
+    from sqrtdk.stats.heads import HeadStats
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ Whatever comes from the model is text: see `sqrtdk.report.page`. The data block 
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import math
 from collections import Counter
 from itertools import product
@@ -20,7 +19,6 @@ from sqrtdk.report.fold import fold_calls, fold_findings, values
 from sqrtdk.report.payload import payload
 from sqrtdk.report.places import places
 
-_UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 _RESULTS = {  # the word for the whole, and its tone
     "failed": ("Failed", "bad"),
     "findings": ("Findings", "bad"),
@@ -54,7 +52,7 @@ def to_html(report: CheckReport) -> str:
     context: dict[str, Any] = {
         "report": report,
         "version": importlib.metadata.version("sqrtdk"),
-        "payload": Markup(script_json(payload(report))),
+        "payload": Markup(page.script_json(payload(report))),
         "folds": fold_calls(calls),
         "findings": fold_findings(report.findings),
         "verdicts": [(*key, verdicts[key]) for key in product(VERDICTS, (False, True)) if verdicts[key]],
@@ -82,11 +80,3 @@ def _dial(ratio: float | None) -> float | None:
     if ratio is None or not math.isfinite(ratio) or ratio <= 0:
         return None
     return round(max(-1.0, min(1.0, math.log2(ratio) / _DIAL_OCTAVES)), 3)
-
-
-def script_json(value: Any) -> str:
-    """Write JSON that may stand inside a script element."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
-    for char, escape in _UNSAFE.items():
-        text = text.replace(char, escape)
-    return text

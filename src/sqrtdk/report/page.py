@@ -11,13 +11,17 @@ import base64
 import functools
 import hashlib
 import importlib.resources
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
+from sqrtdk.lab.text import Text
 from sqrtdk.report.plain import plain
+
+_UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
 def render(name: str, context: Mapping[str, Any], languages: bool = False) -> str:
@@ -38,6 +42,28 @@ def render(name: str, context: Mapping[str, Any], languages: bool = False) -> st
         "script_hash": _hash(script),
     }
     return _environment().get_template(f"{name}.html").render({**context, **assets})
+
+
+def both(text: Text) -> Markup:
+    """Both languages of a text, of which the page shows one.
+
+    Example:
+        >>> print(both(Text("a < b", "a < b")), both(Text("mask", "掩码")))
+        a &lt; b <span class="en" lang="en">mask</span><span class="zh" lang="zh-CN">掩码</span>
+    """
+    if text.en == text.zh:
+        return escape(plain(text.en))
+    return Markup('<span class="en" lang="en">{}</span><span class="zh" lang="zh-CN">{}</span>').format(
+        plain(text.en), plain(text.zh)
+    )
+
+
+def script_json(value: Any) -> str:
+    """Write JSON that may stand inside a script element."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+    for char, escaped in _UNSAFE.items():
+        text = text.replace(char, escaped)
+    return text
 
 
 @functools.cache

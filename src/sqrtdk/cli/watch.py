@@ -1,0 +1,166 @@
+"""`sqrtdk watch`: what `sqrtdk.watch` recorded of training runs. Reading them needs no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from sqrtdk.cli import options
+from sqrtdk.cli.errors import reported
+
+if TYPE_CHECKING:
+    from sqrtdk.report.watch_summary import Summary
+
+FailOn = Literal["note", "warn", "unmeasured", "fail", "critical", "never"]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A folder that sqrtdk.watch(..., to=RUN) wrote.")]
+FailOnOption = Annotated[FailOn, typer.Option("--fail-on", help="Least severity of an alarm that gives exit code 1.")]
+
+watch = typer.Typer(
+    name="watch",
+    help="The records of training runs: trends in the terminal, one page, two runs on one page.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@watch.command()
+def show(
+    run: RunFolder,
+    statistic: Annotated[
+        str, typer.Option(metavar="LIST", help="Columns of the records with commas between them, or all.")
+    ] = "max_logit,entropy_fraction",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Draw anew with each new part, until Ctrl-C.")] = False,
+    json_: options.Json = False,
+    output: options.Output = None,
+    force: options.Force = False,
+    fail_on: FailOnOption = "fail",
+    show_traceback: options.ShowTraceback = False,
+) -> None:
+    """Draw the trends of a run: a line for each attention, the newest values, the alarms, what was not measured.
+
+    Exit code 0: no alarm at --fail-on or above; 1: there is one; 2: usage, configuration or input/output error.
+    """
+    with reported(show_traceback):
+        from sqrtdk import _files
+        from sqrtdk.cli.output import colors, print_text, width, written
+        from sqrtdk.errors import InvalidValueError
+
+        if follow and (json_ or output is not None):
+            raise InvalidValueError(
+                "--follow draws in the terminal, and makes no document", hint="Leave out --json and --output."
+            )
+        _files.check_outputs((output,), force)
+        columns = _columns(statistic)
+        from sqrtdk.report.watch_json import to_json
+        from sqrtdk.report.watch_terminal import to_text
+
+        if follow:
+            from sqrtdk.monitor import reading
+
+            for _ in reading.follow(run):  # it says when there is more; a later attempt can replace what was shown
+                text = to_text(_read(run), columns, width=width(), color=colors())
+                print_text(("\x1b[H\x1b[2J" if colors() else "") + text)
+        summary = _read(run)
+        if output is not None:
+            _files.write_text(output, to_json(summary), force)
+            written("JSON", output)
+        if json_ and output is None:
+            print_text(to_json(summary))
+        else:
+            print_text(to_text(summary, columns, width=width(), color=colors()))
+    raise typer.Exit(summary.exit_code(fail_on))
+
+
+@watch.command()
+def report(
+    run: RunFolder,
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="The page; report.html in RUN if unset.")] = None,
+    force: options.Force = False,
+    fail_on: FailOnOption = "never",
+    show_traceback: options.ShowTraceback = False,
+) -> None:
+    """Make one self-contained page of a run: heat maps of layers and steps, trends of heads, loss, alarms.
+
+    English and Simplified Chinese; it opens without a network. Exit codes as for show.
+    """
+    with reported(show_traceback):
+        from sqrtdk import _files
+        from sqrtdk.cli.output import working, written
+
+        target = output or run / "report.html"
+        with working(f"Reading {run}"):
+            summary = _read(run)
+            _files.check_writable(target, force)
+            from sqrtdk.report.watch_html import to_html
+
+            page = to_html([summary])
+        _files.write_text(target, page, force)
+        written("HTML", target)
+    raise typer.Exit(summary.exit_code(fail_on))
+
+
+@watch.command()
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A", help="The folder of a run.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="The folder of another one.")],
+    html: options.Html = None,
+    json_: options.Json = False,
+    output: options.Output = None,
+    force: options.Force = False,
+    fail_on: FailOnOption = "never",
+    show_traceback: options.ShowTraceback = False,
+) -> None:
+    """Compare two runs statistic by statistic; --html draws both on one page, with the same scales.
+
+    Exit code 0: no alarm of A or B at --fail-on or above; 1: there is one; 2: usage, configuration or input/output
+    error.
+    """
+    with reported(show_traceback):
+        from sqrtdk import _files
+
+        _files.check_outputs((html, output), force)
+        from sqrtdk.cli.output import colors, print_text, width, working, written
+
+        with working(f"Reading {a} and {b}"):
+            from sqrtdk.report.watch_compare import compare as compared
+            from sqrtdk.report.watch_html import to_html
+            from sqrtdk.report.watch_json import comparison_json
+            from sqrtdk.report.watch_terminal import comparison_text
+
+            one, other = _read(a), _read(b)
+            both = compared(one, other)
+            page = to_html([one, other], both) if html is not None else ""
+        document = comparison_json(one, other, both)
+        if output is not None:
+            _files.write_text(output, document, force)
+            written("JSON", output)
+        if html is not None:
+            _files.write_text(html, page, force)
+            written("HTML", html)
+        if json_ and output is None:
+            print_text(document)
+        else:
+            print_text(comparison_text(one, other, both, width=width(), color=colors()))
+    raise typer.Exit(max(run.exit_code(fail_on) for run in (one, other)))
+
+
+def _read(run: Path) -> Summary:
+    from sqrtdk.monitor.reading import read_run
+    from sqrtdk.report.watch_summary import summarise
+
+    return summarise(read_run(run))
+
+
+def _columns(text: str) -> list[str]:
+    from sqrtdk.errors import InvalidValueError
+    from sqrtdk.report.watch_summary import STATISTICS
+
+    names = list(STATISTICS) if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
+    if unknown := [name for name in names if name not in STATISTICS]:
+        raise InvalidValueError(
+            f"there is no statistic {unknown[0]!r}", hint=f"There are {', '.join(STATISTICS)}, and all."
+        )
+    return names

@@ -1,0 +1,78 @@
+"""A run, or two, as one JSON document; NaN is null ("not measured"), an infinity a string: see `sqrtdk._json`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Any
+
+from sqrtdk._json import document
+from sqrtdk.report.watch_compare import Comparison
+from sqrtdk.report.watch_summary import STATISTICS, Site, Summary
+
+SCHEMA_VERSION = 1
+
+
+def to_json(summary: Summary) -> str:
+    """Return a run as one document, ASCII only, that ends with a newline.
+
+    `sites` has for each attention and statistic the trend: `steps`, and beside each `worst` (the value of the worst
+    head), `head` (its number; null where no head has a value) and `median` (over heads).
+    """
+    return document(_head() | _run(summary))
+
+
+def comparison_json(a: Summary, b: Summary, compared: Comparison) -> str:
+    """Return two runs and what differs as one document."""
+    differences = [
+        {
+            "statistic": one.column,
+            "sites_that_differ": one.count,
+            "sites": [{"site": pair.label, "a": pair.a, "b": pair.b} for pair in one.pairs],
+        }
+        for one in compared.differences
+    ]
+    return document(
+        _head()
+        | {"step": compared.step, "only_a": compared.only_a, "only_b": compared.only_b, "differences": differences}
+        | {"a": _run(a), "b": _run(b)}
+    )
+
+
+def _head() -> dict[str, Any]:
+    return {"schema_version": SCHEMA_VERSION, "tool": f"sqrtdk {importlib.metadata.version('sqrtdk')}"}
+
+
+def _run(summary: Summary) -> dict[str, Any]:
+    losses = summary.losses.tolist()
+    return {
+        "run": summary.name,
+        "model": summary.model,
+        "settings": summary.settings,
+        "attempts": summary.attempts,
+        "first_step": summary.first_step,
+        "last_step": summary.last_step,
+        "recorded_steps": summary.recorded,
+        "samples": summary.samples.tolist(),
+        "how": dict(summary.how),
+        "loss": {"steps": summary.loss_steps.tolist(), "values": losses},
+        "sites": [_site(site) for site in summary.sites],
+        "alarm_counts": summary.counts,
+        "alarms": summary.alarms,
+        "missing": summary.missing,
+    }
+
+
+def _site(site: Site) -> dict[str, Any]:
+    statistics = {}
+    for column in STATISTICS:
+        worst, at = site.worst(column)
+        heads = [site.heads[place] if value == value else None for place, value in zip(at, worst, strict=True)]
+        statistics[column] = {"worst": worst.tolist(), "head": heads, "median": site.median(column).tolist()}
+    return {
+        "site": site.site,
+        "index": site.index,
+        "heads": site.heads,
+        "rows_left_out": dict(site.left_out),
+        "steps": site.steps.tolist(),
+        "statistics": statistics,
+    }

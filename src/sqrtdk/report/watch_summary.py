@@ -1,0 +1,287 @@
+"""A run's records in the form in which they are shown: statistics by site over steps, and all that is missing.
+
+The records are a stranger's: heads and sites are counted as they come, and nothing is sized by a number in them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sqrtdk.lab.text import Text
+from sqrtdk.monitor.reading import Run
+from sqrtdk.monitor.samples import AS_IS, NOT_MEASURED, Alarm
+
+SEVERITIES = ("note", "warn", "fail", "critical")  # ascending
+FAIL_ON = ("note", "warn", "unmeasured", "fail", "critical", "never")
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Statistic:
+    """How a column of the records is shown.
+
+    Attributes:
+        name: for readers.
+        unit: "" for a plain number, "%" for a share.
+        worst: which head is the worst: of the "largest" value, the "least", or the "farthest" from 1 as a factor.
+    """
+
+    name: Text
+    unit: str
+    worst: str
+
+
+STATISTICS: Mapping[str, Statistic] = {
+    "max_logit": Statistic(Text("Max logit", "最大 logit"), "", "largest"),
+    "std_logit": Statistic(Text("Std of the logits", "logit 标准差"), "", "largest"),
+    "entropy_fraction": Statistic(Text("Entropy / log n", "熵 / log n"), "%", "least"),
+    "saturated": Statistic(Text("Saturated rows", "饱和行"), "%", "largest"),
+    "peak": Statistic(Text("Peak", "峰值"), "", "largest"),
+    "scale_ratio": Statistic(Text("Scale ratio", "缩放比"), "", "farthest"),
+    "query_grad_p50": Statistic(Text("Gradient of q, median row", "q 的梯度，中位行"), "", "largest"),
+    "query_grad_max": Statistic(Text("Gradient of q, largest row", "q 的梯度，最大行"), "", "largest"),
+    "key_grad_p50": Statistic(Text("Gradient of k, median key", "k 的梯度，中位键"), "", "largest"),
+    "key_grad_max": Statistic(Text("Gradient of k, largest key", "k 的梯度，最大键"), "", "largest"),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Site:
+    """One attention over the samples that it is in.
+
+    Attributes:
+        site: module path.
+        index: of the call at the site.
+        heads: their numbers.
+        steps: (n,) int64, ascending.
+        values: by column of `STATISTICS`, (n, H) float64; NaN is "not measured".
+        left_out: rows that are in no statistic, by column of their count.
+    """
+
+    site: str
+    index: int
+    heads: tuple[int, ...]
+    steps: Array
+    values: Mapping[str, Array]
+    left_out: Mapping[str, int]
+
+    @property
+    def label(self) -> str:
+        """Site, and index where it is not the first call.
+
+        Example:
+            >>> Site("h.0", 1, (0,), np.array([1]), {}, {}).label, Site("", 0, (0,), np.array([1]), {}, {}).label
+            ('h.0 #1', '(root)')
+        """
+        return (self.site or "(root)") + (f" #{self.index}" if self.index else "")
+
+    def worst(self, column: str) -> tuple[Array, Array]:
+        """Of each sample the value of the worst head, and its place in `heads`; NaN where no head has one."""
+        values = self.values[column]
+        at = badness(values, column).argmax(1)
+        return values[np.arange(len(values)), at], at
+
+    def median(self, column: str) -> Array:
+        """Of each sample the median over heads, those without a value left out."""
+        values = self.values[column]
+        medians, some = np.full(len(values), math.nan), ~np.isnan(values).all(1)
+        with np.errstate(invalid="ignore"):  # of plus and minus infinity
+            medians[some] = np.nanmedian(values[some], axis=1)
+        return medians
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Something that a reader could take for measured, and is not.
+
+    Attributes:
+        kind: a key of `watch_words.MISSING`.
+        what: of which part, site or statistic.
+        count: how many; of what, the kind says.
+        first_step: where that is known.
+        last_step: where that is known.
+        reason: as it was recorded.
+    """
+
+    kind: str
+    what: str = ""
+    count: int = 0
+    first_step: int | None = None
+    last_step: int | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Summary:
+    """A run.
+
+    Attributes:
+        name: the folder as it was named.
+        model: as the writer described it.
+        settings: of the watch.
+        attempts: processes that wrote.
+        recorded: steps on record.
+        samples: (n,) int64, steps that were to be measured.
+        how: how many of them ran "as is", "eager", or were not measured.
+        loss_steps: (n,) int64, steps with a loss.
+        losses: (n,) float64; NaN is what the loss was.
+        sites: in the order of the first sample.
+        alarms: in order of step.
+        missing: damaged parts, gaps, and whatever else was not measured.
+        first_step: None: there is no step.
+        last_step: None: there is no step.
+    """
+
+    name: str
+    model: Any
+    settings: Any
+    attempts: int
+    recorded: int
+    samples: Array
+    how: Mapping[str, int]
+    loss_steps: Array
+    losses: Array
+    sites: tuple[Site, ...]
+    alarms: tuple[Alarm, ...]
+    missing: tuple[Missing, ...]
+    first_step: int | None
+    last_step: int | None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Alarms by severity, all of `SEVERITIES`, the worst first."""
+        found = Counter(alarm.severity for alarm in self.alarms)
+        return {severity: found[severity] for severity in reversed(SEVERITIES)}
+
+    def exit_code(self, fail_on: str) -> int:
+        """1 where an alarm is at `fail_on` or above; at "unmeasured" also where something is missing."""
+        if fail_on == "never":
+            return 0
+        if fail_on == "unmeasured":
+            return int(bool(self.missing)) or self.exit_code("fail")
+        bar = SEVERITIES.index(fail_on)
+        # a severity that is not known is a later version's, and no reason to say that all is well
+        return int(any(a.severity not in SEVERITIES[:bar] for a in self.alarms))
+
+
+def badness(values: Array, column: str) -> Array:
+    """What is greatest at the worst head; minus infinity where there is no value.
+
+    Example:
+        >>> badness(np.array([0.5, 1.0, math.nan]), "scale_ratio").round(2).tolist()
+        [0.69, 0.0, -inf]
+    """
+    kind = STATISTICS[column].worst
+    if kind == "farthest":
+        with np.errstate(divide="ignore"):
+            values = np.where(np.isnan(values), values, np.abs(np.log(np.abs(values))))
+    return np.where(np.isnan(values), -math.inf, -values if kind == "least" else values)
+
+
+def summarise(run: Run) -> Summary:
+    """Make the summary of a run that was read."""
+    steps, sampled = _numbers(run.steps, "step"), np.array(run.steps["sampled"].to_pylist(), dtype=bool)
+    losses = _numbers(run.steps, "loss")
+    told = ~np.array(run.steps["loss"].is_null().to_pylist(), dtype=bool)  # NaN is a loss, and bad news
+    how = Counter((text or AS_IS) for text, is_one in zip(run.steps["how"].to_pylist(), sampled, strict=True) if is_one)
+    sites = tuple(_sites(run))
+    alarms = [{**row, "text": row["text"] or ""} for row in run.alarms.to_pylist()]
+    return Summary(
+        name=str(run.folder),
+        model=run.model,
+        settings=run.settings,
+        attempts=len(run.attempts),
+        recorded=len(steps),
+        samples=steps[sampled],
+        how=how,
+        loss_steps=steps[told],
+        losses=losses[told],
+        sites=sites,
+        alarms=tuple(sorted((Alarm(**row) for row in alarms), key=lambda alarm: alarm.step)),
+        missing=tuple(_missing(run, sites, steps[sampled], len(steps) - int(told.sum()))),
+        first_step=int(steps[0]) if len(steps) else None,
+        last_step=int(steps[-1]) if len(steps) else None,
+    )
+
+
+def _numbers(table: Any, column: str) -> Array:
+    numbers: Array = table[column].to_numpy()
+    return numbers
+
+
+def _sites(run: Run) -> Iterator[Site]:
+    table = run.heads
+    if not table.num_rows:
+        return
+    names = table["site"].combine_chunks().dictionary_encode()
+    keys = np.stack([names.indices.to_numpy(zero_copy_only=False), _numbers(table, "index")], 1)
+    places, first, of = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    steps, heads = _numbers(table, "step"), _numbers(table, "head")
+    columns = {name: _numbers(table, name) for name in STATISTICS}
+    order = np.argsort(of.reshape(-1), kind="stable")
+    groups = np.split(order, np.cumsum(np.bincount(of.reshape(-1)))[:-1])
+    for place in np.argsort(first, kind="stable"):
+        rows = groups[place]
+        own_steps, at_step = np.unique(steps[rows], return_inverse=True)
+        own_heads, at_head = np.unique(heads[rows], return_inverse=True)
+        values = {}
+        for name, column in columns.items():
+            values[name] = np.full((len(own_steps), len(own_heads)), math.nan)
+            values[name][at_step, at_head] = column[rows]
+        left_out = {name: int(_numbers(table, name)[rows].sum()) for name in ("blind_rows", "nan_rows", "inf_rows")}
+        number, index = places[place].tolist()
+        yield Site(names.dictionary[number].as_py(), index, tuple(own_heads.tolist()), own_steps, values, left_out)
+
+
+def _missing(run: Run, sites: tuple[Site, ...], samples: Array, no_loss: int) -> Iterator[Missing]:
+    for part in run.damaged:
+        yield Missing("damaged", part.name, 1, part.first_step, part.last_step, part.reason)
+    for gap in run.gaps:
+        yield Missing("gap", str(gap.attempt), gap.last_step - gap.first_step + 1, gap.first_step, gap.last_step)
+    if not len(samples):
+        yield Missing("nothing", count=run.steps.num_rows)
+    reasons: dict[str, list[int]] = defaultdict(list)
+    failed, without = set(), []
+    with_rows: Counter[int] = Counter()
+    for site in sites:
+        with_rows.update(site.steps.tolist())
+    for row in run.steps.to_pylist():
+        step = row["step"]
+        if row["how"] and row["how"].startswith(NOT_MEASURED):
+            reasons[row["how"].removeprefix(NOT_MEASURED)].append(step)
+            failed.add(step)
+        elif row["sampled"] and row["calls"] > with_rows[step]:
+            without.append((step, row["calls"] - with_rows[step]))
+    for reason, steps in reasons.items():
+        yield Missing("steps", "", len(steps), steps[0], steps[-1], reason)
+    if without:
+        yield Missing("calls", "", sum(number for _, number in without), without[0][0], without[-1][0])
+    for site in sites:
+        absent = sorted(set(samples.tolist()) - set(site.steps.tolist()) - failed)
+        if absent:
+            yield Missing("absent", site.label, len(absent), absent[0], absent[-1])
+        for column, number in site.left_out.items():
+            if number:
+                yield Missing(column, site.label, number)
+    yield from _unread(sites)
+    if no_loss:
+        yield Missing("loss", "", no_loss)
+
+
+def _unread(sites: tuple[Site, ...]) -> Iterator[Missing]:
+    """Statistics that some samples of some sites lack; those that lack the same ones in one entry."""
+    columns: dict[tuple[int, int, int], list[str]] = defaultdict(list)
+    for column in STATISTICS:
+        lacking = [(site, np.isnan(site.values[column]).all(1)) for site in sites]
+        steps = [site.steps[none] for site, none in lacking if none.any()]
+        if steps:
+            first, last = (int(end(one for part in steps for one in part)) for end in (min, max))
+            columns[len(steps), first, last].append(column)
+    for (number, first, last), names in columns.items():
+        yield Missing("statistic", ", ".join(names), number, first, last)

@@ -1,0 +1,228 @@
+"""A run in the terminal: a line of small bars for each attention, the newest values, and the alarms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from sqrtdk.report.console import drawn, paragraph
+from sqrtdk.report.figures import count, number, percent
+from sqrtdk.report.plain import plain
+from sqrtdk.report.watch_compare import APART, Comparison
+from sqrtdk.report.watch_summary import STATISTICS, Array, Summary, badness
+from sqrtdk.report.watch_words import missing_text
+
+STYLES = {"note": "cyan", "warn": "yellow", "fail": "red", "critical": "bold magenta"}
+MOST_ALARMS = 12
+MOST_MISSING = 12
+_BARS = "▁▂▃▄▅▆▇█"
+_NONE = "·"
+_WIDE = 90  # columns from which a table has more than the trend and the newest value
+_WRAPPED = ("site", "farthest apart at")
+_LOG_FROM = 30.0  # a range of positive values that is wider than this factor has a logarithmic scale
+
+
+def to_text(summary: Summary, columns: Sequence[str], *, width: int = 100, color: bool = False) -> str:
+    """Draw a run.
+
+    Args:
+        summary: of the run.
+        columns: of `STATISTICS`: a table each.
+        width: columns of the terminal.
+        color: whether it takes colours.
+    """
+
+    def draw(console: Console) -> None:
+        _head(console, summary)
+        bars = max(12, min(60, console.width - 64))
+        if len(summary.losses):
+            line, low, high = _loss(summary, bars)
+            first, newest = (number(float(summary.losses[at])) for at in (0, -1))
+            console.print(Text.assemble(("loss  ", "bold"), (line, "cyan"), f"  {first} -> {newest}"))
+            console.print(Text(f"      {_ends(low, high)}", style="dim"))
+        for column in columns:
+            console.print()
+            _statistic(console, summary, column, bars)
+        console.print()
+        _alarms(console, summary)
+        _missing(console, summary)
+
+    return drawn(draw, width, color)
+
+
+def comparison_text(a: Summary, b: Summary, compared: Comparison, *, width: int = 100, color: bool = False) -> str:
+    """Draw what differs between two runs."""
+
+    def draw(console: Console) -> None:
+        for letter, run in (("A", a), ("B", b)):
+            _head(console, run, f"{letter}  ")
+        console.print()
+        at = "the newest samples" if compared.step is None else f"step {compared.step}, the last that both measured"
+        console.print(Text(f"Worst heads at {at}; more than {APART:.0%} apart is a difference", style="bold"))
+        table = _table("statistic", "differ", "farthest apart at", "A", "B")
+        for one in compared.differences:
+            pair = one.farthest
+            name = Text(one.column, style="cyan")
+            if pair is None:
+                table.add_row(name, "-", Text("not measured in both", style="dim"), "-", "-")
+                continue
+            style = "yellow" if one.count else ""
+            differ = Text(f"{one.count} of {one.measured}", style=style)
+            table.add_row(name, differ, plain(pair.label), _value(one.column, pair.a), _value(one.column, pair.b))
+        console.print(table)
+        for letter, labels in (("A", compared.only_a), ("B", compared.only_b)):
+            if labels:
+                names = ", ".join(map(plain, labels[:5])) + (f" and {len(labels) - 5} more" if len(labels) > 5 else "")
+                paragraph(console, Text(f"only in {letter}: {names}"), 0)
+        for letter, run in (("A", a), ("B", b)):
+            console.print()
+            console.print(Text(letter, style="bold"))
+            _alarms(console, run)
+            _missing(console, run)
+
+    return drawn(draw, width, color)
+
+
+def sparkline(values: Sequence[float] | Array, width: int, low: float, high: float, *, log: bool = False) -> str:
+    """Values as bars of eight heights, `width` characters at most; of those that share one the last finite counts.
+
+    Args:
+        values: NaN is drawn as a dot: not measured; an infinity as the highest or the lowest bar.
+        width: in characters.
+        low: value of the lowest bar.
+        high: value of the highest one.
+        log: bars are as high as the logarithm; `low` is above 0.
+
+    Example:
+        >>> sparkline([0, 1, 2, 3, math.nan, 7], 10, 0, 7)
+        '▁▂▃▄·█'
+        >>> sparkline(range(100), 4, 0, 99), sparkline([1, 10, 100], 3, 1, 100, log=True)
+        ('▃▄▆█', '▁▅█')
+    """
+    cells = np.array_split(np.asarray(values, dtype=float), min(width, len(values))) if len(values) else []
+    drawing = ""
+    for cell in cells:
+        known = cell[~np.isnan(cell)]
+        if not len(known):
+            drawing += _NONE
+            continue
+        value = min(max(float(known[-1]), low), high)
+        share = 0.0
+        if high > low:
+            share = math.log(value / low) / math.log(high / low) if log else (value - low) / (high - low)
+        drawing += _BARS[round(share * (len(_BARS) - 1))]
+    return drawing
+
+
+def worst_of(values: Array, column: str, width: int) -> Array:
+    """Values in at most `width` places, each the worst of those that it stands for.
+
+    Example:
+        >>> worst_of(np.array([1.0, 9.0, 2.0, math.nan]), "max_logit", 2).tolist()
+        [9.0, 2.0]
+    """
+    cells = np.array_split(values, min(width, len(values)))
+    return np.array([cell[badness(cell, column).argmax()] for cell in cells])
+
+
+def _head(console: Console, summary: Summary, letter: str = "") -> None:
+    model = summary.model if isinstance(summary.model, dict) else {}
+    name = f"  {plain(str(model['class']))}" if "class" in model else ""
+    parameters = model.get("parameters")
+    name += f", {count(parameters, 'parameter')}" if type(parameters) is int else ""
+    paragraph(console, Text.assemble((letter, "bold"), (plain(summary.name), "bold"), name), 0)
+    if summary.first_step is None:
+        console.print("  nothing is recorded yet")
+        return
+    ways = ", ".join(f"{number_of} {plain(way)}" for way, number_of in summary.how.items() if len(way) < 40)
+    steps = f"steps {summary.first_step} to {summary.last_step}, {count(len(summary.samples), 'sample')} ({ways})"
+    text = f"{steps}, {count(summary.attempts, 'attempt')}, {count(len(summary.sites), 'attention')}"
+    paragraph(console, Text(text), 0)
+
+
+def _loss(summary: Summary, bars: int) -> tuple[str, float, float]:
+    low, high, log = _range(summary.losses)
+    return sparkline(summary.losses, bars, low, high, log=log), low, high
+
+
+def _statistic(console: Console, summary: Summary, column: str, bars: int) -> None:
+    worst = {id(site): worst_of(site.worst(column)[0], column, bars) for site in summary.sites}
+    every = np.concatenate([*worst.values(), np.empty(0)])
+    low, high, log = _range(every)
+    if np.isnan(every).all():
+        console.print(Text.assemble((column, "bold"), "  not measured"))
+        return
+    scale = _ends(low, high, column) + (", logarithmic" if log else "")
+    console.print(Text.assemble((column, "bold"), f"  the worst head of each sample; {scale}"))
+    wide = console.width >= _WIDE
+    table = _table("site", "trend", "newest", "head", *(("first", "median", "step") if wide else ()))
+    for site in summary.sites:
+        values, heads = site.worst(column)
+        newest = float(values[-1])
+        more = (_value(column, float(values[0])), _value(column, float(site.median(column)[-1])), str(site.steps[-1]))
+        table.add_row(
+            plain(site.label),
+            Text(sparkline(worst[id(site)], bars, low, high, log=log), style="cyan"),
+            Text(_value(column, newest), style="bold"),
+            "-" if math.isnan(newest) else str(site.heads[heads[-1]]),
+            *(more if wide else ()),
+        )
+    console.print(table)
+
+
+def _alarms(console: Console, summary: Summary) -> None:
+    if not summary.alarms:
+        console.print("no alarms" if summary.sites else "no alarms, and nothing was measured")
+        return
+    counts = ", ".join(f"{number_of} {severity}" for severity, number_of in summary.counts.items() if number_of)
+    console.print(Text.assemble(("alarms", "bold"), f"  {counts}"))
+    shown = summary.alarms[-MOST_ALARMS:]
+    if len(shown) < len(summary.alarms):
+        console.print(f"  {len(summary.alarms) - len(shown)} earlier ones: --json lists all")
+    for alarm in shown:
+        style = STYLES.get(alarm.severity, "red")
+        head = Text.assemble((f"{plain(alarm.severity):<8}", style), f" step {alarm.step}  {plain(alarm.text)}")
+        paragraph(console, head, 2)
+        paragraph(console, Text(f"source: {plain(alarm.source)}", style="dim"), 11)
+
+
+def _missing(console: Console, summary: Summary) -> None:
+    if not summary.missing:
+        return
+    console.print(Text("not measured", style="bold"))
+    for entry in summary.missing[:MOST_MISSING]:
+        paragraph(console, Text(plain(missing_text(entry).en)), 2)
+    if len(summary.missing) > MOST_MISSING:
+        console.print(f"  and {len(summary.missing) - MOST_MISSING} more: --json lists all")
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for title in titles:
+        right = title in ("first", "newest", "head", "median", "step", "A", "B")
+        table.add_column(title, justify="right" if right else "left", overflow="fold", no_wrap=title not in _WRAPPED)
+    return table
+
+
+def _range(values: Array) -> tuple[float, float, bool]:
+    """The least and the largest finite value, and whether the scale between is logarithmic."""
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return 0.0, 1.0, False
+    low, high = float(finite.min()), float(finite.max())
+    return low, high, low > 0 and high > _LOG_FROM * low
+
+
+def _ends(low: float, high: float, column: str = "") -> str:
+    return f"{_BARS[0]} {_value(column, low)}  {_BARS[-1]} {_value(column, high)}"
+
+
+def _value(column: str, value: float | None) -> str:
+    if value is None or math.isnan(value):
+        return "-"
+    return percent(value) if column in STATISTICS and STATISTICS[column].unit == "%" else number(value)

@@ -1,0 +1,166 @@
+"""The page of a run in a real browser, opened from disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from html_page import HtmlPage, check_policy
+from sqrtdk.monitor.reading import read_run
+from sqrtdk.report.plain import plain
+from sqrtdk.report.watch_compare import compare
+from sqrtdk.report.watch_html import to_html
+from sqrtdk.report.watch_summary import STATISTICS, summarise
+from watched_runs import EVIL
+
+pytestmark = pytest.mark.browser
+
+Opener = Callable[..., Page]
+
+
+def page_of(runs: dict[str, Path], *names: str) -> str:
+    told = [summarise(read_run(runs[name])) for name in names]
+    return to_html(told, compare(*told) if len(told) == 2 else None)
+
+
+@pytest.fixture
+def show(browser: Browser, runs: dict[str, Path], tmp_path: Path) -> Iterator[Opener]:
+    """Open the page of one run or of two; at the end nothing may have been fetched, logged, raised or asked."""
+    pages: list[Page] = []
+    complaints: list[str] = []
+
+    def open_runs(*names: str, width: int = 1280, scheme: str = "light", language: str = "en") -> Page:
+        path = tmp_path / f"{len(pages)}.html"
+        path.write_text(page_of(runs, *names), encoding="utf-8")
+        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("dialog", lambda dialog: complaints.append(dialog.message))
+        page.on("request", lambda request: request.url.startswith("file:") or complaints.append(request.url))
+        page.goto(f"{path.as_uri()}#{language}")
+        pages.append(page)
+        return page
+
+    yield open_runs
+    for page in pages:
+        page.close()
+    assert not complaints
+
+
+def pixel(page: Page, x: float, y: float, panel: int = 0) -> list[int]:
+    """Colour of the large map at shares of its width and height."""
+    canvas = page.locator(".panel canvas").nth(panel)
+    colour: list[int] = canvas.evaluate(
+        """(canvas, at) => {
+            const pen = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+            pen.drawImage(canvas, -canvas.width * at[0], -canvas.height * at[1]);
+            return [...pen.getImageData(0, 0, 1, 1).data].slice(0, 3);
+        }""",
+        [x, y],
+    )
+    return colour
+
+
+def test_loss_alarms_map_and_trend_share_a_time_line(show: Opener) -> None:
+    page = show("unscaled")
+    assert page.locator(".panel .line-loss").count() == 1
+    assert page.locator(".panel .alarm").count() == page.locator("#alarms li").count() >= 2
+    assert page.locator("#maps figure").count() == len(STATISTICS)
+    assert pixel(page, 0.97, 0.2)[1] > 100 > pixel(page, 0.01, 0.2)[1]  # logits grow, and viridis greener with them
+    page.locator(".alarm").last.hover()
+    assert " at step " in page.locator("#tip").inner_text()
+    assert "step" in page.locator(".told").inner_text()
+
+
+def test_another_statistic_and_another_head_draw_another_trend(show: Opener) -> None:
+    page = show("unscaled")
+    trend, colour = page.locator(".panel .line-head").get_attribute("d"), pixel(page, 0.97, 0.2)
+    page.select_option("#statistic", "entropy_fraction")
+    other = page.locator(".panel .line-head").get_attribute("d")
+    assert other != trend
+    assert pixel(page, 0.97, 0.2) != colour
+    assert "%" in page.locator("#legend").inner_text()
+    page.select_option("#head", "1")
+    assert page.locator(".panel .line-head").get_attribute("d") != other
+    for name in STATISTICS:
+        page.select_option("#statistic", name)
+        assert "NaN" not in page.locator("#panels").inner_html()
+        assert page.locator(".help:visible").count() == 1
+
+
+def test_a_click_on_a_cell_or_an_alarm_shows_its_head(show: Opener) -> None:
+    page = show("unscaled")
+    page.select_option("#site", "blocks.0.1")
+    box = page.locator(".panel canvas").bounding_box()
+    assert box is not None
+    page.mouse.click(box["x"] + box["width"] * 0.9, box["y"] + box["height"] * 0.75)
+    assert page.locator("#site").input_value() == "blocks.1.1"
+    assert page.locator("#head").input_value() in ("0", "1", "2")
+    page.select_option("#statistic", "peak")
+    page.locator("#alarms li", has_text="has a logit of").first.locator("button").click()
+    assert page.locator("#statistic").input_value() == "max_logit"
+    assert page.locator(".cursor").get_attribute("visibility") == "visible"
+
+
+def test_two_runs_have_the_same_scales(show: Opener) -> None:
+    page = show("healthy", "unscaled")
+    assert page.locator(".panel").count() == 2
+    healthy, unscaled = (pixel(page, 0.97, 0.2, panel) for panel in (0, 1))
+    assert unscaled[1] > healthy[1]  # viridis grows greener
+    axes = [panel.locator("svg").nth(0).locator("text").all_text_contents() for panel in page.locator(".panel").all()]
+    assert axes[0] == axes[1]
+    assert page.locator("#differences tbody tr").count() == len(STATISTICS)
+    assert "2 / 2" in page.locator("#differences tbody tr").first.inner_text()
+
+
+def test_what_is_missing_is_said_and_drawn(show: Opener) -> None:
+    page = show("sick")
+    text = page.locator("#missing").inner_text()
+    for words in ("31 to 40", "51 to 60", "no attention ran", "steps without a loss"):
+        assert words in text
+    assert page.locator(".panel .gap").count() == 4  # a gap and a damaged part, above and below the map
+    assert page.locator(".panel .lost").count() == 6  # losses of NaN
+    assert page.locator(".tile.bad").count() == 1
+    measured, absent = pixel(page, 0.9, 0.2), pixel(page, 0.9, 0.9)  # step 45 of the first and of the last site
+    assert measured != absent
+    assert pixel(page, 0.99, 0.2) == absent  # step 50 was not measured
+    assert pixel(page, 0.7, 0.2) == pixel(page, 0.7, 0.9) != measured  # never recorded
+    assert (page.locator(".panel .line-head").get_attribute("d") or "").count("M") == 2
+    page.select_option("#statistic", "query_grad_max")
+    assert "not measured" in page.locator("#legend").inner_text()
+
+
+def test_hostile_texts_are_shown_and_run_nothing(show: Opener) -> None:
+    page = show("sick")
+    assert "owned" not in page.title()
+    shown = plain(EVIL)
+    for place in ("#alarms", "#newest", "#missing", "#run"):
+        assert shown in page.locator(place).inner_text(), place
+    page.select_option("#site", shown)
+    assert page.evaluate("document.querySelectorAll('script').length") == 2
+
+
+@pytest.mark.parametrize(
+    ("width", "scheme", "language"), [(1280, "light", "en"), (700, "dark", "zh"), (400, "light", "zh")]
+)
+@pytest.mark.parametrize("names", [("sick",), ("unscaled", "sick")])
+def test_nothing_overflows(show: Opener, names: tuple[str, ...], width: int, scheme: str, language: str) -> None:
+    page = show(*names, width=width, scheme=scheme, language=language)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_the_language_reaches_what_is_drawn(show: Opener) -> None:
+    page = show("unscaled")
+    page.locator("button", has_text="中文").click()
+    assert page.locator("#time h2 .zh").is_visible()
+    assert "损失" in "".join(page.locator(".panel svg text").all_text_contents())
+    assert "最大 logit" in page.locator("#legend").inner_text()
+
+
+def test_the_page_needs_nothing_else(runs: dict[str, Path]) -> None:
+    page = HtmlPage(page_of(runs, "healthy", "sick"))
+    check_policy(page)
+    assert not any(a.get("src") or str(a.get("href", "#")).startswith("http") for _, a in page.elements)

@@ -1,0 +1,71 @@
+"""docs/watch.md: its examples run, its output is real, its tables are those of the columns."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from sqrtdk import cli
+from sqrtdk.cli.watch import FailOn
+from sqrtdk.monitor import sums
+from sqrtdk.monitor.columns import TABLES, Column
+
+PAGE = Path(__file__).parents[2] / "docs" / "watch.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+QUANTILES = ("_p05", "_p50", "_p95")
+
+
+def joined(name: str) -> str:
+    """How a column of heads is joined over batches and ranks, by what `monitor.sums` does."""
+    if name.endswith(QUANTILES) or name.endswith("_grad_max"):
+        return "all rows together"
+    if name in sums.MAXIMA:
+        return "largest"
+    if f"-{name}" in sums.MAXIMA:
+        return "least"
+    if name.endswith("rows"):
+        return "sum"
+    if name in sums.SUMS:
+        return "sum / count"
+    return {"std_logit": "root of sum / count", "scale_ratio": "of the formula"}.get(name, "-")
+
+
+def row(table: str, column: Column) -> str:
+    meaning = column.meaning.replace("|", r"\|")
+    cells = [f"`{column.name}`", column.type, column.unit or "-", meaning]
+    return f"| {' | '.join([*cells, joined(column.name)] if table == 'heads' else cells)} |"
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_the_tables_are_those_of_the_columns(table: str) -> None:
+    section = TEXT.split(f"\n`{table}` has a row for each")[1].split("has a row for each")[0]
+    assert re.findall(r"^\| `.*$", section, re.MULTILINE) == [row(table, column) for column in TABLES[table]]
+
+
+def test_the_examples_run_and_the_output_is_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Word by word, but for numbers of rounding, small bars, and alarms, which follow from them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "110")
+    example = doctest.DocTestParser().get_doctest(TEXT, {}, "watch.md", str(PAGE), 0)
+    result = doctest.DocTestRunner().run(example, clear_globs=False)
+    torch._dynamo.reset()  # its hooks look into the names of the examples, as long as they are there
+    assert result.failed == 0
+    assert result.attempted > 20
+    (shown,) = re.findall(r"^```text\n(runs/exp1  Decoder.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    done = CliRunner().invoke(cli._app, ["watch", "show", "runs/exp1"])
+
+    def words(text: str) -> list[str]:
+        text = re.sub(r"\nalarms .*?\nnot measured", "\nnot measured", text, flags=re.DOTALL)
+        return re.sub(r"[▁-█·]+|\d[\d.,]*(e-?\d+)?%?|, logarithmic", "#", text).replace("##", "#").split()
+
+    assert words(shown) == words(done.stdout)
+
+
+def test_the_bars_are_those_of_the_verb() -> None:
+    sentence = TEXT[TEXT.index("at `--fail-on` or above (") :].split(";")[0]
+    assert tuple(re.findall(r"`(\w+)`", sentence)) == FailOn.__args__  # type: ignore[attr-defined]

@@ -1,0 +1,64 @@
+"""A run in the terminal, at every width."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+from syrupy.assertion import SnapshotAssertion
+
+from sqrtdk.monitor.reading import read_run
+from sqrtdk.report.plain import plain
+from sqrtdk.report.watch_compare import compare
+from sqrtdk.report.watch_summary import STATISTICS, Summary, summarise
+from sqrtdk.report.watch_terminal import MOST_ALARMS, comparison_text, to_text
+
+COLUMNS = ["max_logit", "entropy_fraction", "scale_ratio", "query_grad_max"]
+
+
+@pytest.fixture
+def sick(runs: dict[str, Path]) -> Summary:
+    return dataclasses.replace(summarise(read_run(runs["sick"])), name="runs/sick")
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_looks(width: int, sick: Summary, snapshot: SnapshotAssertion) -> None:
+    assert to_text(sick, COLUMNS, width=width) == snapshot
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_comparison_looks(width: int, sick: Summary, snapshot: SnapshotAssertion) -> None:
+    twice = {"max_logit": 2, "entropy_fraction": 0.95}
+    sites = [
+        dataclasses.replace(one, values={name: twice.get(name, 1) * some for name, some in one.values.items()})
+        for one in sick.sites[:2]
+    ]
+    other = dataclasses.replace(sick, name="runs/other", sites=tuple(sites), alarms=())
+    assert comparison_text(sick, other, compare(sick, other), width=width) == snapshot
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+@pytest.mark.parametrize("name", ["healthy", "unscaled", "sick"])
+def test_fits_and_obeys_nobody(name: str, width: int, runs: dict[str, Path]) -> None:
+    run = summarise(read_run(runs[name]))
+    for text in (
+        to_text(run, list(STATISTICS), width=width),
+        comparison_text(run, run, compare(run, run), width=width),
+    ):
+        assert max(cell_len(line) for line in text.splitlines()) <= width
+        assert text.replace("\n", "").isprintable()
+    if width >= 120:
+        assert all(plain(site.label) in to_text(run, ["max_logit"], width=width) for site in run.sites)
+
+
+def test_colours_are_of_a_terminal_alone(sick: Summary) -> None:
+    assert "\x1b[" in to_text(sick, COLUMNS, color=True)
+    assert "\x1b[" not in to_text(sick, COLUMNS)
+
+
+def test_of_many_alarms_the_newest_are_shown_and_the_rest_counted(sick: Summary) -> None:
+    many = dataclasses.replace(sick, alarms=sick.alarms * 10)
+    text = to_text(many, COLUMNS, width=120)
+    assert f"{len(many.alarms) - MOST_ALARMS} earlier ones" in text
