@@ -25,7 +25,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import scaled_dot_product_attention
 
-from sqrtdk.monitor import journal
+from sqrtdk.monitor import journal, ranks
 from sqrtdk.monitor.watch import AttentionAlarm, Watch, watch
 
 WIDTH, HEADS, LENGTH = 32, 4, 6
@@ -237,7 +237,7 @@ def stages(folder: Path) -> list[Sample]:
 def growing(folder: Path) -> list[Sample]:
     """How many collectives each sample takes: two like ones, a longer one, one like it."""
     counts = []
-    real, objects = dist.all_gather_into_tensor, dist.all_gather_object
+    real, objects = ranks._gather, dist.all_gather_object
 
     def counted(function: Callable[..., Any], name: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -246,7 +246,7 @@ def growing(folder: Path) -> list[Sample]:
 
         return call
 
-    dist.all_gather_into_tensor = counted(real, "rows")
+    ranks._gather = counted(real, "rows")
     dist.all_gather_object = counted(objects, "names")
     try:
         with torch.no_grad(), watch(decoder(), every=1) as health:
@@ -255,7 +255,7 @@ def growing(folder: Path) -> list[Sample]:
                 health._model(batch(length=length))
                 health.step()
     finally:
-        dist.all_gather_into_tensor, dist.all_gather_object = real, objects
+        ranks._gather, dist.all_gather_object = real, objects
     samples = plain(health)
     return [{**sample, "collectives": names} for sample, names in zip(samples, counts, strict=True)]
 
