@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from types import ModuleType
 
 import torch
@@ -34,15 +35,19 @@ def module_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _items(item: object) -> list[object]:
-    """What an object or a container holds; nothing of a module, which has its turn."""
+    """What an object or a container holds, without its own methods; nothing of a module, which has its turn."""
     if isinstance(item, dict):
-        return list(item.values())
-    if isinstance(item, (list, tuple)):
-        return list(item)
+        return list(dict.values(item))
+    if isinstance(item, list):
+        return list(list.__iter__(item))
+    if isinstance(item, tuple):
+        return list(tuple.__iter__(item))
     if isinstance(item, (nn.Module, ModuleType)):
         return []
-    held = getattr(item, "__dict__", None)  # of a class it is no dict
-    return list(held.values()) if isinstance(held, dict) else []
+    held: object = None
+    with suppress(Exception):  # a stranger's object may refuse anything
+        held = getattr(item, "__dict__", None)  # of a class it is no dict
+    return list(dict.values(held)) if isinstance(held, dict) else []
 
 
 def _tables(item: object, deep: int, known: set[int]) -> Iterator[Tensor]:
