@@ -25,7 +25,8 @@ from run_records import Path, rows, writer
 run = writer(Path(sys.argv[1]))
 run.write(*rows(range(3)))
 worker = os.fork()
-print(worker or "", flush=True)
+if worker:
+    print(worker, flush=True)
 time.sleep(300)
 """
 
