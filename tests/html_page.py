@@ -6,6 +6,7 @@ import base64
 import hashlib
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 
 class HtmlPage(HTMLParser):
@@ -69,3 +70,9 @@ def check_alone(page: HtmlPage, *, scripts: int = 2, fields: bool = False) -> No
                 assert value is not None
                 ours = value.startswith("#") or (tag, value) == ("link", "data:,")
                 assert ours or (tag == "a" and re.fullmatch(r"https://arxiv\.org/abs/[\d.]+", value))
+
+
+def template(name: str) -> str:
+    """The text of a page's template, with the heading that all pages share in its place."""
+    folder = Path(__file__).parents[1] / "src" / "sqrtdk" / "report" / "templates"
+    return (folder / name).read_text().replace('{% include "brand.html" %}', (folder / "brand.html").read_text())

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -96,14 +95,3 @@ class Latent(nn.Module):
         own, v = self.up(latent).unflatten(-1, (4, 16)).transpose(1, 2).split([8, 8], -1)
         k = torch.cat([own, shared.unsqueeze(1).expand(-1, 4, -1, -1)], -1)
         return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-
-
-@contextlib.contextmanager
-def slow_path() -> Iterator[None]:
-    """nn.MultiheadAttention as it runs in training: its fast path shows no q and k."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)

@@ -260,3 +260,15 @@ def test_no_keys_and_no_rows() -> None:
 def test_a_dtype_that_there_is_not() -> None:
     with pytest.raises(InvalidValueError, match="'int7'"):
         compute.rounded(torch.ones(1), "int7")
+
+
+def test_some_heads_have_their_own_factor_of_what_is_rounded_afterwards() -> None:
+    own = Own("float32", query=torch.tensor([1.0, 2.0, 4.0, 8.0]).view(4, 1, 1))
+    scale = torch.full((4, 1, 1), 0.25)
+    cut = compute.some_heads(Formula(scale, own=own, sinks=torch.arange(4.0)), torch.tensor([1, 3]), 4)
+    assert cut.own is not None
+    assert [x.flatten().tolist() for x in (cut.own.query, cut.scale, cut.sinks)] == [
+        [2.0, 8.0],
+        [0.25, 0.25],
+        [1.0, 3.0],
+    ]  # type: ignore[union-attr]

@@ -12,6 +12,7 @@ from torch import Tensor
 from ports import build, inputs
 from sqrtdk.compare import compute, segments
 from sqrtdk.compare.build import program_of
+from sqrtdk.compare.diff import diff
 from sqrtdk.compare.observed import observe
 from sqrtdk.compare.pair import precision_of
 from sqrtdk.compare.precision import Precision
@@ -118,3 +119,56 @@ def test_the_deviations_of_a_way_are_those_of_its_rounding() -> None:
     exact = compute.follow(way, compute.project(affine, x))[-1]
     assert bool(((its - exact).abs() <= 8 * off.each).all())
     assert float((off.each > 0).double().mean()) < 0.05  # few are near enough to the middle of two numbers
+
+
+def test_what_was_made_of_one_input_bit_for_bit_alike_is_the_same_whatever_made_it() -> None:
+    call = kept("eager")
+    seen, program = observe(call), program_of(call, observe(call))
+    assert seen["query"].projected is not None
+    off = {**seen, "query": replace(seen["query"], projected=seen["query"].projected * 1.01)}
+    precisions = Precisions(precision_of(call), precision_of(call))
+    for alike in (False, True):
+        told = {**off, "query": replace(off["query"], alike=alike)}
+        part = next(one for one in segments.segments(call, told, program, precisions, None) if one.name == "query")
+        assert gap(part, program).within is alike
+        other = replace(program.query.affine, weight=2 * program.query.affine.weight)  # type: ignore[type-var, union-attr]
+        assert not gap(part, replace(program, query=replace(program.query, affine=other))).within
+
+
+def test_one_attention_in_two_orders_of_the_channels_differs_by_its_base_alone() -> None:
+    """Rows of q and k and the gains of their norms laid out for the other pairing, as a port of another library has."""
+
+    class Attention(torch.nn.Module):
+        def __init__(self, base: float, paired: bool) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.q, self.k, self.v = (torch.nn.Linear(16, 16, bias=False) for _ in range(3))
+            self.gains = torch.nn.ParameterList([torch.nn.Parameter(0.5 + torch.rand(8)) for _ in range(2)])
+            self.paired, self.base = paired, base
+            if paired:
+                order = torch.arange(8).view(2, 4).T.flatten()
+                rows = torch.cat([order, order + 8])
+                with torch.no_grad():
+                    for layer in (self.q, self.k):
+                        layer.weight.copy_(layer.weight[rows])
+                    for gain in self.gains:
+                        gain.copy_(gain[order])
+
+        def turned(self, x: Tensor, gain: Tensor) -> Tensor:
+            x = torch.nn.functional.rms_norm(x.unflatten(-1, (2, 8)).transpose(1, 2), (8,), gain, 1e-6)
+            angles = torch.arange(x.shape[-2])[:, None] * self.base ** (-torch.arange(4) / 4)
+            cosine, sine = angles.cos(), angles.sin()
+            one, two = (x[..., ::2], x[..., 1::2]) if self.paired else x.chunk(2, -1)
+            turned = one * cosine - two * sine, one * sine + two * cosine
+            return torch.stack(turned, -1).flatten(-2) if self.paired else torch.cat(turned, -1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k = self.turned(self.q(x), self.gains[0]), self.turned(self.k(x), self.gains[1])
+            v = self.v(x).unflatten(-1, (2, 8)).transpose(1, 2)
+            return (q @ k.mT * 8**-0.5).softmax(-1) @ v
+
+    x = torch.randn(2, 12, 16)
+    same, differs = (diff(Attention(1e4, False), Attention(base, True), {"x": x}) for base in (1e4, 1e3))
+    assert same.same
+    assert [cause.name for pair in differs.pairs for cause in pair.causes] == ["rope_base"]
+    assert differs.pairs[0].residue <= differs.pairs[0].allowed

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from sqrtdk.audit.rules.entropy import frozen_entropy
-from sqrtdk.monitor.alarms import ALARMS, entropy, idle, judge, nonfinite
+from sqrtdk.monitor.alarms import ALARMS, entropy, fresh, holding, idle, nonfinite
 from sqrtdk.monitor.alarms.trend import LEAST, passing
 from sqrtdk.monitor.samples import Alarm, CallSample, StepSample
 
@@ -50,7 +50,7 @@ def run(*steps: CallSample | Sequence[CallSample], every: int = 10) -> list[Alar
     for number, calls in enumerate(steps):
         calls = (calls,) if isinstance(calls, CallSample) else tuple(calls)
         now = StepSample(max(1, number * every), calls)
-        told += judge(before, now, told)
+        told += fresh(holding(before, now), told)
         before.append(now)
     return told
 

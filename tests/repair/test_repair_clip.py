@@ -14,9 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import sqrtdk
 from repair_layouts import LAYOUTS, Layout
-from repair_modules import Latent, WithGain, randomised, slow_path
+from repair_modules import Latent, WithGain, randomised
 from sqrtdk.repair import ClipRecord, clip_, plan_of, qk_clip_
 from sqrtdk.tracing import Trace
+from sqrtdk.tracing.watch.stance import steps_seen
 from tolerances import allowed
 
 BALANCES = (0.5, 0.0, 1.0)
@@ -24,7 +25,7 @@ BALANCES = (0.5, 0.0, 1.0)
 
 @pytest.fixture(autouse=True)
 def _slow_path() -> Iterator[None]:
-    with slow_path():
+    with steps_seen():
         yield
 
 

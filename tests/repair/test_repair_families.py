@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import sqrtdk
-from repair_modules import slow_path
 from sqrtdk.errors import ModelError
 from sqrtdk.repair import clip_, plan_of
 from sqrtdk.tracing import CallTensors, Trace
+from sqrtdk.tracing.watch.stance import steps_seen
 from tolerances import allowed
 from transformers_small import NotBuiltError, build, inputs_of, small_config
 
@@ -37,7 +37,7 @@ TYPES = {
 
 def _run(model: nn.Module, inputs: dict[str, Any], keep: bool = False) -> Trace:
     torch.manual_seed(0)
-    with torch.no_grad(), slow_path(), sqrtdk.trace(model, keep=keep, numeric=False) as run:
+    with torch.no_grad(), steps_seen(), sqrtdk.trace(model, keep=keep, numeric=False) as run:
         model(**inputs)
     return run
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
-from repair_modules import slow_path
 from repair_ranks import CASES, RANKS, build, clip, inputs, rank_main
+from sqrtdk.tracing.watch.stance import steps_seen
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
 @pytest.mark.parametrize(("name", "way"), CASES)
 def test_two_ranks_give_the_weights_of_one_process(ranks: list[dict[Any, Any]], name: str, way: str) -> None:
     before = dict(build(name).named_parameters())
-    with slow_path():
+    with steps_seen():
         (record,), expected = clip(name, build(name), inputs(name))
     assert len(record.clipped) > 0
     assert record.refused is None

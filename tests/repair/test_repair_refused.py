@@ -16,9 +16,10 @@ from torch.nn.utils import parametrizations
 
 import sqrtdk
 from repair_layouts import IDS, Layout
-from repair_modules import Attention, WithGain, randomised, slow_path, states
+from repair_modules import Attention, WithGain, randomised, states
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, SqrtdkError
 from sqrtdk.repair import clip_, plan_of, qk_clip_
+from sqrtdk.tracing.watch.stance import steps_seen
 
 
 class Adapted(nn.Module):
@@ -204,7 +205,7 @@ def test_the_fast_path_is_refused_with_the_switch_that_helps() -> None:
     (record,) = qk_clip_(layer, run, threshold=1e-3)
     assert record.refused is not None
     assert "set_fastpath_enabled(False)" in record.refused
-    with slow_path(), torch.no_grad(), sqrtdk.trace(layer, keep=True) as run:
+    with steps_seen(), torch.no_grad(), sqrtdk.trace(layer, keep=True) as run:
         layer(x, x, x)
     assert qk_clip_(layer, run, threshold=1e-3)[0].clipped == (0, 1, 2, 3)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from html_page import HtmlPage, check_alone, check_policy
+from html_page import HtmlPage, check_alone, check_policy, template
 from sample_diff import (
     EVIL,
     REPORTS,
@@ -195,14 +195,14 @@ def test_every_fixed_word_has_two_languages_and_a_use() -> None:
             assert not CHINESE.search(words.en), key
     assert tuple(diff_words.STAGE_WORDS) == STAGES
     assert set(diff_words.OUTCOME_WORDS) == set(diff_words.OUTCOMES_MEAN) == set(MARKS)
-    source = (TEMPLATES / "diff.html").read_text() + (TEMPLATES.parent / "diff_html.py").read_text()
+    source = template("diff.html") + (TEMPLATES.parent / "diff_html.py").read_text()
     assert [key for key in diff_words.WORDS if f'"{key}"' not in source] == []
 
 
 def test_no_words_outside_the_table() -> None:
     """What the template itself writes: names, signs and nothing to translate."""
-    template = re.sub(r"{%.*?%}|{{.*?}}|{#.*?#}", "", (TEMPLATES / "diff.html").read_text(), flags=re.DOTALL)
-    texts = {text.strip() for text in HtmlPage(template).texts} - {""}
+    plain = re.sub(r"{%.*?%}|{{.*?}}|{#.*?#}", "", template("diff.html"), flags=re.DOTALL)
+    texts = {text.strip() for text in HtmlPage(plain).texts} - {""}
     assert {word for text in texts for word in re.findall(r"\w\w+", text)} == {"sqrtdk", "diff", "English", "中文"}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from html_page import HtmlPage, check_alone, check_policy
+from html_page import HtmlPage, check_alone, check_policy, template
 from sample_lab import hostile, records, undecided, unsound
 from sample_report import EVIL
 from sqrtdk.errors import MissingExtraError
@@ -102,7 +102,7 @@ def test_every_fixed_word_has_two_languages_and_a_use() -> None:
             assert words.zh, key
             assert re.search("[\u4e00-\u9fff\uff00-\uffef]", words.zh), key
             assert not re.search("[\u4e00-\u9fff]", words.en), key
-    source = (TEMPLATES / "lab.html").read_text() + (TEMPLATES.parent / "lab_page.py").read_text()
+    source = template("lab.html") + (TEMPLATES.parent / "lab_page.py").read_text()
     assert [key for key in lab_words.WORDS if f'"{key}"' not in source] == []
     terminal = (TEMPLATES.parent / "lab.py").read_text().replace('f"control_{record.doubt}"', '"control_same"')
     assert [key for key in lab_words.TERMINAL if f'"{key}"' not in terminal] == ["control_undecided"]
@@ -110,8 +110,8 @@ def test_every_fixed_word_has_two_languages_and_a_use() -> None:
 
 def test_no_words_outside_the_table() -> None:
     """What the template itself writes: names, signs and nothing to translate."""
-    template = re.sub(r"{%.*?%}|{{.*?}}|{#.*?#}", "", (TEMPLATES / "lab.html").read_text(), flags=re.DOTALL)
-    found = {text.strip() for text in HtmlPage(template).texts} - {""}
+    plain = re.sub(r"{%.*?%}|{{.*?}}|{#.*?#}", "", template("lab.html"), flags=re.DOTALL)
+    found = {text.strip() for text in HtmlPage(plain).texts} - {""}
     assert {word for text in found for word in re.findall(r"\w\w+", text)} == {"sqrtdk", "lab", "English", "中文"}
 
 

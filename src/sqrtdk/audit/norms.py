@@ -19,6 +19,26 @@ def normalised(call: AttentionCall) -> str | None:
     return None if len(sides) == 1 else call.norm
 
 
+def norm_sigma(ratio: float | None, size: int) -> float:
+    """Standard deviation that a scale ratio gives to logits of normalised q and k; 0 where nothing sets it.
+
+    Args:
+        ratio: effective scale times sqrt(head_dim).
+        size: `norm_size` of the call.
+    """
+    return abs(ratio) / size if ratio is not None and size else 0.0
+
+
+def norm_size(call: AttentionCall) -> int:
+    """By what a scale ratio is divided in `norm_sigma`.
+
+    The head dimension where q and k are of length 1, 1 where each of their channels is; 0 where they are not
+    normalised.
+    """
+    norm = normalised(call)
+    return 0 if norm is None else call.head_dim if norm == "l2" else 1
+
+
 def _dropped(call: AttentionCall, attributes: tuple[ScaleAttribute, ...]) -> bool:
     """Whether the module holds the textbook scale in an attribute, and no factor of the run is it."""
     if root_factors(call):

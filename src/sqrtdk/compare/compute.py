@@ -16,7 +16,7 @@ A row that sees no key has output 0 and lse minus infinity (its sink's logit, wh
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -243,9 +243,28 @@ def some_rows(formula: Formula, index: Tensor, length: int) -> Formula:
     def of(value: Tensor) -> Tensor:
         return value[..., index, :] if value.ndim > 1 and value.shape[-2] == length != 1 else value
 
-    own = formula.own
-    if own is not None and isinstance(own.query, Tensor):
-        own = replace(own, query=of(own.query))
+    cut = _parts(formula, of)
+    if cut.own is not None and isinstance(cut.own.query, Tensor):
+        cut = replace(cut, own=replace(cut.own, query=of(cut.own.query)))
+    return cut
+
+
+def some_heads(formula: Formula, index: Tensor, count: int) -> Formula:
+    """The formula of some of `count` heads, by their numbers."""
+
+    def of(value: Tensor) -> Tensor:
+        return value[..., index, :, :] if value.ndim > 2 and value.shape[-3] == count != 1 else value
+
+    cut = replace(_parts(formula, of), sinks=None if formula.sinks is None else formula.sinks[index])
+    own = cut.own
+    if own is None:
+        return cut
+    query, key = (of(x) if isinstance(x, Tensor) else x for x in (own.query, own.key))
+    return replace(cut, own=replace(own, query=query, key=key))
+
+
+def _parts(formula: Formula, of: Callable[[Tensor], Tensor]) -> Formula:
+    """A formula with `of` of every tensor that broadcasts to (B, Hq, L, S)."""
     return replace(
         formula,
         scale=of(formula.scale) if isinstance(formula.scale, Tensor) else formula.scale,
@@ -253,7 +272,6 @@ def some_rows(formula: Formula, index: Tensor, length: int) -> Formula:
         bias=None if formula.bias is None else of(formula.bias),
         visible=None if formula.visible is None else of(formula.visible),
         kept=None if formula.kept is None else of(formula.kept),
-        own=own,
     )
 
 

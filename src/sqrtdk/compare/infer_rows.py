@@ -17,10 +17,10 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.compute import attend, logits, some_rows, spread
+from sqrtdk.compare.compute import attend, logits, some_heads, some_rows, spread
 from sqrtdk.compare.masks import band
 from sqrtdk.compare.program import Formula
-from sqrtdk.compare.recorded import Recorded, evenly, some_heads
+from sqrtdk.compare.recorded import Recorded, evenly
 
 ENTRIES = 2**21  # intervals that are looked at in one go
 MOST_KEYS = 1024  # with more the intervals of one row alone are too many

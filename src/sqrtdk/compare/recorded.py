@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.compute import attend, some_rows, spread
+from sqrtdk.compare.compute import attend, some_heads, some_rows, spread
 from sqrtdk.compare.options import Sizes
 from sqrtdk.compare.program import Formula
 
@@ -174,23 +174,6 @@ def evenly(first: int, end: int, count: int) -> Tensor:
         ([0, 4, 8], [2, 3])
     """
     return torch.linspace(first, max(first, end - 1), max(1, min(count, end - first))).long()
-
-
-def some_heads(formula: Formula, index: Tensor, count: int) -> Formula:
-    """The formula of some of `count` heads, by their numbers."""
-
-    def of(part: Tensor) -> Tensor:
-        return part[..., index, :, :] if part.ndim > 2 and part.shape[-3] == count != 1 else part
-
-    return replace(
-        formula,
-        scale=of(formula.scale) if isinstance(formula.scale, Tensor) else formula.scale,
-        after=of(formula.after) if isinstance(formula.after, Tensor) else formula.after,
-        bias=None if formula.bias is None else of(formula.bias),
-        visible=None if formula.visible is None else of(formula.visible),
-        kept=None if formula.kept is None else of(formula.kept),
-        sinks=None if formula.sinks is None else formula.sinks[index],
-    )
 
 
 def _apart(a: Tensor, b: Tensor) -> Tensor:

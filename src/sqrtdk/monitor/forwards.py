@@ -14,7 +14,7 @@ import torch._dynamo  # a model may be compiled within a sampled step; an optimi
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from sqrtdk.audit.norms import normalised
+from sqrtdk.audit.norms import norm_size
 from sqrtdk.errors import kind_and_text
 from sqrtdk.monitor.gradients import Gradients, Projected
 from sqrtdk.monitor.samples import AS_IS, EAGER, CallTraits, not_measured
@@ -230,13 +230,13 @@ class Forwards:
 
 
 def _traits(call: AttentionCall) -> CallTraits:
-    factors, norm = call.scale.factors, normalised(call)
+    factors = call.scale.factors
     return CallTraits(
         logits_dtype=call.logits_dtype,
         stored=call.kind == "eager",
         factors=tuple(sorted(f"{factor.where}: {factor.source}" for factor in factors)),
         fixed_scale=not any(factor.learned or factor.source in (ROWS, DATA, BLOCKS) for factor in factors),
-        norm_size=0 if norm is None else call.head_dim if norm == "l2" else 1,
+        norm_size=norm_size(call),
     )
 
 

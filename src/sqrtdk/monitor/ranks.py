@@ -34,8 +34,6 @@ MESH_AXES: Mapping[str, str] = {
     "pp": "stages",
 }
 ROWS_BYTES = 64 << 20  # of all ranks together, for the rows that quantiles are told of
-# torch 2.13 has another name for it, and warns of the old one
-_gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
 SLACK = 1.25  # room for a longer batch
 
 
@@ -178,6 +176,14 @@ def _word(axis: str, shards: Shards | None) -> str:
         of = f" of the axis {axis!r}" if axis else ""
         raise InvalidValueError(f"shards{of} is one of {listed}; got {word!r}", hint='For data parallel pass "rows".')
     return word
+
+
+def _gather(every: Tensor, own: Tensor, group: Any) -> None:
+    """One tensor of all ranks; torch 2.13 has another name for it, and warns of the old one."""
+    if hasattr(dist, "all_gather_single"):
+        dist.all_gather_single(every, own, group=group)
+    else:
+        dist.all_gather_into_tensor(every, own, group=group)
 
 
 def _device(group: Any) -> torch.device:

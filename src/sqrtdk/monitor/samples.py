@@ -24,8 +24,7 @@ class CallTraits:
         stored: as above.
         factors: as above.
         fixed_scale: as above.
-        norm_size: by what the scale ratio is divided where q and k are normalised: the head dimension where their
-            length is 1, 1 where that of each channel is; 0 where they are not.
+        norm_size: as `audit.norms` has it.
     """
 
     logits_dtype: str = ""
@@ -33,10 +32,6 @@ class CallTraits:
     factors: tuple[str, ...] = ()
     fixed_scale: bool = True
     norm_size: int = 0
-
-    def norm_sigma(self, ratio: float | None) -> float:
-        """Standard deviation that a scale ratio gives to logits of normalised q and k; 0 where nothing sets it."""
-        return abs(ratio) / self.norm_size if ratio is not None and self.norm_size else 0.0
 
 
 @dataclass(frozen=True, slots=True)

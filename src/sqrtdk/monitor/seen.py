@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from sqrtdk.audit.norms import norm_sigma
 from sqrtdk.monitor.samples import Alarm, CallSample, CallTraits
 from sqrtdk.monitor.sums import HeadSums, table
 from sqrtdk.tracing.tensors import CallRows
@@ -87,5 +88,5 @@ def _sample(call: SeenCall, columns: dict[str, list[float]]) -> CallSample:
         stored=known.stored,
         factors=known.factors,
         fixed_scale=known.fixed_scale,
-        norm_sigma=known.norm_sigma(call.ratio),
+        norm_sigma=norm_sigma(call.ratio, known.norm_size),
     )

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from sqrtdk.monitor.samples import NOT_MEASURED, Alarm
 from sqrtdk.monitor.seen import UNMEASURED, SeenCall, SeenStep
 from sqrtdk.monitor.sums import MAXIMA, HeadSums, beside, head_sums, joined
-from sqrtdk.stats import RowStats
-from sqrtdk.tracing.tensors import CallRows
+from sqrtdk.tracing.tell.merge import merge_rows
 
 Calls = Sequence[SeenCall | None]  # of the ranks along one axis; None: it has none
 _ORDER = ("stages", "rows", "same", "heads", "keys")  # the last one is joined first
@@ -108,8 +107,6 @@ def _keys(calls: Calls) -> SeenCall | None:
         return None
     if len(seen) < len(calls):
         return _without(seen[0], _absent(calls, "keys"))
-    if len({(call.heads, *(one.rows.n.shape for one in call.rows)) for call in seen if call.sums is not None}) > 1:
-        return _without(seen[0], "ranks that share keys have other rows")
     return _joined(seen, _merged, by_row=True)
 
 
@@ -130,7 +127,10 @@ def _joined(
         return _without(unmeasured, unmeasured.reason or UNMEASURED)
     sums = [call.sums for call in calls if call.sums is not None]
     if by_row:
-        sums = [head_sums(_merged_rows([call.rows[0] for call in calls])), *sums]
+        rows = merge_rows([call.rows[0] for call in calls])
+        if rows is None:
+            return _without(first, "ranks that share keys have other rows")
+        sums = [head_sums(rows), *sums]
     return replace(first, sums=join(sums), rows=())
 
 
@@ -151,18 +151,6 @@ def _merged(sums: Sequence[HeadSums]) -> HeadSums:
     rows, *ranks = sums
     gradients = {name: one for name, one in joined(ranks).ordered.items() if name == "key_grad"}
     return replace(rows, ordered={**rows.ordered, **gradients})
-
-
-def _merged_rows(parts: Sequence[CallRows]) -> CallRows:
-    """Rows whose keys lie on several ranks."""
-    names = [one.name for one in fields(RowStats)]
-    stacked = {name: torch.stack([getattr(part.rows, name) for part in parts]) for name in names}
-    products = [part.max_product for part in parts if part.max_product is not None]
-    product = torch.stack(products).amax() if products else None
-    keys = [part.key_nonfinite for part in parts if part.key_nonfinite is not None]
-    bad = torch.stack(keys).sum() if len(keys) == len(parts) else None
-    merged = RowStats(**stacked).merged(0)
-    return CallRows(merged, product, parts[0].of, parts[0].padding, parts[0].query_nonfinite, bad)
 
 
 def _weighed(call: SeenCall, share: float) -> SeenCall:

@@ -21,7 +21,7 @@ from weakref import WeakSet
 from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, OutputError, SqrtdkError, kind_and_text
-from sqrtdk.monitor.alarms import idle, judge
+from sqrtdk.monitor.alarms import fresh, holding, idle
 from sqrtdk.monitor.forwards import Forwards
 from sqrtdk.monitor.journal import Journal, numbers, unwritten
 from sqrtdk.monitor.ranks import Ranks, Shards, ranks_of
@@ -110,6 +110,7 @@ class Watch:
         self._journal: Journal | None = None
         self._scaler = scaler
         self._step = self._steps = 0
+        self._worsening = False  # what held of the newest sample is worth a warning
         self._armed = ExitStack()
         self._sampling = False
         self._pauses = 0
@@ -198,9 +199,8 @@ class Watch:
 
     def _plan(self, found: list[Alarm]) -> None:
         """Decide on the next step, and be ready for it."""
-        known = found or self.alarms
         try:
-            self._sampling = self._schedule.due(self._step + 1, bool(known) and known[-1].severity in LOUD)
+            self._sampling = self._schedule.due(self._step + 1, self._worsening)
         except Exception as error:  # the schedule is the caller's, and no reason to end the training
             self._sampling = False
             if not any(alarm.name == "schedule" for alarm in self.alarms):
@@ -229,7 +229,9 @@ class Watch:
         except Exception as error:
             calls, how = (), not_measured(kind_and_text(error))
         sample = StepSample(self._step, calls, how, seen.missed, seen.loss)
-        found = [*seen.alarms, *judge(tuple(self.samples), sample, self.alarms)]
+        holds = holding(tuple(self.samples), sample)
+        self._worsening = any(alarm.severity in LOUD for alarm in holds)
+        found = [*seen.alarms, *fresh(holds, self.alarms)]
         own = found if self._ranks is None else self._untold  # what this rank alone knows of
         own += self._sinks.sample(sample, found)
         self.samples.append(sample)

@@ -16,10 +16,9 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from sqrtdk.audit.context import Context
-from sqrtdk.audit.norms import normalised
+from sqrtdk.audit.norms import norm_sigma, norm_size
 from sqrtdk.audit.records import Finding
 from sqrtdk.theory.gaussian import critical_sigma, expected_entropy_nats
-from sqrtdk.tracing.records import AttentionCall
 
 LEAST_KEYS = 16
 NOTE_FRACTION = 0.25
@@ -32,14 +31,6 @@ SOURCE = "Zhai et al. 2023 (entropy collapse); sigma_c of the random energy mode
 def frozen_entropy(keys: int) -> float:
     """Expected entropy (nats) of a row of `keys` Gaussian logits at the critical standard deviation."""
     return float(expected_entropy_nats(keys, critical_sigma(keys)))
-
-
-def norm_sigma(call: AttentionCall) -> float:
-    """Standard deviation that the scale gives to logits of normalised q and k; 0 where nothing sets it."""
-    norm = normalised(call)
-    if norm is None or call.scale.ratio is None:
-        return 0.0
-    return abs(call.scale.ratio) / (call.head_dim if norm == "l2" else 1)
 
 
 def bar_nats(keys: int, sigma: float) -> float:
@@ -56,7 +47,8 @@ def check(context: Context) -> Iterable[Finding]:
         stats = judged.call.stats
         if stats is None:
             continue
-        sigma = norm_sigma(judged.call) if judged.verdict in ("exact", "declared") else 0.0
+        call = judged.call
+        sigma = norm_sigma(call.scale.ratio, norm_size(call)) if judged.verdict in ("exact", "declared") else 0.0
         for head, (keys, entropy) in enumerate(zip(stats.keys, stats.entropy_nats, strict=True)):
             if not (math.isfinite(entropy) and keys >= LEAST_KEYS):
                 continue

@@ -55,21 +55,30 @@ ALARMS: Mapping[str, Rule] = {
 }
 
 
-def judge(before: Sequence[StepSample], now: StepSample, told: Iterable[Alarm] = ()) -> list[Alarm]:
-    """What is new in a sample, the worst kind first as the table has them.
+def holding(before: Sequence[StepSample], now: StepSample) -> list[Alarm]:
+    """What holds of a sample, told before or not, the worst kind first as the table has them.
 
     Args:
         before: earlier samples of the run, oldest first.
         now: the newest.
+    """
+    return [alarm for rule in ALARMS.values() for alarm in rule.judge(before, now)]
+
+
+def fresh(alarms: Iterable[Alarm], told: Iterable[Alarm]) -> list[Alarm]:
+    """Those that were not told yet.
+
+    Args:
+        alarms: that hold of a sample.
         told: alarms of the run so far; one like them is left out unless it is more severe.
 
     Example:
         >>> from sqrtdk.monitor.samples import CallSample
         >>> call = CallSample("attn", 0, 2, {"max_logit": [3.0, 70.0]}, 1.0, "softmax(0.125 * q.k)")
-        >>> first = judge((), StepSample(1, (call,)))
+        >>> first = fresh(holding((), StepSample(1, (call,))), ())
         >>> [(alarm.name, alarm.severity, alarm.head) for alarm in first]
         [('max_logit', 'note', 1)]
-        >>> judge((StepSample(1, (call,)),), StepSample(2, (call,)), first)
+        >>> fresh(holding((StepSample(1, (call,)),), StepSample(2, (call,))), first)
         []
     """
     levels: dict[Key, int] = {}
@@ -77,12 +86,11 @@ def judge(before: Sequence[StepSample], now: StepSample, told: Iterable[Alarm] =
         key = _key(alarm)
         levels[key] = max(levels.get(key, -1), _level(alarm))
     new = []
-    for rule in ALARMS.values():
-        for alarm in rule.judge(before, now):
-            key = _key(alarm)
-            if _level(alarm) > levels.get(key, -1):
-                levels[key] = _level(alarm)
-                new.append(alarm)
+    for alarm in alarms:
+        key = _key(alarm)
+        if _level(alarm) > levels.get(key, -1):
+            levels[key] = _level(alarm)
+            new.append(alarm)
     return new
 
 

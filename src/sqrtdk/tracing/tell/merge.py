@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from sqrtdk.stats._partial import FIELDS, RowStats
 from sqrtdk.tracing.records import AttentionCall, KeyBlock, Mask, Stage
@@ -54,13 +53,10 @@ def merge_rows(blocks: Sequence[CallRows | None]) -> CallRows | None:
     products = [block.max_product for block in known if block.max_product is not None]
     rows = RowStats(*(torch.stack([getattr(block.rows, name) for block in known]) for name in FIELDS)).merged(0)
     largest = torch.stack(products).amax() if len(products) == len(known) else None
-    bad = [_total([getattr(block, name) for block in known]) for name in ("query_nonfinite", "key_nonfinite")]
-    return CallRows(rows, largest, known[0].of, known[0].padding, *bad)
-
-
-def _total(counts: Sequence[Tensor | None]) -> Tensor | None:
-    known = [count for count in counts if count is not None]
-    return torch.stack(known).sum() if len(known) == len(counts) else None
+    keys = [block.key_nonfinite for block in known if block.key_nonfinite is not None]
+    bad_keys = torch.stack(keys).sum() if len(keys) == len(known) else None
+    first = known[0]  # every block has met the same q
+    return CallRows(rows, largest, first.of, first.padding, first.query_nonfinite, bad_keys)
 
 
 def _sizes(call: AttentionCall) -> tuple[object, ...]:
