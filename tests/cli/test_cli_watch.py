@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -142,10 +143,12 @@ def test_follow_draws_what_is_written_meanwhile(tmp_path: Path) -> None:
         writer.write([head_row(10, "h", 0)], [step_row(step, 0) for step in steps], [])
         command = [sys.executable, "-m", "sqrtdk", "watch", "show", str(tmp_path / "run"), "--follow"]
         out = tmp_path / "out"
-        with (
-            out.open("w") as stream,
-            subprocess.Popen(command, stdout=stream, stderr=subprocess.PIPE, text=True) as shown,
-        ):
+
+        def take_interrupts() -> None:  # whoever runs the tests may have them ignored
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+        pipes: Any = {"stderr": subprocess.PIPE, "text": True, "preexec_fn": take_interrupts}
+        with out.open("w") as stream, subprocess.Popen(command, stdout=stream, **pipes) as shown:
             try:
                 _wait(lambda: "steps 1 to 10," in out.read_text())
                 assert "a logit of 15" not in out.read_text()
