@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -79,3 +80,9 @@ def whole(run: Run, last: int, first: int = 0) -> bool:
 
 def _same(there: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> bool:
     return [{key: value for key, value in row.items() if value is not None} for row in there] == wanted
+
+
+def environment() -> dict[str, str]:
+    """Of a process that imports this file."""
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}

@@ -45,9 +45,9 @@ def test_time_ratio_tells_more_work_from_less() -> None:
         for _ in range(number):
             x.exp()
 
-    ratio = time_ratio("ratio", lambda: times(8), lambda: times(1), blocks=5, calls=3, place="here")
+    ratio = time_ratio("ratio", lambda: times(8), lambda: times(1), blocks=12, calls=3, place="here")
     assert 3.0 < ratio.low <= ratio.value <= ratio.high
-    assert (ratio.samples, ratio.method, ratio.at) == (5, "t", {"place": "here"})
+    assert (ratio.samples, ratio.method, ratio.at) == (12, "t", {"place": "here"})
 
 
 def test_calls_take_turns_at_going_first() -> None:

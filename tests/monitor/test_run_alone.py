@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from run_records import MODEL, parts, rows, whole, writer, written
+from run_records import MODEL, environment, parts, rows, whole, writer, written
 from sqrtdk.errors import OutputError, RunFolderError
 from sqrtdk.monitor.reading import read_run
 
@@ -53,7 +53,7 @@ def test_two_writers_of_one_folder(tmp_path: Path) -> None:
 
 def test_a_killed_writer_lets_go_though_a_worker_of_it_lives_on(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _HOLD, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as holder:
         assert holder.stdout
         worker = int(holder.stdout.readline())
         try:

@@ -9,10 +9,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from run_records import parts, rows, whole, writer
+from run_records import environment, parts, rows, whole, writer
 from sqrtdk.errors import OutputError
 from sqrtdk.monitor.reading import read_run
 
@@ -72,7 +73,8 @@ def _mounted(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
     script = 'mount -t tmpfs -o size=128k tmpfs "$1" && exec "$2" -c "$3" "$1"'
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]
     arguments = [str(folder), sys.executable, code]
-    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=120, check=False)
+    options: Any = {"capture_output": True, "text": True, "timeout": 120, "env": environment()}
+    return subprocess.run([*command, *arguments], check=False, **options)
 
 
 @functools.cache
