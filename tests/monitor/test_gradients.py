@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -43,12 +44,69 @@ class Block(nn.Module):
         return x + self.out(attended.transpose(1, 2).flatten(2))
 
 
+class Packed(nn.Module):
+    """nn.MultiheadAttention, whose q, k and v no module returns; `weights` are asked for, and so no kernel runs."""
+
+    def __init__(self, weights: bool = False, sequence_first: bool = False) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(SIZE, HEADS, batch_first=not sequence_first)
+        self.weights, self.sequence_first = weights, sequence_first
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        y = x.transpose(0, 1) if self.sequence_first else x
+        attended, _ = self.attention(y, y, y, attn_mask=hidden, need_weights=self.weights)
+        return x + (attended.transpose(0, 1) if self.sequence_first else attended)
+
+    def plain(self) -> Block:
+        return as_block(self.attention.in_proj_weight, self.attention.in_proj_bias, self.attention.out_proj)
+
+
+class Multiplied(nn.Module):
+    """q, k and v by matrices of its own, each for itself or all in one."""
+
+    def __init__(self, separate: bool = False) -> None:
+        super().__init__()
+        self.separate = separate
+        self.matrices = nn.ParameterList(
+            nn.Parameter(torch.randn(SIZE, n) / SIZE**0.5) for n in ([SIZE] * 3 if separate else [3 * SIZE])
+        )
+        self.out = nn.Linear(SIZE, SIZE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = [x @ each for each in self.matrices] if self.separate else (x @ self.matrices[0]).chunk(3, -1)
+        q, k, v = (y.unflatten(-1, (-1, WIDTH)).transpose(1, 2) for y in (q, k, v))
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.out(attended.transpose(1, 2).flatten(2))
+
+    def plain(self) -> Block:
+        return as_block(torch.cat(list(self.matrices), 1).mT, torch.zeros(3 * SIZE), self.out)
+
+
+def as_block(weight: Tensor, bias: Tensor, out: nn.Module) -> Block:
+    block = Block("fused")
+    with torch.no_grad():
+        block.projections[0].weight.copy_(weight)
+        block.projections[0].bias.copy_(bias)
+    block.out = out
+    return block
+
+
+OWN: dict[str, Callable[[], nn.Module]] = {
+    "MultiheadAttention": Packed,
+    "with weights": lambda: Packed(weights=True),
+    "sequence first": lambda: Packed(sequence_first=True),
+    "matrix": Multiplied,
+    "matrices": lambda: Multiplied(separate=True),
+}
+
+
 class Model(nn.Module):
     """Two blocks, each kept or computed again."""
 
     def __init__(self, kind: str, reentrant: bool | None = None) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Block(kind) for _ in range(2))
+        self.blocks = nn.ModuleList(OWN[kind]() if kind in OWN else Block(kind) for _ in range(2))
         self.reentrant = reentrant
 
     def forward(self, x: Tensor) -> Tensor:
@@ -61,6 +119,7 @@ def kept(model: Model, batches: list[Tensor], loss_scale: float = 1.0) -> list[d
     """The gradients of q and k of each block as autograd keeps them, (heads, rows); without a checkpoint or a watch."""
     plain = copy.deepcopy(model)
     plain.reentrant = None
+    plain.blocks = nn.ModuleList(block if isinstance(block, Block) else block.plain() for block in plain.blocks)
     found: list[dict[str, list[Tensor]]] = [{"query": [], "key": []} for _ in plain.blocks]
     for batch in batches:
         outputs: list[list[Tensor]] = [[] for _ in plain.blocks]
@@ -186,16 +245,134 @@ def test_without_a_backward_pass_there_are_none() -> None:
     assert not any("grad" in name for name in health.samples[0].calls[0].columns)
 
 
-def test_what_no_module_returns_is_told_once() -> None:
-    layer = nn.MultiheadAttention(SIZE, 2, batch_first=True)
-    with Watch(layer, every=1) as health:
+class Summed(nn.Module):
+    """q is the sum of two projections."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.key = (nn.Linear(SIZE, SIZE) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((self.one(x) + self.two(x)) @ self.key(x).mT * 0.25).softmax(-1) @ x
+
+
+def test_what_no_one_projection_gives_is_told_once() -> None:
+    model = Summed()
+    with Watch(model, every=1) as health:
         for _ in range(2):
-            x = torch.randn(1, 3, SIZE)
-            layer(x, x, x)[0].sum().backward()
+            model(torch.randn(1, 3, SIZE)).sum().backward()
             health.step()
     first, second = health.samples
-    assert any("gradients of query" in reason for reason in first.not_measured)
+    assert any("no gradients of query: " in reason for reason in first.not_measured)
     assert second.not_measured == ()
+    assert "key_grad_max" in second.calls[0].columns
+    assert "query_grad_max" not in second.calls[0].columns
+
+
+@pytest.mark.parametrize("reentrant", [None, True, False])
+@pytest.mark.parametrize("kind", OWN)
+def test_gradients_of_what_no_module_returns(kind: str, reentrant: bool | None) -> None:
+    model = Model(kind, reentrant)
+    batches = [torch.randn(n, 5, SIZE, requires_grad=True) for n in (2, 3)]
+    with Watch(model, every=1) as health:
+        model(batches[0]).backward()
+        health.step()
+        for batch in batches:
+            model(batch).backward()
+        health.step()
+    assert [sample.not_measured for sample in health.samples] == [(), ()]
+    for sample, of_step in zip(health.samples, (batches[:1], batches), strict=True):
+        for call, gradients in zip(sample.calls, kept(model, of_step), strict=True):
+            assert call.columns["rows"][0] == 5.0 * sum(map(len, of_step))
+            assert wrong(call, gradients) == []
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_model_of_weights_that_is_computed_again_as_a_whole(reentrant: bool) -> None:
+    model, x = Model("MultiheadAttention"), torch.randn(2, 5, SIZE, requires_grad=True)
+    with Watch(model, every=1) as health:
+        for _ in range(2):
+            checkpoint(model, x, use_reentrant=reentrant).backward()
+            health.step()
+    for call, gradients in zip(health.samples[1].calls, kept(model, [x]), strict=True):
+        assert wrong(call, gradients) == []
+
+
+@pytest.mark.parametrize("kind", ["MultiheadAttention", "matrix"])
+def test_a_backward_pass_in_a_thread_of_its_own(kind: str) -> None:
+    """As that of an accelerator is."""
+    model, x = Model(kind, reentrant=True), torch.randn(2, 5, SIZE, requires_grad=True)
+    with Watch(model, every=1) as health:
+        for _ in range(2):
+            thread = threading.Thread(target=model(x).backward)
+            thread.start()
+            thread.join()
+            health.step()
+    for call, gradients in zip(health.samples[1].calls, kept(model, [x]), strict=True):
+        assert wrong(call, gradients) == []
+
+
+@pytest.mark.parametrize("reentrant", [None, True, False])
+def test_weights_under_autocast(reentrant: bool | None) -> None:
+    model, x = Model("MultiheadAttention", reentrant), torch.randn(2, 5, SIZE, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        with Watch(model, every=1) as health:
+            for _ in range(2):
+                model(x).backward()
+                health.step()
+        wanted = kept(model, [x])
+    for sample in health.samples:
+        for call, gradients in zip(sample.calls, wanted, strict=True):
+            assert wrong(call, gradients, torch.bfloat16) == []
+
+
+def test_queries_and_keys_of_unlike_inputs_share_one_weight() -> None:
+    layer, x, y = nn.MultiheadAttention(SIZE, HEADS, batch_first=True), torch.randn(2, 5, SIZE), torch.randn(2, 7, SIZE)
+    with Watch(layer, every=1) as health:
+        for _ in range(2):
+            layer(x, y, y, need_weights=False)[0].square().mean().backward()
+            health.step()
+    q, k, v = (
+        F.linear(each, weight, bias).detach().requires_grad_()
+        for each, weight, bias in zip((x, y, y), layer.in_proj_weight.chunk(3), layer.in_proj_bias.chunk(3), strict=True)
+    )
+    heads = (each.unflatten(-1, (HEADS, WIDTH)).transpose(1, 2) for each in (q, k, v))
+    layer.out_proj(F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)).square().mean().backward()
+    wanted = {
+        name: each.grad.double().unflatten(-1, (HEADS, WIDTH)).square().mean(-1).sqrt().flatten(0, 1).T
+        for name, each in (("query", q), ("key", k))
+    }
+    assert wrong(health.samples[1].calls[0], wanted) == []
+
+
+def test_rows_bounds_the_rows_of_gradients_that_no_module_returns() -> None:
+    model, x = Model("matrix"), torch.randn(2, 9, SIZE)
+    with Watch(model, every=1, rows=3) as health:
+        for _ in range(2):
+            model(x).backward()
+            health.step()
+    chosen = torch.linspace(0, 17, 6).round().long()
+    for call, gradients in zip(health.samples[1].calls, kept(model, [x]), strict=True):
+        assert wrong(call, {name: rows[:, chosen] for name, rows in gradients.items()}) == []
+
+
+def test_gradients_of_what_is_written_over_afterwards_are_of_what_was_there() -> None:
+    class Scaled(Multiplied):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (x @ each for each in self.matrices)
+            q.mul_(2.0)
+            q, k, v = (y.unflatten(-1, (-1, WIDTH)).transpose(1, 2) for y in (q, k, v))
+            attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.25)
+            return (x + self.out(attended.transpose(1, 2).flatten(2))).square().mean()
+
+    model, x = Scaled(separate=True), torch.randn(2, 5, SIZE)
+    with Watch(model, every=1) as health:
+        for _ in range(2):
+            model(x).backward()
+            health.step()
+    plain = Model("matrices")
+    plain.blocks = nn.ModuleList([model])
+    assert wrong(health.samples[1].calls[0], kept(plain, [x])[0]) == []
 
 
 def test_a_projection_that_is_called_by_itself_does_not_count() -> None:

@@ -24,6 +24,7 @@ from sqrtdk.tracing.records import BLOCKS, DATA, ROWS, AttentionCall
 from sqrtdk.tracing.tell.finish import MostRows
 from sqrtdk.tracing.tensors import CallRows, Projection
 from sqrtdk.tracing.trace import Trace
+from sqrtdk.tracing.watch.hooked import Asked
 from sqrtdk.tracing.watch.recorder import unseen
 from sqrtdk.tracing.watch.sites import Sites
 from sqrtdk.tracing.watch.stance import eager_compiler
@@ -59,7 +60,9 @@ class Forwards:
         self.most = rows
         self.keeps_rows = False
         self._projections: dict[nn.Module, list[Projected]] = {}
-        self._without: list[str] = []  # attentions whose q or k no module returns, until it has been told
+        self._by_root: dict[tuple[str, int, str], Projected] = {}  # those that no module returns
+        self._weights: set[str] = set()  # names of what they are projected by
+        self._without: list[str] = []  # attentions whose q or k is not known as projected, until it has been told
         self._known: set[Place] = set()
         self._looks = True  # for projections
         self._by_numbers = False
@@ -69,6 +72,9 @@ class Forwards:
         self._open = ExitStack()
         self._trace: Trace | None = None
         self._depth = 0
+        self._part: nn.Module | None = None  # of the model, that a backward pass computes again now
+        self._part_trace: Trace | None = None
+        self._part_depth = 0
         self.begin()
 
     def begin(self, loss_scale: float = 1.0) -> None:
@@ -81,6 +87,7 @@ class Forwards:
         self._missed: list[str] = []
         self.seen = 0
         self._eager = self._with_autograd = False
+        self._late = False  # something ran without autograd, and may be computed again with it
         self._gradients = Gradients(self._asks, self._places, self.most, loss_scale)
 
     def __enter__(self) -> Forwards:
@@ -100,6 +107,8 @@ class Forwards:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._end()
+        self._part_depth = 0
+        self._part_ends(None)
         self._open.close()
 
     # -- one forward pass ------------------------------------------------------------------------------------------
@@ -113,13 +122,17 @@ class Forwards:
         return self._projections.get(module, [])
 
     def _begins(self, module: nn.Module, args: Any) -> None:
-        if threading.get_ident() != self._thread or _again():
+        if _again():
+            self._part_begins(module)
+            return
+        if threading.get_ident() != self._thread:
             return
         if module is self._model:
             self._depth += 1
         if not self._depth:
             return
         self._eager = self._eager or _was_compiled()
+        self._late = self._late or not torch.is_grad_enabled()
         if module is not self._model or self._depth > 1:
             return
         self.seen += 1
@@ -128,19 +141,23 @@ class Forwards:
             self._missed.append(TOO_MANY)
             return
         try:
-            numeric = self._looks or self._by_numbers
-            rows = MostRows(self.most)
-            trace = Trace(
-                self._model, stats=False, numeric=numeric, rows=rows, projections=self._looks, sites=self._sites
-            )
-            trace.__enter__()
+            numeric, rows = self._looks or self._by_numbers, MostRows(self.most)
+            trace = self._open_trace(numeric=numeric, rows=rows, projections=self._looks)
         except Exception as error:  # an observer never stops the run
             self._missed.append(f"the trace did not begin: {kind_and_text(error)}")
             return
         self._trace = trace
 
+    def _open_trace(self, **options: Any) -> Trace:
+        weights = None if self._looks else self._weights
+        gradients = Asked(weights, self._gradients.come) if self._looks or weights else None
+        return Trace(self._model, stats=False, sites=self._sites, gradients=gradients, **options).__enter__()
+
     def _ends(self, module: nn.Module, args: Any, output: Any) -> None:
-        if module is not self._model or threading.get_ident() != self._thread or _again():
+        if _again():
+            self._part_ends(module)
+            return
+        if module is not self._model or threading.get_ident() != self._thread:
             return
         self._depth = max(0, self._depth - 1)
         if self._depth == 0:
@@ -156,6 +173,39 @@ class Forwards:
                 self._add(trace)
         except Exception as error:
             self._missed.append(f"the trace did not end: {kind_and_text(error)}")
+
+    def _part_begins(self, module: nn.Module) -> None:
+        """A part of the model is computed again: what ran without autograd at first has its gradients here alone."""
+        self._part_depth += module is self._part
+        if self._part is not None or not (self._weights and self._late):
+            return
+        try:
+            self._sites.follow_here(module)
+            self._part_trace = self._open_trace(numeric=False)
+            self._part, self._part_depth = module, 1
+        except Exception as error:
+            self._missed.append(f"the trace of what is computed again did not begin: {kind_and_text(error)}")
+
+    def _part_ends(self, module: nn.Module | None) -> None:
+        self._part_depth -= module is self._part
+        trace = self._part_trace
+        if trace is None or self._part_depth:
+            return
+        self._part = self._part_trace = None
+        self._sites.follow(self._thread)
+        try:
+            trace.__exit__(None, None, None)
+            self._root(trace)
+        except Exception as error:
+            self._missed.append(f"the trace of what is computed again did not end: {kind_and_text(error)}")
+
+    def _root(self, trace: Trace) -> None:
+        """The nodes of a trace that hold q and k which no module returns."""
+        for call, pair in zip(trace.calls, trace.roots, strict=True):
+            for name, serial, length in zip(("query", "key"), pair, (call.query_len, call.key_len), strict=True):
+                projected = self._by_root.get((_site(call.site), call.index, name))
+                if projected is not None and serial is not None:
+                    self._gradients.root(serial, projected, length)
 
     def _add(self, trace: Trace) -> None:
         for call, rows in zip(trace.calls, trace.rows, strict=True):
@@ -173,11 +223,12 @@ class Forwards:
         self._missed += [f"{_site(entry.site)}: {entry.reason}" for entry in trace.not_measured]
         if self._looks:
             self._locate(trace)
+        self._root(trace)
         places = {(_site(call.site), call.index) for call in trace.calls}
         self._looks = not trace.calls or not places <= self._known
 
     def _locate(self, trace: Trace) -> None:
-        """The modules whose outputs hold q and k, and where in them."""
+        """The modules whose outputs hold q and k, and where in them; else the weights that they are projected by."""
         modules = dict(self._model.named_modules())
         for call, pair in zip(trace.calls, trace.projections, strict=True):
             site = _site(call.site)
@@ -187,13 +238,18 @@ class Forwards:
             unknown = []
             for name, projection in zip(("query", "key"), pair, strict=True):
                 module = _module_of(projection, modules)
-                if module is not None and projection is not None:
-                    place = (site, call.index, name)
-                    self._projections.setdefault(module, []).append(Projected.of(place, projection.features))
-                else:
+                if projection is None:
                     unknown.append(name)
+                    continue
+                place = (site, call.index, name)
+                projected = Projected.of(place, projection.features)
+                if module is not None:
+                    self._projections.setdefault(module, []).append(projected)
+                else:
+                    self._by_root[place] = projected
+                    self._weights.add(projection.name)
             if unknown:
-                text = f"no gradients of {' and '.join(unknown)}: no module returns what they were projected to"
+                text = f"no gradients of {' and '.join(unknown)}: they come from no single projection that is followed"
                 self._without.append(f"{site or 'the model'}: {text}")
 
     # -- the step --------------------------------------------------------------------------------------------------

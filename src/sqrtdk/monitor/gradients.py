@@ -1,5 +1,8 @@
 """The gradients of q and k, as their projections gave them: a hook on what a projection's module returns.
 
+Where no module returns it, as with the packed projection of nn.MultiheadAttention or with `x @ self.weight`, the hook
+is one of the trace's, on the tensor itself.
+
 A rotation keeps the size of a gradient, and a factor is in it already; of q and k behind a norm it is the gradient
 before the norm. An activation that is computed again during the backward pass is counted once: where the first pass ran
 without autograd, what it returned has no gradient; where it ran with it, what was computed again has none.
@@ -10,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -87,6 +91,7 @@ class Gradients:
         self._places = places
         self._most = most
         self._loss_scale = loss_scale
+        self._rooted: dict[int, list[tuple[Projected, int]]] = defaultdict(list)
         self._handle: Any = None
 
     def __enter__(self) -> Gradients:
@@ -100,6 +105,15 @@ class Gradients:
             self._handle.remove()
             self._handle = None
 
+    def root(self, serial: int, projected: Projected, length: int) -> None:
+        """Say what the trace's node of this number holds, and how many rows a sequence has in it."""
+        self._rooted[serial].append((projected, length))
+
+    def come(self, serial: int, gradient: Tensor) -> None:
+        """The gradient of what a node holds, in a backward pass."""
+        for projected, length in self._rooted.get(serial, ()):
+            self._try(partial(self._measure, [projected], gradient, length))
+
     def _returned(self, module: nn.Module, args: Any, output: Any) -> None:
         if not self._asks(module):
             return
@@ -109,20 +123,25 @@ class Gradients:
             hook(lambda gradient: self._come(module, gradient))  # type: ignore[no-untyped-call]
 
     def _come(self, module: nn.Module, gradient: Tensor) -> None:
+        self._try(lambda: self._measure(self._places(module), gradient))
+
+    def _try(self, measure: Callable[[], None]) -> None:
         try:
             with torch.no_grad():
-                self._measure(self._places(module), gradient.detach())
+                measure()
         except Exception as error:  # raised here it would stop the backward pass
             self.failures.append(f"a gradient of q or k: {kind_and_text(error)}")
 
-    def _measure(self, places: Sequence[Projected], gradient: Tensor) -> None:
+    def _measure(self, places: Sequence[Projected], gradient: Tensor, length: int | None = None) -> None:
         if not places:
             return
+        gradient = gradient.detach()
         if gradient.is_nested:
             gradient = gradient.values()
-        length = gradient.shape[-2] if gradient.dim() > 1 else 1
+        rows = gradient.shape[-2] if gradient.dim() > 1 else 1
+        length = length or rows
         if self._most is not None and self._most < length:
-            chosen = torch.linspace(0, length - 1, self._most, device=gradient.device).round().long()
+            chosen = torch.linspace(0, rows - 1, self._most * rows // length, device=gradient.device).round().long()
             gradient = gradient.index_select(-2, chosen)
         for one in places:
             self.rows[one.place].append(one.sizes(gradient) / self._loss_scale)

@@ -22,6 +22,7 @@ from sqrtdk.tracing.read.edges import read_beside, read_edges
 from sqrtdk.tracing.read.kernels import KERNELS
 from sqrtdk.tracing.read.online import read_online
 from sqrtdk.tracing.read.reading import Reading
+from sqrtdk.tracing.read.side import Side
 from sqrtdk.tracing.records import (
     LOST_ADDITIVE,
     LOST_SIGHT,
@@ -43,6 +44,7 @@ from sqrtdk.tracing.tensors import CallRows, CallTensors, Projection
 from sqrtdk.tracing.watch import places
 from sqrtdk.tracing.watch.events import KernelCall, Listener, Online, Operands, Unweighted, Weighing
 from sqrtdk.tracing.watch.graph import Node
+from sqrtdk.tracing.watch.hooked import Asked, Hooked
 from sqrtdk.tracing.watch.places import Place
 from sqrtdk.tracing.watch.programs import hint_for
 from sqrtdk.tracing.watch.recorder import Recorder, unseen
@@ -51,6 +53,7 @@ from sqrtdk.tracing.watch.sites import Sites
 from sqrtdk.tracing.watch.stance import eager_compiler
 from sqrtdk.tracing.watch.store import Store
 
+Roots = tuple[int | None, int | None]  # of q and of k
 _HEADS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "heads", "h")
 
 
@@ -65,6 +68,7 @@ class Trace:
         tensors: with `keep`, those of every call, in the same order.
         rows: with `rows`, the statistics of the rows of every call, in the same order; None where there are none.
         projections: with `projections`, those of q and k of every call, without their inputs and weights.
+        roots: serial numbers of the nodes that q and k of every call come from, as `gradients` is told them.
     """
 
     def __init__(
@@ -80,6 +84,7 @@ class Trace:
         rows: MostRows | None = None,
         projections: bool = False,
         sites: Sites | None = None,
+        gradients: Asked | None = None,
     ) -> None:
         if model is not None and not isinstance(model, nn.Module):
             raise InvalidTypeError(
@@ -107,6 +112,9 @@ class Trace:
         self._projects = projections
         self._projected: list[tuple[Projection | None, Projection | None]] = []
         self._most_rows = rows
+        self._gradients = gradients
+        self.roots: tuple[Roots, ...] = ()
+        self._rooted: list[Roots] = []
         self._by_row: list[CallRows | None] = []
         self._missed: list[NotMeasured] = []
         self._follows = sites is None  # otherwise somebody else does: hooks can't be put or taken off within a call
@@ -117,6 +125,7 @@ class Trace:
 
     def __enter__(self) -> Trace:
         store = Store(self._model, self._sites, self._values, overwritten)
+        store.hooked = None if self._gradients is None else Hooked(self._gradients)
         listener = Listener(
             self._eager, self._kernel, self._miss, self._factor, self._unsoftened, self._online, ended=self._end
         )
@@ -136,6 +145,8 @@ class Trace:
     ) -> None:
         assert self._scene is not None
         scene = self._scene
+        if scene.store.hooked is not None:
+            scene.store.hooked.attach()
         self._running.__exit__(kind, error, traceback)
         close(scene)
         for weighing in list(scene.store.weighings):
@@ -157,6 +168,7 @@ class Trace:
         self.projections = tuple(
             pair for pair, call in zip(self._projected, self._calls, strict=False) if call is not None
         )
+        self.roots = tuple(pair for pair, call in zip(self._rooted, self._calls, strict=True) if call is not None)
         kept = [tensors for tensors, call in zip(self._kept, self._calls, strict=False) if call is not None]
         self.tensors = tuple(
             replace(tensors, site=call.site, index=call.index, call=call)
@@ -268,6 +280,7 @@ class Trace:
         self._calls.append(call)
         self._by_row.append(rows)
         self._counts[reading.site] += 1
+        self._rooted.append((_serial(reading.query), _serial(reading.key)))
         if self._projects:
             self._projected.append(projections_of(keep(reading, used, call)))
         if self._keeps:
@@ -304,6 +317,10 @@ class Trace:
             if not site:
                 return None
             site = site.rpartition(".")[0]
+
+
+def _serial(side: Side) -> int | None:
+    return None if side.root is None else side.root.serial
 
 
 def _on_cpu() -> contextlib.AbstractContextManager[object]:

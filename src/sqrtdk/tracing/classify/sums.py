@@ -55,11 +55,17 @@ def _moves(node: Node) -> bool:
     return list(node.args[1]) != sorted(node.args[1])
 
 
+_ADDING = frozenset({"addmm", "baddbmm"})  # their first argument to the product
+
+
 def largest(scene: Scene, made: Made) -> torch.Tensor | None:
-    """The largest |product|, as it was stored."""
+    """The largest |product|, as it was stored; without entries that a mask, added in the same operation, hides."""
     if not scene.products or made.tensor.is_meta or not made.tensor.numel():
         return None
-    low, high = torch.aminmax(made.tensor.detach())
+    stored, addend = made.tensor.detach(), made.tensors.get(0) if made.node.op in _ADDING else None
+    if addend is not None and addend.is_floating_point() and made.node.kwargs.get("beta", 1) != 0:
+        stored = stored.masked_fill(addend.detach() <= torch.finfo(addend.dtype).min / 2, 0.0)
+    low, high = torch.aminmax(stored)
     return torch.maximum(high, -low)
 
 

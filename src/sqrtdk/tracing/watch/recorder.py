@@ -78,11 +78,13 @@ class Recorder(TorchDispatchMode):
         self._kernels = kernels
         self.sites.entering = self.store.forget_inputs
         self._thread = threading.get_ident()
+        self._again = False  # it sees what a backward pass computes again, and nothing else
         self._composite: dict[Any, bool] = {}
         self._writes: dict[Any, tuple[int | str, ...]] = {}
 
     def __enter__(self) -> Recorder:
         self._thread = threading.get_ident()
+        self._again = torch._C._current_graph_task_id() != -1
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -90,8 +92,11 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if threading.get_ident() != self._thread or torch._C._current_graph_task_id() != -1 or _reading.now:
+        again = torch._C._current_graph_task_id() != -1
+        if threading.get_ident() != self._thread or again is not self._again or _reading.now:
             return func(*args, **kwargs)
+        if self.store.hooked is not None:
+            self._guard(self.store.hooked.attach)
         if not hasattr(func, "_schema"):
             return self._higher_order(func, args, kwargs)
         if any(t.__name__ == _JAGGED for t in types):

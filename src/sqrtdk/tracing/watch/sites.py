@@ -39,6 +39,16 @@ class Sites:
         self._handles.clear()
         self.stack.clear()
 
+    def follow_here(self, module: nn.Module) -> None:
+        """Follow the thread that asks, in which a module has begun: a backward pass may compute again in another one."""
+        if self._thread != threading.get_ident():
+            self._thread = threading.get_ident()
+            self.stack.append(module)
+
+    def follow(self, thread: int) -> None:
+        """Follow a thread again."""
+        self._thread = thread
+
     def _push(self, module: nn.Module, args: Any) -> None:
         if threading.get_ident() != self._thread:
             return

@@ -16,6 +16,7 @@ from sqrtdk.tracing.watch.attributes import module_tensors
 from sqrtdk.tracing.watch.carried import Carried
 from sqrtdk.tracing.watch.events import Weighing
 from sqrtdk.tracing.watch.graph import Node, alias, origin
+from sqrtdk.tracing.watch.hooked import Hooked
 from sqrtdk.tracing.watch.marks import Partial, Root, Weights
 from sqrtdk.tracing.watch.places import Place
 from sqrtdk.tracing.watch.sites import Sites
@@ -36,6 +37,7 @@ class Store:
     ) -> None:
         self.weighings: WeakSet[Weighing] = WeakSet()
         self.projected: WeakSet[Node] = WeakSet()  # roots that a projection has read: hidden states
+        self.hooked: Hooked | None = None  # where gradients of what projections gave are asked for
         self._sites = sites
         self._overwritten = overwritten
         self._values = values  # of buffers on the meta device
@@ -181,6 +183,8 @@ class Store:
         _lose(node.parents(), node.place)
         node.make_root(root, alias(tensor))
         self._valued.add(node)
+        if self.hooked is not None:
+            self.hooked.note(node.label, node.serial, tensor)
 
     def lose(self, args: Iterable[Any]) -> None:
         """What these go into is not followed."""
