@@ -29,7 +29,7 @@ from sqrtdk.monitor import journal, ranks
 from sqrtdk.monitor.watch import AttentionAlarm, Watch, watch
 
 WIDTH, HEADS, LENGTH = 32, 4, 6
-STEPS = 2  # gradients of q and k are told from the second on
+STEPS = 2  # the first one finds where q and k are projected
 SECONDS = 6.0  # that a group waits for a rank
 Sample = dict[str, Any]
 
@@ -142,7 +142,7 @@ def plain(health: Watch) -> list[Sample]:
             "loss": sample.loss,
             "alarms": [(alarm.name, alarm.severity) for alarm in health.alarms if alarm.step == sample.step],
             "calls": {
-                f"{call.site.removeprefix('module.')} {call.index}": {
+                f"{call.site} {call.index}": {
                     "heads": call.heads,
                     "ratio": call.scale_ratio,
                     "formula": call.formula,
@@ -216,7 +216,7 @@ def keys(folder: Path) -> list[Sample]:
 
 def heads(folder: Path) -> list[Sample]:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
-    return look(by_heads(decoder(), mesh), [batch()], group=mesh)
+    return train(by_heads(decoder(), mesh), [batch()] * STEPS, group=mesh)
 
 
 def grid(folder: Path) -> list[Sample]:
@@ -224,7 +224,7 @@ def grid(folder: Path) -> list[Sample]:
     size = dist.get_world_size()
     mesh = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("dp_shard", "tp"))
     model = sharded(by_heads(decoder(), mesh["tp"]), mesh["dp_shard"])
-    return look(model, [batch().tensor_split(size // 2)[mesh.get_local_rank("dp_shard")]], group=mesh)
+    return train(model, [batch().tensor_split(size // 2)[mesh.get_local_rank("dp_shard")]] * STEPS, group=mesh)
 
 
 def stages(folder: Path) -> list[Sample]:
@@ -320,7 +320,7 @@ SCENARIOS = (ddp, fsdp, uneven, absent, sequence, keys, heads, grid, stages, gro
 
 def alone(name: str) -> list[Sample]:
     """What one process gives on the joined batch."""
-    if name in ("ddp", "fsdp"):
+    if name in ("ddp", "fsdp", "heads", "grid"):
         return train(decoder(), [batch()] * STEPS)
     x = {"uneven": broken(), "sequence": batch(length=8)}.get(name, batch())
     return look(meeting(by_hand) if name == "keys" else decoder(), [x])

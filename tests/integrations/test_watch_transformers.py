@@ -141,4 +141,5 @@ def test_a_compiled_model(tmp_path: Path) -> None:
     trainer.train()
     assert [sample.step for sample in callback.watch.samples] == [1, 2, 4]
     for sample in callback.watch.samples:
+        assert sample.how == "eager"
         assert [call.site for call in sample.calls] == ["transformer.h.0.attn", "transformer.h.1.attn"]

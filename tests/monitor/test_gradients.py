@@ -269,6 +269,19 @@ def test_what_no_one_projection_gives_is_told_once() -> None:
     assert "query_grad_max" not in second.calls[0].columns
 
 
+def test_gradients_that_do_not_come_are_told_once() -> None:
+    model = Model("matrix")
+    model.blocks[0].matrices[0].requires_grad_(False)
+    with Watch(model, every=1) as health:
+        for _ in range(2):
+            model(torch.randn(1, 3, SIZE)).backward()
+            health.step()
+    first, second = health.samples
+    assert first.not_measured == tuple(f"blocks.0: no gradients of {name} came; is it frozen?" for name in ("key", "query"))
+    assert second.not_measured == ()
+    assert "query_grad_max" in second.calls[1].columns
+
+
 @pytest.mark.parametrize("reentrant", [None, True, False])
 @pytest.mark.parametrize("kind", OWN)
 def test_gradients_of_what_no_module_returns(kind: str, reentrant: bool | None) -> None:

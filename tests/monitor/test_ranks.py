@@ -83,7 +83,10 @@ def test_what_is_broken_on_one_rank_is_counted(found: Found) -> None:
 @pytest.mark.parametrize("name", ["heads", "grid"])
 def test_shards_of_heads_stand_beside_one_another(found: Found, name: str) -> None:
     for rank in found:
-        assert complaints(rank[name][0], work.alone(name)[0]) == []
+        for joined, whole in zip(rank[name], work.alone(name), strict=True):
+            assert joined["missed"] == []
+            assert complaints(joined, whole) == []
+    assert "query_grad_p50" in found[0][name][1]["calls"]["layers.1 0"]["columns"]
 
 
 def test_shards_of_keys_merge_row_by_row(found: Found) -> None:

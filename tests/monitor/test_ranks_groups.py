@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import ranks_at_work as work
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.monitor.packed import HEAD, Head, pack, unpack
 from sqrtdk.monitor.ranks import ranks_of
+from sqrtdk.monitor.reading import read_run
 from sqrtdk.monitor.seen import SeenCall, SeenStep
 from sqrtdk.monitor.shards import Axis, together
 from sqrtdk.monitor.sums import head_sums
+from sqrtdk.monitor.watch import watch
 from sqrtdk.stats import row_stats
 from sqrtdk.tracing.tensors import CallRows
 from sqrtdk.tracing.trace import Trace
@@ -144,6 +149,41 @@ def test_what_a_rank_missed_is_told_with_its_number() -> None:
     found = together(steps, [Axis(2, "rows")])
     assert found.missed == ("rank 0: a", "b")
     assert together([step(how="not measured: x"), steps[1]], [Axis(2, "rows")]).how == "eager"
+
+
+def test_weights_of_tensor_parallel_layers_have_their_names(group: None) -> None:
+    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp_shard", "tp"))
+    parallel = [work.by_heads(work.decoder(), mesh["tp"]) for _ in range(2)]
+    for model in (parallel[0], work.sharded(parallel[1], mesh["dp_shard"])):
+        with Trace(model, stats=False, keep=True) as trace, torch.no_grad():
+            model(work.batch())
+        for at, kept in enumerate(trace.tensors):
+            for name, one in (("q_proj", kept.query), ("k_proj", kept.key), ("v_proj", kept.value)):
+                assert one.projection is not None
+                assert one.projection.name == f"layers.{at}.{name}.weight"
+                assert torch.equal(one.projection.weight.flatten(0, 1), getattr(work.decoder().layers[at], name).weight)
+        assert trace.unread == frozenset()
+        assert trace.not_measured == ()
+
+
+def test_a_ring_of_sequences_is_told_as_what_it_is(group: None) -> None:
+    mesh = init_device_mesh("cpu", (1,))
+    q, k, v = (distribute_tensor(torch.randn(1, 2, 4, 8), mesh, [Shard(2)]) for _ in range(3))
+    with Trace() as trace, torch.no_grad():
+        torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    assert trace.calls == ()
+    assert "torch's context_parallel" in trace.not_measured[0].reason
+
+
+def test_a_copied_model_has_the_names_of_the_model_itself(group: None, tmp_path: Path) -> None:
+    """So its records go on where another number of processes ended."""
+    model = work.decoder()
+    for one in (nn.parallel.DistributedDataParallel(model), model, torch.compile(model, backend="eager")):
+        with torch.no_grad(), watch(one, every=1, to=tmp_path / "run") as health:
+            one(work.batch())
+            health.step()
+        assert [call.site for call in health.samples[0].calls] == ["layers.0", "layers.1"]
+    assert read_run(tmp_path / "run").last_step == 3
 
 
 def test_parameters_keep_their_names_where_fsdp_puts_them_together(group: None) -> None:

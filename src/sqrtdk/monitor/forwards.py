@@ -30,6 +30,7 @@ from sqrtdk.tracing.watch.sites import Sites
 from sqrtdk.tracing.watch.stance import eager_compiler
 
 Place = tuple[str, int]
+_WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 MOST = 1024  # forward passes of one step; a loop that never ends its step must not fill the memory
 NO_FORWARD = "no forward pass of the model was seen"
 NO_ATTENTION = "no attention ran in the model"
@@ -63,6 +64,7 @@ class Forwards:
         self._by_root: dict[tuple[str, int, str], Projected] = {}  # those that no module returns
         self._weights: set[str] = set()  # names of what they are projected by
         self._without: list[str] = []  # attentions whose q or k is not known as projected, until it has been told
+        self._expected: set[tuple[str, int, str]] = set()  # whose gradients should come, until they did not
         self._known: set[Place] = set()
         self._looks = True  # for projections
         self._by_numbers = False
@@ -243,6 +245,7 @@ class Forwards:
                     continue
                 place = (site, call.index, name)
                 projected = Projected.of(place, projection.features)
+                self._expected.add(place)
                 if module is not None:
                     self._projections.setdefault(module, []).append(projected)
                 else:
@@ -260,13 +263,20 @@ class Forwards:
             calls = tuple(self._call(place, attention) for place, attention in self._found.items())
         missed = [*self._missed, *self._gradients.failures]
         if self._with_autograd:
-            missed += self._without
+            missed += self._without + self._absent()
             self._without = []
         how = EAGER if self._eager else AS_IS
         if not calls:
             how = not_measured(missed[0] if missed else NO_ATTENTION if self.seen else NO_FORWARD)
         self._found = {}
         return SeenStep(calls, how, tuple(dict.fromkeys(missed)))
+
+    def _absent(self) -> list[str]:
+        """Where no gradients came though others did; told once."""
+        came = set(self._gradients.rows)
+        absent = {place for place in self._expected - came if place[:2] in self._found} if came else set()
+        self._expected -= absent
+        return [f"{site or 'the model'}: no gradients of {name} came; is it frozen?" for site, _, name in sorted(absent)]
 
     def _call(self, place: Place, attention: _Attention) -> SeenCall:
         call, sums, reason = attention.call, None, attention.call.stats_reason or UNMEASURED
@@ -305,9 +315,23 @@ def _again() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model that a compiled one, or one that is copied to several processes, calls.
+
+    So a run has the same names whatever it is run on.
+    """
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
+
+
 def _site(path: str) -> str:
-    """A module path as it is without compiling."""
-    return ".".join(name for name in path.split(".") if name != "_orig_mod")
+    """A module path as it is without compiling, sharding and checkpoints."""
+    return ".".join(name for name in path.split(".") if name not in _WRAPPERS)
 
 
 def _module_of(projection: Projection | None, modules: dict[str, nn.Module]) -> nn.Module | None:

@@ -119,11 +119,12 @@ class Gradients:
             return
         tensor = output[0] if isinstance(output, tuple) and output else output
         if isinstance(tensor, Tensor) and tensor.requires_grad:
-            hook = tensor.register_hook
-            hook(lambda gradient: self._come(module, gradient))  # type: ignore[no-untyped-call]
+            hook, placements = tensor.register_hook, getattr(tensor, "placements", None)
+            hook(lambda gradient: self._come(module, gradient, placements))  # type: ignore[no-untyped-call]
 
-    def _come(self, module: nn.Module, gradient: Tensor) -> None:
-        self._try(lambda: self._measure(self._places(module), gradient))
+    def _come(self, module: nn.Module, gradient: Tensor, placements: object) -> None:
+        if places := self._places(module):
+            self._try(lambda: self._measure(places, _of_rank(gradient, placements)))
 
     def _try(self, measure: Callable[[], None]) -> None:
         try:
@@ -133,8 +134,6 @@ class Gradients:
             self.failures.append(f"a gradient of q or k: {kind_and_text(error)}")
 
     def _measure(self, places: Sequence[Projected], gradient: Tensor, length: int | None = None) -> None:
-        if not places:
-            return
         gradient = gradient.detach()
         if gradient.is_nested:
             gradient = gradient.values()
@@ -145,3 +144,17 @@ class Gradients:
             gradient = gradient.index_select(-2, chosen)
         for one in places:
             self.rows[one.place].append(one.sizes(gradient) / self._loss_scale)
+
+
+def _of_rank(gradient: Tensor, placements: object) -> Tensor:
+    """What this rank holds of the gradient of a DTensor; nothing is sent.
+
+    Raises:
+        ValueError: it is not laid out as what it is the gradient of.
+    """
+    if placements is None:
+        return gradient
+    if getattr(gradient, "placements", None) != placements:
+        raise ValueError(f"that of a DTensor {placements} is laid out otherwise")
+    local: Tensor = gradient.to_local()  # type: ignore[attr-defined]
+    return local

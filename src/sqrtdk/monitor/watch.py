@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, OutputError, SqrtdkError, kind_and_text
 from sqrtdk.monitor.alarms import fresh, holding, idle
-from sqrtdk.monitor.forwards import Forwards
+from sqrtdk.monitor.forwards import Forwards, unwrapped
 from sqrtdk.monitor.journal import Journal, numbers, unwritten
 from sqrtdk.monitor.ranks import Ranks, Shards, ranks_of
 from sqrtdk.monitor.samples import Alarm, StepSample, not_measured
@@ -97,7 +97,7 @@ class Watch:
             )
         self.samples: deque[StepSample] = deque(maxlen=HISTORY)
         self.alarms: list[Alarm] = []
-        self._model = getattr(model, "_orig_mod", model)  # compiled or not, one is called through the other
+        self._model = unwrapped(model)  # one is called through the other
         self._schedule = schedule_of(every)
         self._forwards = Forwards(self._model, rows)
         self._on_alarm = on_alarm

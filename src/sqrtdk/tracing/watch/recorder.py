@@ -24,6 +24,8 @@ from sqrtdk.tracing.watch.scene import Scene
 _FLEX = "flex_attention"
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 _JAGGED = "NestedTensor"
+_SHARDED = "DTensor"
+_RING = "ran on sequences that are sharded over ranks (torch's context_parallel), which is not followed"
 _MULTIPLYING = frozenset({"bmm", "baddbmm", "matmul"})  # q and k; "matmul" of nested tensors alone is no composite
 _KNOWN = ("aten", "prims", "prim")
 
@@ -99,9 +101,13 @@ class Recorder(TorchDispatchMode):
             self._guard(self.store.hooked.attach)
         if not hasattr(func, "_schema"):
             return self._higher_order(func, args, kwargs)
-        if any(t.__name__ == _JAGGED for t in types):
-            return NotImplemented  # what it does with its values is seen
         name = _base_name(func)
+        kinds = {kind.__name__ for kind in types}
+        if _JAGGED in kinds or (_SHARDED in kinds and not self._is_ring(func, args)):
+            for arg in (*args, *kwargs.values()) if _SHARDED in kinds else ():
+                if isinstance(arg, torch.nn.Parameter):
+                    self._guard(functools.partial(self.store.shard, arg))
+            return NotImplemented  # what it does with its values is seen
         if self._is_foreign(func, name, types):
             self._guard(lambda: self.store.lose((*args, *kwargs.values())))
             return func(*args, **kwargs)
@@ -118,8 +124,16 @@ class Recorder(TorchDispatchMode):
         """Whether its tensors are of a kind that is not followed; an attention among them is missed."""
         subclass = next((t for t in types if t not in _PLAIN), None)
         if subclass is not None and (name in ops.SOFTMAX or func._schema.name in self._kernels):
-            self.listener.missed(self.sites.here(), f"{name} ran on {subclass.__name__}, which is not followed")
+            reason = _RING if subclass.__name__ == _SHARDED else f"ran on {subclass.__name__}, which is not followed"
+            self.listener.missed(self.sites.here(), f"{name} {reason}")
         return subclass is not None
+
+    def _is_ring(self, func: Any, args: Any) -> bool:
+        """Whether it is an attention of sequences of which each rank has a part: several kernels a rank, in turn."""
+        if func._schema.name not in self._kernels:
+            return False
+        placements = getattr(args[0] if args else None, "placements", ())
+        return any(placement.is_shard(args[0].dim() - 2) for placement in placements)
 
     def _run(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         written = self._written(func)

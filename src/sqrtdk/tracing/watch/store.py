@@ -20,7 +20,7 @@ from sqrtdk.tracing.watch.hooked import Hooked
 from sqrtdk.tracing.watch.marks import Partial, Root, Weights
 from sqrtdk.tracing.watch.places import Place
 from sqrtdk.tracing.watch.sites import Sites
-from sqrtdk.tracing.watch.wrapped import within
+from sqrtdk.tracing.watch.wrapped import local_of, within
 
 _SWEEP = 4096  # new tensors between two clean-ups of dead references
 Overwritten = Callable[[Node, Node, Tensor], Carried]
@@ -110,6 +110,14 @@ class Store:
         self.put(tensor, node)
         return node
 
+    def shard(self, parameter: nn.Parameter) -> None:
+        """A DTensor is read: what this rank holds of it is a parameter, wherever it comes from."""
+        local = local_of(parameter)
+        label = self._constants.get(id(parameter)) or self._swapped_label(parameter) or ""
+        if self._nodes.get(local) is None or self._nodes[local].label != label:
+            self._read.add(_storage(local))
+            self.put(local, Node("parameter", shape_of(local), label=label))
+
     def _cast_label(self, tensor: Tensor) -> str | None:
         """Name of the parameter that autocast cast to this tensor before the trace began, and kept in its cache."""
         cast = tensor.grad_fn
@@ -130,7 +138,7 @@ class Store:
     def unread(self) -> frozenset[str]:
         """Names of the model's parameters that no operation read."""
         parameters = [tensor for tensor in self._held if isinstance(tensor, nn.Parameter)]
-        return frozenset(self._constants[id(p)] for p in parameters if _storage(p) not in self._read) - self._swapped
+        return frozenset(self._constants[id(p)] for p in parameters if _storage(local_of(p)) not in self._read) - self._swapped
 
     def forget(self, tensor: Tensor) -> None:
         """Let `tensor` be a leaf when it is next seen."""

@@ -10,6 +10,12 @@ from torch import Tensor, nn
 _DEEPEST = 4  # tensors within tensors
 
 
+def local_of(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor: of a DTensor the plain one in it."""
+    local = getattr(tensor, "_local_tensor", None)
+    return local if isinstance(local, Tensor) else tensor
+
+
 def within(tensor: Tensor, depth: int = 0) -> Iterator[Tensor]:
     """The tensor, and those that it holds where its class is a stranger's."""
     yield tensor
