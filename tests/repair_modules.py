@@ -37,7 +37,7 @@ class Attention(nn.Module):
         self.of_values: Callable[[Tensor], Tensor] = lambda v: v
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (project(x).unflatten(-1, (4, 8)).transpose(1, 2) for project in (self.q, self.k, self.v))
+        q, k, v = (project(x).unflatten(-1, (-1, 8)).transpose(1, 2) for project in (self.q, self.k, self.v))
         if self.between is not None:
             q, k = self.between(self, q, k)
         logits = q @ k.mT * 8**-0.5

@@ -71,6 +71,7 @@ def rank_main(rank: int, folder: str) -> None:
             clip("separate", build("separate"), inputs("separate"))
         except ValueError as error:
             results["no group"] = str(error)
+        results["parts"] = _parts()
         torch.save(results, os.path.join(folder, f"rank{rank}.pt"))
     finally:
         dist.destroy_process_group()
@@ -149,6 +150,17 @@ def _tensor(name: str, half: tuple[torch.Tensor, ...]) -> Result:
     model.q.bias = nn.Parameter(distribute_tensor(model.q.bias.detach(), mesh, [Shard(0)]))
     maxima = torch.tensor(run.calls[0].stats.max_logit)
     return _result(clip_(model, plans, [maxima], 20.0, 0.3), weights(model))
+
+
+def _parts() -> list[str | None]:
+    """Why a model whose layers are parallel already can't be clipped; with a gain, and without one."""
+    reasons = []
+    for name in ("separate", "gain"):
+        model = build(name)
+        parallelize_module(model, init_device_mesh("cpu", (RANKS,)), {each: ColwiseParallel() for each in "qkv"})
+        (record,), _ = clip(name, model, inputs(name), group=dist.group.WORLD)
+        reasons.append(record.refused)
+    return reasons
 
 
 def _result(records: Any, after: dict[str, torch.Tensor]) -> Result:

@@ -51,6 +51,12 @@ def test_sharded_copies_of_an_optimizer_agree_with_the_shards(ranks: list[dict[A
     assert all(torch.equal(results[0][3][key], results[1][3][key]) for key in results[0][3])
 
 
+def test_parts_of_a_weight_are_refused(ranks: list[dict[Any, Any]]) -> None:
+    """Of tensor-parallel layers: each rank has the maxima of its own heads alone."""
+    for rank in ranks:
+        assert all("tensor parallel" in str(reason) for reason in rank["parts"]), rank["parts"]
+
+
 def test_maxima_that_no_one_merged_are_refused(ranks: list[dict[Any, Any]]) -> None:
     assert {rank["no group"] for rank in ranks} == {
         "each of 2 processes saw maxima of its own: weights clipped by them would part"

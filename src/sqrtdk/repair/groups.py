@@ -109,7 +109,7 @@ def rows_of_v(tensors: CallTensors, parameters: Parameters) -> list[Rows]:
     value, rows = tensors.value, list[Rows]()
     with contextlib.suppress(Refusal):
         if value.projection is not None:
-            place = parameters.find("v", value.projection, tensors.site)
+            place = parameters.find("v", value.projection)
             rows.append(Rows(place.name, "v", value.projection.features.cpu() + place.shift, place.axis))
     with contextlib.suppress(Refusal):
         if any(step.name == "norm" for step in value.steps):
@@ -123,7 +123,7 @@ def _read(tensors: CallTensors, parameters: Parameters) -> frozenset[str]:
         if vector.projection is None or any(step.name == "norm" for step in vector.steps):
             return frozenset(parameters.below(tensors.site))
         try:
-            names.add(parameters.find("", vector.projection, tensors.site).name)
+            names.add(parameters.find("", vector.projection).name)
         except Refusal:
             return frozenset(parameters.below(tensors.site))
     return frozenset(names)

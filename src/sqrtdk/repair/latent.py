@@ -31,7 +31,7 @@ def latent_rows(tensors: CallTensors, parameters: Parameters) -> tuple[Rows, ...
     if key.projected is None or value.projection.weight is None:
         return None
     try:
-        place = parameters.find("v", value.projection, tensors.site)
+        place = parameters.find("v", value.projection)
     except Refusal:
         return None
     weight = parameters.whole(place.name)
@@ -55,8 +55,8 @@ def latent_rows(tensors: CallTensors, parameters: Parameters) -> tuple[Rows, ...
     channels = torch.arange(of_query.shape[1])
     own = (channels >= start) & (channels < start + nope)
     return (
-        *parameters.projection_rows("q", query, of_query[:, own], tensors.site),
-        *parameters.projection_rows("whole", query, of_query[:, ~own], tensors.site),
+        *parameters.projection_rows("q", query, of_query[:, own]),
+        *parameters.projection_rows("whole", query, of_query[:, ~own]),
         Rows(place.name, "k", spread(index, heads), place.axis),
     )
 

@@ -1,4 +1,4 @@
-"""The parameters that a projection used: by the name that the trace read, or, in sharded models, by their values."""
+"""The parameters that a projection used, by the name that the trace read."""
 
 from __future__ import annotations
 
@@ -51,7 +51,6 @@ class Parameters:
             self._named[name] = parameter
             self._first[name] = first.setdefault(id(parameter), name)
         self.ids = frozenset(map(id, self._named.values()))
-        self._sharded = any(is_sharded(parameter) for parameter in self._named.values())
 
     def __contains__(self, name: str) -> bool:
         return name in self._named
@@ -84,39 +83,31 @@ class Parameters:
         prefix = f"{site}." if site else ""
         return (name for name in self._named if name.startswith(prefix) and self._first[name] == name)
 
-    def projection_rows(self, side: str, vector: Vector, index: Int[Tensor, "Hq E"], site: str) -> list[Rows]:
+    def projection_rows(self, side: str, vector: Vector, index: Int[Tensor, "Hq E"]) -> list[Rows]:
         """Rows of a projection's weight and bias, of the features in `index`, each query head's own."""
         projection = vector.projection
         assert projection is not None
-        place = self.find(side, projection, site)
+        place = self.find(side, projection)
         index = index + place.shift
         rows = [Rows(place.name, side, index, place.axis)]
         if projection.bias is not None:
             rows.append(self._bias(side, vector, index, place))
         return rows
 
-    def find(self, side: str, projection: Projection, site: str) -> Place:
+    def find(self, side: str, projection: Projection) -> Place:
         """The parameter of a projection.
 
         Raises:
-            Refusal: it is none, or quantised.
+            Refusal: it is none, or quantised, or on this rank a part.
         """
+        whole_weight(side, projection)
         if projection.name in self._named:
-            places = self._fit(projection, [self._first[projection.name]])
+            places = self._fit(projection, self._first[projection.name])
             if not places:
                 raise Refusal(f"{projection.name} is not the weight that {side} was projected by: {_MADE}")
             return max(places, key=lambda place: place.alike)
         if projection.name:
             raise Refusal(f"{projection.name}, which projects {side}, is no parameter of the model: {_MADE}")
-        if self._sharded and projection.weight is not None:
-            sharded = [name for name in self.below(site) if is_sharded(self._named[name])]
-            for names in (sharded, [name for name in self.below("") if is_sharded(self._named[name])]):
-                for place in self._fit(projection, names):
-                    if place.fresh:
-                        return place
-            raise Refusal(
-                f"no sharded parameter is the weight that projects {side}; make the plan before the weights change"
-            )
         raise Refusal(f"the weight that projects {side} is no parameter: it is made while the model runs ({_MADE})")
 
     def why_no_projection(self, side: str, site: str) -> str:
@@ -127,11 +118,6 @@ class Parameters:
                 f"LoRA: {side} is the sum of a projection and its adapters ({adapters[0]}); merge them, or train "
                 "without, as scaling the base weight leaves the adapters as they are"
             )
-        if any(is_sharded(self._named[name]) for name in self.below(site)):
-            return (
-                f"{side} comes from no single projection that could be followed: tensor-parallel layers hide theirs; "
-                "plan the model before it is parallelised, and apply the plan with sqrtdk.repair.clip_"
-            )
         return f"{side} comes from no single projection that could be followed (a sum, as with LoRA adapters)"
 
     def quantised_at(self, site: str) -> str:
@@ -141,25 +127,18 @@ class Parameters:
                 return f" ({name} {reason})"
         return ""
 
-    def _fit(self, projection: Projection, names: list[str]) -> list[Place]:
-        """The parameters that hold a projection's weight, and which axis its features lie along."""
-        places: list[Place] = []
+    def _fit(self, projection: Projection, name: str) -> list[Place]:
+        """Where in a parameter a projection's weight may be: which axis its features lie along."""
         weight, features = projection.weight, projection.features.cpu()
-        for name in names:
-            parameter = self._named[name]
-            if reason := _no_weight(parameter):
-                if len(names) == 1:
-                    raise Refusal(f"{name} {reason}")
-                continue
-            if weight is None or parameter.dim() != 2:
-                continue
-            axes = [axis for axis in (0, 1) if _fits(parameter, axis, weight.shape[-1], int(features.max()))]
-            whole = self.whole(name) if axes else None
-            for axis in axes:
-                assert whole is not None
-                place = _place(name, axis, whole if axis == 0 else whole.mT, weight.cpu(), features)
-                places += [] if place is None else [place]
-        return places
+        parameter = self._named[name]
+        if reason := _no_weight(parameter):
+            raise Refusal(f"{name} {reason}")
+        if weight is None or parameter.dim() != 2:
+            return []
+        axes = [axis for axis in (0, 1) if _fits(parameter, axis, weight.shape[-1], int(features.max()))]
+        whole = self.whole(name) if axes else parameter
+        places = (_place(name, axis, whole if axis == 0 else whole.mT, weight.cpu(), features) for axis in axes)
+        return [place for place in places if place is not None]
 
     def _bias(self, side: str, vector: Vector, index: Int[Tensor, "Hq E"], place: Place) -> Rows:
         """The bias beside a weight; nn.MultiheadAttention has those of q, k and v in one."""
@@ -182,6 +161,19 @@ class Parameters:
             if not bool(((bias - projection.bias.cpu()).abs() <= eps * size.cpu()).all()):
                 raise Refusal(f"{name} is not the bias that was added to {side}")
         return Rows(self._first[name], side, index + shift)
+
+
+def whole_weight(side: str, projection: Projection) -> None:
+    """Refuse a weight of which each rank has the heads of its part, and sees the maxima of these alone.
+
+    Raises:
+        Refusal: it is one.
+    """
+    if projection.part:
+        raise Refusal(
+            f"this rank has a part of {projection.name}, which projects {side} (tensor parallel); plan the model before "
+            "it is parallelised, and apply the plan with sqrtdk.repair.clip_ to the maxima of all heads"
+        )
 
 
 def _fits(parameter: Tensor, axis: int, width: int, feature: int) -> bool:

@@ -19,7 +19,7 @@ from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.repair.gains import gain_rows
 from sqrtdk.repair.groups import conflict, number_groups, readers
 from sqrtdk.repair.latent import latent_rows
-from sqrtdk.repair.lookup import Parameters
+from sqrtdk.repair.lookup import Parameters, whole_weight
 from sqrtdk.repair.ranks import reshard
 from sqrtdk.repair.rows import Refusal, Rows, spread
 from sqrtdk.tracing import CallTensors, Trace
@@ -170,11 +170,13 @@ def side_rows(side: str, tensors: CallTensors, parameters: Parameters) -> list[R
         cause = parameters.quantised_at(tensors.site)
         raise Refusal(f"{side} went through {unknown.detail or 'a step'} that was not followed{cause}")
     if any(step.name == "norm" for step in vector.steps):
+        if vector.projection is not None:
+            whole_weight(side, vector.projection)
         return gain_rows(side, vector, heads, tensors.site, parameters)
     if vector.projection is None:
         raise Refusal(parameters.why_no_projection(side, tensors.site))
     features = spread(vector.projection.features, heads)
-    return parameters.projection_rows(side, vector, features, tensors.site)
+    return parameters.projection_rows(side, vector, features)
 
 
 def _beside(rows: Rows, parameters: Parameters) -> Rows:

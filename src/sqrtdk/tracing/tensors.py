@@ -25,6 +25,7 @@ class Projection:
         bias: (H, E); None where there is none, or it is not known.
         features: (H, E), the number of each feature in what the projection gave: those of a fused one are apart, those
             of a repeated head the same.
+        part: the weight, and the features in it, are those that this rank has of it (tensor parallel).
     """
 
     name: str
@@ -32,6 +33,7 @@ class Projection:
     weight: Tensor | None
     bias: Tensor | None
     features: Tensor
+    part: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

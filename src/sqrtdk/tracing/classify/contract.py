@@ -121,6 +121,7 @@ def _project(scene: Scene, made: Made, a: Node, b: Node) -> None:
         "matrices": capacity(weight) // max(math.prod(weight.shape[-2:]), 1) if len(weight.shape) == 3 else 1,
         "meets": reads_edges(source),
         "paired": reads_pairs(source),
+        "part": origin(weight) in scene.store.parts,
         "gathered_by": rows_of(source),
     }
     if scene.keep:

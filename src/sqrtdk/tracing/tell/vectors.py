@@ -153,7 +153,7 @@ def _projection(place: Place, way: Lineage, used: Tensor) -> Projection | None:
     feature = feature[0, :, 0].clone()  # a view would hold the number of every entry
     weight = multiplied.weight.mT[feature]
     bias = None if multiplied.bias is None else multiplied.bias.expand(features)[feature]
-    return Projection(root.label, multiplied.input[row[:, 0, :, 0]].detach(), weight.detach(), _kept(bias), feature)
+    return Projection(root.label, multiplied.input[row[:, 0, :, 0]].detach(), weight.detach(), _kept(bias), feature, root.root.part)
 
 
 def _shifted(place: Place, way: Lineage, used: Tensor, projected: Tensor) -> Projection | None:
@@ -165,7 +165,7 @@ def _shifted(place: Place, way: Lineage, used: Tensor, projected: Tensor) -> Pro
         return None
     bias = (projected.to(torch.float64) - before.to(torch.float64)).mean((0, 2)).to(projected.dtype)
     bias = bias if plain.bias is None else bias + plain.bias
-    return Projection(plain.name, plain.input, plain.weight, bias, plain.features)
+    return replace(plain, bias=bias)
 
 
 def _kept(bias: Tensor | None) -> Tensor | None:

@@ -42,6 +42,7 @@ class Root:
         pooled: the softmax whose weights met values here.
         logits: what it was made from, where those were logits: a step that is not followed.
         matrices: how many matrices projected, one a head: entry n of a stack of them was projected by n % matrices.
+        part: a rank's part of a weight projected.
         multiplied: what was, where the trace keeps it.
     """
 
@@ -57,6 +58,7 @@ class Root:
     pooled: SoftmaxEntry | None = None
     logits: Node | None = None
     matrices: int = 1
+    part: bool = False
     multiplied: Multiplied | None = None
 
 

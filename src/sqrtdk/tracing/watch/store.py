@@ -37,6 +37,7 @@ class Store:
     ) -> None:
         self.weighings: WeakSet[Weighing] = WeakSet()
         self.projected: WeakSet[Node] = WeakSet()  # roots that a projection has read: hidden states
+        self.parts: WeakSet[Node] = WeakSet()  # this rank's parts of parameters
         self.hooked: Hooked | None = None  # where gradients of what projections gave are asked for
         self._sites = sites
         self._overwritten = overwritten
@@ -116,7 +117,10 @@ class Store:
         label = self._constants.get(id(parameter)) or self._swapped_label(parameter) or ""
         if self._nodes.get(local) is None or self._nodes[local].label != label:
             self._read.add(_storage(local))
-            self.put(local, Node("parameter", shape_of(local), label=label))
+            node = Node("parameter", shape_of(local), label=label)
+            self.put(local, node)
+            if local.shape != parameter.shape:
+                self.parts.add(node)
 
     def _cast_label(self, tensor: Tensor) -> str | None:
         """Name of the parameter that autocast cast to this tensor before the trace began, and kept in its cache."""
