@@ -277,7 +277,9 @@ def test_gradients_that_do_not_come_are_told_once() -> None:
             model(torch.randn(1, 3, SIZE)).backward()
             health.step()
     first, second = health.samples
-    assert first.not_measured == tuple(f"blocks.0: no gradients of {name} came; is it frozen?" for name in ("key", "query"))
+    assert first.not_measured == tuple(
+        f"blocks.0: no gradients of {name} came; is it frozen?" for name in ("key", "query")
+    )
     assert second.not_measured == ()
     assert "query_grad_max" in second.calls[1].columns
 
@@ -347,7 +349,9 @@ def test_queries_and_keys_of_unlike_inputs_share_one_weight() -> None:
             health.step()
     q, k, v = (
         F.linear(each, weight, bias).detach().requires_grad_()
-        for each, weight, bias in zip((x, y, y), layer.in_proj_weight.chunk(3), layer.in_proj_bias.chunk(3), strict=True)
+        for each, weight, bias in zip(
+            (x, y, y), layer.in_proj_weight.chunk(3), layer.in_proj_bias.chunk(3), strict=True
+        )
     )
     heads = (each.unflatten(-1, (HEADS, WIDTH)).transpose(1, 2) for each in (q, k, v))
     layer.out_proj(F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)).square().mean().backward()

@@ -239,12 +239,13 @@ def test_a_gain_a_channel_is_no_scale(gain: Tensor, norm: Turn, scale: float, me
     call = traced(
         lambda m, q, k, v: scores(norm(q, m.gain), norm(k, m.gain), v, scale), meta=meta, gain=nn.Parameter(gain)
     )
+    kind = "layer" if norm is gained_by_std else "rms"  # its mean is taken off
     if meta and norm is gained_behind_a_factor:
-        assert call.norm == "rms"
+        assert call.norm == kind
         return
     coefficient = "" if scale == 1.0 else f"{scale:.4g} * "
-    reads(call, f"softmax({coefficient}rms(q).rms(k))", scale, meta=meta)
-    assert (call.norm, call.norm_gain) == ("rms", True)
+    reads(call, f"softmax({coefficient}{kind}(q).{kind}(k))", scale, meta=meta)
+    assert (call.norm, call.norm_gain) == (kind, True)
 
 
 @everywhere

@@ -20,14 +20,8 @@ from sqrtdk.monitor.gradients import Gradients, Projected
 from sqrtdk.monitor.samples import AS_IS, EAGER, CallTraits, not_measured
 from sqrtdk.monitor.seen import UNMEASURED, SeenCall, SeenStep
 from sqrtdk.monitor.sums import HeadSums, head_sums, joined
+from sqrtdk.tracing import Asked, CallRows, MostRows, Projection, Sites, Trace, eager_compiler, unseen
 from sqrtdk.tracing.records import BLOCKS, DATA, ROWS, AttentionCall
-from sqrtdk.tracing.tell.finish import MostRows
-from sqrtdk.tracing.tensors import CallRows, Projection
-from sqrtdk.tracing.trace import Trace
-from sqrtdk.tracing.watch.hooked import Asked
-from sqrtdk.tracing.watch.recorder import unseen
-from sqrtdk.tracing.watch.sites import Sites
-from sqrtdk.tracing.watch.stance import eager_compiler
 
 Place = tuple[str, int]
 _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
@@ -276,7 +270,8 @@ class Forwards:
         came = set(self._gradients.rows)
         absent = {place for place in self._expected - came if place[:2] in self._found} if came else set()
         self._expected -= absent
-        return [f"{site or 'the model'}: no gradients of {name} came; is it frozen?" for site, _, name in sorted(absent)]
+        places = sorted((site or "the model", name) for site, _, name in absent)
+        return [f"{site}: no gradients of {name} came; is it frozen?" for site, name in places]
 
     def _call(self, place: Place, attention: _Attention) -> SeenCall:
         call, sums, reason = attention.call, None, attention.call.stats_reason or UNMEASURED

@@ -19,7 +19,7 @@ from sqrtdk.monitor.samples import Alarm, CallTraits
 from sqrtdk.monitor.seen import SeenCall, SeenStep
 from sqrtdk.monitor.sums import MAXIMA, SUMS, HeadSums
 from sqrtdk.stats import RowStats
-from sqrtdk.tracing.tensors import CallRows
+from sqrtdk.tracing import CallRows
 
 _FIELDS = tuple(field.name for field in fields(RowStats))
 _ROWS = "row statistics"  # of every row, where the keys of a row lie on several ranks

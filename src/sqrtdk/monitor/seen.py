@@ -9,7 +9,7 @@ import torch
 from sqrtdk.audit.norms import norm_sigma
 from sqrtdk.monitor.samples import Alarm, CallSample, CallTraits
 from sqrtdk.monitor.sums import HeadSums, table
-from sqrtdk.tracing.tensors import CallRows
+from sqrtdk.tracing import CallRows
 
 UNMEASURED = "its rows were not measured"
 UNTOLD = CallTraits()

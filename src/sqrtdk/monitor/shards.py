@@ -15,7 +15,7 @@ import torch
 from sqrtdk.monitor.samples import NOT_MEASURED, Alarm
 from sqrtdk.monitor.seen import UNMEASURED, SeenCall, SeenStep
 from sqrtdk.monitor.sums import MAXIMA, HeadSums, beside, head_sums, joined
-from sqrtdk.tracing.tell.merge import merge_rows
+from sqrtdk.tracing import merge_rows
 
 Calls = Sequence[SeenCall | None]  # of the ranks along one axis; None: it has none
 _ORDER = ("stages", "rows", "same", "heads", "keys")  # the last one is joined first

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sqrtdk.stats.heads import SATURATED
 from sqrtdk.stats.summary import row_quantiles
-from sqrtdk.tracing.tensors import CallRows
+from sqrtdk.tracing import CallRows
 
 # Added up. `seeing` rows have a finite largest logit, `choices` two keys or more besides.
 SUMS = (

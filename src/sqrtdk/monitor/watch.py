@@ -29,7 +29,7 @@ from sqrtdk.monitor.samples import Alarm, StepSample, not_measured
 from sqrtdk.monitor.schedule import Schedule, schedule_of
 from sqrtdk.monitor.seen import SeenStep
 from sqrtdk.monitor.sinks import AnySink, Sinks, run_name
-from sqrtdk.tracing.watch.programs import hint_for
+from sqrtdk.tracing import hint_for
 
 HISTORY = 4096  # samples that are remembered for trends
 LOUD = ("warn", "fail", "critical")

@@ -47,7 +47,9 @@ def gain_rows(side: str, vector: Vector, heads: int, site: str, parameters: Para
     if before is None or after is None:
         raise Refusal(f"the values at the {kind} norm of {side} are not known")
     scope = _scope(vector, site)
-    fits = list(_fits(some_tokens(before), some_tokens(after), _key_heads(vector), scope, parameters))
+    named = vector.steps[at].gain
+    names = [parameters.first(named)] if named in parameters else list(_candidates(scope, parameters))
+    fits = list(_fits(some_tokens(before), some_tokens(after), _key_heads(vector), names, parameters))
     best = max(fit.share for fit in fits)
     if best == 0.0:
         raise Refusal(f"{side} is all zeros, which does not tell the gain of its norm")
@@ -77,7 +79,7 @@ def _fits(
     before: Float[Tensor, "B H L E"],
     after: Float[Tensor, "B H L E"],
     own: Int[Tensor, " H"],
-    scope: str,
+    names: list[str],
     parameters: Parameters,
 ) -> Iterator[_Fit]:
     heads, dim = after.shape[1], after.shape[-1]
@@ -85,7 +87,7 @@ def _fits(
     layouts = {dim: inner.expand(heads, dim), (int(own.max()) + 1) * dim: own[:, None] * dim + inner}
     units = list(_normalised(before))
     yield _Fit("", 0.0, inner, None, max(explained(unit, after) for unit in units))  # no gain at all
-    for name in _candidates(scope, parameters):
+    for name in names:
         parameter = parameters.get(name)
         index = layouts.get(parameter.numel())
         if index is None:

@@ -171,8 +171,8 @@ def whole_weight(side: str, projection: Projection) -> None:
     """
     if projection.part:
         raise Refusal(
-            f"this rank has a part of {projection.name}, which projects {side} (tensor parallel); plan the model before "
-            "it is parallelised, and apply the plan with sqrtdk.repair.clip_ to the maxima of all heads"
+            f"this rank has a part of {projection.name}, which projects {side} (tensor parallel); plan the model "
+            "before it is parallelised, and apply the plan with sqrtdk.repair.clip_ to the maxima of all heads"
         )
 
 

@@ -102,7 +102,7 @@ def check_trace(model: nn.Module, run: Trace) -> None:
             f"stats is a trace, or has `plans` and `maxima`; got {type(run).__name__}",
             hint="with sqrtdk.trace(model, keep=True) as run: model(...); then pass `run`.",
         )
-    traced = run._model
+    traced = run.model
     if traced is not model:
         got = "no model" if traced is None else f"another {type(traced).__name__}"
         raise InvalidValueError(

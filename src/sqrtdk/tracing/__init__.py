@@ -1,7 +1,8 @@
 """Tracing: which attentions ran in a model, and the formula that reached each softmax. The way in is `sqrtdk.trace`.
 
 `watch` sees what runs, `classify` says what each operation was, `read` walks back from a softmax to the projections,
-`steps` are what can lie between, and `tell` puts a reading into a record.
+`steps` are what can lie between, and `tell` puts a reading into a record. What other packages use of them
+is listed here.
 """
 
 from sqrtdk.tracing.records import AttentionCall as AttentionCall
@@ -11,9 +12,17 @@ from sqrtdk.tracing.records import NotAttention as NotAttention
 from sqrtdk.tracing.records import NotMeasured as NotMeasured
 from sqrtdk.tracing.records import Scale as Scale
 from sqrtdk.tracing.records import Stage as Stage
+from sqrtdk.tracing.tell.finish import MostRows as MostRows
+from sqrtdk.tracing.tell.merge import merge_rows as merge_rows
+from sqrtdk.tracing.tensors import CallRows as CallRows
 from sqrtdk.tracing.tensors import CallTensors as CallTensors
 from sqrtdk.tracing.tensors import Projection as Projection
 from sqrtdk.tracing.tensors import Term as Term
 from sqrtdk.tracing.tensors import Vector as Vector
 from sqrtdk.tracing.tensors import Waypoint as Waypoint
 from sqrtdk.tracing.trace import Trace as Trace
+from sqrtdk.tracing.watch.hooked import Asked as Asked
+from sqrtdk.tracing.watch.programs import hint_for as hint_for
+from sqrtdk.tracing.watch.recorder import unseen as unseen
+from sqrtdk.tracing.watch.sites import Sites as Sites
+from sqrtdk.tracing.watch.stance import eager_compiler as eager_compiler

@@ -44,11 +44,13 @@ class Waypoint:
         name: "norm", "rope", "rounded" (to a lesser dtype), or "unknown" for a step that the trace could not follow.
         detail: kind of the normalisation ("rms", "layer", "l2"), the dtype, or the operation.
         values: (B, H, L, E); None where they are not known.
+        gain: name of the parameter that a "norm" multiplies by, "layers.0.self_attn.q_norm.weight"; "" without one.
     """
 
     name: str
     detail: str
     values: Tensor | None
+    gain: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

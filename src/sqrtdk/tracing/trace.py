@@ -61,6 +61,7 @@ class Trace:
     """What ran: filled while the `with` block runs, complete when it ends.
 
     Attributes:
+        model: that is traced.
         calls: one record for every attention, in order.
         not_attention: softmaxes that are no attention.
         not_measured: what could not be measured, and why.
@@ -97,7 +98,7 @@ class Trace:
         self.unread: frozenset[str] = frozenset()
         self.tensors: tuple[CallTensors, ...] = ()
         self.rows: tuple[CallRows | None, ...] = ()
-        self._model = model
+        self.model = model
         self._stats = stats
         self._numeric = numeric and enlarge is None
         self._enlarge = enlarge or {}
@@ -124,7 +125,7 @@ class Trace:
         self._running = contextlib.ExitStack()
 
     def __enter__(self) -> Trace:
-        store = Store(self._model, self._sites, self._values, overwritten)
+        store = Store(self.model, self._sites, self._values, overwritten)
         store.hooked = None if self._gradients is None else Hooked(self._gradients)
         listener = Listener(
             self._eager, self._kernel, self._miss, self._factor, self._unsoftened, self._online, ended=self._end

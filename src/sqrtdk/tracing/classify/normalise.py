@@ -34,11 +34,23 @@ def normalise(node: Node, active: Sequence[Node]) -> None:
 def _multiplied(node: Node, active: Sequence[Node]) -> None:
     sizes = [p for p in active if p.size]
     if sizes and len(sizes) < len(active):
-        node.norm = Norm(sizes[0].size or "", axis=_axis(sizes[0]))
+        divided = next(p for p in active if not p.size)
+        kind = "layer" if sizes[0].size == "rms" and _is_centred(divided) else sizes[0].size or ""
+        node.norm = Norm(kind, axis=_axis(sizes[0]))
     elif sizes:
         node.size = sizes[0].size
     elif len(active) == 1 and active[0].norm and node.op == "mul" and _is_gain(node):
         node.norm = replace(active[0].norm, gain=True)
+
+
+def _is_centred(node: Node) -> bool:
+    """Whether its mean was subtracted from a vector, by an operation of its own."""
+    while node.op in ops.SAME and (main := node.main()) is not None:
+        node = main
+    subtracted = node.args[1] if node.op == "sub" and len(node.args) > 1 else None
+    while isinstance(subtracted, Node) and subtracted.op in ops.SAME | ops.VIEWS:
+        subtracted = subtracted.main()
+    return isinstance(subtracted, Node) and subtracted.op == "mean" and subtracted.size is not None
 
 
 def _axis(size: Node) -> int:

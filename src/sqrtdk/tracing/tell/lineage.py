@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -15,7 +16,7 @@ from sqrtdk.tracing.read.regroup import regrouped
 from sqrtdk.tracing.read.rotary import rotated
 from sqrtdk.tracing.read.side import Side
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node, dominator
+from sqrtdk.tracing.watch.graph import Node, ancestors, dominator
 from sqrtdk.tracing.watch.writes import part, written
 
 _JOINS = frozenset({"cat", "stack"})
@@ -24,13 +25,14 @@ _LINEAR = frozenset({"mul", "div", "neg", *ops.SAME, *ops.VIEWS, *_JOINS})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Span:
-    """Several operations that are one step: `end` is made from `source`."""
+    """Several operations that are one step: `end` is made from `source`; of a norm `gain` is the gain's name."""
 
     name: str
     detail: str
     source: Node
     end: Node
     order: Tensor | None = None  # the number in `source` of each of the end's; None where each is in its place
+    gain: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -104,11 +106,13 @@ def lineage(node: Node) -> Lineage:
 
 def _span(node: Node) -> Span | None:
     if node.norm is not None:
-        inner = node
+        inner, gains = node, [_gain(node)]
         while inner.op in ("mul", "add", *ops.SAME) and (main := inner.main()) is not None and main.norm is not None:
             inner = main
+            gains.append(_gain(inner))
         source = inner.main() if inner.op in ops.NORMS or len(list(inner.parents())) < 2 else dominator(inner)[0]
-        return None if source is None else Span("norm", node.norm.kind, source, node)
+        gain = next(filter(None, gains), "")
+        return None if source is None else Span("norm", node.norm.kind, source, node, gain=gain)
     if node.op == ROTATION:
         main = node.main()
         return None if main is None else Span("rope", "by its effect", main, node)
@@ -123,6 +127,15 @@ def _span(node: Node) -> Span | None:
     if side is None or not side.rope or side.root is None or side.unknown:
         return None
     return Span("rope", "", side.root, node, _order(node, side.root))
+
+
+def _gain(node: Node) -> str:
+    """Name of the one parameter, of several numbers, that an operation of a norm multiplies by."""
+    if node.op not in ops.NORMS and node.op != "mul":
+        return ""
+    operands = [parent for parent in node.parents() if not parent.act and math.prod(parent.shape) > 1]
+    leaves = [leaf for leaf in ancestors(operands[0]) if leaf.op == "parameter"] if operands else []
+    return leaves[0].label if len(leaves) == 1 else ""
 
 
 def _alone(source: Node, where: str) -> Side:

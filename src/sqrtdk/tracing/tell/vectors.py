@@ -52,7 +52,7 @@ def vector(place: Place) -> Vector:
             return Vector(used, projected=projected, steps=(*steps, Waypoint("unknown", span.detail, None)))
         factor = torch.ones_like(factor) if span.name == "norm" else factor * by
         last = after
-        steps.append(Waypoint(span.name, span.detail, _divided(after, factor)))
+        steps.append(Waypoint(span.name, span.detail, _divided(after, factor), span.gain))
     by = _factor(last, used)
     if by is None and (dtype := _rounded(last, used)) is not None:
         steps.append(Waypoint("rounded", dtype, used))
@@ -153,7 +153,8 @@ def _projection(place: Place, way: Lineage, used: Tensor) -> Projection | None:
     feature = feature[0, :, 0].clone()  # a view would hold the number of every entry
     weight = multiplied.weight.mT[feature]
     bias = None if multiplied.bias is None else multiplied.bias.expand(features)[feature]
-    return Projection(root.label, multiplied.input[row[:, 0, :, 0]].detach(), weight.detach(), _kept(bias), feature, root.root.part)
+    given, part = multiplied.input[row[:, 0, :, 0]].detach(), root.root.part
+    return Projection(root.label, given, weight.detach(), _kept(bias), feature, part)
 
 
 def _shifted(place: Place, way: Lineage, used: Tensor, projected: Tensor) -> Projection | None:

@@ -48,4 +48,4 @@ class Hooked:
         for serial, ref in waiting:
             tensor = ref()
             if tensor is not None and tensor.requires_grad:
-                tensor.register_hook(partial(self._asked.come, serial))  # type: ignore[no-untyped-call]
+                tensor.register_hook(partial(self._asked.come, serial))

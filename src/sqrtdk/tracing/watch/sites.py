@@ -40,7 +40,7 @@ class Sites:
         self.stack.clear()
 
     def follow_here(self, module: nn.Module) -> None:
-        """Follow the thread that asks, in which a module has begun: a backward pass may compute again in another one."""
+        """Follow the thread that asks, in which a module has begun: a backward pass may run in another one."""
         if self._thread != threading.get_ident():
             self._thread = threading.get_ident()
             self.stack.append(module)

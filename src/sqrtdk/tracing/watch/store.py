@@ -142,7 +142,8 @@ class Store:
     def unread(self) -> frozenset[str]:
         """Names of the model's parameters that no operation read."""
         parameters = [tensor for tensor in self._held if isinstance(tensor, nn.Parameter)]
-        return frozenset(self._constants[id(p)] for p in parameters if _storage(local_of(p)) not in self._read) - self._swapped
+        unread = (p for p in parameters if _storage(local_of(p)) not in self._read)
+        return frozenset(self._constants[id(p)] for p in unread) - self._swapped
 
     def forget(self, tensor: Tensor) -> None:
         """Let `tensor` be a leaf when it is next seen."""
