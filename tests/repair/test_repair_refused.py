@@ -85,6 +85,14 @@ def _named(own: Attention) -> None:
     )
 
 
+def _of_two(own: Attention) -> None:
+    """The gains are neither of two parameters, though their numbers are those of both."""
+    _named(own)
+    own.between = lambda own, q, k: tuple(
+        functional.rms_norm(x, (8,)) * torch.minimum(own.first, own.second) for x in (q, k)
+    )
+
+
 def _one_sided(own: Attention) -> None:
     own.k_norm = nn.RMSNorm(8)
     own.between = lambda own, q, k: (functional.rms_norm(q, (8,)), own.k_norm(k))
@@ -148,7 +156,7 @@ REFUSED: dict[str, tuple[Callable[[], Layout], str]] = {
     ),
     "a bias that is another": (lambda: _with(_other_bias), "q.bias is not the bias that was added to q"),
     "a norm of zeros": (lambda: _zeros(), "q is all zeros, which does not tell the gain"),
-    "two gains of one value": (lambda: _with(_named), "the gain of q is one of first, second"),
+    "a gain of two parameters": (lambda: _with(_of_two), "the gain of q is one of first, second"),
     "no gain, beside one of ones": (lambda: _with(_one_sided), r"q is normalised \(rms\) without a gain"),
     "k and v of one norm": (lambda: _with(_values_normed), "k_norm.weight gives both k and v"),
     "ALiBi": (lambda: _with(_nothing, after=_alibi), "a bias .* is added to its logits"),
@@ -195,6 +203,14 @@ def test_what_it_cannot_clip_it_leaves_and_says_why(name: str) -> None:
     assert records[0].clipped == ()
     assert torch.equal(records[0].predicted, records[0].measured)
     assert all(torch.equal(parameter, before[name]) for name, parameter in layout.model.named_parameters())
+
+
+def test_of_two_gains_of_one_value_each_has_its_name() -> None:
+    layout = _with(_named)
+    with sqrtdk.trace(layout.model, keep=True) as run:
+        layout.run()
+    (plan,) = plan_of(layout.model, run)
+    assert [(rows.name, rows.side) for rows in plan.rows] == [("first", "q"), ("second", "k")]
 
 
 def test_the_fast_path_is_refused_with_the_switch_that_helps() -> None:

@@ -18,6 +18,7 @@ from attention_cases import CASES
 from attention_layouts import LAID, B, D, Laid
 from kept import changed, check, known, output_faults, unlike, way_faults
 from sqrtdk.tracing import Trace
+from sqrtdk.tracing.tell.keep import NATIVE
 
 FAST = ("fast", "encoder_nested")  # one operation from input to output
 UNREAD = {"talking_heads_after": "its weights went through over the heads after the softmax"}
@@ -46,7 +47,7 @@ def test_every_style(name: str) -> None:
     assert [fault for call in calls for fault in unlike(call)] == []
     fast = any(word in name for word in FAST) and "slow" not in name
     for call in calls:
-        assert call.missing == ("its operands are not known" if fast else UNREAD.get(name))
+        assert call.missing == (NATIVE if fast else UNREAD.get(name))
         if call.missing is None:
             assert known(call)["key"] == IN_PARTS.get(name, "projection")
 
@@ -312,3 +313,52 @@ def test_the_law_sees_what_is_wrong() -> None:
         changed(query, projection=changed(projection, input=projection.input.flip(1))),
     ):
         assert way_faults(vector) != []
+
+
+class Centred(nn.Module):
+    """A LayerNorm by hand, as Cohere writes it: its gain has a dtype of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean = x.mean(-1, keepdim=True)
+        variance = (x - mean).pow(2).mean(-1, keepdim=True)
+        return self.weight.to(torch.float64) * ((x - mean) * torch.rsqrt(variance + 1e-5))
+
+
+class Moved(Centred):
+    """What is taken off is no mean."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * ((x - x[..., :1]) * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5))
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "gain"),
+    [
+        (Centred, "layer", "weight"),
+        (Moved, "rms", "weight"),
+        (lambda: nn.LayerNorm(8), "layer", "weight"),
+        (lambda: nn.RMSNorm(8), "rms", "weight"),
+        (lambda: nn.RMSNorm(8, elementwise_affine=False), "rms", ""),
+    ],
+)
+def test_a_norm_tells_its_kind_and_the_name_of_its_gain(make: Any, kind: str, gain: str) -> None:
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.v = (nn.Linear(16, 16) for _ in range(3))
+            self.q_norm, self.k_norm = make(), make()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = (each(x).unflatten(-1, (2, 8)).transpose(1, 2) for each in (self.q, self.k, self.v))
+            return torch.nn.functional.scaled_dot_product_attention(self.q_norm(q), self.k_norm(k), v)
+
+    run = kept(Normed().double(), torch.randn(2, 5, 16, dtype=torch.float64))
+    for side, vector in (("q", run.tensors[0].query), ("k", run.tensors[0].key)):
+        (step,) = vector.steps
+        assert (step.name, step.detail) == ("norm", kind)
+        assert step.gain == (f"{side}_norm.{gain}" if gain else "")
+    assert run.calls[0].norm == kind

@@ -25,6 +25,7 @@ from sqrtdk.tracing.watch.carried import Carried
 
 _EVEN = 0.02  # a factor on rounded weights that is the same for all
 _ROUNDED = 2.0**-20  # a factor of float32 this near to 1 is 1
+NATIVE = "one native operation computed it as a whole; torch.backends.mha.set_fastpath_enabled(False) shows its steps"
 ENLARGED = "its q was enlarged"
 BLOCKS_OF_KEYS = "it was computed in blocks of keys"
 
@@ -156,6 +157,8 @@ def _fault(reading: Reading) -> str | None:
         return "its score is no product of q and k"
     if reading.axis != "positions":
         return f"its keys are {reading.axis}"
+    if reading.kind == "native":
+        return NATIVE  # its output is that of the output projection
     if not isinstance(reading.operands, (Logits, Vectors)) or reading.output is None:
         return NO_OPERANDS
     if reading.blocks:
