@@ -114,6 +114,10 @@ def test_a_training_that_raised_is_closed_by_the_next(tmp_path: Path) -> None:
     trainer = _trainer(tmp_path, callback, failing)
     with pytest.raises(RuntimeError, match="out of memory"):
         trainer.train()
+    callback.close()
+    assert callback.watch.alarms == []
+    with pytest.raises(RuntimeError, match="out of memory"):
+        trainer.train()
     trainer.remove_callback(failing)
     trainer.train()
     assert read_run(tmp_path / "run").steps["step"].to_pylist() == [1, 2, 3, 4, 5, 6]
