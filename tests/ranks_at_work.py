@@ -340,7 +340,22 @@ def unwritten(folder: Path) -> list[Sample]:
     return counts
 
 
-SCENARIOS = (ddp, fsdp, equal, uneven, absent, sequence, keys, heads, grid, stages, growing, thinned, raising, unwritten)
+SCENARIOS = (
+    ddp,
+    fsdp,
+    equal,
+    uneven,
+    absent,
+    sequence,
+    keys,
+    heads,
+    grid,
+    stages,
+    growing,
+    thinned,
+    raising,
+    unwritten,
+)
 
 
 def alone(name: str) -> list[Sample]:
