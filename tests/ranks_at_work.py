@@ -12,6 +12,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,30 @@ def fsdp(folder: Path) -> list[Sample]:
     return train(sharded(decoder()), [mine(batch())] * STEPS)
 
 
+def equal(folder: Path) -> list[Sample]:
+    """50 steps of DDP and of FSDP, each watched and not: what this rank has of the losses, weights, random numbers."""
+    found = []
+    for wrap in (nn.parallel.DistributedDataParallel, sharded):
+        for watched in (True, False):
+            model = wrap(decoder())
+            torch.manual_seed(dist.get_rank())
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+            losses = []
+            with watch(model, every=5) if watched else nullcontext() as health:
+                for _ in range(50):
+                    loss = model(torch.nn.functional.dropout(mine(batch()))).square().mean()
+                    loss.backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    losses.append(loss.item())
+                    if health is not None:
+                        health.step(loss)
+            weights = [getattr(weight, "to_local", lambda weight=weight: weight)() for weight in model.parameters()]
+            told = {"samples": 0 if health is None else len(health.samples), "losses": losses}
+            found.append({**told, "weights": [weight.tolist() for weight in weights], "random": torch.rand(4).tolist()})
+    return found
+
+
 def uneven(folder: Path) -> list[Sample]:
     """The first rank has all but one sequence for each other; its last one is broken."""
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -315,7 +340,22 @@ def unwritten(folder: Path) -> list[Sample]:
     return counts
 
 
-SCENARIOS = (ddp, fsdp, uneven, absent, sequence, keys, heads, grid, stages, growing, thinned, raising, unwritten)
+SCENARIOS = (
+    ddp,
+    fsdp,
+    equal,
+    uneven,
+    absent,
+    sequence,
+    keys,
+    heads,
+    grid,
+    stages,
+    growing,
+    thinned,
+    raising,
+    unwritten,
+)
 
 
 def alone(name: str) -> list[Sample]:

@@ -108,6 +108,7 @@ def test_a_training_that_raises_ends_the_watch(tmp_path: Path) -> None:
     callback = AttentionWatch(every=1, to=tmp_path / "run")
     with pytest.raises(ZeroDivisionError):
         _fit(module, tmp_path, callback)
+    assert callback.watch.alarms == []
     _fit(_module(True), tmp_path, callback)
     assert len(read_run(tmp_path / "run").steps) == 5
 

@@ -68,6 +68,14 @@ def test_ranks_with_rows_of_their_own_give_what_one_process_gives(found: Found, 
     assert "query_grad_p50" in found[0][name][1]["calls"]["layers.1 0"]["columns"]
 
 
+def test_50_steps_are_those_without_a_watch_bit_by_bit(found: Found) -> None:
+    for rank in found:
+        for watched, plain in (rank["equal"][:2], rank["equal"][2:]):
+            assert (watched.pop("samples"), plain.pop("samples")) == (11, 0)
+            assert watched == plain
+            assert len(set(plain["losses"])) == 50
+
+
 @pytest.mark.parametrize("name", ["uneven", "sequence"])
 def test_ranks_with_other_numbers_of_rows_are_not_averaged(found: Found, name: str) -> None:
     for rank in found:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import resource
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from run_records import environment, parts, rows, whole, writer
+from run_records import environment, files_up_to, parts, rows, whole, writer
 from sqrtdk.errors import OutputError
 from sqrtdk.monitor.reading import read_run
 
@@ -113,23 +110,12 @@ def test_a_read_only_disk(tmp_path: Path) -> None:
     assert new == f"cannot make the directory {tmp_path}/new: Read-only file system"
 
 
-@contextlib.contextmanager
-def _files_up_to(size: int) -> Iterator[None]:
-    """Let no file of this process grow beyond some bytes; Python ignores the signal that comes with it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 def test_a_part_that_breaks_off(tmp_path: Path) -> None:
     with writer(tmp_path) as run:
         run.write(*rows(range(5)))
         names = parts(tmp_path)
         with (
-            _files_up_to(5000),
+            files_up_to(5000),
             pytest.raises(
                 OutputError, match=r"steps 5 to 9 were not recorded; all up to step 4 is kept: .*File too lar"
             ),
@@ -142,7 +128,7 @@ def test_a_part_that_breaks_off(tmp_path: Path) -> None:
 
 
 def test_no_space_for_the_lock(tmp_path: Path) -> None:
-    with _files_up_to(50), pytest.raises(OutputError, match=r"cannot write into .*: No space left on device"):
+    with files_up_to(50), pytest.raises(OutputError, match=r"cannot write into .*: No space left on device"):
         writer(tmp_path)
     with writer(tmp_path) as run:
         assert run.attempt == 1
@@ -155,7 +141,7 @@ def test_no_space_to_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         for step in range(3):
             run.write(*rows([step]))
         largest = max(path.stat().st_size for path in (tmp_path / "parts").iterdir())
-        with _files_up_to(largest + 10):
+        with files_up_to(largest + 10):
             run.write(*rows([3]))
         assert len(parts(tmp_path)) == 4
         run.write(*rows([4]))

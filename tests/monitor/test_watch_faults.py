@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from run_records import files_up_to
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, OutputError
 from sqrtdk.monitor import forwards, journal, seen
 from sqrtdk.monitor.reading import read_run
@@ -224,6 +225,31 @@ def test_a_full_disk_is_told_once_and_what_was_not_written_is_written_later(
     assert run.steps["step"].to_pylist() == [1, 2, 3, 4, 5, 6]
     assert run.heads["step"].to_pylist() == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]
     assert run.alarms["name"].to_pylist() == [alarm.name for alarm in told]
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_no_file_may_grow_any_more(stays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system's own limit, from the third step on: the training goes on, and what was written before is there."""
+    monkeypatch.setattr(journal, "SAMPLES", 1)
+    model, told, steps = Attend(), [], range(1, 7)
+    with ExitStack() as limit, Watch(model, every=1, to=tmp_path / "run", on_alarm=told.append) as health:
+        for step in steps:
+            if step == 3:
+                limit.enter_context(files_up_to(4096))
+            if step == 5 and not stays:
+                limit.close()
+            model(torch.randn(1, 3, 8))
+            health.step(float(step))
+    assert len(health.samples) == 6
+    assert [(alarm.name, alarm.step) for alarm in told] == [("records", 3), *([("records", 6)] if stays else [])]
+    assert all("File too large" in alarm.text for alarm in told)
+    run = read_run(tmp_path / "run")
+    assert run.steps["step"].to_pylist() == (list(steps[:2]) if stays else list(steps))
+    assert run.damaged == ()
+    assert run.alarms["name"].to_pylist() == ([] if stays else ["records"])
+    with Watch(model, to=tmp_path / "run") as health:
+        health.step()
+    assert read_run(tmp_path / "run").last_step == (3 if stays else 7)
 
 
 def test_a_disk_that_stays_full_is_told_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

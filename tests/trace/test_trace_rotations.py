@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sides_by_hand import (
+    DIM,
     ROOT,
+    Attention,
     B,
     E,
     H,
@@ -27,6 +29,7 @@ from sides_by_hand import (
     turned_as_a_whole,
     turned_by_halves,
 )
+from sqrtdk.tracing.trace import Trace
 
 # -- rotations as they are written -------------------------------------------------------------------------------------
 
@@ -134,6 +137,17 @@ def test_a_rotation_is_one_however_it_is_written(turn: Callable[[Tensor], Tensor
     call = traced(lambda m, q, k, v: scores(turn(norm(q) * ROOT), turn(norm(k)), v, 1.0), meta=meta)
     side = "rope(rms({}))" if normed else "rope({})"
     reads(call, f"softmax(0.25 * {side.format('q')}.{side.format('k')})", ROOT, meta=meta)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_projection_of_lesser_precision_is_known_behind_points(dtype: torch.dtype) -> None:
+    """There are no complex numbers of bfloat16: the model casts to float32 before it turns, and back."""
+    model = Attention(lambda m, q, k, v: scores(*(in_single(x).to(x.dtype) for x in (q, k)), v, ROOT)).to(dtype)
+    with Trace(model, stats=False, projections=True) as trace, torch.no_grad():
+        model(torch.randn(B, L, DIM, dtype=dtype))
+    names = [None if one is None else one.name.partition(".")[0] for one in trace.projections[0]]
+    assert names == ["q", "k"]
+    assert "layout" not in (trace.calls[0].scale.reason or "")  # so few bits may show no slope
 
 
 @pytest.mark.parametrize("turn", ROTATIONS)

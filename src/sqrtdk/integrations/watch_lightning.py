@@ -86,7 +86,7 @@ class AttentionWatch(_Callback):  # type: ignore[misc]
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """End the watch."""
-        self._fit.close()
+        self._fit.close(exception)
 
 
 def called_module(module: nn.Module, path: str | None) -> nn.Module:

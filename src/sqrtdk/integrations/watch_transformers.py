@@ -53,7 +53,7 @@ class AttentionWatch(TrainerCallback):  # type: ignore[misc]
 
     def close(self) -> None:
         """End the watch of a training that raised."""
-        self._fit.close()
+        self._fit.close(RuntimeError("the training raised"))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Begin at the step after those that are done."""

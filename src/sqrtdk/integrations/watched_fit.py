@@ -60,7 +60,7 @@ class WatchedFit:
         if self._ended:
             self._loss = loss
 
-    def close(self, error: Exception | None = None) -> None:
+    def close(self, error: BaseException | None = None) -> None:
         """End the run, and the step before, if there is one to end; a second time does nothing.
 
         Args:

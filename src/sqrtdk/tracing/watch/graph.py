@@ -229,6 +229,8 @@ def replay(node: Node, value: Tensor) -> Tensor:
     """Apply the view that `node` is to `value`, which has the shape of the node's parent."""
     if node.op in {"view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "unflatten"}:
         return value.reshape(node.shape)
+    if node.op == "view_as_complex" and value.dtype in (torch.bfloat16, torch.float16):
+        value = value.float()  # as the model's own, whose cast moved nothing and is passed over
     main = node.main()
     args: list[Any] = []
     for i, arg in enumerate(node.args):
