@@ -237,6 +237,7 @@ def _traits(call: AttentionCall) -> CallTraits:
         factors=tuple(sorted(f"{factor.where}: {factor.source}" for factor in factors)),
         fixed_scale=not any(factor.learned or factor.source in (ROWS, DATA, BLOCKS) for factor in factors),
         norm_size=norm_size(call),
+        dtype=call.dtype,
     )
 
 

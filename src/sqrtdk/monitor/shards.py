@@ -14,7 +14,7 @@ import torch
 
 from sqrtdk.monitor.samples import NOT_MEASURED, Alarm
 from sqrtdk.monitor.seen import UNMEASURED, SeenCall, SeenStep
-from sqrtdk.monitor.sums import MAXIMA, HeadSums, beside, head_sums, joined
+from sqrtdk.monitor.sums import MAXIMA, PRODUCTS, HeadSums, beside, head_sums, joined
 from sqrtdk.tracing.tell.merge import merge_rows
 
 Calls = Sequence[SeenCall | None]  # of the ranks along one axis; None: it has none
@@ -135,11 +135,11 @@ def _joined(
 
 
 def _beside(sums: Sequence[HeadSums]) -> HeadSums:
-    """The heads of all ranks; the largest product is one number of the call, that of all of them."""
+    """The heads of all ranks; the largest products are one number of the call, that of all of them."""
     found = beside(sums)
     maxima = found.maxima.clone()
-    line = maxima[MAXIMA.index("max_product")]
-    line.copy_(line.amax().expand_as(line))
+    lines = maxima[[MAXIMA.index(name) for name in PRODUCTS]]
+    maxima[[MAXIMA.index(name) for name in PRODUCTS]] = lines.amax(-1, keepdim=True).expand_as(lines)
     return replace(found, maxima=maxima)
 
 
@@ -149,8 +149,7 @@ def _merged(sums: Sequence[HeadSums]) -> HeadSums:
     Of the gradient of a row's q a rank knows a part only, and none is told.
     """
     rows, *ranks = sums
-    gradients = {name: one for name, one in joined(ranks).ordered.items() if name == "key_grad"}
-    return replace(rows, ordered={**rows.ordered, **gradients})
+    return rows.with_gradients(None, joined(ranks).ordered.get("key_grad"))
 
 
 def _weighed(call: SeenCall, share: float) -> SeenCall:

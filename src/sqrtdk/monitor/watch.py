@@ -150,11 +150,11 @@ class Watch:
         found: list[Alarm] = []
         if error is None:
             found += idle.judge(self._steps, self._forwards.seen, self._step + 1)
-        found += (closing := self._sinks.close(self._step))
+        found += (closing := self._sinks.close(self._step if self._steps else self._step + 1))
         journal, self._journal = self._journal, None
         if journal is not None:
             try:
-                journal.close()
+                journal.close(found)
             except OutputError as unsaved:  # the run is over, and what it made is not to be lost for its records
                 found.append(unwritten(unsaved, self._step))
         self.alarms += found
@@ -228,7 +228,7 @@ class Watch:
             calls, how = seen.samples(), seen.how
         except Exception as error:
             calls, how = (), not_measured(kind_and_text(error))
-        sample = StepSample(self._step, calls, how, seen.missed, seen.loss)
+        sample = StepSample(self._step, calls, how, seen.missed, seen.loss, self._scaler is not None)
         holds = holding(tuple(self.samples), sample)
         self._worsening = any(alarm.severity in LOUD for alarm in holds)
         found = [*seen.alarms, *fresh(holds, self.alarms)]

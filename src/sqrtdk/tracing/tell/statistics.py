@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from sqrtdk.stats import (
+    AttentionRows,
     CallStats,
     HeadStats,
     LogitSource,
@@ -18,7 +21,8 @@ from sqrtdk.stats import (
     product_source,
 )
 from sqrtdk.tracing.read.reading import Edges, Logits, Reading, Vectors
-from sqrtdk.tracing.steps import Bias, Offset, scaled_by
+from sqrtdk.tracing.records import Factor
+from sqrtdk.tracing.steps import Bias, Hide, Offset, Scale, scaled_by
 from sqrtdk.tracing.tell.sight import Sight
 from sqrtdk.tracing.tensors import CallRows
 
@@ -52,26 +56,65 @@ def measure_rows(reading: Reading, sight: Sight, most: int | None) -> CallRows:
         source = source.sample(slice(None), chosen)
         exists = None if exists is None else exists[:, :, chosen]
     found = call_rows(source)
-    largest = found.max_product.amax() if found.max_product is not None and found.max_product.numel() else None
     return CallRows(
         rows=found.rows.map(lambda field: field.transpose(0, 1).flatten(1)),
-        max_product=_stored(operands) if isinstance(operands, Logits) else largest,
+        max_product=_unscaled(reading, found),
         of=of,
         padding=None if exists is None else (~exists).sum(),
         query_nonfinite=_nonfinite(operands.query if isinstance(operands, Vectors) else reading.query.basis),
         key_nonfinite=_nonfinite(operands.key if isinstance(operands, Vectors) else reading.key.basis),
+        stored_product=_stored(operands) if isinstance(operands, Logits) else None,
     )
+
+
+def _unscaled(reading: Reading, found: AttentionRows) -> Tensor | None:
+    """The largest |q . k| of a visible key before any scale, that of q and k included; None where it is not known.
+
+    Of logits it is known where nothing but factors and masks lies between: largest |logit| / factors. What the product
+    stored has hidden keys in it.
+    """
+    operands, heads = reading.operands, reading.layout.heads
+    if reading.score is not None or reading.distance is not None or isinstance(operands, Edges):
+        return None
+    if reading.query.unknown or reading.key.unknown:
+        return None
+    largest, factors = found.max_product, [*reading.query.factors, *reading.key.factors]
+    if isinstance(operands, Logits):
+        if not all(isinstance(step, Scale | Hide | Offset) for step in reading.steps):
+            return None
+        offsets = [step for step in reading.steps if isinstance(step, Offset)]
+        if any(step.addend is None for step in offsets) or (offsets and not operands.axes.followed):
+            return None
+        rows = found.rows
+        largest = torch.maximum(rows.max.abs(), rows.min.abs()).masked_fill(rows.n == 0, 0.0)
+        factors += [step.factor for step in reading.steps if isinstance(step, Scale)]
+    scale = _each_head(factors, heads)
+    if largest is None or scale is None or not largest.numel():
+        return None
+    return (largest / torch.tensor(scale, dtype=largest.dtype, device=largest.device)[:, None]).amax()
+
+
+def _each_head(factors: Iterable[Factor], heads: int) -> list[float] | None:
+    """|the product of factors| of each head; None where one is not known, or is 0."""
+    found = [1.0] * heads
+    for factor in factors:
+        values = factor.per_head or (factor.value,)
+        if any(value is None for value in values) or len(values) not in (1, heads):
+            return None
+        each = [abs(value) for value in values if value is not None]
+        found = [so_far * each[head % len(each)] for head, so_far in enumerate(found)]
+    return found if all(0.0 < scale < math.inf for scale in found) else None
 
 
 def _nonfinite(vector: Tensor | None) -> Tensor | None:
     """How many numbers of q, or of k, are NaN or infinite; None where that can't be told."""
     if vector is None or vector.is_meta or vector.is_nested or vector.dtype.itemsize == 1:
         return None
-    return (~vector.isfinite()).sum()
+    return torch.count_nonzero(vector.detach() - vector.detach())  # NaN but for finite numbers, and no 0
 
 
 def _stored(operands: Logits) -> Tensor | None:
-    """The largest |q . k| as the product stored it."""
+    """The largest |q . k| of any key as the product stored it, factors that act before it included."""
     product = operands.product.product
     return None if product is None else product.largest
 
