@@ -169,7 +169,7 @@ def test_a_model_without_attention() -> None:
 
     with pytest.warns(AttentionWarning, match="no attention was seen at step 1"):
         health = train()
-    assert [alarm.name for alarm in health.alarms] == ["lost"]
+    assert [alarm.name for alarm in health.alarms] == ["lost", "unmeasured"]
 
 
 def test_growth_of_a_run() -> None:

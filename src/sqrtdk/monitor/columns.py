@@ -92,8 +92,10 @@ HEADS = (
     ),
     _measure("key_grad_p95", "loss per unit of k", "95th percentile over keys of the same"),
     _measure("key_grad_max", "loss per unit of k", "largest of the same, of a key"),
-    _measure("query_grad_nonfinite", "rows", "rows whose dL/dq holds NaN or infinity, which are in none of those above"),
-    _measure("key_grad_nonfinite", "keys", "keys whose dL/dk does"),
+    _measure(
+        "query_grad_nonfinite", "rows", "rows whose dL/dq holds NaN or infinity, which are in none of those above"
+    ),
+    _measure("key_grad_nonfinite", "rows", "rows of k whose dL/dk does"),
 )
 
 STEPS = (
@@ -106,7 +108,7 @@ STEPS = (
     Column(
         "unmeasured",
         "int32",
-        "",
+        "entries",
         "attentions without statistics, and what could not be measured besides; alarms of that name say what and why",
     ),
 )

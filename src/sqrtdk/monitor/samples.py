@@ -8,6 +8,7 @@ from dataclasses import dataclass
 AS_IS = "as is"  # the step ran what all steps run
 EAGER = "eager"  # what is compiled ran its Python code
 NOT_MEASURED = "not measured: "
+UNMEASURED = "unmeasured"  # the alarm that says what was not measured, and why
 
 
 def not_measured(reason: str) -> str:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from sqrtdk.monitor.alarms.lost import SOURCE
-from sqrtdk.monitor.samples import NOT_MEASURED, Alarm, StepSample
+from sqrtdk.monitor.samples import NOT_MEASURED, UNMEASURED, Alarm, StepSample
 
-NAME = "unmeasured"
+NAME = UNMEASURED
 
 
 def judge(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:

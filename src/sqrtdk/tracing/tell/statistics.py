@@ -78,7 +78,8 @@ def _unscaled(reading: Reading, found: AttentionRows) -> Tensor | None:
         return None
     if reading.query.unknown or reading.key.unknown:
         return None
-    largest, factors = found.max_product, [*reading.query.factors, *reading.key.factors]
+    factors = [*reading.query.factors, *reading.key.factors]
+    on_logits = [step.factor for step in reading.steps if isinstance(step, Scale)]
     if isinstance(operands, Logits):
         if not all(isinstance(step, Scale | Hide | Offset) for step in reading.steps):
             return None
@@ -87,9 +88,15 @@ def _unscaled(reading: Reading, found: AttentionRows) -> Tensor | None:
             return None
         rows = found.rows
         largest = torch.maximum(rows.max.abs(), rows.min.abs()).masked_fill(rows.n == 0, 0.0)
-        factors += [step.factor for step in reading.steps if isinstance(step, Scale)]
+        factors += on_logits
+    elif isinstance(operands, Vectors) and found.max_product is not None:
+        largest = found.max_product
+        if not isinstance(operands.scale, Tensor):  # what is told as one scale may have been put on q and k in parts
+            largest, factors = largest * abs(operands.scale), factors + on_logits
+    else:
+        return None
     scale = _each_head(factors, heads)
-    if largest is None or scale is None or not largest.numel():
+    if scale is None or not largest.numel():
         return None
     return (largest / torch.tensor(scale, dtype=largest.dtype, device=largest.device)[:, None]).amax()
 
