@@ -17,7 +17,7 @@ from sqrtdk.monitor import journal
 from sqrtdk.monitor.reading import Run, read_run
 from sqrtdk.monitor.watch import AttentionWarning, Watch
 from sqrtdk.report.watch_json import to_json
-from sqrtdk.report.watch_summary import FAIL_ON, Summary, summarise
+from sqrtdk.report.watch_summary import FAIL_ON, summarise
 from sqrtdk.report.watch_terminal import to_text
 from sqrtdk.report.watch_words import missing_text
 from watched_models import Attend
