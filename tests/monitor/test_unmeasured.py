@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from sqrtdk import cli
 from sqrtdk.monitor import journal
+from sqrtdk.monitor.forwards import Forwards
 from sqrtdk.monitor.reading import Run, read_run
 from sqrtdk.monitor.watch import AttentionWarning, Watch
 from sqrtdk.report.watch_json import to_json
@@ -167,8 +168,7 @@ def test_passes_without_autograd_count_where_no_other_does(kinds: str, rows: flo
 
 
 def test_text_that_a_policy_generates_is_not_traced_once_it_is_known_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, traced = Attend(), []
-    added = Watch(model)._forwards.__class__._add
+    model, traced, added = Attend(), [], Forwards._add
     monkeypatch.setattr(
         "sqrtdk.monitor.forwards.Forwards._add", lambda self, trace: traced.append(1) or added(self, trace)
     )
@@ -189,9 +189,11 @@ def test_text_that_a_policy_generates_is_not_traced_once_it_is_known_for_that(mo
 
 def test_a_step_without_autograd_in_a_run_that_has_it_is_not_measured() -> None:
     model = Attend()
-    with Watch(model, every=1) as health, pytest.warns(AttentionWarning, match="2 forward passes without autograd"):
-        for kinds in ("g", "nn"):
-            passes(model, kinds)
+    with Watch(model, every=1) as health:
+        passes(model, "g")
+        health.step()
+        passes(model, "nn")
+        with pytest.warns(AttentionWarning, match="2 forward passes without autograd"):
             health.step()
     assert health.samples[1].calls == ()
 

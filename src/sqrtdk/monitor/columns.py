@@ -92,9 +92,7 @@ HEADS = (
     ),
     _measure("key_grad_p95", "loss per unit of k", "95th percentile over keys of the same"),
     _measure("key_grad_max", "loss per unit of k", "largest of the same, of a key"),
-    _measure(
-        "query_grad_nonfinite", "rows", "rows whose dL/dq holds NaN or infinity, which are in none of those above"
-    ),
+    _measure("query_grad_nonfinite", "rows", "rows whose dL/dq holds NaN or infinity, in none of those above"),
     _measure("key_grad_nonfinite", "rows", "rows of k whose dL/dk does"),
 )
 

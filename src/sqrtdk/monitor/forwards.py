@@ -1,8 +1,8 @@
 """The forward passes of a sampled step: each one is traced, and what their rows sum up to is added up.
 
-Where some of them run with autograd, those without it (an evaluation, the text that a policy generates) are of something
-else than the step, and are left out, which is said; where none does, all count. In a run whose steps have passes with
-autograd the others are not traced at all.
+Where some of them run with autograd, those without it (an evaluation, the text that a policy generates) are of
+something else than the step, and are left out, which is said; where none does, all count. In a run whose steps have
+passes with autograd the others are not traced at all.
 """
 
 from __future__ import annotations

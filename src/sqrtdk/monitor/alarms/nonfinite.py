@@ -39,8 +39,8 @@ def _forward(now: StepSample) -> Alarm | None:
             return Alarm(NAME, "critical", now.step, text, SOURCE, call.site, call.index, head, sum(counts), 0.0)
         if queries > 0 and not any(_column(call, "blind_rows")):  # a row that sees no key may hold anything
             text = (
-                f"{call.name}: {queries:.0f} numbers of q are NaN or infinite at step {now.step}, in rows that were not "
-                "measured: rows= leaves some out"
+                f"{call.name}: {queries:.0f} numbers of q are NaN or infinite at step {now.step}, in rows that rows= "
+                "leaves out"
             )
             return Alarm(NAME, "critical", now.step, text, SOURCE, call.site, call.index, None, queries, 0.0)
     return None

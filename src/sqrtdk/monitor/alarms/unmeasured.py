@@ -1,7 +1,7 @@
 """What a sampled step could not measure: each attention without statistics, gradients, passes, the whole step.
 
-Bar: 0. A note, once for each place and reason: it was not judged, and no alarm of another kind says so. What was measured
-before and no longer is has a warning besides, `lost`.
+Bar: 0. A note, once for each place and reason: it was not judged. What was measured before and no longer is has a
+warning besides, `lost`.
 """
 
 from __future__ import annotations
