@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sqrtdk import stats
 from sqrtdk.monitor.sums import HeadSums, beside, head_sums, joined, table
-from sqrtdk.stats import RowStats
+from sqrtdk.stats import AttentionRows, LogitSource, ProductSource, RowStats
+from sqrtdk.tracing.tell import statistics
 from sqrtdk.tracing.tell.finish import MostRows
 from sqrtdk.tracing.tensors import CallRows
 from sqrtdk.tracing.trace import Trace
@@ -62,6 +64,7 @@ class Attend(nn.Module):
             mask = torch.ones(logits.shape[-2:], dtype=torch.bool).tril()
         if mask is not None and mask.dtype == torch.bool:
             logits = logits.masked_fill(~mask, -math.inf)
+            logits = logits - logits.amax(-1, keepdim=True) if self.way == "offset" else logits
         elif mask is not None:
             logits = logits + mask
         return logits.softmax(-1) @ v
@@ -266,15 +269,15 @@ def test_columns_equal_the_head_stats_of_the_same_call(case: str) -> None:
     found = columns(head_sums(traced(model, x)))
     with torch.no_grad(), Trace(model) as run:
         model(x)
-    stats = run.calls[0].stats
-    assert stats is not None
+    measured = run.calls[0].stats
+    assert measured is not None
     for name, value in found.items():
-        whole = getattr(stats, name, None)
+        whole = getattr(measured, name, None)
         if whole is not None:
             wanted = torch.tensor(whole, dtype=torch.float64).expand(HEADS)
-            assert complaint(value, wanted, torch.float32, length=9, logit=float(max(stats.max_abs_logit))) is None, (
-                name
-            )
+            assert (
+                complaint(value, wanted, torch.float32, length=9, logit=float(max(measured.max_abs_logit))) is None
+            ), name
     assert found["max_product"][0] == pytest.approx(run.calls[0].max_product, rel=1e-6)
 
 
@@ -331,10 +334,21 @@ def test_the_largest_product_of_a_batch_is_in_its_part_only() -> None:
     assert columns(small)["max_product"][0] < both[0]
 
 
+@pytest.mark.parametrize("way", ["sdpa", "eager", "offset"])
 @pytest.mark.parametrize(("length", "most"), [(10, 4), (10, 2), (7, 7), (7, 20)])
-def test_rows_samples_the_rows_that_it_says(length: int, most: int) -> None:
-    model, x = Attend("sdpa", 2, "causal"), torch.randn(2, length, 16)
+def test_rows_measures_the_rows_that_it_says_and_no_others(
+    length: int, most: int, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = Attend(way, 2, "causal"), torch.randn(2, length, 16)
+    shapes: list[tuple[int, ...]] = []
+
+    def call_rows(source: LogitSource | ProductSource) -> AttentionRows:
+        shapes.append(source.shape)
+        return stats.call_rows(source)
+
+    monkeypatch.setattr(statistics, "call_rows", call_rows)
     rows = traced(model, x, most)
+    assert shapes == [(2, HEADS, min(most, length), length)]
     chosen = [round(i * (length - 1) / (min(most, length) - 1)) for i in range(min(most, length))]
     assert rows.of == 2 * length
     assert rows.rows.n.shape == (HEADS, 2 * len(chosen))

@@ -48,13 +48,21 @@ def measure(reading: Reading, sight: Sight) -> CallStats:
 
 def measure_rows(reading: Reading, sight: Sight, most: int | None) -> CallRows:
     """The statistics of each row, of at most `most` rows a sequence, evenly spread; nothing leaves the device."""
-    source, operands = _source(reading, sight), reading.operands
+    operands, rows = reading.operands, None
     exists = operands.exists if isinstance(operands, Vectors) else None
-    of = source.shape[0] * source.shape[2]
-    if most is not None and most < source.shape[2]:
-        chosen = torch.linspace(0, source.shape[2] - 1, most, device=source.device).round().long()
-        source = source.sample(slice(None), chosen)
-        exists = None if exists is None else exists[:, :, chosen]
+    if isinstance(operands, Logits):
+        length = reading.layout.rows
+        rows = _evenly(length, most, operands.values.device)
+        source: LogitSource | ProductSource = _of_logits(operands, sight, rows)
+        of = source.shape[0] * length
+    else:
+        source = _source(reading, sight)
+        length = source.shape[2]
+        of = source.shape[0] * length
+        rows = _evenly(length, most, source.device)
+        source = source if rows is None else source.sample(slice(None), rows)
+    if exists is not None and rows is not None:
+        exists = exists[:, :, rows]
     found = call_rows(source)
     return CallRows(
         rows=found.rows.map(lambda field: field.transpose(0, 1).flatten(1)),
@@ -65,6 +73,13 @@ def measure_rows(reading: Reading, sight: Sight, most: int | None) -> CallRows:
         key_nonfinite=_nonfinite(operands.key if isinstance(operands, Vectors) else reading.key.basis),
         stored_product=_stored(operands) if isinstance(operands, Logits) else None,
     )
+
+
+def _evenly(length: int, most: int | None, device: torch.device) -> Tensor | None:
+    """Which rows are measured, evenly spread, the first and the last included; None: all of them."""
+    if most is None or most >= length:
+        return None
+    return torch.linspace(0, length - 1, most, device=device).round().long()
 
 
 def _unscaled(reading: Reading, found: AttentionRows) -> Tensor | None:
@@ -134,13 +149,18 @@ def _source(reading: Reading, sight: Sight) -> LogitSource | ProductSource:
     return _of_logits(operands, sight) if isinstance(operands, Logits) else _of_vectors(operands, sight)
 
 
-def _of_logits(operands: Logits, sight: Sight) -> LogitSource:
-    whole = operands.arrange(operands.values)
+def _of_logits(operands: Logits, sight: Sight, rows: Tensor | None = None) -> LogitSource:
+    """Of some rows: what is done to the logits is done to theirs alone."""
+
+    def chosen(tensor: Tensor) -> Tensor:
+        return tensor if rows is None or tensor.shape[-2] == 1 else tensor.index_select(-2, rows)
+
+    whole = chosen(operands.arrange(operands.values))
     # The softmax does not see a row's own maximum, a largest logit does: it is put back.
     for i, step in enumerate(sight.steps):
         if isinstance(step, Offset) and step.addend is not None and operands.axes.followed:
-            whole = whole - operands.at_logits(step.addend) * (scaled_by(sight.steps, i) or 1.0)
-    return logit_source(whole, sight.visible)
+            whole = whole - chosen(operands.at_logits(step.addend)) * (scaled_by(sight.steps, i) or 1.0)
+    return logit_source(whole, None if sight.visible is None else chosen(sight.visible))
 
 
 def _of_edges(operands: Edges, sight: Sight) -> LogitSource:
