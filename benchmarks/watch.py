@@ -8,9 +8,10 @@ Three ways in one run, interleaved so that drift of the machine hits all alike:
   scale from the logits and finds the projections besides: it is left out, and timed once by itself).
 
 Then the same with at most `--rows` rows of a sequence; and one attention by itself, by a fused kernel and written out:
-a forward pass without a trace, and with one that measures all rows, and `--rows` of them. Prints each time and the ratios, median with the spread between
-the 10th and 90th percentile of the rounds. What an unsampled step does besides is far below what rounds of whole steps
-can tell: `step()` is timed by itself as well, and set against a plain step. `every=100` is 1 + step() alone + 0.01 of
+a forward pass without a trace, with one that measures all rows, and with one that measures `--rows`. Prints each time
+and the ratios, median with the spread between the 10th and 90th percentile of the rounds. What an unsampled step does
+besides is far below what rounds of whole steps can tell: `step()` is timed by itself as well, and set against a plain
+step. `every=100` is 1 + step() alone + 0.01 of
 what a sample costs.
 
     python benchmarks/watch.py [--repeats 9] [--batch 1] [--tokens 512] [--layers 12] [--rows 64] [--threads 1] [--cpu]

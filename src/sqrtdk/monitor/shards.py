@@ -18,7 +18,7 @@ from sqrtdk.monitor.sums import MAXIMA, PRODUCTS, HeadSums, beside, head_sums, j
 from sqrtdk.tracing.tell.merge import merge_rows
 
 Calls = Sequence[SeenCall | None]  # of the ranks along one axis; None: it has none
-_ORDER = ("stages", "rows", "same", "heads", "keys")  # the last one is joined first
+_ORDER = ("stages", "rows", "summed", "same", "heads", "keys")  # the last one is joined first
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,13 @@ def _same(calls: Calls) -> SeenCall | None:
     return next((call for call in calls if call is not None), None)
 
 
-_of: dict[str, Callable[[Calls], SeenCall | None]] = {"rows": _rows, "heads": _heads, "keys": _keys, "same": _same}
+_of: dict[str, Callable[[Calls], SeenCall | None]] = {
+    "rows": _rows,
+    "summed": _rows,
+    "heads": _heads,
+    "keys": _keys,
+    "same": _same,
+}
 
 
 def _joined(
@@ -153,7 +159,7 @@ def _merged(sums: Sequence[HeadSums]) -> HeadSums:
 
 
 def _weighed(call: SeenCall, share: float) -> SeenCall:
-    """With the gradients of the mean of the losses of the ranks that have rows of their own."""
+    """With the gradients of the mean of the losses of the ranks whose gradients are averaged."""
     if call.sums is None:
         return call
     ordered = {name: one * share if name.endswith("_grad") else one for name, one in call.sums.ordered.items()}

@@ -277,10 +277,11 @@ def watch(
         group: where torch.distributed runs, the processes whose statistics are joined: a process group, a DeviceMesh
             over all of them, or None: all. Each of them watches its model with the same options, and calls `step()` as
             often. The first writes `to` and warns; an error, or a function of `on_alarm`, comes on each of them. The
-            gradients are those of the mean of the losses of ranks that have rows of their own, as DDP and FSDP take it,
-            and the loss of a sample is the mean of what the ranks told.
+            gradients are those of the mean of the losses of ranks that have rows of their own, as DDP and FSDP take it
+            ("summed": of the sum), and the loss of a sample is the mean of what the ranks told.
         shards: what the ranks of the group share, or for each axis of the mesh: "rows" (data parallel, FSDP; None),
-            "heads", "keys", "stages", "same", or "alone": nothing is joined. See `monitor.ranks`.
+            "summed" (the same with gradients that are summed), "heads", "keys", "stages", "same", or "alone": nothing
+            is joined. See `monitor.ranks`.
         sinks: loggers that get the metrics of each sample (`monitor.metrics`) and the alarms, on rank 0: names as
             "tensorboard:runs/tb" (`monitor.sinks.SINKS`), objects with write, alarm and close, functions of the step
             and its metrics. One that fails is told once, as an alarm, and the others go on.
