@@ -7,9 +7,11 @@ Three ways in one run, interleaved so that drift of the machine hits all alike:
 - sampled: the same in a watch, a step that is, from its preparation to its records (the first sample of all reads the
   scale from the logits and finds the projections besides: it is left out, and timed once by itself).
 
-Then the same with at most `--rows` rows of a sequence. Prints each time and the ratios, median with the spread between
-the 10th and 90th percentile of the rounds. What an unsampled step does besides is far below what rounds of whole steps
-can tell: `step()` is timed by itself as well, and set against a plain step. `every=100` is 1 + step() alone + 0.01 of
+Then the same with at most `--rows` rows of a sequence; and one attention by itself, by a fused kernel and written out:
+a forward pass without a trace, with one that measures all rows, and with one that measures `--rows`. Prints each time
+and the ratios, median with the spread between the 10th and 90th percentile of the rounds. What an unsampled step does
+besides is far below what rounds of whole steps can tell: `step()` is timed by itself as well, and set against a plain
+step. `every=100` is 1 + step() alone + 0.01 of
 what a sample costs.
 
     python benchmarks/watch.py [--repeats 9] [--batch 1] [--tokens 512] [--layers 12] [--rows 64] [--threads 1] [--cpu]
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import statistics
@@ -36,6 +39,8 @@ import transformers
 from sqrtdk.bench.paired import Spread, ratio, rounds
 from sqrtdk.monitor.schedule import When
 from sqrtdk.monitor.watch import Watch, watch
+from sqrtdk.tracing.tell.finish import MostRows
+from sqrtdk.tracing.trace import Trace
 
 ALONE = 20_000  # calls of step() by itself
 
@@ -106,6 +111,47 @@ def measure(run: Run, options: argparse.Namespace, rows: int | None) -> dict[str
     }
 
 
+class Attention(torch.nn.Module):
+    """One attention of GPT-2 small."""
+
+    def __init__(self, fused: bool) -> None:
+        super().__init__()
+        self.fused, self.qkv, self.out = fused, torch.nn.Linear(768, 2304), torch.nn.Linear(768, 768)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (part.unflatten(-1, (12, 64)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        if self.fused:
+            mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+            mixed = (q @ k.mT / 8).masked_fill(hidden, -math.inf).softmax(-1) @ v
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+def one_attention(fused: bool, options: argparse.Namespace) -> dict[str, Any]:
+    """Times of a forward pass of one attention, as it is and as a sampled step runs it."""
+    torch.manual_seed(0)
+    model, x = Attention(fused), torch.randn(options.batch, options.tokens, 768)
+
+    def traced(rows: int | None) -> None:
+        with Trace(model, stats=False, numeric=False, rows=MostRows(rows)) as run:
+            model(x)
+        assert run.rows[0] is not None
+
+    ways: dict[str, Callable[[], object]] = {
+        "plain": lambda: model(x),
+        "all rows": lambda: traced(None),
+        f"{options.rows} rows": lambda: traced(options.rows),
+    }
+    with torch.no_grad():
+        times = rounds(ways, 5 * options.repeats, clock=time.process_time if options.cpu else time.perf_counter)
+    names = list(ways)[1:]
+    return {
+        "seconds": {name: asdict(Spread.of(values)) for name, values in times.items()},
+        "ratios": {f"{name} / plain": asdict(ratio(times[name], times["plain"])) for name in names},
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--repeats", type=int, default=9)
@@ -130,6 +176,8 @@ def main() -> None:
         "machine": platform.processor() or platform.machine(),
         "all rows": measure(run, options, None),
         f"{options.rows} rows": measure(run, options, options.rows),
+        "one attention, fused": one_attention(True, options),
+        "one attention, written out": one_attention(False, options),
     }
     for name, part in record.items():
         if isinstance(part, dict):
@@ -138,7 +186,8 @@ def main() -> None:
                 for way, figures in part[section].items():
                     print(f"  {way:24s} {Spread(**figures).text(4)}")
             for figure in ("first sample / plain", "step() alone / plain", "every=100 / plain"):
-                print(f"  {figure:24s} {part[figure]:.6f}")
+                if figure in part:
+                    print(f"  {figure:24s} {part[figure]:.6f}")
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump(record, file, indent=2)

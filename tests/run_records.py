@@ -34,7 +34,15 @@ def told(step: int, attempt: int = 1) -> dict[str, Any]:
     """The row of a step; its time says which attempt wrote it."""
     sampled = step % SETTINGS["every"] == 0
     how = {"how": "as is"} if sampled else {}
-    return {"step": step, "sampled": sampled, "loss": 1 / (abs(step) + 1), "time": float(attempt), "calls": 2, **how}
+    return {
+        "step": step,
+        "sampled": sampled,
+        "loss": 1 / (abs(step) + 1),
+        "time": float(attempt),
+        "calls": 2,
+        "unmeasured": 0,
+        **how,
+    }
 
 
 def alarm(step: int) -> dict[str, Any]:

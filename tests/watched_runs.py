@@ -114,17 +114,24 @@ def write_sick(folder: Path) -> Path:
 
 def step_row(step: int, failed: int) -> dict[str, Any]:
     """Losses fall, and are NaN from step 45 on; step 5 has none."""
-    row: dict[str, Any] = {"step": step, "sampled": step % 5 == 0, "time": 0.0, "calls": 0}
+    row: dict[str, Any] = {"step": step, "sampled": step % 5 == 0, "time": 0.0, "calls": 0, "unmeasured": 0}
     if step != 5:
         row["loss"] = math.nan if step >= 45 else 5.0 - step / 20
     if row["sampled"]:
-        row |= {"how": "not measured: no attention ran", "calls": 0} if step == failed else {"how": "as is", "calls": 4}
+        how = {"how": "not measured: no attention ran", "unmeasured": 1}
+        row |= (
+            how if step == failed else {"how": "as is", "calls": 3 if step < 41 else 2, "unmeasured": 1 + (step == 45)}
+        )
     return row
 
 
 def alarms_of(start: int) -> list[dict[str, Any]]:
     return {
-        1: [alarm_row(10, "note", site="h.0.attn", index=0, head=2)],
+        1: [
+            alarm_row(5, "note", name="unmeasured", site="h.1.attn", index=0, text=f"h.1.attn: its {EVIL}"),
+            alarm_row(5, "note", name="unmeasured", site="h.2.attn", index=0, text=f"h.2.attn: its {EVIL}"),
+            alarm_row(10, "note", site="h.0.attn", index=0, head=2),
+        ],
         11: [alarm_row(15, "warn", site=LONG, index=0, head=1), alarm_row(20, "fail", text=EVIL, source=EVIL)],
         41: [alarm_row(45, "critical", name="non_finite", site="h.0.attn", index=0, head=0)],
     }.get(start, [])

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from sqrtdk.audit.rules.entropy import frozen_entropy
-from sqrtdk.monitor.alarms import ALARMS, entropy, fresh, holding, idle, nonfinite
+from sqrtdk.monitor.alarms import ALARMS, entropy, fresh, holding, idle, nonfinite, unmeasured
 from sqrtdk.monitor.alarms.trend import LEAST, passing
 from sqrtdk.monitor.samples import Alarm, CallSample, StepSample
 
@@ -26,9 +26,12 @@ HEALTHY = {
     "std_logit": 1.0,
     "peak": 0.2,
     "saturated": 0.0,
-    "max_product": 16.0,
+    "stored_product": 16.0,
     "query_nonfinite": 0.0,
     "key_nonfinite": 0.0,
+    "query_grad_nonfinite": 0.0,
+    "key_grad_nonfinite": 0.0,
+    "blind_rows": 0.0,
 }
 FORMULA = "softmax(0.25 * q.k + causal)"
 
@@ -181,13 +184,13 @@ def test_saturated_heads(hot: int, severity: str | None) -> None:
     ],
 )
 def test_the_range_of_float16(dtype: str, product: float, severity: str | None) -> None:
-    one = call(max_product=product, logits_dtype=dtype)
+    one = call(stored_product=product, logits_dtype=dtype)
     assert brief(run(one)) == ([("fp16_range", severity, 1)] if severity else [])
-    assert run(replace(one, stored=False)) == []
+    assert run(call(stored_product=math.nan, logits_dtype=dtype)) == []  # of a fused kernel
 
 
 def test_growth_towards_the_end_of_float16() -> None:
-    steps = [call(max_product=2000.0 * 2.0 ** (i / 4), logits_dtype="float16") for i in range(18)]
+    steps = [call(stored_product=2000.0 * 2.0 ** (i / 4), logits_dtype="float16") for i in range(18)]
     alarms = run(*steps)
     assert brief(alarms)[:1] == [("fp16_range", "warn", 110)]
     assert "passes 65504" in alarms[0].text
@@ -213,6 +216,33 @@ def test_the_first_attention_that_is_not_finite() -> None:
     assert "q and k are finite" in overflow.text
     (blind,) = run(call(nan_rows=1.0, query_nonfinite=math.nan))
     assert "was not measured" in blind.text
+
+
+def test_the_first_tensor_that_is_not_finite_in_the_order_of_running() -> None:
+    def judged(
+        *calls: CallSample, loss: float | None = None, scaled: bool = False
+    ) -> list[tuple[str, str | None, str]]:
+        told = nonfinite.judge((), StepSample(3, calls, loss=loss, scaled=scaled))
+        return [(alarm.severity, alarm.site, alarm.text) for alarm in told]
+
+    gradients = {"query_grad_nonfinite": [0.0, 2.0], "key_grad_nonfinite": [0.0, 1.0]}
+    sick, logits = call("b", **gradients), call("c", nan_rows=1.0, **gradients)
+    ((severity, site, text),) = judged(call("a", **gradients), logits, sick, loss=math.nan)
+    assert (severity, site) == ("critical", "c")
+    ((severity, site, text),) = judged(call("a", **gradients), sick, call("c"), loss=math.nan)
+    assert (severity, site) == ("critical", None)
+    assert "the loss is nan at step 3; q, k and logits of every attention" in text
+    ((severity, site, text),) = judged(call("a", **gradients), sick, call("c"), loss=2.0)
+    assert (severity, site) == ("critical", "b")
+    assert "b: 2 rows of dL/dq and 1 keys of dL/dk hold NaN or infinity at step 3, first in head 1" in text
+    assert "the forward pass and the loss are finite" in text
+    assert [one[0] for one in judged(sick, loss=2.0, scaled=True)] == ["note"]
+    assert [one[0] for one in judged(replace(sick, dtype="float16"))] == ["note"]
+    ((severity, site, text),) = judged(call("a"), call("b", query_nonfinite=3.0))
+    assert (severity, site) == ("critical", "b")
+    assert "3 numbers of q" in text
+    assert judged(call("a", query_nonfinite=3.0, blind_rows=1.0)) == []  # of a row that sees no key
+    assert judged(call("a", query_grad_nonfinite=math.nan, key_grad_nonfinite=math.nan), loss=2.0) == []
 
 
 def test_the_scale_is_another_than_at_first() -> None:
@@ -252,8 +282,41 @@ def test_what_is_no_longer_seen() -> None:
     assert (gone.name, gone.severity, gone.site, gone.step) == ("lost", "warn", "b", 20)
     assert brief(run(both, [], [])) == [("lost", "warn", 10)]
     unread = replace(call(), columns={}, reason="its rows were not measured")
-    assert brief(run(unread, unread)) == [("lost", "note", 1)]
-    assert brief(run(call(), unread)) == [("lost", "warn", 10)]
+    assert brief(run(unread, unread)) == [("unmeasured", "note", 1)]
+    assert brief(run(call(), unread)) == [("lost", "warn", 10), ("unmeasured", "note", 10)]
+
+
+def test_what_was_not_measured_is_noted_once_a_place_and_reason() -> None:
+    def sample(step: int, *texts: str, how: str = "as is") -> StepSample:
+        return StepSample(step, (call(),), how, texts)
+
+    unread = replace(call("b"), columns={}, reason="no data")
+    steps = [
+        sample(1, "0: no gradients of query", "1: no gradients of query"),
+        sample(2, "0: no gradients of query", "12 passes were left out"),
+        sample(3, "rank 3: 0: no gradients of query", "7 passes were left out"),
+        StepSample(4, (call(), unread, replace(unread, index=1)), "as is"),
+        StepSample(5, (call(), unread, replace(unread, index=1, reason="no q")), "as is"),
+        sample(6, "no q", how="not measured: no q"),
+        sample(7, how="not measured: no k"),
+    ]
+    told: list[Alarm] = []
+    for one in steps:
+        told += fresh(unmeasured.judge((), one), told)
+    assert {alarm.severity for alarm in told} == {"note"}
+    assert [(alarm.step, alarm.site, alarm.index, alarm.text) for alarm in told] == [
+        (1, None, None, "0: no gradients of query"),
+        (1, None, None, "1: no gradients of query"),
+        (2, None, None, "12 passes were left out"),
+        (3, None, None, "rank 3: 0: no gradients of query"),
+        (4, "b", 0, "b: no data"),
+        (4, "b", 1, "b (call 2): no data"),
+        (5, "b", 1, "b (call 2): no q"),
+        (6, None, None, "no q"),
+        (7, None, None, "no k"),
+    ]
+    assert [one.unmeasured for one in steps] == [2, 2, 2, 2, 2, 1, 1]
+    assert [len(one.measured) for one in steps] == [1] * 7
 
 
 def test_step_that_is_never_called() -> None:

@@ -20,6 +20,7 @@ class Attention(nn.Module):
         super().__init__()
         self.query, self.key, self.value = (nn.Linear(16, 16) for _ in range(3))
         self.fused, self.dtype, self.scale, self.cosine = fused, dtype, 8**-0.5, False
+        self.before = 1.0
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (one(x).unflatten(-1, (2, 8)).transpose(1, 2) for one in (self.query, self.key, self.value))
@@ -28,7 +29,8 @@ class Attention(nn.Module):
         if self.fused:
             mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
         else:
-            logits = q.to(self.dtype) @ k.to(self.dtype).mT * self.scale
+            q = q.to(self.dtype) * self.before if self.before != 1.0 else q.to(self.dtype)
+            logits = q @ k.to(self.dtype).mT * self.scale
             hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
             mixed = logits.masked_fill(hidden, -math.inf).softmax(-1).to(v.dtype) @ v
         return mixed.transpose(1, 2).flatten(2)
@@ -169,7 +171,7 @@ def test_a_model_without_attention() -> None:
 
     with pytest.warns(AttentionWarning, match="no attention was seen at step 1"):
         health = train()
-    assert [alarm.name for alarm in health.alarms] == ["lost"]
+    assert [alarm.name for alarm in health.alarms] == ["lost", "unmeasured"]
 
 
 def test_growth_of_a_run() -> None:
@@ -201,3 +203,59 @@ def test_step_never_called() -> None:
         alarms = train(2, 0)
     assert [alarm.name for alarm in alarms] == ["idle"]
     assert train(0, 0) == train(1, 1) == []
+
+
+def alarms_at(product: float, before: float = 1.0, dtype: torch.dtype = torch.float32) -> list[Alarm]:
+    """One sampled step in which each q . k of the first head is this number, times a factor on q, and the scale is 1."""
+    model, alarms = Attention(False, dtype), []
+    model.scale, model.before = 1.0, before
+    with torch.no_grad():
+        for part in (model.query, model.key):
+            part.weight.copy_(torch.eye(16))
+            part.bias.zero_()
+        model.query.weight.mul_(product)
+    x = torch.zeros(1, 4, 16)
+    x[..., 0] = 1.0
+    with watch(model, every=1, on_alarm=alarms.append) as health, torch.no_grad():
+        model(x)
+        health.step()
+    assert health.samples[0].calls[0].columns["max_product"] == pytest.approx([product] * 2, rel=1e-3)
+    return alarms
+
+
+@pytest.mark.parametrize(("bar", "severity"), [(50.0, "note"), (100.0, "warn"), (1e3, "fail"), (1e4, "critical")])
+def test_each_bar_of_the_largest_logit(bar: float, severity: str) -> None:
+    below = {alarm.severity for alarm in alarms_at(bar) if alarm.name == "max_logit"}
+    assert severity not in below
+    (alarm,) = [alarm for alarm in alarms_at(bar * (1 + 2**-22)) if alarm.name == "max_logit"]
+    assert (alarm.severity, alarm.bar, alarm.head) == (severity, bar, 0)
+
+
+@pytest.mark.parametrize(
+    ("product", "before", "severity"),
+    [(16000.0, 1.0, None), (16000.0, 2.5, "warn"), (16000.0, 4.0, "warn"), (40000.0, 0.5, None), (60000.0, 0.25, None)],
+)
+def test_the_range_of_float16_is_that_of_what_the_product_stores(
+    product: float, before: float, severity: str | None
+) -> None:
+    told = [alarm for alarm in alarms_at(product, before, torch.float16) if alarm.name == "fp16_range"]
+    assert [alarm.severity for alarm in told] == ([severity] if severity else [])
+    assert all(alarm.value == product * before for alarm in told)
+
+
+def test_falling_entropy_of_a_run_is_told_before_its_bar() -> None:
+    def start(model: Model) -> None:
+        for layer in ("first", "second"):
+            for name in ("query", "key"):
+                model.get_parameter(f"{layer}.{name}.weight").copy_(0.8 * torch.eye(16))
+                model.get_parameter(f"{layer}.{name}.bias").zero_()
+
+    def grow(model: Model) -> None:
+        for layer in ("first", "second"):
+            model.get_parameter(f"{layer}.query.weight").mul_(1.05)
+
+    alarms = told(Model(), start, *[grow] * 40)
+    trend = next(alarm for alarm in alarms if alarm.name == "entropy_trend")
+    level = next(alarm for alarm in alarms if alarm.name == "entropy" and alarm.severity != "note")
+    assert trend.step < level.step
+    assert [alarm for alarm in told(Model(), start, *[lambda _: None] * 20) if alarm.severity in LOUD] == []

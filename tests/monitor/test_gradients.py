@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -242,7 +243,9 @@ def test_without_a_backward_pass_there_are_none() -> None:
         with torch.no_grad():
             model(torch.randn(1, 3, SIZE))
         health.step()
-    assert not any("grad" in name for name in health.samples[0].calls[0].columns)
+    columns = health.samples[0].calls[0].columns
+    assert {name for name in columns if "grad" in name} == {"query_grad_nonfinite", "key_grad_nonfinite"}
+    assert all(math.isnan(value) for name in columns if "grad" in name for value in columns[name])
 
 
 class Summed(nn.Module):

@@ -44,10 +44,10 @@ def complaints(joined: dict[str, Any], whole: dict[str, Any], leave: tuple[str, 
         largest = max(call["columns"]["max_abs_logit"])
         rows = max(call["columns"]["rows"])
         for name, column in columns.items():
-            size = max(map(abs, column))
+            size = max((abs(value) for value in column if not math.isnan(value)), default=0.0)
             if "logit" in name or name == "row_offset":
                 size = max(largest, size)
-            elif "_grad_" in name:
+            elif "_grad_" in name and not name.endswith("nonfinite"):
                 size = max(column for key, one in columns.items() if key.endswith("_grad_max") for column in one)
             limit = allowed(torch.float64, length=int(rows) * work.WIDTH, logit=largest, magnitude=size)
             if name.endswith(ROUNDED):

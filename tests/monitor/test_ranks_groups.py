@@ -144,6 +144,28 @@ def test_keys_are_joined_before_heads_and_heads_before_rows() -> None:
             assert found.columns[name] == pytest.approx(column, rel=1e-6, nan_ok=True), name
 
 
+@pytest.mark.parametrize("shards", ["rows", "summed"])
+def test_gradients_of_ranks_are_those_of_the_loss_of_all(shards: str) -> None:
+    """A mean over the tokens of all ranks: by ranks whose means are averaged, or that sum up their parts of it."""
+    query, key = torch.randn(2, 6, 4, requires_grad=True), torch.randn(2, 8, 4)
+
+    def seen(parts: int, rank: int) -> SeenStep:
+        q = query.tensor_split(parts, 1)[rank].detach().requires_grad_()
+        logits = q @ key.mT
+        tokens = q.shape[1] if shards == "rows" else query.shape[1]
+        (logits.softmax(-1).square().sum() / tokens).backward()
+        assert q.grad is not None
+        one = call(logits.detach())
+        assert one.sums is not None
+        sizes = q.grad.norm(dim=-1) / q.shape[-1] ** 0.5
+        return step(replace(one, sums=one.sums.with_gradients(sizes, None)))
+
+    (whole,) = together([seen(1, 0)], [Axis(1, "rows")]).samples()
+    (found,) = together([seen(3, rank) for rank in range(3)], [Axis(3, shards)]).samples()
+    for name in ("query_grad_max", "query_grad_p50"):
+        assert found.columns[name] == pytest.approx(whole.columns[name], rel=1e-5)  # float32
+
+
 def test_what_a_rank_missed_is_told_with_its_number() -> None:
     steps = [step(missed=("a", "b")), step(missed=("b",), how="eager")]
     found = together(steps, [Axis(2, "rows")])

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sqrtdk import stats
 from sqrtdk.monitor.sums import HeadSums, beside, head_sums, joined, table
-from sqrtdk.stats import RowStats
+from sqrtdk.stats import AttentionRows, LogitSource, ProductSource, RowStats
+from sqrtdk.tracing.tell import statistics
 from sqrtdk.tracing.tell.finish import MostRows
 from sqrtdk.tracing.tensors import CallRows
 from sqrtdk.tracing.trace import Trace
@@ -62,6 +64,7 @@ class Attend(nn.Module):
             mask = torch.ones(logits.shape[-2:], dtype=torch.bool).tril()
         if mask is not None and mask.dtype == torch.bool:
             logits = logits.masked_fill(~mask, -math.inf)
+            logits = logits - logits.amax(-1, keepdim=True) if self.way == "offset" else logits
         elif mask is not None:
             logits = logits + mask
         return logits.softmax(-1) @ v
@@ -173,9 +176,81 @@ def test_columns_are_those_of_dense_float64_logits(way: str, case: str, kv_heads
     found = columns(head_sums(traced(model, x)))
     wanted = by_hand(logits, shown)
     assert wrong(found, wanted, logits, shown) == {}
-    assert wanted.keys() | {"max_product", "query_nonfinite", "key_nonfinite"} == found.keys()
-    if way == "sdpa" and case != "bias":
-        assert found["max_product"][0] * SCALE == pytest.approx(float(logits[shown].abs().max()), rel=1e-4)
+    others = {f"{name}_nonfinite" for name in ("query", "key", "query_grad", "key_grad")}
+    assert wanted.keys() | {"max_product", "stored_product", *others} == found.keys()
+    with torch.no_grad():
+        q, k, _ = copy.deepcopy(model).double().split(x.double())
+    product = (q @ k.mT).abs()
+    known = way == "sdpa" or case not in ("bias", "softcap")  # what is added or capped is not taken back
+    assert near(found["max_product"], float(product[shown].max()) if known else math.nan)
+    assert near(found["stored_product"], float(product.max()) if way == "eager" else math.nan)
+
+
+def near(found: Tensor, wanted: float) -> bool:
+    """A product of `WIDTH` terms, and of a projection of 16 before, in float32: 1e-4 is far above their rounding."""
+    return bool(torch.isclose(found, torch.full_like(found, wanted), rtol=1e-4, atol=0.0, equal_nan=True).all())
+
+
+class Folded(nn.Module):
+    """The whole scale lies before the product, or a part of it; a mask hides the key with the largest product."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.q_proj, self.k_proj = way, nn.Linear(16, HEADS * WIDTH), nn.Linear(16, HEADS * WIDTH)
+        self.gain = nn.Parameter(torch.linspace(0.5, 2.0, HEADS)[:, None, None])
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = (p(x).unflatten(-1, (-1, WIDTH)).transpose(1, 2) for p in (self.q_proj, self.k_proj))
+        return q, k
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = self.split(x)
+        shown = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+        if self.way == "sdpa":
+            return F.scaled_dot_product_attention(q * SCALE, k, k, is_causal=True, scale=1.0)
+        if self.way == "math":
+            return F.scaled_dot_product_attention(q, k, k, attn_mask=shown, dropout_p=1e-6)
+        if self.way == "a head":
+            return F.scaled_dot_product_attention(q * self.gain, k, k, is_causal=True)
+        if self.way == "both":
+            logits = (q * SCALE**0.5) @ (k * SCALE**0.5).mT
+        elif self.way == "gain":
+            logits = (q * self.gain) @ k.mT * -SCALE
+        elif self.way == "unknown":
+            logits = (q * torch.sigmoid(x.mean()) * SCALE) @ k.mT
+        else:
+            logits = (q / 2) @ k.mT * SCALE
+        return logits.masked_fill(~shown, -math.inf).softmax(-1) @ k
+
+
+@pytest.mark.parametrize(
+    ("way", "stored"),
+    [
+        *(("sdpa", None), ("a head", None), ("both", SCALE), ("part", 0.5), ("gain", 1.0), ("unknown", 0.0)),
+        ("math", WIDTH**-0.5),  # torch's own decomposition puts a root of the scale on q and on k
+    ],
+)
+def test_a_product_is_told_before_any_scale_and_as_it_was_stored(way: str, stored: float | None) -> None:
+    model, x = Folded(way), torch.randn(2, 7, 16)
+    found = columns(head_sums(traced(model, x)))
+    with torch.no_grad():
+        q, k = copy.deepcopy(model).double().split(x.double())
+        product = q @ k.mT
+        if way == "gain":
+            stored_product = product * model.gain
+        else:
+            stored_product = product * (float(torch.sigmoid(x.mean())) * SCALE if way == "unknown" else stored or 0.0)
+    visible = torch.ones(7, 7, dtype=torch.bool).tril()
+    largest = float(product[..., visible].abs().max())
+    assert near(found["max_product"], math.nan if way == "unknown" else largest)
+    assert near(found["stored_product"], math.nan if stored is None else float(stored_product.abs().max()))
+    assert not near(torch.tensor([largest]), float(product.abs().max()))  # a hidden key has a larger one
+
+
+def test_where_a_product_is_not_known_of_a_part_it_is_not_known_of_all() -> None:
+    parts = [head_sums(traced(Folded(way), torch.randn(1, 4, 16))) for way in ("both", "unknown")]
+    assert columns(joined(parts))["max_product"].isnan().all()
+    assert not columns(joined(parts))["stored_product"].isnan().any()
 
 
 @pytest.mark.parametrize("way", ["sdpa", "eager"])
@@ -194,15 +269,15 @@ def test_columns_equal_the_head_stats_of_the_same_call(case: str) -> None:
     found = columns(head_sums(traced(model, x)))
     with torch.no_grad(), Trace(model) as run:
         model(x)
-    stats = run.calls[0].stats
-    assert stats is not None
+    measured = run.calls[0].stats
+    assert measured is not None
     for name, value in found.items():
-        whole = getattr(stats, name, None)
+        whole = getattr(measured, name, None)
         if whole is not None:
             wanted = torch.tensor(whole, dtype=torch.float64).expand(HEADS)
-            assert complaint(value, wanted, torch.float32, length=9, logit=float(max(stats.max_abs_logit))) is None, (
-                name
-            )
+            assert (
+                complaint(value, wanted, torch.float32, length=9, logit=float(max(measured.max_abs_logit))) is None
+            ), name
     assert found["max_product"][0] == pytest.approx(run.calls[0].max_product, rel=1e-6)
 
 
@@ -225,9 +300,10 @@ def test_padding_of_a_nested_batch_is_no_row() -> None:
     apart = columns(joined([head_sums(traced(model, part[None])) for part in parts]))
     assert together["rows"].tolist() == [8.0, 8.0]
     assert together["blind_rows"].tolist() == [0.0, 0.0]
-    del together["max_product"]  # as it was stored: this kernel scales q and k first
+    assert together["stored_product"].isnan().all()  # what nested tensors store is not looked at
     for name, value in together.items():
-        assert complaint(value, apart[name], torch.float32, length=5, logit=4.0, magnitude=1.0) is None, name
+        if not value.isnan().all():
+            assert complaint(value, apart[name], torch.float32, length=5, logit=4.0, magnitude=1.0) is None, name
 
 
 @pytest.mark.parametrize("case", ["causal", "blind"])
@@ -258,10 +334,21 @@ def test_the_largest_product_of_a_batch_is_in_its_part_only() -> None:
     assert columns(small)["max_product"][0] < both[0]
 
 
+@pytest.mark.parametrize("way", ["sdpa", "eager", "offset"])
 @pytest.mark.parametrize(("length", "most"), [(10, 4), (10, 2), (7, 7), (7, 20)])
-def test_rows_samples_the_rows_that_it_says(length: int, most: int) -> None:
-    model, x = Attend("sdpa", 2, "causal"), torch.randn(2, length, 16)
+def test_rows_measures_the_rows_that_it_says_and_no_others(
+    length: int, most: int, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = Attend(way, 2, "causal"), torch.randn(2, length, 16)
+    shapes: list[tuple[int, ...]] = []
+
+    def call_rows(source: LogitSource | ProductSource) -> AttentionRows:
+        shapes.append(source.shape)
+        return stats.call_rows(source)
+
+    monkeypatch.setattr(statistics, "call_rows", call_rows)
     rows = traced(model, x, most)
+    assert shapes == [(2, HEADS, min(most, length), length)]
     chosen = [round(i * (length - 1) / (min(most, length) - 1)) for i in range(min(most, length))]
     assert rows.of == 2 * length
     assert rows.rows.n.shape == (HEADS, 2 * len(chosen))
@@ -295,4 +382,6 @@ def test_gradients_of_keys_belong_to_the_heads_that_read_them() -> None:
     found = columns(sums.with_gradients(None, key))
     assert found["key_grad_p50"].tolist() == [2.0, 2.0, 4.5, 4.5]
     assert found["key_grad_max"].tolist() == [3.0, 3.0, 5.0, 5.0]
+    assert found["key_grad_nonfinite"].tolist() == [0.0, 0.0, 1.0, 1.0]
+    assert found["query_grad_nonfinite"].isnan().all()
     assert "query_grad_p50" not in found

@@ -85,7 +85,7 @@ def test_a_trace_that_fails_ends_no_training(method: str, monkeypatch: pytest.Mo
     with pytest.warns(AttentionWarning, match=r"at step 1 \(not measured: the trace did not .*out of order"):
         health = called(model, 2, every=1)  # the second step is not warned of again
     assert [sample.how.startswith("not measured: the trace did not") for sample in health.samples] == [True, True]
-    assert [alarm.name for alarm in health.alarms] == ["lost"]
+    assert [alarm.name for alarm in health.alarms] == ["lost", "unmeasured"]
 
 
 def test_sums_that_fail_end_no_training(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ def joined(name: str) -> str:
         return "largest"
     if f"-{name}" in sums.MAXIMA:
         return "least"
-    if name.endswith("rows"):
+    if name.endswith(("rows", "nonfinite")):
         return "sum"
     if name in sums.SUMS:
         return "sum / count"

@@ -64,7 +64,19 @@ HEADS = (
     _measure("peak_max", "1", "largest weight of any row"),
     _measure("saturated", "1", "fraction of the rows of more than one key whose largest weight is above .99"),
     _measure("jacobian_norm", "1", "mean over rows of the Frobenius norm of diag(p) - p p^T"),
-    _measure("max_product", "products", "largest |q . k| of a visible key before any scale"),
+    _measure(
+        "max_product",
+        "products",
+        "largest |q . k| of a visible key before any scale, those that q and k were multiplied by before included; "
+        "behind a norm it is of the normalised",
+    ),
+    _measure(
+        "stored_product",
+        "products",
+        "largest |q . k| of any key as the code stored it, factors of q and k in it; of a fused kernel there is none",
+    ),
+    _measure("query_nonfinite", "numbers", "numbers of q, of all heads together, that are NaN or infinite"),
+    _measure("key_nonfinite", "numbers", "numbers of k, of all heads together, that are NaN or infinite"),
     _measure("scale_ratio", "1", "effective scale times sqrt(head dimension); 1 is the textbook value"),
     _measure(
         "query_grad_p50",
@@ -80,6 +92,8 @@ HEADS = (
     ),
     _measure("key_grad_p95", "loss per unit of k", "95th percentile over keys of the same"),
     _measure("key_grad_max", "loss per unit of k", "largest of the same, of a key"),
+    _measure("query_grad_nonfinite", "rows", "rows whose dL/dq holds NaN or infinity, in none of those above"),
+    _measure("key_grad_nonfinite", "rows", "rows of k whose dL/dk does"),
 )
 
 STEPS = (
@@ -89,6 +103,12 @@ STEPS = (
     Column("time", "float64", "s", "when the step ended, in seconds since the epoch"),
     Column("how", "string", "", '"as is", "eager", or "not measured: " and the reason', nullable=True),
     Column("calls", "int32", "calls", "attentions that were measured"),
+    Column(
+        "unmeasured",
+        "int32",
+        "entries",
+        "attentions without statistics, and what could not be measured besides; alarms of that name say what and why",
+    ),
 )
 
 ALARMS = (

@@ -50,7 +50,7 @@ class RunWriter:
     Example:
         >>> import tempfile
         >>> from sqrtdk.monitor.reading import read_run
-        >>> step = {"sampled": False, "loss": 2.5, "time": 0.0, "calls": 0}
+        >>> step = {"sampled": False, "loss": 2.5, "time": 0.0, "calls": 0, "unmeasured": 0}
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     with RunWriter(folder, model={"layers": 1}, settings={"every": 100}) as writer:
         ...         writer.write([], [{"step": 1, **step}, {"step": 2, **step}], [])

@@ -1,4 +1,9 @@
-"""The forward passes of a sampled step: each one is traced, and what their rows sum up to is added up."""
+"""The forward passes of a sampled step: each one is traced, and what their rows sum up to is added up.
+
+Where some of them run with autograd, those without it (an evaluation, the text that a policy generates) are of
+something else than the step, and are left out, which is said; where none does, all count. In a run whose steps have
+passes with autograd the others are not traced at all.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +34,7 @@ MOST = 1024  # forward passes of one step; a loop that never ends its step must 
 NO_FORWARD = "no forward pass of the model was seen"
 NO_ATTENTION = "no attention ran in the model"
 TOO_MANY = f"only the first {MOST} forward passes of the step were measured; is step() called?"
+LEFT_OUT = "{} forward passes without autograd are left out, as steps have some with it; paused() says it is meant so"
 
 
 @dataclass(slots=True)
@@ -63,6 +69,7 @@ class Forwards:
         self._looks = True  # for projections
         self._by_numbers = False
         self._scaled: set[Place] = set()  # whose scale was known once
+        self._trains = False  # a step had passes with autograd
         self._thread = threading.get_ident()
         self._sites = Sites(None)
         self._open = ExitStack()
@@ -81,7 +88,7 @@ class Forwards:
         """
         self._found: dict[Place, _Attention] = {}
         self._missed: list[str] = []
-        self.seen = 0
+        self.seen = self._aside = 0
         self._eager = self._with_autograd = False
         self._late = False  # something ran without autograd, and may be computed again with it
         self._gradients = Gradients(self._asks, self._places, self.most, loss_scale)
@@ -132,8 +139,9 @@ class Forwards:
         if module is not self._model or self._depth > 1:
             return
         self.seen += 1
-        self._with_autograd = self._with_autograd or torch.is_grad_enabled()
-        if self.seen > MOST:
+        if not self._counts(torch.is_grad_enabled()):
+            return
+        if self.seen - self._aside > MOST:
             self._missed.append(TOO_MANY)
             return
         try:
@@ -148,6 +156,16 @@ class Forwards:
         weights = None if self._looks else self._weights
         gradients = Asked(weights, self._gradients.come) if self._looks or weights else None
         return Trace(self._model, stats=False, sites=self._sites, gradients=gradients, **options).__enter__()
+
+    def _counts(self, with_autograd: bool) -> bool:
+        """Whether the pass that begins is one of the step; those so far may turn out to be none."""
+        if with_autograd and not self._with_autograd:
+            self._with_autograd = self._trains = True
+            self._aside, self._found, self._missed = self.seen - 1, {}, []
+        if with_autograd or not (self._with_autograd or self._trains):
+            return True
+        self._aside += 1
+        return False
 
     def _ends(self, module: nn.Module, args: Any, output: Any) -> None:
         if _again():
@@ -256,6 +274,8 @@ class Forwards:
         with torch.no_grad():
             calls = tuple(self._call(place, attention) for place, attention in self._found.items())
         missed = [*self._missed, *self._gradients.failures]
+        if self._aside:
+            missed.append(LEFT_OUT.format(self._aside))
         if self._with_autograd:
             missed += self._without + self._absent()
             self._without = []
@@ -298,6 +318,7 @@ def _traits(call: AttentionCall) -> CallTraits:
         factors=tuple(sorted(f"{factor.where}: {factor.source}" for factor in factors)),
         fixed_scale=not any(factor.learned or factor.source in (ROWS, DATA, BLOCKS) for factor in factors),
         norm_size=norm_size(call),
+        dtype=call.dtype,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from sqrtdk.errors import OutputError
 from sqrtdk.monitor.columns import HEADS
 from sqrtdk.monitor.folder import RunWriter
-from sqrtdk.monitor.samples import Alarm, StepSample
+from sqrtdk.monitor.samples import Alarm, StepSample, not_measured
 
 SAMPLES = 32  # of one part: a part costs a flush of the disk
 SECONDS = 30.0  # after which what there is becomes a part
@@ -35,7 +36,8 @@ class Journal:
         self._samples: dict[int, StepSample] = {}
         self._steps: list[tuple[int, Loss, float]] = []
         self._alarms: list[Alarm] = []
-        self._failing = False
+        self._failing = self._due = False
+        self._untold: list[Alarm] = []
         self._flushed = time.monotonic()
 
     @property
@@ -44,27 +46,32 @@ class Journal:
         return max(1, self.writer.first_step)
 
     def step(self, step: int, loss: Loss) -> None:
-        """Note a step. A loss that is a tensor is not waited for before the next part."""
+        """Note a step, and write a part of those before where it is time; a loss that is a tensor is waited for then.
+
+        The newest step is not among them: an alarm that comes as the watch ends stands in a part with its step.
+        """
+        if self._due:
+            self._due = False
+            try:
+                self.flush()
+            except OutputError as error:  # a full disk is no reason to end a training run
+                if not self._failing:
+                    self._alarms.append(alarm := unwritten(error, self._steps[-1][0]))
+                    self._untold.append(alarm)
+                self._failing = True
         self._steps.append((step, loss, time.time()))
 
     def sample(self, sample: StepSample, alarms: list[Alarm]) -> list[Alarm]:
-        """Note what was sampled, and write a part where it is time.
+        """Note what was sampled.
 
         Returns:
-            The alarm of a part that could not be written, once until one can be; it is tried again with later samples.
+            The alarm of a part that could not be written, once until one can be; it is tried again after later samples.
         """
         self._samples[sample.step] = sample
         self._alarms += alarms
-        if len(self._samples) < SAMPLES and time.monotonic() - self._flushed < SECONDS:
-            return []
-        try:
-            self.flush()
-        except OutputError as error:  # a full disk is no reason to end a training run
-            told, self._failing = self._failing, True
-            if not told:
-                self._alarms.append(alarm := unwritten(error, sample.step))
-                return [alarm]
-        return []
+        self._due = len(self._samples) >= SAMPLES or time.monotonic() - self._flushed >= SECONDS
+        untold, self._untold = self._untold, []
+        return untold
 
     def flush(self) -> None:
         """Write what there is."""
@@ -77,21 +84,32 @@ class Journal:
         self.writer.write(heads, steps, [_alarm(alarm) for alarm in self._alarms])
         self._steps, self._samples, self._alarms, self._failing = [], {}, [], False
 
-    def close(self) -> None:
+    def close(self, alarms: Sequence[Alarm] = ()) -> None:
         """Write what is left, and let go of the folder.
+
+        Args:
+            alarms: that came as the watch ended, of its last step; or of the one under way, where no step ended, which
+                is recorded with the first of them as what was not measured.
 
         Raises:
             OutputError: it could not be written.
         """
         try:
+            if alarms and not self._steps:
+                step = alarms[0].step
+                self.step(step, None)
+                self.sample(StepSample(step, (), not_measured(alarms[0].text)), [])
+            self._alarms += alarms
             self.flush()
         finally:
             self.writer.close()
 
     def _row(self, step: int, loss: float | None, at: float) -> dict[str, Any]:
         sample = self._samples.get(step)
-        how, calls = (None, 0) if sample is None else (sample.how[:TEXT], len(sample.calls))
-        return {"step": step, "sampled": sample is not None, "loss": loss, "time": at, "how": how, "calls": calls}
+        row = {"step": step, "sampled": sample is not None, "loss": loss, "time": at}
+        if sample is None:
+            return row | {"how": None, "calls": 0, "unmeasured": 0}
+        return row | {"how": sample.how[:TEXT], "calls": len(sample.measured), "unmeasured": sample.unmeasured}
 
 
 def head_rows(sample: StepSample) -> list[dict[str, Any]]:

@@ -84,7 +84,7 @@ METRICS = (
         "max",
         "max",
         "max",
-        "largest |q . k| of a visible key",
+        "largest |q . k| of a visible key before any scale, that of q and k included",
         scaled=False,
         after_bias=False,
     ),
@@ -100,6 +100,15 @@ METRICS = (
         "sum",
         "sum",
         "rows with a NaN or plus infinite logit, or with minus infinite ones alone",
+    ),
+    Metric(
+        "nonfinite_grads",
+        ("query_grad_nonfinite", "key_grad_nonfinite"),
+        "rows",
+        "sum",
+        "sum",
+        "sum",
+        "rows of dL/dq and of dL/dk that hold NaN or infinity",
     ),
     Metric("blind_rows", ("blind_rows",), "rows", "sum", "sum", "sum", "rows that see no key"),
     Metric(
@@ -141,7 +150,7 @@ def metrics_of(sample: StepSample) -> dict[str, float]:
         attention/calls 1.0
         attention/not_measured 0.0
     """
-    measured = [call for call in sample.calls if call.reason is None]
+    measured = sample.measured
     sites = {_label(call): {metric.name: _value(metric, call) for metric in METRICS} for call in measured}
     worst = {metric.name: _reduced(metric.worst, (site[metric.name] for site in sites.values())) for metric in METRICS}
     found = {
@@ -150,8 +159,7 @@ def metrics_of(sample: StepSample) -> dict[str, float]:
         for name, value in values.items()
         if value is not None
     }
-    unmeasured = len(sample.calls) - len(measured) + len(sample.not_measured)
-    return found | {f"{PREFIX}/calls": float(len(measured)), f"{PREFIX}/not_measured": float(unmeasured)}
+    return found | {f"{PREFIX}/calls": float(len(measured)), f"{PREFIX}/not_measured": float(sample.unmeasured)}
 
 
 def _label(call: CallSample) -> str:

@@ -17,14 +17,14 @@ from torch import Tensor
 
 from sqrtdk.monitor.samples import Alarm, CallTraits
 from sqrtdk.monitor.seen import SeenCall, SeenStep
-from sqrtdk.monitor.sums import MAXIMA, SUMS, HeadSums
+from sqrtdk.monitor.sums import MAXIMA, PRODUCTS, SUMS, HeadSums
 from sqrtdk.stats import RowStats
 from sqrtdk.tracing import CallRows
 
 _FIELDS = tuple(field.name for field in fields(RowStats))
 _ROWS = "row statistics"  # of every row, where the keys of a row lie on several ranks
 _BAD = ("query_nonfinite", "key_nonfinite")
-_EXTRA = ("max_product", "padding", *_BAD)
+_EXTRA = ("max_product", "padding", *_BAD, "stored_product")
 
 
 class Head(NamedTuple):
@@ -174,10 +174,11 @@ def _tensors(call: SeenCall, by_row: bool) -> dict[str, Tensor]:
     if not by_row:
         return {"sums": call.sums.sums, "maxima": call.sums.maxima, **call.sums.ordered}
     rows = {_ROWS: torch.cat([_lines(one.rows) for one in call.rows], -1)}
-    products = [one.max_product for one in call.rows if one.max_product is not None]
     paddings = [one.padding for one in call.rows if one.padding is not None]
-    if products:
-        rows["max_product"] = torch.stack([one.double() for one in products]).amax().reshape(1, 1)
+    for name in PRODUCTS:
+        products = [product for one in call.rows if (product := getattr(one, name)) is not None]
+        if products and len(products) == len(call.rows):
+            rows[name] = torch.stack([one.double() for one in products]).amax().reshape(1, 1)
     if paddings:
         rows["padding"] = torch.stack(paddings).sum().reshape(1, 1)
     for name in _BAD:

@@ -25,7 +25,7 @@ from sqrtdk.monitor.shards import Axis, together
 
 Answer = TypeVar("Answer")
 Shards = str | Mapping[str, str]
-SHARDS = ("rows", "heads", "keys", "stages", "same", "alone")
+SHARDS = ("rows", "summed", "heads", "keys", "stages", "same", "alone")
 # The axes of a DeviceMesh by the names that torchtitan and torch's examples give them.
 MESH_AXES: Mapping[str, str] = {
     **dict.fromkeys(("dp", "ddp", "fsdp", "hsdp", "dp_replicate", "dp_shard", "replicate", "shard", "batch"), "rows"),
@@ -136,10 +136,12 @@ def ranks_of(group: Any = None, shards: Shards | None = None) -> Ranks | None:
     Args:
         group: a process group, a DeviceMesh over all processes, or None: all processes, where torch.distributed runs.
         shards: what the ranks of a group share: "rows" (each has its own batch, or its own part of each sequence: data
-            parallel, sharded, ring attention), "heads" (tensor parallel, in order), "keys" (each has a part of the keys
-            of every row; the statistics of each row are sent, so that `rows` should be small), "stages" (layers),
-            "same" (all do the same), "alone" (each is watched for itself). Of a DeviceMesh, such a word for each of its
-            axes whose name is not in `MESH_AXES`, or stands for something else.
+            parallel, sharded, ring attention), "summed" (the same, where gradients are summed and the loss of a rank is
+            its part of the whole one, a sum over its tokens over the tokens of all ranks), "heads" (tensor parallel, in
+            order), "keys" (each has a part of the keys of every row; the statistics of each row are sent, so that
+            `rows` should be small), "stages" (layers), "same" (all do the same), "alone" (each is watched for itself).
+            Of a DeviceMesh, such a word for each of its axes whose name is not in `MESH_AXES`, or stands for something
+            else.
 
     Raises:
         InvalidValueError: a word that is none of these, an axis without one, or a mesh over some processes only.

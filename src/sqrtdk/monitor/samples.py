@@ -8,6 +8,7 @@ from dataclasses import dataclass
 AS_IS = "as is"  # the step ran what all steps run
 EAGER = "eager"  # what is compiled ran its Python code
 NOT_MEASURED = "not measured: "
+UNMEASURED = "unmeasured"  # the alarm that says what was not measured, and why
 
 
 def not_measured(reason: str) -> str:
@@ -25,6 +26,7 @@ class CallTraits:
         factors: as above.
         fixed_scale: as above.
         norm_size: as `audit.norms` has it.
+        dtype: of q at the product.
     """
 
     logits_dtype: str = ""
@@ -32,6 +34,7 @@ class CallTraits:
     factors: tuple[str, ...] = ()
     fixed_scale: bool = True
     norm_size: int = 0
+    dtype: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class CallSample:
         factors: of the scale, where each one acts and what it is, without its value.
         fixed_scale: none of them is learned, or computed from the data or for each row.
         norm_sigma: standard deviation that the scale gives to logits of normalised q and k; 0 where nothing sets it.
+        dtype: of q at the product, "float16".
     """
 
     site: str
@@ -65,6 +69,7 @@ class CallSample:
     factors: tuple[str, ...] = ()
     fixed_scale: bool = True
     norm_sigma: float = 0.0
+    dtype: str = ""
 
     @property
     def name(self) -> str:
@@ -85,8 +90,9 @@ class StepSample:
         step: from 1 on.
         calls: one for every attention, in the order of running.
         how: `AS_IS`, `EAGER`, or `NOT_MEASURED` with the reason.
-        not_measured: what could not be measured, and why.
+        not_measured: what could not be measured besides, and why.
         loss: that `step()` was told; None: none.
+        scaled: a GradScaler multiplies the loss, and skips a step whose gradients are not finite.
     """
 
     step: int
@@ -94,6 +100,23 @@ class StepSample:
     how: str = AS_IS
     not_measured: tuple[str, ...] = ()
     loss: float | None = None
+    scaled: bool = False
+
+    @property
+    def measured(self) -> tuple[CallSample, ...]:
+        """The attentions that have statistics."""
+        return tuple(call for call in self.calls if call.reason is None)
+
+    @property
+    def unmeasured(self) -> int:
+        """How many attentions have none, and what could not be measured besides; a step of which nothing was is 1.
+
+        Example:
+            >>> StepSample(1, (), not_measured("no attention ran")).unmeasured, StepSample(1, ()).unmeasured
+            (1, 0)
+        """
+        missed = len(self.calls) - len(self.measured) + len(self.not_measured)
+        return max(missed, int(self.how.startswith(NOT_MEASURED)))
 
 
 @dataclass(frozen=True, slots=True)

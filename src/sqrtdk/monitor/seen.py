@@ -89,4 +89,5 @@ def _sample(call: SeenCall, columns: dict[str, list[float]]) -> CallSample:
         factors=known.factors,
         fixed_scale=known.fixed_scale,
         norm_sigma=norm_sigma(call.ratio, known.norm_size),
+        dtype=known.dtype,
     )

@@ -14,11 +14,11 @@ import torch
 
 from sqrtdk.monitor.samples import NOT_MEASURED, Alarm
 from sqrtdk.monitor.seen import UNMEASURED, SeenCall, SeenStep
-from sqrtdk.monitor.sums import MAXIMA, HeadSums, beside, head_sums, joined
+from sqrtdk.monitor.sums import MAXIMA, PRODUCTS, HeadSums, beside, head_sums, joined
 from sqrtdk.tracing import merge_rows
 
 Calls = Sequence[SeenCall | None]  # of the ranks along one axis; None: it has none
-_ORDER = ("stages", "rows", "same", "heads", "keys")  # the last one is joined first
+_ORDER = ("stages", "rows", "summed", "same", "heads", "keys")  # the last one is joined first
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,13 @@ def _same(calls: Calls) -> SeenCall | None:
     return next((call for call in calls if call is not None), None)
 
 
-_of: dict[str, Callable[[Calls], SeenCall | None]] = {"rows": _rows, "heads": _heads, "keys": _keys, "same": _same}
+_of: dict[str, Callable[[Calls], SeenCall | None]] = {
+    "rows": _rows,
+    "summed": _rows,
+    "heads": _heads,
+    "keys": _keys,
+    "same": _same,
+}
 
 
 def _joined(
@@ -135,11 +141,11 @@ def _joined(
 
 
 def _beside(sums: Sequence[HeadSums]) -> HeadSums:
-    """The heads of all ranks; the largest product is one number of the call, that of all of them."""
+    """The heads of all ranks; the largest products are one number of the call, that of all of them."""
     found = beside(sums)
     maxima = found.maxima.clone()
-    line = maxima[MAXIMA.index("max_product")]
-    line.copy_(line.amax().expand_as(line))
+    lines = maxima[[MAXIMA.index(name) for name in PRODUCTS]]
+    maxima[[MAXIMA.index(name) for name in PRODUCTS]] = lines.amax(-1, keepdim=True).expand_as(lines)
     return replace(found, maxima=maxima)
 
 
@@ -149,12 +155,11 @@ def _merged(sums: Sequence[HeadSums]) -> HeadSums:
     Of the gradient of a row's q a rank knows a part only, and none is told.
     """
     rows, *ranks = sums
-    gradients = {name: one for name, one in joined(ranks).ordered.items() if name == "key_grad"}
-    return replace(rows, ordered={**rows.ordered, **gradients})
+    return rows.with_gradients(None, joined(ranks).ordered.get("key_grad"))
 
 
 def _weighed(call: SeenCall, share: float) -> SeenCall:
-    """With the gradients of the mean of the losses of the ranks that have rows of their own."""
+    """With the gradients of the mean of the losses of the ranks whose gradients are averaged."""
     if call.sums is None:
         return call
     ordered = {name: one * share if name.endswith("_grad") else one for name, one in call.sums.ordered.items()}

@@ -23,8 +23,10 @@ SUMS = (
     *("keys", "mean_logit", "variance", "entropy_nats", "effective_keys", "peak", "jacobian_norm"),  # over seeing
     *("entropy_fraction", "saturated"),  # over choices
     *("query_nonfinite", "key_nonfinite"),  # numbers of q and k of all heads; NaN where they are not known
+    *("query_grad_nonfinite", "key_grad_nonfinite"),  # rows; NaN where there are no gradients
 )
-MAXIMA = ("max_logit", "-min_logit", "max_abs_logit", "row_offset", "peak_max", "max_product")
+PRODUCTS = ("max_product", "stored_product")  # one number a call, the same for all of its heads
+MAXIMA = ("max_logit", "-min_logit", "max_abs_logit", "row_offset", "peak_max", *PRODUCTS)
 ORDERED = ("max_logit", "entropy_nats", "query_grad", "key_grad")  # whose quantiles over rows are told
 QUANTILES = (0.05, 0.50, 0.95)
 
@@ -35,7 +37,7 @@ class HeadSums:
 
     Attributes:
         sums: (len(SUMS), Hq) float64.
-        maxima: (len(MAXIMA), Hq) float64; -inf where there was nothing.
+        maxima: (len(MAXIMA), Hq) float64; -inf where there was nothing, NaN where it is not known.
         ordered: by name of `ORDERED`, (Hq, n) float32 of the rows that are counted, +inf at those that are not.
     """
 
@@ -50,12 +52,13 @@ class HeadSums:
             query: (Hq, n), of q; None where it is not known.
             key: (H, n), of k; each of its heads belongs to Hq / H heads of q.
         """
-        heads, ordered = self.sums.shape[-1], dict(self.ordered)
+        heads, ordered, sums = self.sums.shape[-1], dict(self.ordered), self.sums.clone()
         for name, gradient in (("query_grad", query), ("key_grad", key)):
             if gradient is not None and heads % gradient.shape[0] == 0:
                 every = gradient.float().repeat_interleave(heads // gradient.shape[0], 0)
                 ordered[name] = every.nan_to_num(nan=math.inf)
-        return HeadSums(self.sums, self.maxima, ordered)
+                sums[SUMS.index(f"{name}_nonfinite")] = (ordered[name] == math.inf).sum(-1)
+        return HeadSums(sums, self.maxima, ordered)
 
 
 def head_sums(call: CallRows) -> HeadSums:
@@ -84,16 +87,19 @@ def head_sums(call: CallRows) -> HeadSums:
     sums = [*(count.double() for count in counts), *map(total, means), *(total(value, choice) for value in of_choices)]
     for count in (call.query_nonfinite, call.key_nonfinite):
         sums.append(torch.full_like(sums[0], math.nan) if count is None else count.double().expand(heads))
+    sums += [torch.full_like(sums[0], math.nan)] * 2  # of the gradients, which come later
     size = torch.maximum(rows.max.abs(), rows.min.abs())
-    product = rows.n.new_full((heads,), -math.inf, dtype=torch.float64)
-    if call.max_product is not None:
-        product = call.max_product.double().nan_to_num(nan=math.inf).expand(heads)
+    unknown = rows.n.new_full((heads,), math.nan, dtype=torch.float64)  # a maximum with it is as unknown
+    products = [
+        unknown if product is None else product.double().nan_to_num(nan=math.inf).expand(heads)
+        for product in (call.max_product, call.stored_product)
+    ]
     maxima = [largest(rows.max), largest(-rows.min), largest(size), largest(rows.mean.abs()), largest(rows.peak)]
     ordered = {
         "max_logit": rows.max.masked_fill(~seeing, math.inf).float(),
         "entropy_nats": rows.entropy_nats.masked_fill(~seeing, math.inf).float(),
     }
-    return HeadSums(torch.stack(sums), torch.stack([*maxima, product]), ordered)
+    return HeadSums(torch.stack(sums), torch.stack([*maxima, *products]), ordered)
 
 
 def joined(parts: Sequence[HeadSums]) -> HeadSums:
@@ -141,8 +147,7 @@ def table(calls: Sequence[HeadSums]) -> list[dict[str, list[float]]]:
 
 def _columns(call: HeadSums) -> dict[str, Tensor]:
     sums, maxima = dict(zip(SUMS, call.sums, strict=True)), dict(zip(MAXIMA, call.maxima, strict=True))
-    counts = ("rows", "blind_rows", "nan_rows", "inf_rows", "query_nonfinite", "key_nonfinite")
-    found = {name: sums[name] for name in counts}
+    found = {name: sums[name] for name in SUMS if name.endswith(("rows", "nonfinite"))}
     for name in ("keys", "mean_logit", "entropy_nats", "effective_keys", "peak", "jacobian_norm"):
         found[name] = sums[name] / sums["seeing"]
     for name in ("entropy_fraction", "saturated"):

@@ -150,11 +150,11 @@ class Watch:
         found: list[Alarm] = []
         if error is None:
             found += idle.judge(self._steps, self._forwards.seen, self._step + 1)
-        found += (closing := self._sinks.close(self._step))
+        found += (closing := self._sinks.close(self._step if self._steps else self._step + 1))
         journal, self._journal = self._journal, None
         if journal is not None:
             try:
-                journal.close()
+                journal.close(found)
             except OutputError as unsaved:  # the run is over, and what it made is not to be lost for its records
                 found.append(unwritten(unsaved, self._step))
         self.alarms += found
@@ -228,7 +228,7 @@ class Watch:
             calls, how = seen.samples(), seen.how
         except Exception as error:
             calls, how = (), not_measured(kind_and_text(error))
-        sample = StepSample(self._step, calls, how, seen.missed, seen.loss)
+        sample = StepSample(self._step, calls, how, seen.missed, seen.loss, self._scaler is not None)
         holds = holding(tuple(self.samples), sample)
         self._worsening = any(alarm.severity in LOUD for alarm in holds)
         found = [*seen.alarms, *fresh(holds, self.alarms)]
@@ -277,10 +277,11 @@ def watch(
         group: where torch.distributed runs, the processes whose statistics are joined: a process group, a DeviceMesh
             over all of them, or None: all. Each of them watches its model with the same options, and calls `step()` as
             often. The first writes `to` and warns; an error, or a function of `on_alarm`, comes on each of them. The
-            gradients are those of the mean of the losses of ranks that have rows of their own, as DDP and FSDP take it,
-            and the loss of a sample is the mean of what the ranks told.
+            gradients are those of the mean of the losses of ranks that have rows of their own, as DDP and FSDP take it
+            ("summed": of the sum), and the loss of a sample is the mean of what the ranks told.
         shards: what the ranks of the group share, or for each axis of the mesh: "rows" (data parallel, FSDP; None),
-            "heads", "keys", "stages", "same", or "alone": nothing is joined. See `monitor.ranks`.
+            "summed" (the same with gradients that are summed), "heads", "keys", "stages", "same", or "alone": nothing
+            is joined. See `monitor.ranks`.
         sinks: loggers that get the metrics of each sample (`monitor.metrics`) and the alarms, on rank 0: names as
             "tensorboard:runs/tb" (`monitor.sinks.SINKS`), objects with write, alarm and close, functions of the step
             and its metrics. One that fails is told once, as an alarm, and the others go on.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,11 @@ import numpy as np
 
 from sqrtdk.lab.text import Text
 from sqrtdk.monitor.reading import Run
-from sqrtdk.monitor.samples import AS_IS, NOT_MEASURED, Alarm
+from sqrtdk.monitor.samples import AS_IS, NOT_MEASURED, UNMEASURED, Alarm
 
 SEVERITIES = ("note", "warn", "fail", "critical")  # ascending
 FAIL_ON = ("note", "warn", "unmeasured", "fail", "critical", "never")
+MOST_NAMED = 5  # places of one reason
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -132,7 +133,7 @@ class Summary:
         loss_steps: (n,) int64, steps with a loss.
         losses: (n,) float64; NaN is what the loss was.
         sites: in the order of the first sample.
-        alarms: in order of step.
+        alarms: in order of step; those that something was not measured are in `missing`.
         missing: damaged parts, gaps, and whatever else was not measured.
         first_step: None: there is no step.
         last_step: None: there is no step.
@@ -160,9 +161,14 @@ class Summary:
         return {severity: found[severity] for severity in reversed(SEVERITIES)}
 
     def exit_code(self, fail_on: str) -> int:
-        """1 where an alarm is at `fail_on` or above; at "unmeasured" also where something is missing."""
+        """1 where an alarm is at `fail_on` or above; at "unmeasured" also where something is missing.
+
+        What the watch itself noted as not measured counts at "note", as every note does.
+        """
         if fail_on == "never":
             return 0
+        if fail_on == "note" and any(entry.kind == UNMEASURED for entry in self.missing):
+            return 1
         if fail_on == "unmeasured":
             return int(bool(self.missing)) or self.exit_code("fail")
         bar = SEVERITIES.index(fail_on)
@@ -191,7 +197,7 @@ def summarise(run: Run) -> Summary:
     told = ~np.array(run.steps["loss"].is_null().to_pylist(), dtype=bool)  # NaN is a loss, and bad news
     how = Counter((text or AS_IS) for text, is_one in zip(run.steps["how"].to_pylist(), sampled, strict=True) if is_one)
     sites = tuple(_sites(run))
-    alarms = [{**row, "text": row["text"] or ""} for row in run.alarms.to_pylist()]
+    alarms = sorted((Alarm(**row) for row in run.alarms.to_pylist()), key=lambda alarm: alarm.step)
     return Summary(
         name=str(run.folder),
         model=run.model,
@@ -203,8 +209,8 @@ def summarise(run: Run) -> Summary:
         loss_steps=steps[told],
         losses=losses[told],
         sites=sites,
-        alarms=tuple(sorted((Alarm(**row) for row in alarms), key=lambda alarm: alarm.step)),
-        missing=tuple(_missing(run, sites, steps[sampled], len(steps) - int(told.sum()))),
+        alarms=tuple(alarm for alarm in alarms if alarm.name != UNMEASURED),
+        missing=(*_missing(run, sites, steps[sampled], len(steps) - int(told.sum())), *_noted(alarms, how)),
         first_step=int(steps[0]) if len(steps) else None,
         last_step=int(steps[-1]) if len(steps) else None,
     )
@@ -256,8 +262,8 @@ def _missing(run: Run, sites: tuple[Site, ...], samples: Array, no_loss: int) ->
         if row["how"] and row["how"].startswith(NOT_MEASURED):
             reasons[row["how"].removeprefix(NOT_MEASURED)].append(step)
             failed.add(step)
-        elif row["sampled"] and row["calls"] > with_rows[step]:
-            without.append((step, row["calls"] - with_rows[step]))
+        elif number := row["unmeasured"] + max(0, row["calls"] - with_rows[step]):
+            without.append((step, number))
     for reason, steps in reasons.items():
         yield Missing("steps", "", len(steps), steps[0], steps[-1], reason)
     if without:
@@ -272,6 +278,23 @@ def _missing(run: Run, sites: tuple[Site, ...], samples: Array, no_loss: int) ->
     yield from _unread(sites)
     if no_loss:
         yield Missing("loss", "", no_loss)
+
+
+def _noted(alarms: Sequence[Alarm], how: Iterable[str]) -> Iterator[Missing]:
+    """What the watch noted as not measured, places with one reason together; that of whole steps is told with them."""
+    told = {text.removeprefix(NOT_MEASURED) for text in how}
+    places: dict[str, dict[str, None]] = defaultdict(dict)
+    steps: dict[str, list[int]] = defaultdict(list)
+    for alarm in alarms:
+        if alarm.name == UNMEASURED and alarm.text not in told:
+            place, colon, reason = alarm.text.partition(": ")
+            reason, place = (reason, place) if colon else (alarm.text, "(run)")
+            places[reason][place] = None
+            steps[reason].append(alarm.step)
+    for reason, named in places.items():
+        more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+        what = ", ".join(list(named)[:MOST_NAMED]) + more
+        yield Missing(UNMEASURED, what, len(named), steps[reason][0], steps[reason][-1], reason)
 
 
 def _unread(sites: tuple[Site, ...]) -> Iterator[Missing]:

@@ -59,7 +59,11 @@ MISSING = {
     "steps": Text(
         "sampled steps that were not measured: {count}{steps}: {reason}", "{count} 个采样步未能测量{steps}：{reason}"
     ),
-    "calls": Text("attention calls without statistics: {count}{steps}", "{count} 次注意力调用没有统计量{steps}"),
+    "calls": Text(
+        "attentions without statistics, and what else samples lack: {count}{steps}",
+        "没有统计量的注意力及采样中其他未测量之处，共 {count} 项{steps}",
+    ),
+    "unmeasured": Text("{what}: {reason}{steps}", "{what}：{reason}{steps}"),
     "absent": Text("{what}: samples that it is not in: {count}{steps}", "{what} 在 {count} 个采样中缺失{steps}"),
     "blind_rows": Text(
         "{what}: rows that saw no key, and are in no statistic: {count}", "{what}：{count} 行看不到任何键，不计入统计"

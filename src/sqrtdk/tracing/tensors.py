@@ -138,11 +138,12 @@ class CallRows:
 
     Attributes:
         rows: (Hq, N), the rows of a head over batch and positions.
-        max_product: (), the largest |q . k| before any scale; None where it was not measured.
+        max_product: (), the largest |q . k| of a visible key before any scale; None where it was not measured.
         of: rows a head that the call has, of which `rows` may be a sample.
         padding: (), how many of `rows` are padding that a nested batch does not have; None: none.
         query_nonfinite: (), how many numbers of q are NaN or infinite; None where q is not known.
         key_nonfinite: (), of k.
+        stored_product: (), the largest |q . k| of any key as the code stored it; None of a kernel that stores none.
     """
 
     rows: RowStats
@@ -151,3 +152,4 @@ class CallRows:
     padding: Tensor | None = None
     query_nonfinite: Tensor | None = None
     key_nonfinite: Tensor | None = None
+    stored_product: Tensor | None = None

@@ -5,6 +5,7 @@ A judge says what holds of the newest sample; that it is told once, and again on
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,11 +21,13 @@ from sqrtdk.monitor.alarms import (
     max_logit,
     nonfinite,
     saturation,
+    unmeasured,
 )
 from sqrtdk.monitor.samples import Alarm, StepSample
 
 Judge = Callable[[Sequence[StepSample], StepSample], Iterable[Alarm]]
 Key = tuple[object, ...]
+_NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.:])")  # of a reason, not of a site or a rank: "0: 3 passes were left out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,7 @@ class Rule:
 
     Attributes:
         judge: what holds of the newest sample, given those before.
-        once: told once a level for each of these: "model", "attention" or "head".
+        once: told once a level for each of these: "model", "attention", "head" or "reason" (attention and text).
     """
 
     judge: Judge
@@ -52,6 +55,7 @@ ALARMS: Mapping[str, Rule] = {
     saturation.NAME: Rule(saturation.judge, "model"),
     collapsed.NAME: Rule(collapsed.judge, "head"),
     bf16_offset.NAME: Rule(bf16_offset.judge, "attention"),
+    unmeasured.NAME: Rule(unmeasured.judge, "reason"),
 }
 
 
@@ -103,4 +107,5 @@ def _key(alarm: Alarm) -> Key:
     once = "head" if rule is None else rule.once
     if once == "model":
         return (alarm.name,)
-    return (alarm.name, alarm.site, alarm.index, *((alarm.head,) if once == "head" else ()))
+    last = {"head": (alarm.head,), "reason": (_NUMBER.sub("#", alarm.text),)}
+    return (alarm.name, alarm.site, alarm.index, *last.get(once, ()))

@@ -1,9 +1,9 @@
 """The product q . k, where a run stores it before the softmax, leaves the range of float16 or comes near to it.
 
-Bars on the largest stored |q . k|: 65504, the largest finite float16 (fail where the logits are stored in float16, a
-warning elsewhere, where it would be infinite). Stored in float16 also a warning from 32768 on, the last binade before
-infinity, or where its growth (see `trend`) passes 65504 within the horizon, from four binades below on. A fused kernel
-stores no product.
+Bars on the largest |q . k| as it is stored, hidden keys and what q and k were multiplied by before it included: 65504,
+the largest finite float16 (fail where the logits are stored in float16, a warning elsewhere, where it would be
+infinite). Stored in float16 also a warning from 32768 on, the last binade before infinity, or where its growth (see
+`trend`) passes 65504 within the horizon, from four binades below on. A fused kernel stores no product.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def judge(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
     """At most one alarm for each attention."""
     for call in now.calls:
         value, half = _product(call), call.logits_dtype == "float16"
-        if not call.stored or not value > (NEAR if half else FP16_MAX):
+        if not value > (NEAR if half else FP16_MAX):
             continue
         severity, bar = "warn", FP16_MAX
         if value > FP16_MAX:
@@ -46,5 +46,5 @@ def judge(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
 
 
 def _product(call: CallSample) -> float:
-    """The largest |q . k|; infinite where one of them is."""
-    return max((value for value in call.columns.get("max_product", ()) if not math.isnan(value)), default=-math.inf)
+    """The largest stored |q . k|; infinite where one of them is."""
+    return max((value for value in call.columns.get("stored_product", ()) if not math.isnan(value)), default=-math.inf)

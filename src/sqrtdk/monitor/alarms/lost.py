@@ -1,7 +1,7 @@
 """What a watch no longer sees: no attention in a sampled step, a site of the first sample, statistics of a site.
 
-Bar: 0. A site is told at the second sample without it: a layer that is dropped at random is missing now and then. A
-site whose statistics never were measured is a note with the reason: it was never watched.
+Bar: 0. A site is told at the second sample without it: a layer that is dropped at random is missing now and then. Why
+something is not measured, now or ever, is a note of its own: `unmeasured`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ def judge(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
             text = f"{site or 'the model'}: no attention was seen at step {now.step}, there was one at {start.step}"
             yield Alarm(NAME, "warn", now.step, text, SOURCE, site)
     for call in now.calls:
-        if call.reason is None:
-            continue
         first = first_of(before, call)
-        had = first is not None and first.reason is None
-        text = f"{call.name}: not measured at step {now.step}: {call.reason}"
-        yield Alarm(NAME, "warn" if had else "note", now.step, text, SOURCE, call.site, call.index)
+        if call.reason is not None and first is not None and first.reason is None:
+            text = f"{call.name}: not measured any more at step {now.step}: {call.reason}"
+            yield Alarm(NAME, "warn", now.step, text, SOURCE, call.site, call.index)

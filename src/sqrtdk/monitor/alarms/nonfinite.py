@@ -1,6 +1,8 @@
-"""Logits that are not finite: the first attention in the order of running, and which tensor had it first.
+"""Numbers that are not finite: the first tensor in the order of running, and the attention that it is of.
 
-Bar: 0 rows. Later attentions have it from the first one, so that one is told.
+Bar: 0. The order is that of the step: q and k, then the logits, of one attention after the other; the loss; dL/dq and
+dL/dk, of the last attention first. What comes later has it from the first one, so that one is told. Gradients alone are
+a note where a GradScaler runs or q is in float16: such a step is part of how the loss scale is found, and is skipped.
 """
 
 from __future__ import annotations
@@ -12,22 +14,66 @@ from sqrtdk.audit.rules.nonfinite import SOURCE
 from sqrtdk.monitor.samples import Alarm, CallSample, StepSample
 
 NAME = "nonfinite"
+GRADIENTS = {"query_grad_nonfinite": "rows of dL/dq", "key_grad_nonfinite": "keys of dL/dk"}
 
 
 def judge(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
-    """At most one alarm, at the first attention with such rows."""
+    """At most one alarm."""
+    found = _forward(now) or _loss(now) or _backward(now)
+    if found is not None:
+        yield found
+
+
+def _forward(now: StepSample) -> Alarm | None:
+    """The first attention with rows of logits that are not finite, or with such a q in rows that were not measured."""
     for call in now.calls:
         counts = [sum(pair) for pair in zip(_column(call, "nan_rows"), _column(call, "inf_rows"), strict=True)]
-        if not any(counts):
+        queries = max(_column(call, "query_nonfinite"), default=0.0)
+        if any(counts):
+            head = next(head for head, count in enumerate(counts) if count)
+            minus = "" if any(_column(call, "nan_rows")) else "minus "
+            text = (
+                f"{call.name}: {sum(counts):.0f} of {sum(_column(call, 'rows')):.0f} rows of logits hold NaN or {minus}"
+                f"infinity at step {now.step}, first in head {head}; {_blame(call)}"
+            )
+            return Alarm(NAME, "critical", now.step, text, SOURCE, call.site, call.index, head, sum(counts), 0.0)
+        if queries > 0 and not any(_column(call, "blind_rows")):  # a row that sees no key may hold anything
+            text = (
+                f"{call.name}: {queries:.0f} numbers of q are NaN or infinite at step {now.step}, in rows that rows= "
+                "leaves out"
+            )
+            return Alarm(NAME, "critical", now.step, text, SOURCE, call.site, call.index, None, queries, 0.0)
+    return None
+
+
+def _loss(now: StepSample) -> Alarm | None:
+    if now.loss is None or math.isfinite(now.loss):
+        return None
+    where = (
+        "q, k and logits of every attention that was measured are finite" if now.measured else "nothing was measured"
+    )
+    text = f"the loss is {now.loss} at step {now.step}; {where}"
+    return Alarm(NAME, "critical", now.step, text, SOURCE, value=now.loss, bar=0.0)
+
+
+def _backward(now: StepSample) -> Alarm | None:
+    """The last attention with gradients that are not finite: the backward pass comes to it first."""
+    for call in reversed(now.calls):
+        counts = {name: sum(value for value in _column(call, name) if value > 0) for name in GRADIENTS}
+        if not any(counts.values()):
             continue
-        head = next(head for head, count in enumerate(counts) if count)
-        minus = "" if any(_column(call, "nan_rows")) else "minus "
+        name = next(name for name in GRADIENTS if counts[name])
+        head = next(head for head, value in enumerate(_column(call, name)) if value > 0)
+        known = " and ".join(f"{counts[name]:.0f} {what}" for name, what in GRADIENTS.items() if counts[name])
+        searching = now.scaled or call.dtype == "float16"
         text = (
-            f"{call.name}: {sum(counts):.0f} of {sum(_column(call, 'rows')):.0f} rows of logits hold NaN or {minus}"
-            f"infinity at step {now.step}, first in head {head}; {_blame(call)}"
+            f"{call.name}: {known} hold NaN or infinity at step {now.step}, first in head {head}; "
+            f"{'the forward pass is finite' if now.loss is None else 'the forward pass and the loss are finite'}"
+            f"{', so it may be the loss scale, and a scaler skips the step' if searching else ''}"
         )
-        yield Alarm(NAME, "critical", now.step, text, SOURCE, call.site, call.index, head, sum(counts), 0.0)
-        return
+        severity = "note" if searching else "critical"
+        return Alarm(NAME, severity, now.step, text, SOURCE, call.site, call.index, head, counts[name], 0.0)
+    return None
 
 
 def _column(call: CallSample, name: str) -> Sequence[float]:

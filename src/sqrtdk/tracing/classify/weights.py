@@ -270,4 +270,6 @@ def _axes(weights: Node, weighing: Weighing) -> set[int] | None:
             place = replay(node, place) if node.op in ops.VIEWS else place
     except (RuntimeError, IndexError):
         return None
+    for axis, stride in enumerate(place.stride()):  # along a stride of 0 nothing can differ
+        place = place.narrow(axis, 0, 1) if stride == 0 and place.shape[axis] else place
     return {axis for axis in range(place.dim()) if bool((place != place.narrow(axis, 0, 1)).any())}

@@ -48,12 +48,13 @@ def finish(
         measure_stats: measure the statistics.
         measure_slope: read the scale from the numbers as well.
         tokens: which rows and keys are no padding, where that is known.
-        rows: measure those of a sequence one by one, in place of the statistics.
+        rows: measure those of a sequence one by one, in place of the statistics, of what the mask hides, and of the
+            size of the output.
 
     Returns:
         The record, and the statistics of its rows, where these were asked for and could be measured.
     """
-    sight = look(reading)
+    sight = look(reading, counts=rows is None)
     softmax_at, product_at = _places(reading)
     if reading.without_data and sight.mask is not None:
         # what the logits hide already can't be told from what the weights lose
@@ -120,7 +121,7 @@ def finish(
         dropout=reading.dropout,
         future_weight=stats.future_weight if stats is not None else None,
         max_product=stats.max_product if stats is not None else None,
-        output_rms=_root_mean_square(reading.output),
+        output_rms=_root_mean_square(reading.output) if rows is None else None,
         unknown=unknown,
         stats=stats.heads if stats is not None else None,
         stats_reason=no_stats,

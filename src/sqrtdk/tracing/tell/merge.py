@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from sqrtdk.stats._partial import FIELDS, RowStats
 from sqrtdk.tracing.records import AttentionCall, KeyBlock, Mask, Stage
@@ -50,13 +51,24 @@ def merge_rows(blocks: Sequence[CallRows | None]) -> CallRows | None:
     known = [block for block in blocks if block is not None]
     if len(known) < len(blocks) or len({(block.of, block.rows.n.shape) for block in known}) > 1:
         return None
-    products = [block.max_product for block in known if block.max_product is not None]
     rows = RowStats(*(torch.stack([getattr(block.rows, name) for block in known]) for name in FIELDS)).merged(0)
-    largest = torch.stack(products).amax() if len(products) == len(known) else None
     keys = [block.key_nonfinite for block in known if block.key_nonfinite is not None]
     bad_keys = torch.stack(keys).sum() if len(keys) == len(known) else None
     first = known[0]  # every block has met the same q
-    return CallRows(rows, largest, first.of, first.padding, first.query_nonfinite, bad_keys)
+    return CallRows(
+        rows=rows,
+        max_product=_largest([block.max_product for block in known]),
+        of=first.of,
+        padding=first.padding,
+        query_nonfinite=first.query_nonfinite,
+        key_nonfinite=bad_keys,
+        stored_product=_largest([block.stored_product for block in known]),
+    )
+
+
+def _largest(products: Sequence[Tensor | None]) -> Tensor | None:
+    known = [product for product in products if product is not None]
+    return torch.stack(known).amax() if len(known) == len(products) else None
 
 
 def _sizes(call: AttentionCall) -> tuple[object, ...]:

@@ -40,9 +40,15 @@ class Sight:
     ahead: bool = False
 
 
-def look(reading: Reading) -> Sight:
-    """Name the masks of a reading, and count what they hide."""
-    sight = _look(reading)
+def look(reading: Reading, *, counts: bool = True) -> Sight:
+    """Name the masks of a reading, and count what they hide.
+
+    Args:
+        reading: the attention.
+        counts: of the mask: how many rows it leaves blind, how far they see, what weight hidden keys get. They cost
+            several passes over all pairs.
+    """
+    sight = _look(reading, counts)
     if reading.reordered or reading.axis != "positions":
         return _unordered(sight)
     causal = sight.mask is not None and sight.mask.kind in ("causal", "causal_lower_right")
@@ -58,7 +64,7 @@ def _unordered(sight: Sight) -> Sight:
     return replace(sight, steps=steps, mask=mask)
 
 
-def _look(reading: Reading) -> Sight:
+def _look(reading: Reading, counts: bool) -> Sight:
     steps, operands = reading.steps, reading.operands
     hides = {i: step for i, step in enumerate(steps) if isinstance(step, Hide)}
     if reading.fault is not None:
@@ -84,8 +90,11 @@ def _look(reading: Reading) -> Sight:
     if not masks:
         return Sight(steps)
     visible = functools.reduce(torch.Tensor.__and__, masks.values())
+    named = {i: names[i] or "mask" for i in masks}
+    if not counts:
+        return Sight(steps, _bare(reading, hides, named, visible), visible)
     seen = _with_own_keys(visible, {i: (hides[i].fill, mask) for i, mask in masks.items()})
-    return Sight(steps, _mask(reading, hides, {i: names[i] or "mask" for i in masks}, seen), visible)
+    return Sight(steps, _mask(reading, hides, named, seen), visible)
 
 
 def _with_own_keys(visible: Tensor, masks: Mapping[int, tuple[float | None, Tensor]]) -> Tensor:
@@ -135,10 +144,21 @@ def visible_by(hide: Hide, reading: Reading) -> Tensor | None:
     return distinct(operands.at_logits(hide.visible))
 
 
+def _bare(reading: Reading, hides: Mapping[int, Hide], names: Mapping[int, str], visible: Tensor) -> Mask:
+    """What hides keys, without what came of it."""
+    first, hide = next(iter(hides.items()))
+    return Mask(
+        kind=next(iter(names.values())) if len(set(names.values())) == 1 else pattern(visible) or "mask",
+        form=hide.form,
+        fill=hide.fill,
+        scaled_by=scaled_by(reading.steps, first),
+    )
+
+
 def _mask(reading: Reading, hides: Mapping[int, Hide], names: Mapping[int, str], visible: Tensor) -> Mask:
     """Counts over (batch, head, row), also where the mask was given once for several of them."""
     layout, operands = reading.layout, reading.operands
-    first, hide = next(iter(hides.items()))
+    hide = next(iter(hides.values()))
     whole = visible.expand(*visible.shape[:-2], layout.rows, layout.columns)
     seeing = visible.any(-1).expand(whole.shape[:-1])
     unseeing = ~seeing
@@ -155,14 +175,11 @@ def _mask(reading: Reading, hides: Mapping[int, Hide], names: Mapping[int, str],
             weight = max(weight, _hidden_weight(met, visible, seeing) or 0.0)
     elif isinstance(operands, Vectors) and operands.exact and all(hides[i].fill == -math.inf for i in names):
         weight = 0.0
-    return Mask(
-        kind=next(iter(names.values())) if len(set(names.values())) == 1 else pattern(visible) or "mask",
-        form=hide.form,
+    return replace(
+        _bare(reading, hides, names, visible),
         blind_rows=blind,
         uniform_rows=blind if finite else 0,
         masked_weight=weight,
-        fill=hide.fill,
-        scaled_by=scaled_by(reading.steps, first),
         **reach(whole, matrices // max(math.prod(whole.shape[:-2]), 1)),
     )
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from sqrtdk.stats import (
+    AttentionRows,
     CallStats,
     HeadStats,
     LogitSource,
@@ -18,7 +21,8 @@ from sqrtdk.stats import (
     product_source,
 )
 from sqrtdk.tracing.read.reading import Edges, Logits, Reading, Vectors
-from sqrtdk.tracing.steps import Bias, Offset, scaled_by
+from sqrtdk.tracing.records import Factor
+from sqrtdk.tracing.steps import Bias, Hide, Offset, Scale, scaled_by
 from sqrtdk.tracing.tell.sight import Sight
 from sqrtdk.tracing.tensors import CallRows
 
@@ -44,34 +48,95 @@ def measure(reading: Reading, sight: Sight) -> CallStats:
 
 def measure_rows(reading: Reading, sight: Sight, most: int | None) -> CallRows:
     """The statistics of each row, of at most `most` rows a sequence, evenly spread; nothing leaves the device."""
-    source, operands = _source(reading, sight), reading.operands
+    operands, rows = reading.operands, None
     exists = operands.exists if isinstance(operands, Vectors) else None
-    of = source.shape[0] * source.shape[2]
-    if most is not None and most < source.shape[2]:
-        chosen = torch.linspace(0, source.shape[2] - 1, most, device=source.device).round().long()
-        source = source.sample(slice(None), chosen)
-        exists = None if exists is None else exists[:, :, chosen]
+    if isinstance(operands, Logits):
+        length = reading.layout.rows
+        rows = _evenly(length, most, operands.values.device)
+        source: LogitSource | ProductSource = _of_logits(operands, sight, rows)
+        of = source.shape[0] * length
+    else:
+        source = _source(reading, sight)
+        length = source.shape[2]
+        of = source.shape[0] * length
+        rows = _evenly(length, most, source.device)
+        source = source if rows is None else source.sample(slice(None), rows)
+    if exists is not None and rows is not None:
+        exists = exists[:, :, rows]
     found = call_rows(source)
-    largest = found.max_product.amax() if found.max_product is not None and found.max_product.numel() else None
     return CallRows(
         rows=found.rows.map(lambda field: field.transpose(0, 1).flatten(1)),
-        max_product=_stored(operands) if isinstance(operands, Logits) else largest,
+        max_product=_unscaled(reading, found),
         of=of,
         padding=None if exists is None else (~exists).sum(),
         query_nonfinite=_nonfinite(operands.query if isinstance(operands, Vectors) else reading.query.basis),
         key_nonfinite=_nonfinite(operands.key if isinstance(operands, Vectors) else reading.key.basis),
+        stored_product=_stored(operands) if isinstance(operands, Logits) else None,
     )
+
+
+def _evenly(length: int, most: int | None, device: torch.device) -> Tensor | None:
+    """Which rows are measured, evenly spread, the first and the last included; None: all of them."""
+    if most is None or most >= length:
+        return None
+    return torch.linspace(0, length - 1, most, device=device).round().long()
+
+
+def _unscaled(reading: Reading, found: AttentionRows) -> Tensor | None:
+    """The largest |q . k| of a visible key before any scale, that of q and k included; None where it is not known.
+
+    Of logits it is known where nothing but factors and masks lies between: largest |logit| / factors. What the product
+    stored has hidden keys in it.
+    """
+    operands, heads = reading.operands, reading.layout.heads
+    if reading.score is not None or reading.distance is not None or isinstance(operands, Edges):
+        return None
+    if reading.query.unknown or reading.key.unknown:
+        return None
+    factors = [*reading.query.factors, *reading.key.factors]
+    on_logits = [step.factor for step in reading.steps if isinstance(step, Scale)]
+    if isinstance(operands, Logits):
+        if not all(isinstance(step, Scale | Hide | Offset) for step in reading.steps):
+            return None
+        offsets = [step for step in reading.steps if isinstance(step, Offset)]
+        if any(step.addend is None for step in offsets) or (offsets and not operands.axes.followed):
+            return None
+        rows = found.rows
+        largest = torch.maximum(rows.max.abs(), rows.min.abs()).masked_fill(rows.n == 0, 0.0)
+        factors += on_logits
+    elif isinstance(operands, Vectors) and found.max_product is not None:
+        largest = found.max_product
+        if not isinstance(operands.scale, Tensor):  # what is told as one scale may have been put on q and k in parts
+            largest, factors = largest * abs(operands.scale), factors + on_logits
+    else:
+        return None
+    scale = _each_head(factors, heads)
+    if scale is None or not largest.numel():
+        return None
+    return (largest / torch.tensor(scale, dtype=largest.dtype, device=largest.device)[:, None]).amax()
+
+
+def _each_head(factors: Iterable[Factor], heads: int) -> list[float] | None:
+    """|the product of factors| of each head; None where one is not known, or is 0."""
+    found = [1.0] * heads
+    for factor in factors:
+        values = factor.per_head or (factor.value,)
+        if any(value is None for value in values) or len(values) not in (1, heads):
+            return None
+        each = [abs(value) for value in values if value is not None]
+        found = [so_far * each[head % len(each)] for head, so_far in enumerate(found)]
+    return found if all(0.0 < scale < math.inf for scale in found) else None
 
 
 def _nonfinite(vector: Tensor | None) -> Tensor | None:
     """How many numbers of q, or of k, are NaN or infinite; None where that can't be told."""
     if vector is None or vector.is_meta or vector.is_nested or vector.dtype.itemsize == 1:
         return None
-    return (~vector.isfinite()).sum()
+    return torch.count_nonzero(vector.detach() - vector.detach())  # NaN but for finite numbers, and no 0
 
 
 def _stored(operands: Logits) -> Tensor | None:
-    """The largest |q . k| as the product stored it."""
+    """The largest |q . k| of any key as the product stored it, factors that act before it included."""
     product = operands.product.product
     return None if product is None else product.largest
 
@@ -84,13 +149,18 @@ def _source(reading: Reading, sight: Sight) -> LogitSource | ProductSource:
     return _of_logits(operands, sight) if isinstance(operands, Logits) else _of_vectors(operands, sight)
 
 
-def _of_logits(operands: Logits, sight: Sight) -> LogitSource:
-    whole = operands.arrange(operands.values)
+def _of_logits(operands: Logits, sight: Sight, rows: Tensor | None = None) -> LogitSource:
+    """Of some rows: what is done to the logits is done to theirs alone."""
+
+    def chosen(tensor: Tensor) -> Tensor:
+        return tensor if rows is None or tensor.shape[-2] == 1 else tensor.index_select(-2, rows)
+
+    whole = chosen(operands.arrange(operands.values))
     # The softmax does not see a row's own maximum, a largest logit does: it is put back.
     for i, step in enumerate(sight.steps):
         if isinstance(step, Offset) and step.addend is not None and operands.axes.followed:
-            whole = whole - operands.at_logits(step.addend) * (scaled_by(sight.steps, i) or 1.0)
-    return logit_source(whole, sight.visible)
+            whole = whole - chosen(operands.at_logits(step.addend)) * (scaled_by(sight.steps, i) or 1.0)
+    return logit_source(whole, None if sight.visible is None else chosen(sight.visible))
 
 
 def _of_edges(operands: Edges, sight: Sight) -> LogitSource:
