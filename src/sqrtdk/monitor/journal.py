@@ -56,7 +56,7 @@ class Journal:
                 self.flush()
             except OutputError as error:  # a full disk is no reason to end a training run
                 if not self._failing:
-                    self._alarms.append(alarm := unwritten(error, self._steps[-1][0]))
+                    self._alarms.append(alarm := unwritten(error, step))
                     self._untold.append(alarm)
                 self._failing = True
         self._steps.append((step, loss, time.time()))
