@@ -115,6 +115,30 @@ def follow(folder: str | Path, *, every_s: float = 1.0) -> Iterator[Run]:
             time.sleep(every_s)
 
 
+def growing(folder: str | Path, *, every_s: float = 1.0) -> Iterator[Run]:
+    """The whole run, as `read_run` would read it, now and each time that there is more; it never ends.
+
+    A part is read once: what it had is kept, also where parts are merged or a later attempt replaces their steps.
+
+    Args:
+        folder: as for `read_run`.
+        every_s: seconds between two looks.
+
+    Raises:
+        RunFolderError: As `read_run`.
+        MissingExtraError: pyarrow is missing.
+    """
+    held: dict[Part, Tables | Damage] = {}
+    drawn: object = None
+    while True:
+        now = list_parts(Path(folder)), read_manifest(Path(folder))
+        if now == drawn:
+            time.sleep(every_s)
+            continue
+        drawn = now
+        yield _look(Path(folder), _Seen(), 0, MAX_STEP, held)[0]
+
+
 @dataclass(frozen=True, slots=True)
 class _Seen:
     """How far a reader has come: the last part, and what it was told of damage."""
@@ -128,9 +152,12 @@ class _Seen:
         return (part.attempt, part.last) <= (self.attempt, self.number)
 
 
-def _look(folder: Path, seen: _Seen, first_step: int, last_step: int) -> tuple[Run, _Seen]:
+def _look(
+    folder: Path, seen: _Seen, first_step: int, last_step: int, held: dict[Part, Tables | Damage] | None = None
+) -> tuple[Run, _Seen]:
+    """What is new since `seen`; `held` has the parts that were read before, and afterwards those that count."""
     arrow()
-    held: dict[Part, Tables | Damage] = {}
+    held = {} if held is None else held
     for trial in range(_TRIES):
         patient = trial < _TRIES - 1
         listing = list_parts(folder)
@@ -144,7 +171,10 @@ def _look(folder: Path, seen: _Seen, first_step: int, last_step: int) -> tuple[R
             for low, high in [_window(part, counted[part.attempt], seen, first_step, last_step)]
             if low <= high
         }
-        held = {part: content for part, content in held.items() if part in wanted}
+        merged = {part: _merged(part, held) for part in wanted if part not in held}
+        for part in [part for part in held if part not in wanted]:
+            del held[part]
+        held.update({part: tables for part, tables in merged.items() if tables is not None})
         if _load(folder, [part for part in wanted if part not in held], held, patient):
             break
         time.sleep(_PAUSE_S)
@@ -202,6 +232,16 @@ def _window(part: Part, counted: tuple[int, int], seen: _Seen, first_step: int, 
     """The steps of a part that are wanted; the first is greater than the last where none is."""
     new = seen.step + 1 if part.attempt == seen.attempt else 0
     return max(part.first_step, counted[0], first_step, new), min(part.last_step, counted[1], last_step)
+
+
+def _merged(whole: Part, held: dict[Part, Tables | Damage]) -> Tables | None:
+    """The tables of a part that others became; None where they are not all held."""
+    within = [part for part in held if part.attempt == whole.attempt and whole.first <= part.first <= whole.last]
+    within.sort(key=lambda part: part.first)
+    tables = [content for part in within if isinstance(content := held[part], Tables)]
+    ends = [whole.first, *(part.last + 1 for part in within)]
+    follow_on = [part.first for part in within] == ends[:-1] and ends[-1] == whole.last + 1
+    return joined(tables) if within and follow_on and len(tables) == len(within) else None
 
 
 def _load(folder: Path, parts: list[Part], held: dict[Part, Tables | Damage], patient: bool) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 
 from sqrtdk.report.plain import plain
 from sqrtdk.report.watch_statistics import NEWEST, STATISTICS, Array, badness
-from sqrtdk.report.watch_summary import SEVERITIES, Site, Summary
+from sqrtdk.report.watch_summary import SEVERITIES, Site, Summary, rank
 
 MOST_COLUMNS = 240  # samples of a site that are drawn next to each other
 MOST_CELLS = 600_000  # of all maps of a page
@@ -99,11 +99,6 @@ def alarms_shown(run: Summary) -> list[int]:
     """Which alarms are on the page: all, or the worst and among them the earliest ones."""
     order = sorted(range(len(run.alarms)), key=lambda at: (-rank(run.alarms[at].severity), at))
     return sorted(order[:MOST_ALARMS])
-
-
-def rank(severity: str) -> int:
-    """Place of a severity; one that is not known is a later version's, and no reason to say that all is well."""
-    return SEVERITIES.index(severity) if severity in SEVERITIES else len(SEVERITIES)
 
 
 def _run(run: Summary, a_column: int, a_point: int, block: Block) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from sqrtdk.lab.text import Text
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _PLAIN = Text("", "")
-_LOGITS = Text("logits", "logit")
+_LOGITS = Text("natural-log units", "自然对数单位")
 _NATS = Text("nats", "奈特")
 _KEYS = Text("keys", "键")
 _ROWS = Text("rows", "行")

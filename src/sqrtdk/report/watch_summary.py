@@ -140,6 +140,11 @@ class Summary:
         return int(any(a.severity not in SEVERITIES[:bar] for a in self.alarms))
 
 
+def rank(severity: str) -> int:
+    """Place of a severity; one that is not known is a later version's, and no reason to say that all is well."""
+    return SEVERITIES.index(severity) if severity in SEVERITIES else len(SEVERITIES)
+
+
 def summarise(run: Run) -> Summary:
     """Make the summary of a run that was read."""
     steps, sampled = _numbers(run.steps, "step"), np.array(run.steps["sampled"].to_pylist(), dtype=bool)

@@ -128,7 +128,9 @@ WORDS = {
         "In the trend of a single head each point is up to {k} samples, of which the worst value is shown.",
         "单个头的趋势中每个点最多含 {k} 个采样，显示其中最差的值。",
     ),
-    "nothing_recorded": Text("No attention is on record yet: there is nothing to draw.", "尚无注意力的记录：没有可画的内容。"),
+    "nothing_recorded": Text(
+        "No attention is on record yet: there is nothing to draw.", "尚无注意力的记录：没有可画的内容。"
+    ),
     "old_browser": Text(
         "This browser can't unpack the data of the page (it lacks DecompressionStream); the table below shows the "
         "newest values.",

@@ -95,7 +95,7 @@
   }
 
   // From a value to its place between 0 and 1: the same for all runs; logarithmic where positive values span much, with
-  // zeros below all others.
+  // zeros below all others, and where values of both signs do, linear near 0.
   function scaleOf(values, unit = "") {
     let [low, high, least] = [Infinity, -Infinity, Infinity];
     for (const value of values) if (Number.isFinite(value)) {
@@ -104,15 +104,18 @@
       if (value > 0) least = Math.min(least, value);
     }
     if (low > high) [low, high] = [0, 1];
-    const log = unit !== "%" && low >= 0 && high > 30 * least;
+    const log = (unit === "%" ? low > 0 : low >= 0) && high > 30 * least;
     const zero = log && low === 0;
     if (zero) low = least / 3;
+    const both = unit !== "%" && low < 0 && Math.max(-low, high) > 30;
+    const end = Math.asinh(high) - Math.asinh(low);
     const at = (value) => {
       if (!Number.isFinite(value)) return value > 0 ? 1 : 0;
       if (high === low) return 0.5;
+      if (both) return (Math.asinh(value) - Math.asinh(low)) / end;
       return log ? Math.max(0, Math.log(value / low) / Math.log(high / low)) : (value - low) / (high - low);
     };
-    return { low, high, log, zero, at };
+    return { low, high, log: log || both, both, zero, at };
   }
   const worstScale = Object.fromEntries(data.columns.map((name) => [
     name, scaleOf(runs.flatMap((run) => run.sites.flatMap((site) => site.worst[name].map((one) => one.value))), unitOf(name)),
@@ -133,6 +136,12 @@
     if (scale.high === scale.low) return [scale.low];
     if (!scale.log) return ticks(scale.low, scale.high, 3);
     const powers = [];
+    if (scale.both) {
+      for (let p = 6; p >= 0; p -= 1) powers.push(-(10 ** p));
+      powers.push(0);
+      for (let p = 0; p <= 6; p += 1) powers.push(10 ** p);
+      return powers.filter((one) => scale.low <= one && one <= scale.high && (one === 0 || Math.abs(one) >= Math.max(-scale.low, scale.high) / 300));
+    }
     for (let p = Math.ceil(Math.log10(scale.low)); p <= Math.log10(scale.high); p += 1) powers.push(10 ** p);
     const every = Math.ceil(powers.length / 4) || 1;
     const some = powers.filter((_, i) => i % every === 0);
@@ -258,7 +267,7 @@
     for (const [bar, words] of bars) if (bar > scale.low && bar < scale.high) {
       drawing.append(svg("line", { class: "bar-line", x1: left, x2: right, y1: y(bar), y2: y(bar) }));
       if (y(bar) > free) continue;
-      drawing.append(svg("text", { class: "bar-name", x: right, y: y(bar) - 3, "text-anchor": "end" }, `${show(bar, unit)} ${say(...words)}`));
+      drawing.append(svg("text", { class: "bar-name", x: left + 4, y: y(bar) - 3 }, `${show(bar, unit)} ${say(...words)}`));
       free = y(bar) - 12;
     }
   }
@@ -327,7 +336,7 @@
 
     const bottom = svg("svg", { width, height: TREND, role: "img", "aria-label": say("trend of the chosen head", "所选头的趋势") });
     const yTrend = (value) => TREND - 24 - trendScale.at(value) * (TREND - 48);
-    const heading = `${titleOf(name)} · ${shorter(siteSelect.value, 44)} · ${headName()}${trendScale.log ? say(", logarithmic", "，对数") : ""}`;
+    const heading = `${titleOf(name)} · ${shorter(siteSelect.value, Math.max(12, Math.floor((right - left) / 6.6) - titleOf(name).length - 24))} · ${headName()}${trendScale.log ? say(", logarithmic", "，对数") : ""}`;
     bottom.append(svg("text", { class: "title", x: left, y: 14 }, heading));
     axis(bottom, trendScale, yTrend, left, right, unit, BARS[name]);
     const one = series(run, name);
@@ -394,10 +403,7 @@
     document.querySelector(".head-name").textContent = headName();
   }
 
-  // Every statistic as a small map, drawn when it comes into view; its name chooses it.
-  const seen = new IntersectionObserver((entries) => {
-    for (const entry of entries) if (entry.isIntersecting) { seen.unobserve(entry.target); entry.target.drawMap(); }
-  }, { rootMargin: "600px" });
+  // Every statistic as a small map; its name chooses it.
   const figures = [];
   for (const name of data.columns) runs.forEach((run, place) => {
     if (!run.sites.length) return;
@@ -424,8 +430,10 @@
     figure.addEventListener("click", () => { statistic.value = name; drawAll(); byId("time").scrollIntoView(); });
     figures.push(figure);
   });
+  let round = 0; // one map a task: the page answers in between
   function drawMaps() {
-    for (const figure of figures) { figure.drawHead(); seen.unobserve(figure); seen.observe(figure); }
+    const mine = round += 1;
+    for (const figure of figures) { figure.drawHead(); setTimeout(() => { if (mine === round) figure.drawMap(); }); }
   }
 
   function heads() {
