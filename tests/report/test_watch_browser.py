@@ -87,7 +87,7 @@ def test_another_statistic_and_another_head_draw_another_trend(show: Opener) -> 
     assert page.locator(".panel .line-head").get_attribute("d") != other
     for name in STATISTICS:
         page.select_option("#statistic", name)
-        assert "NaN" not in page.locator("#panels").inner_html()
+        assert "NaN" not in page.locator("#panels").inner_html().replace("Rows with NaN", "")
         assert page.locator(".help:visible").count() == 1
 
 

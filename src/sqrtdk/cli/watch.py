@@ -34,7 +34,7 @@ def show(
     ] = "max_logit,entropy_fraction",
     follow: Annotated[
         bool,
-        typer.Option("--follow", "-f", help="Draw anew with each new part, until Ctrl-C; a terminal shows what fits."),
+        typer.Option("--follow", "-f", help="Draw anew with each new part, until Ctrl-C."),
     ] = False,
     json_: options.Json = False,
     output: options.Output = None,
@@ -62,7 +62,7 @@ def show(
 
         if follow:
             _follow(run, columns)
-            raise typer.Exit(0)
+            return
         summary = _read(run)
         if output is not None:
             _files.write_text(output, to_json(summary), force)

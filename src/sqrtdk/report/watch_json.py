@@ -25,8 +25,8 @@ def to_json(summary: Summary) -> str:
 def comparison_json(a: Summary, b: Summary, compared: Comparison) -> str:
     """Return two runs and what differs as one document.
 
-    `differences` are sorted: `typical` is the median over attentions of `apart`, the difference as a share of the larger
-    value; `a` and `b` are medians over the samples at `steps_a` and `steps_b` of the value of the worst head.
+    `differences` are sorted: `typical` is the median over attentions of `apart`, the difference as a share of the
+    larger value; `a` and `b` are medians over the samples at `steps_a` and `steps_b` of the value of the worst head.
     """
     differences = [
         {

@@ -1,6 +1,6 @@
 """The data that the page of a run draws with its own script, no larger than a browser likes.
 
-Numbers are float16 with a power of two for each series: 11 bits, which is three digits, over nine orders of magnitude.
+Numbers are float16 with a power of two for each series: three digits, and 0 for less than 1e-12 of the largest.
 They are one block, its high bytes before its low ones, deflated, in base64: about two bytes of the page each.
 """
 
@@ -103,13 +103,12 @@ def alarms_shown(run: Summary) -> list[int]:
 
 def _run(run: Summary, a_column: int, a_point: int, block: Block) -> dict[str, Any]:
     places = {(site.site, site.index): at for at, site in enumerate(run.sites)}
-    every = math.ceil(len(run.losses) / MOST_LOSSES) or 1
     return {
         "name": plain(run.name),
         "first": run.first_step,
         "last": run.last_step,
         "samples": run.samples.tolist() if a_column == 1 else None,
-        "loss": [run.loss_steps[::every].tolist(), [_short(value) for value in run.losses[::every].tolist()]],
+        "loss": _losses(run),
         "gaps": [
             [entry.first_step, entry.last_step]
             for entry in run.missing
@@ -128,6 +127,14 @@ def _run(run: Summary, a_column: int, a_point: int, block: Block) -> dict[str, A
         ],
         "sites": [_site(site, a_column, a_point, block) for site in run.sites],
     }
+
+
+def _losses(run: Summary) -> list[list[Any]]:
+    """Steps and losses; of those that share a place one that is not finite, or else the largest."""
+    every = math.ceil(len(run.losses) / MOST_LOSSES) or 1
+    bad = np.where(np.isfinite(run.losses), run.losses, math.inf)
+    places = [start + int(bad[start : start + every].argmax()) for start in range(0, len(bad), every)]
+    return [run.loss_steps[places].tolist(), [_short(value) for value in run.losses[places].tolist()]]
 
 
 def _site(site: Site, a_column: int, a_point: int, block: Block) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,8 +59,10 @@ def live_text(summary: Summary, columns: Sequence[str], lines: int, *, width: in
     while len(text) > lines and most > 1:
         most -= max(1, (len(text) - lines) // (2 * max(1, len(columns))))
         few = _Few(max(1, most), max(1, lines // 8))
-        text = drawn(lambda console, few=few: _whole(console, summary, columns, few), width, color).split("\n")
-    return f"{_HOME}{_TO_END_OF_LINE.join(line + chr(10) for line in text[: lines - 1])}{_TO_END}"
+        draw = functools.partial(_whole, summary=summary, columns=columns, few=few)
+        text = drawn(draw, width, color).split("\n")
+    shown = "".join(f"{line}{_TO_END_OF_LINE}\n" for line in text[: lines - 1])
+    return f"{_HOME}{shown}{_TO_END}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,19 +124,24 @@ def _differences(console: Console, compared: Comparison) -> None:
         why += "; no attention has the same name in both: they are matched in order"
     paragraph(console, Text.assemble(("what differs", "bold"), f"  worst heads, medians over {at}{why}"), 0)
     table = _table("statistic", "apart", f"over {APART:.0%}", "farthest apart at", "A", "B")
+    alike = [one.column for one in compared.differences if one.measured and not one.count]
+    unmeasured = [one.column for one in compared.differences if not one.measured]
     for one in compared.differences:
         pair = one.farthest
         name = Text(one.column, style="cyan")
-        if pair is None or one.typical is None:
-            table.add_row(name, "-", "-", Text("not measured in both", style="dim"), "-", "-")
+        if pair is None or one.typical is None or one.column in alike:
             continue
         differ = Text(f"{one.count} of {one.measured}", style="yellow" if one.count else "")
         apart = percent(one.typical) if math.isfinite(one.typical) else "inf"
         values = (_value(one.column, pair.a), _value(one.column, pair.b))
         table.add_row(name, Text(apart, style="bold"), differ, plain(pair.label), *values)
-    console.print(table)
-    text = "apart: median over attentions of the difference, as a share of the larger value; the largest is first"
-    paragraph(console, Text(text, style="dim"), 0)
+    if table.row_count:
+        console.print(table)
+        text = "apart: median over attentions of the difference, as a share of the larger value; the largest is first"
+        paragraph(console, Text(text, style="dim"), 0)
+    for words, names in ((f"nowhere over {APART:.0%}", alike), ("not measured in both", unmeasured)):
+        if names:
+            paragraph(console, Text(f"{words}: {', '.join(names)}"), 0)
 
 
 def sparkline(values: Sequence[float] | Array, width: int, low: float, high: float, *, log: bool = False) -> str:
@@ -234,9 +242,8 @@ def _alarms(console: Console, summary: Summary, few: _Few | None = None) -> None
         return
     counts = ", ".join(f"{number_of} {severity}" for severity, number_of in summary.counts.items() if number_of)
     console.print(Text.assemble(("alarms", "bold"), f"  {counts}"))
-    worst = sorted(range(len(summary.alarms)), key=lambda at: (rank(summary.alarms[at].severity), at))[
-        -(few.alarms if few else MOST_ALARMS) :
-    ]
+    worst = sorted(range(len(summary.alarms)), key=lambda at: (rank(summary.alarms[at].severity), at))
+    worst = worst[-(few.alarms if few else MOST_ALARMS) :]
     if left := len(summary.alarms) - len(worst):
         console.print(f"  the worst {len(worst)}, and of these the newest; {left} more: --json lists all")
     sources: set[str] = set()

@@ -163,15 +163,15 @@ WORDS = {
         "Compared are {k} samples of each run, the last ones of the steps that both went through: A at {a}, B at {b}. "
         "Of each attention the median over them of the worst head's value. The difference is a share of the larger "
         "value, and its median over the attentions says which statistic is listed first.",
-        "比较双方都经历过的训练步中最后的各 {k} 个采样：A 在第 {a} 步，B 在第 {b} 步。每处注意力取最差头的数值在这些采样上的"
-        "中位数。差异为占较大值的比例，各统计量按其在各处注意力上的中位数排序。",
+        "比较双方都经历过的训练步中最后的各 {k} 个采样：A 在第 {a} 步，B 在第 {b} 步。每处注意力取最差头的数值在"
+        "这些采样上的中位数。差异为占较大值的比例，各统计量按其在各处注意力上的中位数排序。",
     ),
     "differences_newest": Text(
         "The runs have no step in common, so the newest samples are compared, {k} of each: A at {a}, B at {b}. Of each "
         "attention the median over them of the worst head's value. The difference is a share of the larger value, and "
         "its median over the attentions says which statistic is listed first.",
-        "两次运行没有共同的训练步，因此比较各自最新的 {k} 个采样：A 在第 {a} 步，B 在第 {b} 步。每处注意力取最差头的数值在这些"
-        "采样上的中位数。差异为占较大值的比例，各统计量按其在各处注意力上的中位数排序。",
+        "两次运行没有共同的训练步，因此比较各自最新的 {k} 个采样：A 在第 {a} 步，B 在第 {b} 步。每处注意力取最差头的"
+        "数值在这些采样上的中位数。差异为占较大值的比例，各统计量按其在各处注意力上的中位数排序。",
     ),
     "by_order": Text(
         "No attention has the same name in both runs, but there are as many: the first of A stands beside the first of "
