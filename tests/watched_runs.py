@@ -139,5 +139,5 @@ def alarms_of(start: int) -> list[dict[str, Any]]:
     return {
         1: [alarm_row(10, "note", site="h.0.attn", index=0, head=2)],
         11: [alarm_row(15, "warn", site=LONG, index=0, head=1), alarm_row(20, "fail", text=EVIL, source=EVIL)],
-        41: [alarm_row(45, "critical", name="non_finite", site="h.0.attn", index=0, head=0)],
+        41: [alarm_row(45, "critical", name="nonfinite", site="h.0.attn", index=0, head=0)],
     }.get(start, [])

@@ -118,7 +118,7 @@ def follow(folder: str | Path, *, every_s: float = 1.0) -> Iterator[Run]:
 def growing(folder: str | Path, *, every_s: float = 1.0) -> Iterator[Run]:
     """The whole run, as `read_run` would read it, now and each time that there is more; it never ends.
 
-    A part is read once: what it had is kept, also where parts are merged or a later attempt replaces their steps.
+    What was read of a part is kept, and a part is read once; what comes of a merge is another one.
 
     Args:
         folder: as for `read_run`.
@@ -171,10 +171,8 @@ def _look(
             for low, high in [_window(part, counted[part.attempt], seen, first_step, last_step)]
             if low <= high
         }
-        merged = {part: _merged(part, held) for part in wanted if part not in held}
         for part in [part for part in held if part not in wanted]:
             del held[part]
-        held.update({part: tables for part, tables in merged.items() if tables is not None})
         if _load(folder, [part for part in wanted if part not in held], held, patient):
             break
         time.sleep(_PAUSE_S)
@@ -232,16 +230,6 @@ def _window(part: Part, counted: tuple[int, int], seen: _Seen, first_step: int, 
     """The steps of a part that are wanted; the first is greater than the last where none is."""
     new = seen.step + 1 if part.attempt == seen.attempt else 0
     return max(part.first_step, counted[0], first_step, new), min(part.last_step, counted[1], last_step)
-
-
-def _merged(whole: Part, held: dict[Part, Tables | Damage]) -> Tables | None:
-    """The tables of a part that others became; None where they are not all held."""
-    within = [part for part in held if part.attempt == whole.attempt and whole.first <= part.first <= whole.last]
-    within.sort(key=lambda part: part.first)
-    tables = [content for part in within if isinstance(content := held[part], Tables)]
-    ends = [whole.first, *(part.last + 1 for part in within)]
-    follow_on = [part.first for part in within] == ends[:-1] and ends[-1] == whole.last + 1
-    return joined(tables) if within and follow_on and len(tables) == len(within) else None
 
 
 def _load(folder: Path, parts: list[Part], held: dict[Part, Tables | Damage], patient: bool) -> bool:

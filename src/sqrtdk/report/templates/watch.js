@@ -17,6 +17,9 @@
     max_product: [[65504, ["float16", "float16"]]],
     scale_ratio: [[1, ["textbook", "教科书值"]]],
   };
+  const SHAPES = { // told apart without colour
+    note: "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0Z", warn: "M0-6 6 5H-6Z", fail: "M0-6.5 6.5 0 0 6.5-6.5 0Z", critical: "M-6-6H6V6H-6Z",
+  };
   // The statistic that an alarm is about, where it has another name.
   const ABOUT = {
     growth: "max_logit", entropy: "entropy_nats", entropy_trend: "entropy_nats", saturation: "saturated",
@@ -303,7 +306,7 @@
     const order = ["note", "warn", "fail", "critical"];
     [...run.alarms].sort((a, b) => order.indexOf(a.severity) - order.indexOf(b.severity)).forEach((alarm) => {
       const mark = svg("g", { class: `s-${alarm.severity} alarm`, transform: `translate(${x(alarm.step).toFixed(1)} ${LOSS + 11})` });
-      mark.append(svg("path", { class: "flag", d: "M0-6 6 0 0 6-6 0Z" }));
+      mark.append(svg("path", { class: "flag", d: SHAPES[alarm.severity] }));
       mark.alarm = alarm;
       top.append(mark);
     });
