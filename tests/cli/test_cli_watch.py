@@ -122,6 +122,8 @@ def test_the_page_lies_in_the_run_which_can_go_on(tmp_path: Path) -> None:
         (("report", "nowhere"), "holds no run", "run.json and parts/"),
         (("compare", "nowhere", "\x1b[31m"), "holds no run", "run.json"),
         (("show", "nowhere", "--statistic", "max_logits"), "there is no statistic 'max_logits'", "max_logit"),
+        (("show", "nowhere", "--statistic", ","), "no statistic is named", "max_logit, "),
+        (("show", "nowhere", "--follow"), "holds no run", "run.json"),
         (("show", "nowhere", "--follow", "--json"), "--follow draws in the terminal", "Leave out"),
     ],
 )

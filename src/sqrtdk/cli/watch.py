@@ -176,6 +176,8 @@ def _columns(text: str) -> list[str]:
     from sqrtdk.report.watch_statistics import STATISTICS
 
     names = list(STATISTICS) if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise InvalidValueError("no statistic is named", hint=f"There are {', '.join(STATISTICS)}, and all.")
     if unknown := [name for name in names if name not in STATISTICS]:
         raise InvalidValueError(
             f"there is no statistic {unknown[0]!r}", hint=f"There are {', '.join(STATISTICS)}, and all."

@@ -132,11 +132,10 @@ def growing(folder: str | Path, *, every_s: float = 1.0) -> Iterator[Run]:
     drawn: object = None
     while True:
         now = list_parts(Path(folder)), read_manifest(Path(folder))
-        if now == drawn:
-            time.sleep(every_s)
-            continue
-        drawn = now
-        yield _look(Path(folder), _Seen(), 0, MAX_STEP, held)[0]
+        if now != drawn:
+            drawn = now
+            yield _look(Path(folder), _Seen(), 0, MAX_STEP, held)[0]
+        time.sleep(every_s)
 
 
 @dataclass(frozen=True, slots=True)
