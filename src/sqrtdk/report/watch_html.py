@@ -84,7 +84,7 @@ def to_html(runs: Sequence[Summary], compared: Comparison | None = None) -> str:
         "say": _say,
         "both": both,
     }
-    return page.render("watch", context, languages=True)
+    return page.render("watch", context, languages=True, before=("watch_numbers",))
 
 
 def result(run: Summary) -> tuple[Markup, str]:
