@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from watched_runs import EVERY, EVIL, STEPS
 pytestmark = pytest.mark.browser
 
 Opener = Callable[..., Page]
+KINDS = ("0.SelfAttention", "1.EncDecAttention")
 
 
 def page_of(runs: dict[str, Path], *names: str) -> str:
@@ -161,6 +163,18 @@ def test_an_alarm_of_another_name_shows_its_statistic(show: Opener) -> None:
     page.locator("button.show", has_text="step 45").click()
     assert page.locator("#statistic").input_value() == "nan_rows"
     assert page.locator("#head").input_value() == "0"
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_short_names_of_attentions_differ(show: Opener, runs: dict[str, Path], tmp_path: Path, width: int) -> None:
+    page = show("healthy", width=width)
+    run = summarise(read_run(runs["healthy"]))
+    names = [f"{side}.block.{at}.layer.{kind}" for side in ("encoder", "decoder") for at in (0, 1) for kind in KINDS]
+    sites = tuple(dataclasses.replace(run.sites[0], site=name) for name in names)
+    (tmp_path / "t5.html").write_text(to_html([dataclasses.replace(run, sites=sites)]), encoding="utf-8")
+    page.goto((tmp_path / "t5.html").as_uri() + "#en")
+    shown = page.locator(".drawing div svg text").all_text_contents()
+    assert len(set(shown)) == len(names)
 
 
 def test_an_infinity_is_no_colour_of_the_scale(show: Opener, runs: dict[str, Path], tmp_path: Path) -> None:

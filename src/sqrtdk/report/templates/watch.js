@@ -143,14 +143,23 @@
     });
   }
 
-  // A label that is too long loses the end that all have, and then its beginning.
+  // A label that is too long loses the end that all have, then what else all have, and then letters of its words: what
+  // tells it from the others stays.
   const parts = labels.map((label) => label.split("."));
+  const same = (pick) => parts.every((one) => pick(one) === pick(parts[0]));
   let shared = 0;
-  while (labels.length > 1 && parts.every((one) => one.length > shared + 1 && one.at(-1 - shared) === parts[0].at(-1 - shared))) shared += 1;
+  while (labels.length > 1 && parts.every((one) => one.length > shared + 1) && same((one) => one.at(-1 - shared))) shared += 1;
+  const alike = labels.length > 1 && same((one) => one.length);
   function shorter(label, most) {
     if (label.length <= most) return label;
-    const rest = label.split(".").slice(0, -shared || undefined).join(".");
-    return rest.length <= most ? rest : `…${rest.slice(1 - most)}`;
+    let rest = label.split(".").slice(0, -shared || undefined);
+    if (rest.join(".").length <= most) return rest.join(".");
+    if (alike) rest = rest.filter((_, at) => !same((one) => one[at]));
+    for (const letters of [12, 8, 6, 4, 3, 2]) {
+      const text = rest.map((word) => word.slice(0, letters)).join(".");
+      if (text.length <= most) return text;
+    }
+    return `…${rest.join(".").slice(1 - most)}`;
   }
 
   const LOSS = 92;
@@ -261,8 +270,11 @@
 
     const bottom = svg("svg", { width, height: TREND, role: "img", "aria-label": say("trend of the chosen head", "所选头的趋势") });
     const yTrend = (value) => TREND - 24 - trendScale.at(value) * (TREND - 48);
-    const heading = `${titleOf(name)} · ${shorter(siteSelect.value, Math.max(12, Math.floor((right - left) / 6.6) - titleOf(name).length - 24))} · ${headName()}${trendScale.log ? say(", logarithmic", "，对数") : ""}`;
-    bottom.append(svg("text", { class: "title", x: left, y: 14 }, heading));
+    const narrow = width < 420;
+    const room = Math.max(12, Math.floor((right - left) / 6.6) - titleOf(name).length - 24);
+    const heading = narrow ? `${nameOf(name)} · ${shorter(siteSelect.value, 16)}`
+      : `${titleOf(name)} · ${shorter(siteSelect.value, room)} · ${headName()}${trendScale.log ? say(", logarithmic", "，对数") : ""}`;
+    bottom.append(svg("text", { class: "title", x: narrow ? 2 : left, y: 14 }, heading));
     axis(bottom, trendScale, yTrend, left, right, unit, BARS[name]);
     const one = series(run, name);
     if (one) {

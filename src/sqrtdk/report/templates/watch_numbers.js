@@ -73,7 +73,7 @@ const drawing = (() => {
   }
   function yTicks(scale) {
     if (scale.high === scale.low) return [scale.low];
-    if (!scale.log) return ticks(scale.low, scale.high, 3);
+    if (!scale.log) return ticks(scale.low, scale.high, 5);
     const powers = [];
     if (scale.both) {
       for (let p = 6; p >= 0; p -= 1) powers.push(-(10 ** p));
