@@ -253,6 +253,21 @@ def test_two_runs_have_the_same_scales(show: Opener) -> None:
     assert "2 / 2" in page.locator("#differences tbody tr").first.inner_text()
 
 
+def test_runs_of_other_names_are_matched_in_order(show: Opener, runs: dict[str, Path], tmp_path: Path) -> None:
+    page = show("healthy")
+    a, b = (summarise(read_run(runs[name])) for name in ("healthy", "unscaled"))
+    b = dataclasses.replace(b, sites=tuple(dataclasses.replace(one, site=f"other.{one.site}") for one in b.sites))
+    (tmp_path / "order.html").write_text(to_html([a, b], compare(a, b)), encoding="utf-8")
+    page.goto((tmp_path / "order.html").as_uri() + "#en")
+    assert "stands beside the first of B" in page.locator("#differences").inner_text()
+    for site in ("blocks.1.1", "other.blocks.1.1"):
+        page.select_option("#site", site)
+        assert page.locator(".panel .line-head").count() == 2
+        titles = [panel.locator("svg .title").last.inner_html() for panel in page.locator(".panel").all()]
+        assert ["blocks.1.1" in titles[0], "other.blocks.1.1" in titles[1]] == [True, True]
+        assert page.locator(".drawing div svg .title").all_text_contents() == ["blocks.1.1", "other.blocks.1.1"]
+
+
 def test_what_is_missing_is_said_and_drawn(show: Opener) -> None:
     page = show("sick")
     text = page.locator("#missing").inner_text()

@@ -49,7 +49,7 @@ def to_html(runs: Sequence[Summary], compared: Comparison | None = None) -> str:
     Returns:
         A complete HTML document.
     """
-    drawn = payload(runs)
+    drawn = payload(runs, compared.by if compared else "name")
     context: dict[str, Any] = {
         "version": importlib.metadata.version("sqrtdk"),
         "runs": list(zip("AB", runs, strict=False)),

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from sqrtdk.report.plain import plain
-from sqrtdk.report.watch_statistics import NEWEST, STATISTICS, Array, badness
+from sqrtdk.report.watch_statistics import STATISTICS, Array, badness
 from sqrtdk.report.watch_summary import SEVERITIES, Site, Summary, rank
 
 MOST_COLUMNS = 240  # samples of a site that are drawn next to each other
@@ -63,11 +63,15 @@ class Block:
         return base64.b64encode(zlib.compress(planes)).decode()
 
 
-def payload(runs: Sequence[Summary]) -> dict[str, Any]:
+def payload(runs: Sequence[Summary], by: str = "name") -> dict[str, Any]:
     """Return what the page's script needs, as JSON-ready data in which every text is made visible.
 
     Of samples that share a column of a map, or a point of the trend of a head, the worst value of each head is kept;
     `samples_a_column` and `samples_a_point` say how many they are.
+
+    Args:
+        runs: one or two.
+        by: how the attentions of two runs were matched, "name" or "order".
     """
     samples = max((len(site.steps) for run in runs for site in run.sites), default=1)
     cells = sum(len(site.steps) for run in runs for site in run.sites) * len(STATISTICS)
@@ -77,8 +81,8 @@ def payload(runs: Sequence[Summary]) -> dict[str, Any]:
     block = Block()
     drawn = [_run(run, a_column, a_point, block) for run in runs]
     return {
+        "by": by,
         "columns": list(STATISTICS),
-        "first_columns": list(NEWEST),
         "statistics": {
             name: {
                 "worst": one.worst,

@@ -170,7 +170,11 @@
   }));
   let cursor = null; // the step that is pointed at
 
-  const siteOf = (run) => run.sites.find((site) => site.label === siteSelect.value);
+  // Of two runs that were matched in order the other one's has another name.
+  function siteOf(run) {
+    const place = (one) => one.sites.findIndex((site) => site.label === siteSelect.value);
+    return run.sites[place(run)] ?? (data.by === "order" ? run.sites[Math.max(...runs.map(place))] : undefined);
+  }
   function series(run, name) {
     const site = siteOf(run);
     if (!site) return null;
@@ -253,7 +257,7 @@
       if (at % every) return;
       const short = shorter(site.label, most);
       const text = svg("text", { x: left - 6, y: at * tall + tall / 2 + 4, "text-anchor": "end" }, short);
-      if (site.label === siteSelect.value) text.setAttribute("class", "title");
+      if (site === siteOf(run)) text.setAttribute("class", "title");
       names.append(text);
     });
     const map = heatMap(run, name, (step) => x(step) - left, right - left, tall);
@@ -271,9 +275,14 @@
     const bottom = svg("svg", { width, height: TREND, role: "img", "aria-label": say("trend of the chosen head", "所选头的趋势") });
     const yTrend = (value) => TREND - 24 - trendScale.at(value) * (TREND - 48);
     const narrow = width < 420;
-    const room = Math.max(12, Math.floor((right - left) / 6.6) - titleOf(name).length - 24);
-    const heading = narrow ? `${nameOf(name)} · ${shorter(siteSelect.value, 16)}`
-      : `${titleOf(name)} · ${shorter(siteSelect.value, room)} · ${headName()}${trendScale.log ? say(", logarithmic", "，对数") : ""}`;
+    const site = siteOf(run);
+    const label = site ? site.label : siteSelect.value;
+    const heading = [
+      `${titleOf(name)} · ${label} · ${headName()}${trendScale.log ? say(", logarithmic", "，对数") : ""}`,
+      `${titleOf(name)} · ${shorter(label, 24)} · ${headName()}`,
+      `${nameOf(name)} · ${shorter(label, 16)} · ${headName()}`,
+      `${nameOf(name)} · ${shorter(label, 16)}`,
+    ].find((text) => [...text].reduce((sum, one) => sum + (one > "⺀" ? 11.5 : 6.6), 0) < right - (narrow ? 0 : left)) ?? nameOf(name);
     bottom.append(svg("text", { class: "title", x: narrow ? 2 : left, y: 14 }, heading));
     axis(bottom, trendScale, yTrend, left, right, unit, BARS[name]);
     const one = series(run, name);
@@ -333,7 +342,7 @@
     const worst = { largest: ["largest", "最大"], least: ["least", "最小"], farthest: ["farthest from 1", "离 1 最远"] }[data.statistics[name].worst];
     byId("legend").replaceChildren(
       html("b", {}, titleOf(name)), ...legendOf(name, 180),
-      html("span", { class: "quiet" }, `${worstScale[name].log ? say("logarithmic", "对数") : say("linear", "线性")}; ${say(`the worst head has the ${worst[0]} value`, `数值${worst[1]}的头为最差`)}`),
+      html("span", { class: "quiet" }, `${worstScale[name].log ? say("logarithmic", "对数") : say("linear", "线性")}${say("; ", "；")}${say(`the worst head has the ${worst[0]} value`, `数值${worst[1]}的头为最差`)}`),
     );
     const infinite = runs.some((run) => run.sites.some((site) => data.columns.some((one) => site.worst[one].some(({ value }) => value === Infinity || value === -Infinity))));
     document.querySelector(".infinite").hidden = !infinite;
