@@ -66,6 +66,10 @@ def train(folder: Path, *, scaled: bool = True, lr: float = 1e-3, steps: int = S
 def head_row(step: int, site: str, head: int) -> dict[str, Any]:
     """One head, which grows worse from step to step; the odd ones have no gradients and no scale."""
     more: dict[str, Any] = {"scale_ratio": 4.0, "query_grad_p50": 1e-3 / step, "key_grad_p50": 1e-4}
+    more |= {"query_grad_p95": 2e-3 / step, "key_grad_p95": 2e-4}
+    largest = 2.0 + step * (head + 1) / 2
+    quantiles = {"max_logit_p50": largest / 2, "max_logit_p95": largest - 1, "min_logit": -largest}
+    entropies = {f"entropy_{name}": 3 / (1 + step / 10 + head) for name in ("nats", "p05", "p50", "p95")}
     return {
         "step": step,
         "site": site,
@@ -75,7 +79,16 @@ def head_row(step: int, site: str, head: int) -> dict[str, Any]:
         "blind_rows": 0,
         "nan_rows": step // 40,
         "inf_rows": 0,
-        "max_logit": 2.0 + step * (head + 1) / 2,
+        "max_logit": largest,
+        **quantiles,
+        "max_abs_logit": largest,
+        "mean_logit": -head / 4,
+        "row_offset": head / 2,
+        "max_product": 8 * largest,
+        **entropies,
+        "effective_keys": 64 / step,
+        "peak_max": 1.0,
+        "jacobian_norm": 0.25,
         "std_logit": 1.0 + step / 10,
         "entropy_fraction": 1 / (1 + step / 10 + head),
         "saturated": min(1.0, step / 60),
@@ -133,5 +146,5 @@ def alarms_of(start: int) -> list[dict[str, Any]]:
             alarm_row(10, "note", site="h.0.attn", index=0, head=2),
         ],
         11: [alarm_row(15, "warn", site=LONG, index=0, head=1), alarm_row(20, "fail", text=EVIL, source=EVIL)],
-        41: [alarm_row(45, "critical", name="non_finite", site="h.0.attn", index=0, head=0)],
+        41: [alarm_row(45, "critical", name="nonfinite", site="h.0.attn", index=0, head=0)],
     }.get(start, [])

@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 from typer.testing import CliRunner, Result
 
+from cli_errors import check_error
 from sqrtdk import cli
 from sqrtdk.bench import ways
 from sqrtdk.bench.choose import chosen
@@ -102,14 +103,7 @@ def test_errors_have_a_hint_and_no_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], error: str, hint: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    done = bench("--output", "b.json", *arguments)
-    assert done.exit_code == 2
-    assert done.stdout == ""
-    first, second = done.stderr.strip().splitlines()
-    assert first.startswith("Error: ")
-    assert error in first
-    assert second.startswith("Hint: ")
-    assert hint in second
+    check_error(bench("--output", "b.json", *arguments), error, hint)
     assert list(tmp_path.iterdir()) == []
 
 

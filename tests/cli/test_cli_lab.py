@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from cli_errors import check_error
 from sqrtdk import cli
 from sqrtdk.lab.register import CLAIMS
 from sqrtdk.report import lab_words
@@ -136,14 +137,7 @@ def test_the_report_is_one_page_and_is_not_replaced(folder: Path, tmp_path: Path
     ],
 )
 def test_errors_have_a_hint_and_no_traceback(arguments: tuple[str, ...], error: str, hint: str) -> None:
-    done = _lab(*arguments)
-    assert done.exit_code == 2
-    assert not done.stdout
-    first, second = done.stderr.strip().splitlines()
-    assert first.startswith("Error: ")
-    assert error in first
-    assert second.startswith("Hint: ")
-    assert hint in second
+    check_error(_lab(*arguments), error, hint)
 
 
 def test_another_schema_version_is_an_error(folder: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from run_records import SETTINGS, parts, rows, steps, told, whole, writer, written
 from sqrtdk.errors import RunFolderError
 from sqrtdk.monitor import reading, tables
-from sqrtdk.monitor.reading import Damage, follow, read_run
+from sqrtdk.monitor.reading import Damage, Run, follow, growing, read_run
 
 LAST = 24  # parts of 5 steps
 Change = Callable[[Path], object]
@@ -270,3 +270,61 @@ def test_following_a_run_whose_parts_are_merged(tmp_path: Path, monkeypatch: pyt
             run.write(*rows([step]))
             if step % 7 == 0:
                 assert whole(next(news), step, first=step - 6)
+
+
+def _counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of the parts that are decoded by readers from now on."""
+    sizes: list[int] = []
+    real = reading.decode
+
+    def decode(content: bytes) -> Any:
+        sizes.append(len(content))
+        return real(content)
+
+    monkeypatch.setattr(reading, "decode", decode)
+    return sizes
+
+
+def _same(one: Run, other: Run) -> bool:
+    tables = (("heads", "steps", "alarms"), ("damaged", "gaps", "attempts"))
+    return all(getattr(one, name).equals(getattr(other, name)) for name in tables[0]) and all(
+        getattr(one, name) == getattr(other, name) for name in tables[1]
+    )
+
+
+def test_a_growing_run_is_read_once_and_is_what_a_reader_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over merged parts, steps that a later attempt replaces, gaps, a damaged part and a part that is no part."""
+    monkeypatch.setattr("sqrtdk.monitor.merge.MOST", 4)
+    sizes = _counted(monkeypatch)
+    runs = growing(tmp_path, every_s=0.01)
+    wrote = 0
+
+    def look() -> Run:
+        before = len(sizes)
+        run = next(runs)
+        assert len(sizes) - before <= 1, "the part that was written since"
+        assert _same(run, read_run(tmp_path))
+        return run
+
+    for first, last in ((None, 13), (8, 12), (20, 26)):
+        with writer(tmp_path, first_step=first) as run:
+            look()
+            for step in range(run.first_step, last):
+                run.write(*rows([step], run.attempt))
+                wrote += 1
+                if step == 22:
+                    _cut(tmp_path / "parts" / max(parts(tmp_path)))
+                    (tmp_path / "parts" / "stranger").write_bytes(b"")
+                names = [damage.name for damage in look().damaged]
+                assert ("'stranger'" in names) == (step >= 22)
+    assert wrote > 20
+
+
+def test_a_growing_run_waits_for_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path, 4)
+    runs = growing(tmp_path, every_s=0.01)
+    assert whole(next(runs), 4)
+    naps = iter([lambda: None, lambda: None, lambda: written(tmp_path, 9)])
+    monkeypatch.setattr("sqrtdk.monitor.reading.time.sleep", lambda seconds: next(naps)())
+    assert whole(next(runs), 9)
+    assert next(naps, None) is None

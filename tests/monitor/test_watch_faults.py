@@ -249,7 +249,7 @@ def test_no_file_may_grow_any_more(stays: bool, tmp_path: Path, monkeypatch: pyt
     assert run.alarms["name"].to_pylist() == ([] if stays else ["records"])
     with Watch(model, to=tmp_path / "run") as health:
         health.step()
-    assert read_run(tmp_path / "run").last_step == (3 if stays else 7)
+    assert read_run(tmp_path / "run").last_step == (2 if stays else 7)
 
 
 def test_a_disk_that_stays_full_is_told_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,16 +12,19 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from html_page import HtmlPage, check_policy
+from sqrtdk.monitor.folder import RunWriter
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.report.plain import plain
 from sqrtdk.report.watch_compare import compare
 from sqrtdk.report.watch_html import to_html
-from sqrtdk.report.watch_summary import STATISTICS, summarise
-from watched_runs import EVIL
+from sqrtdk.report.watch_statistics import STATISTICS
+from sqrtdk.report.watch_summary import summarise
+from watched_runs import EVERY, EVIL, STEPS
 
 pytestmark = pytest.mark.browser
 
 Opener = Callable[..., Page]
+KINDS = ("0.SelfAttention", "1.EncDecAttention")
 
 
 def page_of(runs: dict[str, Path], *names: str) -> str:
@@ -87,7 +93,7 @@ def test_another_statistic_and_another_head_draw_another_trend(show: Opener) -> 
     assert page.locator(".panel .line-head").get_attribute("d") != other
     for name in STATISTICS:
         page.select_option("#statistic", name)
-        assert "NaN" not in page.locator("#panels").inner_html()
+        assert "NaN" not in page.locator("#panels").inner_html().replace("Rows with NaN", "")
         assert page.locator(".help:visible").count() == 1
 
 
@@ -105,6 +111,137 @@ def test_a_click_on_a_cell_or_an_alarm_shows_its_head(show: Opener) -> None:
     assert page.locator(".cursor").get_attribute("visibility") == "visible"
 
 
+def test_the_keyboard_goes_over_the_map_and_chooses_a_head(show: Opener) -> None:
+    page = show("unscaled")
+    page.select_option("#site", "blocks.0.1")
+    page.locator(".drawing").focus()
+    page.keyboard.press("End")
+    newest = page.locator(".told").inner_text()
+    assert newest.startswith(f"blocks.0.1 · step {STEPS} · head ")
+    page.keyboard.press("ArrowLeft")
+    assert page.locator(".told").inner_text().startswith(f"blocks.0.1 · step {STEPS - EVERY} · head ")
+    page.keyboard.press("ArrowDown")
+    told = page.locator(".told").inner_text()
+    assert told.startswith(f"blocks.1.1 · step {STEPS - EVERY} · head ")
+    assert page.locator(".cell").get_attribute("visibility") == "visible"
+    page.keyboard.press("Enter")
+    assert page.locator("#site").input_value() == "blocks.1.1"
+    assert page.locator("#head").input_value() == told.split("head ")[1].split(":")[0]
+    page.keyboard.press("Tab")
+    assert page.locator(".cell").get_attribute("visibility") == "hidden"
+
+
+def test_a_small_map_is_chosen_by_its_name(show: Opener) -> None:
+    page = show("unscaled")
+    button = page.locator("#maps button", has_text="Effective keys (keys)")
+    button.focus()
+    page.keyboard.press("Enter")
+    assert page.locator("#statistic").input_value() == "effective_keys"
+    assert "the worst head has the least value" in page.locator("#legend").inner_text()
+    page.wait_for_function(f"document.querySelectorAll('#maps figure > canvas').length === {len(STATISTICS)}")
+
+
+def test_a_head_has_the_values_of_its_records(show: Opener, runs: dict[str, Path]) -> None:
+    page = show("unscaled")
+    page.select_option("#site", "blocks.1.1")
+    page.select_option("#head", "1")
+    site = summarise(read_run(runs["unscaled"])).sites[1]
+    for name in ("max_logit", "query_grad_max", "entropy_nats"):
+        page.select_option("#statistic", name)
+        values = site.values[name][:, list(site.heads).index(1)].tolist()
+        path = (page.locator(".panel .line-head").get_attribute("d") or "").replace("M", "L").split("L")[1:]
+        heights = [-float(point.split()[1]) for point in path]
+        assert len(heights) == len(values)
+        apart = max(abs(one - other) for one in heights for other in heights) / 50  # pixels are rounded
+        for at in range(len(values) - 1):
+            if abs(heights[at + 1] - heights[at]) > apart:
+                assert (heights[at + 1] > heights[at]) == (values[at + 1] > values[at]), name
+
+
+def test_an_alarm_of_another_name_shows_its_statistic(show: Opener) -> None:
+    page = show("sick")
+    page.locator("button.show", has_text="step 45").click()
+    assert page.locator("#statistic").input_value() == "nan_rows"
+    assert page.locator("#head").input_value() == "0"
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_short_names_of_attentions_differ(show: Opener, runs: dict[str, Path], tmp_path: Path, width: int) -> None:
+    page = show("healthy", width=width)
+    run = summarise(read_run(runs["healthy"]))
+    names = [f"{side}.block.{at}.layer.{kind}" for side in ("encoder", "decoder") for at in (0, 1) for kind in KINDS]
+    sites = tuple(dataclasses.replace(run.sites[0], site=name) for name in names)
+    (tmp_path / "t5.html").write_text(to_html([dataclasses.replace(run, sites=sites)]), encoding="utf-8")
+    page.goto((tmp_path / "t5.html").as_uri() + "#en")
+    shown = page.locator(".drawing div svg text").all_text_contents()
+    assert len(set(shown)) == len(names)
+
+
+def test_an_infinity_is_no_colour_of_the_scale(show: Opener, runs: dict[str, Path], tmp_path: Path) -> None:
+    page = show("unscaled")
+    assert page.locator(".infinite").is_hidden()
+    run = summarise(read_run(runs["unscaled"]))
+    for site in run.sites:
+        site.values["max_product"][-1] = math.inf
+    (tmp_path / "infinite.html").write_text(to_html([run]), encoding="utf-8")
+    page.goto((tmp_path / "infinite.html").as_uri() + "#en")
+    page.select_option("#statistic", "max_product")
+    assert page.locator(".infinite").is_visible()
+    colours = {tuple(pixel(page, 0.985 + shift / 1000, 0.2)) for shift in range(10)}
+    assert colours >= {(255, 255, 255), (23, 28, 38)}  # chequered
+    assert "∞" not in page.locator("#legend").inner_text()
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_a_run_without_a_step_says_so(show: Opener, tmp_path: Path, language: str) -> None:
+    page = show("healthy")
+    RunWriter(tmp_path / "empty", model={}, settings={}).close()
+    (tmp_path / "empty.html").write_text(page_of({"empty": tmp_path / "empty"}, "empty"), encoding="utf-8")
+    page.goto(f"{(tmp_path / 'empty.html').as_uri()}#{language}")
+    words = {"en": "nothing to draw", "zh": "没有可画的内容"}
+    assert words[language] in page.locator("#time").inner_text()
+    assert page.locator(".controls, #maps, #newest").locator("visible=true").count() == 0
+
+
+def test_on_paper_all_maps_are_there_and_light(show: Opener) -> None:
+    page = show("unscaled", scheme="dark")
+    page.emulate_media(media="print")
+    page.wait_for_function(f"document.querySelectorAll('#maps figure > canvas').length === {len(STATISTICS)}")
+    assert page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--card').trim()") == "#ffffff"
+    assert page.locator(".controls").is_hidden()
+
+
+def test_nothing_of_the_page_itself_is_left_in_english(show: Opener) -> None:
+    """But for names of the model, texts of alarms and sources, which are as they were recorded, and terms."""
+    page = show("healthy", "unscaled", language="zh")
+    page.evaluate(
+        "for (const one of document.querySelectorAll('[lang=en], code, h1, h3, figcaption > b')) one.remove()"
+    )
+    text = page.locator("body").inner_text()
+    labels = page.evaluate(
+        "[...document.querySelectorAll('[aria-label]')].map((one) => one.getAttribute('aria-label')).join(' ')"
+    )
+    words = set(re.findall(r"[A-Za-z]{3,}", text + labels))
+    terms = {
+        "sqrtdk",
+        "English",
+        "logit",
+        "NaN",
+        "std",
+        "log",
+        "softmax",
+        "Frobenius",
+        "diag",
+        "sqrt",
+        "blocks",
+        "float",
+        "Decoder",
+        "bfloat",
+    }
+    names = {"unscaled", "healthy", "runs", *re.findall(r"[A-Za-z]+", str(page.url))}
+    assert words - terms - names == set()
+
+
 def test_two_runs_have_the_same_scales(show: Opener) -> None:
     page = show("healthy", "unscaled")
     assert page.locator(".panel").count() == 2
@@ -114,6 +251,21 @@ def test_two_runs_have_the_same_scales(show: Opener) -> None:
     assert axes[0] == axes[1]
     assert page.locator("#differences tbody tr").count() == len(STATISTICS)
     assert "2 / 2" in page.locator("#differences tbody tr").first.inner_text()
+
+
+def test_runs_of_other_names_are_matched_in_order(show: Opener, runs: dict[str, Path], tmp_path: Path) -> None:
+    page = show("healthy")
+    a, b = (summarise(read_run(runs[name])) for name in ("healthy", "unscaled"))
+    b = dataclasses.replace(b, sites=tuple(dataclasses.replace(one, site=f"other.{one.site}") for one in b.sites))
+    (tmp_path / "order.html").write_text(to_html([a, b], compare(a, b)), encoding="utf-8")
+    page.goto((tmp_path / "order.html").as_uri() + "#en")
+    assert "stands beside the first of B" in page.locator("#differences").inner_text()
+    for site in ("blocks.1.1", "other.blocks.1.1"):
+        page.select_option("#site", site)
+        assert page.locator(".panel .line-head").count() == 2
+        titles = [panel.locator("svg .title").last.inner_html() for panel in page.locator(".panel").all()]
+        assert ["blocks.1.1" in titles[0], "other.blocks.1.1" in titles[1]] == [True, True]
+        assert page.locator(".drawing div svg .title").all_text_contents() == ["blocks.1.1", "other.blocks.1.1"]
 
 
 def test_what_is_missing_is_said_and_drawn(show: Opener) -> None:

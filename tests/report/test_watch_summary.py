@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import math
+import struct
+import zlib
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from sqrtdk.audit.records import FAIL_ON as AUDIT_FAIL_ON
 from sqrtdk.audit.records import SEVERITIES as AUDIT_SEVERITIES
+from sqrtdk.monitor import alarms
 from sqrtdk.monitor.columns import HEADS
 from sqrtdk.monitor.folder import RunWriter
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.report import watch_payload
-from sqrtdk.report.watch_compare import APART, compare
+from sqrtdk.report.watch_compare import APART, SAMPLES, Difference, Pair, compare
 from sqrtdk.report.watch_json import comparison_json, to_json
-from sqrtdk.report.watch_summary import FAIL_ON, SEVERITIES, STATISTICS, Summary, summarise
+from sqrtdk.report.watch_statistics import NEWEST, STATISTICS
+from sqrtdk.report.watch_summary import FAIL_ON, SEVERITIES, Summary, summarise
 from sqrtdk.report.watch_terminal import sparkline
-from sqrtdk.report.watch_words import MISSING, STATISTICS_MEAN, missing_text
+from sqrtdk.report.watch_words import ALARM_WORDS, MISSING, missing_text
 from watched_runs import EVERY, EVIL, LONG, STEPS
 
 
@@ -29,10 +36,19 @@ def told(runs: dict[str, Path]) -> dict[str, Summary]:
 
 
 def test_words_and_columns_belong_together() -> None:
-    assert set(STATISTICS) <= {column.name for column in HEADS}
-    assert set(STATISTICS) == set(STATISTICS_MEAN)
+    measured = {column.name for column in HEADS if column.type == "float64"}
+    assert set(STATISTICS) == measured - {"keys"} | {"nan_rows"}
+    assert set(NEWEST) < set(STATISTICS)
+    rules = {value for module in alarms.__dict__.values() for value in _names(module)}
+    assert len(rules) > 10
+    assert rules <= set(ALARM_WORDS)
     assert SEVERITIES == AUDIT_SEVERITIES
     assert FAIL_ON == AUDIT_FAIL_ON
+
+
+def _names(module: object) -> set[str]:
+    """Names of the alarms that a module raises."""
+    return {getattr(module, name) for name in ("NAME", "TREND") if hasattr(module, name)}
 
 
 @pytest.mark.parametrize("name", ["healthy", "unscaled", "sick"])
@@ -126,36 +142,129 @@ def test_the_document_has_the_trends(told: dict[str, Summary]) -> None:
     assert json.loads(to_json(told["sick"]))["missing"]
 
 
-def test_two_runs_are_held_against_each_other_at_the_last_step_of_both(told: dict[str, Summary]) -> None:
+def test_two_runs_are_held_against_each_other_over_the_last_steps_of_both(told: dict[str, Summary]) -> None:
     a, b = told["healthy"], told["unscaled"]
     both = compare(a, b)
-    assert both.step == STEPS
-    logits = both.differences[0]
-    assert logits.column == "max_logit"
-    assert [pair.a for pair in logits.pairs] == [site.worst("max_logit")[0][-1] for site in a.sites]
+    assert both.steps_a == both.steps_b == tuple(a.samples.tolist()[-SAMPLES:])
+    (logits,) = (one for one in both.differences if one.column == "max_logit")
+    for pair, one, other in zip(logits.pairs, a.sites, b.sites, strict=True):
+        assert pair.a == sorted(one.worst("max_logit")[0][-SAMPLES:])[SAMPLES // 2]
+        assert pair.b == sorted(other.worst("max_logit")[0][-SAMPLES:])[SAMPLES // 2]
     assert logits.count == len(logits.pairs) == 2
+    typical = [one.typical or 0.0 for one in both.differences]
+    assert typical == sorted(typical, reverse=True)
+    assert typical[0] > 0.5 > typical[-1]
     same = compare(a, a)
     assert [one.count for one in same.differences] == [0] * len(STATISTICS)
-    other = compare(a, told["sick"])
-    assert (other.only_a, len(other.only_b)) == (("blocks.0.1", "blocks.1.1"), 3)
-    assert json.loads(comparison_json(a, b, both))["differences"][0]["sites_that_differ"] == 2
+    document = json.loads(comparison_json(a, b, both))
+    assert [one["statistic"] for one in document["differences"]] == [one.column for one in both.differences]
+    assert document["steps_a"] == list(both.steps_a)
     assert 0 < APART < 1
+
+
+def test_runs_of_other_length_cadence_and_sites(told: dict[str, Summary]) -> None:
+    a, sick = told["healthy"], told["sick"]
+    other = compare(a, sick)
+    assert (other.by, other.only_a, len(other.only_b)) == ("name", ("blocks.0.1", "blocks.1.1"), 3)
+    assert not other.measured
+    same_number = dataclasses.replace(sick, sites=sick.sites[:2])
+    both = compare(a, same_number)
+    assert (both.by, both.only_a, both.only_b) == ("order", (), ())
+    assert both.differences[0].pairs[0].label == f"blocks.0.1 | {sick.sites[0].label}"
+    # sampled at 5, 10, ... and at 1, 4, 8, ...: the nearest of the run with more samples stand beside the others
+    assert (both.steps_a, both.steps_b) == ((16, 20, 24, 28, 44), (15, 20, 25, 30, 45))
+    later = dataclasses.replace(a, sites=tuple(dataclasses.replace(one, steps=one.steps + 1000) for one in a.sites))
+    apart = compare(a, later)
+    assert not apart.overlap
+    assert apart.steps_b == tuple(step + 1000 for step in apart.steps_a)
+
+
+def test_one_nan_or_infinity_does_not_lead_a_comparison(told: dict[str, Summary]) -> None:
+    a = told["healthy"]
+    values = {name: some.copy() for name, some in a.sites[0].values.items()}
+    values["peak"][-1] = math.nan
+    values["std_logit"][-2] = math.inf
+    odd = dataclasses.replace(a, sites=(dataclasses.replace(a.sites[0], values=values), *a.sites[1:]))
+    differences = {one.column: one for one in compare(a, odd).differences}
+    assert differences["peak"].measured == 2
+    assert max(differences[name].typical or 0.0 for name in ("peak", "std_logit")) < 0.2
+    pairs = (Pair("a", 1.0, math.inf), Pair("b", None, 2.0), Pair("c", 1.0, 1.0), Pair("d", 2.0, 1.0))
+    assert (Difference("peak", pairs).typical, Difference("peak", pairs).measured) == (0.5, 3)
+
+
+def unpacked(drawn: dict[str, Any], series: list[int], count: int) -> list[float]:
+    """A series of the page's block, read by the words of its writer."""
+    planes = zlib.decompress(base64.b64decode(drawn["block"]))
+    high, low = planes[: len(planes) // 2], planes[len(planes) // 2 :]
+    start, length, *exponent = series
+    bits = [(high[at] << 8) | low[at] for at in range(start, start + length)] * (count if length == 1 else 1)
+    if not exponent:
+        return [float(one) for one in bits]
+    return [struct.unpack("<e", struct.pack("<H", one))[0] * 2.0 ** exponent[0] for one in bits]
+
+
+def close(series: list[float], values: list[float]) -> None:
+    """11 bits, and nothing below 2 ** -24 where the largest is between 2 ** 14 and 2 ** 15."""
+    largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+    assert series == pytest.approx(values, rel=2**-11, abs=largest * 2**-39, nan_ok=True)
+
+
+@pytest.mark.parametrize("name", ["unscaled", "sick"])
+def test_the_numbers_on_the_page_are_those_of_the_run(name: str, told: dict[str, Summary]) -> None:
+    drawn = watch_payload.payload([told[name]])
+    assert (drawn["samples_a_column"], drawn["samples_a_point"]) == (1, 1)
+    for site, own in zip(drawn["runs"][0]["sites"], told[name].sites, strict=True):
+        for column in STATISTICS:
+            count, size = len(own.steps), own.values[column].size
+            worst, at = own.worst(column)
+            nobody = [math.isnan(value) for value in worst.tolist()]
+            wanted = [0xFFFF if none else place for none, place in zip(nobody, at.tolist(), strict=True)]
+            assert unpacked(drawn, site["who"][column], count) == wanted
+            for series, values in (
+                (unpacked(drawn, site["worst"][column], count), worst),
+                (unpacked(drawn, site["medians"][column], count), own.median(column)),
+                (unpacked(drawn, site["values"][column], size), own.values[column].T.ravel()),
+            ):
+                close(series, values.tolist())
+
+
+def test_numbers_of_any_size_fit() -> None:
+    for some in ([1e-300, 3e-301], [1e300, -2e299], [0.0, 0.0], [math.inf, 1e5, -math.inf, math.nan], [3.5, 0.0]):
+        block = watch_payload.Block()
+        series = block.numbers(np.array(some))
+        drawn = {"block": block.text()}
+        close(unpacked(drawn, series, len(some)), some)
 
 
 def test_columns_that_hold_several_samples_keep_the_worst(
     told: dict[str, Summary], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    own = told["unscaled"].sites[0]
     monkeypatch.setattr(watch_payload, "MOST_COLUMNS", 8)
+    monkeypatch.setattr(watch_payload, "MOST_NUMBERS", 4 * len(own.heads) * 2 * len(STATISTICS))
     drawn = watch_payload.payload([told["unscaled"]])
-    site, own = drawn["runs"][0]["sites"][0], told["unscaled"].sites[0]
-    assert drawn["samples_a_column"] == 2
-    assert len(site["steps"]) == 7
-    assert site["steps"][-1] == own.steps[-1]
+    site = drawn["runs"][0]["sites"][0]
+    assert (drawn["samples_a_column"], drawn["samples_a_point"]) == (2, 4)
+    assert (len(site["steps"]), len(site["points"])) == (7, 4)
+    assert site["steps"][-1] == site["points"][-1] == own.steps[-1]
     for column in ("max_logit", "entropy_fraction"):
-        most = (min if STATISTICS[column].worst == "least" else max)(own.worst(column)[0].tolist())
-        drawn_values = [value for head in site["values"][column] for value in head]
-        assert float(f"{most:.4g}") in drawn_values
-        assert len(site["values"][column]) == len(own.heads)
+        worse = min if STATISTICS[column].worst == "least" else max
+        most = worse(own.worst(column)[0].tolist())
+        assert worse(unpacked(drawn, site["worst"][column], 7)) == pytest.approx(most, rel=2**-11)
+        heads = unpacked(drawn, site["values"][column], 4 * len(own.heads))
+        assert len(heads) == 4 * len(own.heads)
+        assert worse(heads) == pytest.approx(most, rel=2**-11)
+
+
+def test_a_loss_of_nan_is_drawn_however_many_there_are(
+    told: dict[str, Summary], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch_payload, "MOST_LOSSES", 5)
+    steps, losses = watch_payload.payload([told["sick"]])["runs"][0]["loss"]
+    assert len(losses) == 5
+    assert None in losses
+    assert max(loss for loss in losses if loss is not None) == told["sick"].losses[0]
+    assert steps == sorted(steps)
 
 
 def test_of_many_alarms_the_worst_are_drawn(told: dict[str, Summary], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from sqrtdk.monitor.reading import read_run
 from sqrtdk.report.plain import plain
 from sqrtdk.report.watch_compare import compare
 from sqrtdk.report.watch_summary import STATISTICS, Summary, summarise
-from sqrtdk.report.watch_terminal import MOST_ALARMS, comparison_text, to_text
+from sqrtdk.report.watch_terminal import MOST_ALARMS, comparison_text, live_text, to_text
 
 COLUMNS = ["max_logit", "entropy_fraction", "scale_ratio", "query_grad_max"]
 
@@ -58,7 +58,31 @@ def test_colours_are_of_a_terminal_alone(sick: Summary) -> None:
     assert "\x1b[" not in to_text(sick, COLUMNS)
 
 
-def test_of_many_alarms_the_newest_are_shown_and_the_rest_counted(sick: Summary) -> None:
+def test_of_many_alarms_the_worst_are_shown_and_the_rest_counted(sick: Summary) -> None:
     many = dataclasses.replace(sick, alarms=sick.alarms * 10)
     text = to_text(many, COLUMNS, width=120)
-    assert f"{len(many.alarms) - MOST_ALARMS} earlier ones" in text
+    assert f"the worst {MOST_ALARMS}, and of these the newest; {len(many.alarms) - MOST_ALARMS} more" in text
+    severities = [line.split()[0] for line in text.splitlines() if line.startswith("  ") and " step " in line]
+    assert sorted(severities) == ["critical"] * 10 + ["fail"] * 2
+    assert text.count("source: a report") == 1
+
+
+@pytest.mark.parametrize(("lines", "width"), [(12, 80), (24, 80), (24, 40), (50, 200), (200, 100)])
+def test_a_terminal_shows_what_fits(lines: int, width: int, sick: Summary) -> None:
+    site = sick.sites[0]
+    sites = tuple(
+        dataclasses.replace(site, site=f"h.{at}", values={name: some + at for name, some in site.values.items()})
+        for at in range(48)
+    )
+    many = dataclasses.replace(sick, sites=sites)
+    text = live_text(many, COLUMNS[:2], lines, width=width)
+    assert text.startswith("\x1b[H")
+    assert text.endswith("\x1b[J")
+    shown = text.removeprefix("\x1b[H").removesuffix("\x1b[J").splitlines()
+    assert len(shown) < lines
+    assert all(line.endswith("\x1b[K") and cell_len(line.removesuffix("\x1b[K")) <= width for line in shown)
+    if lines == 24:
+        assert "h.47 " in text  # the largest logit
+        assert "attentions that are better" in text
+    if lines == 200:
+        assert all(f"\nh.{at} " in text for at in range(48))

@@ -73,8 +73,11 @@ def keep_streams() -> None:
     _stdout, _stderr = _Kept.of(1, sys.stdout), _Kept.of(2, sys.stderr)
 
 
-def print_text(text: str) -> None:
+def print_text(text: str) -> bool:
     """Write to stdout; a reader that went away (`| head`) is no error, and an encoding that is too small neither.
+
+    Returns:
+        Whether there was a reader.
 
     Raises:
         OutputError: not all of it could be written: a full disk, or stdout closed by the model's code.
@@ -87,9 +90,10 @@ def print_text(text: str) -> None:
             sys.stdout.write(text)
             sys.stdout.flush()
     except BrokenPipeError:
-        return
+        return False
     except OSError as error:
         raise unwritable(error) from error
+    return True
 
 
 def unwritable(error: OSError) -> OutputError:
@@ -136,6 +140,15 @@ def announce(model: str) -> None:
 def colors() -> bool:
     """Say whether stdout takes colours: a terminal that is not dumb, and no NO_COLOR."""
     return _is_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def screen() -> int | None:
+    """Return the lines of the terminal, where stdout is one that can be drawn anew; else None."""
+    if not _is_terminal() or os.environ.get("TERM") == "dumb":
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        return os.get_terminal_size(_stdout.number if _stdout is not None else sys.stdout.fileno()).lines or 24
+    return 24
 
 
 def width() -> int:

@@ -32,7 +32,10 @@ def show(
     statistic: Annotated[
         str, typer.Option(metavar="LIST", help="Columns of the records with commas between them, or all.")
     ] = "max_logit,entropy_fraction",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Draw anew with each new part, until Ctrl-C.")] = False,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", "-f", help="Draw anew with each new part, until Ctrl-C."),
+    ] = False,
     json_: options.Json = False,
     output: options.Output = None,
     force: options.Force = False,
@@ -58,11 +61,8 @@ def show(
         from sqrtdk.report.watch_terminal import to_text
 
         if follow:
-            from sqrtdk.monitor import reading
-
-            for _ in reading.follow(run):  # it says when there is more; a later attempt can replace what was shown
-                text = to_text(_read(run), columns, width=width(), color=colors())
-                print_text(("\x1b[H\x1b[2J" if colors() else "") + text)
+            _follow(run, columns)
+            return
         summary = _read(run)
         if output is not None:
             _files.write_text(output, to_json(summary), force)
@@ -147,6 +147,23 @@ def compare(
     raise typer.Exit(max(run.exit_code(fail_on) for run in (one, other)))
 
 
+def _follow(run: Path, columns: list[str]) -> None:
+    """Draw a run each time that there is more of it, until Ctrl-C or nobody reads; a terminal shows what fits."""
+    from sqrtdk.cli.output import colors, print_text, screen, width
+    from sqrtdk.monitor.reading import growing
+    from sqrtdk.report.watch_summary import summarise
+    from sqrtdk.report.watch_terminal import live_text, to_text
+
+    for grown in growing(run):
+        summary, lines = summarise(grown), screen()
+        if lines is None:
+            text = to_text(summary, columns, width=width(), color=colors())
+        else:
+            text = live_text(summary, columns, lines, width=width(), color=colors())
+        if not print_text(text):
+            return
+
+
 def _read(run: Path) -> Summary:
     from sqrtdk.monitor.reading import read_run
     from sqrtdk.report.watch_summary import summarise
@@ -156,9 +173,11 @@ def _read(run: Path) -> Summary:
 
 def _columns(text: str) -> list[str]:
     from sqrtdk.errors import InvalidValueError
-    from sqrtdk.report.watch_summary import STATISTICS
+    from sqrtdk.report.watch_statistics import STATISTICS
 
     names = list(STATISTICS) if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise InvalidValueError("no statistic is named", hint=f"There are {', '.join(STATISTICS)}, and all.")
     if unknown := [name for name in names if name not in STATISTICS]:
         raise InvalidValueError(
             f"there is no statistic {unknown[0]!r}", hint=f"There are {', '.join(STATISTICS)}, and all."

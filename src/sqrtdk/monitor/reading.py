@@ -115,6 +115,29 @@ def follow(folder: str | Path, *, every_s: float = 1.0) -> Iterator[Run]:
             time.sleep(every_s)
 
 
+def growing(folder: str | Path, *, every_s: float = 1.0) -> Iterator[Run]:
+    """The whole run, as `read_run` would read it, now and each time that there is more; it never ends.
+
+    What was read of a part is kept, and a part is read once; what comes of a merge is another one.
+
+    Args:
+        folder: as for `read_run`.
+        every_s: seconds between two looks.
+
+    Raises:
+        RunFolderError: As `read_run`.
+        MissingExtraError: pyarrow is missing.
+    """
+    held: dict[Part, Tables | Damage] = {}
+    drawn: object = None
+    while True:
+        now = list_parts(Path(folder)), read_manifest(Path(folder))
+        if now != drawn:
+            drawn = now
+            yield _look(Path(folder), _Seen(), 0, MAX_STEP, held)[0]
+        time.sleep(every_s)
+
+
 @dataclass(frozen=True, slots=True)
 class _Seen:
     """How far a reader has come: the last part, and what it was told of damage."""
@@ -128,9 +151,12 @@ class _Seen:
         return (part.attempt, part.last) <= (self.attempt, self.number)
 
 
-def _look(folder: Path, seen: _Seen, first_step: int, last_step: int) -> tuple[Run, _Seen]:
+def _look(
+    folder: Path, seen: _Seen, first_step: int, last_step: int, held: dict[Part, Tables | Damage] | None = None
+) -> tuple[Run, _Seen]:
+    """What is new since `seen`; `held` has the parts that were read before, and afterwards those that count."""
     arrow()
-    held: dict[Part, Tables | Damage] = {}
+    held = {} if held is None else held
     for trial in range(_TRIES):
         patient = trial < _TRIES - 1
         listing = list_parts(folder)
@@ -144,7 +170,8 @@ def _look(folder: Path, seen: _Seen, first_step: int, last_step: int) -> tuple[R
             for low, high in [_window(part, counted[part.attempt], seen, first_step, last_step)]
             if low <= high
         }
-        held = {part: content for part, content in held.items() if part in wanted}
+        for part in [part for part in held if part not in wanted]:
+            del held[part]
         if _load(folder, [part for part in wanted if part not in held], held, patient):
             break
         time.sleep(_PAUSE_S)

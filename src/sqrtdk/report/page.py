@@ -12,7 +12,7 @@ import functools
 import hashlib
 import importlib.resources
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -24,17 +24,18 @@ from sqrtdk.report.plain import plain
 _UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
-def render(name: str, context: Mapping[str, Any], languages: bool = False) -> str:
+def render(name: str, context: Mapping[str, Any], languages: bool = False, before: Sequence[str] = ()) -> str:
     """Fill in a page's template; its style is `base.css` and its own, its script its own.
 
     Args:
         name: of the template, the style and the script, without their endings.
         context: what the template shows, and the functions that it calls.
         languages: the page is in two languages, and has the style and the script that choose one.
+        before: names of scripts that its own one uses.
     """
     names = ["languages", name] if languages else [name]
     style = "".join(_asset(f"{one}.css") for one in ("base", *names))
-    script = "".join(_asset(f"{one}.js") for one in names)
+    script = "".join(_asset(f"{one}.js") for one in (*names[:-1], *before, name))
     assets = {
         "style": Markup(style),
         "script": Markup(script),

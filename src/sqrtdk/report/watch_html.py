@@ -7,22 +7,36 @@ from __future__ import annotations
 
 import importlib.metadata
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from markupsafe import Markup
 
 from sqrtdk.lab.text import Text
+from sqrtdk.monitor.samples import NOT_MEASURED, Alarm
 from sqrtdk.report import page
 from sqrtdk.report.figures import number, percent
 from sqrtdk.report.page import both
 from sqrtdk.report.watch_compare import Comparison
 from sqrtdk.report.watch_payload import alarms_shown, payload
-from sqrtdk.report.watch_summary import STATISTICS, Site, Summary
-from sqrtdk.report.watch_words import SEVERITY_WORDS, STATISTICS_MEAN, WORDS, WORST_WORDS, missing_text
+from sqrtdk.report.watch_statistics import NEWEST, STATISTICS
+from sqrtdk.report.watch_summary import Site, Summary
+from sqrtdk.report.watch_words import (
+    ALARM_WORDS,
+    GROUP_WORDS,
+    HOW_WORDS,
+    MODEL_WORDS,
+    SEVERITY_WORDS,
+    WORDS,
+    WORST_WORDS,
+    missing_text,
+)
 
 _TONES = {"critical": "bad", "fail": "bad", "warn": "doubtful", "note": ""}
 _MOST_MISSING = 200
+_FEW = 6  # notes that stand among the alarms
+_EVERY = re.compile(r"Every\(steps=(\d+), urgent=(\d+|None)\)")
 
 
 def to_html(runs: Sequence[Summary], compared: Comparison | None = None) -> str:
@@ -35,7 +49,7 @@ def to_html(runs: Sequence[Summary], compared: Comparison | None = None) -> str:
     Returns:
         A complete HTML document.
     """
-    drawn = payload(runs)
+    drawn = payload(runs, compared.by if compared else "name")
     context: dict[str, Any] = {
         "version": importlib.metadata.version("sqrtdk"),
         "runs": list(zip("AB", runs, strict=False)),
@@ -43,24 +57,34 @@ def to_html(runs: Sequence[Summary], compared: Comparison | None = None) -> str:
         "compared": compared,
         "payload": Markup(page.script_json(drawn)),
         "a_column": drawn["samples_a_column"],
+        "a_point": drawn["samples_a_point"],
         "statistics": STATISTICS,
+        "newest_statistics": {name: STATISTICS[name] for name in NEWEST},
+        "drawable": any(run.sites for run in runs),
+        "groups": GROUP_WORDS,
+        "label": _label,
+        "share": _share,
         "result": result,
-        "shown_alarms": lambda run: [run.alarms[at] for at in alarms_shown(run)],
+        "shown_alarms": shown_alarms,
+        "in_chinese": in_chinese,
+        "how": _how,
         "missing": lambda run: [both(missing_text(entry)) for entry in run.missing[:_MOST_MISSING]],
         "missing_left": lambda run: max(0, len(run.missing) - _MOST_MISSING),
         "newest": newest,
         "value": value,
+        "percent": percent,
         "number": number,
+        "steps_of": steps_of,
         "model_of": model_of,
-        "losses": lambda run: tuple(number(float(run.losses[at])) for at in (0, -1)),
-        "least_loss": lambda run: number(min((x for x in run.losses.tolist() if not math.isnan(x)), default=math.nan)),
+        "losses": lambda run: tuple(_loss(float(run.losses[at])) for at in (0, -1)),
+        "least_loss": lambda run: _loss(min((x for x in run.losses.tolist() if not math.isnan(x)), default=math.nan)),
         "severity": lambda name: both(SEVERITY_WORDS.get(name, Text(name, name))),
-        "means": lambda name: both(STATISTICS_MEAN[name]),
+        "means": lambda name: both(STATISTICS[name].meaning),
         "worst_word": lambda name: both(WORST_WORDS[STATISTICS[name].worst]),
         "say": _say,
         "both": both,
     }
-    return page.render("watch", context, languages=True)
+    return page.render("watch", context, languages=True, before=("watch_numbers",))
 
 
 def result(run: Summary) -> tuple[Markup, str]:
@@ -93,12 +117,84 @@ def value(column: str, number_of: float | None) -> str:
     return percent(number_of) if STATISTICS[column].unit == "%" else number(number_of)
 
 
-def model_of(run: Summary) -> list[tuple[str, str]]:
+def shown_alarms(run: Summary) -> list[tuple[str, list[tuple[int, Alarm]]]]:
+    """The alarms on the page with their places in the data: those to act on, and notes apart where there are others."""
+    every = list(enumerate(run.alarms[at] for at in alarms_shown(run)))
+    notes = [one for one in every if one[1].severity == "note"]
+    rest = [one for one in every if one[1].severity != "note"]
+    return [("rest", rest), ("notes", notes)] if rest and len(notes) > _FEW else [("rest", every)]
+
+
+def in_chinese(alarm: Alarm) -> str:
+    """An alarm in Chinese, from its parts; its sentence was recorded in English.
+
+    Example:
+        >>> in_chinese(Alarm("max_logit", "warn", 5, "", "", site="h.0", index=0, head=3, value=120.0, bar=100.0))
+        '最大 logit：h.0，头 3，测得 120，界限 100'
+    """
+    parts = []
+    if alarm.site is not None:
+        parts.append((alarm.site or "(root)") + (f" #{alarm.index}" if alarm.index else ""))
+    if alarm.head is not None:
+        parts.append(f"头 {alarm.head}")
+    for word, what in (("测得", alarm.value), ("界限", alarm.bar)):
+        if what is not None:
+            parts.append(f"{word} {number(what)}")
+    name = ALARM_WORDS.get(alarm.name, alarm.name)
+    return f"{name}：{'，'.join(parts)}" if parts else name
+
+
+def steps_of(steps: Sequence[int]) -> str:
+    """Steps in a few words.
+
+    Example:
+        >>> steps_of([5, 10, 15, 20, 25]), steps_of([7])
+        ('5, 10, 15, 20, 25', '7')
+    """
+    return ", ".join(map(str, steps))
+
+
+def model_of(run: Summary) -> list[tuple[Markup, Markup]]:
     """What the writer said of the model and of the watch."""
-    told = []
+    told: list[tuple[str, Any]] = []
     for part in (run.model, run.settings):
-        told += [(str(key), str(item)) for key, item in part.items()] if isinstance(part, dict) else [("", str(part))]
-    return [(key, text[:200]) for key, text in told[:40]]
+        told += list(part.items()) if isinstance(part, dict) else [("", part)]
+    return [(both(MODEL_WORDS.get(key, Text(key, key))), _setting(key, value)) for key, value in told[:40]]
+
+
+def _setting(key: str, value: Any) -> Markup:
+    if key == "rows" and value is None:
+        return _say("all_rows")
+    text = f"{value:,}" if type(value) is int else str(value)[:200]
+    every = _EVERY.fullmatch(text) if key == "every" else None
+    if every is None:
+        return both(Text(text, text))
+    often = every[2] != "None"
+    en, zh = f"every {every[1]} steps", f"每 {every[1]} 步"
+    if often:
+        en, zh = f"{en}, {every[2]} while a trend is bad", f"{zh}，趋势不良时每 {every[2]} 步"
+    return both(Text(en, zh))
+
+
+def _how(way: str) -> Markup:
+    if way.startswith(NOT_MEASURED):
+        return both(Text(way, f"未测量：{way.removeprefix(NOT_MEASURED)}"))
+    return both(HOW_WORDS.get(way, Text(way, way)))
+
+
+def _label(key: str, of: str) -> Markup:
+    """A name for a reader of the screen, which the page's script sets anew with the language."""
+    en, zh = WORDS[key].en.format(what=WORDS[of].en), WORDS[key].zh.format(what=WORDS[of].zh)
+    return Markup('aria-label="{}" data-label-en="{}" data-label-zh="{}"').format(en, en, zh)
+
+
+def _share(value: float | None) -> str:
+    """A difference in percent: up to 200 where signs differ, and infinite where one value is."""
+    return percent(value) if value is None or math.isfinite(value) else "∞"
+
+
+def _loss(value: float) -> str:
+    return "NaN" if math.isnan(value) else number(value)
 
 
 def _say(key: str, **parts: object) -> Markup:

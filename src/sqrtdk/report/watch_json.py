@@ -7,7 +7,8 @@ from typing import Any
 
 from sqrtdk._json import document
 from sqrtdk.report.watch_compare import Comparison
-from sqrtdk.report.watch_summary import STATISTICS, Site, Summary
+from sqrtdk.report.watch_statistics import STATISTICS
+from sqrtdk.report.watch_summary import Site, Summary
 
 SCHEMA_VERSION = 1
 
@@ -22,20 +23,29 @@ def to_json(summary: Summary) -> str:
 
 
 def comparison_json(a: Summary, b: Summary, compared: Comparison) -> str:
-    """Return two runs and what differs as one document."""
+    """Return two runs and what differs as one document.
+
+    `differences` are sorted: `typical` is the median over attentions of `apart`, the difference as a share of the
+    larger value; `a` and `b` are medians over the samples at `steps_a` and `steps_b` of the value of the worst head.
+    """
     differences = [
         {
             "statistic": one.column,
+            "typical": one.typical,
+            "sites_measured": one.measured,
             "sites_that_differ": one.count,
-            "sites": [{"site": pair.label, "a": pair.a, "b": pair.b} for pair in one.pairs],
+            "sites": [{"site": pair.label, "a": pair.a, "b": pair.b, "apart": pair.apart} for pair in one.pairs],
         }
         for one in compared.differences
     ]
-    return document(
-        _head()
-        | {"step": compared.step, "only_a": compared.only_a, "only_b": compared.only_b, "differences": differences}
-        | {"a": _run(a), "b": _run(b)}
-    )
+    how = {
+        "steps_a": compared.steps_a,
+        "steps_b": compared.steps_b,
+        "steps_overlap": compared.overlap,
+        "attentions_matched_by": compared.by,
+    }
+    sites = {"only_a": compared.only_a, "only_b": compared.only_b}
+    return document(_head() | how | sites | {"differences": differences, "a": _run(a), "b": _run(b)})
 
 
 def _head() -> dict[str, Any]:

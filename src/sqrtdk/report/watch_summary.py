@@ -13,43 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from sqrtdk.lab.text import Text
 from sqrtdk.monitor.reading import Run
 from sqrtdk.monitor.samples import AS_IS, NOT_MEASURED, UNMEASURED, Alarm
+from sqrtdk.report.watch_statistics import STATISTICS, Array, badness
 
 SEVERITIES = ("note", "warn", "fail", "critical")  # ascending
 FAIL_ON = ("note", "warn", "unmeasured", "fail", "critical", "never")
 MOST_NAMED = 5  # places of one reason
-Array = np.ndarray[Any, np.dtype[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Statistic:
-    """How a column of the records is shown.
-
-    Attributes:
-        name: for readers.
-        unit: "" for a plain number, "%" for a share.
-        worst: which head is the worst: of the "largest" value, the "least", or the "farthest" from 1 as a factor.
-    """
-
-    name: Text
-    unit: str
-    worst: str
-
-
-STATISTICS: Mapping[str, Statistic] = {
-    "max_logit": Statistic(Text("Max logit", "最大 logit"), "", "largest"),
-    "std_logit": Statistic(Text("Std of the logits", "logit 标准差"), "", "largest"),
-    "entropy_fraction": Statistic(Text("Entropy / log n", "熵 / log n"), "%", "least"),
-    "saturated": Statistic(Text("Saturated rows", "饱和行"), "%", "largest"),
-    "peak": Statistic(Text("Peak", "峰值"), "", "largest"),
-    "scale_ratio": Statistic(Text("Scale ratio", "缩放比"), "", "farthest"),
-    "query_grad_p50": Statistic(Text("Gradient of q, median row", "q 的梯度，中位行"), "", "largest"),
-    "query_grad_max": Statistic(Text("Gradient of q, largest row", "q 的梯度，最大行"), "", "largest"),
-    "key_grad_p50": Statistic(Text("Gradient of k, median key", "k 的梯度，中位键"), "", "largest"),
-    "key_grad_max": Statistic(Text("Gradient of k, largest key", "k 的梯度，最大键"), "", "largest"),
-}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,18 +146,9 @@ class Summary:
         return int(any(a.severity not in SEVERITIES[:bar] for a in self.alarms))
 
 
-def badness(values: Array, column: str) -> Array:
-    """What is greatest at the worst head; minus infinity where there is no value.
-
-    Example:
-        >>> badness(np.array([0.5, 1.0, math.nan]), "scale_ratio").round(2).tolist()
-        [0.69, 0.0, -inf]
-    """
-    kind = STATISTICS[column].worst
-    if kind == "farthest":
-        with np.errstate(divide="ignore"):
-            values = np.where(np.isnan(values), values, np.abs(np.log(np.abs(values))))
-    return np.where(np.isnan(values), -math.inf, -values if kind == "least" else values)
+def rank(severity: str) -> int:
+    """Place of a severity; one that is not known is a later version's, and no reason to say that all is well."""
+    return SEVERITIES.index(severity) if severity in SEVERITIES else len(SEVERITIES)
 
 
 def summarise(run: Run) -> Summary:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from rich.console import Console
@@ -14,12 +16,14 @@ from sqrtdk.report.console import drawn, paragraph
 from sqrtdk.report.figures import count, number, percent
 from sqrtdk.report.plain import plain
 from sqrtdk.report.watch_compare import APART, Comparison
-from sqrtdk.report.watch_summary import STATISTICS, Array, Summary, badness
+from sqrtdk.report.watch_statistics import STATISTICS, Array, badness
+from sqrtdk.report.watch_summary import Summary, rank
 from sqrtdk.report.watch_words import missing_text
 
 STYLES = {"note": "cyan", "warn": "yellow", "fail": "red", "critical": "bold magenta"}
 MOST_ALARMS = 12
 MOST_MISSING = 12
+_HOME, _TO_END_OF_LINE, _TO_END = "\x1b[H", "\x1b[K", "\x1b[J"
 _BARS = "▁▂▃▄▅▆▇█"
 _NONE = "·"
 _WIDE = 90  # columns from which a table has more than the trend and the newest value
@@ -37,22 +41,55 @@ def to_text(summary: Summary, columns: Sequence[str], *, width: int = 100, color
         color: whether it takes colours.
     """
 
-    def draw(console: Console) -> None:
-        _head(console, summary)
-        bars = max(12, min(60, console.width - 64))
-        if len(summary.losses):
-            line, low, high = _loss(summary, bars)
-            first, newest = (number(float(summary.losses[at])) for at in (0, -1))
-            console.print(Text.assemble(("loss  ", "bold"), (line, "cyan"), f"  {first} -> {newest}"))
-            console.print(Text(f"      {_ends(low, high)}", style="dim"))
-        for column in columns:
-            console.print()
-            _statistic(console, summary, column, bars)
-        console.print()
-        _alarms(console, summary)
-        _missing(console, summary)
+    return drawn(lambda console: _whole(console, summary, columns), width, color)
 
-    return drawn(draw, width, color)
+
+def live_text(summary: Summary, columns: Sequence[str], lines: int, *, width: int = 100, color: bool = False) -> str:
+    """Draw a run over what a terminal shows: of the attentions the worst, so many as fit.
+
+    Args:
+        summary: as `to_text`.
+        columns: as `to_text`.
+        lines: of the terminal.
+        width: as `to_text`.
+        color: as `to_text`.
+    """
+    most = len(summary.sites)
+    text = to_text(summary, columns, width=width, color=color).split("\n")
+    while len(text) > lines and most > 1:
+        most -= max(1, (len(text) - lines) // (2 * max(1, len(columns))))
+        few = _Few(max(1, most), max(1, lines // 8))
+        draw = functools.partial(_whole, summary=summary, columns=columns, few=few)
+        text = drawn(draw, width, color).split("\n")
+    shown = "".join(f"{line}{_TO_END_OF_LINE}\n" for line in text[: lines - 1])
+    return f"{_HOME}{shown}{_TO_END}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Few:
+    """How much there is room for: attentions a statistic, and alarms; and no sources, and nothing that is missing."""
+
+    sites: int
+    alarms: int
+
+
+def _whole(console: Console, summary: Summary, columns: Sequence[str], few: _Few | None = None) -> None:
+    _head(console, summary)
+    bars = max(12, min(60, console.width - 64))
+    if len(summary.losses):
+        line, low, high = _loss(summary, bars)
+        first, newest = (number(float(summary.losses[at])) for at in (0, -1))
+        console.print(Text.assemble(("loss  ", "bold"), (line, "cyan"), f"  {first} -> {newest}"))
+        console.print(Text(f"      {_ends(low, high)}", style="dim"))
+    for column in columns:
+        console.print()
+        _statistic(console, summary, column, bars, few.sites if few else None)
+    console.print()
+    _alarms(console, summary, few)
+    if few is None:
+        _missing(console, summary)
+    elif summary.missing:
+        console.print(Text(f"not measured: {count(len(summary.missing), 'entry')}"))
 
 
 def comparison_text(a: Summary, b: Summary, compared: Comparison, *, width: int = 100, color: bool = False) -> str:
@@ -62,19 +99,7 @@ def comparison_text(a: Summary, b: Summary, compared: Comparison, *, width: int 
         for letter, run in (("A", a), ("B", b)):
             _head(console, run, f"{letter}  ")
         console.print()
-        at = "the newest samples" if compared.step is None else f"step {compared.step}, the last that both measured"
-        console.print(Text(f"Worst heads at {at}; more than {APART:.0%} apart is a difference", style="bold"))
-        table = _table("statistic", "differ", "farthest apart at", "A", "B")
-        for one in compared.differences:
-            pair = one.farthest
-            name = Text(one.column, style="cyan")
-            if pair is None:
-                table.add_row(name, "-", Text("not measured in both", style="dim"), "-", "-")
-                continue
-            style = "yellow" if one.count else ""
-            differ = Text(f"{one.count} of {one.measured}", style=style)
-            table.add_row(name, differ, plain(pair.label), _value(one.column, pair.a), _value(one.column, pair.b))
-        console.print(table)
+        _differences(console, compared)
         for letter, labels in (("A", compared.only_a), ("B", compared.only_b)):
             if labels:
                 names = ", ".join(map(plain, labels[:5])) + (f" and {len(labels) - 5} more" if len(labels) > 5 else "")
@@ -86,6 +111,37 @@ def comparison_text(a: Summary, b: Summary, compared: Comparison, *, width: int 
             _missing(console, run)
 
     return drawn(draw, width, color)
+
+
+def _differences(console: Console, compared: Comparison) -> None:
+    if not compared.measured:
+        console.print(Text("no attention in common, by name or in number: nothing can be compared", style="yellow"))
+        return
+    a, b = (", ".join(map(str, steps)) for steps in (compared.steps_a, compared.steps_b))
+    at = f"steps {a}" if a == b else f"steps {a} of A and {b} of B"
+    why = "" if compared.overlap else "; the runs have no step in common"
+    if compared.by == "order":
+        why += "; no attention has the same name in both: they are matched in order"
+    paragraph(console, Text.assemble(("what differs", "bold"), f"  worst heads, medians over {at}{why}"), 0)
+    table = _table("statistic", "apart", f"over {APART:.0%}", "farthest apart at", "A", "B")
+    alike = [one.column for one in compared.differences if one.measured and not one.count]
+    unmeasured = [one.column for one in compared.differences if not one.measured]
+    for one in compared.differences:
+        pair = one.farthest
+        name = Text(one.column, style="cyan")
+        if pair is None or one.typical is None or one.column in alike:
+            continue
+        differ = Text(f"{one.count} of {one.measured}", style="yellow" if one.count else "")
+        apart = percent(one.typical) if math.isfinite(one.typical) else "inf"
+        values = (_value(one.column, pair.a), _value(one.column, pair.b))
+        table.add_row(name, Text(apart, style="bold"), differ, plain(pair.label), *values)
+    if table.row_count:
+        console.print(table)
+        text = "apart: median over attentions of the difference, as a share of the larger value; the largest is first"
+        paragraph(console, Text(text, style="dim"), 0)
+    for words, names in ((f"nowhere over {APART:.0%}", alike), ("not measured in both", unmeasured)):
+        if names:
+            paragraph(console, Text(f"{words}: {', '.join(names)}"), 0)
 
 
 def sparkline(values: Sequence[float] | Array, width: int, low: float, high: float, *, log: bool = False) -> str:
@@ -150,7 +206,7 @@ def _loss(summary: Summary, bars: int) -> tuple[str, float, float]:
     return sparkline(summary.losses, bars, low, high, log=log), low, high
 
 
-def _statistic(console: Console, summary: Summary, column: str, bars: int) -> None:
+def _statistic(console: Console, summary: Summary, column: str, bars: int, most: int | None = None) -> None:
     worst = {id(site): worst_of(site.worst(column)[0], column, bars) for site in summary.sites}
     every = np.concatenate([*worst.values(), np.empty(0)])
     low, high, log = _range(every)
@@ -161,7 +217,10 @@ def _statistic(console: Console, summary: Summary, column: str, bars: int) -> No
     console.print(Text.assemble((column, "bold"), f"  the worst head of each sample; {scale}"))
     wide = console.width >= _WIDE
     table = _table("site", "trend", "newest", "head", *(("first", "median", "step") if wide else ()))
-    for site in summary.sites:
+    newest_values = np.array([float(site.worst(column)[0][-1]) for site in summary.sites])
+    order = np.argsort(-badness(newest_values, column), kind="stable")[:most]
+    for at in sorted(order.tolist()):
+        site = summary.sites[at]
         values, heads = site.worst(column)
         newest = float(values[-1])
         more = (_value(column, float(values[0])), _value(column, float(site.median(column)[-1])), str(site.steps[-1]))
@@ -173,22 +232,28 @@ def _statistic(console: Console, summary: Summary, column: str, bars: int) -> No
             *(more if wide else ()),
         )
     console.print(table)
+    if left := len(summary.sites) - len(order):
+        console.print(Text(f"and {count(left, 'attention')} that are better", style="dim"))
 
 
-def _alarms(console: Console, summary: Summary) -> None:
+def _alarms(console: Console, summary: Summary, few: _Few | None = None) -> None:
     if not summary.alarms:
         console.print("no alarms" if summary.sites else "no alarms, and nothing was measured")
         return
     counts = ", ".join(f"{number_of} {severity}" for severity, number_of in summary.counts.items() if number_of)
     console.print(Text.assemble(("alarms", "bold"), f"  {counts}"))
-    shown = summary.alarms[-MOST_ALARMS:]
-    if len(shown) < len(summary.alarms):
-        console.print(f"  {len(summary.alarms) - len(shown)} earlier ones: --json lists all")
-    for alarm in shown:
+    worst = sorted(range(len(summary.alarms)), key=lambda at: (rank(summary.alarms[at].severity), at))
+    worst = worst[-(few.alarms if few else MOST_ALARMS) :]
+    if left := len(summary.alarms) - len(worst):
+        console.print(f"  the worst {len(worst)}, and of these the newest; {left} more: --json lists all")
+    sources: set[str] = set()
+    for alarm in (summary.alarms[at] for at in sorted(worst)):
         style = STYLES.get(alarm.severity, "red")
         head = Text.assemble((f"{plain(alarm.severity):<8}", style), f" step {alarm.step}  {plain(alarm.text)}")
         paragraph(console, head, 2)
-        paragraph(console, Text(f"source: {plain(alarm.source)}", style="dim"), 11)
+        if few is None and alarm.source not in sources:  # once for all that have it
+            paragraph(console, Text(f"source: {plain(alarm.source)}", style="dim"), 11)
+        sources.add(alarm.source)
 
 
 def _missing(console: Console, summary: Summary) -> None:
@@ -204,7 +269,7 @@ def _missing(console: Console, summary: Summary) -> None:
 def _table(*titles: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for title in titles:
-        right = title in ("first", "newest", "head", "median", "step", "A", "B")
+        right = title in ("first", "newest", "head", "median", "step", "apart", "A", "B")
         table.add_column(title, justify="right" if right else "left", overflow="fold", no_wrap=title not in _WRAPPED)
     return table
 

@@ -12,41 +12,40 @@ SEVERITY_WORDS = {
     "critical": Text("critical", "严重"),
 }
 
+ALARM_WORDS = {  # for readers of Chinese, beside the sentence as it was recorded
+    "bf16_offset": "bfloat16 行偏移",
+    "collapsed": "注意力头退化",
+    "entropy": "熵过低",
+    "entropy_trend": "熵在下降",
+    "fp16_range": "float16 范围",
+    "growth": "logit 增长",
+    "idle": "step() 从未被调用",
+    "ledger": "缩放改变",
+    "lost": "注意力未被测到",
+    "max_logit": "最大 logit",
+    "nonfinite": "NaN 或无穷",
+    "saturation": "饱和",
+    "unmeasured": "未测量",
+}
+
+HOW_WORDS = {
+    "as is": Text("ran as it is", "按原样运行"),
+    "eager": Text("ran eagerly", "以 eager 方式运行"),
+}
+
+GROUP_WORDS = {True: Text("Most used", "常用"), False: Text("More", "更多")}
+
+MODEL_WORDS = {
+    "class": Text("class", "类"),
+    "parameters": Text("parameters", "参数量"),
+    "every": Text("sampled steps", "采样步"),
+    "rows": Text("rows of a sequence that are measured", "每个序列测量的行"),
+}
+
 WORST_WORDS = {
     "largest": Text("the head with the largest value", "数值最大的头"),
     "least": Text("the head with the least value", "数值最小的头"),
     "farthest": Text("the head farthest from 1", "离 1 最远的头"),
-}
-
-STATISTICS_MEAN = {
-    "max_logit": Text(
-        "largest logit of a head: signed, scaled, after bias, visible keys only; 50 is a note, 100 a warning, 1e3 a "
-        "failure, 1e4 critical",
-        "一个头的最大 logit：带符号，缩放及加偏置之后，仅可见键；50 为提示，100 为警告，1e3 为失败，1e4 为严重",
-    ),
-    "std_logit": Text("root of the mean variance of the logits within a row", "一行之内 logit 方差均值的平方根"),
-    "entropy_fraction": Text(
-        "mean over rows of the entropy over log(visible keys): 100% is uniform, 0% one-hot",
-        "各行的熵除以 log(可见键数) 的均值：100% 为均匀，0% 为单点",
-    ),
-    "saturated": Text("share of rows whose largest weight is above .99", "最大权重超过 .99 的行的比例"),
-    "peak": Text("mean over rows of the largest weight", "各行最大权重的均值"),
-    "scale_ratio": Text(
-        "effective scale times sqrt(head dimension): 1 is the textbook value",
-        "实际缩放乘以 sqrt(头维度)：1 为教科书值",
-    ),
-    "query_grad_p50": Text(
-        "median over rows of the root mean square of dL/dq over channels", "dL/dq 沿通道的均方根，各行的中位数"
-    ),
-    "query_grad_max": Text(
-        "largest over rows of the root mean square of dL/dq over channels", "dL/dq 沿通道的均方根，各行的最大值"
-    ),
-    "key_grad_p50": Text(
-        "median over keys of the root mean square of dL/dk over channels", "dL/dk 沿通道的均方根，各键的中位数"
-    ),
-    "key_grad_max": Text(
-        "largest over keys of the root mean square of dL/dk over channels", "dL/dk 沿通道的均方根，各键的最大值"
-    ),
 }
 
 MISSING = {
@@ -98,6 +97,7 @@ WORDS = {
     "nothing": Text("Not measured", "未测量"),
     "one_alarm": Text("alarm", "次警报"),
     "alarm_count": Text("alarms", "次警报"),
+    "one_step": Text("step on record", "步有记录"),
     "steps": Text("steps on record", "步有记录"),
     "sampled": Text("sampled", "步被采样"),
     "attempt": Text("attempt", "次运行"),
@@ -113,8 +113,9 @@ WORDS = {
     "time_line": Text("Time line", "时间线"),
     "time_line_means": Text(
         "Loss, alarms, and one row for each attention, all on the same axis of training steps. A cell is the worst "
-        "head of one attention at one sample; a click on it shows that head.",
-        "损失、警报和每处注意力的一行，共用同一条训练步坐标轴。每个格子是一处注意力在一次采样中最差的头；点击即显示该头。",
+        "head of one attention at one sample; a click on it shows that head, and so does Enter after the arrow keys.",
+        "损失、警报和每处注意力的一行，共用同一条训练步坐标轴。每个格子是一处注意力在一次采样中最差的头；点击即显示该头，"
+        "也可用方向键移动后按回车。",
     ),
     "same_scale": Text("Both runs have the same axes and the same colours.", "两次运行使用相同的坐标轴和颜色。"),
     "statistic": Text("Statistic", "统计量"),
@@ -123,8 +124,26 @@ WORDS = {
     "median_heads": Text("median of the heads", "各头中位数"),
     "all_maps": Text("Every statistic", "全部统计量"),
     "all_maps_mean": Text(
-        "The same map for each statistic; colours are those of its own legend.", "每个统计量一张图；颜色见各自的图例。"
+        "The same map for each statistic, with a scale of its own; its name shows it above.",
+        "每个统计量一张图，各有自己的色标；点击名称即在上方显示。",
     ),
+    "infinite": Text("infinite", "无穷"),
+    "points": Text(
+        "In the trend of a single head each point is up to {k} samples, of which the worst value is shown.",
+        "单个头的趋势中每个点最多含 {k} 个采样，显示其中最差的值。",
+    ),
+    "nothing_recorded": Text(
+        "No attention is on record yet: there is nothing to draw.", "尚无注意力的记录：没有可画的内容。"
+    ),
+    "old_browser": Text(
+        "This browser can't unpack the data of the page (it lacks DecompressionStream); the table below shows the "
+        "newest values.",
+        "此浏览器无法解开页面数据（缺少 DecompressionStream）；下表显示最新的数值。",
+    ),
+    "notes": Text("{k} notes", "{k} 条提示"),
+    "bar": Text("bar", "界限"),
+    "measured": Text("measured", "测得"),
+    "all_rows": Text("all", "全部"),
     "no_value": Text("not measured", "未测量"),
     "lost": Text("the loss is NaN or infinite", "损失为 NaN 或无穷"),
     "gap": Text("never recorded", "没有记录"),
@@ -140,25 +159,37 @@ WORDS = {
         "Of each attention the worst head at its last sample (step in brackets).",
         "每处注意力最近一次采样中最差的头（括号内为步数）。",
     ),
-    "step": Text("step", "步"),
+    "at_step": Text("step {k}", "第 {k} 步"),
+    "scrolls": Text("{what}: table that scrolls", "{what}：可滚动的表格"),
     "source": Text("source", "来源"),
     "differences": Text("What differs", "差异"),
     "differences_at": Text(
-        "Of each statistic the attention whose worst heads are farthest apart at step {step}, the last that both "
-        "measured, and how many attentions differ by more than 10%.",
-        "每个统计量在第 {step} 步（双方最近的共同测量）最差头相差最大的注意力，以及相差超过 10% 的注意力数。",
+        "Compared are {k} samples of each run, the last ones of the steps that both went through: A at {a}, B at {b}. "
+        "Of each attention the median over them of the worst head's value. The difference is a share of the larger "
+        "value, and its median over the attentions says which statistic is listed first.",
+        "比较双方都经历过的训练步中最后的各 {k} 个采样：A 在第 {a} 步，B 在第 {b} 步。每处注意力取最差头的数值在"
+        "这些采样上的中位数。差异为占较大值的比例，各统计量按其在各处注意力上的中位数排序。",
     ),
     "differences_newest": Text(
-        "No step was measured in both, so the newest sample of each is compared: the attention whose worst heads are "
-        "farthest apart, and how many attentions differ by more than 10%.",
-        "没有共同的采样步，因此比较各自的最新采样：最差头相差最大的注意力，以及相差超过 10% 的注意力数。",
+        "The runs have no step in common, so the newest samples are compared, {k} of each: A at {a}, B at {b}. Of each "
+        "attention the median over them of the worst head's value. The difference is a share of the larger value, and "
+        "its median over the attentions says which statistic is listed first.",
+        "两次运行没有共同的训练步，因此比较各自最新的 {k} 个采样：A 在第 {a} 步，B 在第 {b} 步。每处注意力取最差头的"
+        "数值在这些采样上的中位数。差异为占较大值的比例，各统计量按其在各处注意力上的中位数排序。",
     ),
+    "by_order": Text(
+        "No attention has the same name in both runs, but there are as many: the first of A stands beside the first of "
+        "B, and so on.",
+        "两次运行中没有同名的注意力，但数目相同：按先后顺序一一对应。",
+    ),
+    "typical_difference": Text("median difference", "差异中位数"),
     "largest_difference": Text("farthest apart", "相差最大处"),
-    "sites_differ": Text("attentions that differ", "有差异的注意力"),
+    "sites_differ": Text("attentions that differ by more than 10%", "相差超过 10% 的注意力"),
     "ratio": Text("B / A", "B / A"),
     "only_in": Text("only in {side}", "仅在 {side}"),
     "no_shared": Text(
-        "The runs have no attention in common: nothing can be compared.", "两次运行没有共同的注意力：无法比较。"
+        "The runs have no attention in common, by name or in number: nothing can be compared.",
+        "两次运行没有同名的注意力，数目也不同：无法比较。",
     ),
     "run": Text("The run", "运行"),
     "no_script": Text(

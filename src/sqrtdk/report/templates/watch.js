@@ -1,22 +1,35 @@
-"use strict";
 // Draws the time line and the maps from the data block. Every text goes in as textContent or as an attribute.
-(() => {
+(async () => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const runs = data.runs;
   const drawn = runs.filter((run) => run.first !== null);
-  if (!drawn.length) return;
-  // Viridis in nine steps: even in lightness, readable with every common colour blindness and in grey.
-  const COLOURS = ["440154", "472d7b", "3b528b", "2c728e", "21918c", "28ae80", "5ec962", "addc30", "fde725"]
-    .map((hex) => [0, 2, 4].map((at) => parseInt(hex.slice(at, at + 2), 16)));
-  const BARS = { max_logit: [50, 100, 1e3, 1e4], scale_ratio: [1] };
+  if (!runs.some((run) => run.sites.length)) return;
+  if (typeof DecompressionStream === "undefined") { document.getElementById("old").hidden = false; return; }
+  // Where an alarm begins, and what a value there is called.
+  const [NOTE, WARN, FAIL, CRITICAL] = [["note", "提示"], ["warn", "警告"], ["fail", "失败"], ["critical", "严重"]];
+  const BARS = {
+    max_logit: [[50, NOTE], [100, WARN], [1e3, FAIL], [1e4, CRITICAL]],
+    row_offset: [[50, ["bfloat16", "bfloat16"]]],
+    max_product: [[65504, ["float16", "float16"]]],
+    scale_ratio: [[1, ["textbook", "教科书值"]]],
+  };
+  const SHAPES = { // told apart without colour
+    note: "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0Z", warn: "M0-6 6 5H-6Z", fail: "M0-6.5 6.5 0 0 6.5-6.5 0Z", critical: "M-6-6H6V6H-6Z",
+  };
+  // The statistic that an alarm is about, where it has another name.
+  const ABOUT = {
+    growth: "max_logit", entropy: "entropy_nats", entropy_trend: "entropy_nats", saturation: "saturated",
+    collapsed: "entropy_fraction", ledger: "scale_ratio", fp16_range: "max_product", bf16_offset: "row_offset",
+    nonfinite: "nan_rows",
+  };
+  const { wholes, numbers } = await numbersOf(data.block);
+  const { rgb, colour, LUT, style, scaleOf, ticks, yTicks } = drawing;
   const SVG = "http://www.w3.org/2000/svg";
   const byId = (id) => document.getElementById(id);
   const [statistic, siteSelect, headSelect, tip] = ["statistic", "site", "head", "tip"].map(byId);
   const labels = [...new Set(runs.flatMap((run) => run.sites.map((site) => site.label)))];
   const zh = () => document.documentElement.lang.startsWith("zh");
   const say = (en, chinese) => (zh() ? chinese : en);
-  const WORST = { largest: (a, b) => a > b, least: (a, b) => a < b, farthest: (a, b) => far(a) > far(b) };
-  const far = (value) => Math.abs(Math.log(Math.abs(value)));
 
   function svg(name, attributes = {}, text = null) {
     const node = document.createElementNS(SVG, name);
@@ -31,97 +44,92 @@
     return node;
   }
   const number = (value) => (value === null || value === undefined ? NaN : Number(value));
-  function show(value, unit = "") {
+  function show(value, unit = "", digits = 3) {
     if (Number.isNaN(value)) return say("not measured", "未测量");
     if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
-    if (unit === "%") return `${+(100 * value).toPrecision(3)}%`;
+    if (unit === "%") return value > 0 && value < 0.0005 ? "<0.1%" : `${+(100 * value).toPrecision(3)}%`;
     const size = Math.abs(value);
-    const text = size !== 0 && (size >= 1e6 || size < 1e-3) ? value.toExponential(1) : String(+value.toPrecision(4));
+    if (size >= 1000 && size < 1e6) return String(Math.round(+value.toPrecision(digits))).replace("-", "−");
+    const text = size !== 0 && (size >= 1e6 || size < 1e-3) ? value.toExponential(1) : String(+value.toPrecision(digits));
     return text.replace("-", "−");
   }
-  function rgb(share) {
-    const place = Math.max(0, Math.min(1, share)) * (COLOURS.length - 1);
-    const low = Math.min(Math.floor(place), COLOURS.length - 2);
-    return `rgb(${COLOURS[low].map((from, i) => Math.round(from + (COLOURS[low + 1][i] - from) * (place - low))).join(",")})`;
-  }
-  const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-  // Of each site and statistic the worst head of each column: value and place in `heads`.
   for (const run of runs) for (const site of run.sites) {
-    site.worst = {};
+    const count = site.steps.length;
+    site.points ??= site.steps;
     for (const name of data.columns) {
-      const worse = WORST[data.worst[name]];
-      site.worst[name] = site.steps.map((_, at) => site.values[name].reduce((best, head, place) => {
-        const value = number(head[at]);
-        return Number.isNaN(value) || (best.head >= 0 && !worse(value, best.value)) ? best : { value, head: place };
-      }, { value: NaN, head: -1 }));
+      const heads = wholes(site.who[name], count);
+      site.worst[name] = numbers(site.worst[name], count).map((value, at) => ({ value, head: heads[at] === 65535 ? -1 : heads[at] }));
+      site.medians[name] = numbers(site.medians[name], count);
     }
   }
-
-  // From a value to its place between 0 and 1: the same for all runs; logarithmic where positive values span much.
-  function scaleOf(values) {
-    const finite = values.filter(Number.isFinite);
-    let [low, high] = finite.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], [Infinity, -Infinity]);
-    if (!finite.length) [low, high] = [0, 1];
-    const log = low > 0 && high > 30 * low;
-    const at = (value) => {
-      if (!Number.isFinite(value)) return value > 0 ? 1 : 0;
-      if (high === low) return 0.5;
-      return log ? Math.log(value / low) / Math.log(high / low) : (value - low) / (high - low);
-    };
-    return { low, high, log, at };
+  const pointsOf = (site, name, place) => numbers(site.values[name], site.points.length, place * site.points.length);
+  const unitOf = (name) => data.statistics[name].unit;
+  const nameOf = (name) => data.statistics[name].name[zh() ? 1 : 0];
+  function titleOf(name) {
+    const of = data.statistics[name].of[zh() ? 1 : 0];
+    return nameOf(name) + (of && !unitOf(name) ? say(` (${of})`, `（${of}）`) : "");
   }
+
   const worstScale = Object.fromEntries(data.columns.map((name) => [
-    name, scaleOf(runs.flatMap((run) => run.sites.flatMap((site) => site.worst[name].map((one) => one.value)))),
+    name, scaleOf(runs.flatMap((run) => run.sites.flatMap((site) => site.worst[name].map((one) => one.value))), unitOf(name)),
   ]));
   const lossScale = scaleOf(runs.flatMap((run) => run.loss[1].map(number)));
   const first = Math.min(...drawn.map((run) => run.first));
   const last = Math.max(...drawn.map((run) => run.last), first + 1);
 
-  function ticks(from, to, most) {
-    const rough = (to - from) / Math.max(most, 1) || 1;
-    const size = 10 ** Math.floor(Math.log10(rough));
-    const step = [1, 2, 5, 10].map((unit) => unit * size).find((unit) => unit >= rough * 0.999);
-    const every = [];
-    for (let i = Math.ceil(from / step); i * step <= to && every.length < 40; i += 1) every.push(+(i * step).toPrecision(8));
-    return every;
-  }
-  function yTicks(scale) {
-    if (!scale.log) return ticks(scale.low, scale.high, 3);
-    const powers = [];
-    for (let p = Math.ceil(Math.log10(scale.low)); p <= Math.log10(scale.high); p += 1) powers.push(10 ** p);
-    const every = Math.ceil(powers.length / 4) || 1;
-    const some = powers.filter((_, i) => i % every === 0);
-    return some.length > 1 ? some : [scale.low, scale.high];
-  }
-
-  // A canvas of sites down and steps across; what was not measured has a colour of its own.
+  // A canvas of sites down and steps across, by pixels: what was not measured has a colour of its own, an infinity is a
+  // chequered cell, and of samples that share a pixel the worst counts.
+  const far = (value) => Math.abs(Math.log(Math.abs(value)));
+  const WORSE = { largest: (a, b) => a > b, least: (a, b) => a < b, farthest: (a, b) => far(a) > far(b) };
   function heatMap(run, name, x, width, tall) {
     const ratio = window.devicePixelRatio || 1;
-    const height = Math.max(1, run.sites.length * tall);
-    const canvas = html("canvas", { width: Math.round(width * ratio), height: Math.round(height * ratio), role: "img" });
+    const [wide, rowPixels] = [Math.max(1, Math.round(width * ratio)), Math.max(1, Math.round(tall * ratio))];
+    const high = Math.max(1, run.sites.length * rowPixels);
+    const canvas = html("canvas", { width: wide, height: high, role: "img" });
     canvas.style.width = `${width}px`;
-    canvas.style.height = `${height}px`;
+    canvas.style.height = `${high / ratio}px`;
     const pen = canvas.getContext("2d");
-    pen.scale(ratio, ratio);
-    pen.fillStyle = style("--wash");
-    pen.fillRect(0, 0, width, height);
+    const image = pen.createImageData(wide, high);
+    const pixels = new Uint32Array(image.data.buffer);
+    const [wash, nothing, ink, paper] = ["--wash", "--void", "--ink", "--card"].map((one) => colour(style(one)));
+    pixels.fill(wash);
     const scale = worstScale[name];
+    const worse = WORSE[data.statistics[name].worst];
+    const line = rowPixels - (rowPixels > 5 * ratio ? Math.round(ratio) : 0);
+    let [of, from, to] = [null, null, null];
     run.sites.forEach((site, row) => {
-      // by the samples of the run, so that one which this attention is not in stays empty
-      const every = run.samples ?? site.steps;
-      const all = bounds(every, x);
-      const of = new Map(every.map((step, at) => [step, all[at]]));
-      const edges = site.steps.map((step) => of.get(step) ?? [x(step) - 1, x(step) + 1]);
-      site.worst[name].forEach((one, at) => {
-        pen.fillStyle = Number.isNaN(one.value) ? style("--void") : rgb(scale.at(one.value));
-        pen.fillRect(edges[at][0], row * tall, Math.max(edges[at][1] - edges[at][0], 0.8), tall - (tall > 5 ? 1 : 0));
-      });
+      const every = run.samples ?? site.steps; // by the samples of the run: one that this attention is not in stays empty
+      if (of !== every) {
+        of = every;
+        [from, to] = [new Int32Array(wide).fill(-1), new Int32Array(wide)];
+        bounds(every, x).forEach(([left, right], at) => {
+          const start = Math.max(0, Math.round(left * ratio));
+          const end = Math.min(wide, Math.max(start + 1, Math.round(right * ratio)));
+          for (let i = start; i < end; i += 1) { if (from[i] < 0) from[i] = at; to[i] = at; }
+        });
+      }
+      const place = new Map(site.steps.map((step, at) => [step, at]));
+      const top = row * rowPixels * wide;
+      for (let i = 0; i < wide; i += 1) {
+        if (from[i] < 0) continue;
+        let value;
+        for (let at = from[i]; at <= to[i]; at += 1) {
+          const one = place.has(every[at]) ? site.worst[name][place.get(every[at])].value : undefined;
+          if (one !== undefined && (value === undefined || Number.isNaN(value) || worse(one, value))) value = one;
+        }
+        if (value === undefined) continue;
+        const plain = Number.isNaN(value) ? nothing : LUT[Math.round(255 * Math.max(0, Math.min(1, scale.at(value))))];
+        const board = value === Infinity || value === -Infinity;
+        for (let y = 0; y < line; y += 1) pixels[top + y * wide + i] = board ? (((i >> 2) + (y >> 2)) & 1 ? ink : paper) : plain;
+      }
     });
-    for (const [colour, alpha] of [["--card", 1], ["--soft", 0.28]]) {
-      pen.fillStyle = style(colour);
+    pen.putImageData(image, 0, 0);
+    pen.scale(ratio, ratio);
+    for (const [tone, alpha] of [["--card", 1], ["--soft", 0.28]]) {
+      pen.fillStyle = style(tone);
       pen.globalAlpha = alpha;
-      for (const [from, to] of run.gaps) pen.fillRect(x(from), 0, Math.max(x(to) - x(from), 1), height);
+      for (const [start, end] of run.gaps) pen.fillRect(x(start), 0, Math.max(x(end) - x(start), 1), high / ratio);
     }
     return canvas;
   }
@@ -135,14 +143,23 @@
     });
   }
 
-  // A label that is too long loses the end that all have, and then its beginning.
+  // A label that is too long loses the end that all have, then what else all have, and then letters of its words: what
+  // tells it from the others stays.
   const parts = labels.map((label) => label.split("."));
+  const same = (pick) => parts.every((one) => pick(one) === pick(parts[0]));
   let shared = 0;
-  while (labels.length > 1 && parts.every((one) => one.length > shared + 1 && one.at(-1 - shared) === parts[0].at(-1 - shared))) shared += 1;
+  while (labels.length > 1 && parts.every((one) => one.length > shared + 1) && same((one) => one.at(-1 - shared))) shared += 1;
+  const alike = labels.length > 1 && same((one) => one.length);
   function shorter(label, most) {
     if (label.length <= most) return label;
-    const rest = label.split(".").slice(0, -shared || undefined).join(".");
-    return rest.length <= most ? rest : `…${rest.slice(1 - most)}`;
+    let rest = label.split(".").slice(0, -shared || undefined);
+    if (rest.join(".").length <= most) return rest.join(".");
+    if (alike) rest = rest.filter((_, at) => !same((one) => one[at]));
+    for (const letters of [12, 8, 6, 4, 3, 2]) {
+      const text = rest.map((word) => word.slice(0, letters)).join(".");
+      if (text.length <= most) return text;
+    }
+    return `…${rest.join(".").slice(1 - most)}`;
   }
 
   const LOSS = 92;
@@ -153,14 +170,18 @@
   }));
   let cursor = null; // the step that is pointed at
 
-  const siteOf = (run) => run.sites.find((site) => site.label === siteSelect.value);
+  // Of two runs that were matched in order the other one's has another name.
+  function siteOf(run) {
+    const place = (one) => one.sites.findIndex((site) => site.label === siteSelect.value);
+    return run.sites[place(run)] ?? (data.by === "order" ? run.sites[Math.max(...runs.map(place))] : undefined);
+  }
   function series(run, name) {
     const site = siteOf(run);
     if (!site) return null;
-    const place = headSelect.value === "worst" ? -1 : site.heads.indexOf(Number(headSelect.value));
-    const values = headSelect.value === "worst" ? site.worst[name].map((one) => one.value)
-      : place < 0 ? site.steps.map(() => NaN) : site.values[name][place].map(number);
-    return { site, values, medians: site.medians[name].map(number) };
+    const medians = site.medians[name];
+    if (headSelect.value === "worst") return { site, steps: site.steps, values: site.worst[name].map((one) => one.value), medians };
+    const place = site.heads.indexOf(Number(headSelect.value));
+    return { site, steps: site.points, values: place < 0 ? site.points.map(() => NaN) : pointsOf(site, name, place), medians };
   }
 
   function line(steps, values, x, y, gaps) {
@@ -181,10 +202,10 @@
       drawing.append(svg("text", { x: left - 6, y: y(tick) + 4, "text-anchor": "end" }, show(tick, unit)));
     }
     let free = Infinity; // above the label before
-    for (const bar of bars) if (bar > scale.low && bar < scale.high) {
+    for (const [bar, words] of bars) if (bar > scale.low && bar < scale.high) {
       drawing.append(svg("line", { class: "bar-line", x1: left, x2: right, y1: y(bar), y2: y(bar) }));
       if (y(bar) > free) continue;
-      drawing.append(svg("text", { x: right, y: y(bar) + 12, "text-anchor": "end" }, show(bar, unit)));
+      drawing.append(svg("text", { class: "bar-name", x: left + 4, y: y(bar) - 3 }, `${show(bar, unit)} ${say(...words)}`));
       free = y(bar) - 12;
     }
   }
@@ -194,7 +215,7 @@
     place.replaceChildren();
     if (run.first === null) { place.append(html("p", { class: "empty" }, say("nothing is recorded", "没有记录"))); return; }
     const name = statistic.value;
-    const unit = data.units[name];
+    const unit = unitOf(name);
     const width = Math.max(place.clientWidth, 240);
     const left = Math.min(width < 420 ? 74 : 150, 14 + 6.4 * Math.max(6, ...run.sites.map((site) => site.label.length)));
     const right = width - 12;
@@ -209,6 +230,9 @@
     axis(top, lossScale, yLoss, left, right, "");
     const losses = run.loss[1].map(number);
     top.append(svg("path", { class: "line-loss", d: line(run.loss[0], losses, x, yLoss, run.gaps) }));
+    if (losses.length < 30) losses.forEach((value, at) => {
+      if (Number.isFinite(value)) top.append(svg("circle", { class: "point-loss", cx: x(run.loss[0][at]), cy: yLoss(value), r: 2 }));
+    });
     losses.forEach((value, at) => {
       if (!Number.isFinite(value)) top.append(svg("circle", { class: "lost", cx: x(run.loss[0][at]), cy: 18, r: 2 }));
     });
@@ -217,7 +241,7 @@
     const order = ["note", "warn", "fail", "critical"];
     [...run.alarms].sort((a, b) => order.indexOf(a.severity) - order.indexOf(b.severity)).forEach((alarm) => {
       const mark = svg("g", { class: `s-${alarm.severity} alarm`, transform: `translate(${x(alarm.step).toFixed(1)} ${LOSS + 11})` });
-      mark.append(svg("path", { class: "flag", d: "M0-6 6 0 0 6-6 0Z" }));
+      mark.append(svg("path", { class: "flag", d: SHAPES[alarm.severity] }));
       mark.alarm = alarm;
       top.append(mark);
     });
@@ -233,49 +257,62 @@
       if (at % every) return;
       const short = shorter(site.label, most);
       const text = svg("text", { x: left - 6, y: at * tall + tall / 2 + 4, "text-anchor": "end" }, short);
-      if (site.label === siteSelect.value) text.setAttribute("class", "title");
+      if (site === siteOf(run)) text.setAttribute("class", "title");
       names.append(text);
     });
     const map = heatMap(run, name, (step) => x(step) - left, right - left, tall);
-    map.setAttribute("aria-label", `${optionName()}: ${say("attentions down, steps across", "纵向为注意力，横向为训练步")}`);
+    map.setAttribute("aria-label", `${titleOf(name)}: ${say("attentions down, steps across", "纵向为注意力，横向为训练步")}`);
     map.style.position = "absolute";
     map.style.left = `${left}px`;
     map.style.top = "0";
     row.append(names, map);
     place.append(row);
-    panel.map = { map, tall, left };
+    panel.map = { map, tall: map.getBoundingClientRect().height / Math.max(run.sites.length, 1) || tall, left };
+    place.setAttribute("aria-label", say(
+      `${run.name}: arrow keys move over steps and attentions, Enter shows the head`, `${run.name}：方向键在训练步与注意力之间移动，回车显示该头`,
+    ));
 
     const bottom = svg("svg", { width, height: TREND, role: "img", "aria-label": say("trend of the chosen head", "所选头的趋势") });
     const yTrend = (value) => TREND - 24 - trendScale.at(value) * (TREND - 48);
-    const heading = `${siteSelect.value} · ${headSelect.selectedOptions[0]?.textContent ?? ""}${trendScale.log ? say(", logarithmic", "，对数") : ""}`;
-    bottom.append(svg("text", { class: "title", x: left, y: 14 }, heading));
+    const narrow = width < 420;
+    const site = siteOf(run);
+    const label = site ? site.label : siteSelect.value;
+    const heading = [
+      `${titleOf(name)} · ${label} · ${headName()}${trendScale.log ? say(", logarithmic", "，对数") : ""}`,
+      `${titleOf(name)} · ${shorter(label, 24)} · ${headName()}`,
+      `${nameOf(name)} · ${shorter(label, 16)} · ${headName()}`,
+      `${nameOf(name)} · ${shorter(label, 16)}`,
+    ].find((text) => [...text].reduce((sum, one) => sum + (one > "⺀" ? 11.5 : 6.6), 0) < right - (narrow ? 0 : left)) ?? nameOf(name);
+    bottom.append(svg("text", { class: "title", x: narrow ? 2 : left, y: 14 }, heading));
     axis(bottom, trendScale, yTrend, left, right, unit, BARS[name]);
     const one = series(run, name);
     if (one) {
       bottom.append(svg("path", { class: "line-median", d: line(one.site.steps, one.medians, x, yTrend, run.gaps) }));
-      bottom.append(svg("path", { class: "line-head", d: line(one.site.steps, one.values, x, yTrend, run.gaps) }));
+      bottom.append(svg("path", { class: "line-head", d: line(one.steps, one.values, x, yTrend, run.gaps) }));
       if (one.values.length < 80) one.values.forEach((value, at) => {
-        if (!Number.isNaN(value)) bottom.append(svg("circle", { class: "point-head", cx: x(one.site.steps[at]), cy: yTrend(value), r: 2 }));
+        if (!Number.isNaN(value)) bottom.append(svg("circle", { class: "point-head", cx: x(one.steps[at]), cy: yTrend(value), r: 2 }));
       });
     } else {
       bottom.append(svg("text", { x: (left + right) / 2, y: TREND / 2, "text-anchor": "middle" }, say("not in this run", "此次运行中没有")));
     }
-    for (const tick of ticks(first, last, Math.floor((right - left) / 80))) {
+    for (const tick of ticks(first, last, Math.floor((right - left) / 80), 1)) {
       bottom.append(svg("line", { class: "axis", x1: x(tick), x2: x(tick), y1: TREND - 22, y2: TREND - 17 }));
       bottom.append(svg("text", { x: x(tick), y: TREND - 4, "text-anchor": "middle" }, String(tick)));
     }
+    bottom.append(svg("text", { x: left - 6, y: TREND - 4, "text-anchor": "end" }, say("step", "训练步")));
     place.append(bottom);
     for (const [from, to] of run.gaps) for (const drawing of [top, bottom]) {
       drawing.append(svg("rect", { class: "gap", x: x(from), width: Math.max(x(to) - x(from), 1), y: 16, height: drawing === top ? LOSS - 16 : TREND - 40 }));
     }
     const over = svg("svg", { class: "over", width, height: LOSS + FLAGS + mapHeight + TREND, "aria-hidden": "true" });
     panel.cursor = svg("line", { class: "cursor", x1: 0, x2: 0, y1: 14, y2: LOSS + FLAGS + mapHeight + TREND - 22, visibility: "hidden" });
-    over.append(panel.cursor);
+    panel.cell = svg("rect", { class: "cell", visibility: "hidden" });
+    over.append(panel.cursor, panel.cell);
     place.append(over);
     point(cursor);
   }
 
-  const optionName = () => { const one = statistic.selectedOptions[0]; return zh() ? one.dataset.zh : one.dataset.en; };
+  const headName = () => (headSelect.value === "worst" ? say("the worst head", "最差的头") : `${say("head", "头")} ${headSelect.value}`);
   function ramp(canvas, width, height) {
     canvas.width = width;
     canvas.height = height;
@@ -284,50 +321,65 @@
     return canvas;
   }
 
+  function legendOf(name, width) {
+    const scale = worstScale[name];
+    const known = runs.some((run) => run.sites.some((site) => site.worst[name].some((one) => !Number.isNaN(one.value))));
+    if (!known) return [html("span", {}, say("not measured", "未测量"))];
+    const ends = [scale.zero ? 0 : scale.low, scale.high].map((end) => html("span", {}, show(end, unitOf(name))));
+    return [ends[0], ramp(html("canvas", { class: "ramp", "aria-hidden": "true" }), width, 12), ends[1]];
+  }
+
   function drawAll() {
-    for (const option of statistic.options) option.textContent = zh() ? option.dataset.zh : option.dataset.en;
+    for (const option of statistic.options) option.textContent = nameOf(option.value);
+    for (const group of statistic.querySelectorAll("optgroup")) group.label = zh() ? group.dataset.zh : group.dataset.en;
+    for (const node of document.querySelectorAll("[data-label-en]")) node.setAttribute("aria-label", zh() ? node.dataset.labelZh : node.dataset.labelEn);
     headSelect.options[0].textContent = say("the worst", "最差的头");
     for (const help of document.querySelectorAll(".help")) help.hidden = help.dataset.statistic !== statistic.value;
     const name = statistic.value;
-    const scale = worstScale[name];
     const every = runs.map((run) => series(run, name)).filter(Boolean);
-    const trendScale = scaleOf(every.flatMap((one) => [...one.values, ...one.medians]));
+    const trendScale = scaleOf(every.flatMap((one) => [...one.values, ...one.medians]), unitOf(name));
     for (const panel of panels) draw(panel, trendScale);
-    const known = runs.some((run) => run.sites.some((site) => site.worst[name].some((one) => !Number.isNaN(one.value))));
-    const unit = data.units[name];
-    byId("legend").replaceChildren(html("b", {}, optionName()), ...(known ? [
-      html("span", {}, show(scale.low, unit)), ramp(html("canvas", { "aria-hidden": "true" }), 180, 12), html("span", {}, show(scale.high, unit)),
-      html("span", { class: "quiet" }, scale.log ? say("logarithmic", "对数") : say("linear", "线性")),
-    ] : [html("span", {}, say("not measured", "未测量"))]));
-    document.querySelector(".head-name").textContent = headSelect.value === "worst" ? say("the worst head", "最差的头") : `${say("head", "头")} ${headSelect.value}`;
-    drawMaps();
+    const worst = { largest: ["largest", "最大"], least: ["least", "最小"], farthest: ["farthest from 1", "离 1 最远"] }[data.statistics[name].worst];
+    byId("legend").replaceChildren(
+      html("b", {}, titleOf(name)), ...legendOf(name, 180),
+      html("span", { class: "quiet" }, `${worstScale[name].log ? say("logarithmic", "对数") : say("linear", "线性")}${say("; ", "；")}${say(`the worst head has the ${worst[0]} value`, `数值${worst[1]}的头为最差`)}`),
+    );
+    const infinite = runs.some((run) => run.sites.some((site) => data.columns.some((one) => site.worst[one].some(({ value }) => value === Infinity || value === -Infinity))));
+    document.querySelector(".infinite").hidden = !infinite;
+    document.querySelector(".head-name").textContent = headName();
   }
 
-  // Every statistic as a small map; a click chooses it.
-  function drawMaps() {
-    const maps = byId("maps");
-    maps.replaceChildren();
-    for (const name of data.columns) runs.forEach((run, number_) => {
-      if (run.first === null || !run.sites.length) return;
-      const figure = html("figure", { class: "card small" });
-      const caption = html("figcaption");
-      const option = [...statistic.options].find((one) => one.value === name);
-      const title = html("b", {}, (runs.length > 1 ? `${"AB"[number_]} · ` : "") + option.textContent);
-      const scale = worstScale[name];
-      const known = run.sites.some((site) => site.worst[name].some((one) => !Number.isNaN(one.value)));
-      const legend = html("span", { class: "quiet" });
-      if (known) legend.append(show(scale.low, data.units[name]), Object.assign(ramp(html("canvas", { class: "ramp", "aria-hidden": "true" }), 70, 9)), show(scale.high, data.units[name]));
-      else legend.append(say("not measured", "未测量"));
-      caption.append(title, legend);
-      figure.append(caption);
-      maps.append(figure);
+  // Every statistic as a small map; its name chooses it.
+  const figures = [];
+  for (const name of data.columns) runs.forEach((run, place) => {
+    if (!run.sites.length) return;
+    const figure = html("figure", { class: "card small" });
+    const caption = html("figcaption");
+    const legend = html("span", { class: "quiet" });
+    const title = html("button", { type: "button" });
+    caption.append(title, legend);
+    figure.append(caption);
+    byId("maps").append(figure);
+    const tall = Math.max(2, Math.min(12, 120 / run.sites.length));
+    figure.drawMap = () => {
       const width = Math.max(figure.clientWidth - 28, 120);
-      const x = (step) => 4 + ((step - first) / (last - first)) * (width - 8);
-      const canvas = heatMap(run, name, x, width, Math.max(2, Math.min(12, 120 / run.sites.length)));
+      const canvas = heatMap(run, name, (step) => 4 + ((step - first) / (last - first)) * (width - 8), width, tall);
       canvas.setAttribute("aria-label", title.textContent);
+      figure.querySelector(":scope > canvas")?.remove();
       figure.append(canvas);
-      figure.addEventListener("click", () => { statistic.value = name; drawAll(); byId("time").scrollIntoView(); });
-    });
+    };
+    figure.drawHead = () => {
+      title.textContent = (runs.length > 1 ? `${"AB"[place]} · ` : "") + titleOf(name);
+      legend.replaceChildren(...legendOf(name, 70));
+    };
+    figure.style.minHeight = `${run.sites.length * tall + 56}px`;
+    figure.addEventListener("click", () => { statistic.value = name; drawAll(); byId("time").scrollIntoView(); });
+    figures.push(figure);
+  });
+  let round = 0; // one map a task: the page answers in between
+  function drawMaps() {
+    const mine = round += 1;
+    for (const figure of figures) { figure.drawHead(); setTimeout(() => { if (mine === round) figure.drawMap(); }); }
   }
 
   function heads() {
@@ -362,10 +414,11 @@
       const one = series(panel.run, name);
       const [steps, losses] = panel.run.loss;
       const parts = [];
-      if (steps.length) parts.push(`${say("loss", "损失")} ${show(number(losses[nearest(steps, step)]))}`);
+      if (steps.length) parts.push(`${say("loss", "损失")} ${show(number(losses[nearest(steps, step)]), "", 4)}`);
       if (one && one.site.steps.length) {
-        const place = nearest(one.site.steps, step);
-        parts.push(`${say("sample of step", "采样步")} ${one.site.steps[place]}: ${optionName()} ${show(one.values[place], data.units[name])}, ${say("median of heads", "各头中位数")} ${show(one.medians[place], data.units[name])}`);
+        const [place, middle] = [nearest(one.steps, step), nearest(one.site.steps, step)];
+        const unit = unitOf(name);
+        parts.push(`${say("sample of step", "采样步")} ${one.steps[place]}${say(": ", "：")}${titleOf(name)} ${show(one.values[place], unit)}${say(", median of the heads ", "，各头中位数 ")}${show(one.medians[middle], unit)}`);
       }
       panel.told.textContent = `${say("step", "第")} ${Math.round(step)}${say("", " 步")} · ${parts.join(" · ")}`;
     }
@@ -380,6 +433,11 @@
     site.steps.forEach((step, at) => { if (Math.abs(panel.x(step) - x) < Math.abs(panel.x(site.steps[best]) - x)) best = at; });
     return { site, at: best, one: site.worst[statistic.value][best] };
   }
+  function describe(site, at) {
+    const one = site.worst[statistic.value][at];
+    const step = `${say("step", "第")} ${site.steps[at]}${say("", " 步")}`;
+    return `${step} · ${one.head < 0 ? show(NaN) : `${say("head", "头")} ${site.heads[one.head]}${say(": ", "：")}${show(one.value, unitOf(statistic.value))}`}`;
+  }
   function hint(text, x, y) {
     tip.textContent = text;
     tip.hidden = false;
@@ -387,7 +445,34 @@
     tip.style.left = `${Math.max(4, Math.min(x + 14, window.innerWidth - box.width - 8))}px`;
     tip.style.top = `${y + box.height + 24 > window.innerHeight ? y - box.height - 12 : y + 16}px`;
   }
+  // Arrow keys: over the samples of an attention, and over the attentions.
+  function move(panel, key) {
+    const sites = panel.run.sites;
+    if (!sites.length) return;
+    const now = panel.at ?? { row: Math.max(0, sites.indexOf(siteOf(panel.run))), step: last };
+    const row = Math.max(0, Math.min(sites.length - 1, now.row + ({ ArrowUp: -1, ArrowDown: 1 }[key] ?? 0)));
+    const steps = sites[row].steps;
+    const place = nearest(steps, now.step) + ({ ArrowLeft: -1, ArrowRight: 1 }[key] ?? 0);
+    const at = { Home: 0, End: steps.length - 1 }[key] ?? Math.max(0, Math.min(steps.length - 1, place));
+    panel.at = { row, step: steps[at] };
+    point(steps[at]);
+    const x = panel.x(steps[at]);
+    for (const [key_, value] of Object.entries({ x: x - 4, width: 8, y: LOSS + FLAGS + row * panel.map.tall, height: panel.map.tall, visibility: "visible" })) panel.cell.setAttribute(key_, value);
+    panel.told.textContent = `${sites[row].label} · ${describe(sites[row], at)}`;
+  }
   for (const panel of panels) {
+    panel.place.addEventListener("keydown", (event) => {
+      if (!panel.x || event.ctrlKey || event.metaKey || event.altKey) return;
+      if (event.key === "Enter" && panel.at) {
+        const site = panel.run.sites[panel.at.row];
+        const one = site.worst[statistic.value][nearest(site.steps, panel.at.step)];
+        choose(site.label, one.head < 0 ? "worst" : site.heads[one.head]);
+        move(panel, "");
+      } else if (["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown", "Home", "End"].includes(event.key)) move(panel, event.key);
+      else return;
+      event.preventDefault();
+    });
+    panel.place.addEventListener("blur", () => { panel.at = undefined; panel.cell?.setAttribute("visibility", "hidden"); });
     panel.place.addEventListener("pointermove", (event) => {
       if (!panel.x) return;
       const box = panel.place.getBoundingClientRect();
@@ -401,8 +486,7 @@
         hint([...there.slice(0, 6), ...(there.length > 6 ? [`+ ${there.length - 6}`] : [])].join("\n"), event.clientX, event.clientY);
       }
       else if (cell) {
-        const worst = cell.one.head < 0 ? show(NaN) : `${say("head", "头")} ${cell.site.heads[cell.one.head]}: ${show(cell.one.value, data.units[statistic.value])}`;
-        hint(`${cell.site.label}\n${say("step", "步")} ${cell.site.steps[cell.at]} · ${worst}`, event.clientX, event.clientY);
+        hint(`${cell.site.label}\n${describe(cell.site, cell.at)}`, event.clientX, event.clientY);
       } else tip.hidden = true;
     });
     panel.place.addEventListener("pointerleave", () => { tip.hidden = true; point(null); });
@@ -414,7 +498,8 @@
     });
   }
   function go(run, alarm) {
-    if (data.columns.includes(alarm.name)) statistic.value = alarm.name;
+    const about = ABOUT[alarm.name] ?? alarm.name;
+    if (data.columns.includes(about)) statistic.value = about;
     const site = alarm.site === null ? null : run.sites[alarm.site];
     if (site) choose(site.label, alarm.head); else drawAll();
     point(alarm.step);
@@ -440,10 +525,13 @@
   headSelect.addEventListener("change", drawAll);
   siteSelect.addEventListener("change", () => { heads(); drawAll(); });
   document.querySelector(".controls").hidden = false;
-  let shownWidth = 0;
-  window.addEventListener("resize", () => { if (window.innerWidth !== shownWidth) { shownWidth = window.innerWidth; drawAll(); } });
-  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
-  new MutationObserver(drawAll).observe(document.documentElement, { attributes: true, attributeFilter: ["lang"] });
-  shownWidth = window.innerWidth;
-  drawAll();
+  const everything = () => { drawAll(); drawMaps(); };
+  let shownWidth = window.innerWidth;
+  window.addEventListener("resize", () => { if (window.innerWidth !== shownWidth) { shownWidth = window.innerWidth; everything(); } });
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", everything);
+  // On paper: its width, its colours, and what was not looked at yet.
+  window.matchMedia("print").addEventListener("change", () => { everything(); for (const figure of figures) figure.drawMap(); });
+  new MutationObserver(everything).observe(document.documentElement, { attributes: true, attributeFilter: ["lang"] });
+  everything();
+  document.documentElement.dataset.drawn = "yes";
 })();
