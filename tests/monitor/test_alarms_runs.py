@@ -206,7 +206,7 @@ def test_step_never_called() -> None:
 
 
 def alarms_at(product: float, before: float = 1.0, dtype: torch.dtype = torch.float32) -> list[Alarm]:
-    """One sampled step in which each q . k of the first head is this number, times a factor on q, and the scale is 1."""
+    """One sampled step in which each q . k of a head is this number, times a factor on q; the scale is 1."""
     model, alarms = Attention(False, dtype), []
     model.scale, model.before = 1.0, before
     with torch.no_grad():

@@ -216,6 +216,8 @@ class Folded(nn.Module):
             logits = (q * SCALE**0.5) @ (k * SCALE**0.5).mT
         elif self.way == "gain":
             logits = (q * self.gain) @ k.mT * -SCALE
+        elif self.way == "lost":
+            logits = (torch.sin(q) * SCALE) @ k.mT
         elif self.way == "unknown":
             logits = (q * torch.sigmoid(x.mean()) * SCALE) @ k.mT
         else:
@@ -226,7 +228,15 @@ class Folded(nn.Module):
 @pytest.mark.parametrize(
     ("way", "stored"),
     [
-        *(("sdpa", None), ("a head", None), ("both", SCALE), ("part", 0.5), ("gain", 1.0), ("unknown", 0.0)),
+        *(
+            ("sdpa", None),
+            ("a head", None),
+            ("both", SCALE),
+            ("part", 0.5),
+            ("gain", 1.0),
+            ("unknown", 0.0),
+            ("lost", SCALE),
+        ),
         ("math", WIDTH**-0.5),  # torch's own decomposition puts a root of the scale on q and on k
     ],
 )
@@ -236,13 +246,15 @@ def test_a_product_is_told_before_any_scale_and_as_it_was_stored(way: str, store
     with torch.no_grad():
         q, k = copy.deepcopy(model).double().split(x.double())
         product = q @ k.mT
-        if way == "gain":
+        if way == "lost":
+            stored_product = q.sin() @ k.mT * SCALE
+        elif way == "gain":
             stored_product = product * model.gain
         else:
             stored_product = product * (float(torch.sigmoid(x.mean())) * SCALE if way == "unknown" else stored or 0.0)
     visible = torch.ones(7, 7, dtype=torch.bool).tril()
     largest = float(product[..., visible].abs().max())
-    assert near(found["max_product"], math.nan if way == "unknown" else largest)
+    assert near(found["max_product"], math.nan if way in ("unknown", "lost") else largest)
     assert near(found["stored_product"], math.nan if stored is None else float(stored_product.abs().max()))
     assert not near(torch.tensor([largest]), float(product.abs().max()))  # a hidden key has a larger one
 
