@@ -67,6 +67,7 @@ def head_row(step: int, site: str, head: int) -> dict[str, Any]:
     """One head, which grows worse from step to step; the odd ones have no gradients and no scale."""
     more: dict[str, Any] = {"scale_ratio": 4.0, "query_grad_p50": 1e-3 / step, "key_grad_p50": 1e-4}
     more |= {"query_grad_p95": 2e-3 / step, "key_grad_p95": 2e-4}
+    more |= {"query_grad_nonfinite": 0.0, "key_grad_nonfinite": 0.0}
     largest = 2.0 + step * (head + 1) / 2
     quantiles = {"max_logit_p50": largest / 2, "max_logit_p95": largest - 1, "min_logit": -largest}
     entropies = {f"entropy_{name}": 3 / (1 + step / 10 + head) for name in ("nats", "p05", "p50", "p95")}
@@ -79,6 +80,8 @@ def head_row(step: int, site: str, head: int) -> dict[str, Any]:
         "blind_rows": 0,
         "nan_rows": step // 40,
         "inf_rows": 0,
+        "query_nonfinite": 0.0,
+        "key_nonfinite": 0.0,
         "max_logit": largest,
         **quantiles,
         "max_abs_logit": largest,

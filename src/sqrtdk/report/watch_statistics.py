@@ -35,6 +35,7 @@ class Statistic:
         worst: which head is the worst: of the "largest" value, the "least", or the "farthest" from 1 as a factor.
         meaning: in one sentence.
         newest: whether the table of the newest sample has it, and a reader sees it first.
+        always: whether every attention should have it; a fused kernel stores no product.
     """
 
     name: Text
@@ -42,6 +43,7 @@ class Statistic:
     worst: str
     meaning: Text
     newest: bool = False
+    always: bool = True
 
     @property
     def unit(self) -> str:
@@ -126,6 +128,7 @@ STATISTICS: Mapping[str, Statistic] = {
             "largest |q·k| of any key as the code stored it, factors of q and k in it; float16 ends at 65504",
             "代码所存储的任意键 |q·k| 的最大值，含 q 与 k 上的因子；float16 的上限为 65504",
         ),
+        always=False,
     ),
     "scale_ratio": Statistic(
         Text("Scale ratio", "缩放比"),

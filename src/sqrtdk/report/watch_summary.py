@@ -261,7 +261,7 @@ def _noted(alarms: Sequence[Alarm], how: Iterable[str]) -> Iterator[Missing]:
 def _unread(sites: tuple[Site, ...]) -> Iterator[Missing]:
     """Statistics that some samples of some sites lack; those that lack the same ones in one entry."""
     columns: dict[tuple[int, int, int], list[str]] = defaultdict(list)
-    for column in STATISTICS:
+    for column in (name for name, statistic in STATISTICS.items() if statistic.always):
         lacking = [(site, np.isnan(site.values[column]).all(1)) for site in sites]
         steps = [site.steps[none] for site, none in lacking if none.any()]
         if steps:
