@@ -125,7 +125,7 @@ def _differences(console: Console, compared: Comparison) -> None:
     paragraph(console, Text.assemble(("what differs", "bold"), f"  worst heads, medians over {at}{why}"), 0)
     table = _table("statistic", "apart", f"over {APART:.0%}", "farthest apart at", "A", "B")
     alike = [one.column for one in compared.differences if one.measured and not one.count]
-    unmeasured = [one.column for one in compared.differences if not one.measured]
+    unmeasured = [one.column for one in compared.differences if not one.measured and STATISTICS[one.column].always]
     for one in compared.differences:
         pair = one.farthest
         name = Text(one.column, style="cyan")
