@@ -182,11 +182,13 @@ def test_runs_of_other_length_cadence_and_sites(told: dict[str, Summary]) -> Non
 def test_one_nan_or_infinity_does_not_lead_a_comparison(told: dict[str, Summary]) -> None:
     a = told["healthy"]
     values = {name: some.copy() for name, some in a.sites[0].values.items()}
-    values["peak"][-1] = math.nan
+    values["peak"][[-5, -4]] = math.nan
     values["std_logit"][-2] = math.inf
     odd = dataclasses.replace(a, sites=(dataclasses.replace(a.sites[0], values=values), *a.sites[1:]))
     differences = {one.column: one for one in compare(a, odd).differences}
     assert differences["peak"].measured == 2
+    three = a.sites[0].worst("peak")[0][-3:]
+    assert differences["peak"].pairs[0].b == sorted(three.tolist())[1]
     assert max(differences[name].typical or 0.0 for name in ("peak", "std_logit")) < 0.2
     pairs = (Pair("a", 1.0, math.inf), Pair("b", None, 2.0), Pair("c", 1.0, 1.0), Pair("d", 2.0, 1.0))
     assert (Difference("peak", pairs).typical, Difference("peak", pairs).measured) == (0.5, 3)

@@ -176,6 +176,8 @@ def _steps(a: Array, b: Array) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
     Example:
         >>> _steps(np.array([1, 10, 20, 30]), np.array([1, 7, 14, 21, 28, 35, 42]))
         ((1, 10, 20, 30), (1, 7, 21, 28), True)
+        >>> _steps(np.arange(1, 21), np.array([1, 10, 20, 30, 40, 50, 60, 70]))
+        ((1, 10, 20), (1, 10, 20), True)
         >>> _steps(np.array([1, 10]), np.array([110, 120, 130]))
         ((1, 10), (120, 130), False)
     """
