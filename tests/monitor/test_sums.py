@@ -217,7 +217,7 @@ class Folded(nn.Module):
         elif self.way == "gain":
             logits = (q * self.gain) @ k.mT * -SCALE
         elif self.way == "lost":
-            logits = (torch.sin(q) * SCALE) @ k.mT
+            logits = (torch.tanh(q) * SCALE) @ k.mT
         elif self.way == "unknown":
             logits = (q * torch.sigmoid(x.mean()) * SCALE) @ k.mT
         else:
@@ -247,7 +247,7 @@ def test_a_product_is_told_before_any_scale_and_as_it_was_stored(way: str, store
         q, k = copy.deepcopy(model).double().split(x.double())
         product = q @ k.mT
         if way == "lost":
-            stored_product = q.sin() @ k.mT * SCALE
+            stored_product = q.tanh() @ k.mT * SCALE
         elif way == "gain":
             stored_product = product * model.gain
         else:
