@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.repair.lookup import Parameters
-from sqrtdk.repair.rows import Refusal, Rows, explained, some_tokens, spread
+from sqrtdk.repair.rows import Refusal, Rows, compared, explained, spread
 from sqrtdk.tracing import Vector
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def gain_rows(side: str, vector: Vector, heads: int, site: str, parameters: Para
     if before is None or after is None:
         raise Refusal(f"the values at the {kind} norm of {side} are not known")
     scope = _scope(vector, site)
-    fits = list(_fits(some_tokens(before), some_tokens(after), _key_heads(vector), scope, parameters))
+    fits = list(_fits(compared(before), compared(after), _key_heads(vector), scope, parameters))
     best = max(fit.share for fit in fits)
     if best == 0.0:
         raise Refusal(f"{side} is all zeros, which does not tell the gain of its norm")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,9 +10,8 @@ from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 from sqrtdk.repair.clip import ClipRecord, LogitMaxima, bound, clip_, qk_clip_, share
-from sqrtdk.repair.groups import number_groups
 from sqrtdk.repair.masters import Optimizers
-from sqrtdk.repair.plan import CallPlan, plan_of
+from sqrtdk.repair.plan import CallPlan, grouped, plan_of
 from sqrtdk.repair.ranks import Ranks, merged
 from sqrtdk.tracing import Trace
 from sqrtdk.tracing.trace import trace
@@ -171,7 +169,4 @@ class QKClip:
         if refused:
             warnings.warn(f"{len(refused)} of {len(fresh)} attentions can't be clipped: {refused[0]}", stacklevel=2)
         every = self._plans | fresh
-        numbers = number_groups([plan.rows for plan in every.values()], [plan.heads for plan in every.values()])
-        self._plans = {
-            key: replace(plan, groups=groups) for (key, plan), groups in zip(every.items(), numbers, strict=True)
-        }
+        self._plans = dict(zip(every, grouped(list(every.values())), strict=True))
