@@ -1,4 +1,4 @@
-"""What tells where q and k come from, of all that a call's tensors hold: little enough to keep beside a training run."""
+"""What tells where q and k come from, of all that a call's tensors hold: little enough to keep while a model trains."""
 
 from __future__ import annotations
 
@@ -57,9 +57,7 @@ def _vector(vector: Vector) -> Vector:
         values=_some(vector.values),
         factor=1.0,
         projected=None if vector.projected is None else _some(vector.projected),
-        steps=tuple(
-            replace(step, values=None if step.values is None else _some(step.values)) for step in vector.steps
-        ),
+        steps=tuple(replace(step, values=None if step.values is None else _some(step.values)) for step in vector.steps),
         projection=None if vector.projection is None else _projection(vector.projection),
     )
 
