@@ -26,9 +26,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -40,13 +41,18 @@ from sqrtdk._machine import cpu_name
 from sqrtdk.lab.intervals import mean, proportion
 from sqrtdk.lab.training.text import BYTES, batch, stdlib_text
 from sqrtdk.monitor.samples import Alarm
-from sqrtdk.monitor.watch import LOUD, Watch
+from sqrtdk.monitor.watch import LOUD
 
 WIDTH, HEADS, LAYERS, LENGTH, ROWS = 64, 4, 3, 64, 8
 MARGIN = 1.0  # nats above the least loss: several times the spread of one batch's loss
 SETTLED = 10  # least steps that "to the end" covers
 LEAD = 20
 WARM_UP = 30  # steps
+CLIP = 20.0  # where the clip acts: it leaves room for what one step of these rates may add
+ALARM = 100.0  # the threshold to stay under: the bar of the alarms, and where Kimi K2 clips
+LOOK = 10  # steps from one look at what a clip has left to the next
+FINAL = 20  # steps whose mean is the final loss
+TRAINS = 0.75  # nats that the final loss of a run that trains may be above that of healthy ones
 
 
 class Attention(nn.Module):
@@ -139,12 +145,16 @@ def adamw(model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
 
 def muon(model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "blocks" in name]
+    return _with_muon(model, matrices, rate)
+
+
+def muon_attention(model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
+    return _with_muon(model, [p for name, p in model.named_parameters() if "attention" in name], rate)
+
+
+def _with_muon(model: nn.Module, matrices: list[nn.Parameter], rate: float) -> list[torch.optim.Optimizer]:
     rest = [p for p in model.parameters() if not any(p is matrix for matrix in matrices)]
     return [Muon(matrices, rate), torch.optim.AdamW(rest, 3e-3, betas=(0.9, 0.95))]
-
-
-def nothing(model: nn.Module, watch: Watch) -> None:
-    """After a step: nothing is repaired."""
 
 
 @dataclass(frozen=True)
@@ -155,36 +165,64 @@ class Arm:
         build: the model.
         optimizers: of a model and a rate.
         rate: largest learning rate.
-        expected: "diverges", "healthy", or "" for a control.
-        after: what is done to the model after each step, as a repair would.
+        expected: "diverges", "healthy", "cured", or "" for what is told and not judged.
+        threshold: of the QK-clip after each step; None: none.
     """
 
     build: Callable[[], Decoder]
     optimizers: Callable[[nn.Module, float], list[torch.optim.Optimizer]]
     rate: float
     expected: str = "diverges"
-    after: Callable[[nn.Module, Watch], None] = nothing
+    threshold: float | None = None
 
 
 ARMS = {
     "no_scale": Arm(lambda: Decoder(scale=1.0, normed=False), adamw, 0.02),
+    "no_scale clipped": Arm(lambda: Decoder(scale=1.0, normed=False), adamw, 0.02, "cured", CLIP),
     "no_scale control": Arm(lambda: Decoder(normed=False), adamw, 0.02, ""),
-    "muon": Arm(lambda: Decoder(normed=False), muon, 0.05),
+    "no_scale normed": Arm(lambda: Decoder(scale=1.0), adamw, 0.02, ""),
+    "muon": Arm(lambda: Decoder(normed=False), muon_attention, 0.06),
+    "muon clipped": Arm(lambda: Decoder(normed=False), muon_attention, 0.06, "cured", CLIP),
+    "muon control": Arm(lambda: Decoder(normed=False), muon_attention, 0.001, ""),
+    "muon normed": Arm(Decoder, muon_attention, 0.06, ""),
     "muon fast": Arm(lambda: Decoder(normed=False), muon, 0.1, ""),
-    "muon control": Arm(lambda: Decoder(normed=False), muon, 0.001, ""),
     "fp16": Arm(lambda: Decoder(dtype=torch.float16), muon, 1.0),
+    "fp16 clipped": Arm(lambda: Decoder(dtype=torch.float16), muon, 1.0, "cured", CLIP),
     "fp16 control": Arm(Decoder, muon, 1.0, ""),
     "healthy": Arm(Decoder, adamw, 3e-3, "healthy"),
 }
 
 
-def train(arm: Arm, text: Tensor, seed: int, steps: int, every: int) -> tuple[list[float], list[Alarm]]:
-    """Losses and alarms; the run ends once its loss is not finite."""
+@dataclass
+class Run:
+    """What a run left.
+
+    Attributes:
+        losses: of each step.
+        alarms: all of them.
+        before: largest logit of each sampled forward pass of the training.
+        after: largest logit of the same batch once the step was made and clipped, each `LOOK` steps.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    alarms: list[Alarm] = field(default_factory=list)
+    before: list[float] = field(default_factory=list)
+    after: list[float] = field(default_factory=list)
+
+
+def largest(columns: Iterable[Sequence[float]]) -> float:
+    """The largest of all heads; NaN, where some of them have none, is left out."""
+    return max((logit for each in columns for logit in each if not math.isnan(logit)), default=math.nan)
+
+
+def train(arm: Arm, text: Tensor, seed: int, steps: int, every: int) -> Run:
+    """One run; it ends once its loss is not finite."""
     torch.manual_seed(seed)
-    model, losses = arm.build(), []
+    model, run = arm.build(), Run()
     optimizers = arm.optimizers(model, arm.rate)
     groups = [(group, group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
     data = torch.Generator().manual_seed(seed)
+    every = 1 if arm.threshold is not None else every  # Kimi K2 clips after each step
     with sqrtdk.watch(model, every=every, on_alarm=lambda alarm: None) as watch:
         for step in range(steps):
             for group, peak in groups:
@@ -196,11 +234,19 @@ def train(arm: Arm, text: Tensor, seed: int, steps: int, every: int) -> tuple[li
                 optimizer.step()
                 optimizer.zero_grad()
             watch.step(loss)
-            arm.after(model, watch)
-            losses.append(float(loss.detach()))
-            if not math.isfinite(losses[-1]):
+            if arm.threshold is not None:
+                sqrtdk.qk_clip_(model, watch, arm.threshold)
+                if (step + 1) % LOOK == 0:
+                    with watch.paused(), torch.no_grad(), sqrtdk.trace(model, numeric=False) as again:
+                        model(window)
+                    run.after.append(largest(call.stats.max_logit for call in again.calls if call.stats is not None))
+            if (sample := watch.last_sample()) is not None:
+                run.before.append(largest(call.columns.get("max_logit", ()) for call in sample.calls))
+            run.losses.append(float(loss.detach()))
+            if not math.isfinite(run.losses[-1]):
                 break
-        return losses, list(watch.alarms)
+        run.alarms = list(watch.alarms)
+    return run
 
 
 def diverged_at(losses: list[float]) -> int | None:
@@ -214,9 +260,13 @@ def diverged_at(losses: list[float]) -> int | None:
     return first + 1 if broken or len(finite) - first >= SETTLED else None
 
 
-def result(arm: Arm, text: Tensor, seed: int, steps: int, every: int) -> dict[str, Any]:
-    """What became of one run."""
-    losses, alarms = train(arm, text, seed, steps, every)
+def result(task: tuple[str, int, int, int]) -> dict[str, Any]:
+    """What became of one run: arm, seed, steps, steps from one sample to the next."""
+    name, seed, steps, every = task
+    torch.set_num_threads(1)
+    text, _ = stdlib_text()
+    run = train(ARMS[name], text, seed, steps, every)
+    losses, alarms = run.losses, run.alarms
     loud = [alarm for alarm in alarms if alarm.severity in LOUD]
     diverged = diverged_at(losses)
     first: dict[str, int] = {}
@@ -232,12 +282,26 @@ def result(arm: Arm, text: Tensor, seed: int, steps: int, every: int) -> dict[st
         "alarms": len(loud),
         "notes": len(alarms) - len(loud),
         "least_loss": min(losses),
+        "final_loss": sum(losses[-FINAL:]) / FINAL if math.isfinite(losses[-1]) and len(losses) == steps else None,
         "losses": [round(loss, 3) if math.isfinite(loss) else None for loss in losses[::10]],
+        "largest_logits": [round(logit, 1) if math.isfinite(logit) else None for logit in run.before],
+        "largest_logits_after_clip": [round(logit, 1) if math.isfinite(logit) else None for logit in run.after],
     }
 
 
-def summary(arm: Arm, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Figures over the seeds, and whether they are what was expected."""
+def cured(run: dict[str, Any], threshold: float, bar: float) -> bool:
+    """Whether a clipped run trains, and stays under the threshold as far as a clip of the last step's maxima can.
+
+    A clip is by what the step's forward pass had, and the step moves the weights besides: what the next pass has may be
+    above the threshold by the growth of one step, but not by so much that it is alarming.
+    """
+    final, before, after = run["final_loss"], run["largest_logits"], run["largest_logits_after_clip"]
+    bounded = None not in before and None not in after and max(before) < ALARM
+    return run["diverged"] is None and final is not None and final <= bar and bounded
+
+
+def summary(arm: Arm, runs: list[dict[str, Any]], bar: float) -> dict[str, Any]:
+    """Figures over the seeds, and whether they are what was expected; `bar`: the final loss of a run that trains."""
     leads = [run["lead"] for run in runs if run["lead"] is not None]
     silent = sum(run["alarms"] == 0 for run in runs)
     early = sum(lead >= LEAD for lead in leads)
@@ -249,7 +313,21 @@ def summary(arm: Arm, runs: list[dict[str, Any]]) -> dict[str, Any]:
     }
     if len(leads) > 1:
         found["mean_lead"] = asdict(mean("lead_steps", [float(lead) for lead in leads]))
-    wanted = {"diverges": early, "healthy": silent, "": len(runs)}[arm.expected]
+    finals = [run["final_loss"] for run in runs if run["final_loss"] is not None]
+    if len(finals) > 1:
+        found["final_loss"] = asdict(mean("final_loss_nats", finals))
+    cures = 0
+    if arm.threshold is not None:
+        cures = sum(cured(run, arm.threshold, bar) for run in runs)
+        found["cured"] = asdict(proportion("runs_that_train_under_the_threshold", cures, len(runs)))
+        for name in ("largest_logits", "largest_logits_after_clip"):
+            each = [logit for run in runs for logit in run[name] if logit is not None]
+            found[name] = {
+                "largest": max(each),
+                "median": statistics.median(each),
+                "at_most_the_threshold": sum(logit <= arm.threshold for logit in each) / len(each),
+            }
+    wanted = {"diverges": early, "healthy": silent, "cured": cures, "": len(runs)}[arm.expected]
     return found | {"as_expected": wanted == len(runs)}
 
 
@@ -259,27 +337,44 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--every", type=int, default=5)
     parser.add_argument("--arms", nargs="*", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--jobs", type=int, default=1, help="processes; the figures are the same")
     parser.add_argument("--json")
     options = parser.parse_args()
-    text, _ = stdlib_text()
-    arms: dict[str, Any] = {}
-    for name in options.arms:
-        arm, runs = ARMS[name], []
-        for seed in range(options.seeds):
-            run = result(arm, text, seed, options.steps, options.every)
-            runs.append(run)
+    names = [name for name in ARMS if name in {*options.arms, "healthy"}]  # whose loss is the others' bar
+    tasks = [(name, seed, options.steps, options.every) for name in names for seed in range(options.seeds)]
+    with torch.multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
+        results = []
+        for task, run in zip(tasks, pool.imap(result, tasks), strict=True):
+            results.append(run)
             words = {key: run[key] for key in ("seed", "diverged", "announced", "lead", "alarms", "notes")}
-            print(f"{name:18s} {words} least loss {run['least_loss']:.2f} {run['first_by_alarm']}", flush=True)
-        arms[name] = {"rate": arm.rate, "expected": arm.expected, **summary(arm, runs), "runs": runs}
-        lead = arms[name].get("mean_lead")
+            ended = "none" if run["final_loss"] is None else f"{run['final_loss']:.2f}"
+            print(f"{task[0]:18s} {words} final loss {ended} {run['first_by_alarm']}", flush=True)
+    by_arm = {name: [run for task, run in zip(tasks, results, strict=True) if task[0] == name] for name in names}
+    finals = [run["final_loss"] for run in by_arm["healthy"] if run["final_loss"] is not None]
+    bar = sum(finals) / len(finals) + TRAINS
+    arms: dict[str, Any] = {}
+    for name, runs in by_arm.items():
+        arm = ARMS[name]
+        settings = {"rate": arm.rate, "expected": arm.expected, "threshold": arm.threshold}
+        found = arms[name] = {**settings, **summary(arm, runs, bar), "runs": runs}
+        lead = found.get("mean_lead")
         words = f"{lead['value']:.1f} [{lead['low']:.1f}, {lead['high']:.1f}] steps" if lead else "none"
-        print(f"{name:18s} diverged {arms[name]['diverged']} of {len(runs)}, mean lead {words}\n")
+        print(f"{name:18s} diverged {found['diverged']} of {len(runs)}, mean lead {words}", end="")
+        if arm.threshold is not None:
+            parts = (found[key] for key in ("largest_logits", "largest_logits_after_clip"))
+            before, after = (f"{100 * part['at_most_the_threshold']:.0f}%, {part['largest']:.1f}" for part in parts)
+            print(
+                f"; cured {found['cured']['value']:.0%}; under {arm.threshold:g}, and largest: {before}; after {after}",
+                end="",
+            )
+        print(f"; as expected: {found['as_expected']}\n")
     record = {
         "benchmark": "watch_divergence",
         "model": f"{LAYERS} layers, width {WIDTH}, {HEADS} heads, {ROWS} windows of {LENGTH} bytes a step",
         "steps": options.steps,
         "every": options.every,
         "margin_nats": MARGIN,
+        "final_loss_bar_nats": bar,
         "torch": torch.__version__,
         "machine": cpu_name(),
         "arms": arms,

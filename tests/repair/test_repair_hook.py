@@ -172,7 +172,7 @@ def test_what_it_can_not_clip_it_says_once() -> None:
         ({"every": 0}, InvalidValueError, "every is a number of steps from 1; got 0"),
         ({"threshold": math.nan}, InvalidValueError, "threshold is a finite number above 0; got nan"),
         ({"balance": 2}, InvalidValueError, "balance is from 0 to 1; got 2"),
-        ({"stats": 3}, InvalidTypeError, "stats has `plans` and `maxima`; got int"),
+        ({"stats": 3}, InvalidTypeError, "stats is a watch, or has `plans` and `maxima`; got int"),
     ],
 )
 def test_wrong_arguments(options: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -25,7 +25,7 @@ from sqrtdk.monitor.gradients import Gradients, Projected
 from sqrtdk.monitor.samples import AS_IS, EAGER, CallTraits, not_measured
 from sqrtdk.monitor.seen import UNMEASURED, SeenCall, SeenStep
 from sqrtdk.monitor.sums import HeadSums, head_sums, joined
-from sqrtdk.tracing import Asked, CallRows, MostRows, Projection, Sites, Trace, eager_compiler, unseen
+from sqrtdk.tracing import Asked, CallRows, CallTensors, MostRows, Projection, Sites, Trace, eager_compiler, unseen
 from sqrtdk.tracing.records import BLOCKS, DATA, ROWS, AttentionCall
 
 Place = tuple[str, int]
@@ -54,6 +54,7 @@ class Forwards:
         most: rows of a sequence that are measured; None: all.
         keeps_rows: until the step ends, where their keys lie on several ranks.
         seen: forward passes since the step began.
+        sketches: of the attentions that were looked at in the step, what tells where their q and k come from.
     """
 
     def __init__(self, model: nn.Module, rows: int | None) -> None:
@@ -89,9 +90,14 @@ class Forwards:
         self._found: dict[Place, _Attention] = {}
         self._missed: list[str] = []
         self.seen = self._aside = 0
+        self.sketches: dict[Place, CallTensors] = {}
         self._eager = self._with_autograd = False
         self._late = False  # something ran without autograd, and may be computed again with it
         self._gradients = Gradients(self._asks, self._places, self.most, loss_scale)
+
+    def look(self) -> None:
+        """Find out at the next forward pass where q and k come from, also of attentions that are known."""
+        self._looks = True
 
     def __enter__(self) -> Forwards:
         self._depth, self._thread = 0, threading.get_ident()
@@ -237,6 +243,7 @@ class Forwards:
         self._missed += [f"{_site(entry.site)}: {entry.reason}" for entry in trace.not_measured]
         if self._looks:
             self._locate(trace)
+            self.sketches |= {(_site(kept.site), kept.index): kept for kept in trace.tensors}
         self._root(trace)
         places = {(_site(call.site), call.index) for call in trace.calls}
         self._looks = not trace.calls or not places <= self._known

@@ -78,6 +78,12 @@ class Ranks:
         answer: Answer = box[0]
         return answer
 
+    def told(self, own: Any) -> list[Any]:
+        """What each rank tells the others; every rank calls it."""
+        every: list[Any] = [None] * len(self.order)
+        dist.all_gather_object(every, own, group=self.group)
+        return every
+
     def joined(self, step: SeenStep) -> SeenStep:
         """The step of all ranks; every rank calls it, whatever it saw.
 

@@ -22,14 +22,14 @@ from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, OutputError, SqrtdkError, kind_and_text
 from sqrtdk.monitor.alarms import fresh, holding, idle
-from sqrtdk.monitor.forwards import Forwards, unwrapped
+from sqrtdk.monitor.forwards import Forwards, Place, unwrapped
 from sqrtdk.monitor.journal import Journal, numbers, unwritten
 from sqrtdk.monitor.ranks import Ranks, Shards, ranks_of
 from sqrtdk.monitor.samples import Alarm, StepSample, not_measured
 from sqrtdk.monitor.schedule import Schedule, schedule_of
 from sqrtdk.monitor.seen import SeenStep
 from sqrtdk.monitor.sinks import AnySink, Sinks, run_name
-from sqrtdk.tracing import hint_for
+from sqrtdk.tracing import CallTensors, hint_for
 
 HISTORY = 4096  # samples that are remembered for trends
 LOUD = ("warn", "fail", "critical")
@@ -105,6 +105,7 @@ class Watch:
         self._first_step = first_step
         self._group, self._shards = group, shards
         self._ranks: Ranks | None = None
+        self._sketches: dict[Place, CallTensors] = {}
         self._untold: list[Alarm] = []  # of this rank alone; the others learn of them at the next sample
         self._sinks = Sinks(sinks, run_name(to))
         self._journal: Journal | None = None
@@ -133,6 +134,51 @@ class Watch:
         self._open = True
         self._plan([])
         return self
+
+    # -- what a repair asks for ------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> nn.Module:
+        """The module whose forward passes are seen: of a compiled one the one within."""
+        return self._model
+
+    @property
+    def rows(self) -> int | None:
+        """The most rows of a sequence that are measured; None: all."""
+        return self._forwards.most
+
+    @property
+    def shards(self) -> tuple[str, ...]:
+        """What the ranks share whose statistics are joined, in words of `monitor.ranks`; none: each has its own."""
+        return () if self._ranks is None else tuple(axis.shards for axis in self._ranks.axes)
+
+    def last_sample(self) -> StepSample | None:
+        """The sample of the step that ended last; None where it was not sampled.
+
+        Raises:
+            InvalidValueError: outside the block.
+        """
+        if not self._open:
+            raise InvalidValueError("the last sample is asked for inside the block of the watch", hint=LOOP)
+        last = self.samples[-1] if self.samples else None
+        return last if last is not None and last.step == self._step else None
+
+    def sketches(self) -> dict[Place, CallTensors]:
+        """Of the attentions that the last sampled step looked at, by site and index: where q and k come from.
+
+        A step looks at those that it has not seen before, and after `look_again` at all.
+        """
+        return dict(self._sketches)
+
+    def look_again(self) -> None:
+        """Sketch, at the next sampled step, every attention of its first forward pass."""
+        self._forwards.look()
+
+    def told(self, own: Any) -> list[Any]:
+        """What each of the ranks that watch together tells the others; every rank calls it."""
+        return [own] if self._ranks is None else self._ranks.told(own)
+
+    # -- the run ---------------------------------------------------------------------------------------------------
 
     def _opened(self) -> int:
         """Open the folder of the records; the step that comes next there."""
@@ -220,6 +266,7 @@ class Watch:
             seen = self._forwards.step_seen()
         except Exception as error:  # an observer never stops the run
             seen = SeenStep((), not_measured(kind_and_text(error)))
+        self._sketches = self._forwards.sketches
         seen = replace(seen, loss=numbers([loss])[0], alarms=tuple(self._untold))
         self._untold = []
         if self._ranks is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
@@ -24,6 +24,7 @@ from sqrtdk.repair.plan import CallPlan, plan_of
 from sqrtdk.repair.ranks import Ranks, merged, reshard
 from sqrtdk.repair.rows import Rows
 from sqrtdk.repair.scaling import scale_
+from sqrtdk.repair.watched import StepWatch, measured
 from sqrtdk.tracing import Trace
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ class ClipRecord:
         usable: (Hq,), whether the maximum is a finite number, and below the softcap.
         shared: what several heads share, in words: they are scaled by the largest maximum among them.
         refused: why nothing was scaled; None where it could be.
+        partial: numbers of the heads whose maximum, by a watch, is of some of their rows: it measures `rows=` of a
+            sequence, or others held a NaN or an infinity. The rest may be larger than what is measured and predicted.
     """
 
     site: str
@@ -66,6 +69,7 @@ class ClipRecord:
     usable: Bool[Tensor, " Hq"]
     shared: tuple[str, ...] = ()
     refused: str | None = None
+    partial: tuple[int, ...] = ()
 
     @property
     def clipped(self) -> tuple[int, ...]:
@@ -80,7 +84,7 @@ class ClipRecord:
 
 def qk_clip_(
     model: nn.Module,
-    stats: Trace | LogitMaxima,
+    stats: Trace | LogitMaxima | StepWatch,
     threshold: float = 100.0,
     balance: float = 0.5,
     *,
@@ -95,20 +99,27 @@ def qk_clip_(
 
     Args:
         model: whose parameters are scaled; call it after the optimizer's step, never between forward and backward.
-        stats: a finished `sqrtdk.trace(model, keep=True)`, or what has `plans` and `maxima`, see `LogitMaxima`.
+        stats: a finished `sqrtdk.trace(model, keep=True)`; the watch of `sqrtdk.watch(model)`, inside its block and
+            after its `step()`; or what has `plans` and `maxima`, see `LogitMaxima`. Of a watch the maxima are those of
+            the step that has just ended, over all of its forward passes and all ranks, each of which calls this. What
+            a clip has left of them counts for a second one after the same step, which has nothing more to scale.
         threshold: the largest logit that is left alone, in natural-log units, above 0.
         balance: share of q in the scaling, from 0 (k alone) to 1 (q alone).
         optimizer: whose float32 copies of the weights are scaled as well.
         group: of a trace in one of several processes: the process group of the ranks that hold the same weights, whose
-            maxima are merged, or "merged" where they are the same on every rank; of no other `stats`.
+            maxima are merged, or "merged" where they are the same on every rank. Of a watch with shards="alone", which
+            merges none, "merged" as well. Of no other `stats`.
 
     Returns:
-        One record a call; a call that can't be clipped says why in `refused`, and is left as it is.
+        One record a call; a call that can't be clipped says why in `refused`, and is left as it is. None by a watch
+        whose last step was not sampled: nothing is known, and nothing is scaled.
 
     Raises:
         InvalidTypeError: an argument of another type.
         InvalidValueError: a threshold that is not above 0, a balance outside 0..1, a trace without keep=True or of
-            another model, plans of parameters that the model has not; no `group` in one of several processes.
+            another model, plans of parameters that the model has not; no `group` in one of several processes; a watch
+            of another model, or outside its block.
+        UnsupportedError: a watch of ranks that share heads or layers.
 
     Example:
         >>> import sqrtdk
@@ -125,6 +136,8 @@ def qk_clip_(
     threshold, balance = bound(threshold), share(balance)
     plans: Sequence[CallPlan]
     maxima: Sequence[Tensor | None]
+    if isinstance(stats, StepWatch):
+        return _by_watch(model, stats, threshold, balance, optimizer, group)
     if isinstance(stats, LogitMaxima):
         if not isinstance(model, nn.Module):
             raise InvalidTypeError(f"model is an nn.Module; got {type(model).__name__}", hint="Pass the model itself.")
@@ -138,6 +151,18 @@ def qk_clip_(
         each = [None if call.stats is None else call.stats.max_logit for call in stats.calls]
         maxima = merged(each, [plan.heads for plan in plans], group)
     return clip_(model, plans, maxima, threshold, balance, optimizer=optimizer)
+
+
+def _by_watch(
+    model: nn.Module, watch: StepWatch, threshold: float, balance: float, optimizer: Optimizers, group: Ranks
+) -> tuple[ClipRecord, ...]:
+    step = measured(model, watch, group)
+    if step is None:
+        return ()
+    records = clip_(watch.model, step.plans, step.maxima, threshold, balance, optimizer=optimizer)
+    left = (torch.where(one.gamma < 1, one.predicted.clamp(max=threshold), one.measured) for one in records)
+    step.clips.left(step.places, list(left))
+    return tuple(replace(one, partial=partial) for one, partial in zip(records, step.partial, strict=True))
 
 
 @torch.no_grad()

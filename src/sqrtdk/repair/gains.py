@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.repair.lookup import Parameters
-from sqrtdk.repair.rows import Refusal, Rows, explained, some_tokens, spread
+from sqrtdk.repair.rows import Refusal, Rows, compared, explained, spread
 from sqrtdk.tracing import Vector
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def gain_rows(side: str, vector: Vector, heads: int, site: str, parameters: Para
     scope = _scope(vector, site)
     named = vector.steps[at].gain
     names = [parameters.first(named)] if named in parameters else list(_candidates(scope, parameters))
-    fits = list(_fits(some_tokens(before), some_tokens(after), _key_heads(vector), names, parameters))
+    fits = list(_fits(compared(before), compared(after), _key_heads(vector), names, parameters))
     best = max(fit.share for fit in fits)
     if best == 0.0:
         raise Refusal(f"{side} is all zeros, which does not tell the gain of its norm")

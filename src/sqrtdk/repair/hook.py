@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,10 +10,10 @@ from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 from sqrtdk.repair.clip import ClipRecord, LogitMaxima, bound, clip_, qk_clip_, share
-from sqrtdk.repair.groups import number_groups
 from sqrtdk.repair.masters import Optimizers
-from sqrtdk.repair.plan import CallPlan, plan_of
+from sqrtdk.repair.plan import CallPlan, grouped, plan_of
 from sqrtdk.repair.ranks import Ranks, merged
+from sqrtdk.repair.watched import StepWatch
 from sqrtdk.tracing import Trace
 from sqrtdk.tracing.trace import trace
 
@@ -25,7 +24,8 @@ class QKClip:
     """Clips a model after each step: attached to an optimizer, or told of its steps.
 
     The model's training forwards are traced, on every step or on every n-th, and what they cost is what a trace costs;
-    where a monitor measures the maxima anyway, pass it as `stats`, and nothing is traced here. Forwards in eval mode do
+    where a watch measures the maxima anyway, pass it as `stats`, and nothing is traced here: call `step(optimizer)`
+    after its own. Forwards in eval mode do
     not count. Of several forwards before a step the largest maxima count. Of a compiled model pass what
     `torch.compile(model)` returned: on the steps that are traced it runs eagerly.
 
@@ -35,7 +35,7 @@ class QKClip:
         balance: see `qk_clip_`.
         every: steps from one clip to the next, at least 1.
         group: ranks whose maxima are merged, see `qk_clip_`.
-        stats: what has `plans` and `maxima`, read at each step.
+        stats: a watch, or what has `plans` and `maxima`, read at each step.
 
     Attributes:
         records: of the last step that clipped; none before.
@@ -64,15 +64,16 @@ class QKClip:
         balance: float = 0.5,
         every: int = 1,
         group: Ranks = None,
-        stats: LogitMaxima | None = None,
+        stats: LogitMaxima | StepWatch | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InvalidTypeError(f"model is an nn.Module; got {type(model).__name__}", hint="Pass the model itself.")
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise InvalidValueError(f"every is a number of steps from 1; got {every!r}", hint="1 clips at each step.")
-        if stats is not None and not isinstance(stats, LogitMaxima):
+        if stats is not None and not isinstance(stats, LogitMaxima | StepWatch):
             raise InvalidTypeError(
-                f"stats has `plans` and `maxima`; got {type(stats).__name__}", hint="Without it forwards are traced."
+                f"stats is a watch, or has `plans` and `maxima`; got {type(stats).__name__}",
+                hint="Without it forwards are traced.",
             )
         self.records: tuple[ClipRecord, ...] = ()
         self._model, self._threshold, self._balance = model, bound(threshold), share(balance)
@@ -92,7 +93,13 @@ class QKClip:
 
         Raises:
             InvalidTypeError: it takes no hooks.
+            InvalidValueError: `stats` is a watch, which does not know of the step before it has ended.
         """
+        if isinstance(self._stats, StepWatch):
+            raise InvalidValueError(
+                "a hook of the optimizer runs within the step; a watch has its maxima once watch.step() has ended it",
+                hint="Call clip.step(optimizer) after watch.step(loss).",
+            )
         if not hasattr(optimizer, "register_step_post_hook"):
             raise InvalidTypeError(
                 f"an optimizer with register_step_post_hook is needed; got {type(optimizer).__name__}",
@@ -116,8 +123,11 @@ class QKClip:
             return ()
         options: Any = {"optimizer": optimizer}
         if self._stats is not None:
-            self.records = qk_clip_(self._model, self._stats, self._threshold, self._balance, **options)
-        elif self._plans:
+            group = self._group if isinstance(self._stats, StepWatch) else None
+            records = qk_clip_(self._model, self._stats, self._threshold, self._balance, group=group, **options)
+            self.records = records or self.records
+            return records
+        if self._plans:
             plans = tuple(self._plans.values())
             each = [self._maxima.get(key) for key in self._plans]
             maxima = merged(
@@ -171,7 +181,4 @@ class QKClip:
         if refused:
             warnings.warn(f"{len(refused)} of {len(fresh)} attentions can't be clipped: {refused[0]}", stacklevel=2)
         every = self._plans | fresh
-        numbers = number_groups([plan.rows for plan in every.values()], [plan.heads for plan in every.values()])
-        self._plans = {
-            key: replace(plan, groups=groups) for (key, plan), groups in zip(every.items(), numbers, strict=True)
-        }
+        self._plans = dict(zip(every, grouped(list(every.values())), strict=True))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.repair.lookup import ALIKE, Parameters
-from sqrtdk.repair.rows import Refusal, Rows, explained, some_tokens, spread
+from sqrtdk.repair.rows import Refusal, Rows, compared, explained, spread
 from sqrtdk.tracing import CallTensors
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ def latent_rows(tensors: CallTensors, parameters: Parameters) -> tuple[Rows, ...
     if index is None or index.shape[1] >= key.values.shape[-1]:
         return None
     nope = index.shape[1]
-    inputs = some_tokens(value.projection.input.unsqueeze(1))  # (1, 1, N, D)
+    inputs = compared(value.projection.input.unsqueeze(1))  # (1, 1, N, D)
     projected = inputs @ weight[index].to(torch.float64).mT
-    given = some_tokens(key.projected)
+    given = compared(key.projected)
     if given.shape[1] != projected.shape[1]:
         return None
     starts = (0, given.shape[-1] - nope)

@@ -188,7 +188,7 @@ def _place(
         index = features + moved
         if int(index.min()) < 0 or int(index.max()) >= len(rows):
             continue
-        picked = rows[index].to(weight.dtype)
+        picked = rows[index[:, : weight.shape[1]]].to(weight.dtype)  # a sketch has one row of each head
         fresh = torch.equal(picked, weight)
         alike = 1.0 if fresh else explained(picked, weight)
         if alike > ALIKE:

@@ -79,18 +79,25 @@ def plan_of(model: nn.Module, run: Trace) -> tuple[CallPlan, ...]:
         [('in_proj_weight', 'q', [8, 9]), ('in_proj_bias', 'q', [8, 9])]
     """
     check_trace(model, run)
+    return plans_from(model, run.tensors)
+
+
+def plans_from(model: nn.Module, kept: Sequence[CallTensors]) -> tuple[CallPlan, ...]:
+    """`plan_of`, from the tensors of a trace of the model, or sketches of them."""
     reshard(model)
     parameters = Parameters(model)
     with torch.no_grad():
-        each = [_call_plan(tensors, parameters) for tensors in run.tensors]
-        plans = _without_conflicts(each, run.tensors, parameters)
+        each = [_call_plan(tensors, parameters) for tensors in kept]
+        plans = _without_conflicts(each, kept, parameters)
+    rows = (tuple(_beside(rows, parameters) for rows in plan.rows) for plan in plans)
+    return grouped([replace(plan, rows=of_call) for plan, of_call in zip(plans, rows, strict=True)])
+
+
+def grouped(plans: Sequence[CallPlan]) -> tuple[CallPlan, ...]:
+    """The plans with the groups of their heads, over all of them; on the device of their rows."""
     numbers = number_groups([plan.rows for plan in plans], [plan.heads for plan in plans])
-    rows = [tuple(_beside(rows, parameters) for rows in plan.rows) for plan in plans]
-    device = next((entry.index.device for of_call in rows for entry in of_call), torch.device("cpu"))
-    return tuple(
-        replace(plan, groups=groups.to(device), rows=of_call)
-        for plan, groups, of_call in zip(plans, numbers, rows, strict=True)
-    )
+    device = next((rows.index.device for plan in plans for rows in plan.rows), torch.device("cpu"))
+    return tuple(replace(plan, groups=groups.to(device)) for plan, groups in zip(plans, numbers, strict=True))
 
 
 def check_trace(model: nn.Module, run: Trace) -> None:

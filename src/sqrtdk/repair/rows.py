@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from sqrtdk.tracing.tell.sketch import some_tokens
+
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
-
-
-TOKENS = 64  # that norms and projections are compared on
 
 
 class Refusal(Exception):
@@ -50,18 +49,14 @@ def spread(features: Int[Tensor, "H E"], heads: int) -> Int[Tensor, "Hq E"]:
     return features.cpu().repeat_interleave(heads // features.shape[0], 0)
 
 
-def some_tokens(values: Float[Tensor, "B H L E"]) -> Float[Tensor, "1 H N E"]:
-    """Evenly chosen rows of all batches, `TOKENS` at most, on the CPU in float64: enough to tell tensors apart.
+def compared(values: Float[Tensor, "B H L E"]) -> Float[Tensor, "1 H N E"]:
+    """Some of the tokens, on the CPU in float64: what tensors are told apart by.
 
     Example:
-        >>> some_tokens(torch.zeros(8, 2, 100, 4)).shape
-        torch.Size([1, 2, 64, 4])
+        >>> compared(torch.zeros(8, 2, 100, 4)).dtype
+        torch.float64
     """
-    rows = values.detach().transpose(0, 1).flatten(1, 2)
-    count = rows.shape[1]
-    if count > TOKENS:
-        rows = rows[:, torch.linspace(0, count - 1, TOKENS).long().to(rows.device)]
-    return rows.to("cpu", torch.float64).unsqueeze(0)
+    return some_tokens(values).to("cpu", torch.float64)
 
 
 def explained(fitted: Float[Tensor, "..."], values: Float[Tensor, "..."]) -> float:

@@ -38,6 +38,7 @@ from sqrtdk.tracing.tell.lost import Lost, tell_lost
 from sqrtdk.tracing.tell.merge import merge, merge_rows
 from sqrtdk.tracing.tell.padding import TokensOf
 from sqrtdk.tracing.tell.program_site import site_in_program
+from sqrtdk.tracing.tell.sketch import sketch_of
 from sqrtdk.tracing.tell.used import Used, of_kernel
 from sqrtdk.tracing.tell.without_softmax import without_softmax
 from sqrtdk.tracing.tensors import CallRows, CallTensors, Projection
@@ -66,7 +67,7 @@ class Trace:
         not_attention: softmaxes that are no attention.
         not_measured: what could not be measured, and why.
         unread: names of the model's parameters that no operation read.
-        tensors: with `keep`, those of every call, in the same order.
+        tensors: with `keep`, those of every call, in the same order; with `projections` alone, sketches of them.
         rows: with `rows`, the statistics of the rows of every call, in the same order; None where there are none.
         projections: with `projections`, those of q and k of every call, without their inputs and weights.
         roots: serial numbers of the nodes that q and k of every call come from, as `gradients` is told them.
@@ -282,10 +283,10 @@ class Trace:
         self._by_row.append(rows)
         self._counts[reading.site] += 1
         self._rooted.append((_serial(reading.query), _serial(reading.key)))
-        if self._projects:
-            self._projected.append(projections_of(keep(reading, used, call)))
-        if self._keeps:
-            self._kept.append(without(call, ENLARGED) if self._enlarge else keep(reading, used, call))
+        if self._keeps or self._projects:
+            kept = without(call, ENLARGED) if self._enlarge else keep(reading, used, call)
+            self._projected.append(projections_of(kept))
+            self._kept.append(kept if self._keeps else sketch_of(kept))
 
     def _merge(self, numbers: Sequence[int]) -> None:
         """Put attentions to blocks of keys, whose results were weighed by their sums, into one record."""
@@ -296,7 +297,7 @@ class Trace:
                 self._calls[number] = None
             self._calls[numbers[0]] = merged
             self._by_row[numbers[0]] = merge_rows([self._by_row[number] for number in numbers])
-            if self._keeps:
+            if self._keeps or self._projects:
                 self._kept[numbers[0]] = without(merged, BLOCKS_OF_KEYS)
 
     def _factor(self, site: str) -> float | None:

@@ -1,0 +1,396 @@
+"""QK-clip by the maxima of a watch, inside the loop: the maxima after it are the predicted ones, and nothing twice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ranks_at_work
+import repair_watch_ranks as ranks
+import sqrtdk
+from repair_layouts import LAYOUTS, Layout
+from repair_modules import Attention, randomised, states
+from sqrtdk.errors import InvalidTypeError, InvalidValueError
+from sqrtdk.monitor.watch import Watch
+from sqrtdk.repair import QKClip, qk_clip_
+from sqrtdk.tracing.watch.stance import steps_seen
+from tolerances import allowed
+from watched_models import MODELS
+
+
+@pytest.fixture(autouse=True)
+def _slow_path() -> Iterator[None]:
+    with steps_seen():
+        yield
+
+
+def silent(model: nn.Module, **options: Any) -> Watch:
+    return Watch(model, **{"every": 1, "on_alarm": lambda alarm: None, **options})
+
+
+def maxima(watch: Watch, site: int = 0) -> Tensor:
+    sample = watch.last_sample()
+    assert sample is not None
+    return torch.tensor(sample.calls[site].columns["max_logit"], dtype=torch.float64)
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def moved(model: nn.Module, before: dict[str, Tensor]) -> list[str]:
+    return [name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])]
+
+
+def rounding(layout: Layout, length: int = 64) -> float:
+    """What sums of the inputs and of the features may cost a logit, which none of the terms exceeds by far."""
+    with sqrtdk.trace(layout.model, keep=True) as run:
+        layout.run()
+    kept = run.tensors[0]
+    query, key = kept.query.values.double().abs(), kept.key.values.double().abs()
+    size = float((query @ key.repeat_interleave(query.shape[1] // key.shape[1], 1).mT).amax())
+    return allowed(layout.dtype, length=length, logit=0.0, magnitude=size)
+
+
+def between(values: Tensor) -> float:
+    """A threshold that some heads are above, and some below."""
+    low, high = values.sort().values[[len(values) // 2 - 1, len(values) // 2]].tolist()
+    return math.sqrt(low * high)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_maxima_of_the_next_step_are_the_predicted_ones(name: str) -> None:
+    """From the first step on, whose sample alone has told which rows are a head's."""
+    layout = LAYOUTS[name]()
+    bound = rounding(layout)
+    with silent(layout.model) as watch:
+        layout.run()
+        watch.step()
+        before = maxima(watch)
+        (record,) = qk_clip_(layout.model, watch, between(before), 0.3)
+        layout.run()
+        watch.step()
+        after = maxima(watch)
+    assert record.refused is None
+    assert set((before > between(before)).nonzero().flatten().tolist()) <= set(record.clipped)
+    assert record.partial == ()
+    assert (after - record.predicted).abs().max() <= bound
+
+
+def test_it_does_what_a_trace_does() -> None:
+    layout, other = (LAYOUTS["grouped (Llama)"]() for _ in range(2))
+    with sqrtdk.trace(other.model, keep=True) as run:
+        other.run()
+    with silent(layout.model) as watch:
+        layout.run()
+        watch.step()
+        threshold = between(maxima(watch))
+        (record,) = qk_clip_(layout.model, watch, threshold)
+    (expected,) = qk_clip_(other.model, run, threshold)
+    assert record.clipped
+    assert torch.equal(record.gamma, expected.gamma)
+    assert record.shared == expected.shared
+    assert moved(layout.model, weights(other.model)) == []
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_model_that_trains_stays_at_the_threshold(name: str) -> None:
+    """The last step does not learn; its clip changes what the second layer gets, but not what the first one does."""
+    torch.manual_seed(0)
+    model = MODELS[name]().eval()
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if any(part in key for part in ("q_proj", "k_proj", "c_attn")):
+                parameter.mul_(12.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    ids = torch.randint(61, (2, 7))
+    with silent(model) as watch:
+        for step in range(3):
+            model(input_ids=ids, labels=ids).loss.backward()
+            optimizer.param_groups[0]["lr"] *= step < 2
+            optimizer.step()
+            optimizer.zero_grad()
+            watch.step()
+            records = qk_clip_(model, watch, threshold=0.2)
+            assert len(records) == 2
+            assert step or all(record.clipped for record in records)
+            assert all((record.predicted <= 0.2 * (1 + 1e-12)).all() for record in records)
+        with torch.no_grad():
+            model(input_ids=ids)
+        watch.step()
+        bound = allowed(torch.float32, length=32, logit=0.0, magnitude=16 * 0.2)  # 16 features, and 16 inputs of each
+        assert (maxima(watch) - records[0].predicted).abs().max() <= bound
+
+
+def test_a_step_that_was_not_sampled_is_not_clipped() -> None:
+    """Or a stale maximum would shrink the weights at each of them."""
+    model, x = randomised(Attention()).train(), states()
+    with silent(model, every=3) as watch:
+        for step in range(1, 5):
+            model(1.5**step * x)
+            watch.step()
+            before = weights(model)
+            records = qk_clip_(model, watch, threshold=10.0)
+            assert bool(records) == bool(moved(model, before)) == (step in (1, 3))
+
+
+def test_a_second_clip_after_the_same_step_has_nothing_to_do_unless_it_asks_for_less() -> None:
+    model, x = randomised(Attention()).train(), states()
+    with silent(model) as watch:
+        model(x)
+        watch.step()
+        (first,) = qk_clip_(model, watch, threshold=10.0)
+        before = weights(model)
+        (second,) = QKClip(model, threshold=10.0, stats=watch).step()
+        assert moved(model, before) == []
+        assert second.clipped == ()
+        assert second.measured.tolist() == pytest.approx(first.predicted.tolist())
+        (third,) = qk_clip_(model, watch, threshold=5.0)
+        assert third.gamma[third.measured == 10.0].tolist() == [0.5] * int((third.measured == 10.0).sum())
+        model(x)
+        watch.step()
+        assert maxima(watch).max() == pytest.approx(5.0)
+
+
+def test_heads_at_or_below_the_threshold_keep_every_bit() -> None:
+    model, x = randomised(Attention()).train(), states()
+    with silent(model) as watch:
+        model(x)
+        watch.step()
+        before = weights(model)
+        (record,) = qk_clip_(model, watch, threshold=float(maxima(watch).max()))
+    assert record.clipped == ()
+    assert moved(model, before) == []
+
+
+def test_of_the_forward_passes_of_a_step_the_largest_maximum_counts() -> None:
+    model, x = randomised(Attention()).train(), states()
+    with silent(model) as watch:
+        for factor in (1.0, 1.5, 0.5):
+            model(factor * x).sum().backward()
+        with watch.paused():
+            model(9.0 * x)
+        watch.step()
+        (record,) = qk_clip_(model, watch, threshold=10.0)
+        model(1.5 * x)
+        watch.step()
+        assert maxima(watch).max() == pytest.approx(10.0)
+    assert record.measured.max() > 10.0
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_rows_that_are_broken_make_no_weight_nan(value: float) -> None:
+    """The others are clipped by, and the record says that they are not all."""
+    model, x = randomised(Attention()).train(), states()
+    broken = x.clone()
+    broken[1, 2, 0] = value
+    with silent(model) as watch:
+        model(torch.full_like(x, value))
+        watch.step()
+        before = weights(model)
+        (record,) = qk_clip_(model, watch, threshold=10.0)
+        assert record.unusable == (0, 1, 2, 3)
+        assert moved(model, before) == []
+        model(broken)
+        watch.step()
+        (record,) = qk_clip_(model, watch, threshold=10.0)
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    if record.usable.any():
+        assert record.partial
+
+
+def test_of_sampled_rows_it_says_so() -> None:
+    model, x = randomised(Attention()).train(), states()
+    with silent(model, rows=2) as watch:
+        model(x)
+        watch.step()
+        (record,) = qk_clip_(model, watch, threshold=1.0)
+        model(x)
+        watch.step()
+        assert (maxima(watch) - record.predicted).abs().max() < 1e-12
+    assert record.partial == (0, 1, 2, 3)
+    with sqrtdk.trace(model) as run:
+        model(x)
+    assert run.calls[0].stats is not None
+    assert max(run.calls[0].stats.max_logit) > 1.01
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = Attention(), Attention()
+
+    def forward(self, x: Tensor, which: str = "one") -> Tensor:
+        return self.get_submodule(which)(x)
+
+
+def test_an_attention_that_appears_later_says_that_it_is_not_known_yet() -> None:
+    model, x = randomised(Two()).train(), states()
+    with silent(model) as watch:
+        model(x)
+        watch.step()
+        assert [record.site for record in qk_clip_(model, watch, threshold=10.0)] == ["one"]
+        model(x, "two")
+        watch.step()
+        one, two = qk_clip_(model, watch, threshold=10.0)
+        assert (one.clipped, two.clipped) == ((), ())
+        assert one.refused is None
+        assert "at the next sampled step" in str(two.refused)
+        model(x, "two")
+        watch.step()
+        one, two = qk_clip_(model, watch, threshold=10.0)
+    assert two.refused is None
+    assert two.clipped
+    assert one.clipped == ()
+
+
+def test_a_first_clip_long_after_the_first_step_looks_again() -> None:
+    """What the first step had told is of other weights, and is not kept."""
+    model, x = randomised(Attention()).train(), states()
+    with silent(model) as watch:
+        for _ in range(3):
+            model(x)
+            watch.step()
+        assert watch.sketches() == {}
+        (early,) = qk_clip_(model, watch, threshold=10.0)
+        model(x)
+        watch.step()
+        (late,) = qk_clip_(model, watch, threshold=10.0)
+    assert "at the next sampled step" in str(early.refused)
+    assert early.clipped == ()
+    assert late.clipped
+
+
+@pytest.mark.parametrize("wrap", ["whole", "part", "root passed"])
+def test_a_compiled_model(wrap: str) -> None:
+    inner = randomised(Two()).train()
+    model: Any = inner
+    if wrap == "part":
+        inner.one = torch.compile(inner.one, backend="eager")
+    else:
+        model = torch.compile(inner, backend="eager")
+    x = states()
+    with silent(model) as watch:
+        model(x)
+        watch.step()
+        (record,) = qk_clip_(inner if wrap == "root passed" else model, watch, threshold=10.0)
+        model(x)
+        watch.step()
+        assert (maxima(watch) - record.predicted).abs().max() < 1e-12
+    torch._dynamo.reset()
+    assert record.clipped
+
+
+def test_gains_that_move_between_clips_and_dropout_do_not_matter() -> None:
+    layout = LAYOUTS["one gain for all heads (Qwen3)"]()
+    with silent(layout.model) as watch:
+        for _ in range(2):
+            layout.run()
+            watch.step()
+            (record,) = qk_clip_(layout.model, watch, threshold=2.0)
+            assert record.refused is None
+            with torch.no_grad():
+                for name, parameter in layout.model.named_parameters():
+                    if "q_norm" in name:
+                        parameter.mul_(3.0)
+    assert record.clipped
+
+
+def test_losses_with_a_watch_and_no_clip_above_are_those_without() -> None:
+    def losses(clip: bool) -> list[float]:
+        torch.manual_seed(0)
+        model = MODELS["gpt2"]().train()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        found = []
+        with silent(model, every=2) as watch:
+            for _ in range(6):
+                ids = torch.randint(61, (2, 7))
+                loss = model(input_ids=ids, labels=ids).loss
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                watch.step(loss)
+                if clip:
+                    qk_clip_(model, watch)
+                found.append(loss.item())
+        return found
+
+    assert losses(True) == losses(False)
+
+
+def test_wrong_use() -> None:
+    model, x = randomised(Attention()).train(), states()
+    watch = silent(model)
+    with pytest.raises(InvalidValueError, match="inside the block"):
+        qk_clip_(model, watch)
+    with watch:
+        assert qk_clip_(model, watch) == ()
+        model(x)
+        assert qk_clip_(model, watch) == ()
+        watch.step()
+        with pytest.raises(InvalidValueError, match="of another Attention, which has 0 of its 6 parameters"):
+            qk_clip_(Attention(), watch)
+        with pytest.raises(InvalidTypeError, match=r"model is an nn\.Module; got int"):
+            qk_clip_(3, watch)  # type: ignore[arg-type]
+        with pytest.raises(InvalidValueError, match="a watch has merged its own"):
+            qk_clip_(model, watch, group=3)  # type: ignore[arg-type]
+        with pytest.raises(InvalidValueError, match="threshold is a finite number above 0"):
+            qk_clip_(model, watch, threshold=math.nan)
+    with pytest.raises(InvalidValueError, match="inside the block"):
+        qk_clip_(model, watch)
+
+
+def test_a_hook_of_an_optimizer_comes_before_the_end_of_a_step() -> None:
+    model = randomised(Attention()).train()
+    with silent(model) as watch, pytest.raises(InvalidValueError, match=r"once watch\.step\(\) has ended it"):
+        QKClip(model, stats=watch).attach(torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+# -- several processes -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    every: list[dict[str, Any]] = ranks_at_work.run(ranks.work, 2, tmp_path_factory.mktemp("ranks"))
+    assert all(every), "a rank ended before its scenarios did"
+    return every
+
+
+@pytest.mark.parametrize("name", ranks.SCENARIOS)
+def test_ranks_have_the_weights_of_one_process(found: list[dict[str, Any]], name: str) -> None:
+    one, other = (rank[name] for rank in found)
+    assert one["refused"] == other["refused"] == [None, None]
+    assert one["clipped"] == other["clipped"]
+    assert one["weights"] == other["weights"]
+    assert all(one["clipped"])
+    assert one["measured"] == other["measured"]
+
+
+def test_ranks_with_halves_of_a_batch_clip_as_one_process_with_the_whole(found: list[dict[str, Any]]) -> None:
+    whole = ranks.alone()
+    for name in ("ddp", "fsdp"):
+        assert found[0][name]["clipped"] == [list(heads) for heads in whole["clipped"]]
+        for key, value in whole["weights"].items():
+            torch.testing.assert_close(torch.tensor(found[0][name]["weights"][key]), torch.tensor(value))
+
+
+def test_a_rank_without_a_call_at_first_clips_when_it_knows(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        early, late = rank["absent"]
+        assert all("next sampled step" in text for text in early["refused"])
+        assert not any(early["clipped"])
+        assert late["refused"] == [None, None]
+        assert all(late["clipped"])
+    assert found[0]["absent"][1]["weights"] == found[1]["absent"][1]["weights"]
+
+
+def test_ranks_that_are_watched_alone_or_share_heads_are_refused(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        assert rank["refusals"]["alone"].startswith("each of 2 processes watches alone")
+        assert rank["refusals"]["merged"] == ""
+        assert rank["refusals"]["heads"].endswith("these share heads")
