@@ -18,16 +18,17 @@ Without a norm before the attention large logits feed on the stream that they ma
 
 `clipped` arms are the same runs with `qk_clip_(model, watch, CLIP)` after every step, all of them sampled. The rates
 are so high that one step may add more to a logit than a clip has left: `largest_logits` are those of each training
-forward pass, before its clip, `largest_logits_after_clip` those of the same batch after the step and the clip. Cured: no
-forward pass of the training has a logit of `ALARM`, and the final loss, the mean of the last `FINAL` steps, is at most
-`TRAINS` nats above that of the healthy runs.
+forward pass, before its clip, `largest_logits_after_clip` those of the same batch after the step and the clip. Cured:
+no forward pass of the training has a logit of `ALARM`, and the final loss, the mean of the last `FINAL` steps, is at
+most `TRAINS` nats above that of the healthy runs.
 
 Announced: the first alarm of severity warn or above. Diverged: the first step from which the loss stays above its least
 value so far by `MARGIN` nats to the end of the run, or is not finite. Lead: the steps between. Exit code 1 where a
 broken run does not diverge or has a lead below `LEAD`, a clipped one is not cured, or a healthy one raises an alarm of
 warn or above; what becomes of the controls is told, not judged. Intervals are at 99%.
 
-    python benchmarks/watch_divergence.py [--seeds 5] [--steps 200] [--every 5] [--arms NAME ...] [--jobs 1] [--json FILE]
+    python benchmarks/watch_divergence.py [--seeds 5] [--steps 200] [--every 5] [--arms NAME ...] [--jobs 1]
+        [--json FILE]
 """
 
 from __future__ import annotations
