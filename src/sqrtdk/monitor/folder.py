@@ -36,6 +36,8 @@ from sqrtdk.monitor.merge import Tail
 from sqrtdk.monitor.names import PARTS, Part, list_parts
 from sqrtdk.monitor.tables import Row, arrow, encode, from_rows
 
+CHECKPOINTS = "checkpoints"  # beside the records that were made of checkpoints: what each of these gave
+
 
 class RunWriter:
     """Writes the records of a run; the one writer of its folder until it is closed, or its process ends.
@@ -210,7 +212,7 @@ def _begun(folder: Path, model: Any) -> tuple[Attempt, ...]:
 
 def _is_ours(name: str) -> bool:
     """Whether a file can be what a process left that was killed before run.json was there."""
-    return name in (LOCK, PARTS) or (name.startswith(f".{RUN}.") and name.endswith(".tmp"))
+    return name in (LOCK, PARTS, CHECKPOINTS) or (name.startswith(f".{RUN}.") and name.endswith(".tmp"))
 
 
 def _replaced(first: int, last: int | None) -> str:
