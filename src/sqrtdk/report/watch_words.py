@@ -112,7 +112,7 @@ WORDS = {
         "head of one attention at one sample; a click on it shows that head.",
         "损失、警报和每处注意力的一行，共用同一条训练步坐标轴。每个格子是一处注意力在一次采样中最差的头；点击即显示该头。",
     ),
-    "same_scale": Text("Both runs have the same axes and the same colours.", "两次运行使用相同的坐标轴和颜色。"),
+    "same_scale": Text("All runs have the same axes and the same colours.", "各次运行使用相同的坐标轴和颜色。"),
     "statistic": Text("Statistic", "统计量"),
     "site": Text("Attention", "注意力"),
     "head": Text("Head", "头"),

@@ -49,6 +49,7 @@ class Result:
     findings: tuple[Finding, ...] = ()
     model: Any = None
     inputs: str = ""
+    notes: tuple[str, ...] = ()
 
 
 class Kept:
@@ -125,6 +126,7 @@ def read_result(document: dict[str, Any]) -> Result:
         findings=tuple(_read_finding(finding) for finding in document.get("findings", ())),
         model=document.get("model"),
         inputs=str(document.get("inputs", "")),
+        notes=tuple(map(str, document.get("notes", ()))),
     )
 
 

@@ -17,7 +17,8 @@ from sqrtdk.audit.guard import eval_mode, random_state
 from sqrtdk.audit.model_run import run_model
 from sqrtdk.audit.records import SEVERITIES
 from sqrtdk.engines import Cell
-from sqrtdk.errors import INTERRUPTS, SqrtdkError, kind_and_text, short_text
+from sqrtdk.errors import INTERRUPTS, ModelError, SqrtdkError, kind_and_text, short_text
+from sqrtdk.models.checkpoint import weight_files
 from sqrtdk.models.load import resolve
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.records import LoadedModel
@@ -36,8 +37,8 @@ def measure(cell: Cell) -> dict[str, Any]:
     Returns:
         `loss` that was logged (a list of at most one), `state` (what is wrong with the file that tells it),
         `transformers` (the version), and either `reason` (why the rest could not be had), or all of these: `sample` (a
-        `StepSample` as JSON data), `findings` of the audit, worst first, `model` (class and parameters) and `inputs` (a
-        hash of them).
+        `StepSample` as JSON data), `findings` of the audit, worst first, `model` (class and parameters), `inputs` (a
+        hash of them) and `notes` on the loading.
     """
     loss, state = loss_at(Path(cell["path"]), cell["step"])
     told = {"loss": [] if loss is None else [loss], "state": state, "transformers": transformers_version()}
@@ -51,6 +52,8 @@ def measure(cell: Cell) -> dict[str, Any]:
 
 
 def _measured(path: str, step: int, options: LoadOptions, rows: int | None) -> dict[str, Any]:
+    if not weight_files(Path(path)):
+        raise ModelError("there are no weights, and random ones say nothing of a run", hint="Save the checkpoint anew.")
     loaded = resolve(path, options)
     sample = _sample(loaded, step, options.seed, rows)
     compare = "auto" if options.attn is None else "never"
@@ -61,6 +64,7 @@ def _measured(path: str, step: int, options: LoadOptions, rows: int | None) -> d
         "findings": [asdict(finding) for finding in findings],
         "model": {"class": run.model.cls, "parameters": run.model.parameters},
         "inputs": _digest(loaded),
+        "notes": list(loaded.notes),
     }
 
 

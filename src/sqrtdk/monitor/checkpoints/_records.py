@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sqrtdk.audit.records import SEVERITIES, Finding
 from sqrtdk.errors import OutputError
+from sqrtdk.models.build import ABSENT
 from sqrtdk.monitor import disk
 from sqrtdk.monitor.alarms import ALARMS, fresh, holding
 from sqrtdk.monitor.checkpoints._find import Checkpoint
 from sqrtdk.monitor.checkpoints._kept import Result
-from sqrtdk.monitor.folder import RunWriter
+from sqrtdk.monitor.folder import RunWriter, refuse_strange
 from sqrtdk.monitor.journal import TEXT, alarm_row, head_rows
 from sqrtdk.monitor.manifest import RUN, plain_json, read_manifest
 from sqrtdk.monitor.names import PARTS, Part
@@ -58,6 +59,7 @@ class _Series:
     samples: list[StepSample] = field(default_factory=list)
     told: list[Alarm] = field(default_factory=list)
     findings: dict[tuple[str, ...], int] = field(default_factory=dict)
+    notes: set[str] = field(default_factory=set)
     newest: Point | None = None  # that was measured
 
 
@@ -93,6 +95,10 @@ def _told(point: Point, series: _Series) -> Iterator[Alarm]:
     if result.sample is None:
         yield Alarm(NAME, "fail", step, f"{name} could not be measured: {result.reason}", _SOURCE)
         return
+    for note in result.notes:
+        if note not in series.notes:
+            series.notes.add(note)
+            yield Alarm(NAME, "warn" if ABSENT in note else "note", step, f"{name} of step {step}: {note}", _SOURCE)
     if series.newest is not None and (other := _difference(series.newest, point)):
         yield Alarm(NAME, "warn", step, other, "figures of one model on the same inputs can be compared")
     holds = holding(series.samples, result.sample)
@@ -144,7 +150,10 @@ def refuse_other(folder: Path) -> None:
         OutputError: it holds a run that was watched, or what is no run.
         RunFolderError: its run.json is damaged.
     """
-    if os.path.lexists(folder / RUN) and not all(_is_ours(one.settings) for one in read_manifest(folder).attempts):
+    if not os.path.lexists(folder / RUN):
+        if folder.is_dir():
+            refuse_strange(folder)
+    elif not all(_is_ours(one.settings) for one in read_manifest(folder).attempts):
         raise OutputError(
             f"{folder} holds a run that was watched while it trained, which is not written over",
             hint="Choose another --output.",
@@ -171,7 +180,7 @@ def write(folder: Path, points: Sequence[Point], settings: dict[str, Any]) -> No
     first = None
     if os.path.lexists(folder / RUN):
         if read_manifest(folder).model != plain_json(model, "the model"):
-            forget(folder)
+            _forget(folder)
         else:
             there = _by_step(_tables(folder))
             first = _first_other(there, _by_step(_from(rows)))
@@ -182,15 +191,27 @@ def write(folder: Path, points: Sequence[Point], settings: dict[str, Any]) -> No
             writer.write([row for one in part for row in one.heads], [one.step for one in part], _alarms(part))
 
 
-def forget(folder: Path) -> None:
+def forget_renamed(output: Path, folders: Mapping[Path, Path]) -> None:
+    """Remove the records of runs that have another folder now: with further runs their names change.
+
+    Args:
+        output: folder of all of them.
+        folders: by run.
+    """
+    for there in (output, *sorted(path for path in output.iterdir() if path.is_dir())):
+        if there in folders.values() or not os.path.lexists(there / RUN):
+            continue
+        settings = [attempt.settings for attempt in read_manifest(there).attempts]
+        if settings and all(_is_ours(one) and one.get("run") in map(str, folders) for one in settings):
+            _forget(there)
+
+
+def _forget(folder: Path) -> None:
     """Remove the records of a run of ours; results stay."""
-    if not os.path.lexists(folder / RUN):
-        return
-    refuse_other(folder)
-    (folder / RUN).unlink(missing_ok=True)
     for path in (folder / PARTS).glob("*.parquet"):
         if Part.of(path.name):
             disk.remove(path)
+    (folder / RUN).unlink(missing_ok=True)  # last: parts without it would be a stranger's
 
 
 def _tables(folder: Path) -> Tables:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -17,7 +18,8 @@ from sqrtdk.models.options import ATTN, LoadOptions
 from sqrtdk.monitor.checkpoints._find import Checkpoint, find, names
 from sqrtdk.monitor.checkpoints._kept import Kept, Result, files_of, key_of, read_result
 from sqrtdk.monitor.checkpoints._measure import measure, transformers_version
-from sqrtdk.monitor.checkpoints._records import Point, forget, refuse_other, write
+from sqrtdk.monitor.checkpoints._records import Point, forget_renamed, refuse_other, write
+from sqrtdk.monitor.manifest import RUN
 from sqrtdk.monitor.tables import arrow
 
 MAX_INPUT_BYTES = 2**31
@@ -104,7 +106,7 @@ def measure_checkpoints(
         raise MissingExtraError("transformers is not installed", hint="Install it: pip install 'sqrtdk[hf]'")
     output = Path(output)
     folders = {run: output / name for run, name in names([one.run for one in checkpoints]).items()}
-    for folder in {output, *folders.values()}:
+    for folder in (*folders.values(), *([output] if os.path.lexists(output / RUN) else [])):
         refuse_other(folder)
     with Kept(output) as kept:
         state = {one: files_of(one.path) for one in checkpoints}
@@ -122,8 +124,7 @@ def measure_checkpoints(
             results[one] = read_result(document)
             if progress is not None:
                 progress(len(results), len(checkpoints))
-        if output not in folders.values():
-            forget(output)  # of one run, when there was one
+        forget_renamed(output, folders)
         for run, folder in folders.items():
             series = [one for one in checkpoints if one.run == run]
             write(folder, [Point(one, results[one], state[one].time) for one in series], {"run": str(run), **settings})

@@ -312,7 +312,7 @@
       const figure = html("figure", { class: "card small" });
       const caption = html("figcaption");
       const option = [...statistic.options].find((one) => one.value === name);
-      const title = html("b", {}, (runs.length > 1 ? `${"AB"[number_]} · ` : "") + option.textContent);
+      const title = html("b", {}, (runs.length > 1 ? `${String.fromCharCode(65 + number_)} · ` : "") + option.textContent);
       const scale = worstScale[name];
       const known = run.sites.some((site) => site.worst[name].some((one) => !Number.isNaN(one.value)));
       const legend = html("span", { class: "quiet" });
