@@ -104,6 +104,8 @@ def checkpoints(
             page = to_html(runs) if html is not None else ""
         for path in series.left_out:
             say(f"Left out, as it is no directory: {plain(str(path))}")
+        for note in series.notes:
+            say(f"Note: {plain(note)}")
         say(_counted(series))
         if html is not None:
             _files.write_text(html, page, force)
@@ -131,5 +133,5 @@ def _document(series: Series, runs: list[Summary]) -> str:
     shown: list[dict[str, Any]] = [json.loads(to_json(run)) for run in runs]
     head = {name: shown[0][name] for name in ("schema_version", "tool")}
     failed = [{"checkpoint": str(one.path), "reason": reason} for one, reason in series.failed]
-    done = {"computed": series.computed, "reused": series.reused, "failed": failed}
+    done = {"computed": series.computed, "reused": series.reused, "failed": failed, "notes": series.notes}
     return _json.document(head | done | {"runs": shown})

@@ -18,7 +18,7 @@ from sqrtdk.audit.model_run import run_model
 from sqrtdk.audit.records import SEVERITIES
 from sqrtdk.engines import Cell
 from sqrtdk.errors import INTERRUPTS, ModelError, SqrtdkError, kind_and_text, short_text
-from sqrtdk.models.checkpoint import weight_files
+from sqrtdk.models.checkpoint import CONFIG, weight_files
 from sqrtdk.models.load import resolve
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.records import LoadedModel
@@ -52,7 +52,7 @@ def measure(cell: Cell) -> dict[str, Any]:
 
 
 def _measured(path: str, step: int, options: LoadOptions, rows: int | None) -> dict[str, Any]:
-    if not weight_files(Path(path)):
+    if (Path(path) / CONFIG).exists() and not weight_files(Path(path)):
         raise ModelError("there are no weights, and random ones say nothing of a run", hint="Save the checkpoint anew.")
     loaded = resolve(path, options)
     sample = _sample(loaded, step, options.seed, rows)

@@ -59,7 +59,6 @@ class _Series:
     samples: list[StepSample] = field(default_factory=list)
     told: list[Alarm] = field(default_factory=list)
     findings: dict[tuple[str, ...], int] = field(default_factory=dict)
-    notes: set[str] = field(default_factory=set)
     newest: Point | None = None  # that was measured
 
 
@@ -86,6 +85,12 @@ def model_of(points: Sequence[Point]) -> Any:
     return next((point.result.model for point in points if point.result.sample is not None), {"class": "unknown"})
 
 
+def notes_of(points: Sequence[Point]) -> list[str]:
+    """What was decided on the user's behalf: random ids, another dtype."""
+    notes = (note for point in points for note in point.result.notes)
+    return list(dict.fromkeys(note for note in notes if ABSENT not in note))
+
+
 def _told(point: Point, series: _Series) -> Iterator[Alarm]:
     """What is told of a checkpoint: what was not measured, what the watch warns of, and what the audit found."""
     result, step = point.result, point.checkpoint.step
@@ -96,9 +101,8 @@ def _told(point: Point, series: _Series) -> Iterator[Alarm]:
         yield Alarm(NAME, "fail", step, f"{name} could not be measured: {result.reason}", _SOURCE)
         return
     for note in result.notes:
-        if note not in series.notes:
-            series.notes.add(note)
-            yield Alarm(NAME, "warn" if ABSENT in note else "note", step, f"{name} of step {step}: {note}", _SOURCE)
+        if ABSENT in note:
+            yield Alarm(NAME, "warn", step, f"{name} lacks weights, which falsifies its figures: {note}", _SOURCE)
     if series.newest is not None and (other := _difference(series.newest, point)):
         yield Alarm(NAME, "warn", step, other, "figures of one model on the same inputs can be compared")
     holds = holding(series.samples, result.sample)
@@ -237,17 +241,20 @@ def _by_step(tables: Tables) -> dict[int, str]:
 
 
 def _first_other(there: dict[int, str], here: dict[int, str]) -> int | None:
-    """The step from which on records are to be written; None: they are all there.
+    """The first step of an attempt that brings the records there to those here; None: they are the same.
 
     Example:
-        >>> _first_other({1: "a", 2: "b"}, {1: "a", 2: "b"}), _first_other({1: "a"}, {1: "a", 2: "b"})
+        >>> _first_other({1: "a", 9: "b"}, {1: "a", 9: "b"}), _first_other({1: "a"}, {1: "a", 9: "b"})
         (None, 2)
-        >>> _first_other({1: "a", 2: "b"}, {1: "a"}), _first_other({1: "a"}, {1: "c", 2: "b"})
-        (1, 1)
+        >>> _first_other({1: "a", 9: "b"}, {1: "a"}), _first_other({1: "a", 9: "d"}, {1: "a", 9: "b"})
+        (0, 2)
     """
     other = [step for step in there.keys() | here.keys() if there.get(step) != here.get(step)]
+    if not other:
+        return None
     # an attempt that writes nothing replaces nothing: where steps are gone, the one before them is written again
-    return min(*other, max(here)) if other else None
+    first = min(*other, max(here))
+    return max((step + 1 for step in there if step < first), default=0)  # no later, or what lies between were a gap
 
 
 def _parts(rows: Sequence[StepRows]) -> Iterator[list[StepRows]]:

@@ -13,12 +13,14 @@ from typing import Any
 from sqrtdk.engines import Cell, Engine, open_engine
 from sqrtdk.errors import InvalidValueError, LabError, MissingExtraError, ModelError, short_text
 from sqrtdk.models.build import parse_dtype
+from sqrtdk.models.input_file import read_tensors
 from sqrtdk.models.limits import check_seed, check_sizes, read_bytes
 from sqrtdk.models.options import ATTN, LoadOptions
+from sqrtdk.models.tokens import read_text
 from sqrtdk.monitor.checkpoints._find import Checkpoint, find, names
 from sqrtdk.monitor.checkpoints._kept import Kept, Result, files_of, key_of, read_result
 from sqrtdk.monitor.checkpoints._measure import measure, transformers_version
-from sqrtdk.monitor.checkpoints._records import Point, forget_renamed, refuse_other, write
+from sqrtdk.monitor.checkpoints._records import Point, forget_renamed, notes_of, refuse_other, write
 from sqrtdk.monitor.manifest import RUN
 from sqrtdk.monitor.tables import arrow
 
@@ -38,6 +40,7 @@ class Series:
         reused: checkpoints whose results were there.
         failed: those that could not be measured, and why.
         left_out: files that a pattern matches.
+        notes: what was decided on the user's behalf: random ids, another dtype.
     """
 
     runs: tuple[Path, ...]
@@ -45,6 +48,7 @@ class Series:
     reused: int
     failed: tuple[tuple[Checkpoint, str], ...]
     left_out: tuple[Path, ...]
+    notes: tuple[str, ...]
 
 
 def measure_checkpoints(
@@ -125,11 +129,13 @@ def measure_checkpoints(
             if progress is not None:
                 progress(len(results), len(checkpoints))
         forget_renamed(output, folders)
+        notes: list[str] = []
         for run, folder in folders.items():
-            series = [one for one in checkpoints if one.run == run]
-            write(folder, [Point(one, results[one], state[one].time) for one in series], {"run": str(run), **settings})
+            points = [Point(one, results[one], state[one].time) for one in checkpoints if one.run == run]
+            notes += (told := notes_of(points))
+            write(folder, points, {"run": str(run), **settings, "notes": told})
     failed = tuple((one, results[one].reason or "") for one in missing if results[one].sample is None)
-    return Series(tuple(folders.values()), len(missing), reused, failed, left_out)
+    return Series(tuple(folders.values()), len(missing), reused, failed, left_out, tuple(dict.fromkeys(notes)))
 
 
 def _there(kept: Kept, keys: dict[Checkpoint, str]) -> dict[Checkpoint, Result]:
@@ -195,8 +201,9 @@ def _checked(options: LoadOptions, rows: int | None) -> tuple[dict[str, Any], di
             raise InvalidValueError(f"{name} is not for checkpoints, which are measured with their weights", hint="")
     plain["dtype"] = None if dtype is None else str(dtype).removeprefix("torch.")
     settings = {**plain, "rows": rows}
-    for name in ("text", "input_file"):
+    for name, read in (("text", read_text), ("input_file", read_tensors)):
         if plain[name] is not None:
+            read(plain[name])  # else each checkpoint would say what is wrong with it
             path = Path(plain[name]).expanduser().absolute()
             plain[name] = str(path)
             settings[name] = [str(path), _hash_of(path)]
