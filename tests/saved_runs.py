@@ -29,7 +29,7 @@ PLAIN: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
 def model(**more: Any) -> GPT2LMHeadModel:
     torch.manual_seed(3)
     sizes = {"vocab_size": 32, "n_positions": 16, "n_embd": 16, "n_layer": LAYERS, "n_head": HEADS}
-    return GPT2LMHeadModel(GPT2Config(**sizes, **PLAIN, **more))
+    return GPT2LMHeadModel(GPT2Config(**(sizes | PLAIN | more)))
 
 
 def llama(**more: Any) -> LlamaForCausalLM:

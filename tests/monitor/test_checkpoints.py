@@ -85,7 +85,7 @@ def test_pool_gives_the_same_though_a_worker_is_killed(saved: Path, measured: Pa
             killed.append(multiprocessing.active_children()[0].pid or 0)
             os.kill(killed[0], signal.SIGKILL)
 
-    done = measure(saved, tmp_path / "run", engine="pool", workers=2, progress=kill_one)
+    done = measure(saved, tmp_path / "run", engine="pool", workers=1, progress=kill_one)
     assert killed
     assert (done.computed, done.failed) == (len(STEPS), ())
     assert rows(tmp_path / "run") == rows(measured)
@@ -266,11 +266,11 @@ def test_alarms_look_back_over_the_series(tmp_path: Path) -> None:
 
 
 def test_findings_of_the_audit_are_alarms_once(tmp_path: Path) -> None:
-    save(tmp_path / "a", (1, 2), growth=0.0)
-    measure(tmp_path / "a", tmp_path / "run")
+    save(tmp_path / "a", (1, 2), growth=0.0, n_positions=48)
+    measure(tmp_path / "a", tmp_path / "run", LoadOptions(seq_len=48))
     (flat,) = [row for row in rows(tmp_path / "run")["alarms"] if row["name"] == "flat"]
     assert (flat["step"], flat["severity"], flat["site"]) == (1, "note", "transformer.h.0.attn")
-    report = sqrtdk.check(str(tmp_path / "a" / "checkpoint-1"), seq_len=12)
+    report = sqrtdk.check(str(tmp_path / "a" / "checkpoint-1"), seq_len=48)
     (finding,) = [finding for finding in report.findings if finding.rule == "flat"]
     assert finding.message in flat["text"]
     assert flat["source"] == finding.source
