@@ -17,7 +17,7 @@ import torch
 from transformers import GPT2LMHeadModel
 
 import sqrtdk
-from saved_runs import DAMAGES, HEADS, LAYERS, OPTIONS, llama, rows, save
+from saved_runs import DAMAGES, HEADS, LAYERS, OPTIONS, llama, model, rows, save
 from sqrtdk.errors import InvalidValueError, ModelError, OutputError
 from sqrtdk.models.load import resolve
 from sqrtdk.models.options import LoadOptions
@@ -66,6 +66,23 @@ def test_a_row_for_each_checkpoint_and_head_with_the_numbers_of_a_watch(saved: P
                     assert [row[name] for row in mine] == [None if math.isnan(value) else value for value in column]
     times = [max(f.stat().st_mtime for f in (saved / f"checkpoint-{step}").iterdir()) for step in STEPS]
     assert [row["time"] for row in found["steps"]] == pytest.approx(times, abs=1e-6)
+
+
+def test_what_a_trainer_saves(tmp_path: Path) -> None:
+    from transformers import Trainer, TrainingArguments
+
+    quiet = {"report_to": [], "disable_tqdm": True, "use_cpu": True, "dataloader_pin_memory": False}
+    arguments = TrainingArguments(str(tmp_path / "out"), max_steps=6, save_steps=2, logging_steps=1, **quiet)
+    ids = torch.arange(12) % 7
+    trainer = Trainer(model(), arguments, train_dataset=[{"input_ids": ids, "labels": ids}] * 48)
+    trainer.train()
+    done = measure(tmp_path / "out", tmp_path / "run")
+    assert done.failed == ()
+    losses = {entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry}
+    found = rows(tmp_path / "run")
+    assert {row["step"]: row["loss"] for row in found["steps"]} == {step: losses[step] for step in (2, 4, 6)}
+    assert len(found["heads"]) == 3 * LAYERS * HEADS
+    assert not found["alarms"]
 
 
 def test_the_readers_of_a_watch_read_it(measured: Path) -> None:
