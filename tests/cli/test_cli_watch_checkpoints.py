@@ -15,6 +15,10 @@ from typer.testing import CliRunner, Result
 
 from saved_runs import DAMAGES, rows, save
 from sqrtdk import cli
+from sqrtdk.errors import InvalidValueError
+from sqrtdk.monitor.reading import read_run
+from sqrtdk.report.watch_html import to_html
+from sqrtdk.report.watch_summary import summarise
 
 
 def _watch(*arguments: object) -> Result:
@@ -81,6 +85,8 @@ def test_several_runs_on_one_page_and_in_one_document(saved: Path, tmp_path: Pat
     ]
     assert document["runs"][1] == json.loads(_watch("show", tmp_path / "run" / "good", "--json").stdout)
     assert page.read_text(encoding="utf-8").count('class="panel card"') == 3
+    with pytest.raises(InvalidValueError, match="at most 26 runs; got 27"):
+        to_html([summarise(read_run(tmp_path / "run" / "good"))] * 27)
 
 
 @pytest.mark.parametrize(("bar", "code"), [("critical", 0), ("fail", 1), ("unmeasured", 1), ("never", 0)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import multiprocessing
 import os
@@ -488,6 +489,20 @@ def test_a_folder_of_something_else_is_refused_before_anything_is_measured(saved
             measure(saved, tmp_path / output, anew=True)
         assert not (tmp_path / output / "checkpoints").exists()
     assert rows(tmp_path / "watched") == before
+
+
+def test_no_model_is_left_in_memory(saved: Path, tmp_path: Path) -> None:
+    def alive() -> int:
+        return sum(isinstance(thing, GPT2LMHeadModel) for thing in gc.get_objects())
+
+    gc.collect()
+    before = alive()
+    gc.disable()
+    try:
+        measure(saved, tmp_path / "run")
+        assert alive() == before
+    finally:
+        gc.enable()
 
 
 def test_another_process_that_writes_there_is_refused(saved: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import importlib.metadata
 from collections.abc import Iterator
@@ -49,6 +50,8 @@ def measure(cell: Cell) -> dict[str, Any]:
     except BaseException as error:  # whatever a stranger's files, or a model's own code, bring about
         text = short_text if isinstance(error, SqrtdkError) else kind_and_text
         return told | {"reason": text(error)}
+    finally:
+        gc.collect()  # models hold themselves by cycles, and two large ones need not be in memory at once
 
 
 def _measured(path: str, step: int, options: LoadOptions, rows: int | None) -> dict[str, Any]:
