@@ -493,7 +493,7 @@ def test_a_folder_of_something_else_is_refused_before_anything_is_measured(saved
 
 def test_no_model_is_left_in_memory(saved: Path, tmp_path: Path) -> None:
     def alive() -> int:
-        return sum(isinstance(thing, GPT2LMHeadModel) for thing in gc.get_objects())
+        return sum(type(thing) is GPT2LMHeadModel for thing in gc.get_objects())
 
     gc.collect()
     before = alive()
