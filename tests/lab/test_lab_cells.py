@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cells_to_compute import fail_at_three, square
 
-from sqrtdk.lab import _code
+from sqrtdk import _code
 from sqrtdk.lab import cells as module
 from sqrtdk.lab.cells import Cells, key_of
 
@@ -78,7 +78,7 @@ def test_a_key_is_of_the_code_and_the_versions(name: str, monkeypatch: pytest.Mo
 
 
 def test_the_code_is_every_file_that_may_decide_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_code.sqrtdk, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(_code, "__file__", str(tmp_path / "_code.py"))
     counted = ["__init__.py", "nn/a.py", "lab/training/a.py", "lab/_run.py", "theory/table.json", "scales/cli/a.py"]
     others = ["cli/a.py", "report/a.py", "report/templates/a.html", "nn/__pycache__/a.pyc"]
     found = [_code.code.__wrapped__()]

@@ -16,8 +16,8 @@ import torch
 from cells_of_engines import dies, fails_at_three, leaves, not_picklable, product, refuses, slow_square, square
 from processes import python, running, until, with_these_modules
 
+from sqrtdk.engines import ENGINES, Engine, _pool, open_engine
 from sqrtdk.errors import InvalidValueError, LabError, MissingExtraError
-from sqrtdk.lab.engines import ENGINES, Engine, _pool, open_engine
 
 HERE = ("local", "pool")
 
@@ -158,7 +158,7 @@ def _leave_early(folder: Path) -> None:
 PROGRAM = """
 import sys
 from cells_of_engines import slow_square
-from sqrtdk.lab.engines import open_engine
+from sqrtdk.engines import open_engine
 
 if __name__ == "__main__":
     with open_engine("pool", workers=2) as engine:

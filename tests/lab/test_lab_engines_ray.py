@@ -18,8 +18,8 @@ import pytest
 from cells_of_engines import fails_at_three, leaves, not_importable, not_picklable, slow_square, square
 from processes import running, until, with_these_modules
 
+from sqrtdk.engines import Engine, _ray, open_engine
 from sqrtdk.errors import LabError
-from sqrtdk.lab.engines import Engine, _ray, open_engine
 from sqrtdk.lab.sweep import Grid, sweep
 
 ray = pytest.importorskip("ray")
@@ -121,7 +121,7 @@ import ray
 from cells_of_engines import slow_square
 from processes import running
 from pathlib import Path
-from sqrtdk.lab.engines import open_engine
+from sqrtdk.engines import open_engine
 cells = [{"x": x, "folder": sys.argv[2], "seconds": 0.1} for x in range(6)]
 squares = []
 with open_engine("ray", workers=1, address=sys.argv[1]) as engine:
@@ -150,7 +150,7 @@ def test_an_address_of_a_cluster_which_goes_on_afterwards(engine: Engine, tmp_pa
 UNREACHABLE = """
 import sys
 from sqrtdk.errors import LabError
-from sqrtdk.lab.engines import _ray, open_engine
+from sqrtdk.engines import _ray, open_engine
 _ray._CONNECT_S = 10.0
 try:
     open_engine("ray", address=sys.argv[1]).__enter__()

@@ -9,6 +9,7 @@ import typer
 
 from sqrtdk.cli import options
 from sqrtdk.cli.errors import reported
+from sqrtdk.cli.watch_checkpoints import checkpoints
 
 if TYPE_CHECKING:
     from sqrtdk.report.watch_summary import Summary
@@ -24,6 +25,7 @@ watch = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+watch.command()(checkpoints)
 
 
 @watch.command()

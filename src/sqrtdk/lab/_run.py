@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-Cell = Mapping[str, Any]
+from sqrtdk.engines import Cell as Cell
+
 Map = Callable[[Callable[[Cell], dict[str, Any]], Sequence[Cell]], list[dict[str, Any]]]
 
 

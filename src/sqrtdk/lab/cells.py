@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from sqrtdk import _files
-from sqrtdk.lab._code import numbers_from
+from sqrtdk._code import numbers_from
+from sqrtdk.engines import Engine, open_engine
 from sqrtdk.lab._run import Cell
-from sqrtdk.lab.engines import Engine, open_engine
 
 Compute = Callable[[Cell], dict[str, Any]]
 

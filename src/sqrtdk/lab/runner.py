@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 
 from sqrtdk import _extras, _files, _json
+from sqrtdk._code import numbers_from
 from sqrtdk.errors import InvalidValueError, OutputError
 from sqrtdk.lab import _folder
-from sqrtdk.lab._code import numbers_from
 from sqrtdk.lab.cells import Cells
 from sqrtdk.lab.claim import Claim
 from sqrtdk.lab.experiment import run_claim

@@ -17,6 +17,7 @@ from sqrtdk.models.links import refuse_stray_files
 from sqrtdk.models.memory import available_memory, model_bytes, require_memory
 
 GENERATION = "generation_config.json"
+ABSENT = "not in the checkpoint and"  # in a note: what is random
 
 # transformers' auto classes in the order in which an architecture's name is looked for; AutoModel is the fallback
 AUTO_CLASSES = (
@@ -258,7 +259,7 @@ def _load_weights(
     if missing:
         are = "tensor is" if len(missing) == 1 else "tensors are"
         what = "is random" if len(missing) == 1 else "are random"
-        notes.append(f"{len(missing)} {are} not in the checkpoint and {what}, first {missing[0]!r}")
+        notes.append(f"{len(missing)} {are} {ABSENT} {what}, first {missing[0]!r}")
     if unused:
         are = "tensor of the checkpoint is" if len(unused) == 1 else "tensors of the checkpoint are"
         notes.append(f"{len(unused)} {are} not used, first {unused[0][:200]!r}")

@@ -75,16 +75,20 @@ def read_config_dict(directory: Path) -> dict[str, Any]:
         ) from error
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, limit: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
     """Parse a JSON file that holds an object.
+
+    Args:
+        path: The file.
+        limit: Most bytes.
 
     Raises:
         OSError: It can't be read.
-        ModelError: It is no regular file, over 10 MiB, no JSON, nested over 20 deep, of over a million entries, or
+        ModelError: It is no regular file, over the limit, no JSON, nested over 20 deep, of over a million entries, or
             no object.
     """
     try:
-        raw = json.loads(read_bytes(path, path.name, MAX_CONFIG_BYTES).decode("utf-8"))
+        raw = json.loads(read_bytes(path, path.name, limit).decode("utf-8"))
     except RecursionError as error:
         raise ModelError(f"{path.name} is nested too deep", hint=_WHOSE) from error
     except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, an integer of thousands of digits

@@ -36,6 +36,8 @@ from sqrtdk.monitor.merge import Tail
 from sqrtdk.monitor.names import PARTS, Part, list_parts
 from sqrtdk.monitor.tables import Row, arrow, encode, from_rows
 
+CHECKPOINTS = "checkpoints"  # beside the records that were made of checkpoints: what each of these gave
+
 
 class RunWriter:
     """Writes the records of a run; the one writer of its folder until it is closed, or its process ends.
@@ -186,18 +188,8 @@ def _begun(folder: Path, model: Any) -> tuple[Attempt, ...]:
         OutputError: It holds something else.
         RunFolderError: It holds a run of another model or schema version, or a damaged one.
     """
-    try:
-        names = [path.name for path, _ in zip(folder.iterdir(), range(100), strict=False)]
-        parts = (folder / PARTS).is_dir() and any(Part.of(path.name) for path in (folder / PARTS).iterdir())
-    except OSError as error:
-        raise OutputError(f"cannot read {folder}: {error.strerror}", hint="Choose another directory.") from error
     if not os.path.lexists(folder / RUN):
-        strange = sorted(name for name in names if not _is_ours(name)) or [PARTS] * parts
-        if strange:
-            raise OutputError(
-                f"{folder} holds no run, as there is no {RUN}, and is not empty: {', '.join(map(shown, strange[:5]))}",
-                hint="Choose an empty or a new directory.",
-            )
+        refuse_strange(folder)
         return ()
     there = read_manifest(folder)
     if there.model != model:
@@ -208,9 +200,28 @@ def _begun(folder: Path, model: Any) -> tuple[Attempt, ...]:
     return there.attempts
 
 
+def refuse_strange(folder: Path) -> None:
+    """Refuse a directory without a run that has something else in it.
+
+    Raises:
+        OutputError: it has, or it can't be read.
+    """
+    try:
+        names = [path.name for path, _ in zip(folder.iterdir(), range(100), strict=False)]
+        parts = (folder / PARTS).is_dir() and any(Part.of(path.name) for path in (folder / PARTS).iterdir())
+    except OSError as error:
+        raise OutputError(f"cannot read {folder}: {error.strerror}", hint="Choose another directory.") from error
+    strange = sorted(name for name in names if not _is_ours(name)) or [PARTS] * parts
+    if strange:
+        raise OutputError(
+            f"{folder} holds no run, as there is no {RUN}, and is not empty: {', '.join(map(shown, strange[:5]))}",
+            hint="Choose an empty or a new directory.",
+        )
+
+
 def _is_ours(name: str) -> bool:
     """Whether a file can be what a process left that was killed before run.json was there."""
-    return name in (LOCK, PARTS) or (name.startswith(f".{RUN}.") and name.endswith(".tmp"))
+    return name in (LOCK, PARTS, CHECKPOINTS) or (name.startswith(f".{RUN}.") and name.endswith(".tmp"))
 
 
 def _replaced(first: int, last: int | None) -> str:

@@ -81,7 +81,7 @@ class Journal:
         losses = numbers([loss for _, loss, _ in self._steps])
         steps = [self._row(step, loss, at) for (step, _, at), loss in zip(self._steps, losses, strict=True)]
         heads = [row for sample in self._samples.values() for row in head_rows(sample)]
-        self.writer.write(heads, steps, [_alarm(alarm) for alarm in self._alarms])
+        self.writer.write(heads, steps, [alarm_row(alarm) for alarm in self._alarms])
         self._steps, self._samples, self._alarms, self._failing = [], {}, [], False
 
     def close(self, alarms: Sequence[Alarm] = ()) -> None:
@@ -138,6 +138,7 @@ def unwritten(error: OutputError, step: int) -> Alarm:
     return Alarm("records", "warn", step, str(error)[:TEXT], "the operating system")
 
 
-def _alarm(alarm: Alarm) -> dict[str, Any]:
+def alarm_row(alarm: Alarm) -> dict[str, Any]:
+    """The row of `columns.ALARMS` of an alarm."""
     names = ("step", "site", "index", "head", "name", "severity", "value", "bar", "source", "text")
     return {name: value[:TEXT] if isinstance(value := getattr(alarm, name), str) else value for name in names}

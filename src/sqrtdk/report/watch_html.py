@@ -1,4 +1,4 @@
-"""A run, or two, as one HTML page in English and Simplified Chinese that needs nothing else.
+"""A run, or several, as one HTML page in English and Simplified Chinese that needs nothing else.
 
 Names of sites, texts of alarms and reasons come from records, which are a stranger's: see `sqrtdk.report.page`.
 """
@@ -8,11 +8,13 @@ from __future__ import annotations
 import importlib.metadata
 import math
 import re
+import string
 from collections.abc import Sequence
 from typing import Any
 
 from markupsafe import Markup
 
+from sqrtdk.errors import InvalidValueError
 from sqrtdk.lab.text import Text
 from sqrtdk.monitor.samples import NOT_MEASURED, Alarm
 from sqrtdk.report import page
@@ -37,23 +39,31 @@ _TONES = {"critical": "bad", "fail": "bad", "warn": "doubtful", "note": ""}
 _MOST_MISSING = 200
 _FEW = 6  # notes that stand among the alarms
 _EVERY = re.compile(r"Every\(steps=(\d+), urgent=(\d+|None)\)")
+_LETTERS = string.ascii_uppercase  # a run is called by
 
 
 def to_html(runs: Sequence[Summary], compared: Comparison | None = None) -> str:
-    """Draw one run, or two next to each other, as one self-contained page that opens from disk.
+    """Draw one run, or several next to each other, as one self-contained page that opens from disk.
 
     Args:
-        runs: one or two.
+        runs: one, or some.
         compared: what differs, where they are two.
 
     Returns:
         A complete HTML document.
+
+    Raises:
+        InvalidValueError: there are more runs than letters to call them by.
     """
+    if len(runs) > len(_LETTERS):
+        raise InvalidValueError(
+            f"a page has at most {len(_LETTERS)} runs; got {len(runs)}", hint="`sqrtdk watch report RUN` draws each."
+        )
     drawn = payload(runs, compared.by if compared else "name")
     context: dict[str, Any] = {
         "version": importlib.metadata.version("sqrtdk"),
-        "runs": list(zip("AB", runs, strict=False)),
-        "two": len(runs) == 2,
+        "runs": list(zip(_LETTERS, runs, strict=False)),
+        "two": len(runs) > 1,
         "compared": compared,
         "payload": Markup(page.script_json(drawn)),
         "a_column": drawn["samples_a_column"],
@@ -83,6 +93,7 @@ def to_html(runs: Sequence[Summary], compared: Comparison | None = None) -> str:
         "worst_word": lambda name: both(WORST_WORDS[STATISTICS[name].worst]),
         "say": _say,
         "both": both,
+        "letters": _LETTERS,
     }
     return page.render("watch", context, languages=True, before=("watch_numbers",))
 

@@ -14,6 +14,7 @@ SEVERITY_WORDS = {
 
 ALARM_WORDS = {  # for readers of Chinese, beside the sentence as it was recorded
     "bf16_offset": "bfloat16 行偏移",
+    "checkpoint": "检查点",
     "collapsed": "注意力头退化",
     "entropy": "熵过低",
     "entropy_trend": "熵在下降",
@@ -117,7 +118,7 @@ WORDS = {
         "损失、警报和每处注意力的一行，共用同一条训练步坐标轴。每个格子是一处注意力在一次采样中最差的头；点击即显示该头，"
         "也可用方向键移动后按回车。",
     ),
-    "same_scale": Text("Both runs have the same axes and the same colours.", "两次运行使用相同的坐标轴和颜色。"),
+    "same_scale": Text("All runs have the same axes and the same colours.", "各次运行使用相同的坐标轴和颜色。"),
     "statistic": Text("Statistic", "统计量"),
     "site": Text("Attention", "注意力"),
     "head": Text("Head", "头"),

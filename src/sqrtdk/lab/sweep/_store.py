@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from sqrtdk import _files, _json
+from sqrtdk._code import numbers_from
 from sqrtdk.errors import InvalidValueError, OutputError, kind_and_text
 from sqrtdk.lab import _folder
-from sqrtdk.lab._code import numbers_from
 from sqrtdk.lab.sweep._grid import Grid
 from sqrtdk.lab.sweep._table import DamagedError, is_whole, joined, pyarrow, read_table, write_rows, write_table
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqrtdk.lab.engines import open_engine
+from sqrtdk.engines import open_engine
 from sqrtdk.lab.sweep._cell import measure
 from sqrtdk.lab.sweep._grid import Grid
 from sqrtdk.lab.sweep._store import opened

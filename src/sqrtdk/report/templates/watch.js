@@ -369,7 +369,7 @@
       figure.append(canvas);
     };
     figure.drawHead = () => {
-      title.textContent = (runs.length > 1 ? `${"AB"[place]} · ` : "") + titleOf(name);
+      title.textContent = (runs.length > 1 ? `${String.fromCharCode(65 + place)} · ` : "") + titleOf(name);
       legend.replaceChildren(...legendOf(name, 70));
     };
     figure.style.minHeight = `${run.sites.length * tall + 56}px`;

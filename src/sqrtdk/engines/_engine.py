@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from sqrtdk.errors import INTERRUPTS, LabError, kind_and_text
-from sqrtdk.lab._run import Cell
 
+Cell = Mapping[str, Any]
 Result = TypeVar("Result")
 
 RETRIES = 3  # of a cell whose worker process ended under it

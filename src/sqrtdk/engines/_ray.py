@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from sqrtdk import _extras
+from sqrtdk._code import numbers_from
+from sqrtdk.engines._engine import AHEAD, RETRIES, Cell, Engine, Failure, Result, compute, failed, failure
+from sqrtdk.engines._pool import cpus
 from sqrtdk.errors import LabError, kind_and_text
-from sqrtdk.lab._code import numbers_from
-from sqrtdk.lab._run import Cell
-from sqrtdk.lab.engines._engine import AHEAD, RETRIES, Engine, Failure, Result, compute, failed, failure
-from sqrtdk.lab.engines._pool import cpus
 
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",  # Ray would report its use over the network

@@ -10,8 +10,6 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-import sqrtdk
-
 _LIBRARIES = ("sqrtdk", "torch", "numpy", "scipy", "scikit-learn")
 _DRAWING = ("cli", "report")  # they decide no number
 
@@ -24,7 +22,7 @@ def code() -> str:
         >>> len(code()), code() == code()
         (16, True)
     """
-    root = Path(sqrtdk.__file__ or "").parent
+    root = Path(__file__).parent
     names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
     digest = hashlib.sha256()
     for name in names:

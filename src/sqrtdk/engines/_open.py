@@ -6,11 +6,11 @@ import difflib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
+from sqrtdk.engines._engine import Engine
+from sqrtdk.engines._local import local
+from sqrtdk.engines._pool import pool
+from sqrtdk.engines._ray import ray
 from sqrtdk.errors import InvalidValueError
-from sqrtdk.lab.engines._engine import Engine
-from sqrtdk.lab.engines._local import local
-from sqrtdk.lab.engines._pool import pool
-from sqrtdk.lab.engines._ray import ray
 
 ENGINES: dict[str, Callable[[int | None, str | None], AbstractContextManager[Engine]]] = {
     "local": local,

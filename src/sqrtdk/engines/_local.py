@@ -7,9 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from sqrtdk.engines._engine import Cell, Engine, Result, failed, failure
 from sqrtdk.errors import INTERRUPTS, InvalidValueError
-from sqrtdk.lab._run import Cell
-from sqrtdk.lab.engines._engine import Engine, Result, failed, failure
 
 
 class Local:

@@ -14,9 +14,8 @@ from concurrent.futures.process import BrokenProcessPool
 
 import torch
 
+from sqrtdk.engines._engine import AHEAD, RETRIES, Cell, Engine, Failure, Result, compute, failed, failure, named
 from sqrtdk.errors import LabError
-from sqrtdk.lab._run import Cell
-from sqrtdk.lab.engines._engine import AHEAD, RETRIES, Engine, Failure, Result, compute, failed, failure, named
 
 _Entry = tuple[int, Cell]
 _Flying = dict["Future[Result | Failure]", _Entry]

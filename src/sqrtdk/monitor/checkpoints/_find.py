@@ -1,0 +1,142 @@
+"""Which checkpoints there are, of which runs and which steps; checkpoints that lie in one directory are of one run."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqrtdk.errors import InvalidValueError
+from sqrtdk.models.checkpoint import CONFIG
+from sqrtdk.monitor.checkpoints._state import global_step
+from sqrtdk.monitor.folder import CHECKPOINTS
+from sqrtdk.monitor.lock import LOCK
+from sqrtdk.monitor.manifest import MAX_STEP, RUN
+from sqrtdk.monitor.names import PARTS
+
+_TAKEN = {CHECKPOINTS, PARTS, LOCK, RUN}  # in the folder of the records
+_DIGITS = len(str(MAX_STEP))
+_NUMBER = re.compile(r"\d+\Z", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One checkpoint.
+
+    Attributes:
+        path: of its directory, absolute.
+        step: that it was saved at.
+    """
+
+    path: Path
+    step: int
+
+    @property
+    def run(self) -> Path:
+        """The directory that it lies in, with the others of its run."""
+        return self.path.parent
+
+
+def find(patterns: Sequence[str | Path]) -> tuple[tuple[Checkpoint, ...], tuple[Path, ...]]:
+    """Find checkpoints.
+
+    Args:
+        patterns: paths of directories, or patterns of such (`*`, `?`, `[...]`, `**`).
+
+    Returns:
+        The checkpoints by run and step, and the files that the patterns match as well, which are left out.
+
+    Raises:
+        InvalidValueError: A pattern matches no directory, a directory has no step, or holds checkpoints itself; or
+            two checkpoints of a run have the same step.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for name in ("checkpoint-1000", "checkpoint-200"):
+        ...         Path(folder, name).mkdir()
+        ...     [one.step for one in find([f"{folder}/checkpoint-*"])[0]]
+        [200, 1000]
+    """
+    if not patterns:
+        raise InvalidValueError("no checkpoint was named", hint="Give a pattern, as 'runs/*/checkpoint-*'.")
+    directories: list[Path] = []
+    files: list[Path] = []
+    for pattern in patterns:
+        matches = [Path(os.path.abspath(match)) for match in _matches(os.path.expanduser(pattern))]
+        some = [path for path in matches if path.is_dir()]
+        if not some:
+            what = "which is no directory" if matches else "and nothing is there"
+            raise InvalidValueError(
+                f"no checkpoint matches {str(pattern)!r}, {what}",
+                hint="Give directories that a Trainer or save_pretrained wrote, as 'runs/*/checkpoint-*'.",
+            )
+        directories += some
+        files += [path for path in matches if not path.is_dir()]
+    return _in_order(_named_once(directories)), tuple(dict.fromkeys(files))
+
+
+def _matches(pattern: str) -> list[str]:
+    return [pattern] if os.path.lexists(pattern) else glob.glob(pattern, recursive=True)
+
+
+def _named_once(directories: Sequence[Path]) -> Iterator[Path]:
+    """Each directory by one name; of several, as those of links to the best or the last, by one with a number."""
+    by_place: dict[str, list[Path]] = {}
+    for path in dict.fromkeys(directories):
+        by_place.setdefault(os.path.realpath(path), []).append(path)
+    for paths in by_place.values():
+        yield min(paths, key=lambda path: (_NUMBER.search(path.name) is None, str(path)))
+
+
+def _in_order(directories: Iterator[Path]) -> tuple[Checkpoint, ...]:
+    found: dict[tuple[Path, int], Checkpoint] = {}
+    for path in directories:
+        one = Checkpoint(path, _step(path))
+        other = found.setdefault((one.run, one.step), one)
+        if other is not one:
+            raise InvalidValueError(
+                f"two checkpoints of step {one.step} in {str(one.run)!r}: {other.path.name!r} and {one.path.name!r}",
+                hint="Leave one of them out: a run has one row a step.",
+            )
+    return tuple(found[key] for key in sorted(found))
+
+
+def _step(path: Path) -> int:
+    if not (path / CONFIG).exists() and next(path.glob(f"checkpoint-*/{CONFIG}"), None) is not None:
+        raise InvalidValueError(
+            f"{str(path)!r} is no checkpoint, and holds checkpoints", hint=f"Give {str(path / 'checkpoint-*')!r}."
+        )
+    number = _NUMBER.search(path.name)
+    step = global_step(path) if number is None else int(number[0][-_DIGITS:])
+    if step is None or not 0 <= step <= MAX_STEP or (number is not None and len(number[0]) > _DIGITS):
+        raise InvalidValueError(
+            f"the checkpoint {str(path)!r} has no step: its name does not end with one, nor is there a readable"
+            " trainer_state.json with a global_step",
+            hint="Leave it out, or rename it to NAME-STEP.",
+        )
+    return step
+
+
+def names(runs: Sequence[Path]) -> dict[Path, str]:
+    """A name for each run, to be that of a directory: the last part of its path, or as much as tells it from others.
+
+    Example:
+        >>> list(names([Path("/runs/a"), Path("/runs/b")]).values()), list(names([Path("/runs/a")]).values())
+        (['a', 'b'], [''])
+        >>> list(names([Path("/runs/a/out"), Path("/runs/b/out"), Path("/runs")]).values())
+        ['a-out', 'b-out', 'runs']
+    """
+    runs = list(dict.fromkeys(runs))
+    if len(runs) == 1:
+        return {runs[0]: ""}
+    deepest = max(len(run.parts) for run in runs)
+    for count in range(1, deepest + 1):
+        tails = {run: "-".join(part for part in run.parts[-count:] if part != run.anchor) or "root" for run in runs}
+        folded = {name.casefold() for name in tails.values()}  # some file systems see no case
+        if len(folded) == len(runs) and not folded & _TAKEN:
+            return tails
+    return {run: f"{number}-{run.name}" for number, run in enumerate(runs, 1)}

@@ -1,0 +1,271 @@
+"""From the results of a run's checkpoints to the records of a run: rows in order of step, alarms over the series.
+
+The records follow from the results alone, so they are made anew each time, and only what differs from those that are
+there is written.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sqrtdk.audit.records import SEVERITIES, Finding
+from sqrtdk.errors import OutputError
+from sqrtdk.models.build import ABSENT
+from sqrtdk.monitor import disk
+from sqrtdk.monitor.alarms import ALARMS, fresh, holding
+from sqrtdk.monitor.checkpoints._find import Checkpoint
+from sqrtdk.monitor.checkpoints._kept import Result
+from sqrtdk.monitor.folder import RunWriter, refuse_strange
+from sqrtdk.monitor.journal import TEXT, alarm_row, head_rows
+from sqrtdk.monitor.manifest import RUN, plain_json, read_manifest
+from sqrtdk.monitor.names import PARTS, Part
+from sqrtdk.monitor.reading import read_run
+from sqrtdk.monitor.samples import Alarm, StepSample, not_measured
+from sqrtdk.monitor.tables import Tables, from_rows
+
+NAME = "checkpoint"  # of the alarms that no rule of a watch or of the audit has
+OF = "checkpoints"  # what the settings of such a run say of it
+_SOURCE = "what is not measured may not look fine"
+_PART_ROWS = 2**16  # heads of one part, or those of one checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One checkpoint of a run, its result, and when its newest file was written, in seconds since the epoch."""
+
+    checkpoint: Checkpoint
+    result: Result
+    time: float
+
+
+@dataclass(slots=True)
+class StepRows:
+    """The rows of one step."""
+
+    step: dict[str, Any]
+    heads: list[dict[str, Any]]
+    alarms: list[dict[str, Any]]
+
+
+@dataclass(slots=True)
+class _Series:
+    """What the checkpoints so far were, and what has been told of them."""
+
+    samples: list[StepSample] = field(default_factory=list)
+    told: list[Alarm] = field(default_factory=list)
+    findings: dict[tuple[str, ...], int] = field(default_factory=dict)
+    newest: Point | None = None  # that was measured
+
+
+def rows_of(points: Sequence[Point]) -> Iterator[StepRows]:
+    """The rows of a run.
+
+    Args:
+        points: in order of step.
+    """
+    series = _Series()
+    for point in points:
+        alarms, how, calls, unmeasured, heads = list(_told(point, series)), "", 0, 1, []
+        sample = point.result.sample
+        if sample is None:
+            how = not_measured(point.result.reason or "no reason is known")
+        else:
+            how, calls, unmeasured, heads = sample.how, len(sample.measured), sample.unmeasured, head_rows(sample)
+        step = {"step": point.checkpoint.step, "sampled": True, "loss": point.result.loss, "time": point.time}
+        step |= {"how": how[:TEXT], "calls": calls, "unmeasured": unmeasured}
+        yield StepRows(step, heads, [alarm_row(alarm) for alarm in alarms])
+
+
+def model_of(points: Sequence[Point]) -> Any:
+    """The model of a run: that of its first checkpoint that could be measured."""
+    return next((point.result.model for point in points if point.result.sample is not None), {"class": "unknown"})
+
+
+def notes_of(points: Sequence[Point]) -> list[str]:
+    """What was decided on the user's behalf: random ids, another dtype."""
+    notes = (note for point in points for note in point.result.notes)
+    return list(dict.fromkeys(note for note in notes if ABSENT not in note))
+
+
+def _told(point: Point, series: _Series) -> Iterator[Alarm]:
+    """What is told of a checkpoint: what was not measured, what the watch warns of, and what the audit found."""
+    result, step = point.result, point.checkpoint.step
+    name = point.checkpoint.path.name
+    if result.state:
+        yield Alarm(NAME, "note", step, f"the losses of {name} could not be read: {result.state}", _SOURCE)
+    if result.sample is None:
+        yield Alarm(NAME, "fail", step, f"{name} could not be measured: {result.reason}", _SOURCE)
+        return
+    for note in result.notes:
+        if ABSENT in note:
+            yield Alarm(NAME, "warn", step, f"{name} lacks weights, which falsifies its figures: {note}", _SOURCE)
+    if series.newest is not None and (other := _difference(series.newest, point)):
+        yield Alarm(NAME, "warn", step, other, "figures of one model on the same inputs can be compared")
+    holds = holding(series.samples, result.sample)
+    found = fresh(holds, series.told)
+    series.samples.append(result.sample)
+    series.told += found
+    series.newest = point
+    yield from found
+    worst: dict[str, int] = defaultdict(lambda: -1)
+    for alarm in holds:
+        worst[alarm.name] = max(worst[alarm.name], SEVERITIES.index(alarm.severity))
+    for finding in result.findings:
+        kind = finding.rule, finding.site, finding.fix
+        level = SEVERITIES.index(finding.severity)
+        twice = finding.rule in ALARMS and worst[finding.rule] >= level  # a watch has the rule too, and told it
+        if not twice and level > series.findings.get(kind, -1):
+            series.findings[kind] = level
+            yield _alarm(finding, step)
+
+
+def _alarm(finding: Finding, step: int) -> Alarm:
+    value, bar = (one if isinstance(one, float | int) else None for one in (finding.value, finding.threshold))
+    text = f"{finding.site or 'the model'}: {finding.message}, at step {step}"
+    text += f"; {finding.fix}" if finding.fix else ""
+    return Alarm(finding.rule, finding.severity, step, text, finding.source, finding.site or None, value=value, bar=bar)
+
+
+def _difference(before: Point, now: Point) -> str:
+    """Why the figures of two checkpoints can't be compared; "" where they can."""
+    names = f"{now.checkpoint.path.name} of step {now.checkpoint.step}", f"{before.checkpoint.path.name}"
+    if before.result.model != now.result.model:
+        one, other = (
+            f"{model.get('class')} of {model.get('parameters')} parameters"
+            for model in (now.result.model, before.result.model)
+        )
+        return f"{names[0]} is {one}, {names[1]} is {other}"
+    if before.result.inputs != now.result.inputs:
+        return f"{names[0]} ran on other inputs than {names[1]}: its config, or its tokenizer, is another"
+    return ""
+
+
+# -- the folder ---------------------------------------------------------------------------------------------------
+
+
+def refuse_other(folder: Path) -> None:
+    """Refuse a folder with the records of something else.
+
+    Raises:
+        OutputError: it holds a run that was watched, or what is no run.
+        RunFolderError: its run.json is damaged.
+    """
+    if not os.path.lexists(folder / RUN):
+        if folder.is_dir():
+            refuse_strange(folder)
+    elif not all(_is_ours(one.settings) for one in read_manifest(folder).attempts):
+        raise OutputError(
+            f"{folder} holds a run that was watched while it trained, which is not written over",
+            hint="Choose another --output.",
+        )
+
+
+def _is_ours(settings: Any) -> bool:
+    return isinstance(settings, dict) and settings.get("of") == OF
+
+
+def write(folder: Path, points: Sequence[Point], settings: dict[str, Any]) -> None:
+    """Bring the folder of a run to the records of some checkpoints; what is there already stays as it is.
+
+    Args:
+        folder: of the run.
+        points: in order of step, one at least.
+        settings: of the run.
+
+    Raises:
+        OutputError: it can't be written, or see `refuse_other`.
+    """
+    refuse_other(folder)
+    model, rows = model_of(points), list(rows_of(points))
+    first = None
+    if os.path.lexists(folder / RUN):
+        if read_manifest(folder).model != plain_json(model, "the model"):
+            _forget(folder)
+        else:
+            there = _by_step(_tables(folder))
+            first = _first_other(there, _by_step(_from(rows)))
+            if first is None:
+                return
+    with RunWriter(folder, model=model, settings={"of": OF, **settings}, first_step=first) as writer:
+        for part in _parts([one for one in rows if one.step["step"] >= writer.first_step]):
+            writer.write([row for one in part for row in one.heads], [one.step for one in part], _alarms(part))
+
+
+def forget_renamed(output: Path, folders: Mapping[Path, Path]) -> None:
+    """Remove the records of runs that have another folder now: with further runs their names change.
+
+    Args:
+        output: folder of all of them.
+        folders: by run.
+    """
+    for there in (output, *sorted(path for path in output.iterdir() if path.is_dir())):
+        if there in folders.values() or not os.path.lexists(there / RUN):
+            continue
+        settings = [attempt.settings for attempt in read_manifest(there).attempts]
+        if settings and all(_is_ours(one) and one.get("run") in map(str, folders) for one in settings):
+            _forget(there)
+
+
+def _forget(folder: Path) -> None:
+    """Remove the records of a run of ours; results stay."""
+    for path in (folder / PARTS).glob("*.parquet"):
+        if Part.of(path.name):
+            disk.remove(path)
+    (folder / RUN).unlink(missing_ok=True)  # last: parts without it would be a stranger's
+
+
+def _tables(folder: Path) -> Tables:
+    run = read_run(folder)
+    return Tables(run.heads, run.steps, run.alarms)
+
+
+def _from(rows: Sequence[StepRows]) -> Tables:
+    return from_rows([row for one in rows for row in one.heads], [one.step for one in rows], _alarms(rows))
+
+
+def _alarms(rows: Sequence[StepRows]) -> list[dict[str, Any]]:
+    return [row for one in rows for row in one.alarms]
+
+
+def _by_step(tables: Tables) -> dict[int, str]:
+    """All rows of each step, as a text: NaN equals NaN there."""
+    texts: dict[int, list[str]] = {}
+    for table in (tables.steps, tables.heads, tables.alarms):
+        for row in table.to_pylist():
+            texts.setdefault(row["step"], []).append(repr(row))
+    return {step: "\n".join(rows) for step, rows in texts.items()}
+
+
+def _first_other(there: dict[int, str], here: dict[int, str]) -> int | None:
+    """The first step of an attempt that brings the records there to those here; None: they are the same.
+
+    Example:
+        >>> _first_other({1: "a", 9: "b"}, {1: "a", 9: "b"}), _first_other({1: "a"}, {1: "a", 9: "b"})
+        (None, 2)
+        >>> _first_other({1: "a", 9: "b"}, {1: "a"}), _first_other({1: "a", 9: "d"}, {1: "a", 9: "b"})
+        (0, 2)
+    """
+    other = [step for step in there.keys() | here.keys() if there.get(step) != here.get(step)]
+    if not other:
+        return None
+    # an attempt that writes nothing replaces nothing: where steps are gone, the one before them is written again
+    first = min(*other, max(here))
+    return max((step + 1 for step in there if step < first), default=0)  # no later, or what lies between were a gap
+
+
+def _parts(rows: Sequence[StepRows]) -> Iterator[list[StepRows]]:
+    part: list[StepRows] = []
+    size = 0
+    for one in rows:
+        if part and size + len(one.heads) > _PART_ROWS:
+            yield part
+            part, size = [], 0
+        part.append(one)
+        size += len(one.heads)
+    if part:
+        yield part

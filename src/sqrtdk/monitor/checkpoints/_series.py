@@ -1,0 +1,217 @@
+"""A series of checkpoints: what was not measured yet is, on an engine, and then all of it is the records of runs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sqrtdk.engines import Cell, Engine, open_engine
+from sqrtdk.errors import InvalidValueError, LabError, MissingExtraError, ModelError, short_text
+from sqrtdk.models.build import parse_dtype
+from sqrtdk.models.input_file import read_tensors
+from sqrtdk.models.limits import check_seed, check_sizes, read_bytes
+from sqrtdk.models.options import ATTN, LoadOptions
+from sqrtdk.models.tokens import read_text
+from sqrtdk.monitor.checkpoints._find import Checkpoint, find, names
+from sqrtdk.monitor.checkpoints._kept import Kept, Result, files_of, key_of, read_result
+from sqrtdk.monitor.checkpoints._measure import measure, transformers_version
+from sqrtdk.monitor.checkpoints._records import Point, forget_renamed, notes_of, refuse_other, write
+from sqrtdk.monitor.manifest import RUN
+from sqrtdk.monitor.tables import arrow
+
+MAX_INPUT_BYTES = 2**31
+_DEFAULTS = LoadOptions()
+_LEFT_OUT = ("static", "revision", "device_map", "offload_folder")  # of a directory, measured with its weights
+Told = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """What became of some checkpoints.
+
+    Attributes:
+        runs: the folders of the records, one for each directory that checkpoints lie in.
+        computed: checkpoints that were measured now.
+        reused: checkpoints whose results were there.
+        failed: those that could not be measured, and why.
+        left_out: files that a pattern matches.
+        notes: what was decided on the user's behalf: random ids, another dtype.
+    """
+
+    runs: tuple[Path, ...]
+    computed: int
+    reused: int
+    failed: tuple[tuple[Checkpoint, str], ...]
+    left_out: tuple[Path, ...]
+    notes: tuple[str, ...]
+
+
+def measure_checkpoints(
+    patterns: Sequence[str | Path],
+    output: str | Path,
+    options: LoadOptions = _DEFAULTS,
+    *,
+    rows: int | None = None,
+    engine: str = "local",
+    workers: int | None = None,
+    ray_address: str | None = None,
+    progress: Told | None = None,
+    anew: bool = False,
+) -> Series:
+    """Measure and audit checkpoints of training runs, all on the same inputs, and write what a watch would have.
+
+    Each is loaded, measured in one forward pass in evaluation mode without gradients, and audited as by `check`, whose
+    findings are alarms of its step; a finding, as an alarm, is told once until it is more severe. Alarms that look back
+    do so over the series. A checkpoint that can't be measured is a step with its reason, and an alarm. Results are kept
+    as they come: the same call goes on where one was interrupted, and measures again only what was changed or could
+    not be measured. The records are the same on every engine.
+
+    Args:
+        patterns: directories of checkpoints, or patterns of such; see `find`.
+        output: folder of the records. Checkpoints that lie in several directories are of several runs, each with a
+            folder in it. `checkpoints/` in it has the results.
+        options: of loading, and of the inputs.
+        rows: measure at most so many rows of a sequence, evenly spread; None: all. The audit looks at all.
+        engine: "local", "pool" or "ray"; its machines see the checkpoints under the same paths.
+        workers: of the engine; None: one a CPU.
+        ray_address: of a Ray cluster; None: one is started on this machine.
+        progress: told (checkpoints whose results are there, all), first of all and after each.
+        anew: measure all again.
+
+    Raises:
+        InvalidValueError: see `find`; an option out of its range, or an unknown engine.
+        ModelError: no such dtype, or the file of the text or the inputs can't be read.
+        OutputError: `output` can't be written, another process writes there, or it holds something else.
+        LabError: there is no Ray at the address, or its workers have other versions; the results so far are kept.
+        MissingExtraError: pyarrow, transformers or ray is missing.
+
+    Example:
+        >>> import tempfile
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> from sqrtdk.monitor.reading import read_run
+        >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=16, n_positions=8, n_embd=8, n_layer=1, n_head=2))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for step in (10, 20):
+        ...         model.save_pretrained(f"{folder}/checkpoint-{step}")
+        ...     done = measure_checkpoints([f"{folder}/checkpoint-*"], f"{folder}/series")
+        ...     done.computed, read_run(done.runs[0]).heads["step"].to_pylist()
+        (2, [10, 10, 20, 20])
+    """
+    arrow()
+    opening = open_engine(engine, workers, ray_address)
+    cells, settings = _checked(options, rows)
+    checkpoints, left_out = find(patterns)
+    if transformers_version() is None:
+        raise MissingExtraError("transformers is not installed", hint="Install it: pip install 'sqrtdk[hf]'")
+    output = Path(output)
+    folders = {run: output / name for run, name in names([one.run for one in checkpoints]).items()}
+    for folder in (*folders.values(), *([output] if os.path.lexists(output / RUN) else [])):
+        refuse_other(folder)
+    with Kept(output) as kept:
+        state = {one: files_of(one.path) for one in checkpoints}
+        keys = {one: key_of(one, state[one], settings) for one in checkpoints}
+        results = {} if anew else _there(kept, keys)
+        reused = len(results)
+        missing = [one for one in checkpoints if one not in results]
+        if progress is not None:
+            progress(reused, len(checkpoints))
+        cell = [{"path": str(one.path), "step": one.step, **cells} for one in missing]
+        for at, document in _measured(opening, cell):
+            one = missing[at]
+            if "reason" not in document:
+                kept.put(one, keys[one], document)
+            results[one] = read_result(document)
+            if progress is not None:
+                progress(len(results), len(checkpoints))
+        forget_renamed(output, folders)
+        notes: list[str] = []
+        for run, folder in folders.items():
+            points = [Point(one, results[one], state[one].time) for one in checkpoints if one.run == run]
+            notes += (told := notes_of(points))
+            write(folder, points, {"run": str(run), **settings, "notes": told})
+    failed = tuple((one, results[one].reason or "") for one in missing if results[one].sample is None)
+    return Series(tuple(folders.values()), len(missing), reused, failed, left_out, tuple(dict.fromkeys(notes)))
+
+
+def _there(kept: Kept, keys: dict[Checkpoint, str]) -> dict[Checkpoint, Result]:
+    found = {one: kept.get(one, key) for one, key in keys.items()}
+    return {one: result for one, result in found.items() if result is not None}
+
+
+def _measured(opening: AbstractContextManager[Engine], cells: Sequence[Cell]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Index and result of each cell, as each ends; the engine is opened where there is one."""
+    if not cells:
+        return
+    with opening as engine:
+        left = dict(enumerate(cells))
+        for index, document in _survived(engine, cells):
+            del left[index]
+            yield index, _same_version(document)
+        for index, cell in left.items():  # a checkpoint that ends its worker is known only where it is alone
+            try:
+                (_, document), *_ = engine.results(measure, [cell])
+            except LabError as error:
+                document = {"loss": [], "state": "", "transformers": transformers_version()}
+                document["reason"] = short_text(error)
+            yield index, _same_version(document)
+
+
+def _survived(engine: Engine, cells: Sequence[Cell]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Results until workers end again and again; `measure` itself raises nothing."""
+    results = engine.results(measure, cells)
+    while True:
+        try:
+            index, document = next(results)
+        except (StopIteration, LabError):
+            return
+        yield index, document
+
+
+def _same_version(document: dict[str, Any]) -> dict[str, Any]:
+    theirs, ours = document["transformers"], transformers_version()
+    if theirs != ours:
+        raise LabError(
+            f"a worker has transformers {theirs}, this process {ours}: they may give other numbers",
+            hint="Install the same versions in both places, or take the engine 'pool'.",
+        )
+    return document
+
+
+def _checked(options: LoadOptions, rows: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a cell has beside the checkpoint, and what the records say of it: files by their content.
+
+    Raises:
+        InvalidValueError, ModelError: see `measure_checkpoints`.
+    """
+    check_seed(options.seed)
+    check_sizes(options.rows, options.seq_len)
+    dtype = parse_dtype(options.dtype)
+    if rows is not None and (type(rows) is not int or rows < 2):
+        raise InvalidValueError(f"rows is a whole number from 2 on, or None; got {rows!r}", hint="None: all rows.")
+    if options.attn is not None and options.attn not in ATTN:
+        raise InvalidValueError(f"attn is {options.attn!r}", hint=f"Use one of: {', '.join(ATTN)}.")
+    plain: dict[str, Any] = asdict(options)
+    for name in _LEFT_OUT:
+        if plain.pop(name):
+            raise InvalidValueError(f"{name} is not for checkpoints, which are measured with their weights", hint="")
+    plain["dtype"] = None if dtype is None else str(dtype).removeprefix("torch.")
+    settings = {**plain, "rows": rows}
+    for name, read in (("text", read_text), ("input_file", read_tensors)):
+        if plain[name] is not None:
+            read(plain[name])  # else each checkpoint would say what is wrong with it
+            path = Path(plain[name]).expanduser().absolute()
+            plain[name] = str(path)
+            settings[name] = [str(path), _hash_of(path)]
+    return {"options": plain, "rows": rows}, settings
+
+
+def _hash_of(path: Path) -> str:
+    try:
+        return hashlib.sha256(read_bytes(path, str(path), MAX_INPUT_BYTES)).hexdigest()[:16]
+    except OSError as error:
+        raise ModelError(f"can't read {str(path)!r}: {error.strerror}", hint="Check the path.") from error
