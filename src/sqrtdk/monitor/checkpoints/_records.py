@@ -76,7 +76,12 @@ def rows_of(points: Sequence[Point]) -> Iterator[StepRows]:
             how = not_measured(point.result.reason or "no reason is known")
         else:
             how, calls, unmeasured, heads = sample.how, len(sample.measured), sample.unmeasured, head_rows(sample)
-        step = {"step": point.checkpoint.step, "sampled": True, "loss": point.result.loss, "time": point.time}
+        step: dict[str, Any] = {
+            "step": point.checkpoint.step,
+            "sampled": True,
+            "loss": point.result.loss,
+            "time": point.time,
+        }
         step |= {"how": how[:TEXT], "calls": calls, "unmeasured": unmeasured}
         yield StepRows(step, heads, [alarm_row(alarm) for alarm in alarms])
 
