@@ -192,6 +192,7 @@ class Watch:
     ) -> None:
         self._armed.close()
         self._sampling = self._open = False
+        self._sketches = {}
         _watched.discard(self._model)
         found: list[Alarm] = []
         if error is None:
