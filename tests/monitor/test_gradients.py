@@ -415,3 +415,28 @@ def test_an_attention_that_comes_later_has_gradients_from_its_next_step_on() -> 
             health.step()
     assert [len(sample.calls) for sample in health.samples] == [1, 2, 2]
     assert wrong(health.samples[2].calls[1], kept(model, [x])[1]) == []
+
+
+class Turns(nn.Module):
+    """One of two attentions a forward pass, in turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block("separate") for _ in range(2))
+        self.passes = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        block = self.blocks[self.passes % 2]
+        self.passes += 1
+        return block(x).square().mean()
+
+
+def test_attentions_that_take_turns_within_a_step_all_have_gradients() -> None:
+    model = Turns()
+    with Watch(model, every=1) as health:
+        for _ in range(3):
+            for _ in range(2):
+                model(torch.randn(2, 5, SIZE)).backward()
+            health.step()
+    assert [call.site for call in health.samples[2].calls] == ["blocks.0", "blocks.1"]
+    assert all(max(call.columns["query_grad_max"]) > 0 for call in health.samples[2].calls)

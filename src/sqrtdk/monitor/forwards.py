@@ -68,6 +68,8 @@ class Forwards:
         self._expected: set[tuple[str, int, str]] = set()  # whose gradients should come, until they did not
         self._known: set[Place] = set()
         self._looks = True  # for projections
+        self._strange: set[Place] = set()  # attentions of this step that came while nothing was looked for
+        self._before: set[Place] = set()  # those of the step before
         self._by_numbers = False
         self._scaled: set[Place] = set()  # whose scale was known once
         self._trains = False  # a step had passes with autograd
@@ -89,6 +91,7 @@ class Forwards:
         """
         self._found: dict[Place, _Attention] = {}
         self._missed: list[str] = []
+        self._before, self._strange = self._strange, set()
         self.seen = self._aside = 0
         self.sketches: dict[Place, CallTensors] = {}
         self._eager = self._with_autograd = False
@@ -245,8 +248,8 @@ class Forwards:
             self._locate(trace)
             self.sketches |= {(_site(kept.site), kept.index): kept for kept in trace.tensors}
         self._root(trace)
-        places = {(_site(call.site), call.index) for call in trace.calls}
-        self._looks = not trace.calls or not places <= self._known
+        self._strange |= {(_site(call.site), call.index) for call in trace.calls}
+        self._looks = not self._known or not (self._strange | self._before) <= self._known
 
     def _locate(self, trace: Trace) -> None:
         """The modules whose outputs hold q and k, and where in them; else the weights that they are projected by."""
