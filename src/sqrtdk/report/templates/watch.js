@@ -201,13 +201,17 @@
       drawing.append(svg("line", { class: "axis", x1: left, x2: right, y1: y(tick), y2: y(tick) }));
       drawing.append(svg("text", { x: left - 6, y: y(tick) + 4, "text-anchor": "end" }, show(tick, unit)));
     }
-    let free = Infinity; // above the label before
-    for (const [bar, words] of bars) if (bar > scale.low && bar < scale.high) {
-      drawing.append(svg("line", { class: "bar-line", x1: left, x2: right, y1: y(bar), y2: y(bar) }));
-      if (y(bar) > free) continue;
-      drawing.append(svg("text", { class: "bar-name", x: left + 4, y: y(bar) - 3 }, `${show(bar, unit)} ${say(...words)}`));
-      free = y(bar) - 12;
-    }
+    // The name of a bar stands above its line, or below it, where neither the title nor another bar is.
+    const shown = bars.filter(([bar]) => bar > scale.low && bar < scale.high).sort(([a], [b]) => b - a);
+    let free = 17; // from here on down
+    shown.forEach(([bar, words], at) => {
+      const here = y(bar);
+      const next = at + 1 < shown.length ? y(shown[at + 1][0]) : Infinity;
+      drawing.append(svg("line", { class: "bar-line", x1: left, x2: right, y1: here, y2: here }));
+      const place = here - 12 >= free ? here - 3 : Math.max(here, free) + 14 <= next ? Math.max(here, free) + 11 : null;
+      free = Math.max(free, place === null ? here + 1 : place + 3, here + 1);
+      if (place !== null) drawing.append(svg("text", { class: "bar-name", x: left + 4, y: place }, `${show(bar, unit)} ${say(...words)}`));
+    });
   }
 
   function draw(panel, trendScale) {
@@ -227,8 +231,9 @@
     const top = svg("svg", { width, height: LOSS + FLAGS, role: "img", "aria-label": say("loss and alarms", "损失与警报") });
     const yLoss = (value) => LOSS - 4 - lossScale.at(value) * (LOSS - 26);
     top.append(svg("text", { class: "title", x: left, y: 11 }, say("Loss", "损失") + (lossScale.log ? say(", logarithmic", "，对数") : "")));
-    axis(top, lossScale, yLoss, left, right, "");
     const losses = run.loss[1].map(number);
+    if (losses.length) axis(top, lossScale, yLoss, left, right, "");
+    else top.append(svg("text", { x: (left + right) / 2, y: LOSS / 2, "text-anchor": "middle" }, say("no loss on record", "没有损失记录")));
     top.append(svg("path", { class: "line-loss", d: line(run.loss[0], losses, x, yLoss, run.gaps) }));
     if (losses.length < 30) losses.forEach((value, at) => {
       if (Number.isFinite(value)) top.append(svg("circle", { class: "point-loss", cx: x(run.loss[0][at]), cy: yLoss(value), r: 2 }));
@@ -299,7 +304,7 @@
       bottom.append(svg("line", { class: "axis", x1: x(tick), x2: x(tick), y1: TREND - 22, y2: TREND - 17 }));
       bottom.append(svg("text", { x: x(tick), y: TREND - 4, "text-anchor": "middle" }, String(tick)));
     }
-    bottom.append(svg("text", { x: left - 6, y: TREND - 4, "text-anchor": "end" }, say("step", "训练步")));
+    bottom.append(svg("text", { x: left - 16, y: TREND - 4, "text-anchor": "end" }, say("step", "训练步")));
     place.append(bottom);
     for (const [from, to] of run.gaps) for (const drawing of [top, bottom]) {
       drawing.append(svg("rect", { class: "gap", x: x(from), width: Math.max(x(to) - x(from), 1), y: 16, height: drawing === top ? LOSS - 16 : TREND - 40 }));
