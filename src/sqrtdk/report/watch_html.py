@@ -96,7 +96,7 @@ def to_html(runs: Sequence[Summary], compared: Comparison | None = None) -> str:
         "both": both,
         "letters": _LETTERS,
     }
-    return page.render("watch", context, languages=True, before=("watch_numbers",))
+    return page.render("watch", context, languages=True, before=("watch_numbers", "watch_parts"))
 
 
 def result(run: Summary) -> tuple[Markup, str]:
