@@ -249,7 +249,23 @@ def test_on_paper_all_maps_are_there_and_light(show: Opener) -> None:
     page.emulate_media(media="print")
     page.wait_for_function(f"document.querySelectorAll('#maps figure > canvas').length === {len(STATISTICS)}")
     assert page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--card').trim()") == "#ffffff"
+    assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "light"
     assert page.locator(".controls").is_hidden()
+
+
+def test_on_paper_tables_are_whole_and_notes_unfolded(show: Opener) -> None:
+    page = show("healthy", "sick", width=700)
+    page.evaluate(
+        """const fold = document.createElement("details");
+        fold.id = "folded";
+        document.querySelector("#alarms").append(fold)"""
+    )
+    page.emulate_media(media="print")
+    page.locator("#folded[open]").wait_for(state="attached")
+    for table in page.locator(".wide").all():
+        assert table.evaluate("(box) => box.scrollWidth <= box.clientWidth")
+    page.emulate_media(media="screen")
+    page.locator("#folded:not([open])").wait_for(state="attached")
 
 
 def test_nothing_of_the_page_itself_is_left_in_english(show: Opener) -> None:

@@ -387,8 +387,15 @@
   let shownWidth = window.innerWidth;
   window.addEventListener("resize", () => { if (window.innerWidth !== shownWidth) { shownWidth = window.innerWidth; everything(); } });
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", everything);
-  // On paper: its width, its colours, and what was not looked at yet.
-  window.matchMedia("print").addEventListener("change", () => { everything(); for (const figure of figures) figure.drawMap(); });
+  // On paper: its width, its colours, what was not looked at yet, and what was not unfolded.
+  window.matchMedia("print").addEventListener("change", ({ matches }) => {
+    everything();
+    for (const figure of figures) figure.drawMap();
+    for (const one of document.querySelectorAll("details")) {
+      if (matches) one.folded = !one.open;
+      one.open = matches || !one.folded;
+    }
+  });
   new MutationObserver(everything).observe(document.documentElement, { attributes: true, attributeFilter: ["lang"] });
   everything();
   document.documentElement.dataset.drawn = "yes";
