@@ -9,10 +9,12 @@ import signal
 import subprocess
 from pathlib import Path
 
+import jsonschema
 import pytest
 from processes import python, until
 from typer.testing import CliRunner, Result
 
+from cli_errors import check_error
 from saved_runs import DAMAGES, rows, save
 from sqrtdk import cli
 from sqrtdk.errors import InvalidValueError
@@ -74,7 +76,10 @@ def test_several_runs_on_one_page_and_in_one_document(saved: Path, tmp_path: Pat
     more = _checkpoints(*arguments, tmp_path / "third" / "*", "--html", page, "--force", "--json", "--fail-on", "never")
     assert more.exit_code == 0
     document = json.loads(more.stdout)
+    schema = Path(__file__).parents[2] / "docs" / "watch.schema.json"
+    jsonschema.Draft202012Validator(json.loads(schema.read_text())).validate(document)
     assert (document["computed"], document["reused"]) == (2, 3)
+    check_error(_watch("show", tmp_path / "run"), "holds no run itself, but 3", str(tmp_path / "run" / "bad"))
     (failed,) = document["failed"]
     assert failed["checkpoint"] == str(saved / "bad" / "checkpoint-5")
     assert "no readable config.json" in failed["reason"]

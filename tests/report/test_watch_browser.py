@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -192,6 +193,46 @@ def test_an_infinity_is_no_colour_of_the_scale(show: Opener, runs: dict[str, Pat
     assert "∞" not in page.locator("#legend").inner_text()
 
 
+@pytest.mark.parametrize("values", [(0.1, 120.0), (4.0, 101.0), (4.0, 20000.0), (60.0, 90.0), (40.0, 54.0)])
+def test_names_of_bars_are_not_written_over(
+    show: Opener, runs: dict[str, Path], tmp_path: Path, values: tuple[float, float]
+) -> None:
+    page = show("unscaled")
+    run = summarise(read_run(runs["unscaled"]))
+    for site in run.sites:
+        site.values["max_logit"][:] = values[0]
+        site.values["max_logit"][-1] = values[1]
+    (tmp_path / "bars.html").write_text(to_html([run]), encoding="utf-8")
+    page.goto((tmp_path / "bars.html").as_uri() + "#en")
+    trend = page.locator(".panel svg", has=page.locator(".line-head"))
+    bases = sorted(float(one.get_attribute("y") or "nan") for one in trend.locator(".bar-name, .title").all())
+    lines = [float(one.get_attribute("y1") or "nan") for one in trend.locator(".bar-line").all()]
+    spans = [(base - 8, base + 2) for base in bases]  # letters of 11 pixels
+    assert all(above[1] < below[0] for above, below in itertools.pairwise(spans))
+    assert not [line for line in lines for top, bottom in spans if top < line < bottom]
+    assert trend.locator(".bar-name").count() >= min(1, len(lines))
+
+
+def test_checkpoints_without_a_loss_have_no_axis_of_it(show: Opener, runs: dict[str, Path], tmp_path: Path) -> None:
+    page = show("unscaled")
+    run = summarise(read_run(runs["unscaled"]))
+    settings = {
+        "of": "checkpoints",
+        "attn": None,
+        "seed": 0,
+        "trust_remote_code": False,
+        "notes": ["random ids", "cut"],
+    }
+    bare = dataclasses.replace(run, losses=run.losses[:0], loss_steps=run.loss_steps[:0], settings=settings)
+    (tmp_path / "bare.html").write_text(to_html([bare]), encoding="utf-8")
+    page.goto((tmp_path / "bare.html").as_uri() + "#en")
+    above = page.locator(".panel svg").first
+    assert above.locator("text").all_text_contents() == ["Loss", "no loss on record", "Alarms"]
+    facts = page.locator("#run").inner_text()
+    assert "random ids; cut" in facts
+    assert not re.search(r"None|False|implementation", facts)
+
+
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_a_run_without_a_step_says_so(show: Opener, tmp_path: Path, language: str) -> None:
     page = show("healthy")
@@ -208,7 +249,23 @@ def test_on_paper_all_maps_are_there_and_light(show: Opener) -> None:
     page.emulate_media(media="print")
     page.wait_for_function(f"document.querySelectorAll('#maps figure > canvas').length === {len(STATISTICS)}")
     assert page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--card').trim()") == "#ffffff"
+    assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "light"
     assert page.locator(".controls").is_hidden()
+
+
+def test_on_paper_tables_are_whole_and_notes_unfolded(show: Opener) -> None:
+    page = show("healthy", "sick", width=700)
+    page.evaluate(
+        """const fold = document.createElement("details");
+        fold.id = "folded";
+        document.querySelector("#alarms").append(fold)"""
+    )
+    page.emulate_media(media="print")
+    page.locator("#folded[open]").wait_for(state="attached")
+    for table in page.locator(".wide").all():
+        assert table.evaluate("(box) => box.scrollWidth <= box.clientWidth")
+    page.emulate_media(media="screen")
+    page.locator("#folded:not([open])").wait_for(state="attached")
 
 
 def test_nothing_of_the_page_itself_is_left_in_english(show: Opener) -> None:

@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sqrtdk.cli import options
 from sqrtdk.cli.errors import reported
-from sqrtdk.cli.watch_checkpoints import checkpoints
+from sqrtdk.cli.watch_checkpoints import FailOnOption, checkpoints
 
 if TYPE_CHECKING:
     from sqrtdk.report.watch_summary import Summary
 
-FailOn = Literal["note", "warn", "unmeasured", "fail", "critical", "never"]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A folder that sqrtdk.watch(..., to=RUN) wrote.")]
-FailOnOption = Annotated[FailOn, typer.Option("--fail-on", help="Least severity of an alarm that gives exit code 1.")]
+RunFolder = Annotated[
+    Path, typer.Argument(metavar="RUN", help="A folder of records, by sqrtdk.watch(to=RUN) or watch checkpoints.")
+]
 
 watch = typer.Typer(
     name="watch",
-    help="The records of training runs: trends in the terminal, one page, two runs on one page.",
+    help="The records of training runs: in the terminal, as a page, two runs compared, and made of checkpoints.",
     no_args_is_help=True,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-watch.command()(checkpoints)
 
 
 @watch.command()
 def show(
     run: RunFolder,
     statistic: Annotated[
-        str, typer.Option(metavar="LIST", help="Columns of the records with commas between them, or all.")
+        str, typer.Option(metavar="LIST", help="Columns to draw, with commas between them, or all.")
     ] = "max_logit,entropy_fraction",
     follow: Annotated[
         bool,
@@ -44,7 +43,9 @@ def show(
     fail_on: FailOnOption = "fail",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
-    """Draw the trends of a run: a line for each attention, the newest values, the alarms, what was not measured.
+    """Draw the trends of a run in the terminal.
+
+    A line for each attention, the newest values, the alarms, and what was not measured.
 
     Exit code 0: no alarm at --fail-on or above; 1: there is one; 2: usage, configuration or input/output error.
     """
@@ -84,9 +85,12 @@ def report(
     fail_on: FailOnOption = "never",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
-    """Make one self-contained page of a run: heat maps of layers and steps, trends of heads, loss, alarms.
+    """Make one HTML page of a run.
 
-    English and Simplified Chinese; it opens without a network. Exit codes as for show.
+    Heat maps of layers and steps, trends of heads, loss, alarms. In English and Simplified Chinese; it opens without
+    a network.
+
+    Exit code 0: no alarm at --fail-on or above; 1: there is one; 2: usage, configuration or input/output error.
     """
     with reported(show_traceback):
         from sqrtdk import _files
@@ -115,7 +119,9 @@ def compare(
     fail_on: FailOnOption = "never",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
-    """Compare two runs statistic by statistic; --html draws both on one page, with the same scales.
+    """Compare two runs, statistic by statistic.
+
+    --html draws both on one page, with the same scales.
 
     Exit code 0: no alarm of A or B at --fail-on or above; 1: there is one; 2: usage, configuration or input/output
     error.
@@ -149,6 +155,9 @@ def compare(
     raise typer.Exit(max(run.exit_code(fail_on) for run in (one, other)))
 
 
+watch.command()(checkpoints)
+
+
 def _follow(run: Path, columns: list[str]) -> None:
     """Draw a run each time that there is more of it, until Ctrl-C or nobody reads; a terminal shows what fits."""
     from sqrtdk.cli.output import colors, print_text, screen, width
@@ -167,9 +176,19 @@ def _follow(run: Path, columns: list[str]) -> None:
 
 
 def _read(run: Path) -> Summary:
+    from sqrtdk._stranger import shown
+    from sqrtdk.errors import RunFolderError
+    from sqrtdk.monitor.manifest import RUN
     from sqrtdk.monitor.reading import read_run
+    from sqrtdk.report.plain import plain
     from sqrtdk.report.watch_summary import summarise
 
+    if not (run / RUN).exists() and (runs := sorted(str(one.parent) for one in run.glob(f"*/{RUN}"))):
+        named = ", ".join(map(plain, runs[:4])) + (", ..." if len(runs) > 4 else "")
+        raise RunFolderError(
+            f"{shown(run)} holds no run itself, but {len(runs)} in folders of its own",
+            hint=f"Name one of them: {named}.",
+        )
     return summarise(read_run(run))
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sqrtdk.report.watch_summary import Summary
 
 FailOn = Literal["note", "warn", "unmeasured", "fail", "critical", "never"]
+FailOnOption = Annotated[FailOn, typer.Option("--fail-on", help="Least severity of an alarm that gives exit code 1.")]
 
 
 def checkpoints(
@@ -24,7 +25,7 @@ def checkpoints(
         typer.Argument(metavar="PATTERN...", help="Directories of checkpoints, or patterns: 'runs/*/checkpoint-*'."),
     ],
     output: Annotated[
-        Path, typer.Option(metavar="RUN", help="Folder of the records; one that holds a part of them is gone on.")
+        Path, typer.Option(metavar="RUN", help="Folder of the records; one that holds a part of them is gone on with.")
     ],
     rows: Annotated[int | None, typer.Option(min=2, help="Rows of a sequence that are measured; all if unset.")] = None,
     engine: Annotated[
@@ -46,18 +47,19 @@ def checkpoints(
     seed: options.Seed = 0,
     trust_remote_code: options.TrustRemoteCode = False,
     statistic: Annotated[
-        str, typer.Option(metavar="LIST", help="Columns of the records to draw, with commas between them, or all.")
+        str, typer.Option(metavar="LIST", help="Columns to draw, with commas between them, or all.")
     ] = "max_logit,entropy_fraction",
     json_: options.Json = False,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write one self-contained HTML page over all runs.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the page if it exists.")] = False,
-    fail_on: Annotated[FailOn, typer.Option(help="Least severity of an alarm that gives exit code 1.")] = "fail",
+    fail_on: FailOnOption = "fail",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
-    """Measure and audit the checkpoints of training runs, all on the same inputs, as the records of watched runs.
+    """Measure and audit checkpoints, as the records of a run.
 
+    All are measured on the same inputs, and give the records that a watched run gives.
     Checkpoints in one directory are of one run, in order of the number at the end of their names, or of the step in
     their trainer_state.json. RUN is read by watch show, report and compare; of several runs each has a folder in it.
     The same command goes on where an interrupted one stopped, measures only what is new or changed or could not be

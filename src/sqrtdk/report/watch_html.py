@@ -31,7 +31,6 @@ from sqrtdk.report.watch_words import (
     MODEL_WORDS,
     SEVERITY_WORDS,
     WORDS,
-    WORST_WORDS,
     missing_text,
 )
 
@@ -39,6 +38,10 @@ _TONES = {"critical": "bad", "fail": "bad", "warn": "doubtful", "note": ""}
 _MOST_MISSING = 200
 _FEW = 6  # notes that stand among the alarms
 _EVERY = re.compile(r"Every\(steps=(\d+), urgent=(\d+|None)\)")
+_VALUES = {
+    ("of", "checkpoints"): Text("checkpoints", "检查点"),
+    ("trust_remote_code", True): Text("was trusted", "已信任"),
+}
 _LETTERS = string.ascii_uppercase  # a run is called by
 
 
@@ -82,7 +85,6 @@ def to_html(runs: Sequence[Summary], compared: Comparison | None = None) -> str:
         "missing_left": lambda run: max(0, len(run.missing) - _MOST_MISSING),
         "newest": newest,
         "value": value,
-        "percent": percent,
         "number": number,
         "steps_of": steps_of,
         "model_of": model_of,
@@ -90,12 +92,11 @@ def to_html(runs: Sequence[Summary], compared: Comparison | None = None) -> str:
         "least_loss": lambda run: _loss(min((x for x in run.losses.tolist() if not math.isnan(x)), default=math.nan)),
         "severity": lambda name: both(SEVERITY_WORDS.get(name, Text(name, name))),
         "means": lambda name: both(STATISTICS[name].meaning),
-        "worst_word": lambda name: both(WORST_WORDS[STATISTICS[name].worst]),
         "say": _say,
         "both": both,
         "letters": _LETTERS,
     }
-    return page.render("watch", context, languages=True, before=("watch_numbers",))
+    return page.render("watch", context, languages=True, before=("watch_numbers", "watch_parts"))
 
 
 def result(run: Summary) -> tuple[Markup, str]:
@@ -166,17 +167,23 @@ def steps_of(steps: Sequence[int]) -> str:
 
 
 def model_of(run: Summary) -> list[tuple[Markup, Markup]]:
-    """What the writer said of the model and of the watch."""
+    """What the writer said of the model and of the watch; an option that was left alone is not named."""
     told: list[tuple[str, Any]] = []
     for part in (run.model, run.settings):
         told += list(part.items()) if isinstance(part, dict) else [("", part)]
-    return [(both(MODEL_WORDS.get(key, Text(key, key))), _setting(key, value)) for key, value in told[:40]]
+    named = [
+        (key, value) for key, value in told if key == "rows" or not (value is None or value is False or value == [])
+    ]
+    return [(both(MODEL_WORDS.get(key, Text(key, key))), _setting(key, value)) for key, value in named[:40]]
 
 
 def _setting(key: str, value: Any) -> Markup:
     if key == "rows" and value is None:
         return _say("all_rows")
-    text = f"{value:,}" if type(value) is int else str(value)[:200]
+    if isinstance(value, str | bool) and (key, value) in _VALUES:
+        return both(_VALUES[key, value])
+    text = f"{value:,}" if type(value) is int else "; ".join(map(str, value)) if isinstance(value, list) else str(value)
+    text = text[:200]
     every = _EVERY.fullmatch(text) if key == "every" else None
     if every is None:
         return both(Text(text, text))

@@ -49,7 +49,10 @@ def comparison_json(a: Summary, b: Summary, compared: Comparison) -> str:
 
 
 def _head() -> dict[str, Any]:
-    return {"schema_version": SCHEMA_VERSION, "tool": f"sqrtdk {importlib.metadata.version('sqrtdk')}"}
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "tool": {"name": "sqrtdk", "version": importlib.metadata.version("sqrtdk")},
+    }
 
 
 def _run(summary: Summary) -> dict[str, Any]:

@@ -26,12 +26,26 @@ ALARM_WORDS = {  # for readers of Chinese, beside the sentence as it was recorde
     "max_logit": "最大 logit",
     "nonfinite": "NaN 或无穷",
     "saturation": "饱和",
+    "sink": "日志接收端出错",
     "unmeasured": "未测量",
+    # The rules of the audit, of checkpoints.
+    "blocks": "各块缩放不一",
+    "declared_vs_actual": "实际缩放与声明不符",
+    "dropout": "评估时的 dropout",
+    "eager_vs_sdpa": "eager 与 sdpa 不一致",
+    "flat": "注意力过平",
+    "mask_audit": "掩码检查",
+    "padding": "填充与掩码",
+    "range_forecast": "数值范围预测",
+    "responsiveness": "缩放不随属性变化",
+    "scale_ledger": "缩放账目",
+    "sliding_window": "滑动窗口",
+    "unused": "已建而未用的部件",
 }
 
 HOW_WORDS = {
-    "as is": Text("ran as it is", "按原样运行"),
-    "eager": Text("ran eagerly", "以 eager 方式运行"),
+    "as is": Text("as is", "按原样运行"),
+    "eager": Text("eager", "以 eager 方式运行"),
 }
 
 GROUP_WORDS = {True: Text("Most used", "常用"), False: Text("More", "更多")}
@@ -41,12 +55,18 @@ MODEL_WORDS = {
     "parameters": Text("parameters", "参数量"),
     "every": Text("sampled steps", "采样步"),
     "rows": Text("rows of a sequence that are measured", "每个序列测量的行"),
-}
-
-WORST_WORDS = {
-    "largest": Text("the head with the largest value", "数值最大的头"),
-    "least": Text("the head with the least value", "数值最小的头"),
-    "farthest": Text("the head farthest from 1", "离 1 最远的头"),
+    "of": Text("records of", "记录来自"),
+    "run": Text("directory", "目录"),
+    "attn": Text("implementation", "实现"),
+    "text": Text("text", "文本"),
+    "input_file": Text("inputs", "输入"),
+    "batch": Text("sequences a batch", "每批序列数"),
+    "seq_len": Text("tokens a sequence", "每个序列的词元数"),
+    "device": Text("device", "设备"),
+    "dtype": Text("dtype", "数据类型"),
+    "seed": Text("seed", "随机种子"),
+    "trust_remote_code": Text("code of the model", "模型自带的代码"),
+    "notes": Text("notes", "备注"),
 }
 
 MISSING = {
@@ -142,8 +162,6 @@ WORDS = {
         "此浏览器无法解开页面数据（缺少 DecompressionStream）；下表显示最新的数值。",
     ),
     "notes": Text("{k} notes", "{k} 条提示"),
-    "bar": Text("bar", "界限"),
-    "measured": Text("measured", "测得"),
     "all_rows": Text("all", "全部"),
     "no_value": Text("not measured", "未测量"),
     "lost": Text("the loss is NaN or infinite", "损失为 NaN 或无穷"),

@@ -5,54 +5,12 @@
   const drawn = runs.filter((run) => run.first !== null);
   if (!runs.some((run) => run.sites.length)) return;
   if (typeof DecompressionStream === "undefined") { document.getElementById("old").hidden = false; return; }
-  // Where an alarm begins, and what a value there is called.
-  const [NOTE, WARN, FAIL, CRITICAL] = [["note", "提示"], ["warn", "警告"], ["fail", "失败"], ["critical", "严重"]];
-  const BARS = {
-    max_logit: [[50, NOTE], [100, WARN], [1e3, FAIL], [1e4, CRITICAL]],
-    row_offset: [[50, ["bfloat16", "bfloat16"]]],
-    max_product: [[65504, ["float16", "float16"]]],
-    scale_ratio: [[1, ["textbook", "教科书值"]]],
-  };
-  const SHAPES = { // told apart without colour
-    note: "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0Z", warn: "M0-6 6 5H-6Z", fail: "M0-6.5 6.5 0 0 6.5-6.5 0Z", critical: "M-6-6H6V6H-6Z",
-  };
-  // The statistic that an alarm is about, where it has another name.
-  const ABOUT = {
-    growth: "max_logit", entropy: "entropy_nats", entropy_trend: "entropy_nats", saturation: "saturated",
-    collapsed: "entropy_fraction", ledger: "scale_ratio", fp16_range: "max_product", bf16_offset: "row_offset",
-    nonfinite: "nan_rows",
-  };
   const { wholes, numbers } = await numbersOf(data.block);
-  const { rgb, colour, LUT, style, scaleOf, ticks, yTicks } = drawing;
-  const SVG = "http://www.w3.org/2000/svg";
+  const { scaleOf, ticks, yTicks } = drawing;
+  const { BARS, SHAPES, ABOUT, zh, say, svg, html, number, show, line, ramp, nearest, mapOf, shortener } = pieces;
   const byId = (id) => document.getElementById(id);
   const [statistic, siteSelect, headSelect, tip] = ["statistic", "site", "head", "tip"].map(byId);
   const labels = [...new Set(runs.flatMap((run) => run.sites.map((site) => site.label)))];
-  const zh = () => document.documentElement.lang.startsWith("zh");
-  const say = (en, chinese) => (zh() ? chinese : en);
-
-  function svg(name, attributes = {}, text = null) {
-    const node = document.createElementNS(SVG, name);
-    for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-    if (text !== null) node.textContent = text;
-    return node;
-  }
-  function html(name, attributes = {}, text = null) {
-    const node = document.createElement(name);
-    for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-    if (text !== null) node.textContent = text;
-    return node;
-  }
-  const number = (value) => (value === null || value === undefined ? NaN : Number(value));
-  function show(value, unit = "", digits = 3) {
-    if (Number.isNaN(value)) return say("not measured", "未测量");
-    if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
-    if (unit === "%") return value > 0 && value < 0.0005 ? "<0.1%" : `${+(100 * value).toPrecision(3)}%`;
-    const size = Math.abs(value);
-    if (size >= 1000 && size < 1e6) return String(Math.round(+value.toPrecision(digits))).replace("-", "−");
-    const text = size !== 0 && (size >= 1e6 || size < 1e-3) ? value.toExponential(1) : String(+value.toPrecision(digits));
-    return text.replace("-", "−");
-  }
 
   for (const run of runs) for (const site of run.sites) {
     const count = site.steps.length;
@@ -78,89 +36,9 @@
   const first = Math.min(...drawn.map((run) => run.first));
   const last = Math.max(...drawn.map((run) => run.last), first + 1);
 
-  // A canvas of sites down and steps across, by pixels: what was not measured has a colour of its own, an infinity is a
-  // chequered cell, and of samples that share a pixel the worst counts.
-  const far = (value) => Math.abs(Math.log(Math.abs(value)));
-  const WORSE = { largest: (a, b) => a > b, least: (a, b) => a < b, farthest: (a, b) => far(a) > far(b) };
-  function heatMap(run, name, x, width, tall) {
-    const ratio = window.devicePixelRatio || 1;
-    const [wide, rowPixels] = [Math.max(1, Math.round(width * ratio)), Math.max(1, Math.round(tall * ratio))];
-    const high = Math.max(1, run.sites.length * rowPixels);
-    const canvas = html("canvas", { width: wide, height: high, role: "img" });
-    canvas.style.width = `${width}px`;
-    canvas.style.height = `${high / ratio}px`;
-    const pen = canvas.getContext("2d");
-    const image = pen.createImageData(wide, high);
-    const pixels = new Uint32Array(image.data.buffer);
-    const [wash, nothing, ink, paper] = ["--wash", "--void", "--ink", "--card"].map((one) => colour(style(one)));
-    pixels.fill(wash);
-    const scale = worstScale[name];
-    const worse = WORSE[data.statistics[name].worst];
-    const line = rowPixels - (rowPixels > 5 * ratio ? Math.round(ratio) : 0);
-    let [of, from, to] = [null, null, null];
-    run.sites.forEach((site, row) => {
-      const every = run.samples ?? site.steps; // by the samples of the run: one that this attention is not in stays empty
-      if (of !== every) {
-        of = every;
-        [from, to] = [new Int32Array(wide).fill(-1), new Int32Array(wide)];
-        bounds(every, x).forEach(([left, right], at) => {
-          const start = Math.max(0, Math.round(left * ratio));
-          const end = Math.min(wide, Math.max(start + 1, Math.round(right * ratio)));
-          for (let i = start; i < end; i += 1) { if (from[i] < 0) from[i] = at; to[i] = at; }
-        });
-      }
-      const place = new Map(site.steps.map((step, at) => [step, at]));
-      const top = row * rowPixels * wide;
-      for (let i = 0; i < wide; i += 1) {
-        if (from[i] < 0) continue;
-        let value;
-        for (let at = from[i]; at <= to[i]; at += 1) {
-          const one = place.has(every[at]) ? site.worst[name][place.get(every[at])].value : undefined;
-          if (one !== undefined && (value === undefined || Number.isNaN(value) || worse(one, value))) value = one;
-        }
-        if (value === undefined) continue;
-        const plain = Number.isNaN(value) ? nothing : LUT[Math.round(255 * Math.max(0, Math.min(1, scale.at(value))))];
-        const board = value === Infinity || value === -Infinity;
-        for (let y = 0; y < line; y += 1) pixels[top + y * wide + i] = board ? (((i >> 2) + (y >> 2)) & 1 ? ink : paper) : plain;
-      }
-    });
-    pen.putImageData(image, 0, 0);
-    pen.scale(ratio, ratio);
-    for (const [tone, alpha] of [["--card", 1], ["--soft", 0.28]]) {
-      pen.fillStyle = style(tone);
-      pen.globalAlpha = alpha;
-      for (const [start, end] of run.gaps) pen.fillRect(x(start), 0, Math.max(x(end) - x(start), 1), high / ratio);
-    }
-    return canvas;
-  }
-  // Where the cells of samples begin and end: half way to the next; at a gap of the schedule no wider than before it.
-  function bounds(steps, x) {
-    return steps.map((step, at) => {
-      const [before, after] = [steps[at - 1], steps[at + 1]];
-      const left = before === undefined ? x(step) - ((after === undefined ? x(step) + 8 : x(after)) - x(step)) / 2 : (x(before) + x(step)) / 2;
-      const right = after === undefined ? x(step) + ((before === undefined ? x(step) + 8 : x(step)) - (before === undefined ? x(step) : x(before))) / 2 : (x(after) + x(step)) / 2;
-      return [Math.max(left, x(first) - 4), Math.min(right, x(last) + 4)];
-    });
-  }
-
-  // A label that is too long loses the end that all have, then what else all have, and then letters of its words: what
-  // tells it from the others stays.
-  const parts = labels.map((label) => label.split("."));
-  const same = (pick) => parts.every((one) => pick(one) === pick(parts[0]));
-  let shared = 0;
-  while (labels.length > 1 && parts.every((one) => one.length > shared + 1) && same((one) => one.at(-1 - shared))) shared += 1;
-  const alike = labels.length > 1 && same((one) => one.length);
-  function shorter(label, most) {
-    if (label.length <= most) return label;
-    let rest = label.split(".").slice(0, -shared || undefined);
-    if (rest.join(".").length <= most) return rest.join(".");
-    if (alike) rest = rest.filter((_, at) => !same((one) => one[at]));
-    for (const letters of [12, 8, 6, 4, 3, 2]) {
-      const text = rest.map((word) => word.slice(0, letters)).join(".");
-      if (text.length <= most) return text;
-    }
-    return `…${rest.join(".").slice(1 - most)}`;
-  }
+  const heatMap = (run, name, x, width, tall) =>
+    mapOf(run, name, { scale: worstScale[name], worst: data.statistics[name].worst, ends: [first, last], x, width, tall });
+  const shorter = shortener(labels);
 
   const LOSS = 92;
   const FLAGS = 22;
@@ -184,30 +62,22 @@
     return { site, steps: site.points, values: place < 0 ? site.points.map(() => NaN) : pointsOf(site, name, place), medians };
   }
 
-  function line(steps, values, x, y, gaps) {
-    let path = "";
-    let down = false;
-    values.forEach((value, at) => {
-      if (Number.isNaN(value)) { down = false; return; }
-      if (at && gaps.some(([from, to]) => steps[at - 1] < from && to < steps[at])) down = false;
-      path += `${down ? "L" : "M"}${x(steps[at]).toFixed(1)} ${y(value).toFixed(1)}`;
-      down = true;
-    });
-    return path;
-  }
-
   function axis(drawing, scale, y, left, right, unit, bars = []) {
     for (const tick of yTicks(scale)) {
       drawing.append(svg("line", { class: "axis", x1: left, x2: right, y1: y(tick), y2: y(tick) }));
       drawing.append(svg("text", { x: left - 6, y: y(tick) + 4, "text-anchor": "end" }, show(tick, unit)));
     }
-    let free = Infinity; // above the label before
-    for (const [bar, words] of bars) if (bar > scale.low && bar < scale.high) {
-      drawing.append(svg("line", { class: "bar-line", x1: left, x2: right, y1: y(bar), y2: y(bar) }));
-      if (y(bar) > free) continue;
-      drawing.append(svg("text", { class: "bar-name", x: left + 4, y: y(bar) - 3 }, `${show(bar, unit)} ${say(...words)}`));
-      free = y(bar) - 12;
-    }
+    // The name of a bar stands above its line, or below it, where neither the title nor another bar is.
+    const shown = bars.filter(([bar]) => bar > scale.low && bar < scale.high).sort(([a], [b]) => b - a);
+    let free = 17; // from here on down
+    shown.forEach(([bar, words], at) => {
+      const here = y(bar);
+      const next = at + 1 < shown.length ? y(shown[at + 1][0]) : Infinity;
+      drawing.append(svg("line", { class: "bar-line", x1: left, x2: right, y1: here, y2: here }));
+      const place = here - 12 >= free ? here - 3 : Math.max(here, free) + 14 <= next ? Math.max(here, free) + 11 : null;
+      free = Math.max(free, place === null ? here + 1 : place + 3, here + 1);
+      if (place !== null) drawing.append(svg("text", { class: "bar-name", x: left + 4, y: place }, `${show(bar, unit)} ${say(...words)}`));
+    });
   }
 
   function draw(panel, trendScale) {
@@ -227,8 +97,9 @@
     const top = svg("svg", { width, height: LOSS + FLAGS, role: "img", "aria-label": say("loss and alarms", "损失与警报") });
     const yLoss = (value) => LOSS - 4 - lossScale.at(value) * (LOSS - 26);
     top.append(svg("text", { class: "title", x: left, y: 11 }, say("Loss", "损失") + (lossScale.log ? say(", logarithmic", "，对数") : "")));
-    axis(top, lossScale, yLoss, left, right, "");
     const losses = run.loss[1].map(number);
+    if (losses.length) axis(top, lossScale, yLoss, left, right, "");
+    else top.append(svg("text", { x: (left + right) / 2, y: LOSS / 2, "text-anchor": "middle" }, say("no loss on record", "没有损失记录")));
     top.append(svg("path", { class: "line-loss", d: line(run.loss[0], losses, x, yLoss, run.gaps) }));
     if (losses.length < 30) losses.forEach((value, at) => {
       if (Number.isFinite(value)) top.append(svg("circle", { class: "point-loss", cx: x(run.loss[0][at]), cy: yLoss(value), r: 2 }));
@@ -299,7 +170,7 @@
       bottom.append(svg("line", { class: "axis", x1: x(tick), x2: x(tick), y1: TREND - 22, y2: TREND - 17 }));
       bottom.append(svg("text", { x: x(tick), y: TREND - 4, "text-anchor": "middle" }, String(tick)));
     }
-    bottom.append(svg("text", { x: left - 6, y: TREND - 4, "text-anchor": "end" }, say("step", "训练步")));
+    bottom.append(svg("text", { x: left - 16, y: TREND - 4, "text-anchor": "end" }, say("step", "训练步")));
     place.append(bottom);
     for (const [from, to] of run.gaps) for (const drawing of [top, bottom]) {
       drawing.append(svg("rect", { class: "gap", x: x(from), width: Math.max(x(to) - x(from), 1), y: 16, height: drawing === top ? LOSS - 16 : TREND - 40 }));
@@ -313,14 +184,6 @@
   }
 
   const headName = () => (headSelect.value === "worst" ? say("the worst head", "最差的头") : `${say("head", "头")} ${headSelect.value}`);
-  function ramp(canvas, width, height) {
-    canvas.width = width;
-    canvas.height = height;
-    const pen = canvas.getContext("2d");
-    for (let i = 0; i < width; i += 1) { pen.fillStyle = rgb(i / (width - 1)); pen.fillRect(i, 0, 1, height); }
-    return canvas;
-  }
-
   function legendOf(name, width) {
     const scale = worstScale[name];
     const known = runs.some((run) => run.sites.some((site) => site.worst[name].some((one) => !Number.isNaN(one.value))));
@@ -396,11 +259,6 @@
   }
 
   // What there is at a step, in words, and a line through all panels.
-  function nearest(steps, step) {
-    let best = 0;
-    steps.forEach((one, at) => { if (Math.abs(one - step) < Math.abs(steps[best] - step)) best = at; });
-    return best;
-  }
   function point(step) {
     cursor = step;
     for (const panel of panels) {
@@ -529,8 +387,15 @@
   let shownWidth = window.innerWidth;
   window.addEventListener("resize", () => { if (window.innerWidth !== shownWidth) { shownWidth = window.innerWidth; everything(); } });
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", everything);
-  // On paper: its width, its colours, and what was not looked at yet.
-  window.matchMedia("print").addEventListener("change", () => { everything(); for (const figure of figures) figure.drawMap(); });
+  // On paper: its width, its colours, what was not looked at yet, and what was not unfolded.
+  window.matchMedia("print").addEventListener("change", ({ matches }) => {
+    everything();
+    for (const figure of figures) figure.drawMap();
+    for (const one of document.querySelectorAll("details")) {
+      if (matches) one.folded = !one.open;
+      one.open = matches || !one.folded;
+    }
+  });
   new MutationObserver(everything).observe(document.documentElement, { attributes: true, attributeFilter: ["lang"] });
   everything();
   document.documentElement.dataset.drawn = "yes";
