@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import FrameType, TracebackType
@@ -21,7 +22,7 @@ from torch.nn.modules import module as torch_module
 
 from sqrtdk.audit.norms import norm_size
 from sqrtdk.errors import kind_and_text
-from sqrtdk.monitor.gradients import Gradients, Projected
+from sqrtdk.monitor.gradients import Gradients, Projected, overlap
 from sqrtdk.monitor.samples import AS_IS, EAGER, CallTraits, not_measured
 from sqrtdk.monitor.seen import UNMEASURED, SeenCall, SeenStep
 from sqrtdk.monitor.sums import HeadSums, head_sums, joined
@@ -34,6 +35,7 @@ MOST = 1024  # forward passes of one step; a loop that never ends its step must 
 NO_FORWARD = "no forward pass of the model was seen"
 NO_ATTENTION = "no attention ran in the model"
 TOO_MANY = f"only the first {MOST} forward passes of the step were measured; is step() called?"
+AGAIN = "{}: no gradients of q and k: which of its calls a backward pass computes again is not known"
 LEFT_OUT = "{} forward passes without autograd are left out, as steps have some with it; paused() says it is meant so"
 
 
@@ -62,7 +64,9 @@ class Forwards:
         self.most = rows
         self.keeps_rows = False
         self._projections: dict[nn.Module, list[Projected]] = {}
-        self._by_root: dict[tuple[str, int, str], Projected] = {}  # those that no module returns
+        self._by_root: dict[tuple[str, int, str], Projected] = {}  # those that no module returns, or one several times
+        self._labels: dict[nn.Module, str] = {}  # of the weights of modules that return q or k
+        self._times: Counter[nn.Module] = Counter()  # that these were called in the pass
         self._weights: set[str] = set()  # names of what they are projected by
         self._without: list[str] = []  # attentions whose q or k is not known as projected, until it has been told
         self._expected: set[tuple[str, int, str]] = set()  # whose gradients should come, until they did not
@@ -145,6 +149,7 @@ class Forwards:
         if module is not self._model or self._depth > 1:
             return
         self.seen += 1
+        self._times.clear()
         if not self._counts(torch.is_grad_enabled()):
             return
         if self.seen - self._aside > MOST:
@@ -177,7 +182,11 @@ class Forwards:
         if _again():
             self._part_ends(module)
             return
-        if module is not self._model or threading.get_ident() != self._thread:
+        if threading.get_ident() != self._thread:
+            return
+        if self._depth and self._asks(module):
+            self._times[module] += 1
+        if module is not self._model:
             return
         self._depth = max(0, self._depth - 1)
         if self._depth == 0:
@@ -215,15 +224,22 @@ class Forwards:
         self._sites.follow(self._thread)
         try:
             trace.__exit__(None, None, None)
-            self._root(trace)
+            self._root(trace, part=True)
         except Exception as error:
             self._missed.append(f"the trace of what is computed again did not end: {kind_and_text(error)}")
 
-    def _root(self, trace: Trace) -> None:
+    def _root(self, trace: Trace, *, part: bool = False) -> None:
         """The nodes of a trace that hold q and k which no module returns."""
+        here, all_calls = (Counter(site for site, _ in places) for places in (_places_of(trace), self._known))
         for call, pair in zip(trace.calls, trace.roots, strict=True):
+            site = _site(call.site)
+            if part and here[site] < all_calls[site]:  # it counts its calls from 0, whichever they are
+                lost = {place for place in self._by_root if place[0] == site} & self._expected
+                self._missed += [AGAIN.format(site or "the model")] if lost else []
+                self._expected -= lost
+                continue
             for name, serial, length in zip(("query", "key"), pair, (call.query_len, call.key_len), strict=True):
-                projected = self._by_root.get((_site(call.site), call.index, name))
+                projected = self._by_root.get((site, call.index, name))
                 if projected is not None and serial is not None:
                     self._gradients.root(serial, projected, length)
 
@@ -244,8 +260,9 @@ class Forwards:
         if self._looks:
             self._locate(trace)
             self.sketches |= {(_site(kept.site), kept.index): kept for kept in trace.tensors}
+        self._call_apart()
         self._root(trace)
-        places = {(_site(call.site), call.index) for call in trace.calls}
+        places = _places_of(trace)
         self._looks = not trace.calls or not places <= self._known
 
     def _locate(self, trace: Trace) -> None:
@@ -267,12 +284,20 @@ class Forwards:
                 self._expected.add(place)
                 if module is not None:
                     self._projections.setdefault(module, []).append(projected)
+                    self._labels[module] = projection.name
                 else:
                     self._by_root[place] = projected
                     self._weights.add(projection.name)
             if unknown:
                 text = f"no gradients of {' and '.join(unknown)}: they come from no single projection that is followed"
                 self._without.append(f"{site or 'the model'}: {text}")
+
+    def _call_apart(self) -> None:
+        """By the nodes of the trace is told apart what one module returns at several calls, or several of one weight do."""
+        several = [one for one, places in self._projections.items() if self._times[one] > 1 or overlap(places)]
+        for module in several:
+            self._by_root |= {projected.place: projected for projected in self._projections.pop(module)}
+            self._weights.add(self._labels.pop(module))
 
     # -- the step --------------------------------------------------------------------------------------------------
 
@@ -355,6 +380,10 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def _site(path: str) -> str:
     """A module path as it is without compiling, sharding and checkpoints."""
     return ".".join(name for name in path.split(".") if name not in _WRAPPERS)
+
+
+def _places_of(trace: Trace) -> set[Place]:
+    return {(_site(call.site), call.index) for call in trace.calls}
 
 
 def _module_of(projection: Projection | None, modules: dict[str, nn.Module]) -> nn.Module | None:
