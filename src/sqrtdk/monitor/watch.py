@@ -272,7 +272,7 @@ class Watch:
         seen = replace(seen, loss=numbers([loss])[0], alarms=tuple(self._untold))
         self._untold = []
         if self._ranks is not None:
-            seen = self._ranks.joined(seen)
+            seen = self._ranks.joined(seen, self._step)
         try:
             calls, how = seen.samples(), seen.how
         except Exception as error:
