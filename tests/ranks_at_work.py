@@ -26,6 +26,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import scaled_dot_product_attention
 
+from sqrtdk.errors import InvalidValueError
 from sqrtdk.monitor import journal, ranks
 from sqrtdk.monitor.watch import AttentionAlarm, Watch, watch
 
@@ -340,6 +341,19 @@ def unwritten(folder: Path) -> list[Sample]:
     return counts
 
 
+def apart(folder: Path) -> list[Sample]:
+    """The first rank samples every second step, the others all; at the fourth they stop, and with them the run."""
+    model, told = decoder(), ""
+    with torch.no_grad(), watch(model, every=2 if dist.get_rank() == 0 else 1) as health:
+        try:
+            for _ in range(4):
+                model(batch())
+                health.step()
+        except InvalidValueError as error:
+            told = str(error)
+    return [{"told": told, "samples": len(health.samples)}]
+
+
 SCENARIOS = (
     ddp,
     fsdp,
@@ -355,6 +369,7 @@ SCENARIOS = (
     thinned,
     raising,
     unwritten,
+    apart,
 )
 
 

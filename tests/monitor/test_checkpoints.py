@@ -434,6 +434,16 @@ def _a_run(path: Path) -> str:
     return "exp1"
 
 
+def test_records_beside_the_checkpoints_are_none_of_them(saved: Path, measured: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "exp"
+    shutil.copytree(saved, directory)
+    for reused in (0, len(read_run(measured).steps)):
+        done = measure_checkpoints([f"{directory}/*"], directory / "run")
+        assert (done.reused, done.failed) == (reused, ())
+    with pytest.raises(InvalidValueError, match="no checkpoint matches"):
+        measure_checkpoints([directory / "run"], directory / "run")
+
+
 @pytest.mark.parametrize(
     ("prepare", "error", "hint"),
     [

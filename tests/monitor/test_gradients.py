@@ -206,6 +206,45 @@ def test_a_model_that_is_computed_again_as_a_whole(reentrant: bool) -> None:
         assert wrong(call, gradients) == []
 
 
+def one_block_twice(model: Model) -> None:
+    model.blocks[1] = model.blocks[0]
+
+
+def two_blocks_of_one_weight(model: Model) -> None:
+    for one, other in zip(model.blocks[0].projections, model.blocks[1].projections, strict=True):
+        other.weight, other.bias = one.weight, one.bias
+
+
+def keys_of_the_weight_of_queries(model: Model) -> None:
+    for block in model.blocks:
+        block.projections[1].weight = block.projections[0].weight
+
+
+@pytest.mark.parametrize("reentrant", [None, True, False])
+@pytest.mark.parametrize("share", [one_block_twice, two_blocks_of_one_weight, keys_of_the_weight_of_queries])
+def test_calls_that_share_a_weight_have_gradients_of_their_own(
+    share: Callable[[Model], None], reentrant: bool | None
+) -> None:
+    model = Model("separate", reentrant)
+    share(model)
+    apart = Model("separate")
+    apart.blocks = nn.ModuleList(copy.deepcopy(block) for block in model.blocks)
+    batches = [torch.randn(n, 5, SIZE, requires_grad=True) for n in (2, 3)]
+    with Watch(model, every=1) as health:
+        for _ in range(2):
+            for batch in batches:
+                model(batch).backward()
+            health.step()
+    unknown = share is one_block_twice and reentrant  # which of its calls a checkpoint computes again
+    assert [bool(sample.not_measured) for sample in health.samples] == [bool(unknown), False]
+    for sample in health.samples:
+        for call, gradients in zip(sample.calls, kept(apart, batches), strict=True):
+            if unknown:
+                assert "query_grad_max" not in call.columns
+            else:
+                assert wrong(call, gradients) == []
+
+
 def test_rows_bounds_the_rows_of_gradients_too() -> None:
     model, x = Model("separate"), torch.randn(2, 9, SIZE)
     calls = watched(model, [x], rows=3)

@@ -169,6 +169,13 @@ def test_records_that_the_first_rank_could_not_write_are_an_alarm_of_all_at_the_
         assert rank["unwritten"] == [{"alarms": []}, {"alarms": []}, {"raised": "records"}]
 
 
+def test_ranks_that_sample_different_steps_are_told_and_no_steps_are_mixed(found: Found) -> None:
+    for rank in found:
+        (ended,) = rank["apart"]
+        assert ended["told"].startswith("the ranks sample different steps at once: 3, 4")
+        assert ended["samples"] == 2
+
+
 def test_a_rank_that_dies_within_a_step_does_not_hold_the_others(found: Found) -> None:
     left(work.ends(found[0]["folder"], len(found)))
 

@@ -197,6 +197,20 @@ def test_a_ring_of_sequences_is_told_as_what_it_is(group: None) -> None:
     assert "torch's context_parallel" in trace.not_measured[0].reason
 
 
+def test_calls_of_one_sharded_weight_have_no_gradients_which_is_told(group: None) -> None:
+    mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
+    model = work.by_heads(work.decoder(), mesh)
+    model.layers[1] = model.layers[0]
+    with watch(model, every=1, group=mesh) as health:
+        for _ in range(2):
+            model(work.batch()).sum().backward()
+            health.step()
+    first, second = health.samples
+    assert [call.columns.get("query_grad_max") for call in first.calls] == [None, None]
+    assert sum("several calls of one sharded weight" in text for text in first.not_measured) == 2
+    assert second.not_measured == ()
+
+
 def test_a_copied_model_has_the_names_of_the_model_itself(group: None, tmp_path: Path) -> None:
     """So its records go on where another number of processes ended."""
     model = work.decoder()

@@ -7,11 +7,11 @@ passes with autograd the others are not traced at all.
 
 from __future__ import annotations
 
-import sys
 import threading
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -21,19 +21,20 @@ from torch.nn.modules import module as torch_module
 
 from sqrtdk.audit.norms import norm_size
 from sqrtdk.errors import kind_and_text
-from sqrtdk.monitor.gradients import Gradients, Projected
+from sqrtdk.monitor.gradients import Gradients, Projected, overlap
+from sqrtdk.monitor.modules import can_project, module_of, site_of, was_compiled
 from sqrtdk.monitor.samples import AS_IS, EAGER, CallTraits, not_measured
 from sqrtdk.monitor.seen import UNMEASURED, SeenCall, SeenStep
 from sqrtdk.monitor.sums import HeadSums, head_sums, joined
-from sqrtdk.tracing import Asked, CallRows, CallTensors, MostRows, Projection, Sites, Trace, eager_compiler, unseen
+from sqrtdk.tracing import Asked, CallRows, CallTensors, MostRows, Sites, Trace, eager_compiler, unseen
 from sqrtdk.tracing.records import BLOCKS, DATA, ROWS, AttentionCall
 
 Place = tuple[str, int]
-_WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 MOST = 1024  # forward passes of one step; a loop that never ends its step must not fill the memory
 NO_FORWARD = "no forward pass of the model was seen"
 NO_ATTENTION = "no attention ran in the model"
 TOO_MANY = f"only the first {MOST} forward passes of the step were measured; is step() called?"
+AGAIN = "{}: no gradients of q and k: which of its calls a backward pass computes again is not known"
 LEFT_OUT = "{} forward passes without autograd are left out, as steps have some with it; paused() says it is meant so"
 
 
@@ -62,7 +63,10 @@ class Forwards:
         self.most = rows
         self.keeps_rows = False
         self._projections: dict[nn.Module, list[Projected]] = {}
-        self._by_root: dict[tuple[str, int, str], Projected] = {}  # those that no module returns
+        self._by_root: dict[tuple[str, int, str], Projected] = {}  # those that no module returns, or one several times
+        self._labels: dict[nn.Module, str] = {}  # of the weights of modules that return q or k
+        self._times: Counter[nn.Module] = Counter()  # that these were called in the pass
+        self._of_mesh: set[nn.Module] = set()  # that return a DTensor, in which the trace's nodes have no gradients
         self._weights: set[str] = set()  # names of what they are projected by
         self._without: list[str] = []  # attentions whose q or k is not known as projected, until it has been told
         self._expected: set[tuple[str, int, str]] = set()  # whose gradients should come, until they did not
@@ -127,7 +131,7 @@ class Forwards:
 
     def _asks(self, module: nn.Module) -> bool:
         """Whether what the module returns is of a pass that counts, or computes one again, and may hold q or k."""
-        may_hold = _can_project(module) if self._looks else module in self._projections
+        may_hold = can_project(module) if self._looks else module in self._projections
         return may_hold and (_again() or (self._depth > 0 and threading.get_ident() == self._thread))
 
     def _places(self, module: nn.Module) -> list[Projected]:
@@ -143,11 +147,12 @@ class Forwards:
             self._depth += 1
         if not self._depth:
             return
-        self._eager = self._eager or _was_compiled()
+        self._eager = self._eager or was_compiled()
         self._late = self._late or not torch.is_grad_enabled()
         if module is not self._model or self._depth > 1:
             return
         self.seen += 1
+        self._times.clear()
         if not self._counts(torch.is_grad_enabled()):
             return
         if self.seen - self._aside > MOST:
@@ -180,7 +185,13 @@ class Forwards:
         if _again():
             self._part_ends(module)
             return
-        if module is not self._model or threading.get_ident() != self._thread:
+        if threading.get_ident() != self._thread:
+            return
+        if self._depth and self._asks(module):
+            self._times[module] += 1
+            if getattr(output, "placements", None) is not None:
+                self._of_mesh.add(module)
+        if module is not self._model:
             return
         self._depth = max(0, self._depth - 1)
         if self._depth == 0:
@@ -218,21 +229,28 @@ class Forwards:
         self._sites.follow(self._thread)
         try:
             trace.__exit__(None, None, None)
-            self._root(trace)
+            self._root(trace, part=True)
         except Exception as error:
             self._missed.append(f"the trace of what is computed again did not end: {kind_and_text(error)}")
 
-    def _root(self, trace: Trace) -> None:
+    def _root(self, trace: Trace, *, part: bool = False) -> None:
         """The nodes of a trace that hold q and k which no module returns."""
+        here, all_calls = (Counter(site for site, _ in places) for places in (_places_of(trace), self._known))
         for call, pair in zip(trace.calls, trace.roots, strict=True):
+            site = site_of(call.site)
+            if part and here[site] < all_calls[site]:  # it counts its calls from 0, whichever they are
+                lost = {place for place in self._by_root if place[0] == site} & self._expected
+                self._missed += [AGAIN.format(site or "the model")] if lost else []
+                self._expected -= lost
+                continue
             for name, serial, length in zip(("query", "key"), pair, (call.query_len, call.key_len), strict=True):
-                projected = self._by_root.get((_site(call.site), call.index, name))
+                projected = self._by_root.get((site, call.index, name))
                 if projected is not None and serial is not None:
                     self._gradients.root(serial, projected, length)
 
     def _add(self, trace: Trace) -> None:
         for call, rows in zip(trace.calls, trace.rows, strict=True):
-            place = _site(call.site), call.index
+            place = site_of(call.site), call.index
             attention = self._found.setdefault(place, _Attention(call))
             if rows is None:
                 attention.unread = True
@@ -243,25 +261,26 @@ class Forwards:
                 self._scaled.add(place)
             elif place in self._scaled:
                 self._by_numbers = True  # by the factors alone it is not known
-        self._missed += [f"{_site(entry.site)}: {entry.reason}" for entry in trace.not_measured]
+        self._missed += [f"{site_of(entry.site)}: {entry.reason}" for entry in trace.not_measured]
         if self._looks:
             self._locate(trace)
-            self.sketches |= {(_site(kept.site), kept.index): kept for kept in trace.tensors}
+            self.sketches |= {(site_of(kept.site), kept.index): kept for kept in trace.tensors}
+        self._call_apart()
         self._root(trace)
-        self._strange |= {(_site(call.site), call.index) for call in trace.calls}
+        self._strange |= _places_of(trace)
         self._looks = not self._known or not (self._strange | self._before) <= self._known
 
     def _locate(self, trace: Trace) -> None:
         """The modules whose outputs hold q and k, and where in them; else the weights that they are projected by."""
         modules = dict(self._model.named_modules())
         for call, pair in zip(trace.calls, trace.projections, strict=True):
-            site = _site(call.site)
+            site = site_of(call.site)
             if (site, call.index) in self._known:
                 continue
             self._known.add((site, call.index))
             unknown = []
             for name, projection in zip(("query", "key"), pair, strict=True):
-                module = _module_of(projection, modules)
+                module = module_of(projection, modules)
                 if projection is None:
                     unknown.append(name)
                     continue
@@ -270,12 +289,26 @@ class Forwards:
                 self._expected.add(place)
                 if module is not None:
                     self._projections.setdefault(module, []).append(projected)
+                    self._labels[module] = projection.name
                 else:
                     self._by_root[place] = projected
                     self._weights.add(projection.name)
             if unknown:
                 text = f"no gradients of {' and '.join(unknown)}: they come from no single projection that is followed"
                 self._without.append(f"{site or 'the model'}: {text}")
+
+    def _call_apart(self) -> None:
+        """What several calls of a module, or modules of one weight, return is told apart by the nodes of the trace."""
+        several = [one for one, places in self._projections.items() if self._times[one] > 1 or overlap(places)]
+        for module in several:
+            by_place = {projected.place: projected for projected in self._projections.pop(module)}
+            label = self._labels.pop(module)
+            if module in self._of_mesh:
+                self._expected -= by_place.keys()
+                self._without.append(f"{label}: no gradients of what several calls of one sharded weight gave")
+            else:
+                self._by_root |= by_place
+                self._weights.add(label)
 
     # -- the step --------------------------------------------------------------------------------------------------
 
@@ -332,47 +365,10 @@ def _traits(call: AttentionCall) -> CallTraits:
     )
 
 
-def _can_project(module: nn.Module) -> bool:
-    return "weight" in module._parameters and not module._modules
-
-
 def _again() -> bool:
     """Whether a backward pass runs, in this thread: what is computed then has been seen before."""
     return torch._C._current_graph_task_id() != -1
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model that a compiled one, or one that is copied to several processes, calls.
-
-    So a run has the same names whatever it is run on.
-    """
-    while True:
-        if isinstance(model, nn.parallel.DistributedDataParallel):
-            model = model.module
-        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
-            model = inner
-        else:
-            return model
-
-
-def _site(path: str) -> str:
-    """A module path as it is without compiling, sharding and checkpoints."""
-    return ".".join(name for name in path.split(".") if name not in _WRAPPERS)
-
-
-def _module_of(projection: Projection | None, modules: dict[str, nn.Module]) -> nn.Module | None:
-    """The module that holds a projection's weight and returns what it gave."""
-    path, _, name = projection.name.rpartition(".") if projection is not None else ("", "", "")
-    module = modules.get(path)
-    return module if name == "weight" and module is not None and _can_project(module) else None
-
-
-def _was_compiled() -> bool:
-    """Whether what runs now was called through the compiler, which runs its Python code."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if code.co_name == "compile_wrapper" and code.co_filename.endswith("eval_frame.py"):
-            return True
-        frame = frame.f_back
-    return False
+def _places_of(trace: Trace) -> set[Place]:
+    return {(site_of(call.site), call.index) for call in trace.calls}

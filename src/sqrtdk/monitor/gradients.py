@@ -62,6 +62,19 @@ class Projected:
         return sizes
 
 
+def overlap(found: Sequence[Projected]) -> bool:
+    """Whether a feature belongs to two of them.
+
+    Example:
+        >>> q, k = (Projected(("", 0, name), slice(at, at + 4), 2) for at, name in ((0, "query"), (4, "key")))
+        >>> overlap([q, k]), overlap([q, k, Projected(("", 1, "key"), slice(6, 8), 1)])
+        (False, True)
+    """
+    slices = [one.features for one in found]
+    numbers = [n for one in slices for n in (range(one.start, one.stop) if isinstance(one, slice) else one.tolist())]
+    return len(set(numbers)) < len(numbers)
+
+
 class Gradients:
     """The size of the gradient of each row of q and k, while the context is open.
 

@@ -36,6 +36,7 @@ class Head(NamedTuple):
         every: so many-th row is sent of those that quantiles are told of.
         told: 1.0 where there is a loss.
         loss: of the step.
+        step: its number.
     """
 
     needed: float
@@ -43,6 +44,7 @@ class Head(NamedTuple):
     every: float
     told: float
     loss: float
+    step: float = 0.0
 
 
 HEAD = 8 * len(Head._fields)  # bytes

@@ -84,18 +84,25 @@ class Ranks:
         dist.all_gather_object(every, own, group=self.group)
         return every
 
-    def joined(self, step: SeenStep) -> SeenStep:
+    def joined(self, step: SeenStep, number: int = 0) -> SeenStep:
         """The step of all ranks; every rank calls it, whatever it saw.
 
         Raises:
+            InvalidValueError: on every rank, where the numbers of their steps differ.
             RuntimeError: of torch.distributed, where a rank is gone or does not come in time.
         """
         row = self._row(step)
+        row = replace(row, head=row.head._replace(step=float(number)))
         try:
             rows, heads = self._gathered(row)
         except Exception as error:
             error.add_note("sqrtdk.watch gathers the statistics of all ranks here: every rank calls step() as often.")
             raise
+        if len(numbers := {int(head.step) for head in heads}) > 1:
+            raise InvalidValueError(
+                f"the ranks sample different steps at once: {', '.join(map(str, sorted(numbers)))}",
+                hint="every= has to say the same of a step on every rank, and every rank calls step() as often.",
+            )
         stride = int(max(head.every for head in heads))
         steps = [
             unpack(each, layout, head, stride) for each, layout, head in zip(rows, self._layouts, heads, strict=True)

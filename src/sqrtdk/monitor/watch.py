@@ -22,8 +22,9 @@ from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, OutputError, SqrtdkError, kind_and_text
 from sqrtdk.monitor.alarms import fresh, holding, idle
-from sqrtdk.monitor.forwards import Forwards, Place, unwrapped
+from sqrtdk.monitor.forwards import Forwards, Place
 from sqrtdk.monitor.journal import Journal, numbers, unwritten
+from sqrtdk.monitor.modules import unwrapped
 from sqrtdk.monitor.ranks import Ranks, Shards, ranks_of
 from sqrtdk.monitor.samples import Alarm, StepSample, not_measured
 from sqrtdk.monitor.schedule import Schedule, schedule_of
@@ -271,7 +272,7 @@ class Watch:
         seen = replace(seen, loss=numbers([loss])[0], alarms=tuple(self._untold))
         self._untold = []
         if self._ranks is not None:
-            seen = self._ranks.joined(seen)
+            seen = self._ranks.joined(seen, self._step)
         try:
             calls, how = seen.samples(), seen.how
         except Exception as error:

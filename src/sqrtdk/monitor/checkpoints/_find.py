@@ -40,11 +40,12 @@ class Checkpoint:
         return self.path.parent
 
 
-def find(patterns: Sequence[str | Path]) -> tuple[tuple[Checkpoint, ...], tuple[Path, ...]]:
+def find(patterns: Sequence[str | Path], output: Path | None = None) -> tuple[tuple[Checkpoint, ...], tuple[Path, ...]]:
     """Find checkpoints.
 
     Args:
         patterns: paths of directories, or patterns of such (`*`, `?`, `[...]`, `**`).
+        output: folder of the records, which a pattern may match: it is no checkpoint.
 
     Returns:
         The checkpoints by run and step, and the files that the patterns match as well, which are left out.
@@ -63,13 +64,14 @@ def find(patterns: Sequence[str | Path]) -> tuple[tuple[Checkpoint, ...], tuple[
     """
     if not patterns:
         raise InvalidValueError("no checkpoint was named", hint="Give a pattern, as 'runs/*/checkpoint-*'.")
+    records = None if output is None else os.path.realpath(output)
     directories: list[Path] = []
     files: list[Path] = []
     for pattern in patterns:
         matches = [Path(os.path.abspath(match)) for match in _matches(os.path.expanduser(pattern))]
-        some = [path for path in matches if path.is_dir()]
+        some = [path for path in matches if path.is_dir() and os.path.realpath(path) != records]
         if not some:
-            what = "which is no directory" if matches else "and nothing is there"
+            what = "which is no directory, or that of the records" if matches else "and nothing is there"
             raise InvalidValueError(
                 f"no checkpoint matches {str(pattern)!r}, {what}",
                 hint="Give directories that a Trainer or save_pretrained wrote, as 'runs/*/checkpoint-*'.",

@@ -105,7 +105,7 @@ def measure_checkpoints(
     arrow()
     opening = open_engine(engine, workers, ray_address)
     cells, settings = _checked(options, rows)
-    checkpoints, left_out = find(patterns)
+    checkpoints, left_out = find(patterns, Path(output))
     if transformers_version() is None:
         raise MissingExtraError("transformers is not installed", hint="Install it: pip install 'sqrtdk[hf]'")
     output = Path(output)
