@@ -123,6 +123,20 @@ def test_heads_at_or_below_the_threshold_keep_every_bit() -> None:
     assert all(torch.equal(parameter, before[name]) for name, parameter in layout.model.named_parameters())
 
 
+def test_a_second_clip_by_one_trace_has_nothing_to_do_unless_it_asks_for_less() -> None:
+    layout = LAYOUTS["separate"]()
+    run = traced(layout)
+    threshold = 0.8 * float(maxima(run).min())
+    qk_clip_(layout.model, run, threshold)
+    once = {name: parameter.clone() for name, parameter in layout.model.named_parameters()}
+    (again,) = qk_clip_(layout.model, run, threshold)
+    assert again.clipped == ()
+    assert all(torch.equal(parameter, once[name]) for name, parameter in layout.model.named_parameters())
+    (less,) = qk_clip_(layout.model, run, 0.5 * threshold)
+    assert_as_predicted(less, layout, run)
+    assert less.predicted.max() <= 0.5 * threshold * (1 + 1e-12)
+
+
 def test_a_group_is_scaled_by_its_largest_maximum() -> None:
     layout = LAYOUTS["grouped (Llama)"]()
     run = traced(layout)

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -102,7 +103,8 @@ def qk_clip_(
         stats: a finished `sqrtdk.trace(model, keep=True)`; the watch of `sqrtdk.watch(model)`, inside its block and
             after its `step()`; or what has `plans` and `maxima`, see `LogitMaxima`. Of a watch the maxima are those of
             the step that has just ended, over all of its forward passes and all ranks, each of which calls this. What
-            a clip has left of them counts for a second one after the same step, which has nothing more to scale.
+            a clip has left of them counts for a second one by the same step, or the same trace, which has nothing more
+            to scale: after weights are put back, trace again.
         threshold: the largest logit that is left alone, in natural-log units, above 0.
         balance: share of q in the scaling, from 0 (k alone) to 1 (q alone).
         optimizer: whose float32 copies of the weights are scaled as well.
@@ -147,10 +149,22 @@ def qk_clip_(
             )
         plans, maxima = stats.plans, stats.maxima
     else:
-        plans = plan_of(model, stats)
-        each = [None if call.stats is None else call.stats.max_logit for call in stats.calls]
-        maxima = merged(each, [plan.heads for plan in plans], group)
+        return _by_trace(model, stats, threshold, balance, optimizer, group)
     return clip_(model, plans, maxima, threshold, balance, optimizer=optimizer)
+
+
+_clipped: WeakKeyDictionary[Trace, list[Tensor]] = WeakKeyDictionary()  # what a clip has left of a trace's maxima
+
+
+def _by_trace(
+    model: nn.Module, run: Trace, threshold: float, balance: float, optimizer: Optimizers, group: Ranks
+) -> tuple[ClipRecord, ...]:
+    plans = plan_of(model, run)
+    each = [None if call.stats is None else call.stats.max_logit for call in run.calls]
+    maxima = merged(each, [plan.heads for plan in plans], group)
+    records = clip_(model, plans, _clipped.get(run, maxima), threshold, balance, optimizer=optimizer)
+    _clipped[run] = _left(records, threshold)
+    return records
 
 
 def _by_watch(
@@ -160,9 +174,13 @@ def _by_watch(
     if step is None:
         return ()
     records = clip_(watch.model, step.plans, step.maxima, threshold, balance, optimizer=optimizer)
-    left = (torch.where(one.gamma < 1, one.predicted.clamp(max=threshold), one.measured) for one in records)
-    step.clips.left(step.places, list(left))
+    step.clips.left(step.places, _left(records, threshold))
     return tuple(replace(one, partial=partial) for one, partial in zip(records, step.partial, strict=True))
+
+
+def _left(records: Sequence[ClipRecord], threshold: float) -> list[Tensor]:
+    """The maxima after a clip, from which a second one by the same measurement begins."""
+    return [torch.where(one.gamma < 1, one.predicted.clamp(max=threshold), one.measured) for one in records]
 
 
 @torch.no_grad()
@@ -189,7 +207,7 @@ def clip_(
         One record a plan.
 
     Raises:
-        InvalidValueError: as many maxima as plans and heads are needed, and parameters of the plans' names.
+        InvalidValueError: as many maxima as plans and heads are needed, and parameters of the plans' names and shapes.
     """
     threshold, balance = bound(threshold), share(balance)
     measured = _checked(plans, maxima)
@@ -200,6 +218,7 @@ def clip_(
     reshard(model)
     parameters = Parameters(model)
     scaled = {name: parameters.get(name) for name in factors}
+    _check_shapes(scaled, factors)
     copies = Copies(scaled, parameters.ids, optimizer)
     for name, parameter in scaled.items():
         scale_(parameter, copies.of(name), factors[name])
@@ -240,6 +259,18 @@ def _record(plan: CallPlan, measured: Float[Tensor, " Hq"], gamma: Float[Tensor,
     capped = gamma * logit if cap is None else cap * torch.tanh(gamma * logit / cap)
     predicted = torch.where(gamma < 1, capped, measured)
     return ClipRecord(plan.site, plan.index, measured, gamma, predicted, logit.isfinite(), plan.shared, plan.refused)
+
+
+def _check_shapes(scaled: dict[str, Tensor], factors: dict[str, list[tuple[Rows, Tensor]]]) -> None:
+    """Refuse plans of another model, before anything is scaled."""
+    for name, pairs in factors.items():
+        planned = next((rows.shape for rows, _ in pairs if rows.shape not in (None, tuple(scaled[name].shape))), None)
+        if planned is not None:
+            raise InvalidValueError(
+                f"a plan's parameters are the model's; {name} has the shape {tuple(scaled[name].shape)}, and had "
+                f"{planned} in the plan",
+                hint="Make the plan from a trace of this very model.",
+            )
 
 
 # -- what -------------------------------------------------------------------------------------------------------------

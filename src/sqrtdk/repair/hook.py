@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +15,7 @@ from sqrtdk.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 from sqrtdk.repair.clip import ClipRecord, LogitMaxima, bound, clip_, qk_clip_, share
 from sqrtdk.repair.masters import Optimizers
 from sqrtdk.repair.plan import CallPlan, grouped, plan_of
-from sqrtdk.repair.ranks import Ranks, merged
+from sqrtdk.repair.ranks import Ranks, gathered, is_group, merged
 from sqrtdk.repair.watched import StepWatch
 from sqrtdk.tracing import Trace
 from sqrtdk.tracing.trace import trace
@@ -34,7 +37,8 @@ class QKClip:
         threshold: see `qk_clip_`.
         balance: see `qk_clip_`.
         every: steps from one clip to the next, at least 1.
-        group: ranks whose maxima are merged, see `qk_clip_`.
+        group: ranks whose maxima are merged, see `qk_clip_`; each of them steps as often. One that has not met an
+            attention yet can't clip it: until it does, none of them clips that one.
         stats: a watch, or what has `plans` and `maxima`, read at each step.
 
     Attributes:
@@ -127,17 +131,31 @@ class QKClip:
             records = qk_clip_(self._model, self._stats, self._threshold, self._balance, group=group, **options)
             self.records = records or self.records
             return records
-        if self._plans:
-            plans = tuple(self._plans.values())
-            each = [self._maxima.get(key) for key in self._plans]
-            maxima = merged(
-                [None if one is None else one.tolist() for one in each], [plan.heads for plan in plans], self._group
-            )
+        plans, maxima = self._measured()
+        if plans:
             self.records = clip_(self._model, plans, maxima, self._threshold, self._balance, **options)
-            self._maxima.clear()
-        else:
-            return ()
-        return self.records
+        self._maxima.clear()
+        return self.records if plans else ()
+
+    def _measured(self) -> tuple[tuple[CallPlan, ...], list[Tensor]]:
+        """Plans and maxima, the same on every rank: of the attentions that each of them knows."""
+        each = {key: self._maxima.get(key) for key in self._plans}
+        lists = {key: None if one is None else one.tolist() for key, one in each.items()}
+        if not is_group(self._group):
+            heads = [plan.heads for plan in self._plans.values()]
+            return tuple(self._plans.values()), merged(list(lists.values()), heads, self._group)
+        own = {key: (plan.heads, plan.refused, lists[key]) for key, plan in self._plans.items()}
+        told = gathered(own, self._group)
+        known = sorted(key for key in own if all(key in others and others[key][0] == own[key][0] for others in told))
+        plans, maxima = [], []
+        for key in known:
+            refused = next((others[key][1] for others in told if others[key][1] is not None), None)
+            plan = self._plans[key]
+            plans.append(plan if refused is None else replace(plan, rows=(), shared=(), refused=refused))
+            seen = [torch.tensor(others[key][2], dtype=torch.float64) for others in told if others[key][2] is not None]
+            nothing = torch.full((plan.heads,), -math.inf, dtype=torch.float64)
+            maxima.append(functools.reduce(torch.maximum, seen, nothing))  # NaN stays NaN
+        return grouped(plans), maxima
 
     def remove(self) -> None:
         """Take all hooks away."""

@@ -171,6 +171,8 @@ def side_rows(side: str, tensors: CallTensors, parameters: Parameters) -> list[R
     Raises:
         Refusal: there are none that can be scaled.
     """
+    if tensors.missing is not None:
+        raise Refusal(f"it can't be computed again: {tensors.missing}")
     vector, heads = tensors.query if side == "q" else tensors.key, tensors.query.values.shape[1]
     unknown = next((step for step in vector.steps if step.name == "unknown"), None)
     if unknown is not None:
@@ -187,8 +189,9 @@ def side_rows(side: str, tensors: CallTensors, parameters: Parameters) -> list[R
 
 
 def _beside(rows: Rows, parameters: Parameters) -> Rows:
-    """The rows with their numbers on the parameter's device, so that a clip sends none."""
-    return replace(rows, index=rows.index.to(parameters.get(rows.name).device))
+    """The rows with the parameter's shape, and with their numbers on its device, so that a clip sends none."""
+    parameter = parameters.get(rows.name)
+    return replace(rows, index=rows.index.to(parameter.device), shape=tuple(parameter.shape))
 
 
 def _shared(rows: Rows) -> str:
