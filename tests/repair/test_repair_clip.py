@@ -150,6 +150,20 @@ def test_a_group_is_scaled_by_its_largest_maximum() -> None:
     assert "4 heads share 2" in record.shared[0]
 
 
+def test_with_q_alone_no_head_of_a_group_is_scaled_for_another() -> None:
+    layout = LAYOUTS["grouped (Llama)"]()
+    run = traced(layout)
+    before, weight = maxima(run), layout.model.layers[0].self_attn.q_proj.weight.clone()
+    threshold = float(before.max()) * (1 - 1e-6)
+    (record,) = qk_clip_(layout.model, run, threshold, balance=1.0)
+    largest = int(before.argmax())
+    assert record.clipped == (largest,)
+    assert record.shared == ()
+    moved = (layout.model.layers[0].self_attn.q_proj.weight != weight).any(1).view(4, -1).any(1)
+    assert moved.nonzero().flatten().tolist() == [largest]
+    assert_as_predicted(record, layout, run)
+
+
 def test_heads_that_share_a_gain_are_scaled_by_the_largest_maximum_of_all() -> None:
     layout = LAYOUTS["one gain for all heads (Qwen3)"]()
     run = traced(layout)

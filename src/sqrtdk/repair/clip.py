@@ -21,7 +21,7 @@ from sqrtdk._arguments import number
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.repair.lookup import Parameters
 from sqrtdk.repair.masters import Copies, Optimizers
-from sqrtdk.repair.plan import CallPlan, plan_of
+from sqrtdk.repair.plan import CallPlan, grouped, plan_of, shared_rows
 from sqrtdk.repair.ranks import Ranks, merged, reshard
 from sqrtdk.repair.rows import Rows
 from sqrtdk.repair.scaling import scale_
@@ -96,7 +96,8 @@ def qk_clip_(
 
     gamma = threshold / max of a head whose maximum is above the threshold and finite; its q weight and bias are
     multiplied by gamma^balance, those of k by gamma^(1 - balance). Other heads keep their weights bit for bit, except
-    where they share a row with one: a key head of GQA, the gain of a q/k norm, a projection of two layers.
+    where they share a row with one that is scaled: a key head of GQA (not with a balance of 1, which leaves k alone),
+    the gain of a q/k norm, a projection of two layers.
 
     Args:
         model: whose parameters are scaled; call it after the optimizer's step, never between forward and backward.
@@ -193,7 +194,7 @@ def clip_(
     *,
     optimizer: Optimizers = None,
 ) -> tuple[ClipRecord, ...]:
-    """Apply plans to maxima: `qk_clip_` without a trace; without a device sync unless an optimizer is given.
+    """Apply plans to maxima: `qk_clip_` without a trace; no device sync but for an optimizer, or a balance of 0 or 1.
 
     Args:
         model: whose parameters the plans name.
@@ -213,6 +214,7 @@ def clip_(
     measured = _checked(plans, maxima)
     if not plans:
         return ()
+    plans = _scaled_by(plans, balance)
     gamma = _gammas(plans, measured, threshold)
     factors = _factors(plans, gamma, balance)
     reshard(model)
@@ -236,6 +238,15 @@ def _gammas(
     groups = torch.cat([plan.groups for plan in plans]).to(wanted.device)
     least = torch.ones_like(wanted).scatter_reduce(0, groups, wanted, "amin")
     return list(torch.split(least[groups], [plan.heads for plan in plans]))
+
+
+def _scaled_by(plans: Sequence[CallPlan], balance: float) -> Sequence[CallPlan]:
+    """The plans without the side that a balance leaves alone: what heads share there does not make them one."""
+    alone = {0.0: "q", 1.0: "k"}.get(balance)
+    if alone is None:
+        return plans
+    each = [(plan, tuple(rows for rows in plan.rows if rows.side != alone)) for plan in plans]
+    return grouped([replace(one, rows=rows, shared=tuple(filter(None, map(shared_rows, rows)))) for one, rows in each])
 
 
 def _wanted(plan: CallPlan, measured: Float[Tensor, " Hq"], threshold: float) -> Float[Tensor, " Hq"]:
@@ -284,8 +295,7 @@ def _factors(
     factors: dict[str, list[tuple[Rows, Tensor]]] = defaultdict(list)
     for plan, by in zip(plans, gamma, strict=True):
         for rows in plan.rows:
-            if powers[rows.side]:
-                factors[rows.name].append((rows, by ** powers[rows.side]))
+            factors[rows.name].append((rows, by ** powers[rows.side]))
     return factors
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -87,6 +86,7 @@ class QKClip:
         self._plans: dict[Key, CallPlan] = {}
         self._maxima: dict[Key, Tensor] = {}
         self._unplanned = True
+        self._attached = False
         self._handles: list[Any] = []
         if stats is None:
             self._handles.append(model.register_forward_pre_hook(self._begin))
@@ -97,19 +97,29 @@ class QKClip:
 
         Raises:
             InvalidTypeError: it takes no hooks.
-            InvalidValueError: `stats` is a watch, which does not know of the step before it has ended.
+            InvalidValueError: `stats` is a watch, which does not know of the step before it has ended; or another one
+                has been attached, of which neither knows when both have made their step.
         """
         if isinstance(self._stats, StepWatch):
             raise InvalidValueError(
                 "a hook of the optimizer runs within the step; a watch has its maxima once watch.step() has ended it",
                 hint="Call clip.step(optimizer) after watch.step(loss).",
             )
+        if self._attached:
+            raise InvalidValueError(
+                "one optimizer is attached, and a step is over when all have made theirs",
+                hint="Call clip.step([one, other]) after the last of them.",
+            )
+        inner = getattr(optimizer, "optimizer", None)
+        if isinstance(inner, torch.optim.Optimizer):  # what wraps it, as accelerate does, may take no hooks itself
+            return self.attach(inner)
         if not hasattr(optimizer, "register_step_post_hook"):
             raise InvalidTypeError(
                 f"an optimizer with register_step_post_hook is needed; got {type(optimizer).__name__}",
                 hint="Call step(optimizer) after each of its steps.",
             )
         self._handles.append(optimizer.register_step_post_hook(self._after))
+        self._attached = True
         return self
 
     def step(self, optimizer: Optimizers = None) -> tuple[ClipRecord, ...]:
@@ -132,29 +142,29 @@ class QKClip:
             self.records = records or self.records
             return records
         plans, maxima = self._measured()
-        if plans:
-            self.records = clip_(self._model, plans, maxima, self._threshold, self._balance, **options)
         self._maxima.clear()
-        return self.records if plans else ()
+        if all(one is None for one in maxima):
+            return ()
+        self.records = clip_(self._model, plans, maxima, self._threshold, self._balance, **options)
+        return self.records
 
-    def _measured(self) -> tuple[tuple[CallPlan, ...], list[Tensor]]:
+    def _measured(self) -> tuple[tuple[CallPlan, ...], list[Tensor | None]]:
         """Plans and maxima, the same on every rank: of the attentions that each of them knows."""
-        each = {key: self._maxima.get(key) for key in self._plans}
-        lists = {key: None if one is None else one.tolist() for key, one in each.items()}
+        each = [self._maxima.get(key) for key in self._plans]
         if not is_group(self._group):
-            heads = [plan.heads for plan in self._plans.values()]
-            return tuple(self._plans.values()), merged(list(lists.values()), heads, self._group)
+            merged([], [], self._group)  # refuses what is no group, and none in several processes
+            return tuple(self._plans.values()), each
+        lists = {key: None if one is None else one.tolist() for key, one in zip(self._plans, each, strict=True)}
         own = {key: (plan.heads, plan.refused, lists[key]) for key, plan in self._plans.items()}
         told = gathered(own, self._group)
         known = sorted(key for key in own if all(key in others and others[key][0] == own[key][0] for others in told))
-        plans, maxima = [], []
+        plans, maxima = [], list[Tensor | None]()
         for key in known:
             refused = next((others[key][1] for others in told if others[key][1] is not None), None)
             plan = self._plans[key]
             plans.append(plan if refused is None else replace(plan, rows=(), shared=(), refused=refused))
             seen = [torch.tensor(others[key][2], dtype=torch.float64) for others in told if others[key][2] is not None]
-            nothing = torch.full((plan.heads,), -math.inf, dtype=torch.float64)
-            maxima.append(functools.reduce(torch.maximum, seen, nothing))  # NaN stays NaN
+            maxima.append(functools.reduce(torch.maximum, seen) if seen else None)  # NaN stays NaN
         return grouped(plans), maxima
 
     def remove(self) -> None:
@@ -162,6 +172,7 @@ class QKClip:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._attached = False
 
     def _after(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.step(optimizer)

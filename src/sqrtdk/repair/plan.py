@@ -137,7 +137,7 @@ def _call_plan(tensors: CallTensors, parameters: Parameters) -> CallPlan:
         rows = _rows(tensors, parameters)
     except Refusal as refusal:
         return replace(plan, refused=str(refusal))
-    return replace(plan, rows=rows, softcap=softcap, shared=tuple(filter(None, map(_shared, rows))))
+    return replace(plan, rows=rows, softcap=softcap, shared=tuple(filter(None, map(shared_rows, rows))))
 
 
 def _softcap(tensors: CallTensors) -> float | None:
@@ -194,7 +194,7 @@ def _beside(rows: Rows, parameters: Parameters) -> Rows:
     return replace(rows, index=rows.index.to(parameter.device), shape=tuple(parameter.shape))
 
 
-def _shared(rows: Rows) -> str:
+def shared_rows(rows: Rows) -> str:
     """What several heads of a call share, in words; "" where each has rows of its own."""
     heads, own = len(rows.index), len(torch.unique(rows.index, dim=0))
     if own == heads:
