@@ -128,6 +128,19 @@ def test_of_several_optimizers_none_is_the_last() -> None:
     clip.attach(other)
 
 
+def test_a_first_forward_with_broken_numbers_is_planned_by_the_next() -> None:
+    model, x = randomised(Attention()).train(), states()
+    clip = QKClip(model, threshold=1.0)
+    with torch.no_grad(), sqrtdk.trace(model, keep=True) as run:
+        model(x * math.nan)
+    assert "holds a NaN or an infinity" in str(plan_of(model, run)[0].refused)
+    model(x * math.nan)
+    assert clip.step() == ()
+    model(x)
+    (record,) = clip.step()
+    assert record.clipped
+
+
 def test_a_forward_that_raises_leaves_no_trace_running() -> None:
     model = randomised(Attention()).train()
     clip = QKClip(model)

@@ -208,6 +208,23 @@ def test_rows_that_are_broken_make_no_weight_nan(value: float) -> None:
         assert record.partial
 
 
+@pytest.mark.parametrize("make", [Attention, WithGain, Latent])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_first_step_with_broken_numbers_does_not_keep_the_rest_from_being_clipped(make: Any, value: float) -> None:
+    model, x = randomised(make()).train(), states()
+    broken = x.clone()
+    broken[0, 0, 0] = value
+    with silent(model) as watch:
+        found = []
+        for batch in (broken, x):
+            model(batch)
+            watch.step()
+            found += qk_clip_(model, watch, threshold=1.0)
+    assert found[1].refused is None
+    assert found[0].clipped or found[1].clipped
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+
+
 def test_of_sampled_rows_it_says_so() -> None:
     model, x = randomised(Attention()).train(), states()
     with silent(model, rows=2) as watch:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 from sqrtdk.repair.clip import ClipRecord, LogitMaxima, bound, clip_, qk_clip_, share
 from sqrtdk.repair.masters import Optimizers
-from sqrtdk.repair.plan import CallPlan, grouped, plan_of
+from sqrtdk.repair.plan import CallPlan, grouped, is_broken, plan_of
 from sqrtdk.repair.ranks import Ranks, gathered, is_group, merged
 from sqrtdk.repair.watched import StepWatch
 from sqrtdk.tracing import Trace
@@ -196,16 +196,20 @@ class QKClip:
         run.__exit__(None, None, None)
         calls = {(call.site, call.index): call for call in run.calls}
         if run.tensors and not calls.keys() <= self._plans.keys():
-            self._add(plan_of(model, run))
+            self._add(plan_of(model, run), broken=any(map(is_broken, run.tensors)))
         self._unplanned = not self._plans or not calls.keys() <= self._plans.keys()
         for key, call in calls.items():
             if call.stats is not None:
                 largest = torch.tensor(call.stats.max_logit, dtype=torch.float64)
                 self._maxima[key] = torch.maximum(largest, self._maxima.get(key, largest))
 
-    def _add(self, plans: tuple[CallPlan, ...]) -> None:
-        """Plans of calls that were not seen before, beside those that were; what is refused is said once."""
-        fresh = {(plan.site, plan.index): plan for plan in plans if (plan.site, plan.index) not in self._plans}
+    def _add(self, plans: tuple[CallPlan, ...], broken: bool) -> None:
+        """Plans of calls that were not seen before, beside those that were; what is refused is said once.
+
+        Of a forward with `broken` numbers a refusal may be due to these: it waits for the next.
+        """
+        asked = {(plan.site, plan.index): plan for plan in plans if not (broken and plan.refused)}
+        fresh = {key: plan for key, plan in asked.items() if key not in self._plans}
         refused = [f"{plan.site or 'the root'}: {plan.refused}" for plan in fresh.values() if plan.refused]
         if refused:
             warnings.warn(f"{len(refused)} of {len(fresh)} attentions can't be clipped: {refused[0]}", stacklevel=2)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 NATIVE = "it ran as one native operation, whose q and k are not seen; torch.backends.mha.set_fastpath_enabled(False)"
 
+_BROKEN = " (q or k holds a NaN or an infinity, behind which this can't be told)"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallPlan:
@@ -136,8 +138,13 @@ def _call_plan(tensors: CallTensors, parameters: Parameters) -> CallPlan:
         softcap = _softcap(tensors)
         rows = _rows(tensors, parameters)
     except Refusal as refusal:
-        return replace(plan, refused=str(refusal))
+        return replace(plan, refused=f"{refusal}{_BROKEN if is_broken(tensors) else ''}")
     return replace(plan, rows=rows, softcap=softcap, shared=tuple(filter(None, map(shared_rows, rows))))
+
+
+def is_broken(tensors: CallTensors) -> bool:
+    """Whether q or k holds a NaN or an infinity, behind which it may not be found out what they are made from."""
+    return not all(bool(vector.values.isfinite().all()) for vector in (tensors.query, tensors.key))
 
 
 def _softcap(tensors: CallTensors) -> float | None:
