@@ -307,6 +307,26 @@ def test_a_compiled_model(wrap: str) -> None:
     assert record.clipped
 
 
+@pytest.mark.parametrize(
+    "name", ["one gain for all heads (Qwen3)", "1 + gain (Gemma 3)", "gains by head, one norm (OLMo 2)"]
+)
+def test_gains_as_they_are_at_first_may_have_moved_before_the_first_clip(name: str) -> None:
+    """Gains of ones leave no mark on the values; the optimizer has moved them when their rows are looked for."""
+    layout = LAYOUTS[name]()
+    gains = [weight for key, weight in layout.model.named_parameters() if "q_norm" in key or "k_norm" in key]
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad(), silent(layout.model) as watch:
+        for gain in gains:
+            gain.fill_(0.0 if "Gemma" in name else 1.0)
+        layout.run()
+        for gain in gains:
+            gain.add_(0.01 * torch.randn(gain.shape, generator=generator, dtype=torch.float64))
+        watch.step()
+        (record,) = qk_clip_(layout.model, watch, threshold=0.1)
+    assert record.refused is None
+    assert record.clipped
+
+
 def test_gains_that_move_between_clips_do_not_matter() -> None:
     layout = LAYOUTS["one gain for all heads (Qwen3)"]()
     with silent(layout.model) as watch:
