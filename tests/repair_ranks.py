@@ -72,6 +72,7 @@ def rank_main(rank: int, folder: str) -> None:
         except ValueError as error:
             results["no group"] = str(error)
         results["parts"] = _parts()
+        results["late"] = _late(rank)
         torch.save(results, os.path.join(folder, f"rank{rank}.pt"))
     finally:
         dist.destroy_process_group()
@@ -161,6 +162,28 @@ def _parts() -> list[str | None]:
         (record,), _ = clip(name, model, inputs(name), group=dist.group.WORLD)
         reasons.append(record.refused)
     return reasons
+
+
+def _late(rank: int) -> list[tuple[bool, torch.Tensor]]:
+    """As a step hook, where the second rank's first forward has no attention: whether it clips, and q, at each step."""
+    from sqrtdk.repair import QKClip
+
+    class Sometimes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.last = build("separate"), nn.Linear(32, 32).double()
+
+        def forward(self, x: torch.Tensor, whole: bool) -> torch.Tensor:
+            return self.last(self.attention(x) if whole else x)
+
+    torch.manual_seed(0)
+    model = Sometimes().train()
+    clip = QKClip(model, threshold=20.0, group=dist.group.WORLD)
+    found = []
+    for step in range(2):
+        model(states()[rank : rank + 1], whole=rank == 0 or step > 0)
+        found.append((any(record.clipped for record in clip.step()), model.attention.q.weight.detach().clone()))
+    return found
 
 
 def _result(records: Any, after: dict[str, torch.Tensor]) -> Result:

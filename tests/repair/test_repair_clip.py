@@ -123,6 +123,20 @@ def test_heads_at_or_below_the_threshold_keep_every_bit() -> None:
     assert all(torch.equal(parameter, before[name]) for name, parameter in layout.model.named_parameters())
 
 
+def test_a_second_clip_by_one_trace_has_nothing_to_do_unless_it_asks_for_less() -> None:
+    layout = LAYOUTS["separate"]()
+    run = traced(layout)
+    threshold = 0.8 * float(maxima(run).min())
+    qk_clip_(layout.model, run, threshold)
+    once = {name: parameter.clone() for name, parameter in layout.model.named_parameters()}
+    (again,) = qk_clip_(layout.model, run, threshold)
+    assert again.clipped == ()
+    assert all(torch.equal(parameter, once[name]) for name, parameter in layout.model.named_parameters())
+    (less,) = qk_clip_(layout.model, run, 0.5 * threshold)
+    assert_as_predicted(less, layout, run)
+    assert less.predicted.max() <= 0.5 * threshold * (1 + 1e-12)
+
+
 def test_a_group_is_scaled_by_its_largest_maximum() -> None:
     layout = LAYOUTS["grouped (Llama)"]()
     run = traced(layout)
@@ -134,6 +148,20 @@ def test_a_group_is_scaled_by_its_largest_maximum() -> None:
     assert record.predicted.view(2, 2).amax(1).tolist() == pytest.approx([threshold] * 2)
     assert len(record.shared) == 1
     assert "4 heads share 2" in record.shared[0]
+
+
+def test_with_q_alone_no_head_of_a_group_is_scaled_for_another() -> None:
+    layout = LAYOUTS["grouped (Llama)"]()
+    run = traced(layout)
+    before, weight = maxima(run), layout.model.layers[0].self_attn.q_proj.weight.clone()
+    threshold = float(before.max()) * (1 - 1e-6)
+    (record,) = qk_clip_(layout.model, run, threshold, balance=1.0)
+    largest = int(before.argmax())
+    assert record.clipped == (largest,)
+    assert record.shared == ()
+    moved = (layout.model.layers[0].self_attn.q_proj.weight != weight).any(1).view(4, -1).any(1)
+    assert moved.nonzero().flatten().tolist() == [largest]
+    assert_as_predicted(record, layout, run)
 
 
 def test_heads_that_share_a_gain_are_scaled_by_the_largest_maximum_of_all() -> None:

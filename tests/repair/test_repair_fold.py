@@ -101,6 +101,12 @@ def _tied() -> nn.Module:
     return Two()
 
 
+def _tied_behind_a_step() -> nn.Module:
+    model = _tied()
+    model.two.between = lambda own, q, k: (q.tanh(), k)
+    return model
+
+
 def _one() -> nn.Module:
     model = Attention()
     model.k = model.q
@@ -110,6 +116,11 @@ def _one() -> nn.Module:
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
     "a norm without a gain": (lambda: Attention(_same), "", r"q is normalised \(l2\) without a gain"),
     "another site's projection": (_tied, "one", "one.q.weight is also that of q in two"),
+    "another site's, behind a step": (
+        _tied_behind_a_step,
+        "one",
+        "one.q.weight is also used by two: q went through tanh",
+    ),
     "a bias in the scale": (
         lambda: Attention(after=lambda own, z: (z - torch.arange(6.0)) * 0.5),
         "",
@@ -138,6 +149,37 @@ def test_several_products_are_refused() -> None:
     model = _hub(config, "eager").float()
     with pytest.raises(UnsupportedError, match="its logits are 3 products"):
         fold_scale_(model, "encoder.layer.0.attention.self", 2.0)
+
+
+class _InHalves(Attention):
+    """Two attentions at one site, each with half of the heads."""
+
+    scale = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (project(x).unflatten(-1, (-1, 8)).transpose(1, 2) for project in (self.q, self.k, self.v))
+        halves = zip(*(each.split(2, 1) for each in (q, k, v)), strict=True)
+        each = [functional.scaled_dot_product_attention(*half, scale=self.scale) for half in halves]
+        return torch.cat(each, 1).transpose(1, 2).flatten(2)
+
+
+def test_all_calls_of_a_site_take_it_each_in_its_rows() -> None:
+    model, x = randomised(_InHalves()), states()
+    with torch.no_grad():
+        expected = model(x)
+        fold_scale_(model, "", 4.0, inputs=(x,))
+        model.scale = 0.25
+        assert torch.equal(model(x), expected)
+
+
+def test_a_call_elsewhere_that_is_not_understood_is_no_obstacle() -> None:
+    class OverQueries(Attention):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (project(x).unflatten(-1, (-1, 8)).transpose(1, 2) for project in (self.q, self.k, self.v))
+            return ((q @ k.mT).softmax(-2) @ v).transpose(1, 2).flatten(2)
+
+    model = randomised(nn.Sequential(Attention(), OverQueries()))
+    assert fold_scale_(model, "0", 2.0, inputs=(states(),)).parameters == ("0.q.weight", "0.q.bias")
 
 
 @pytest.mark.parametrize("make", [Attention, WithGain, Latent])

@@ -96,6 +96,51 @@ def test_every_second_step_clips() -> None:
     assert clip.records != ()
 
 
+def test_a_step_without_a_forward_keeps_the_records() -> None:
+    model = randomised(Attention()).train()
+    clip = QKClip(model, threshold=10.0)
+    model(states())
+    records = clip.step()
+    assert clip.step() == ()
+    assert clip.records is records
+
+
+def test_an_optimizer_of_accelerate_is_attached_by_the_one_in_it() -> None:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    model = randomised(Attention()).train()
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    clip = QKClip(model, threshold=10.0).attach(optimizer)
+    accelerator.backward(model(states()).square().mean())
+    optimizer.step()
+    assert clip.records[0].clipped
+
+
+def test_of_several_optimizers_none_is_the_last() -> None:
+    model = randomised(Attention()).train()
+    one, other = (torch.optim.SGD([weight], lr=0.0) for weight in (model.q.weight, model.k.weight))
+    clip = QKClip(model).attach(one)
+    with pytest.raises(InvalidValueError, match="one optimizer is attached") as raised:
+        clip.attach(other)
+    assert "clip.step([one, other])" in str(raised.value.hint)
+    clip.remove()
+    clip.attach(other)
+
+
+def test_a_first_forward_with_broken_numbers_is_planned_by_the_next() -> None:
+    model, x = randomised(Attention()).train(), states()
+    clip = QKClip(model, threshold=1.0)
+    with torch.no_grad(), sqrtdk.trace(model, keep=True) as run:
+        model(x * math.nan)
+    assert "holds a NaN or an infinity" in str(plan_of(model, run)[0].refused)
+    model(x * math.nan)
+    assert clip.step() == ()
+    model(x)
+    (record,) = clip.step()
+    assert record.clipped
+
+
 def test_a_forward_that_raises_leaves_no_trace_running() -> None:
     model = randomised(Attention()).train()
     clip = QKClip(model)
@@ -209,3 +254,43 @@ def test_a_trainer_is_kept_under_the_threshold(tmp_path: Path) -> None:
     assert callback.clip is not None
     assert callback.clip.records[0].clipped == ()
     assert not model._forward_hooks
+
+
+def _trainer(folder: Path, callbacks: list[Any]) -> Any:
+    import transformers as hf
+
+    torch.manual_seed(0)
+    model = randomised(hf.AutoModelForCausalLM.from_config(hf.LlamaConfig(**GROUPED))).float().train()
+    rows = [{"input_ids": row, "labels": row} for row in IDS] * 2
+    arguments = hf.TrainingArguments(
+        str(folder), max_steps=3, per_device_train_batch_size=2, learning_rate=0.0, report_to=[], logging_steps=1,
+        save_strategy="no", disable_tqdm=True, use_cpu=True, dataloader_pin_memory=False,
+    )  # fmt: skip
+    return hf.Trainer(model, arguments, train_dataset=rows, callbacks=callbacks)
+
+
+@pytest.mark.parametrize("first", ["watch", "clip"])
+def test_a_trainer_that_is_watched_clips_by_the_watch(tmp_path: Path, first: str) -> None:
+    from sqrtdk.integrations.trainer import QKClipCallback
+    from sqrtdk.integrations.watch_transformers import AttentionWatch
+
+    watch = AttentionWatch(every=1, on_alarm=lambda alarm: None)
+    clip = QKClipCallback(threshold=8.0, watch=watch)
+    _trainer(tmp_path, [watch, clip] if first == "watch" else [clip, watch]).train()
+    assert watch.watch is not None
+    largest = [max(max(call.columns["max_logit"]) for call in sample.calls) for sample in watch.watch.samples]
+    assert largest[0] > 12
+    assert largest[1:] == pytest.approx([8.0, 8.0], rel=1e-4)
+    assert all(sample.loss is not None for sample in watch.watch.samples)
+    assert clip.clip is not None
+    assert clip.clip.records[0].measured.max().item() == pytest.approx(8.0, rel=1e-4)
+
+
+def test_a_watch_that_no_trainer_has(tmp_path: Path) -> None:
+    from sqrtdk.integrations.trainer import QKClipCallback
+    from sqrtdk.integrations.watch_transformers import AttentionWatch
+
+    with pytest.raises(InvalidValueError, match="a watch has its own cadence; got every=2"):
+        QKClipCallback(every=2, watch=AttentionWatch())
+    with pytest.raises(InvalidValueError, match="the watch is a callback of the same Trainer"):
+        _trainer(tmp_path, [QKClipCallback(watch=AttentionWatch())]).train()

@@ -57,6 +57,13 @@ def test_parts_of_a_weight_are_refused(ranks: list[dict[Any, Any]]) -> None:
         assert all("tensor parallel" in str(reason) for reason in rank["parts"]), rank["parts"]
 
 
+def test_a_rank_without_a_call_at_first_is_waited_for(ranks: list[dict[Any, Any]]) -> None:
+    """What it can't clip, no one clips; then all do, by the same maxima."""
+    one, other = (rank["late"] for rank in ranks)
+    assert [clipped for clipped, _ in one] == [clipped for clipped, _ in other] == [False, True]
+    assert all(torch.equal(mine, yours) for (_, mine), (_, yours) in zip(one, other, strict=True))
+
+
 def test_maxima_that_no_one_merged_are_refused(ranks: list[dict[Any, Any]]) -> None:
     assert {rank["no group"] for rank in ranks} == {
         "each of 2 processes saw maxima of its own: weights clipped by them would part"

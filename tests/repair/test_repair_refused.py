@@ -387,6 +387,15 @@ def test_plans_of_a_site_that_is_not_there(layout: Layout) -> None:
         clip_(small, plan_of(layout.model, _run(layout)), [torch.full((4,), 1e3)])
 
 
+def test_plans_of_a_model_of_other_shapes(layout: Layout) -> None:
+    narrow = Attention().double()
+    narrow.k = nn.Linear(32, 16).double()  # what comes first, q, would fit
+    before = {key: weight.clone() for key, weight in narrow.state_dict().items()}
+    with pytest.raises(InvalidValueError, match=r"k.weight has the shape \(16, 32\), and had \(32, 32\) in the plan"):
+        clip_(narrow, plan_of(layout.model, _run(layout)), [torch.full((4,), 1e3)])
+    assert all(torch.equal(weight, before[key]) for key, weight in narrow.state_dict().items())
+
+
 @pytest.mark.parametrize(
     ("maxima", "message"),
     [

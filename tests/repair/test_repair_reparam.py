@@ -99,6 +99,15 @@ def test_half_types(dtype: torch.dtype) -> None:
     assert _norm(layer.weight.float()) == pytest.approx(1.0, rel=4 * torch.finfo(dtype).eps)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_module_that_is_cast_afterwards(dtype: torch.dtype) -> None:
+    """Its vectors are rounded with it: sigma changes by the square of that, and the weight by one rounding."""
+    layer = sigma_reparam(_layer(), iterations=100).to(dtype)
+    layer(torch.ones(2, layer.in_features, dtype=dtype)).sum().backward()
+    assert layer.weight.dtype is dtype
+    assert _norm(layer.weight.float()) == pytest.approx(1.0, rel=4 * torch.finfo(dtype).eps)
+
+
 def test_other_shapes_and_a_weight_of_zeros() -> None:
     conv = sigma_reparam(nn.Conv1d(3, 4, 5), iterations=100)
     assert _norm(conv.weight) == pytest.approx(1.0, rel=1e-5)

@@ -208,6 +208,23 @@ def test_rows_that_are_broken_make_no_weight_nan(value: float) -> None:
         assert record.partial
 
 
+@pytest.mark.parametrize("make", [Attention, WithGain, Latent])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_first_step_with_broken_numbers_does_not_keep_the_rest_from_being_clipped(make: Any, value: float) -> None:
+    model, x = randomised(make()).train(), states()
+    broken = x.clone()
+    broken[0, 0, 0] = value
+    with silent(model) as watch:
+        found = []
+        for batch in (broken, x):
+            model(batch)
+            watch.step()
+            found += qk_clip_(model, watch, threshold=1.0)
+    assert found[1].refused is None
+    assert found[0].clipped or found[1].clipped
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+
+
 def test_of_sampled_rows_it_says_so() -> None:
     model, x = randomised(Attention()).train(), states()
     with silent(model, rows=2) as watch:
@@ -287,6 +304,26 @@ def test_a_compiled_model(wrap: str) -> None:
         watch.step()
         assert (maxima(watch) - record.predicted).abs().max() < 1e-12
     torch._dynamo.reset()
+    assert record.clipped
+
+
+@pytest.mark.parametrize(
+    "name", ["one gain for all heads (Qwen3)", "1 + gain (Gemma 3)", "gains by head, one norm (OLMo 2)"]
+)
+def test_gains_as_they_are_at_first_may_have_moved_before_the_first_clip(name: str) -> None:
+    """Gains of ones leave no mark on the values; the optimizer has moved them when their rows are looked for."""
+    layout = LAYOUTS[name]()
+    gains = [weight for key, weight in layout.model.named_parameters() if "q_norm" in key or "k_norm" in key]
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad(), silent(layout.model) as watch:
+        for gain in gains:
+            gain.fill_(0.0 if "Gemma" in name else 1.0)
+        layout.run()
+        for gain in gains:
+            gain.add_(0.01 * torch.randn(gain.shape, generator=generator, dtype=torch.float64))
+        watch.step()
+        (record,) = qk_clip_(layout.model, watch, threshold=0.1)
+    assert record.refused is None
     assert record.clipped
 
 

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from sqrtdk._arguments import number
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.repair.lookup import Parameters
 from sqrtdk.repair.masters import Copies, Optimizers
-from sqrtdk.repair.plan import CallPlan, plan_of
+from sqrtdk.repair.plan import CallPlan, grouped, plan_of, shared_rows
 from sqrtdk.repair.ranks import Ranks, merged, reshard
 from sqrtdk.repair.rows import Rows
 from sqrtdk.repair.scaling import scale_
@@ -84,7 +85,7 @@ class ClipRecord:
 
 def qk_clip_(
     model: nn.Module,
-    stats: Trace | LogitMaxima | StepWatch,
+    watch_or_stats: Trace | LogitMaxima | StepWatch,
     threshold: float = 100.0,
     balance: float = 0.5,
     *,
@@ -95,20 +96,22 @@ def qk_clip_(
 
     gamma = threshold / max of a head whose maximum is above the threshold and finite; its q weight and bias are
     multiplied by gamma^balance, those of k by gamma^(1 - balance). Other heads keep their weights bit for bit, except
-    where they share a row with one: a key head of GQA, the gain of a q/k norm, a projection of two layers.
+    where they share a row with one that is scaled: a key head of GQA (not with a balance of 1, which leaves k alone),
+    the gain of a q/k norm, a projection of two layers.
 
     Args:
         model: whose parameters are scaled; call it after the optimizer's step, never between forward and backward.
-        stats: a finished `sqrtdk.trace(model, keep=True)`; the watch of `sqrtdk.watch(model)`, inside its block and
+        watch_or_stats: a finished `sqrtdk.trace(model, keep=True)`; the watch of `sqrtdk.watch(model)`, inside its block and
             after its `step()`; or what has `plans` and `maxima`, see `LogitMaxima`. Of a watch the maxima are those of
             the step that has just ended, over all of its forward passes and all ranks, each of which calls this. What
-            a clip has left of them counts for a second one after the same step, which has nothing more to scale.
+            a clip has left of them counts for a second one by the same step, or the same trace, which has nothing more
+            to scale: after weights are put back, trace again.
         threshold: the largest logit that is left alone, in natural-log units, above 0.
         balance: share of q in the scaling, from 0 (k alone) to 1 (q alone).
         optimizer: whose float32 copies of the weights are scaled as well.
         group: of a trace in one of several processes: the process group of the ranks that hold the same weights, whose
             maxima are merged, or "merged" where they are the same on every rank. Of a watch with shards="alone", which
-            merges none, "merged" as well. Of no other `stats`.
+            merges none, "merged" as well. Of no other `watch_or_stats`.
 
     Returns:
         One record a call; a call that can't be clipped says why in `refused`, and is left as it is. None by a watch
@@ -136,21 +139,33 @@ def qk_clip_(
     threshold, balance = bound(threshold), share(balance)
     plans: Sequence[CallPlan]
     maxima: Sequence[Tensor | None]
-    if isinstance(stats, StepWatch):
-        return _by_watch(model, stats, threshold, balance, optimizer, group)
-    if isinstance(stats, LogitMaxima):
+    if isinstance(watch_or_stats, StepWatch):
+        return _by_watch(model, watch_or_stats, threshold, balance, optimizer, group)
+    if isinstance(watch_or_stats, LogitMaxima):
         if not isinstance(model, nn.Module):
             raise InvalidTypeError(f"model is an nn.Module; got {type(model).__name__}", hint="Pass the model itself.")
         if group is not None:
             raise InvalidValueError(
                 "a group merges the maxima of a trace; those of an object are merged already", hint="Leave it out."
             )
-        plans, maxima = stats.plans, stats.maxima
+        plans, maxima = watch_or_stats.plans, watch_or_stats.maxima
     else:
-        plans = plan_of(model, stats)
-        each = [None if call.stats is None else call.stats.max_logit for call in stats.calls]
-        maxima = merged(each, [plan.heads for plan in plans], group)
+        return _by_trace(model, watch_or_stats, threshold, balance, optimizer, group)
     return clip_(model, plans, maxima, threshold, balance, optimizer=optimizer)
+
+
+_clipped: WeakKeyDictionary[Trace, list[Tensor]] = WeakKeyDictionary()  # what a clip has left of a trace's maxima
+
+
+def _by_trace(
+    model: nn.Module, run: Trace, threshold: float, balance: float, optimizer: Optimizers, group: Ranks
+) -> tuple[ClipRecord, ...]:
+    plans = plan_of(model, run)
+    each = [None if call.stats is None else call.stats.max_logit for call in run.calls]
+    maxima = merged(each, [plan.heads for plan in plans], group)
+    records = clip_(model, plans, _clipped.get(run, maxima), threshold, balance, optimizer=optimizer)
+    _clipped[run] = _left(records, threshold)
+    return records
 
 
 def _by_watch(
@@ -160,9 +175,13 @@ def _by_watch(
     if step is None:
         return ()
     records = clip_(watch.model, step.plans, step.maxima, threshold, balance, optimizer=optimizer)
-    left = (torch.where(one.gamma < 1, one.predicted.clamp(max=threshold), one.measured) for one in records)
-    step.clips.left(step.places, list(left))
+    step.clips.left(step.places, _left(records, threshold))
     return tuple(replace(one, partial=partial) for one, partial in zip(records, step.partial, strict=True))
+
+
+def _left(records: Sequence[ClipRecord], threshold: float) -> list[Tensor]:
+    """The maxima after a clip, from which a second one by the same measurement begins."""
+    return [torch.where(one.gamma < 1, one.predicted.clamp(max=threshold), one.measured) for one in records]
 
 
 @torch.no_grad()
@@ -175,7 +194,7 @@ def clip_(
     *,
     optimizer: Optimizers = None,
 ) -> tuple[ClipRecord, ...]:
-    """Apply plans to maxima: `qk_clip_` without a trace; without a device sync unless an optimizer is given.
+    """Apply plans to maxima: `qk_clip_` without a trace; no device sync but for an optimizer, or a balance of 0 or 1.
 
     Args:
         model: whose parameters the plans name.
@@ -189,17 +208,19 @@ def clip_(
         One record a plan.
 
     Raises:
-        InvalidValueError: as many maxima as plans and heads are needed, and parameters of the plans' names.
+        InvalidValueError: as many maxima as plans and heads are needed, and parameters of the plans' names and shapes.
     """
     threshold, balance = bound(threshold), share(balance)
     measured = _checked(plans, maxima)
     if not plans:
         return ()
+    plans = _scaled_by(plans, balance)
     gamma = _gammas(plans, measured, threshold)
     factors = _factors(plans, gamma, balance)
     reshard(model)
     parameters = Parameters(model)
     scaled = {name: parameters.get(name) for name in factors}
+    _check_shapes(scaled, factors)
     copies = Copies(scaled, parameters.ids, optimizer)
     for name, parameter in scaled.items():
         scale_(parameter, copies.of(name), factors[name])
@@ -217,6 +238,15 @@ def _gammas(
     groups = torch.cat([plan.groups for plan in plans]).to(wanted.device)
     least = torch.ones_like(wanted).scatter_reduce(0, groups, wanted, "amin")
     return list(torch.split(least[groups], [plan.heads for plan in plans]))
+
+
+def _scaled_by(plans: Sequence[CallPlan], balance: float) -> Sequence[CallPlan]:
+    """The plans without the side that a balance leaves alone: what heads share there does not make them one."""
+    alone = {0.0: "q", 1.0: "k"}.get(balance)
+    if alone is None:
+        return plans
+    each = [(plan, tuple(rows for rows in plan.rows if rows.side != alone)) for plan in plans]
+    return grouped([replace(one, rows=rows, shared=tuple(filter(None, map(shared_rows, rows)))) for one, rows in each])
 
 
 def _wanted(plan: CallPlan, measured: Float[Tensor, " Hq"], threshold: float) -> Float[Tensor, " Hq"]:
@@ -242,6 +272,18 @@ def _record(plan: CallPlan, measured: Float[Tensor, " Hq"], gamma: Float[Tensor,
     return ClipRecord(plan.site, plan.index, measured, gamma, predicted, logit.isfinite(), plan.shared, plan.refused)
 
 
+def _check_shapes(scaled: dict[str, Tensor], factors: dict[str, list[tuple[Rows, Tensor]]]) -> None:
+    """Refuse plans of another model, before anything is scaled."""
+    for name, pairs in factors.items():
+        planned = next((rows.shape for rows, _ in pairs if rows.shape not in (None, tuple(scaled[name].shape))), None)
+        if planned is not None:
+            raise InvalidValueError(
+                f"a plan's parameters are the model's; {name} has the shape {tuple(scaled[name].shape)}, and had "
+                f"{planned} in the plan",
+                hint="Make the plan from a trace of this very model.",
+            )
+
+
 # -- what -------------------------------------------------------------------------------------------------------------
 
 
@@ -253,8 +295,7 @@ def _factors(
     factors: dict[str, list[tuple[Rows, Tensor]]] = defaultdict(list)
     for plan, by in zip(plans, gamma, strict=True):
         for rows in plan.rows:
-            if powers[rows.side]:
-                factors[rows.name].append((rows, by ** powers[rows.side]))
+            factors[rows.name].append((rows, by ** powers[rows.side]))
     return factors
 
 

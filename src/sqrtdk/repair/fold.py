@@ -15,7 +15,7 @@ from sqrtdk.audit.own_module import as_inputs, from_module
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.run import call as forward
-from sqrtdk.repair.groups import overlaps, rows_of_v
+from sqrtdk.repair.groups import overlaps, readers, rows_of_v
 from sqrtdk.repair.lookup import Parameters
 from sqrtdk.repair.masters import Copies, Optimizers
 from sqrtdk.repair.plan import check_trace, side_rows
@@ -97,17 +97,18 @@ def fold_scale_(
         sites = ", ".join(dict.fromkeys(repr(tensors.site) for tensors in run.tensors))
         raise InvalidValueError(f"an attention ran at the site; got {site!r}, and there are {sites}", hint="Pick one.")
     try:
-        rows = {(entry.name, entry.axis): entry for tensors in at_site for entry in _query_rows(tensors, parameters)}
-        _refuse_shared([*rows.values()], site, run, parameters)
+        rows = [entry for tensors in at_site for entry in _query_rows(tensors, parameters)]
+        _refuse_shared(rows, site, run, parameters)
     except Refusal as refusal:
         raise UnsupportedError(
             f"the scale of {site or 'the root'} can't be moved into its weights: {refusal}", hint=_HINT
         ) from None
-    scaled = {entry.name: parameters.get(entry.name) for entry in rows.values()}
+    scaled = {entry.name: parameters.get(entry.name) for entry in rows}
     copies = Copies(scaled, parameters.ids, optimizer)
     by = torch.tensor(ratio, dtype=torch.float64)
-    for entry in rows.values():
-        scale_(scaled[entry.name], copies.of(entry.name), [(entry, by.expand(len(entry.index)))])
+    for name, parameter in scaled.items():  # once, whichever calls of the site share its rows
+        of_it = [entry for entry in rows if entry.name == name]
+        scale_(parameter, copies.of(name), [(entry, by.expand(len(entry.index))) for entry in of_it])
     call = at_site[0].call
     return FoldRecord(site, ratio, tuple(scaled), None if call is None else call.scale.effective)
 
@@ -141,20 +142,24 @@ def _query_rows(tensors: CallTensors, parameters: Parameters) -> list[Rows]:
 
 
 def _refuse_shared(rows: list[Rows], site: str, run: Trace, parameters: Parameters) -> None:
-    """Refuse rows that are k's, v's, or another site's as well."""
-    for tensors in run.tensors:
-        for side in ("q", "k", "v"):
-            if side == "q" and tensors.site == site:
+    """Refuse rows that are k's, v's, or another site's as well, or may be: where a site is not understood."""
+    read = readers(run.tensors, parameters)
+    for tensors, names in zip(run.tensors, read.names, strict=True):
+        for side in ("k",) if tensors.site == site else ("q", "k"):
+            try:
+                beside = side_rows(side, tensors, parameters)
+            except Refusal as refusal:
+                if tensors.site != site and (shared := next((one.name for one in rows if one.name in names), None)):
+                    raise Refusal(f"{shared} is also used by {tensors.site or 'the root'}: {refusal}") from None
                 continue
-            for other in _known(side, tensors, parameters):
-                if any(overlaps(entry, other) for entry in rows):
-                    raise Refusal(f"{other.name} is also that of {side} in {tensors.site or 'the root'}")
+            _refuse_overlaps(rows, beside, side, tensors)
+        _refuse_overlaps(rows, rows_of_v(tensors, parameters), "v", tensors)
+    for one in rows:
+        if any(other.name == one.name and (other.axis, other.offset) != (one.axis, one.offset) for other in rows):
+            raise Refusal(f"{one.name} is used both as it is and transposed, or as a gain in two ways")
 
 
-def _known(side: str, tensors: CallTensors, parameters: Parameters) -> list[Rows]:
-    if side == "v":
-        return rows_of_v(tensors, parameters)
-    try:
-        return side_rows(side, tensors, parameters)
-    except Refusal:
-        return []
+def _refuse_overlaps(rows: list[Rows], others: list[Rows], side: str, tensors: CallTensors) -> None:
+    for other in others:
+        if any(overlaps(entry, other) for entry in rows):
+            raise Refusal(f"{other.name} is also that of {side} in {tensors.site or 'the root'}")

@@ -50,6 +50,8 @@ def gain_rows(side: str, vector: Vector, heads: int, site: str, parameters: Para
     named = vector.steps[at].gain
     names = [parameters.first(named)] if named in parameters else list(_candidates(scope, parameters))
     fits = list(_fits(compared(before), compared(after), _key_heads(vector), names, parameters))
+    if any(fit.name for fit in fits) and named in parameters:
+        fits = [fit for fit in fits if fit.name]  # a gain of ones, which the optimizer has moved since, is not none
     best = max(fit.share for fit in fits)
     if best == 0.0:
         raise Refusal(f"{side} is all zeros, which does not tell the gain of its norm")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,8 +13,8 @@ from torch import Tensor, nn
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 from sqrtdk.repair.clip import ClipRecord, LogitMaxima, bound, clip_, qk_clip_, share
 from sqrtdk.repair.masters import Optimizers
-from sqrtdk.repair.plan import CallPlan, grouped, plan_of
-from sqrtdk.repair.ranks import Ranks, merged
+from sqrtdk.repair.plan import CallPlan, grouped, is_broken, plan_of
+from sqrtdk.repair.ranks import Ranks, gathered, is_group, merged
 from sqrtdk.repair.watched import StepWatch
 from sqrtdk.tracing import Trace
 from sqrtdk.tracing.trace import trace
@@ -34,7 +36,8 @@ class QKClip:
         threshold: see `qk_clip_`.
         balance: see `qk_clip_`.
         every: steps from one clip to the next, at least 1.
-        group: ranks whose maxima are merged, see `qk_clip_`.
+        group: ranks whose maxima are merged, see `qk_clip_`; each of them steps as often. One that has not met an
+            attention yet can't clip it: until it does, none of them clips that one.
         stats: a watch, or what has `plans` and `maxima`, read at each step.
 
     Attributes:
@@ -83,6 +86,7 @@ class QKClip:
         self._plans: dict[Key, CallPlan] = {}
         self._maxima: dict[Key, Tensor] = {}
         self._unplanned = True
+        self._attached = False
         self._handles: list[Any] = []
         if stats is None:
             self._handles.append(model.register_forward_pre_hook(self._begin))
@@ -93,19 +97,29 @@ class QKClip:
 
         Raises:
             InvalidTypeError: it takes no hooks.
-            InvalidValueError: `stats` is a watch, which does not know of the step before it has ended.
+            InvalidValueError: `stats` is a watch, which does not know of the step before it has ended; or another one
+                has been attached, of which neither knows when both have made their step.
         """
         if isinstance(self._stats, StepWatch):
             raise InvalidValueError(
                 "a hook of the optimizer runs within the step; a watch has its maxima once watch.step() has ended it",
                 hint="Call clip.step(optimizer) after watch.step(loss).",
             )
+        if self._attached:
+            raise InvalidValueError(
+                "one optimizer is attached, and a step is over when all have made theirs",
+                hint="Call clip.step([one, other]) after the last of them.",
+            )
+        inner = getattr(optimizer, "optimizer", None)
+        if isinstance(inner, torch.optim.Optimizer):  # what wraps it, as accelerate does, may take no hooks itself
+            return self.attach(inner)
         if not hasattr(optimizer, "register_step_post_hook"):
             raise InvalidTypeError(
                 f"an optimizer with register_step_post_hook is needed; got {type(optimizer).__name__}",
                 hint="Call step(optimizer) after each of its steps.",
             )
         self._handles.append(optimizer.register_step_post_hook(self._after))
+        self._attached = True
         return self
 
     def step(self, optimizer: Optimizers = None) -> tuple[ClipRecord, ...]:
@@ -127,23 +141,38 @@ class QKClip:
             records = qk_clip_(self._model, self._stats, self._threshold, self._balance, group=group, **options)
             self.records = records or self.records
             return records
-        if self._plans:
-            plans = tuple(self._plans.values())
-            each = [self._maxima.get(key) for key in self._plans]
-            maxima = merged(
-                [None if one is None else one.tolist() for one in each], [plan.heads for plan in plans], self._group
-            )
-            self.records = clip_(self._model, plans, maxima, self._threshold, self._balance, **options)
-            self._maxima.clear()
-        else:
+        plans, maxima = self._measured()
+        self._maxima.clear()
+        if all(one is None for one in maxima):
             return ()
+        self.records = clip_(self._model, plans, maxima, self._threshold, self._balance, **options)
         return self.records
+
+    def _measured(self) -> tuple[tuple[CallPlan, ...], list[Tensor | None]]:
+        """Plans and maxima, the same on every rank: of the attentions that each of them knows."""
+        each = [self._maxima.get(key) for key in self._plans]
+        if not is_group(self._group):
+            merged([], [], self._group)  # refuses what is no group, and none in several processes
+            return tuple(self._plans.values()), each
+        lists = {key: None if one is None else one.tolist() for key, one in zip(self._plans, each, strict=True)}
+        own = {key: (plan.heads, plan.refused, lists[key]) for key, plan in self._plans.items()}
+        told = gathered(own, self._group)
+        known = sorted(key for key in own if all(key in others and others[key][0] == own[key][0] for others in told))
+        plans, maxima = [], list[Tensor | None]()
+        for key in known:
+            refused = next((others[key][1] for others in told if others[key][1] is not None), None)
+            plan = self._plans[key]
+            plans.append(plan if refused is None else replace(plan, rows=(), shared=(), refused=refused))
+            seen = [torch.tensor(others[key][2], dtype=torch.float64) for others in told if others[key][2] is not None]
+            maxima.append(functools.reduce(torch.maximum, seen) if seen else None)  # NaN stays NaN
+        return grouped(plans), maxima
 
     def remove(self) -> None:
         """Take all hooks away."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._attached = False
 
     def _after(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.step(optimizer)
@@ -167,16 +196,20 @@ class QKClip:
         run.__exit__(None, None, None)
         calls = {(call.site, call.index): call for call in run.calls}
         if run.tensors and not calls.keys() <= self._plans.keys():
-            self._add(plan_of(model, run))
+            self._add(plan_of(model, run), broken=any(map(is_broken, run.tensors)))
         self._unplanned = not self._plans or not calls.keys() <= self._plans.keys()
         for key, call in calls.items():
             if call.stats is not None:
                 largest = torch.tensor(call.stats.max_logit, dtype=torch.float64)
                 self._maxima[key] = torch.maximum(largest, self._maxima.get(key, largest))
 
-    def _add(self, plans: tuple[CallPlan, ...]) -> None:
-        """Plans of calls that were not seen before, beside those that were; what is refused is said once."""
-        fresh = {(plan.site, plan.index): plan for plan in plans if (plan.site, plan.index) not in self._plans}
+    def _add(self, plans: tuple[CallPlan, ...], broken: bool) -> None:
+        """Plans of calls that were not seen before, beside those that were; what is refused is said once.
+
+        Of a forward with `broken` numbers a refusal may be due to these: it waits for the next.
+        """
+        asked = {(plan.site, plan.index): plan for plan in plans if not (broken and plan.refused)}
+        fresh = {key: plan for key, plan in asked.items() if key not in self._plans}
         refused = [f"{plan.site or 'the root'}: {plan.refused}" for plan in fresh.values() if plan.refused]
         if refused:
             warnings.warn(f"{len(refused)} of {len(fresh)} attentions can't be clipped: {refused[0]}", stacklevel=2)

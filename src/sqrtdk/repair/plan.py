@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 NATIVE = "it ran as one native operation, whose q and k are not seen; torch.backends.mha.set_fastpath_enabled(False)"
 
+_BROKEN = " (q or k holds a NaN or an infinity, behind which this can't be told)"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallPlan:
@@ -136,8 +138,13 @@ def _call_plan(tensors: CallTensors, parameters: Parameters) -> CallPlan:
         softcap = _softcap(tensors)
         rows = _rows(tensors, parameters)
     except Refusal as refusal:
-        return replace(plan, refused=str(refusal))
-    return replace(plan, rows=rows, softcap=softcap, shared=tuple(filter(None, map(_shared, rows))))
+        return replace(plan, refused=f"{refusal}{_BROKEN if is_broken(tensors) else ''}")
+    return replace(plan, rows=rows, softcap=softcap, shared=tuple(filter(None, map(shared_rows, rows))))
+
+
+def is_broken(tensors: CallTensors) -> bool:
+    """Whether q or k holds a NaN or an infinity, behind which it may not be found out what they are made from."""
+    return not all(bool(vector.values.isfinite().all()) for vector in (tensors.query, tensors.key))
 
 
 def _softcap(tensors: CallTensors) -> float | None:
@@ -171,6 +178,8 @@ def side_rows(side: str, tensors: CallTensors, parameters: Parameters) -> list[R
     Raises:
         Refusal: there are none that can be scaled.
     """
+    if tensors.missing is not None:
+        raise Refusal(f"it can't be computed again: {tensors.missing}")
     vector, heads = tensors.query if side == "q" else tensors.key, tensors.query.values.shape[1]
     unknown = next((step for step in vector.steps if step.name == "unknown"), None)
     if unknown is not None:
@@ -187,11 +196,12 @@ def side_rows(side: str, tensors: CallTensors, parameters: Parameters) -> list[R
 
 
 def _beside(rows: Rows, parameters: Parameters) -> Rows:
-    """The rows with their numbers on the parameter's device, so that a clip sends none."""
-    return replace(rows, index=rows.index.to(parameters.get(rows.name).device))
+    """The rows with the parameter's shape, and with their numbers on its device, so that a clip sends none."""
+    parameter = parameters.get(rows.name)
+    return replace(rows, index=rows.index.to(parameter.device), shape=tuple(parameter.shape))
 
 
-def _shared(rows: Rows) -> str:
+def shared_rows(rows: Rows) -> str:
     """What several heads of a call share, in words; "" where each has rows of its own."""
     heads, own = len(rows.index), len(torch.unique(rows.index, dim=0))
     if own == heads:

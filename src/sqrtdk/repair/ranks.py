@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -78,11 +78,23 @@ def merged(maxima: Sequence[Sequence[float] | None], heads: Sequence[int], group
         )
     if group is None or group == "merged":
         return values
-    if not several or isinstance(group, str):
+    if not is_group(group):
         raise InvalidTypeError(
             f"group is a process group, 'merged' or None; got {group!r}", hint="torch.distributed.group.WORLD, for one."
         )
     return list(torch.split(_over_ranks(torch.cat(values), group), list(heads)))
+
+
+def is_group(group: Any) -> TypeGuard[dist.ProcessGroup]:
+    """Whether it is a process group, of one process or of several."""
+    return dist.is_available() and isinstance(group, dist.ProcessGroup)
+
+
+def gathered(own: Any, group: dist.ProcessGroup) -> list[Any]:
+    """What each rank of a group has to say; every one of them asks at the same time."""
+    each = [None] * dist.get_world_size(group)
+    dist.all_gather_object(each, own, group=group)
+    return each
 
 
 def _over_ranks(values: Float[Tensor, " n"], group: dist.ProcessGroup) -> Float[Tensor, " n"]:

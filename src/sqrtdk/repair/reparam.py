@@ -51,13 +51,21 @@ class SigmaReparam(nn.Module):
 
     def _sigma(self, matrix: Float[Tensor, "rows columns"]) -> Float[Tensor, ""]:
         # copies: the next iteration writes into the buffers, and a graph may hold them yet
-        return self.u.clone() @ (matrix @ self.v.clone())
+        u, v = (self._unit(each, matrix) for each in (self.u, self.v))
+        return u.clone() @ (matrix @ v.clone())
+
+    @staticmethod
+    def _unit(vector: Float[Tensor, " n"], matrix: Float[Tensor, "rows columns"]) -> Float[Tensor, " n"]:
+        """In the dtype of the iteration; of a module that was cast at the length that rounding has taken."""
+        if vector.dtype == matrix.dtype:
+            return vector
+        return nn.functional.normalize(vector.to(matrix.dtype), dim=0)
 
     @torch.no_grad()
     def _iterate(self, matrix: Float[Tensor, "rows columns"], times: int) -> None:
         for _ in range(times):
-            self.u.copy_(nn.functional.normalize(matrix @ self.v, dim=0))
-            self.v.copy_(nn.functional.normalize(matrix.mT @ self.u, dim=0))
+            self.u.copy_(nn.functional.normalize(matrix @ self.v.to(matrix.dtype), dim=0))
+            self.v.copy_(nn.functional.normalize(matrix.mT @ self.u.to(matrix.dtype), dim=0))
 
 
 def sigma_reparam(

@@ -30,6 +30,7 @@ class Rows:
         axis: of the parameter, along which its features lie: 0 in nn.Linear, 1 in GPT-2's Conv1D; None: of the
             flattened parameter.
         offset: what multiplies is `offset` + the parameter: 1 for a gain that is stored as its distance from 1.
+        shape: of the whole parameter, to tell another model's of the same name; None: not known.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Rows:
     index: Int[Tensor, "Hq E"]
     axis: int | None = 0
     offset: float = 0.0
+    shape: tuple[int, ...] | None = None
 
 
 def spread(features: Int[Tensor, "H E"], heads: int) -> Int[Tensor, "Hq E"]:

@@ -119,7 +119,8 @@ def measured(model: nn.Module, watch: StepWatch, group: Ranks = None) -> Measure
     clips = _clips.setdefault(watch, Clips())
     places = [call.place for call in sample.calls]
     if not clips.plans.keys() >= set(places):
-        clips.plans = _agreed(clips.plans, watch)
+        broken = any(any(call.columns.get("nan_rows", ())) for call in sample.calls)
+        clips.plans = _agreed(clips.plans, watch, broken)
     if clips.step != sample.step:
         clips.step = sample.step
         clips.maxima = {call.place: _maxima(call) for call in sample.calls}
@@ -141,13 +142,17 @@ def measured(model: nn.Module, watch: StepWatch, group: Ranks = None) -> Measure
     )
 
 
-def _agreed(known: Mapping[Place, CallPlan], watch: StepWatch) -> dict[Place, CallPlan]:
-    """The plans with those of attentions that are new: such as every rank could make, refused where one had to."""
+def _agreed(known: Mapping[Place, CallPlan], watch: StepWatch, broken: bool) -> dict[Place, CallPlan]:
+    """The plans with those of attentions that are new: such as every rank could make, refused where one had to.
+
+    Of a step with `broken` numbers a refusal may be due to these: it is left out, and asked for at the next one.
+    """
     sketches = watch.sketches()
     fresh: dict[Place, CallPlan] = {}
     if not sketches.keys() <= known.keys():
         made = zip(sketches, plans_from(watch.model, tuple(sketches.values())), strict=True)
-        fresh = {place: replace(plan, site=place[0]) for place, plan in made if place not in known}
+        new = ((place, plan) for place, plan in made if place not in known and not (broken and plan.refused))
+        fresh = {place: replace(plan, site=place[0]) for place, plan in new}
     told = watch.told({place: plan.refused for place, plan in fresh.items()})
     found = dict(known)
     for place, plan in fresh.items():
