@@ -23,7 +23,6 @@ import argparse
 import json
 import math
 import os
-import platform
 import statistics
 import tempfile
 import time
@@ -36,6 +35,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 import transformers
 
+from sqrtdk._machine import cpu_name
 from sqrtdk.bench.paired import Spread, ratio, rounds
 from sqrtdk.monitor.schedule import When
 from sqrtdk.monitor.watch import Watch, watch
@@ -173,7 +173,7 @@ def main() -> None:
         "clock": "CPU time" if options.cpu else "wall time",
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "machine": platform.processor() or platform.machine(),
+        "machine": cpu_name(),
         "all rows": measure(run, options, None),
         f"{options.rows} rows": measure(run, options, options.rows),
         "one attention, fused": one_attention(True, options),
