@@ -102,10 +102,10 @@ def qk_clip_(
     Args:
         model: whose parameters are scaled; call it after the optimizer's step, never between forward and backward.
         watch_or_stats: a finished `sqrtdk.trace(model, keep=True)`; the watch of `sqrtdk.watch(model)`, inside its
-            block and after its `step()`; or what has `plans` and `maxima`, see `LogitMaxima`. Of a watch the maxima are those of
-            the step that has just ended, over all of its forward passes and all ranks, each of which calls this. What
-            a clip has left of them counts for a second one by the same step, or the same trace, which has nothing more
-            to scale: after weights are put back, trace again.
+            block and after its `step()`; or what has `plans` and `maxima`, see `LogitMaxima`. Of a watch the maxima are
+            those of the step that has just ended, over all of its forward passes and all ranks, each of which calls
+            this. What a clip has left of them counts for a second one by the same step, or the same trace, which has
+            nothing more to scale: after weights are put back, trace again.
         threshold: the largest logit that is left alone, in natural-log units, above 0.
         balance: share of q in the scaling, from 0 (k alone) to 1 (q alone).
         optimizer: whose float32 copies of the weights are scaled as well.
