@@ -14,6 +14,7 @@ from sqrtdk.monitor import disk
 
 RUN = "run.json"
 SCHEMA_VERSION = 1
+OF_CHECKPOINTS = "checkpoints"  # what `of` says in the settings of records that were made of checkpoints
 MAX_BYTES = 2**22
 MAX_ATTEMPTS = 2**14
 MAX_STEP = 10**18 - 1

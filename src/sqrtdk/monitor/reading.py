@@ -16,7 +16,7 @@ from sqrtdk._stranger import shown
 from sqrtdk.errors import RunFolderError
 from sqrtdk.monitor import disk
 from sqrtdk.monitor.attempts import Gap, gaps, spans
-from sqrtdk.monitor.manifest import MAX_STEP, Attempt, read_manifest
+from sqrtdk.monitor.manifest import MAX_STEP, OF_CHECKPOINTS, Attempt, read_manifest
 from sqrtdk.monitor.names import PARTS, Listing, Part, list_parts
 from sqrtdk.monitor.tables import MAX_FILE_BYTES, Table, Tables, arrow, decode, joined
 
@@ -72,6 +72,11 @@ class Run:
     def settings(self) -> Any:
         """Of the watch, in the last attempt."""
         return self.attempts[-1].settings if self.attempts else None
+
+    @property
+    def of_checkpoints(self) -> bool:
+        """Whether the records were made of checkpoints, whose forward passes have no gradients."""
+        return isinstance(self.settings, dict) and self.settings.get("of") == OF_CHECKPOINTS
 
     @property
     def last_step(self) -> int | None:

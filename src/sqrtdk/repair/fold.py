@@ -59,7 +59,8 @@ def fold_scale_(
 
     Logits are scale * q . k, with q = W x + b turned by any rotation: with `ratio` * W and `ratio` * b, and the scale
     divided by `ratio` in the code, all outputs are as before (to the bit, for a ratio that is a power of two). A q/k
-    norm takes the size of the projection away; its gain takes the ratio then, and where it has none, nothing can.
+    norm takes the size of the projection away; its gain takes the ratio then, and where it has none, nothing can. Where
+    the model uses q outside the attention as well, outputs change: that is not looked at.
 
     Args:
         model: whose weights are changed; its code is not.

@@ -236,7 +236,7 @@ def _missing(run: Run, sites: tuple[Site, ...], samples: Array, no_loss: int) ->
         for column, number in site.left_out.items():
             if number:
                 yield Missing(column, site.label, number)
-    yield from _unread(sites)
+    yield from _unread(sites, gradients=not run.of_checkpoints)
     if no_loss:
         yield Missing("loss", "", no_loss)
 
@@ -258,10 +258,10 @@ def _noted(alarms: Sequence[Alarm], how: Iterable[str]) -> Iterator[Missing]:
         yield Missing(UNMEASURED, what, len(named), steps[reason][0], steps[reason][-1], reason)
 
 
-def _unread(sites: tuple[Site, ...]) -> Iterator[Missing]:
+def _unread(sites: tuple[Site, ...], gradients: bool) -> Iterator[Missing]:
     """Statistics that some samples of some sites lack; those that lack the same ones in one entry."""
     columns: dict[tuple[int, int, int], list[str]] = defaultdict(list)
-    for column in (name for name, statistic in STATISTICS.items() if statistic.always):
+    for column in (name for name, one in STATISTICS.items() if one.always and (gradients or "_grad_" not in name)):
         lacking = [(site, np.isnan(site.values[column]).all(1)) for site in sites]
         steps = [site.steps[none] for site, none in lacking if none.any()]
         if steps:

@@ -22,14 +22,13 @@ from sqrtdk.monitor.checkpoints._find import Checkpoint
 from sqrtdk.monitor.checkpoints._kept import Result
 from sqrtdk.monitor.folder import RunWriter, refuse_strange
 from sqrtdk.monitor.journal import TEXT, alarm_row, head_rows
-from sqrtdk.monitor.manifest import RUN, plain_json, read_manifest
+from sqrtdk.monitor.manifest import OF_CHECKPOINTS, RUN, plain_json, read_manifest
 from sqrtdk.monitor.names import PARTS, Part
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.monitor.samples import Alarm, StepSample, not_measured
 from sqrtdk.monitor.tables import Tables, from_rows
 
 NAME = "checkpoint"  # of the alarms that no rule of a watch or of the audit has
-OF = "checkpoints"  # what the settings of such a run say of it
 _SOURCE = "what is not measured may not look fine"
 _PART_ROWS = 2**16  # heads of one part, or those of one checkpoint
 
@@ -171,7 +170,7 @@ def refuse_other(folder: Path) -> None:
 
 
 def _is_ours(settings: Any) -> bool:
-    return isinstance(settings, dict) and settings.get("of") == OF
+    return isinstance(settings, dict) and settings.get("of") == OF_CHECKPOINTS
 
 
 def write(folder: Path, points: Sequence[Point], settings: dict[str, Any]) -> None:
@@ -196,7 +195,7 @@ def write(folder: Path, points: Sequence[Point], settings: dict[str, Any]) -> No
             first = _first_other(there, _by_step(_from(rows)))
             if first is None:
                 return
-    with RunWriter(folder, model=model, settings={"of": OF, **settings}, first_step=first) as writer:
+    with RunWriter(folder, model=model, settings={"of": OF_CHECKPOINTS, **settings}, first_step=first) as writer:
         for part in _parts([one for one in rows if one.step["step"] >= writer.first_step]):
             writer.write([row for one in part for row in one.heads], [one.step for one in part], _alarms(part))
 
