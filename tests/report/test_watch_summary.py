@@ -42,7 +42,7 @@ def test_words_and_columns_belong_together() -> None:
     assert set(NEWEST) < set(STATISTICS)
     rules = {value for module in alarms.__dict__.values() for value in _names(module)}
     assert len(rules) > 10
-    assert rules | {"sink", "checkpoint"} | set(RULES) == set(ALARM_WORDS)
+    assert rules | {"idle", "sink", "records", "schedule", "checkpoint"} | set(RULES) == set(ALARM_WORDS)
     assert SEVERITIES == AUDIT_SEVERITIES
     assert FAIL_ON == AUDIT_FAIL_ON
 

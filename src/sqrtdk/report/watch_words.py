@@ -25,7 +25,9 @@ ALARM_WORDS = {  # for readers of Chinese, beside the sentence as it was recorde
     "lost": "注意力未被测到",
     "max_logit": "最大 logit",
     "nonfinite": "NaN 或无穷",
+    "records": "记录未写入",
     "saturation": "饱和",
+    "schedule": "采样计划出错",
     "sink": "日志接收端出错",
     "unmeasured": "未测量",
     # The rules of the audit, of checkpoints.
