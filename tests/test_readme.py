@@ -17,6 +17,7 @@ import typer
 import sqrtdk
 from sqrtdk import cli
 from sqrtdk.impl.choice import IMPLEMENTATIONS
+from sqrtdk.integrations import trainer, watch_transformers
 from sqrtdk.integrations.transformers import NAME
 
 ROOT = Path(__file__).parents[1]
@@ -94,7 +95,7 @@ def test_what_is_reachable_is_listed_and_costs_nothing_before(name: str) -> None
 def test_classes_are_ours_or_pythons() -> None:
     classes = {name for name in QUOTED if re.fullmatch(r"[A-Z][a-z]+[A-Z]\w*", name)}
     assert {"AuxRequest", "ValueError"} <= classes
-    homes = (sqrtdk, sqrtdk.nn, sqrtdk.errors, sqrtdk.tracing, builtins)
+    homes = (sqrtdk, sqrtdk.nn, sqrtdk.errors, sqrtdk.tracing, trainer, watch_transformers, builtins)
     assert [name for name in sorted(classes) if not any(hasattr(home, name) for home in homes)] == []
 
 
