@@ -19,9 +19,11 @@ from transformers import (
 )
 
 from sqrtdk.models.options import LoadOptions
+from sqrtdk.monitor.checkpoints import Series, measure_checkpoints
 from sqrtdk.monitor.reading import read_run
 
 LAYERS, HEADS = 2, 2
+STEPS = (5, 10, 15, 100)
 OPTIONS = LoadOptions(seq_len=12)
 PLAIN: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
 
@@ -52,6 +54,10 @@ def save(folder: Path, steps: Sequence[int], growth: float = 1.3, **more: Any) -
         state = {"global_step": step, "log_history": [*history, {"step": step, "eval_loss": 7.0}]}
         (folder / f"checkpoint-{step}" / "trainer_state.json").write_text(json.dumps(state))
     return folder
+
+
+def measure(saved: Path, output: Path, options: LoadOptions = OPTIONS, **more: Any) -> Series:
+    return measure_checkpoints([f"{saved}/checkpoint-*"], output, options, **more)
 
 
 def _cut(name: str, size: int) -> Callable[[Path], None]:

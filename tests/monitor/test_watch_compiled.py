@@ -13,10 +13,10 @@ import torch._dynamo
 from torch import Tensor, nn
 from torch._dynamo import eval_frame
 from torch._dynamo.utils import counters
-from torch.nn import functional as F
 
 from sqrtdk.monitor.schedule import When
 from sqrtdk.monitor.watch import Watch
+from watched_models import Attend
 
 STEPS = 12
 # of torch's own doing within the compiler, where a warning that is an error ends a run
@@ -26,14 +26,9 @@ pytestmark = [
 ]
 
 
-class Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv = nn.Linear(8, 24)
-
+class Layer(Attend):
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (y.unflatten(-1, (2, 4)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
-        return x + F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return x + super().forward(x).transpose(1, 2).flatten(2)
 
 
 class Model(nn.Module):

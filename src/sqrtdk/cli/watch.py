@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from sqrtdk.cli import options
 from sqrtdk.cli.errors import reported
-from sqrtdk.cli.watch_checkpoints import FailOnOption, checkpoints
-
-if TYPE_CHECKING:
-    from sqrtdk.report.watch_summary import Summary
+from sqrtdk.cli.watch_checkpoints import checkpoints
+from sqrtdk.cli.watch_runs import FailOnOption, columns_of, read
 
 RunFolder = Annotated[
     Path, typer.Argument(metavar="RUN", help="A folder of records, by sqrtdk.watch(to=RUN) or watch checkpoints.")
@@ -59,14 +57,14 @@ def show(
                 "--follow draws in the terminal, and makes no document", hint="Leave out --json and --output."
             )
         _files.check_outputs((output,), force)
-        columns = _columns(statistic)
+        columns = columns_of(statistic)
         from sqrtdk.report.watch_json import to_json
         from sqrtdk.report.watch_terminal import to_text
 
         if follow:
             _follow(run, columns)
             return
-        summary = _read(run)
+        summary = read(run)
         if output is not None:
             _files.write_text(output, to_json(summary), force)
             written("JSON", output)
@@ -98,7 +96,7 @@ def report(
 
         target = output or run / "report.html"
         with working(f"Reading {run}"):
-            summary = _read(run)
+            summary = read(run)
             _files.check_writable(target, force)
             from sqrtdk.report.watch_html import to_html
 
@@ -138,7 +136,7 @@ def compare(
             from sqrtdk.report.watch_json import comparison_json
             from sqrtdk.report.watch_terminal import comparison_text
 
-            one, other = _read(a), _read(b)
+            one, other = read(a), read(b)
             both = compared(one, other)
             page = to_html([one, other], both) if html is not None else ""
         document = comparison_json(one, other, both)
@@ -173,34 +171,3 @@ def _follow(run: Path, columns: list[str]) -> None:
             text = live_text(summary, columns, lines, width=width(), color=colors())
         if not print_text(text):
             return
-
-
-def _read(run: Path) -> Summary:
-    from sqrtdk._stranger import shown
-    from sqrtdk.errors import RunFolderError
-    from sqrtdk.monitor.manifest import RUN
-    from sqrtdk.monitor.reading import read_run
-    from sqrtdk.report.plain import plain
-    from sqrtdk.report.watch_summary import summarise
-
-    if not (run / RUN).exists() and (runs := sorted(str(one.parent) for one in run.glob(f"*/{RUN}"))):
-        named = ", ".join(map(plain, runs[:4])) + (", ..." if len(runs) > 4 else "")
-        raise RunFolderError(
-            f"{shown(run)} holds no run itself, but {len(runs)} in folders of its own",
-            hint=f"Name one of them: {named}.",
-        )
-    return summarise(read_run(run))
-
-
-def _columns(text: str) -> list[str]:
-    from sqrtdk.errors import InvalidValueError
-    from sqrtdk.report.watch_statistics import STATISTICS
-
-    names = list(STATISTICS) if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
-    if not names:
-        raise InvalidValueError("no statistic is named", hint=f"There are {', '.join(STATISTICS)}, and all.")
-    if unknown := [name for name in names if name not in STATISTICS]:
-        raise InvalidValueError(
-            f"there is no statistic {unknown[0]!r}", hint=f"There are {', '.join(STATISTICS)}, and all."
-        )
-    return names

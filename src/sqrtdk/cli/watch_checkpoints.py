@@ -10,13 +10,11 @@ import typer
 
 from sqrtdk.cli import options
 from sqrtdk.cli.errors import reported
+from sqrtdk.cli.watch_runs import FailOnOption, columns_of, read
 
 if TYPE_CHECKING:
     from sqrtdk.monitor.checkpoints import Series
     from sqrtdk.report.watch_summary import Summary
-
-FailOn = Literal["note", "warn", "unmeasured", "fail", "critical", "never"]
-FailOnOption = Annotated[FailOn, typer.Option("--fail-on", help="Least severity of an alarm that gives exit code 1.")]
 
 
 def checkpoints(
@@ -75,10 +73,9 @@ def checkpoints(
 
         _files.check_outputs((html,), force)
         with counting("Checkpoints") as progress:
-            from sqrtdk.cli.watch import _columns
             from sqrtdk.models.options import LoadOptions
 
-            columns = _columns(statistic)
+            columns = columns_of(statistic)
             loading = LoadOptions.of(locals())
             from sqrtdk.monitor.checkpoints import measure_checkpoints
 
@@ -98,11 +95,10 @@ def checkpoints(
                 say(f"What ended is kept in {plain(str(output))}; the same command goes on with the rest.")
                 raise
         with working(f"Reading {output}"):
-            from sqrtdk.cli.watch import _read
             from sqrtdk.report.watch_html import to_html
             from sqrtdk.report.watch_terminal import to_text
 
-            runs = [_read(run) for run in series.runs]
+            runs = [read(run) for run in series.runs]
             page = to_html(runs) if html is not None else ""
         for path in series.left_out:
             say(f"Left out, as it is no directory: {plain(str(path))}")

@@ -14,7 +14,7 @@ from sqrtdk.monitor import disk
 
 RUN = "run.json"
 SCHEMA_VERSION = 1
-OF_CHECKPOINTS = "checkpoints"  # what `of` says in the settings of records that were made of checkpoints
+OF_CHECKPOINTS = {"of": "checkpoints"}  # in the settings of records that were made of checkpoints
 MAX_BYTES = 2**22
 MAX_ATTEMPTS = 2**14
 MAX_STEP = 10**18 - 1
@@ -97,6 +97,11 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
             hint="Go on in another directory.",
         )
     disk.put(folder / RUN, content)
+
+
+def of_checkpoints(settings: Any) -> bool:
+    """Whether settings are of records that were made of checkpoints."""
+    return isinstance(settings, dict) and settings.items() >= OF_CHECKPOINTS.items()
 
 
 def difference(there: Any, here: Any) -> str:

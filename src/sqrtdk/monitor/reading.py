@@ -16,7 +16,7 @@ from sqrtdk._stranger import shown
 from sqrtdk.errors import RunFolderError
 from sqrtdk.monitor import disk
 from sqrtdk.monitor.attempts import Gap, gaps, spans
-from sqrtdk.monitor.manifest import MAX_STEP, OF_CHECKPOINTS, Attempt, read_manifest
+from sqrtdk.monitor.manifest import MAX_STEP, Attempt, of_checkpoints, read_manifest
 from sqrtdk.monitor.names import PARTS, Listing, Part, list_parts
 from sqrtdk.monitor.tables import MAX_FILE_BYTES, Table, Tables, arrow, decode, joined
 
@@ -76,7 +76,7 @@ class Run:
     @property
     def of_checkpoints(self) -> bool:
         """Whether the records were made of checkpoints, whose forward passes have no gradients."""
-        return isinstance(self.settings, dict) and self.settings.get("of") == OF_CHECKPOINTS
+        return of_checkpoints(self.settings)
 
     @property
     def last_step(self) -> int | None:

@@ -22,7 +22,7 @@ from sqrtdk.monitor.checkpoints._find import Checkpoint
 from sqrtdk.monitor.checkpoints._kept import Result
 from sqrtdk.monitor.folder import RunWriter, refuse_strange
 from sqrtdk.monitor.journal import TEXT, alarm_row, head_rows
-from sqrtdk.monitor.manifest import OF_CHECKPOINTS, RUN, plain_json, read_manifest
+from sqrtdk.monitor.manifest import OF_CHECKPOINTS, RUN, of_checkpoints, plain_json, read_manifest
 from sqrtdk.monitor.names import PARTS, Part
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.monitor.samples import Alarm, StepSample, not_measured
@@ -162,15 +162,11 @@ def refuse_other(folder: Path) -> None:
     if not os.path.lexists(folder / RUN):
         if folder.is_dir():
             refuse_strange(folder)
-    elif not all(_is_ours(one.settings) for one in read_manifest(folder).attempts):
+    elif not all(of_checkpoints(one.settings) for one in read_manifest(folder).attempts):
         raise OutputError(
             f"{folder} holds a run that was watched while it trained, which is not written over",
             hint="Choose another --output.",
         )
-
-
-def _is_ours(settings: Any) -> bool:
-    return isinstance(settings, dict) and settings.get("of") == OF_CHECKPOINTS
 
 
 def write(folder: Path, points: Sequence[Point], settings: dict[str, Any]) -> None:
@@ -195,7 +191,7 @@ def write(folder: Path, points: Sequence[Point], settings: dict[str, Any]) -> No
             first = _first_other(there, _by_step(_from(rows)))
             if first is None:
                 return
-    with RunWriter(folder, model=model, settings={"of": OF_CHECKPOINTS, **settings}, first_step=first) as writer:
+    with RunWriter(folder, model=model, settings=OF_CHECKPOINTS | settings, first_step=first) as writer:
         for part in _parts([one for one in rows if one.step["step"] >= writer.first_step]):
             writer.write([row for one in part for row in one.heads], [one.step for one in part], _alarms(part))
 
@@ -211,7 +207,7 @@ def forget_renamed(output: Path, folders: Mapping[Path, Path]) -> None:
         if there in folders.values() or not os.path.lexists(there / RUN):
             continue
         settings = [attempt.settings for attempt in read_manifest(there).attempts]
-        if settings and all(_is_ours(one) and one.get("run") in map(str, folders) for one in settings):
+        if settings and all(of_checkpoints(one) and one.get("run") in map(str, folders) for one in settings):
             _forget(there)
 
 
