@@ -234,8 +234,10 @@ def test_the_first_tensor_that_is_not_finite_in_the_order_of_running() -> None:
     assert "the loss is nan at step 3; q, k and logits of every attention" in text
     ((severity, site, text),) = judged(call("a", **gradients), sick, call("c"), loss=2.0)
     assert (severity, site) == ("critical", "b")
-    assert "b: 2 rows of dL/dq and 1 keys of dL/dk hold NaN or infinity at step 3, first in head 1" in text
+    assert "b: 2 rows of dL/dq and 1 keys of dL/dk of one head hold NaN or infinity at step 3, first in head 1" in text
     assert "the forward pass and the loss are finite" in text
+    shared = call("b", key_grad_nonfinite=[16.0, 16.0])  # heads of q that share a head of k
+    assert "b: 16 keys of dL/dk of one head hold" in judged(shared)[0][2]
     assert [one[0] for one in judged(sick, loss=2.0, scaled=True)] == ["note"]
     assert [one[0] for one in judged(replace(sick, dtype="float16"))] == ["note"]
     ((severity, site, text),) = judged(call("a"), call("b", query_nonfinite=3.0))

@@ -223,6 +223,28 @@ def test_a_first_step_with_broken_numbers_does_not_keep_the_rest_from_being_clip
     assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
 
 
+class Cross(Attention):
+    """Its queries are of a text of their own."""
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        given = zip((self.q, self.k, self.v), (x, y, y), strict=True)
+        q, k, v = (project(text).unflatten(-1, (-1, 8)).transpose(1, 2) for project, text in given)
+        return nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+def test_broken_numbers_in_rows_that_are_left_out_refuse_nothing_for_good() -> None:
+    model, x = randomised(Cross()).train(), states()
+    broken = x.clone()
+    broken[:, 1:-1] = math.inf  # the first and the last of the rows are measured
+    with silent(model, rows=2) as watch:
+        for batch in (broken, x):
+            model(batch, x)
+            watch.step()
+            (record,) = qk_clip_(model, watch, threshold=1.0)
+    assert record.refused is None
+    assert record.clipped
+
+
 def test_of_sampled_rows_it_says_so() -> None:
     model, x = randomised(Attention()).train(), states()
     with silent(model, rows=2) as watch:
@@ -266,6 +288,20 @@ def test_an_attention_that_appears_later_says_that_it_is_not_known_yet() -> None
     assert two.refused is None
     assert two.clipped
     assert one.clipped == ()
+
+
+def test_a_first_clip_long_after_the_first_step_looks_at_every_pass_of_the_next() -> None:
+    model, x = randomised(Two()).train(), states()
+    found: list[list[str | None]] = []
+    with silent(model) as watch:
+        for step in range(6):
+            for which in ("one", "two"):
+                model(x, which)
+            watch.step()
+            if step > 2:
+                found.append([record.refused for record in qk_clip_(model, watch, threshold=10.0)])
+    assert all("at the next sampled step" in str(reason) for reason in found[0])
+    assert found[1:] == [[None, None]] * 2
 
 
 def test_a_first_clip_long_after_the_first_step_looks_again() -> None:

@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from sqrtdk import cli
-from sqrtdk.cli.watch_checkpoints import FailOn
+from sqrtdk.cli.watch_runs import FailOn
 from sqrtdk.monitor import sums
 from sqrtdk.monitor.columns import TABLES, Column
 

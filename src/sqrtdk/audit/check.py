@@ -19,8 +19,8 @@ from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.load import iter_attn, resolve
 from sqrtdk.models.options import ATTN, LoadOptions
 from sqrtdk.models.records import AttnBuild, Inputs
+from sqrtdk.tracing import hint_for
 from sqrtdk.tracing.records import NotMeasured
-from sqrtdk.tracing.watch.programs import hint_for
 
 
 def check(

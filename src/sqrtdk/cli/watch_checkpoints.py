@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -118,18 +117,17 @@ def checkpoints(
 
 
 def _counted(series: Series) -> str:
-    total = series.computed + series.reused
+    from sqrtdk.report.figures import count
+
+    total = count(series.computed + series.reused, "checkpoint")
     failed = f", {len(series.failed)} could not be measured" if series.failed else ""
-    return f"{total} checkpoint{'s' * (total != 1)}: {series.computed} measured, {series.reused} reused{failed}"
+    return f"{total}: {series.computed} measured, {series.reused} reused{failed}"
 
 
 def _document(series: Series, runs: list[Summary]) -> str:
     """One document: what was done, and of each run what `watch show --json` says."""
-    from sqrtdk import _json
-    from sqrtdk.report.watch_json import to_json
+    from sqrtdk.report.watch_json import series_json
 
-    shown: list[dict[str, Any]] = [json.loads(to_json(run)) for run in runs]
-    head = {name: shown[0][name] for name in ("schema_version", "tool")}
     failed = [{"checkpoint": str(one.path), "reason": reason} for one, reason in series.failed]
     done = {"computed": series.computed, "reused": series.reused, "failed": failed, "notes": series.notes}
-    return _json.document(head | done | {"runs": shown})
+    return series_json(done, runs)

@@ -72,6 +72,7 @@ class Forwards:
         self._expected: set[tuple[str, int, str]] = set()  # whose gradients should come, until they did not
         self._known: set[Place] = set()
         self._looks = True  # for projections
+        self._asked = self._answered = False  # to look at every attention of a step, which has begun to
         self._strange: set[Place] = set()  # attentions of this step that came while nothing was looked for
         self._before: set[Place] = set()  # those of the step before
         self._by_numbers = False
@@ -96,6 +97,9 @@ class Forwards:
         self._found: dict[Place, _Attention] = {}
         self._missed: list[str] = []
         self._before, self._strange = self._strange, set()
+        if self._answered:
+            self._asked = self._answered = False
+        self._looks = self._should_look()
         self.seen = self._aside = 0
         self.sketches: dict[Place, CallTensors] = {}
         self._eager = self._with_autograd = False
@@ -103,8 +107,11 @@ class Forwards:
         self._gradients = Gradients(self._asks, self._places, self.most, loss_scale)
 
     def look(self) -> None:
-        """Find out at the next forward pass where q and k come from, also of attentions that are known."""
-        self._looks = True
+        """Find out in the next sampled step where q and k come from, also of attentions that are known."""
+        self._asked = self._looks = True
+
+    def _should_look(self) -> bool:
+        return self._asked or not self._known or not (self._strange | self._before) <= self._known
 
     def __enter__(self) -> Forwards:
         self._depth, self._thread = 0, threading.get_ident()
@@ -268,7 +275,8 @@ class Forwards:
         self._call_apart()
         self._root(trace)
         self._strange |= _places_of(trace)
-        self._looks = not self._known or not (self._strange | self._before) <= self._known
+        self._answered = self._asked
+        self._looks = self._should_look()
 
     def _locate(self, trace: Trace) -> None:
         """The modules whose outputs hold q and k, and where in them; else the weights that they are projected by."""

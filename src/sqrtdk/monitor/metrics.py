@@ -108,7 +108,7 @@ METRICS = (
         "sum",
         "sum",
         "sum",
-        "rows of dL/dq and of dL/dk that hold NaN or infinity",
+        "rows of dL/dq, and keys of dL/dk of each head of q, that hold NaN or infinity",
     ),
     Metric("blind_rows", ("blind_rows",), "rows", "sum", "sum", "sum", "rows that see no key"),
     Metric(

@@ -110,7 +110,7 @@ class Watch:
         self._untold: list[Alarm] = []  # of this rank alone; the others learn of them at the next sample
         self._sinks = Sinks(sinks, run_name(to))
         self._journal: Journal | None = None
-        self._scaler = scaler
+        self._scaler = scaler if getattr(scaler, "is_enabled", lambda: True)() else None  # one may be there, and off
         self._step = self._steps = 0
         self._worsening = False  # what held of the newest sample is worth a warning
         self._armed = ExitStack()
@@ -172,7 +172,7 @@ class Watch:
         return dict(self._sketches)
 
     def look_again(self) -> None:
-        """Sketch, at the next sampled step, every attention of its first forward pass."""
+        """Sketch every attention of the next sampled step."""
         self._forwards.look()
 
     def told(self, own: Any) -> list[Any]:

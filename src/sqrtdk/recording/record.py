@@ -30,10 +30,9 @@ from sqrtdk.recording.encode import is_empty
 from sqrtdk.recording.limits import MAX_NAME
 from sqrtdk.recording.records import Cut, Recording, TraceMetadata
 from sqrtdk.recording.write import fits, write_trace_file
-from sqrtdk.tracing import Trace
+from sqrtdk.tracing import Trace, hint_for
 from sqrtdk.tracing.records import DOUBTFUL, NotMeasured
 from sqrtdk.tracing.tensors import CallTensors, Vector
-from sqrtdk.tracing.watch.programs import hint_for
 from sqrtdk.tracing.watch.stance import steps_seen
 
 _PACKAGES = ("sqrtdk", "torch", "transformers", "numpy")

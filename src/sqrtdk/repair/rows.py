@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.tell.sketch import some_tokens
+from sqrtdk.tracing import some_tokens
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int

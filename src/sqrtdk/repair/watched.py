@@ -20,6 +20,7 @@ from sqrtdk.tracing import CallTensors
 Place = tuple[str, int]
 NOT_YET = "which rows are a head's is found out at the next sampled step"
 OTHER_HEADS = "the watch has the maxima of {} heads for the {} that this process has"
+_BROKEN = ("nan_rows", "query_nonfinite", "key_nonfinite")
 _SAME_WEIGHTS = ("rows", "keys", "same")  # what ranks may share that have all of the heads
 
 
@@ -49,7 +50,7 @@ class StepWatch(Protocol):
         """Where q and k come from, of the attentions that the last sampled step looked at."""
 
     def look_again(self) -> None:
-        """Have the next sampled step look at all of them."""
+        """Have the next sampled step look at all of its attentions."""
 
     def told(self, own: Any) -> Sequence[Any]:
         """What each rank tells the others."""
@@ -119,7 +120,7 @@ def measured(model: nn.Module, watch: StepWatch, group: Ranks = None) -> Measure
     clips = _clips.setdefault(watch, Clips())
     places = [call.place for call in sample.calls]
     if not clips.plans.keys() >= set(places):
-        broken = any(any(call.columns.get("nan_rows", ())) for call in sample.calls)
+        broken = any(count > 0 for call in sample.calls for name in _BROKEN for count in call.columns.get(name, ()))
         clips.plans = _agreed(clips.plans, watch, broken)
     if clips.step != sample.step:
         clips.step = sample.step

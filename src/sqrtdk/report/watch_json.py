@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Sequence
 from typing import Any
 
 from sqrtdk._json import document
@@ -20,6 +21,11 @@ def to_json(summary: Summary) -> str:
     head), `head` (its number; null where no head has a value) and `median` (over heads).
     """
     return document(_head() | _run(summary))
+
+
+def series_json(done: dict[str, Any], runs: Sequence[Summary]) -> str:
+    """Return runs as one document, each as `to_json` has it, beside what was done to make them."""
+    return document(_head() | done | {"runs": [_head() | _run(run) for run in runs]})
 
 
 def comparison_json(a: Summary, b: Summary, compared: Comparison) -> str:

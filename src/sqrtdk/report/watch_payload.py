@@ -70,7 +70,7 @@ def payload(runs: Sequence[Summary], by: str = "name") -> dict[str, Any]:
     `samples_a_column` and `samples_a_point` say how many they are.
 
     Args:
-        runs: one or two.
+        runs: one, or some.
         by: how the attentions of two runs were matched, "name" or "order".
     """
     samples = max((len(site.steps) for run in runs for site in run.sites), default=1)

@@ -14,6 +14,7 @@ from sqrtdk.tracing.records import Scale as Scale
 from sqrtdk.tracing.records import Stage as Stage
 from sqrtdk.tracing.tell.finish import MostRows as MostRows
 from sqrtdk.tracing.tell.merge import merge_rows as merge_rows
+from sqrtdk.tracing.tell.sketch import some_tokens as some_tokens
 from sqrtdk.tracing.tensors import CallRows as CallRows
 from sqrtdk.tracing.tensors import CallTensors as CallTensors
 from sqrtdk.tracing.tensors import Projection as Projection

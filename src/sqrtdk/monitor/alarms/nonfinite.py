@@ -14,7 +14,7 @@ from sqrtdk.audit.rules.nonfinite import SOURCE
 from sqrtdk.monitor.samples import Alarm, CallSample, StepSample
 
 NAME = "nonfinite"
-GRADIENTS = {"query_grad_nonfinite": "rows of dL/dq", "key_grad_nonfinite": "keys of dL/dk"}
+GRADIENTS = {"query_grad_nonfinite": "rows of dL/dq", "key_grad_nonfinite": "keys of dL/dk of one head"}
 
 
 def judge(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
@@ -59,7 +59,9 @@ def _loss(now: StepSample) -> Alarm | None:
 def _backward(now: StepSample) -> Alarm | None:
     """The last attention with gradients that are not finite: the backward pass comes to it first."""
     for call in reversed(now.calls):
-        counts = {name: sum(value for value in _column(call, name) if value > 0) for name in GRADIENTS}
+        every = {name: [value for value in _column(call, name) if value > 0] for name in GRADIENTS}
+        # heads of q share keys: the most of one head
+        counts = {name: max(some, default=0.0) if name.startswith("key") else sum(some) for name, some in every.items()}
         if not any(counts.values()):
             continue
         name = next(name for name in GRADIENTS if counts[name])

@@ -7,7 +7,7 @@ const pieces = (() => {
   const BARS = {
     max_logit: [[50, NOTE], [100, WARN], [1e3, FAIL], [1e4, CRITICAL]],
     row_offset: [[50, ["bfloat16", "bfloat16"]]],
-    max_product: [[65504, ["float16", "float16"]]],
+    stored_product: [[65504, ["float16", "float16"]]],
     scale_ratio: [[1, ["textbook", "教科书值"]]],
   };
   const SHAPES = { // told apart without colour
@@ -16,7 +16,7 @@ const pieces = (() => {
   // The statistic that an alarm is about, where it has another name.
   const ABOUT = {
     growth: "max_logit", entropy: "entropy_nats", entropy_trend: "entropy_nats", saturation: "saturated",
-    collapsed: "entropy_fraction", ledger: "scale_ratio", fp16_range: "max_product", bf16_offset: "row_offset",
+    collapsed: "entropy_fraction", ledger: "scale_ratio", fp16_range: "stored_product", bf16_offset: "row_offset",
     nonfinite: "nan_rows",
   };
 

@@ -68,7 +68,7 @@ def _keep(reading: Reading, used: Used | None, call: AttentionCall) -> CallTenso
     places = places_of(reading, used)
     if isinstance(places, str):
         return without(call, places)
-    sight = look(reading)
+    sight = look(reading, counts=False)
     query, key, value = sharing([vector(place) for place in places])
     if reading.kind == "sdpa" and isinstance(reading.operands, Logits):
         # torch's own decomposition multiplies q and k by a root of the scale each: `terms` have the whole of it
