@@ -1,0 +1,218 @@
+"""The forward pass: one program a tile of rows, which sweeps the keys that its rows see, and their statistics with it.
+
+    x = Q K^T;  m' = max(m, x);  p = e^(x - m');  O = O e^(m - m') + p V;  sums of p, p^2, p^3, p (x - m), (x - mean)^2
+
+Where nothing is added to the logits and the scale is one positive number, x is the product itself and the scale goes
+into the exponent. Rows of the heads that share a key head may be packed into one tile (PACKED), and the keys split over
+programs (SPLIT), whose parts `combine` joins: few rows, many keys.
+"""
+
+import triton
+import triton.language as tl
+
+from sqrtdk.impl.gpu import row
+from sqrtdk.impl.gpu.arithmetic import INF, LOG2_E
+from sqrtdk.impl.gpu.tile import biased, capped, key_range, load_keys, load_matrix, seen_keys
+
+
+@triton.jit
+def sweep(start, stop, state, acc, q, k, v, k_tiles, v_tiles, k_row, k_column, v_row, v_column, keys, positions, there,
+          factor, unit, softcap, bias, bias_at, bias_column, visible, visible_at, visible_column, above, below,
+          MASKED: tl.constexpr, E: tl.constexpr, EV: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_EV: tl.constexpr,
+          BLOCK_N: tl.constexpr, LINEAR: tl.constexpr, SOFTCAP: tl.constexpr, BIAS: tl.constexpr,
+          VISIBLE: tl.constexpr, ABOVE: tl.constexpr, BELOW: tl.constexpr, SUMS: tl.constexpr, LOWEST: tl.constexpr,
+          MOMENTS: tl.constexpr, SPREAD: tl.constexpr, SQUARES: tl.constexpr, CUBES: tl.constexpr,
+          DESCRIPTORS: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr):
+    """The blocks of keys from `start` to `stop`: (state, acc) with them."""
+    top, rest, c2, c3, a, low, n, mean, m2 = state
+    for j in range(start, stop, BLOCK_N):
+        columns = j + tl.arange(0, BLOCK_N)
+        key = load_keys(k, k_tiles, j, keys, k_row, k_column, E, BLOCK_E, BLOCK_N, DESCRIPTORS, MASKED, WIDEN)
+        x = tl.dot(q, tl.trans(key), input_precision=PRECISION)
+        if not LINEAR:
+            x, _ = capped(x * factor[:, None], softcap, SOFTCAP)
+            x = biased(x, bias, bias_at, there, columns, bias_column, keys, BIAS, MASKED)
+        seen = there[:, None]
+        if MASKED:
+            seen = seen_keys(positions, there, columns, visible, visible_at, visible_column, keys, above, below,
+                             VISIBLE, ABOVE, BELOW)
+            x = tl.where(seen, x, -INF)
+        p, keep, top, rest, c2, c3, a, low, n, mean, m2 = row.block(
+            x, seen, top, rest, c2, c3, a, low, n, mean, m2, unit, MASKED, VISIBLE, SUMS, LOWEST, MOMENTS, SPREAD,
+            SQUARES, CUBES)
+        if EV > 0:
+            value = load_keys(v, v_tiles, j, keys, v_row, v_column, EV, BLOCK_EV, BLOCK_N, DESCRIPTORS, MASKED, WIDEN)
+            acc = tl.dot(p.to(value.dtype), value, acc * keep[:, None], input_precision=PRECISION)
+    return (top, rest, c2, c3, a, low, n, mean, m2), acc
+
+
+@triton.jit(do_not_specialize=["length", "keys", "above", "below", "part"])
+def forward(
+    query, q_batch, q_head, q_row, q_column,
+    key, k_batch, k_head, k_row, k_column,
+    value, v_batch, v_head, v_row, v_column,
+    scale, scale_batch, scale_head, scale_row,
+    bias, bias_batch, bias_head, bias_row, bias_column,
+    visible, visible_batch, visible_head, visible_row, visible_column,
+    sinks, sink_batch, sink_head, sink_row,
+    places,
+    output, lse, entropy, planes, parts,
+    batch, heads, length, keys, factor, softcap, above, below, part,
+    GROUP: tl.constexpr, E: tl.constexpr, EV: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_EV: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WANTED: tl.constexpr, LINEAR: tl.constexpr, SCALES: tl.constexpr,
+    SOFTCAP: tl.constexpr, BIAS: tl.constexpr, VISIBLE: tl.constexpr, SINKS: tl.constexpr, ABOVE: tl.constexpr,
+    BELOW: tl.constexpr, PLACES: tl.constexpr, PACKED: tl.constexpr, SPLIT: tl.constexpr, DESCRIPTORS: tl.constexpr,
+    WIDEN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One tile of rows of one head, or of the heads that share a key head, over all keys or over `part` of them."""
+    SUMS: tl.constexpr = row.needs_sums(WANTED)
+    SPREAD: tl.constexpr = row.needs_spread(WANTED)
+    CUBES: tl.constexpr = row.needs_cubes(WANTED)
+    SQUARES: tl.constexpr = row.needs_squares(WANTED)
+    MOMENTS: tl.constexpr = row.needs_moments(WANTED)
+    LOWEST: tl.constexpr = row.needs_lowest(WANTED)
+    GROUPED: tl.constexpr = GROUP if PACKED else 1  # heads of a tile
+
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # rows that see most keys first
+    which = tl.program_id(1)
+    b = (which // (heads // GROUPED)).to(tl.int64)
+    first_head = (which % (heads // GROUPED) * GROUPED).to(tl.int64)
+    rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    there = rows < length * GROUPED
+    index = tl.where(there, rows % length if PACKED else rows, 0)
+    head = first_head + (rows // length if PACKED else tl.zeros_like(rows))
+    head = tl.where(there, head, first_head)
+    positions = tl.load(places + index) if PLACES else index
+    positions = positions.to(tl.int32)
+    row_at = index.to(tl.int64)
+
+    query += b * q_batch
+    key += b * k_batch + first_head // GROUP * k_head
+    q = load_matrix(query, head * q_head + row_at * q_row, there, q_column, E, BLOCK_E, True, WIDEN)
+    factors = tl.full([BLOCK_M], 1.0, tl.float32) * factor
+    if SCALES:
+        factors = tl.load(scale + b * scale_batch + head * scale_head + row_at * scale_row)
+    unit = factors * LOG2_E if LINEAR else tl.full([BLOCK_M], LOG2_E, tl.float32)
+    bias_at = b * bias_batch + head * bias_head + row_at * bias_row
+    visible_at = b * visible_batch + head * visible_head + row_at * visible_row
+    k_tiles = None
+    v_tiles = None
+    if EV > 0:
+        value += b * v_batch + first_head // GROUP * v_head
+    if DESCRIPTORS:
+        k_tiles = tl.make_tensor_descriptor(key, [keys, E], [k_row, 1], [BLOCK_N, BLOCK_E])
+        if EV > 0:
+            v_tiles = tl.make_tensor_descriptor(value, [keys, EV], [v_row, 1], [BLOCK_N, BLOCK_EV])
+
+    if PLACES or PACKED:
+        first = tl.min(tl.where(there, positions, 2**31 - 1))
+        last = tl.max(tl.where(there, positions, 0))
+    else:
+        first = tile * BLOCK_M
+        last = tl.minimum(first + BLOCK_M, length) - 1
+    start, whole, ragged, stop = key_range(first, last, keys, above, below, BLOCK_N, ABOVE, BELOW)
+    if VISIBLE:
+        ragged = whole
+    if SPLIT:
+        start = tl.maximum(start, tl.program_id(2) * part)
+        stop = tl.minimum(stop, (tl.program_id(2) + 1) * part)
+        whole = tl.maximum(whole, start)
+        ragged = tl.minimum(ragged, (tl.program_id(2) + 1) * part)
+        ragged = tl.maximum(ragged, whole)
+
+    state = row.empty(BLOCK_M)
+    acc = tl.zeros([BLOCK_M, BLOCK_EV if EV > 0 else 1], tl.float32)
+    if BELOW:
+        state, acc = sweep(
+            start, tl.minimum(whole, stop), state, acc, q, key, value, k_tiles, v_tiles, k_row, k_column, v_row,
+            v_column, keys, positions, there, factors, unit, softcap, bias, bias_at, bias_column, visible, visible_at,
+            visible_column, above, below, True, E, EV, BLOCK_E, BLOCK_EV, BLOCK_N, LINEAR, SOFTCAP, BIAS, VISIBLE,
+            ABOVE, BELOW, SUMS, LOWEST, MOMENTS, SPREAD, SQUARES, CUBES, DESCRIPTORS, WIDEN, PRECISION)
+    else:
+        whole = start
+    if not VISIBLE:
+        state, acc = sweep(
+            whole, ragged, state, acc, q, key, value, k_tiles, v_tiles, k_row, k_column, v_row, v_column, keys,
+            positions, there, factors, unit, softcap, bias, bias_at, bias_column, visible, visible_at, visible_column,
+            above, below, False, E, EV, BLOCK_E, BLOCK_EV, BLOCK_N, LINEAR, SOFTCAP, BIAS, VISIBLE, ABOVE, BELOW, SUMS,
+            LOWEST, MOMENTS, SPREAD, SQUARES, CUBES, DESCRIPTORS, WIDEN, PRECISION)
+    else:
+        ragged = whole
+    state, acc = sweep(
+        ragged, stop, state, acc, q, key, value, k_tiles, v_tiles, k_row, k_column, v_row, v_column, keys, positions,
+        there, factors, unit, softcap, bias, bias_at, bias_column, visible, visible_at, visible_column, above, below,
+        True, E, EV, BLOCK_E, BLOCK_EV, BLOCK_N, LINEAR, SOFTCAP, BIAS, VISIBLE, ABOVE, BELOW, SUMS, LOWEST, MOMENTS,
+        SPREAD, SQUARES, CUBES, DESCRIPTORS, WIDEN, PRECISION)
+
+    top, rest, c2, c3, a, low, n, mean, m2 = state
+    if LINEAR:
+        top, low, mean, m2 = top * factors, low * factors, mean * factors, m2 * factors * factors
+    if not VISIBLE:  # counted by where the band lies
+        since = tl.maximum(positions - below, 0) if BELOW else tl.zeros_like(positions)
+        until = tl.minimum(positions + above + 1, keys) if ABOVE else tl.zeros_like(positions) + keys
+        if SPLIT:
+            since = tl.maximum(since, tl.program_id(2) * part)
+            until = tl.minimum(until, (tl.program_id(2) + 1) * part)
+        n = tl.maximum(until - since, 0).to(tl.float32)
+    at = (b * heads + head) * length + row_at
+    plane = batch.to(tl.int64) * heads * length
+    widths = tl.arange(0, BLOCK_EV if EV > 0 else 1)
+    if SPLIT:
+        at += tl.program_id(2) * plane
+        step = tl.num_programs(2) * plane
+        for_parts = (top, rest, c2, c3, a, low, n, mean, m2)
+        for i in tl.static_range(9):
+            tl.store(parts + i * step + at, for_parts[i], mask=there)
+        if EV > 0:
+            to = parts + 9 * step + at[:, None] * EV + widths[None, :]
+            tl.store(to, acc, mask=there[:, None] & (widths < EV)[None, :])
+    else:
+        sink = top
+        if SINKS:
+            sink = tl.load(sinks + b * sink_batch + head * sink_head + row_at * sink_row)
+        share = row.finish(top, rest, c2, c3, a, low, n, mean, m2, sink, lse, entropy, planes, plane, at, there, SINKS,
+                           SUMS, WANTED)
+        if EV > 0:
+            out = tl.where(share[:, None] == 0.0, 0.0, acc * share[:, None])
+            to = output + at[:, None] * EV + widths[None, :]
+            tl.store(to, out.to(output.dtype.element_ty), mask=there[:, None] & (widths < EV)[None, :])
+
+
+@triton.jit(do_not_specialize=["length", "splits"])
+def combine(
+    parts, sinks, sink_batch, sink_head, sink_row, output, lse, entropy, planes, batch, heads, length, splits,
+    EV: tl.constexpr, BLOCK_EV: tl.constexpr, BLOCK_M: tl.constexpr, WANTED: tl.constexpr, SINKS: tl.constexpr,
+):  # fmt: skip
+    """The parts of BLOCK_M rows joined in the order of their keys, and what is returned of them."""
+    SUMS: tl.constexpr = row.needs_sums(WANTED)
+    SPREAD: tl.constexpr = row.needs_spread(WANTED)
+    CUBES: tl.constexpr = row.needs_cubes(WANTED)
+    SQUARES: tl.constexpr = row.needs_squares(WANTED)
+    MOMENTS: tl.constexpr = row.needs_moments(WANTED)
+    plane = batch.to(tl.int64) * heads * length
+    at = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    there = at < plane
+    at = tl.where(there, at, 0)
+    widths = tl.arange(0, BLOCK_EV)
+    inside = there[:, None] & (widths < EV)[None, :]
+    top, rest, c2, c3, a, low, n, mean, m2 = row.empty(BLOCK_M)
+    acc = tl.zeros([BLOCK_M, BLOCK_EV], tl.float32)
+    step = splits * plane
+    for i in range(splits):
+        of = parts + i * plane + at
+        keep, keep_, top, rest, c2, c3, a, low, n, mean, m2 = row.joined(
+            top, rest, c2, c3, a, low, n, mean, m2, tl.load(of), tl.load(of + step), tl.load(of + 2 * step),
+            tl.load(of + 3 * step), tl.load(of + 4 * step), tl.load(of + 5 * step), tl.load(of + 6 * step),
+            tl.load(of + 7 * step), tl.load(of + 8 * step), SUMS, MOMENTS, SPREAD, SQUARES, CUBES)
+        if EV > 0:
+            more = tl.load(parts + 9 * step + (i * plane + at)[:, None] * EV + widths[None, :], mask=inside, other=0.0)
+            acc = acc * keep[:, None] + more * keep_[:, None]
+    sink = top
+    if SINKS:
+        b, head, i = at // (heads * length), at // length % heads, at % length
+        sink = tl.load(sinks + b * sink_batch + head * sink_head + i * sink_row)
+    share = row.finish(top, rest, c2, c3, a, low, n, mean, m2, sink, lse, entropy, planes, plane, at, there, SINKS,
+                       SUMS, WANTED)
+    if EV > 0:
+        out = tl.where(share[:, None] == 0.0, 0.0, acc * share[:, None])
+        tl.store(output + at[:, None] * EV + widths[None, :], out.to(output.dtype.element_ty), mask=inside)

@@ -1,0 +1,273 @@
+"""Statistics of rows: partial sums over keys, their union, and what is returned of them. One number a row.
+
+While a tile is swept the logits are in units of their own, x; the logit is `factor * x` with `factor` > 0.
+
+    top         largest x
+    rest        sum of e^(z - m) over all visible keys but one that holds the maximum
+    c2, c3      the same of its square and cube, times ROOT^2
+    a           sum of e^(z - m) (z - m), in log2 units here and in parts
+    low         smallest x
+    n           visible keys
+    mean, m2    of x, and the sum of (x - mean)^2
+
+The key that holds the maximum is left out, since a row close to one-hot is known by the others alone.
+Statistics are compile-time switches: SUMS (all but the plain mass, which is then in `rest`), and on top of it LOW,
+MOMENTS (with LOW), SPREAD (a), SQUARES, CUBES (with SQUARES).
+"""
+
+import triton
+import triton.language as tl
+
+from sqrtdk.impl.gpu.arithmetic import INF, LN_2, LOG2_E, NAN, log1p
+
+ROOT = tl.constexpr(2.0**50)  # powers of small weights underflow; times its square they do not before 1e-34
+FAR = tl.constexpr(-1e5)  # 2^FAR is 0; an infinite distance times it would be NaN
+
+@triton.constexpr_function
+def bit(name):
+    """That of a statistic in `wanted`: the fields of AuxOutput in their order, and "rows", all fields of RowStats."""
+    names = ("lse", "max_scores", "min_scores", "mean", "variance", "entropy", "collision", "peak", "jacobian_norm")
+    return 1 << (*names, "count", "rows").index(name)
+
+
+@triton.constexpr_function
+def wants(wanted, *names):
+    """Whether one of them is wanted."""
+    return any(wanted & bit(name) for name in names)
+
+
+@triton.constexpr_function
+def plane_of(wanted, name):
+    """Which plane a field goes to; lse and entropy have tensors of their own."""
+    return (wanted & (bit(name) - 1) & ~bit("lse") & ~bit("entropy")).bit_count()
+
+
+@triton.constexpr_function
+def needs_sums(wanted):
+    """Whether a statistic of the weights is wanted, for which the largest key is kept apart."""
+    return wants(wanted, "lse", "entropy", "collision", "peak", "jacobian_norm", "rows")
+
+
+@triton.constexpr_function
+def needs_spread(wanted):
+    """Whether `a` is."""
+    return wants(wanted, "entropy", "rows")
+
+
+@triton.constexpr_function
+def needs_squares(wanted):
+    """Whether `c2` is."""
+    return wants(wanted, "collision", "jacobian_norm", "rows")
+
+
+@triton.constexpr_function
+def needs_cubes(wanted):
+    """Whether `c3` is."""
+    return wants(wanted, "jacobian_norm", "rows")
+
+
+@triton.constexpr_function
+def needs_moments(wanted):
+    """Whether mean and m2 are, and the minimum with them."""
+    return wants(wanted, "mean", "variance", "rows")
+
+
+@triton.constexpr_function
+def needs_lowest(wanted):
+    """Whether the minimum is."""
+    return wants(wanted, "min_scores", "mean", "variance", "rows")
+
+
+@triton.jit
+def empty(BLOCK_M: tl.constexpr):
+    """Rows that have seen no key."""
+    zero = tl.zeros([BLOCK_M], tl.float32)
+    return zero - INF, zero, zero, zero, zero, zero + INF, zero, zero, zero
+
+
+@triton.jit
+def shifted(top, rest, c2, c3, a, larger, unit, SUMS: tl.constexpr, SPREAD: tl.constexpr, SQUARES: tl.constexpr,
+            CUBES: tl.constexpr):
+    """(keep, rest, c2, c3, a) in terms of a maximum that is no smaller; `keep` is e^(old - new).
+
+    The key of the old maximum joins the rest. `unit`: log2 e times the factor of x.
+    """
+    distance = (top - tl.where(larger == -INF, 0.0, larger)) * unit
+    keep = tl.exp2(distance)
+    if SUMS:
+        joins = tl.where(larger > top, keep, 0.0)
+        if SPREAD:
+            a = keep * (a + tl.maximum(distance, FAR) * (1.0 + rest))
+        rest = keep * rest + joins
+        if SQUARES:
+            square = (joins * ROOT) * (joins * ROOT)
+            c2 = keep * keep * c2 + square
+            if CUBES:
+                c3 = keep * keep * keep * c3 + square * joins
+    else:
+        rest = keep * rest
+    return keep, rest, c2, c3, a
+
+
+@triton.jit
+def chan(n, mean, m2, count, centre, squares):
+    """Number, mean and sum of squares of two sets, by Chan's rule; a set without a finite centre only counts."""
+    whole = n + count
+    there = (tl.abs(centre) < INF) & (count > 0.0)
+    share = tl.where(there, count / tl.maximum(whole, 1.0), 0.0)
+    delta = tl.where(there, centre - mean, 0.0)
+    m2 = m2 + tl.where(there, squares, 0.0) + delta * delta * n * share
+    return whole, mean + delta * share, m2
+
+
+@triton.jit
+def block(x, seen, top, rest, c2, c3, a, low, n, mean, m2, unit, MASKED: tl.constexpr, COUNTED: tl.constexpr,
+          SUMS: tl.constexpr, LOWEST: tl.constexpr, MOMENTS: tl.constexpr, SPREAD: tl.constexpr,
+          SQUARES: tl.constexpr, CUBES: tl.constexpr):
+    """Rows with one more block of keys: (weights, keep, state); x (M, N) is -inf where it is not `seen`.
+
+    The weights are e^(z - m) of the new maximum, `keep` is what earlier weights are worth in its terms. `seen` counts
+    where MASKED; COUNTED: the number of visible keys is wanted.
+    """
+    larger = tl.maximum(top, tl.max(x, 1))
+    keep, rest, c2, c3, a = shifted(top, rest, c2, c3, a, larger, unit, SUMS, SPREAD, SQUARES, CUBES)
+    shift = tl.where(larger == -INF, 0.0, larger)
+    if SUMS:
+        distance = (x - shift[:, None]) * unit[:, None]  # exactly 0 at the maximum
+        e = tl.exp2(distance)
+        others = tl.where(x == larger[:, None], 0.0, e * ROOT)
+        most = tl.sum(others, 1) * (1.0 / ROOT)
+        # equal largest keys, of which one is left out where it came with this block
+        again = tl.floor(tl.sum(e, 1) - most + 0.5) - tl.where(larger > top, 1.0, 0.0)
+        rest = rest + most + again
+        if SPREAD:
+            a = a + tl.sum(e * tl.maximum(distance, FAR), 1)
+        if SQUARES:
+            square = others * others
+            c2 = c2 + tl.sum(square, 1) + again * (ROOT * ROOT)
+            if CUBES:
+                c3 = c3 + tl.sum(square * e, 1) + again * (ROOT * ROOT)
+    else:
+        e = tl.exp2(x * unit[:, None] - (shift * unit)[:, None])
+        rest = rest + tl.sum(e, 1)
+    if LOWEST or COUNTED:
+        if MASKED:
+            count = tl.sum(seen.to(tl.float32), 1)
+        else:
+            count = tl.full(n.shape, x.shape[1], tl.float32)
+        if LOWEST:
+            smallest = tl.min(tl.where(seen, x, INF) if MASKED else x, 1)
+            low = tl.minimum(low, smallest)
+        if MOMENTS:
+            part = x * (1.0 / tl.maximum(count, 1.0))[:, None]
+            centre = tl.sum(tl.where(seen, part, 0.0) if MASKED else part, 1)
+            centre = tl.minimum(tl.maximum(centre, smallest), larger)  # of equal logits exactly they
+            off = x - tl.where(tl.abs(centre) < INF, centre, 0.0)[:, None]
+            squares = tl.sum(tl.where(seen, off * off, 0.0) if MASKED else off * off, 1)
+            n, mean, m2 = chan(n, mean, m2, count, centre, squares)
+        else:
+            n = n + count
+    return e, keep, larger, rest, c2, c3, a, low, n, mean, m2
+
+
+@triton.jit
+def joined(top, rest, c2, c3, a, low, n, mean, m2, other, rest_, c2_, c3_, a_, low_, n_, mean_, m2_,
+           SUMS: tl.constexpr, MOMENTS: tl.constexpr, SPREAD: tl.constexpr, SQUARES: tl.constexpr,
+           CUBES: tl.constexpr):
+    """The union of two sets of keys, where x is the logit itself: (keep, keep of the other, state)."""
+    larger = tl.maximum(top, other)
+    # the one maximum that is left out is that of the first set, where both have it
+    tie = tl.where((top == other) & (top > -INF), 1.0, 0.0)
+    keep, rest, c2, c3, a = shifted(top, rest, c2, c3, a, larger, LOG2_E, SUMS, SPREAD, SQUARES, CUBES)
+    keep_, rest_, c2_, c3_, a_ = shifted(other, rest_, c2_, c3_, a_, larger, LOG2_E, SUMS, SPREAD, SQUARES, CUBES)
+    if not SUMS:
+        tie = 0.0
+    rest = rest + rest_ + tie
+    c2 = c2 + c2_ + tie * (ROOT * ROOT)
+    c3 = c3 + c3_ + tie * (ROOT * ROOT)
+    if MOMENTS:
+        n, mean, m2 = chan(n, mean, m2, n_, mean_, m2_)
+    else:
+        n = n + n_
+    return keep, keep_, larger, rest, c2, c3, a + a_, tl.minimum(low, low_), n, mean, m2
+
+
+@triton.jit
+def finish(top, rest, c2, c3, a, low, n, mean, m2, sink, lse, entropy, planes, plane, at, mask,
+           SINKS: tl.constexpr, SUMS: tl.constexpr, WANTED: tl.constexpr):
+    """Write the statistics of rows, where x is the logit itself, and return what their sums of weighted values are divided by.
+
+    Returns:
+        The factor on the output so far; NaN where a logit was NaN or +inf or all were -inf, 0 where no key was seen.
+    """
+    bad = (rest != rest) | (top == INF)
+    w_top = top
+    w_rest = rest
+    w_c2 = c2
+    w_c3 = c3
+    w_a = a
+    keep = tl.where(top == -INF, 0.0, 1.0)
+    if SINKS:
+        zero = tl.zeros_like(top)
+        own = zero if SUMS else zero + 1.0
+        keep, _, w_top, w_rest, w_c2, w_c3, w_a, _, _, _, _ = joined(
+            top, rest, c2, c3, a, low, n, zero, zero, sink, own, zero, zero, zero, sink, zero + 1.0, zero, zero,
+            SUMS, False, True, True, True)
+    one = 1.0 if SUMS else 0.0
+    mass = tl.where(w_top == -INF, 0.0, one + w_rest)
+    blind = n == 0.0
+    nothing = tl.where(blind, 0.0, NAN)  # of a row without weight
+    share = tl.where(mass == 0.0, nothing, keep / tl.where(mass == 0.0, 1.0, mass))
+    share = tl.where(bad, NAN, share)
+    more = w_rest if SUMS else w_rest - 1.0
+    log_mass = log1p(w_rest) if SUMS else tl.log(tl.where(mass == 0.0, 1.0, mass))
+    tl.store(lse + at, tl.where(bad, NAN, tl.where(mass == 0.0, -INF, w_top + log_mass)), mask=mask)
+    if wants(WANTED, "entropy"):
+        value = tl.where(mass == 0.0, nothing, log_mass - w_a * LN_2 / mass)
+        tl.store(entropy + at, tl.where(bad, NAN, value), mask=mask)
+    sunk = (n > 0.0) & (low == -INF)
+    if wants(WANTED, "rows"):
+        root = rest * ROOT
+        flat = rest == 0.0
+        root = tl.where(flat, 1.0, root)
+        tl.store(planes + at, n, mask=mask)
+        tl.store(planes + plane + at, tl.where(bad, NAN, top), mask=mask)
+        tl.store(planes + 2 * plane + at, tl.where(bad, NAN, low), mask=mask)
+        tl.store(planes + 3 * plane + at, tl.where(bad, NAN, rest), mask=mask)
+        tl.store(planes + 4 * plane + at, tl.where(bad, NAN, c2 / root / root), mask=mask)
+        cubes = c3 / root / root / tl.where(flat, 1.0, rest)
+        tl.store(planes + 5 * plane + at, tl.where(bad, NAN, cubes), mask=mask)
+        tl.store(planes + 6 * plane + at, tl.where(bad, NAN, a * LN_2), mask=mask)
+        tl.store(planes + 7 * plane + at, tl.where(bad, NAN, tl.where(sunk, -INF, mean)), mask=mask)
+        tl.store(planes + 8 * plane + at, tl.where(bad, NAN, tl.where(sunk, INF, m2)), mask=mask)
+    else:
+        if wants(WANTED, "max_scores"):
+            to = planes + plane_of(WANTED, "max_scores") * plane
+            tl.store(to + at, tl.where(bad, NAN, top), mask=mask)
+        if wants(WANTED, "min_scores"):
+            to = planes + plane_of(WANTED, "min_scores") * plane
+            tl.store(to + at, tl.where(bad, NAN, low), mask=mask)
+        if wants(WANTED, "mean"):
+            value = tl.where(blind | bad, NAN, tl.where(sunk, -INF, mean))
+            tl.store(planes + plane_of(WANTED, "mean") * plane + at, value, mask=mask)
+        if wants(WANTED, "variance"):
+            value = tl.where(blind | bad, NAN, tl.where(sunk, INF, m2 / n))
+            tl.store(planes + plane_of(WANTED, "variance") * plane + at, value, mask=mask)
+        peak = tl.where(mass == 0.0, nothing, 1.0 / mass)
+        if wants(WANTED, "collision"):
+            value = tl.where(mass == 0.0, nothing, (w_c2 * (1.0 / ROOT / ROOT) + 1.0) / mass / mass)
+            tl.store(planes + plane_of(WANTED, "collision") * plane + at, tl.where(bad, NAN, value), mask=mask)
+        if wants(WANTED, "peak"):
+            tl.store(planes + plane_of(WANTED, "peak") * plane + at, tl.where(bad, NAN, peak), mask=mask)
+        if wants(WANTED, "jacobian_norm"):
+            root = tl.where(w_rest == 0.0, 1.0, w_rest * ROOT)
+            off = more / tl.where(mass == 0.0, 1.0, mass)
+            squares = w_c2 / root / root  # of the other weights, over off^2
+            cubes = w_c3 / root / root / tl.where(w_rest == 0.0, 1.0, w_rest) * off
+            flat = squares * off
+            inner = peak * peak + squares * (1.0 + 2.0 * peak * peak) + flat * flat - 2.0 * cubes
+            value = tl.where(mass == 0.0, nothing, off * tl.sqrt(tl.maximum(inner, 0.0)))
+            tl.store(planes + plane_of(WANTED, "jacobian_norm") * plane + at, tl.where(bad, NAN, value), mask=mask)
+        if wants(WANTED, "count"):
+            tl.store(planes + plane_of(WANTED, "count") * plane + at, n, mask=mask)
+    return share
