@@ -217,13 +217,14 @@ def finish(top, rest, c2, c3, a, low, n, mean, m2, sink, lse, entropy, planes, p
     mass = tl.where(w_top == -INF, 0.0, one + w_rest)
     blind = n == 0.0
     nothing = tl.where(blind, 0.0, NAN)  # of a row without weight
-    share = tl.where(mass == 0.0, nothing, keep / tl.where(mass == 0.0, 1.0, mass))
+    whole = tl.where(mass == 0.0, 1.0, mass)  # no division by zero, which an interpreter warns of
+    share = tl.where(mass == 0.0, nothing, keep / whole)
     share = tl.where(bad, NAN, share)
     more = w_rest if SUMS else w_rest - 1.0
-    log_mass = log1p(w_rest) if SUMS else tl.log(tl.where(mass == 0.0, 1.0, mass))
+    log_mass = log1p(w_rest) if SUMS else tl.log(whole)
     tl.store(lse + at, tl.where(bad, NAN, tl.where(mass == 0.0, -INF, w_top + log_mass)), mask=mask)
     if wants(WANTED, "entropy"):
-        value = tl.where(mass == 0.0, nothing, log_mass - w_a * LN_2 / mass)
+        value = tl.where(mass == 0.0, nothing, log_mass - w_a * LN_2 / whole)
         tl.store(entropy + at, tl.where(bad, NAN, value), mask=mask)
     sunk = (n > 0.0) & (low == -INF)
     if wants(WANTED, "rows"):
@@ -251,17 +252,17 @@ def finish(top, rest, c2, c3, a, low, n, mean, m2, sink, lse, entropy, planes, p
             value = tl.where(blind | bad, NAN, tl.where(sunk, -INF, mean))
             tl.store(planes + plane_of(WANTED, "mean") * plane + at, value, mask=mask)
         if wants(WANTED, "variance"):
-            value = tl.where(blind | bad, NAN, tl.where(sunk, INF, m2 / n))
+            value = tl.where(blind | bad, NAN, tl.where(sunk, INF, m2 / tl.maximum(n, 1.0)))
             tl.store(planes + plane_of(WANTED, "variance") * plane + at, value, mask=mask)
-        peak = tl.where(mass == 0.0, nothing, 1.0 / mass)
+        peak = tl.where(mass == 0.0, nothing, 1.0 / whole)
         if wants(WANTED, "collision"):
-            value = tl.where(mass == 0.0, nothing, (w_c2 * (1.0 / ROOT / ROOT) + 1.0) / mass / mass)
+            value = tl.where(mass == 0.0, nothing, (w_c2 * (1.0 / ROOT / ROOT) + 1.0) / whole / whole)
             tl.store(planes + plane_of(WANTED, "collision") * plane + at, tl.where(bad, NAN, value), mask=mask)
         if wants(WANTED, "peak"):
             tl.store(planes + plane_of(WANTED, "peak") * plane + at, tl.where(bad, NAN, peak), mask=mask)
         if wants(WANTED, "jacobian_norm"):
             root = tl.where(w_rest == 0.0, 1.0, w_rest * ROOT)
-            off = more / tl.where(mass == 0.0, 1.0, mass)
+            off = more / whole
             squares = w_c2 / root / root  # of the other weights, over off^2
             cubes = w_c3 / root / root / tl.where(w_rest == 0.0, 1.0, w_rest) * off
             flat = squares * off

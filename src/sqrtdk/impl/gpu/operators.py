@@ -1,0 +1,48 @@
+"""The operator that torch knows: its schema, its shapes without data, its gradient."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.library import triton_op
+
+from sqrtdk.impl.gpu.launch import run
+
+
+@triton_op("sqrtdk_gpu::forward", mutates_args={})
+def forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    factor: float,
+    scale: Tensor | None,
+    softcap: float,
+    bias: Tensor | None,
+    visible: Tensor | None,
+    sinks: Tensor | None,
+    above: int | None,
+    below: int | None,
+    places: Tensor | None,
+    statistics: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Attention and statistics of rows, in one pass.
+
+    Args:
+        query: (B, Hq, L, E), float32, bfloat16 or float16.
+        key: (B, H, S, E); H divides Hq.
+        value: (B, H, S, Ev); Ev = 0: statistics only.
+        factor: the scale where `scale` is None.
+        scale: float32, of four dimensions, each 1 or that of (B, Hq, L, 1).
+        softcap: 0 for none.
+        bias: floating, broadcastable likewise to (B, Hq, L, S).
+        visible: bool, likewise.
+        sinks: float32, broadcastable likewise to (B, Hq, L, 1).
+        above: row i sees keys j <= i + above; None: no bound.
+        below: row i sees keys j >= i - below; None: no bound.
+        places: (L,) int64 positions of the rows where they are a sample.
+        statistics: bits of `row.bit`.
+
+    Returns:
+        Output (B, Hq, L, Ev), lse (B, Hq, L), entropy (B, Hq, L) or (0,) where it is not wanted, and the planes
+        (P, B, Hq, L): the other wanted fields in their order, or those of RowStats.
+    """
+    return run(query, key, value, factor, scale, softcap, bias, visible, sinks, above, below, places, statistics)
