@@ -1,6 +1,6 @@
 """Whether Triton can run a call, and why not. Triton itself is imported only where a GPU or its interpreter may use it.
 
-`torch.compile` reads along: what it can't follow is done once, when `look` is imported, and stays there as plain values.
+`torch.compile` reads along: what it can't follow is done when `look` is imported, and stays there as plain values.
 """
 
 from __future__ import annotations
