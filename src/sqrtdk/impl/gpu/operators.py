@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from torch import Tensor
-from torch.library import triton_op
+from torch.library import custom_op, triton_op
 
-from sqrtdk.impl.gpu.launch import run
+from sqrtdk.impl.gpu.launch import empty_results, run
+from sqrtdk.impl.gpu.load import interpreted
+
+operator = custom_op if interpreted() else triton_op  # an interpreted kernel can't be traced
 
 
-@triton_op("sqrtdk_gpu::forward", mutates_args={})
+@operator("sqrtdk_gpu::forward", mutates_args=())
 def forward(
     query: Tensor,
     key: Tensor,
@@ -46,3 +49,10 @@ def forward(
         (P, B, Hq, L): the other wanted fields in their order, or those of RowStats.
     """
     return run(query, key, value, factor, scale, softcap, bias, visible, sinks, above, below, places, statistics)
+
+
+@forward.register_fake
+def _shapes(query: Tensor, key: Tensor, value: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    statistics = rest[-1]
+    assert isinstance(statistics, int)
+    return empty_results(query, value, statistics)
