@@ -19,10 +19,9 @@ from sqrtdk.impl.dense import dense
 from sqrtdk.impl.fused import LARGEST_MASK, fused, held_by_torch, mask_elements
 from sqrtdk.impl.fused import obstacle as against_fused
 from sqrtdk.impl.gpu.load import GPUS, interpreted
-from sqrtdk.impl.gpu.load import unavailable as without_triton
 from sqrtdk.impl.kernel.load import loaded, unavailable
 from sqrtdk.impl.tiled import block_rows, tiled
-from sqrtdk.impl.triton import obstacle as obstacle_to_triton
+from sqrtdk.impl.triton import obstacle as against_kernel
 from sqrtdk.impl.triton import triton
 from sqrtdk.impl.triton import triton
 from sqrtdk.stats.request import AuxOutput
@@ -111,9 +110,7 @@ def more_than_torch(call: Call) -> bool:
 
 def against_triton(call: Call) -> str | None:
     """Why "auto" does not take the Triton kernel for a call on a GPU that asks for what it has; None where it does."""
-    reason = obstacle_to_triton(call)
-    if reason is None:
-        reason = without_triton(call.query.device)
+    reason = against_kernel(call)
     if reason is not None:
         return reason
     if interpreted():
