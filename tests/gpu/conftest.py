@@ -1,0 +1,17 @@
+"""Tests of the Triton kernel: on a GPU where there is one, else in the interpreter; with the cases of the battery."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "attention"))
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of 16 rows and 16 keys, and keys that are split from 32 on: a small call is many programs and blocks."""
+    from tiling import SMALL
+
+    for place, value in SMALL.items():
+        monkeypatch.setattr(place, value)
