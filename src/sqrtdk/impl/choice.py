@@ -20,13 +20,20 @@ from sqrtdk.impl.fused import LARGEST_MASK, fused, held_by_torch, mask_elements
 from sqrtdk.impl.fused import obstacle as against_fused
 from sqrtdk.impl.kernel.load import loaded, unavailable
 from sqrtdk.impl.tiled import block_rows, tiled
+from sqrtdk.impl.triton import triton
 from sqrtdk.stats.request import AuxOutput
 
 if TYPE_CHECKING:
     from sqrtdk._shapes import Key, Query, Value
 
 Implementation = Callable[[Call], tuple[Tensor, AuxOutput]]
-IMPLEMENTATIONS: dict[str, Implementation] = {"cpu": cpu, "dense": dense, "fused": fused, "tiled": tiled}
+IMPLEMENTATIONS: dict[str, Implementation] = {
+    "cpu": cpu,
+    "dense": dense,
+    "fused": fused,
+    "tiled": tiled,
+    "triton": triton,
+}
 LARGEST_DENSE = 2**28  # pairs above which dense says what it holds, and auto takes nothing that holds them
 # Pairs times width of a plain call from which the compiled kernel outweighs the 0.1 ms that its call takes in Python;
 # of few rows, where torch's kernel is slow, a part of that.

@@ -5,7 +5,6 @@ See `kernel/attention.cpp` for the arithmetic, `kernel/build.py` and `kernel/loa
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,18 +13,19 @@ from torch.autograd import forward_ad
 
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.bias import learns_term, with_bias
-from sqrtdk.impl.call import Call, grow, transformed
+from sqrtdk.impl.call import Call, transformed
 from sqrtdk.impl.kernel.build import ready
 from sqrtdk.impl.kernel.load import loaded
 from sqrtdk.impl.kernel.operators import FIELDS
+from sqrtdk.impl.operands import band, operands, side_by_side, spread
 from sqrtdk.impl.rows import joined_with_sink
 from sqrtdk.stats import RowStats
 from sqrtdk.stats.request import AuxOutput, aux_output
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Shaped
+    from jaxtyping import Float
 
-    from sqrtdk._shapes import Bias, Key, Output, Value
+    from sqrtdk._shapes import Output
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SMALLEST_SOFTCAP = torch.finfo(torch.float32).tiny
@@ -111,68 +111,27 @@ def _run(
     call = with_bias(call)
     lead, rows = call.lead, call.length
     heads = lead[-1] if lead else 1
-    query, key, value = _operands(call, lead, heads)
+    same = {call.query.dtype, call.key.dtype} == {call.value.dtype}
+    query, key, value = operands(call, call.value.dtype if same else torch.float32)
     scale = call.scale
     if isinstance(scale, Tensor) and scale.requires_grad and torch.is_grad_enabled():  # its gradient is q's
         query, key, value = (t.float() for t in (query, key, value))
-        query, scale = query * _spread(scale, (*lead, rows, 1)).float(), 1.0
+        query, scale = query * spread(scale, (*lead, rows, 1)).float(), 1.0
     factor = 1.0 if isinstance(scale, Tensor) else scale
-    above, below = _band(call)
+    above, below = band(call)
     whole = (*lead, rows, call.keys)
     found: tuple[Tensor, Tensor, Tensor, Tensor] = torch.ops.sqrtdk_cpu.forward(
         query,
         key,
         value,
         factor,
-        _spread(scale, (*lead, rows, 1)).float() if isinstance(scale, Tensor) else None,
+        spread(scale, (*lead, rows, 1)).float() if isinstance(scale, Tensor) else None,
         call.softcap or 0.0,
-        None if call.bias is None else _spread(_columns(call.bias.float()), whole),
-        None if call.visible is None else _spread(call.visible, whole),
+        None if call.bias is None else spread(side_by_side(call.bias.float()), whole),
+        None if call.visible is None else spread(call.visible, whole),
         None if call.sinks is None else call.sinks.float().expand(heads).contiguous(),
         above,
         below,
         statistics,
     )
     return found
-
-
-def _operands(
-    call: Call, lead: tuple[int, ...], heads: int
-) -> tuple[Float[Tensor, "B {heads} L E"], Float[Tensor, "B H S E"], Float[Tensor, "B H S Ev"]]:
-    """Query, key and value in four dimensions and one dtype; key and value with the same number of heads."""
-    dtype = call.value.dtype if {call.query.dtype, call.key.dtype} == {call.value.dtype} else torch.float32
-    key, value = call.key, call.value
-    if _heads(key) != _heads(value):
-        key, value = grow(key, call.heads), grow(value, call.heads)
-    shared = max(_heads(key), _heads(value))
-
-    def four(tensor: Float[Tensor, "... S E"], count: int) -> Float[Tensor, "B {count} S E"]:
-        tensor = tensor.to(dtype).expand(*lead[:-1], count, *tensor.shape[-2:])
-        return tensor.reshape(math.prod(lead[:-1]), *tensor.shape[-3:])
-
-    return four(call.query, heads), four(key, shared), four(value, shared)
-
-
-def _heads(tensor: Key | Value) -> int:
-    return tensor.shape[-3] if tensor.ndim > 2 else 1
-
-
-def _spread(tensor: Tensor, shape: tuple[int, ...]) -> Shaped[Tensor, "B Hq L C"]:
-    """Expanded to (..., Hq, R, C) and seen in four dimensions."""
-    tensor = tensor.expand(shape)
-    if len(shape) == 2:
-        return tensor.unsqueeze(0).unsqueeze(0)
-    return tensor.reshape(math.prod(shape[:-3]), *shape[-3:])
-
-
-def _columns(bias: Bias) -> Bias:
-    """A bias whose columns lie side by side, or are one."""
-    return bias if bias.stride(-1) == 1 or bias.shape[-1] == 1 else bias.contiguous()
-
-
-def _band(call: Call) -> tuple[int | None, int | None]:
-    """(above, below): row i sees keys i - below to i + above; None: no bound."""
-    left, right = call.window
-    aboves = [call.diagonal, None if right is None else right + call.shift]
-    known = [bound for bound in aboves if bound is not None]
-    return min(known) if known else None, None if left is None else left - call.shift

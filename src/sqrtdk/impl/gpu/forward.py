@@ -65,12 +65,12 @@ def forward(
     WIDEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One tile of rows of one head, or of the heads that share a key head, over all keys or over `part` of them."""
-    SUMS: tl.constexpr = row.needs_sums(WANTED)
-    SPREAD: tl.constexpr = row.needs_spread(WANTED)
-    CUBES: tl.constexpr = row.needs_cubes(WANTED)
-    SQUARES: tl.constexpr = row.needs_squares(WANTED)
-    MOMENTS: tl.constexpr = row.needs_moments(WANTED)
-    LOWEST: tl.constexpr = row.needs_lowest(WANTED)
+    SUMS: tl.constexpr = row.wants(WANTED, row.FOR_SUMS)
+    SPREAD: tl.constexpr = row.wants(WANTED, row.FOR_SPREAD)
+    CUBES: tl.constexpr = row.wants(WANTED, row.FOR_CUBES)
+    SQUARES: tl.constexpr = row.wants(WANTED, row.FOR_SQUARES)
+    MOMENTS: tl.constexpr = row.wants(WANTED, row.FOR_MOMENTS)
+    LOWEST: tl.constexpr = row.wants(WANTED, row.FOR_LOWEST)
     GROUPED: tl.constexpr = GROUP if PACKED else 1  # heads of a tile
 
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # rows that see most keys first
@@ -184,11 +184,11 @@ def combine(
     EV: tl.constexpr, BLOCK_EV: tl.constexpr, BLOCK_M: tl.constexpr, WANTED: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """The parts of BLOCK_M rows joined in the order of their keys, and what is returned of them."""
-    SUMS: tl.constexpr = row.needs_sums(WANTED)
-    SPREAD: tl.constexpr = row.needs_spread(WANTED)
-    CUBES: tl.constexpr = row.needs_cubes(WANTED)
-    SQUARES: tl.constexpr = row.needs_squares(WANTED)
-    MOMENTS: tl.constexpr = row.needs_moments(WANTED)
+    SUMS: tl.constexpr = row.wants(WANTED, row.FOR_SUMS)
+    SPREAD: tl.constexpr = row.wants(WANTED, row.FOR_SPREAD)
+    CUBES: tl.constexpr = row.wants(WANTED, row.FOR_CUBES)
+    SQUARES: tl.constexpr = row.wants(WANTED, row.FOR_SQUARES)
+    MOMENTS: tl.constexpr = row.wants(WANTED, row.FOR_MOMENTS)
     plane = batch.to(tl.int64) * heads * length
     at = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     there = at < plane

@@ -23,59 +23,37 @@ from sqrtdk.impl.gpu.arithmetic import INF, LN_2, LOG2_E, NAN, log1p
 ROOT = tl.constexpr(2.0**50)  # powers of small weights underflow; times its square they do not before 1e-34
 FAR = tl.constexpr(-1e5)  # 2^FAR is 0; an infinite distance times it would be NaN
 
-@triton.constexpr_function
-def bit(name):
-    """That of a statistic in `wanted`: the fields of AuxOutput in their order, and "rows", all fields of RowStats."""
-    names = ("lse", "max_scores", "min_scores", "mean", "variance", "entropy", "collision", "peak", "jacobian_norm")
-    return 1 << (*names, "count", "rows").index(name)
+# Bits of the statistics wanted: the fields of AuxOutput in their order, and all fields of RowStats.
+LSE = tl.constexpr(1 << 0)
+MAX = tl.constexpr(1 << 1)
+MIN = tl.constexpr(1 << 2)
+MEAN = tl.constexpr(1 << 3)
+VARIANCE = tl.constexpr(1 << 4)
+ENTROPY = tl.constexpr(1 << 5)
+COLLISION = tl.constexpr(1 << 6)
+PEAK = tl.constexpr(1 << 7)
+JACOBIAN = tl.constexpr(1 << 8)
+COUNT = tl.constexpr(1 << 9)
+ROWS = tl.constexpr(1 << 10)
+# What each part of the state serves.
+FOR_SUMS = tl.constexpr(LSE.value | ENTROPY.value | COLLISION.value | PEAK.value | JACOBIAN.value | ROWS.value)
+FOR_SPREAD = tl.constexpr(ENTROPY.value | ROWS.value)
+FOR_SQUARES = tl.constexpr(COLLISION.value | JACOBIAN.value | ROWS.value)
+FOR_CUBES = tl.constexpr(JACOBIAN.value | ROWS.value)
+FOR_MOMENTS = tl.constexpr(MEAN.value | VARIANCE.value | ROWS.value)
+FOR_LOWEST = tl.constexpr(MIN.value | FOR_MOMENTS.value)
 
 
 @triton.constexpr_function
-def wants(wanted, *names):
-    """Whether one of them is wanted."""
-    return any(wanted & bit(name) for name in names)
+def wants(wanted, bits):
+    """Whether one of these statistics is wanted."""
+    return wanted & bits != 0
 
 
 @triton.constexpr_function
-def plane_of(wanted, name):
+def plane_of(wanted, bit):
     """Which plane a field goes to; lse and entropy have tensors of their own."""
-    return (wanted & (bit(name) - 1) & ~bit("lse") & ~bit("entropy")).bit_count()
-
-
-@triton.constexpr_function
-def needs_sums(wanted):
-    """Whether a statistic of the weights is wanted, for which the largest key is kept apart."""
-    return wants(wanted, "lse", "entropy", "collision", "peak", "jacobian_norm", "rows")
-
-
-@triton.constexpr_function
-def needs_spread(wanted):
-    """Whether `a` is."""
-    return wants(wanted, "entropy", "rows")
-
-
-@triton.constexpr_function
-def needs_squares(wanted):
-    """Whether `c2` is."""
-    return wants(wanted, "collision", "jacobian_norm", "rows")
-
-
-@triton.constexpr_function
-def needs_cubes(wanted):
-    """Whether `c3` is."""
-    return wants(wanted, "jacobian_norm", "rows")
-
-
-@triton.constexpr_function
-def needs_moments(wanted):
-    """Whether mean and m2 are, and the minimum with them."""
-    return wants(wanted, "mean", "variance", "rows")
-
-
-@triton.constexpr_function
-def needs_lowest(wanted):
-    """Whether the minimum is."""
-    return wants(wanted, "min_scores", "mean", "variance", "rows")
+    return (wanted & (bit - 1) & ~0b100001).bit_count()
 
 
 @triton.jit
@@ -217,16 +195,17 @@ def finish(top, rest, c2, c3, a, low, n, mean, m2, sink, lse, entropy, planes, p
     mass = tl.where(w_top == -INF, 0.0, one + w_rest)
     blind = n == 0.0
     nothing = tl.where(blind, 0.0, NAN)  # of a row without weight
-    share = tl.where(mass == 0.0, nothing, keep / tl.where(mass == 0.0, 1.0, mass))
+    whole = tl.where(mass == 0.0, 1.0, mass)  # no division by zero, which an interpreter warns of
+    share = tl.where(mass == 0.0, nothing, keep / whole)
     share = tl.where(bad, NAN, share)
     more = w_rest if SUMS else w_rest - 1.0
-    log_mass = log1p(w_rest) if SUMS else tl.log(tl.where(mass == 0.0, 1.0, mass))
+    log_mass = log1p(w_rest) if SUMS else tl.log(whole)
     tl.store(lse + at, tl.where(bad, NAN, tl.where(mass == 0.0, -INF, w_top + log_mass)), mask=mask)
-    if wants(WANTED, "entropy"):
-        value = tl.where(mass == 0.0, nothing, log_mass - w_a * LN_2 / mass)
+    if wants(WANTED, ENTROPY):
+        value = tl.where(mass == 0.0, nothing, log_mass - w_a * LN_2 / whole)
         tl.store(entropy + at, tl.where(bad, NAN, value), mask=mask)
     sunk = (n > 0.0) & (low == -INF)
-    if wants(WANTED, "rows"):
+    if wants(WANTED, ROWS):
         root = rest * ROOT
         flat = rest == 0.0
         root = tl.where(flat, 1.0, root)
@@ -241,33 +220,33 @@ def finish(top, rest, c2, c3, a, low, n, mean, m2, sink, lse, entropy, planes, p
         tl.store(planes + 7 * plane + at, tl.where(bad, NAN, tl.where(sunk, -INF, mean)), mask=mask)
         tl.store(planes + 8 * plane + at, tl.where(bad, NAN, tl.where(sunk, INF, m2)), mask=mask)
     else:
-        if wants(WANTED, "max_scores"):
-            to = planes + plane_of(WANTED, "max_scores") * plane
+        if wants(WANTED, MAX):
+            to = planes + plane_of(WANTED, MAX) * plane
             tl.store(to + at, tl.where(bad, NAN, top), mask=mask)
-        if wants(WANTED, "min_scores"):
-            to = planes + plane_of(WANTED, "min_scores") * plane
+        if wants(WANTED, MIN):
+            to = planes + plane_of(WANTED, MIN) * plane
             tl.store(to + at, tl.where(bad, NAN, low), mask=mask)
-        if wants(WANTED, "mean"):
+        if wants(WANTED, MEAN):
             value = tl.where(blind | bad, NAN, tl.where(sunk, -INF, mean))
-            tl.store(planes + plane_of(WANTED, "mean") * plane + at, value, mask=mask)
-        if wants(WANTED, "variance"):
-            value = tl.where(blind | bad, NAN, tl.where(sunk, INF, m2 / n))
-            tl.store(planes + plane_of(WANTED, "variance") * plane + at, value, mask=mask)
-        peak = tl.where(mass == 0.0, nothing, 1.0 / mass)
-        if wants(WANTED, "collision"):
-            value = tl.where(mass == 0.0, nothing, (w_c2 * (1.0 / ROOT / ROOT) + 1.0) / mass / mass)
-            tl.store(planes + plane_of(WANTED, "collision") * plane + at, tl.where(bad, NAN, value), mask=mask)
-        if wants(WANTED, "peak"):
-            tl.store(planes + plane_of(WANTED, "peak") * plane + at, tl.where(bad, NAN, peak), mask=mask)
-        if wants(WANTED, "jacobian_norm"):
+            tl.store(planes + plane_of(WANTED, MEAN) * plane + at, value, mask=mask)
+        if wants(WANTED, VARIANCE):
+            value = tl.where(blind | bad, NAN, tl.where(sunk, INF, m2 / tl.maximum(n, 1.0)))
+            tl.store(planes + plane_of(WANTED, VARIANCE) * plane + at, value, mask=mask)
+        peak = tl.where(mass == 0.0, nothing, 1.0 / whole)
+        if wants(WANTED, COLLISION):
+            value = tl.where(mass == 0.0, nothing, (w_c2 * (1.0 / ROOT / ROOT) + 1.0) / whole / whole)
+            tl.store(planes + plane_of(WANTED, COLLISION) * plane + at, tl.where(bad, NAN, value), mask=mask)
+        if wants(WANTED, PEAK):
+            tl.store(planes + plane_of(WANTED, PEAK) * plane + at, tl.where(bad, NAN, peak), mask=mask)
+        if wants(WANTED, JACOBIAN):
             root = tl.where(w_rest == 0.0, 1.0, w_rest * ROOT)
-            off = more / tl.where(mass == 0.0, 1.0, mass)
+            off = more / whole
             squares = w_c2 / root / root  # of the other weights, over off^2
             cubes = w_c3 / root / root / tl.where(w_rest == 0.0, 1.0, w_rest) * off
             flat = squares * off
             inner = peak * peak + squares * (1.0 + 2.0 * peak * peak) + flat * flat - 2.0 * cubes
             value = tl.where(mass == 0.0, nothing, off * tl.sqrt(tl.maximum(inner, 0.0)))
-            tl.store(planes + plane_of(WANTED, "jacobian_norm") * plane + at, tl.where(bad, NAN, value), mask=mask)
-        if wants(WANTED, "count"):
-            tl.store(planes + plane_of(WANTED, "count") * plane + at, n, mask=mask)
+            tl.store(planes + plane_of(WANTED, JACOBIAN) * plane + at, tl.where(bad, NAN, value), mask=mask)
+        if wants(WANTED, COUNT):
+            tl.store(planes + plane_of(WANTED, COUNT) * plane + at, n, mask=mask)
     return share

@@ -1,0 +1,235 @@
+"""How the forward kernel is launched: grid, packing of heads, splitting of keys, what is compiled in."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from torch.library import wrap_triton
+
+from sqrtdk.impl.gpu import forward as kernels
+from sqrtdk.impl.gpu.configs import forward_config
+from sqrtdk.impl.gpu.load import interpreted
+
+LARGEST_PACKED = 64  # rows of all heads of a group up to which they share tiles
+SHORTEST_PART = 256  # keys of a part, where keys are split
+MOST_SPLITS = 64
+FP_FUSION = True  # Triton's default of today, said so that another one changes no digit
+FIELDS = 9  # of RowStats
+OWN_TENSORS = 0b100001  # the bits of lse and entropy, which are no planes
+ROWS = 1 << 10
+
+
+def planes_of(statistics: int) -> int:
+    """How many planes the statistics fill, see `row.bit`."""
+    return FIELDS if statistics & ROWS else (statistics & ~OWN_TENSORS).bit_count()
+
+
+def strides(tensor: Tensor | None, dims: int) -> tuple[int, ...]:
+    """Strides, 0 along a dimension of size 1, which is broadcast; all 0 for None."""
+    if tensor is None:
+        return (0,) * dims
+    return tuple(0 if size == 1 else step for size, step in zip(tensor.shape[:dims], tensor.stride(), strict=False))
+
+
+def padded(width: int) -> int:
+    """The width of a tile: a power of two that a matrix product takes."""
+    return max(16, triton.next_power_of_2(width)) if width else 16
+
+
+def target_of(tensor: Tensor) -> str:
+    """The architecture as `configs` names it."""
+    if interpreted():
+        return "interpreter"
+    return _target(tensor.device.type, tensor.device.index)
+
+
+@cache
+def _target(kind: str, index: int | None) -> str:
+    if kind == "cuda" and torch.version.hip is None:
+        major, minor = torch.cuda.get_device_capability(index)
+        return f"sm_{major}{minor}"
+    if kind == "cuda":
+        return str(torch.cuda.get_device_properties(index).gcnArchName).split(":")[0]
+    return kind
+
+
+@cache
+def processors(kind: str, index: int | None) -> int:
+    """Programs that run at once."""
+    if interpreted():
+        return 4
+    return int(torch.get_device_module(kind).get_device_properties(index).multi_processor_count)
+
+
+def precision(tensor: Tensor) -> str:
+    """How products of float32 are made."""
+    return "ieee"
+
+
+def launch(kernel: Callable[..., Any], grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
+    """Start a kernel, traceably; an allocator of ours is there for descriptors, and gone afterwards."""
+    wrapped = wrap_triton(kernel)
+    if wrapped is not kernel:
+        wrapped[grid](*args, **constants)
+        return
+    kind = next(arg.device for arg in args if isinstance(arg, Tensor))
+
+    def start() -> None:
+        triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=kind))
+        kernel[grid](*args, **constants, enable_fp_fusion=FP_FUSION)  # type: ignore[index]
+
+    contextvars.copy_context().run(start)
+
+
+def run(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    factor: float,
+    scale: Tensor | None,
+    softcap: float,
+    bias: Tensor | None,
+    visible: Tensor | None,
+    sinks: Tensor | None,
+    above: int | None,
+    below: int | None,
+    places: Tensor | None,
+    statistics: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Allocate, launch, return: see `operators.forward`."""
+    batch, heads, length, width = query.shape
+    keys, value_width = value.shape[-2:]
+    output, lse, entropy, planes = empty_results(query, value, statistics)
+    if lse.numel() == 0:
+        return output, lse, entropy, planes
+    widen = interpreted() and query.dtype == torch.bfloat16  # whose bit patterns an interpreter takes for numbers
+    if widen:
+        output = output.float()
+    group = heads // key.shape[1]
+    packed = group > 1 and length * group <= LARGEST_PACKED
+    rows = length * group if packed else length
+    target = target_of(query)
+    widest = max(padded(width), padded(value_width))
+    config = forward_config(target, query.dtype, widest, above is not None, statistics != 0)
+    block_m = min(config.block_m, max(16, triton.next_power_of_2(rows)))
+    tiles = triton.cdiv(rows, block_m)
+    units = batch * heads // (group if packed else 1)
+    splits, part = split_keys(tiles * units, keys, config.block_n, processors(query.device.type, query.device.index))
+    parts = None
+    if splits > 1:
+        parts = lse.new_empty(splits * lse.numel() * (FIELDS + value_width))
+    plain = scale is None and bias is None and not softcap and factor > 0.0
+    direct = config.descriptors and all(fits_descriptor(t) for t in (key, value) if t.shape[-1])
+    common = {
+        "EV": value_width,
+        "BLOCK_EV": padded(value_width),
+        "WANTED": statistics,
+        "SINKS": sinks is not None,
+    }
+    sink_strides = strides(sinks, 3)
+    launch(
+        kernels.forward,
+        (tiles, units, splits),
+        query,
+        *query.stride(),
+        key,
+        *key.stride(),
+        value,
+        *value.stride(),
+        scale,
+        *strides(scale, 3),
+        bias,
+        *strides(bias, 4),
+        visible,
+        *strides(visible, 4),
+        sinks,
+        *sink_strides,
+        places,
+        output,
+        lse,
+        entropy,
+        planes,
+        parts,
+        batch,
+        heads,
+        length,
+        keys,
+        factor,
+        softcap,
+        above or 0,
+        below or 0,
+        part,
+        GROUP=group,
+        E=width,
+        BLOCK_E=padded(width),
+        BLOCK_M=block_m,
+        BLOCK_N=config.block_n,
+        LINEAR=plain,
+        SCALES=scale is not None,
+        SOFTCAP=bool(softcap),
+        BIAS=bias is not None,
+        VISIBLE=visible is not None,
+        ABOVE=above is not None,
+        BELOW=below is not None,
+        PLACES=places is not None,
+        PACKED=packed,
+        SPLIT=splits > 1,
+        DESCRIPTORS=direct,
+        WIDEN=widen,
+        PRECISION=precision(query),
+        num_warps=config.warps,
+        num_stages=config.stages,
+        **common,
+    )
+    if splits > 1:
+        launch(
+            kernels.combine,
+            (triton.cdiv(lse.numel(), 16),),
+            parts,
+            sinks,
+            *sink_strides,
+            output,
+            lse,
+            entropy,
+            planes,
+            batch,
+            heads,
+            length,
+            splits,
+            BLOCK_M=16,
+            num_warps=4,
+            num_stages=1,
+            **common,
+        )
+    return output.to(query.dtype), lse, entropy, planes
+
+
+def empty_results(query: Tensor, value: Tensor, statistics: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Output, lse, entropy and planes without numbers in them."""
+    batch, heads, length, _ = query.shape
+    output = query.new_empty((batch, heads, length, value.shape[-1]))
+    lse = query.new_empty((batch, heads, length), dtype=torch.float32)
+    entropy = torch.empty_like(lse) if statistics & 32 else lse.new_empty((0,))
+    return output, lse, entropy, lse.new_empty((planes_of(statistics), batch, heads, length))
+
+
+def split_keys(programs: int, keys: int, block_n: int, processors: int) -> tuple[int, int]:
+    """(parts, keys of a part, a multiple of `block_n`): as many as leave no processor without work, 1 for no split."""
+    if programs >= processors or keys < 2 * SHORTEST_PART:
+        return 1, keys
+    wanted = min(2 * processors // programs, keys // SHORTEST_PART, MOST_SPLITS)
+    part = triton.cdiv(triton.cdiv(keys, wanted), block_n) * block_n
+    return triton.cdiv(keys, part), part
+
+
+def fits_descriptor(tensor: Tensor) -> bool:
+    """Whether rows of the tensor can be loaded by a descriptor: columns side by side, all else in steps of 16 bytes."""
+    size = tensor.element_size()
+    steps = (*tensor.stride()[:-1], tensor.storage_offset())
+    return tensor.stride(-1) == 1 and all(step * size % 16 == 0 for step in steps) and tensor.stride(-2) > 0

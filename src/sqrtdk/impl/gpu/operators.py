@@ -1,0 +1,58 @@
+"""The operator that torch knows: its schema, its shapes without data, its gradient."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.library import custom_op, triton_op
+
+from sqrtdk.impl.gpu.launch import empty_results, run
+from sqrtdk.impl.gpu.load import interpreted
+
+operator = custom_op if interpreted() else triton_op  # an interpreted kernel can't be traced
+
+
+@operator("sqrtdk_gpu::forward", mutates_args=())
+def forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    factor: float,
+    scale: Tensor | None,
+    softcap: float,
+    bias: Tensor | None,
+    visible: Tensor | None,
+    sinks: Tensor | None,
+    above: int | None,
+    below: int | None,
+    places: Tensor | None,
+    statistics: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Attention and statistics of rows, in one pass.
+
+    Args:
+        query: (B, Hq, L, E), float32, bfloat16 or float16.
+        key: (B, H, S, E); H divides Hq.
+        value: (B, H, S, Ev); Ev = 0: statistics only.
+        factor: the scale where `scale` is None.
+        scale: float32, of four dimensions, each 1 or that of (B, Hq, L, 1).
+        softcap: 0 for none.
+        bias: floating, broadcastable likewise to (B, Hq, L, S).
+        visible: bool, likewise.
+        sinks: float32, broadcastable likewise to (B, Hq, L, 1).
+        above: row i sees keys j <= i + above; None: no bound.
+        below: row i sees keys j >= i - below; None: no bound.
+        places: (L,) int64 positions of the rows where they are a sample.
+        statistics: bits of `row.bit`.
+
+    Returns:
+        Output (B, Hq, L, Ev), lse (B, Hq, L), entropy (B, Hq, L) or (0,) where it is not wanted, and the planes
+        (P, B, Hq, L): the other wanted fields in their order, or those of RowStats.
+    """
+    return run(query, key, value, factor, scale, softcap, bias, visible, sinks, above, below, places, statistics)
+
+
+@forward.register_fake
+def _shapes(query: Tensor, key: Tensor, value: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    statistics = rest[-1]
+    assert isinstance(statistics, int)
+    return empty_results(query, value, statistics)

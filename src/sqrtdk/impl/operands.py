@@ -1,0 +1,71 @@
+"""A call as the kernels take it: four dimensions, one dtype, a band of keys."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from sqrtdk.impl.call import Call, grow
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Shaped
+
+    from sqrtdk._shapes import Bias, Key, Value
+
+
+def operands(
+    call: Call, dtype: torch.dtype
+) -> tuple[Float[Tensor, "B Hq L E"], Float[Tensor, "B H S E"], Float[Tensor, "B H S Ev"]]:
+    """Query, key and value of that dtype; key and value with the same number of heads."""
+    lead = call.lead
+    heads = lead[-1] if lead else 1
+    key, value = call.key, call.value
+    if _heads(key) != _heads(value):
+        key, value = grow(key, call.heads), grow(value, call.heads)
+    shared = max(_heads(key), _heads(value))
+
+    def four(tensor: Float[Tensor, "... S E"], count: int) -> Float[Tensor, "B {count} S E"]:
+        tensor = tensor.to(dtype).expand(*lead[:-1], count, *tensor.shape[-2:])
+        return tensor.reshape(math.prod(lead[:-1]), *tensor.shape[-3:])
+
+    return four(call.query, heads), four(key, shared), four(value, shared)
+
+
+def _heads(tensor: Key | Value) -> int:
+    return tensor.shape[-3] if tensor.ndim > 2 else 1
+
+
+def spread(tensor: Tensor, shape: tuple[int, ...]) -> Shaped[Tensor, "B Hq L C"]:
+    """Expanded to (..., Hq, R, C) and seen in four dimensions."""
+    tensor = tensor.expand(shape)
+    if len(shape) == 2:
+        return tensor.unsqueeze(0).unsqueeze(0)
+    return tensor.reshape(math.prod(shape[:-3]), *shape[-3:])
+
+
+def side_by_side(bias: Bias) -> Bias:
+    """A bias whose columns lie side by side, or are one."""
+    return bias if bias.stride(-1) == 1 or bias.shape[-1] == 1 else bias.contiguous()
+
+
+def band(call: Call) -> tuple[int | None, int | None]:
+    """(above, below): row i sees keys i - below to i + above; None: no bound."""
+    left, right = call.window
+    aboves = [call.diagonal, None if right is None else right + call.shift]
+    known = [bound for bound in aboves if bound is not None]
+    return min(known) if known else None, None if left is None else left - call.shift
+
+
+def broadcastable(tensor: Tensor, lead: tuple[int, ...]) -> Shaped[Tensor, "#B #Hq #L #C"]:
+    """A tensor that broadcasts to (*lead, L, C), seen in four dimensions, still of size 1 where it was."""
+    tensor = tensor.reshape((1,) * (len(lead) + 2 - tensor.ndim) + tuple(tensor.shape))
+    if len(lead) < 2:
+        return tensor.reshape((1,) * (2 - len(lead)) + tuple(tensor.shape))
+    batch = tuple(tensor.shape[: len(lead) - 1])
+    if any(size != 1 for size in batch):
+        tensor = tensor.expand(*lead[:-1], *tensor.shape[len(batch) :])
+        return tensor.reshape(math.prod(lead[:-1]), *tensor.shape[len(batch) :])
+    return tensor.reshape(1, *tensor.shape[len(batch) :])

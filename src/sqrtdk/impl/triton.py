@@ -1,0 +1,112 @@
+"""The Triton kernel for GPUs: output and statistics from one pass over tiles that stay in shared memory.
+
+See `gpu/forward.py` and `gpu/backward.py` for the arithmetic, `gpu/load.py` for where it runs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from sqrtdk.errors import UnsupportedError
+from sqrtdk.impl.bias import with_bias
+from sqrtdk.impl.call import Call, transformed
+from sqrtdk.impl.gpu.load import unavailable
+from sqrtdk.impl.operands import band, broadcastable, operands
+from sqrtdk.impl.rows import sink_column
+from sqrtdk.stats import RowStats
+from sqrtdk.stats._partial import FIELDS
+from sqrtdk.stats.request import AuxOutput
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+    from sqrtdk._shapes import Output
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+LARGEST_WIDTH = 256
+ROWS = 1 << len(AuxOutput._fields)  # the bit that stands for all of RowStats
+APART = ("lse", "entropy")  # statistics that carry gradients, and have tensors of their own
+
+
+def obstacle(call: Call) -> str | None:
+    """Why the kernel can't run this call; None where it can."""
+    reason = unavailable(call.query.device)
+    if reason is not None:
+        return reason
+    if call.value.dtype not in DTYPES or torch.float64 in (call.query.dtype, call.key.dtype):
+        return f"it takes {', '.join(str(d).removeprefix('torch.') for d in DTYPES)}"
+    if call.score is not None:
+        return "the score is no dot product"
+    if call.term is not None and call.term.content:
+        return "a position term that depends on q and k is computed block by block"
+    if max(call.query.shape[-1], call.value.shape[-1]) > LARGEST_WIDTH:
+        return f"it takes head dimensions up to {LARGEST_WIDTH}; got {call.query.shape[-1]} and {call.value.shape[-1]}"
+    if call.dropout_p:
+        return "it has no dropout"
+    if call.unclean:
+        return "NaN or infinity stands at a hidden key or value, or q and k may overflow"
+    if transformed() or forward_ad._current_level >= 0:
+        return "a transform of torch.func or forward-mode differentiation is at work"
+    return None
+
+
+def triton(call: Call) -> tuple[Output, AuxOutput]:
+    """Output (..., Hq, L, Ev) and statistics (..., Hq, L).
+
+    Raises:
+        UnsupportedError: see `obstacle`.
+    """
+    reason = obstacle(call)
+    if reason is not None:
+        raise UnsupportedError(f"impl='triton' can't run this call: {reason}", hint="Use impl='tiled' or 'auto'.")
+    wanted = () if call.aux is None else call.aux.wanted
+    bits = sum(1 << AuxOutput._fields.index(name) for name in wanted)
+    output, lse, entropy, planes = _run(call, bits)
+    shape = (*call.lead, call.length)
+    found = dict(zip((name for name in wanted if name not in APART), planes.unbind(), strict=True))
+    found |= {name: tensor for name, tensor in zip(APART, (lse, entropy), strict=True) if name in wanted}
+    statistics = {name: tensor.reshape(shape) for name, tensor in found.items()}
+    return output.reshape(*shape, output.shape[-1]), AuxOutput(**statistics)
+
+
+def row_statistics(call: Call) -> RowStats:
+    """RowStats (..., Hq, L) of a call without an obstacle; the value may have no width."""
+    planes = _run(call, ROWS)[3]
+    shape = (*call.lead, call.length)
+    return RowStats(**{name: plane.reshape(shape) for name, plane in zip(FIELDS, planes.unbind(), strict=True)})
+
+
+def _run(
+    call: Call, statistics: int
+) -> tuple[
+    Float[Tensor, "B Hq L Ev"],
+    Float[Tensor, "B Hq L"],
+    Float[Tensor, "B Hq L"] | Float[Tensor, "0"],
+    Float[Tensor, "planes B Hq L"],
+]:
+    """The operator's output, lse, entropy and planes, in four dimensions."""
+    from sqrtdk.impl.gpu.operators import forward
+
+    call = with_bias(call)
+    lead = call.lead
+    scale, sinks = call.scale, None
+    if call.sinks is not None:
+        sinks = broadcastable(sink_column(call, 0, call.length, torch.float32), lead)
+    above, below = band(call)
+    return forward(  # type: ignore[no-any-return]
+        *operands(call, call.value.dtype),
+        1.0 if isinstance(scale, Tensor) else scale,
+        broadcastable(scale.float(), lead) if isinstance(scale, Tensor) else None,
+        call.softcap or 0.0,
+        None if call.bias is None else broadcastable(call.bias, lead),
+        None if call.visible is None else broadcastable(call.visible, lead),
+        sinks,
+        above,
+        below,
+        call.places,
+        statistics,
+    )
