@@ -10,6 +10,9 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import pytest
 import torch
 
+if not torch.cuda.is_available():  # before anything imports Triton
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _kernel() -> None:
