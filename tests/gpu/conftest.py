@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "attention"))
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.with_name("attention"))]
 
 
 @pytest.fixture
