@@ -17,7 +17,7 @@ from sqrtdk.impl.call import Call, transformed
 from sqrtdk.impl.kernel.build import ready
 from sqrtdk.impl.kernel.load import loaded
 from sqrtdk.impl.kernel.operators import FIELDS
-from sqrtdk.impl.operands import band, operands, side_by_side, spread
+from sqrtdk.impl.operands import SMALLEST_SOFTCAP, band, operands, side_by_side, spread
 from sqrtdk.impl.rows import joined_with_sink
 from sqrtdk.stats import RowStats
 from sqrtdk.stats.request import AuxOutput, aux_output
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from sqrtdk._shapes import Output
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-SMALLEST_SOFTCAP = torch.finfo(torch.float32).tiny
 
 
 def obstacle(call: Call) -> str | None:

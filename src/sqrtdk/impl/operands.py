@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from sqrtdk._shapes import Bias, Key, Value
 
+SMALLEST_SOFTCAP = torch.finfo(torch.float32).tiny
+
 
 def operands(
     call: Call, dtype: torch.dtype

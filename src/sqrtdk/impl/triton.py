@@ -15,7 +15,7 @@ from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.bias import with_bias
 from sqrtdk.impl.call import Call, transformed
 from sqrtdk.impl.gpu.load import unavailable
-from sqrtdk.impl.operands import band, broadcastable, operands
+from sqrtdk.impl.operands import SMALLEST_SOFTCAP, band, broadcastable, operands
 from sqrtdk.impl.rows import sink_column
 from sqrtdk.stats import RowStats
 from sqrtdk.stats._partial import FIELDS
@@ -51,6 +51,8 @@ def obstacle(call: Call) -> str | None:
         return "NaN or infinity stands at a hidden key or value, or q and k may overflow"
     if transformed() or forward_ad._current_level >= 0:
         return "a transform of torch.func or forward-mode differentiation is at work"
+    if call.softcap is not None and call.softcap < SMALLEST_SOFTCAP:
+        return f"a softcap below {SMALLEST_SOFTCAP} is no number of float32"
     return None
 
 

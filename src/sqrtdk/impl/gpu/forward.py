@@ -46,7 +46,7 @@ def sweep(start, stop, state, acc, q, k, v, k_tiles, v_tiles, k_row, k_column, v
     return (top, rest, c2, c3, a, low, n, mean, m2), acc
 
 
-@triton.jit(do_not_specialize=["length", "keys", "above", "below", "part"])
+@triton.jit(do_not_specialize=["batch", "heads", "length", "keys", "above", "below", "part"])
 def forward(
     query, q_batch, q_head, q_row, q_column,
     key, k_batch, k_head, k_row, k_column,
@@ -178,7 +178,7 @@ def forward(
             tl.store(to, out.to(output.dtype.element_ty), mask=there[:, None] & (widths < EV)[None, :])
 
 
-@triton.jit(do_not_specialize=["length", "splits"])
+@triton.jit(do_not_specialize=["batch", "heads", "length", "splits"])
 def combine(
     parts, sinks, sink_batch, sink_head, sink_row, output, lse, entropy, planes, batch, heads, length, splits,
     EV: tl.constexpr, BLOCK_EV: tl.constexpr, BLOCK_M: tl.constexpr, WANTED: tl.constexpr, SINKS: tl.constexpr,
