@@ -23,7 +23,6 @@ from sqrtdk.impl.kernel.load import loaded, unavailable
 from sqrtdk.impl.tiled import block_rows, tiled
 from sqrtdk.impl.triton import obstacle as against_kernel
 from sqrtdk.impl.triton import triton
-from sqrtdk.impl.triton import triton
 from sqrtdk.stats.request import AuxOutput
 
 if TYPE_CHECKING:

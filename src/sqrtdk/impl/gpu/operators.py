@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.library import custom_op, triton_op
 
+from sqrtdk.impl.gpu.gradients import gradients, keep
 from sqrtdk.impl.gpu.launch import empty_results, run
 from sqrtdk.impl.gpu.load import interpreted
 
@@ -56,3 +57,6 @@ def _shapes(query: Tensor, key: Tensor, value: Tensor, *rest: object) -> tuple[T
     statistics = rest[-1]
     assert isinstance(statistics, int)
     return empty_results(query, value, statistics)
+
+
+forward.register_autograd(gradients, setup_context=keep)
