@@ -24,7 +24,7 @@ TRITONS = (
     "pytorch-triton-rocm",
     "triton-xpu",
     "pytorch-triton-xpu",
-)  # one module, many wheels
+)  # one module
 
 
 def environment() -> dict[str, Any]:

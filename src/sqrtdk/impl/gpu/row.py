@@ -173,7 +173,7 @@ def joined(top, rest, c2, c3, a, low, n, mean, m2, other, rest_, c2_, c3_, a_, l
 @triton.jit
 def finish(top, rest, c2, c3, a, low, n, mean, m2, sink, lse, entropy, planes, plane, at, mask,
            SINKS: tl.constexpr, SUMS: tl.constexpr, WANTED: tl.constexpr):
-    """Write the statistics of rows, where x is the logit itself, and return what their sums of weighted values are divided by.
+    """Write the statistics of rows, where x is the logit itself; return what sums of weighted values are divided by.
 
     Returns:
         The factor on the output so far; NaN where a logit was NaN or +inf or all were -inf, 0 where no key was seen.
