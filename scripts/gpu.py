@@ -116,7 +116,7 @@ def tests(python: str, folder: Path, most_s: float) -> dict[str, Any]:
     """Run the marked tests: outcome of each, and the seconds that it took."""
     xml = folder / "tests.xml"
     xml.unlink(missing_ok=True)
-    workers = str(min(6, os.cpu_count() or 1))
+    workers = str(min(8, os.cpu_count() or 1))
     command = [python, "-m", "pytest", "-q", "-m", "gpu", "--numprocesses", workers, f"--junitxml={xml}", "tests/gpu"]
     begin, late = time.monotonic(), False
     process = subprocess.Popen(command, cwd=ROOT)
