@@ -108,7 +108,7 @@ def complete(python: str, told: dict[str, Any]) -> str:
     subprocess.run([inside, *quiet, "--editable", f"{ROOT}[test]"], check=True)
     again = probe(inside)
     if obstacle(again) or again["folder"] != told["folder"]:
-        raise SystemExit(f"Error: .venv-gpu does not take the torch of {told['folder']}: {obstacle(again)}")
+        raise OSError(f"it does not take the torch of {told['folder']}: {obstacle(again)}")
     return inside
 
 
@@ -155,7 +155,11 @@ def main(folder: Path) -> int:
     if isinstance(choice, str):
         print(choice, file=sys.stderr)
         return 2
-    python = complete(*choice)
+    try:
+        python = complete(*choice)
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"make gpu could not set up .venv-gpu: {error}", file=sys.stderr)
+        return 2
     folder.mkdir(parents=True, exist_ok=True)
     os.environ |= {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")]), "HF_HUB_OFFLINE": "1"}
     os.environ.pop("TRITON_INTERPRET", None)

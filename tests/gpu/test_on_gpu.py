@@ -27,6 +27,7 @@ import sqrtdk
 from sqrtdk import AuxRequest, scales
 from tolerances import complaint, gradient_complaints, half_complaint
 
+pytestmark = pytest.mark.filterwarnings("default")  # those of torch's code for GPUs are no errors of ours
 ALL = AuxRequest.all()
 ON_GPU = torch.cuda.is_available() and torch.version.cuda is not None
 on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not ON_GPU, reason="torch sees no NVIDIA GPU")]
@@ -184,14 +185,14 @@ def plain_results(given: list[Tensor], options: dict[str, Any], weights: list[Te
 
 @in_both
 def test_learned_scales_sinks_and_biases_have_their_gradients(kind: str) -> None:
-    sizes = Sizes(2, 4, 2, 150, 280, 64, 64)
+    sizes = Sizes(1, 2, 1, 70, 150, 64, 64)  # no larger, or a gradient off by 1.001 could not be told
     sizes = sizes if kind == "cuda" else sizes.small
 
     def gradients(dtype: torch.dtype, impl: str) -> dict[str, Tensor]:
         torch.manual_seed(1)
         given = qkv(sizes, dtype, kind)
         extras = {
-            "scale": (0.05 + torch.rand(sizes.heads, 1, 1)).to(dtype).to(kind).requires_grad_(),
+            "scale": (0.05 + 0.1 * torch.rand(sizes.heads, 1, 1)).to(dtype).to(kind).requires_grad_(),
             "bias": torch.randn(1, sizes.heads, sizes.length, sizes.keys).to(dtype).to(kind).requires_grad_(),
             "sinks": torch.randn(sizes.heads).to(dtype).to(kind).requires_grad_(),
         }
