@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
 from dataclasses import replace
@@ -216,3 +217,17 @@ def test_the_machine_is_told(tmp_path: Path) -> None:
     assert told["device"]["kind"] == "cpu"
     assert gpu_machine.commit(tmp_path) == {"id": None, "changed": None}
     assert set(gpu_machine.clocks(torch.device("cpu"))) == {"at"}
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_wheel_holds_the_record_where_there_is_one(tmp_path: Path, there: bool) -> None:
+    path = tmp_path / "benchmarks" / "results" / "gpu.json"
+    if there:
+        path.parent.mkdir(parents=True)
+        path.write_text("{}")
+    hook = runpy.run_path(str(ROOT / "scripts" / "hatch_build.py"))["PrebuiltKernel"]
+    packed: dict[str, Any] = {"force_include": {}}
+    hook(str(tmp_path), {}, None, None, "", "wheel").initialize("standard", packed)
+    assert packed == {"force_include": {str(path): "sqrtdk/bench/gpu.json"} if there else {}}
+    assert gpu_record.PLACES[0] == Path(gpu_record.__file__).parent / "gpu.json"
+    assert gpu_record.PLACES[1] == RECORD
