@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
-from triton_here import unable
 
 import sqrtdk
 from sqrtdk import AuxRequest, scales
 from tolerances import complaint, gradient_complaints, half_complaint
+from triton_here import unable
 
 pytestmark = pytest.mark.filterwarnings("default")  # those of torch's code for GPUs are no errors of ours
 ALL = AuxRequest.all()
