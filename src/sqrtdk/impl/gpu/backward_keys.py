@@ -42,7 +42,7 @@ def sweep(start, stop, dk, dv, k, v, q, g, q_tiles, g_tiles, q_row, q_column, g_
         if MASKED:
             seen = seen_keys(columns, there, rows, visible, visible_at, visible_row, length, below, above, VISIBLE,
                              BELOW, ABOVE)
-        p, added, dz = differentiate(
+        p, _added, dz = differentiate(
             x, dp, seen, of_scale, of_lse[None, :], of_constant[None, :], of_entropy, softcap, bias, bias_at, there,
             rows, bias_row, length, LINEAR, SOFTCAP, BIAS, ENTROPY, MASKED)
         if EV > 0:

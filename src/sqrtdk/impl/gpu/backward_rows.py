@@ -30,7 +30,7 @@ def sweep(start, stop, dq, ds, q, g, k, v, k_tiles, v_tiles, k_row, k_column, v_
         if MASKED:
             seen = seen_keys(positions, there, columns, visible, visible_at, visible_column, keys, above, below,
                              VISIBLE, ABOVE, BELOW)
-        p, added, dz = differentiate(
+        _p, _added, dz = differentiate(
             x, dp, seen, factor, lse, constant, entropy, softcap, bias, bias_at, there, columns, bias_column, keys,
             LINEAR, SOFTCAP, BIAS, ENTROPY, MASKED)
         if NEEDS_SCALE:
