@@ -43,7 +43,7 @@ def backward_config(target: str, dtype: torch.dtype, width: int) -> Configs:
     return Configs(Config(128, 64, 8, 3), Config(128, 64, 8, 2))
 
 
-@operator("sqrtdk_gpu::constant", mutates_args=())
+@operator("sqrtdk_gpu::constant", mutates_args=())  # type: ignore[untyped-decorator]
 def constant(
     gradient: Tensor, output: Tensor, d_lse: Tensor | None, d_entropy: Tensor | None, entropy: Tensor | None
 ) -> Tensor:
@@ -85,12 +85,12 @@ def constant(
     return c
 
 
-@constant.register_fake
+@constant.register_fake  # type: ignore[untyped-decorator]
 def _constant_shape(gradient: Tensor, output: Tensor, *rest: Tensor | None) -> Tensor:
     return output.new_empty(output.shape[:-1], dtype=torch.float32)
 
 
-@operator("sqrtdk_gpu::backward", mutates_args=())
+@operator("sqrtdk_gpu::backward", mutates_args=())  # type: ignore[untyped-decorator]
 def backward(
     gradient: Tensor,
     query: Tensor,
@@ -228,7 +228,7 @@ def backward(
     return dq.to(query.dtype), dk.to(query.dtype), dv.to(query.dtype), d_scale, d_bias
 
 
-@backward.register_fake
+@backward.register_fake  # type: ignore[untyped-decorator]
 def _shapes(
     gradient: Tensor,
     query: Tensor,
