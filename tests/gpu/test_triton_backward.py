@@ -174,12 +174,16 @@ def test_tensors_may_lie_any_way_in_memory() -> None:
 
 
 def test_a_broken_row_reaches_all_that_it_sees_and_no_other_row() -> None:
+    from sqrtdk.impl.gpu.operators import forward
+
     given = operands(length=4, keys=5)
     given["query"][0, 1, 2] = torch.nan
-    found = gradients(given, "triton", torch.float32)
-    assert found["query"].isnan().any(-1).nonzero().tolist() == [[0, 1, 2]]
-    assert found["key"].isnan().all()
-    assert found["value"].isnan().all()
+    leaves = [t.to(DEVICE).requires_grad_() for t in given.values()]
+    output = forward(*leaves, 0.25, None, 0.0, None, None, None, None, None, None, 0)[0]
+    found = [g.isnan() for g in torch.autograd.grad(output.sum(), leaves)]
+    assert found[0].any(-1).nonzero().tolist() == [[0, 1, 2]]
+    assert found[1].all()
+    assert found[2].all()
 
 
 def test_rows_that_are_close_to_one_hot() -> None:
