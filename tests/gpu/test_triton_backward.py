@@ -93,6 +93,11 @@ def test_what_a_row_sees_its_gradient_sees(name: str) -> None:
     assert wrong(operands(), **options) == []
 
 
+@pytest.mark.parametrize("width", [1, 30])  # one key more or less is another tile, or one that all its rows see
+def test_the_band_ends_at_the_edge_of_a_tile(width: int) -> None:
+    assert wrong(operands(length=KEYS), window=(width, width)) == []
+
+
 def test_scales_sinks_and_a_cap_have_gradients() -> None:
     added = {"scale": torch.randn(HEADS, LENGTH, 1), "sinks": torch.randn(HEADS)}
     assert wrong(operands() | added, softcap=3.0, is_causal=True) == []
