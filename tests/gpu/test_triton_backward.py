@@ -93,9 +93,10 @@ def test_what_a_row_sees_its_gradient_sees(name: str) -> None:
     assert wrong(operands(), **options) == []
 
 
-@pytest.mark.parametrize("width", [1, 30])  # one key more or less is another tile, or one that all its rows see
-def test_the_band_ends_at_the_edge_of_a_tile(width: int) -> None:
-    assert wrong(operands(length=KEYS), window=(width, width)) == []
+# One key more or less is another tile, or makes a tile that all its rows see.
+@pytest.mark.parametrize("window", [(1, 1), (30, None), (None, 30)])
+def test_the_band_ends_at_the_edge_of_a_tile(window: tuple[int | None, int | None]) -> None:
+    assert wrong(operands(length=KEYS), window=window) == []
 
 
 def test_scales_sinks_and_a_cap_have_gradients() -> None:
