@@ -39,7 +39,7 @@ def sweep(start, stop, state, acc, q, k, v, k_tiles, v_tiles, k_row, k_column, v
             x = tl.where(seen, x, -INF)
         p, keep, top, rest, c2, c3, a, low, n, mean, m2 = row.block(
             x, seen, top, rest, c2, c3, a, low, n, mean, m2, unit, MASKED, VISIBLE, SUMS, LOWEST, MOMENTS, SPREAD,
-            SQUARES, CUBES)
+            SQUARES, CUBES, LINEAR)
         if EV > 0:
             value = load_keys(v, v_tiles, j, keys, v_row, v_column, EV, BLOCK_EV, BLOCK_N, DESCRIPTORS, MASKED, WIDEN)
             acc = tl.dot(p.to(value.dtype), value, acc * keep[:, None], input_precision=PRECISION)

@@ -29,7 +29,7 @@ BIAS_BLOCK = 64
 Gradients = tuple[Tensor | None, ...]
 
 
-@operator("sqrtdk_gpu::constant", mutates_args=())  # type: ignore[untyped-decorator]
+@operator("sqrtdk_gpu::constant", mutates_args=())
 def constant(
     gradient: Tensor, output: Tensor, d_lse: Tensor | None, d_entropy: Tensor | None, entropy: Tensor | None
 ) -> Tensor:
@@ -71,12 +71,12 @@ def constant(
     return c
 
 
-@constant.register_fake  # type: ignore[untyped-decorator]
+@constant.register_fake
 def _constant_shape(gradient: Tensor, output: Tensor, *rest: Tensor | None) -> Tensor:
     return output.new_empty(output.shape[:-1], dtype=torch.float32)
 
 
-@operator("sqrtdk_gpu::backward", mutates_args=())  # type: ignore[untyped-decorator]
+@operator("sqrtdk_gpu::backward", mutates_args=())
 def backward(
     gradient: Tensor,
     query: Tensor,
@@ -215,7 +215,7 @@ def backward(
     return dq.to(query.dtype), dk.to(query.dtype), dv.to(query.dtype), d_scale, d_bias
 
 
-@backward.register_fake  # type: ignore[untyped-decorator]
+@backward.register_fake
 def _shapes(
     gradient: Tensor,
     query: Tensor,
