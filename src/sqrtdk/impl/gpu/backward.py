@@ -69,7 +69,7 @@ def row_terms(lse, constant, entropy, scale, at, scale_at, factor, there, ENTROP
     return of_lse, of_constant, of_entropy, of_scale
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "heads", "length"])
 def constants(
     gradient, g_batch, g_head, g_row, g_column,
     output, o_batch, o_head, o_row, o_column,
