@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -86,6 +87,11 @@ class Case:
     def cpu_can(self) -> bool:
         """Whether the compiled kernel is expected to run it."""
         return self.dtype != "f64" and self.score in FOLDED and self.bias not in CONTENT and self.sinks != "rows"
+
+    @property
+    def triton_can(self) -> bool:
+        """Whether the Triton kernel is expected to run it."""
+        return self.dtype != "f64" and self.score in FOLDED and self.bias not in CONTENT
 
     @property
     def added(self) -> list[str]:
@@ -201,3 +207,31 @@ def long_cases() -> list[Case]:
 
 
 LONG_CASES = long_cases()
+
+
+def few_cases() -> list[Case]:
+    """Of the Triton kernel in its interpreter, where a case takes a second.
+
+    Every value of every factor that it takes, and every two of mask, dtype, softcap and sinks meet; the others take
+    turns beside them.
+    """
+    factors = {"mask": list(MASKS), "dtype": ["f32", "bf16", "f16"], "softcap": list(SOFTCAPS), "sinks": list(SINKS)}
+    taken = {
+        "shape": list(SHAPES),
+        # every second one plain: a score that is folded into q widens half types, and a bias ends the shortest way
+        "score": [n for name in SCORES if name in FOLDED and name != "dot" for n in ("dot", name)],
+        "scale": list(SCALES | RULES),
+        "bias": [n for name in BIASES | POSITIONS if name not in {*CONTENT, "none"} for n in ("none", name)],
+    }
+    turns = {name: deque(values) for name, values in taken.items()}
+    cases = []
+    for row in covering(factors, possible, seed=4):
+        for name, values in turns.items():
+            row[name] = next(value for value in values if possible(row | {name: value}))
+            values.remove(row[name])
+            values.append(row[name])
+        cases.append(Case(**row))
+    return cases
+
+
+FEW_CASES = few_cases()

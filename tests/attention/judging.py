@@ -15,13 +15,17 @@ from plain import plain
 from torch import Tensor
 
 import sqrtdk
+import triton_here
 from kernel_here import unable
 from sqrtdk.errors import UnsupportedError
+from sqrtdk.stats.request import AuxOutput
 from tolerances import HALF, complaint, half_complaint
 
 # The compiled kernel is judged wherever it can be built: `make test` builds it.
 HERE = () if unable() else ("cpu",)
-IMPLEMENTATIONS = ("auto", *HERE, "dense", "fused", "tiled")
+# So is the Triton kernel: in its interpreter where there is no GPU.
+TRITON = () if triton_here.unable() else ("triton",)
+IMPLEMENTATIONS = ("auto", *HERE, "dense", "fused", "tiled", *TRITON)
 Attention = Callable[..., Any]
 
 
@@ -106,7 +110,7 @@ def judge(case: Case, impl: str, expected: Expected, attention: Attention | None
     judged = Judge(case, expected, wrong)
 
     leaves = _leaves(case, impl)
-    output = attention(**case.given(leaves), impl=impl)
+    output, _ = called(case, leaves, impl, None, attention)
     if output.dtype != case.torch_dtype:
         wrong.append(f"output is {output.dtype}")
     judged.result("output", output.detach(), expected.answer.output.detach())
@@ -115,22 +119,40 @@ def judge(case: Case, impl: str, expected: Expected, attention: Attention | None
         return wrong  # it hands over to one of the others, whose statistics are judged by name
 
     with torch.no_grad():
-        output, aux = attention(**case.given(leaves), impl=impl, return_aux=sqrtdk.AuxRequest.all())
-    judged.result("output", output, expected.answer.output.detach())
-    for name in STATISTICS:
-        judged.statistic(name, getattr(aux, name), expected.answer.statistics[name].detach())
+        output, aux = called(case, leaves, impl, sqrtdk.AuxRequest.all(), attention)
+    judged.statistics(output, aux)
 
     leaves = _leaves(case, impl)
-    request = sqrtdk.AuxRequest(lse=True, entropy=True)
     try:
-        output, aux = attention(**case.given(leaves), impl=impl, return_aux=request)
+        output, aux = called(case, leaves, impl, sqrtdk.AuxRequest(lse=True, entropy=True), attention)
     except UnsupportedError:
         if impl != "fused":
             raise
         return wrong  # torch's kernels give no gradient of lse
-    found = gradients({"output": output, "lse": aux.lse, "entropy": aux.entropy}, expected.cotangents, leaves)
-    judged.gradients("aux d", found, expected.aux_gradients)
+    judged.aux_gradients(output, aux, leaves)
     return wrong
+
+
+def judge_at_once(case: Case, impl: str, expected: Expected) -> list[str]:
+    """The same of one call that returns all statistics: for an implementation whose calls take long."""
+    judged = Judge(case, expected, [])
+    leaves = _leaves(case, impl)
+    output, aux = called(case, leaves, impl, sqrtdk.AuxRequest.all(), sqrtdk.attention)
+    judged.statistics(output.detach(), aux)
+    judged.aux_gradients(output, aux, leaves)
+    return judged.wrong
+
+
+def called(
+    case: Case, leaves: Leaves, impl: str, request: sqrtdk.AuxRequest | None, attention: Attention
+) -> tuple[Tensor, Any]:
+    """Output and statistics; for the Triton kernel everything goes to its device, and comes back."""
+    device = triton_here.DEVICE if impl == "triton" else torch.device("cpu")
+    given = case.given({name: leaf.to(device) for name, leaf in leaves.items()})
+    given = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in given.items()}
+    found = attention(**given, impl=impl, return_aux=request)
+    output, aux = (found, ()) if request is None else found
+    return output.cpu(), AuxOutput(*(field if field is None else field.cpu() for field in aux))
 
 
 def _leaves(case: Case, impl: str) -> Leaves:
@@ -170,6 +192,18 @@ class Judge:
         for name, grad in actual.items():
             own = grad.numel() // max(1, grad.shape[-1]) if name in ("query", "key", "value") else 1
             self.result(f"{prefix}{name}", grad, expected[name], largest, uses=rows // max(1, own))
+
+    def statistics(self, output: Tensor, aux: AuxOutput) -> None:
+        """Output and every statistic."""
+        self.result("output", output, self.expected.answer.output.detach())
+        for name in STATISTICS:
+            self.statistic(name, getattr(aux, name).detach(), self.expected.answer.statistics[name].detach())
+
+    def aux_gradients(self, output: Tensor, aux: AuxOutput, leaves: Leaves) -> None:
+        """Those of output, lse and entropy together."""
+        results = {"output": output, "lse": aux.lse, "entropy": aux.entropy}
+        found = gradients(results, self.expected.cotangents, leaves)
+        self.gradients("aux d", found, self.expected.aux_gradients)
 
     def statistic(self, name: str, actual: Tensor, expected: Tensor) -> None:
         """Statistics are float32 (float64 for float64 inputs), of half inputs too."""

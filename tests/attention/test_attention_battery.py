@@ -6,13 +6,16 @@ from functools import lru_cache
 from itertools import combinations, product
 
 import pytest
-from cases import CASES, LONG_CASES, TABLES, Case, possible
-from judging import IMPLEMENTATIONS, Expected, expect, judge
+from cases import CASES, FEW_CASES, LONG_CASES, TABLES, Case, possible
+from judging import IMPLEMENTATIONS, Expected, expect, judge, judge_at_once
 from parts import DTYPES, SHAPES
 
+import triton_here
 from kernel_here import unable
 from sqrtdk.errors import UnsupportedError
+from triton_here import needs_triton
 
+TRITON_CASES = [case for case in CASES if case.triton_can]
 
 @lru_cache(maxsize=4)
 def expected_of(case: Case) -> Expected:
@@ -24,11 +27,13 @@ def test_case_agrees_with_the_oracle(case: Case) -> None:
     expected = expected_of(case)
     refusing, wrong = [], []
     for impl in IMPLEMENTATIONS:
+        if impl == "triton" and case.triton_can:
+            continue  # in the interpreter it takes long: below
         try:
             wrong += [f"{impl}: {text}" for text in judge(case, impl, expected)]
         except UnsupportedError:
             refusing.append(impl)
-    can = {"cpu": case.cpu_can, "fused": case.fused_can}
+    can = {"cpu": case.cpu_can, "fused": case.fused_can, "triton": case.triton_can}
     assert refusing == [impl for impl in IMPLEMENTATIONS if not can.get(impl, True)]
     assert not wrong, "\n".join(wrong)
 
@@ -37,6 +42,21 @@ def test_case_agrees_with_the_oracle(case: Case) -> None:
 @pytest.mark.parametrize("case", LONG_CASES, ids=lambda case: case.id)
 def test_compiled_kernel_agrees_with_the_oracle_over_many_tiles(case: Case) -> None:
     wrong = judge(case, "cpu", expect(case))
+    assert not wrong, "\n".join(wrong)
+
+
+@needs_triton
+@pytest.mark.parametrize("case", FEW_CASES, ids=lambda case: case.id)
+def test_triton_kernel_agrees_with_the_oracle(case: Case) -> None:
+    wrong = judge_at_once(case, "triton", expect(case))
+    assert not wrong, "\n".join(wrong)
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("case", TRITON_CASES, ids=lambda case: case.id)
+def test_triton_kernel_agrees_with_the_oracle_in_every_case(case: Case) -> None:
+    wrong = judge(case, "triton", expect(case))
     assert not wrong, "\n".join(wrong)
 
 
@@ -49,9 +69,12 @@ def test_number_of_cases(capsys: pytest.CaptureFixture[str]) -> None:
             f"\nattention battery: {len(CASES)} cases; dense and tiled run all, fused {len(fused)} "
             f"(it refuses {len(CASES) - len(fused)}), cpu {there}"
         )
+        triton = f"{len(FEW_CASES)}, {len(TRITON_CASES)} under the marker slow"
+        print(f"Triton kernel: {triton if 'triton' in IMPLEMENTATIONS else triton_here.unable()}")
     assert len(CASES) >= 500
     assert len(fused) >= 150
     assert len(compiled) >= 300
+    assert len(TRITON_CASES) >= 500
 
 
 def test_every_two_values_meet_that_may() -> None:
@@ -59,3 +82,10 @@ def test_every_two_values_meet_that_may() -> None:
     for (a, xs), (b, ys) in combinations(values.items(), 2):
         met = {(getattr(case, a), getattr(case, b)) for case in CASES}
         assert met == {(x, y) for x, y in product(xs, ys) if possible({a: x, b: y})}, (a, b)
+
+
+def test_few_cases_hold_every_value() -> None:
+    can = {name: {getattr(case, name) for case in TRITON_CASES} for name in ("shape", "dtype", *TABLES)}
+    assert {name: {getattr(case, name) for case in FEW_CASES} for name in can} == can
+    met = {(case.mask, case.dtype) for case in FEW_CASES}
+    assert met == set(product(can["mask"], can["dtype"]))

@@ -82,7 +82,7 @@ def launch(kernel: Callable[..., Any], grid: tuple[int, ...], *args: Any, **cons
 
     def start() -> None:
         triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=kind))
-        kernel[grid](*args, **constants, enable_fp_fusion=FP_FUSION)  # type: ignore[index]
+        kernel[grid](*args, **constants, enable_fp_fusion=FP_FUSION)
 
     contextvars.copy_context().run(start)
 

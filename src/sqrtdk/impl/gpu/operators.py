@@ -5,13 +5,14 @@ from __future__ import annotations
 from torch import Tensor
 from torch.library import custom_op, triton_op
 
+from sqrtdk.impl.gpu.gradients import gradients, keep
 from sqrtdk.impl.gpu.launch import empty_results, run
 from sqrtdk.impl.gpu.load import interpreted
 
 operator = custom_op if interpreted() else triton_op  # an interpreted kernel can't be traced
 
 
-@operator("sqrtdk_gpu::forward", mutates_args=())
+@operator("sqrtdk_gpu::forward", mutates_args=())  # type: ignore[untyped-decorator]
 def forward(
     query: Tensor,
     key: Tensor,
@@ -51,8 +52,11 @@ def forward(
     return run(query, key, value, factor, scale, softcap, bias, visible, sinks, above, below, places, statistics)
 
 
-@forward.register_fake
+@forward.register_fake  # type: ignore[untyped-decorator]
 def _shapes(query: Tensor, key: Tensor, value: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     statistics = rest[-1]
     assert isinstance(statistics, int)
     return empty_results(query, value, statistics)
+
+
+forward.register_autograd(gradients, setup_context=keep)

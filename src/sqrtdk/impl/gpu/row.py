@@ -79,9 +79,9 @@ def shifted(top, rest, c2, c3, a, larger, unit, SUMS: tl.constexpr, SPREAD: tl.c
         rest = keep * rest + joins
         if SQUARES:
             square = (joins * ROOT) * (joins * ROOT)
-            c2 = keep * keep * c2 + square
+            c2 = keep * (keep * c2) + square  # keep^2 may underflow
             if CUBES:
-                c3 = keep * keep * keep * c3 + square * joins
+                c3 = keep * (keep * (keep * c3)) + square * joins
     else:
         rest = keep * rest
     return keep, rest, c2, c3, a

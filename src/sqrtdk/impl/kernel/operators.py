@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from sqrtdk.errors import UnsupportedError
+from sqrtdk.impl.again import gradients_of_formula
 from sqrtdk.impl.call import Call
-from sqrtdk.impl.rows import attend
-from sqrtdk.stats.request import AuxRequest
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -95,7 +94,6 @@ def _backward(
 
 
 def _by_the_formula(ctx: Any, *given: Float[Tensor, "B Hq L ..."] | None) -> Gradients:
-    """The gradients by operations of torch, which can be derived again; all weights are held."""
     query, key, value, _, _, _, scale, bias, visible, sinks = ctx.saved_tensors
     factor, softcap, above, below, _ = ctx.numbers
     call = Call(
@@ -109,16 +107,10 @@ def _by_the_formula(ctx: Any, *given: Float[Tensor, "B Hq L ..."] | None) -> Gra
         diagonal=above,
         window=(below, None),
         sinks=sinks,
-        aux=AuxRequest(lse=True, entropy=True),
     )
-    output, aux = attend(call, 0, call.length)
-    inputs = {0: query, 1: key, 2: value} | ({} if sinks is None else {8: sinks})
-    inputs = {at: tensor for at, tensor in inputs.items() if ctx.needs_input_grad[at]}
-    results = [(r, g) for r, g in zip((output, aux.lse, aux.entropy), given, strict=True) if g is not None]
-    outputs, gradients = zip(*results, strict=True)
-    found = torch.autograd.grad(outputs, list(inputs.values()), gradients, create_graph=True, allow_unused=True)
-    by_place = dict(zip(inputs, found, strict=True))
-    return tuple(by_place.get(at) for at in range(12))
+    leaves = (query, key, value, None, None, None, None, None, sinks, None, None, None)
+    wanted = [leaf if needed else None for leaf, needed in zip(leaves, ctx.needs_input_grad, strict=True)]
+    return gradients_of_formula(call, wanted, given)
 
 
 def _refuse(ctx: Any, *gradients: Tensor | None) -> Gradients:

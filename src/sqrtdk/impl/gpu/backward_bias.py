@@ -1,0 +1,95 @@
+"""Gradient of the bias: one program a tile of rows and keys, which sums over the batch and the heads that share a bias.
+
+    dbias = sum of dZ
+
+A bias that all rows share, or all keys, has one sum a tile, and the tiles are added up after.
+"""
+
+import triton
+import triton.language as tl
+
+from sqrtdk.impl.gpu.backward import differentiate, row_terms
+from sqrtdk.impl.gpu.tile import key_range, load_matrix, seen_keys
+
+
+@triton.jit(do_not_specialize=["length", "keys", "above", "below"])
+def backward_bias(
+    gradient, g_batch, g_head, g_row, g_column,
+    query, q_batch, q_head, q_row, q_column,
+    key, k_batch, k_head, k_row, k_column,
+    value, v_batch, v_head, v_row, v_column,
+    lse, constant, entropy,
+    scale, scale_batch, scale_head, scale_row,
+    bias, bias_batch, bias_head, bias_row, bias_column,
+    visible, visible_batch, visible_head, visible_row, visible_column,
+    d_bias,
+    batch, heads, length, keys, factor, softcap, above, below,
+    GROUP: tl.constexpr, E: tl.constexpr, EV: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_EV: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SCALES: tl.constexpr, SOFTCAP: tl.constexpr, VISIBLE: tl.constexpr,
+    ABOVE: tl.constexpr, BELOW: tl.constexpr, ENTROPY: tl.constexpr, BATCHES: tl.constexpr, HEADS: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_M rows and BLOCK_N keys; BATCHES, HEADS, ROWS, KEYS: the bias has one for each of them."""
+    tiles = tl.cdiv(length, BLOCK_M)
+    blocks = tl.cdiv(keys, BLOCK_N)
+    block = tl.program_id(0) % blocks
+    tile = tl.program_id(0) // blocks % tiles
+    which = tl.program_id(0) // blocks // tiles
+    first_head = which % heads if HEADS else 0
+    first_batch = (which // heads if HEADS else which) if BATCHES else 0
+    rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    there = rows < length
+    positions = tl.where(there, rows, 0)
+    row_at = positions.to(tl.int64)
+    columns = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    column_there = columns < keys
+    column_at = tl.where(column_there, columns, 0).to(tl.int64)
+    first = tile * BLOCK_M
+    last = tl.minimum(first + BLOCK_M, length) - 1
+    start, _, _, stop = key_range(first, last, keys, above, below, BLOCK_N, ABOVE, BELOW)
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    pairs = (1 if BATCHES else batch) * (1 if HEADS else heads)
+    if (block * BLOCK_N < start) | (block * BLOCK_N >= stop):
+        pairs = 0
+    for pair in range(pairs):
+        head = first_head + (0 if HEADS else pair % heads)
+        b = first_batch + (0 if BATCHES else (pair if HEADS else pair // heads))
+        head = tl.zeros([], tl.int64) + head
+        b = tl.zeros([], tl.int64) + b
+        q = load_matrix(query + b * q_batch + head * q_head, row_at * q_row, there, q_column, E, BLOCK_E, True, WIDEN)
+        k = load_matrix(key + b * k_batch + head // GROUP * k_head, column_at * k_row, column_there, k_column, E,
+                        BLOCK_E, True, WIDEN)
+        x = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        dp = 0.0
+        if EV > 0:
+            g = load_matrix(gradient + b * g_batch + head * g_head, row_at * g_row, there, g_column, EV, BLOCK_EV, True,
+                            WIDEN)
+            v = load_matrix(value + b * v_batch + head // GROUP * v_head, column_at * v_row, column_there, v_column, EV,
+                            BLOCK_EV, True, WIDEN)
+            dp = tl.dot(g, tl.trans(v), input_precision=PRECISION)
+        of_lse, of_constant, of_entropy, of_scale = row_terms(
+            lse, constant, entropy, scale, (b * heads + head) * length + row_at,
+            b * scale_batch + head * scale_head + row_at * scale_row, factor, there, ENTROPY, SCALES, True)
+        if ENTROPY:
+            of_entropy = of_entropy[:, None]
+        if SCALES:
+            of_scale = of_scale[:, None]
+        seen = seen_keys(positions, there, columns, visible, b * visible_batch + head * visible_head +
+                         row_at * visible_row, visible_column, keys, above, below, VISIBLE, ABOVE, BELOW)
+        _, added, _ = differentiate(
+            x, dp, seen, of_scale, of_lse[:, None], of_constant[:, None], of_entropy, softcap, bias,
+            b * bias_batch + head * bias_head + row_at * bias_row, there, columns, bias_column, keys, False, SOFTCAP,
+            True, ENTROPY, True)
+        acc += added
+
+    to = (tl.zeros([], tl.int64) + which) * (length if ROWS else tiles)
+    width = (keys if KEYS else blocks).to(tl.int64)
+    if ROWS and KEYS:
+        at = (to + row_at)[:, None] * width + column_at[None, :]
+        tl.store(d_bias + at, acc.to(d_bias.dtype.element_ty), mask=there[:, None] & column_there[None, :])
+    elif ROWS:
+        tl.store(d_bias + (to + row_at) * width + block, tl.sum(acc, 1), mask=there)
+    elif KEYS:
+        tl.store(d_bias + (to + tile) * width + column_at, tl.sum(acc, 0), mask=column_there)
+    else:
+        tl.store(d_bias + (to + tile) * width + block, tl.sum(tl.sum(acc, 1), 0))

@@ -1,0 +1,23 @@
+"""Whether the Triton kernel can run here: on a GPU, or on a CPU in Triton's interpreter, which `conftest` turns on."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from sqrtdk.impl.gpu.load import interpreted, unavailable
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def unable() -> str | None:
+    """Why it can't; None where it can."""
+    return "Triton is not installed" if find_spec("triton") is None else unavailable(DEVICE)
+
+
+needs_triton = pytest.mark.skipif(unable() is not None, reason=f"no Triton: {unable()}")
+in_the_interpreter = pytest.mark.skipif(not interpreted(), reason="it is about the interpreter")
+# NumPy, which the interpreter computes with, warns of what a GPU does without a word
+overflows = pytest.mark.filterwarnings("ignore:.* encountered in :RuntimeWarning")
