@@ -46,7 +46,7 @@ def backward_bias(
     column_at = tl.where(column_there, columns, 0).to(tl.int64)
     first = tile * BLOCK_M
     last = tl.minimum(first + BLOCK_M, length) - 1
-    start, _, _, stop = key_range(first, last, keys, above, below, BLOCK_N, ABOVE, BELOW)
+    start, _whole, _ragged, stop = key_range(first, last, keys, above, below, BLOCK_N, ABOVE, BELOW)
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     pairs = (1 if BATCHES else batch) * (1 if HEADS else heads)
     if (block * BLOCK_N < start) | (block * BLOCK_N >= stop):

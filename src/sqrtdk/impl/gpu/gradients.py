@@ -16,7 +16,7 @@ from sqrtdk.impl.gpu.backward import constants
 from sqrtdk.impl.gpu.backward_bias import backward_bias
 from sqrtdk.impl.gpu.backward_keys import backward_keys
 from sqrtdk.impl.gpu.backward_rows import backward_rows
-from sqrtdk.impl.gpu.configs import Config
+from sqrtdk.impl.gpu.configs import backward_config
 from sqrtdk.impl.gpu.launch import fits_descriptor, launch, padded, precision, strides, target_of
 from sqrtdk.impl.gpu.load import interpreted
 
@@ -27,11 +27,6 @@ operator = custom_op if interpreted() else triton_op  # an interpreted kernel ca
 ROWS_OF_CONSTANTS = 32
 BIAS_BLOCK = 64
 Gradients = tuple[Tensor | None, ...]
-
-
-def backward_config(target: str, dtype: torch.dtype, width: int, causal: bool, statistics: bool) -> Config:
-    """The configuration of the backward kernels: block_m rows or keys that stay, block_n keys or rows that pass by."""
-    return Config(32, 32, 4, 1) if target == "interpreter" else Config(128, 64, 8, 2)
 
 
 @operator("sqrtdk_gpu::constant", mutates_args=())
@@ -135,9 +130,8 @@ def backward(
         dq, dk, dv = dq.float(), dk.float(), dv.float()
     group = heads // key_heads
     widest = max(padded(width), padded(value_width))
-    config = backward_config(target_of(query), query.dtype, widest, above is not None, entropy is not None)
-    direct = config.descriptors
-    if direct and value_width and not fits_descriptor(gradient):
+    for_keys, for_rows = backward_config(target_of(query), query.dtype, widest)
+    if for_keys.descriptors and value_width and not fits_descriptor(gradient):
         gradient = gradient.contiguous()
     tensors = (
         *(gradient, *gradient.stride(), query, *query.stride(), key, *key.stride(), value, *value.stride()),
@@ -159,41 +153,40 @@ def backward(
         "WIDEN": widen,
         "PRECISION": precision(query),
     }
-    swept = {
-        "LINEAR": bias is None and not softcap,
-        "BIAS": bias is not None,
-        "num_warps": config.warps,
-        "num_stages": config.stages,
-    }
+    swept = {"LINEAR": bias is None and not softcap, "BIAS": bias is not None}
     launch(
         backward_keys,
-        (triton.cdiv(keys, config.block_m) * batch * key_heads,),
+        (triton.cdiv(keys, for_keys.block_m) * batch * key_heads,),
         *tensors,
         dk,
         dv,
         *numbers,
-        BLOCK_M=config.block_n,
-        BLOCK_N=config.block_m,
-        DESCRIPTORS=direct and all(fits_descriptor(t) for t in (query, gradient) if t.shape[-1]),
+        BLOCK_M=for_keys.block_n,
+        BLOCK_N=for_keys.block_m,
+        DESCRIPTORS=for_keys.descriptors and all(fits_descriptor(t) for t in (query, gradient) if t.shape[-1]),
+        num_warps=for_keys.warps,
+        num_stages=for_keys.stages,
         **swept,
         **common,
     )
     launch(
         backward_rows,
-        (triton.cdiv(length, config.block_m) * batch * heads,),
+        (triton.cdiv(length, for_rows.block_m) * batch * heads,),
         *tensors,
         dq,
         d_scale,
         *numbers,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
+        BLOCK_M=for_rows.block_m,
+        BLOCK_N=for_rows.block_n,
         NEEDS_SCALE=needs_scale,
-        DESCRIPTORS=direct and all(fits_descriptor(t) for t in (key, value) if t.shape[-1]),
+        DESCRIPTORS=for_rows.descriptors and all(fits_descriptor(t) for t in (key, value) if t.shape[-1]),
+        num_warps=for_rows.warps,
+        num_stages=for_rows.stages,
         **swept,
         **common,
     )
     if needs_bias and bias is not None:
-        block = min(config.block_m, BIAS_BLOCK)
+        block = min(for_rows.block_m, BIAS_BLOCK)
         whole = [size > 1 for size in bias.shape]  # a dimension of the call that is 1 is summed over as well
         cut = [triton.cdiv(size, block) for size in (length, keys)]
         shape = [n if own else 1 for n, own in zip((batch, heads), whole, strict=False)]
