@@ -55,19 +55,22 @@ W4 = Config(64, 64, 4, 2)
 W4_32 = Config(64, 32, 4, 2)
 W4_128 = Config(128, 64, 4, 2)
 W8_64 = Config(128, 64, 8, 2)
+W8_32 = Config(128, 32, 8, 2)
+D8_32 = Config(128, 32, 8, 2, True)
 D8_64 = Config(128, 64, 8, 2, True)
 D8_128 = Config(128, 128, 8, 2, True)
 AMD_128 = Config(128, 64, 4, 1)
 AMD_64 = Config(64, 32, 4, 1)
+D4_16 = Config(64, 16, 8, 2, True)
 SMALL = Config(32, 32, 4, 2)
 
 FORWARD = {
     ("sm_80", "half", 64): Forward(W4_128, W4_128, W8_64, W8_64),
     ("sm_80", "half", 128): Forward(W8_64, W8_64, W8_64, W8_64),
-    ("sm_80", "half", 256): Forward(W4_32, W4_32, W4_32, W4_32),
+    ("sm_80", "half", 256): Forward(W8_32, W8_32, W8_32, W8_32),
     ("sm_90", "half", 64): Forward(D8_128, D8_128, D8_128, D8_128),
     ("sm_90", "half", 128): Forward(D8_128, D8_128, D8_128, D8_128),
-    ("sm_90", "half", 256): Forward(D8_64, D8_64, D8_64, D8_64),
+    ("sm_90", "half", 256): Forward(D8_64, D8_64, D8_32, D8_32),
     ("sm_100", "half", 64): Forward(D8_128, D8_128, D8_128, D8_128),
     ("sm_100", "half", 128): Forward(D8_128, D8_128, D8_64, D8_64),
     ("sm_100", "half", 256): Forward(D8_64, D8_64, D8_64, D8_64),
@@ -87,8 +90,23 @@ FEW = {  # few rows against many keys: tiles of 16 to 64 rows
 }
 
 BACKWARD = {
-    (target, kind, width): Backward(W4, W4) if kind == "half" and width < 256 else Backward(W4_32, W4_32)
-    for target, kind, width in FORWARD
+    ("sm_80", "half", 64): Backward(W8_64, W8_64),
+    ("sm_80", "half", 128): Backward(W8_32, W8_64),
+    ("sm_80", "half", 256): Backward(W4_32, W8_32),
+    ("sm_90", "half", 64): Backward(D8_64, D8_64),
+    ("sm_90", "half", 128): Backward(D8_32, D8_64),
+    ("sm_90", "half", 256): Backward(D4_16, D8_32),
+    ("sm_100", "half", 64): Backward(D8_64, D8_64),
+    ("sm_100", "half", 128): Backward(D8_32, D8_64),
+    ("sm_100", "half", 256): Backward(D4_16, D8_32),
+    ("gfx942", "half", 64): Backward(AMD_64, AMD_64),
+    ("gfx942", "half", 128): Backward(AMD_64, AMD_64),
+    ("gfx942", "half", 256): Backward(AMD_64, AMD_64),
+    **{
+        (target, "single", width): Backward(config, config)
+        for target in ("sm_80", "sm_90", "sm_100", "gfx942")
+        for width, config in ((64, W4_32), (128, SMALL), (256, SMALL))
+    },
 }
 
 
