@@ -239,6 +239,32 @@ def merged(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(known, key=lambda record: order.index(of(record)))
 
 
+def record_text(records: list[dict[str, Any]]) -> str:
+    """The JSON, one kernel a line."""
+    kernels = ",\n".join(json.dumps(record) for record in records)
+    return f'{{"triton": "{triton.__version__}", "kernels": [\n{kernels}\n]}}\n'
+
+
+def pages(records: list[dict[str, Any]]) -> tuple[str, str]:
+    """Page and record as they should be, with these records."""
+    everything = merged(records)
+    written = PAGE.read_text(encoding="utf-8")
+    before, after = written[: written.index(START)], written[written.index(END) + len(END) :]
+    return before + page(everything) + after, record_text(everything)
+
+
+def write(records: list[dict[str, Any]]) -> None:
+    """Put these records into page and record."""
+    text, record = pages(records)
+    PAGE.write_text(text, encoding="utf-8")
+    RECORD.write_text(record, encoding="utf-8")
+
+
+def agrees(records: list[dict[str, Any]]) -> bool:
+    """Whether page and record hold these records already."""
+    return pages(records) == (PAGE.read_text(encoding="utf-8"), RECORD.read_text(encoding="utf-8"))
+
+
 def chosen(target: str, name: str, words: list[str], exact: bool) -> bool:
     """Whether the words of the command line ask for this case."""
     if exact:
@@ -268,14 +294,9 @@ def main() -> int:
                     failed += bool(missed)
                     said = json.dumps(record | {"missed": missed}) if options.json else f"{target} {line(record)}"
                     print(said, *([] if options.json else missed), flush=True)
-    everything = merged(records)
-    text = json.dumps({"triton": triton.__version__, "kernels": everything}, indent=1) + "\n"
-    written = PAGE.read_text(encoding="utf-8")
-    if options.write:
-        after = written[written.index(END) + len(END) :]
-        PAGE.write_text(written[: written.index(START)] + page(everything) + after, encoding="utf-8")
-        RECORD.write_text(text, encoding="utf-8")
-    if options.check and (page(everything) not in written or RECORD.read_text(encoding="utf-8") != text):
+                if options.write:
+                    write(records)
+    if options.check and not agrees(records):
         print("docs/gpu-kernel.md and benchmarks/results/gpu-kernels.json say something else: run with --write")
         failed += 1
     return int(failed > 0)

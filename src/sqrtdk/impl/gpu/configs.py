@@ -63,6 +63,7 @@ AMD_128 = Config(128, 64, 4, 1)
 AMD_64 = Config(64, 32, 4, 1)
 D4_16 = Config(64, 16, 8, 2, True)
 SMALL = Config(32, 32, 4, 2)
+EXTRAS = W4_32
 
 FORWARD = {
     ("sm_80", "half", 64): Forward(W4_128, W4_128, W8_64, W8_64),
@@ -126,7 +127,13 @@ def _key(target: str, dtype: torch.dtype, width: int) -> tuple[str, str, int]:
 
 
 def forward_config(
-    target: str, dtype: torch.dtype, width: int, causal: bool, statistics: bool, rows: int = FEW_ROWS + 1
+    target: str,
+    dtype: torch.dtype,
+    width: int,
+    causal: bool,
+    statistics: bool,
+    rows: int = FEW_ROWS + 1,
+    extras: bool = False,
 ) -> Config:
     """The configuration of the forward kernel.
 
@@ -137,17 +144,22 @@ def forward_config(
         causal: whether there is a bound on later keys.
         statistics: whether any are wanted.
         rows: of a key head; for up to FEW_ROWS the tile may be cut to fewer.
+        extras: whether logits are capped, biased or hidden one by one, which takes registers.
     """
     if target == "interpreter":
         return INTERPRETER
     key = _key(target, dtype, width)
-    return FEW[key] if rows <= FEW_ROWS else FORWARD[key][causal + 2 * statistics]
+    if rows <= FEW_ROWS:
+        return FEW[key]
+    return EXTRAS if extras else FORWARD[key][causal + 2 * statistics]
 
 
-def backward_config(target: str, dtype: torch.dtype, width: int) -> Backward:
-    """The configurations of the backward kernels, of keys and of rows."""
+def backward_config(target: str, dtype: torch.dtype, width: int, extras: bool = False) -> Backward:
+    """The configurations of the backward kernels, of keys and of rows; `extras` as for the forward one."""
     if target == "interpreter":
         return Backward(Config(32, 32, 4, 1), Config(32, 32, 4, 1))
+    if extras and width <= 128:
+        return Backward(W4_32, W4_32)
     return BACKWARD[_key(target, dtype, width)]
 
 

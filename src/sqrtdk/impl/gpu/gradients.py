@@ -130,7 +130,8 @@ def backward(
         dq, dk, dv = dq.float(), dk.float(), dv.float()
     group = heads // key_heads
     widest = max(padded(width), padded(value_width))
-    for_keys, for_rows = backward_config(target_of(query), query.dtype, widest)
+    extras = bias is not None or visible is not None or softcap > 0.0
+    for_keys, for_rows = backward_config(target_of(query), query.dtype, widest, extras)
     if for_keys.descriptors and value_width and not fits_descriptor(gradient):
         gradient = gradient.contiguous()
     tensors = (

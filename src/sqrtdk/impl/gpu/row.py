@@ -94,7 +94,7 @@ def chan(n, mean, m2, count, centre, squares):
     there = (tl.abs(centre) < INF) & (count > 0.0)
     share = tl.where(there, count / tl.maximum(whole, 1.0), 0.0)
     delta = tl.where(there, centre - mean, 0.0)
-    m2 = m2 + tl.where(there, squares, 0.0) + delta * delta * n * share
+    m2 = m2 + tl.where(there, squares, 0.0) + delta * (n * share) * delta  # without overflow where n is 0
     return whole, mean + delta * share, m2
 
 
