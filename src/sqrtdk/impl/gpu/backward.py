@@ -16,8 +16,8 @@ LOWEST = tl.constexpr(-160.0)  # 2^LOWEST is 0; an infinite logarithm times a we
 
 
 @triton.jit
-def differentiate(x, dp, seen, factor, lse, constant, entropy, softcap, bias, bias_at, there, others, bias_stride, count,
-                  LINEAR: tl.constexpr, SOFTCAP: tl.constexpr, BIAS: tl.constexpr, ENTROPY: tl.constexpr,
+def differentiate(x, dp, seen, factor, lse, constant, entropy, softcap, bias, bias_at, there, others, bias_stride,
+                  count, LINEAR: tl.constexpr, SOFTCAP: tl.constexpr, BIAS: tl.constexpr, ENTROPY: tl.constexpr,
                   MASKED: tl.constexpr):
     """(weights, gradient of what the bias is added to, gradient of the logits before the softcap) of a tile.
 
@@ -77,7 +77,7 @@ def constants(
     rows, heads, length,
     EV: tl.constexpr, BLOCK_EV: tl.constexpr, BLOCK_M: tl.constexpr, LSE: tl.constexpr, ENTROPY: tl.constexpr,
 ):  # fmt: skip
-    """c of BLOCK_M of all `rows` = batch x heads x length rows."""
+    """The c of BLOCK_M of all `rows` = batch x heads x length rows."""
     at = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     there = at < rows
     at = tl.where(there, at, 0)
