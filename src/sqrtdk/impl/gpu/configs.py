@@ -61,7 +61,7 @@ D8_64 = Config(128, 64, 8, 2, True)
 D8_128 = Config(128, 128, 8, 2, True)
 AMD_128 = Config(128, 64, 4, 1)
 AMD_64 = Config(64, 32, 4, 1)
-D4_16 = Config(64, 16, 8, 2, True)
+D8_NARROW = Config(64, 32, 8, 2, True)
 SMALL = Config(32, 32, 4, 2)
 EXTRAS = W4_32
 
@@ -96,10 +96,10 @@ BACKWARD = {
     ("sm_80", "half", 256): Backward(W4_32, W8_32),
     ("sm_90", "half", 64): Backward(D8_64, D8_64),
     ("sm_90", "half", 128): Backward(D8_32, D8_64),
-    ("sm_90", "half", 256): Backward(D4_16, D8_32),
+    ("sm_90", "half", 256): Backward(D8_NARROW, D8_32),
     ("sm_100", "half", 64): Backward(D8_64, D8_64),
     ("sm_100", "half", 128): Backward(D8_32, D8_64),
-    ("sm_100", "half", 256): Backward(D4_16, D8_32),
+    ("sm_100", "half", 256): Backward(D8_NARROW, D8_32),
     ("gfx942", "half", 64): Backward(AMD_64, AMD_64),
     ("gfx942", "half", 128): Backward(AMD_64, AMD_64),
     ("gfx942", "half", 256): Backward(AMD_64, AMD_64),
