@@ -79,7 +79,8 @@ def _nvidia(compiled: Any, log: str) -> dict[str, Any]:
         usage = _run("cuobjdump", "-res-usage", file.name)
     registers = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     spilled = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
-    assert registers and spilled, usage + log
+    assert registers, usage
+    assert spilled, log
     lines = [(int(at, 16), text) for at, text in re.findall(r"/\*([0-9a-f]{4,})\*/\s+([^;]+);", code)]
     spans = []
     for at, text in lines:

@@ -55,6 +55,7 @@ W4 = Config(64, 64, 4, 2)
 W4_32 = Config(64, 32, 4, 2)
 W4_128 = Config(128, 64, 4, 2)
 W8_64 = Config(128, 64, 8, 2)
+W8_SQUARE = Config(64, 64, 8, 2)
 W8_32 = Config(128, 32, 8, 2)
 D8_32 = Config(128, 32, 8, 2, True)
 D8_64 = Config(128, 64, 8, 2, True)
@@ -91,8 +92,8 @@ FEW = {  # few rows against many keys: tiles of 16 to 64 rows
 }
 
 BACKWARD = {
-    ("sm_80", "half", 64): Backward(W8_64, W8_64),
-    ("sm_80", "half", 128): Backward(W8_32, W8_64),
+    ("sm_80", "half", 64): Backward(W4, W8_64),
+    ("sm_80", "half", 128): Backward(W8_SQUARE, W8_64),
     ("sm_80", "half", 256): Backward(W4_32, W8_32),
     ("sm_90", "half", 64): Backward(D8_64, D8_64),
     ("sm_90", "half", 128): Backward(D8_32, D8_64),
