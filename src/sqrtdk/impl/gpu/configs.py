@@ -44,51 +44,71 @@ class Backward(NamedTuple):
 
 INTERPRETER = Config(64, 32, 4, 1)  # a block costs it 20 ms, whatever its size
 FP_FUSION = True  # Triton's default of today, said so that another one changes no digit
+FEW_ROWS = 64
 WIDTHS = (64, 128, 256)  # a width counts as the next of these
 
 # How products of float32 are made; plain tf32 would keep 10 bits.
 PRECISION = {"sm_80": "tf32x3", "sm_90": "tf32x3", "sm_100": "tf32x3", "gfx942": "ieee", "interpreter": "ieee"}
 
-A = Config(128, 64, 4, 2)
-B = Config(128, 128, 8, 2)
-C = Config(64, 64, 4, 2)
-D = Config(128, 64, 8, 2)
-T64 = Config(128, 64, 8, 3, True)
-T128 = Config(128, 128, 8, 2, True)
-N64 = Config(128, 64, 8, 2, True)
-S = Config(64, 32, 4, 2)
-M = Config(128, 64, 4, 1)
+# Names: rows x keys of a tile, warps, stages, D for descriptors.
+W4 = Config(64, 64, 4, 2)
+W4_32 = Config(64, 32, 4, 2)
+W4_128 = Config(128, 64, 4, 2)
+W8_64 = Config(128, 64, 8, 2)
+W8_SQUARE = Config(64, 64, 8, 2)
+W8_32 = Config(128, 32, 8, 2)
+D8_32 = Config(128, 32, 8, 2, True)
+D8_64 = Config(128, 64, 8, 2, True)
+D8_128 = Config(128, 128, 8, 2, True)
+AMD_128 = Config(128, 64, 4, 1)
+AMD_64 = Config(64, 32, 4, 1)
+D8_NARROW = Config(64, 32, 8, 2, True)
+SMALL = Config(32, 32, 4, 2)
+EXTRAS = W4_32
 
 FORWARD = {
-    ("sm_80", "half", 64): Forward(A, A, D, D),
-    ("sm_80", "half", 128): Forward(D, D, D, D),
-    ("sm_80", "half", 256): Forward(D, D, S, S),
-    ("sm_80", "single", 64): Forward(S, S, S, S),
-    ("sm_80", "single", 128): Forward(S, S, S, S),
-    ("sm_80", "single", 256): Forward(S, S, S, S),
-    ("sm_90", "half", 64): Forward(T128, T128, T128, T128),
-    ("sm_90", "half", 128): Forward(T128, T128, N64, N64),
-    ("sm_90", "half", 256): Forward(N64, N64, N64, N64),
-    ("sm_90", "single", 64): Forward(S, S, S, S),
-    ("sm_90", "single", 128): Forward(S, S, S, S),
-    ("sm_90", "single", 256): Forward(S, S, S, S),
-    ("sm_100", "half", 64): Forward(T128, T128, T128, T128),
-    ("sm_100", "half", 128): Forward(T128, T128, N64, N64),
-    ("sm_100", "half", 256): Forward(N64, N64, N64, N64),
-    ("sm_100", "single", 64): Forward(S, S, S, S),
-    ("sm_100", "single", 128): Forward(S, S, S, S),
-    ("sm_100", "single", 256): Forward(S, S, S, S),
-    ("gfx942", "half", 64): Forward(M, M, M, M),
-    ("gfx942", "half", 128): Forward(M, M, M, M),
-    ("gfx942", "half", 256): Forward(C, C, C, C),
-    ("gfx942", "single", 64): Forward(S, S, S, S),
-    ("gfx942", "single", 128): Forward(S, S, S, S),
-    ("gfx942", "single", 256): Forward(S, S, S, S),
+    ("sm_80", "half", 64): Forward(W4_128, W4_128, W8_64, W8_64),
+    ("sm_80", "half", 128): Forward(W8_64, W8_64, W8_64, W8_64),
+    ("sm_80", "half", 256): Forward(W8_32, W8_32, W8_32, W8_32),
+    ("sm_90", "half", 64): Forward(D8_128, D8_128, D8_128, D8_128),
+    ("sm_90", "half", 128): Forward(D8_128, D8_128, D8_128, D8_128),
+    ("sm_90", "half", 256): Forward(D8_64, D8_64, D8_32, D8_32),
+    ("sm_100", "half", 64): Forward(D8_128, D8_128, D8_128, D8_128),
+    ("sm_100", "half", 128): Forward(D8_128, D8_128, D8_64, D8_64),
+    ("sm_100", "half", 256): Forward(D8_64, D8_64, D8_64, D8_64),
+    ("gfx942", "half", 64): Forward(AMD_128, AMD_128, AMD_128, AMD_128),
+    ("gfx942", "half", 128): Forward(AMD_128, AMD_128, AMD_128, AMD_128),
+    ("gfx942", "half", 256): Forward(AMD_64, AMD_64, AMD_64, AMD_64),
+    **{
+        (target, "single", width): Forward(config, config, config, config)
+        for target in ("sm_80", "sm_90", "sm_100", "gfx942")
+        for width, config in ((64, W4_32), (128, W4_32), (256, SMALL))
+    },
+}
+
+FEW = {  # few rows against many keys: tiles of 16 to 64 rows
+    (target, kind, width): Config(64, 64 if kind == "half" and width < 256 else 32, 4, 2)
+    for target, kind, width in FORWARD
 }
 
 BACKWARD = {
-    (target, kind, width): Backward(C, C) if kind == "half" and width < 256 else Backward(S, S)
-    for target, kind, width in FORWARD
+    ("sm_80", "half", 64): Backward(W4, W8_64),
+    ("sm_80", "half", 128): Backward(W8_SQUARE, W8_64),
+    ("sm_80", "half", 256): Backward(W4_32, W8_32),
+    ("sm_90", "half", 64): Backward(D8_64, D8_64),
+    ("sm_90", "half", 128): Backward(D8_32, D8_64),
+    ("sm_90", "half", 256): Backward(D8_NARROW, D8_32),
+    ("sm_100", "half", 64): Backward(D8_64, D8_64),
+    ("sm_100", "half", 128): Backward(D8_32, D8_64),
+    ("sm_100", "half", 256): Backward(D8_NARROW, D8_32),
+    ("gfx942", "half", 64): Backward(AMD_64, AMD_64),
+    ("gfx942", "half", 128): Backward(AMD_64, AMD_64),
+    ("gfx942", "half", 256): Backward(AMD_64, AMD_64),
+    **{
+        (target, "single", width): Backward(config, config)
+        for target in ("sm_80", "sm_90", "sm_100", "gfx942")
+        for width, config in ((64, W4_32), (128, SMALL), (256, SMALL))
+    },
 }
 
 
@@ -107,17 +127,40 @@ def _key(target: str, dtype: torch.dtype, width: int) -> tuple[str, str, int]:
     return nearest(target), kind, next(w for w in WIDTHS if width <= w)
 
 
-def forward_config(target: str, dtype: torch.dtype, width: int, causal: bool, statistics: bool) -> Config:
-    """The configuration of the forward kernel; `width` is the larger of the padded E and Ev."""
+def forward_config(
+    target: str,
+    dtype: torch.dtype,
+    width: int,
+    causal: bool,
+    statistics: bool,
+    rows: int = FEW_ROWS + 1,
+    extras: bool = False,
+) -> Config:
+    """The configuration of the forward kernel.
+
+    Args:
+        target: as `launch.target_of` names it.
+        dtype: of query, key and value.
+        width: the larger of the padded E and Ev.
+        causal: whether there is a bound on later keys.
+        statistics: whether any are wanted.
+        rows: of a key head; for up to FEW_ROWS the tile may be cut to fewer.
+        extras: whether logits are capped, biased or hidden one by one, which takes registers.
+    """
     if target == "interpreter":
         return INTERPRETER
-    return FORWARD[_key(target, dtype, width)][causal + 2 * statistics]
+    key = _key(target, dtype, width)
+    if rows <= FEW_ROWS:
+        return FEW[key]
+    return EXTRAS if extras else FORWARD[key][causal + 2 * statistics]
 
 
-def backward_config(target: str, dtype: torch.dtype, width: int) -> Backward:
-    """The configurations of the backward kernels, of keys and of rows."""
+def backward_config(target: str, dtype: torch.dtype, width: int, extras: bool = False) -> Backward:
+    """The configurations of the backward kernels, of keys and of rows; `extras` as for the forward one."""
     if target == "interpreter":
         return Backward(Config(32, 32, 4, 1), Config(32, 32, 4, 1))
+    if extras and width <= 128:
+        return Backward(W4_32, W4_32)
     return BACKWARD[_key(target, dtype, width)]
 
 

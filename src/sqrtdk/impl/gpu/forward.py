@@ -12,7 +12,7 @@ import triton.language as tl
 
 from sqrtdk.impl.gpu import row
 from sqrtdk.impl.gpu.arithmetic import INF, LOG2_E
-from sqrtdk.impl.gpu.tile import biased, capped, key_range, load_keys, load_matrix, seen_keys
+from sqrtdk.impl.gpu.tile import biased, capped, key_range, keys_in, load_keys, load_matrix, seen_keys
 
 
 @triton.jit
@@ -33,12 +33,17 @@ def sweep(start, stop, state, acc, q, k, v, k_tiles, v_tiles, k_row, k_column, v
             x, _ = capped(x * factor[:, None], softcap, SOFTCAP)
             x = biased(x, bias, bias_at, there, columns, bias_column, keys, BIAS, MASKED)
         seen = there[:, None]
+        count = tl.zeros_like(n) + BLOCK_N
         if MASKED:
             seen = seen_keys(positions, there, columns, visible, visible_at, visible_column, keys, above, below,
                              VISIBLE, ABOVE, BELOW)
             x = tl.where(seen, x, -INF)
+            if VISIBLE:
+                count = tl.sum(seen.to(tl.float32), 1)
+            else:
+                count = keys_in(j, j + BLOCK_N, positions, there, keys, above, below, ABOVE, BELOW)
         p, keep, top, rest, c2, c3, a, low, n, mean, m2 = row.block(
-            x, seen, top, rest, c2, c3, a, low, n, mean, m2, unit, MASKED, VISIBLE, SUMS, LOWEST, MOMENTS, SPREAD,
+            x, seen, count, top, rest, c2, c3, a, low, n, mean, m2, unit, MASKED, SUMS, LOWEST, MOMENTS, SPREAD,
             SQUARES, CUBES, LINEAR)
         if EV > 0:
             value = load_keys(v, v_tiles, j, keys, v_row, v_column, EV, BLOCK_EV, BLOCK_N, DESCRIPTORS, MASKED, WIDEN)
@@ -148,13 +153,6 @@ def forward(
     top, rest, c2, c3, a, low, n, mean, m2 = state
     if LINEAR:
         top, low, mean, m2 = top * factors, low * factors, mean * factors, m2 * factors * factors
-    if not VISIBLE:  # counted by where the band lies
-        since = tl.maximum(positions - below, 0) if BELOW else tl.zeros_like(positions)
-        until = tl.minimum(positions + above + 1, keys) if ABOVE else tl.zeros_like(positions) + keys
-        if SPLIT:
-            since = tl.maximum(since, tl.program_id(1) * part)
-            until = tl.minimum(until, (tl.program_id(1) + 1) * part)
-        n = tl.maximum(until - since, 0).to(tl.float32)
     at = (b * heads + head) * length + row_at
     plane = batch.to(tl.int64) * heads * length
     widths = tl.arange(0, BLOCK_EV if EV > 0 else 1)

@@ -130,8 +130,9 @@ def backward(
         dq, dk, dv = dq.float(), dk.float(), dv.float()
     group = heads // key_heads
     widest = max(padded(width), padded(value_width))
-    of_keys, of_rows = backward_config(target_of(query), query.dtype, widest)
-    if of_keys.descriptors and value_width and not fits_descriptor(gradient):
+    extras = bias is not None or visible is not None or softcap > 0.0
+    for_keys, for_rows = backward_config(target_of(query), query.dtype, widest, extras)
+    if for_keys.descriptors and value_width and not fits_descriptor(gradient):
         gradient = gradient.contiguous()
     tensors = (
         *(gradient, *gradient.stride(), query, *query.stride(), key, *key.stride(), value, *value.stride()),
@@ -156,43 +157,43 @@ def backward(
     swept = {"LINEAR": bias is None and not softcap, "BIAS": bias is not None}
     launch(
         backward_keys,
-        (triton.cdiv(keys, of_keys.block_m) * batch * key_heads,),
+        (triton.cdiv(keys, for_keys.block_m) * batch * key_heads,),
         *tensors,
         dk,
         dv,
         *numbers,
-        BLOCK_M=of_keys.block_n,
-        BLOCK_N=of_keys.block_m,
-        DESCRIPTORS=of_keys.descriptors and all(fits_descriptor(t) for t in (query, gradient) if t.shape[-1]),
-        num_warps=of_keys.warps,
-        num_stages=of_keys.stages,
+        BLOCK_M=for_keys.block_n,
+        BLOCK_N=for_keys.block_m,
+        DESCRIPTORS=for_keys.descriptors and all(fits_descriptor(t) for t in (query, gradient) if t.shape[-1]),
+        num_warps=for_keys.warps,
+        num_stages=for_keys.stages,
         **swept,
         **common,
     )
     launch(
         backward_rows,
-        (triton.cdiv(length, of_rows.block_m) * batch * heads,),
+        (triton.cdiv(length, for_rows.block_m) * batch * heads,),
         *tensors,
         dq,
         d_scale,
         *numbers,
-        BLOCK_M=of_rows.block_m,
-        BLOCK_N=of_rows.block_n,
+        BLOCK_M=for_rows.block_m,
+        BLOCK_N=for_rows.block_n,
         NEEDS_SCALE=needs_scale,
-        DESCRIPTORS=of_rows.descriptors and all(fits_descriptor(t) for t in (key, value) if t.shape[-1]),
-        num_warps=of_rows.warps,
-        num_stages=of_rows.stages,
+        DESCRIPTORS=for_rows.descriptors and all(fits_descriptor(t) for t in (key, value) if t.shape[-1]),
+        num_warps=for_rows.warps,
+        num_stages=for_rows.stages,
         **swept,
         **common,
     )
     if needs_bias and bias is not None:
-        block = min(of_rows.block_m, BIAS_BLOCK)
+        block = min(for_rows.block_m, BIAS_BLOCK)
         whole = [size > 1 for size in bias.shape]  # a dimension of the call that is 1 is summed over as well
         cut = [triton.cdiv(size, block) for size in (length, keys)]
         shape = [n if own else 1 for n, own in zip((batch, heads), whole, strict=False)]
         shape += [n if own else parts for n, own, parts in zip((length, keys), whole[2:], cut, strict=True)]
-        direct = whole[2] and whole[3] and not (interpreted() and bias.dtype == torch.bfloat16)
-        sums = d_bias if direct else bias.new_empty(shape, dtype=torch.float32)
+        direct = whole[2] and whole[3] and not interpreted()
+        sums = bias.new_empty(shape, dtype=bias.dtype if direct else torch.float32)
         launch(
             backward_bias,
             (cut[0] * cut[1] * shape[0] * shape[1],),
@@ -210,8 +211,7 @@ def backward(
             num_stages=1,
             **common,
         )
-        if not direct:
-            d_bias = sums.sum_to_size(bias.shape).to(bias.dtype)
+        d_bias = sums if direct else sums.sum_to_size(bias.shape).to(bias.dtype)
     return dq.to(query.dtype), dk.to(query.dtype), dv.to(query.dtype), d_scale, d_bias
 
 

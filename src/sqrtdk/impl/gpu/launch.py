@@ -116,7 +116,8 @@ def run(
     rows = length * group if packed else length
     target = target_of(query)
     widest = max(padded(width), padded(value_width))
-    config = forward_config(target, query.dtype, widest, above is not None, statistics != 0)
+    extras = bias is not None or visible is not None or softcap > 0.0
+    config = forward_config(target, query.dtype, widest, above is not None, statistics != 0, rows, extras)
     block_m = min(config.block_m, max(16, triton.next_power_of_2(rows)))
     tiles = triton.cdiv(rows, block_m)
     units = batch * heads // (group if packed else 1)

@@ -94,61 +94,61 @@ def chan(n, mean, m2, count, centre, squares):
     there = (tl.abs(centre) < INF) & (count > 0.0)
     share = tl.where(there, count / tl.maximum(whole, 1.0), 0.0)
     delta = tl.where(there, centre - mean, 0.0)
-    m2 = m2 + tl.where(there, squares, 0.0) + delta * delta * n * share
+    m2 = m2 + tl.where(there, squares, 0.0) + delta * (n * share) * delta  # without overflow where n is 0
     return whole, mean + delta * share, m2
 
 
 @triton.jit
-def block(x, seen, top, rest, c2, c3, a, low, n, mean, m2, unit, MASKED: tl.constexpr, COUNTED: tl.constexpr,
-          SUMS: tl.constexpr, LOWEST: tl.constexpr, MOMENTS: tl.constexpr, SPREAD: tl.constexpr,
-          SQUARES: tl.constexpr, CUBES: tl.constexpr, LINEAR: tl.constexpr):
+def block(x, seen, count, top, rest, c2, c3, a, low, n, mean, m2, unit, MASKED: tl.constexpr, SUMS: tl.constexpr,
+          LOWEST: tl.constexpr, MOMENTS: tl.constexpr, SPREAD: tl.constexpr, SQUARES: tl.constexpr,
+          CUBES: tl.constexpr, LINEAR: tl.constexpr):
     """Rows with one more block of keys: (weights, keep, state); x (M, N) is -inf where it is not `seen`.
 
     The weights are e^(z - m) of the new maximum, `keep` is what earlier weights are worth in its terms. `seen` counts
-    where MASKED; COUNTED: the number of visible keys is wanted.
+    where MASKED; `count` is how many keys are.
     """
-    larger = tl.maximum(top, tl.max(x, 1))
+    largest = tl.max(x, 1)
+    larger = tl.maximum(top, largest)
     keep, rest, c2, c3, a = shifted(top, rest, c2, c3, a, larger, unit, SUMS, SPREAD, SQUARES, CUBES)
     shift = tl.where(larger == -INF, 0.0, larger)
     if SUMS:
         distance = (x - shift[:, None]) * unit[:, None]  # exactly 0 at the maximum
         e = tl.exp2(distance)
-        others = tl.where(x == larger[:, None], 0.0, e * ROOT)
-        most = tl.sum(others, 1) * (1.0 / ROOT)
+        others = tl.where(x == larger[:, None], 0.0, e)
+        most = tl.sum(others, 1)
         # equal largest keys, of which one is left out where it came with this block
         again = tl.floor(tl.sum(e, 1) - most + 0.5) - tl.where(larger > top, 1.0, 0.0)
         rest = rest + most + again
         if SPREAD:
             a = a + tl.sum(e * tl.maximum(distance, FAR), 1)
         if SQUARES:
-            square = others * others
+            square = others * (ROOT * ROOT) * others
             c2 = c2 + tl.sum(square, 1) + again * (ROOT * ROOT)
             if CUBES:
-                c3 = c3 + tl.sum(square * e, 1) + again * (ROOT * ROOT)
+                c3 = c3 + tl.sum(square * others, 1) + again * (ROOT * ROOT)
     else:
         if LINEAR:
             e = tl.exp2(x * unit[:, None] - (shift * unit)[:, None])
         else:  # a bias may be the lowest number there is, and times log2 e it is none
             e = tl.exp2((x - shift[:, None]) * unit[:, None])
         rest = rest + tl.sum(e, 1)
-    if LOWEST or COUNTED:
-        if MASKED:
-            count = tl.sum(seen.to(tl.float32), 1)
-        else:
-            count = tl.full(n.shape, x.shape[1], tl.float32)
-        if LOWEST:
-            smallest = tl.min(tl.where(seen, x, INF) if MASKED else x, 1)
-            low = tl.minimum(low, smallest)
-        if MOMENTS:
-            part = x * (1.0 / tl.maximum(count, 1.0))[:, None]
-            centre = tl.sum(tl.where(seen, part, 0.0) if MASKED else part, 1)
-            centre = tl.minimum(tl.maximum(centre, smallest), larger)  # of equal logits exactly they
-            off = x - tl.where(tl.abs(centre) < INF, centre, 0.0)[:, None]
-            squares = tl.sum(tl.where(seen, off * off, 0.0) if MASKED else off * off, 1)
-            n, mean, m2 = chan(n, mean, m2, count, centre, squares)
-        else:
-            n = n + count
-    return e, keep, larger, rest, c2, c3, a, low, n, mean, m2
+    if LOWEST:
+        smallest = tl.min(tl.where(seen, x, INF) if MASKED else x, 1)
+        low = tl.minimum(low, smallest)
+        if MOMENTS:  # from the mean so far, so that nothing cancels; in a row's first block from the middle
+            middle = 0.5 * largest + tl.where(smallest < INF, 0.5 * smallest, 0.0)
+            middle = tl.where(n > 0.0, mean, tl.where(tl.abs(middle) < INF, middle, 0.0))
+            off = x - middle[:, None]
+            if MASKED:
+                off = tl.where(seen, off, 0.0)
+            whole = tl.maximum(n + count, 1.0)
+            step = tl.sum(off * (1.0 / whole)[:, None], 1)
+            squares = tl.sum(off * off, 1)
+            finite = (tl.abs(step) < INF) & (count > 0.0)  # a block without a finite mean only counts
+            squares = tl.where(squares < INF, squares - step * whole * step, squares)
+            mean = tl.where(finite, tl.minimum(tl.maximum(middle + step, low), larger), mean)
+            m2 = tl.where(finite, m2 + tl.maximum(squares, 0.0), m2)
+    return e, keep, larger, rest, c2, c3, a, low, n + count, mean, m2
 
 
 @triton.jit

@@ -79,6 +79,18 @@ def seen_keys(positions, there, columns, visible, offsets, column_stride, keys, 
 
 
 @triton.jit
+def keys_in(start, stop, positions, there, keys, above, below, ABOVE: tl.constexpr, BELOW: tl.constexpr):
+    """How many keys of start..stop the rows see by the band alone, float32 (M,)."""
+    since = tl.zeros_like(positions) + start
+    until = tl.zeros_like(positions) + tl.minimum(stop, keys)
+    if ABOVE:
+        until = tl.minimum(until, positions + above + 1)
+    if BELOW:
+        since = tl.maximum(since, positions - below)
+    return tl.where(there, tl.maximum(until - since, 0), 0).to(tl.float32)
+
+
+@triton.jit
 def key_range(first, last, keys, above, below, BLOCK_N: tl.constexpr, ABOVE: tl.constexpr, BELOW: tl.constexpr):
     """(start, whole, ragged, stop): a row of the positions first..last may see keys of start..stop; all see
     whole..ragged.
