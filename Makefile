@@ -39,8 +39,8 @@ demo: kernel
 	@printf '\nOpen in a browser: %s\n' "$(CURDIR)/out/demo-unscaled.html"
 
 test: .venv/.dev kernel
-	@if [ $(BROWSER) = required ] || [ -x $(CHROMIUM) ]; then marks='not slow'; else \
-	    marks='not slow and not browser'; \
+	@if [ $(BROWSER) = required ] || [ -x $(CHROMIUM) ]; then marks='not slow and not gpu'; else \
+	    marks='not slow and not gpu and not browser'; \
 	    echo 'The browser tests are skipped: $(CHROMIUM) is missing (Debian: apt-get install chromium).'; fi; \
 	$(BIN)/python -m pytest -q --numprocesses $(JOBS) -m "$$marks"
 

@@ -1,4 +1,4 @@
-"""Shared by every test: no hub, one seed."""
+"""Shared by every test: no hub, one seed, Triton's interpreter where there is no GPU."""
 
 import contextlib
 import os
@@ -10,8 +10,8 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import pytest
 import torch
 
-if not torch.cuda.is_available():  # before anything imports Triton
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+if not torch.cuda.is_available() and not torch.xpu.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton's functions are made: before anything imports it
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,4 +1,4 @@
-"""What figures depend on: versions, machine, threads, and whether the compiled kernel is in use."""
+"""What figures depend on: versions, machine, threads, and which kernels of the package are in use."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ import torch
 
 from sqrtdk._machine import cpu_name
 from sqrtdk.errors import short_text
+from sqrtdk.impl.gpu import load as gpu
 from sqrtdk.impl.kernel import compiler, load
 
 LIBRARIES = ("sqrtdk", "torch", "numpy", "safetensors", "transformers", "onnxruntime", "onnx", "ray")
+TRITONS = ("triton", "triton-rocm", "pytorch-triton-rocm", "triton-xpu", "pytorch-triton-xpu")  # one module, many wheels
 
 
 def environment() -> dict[str, Any]:
@@ -25,11 +27,14 @@ def environment() -> dict[str, Any]:
     Returns:
         `versions` of Python and of libraries (None where one is not installed, "unknown" where it does not tell),
         `platform`, `cpu` ("unknown" likewise), `cpus` (None likewise), `threads` of torch, `gpus` that torch sees, by
-        name or by what it says in place of one, and `kernel`: `library` (its file, or ""), `built` (whether one is
-        there that is whole), `loaded`, `reason` (why it is not in use; None where it is) and `compiler` (None where
-        there is none).
+        name or by what it says in place of one, `kernel`: `library` (its file, or ""), `built` (whether one is there
+        that is whole), `loaded`, `reason` (why it is not in use; None where it is) and `compiler` (None where there is
+        none), and `triton`: `version` (as in `versions`), `available` (whether the Triton kernel can run here),
+        `interpreted` (whether its interpreter would run it, on a CPU) and `reason` (why it can't run; None where it
+        can). Triton is imported where there is a GPU or its interpreter is asked for, and nowhere else.
     """
     kernel = load.state()
+    triton = gpu.state()
     return {
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in LIBRARIES},
         "platform": platform.platform(),
@@ -43,6 +48,12 @@ def environment() -> dict[str, Any]:
             "loaded": kernel.loaded,
             "reason": kernel.reason,
             "compiler": shlex.join(compiler.command()) or None,
+        },
+        "triton": {
+            "version": next(filter(None, map(_version, TRITONS)), None),
+            "available": triton.reason is None,
+            "interpreted": triton.interpreted,
+            "reason": triton.reason,
         },
     }
 

@@ -12,11 +12,13 @@ from sqrtdk._arguments import autocast_dtype
 from sqrtdk._attention import resolve
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.impl.call import Call, has_values
-from sqrtdk.impl.choice import against_compiled
-from sqrtdk.impl.cpu import row_statistics
+from sqrtdk.impl.choice import against_compiled, against_triton
+from sqrtdk.impl.cpu import row_statistics as on_cpu
 from sqrtdk.impl.fused import LARGEST_MASK, mask_elements, obstacle, swept
+from sqrtdk.impl.gpu.load import GPUS
 from sqrtdk.impl.rows import block_stats
 from sqrtdk.impl.tiled import block_rows
+from sqrtdk.impl.triton import row_statistics as on_gpu
 from sqrtdk.positions import PositionTerm
 from sqrtdk.scales import ScaleRule
 from sqrtdk.scores import FoldedScore, PairScore
@@ -100,9 +102,12 @@ def measure(
 
 
 def _measured(call: Call) -> RowStats:
-    every = replace(call, softcap=None, aux=AuxRequest.all())  # the pass knows a softcap, which torch's kernels do not
-    if against_compiled(replace(call, aux=AuxRequest.all())) is None:
-        return row_statistics(call)
+    whole = replace(call, aux=AuxRequest.all())
+    if against_compiled(whole) is None:
+        return on_cpu(call)
+    if call.query.device.type in GPUS and against_triton(whole) is None:
+        return on_gpu(call)
+    every = replace(whole, softcap=None)  # the pass knows a softcap, which torch's kernels do not
     if obstacle(every) is None and mask_elements(call) <= LARGEST_MASK:
         return swept(call).rows
     height = block_rows(call)

@@ -12,14 +12,16 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from sqrtdk.errors import InvalidValueError
-from sqrtdk.impl.call import Call, has_values
+from sqrtdk.impl.call import UNBOUNDED, Call, has_values
 from sqrtdk.impl.cpu import DTYPES, cpu
 from sqrtdk.impl.cpu import obstacle as against_cpu
 from sqrtdk.impl.dense import dense
 from sqrtdk.impl.fused import LARGEST_MASK, fused, held_by_torch, mask_elements
 from sqrtdk.impl.fused import obstacle as against_fused
+from sqrtdk.impl.gpu.load import GPUS, interpreted
 from sqrtdk.impl.kernel.load import loaded, unavailable
 from sqrtdk.impl.tiled import block_rows, tiled
+from sqrtdk.impl.triton import obstacle as against_kernel
 from sqrtdk.impl.triton import triton
 from sqrtdk.stats.request import AuxOutput
 
@@ -66,19 +68,59 @@ def choose(call: Call, impl: str = "auto") -> Choice:
     if compiled is None:
         return Choice("cpu", "the compiled kernel runs it")
     refused = f"; not the compiled kernel: {compiled}" if call.query.device.type == "cpu" else ""
-    reason = against_fused(call)
+    reason = _against_torch(call)
+    if call.query.device.type in GPUS:
+        triton_reason = against_triton(call) if reason or more_than_torch(call) else "torch's kernels do all of it"
+        if triton_reason is None:
+            return Choice("triton", "the Triton kernel runs it")
+        refused = f"; not the Triton kernel: {triton_reason}"
     if reason is None:
-        masked = mask_elements(call)
-        if masked > LARGEST_MASK:
-            reason = f"torch's kernels would need a mask of {masked} elements"
-        elif call.elements > LARGEST_DENSE and held_by_torch(call):
-            reason = f"torch would hold {call.elements} pairs at once"
-        else:
-            return Choice("fused", f"torch's kernels run it{_untold(call)}{refused}")
+        return Choice("fused", f"torch's kernels run it{_untold(call)}{refused}")
     height = block_rows(call)
     if height >= call.length:
         return Choice("dense", f"{reason}; the call fits one block{refused}")
     return Choice("tiled", f"{reason}; blocks of {height} rows{refused}")
+
+
+def _against_torch(call: Call) -> str | None:
+    """Why "auto" does not take torch's kernels; None where it does."""
+    reason = against_fused(call)
+    if reason is not None:
+        return reason
+    masked = mask_elements(call)
+    if masked > LARGEST_MASK:
+        return f"torch's kernels would need a mask of {masked} elements"
+    if call.elements > LARGEST_DENSE and held_by_torch(call):
+        return f"torch would hold {call.elements} pairs at once"
+    return None
+
+
+def more_than_torch(call: Call) -> bool:
+    """Whether torch's kernels alone don't do it: statistics, a scale of several numbers, a mask that has to be made."""
+    masked = call.visible is not None or call.bias is not None
+    return (
+        call.aux is not None
+        or isinstance(call.scale, Tensor)
+        or call.term is not None
+        or call.window != UNBOUNDED
+        or (call.diagonal is not None and (masked or call.diagonal != 0))
+    )
+
+
+def against_triton(call: Call) -> str | None:
+    """Why "auto" does not take the Triton kernel for a call on a GPU that asks for what it has; None where it does."""
+    reason = against_kernel(call)
+    if reason is not None:
+        return reason
+    if interpreted():
+        return "TRITON_INTERPRET is set, and its interpreter is slow"
+    if not _plain(call.query, call.key, call.value):
+        return "the tensors are of a class of their own"
+    if torch.compiler.is_exporting():
+        return "a program that is exported shall run without this package"
+    if call.term is not None and mask_elements(call) > LARGEST_MASK:
+        return f"it would need the position term as a bias of {mask_elements(call)} elements"
+    return None
 
 
 def against_compiled(call: Call) -> str | None:

@@ -9,7 +9,7 @@ from sqrtdk.report.plain import plain
 
 def to_text(environment: dict[str, Any]) -> str:
     """Draw what `sqrtdk._environment.environment` returns, a name and its value a line."""
-    versions, kernel = environment["versions"], environment["kernel"]
+    versions, kernel, triton = (environment[name] for name in ("versions", "kernel", "triton"))
     lines = {name: version or "not installed" for name, version in versions.items()}
     cores = environment["cpus"] or "an unknown number of"
     lines |= {
@@ -18,6 +18,13 @@ def to_text(environment: dict[str, Any]) -> str:
         "GPU": ", ".join(environment["gpus"]) or "none that torch can use",
         "compiler": kernel["compiler"] or "none",
         "kernel": f"in use: {kernel['library']}" if kernel["loaded"] else f"not in use: {kernel['reason']}",
+        "Triton": f"{triton['version'] or 'not installed'}, {_use_of(triton)}",
     }
     wide = max(map(len, lines))
     return "".join(f"{name:<{wide}}  {plain(text)}\n" for name, text in lines.items())
+
+
+def _use_of(triton: dict[str, Any]) -> str:
+    if not triton["available"]:
+        return f"not in use: {triton['reason']}"
+    return "interpreted, on CPUs: slow" if triton["interpreted"] else "in use on GPUs"

@@ -1,1 +1,1 @@
-"""The Triton kernel of `impl="triton"`: see `forward` and `backward` for the arithmetic, `load` for whether it is there."""
+"""The Triton kernel of `impl="triton"`: `forward` and `backward` do the arithmetic, `load` knows whether it can run."""

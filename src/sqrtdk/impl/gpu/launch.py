@@ -12,14 +12,14 @@ import triton
 from torch import Tensor
 from torch.library import wrap_triton
 
+from sqrtdk.impl.gpu import configs
 from sqrtdk.impl.gpu import forward as kernels
-from sqrtdk.impl.gpu.configs import forward_config
+from sqrtdk.impl.gpu.configs import FP_FUSION, forward_config
 from sqrtdk.impl.gpu.load import interpreted
 
 LARGEST_PACKED = 64  # rows of all heads of a group up to which they share tiles
 SHORTEST_PART = 256  # keys of a part, where keys are split
 MOST_SPLITS = 64
-FP_FUSION = True  # Triton's default of today, said so that another one changes no digit
 FIELDS = 9  # of RowStats
 OWN_TENSORS = 0b100001  # the bits of lse and entropy, which are no planes
 ROWS = 1 << 10
@@ -69,7 +69,7 @@ def processors(kind: str, index: int | None) -> int:
 
 def precision(tensor: Tensor) -> str:
     """How products of float32 are made."""
-    return "ieee"
+    return configs.precision(target_of(tensor))
 
 
 def launch(kernel: Callable[..., Any], grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
@@ -82,7 +82,7 @@ def launch(kernel: Callable[..., Any], grid: tuple[int, ...], *args: Any, **cons
 
     def start() -> None:
         triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=kind))
-        kernel[grid](*args, **constants, enable_fp_fusion=FP_FUSION)  # type: ignore[index]
+        kernel[grid](*args, **constants, enable_fp_fusion=FP_FUSION)
 
     contextvars.copy_context().run(start)
 

@@ -1,17 +1,58 @@
-"""Whether Triton can run here."""
+"""Whether Triton can run a call, and why not. Triton itself is imported only where a GPU or its interpreter may use it.
+
+`torch.compile` reads along: what it can't follow is done when `look` is imported, and stays there as plain values.
+"""
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
 import torch
+
+GPUS = ("cuda", "xpu")  # "cuda" stands for AMD's as well
+YES = ("1", "true", "yes", "on", "y")  # what Triton takes for it
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Whether the Triton kernel can be used in this process.
+
+    Attributes:
+        interpreted: whether Triton's interpreter would run it, on a CPU.
+        reason: why it can't be used; None where it can.
+    """
+
+    interpreted: bool
+    reason: str | None
+
+
+def state() -> State:
+    """Look; Triton is imported only if there is a GPU, or if its interpreter is asked for."""
+    if interpreted():
+        return State(True, unavailable(torch.device("cpu")))
+    seen = [torch.device(kind, i) for kind in GPUS for i in range(gpu_count(kind))]
+    reasons = [unavailable(device) for device in seen] or ["torch sees no GPU"]
+    return State(False, None if None in reasons else reasons[0])
+
+
+def gpu_count(kind: str) -> int:
+    """How many GPUs of a kind torch can use."""
+    module = torch.get_device_module(kind)
+    return int(module.device_count()) if module.is_available() else 0
 
 
 def interpreted() -> bool:
     """Whether Triton's interpreter runs the kernels, on CPU tensors."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
+    return os.environ.get("TRITON_INTERPRET", "").lower() in YES
 
 
 def unavailable(device: torch.device) -> str | None:
     """Why the kernel can't run on a device; None where it can."""
-    return None if interpreted() or device.type in ("cuda", "xpu") else "it runs on GPUs"
+    if device.type not in GPUS and not interpreted():
+        return f"Triton runs on GPUs, and the tensors are on {device.type}"
+    from sqrtdk.impl.gpu import look
+
+    if look.REASON is not None or interpreted():
+        return look.REASON
+    return look.DEVICES.get((device.type, device.index or 0), f"torch can't use {device.type} {device.index or 0} here")

@@ -27,7 +27,7 @@ class Kernel(NamedTuple):
 KERNELS: dict[str, Kernel] = {
     **{f"aten::{name}": Kernel(read_fused) for name in ops.FUSED},
     **{f"aten::{name}": Kernel(read_native, None) for name in ops.NATIVE},
-    ops.OWN: Kernel(read_own),
+    **{name: Kernel(read_own) for name in ops.OWN},
     "aten::_flash_attention_forward": Kernel(read_flash),
     "aten::_flash_attention_forward_no_dropout_inplace": Kernel(read_flash),
     "aten::_efficient_attention_forward": Kernel(read_xformers),

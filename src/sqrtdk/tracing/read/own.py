@@ -1,7 +1,8 @@
-"""Reading the project's own compiled attention: every step of its formula is one of its arguments.
+"""Reading the project's own kernels, that of CPUs and that of GPUs: every step of the formula is one of the arguments.
 
-The operator takes query (B, H, L, E), key (B, Hk, S, E) and value (B, Hv, S, Ev), and the steps in the order of the
-vocabulary: scale, softcap, bias, mask, sinks.
+The operators take query (B, H, L, E), key (B, Hk, S, E) and value (B, Hv, S, Ev), and the steps in the order of the
+vocabulary: scale, softcap, bias, mask, sinks. What has a number a row or a pair is spread to its shape by the
+caller, or, on a GPU, by the kernel.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from sqrtdk.tracing.watch.graph import Node
 
 
 def read_own(call: KernelCall) -> Reading:
-    """The compiled kernel ran: its arguments are the operands and the steps."""
+    """A kernel of ours ran: its arguments are the operands and the steps."""
     q, k = call.arguments["query"], call.arguments["key"]
     query, key = paired(follow(call.nodes["query"], "q"), follow(call.nodes["key"], "k"))
     layout = _layout(call, query)
@@ -86,6 +87,12 @@ def _dims_of_caller(node: Node) -> int:
     return len(node.shape)
 
 
+def _spread(call: KernelCall, name: str, columns: int) -> Tensor | None:
+    """An argument spread to the logits' rows and so many columns, as the kernel of CPUs gets it."""
+    tensor: Tensor | None = call.arguments.get(name)
+    return None if tensor is None else tensor.expand(*call.arguments["query"].shape[:3], columns)
+
+
 def _shaped(tensor: Tensor, layout: Layout) -> Tensor:
     """(B, H, L, S or 1) of an argument that was spread to its shape; dimensions that only repeat have size 1 again."""
     tensor = tensor.detach().reshape(layout.batch, layout.heads, *tensor.shape[-2:])
@@ -97,16 +104,16 @@ def _shaped(tensor: Tensor, layout: Layout) -> Tensor:
 
 def _scale(call: KernelCall, layout: Layout) -> tuple[float | Tensor, Step]:
     """The scale, a number or a tensor in its place, and its step."""
-    number, tensor = call.arguments["factor"], call.arguments.get("scale")
+    number, tensor = call.arguments["factor"], _spread(call, "scale", 1)
     if tensor is None:
         return number, Scale(Factor(number, "op", "sqrtdk scale"))
-    factor = tensor_factor(call.nodes["scale"], tensor, "op", heads_axis=-3)
+    factor = tensor_factor(call.nodes["scale"], call.arguments["scale"], "op", heads_axis=-3)
     return _shaped(tensor, layout), Scale(factor or Factor(None, "op", ROWS, learned=is_learned(call.nodes["scale"])))
 
 
 def _bias(call: KernelCall, layout: Layout) -> tuple[Step, ...]:
     """The steps of the bias, which may be a mask as well."""
-    bias = call.arguments.get("bias")
+    bias = _spread(call, "bias", layout.columns)
     if bias is None:
         return ()
     shape = (layout.batch, layout.heads, layout.rows, layout.columns)
@@ -117,7 +124,7 @@ def _mask(call: KernelCall, layout: Layout, bias: Sequence[Step]) -> tuple[Hide 
     """The step of the mask and the window, and why it can't be looked at where it can't."""
     sizes = (layout.rows, layout.columns)
     above, below = call.arguments.get("above"), call.arguments.get("below")
-    mask = call.arguments.get("visible")
+    mask = _spread(call, "visible", layout.columns)
     alone = mask is None and not any(isinstance(step, Hide) for step in bias)
     if alone and above == 0 and (below is None or below >= layout.rows - 1):
         return CAUSAL, None

@@ -111,8 +111,8 @@ FUSED = frozenset(
     }
 )
 
-# The project's own compiled attention, by its whole name; see `impl/kernel/attention.cpp`.
-OWN = "sqrtdk_cpu::forward"
+# The project's own attention kernels, by their whole names; see `impl/kernel/attention.cpp` and `impl/gpu/operators.py`.
+OWN = frozenset({"sqrtdk_cpu::forward", "sqrtdk_gpu::forward"})
 
 # nn.MultiheadAttention's and nn.TransformerEncoderLayer's fast paths.
 NATIVE = frozenset({"_native_multi_head_attention", "_transformer_encoder_layer_fwd"})
