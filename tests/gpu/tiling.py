@@ -11,6 +11,7 @@ TINY = Config(TILE, TILE, 4, 1)
 LAUNCH = "sqrtdk.impl.gpu.launch"
 SMALL: dict[str, Any] = {
     f"{LAUNCH}.forward_config": lambda *args: TINY,
+    "sqrtdk.impl.gpu.gradients.backward_config": lambda *args: TINY,
     f"{LAUNCH}.SHORTEST_PART": TILE,
     f"{LAUNCH}.LARGEST_PACKED": 40,
 }
