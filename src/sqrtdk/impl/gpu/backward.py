@@ -16,8 +16,8 @@ LOWEST = tl.constexpr(-160.0)  # 2^LOWEST is 0; an infinite logarithm times a we
 
 
 @triton.jit
-def differentiate(x, dp, seen, factor, lse, constant, entropy, softcap, bias, bias_at, there, others, bias_stride, count,
-                  LINEAR: tl.constexpr, SOFTCAP: tl.constexpr, BIAS: tl.constexpr, ENTROPY: tl.constexpr,
+def differentiate(x, dp, seen, factor, lse, constant, entropy, softcap, bias, bias_at, there, others, bias_stride,
+                  count, LINEAR: tl.constexpr, SOFTCAP: tl.constexpr, BIAS: tl.constexpr, ENTROPY: tl.constexpr,
                   MASKED: tl.constexpr):
     """(weights, gradient of what the bias is added to, gradient of the logits before the softcap) of a tile.
 
@@ -69,7 +69,7 @@ def row_terms(lse, constant, entropy, scale, at, scale_at, factor, there, ENTROP
     return of_lse, of_constant, of_entropy, of_scale
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "heads", "length"])
 def constants(
     gradient, g_batch, g_head, g_row, g_column,
     output, o_batch, o_head, o_row, o_column,
@@ -77,7 +77,7 @@ def constants(
     rows, heads, length,
     EV: tl.constexpr, BLOCK_EV: tl.constexpr, BLOCK_M: tl.constexpr, LSE: tl.constexpr, ENTROPY: tl.constexpr,
 ):  # fmt: skip
-    """c of BLOCK_M of all `rows` = batch x heads x length rows."""
+    """The c of BLOCK_M of all `rows` = batch x heads x length rows."""
     at = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     there = at < rows
     at = tl.where(there, at, 0)

@@ -12,7 +12,7 @@ from sqrtdk.impl.gpu.backward import differentiate, row_terms
 from sqrtdk.impl.gpu.tile import key_range, load_matrix, seen_keys
 
 
-@triton.jit(do_not_specialize=["length", "keys", "above", "below"])
+@triton.jit(do_not_specialize=["batch", "heads", "length", "keys", "above", "below"])
 def backward_bias(
     gradient, g_batch, g_head, g_row, g_column,
     query, q_batch, q_head, q_row, q_column,
@@ -46,7 +46,7 @@ def backward_bias(
     column_at = tl.where(column_there, columns, 0).to(tl.int64)
     first = tile * BLOCK_M
     last = tl.minimum(first + BLOCK_M, length) - 1
-    start, _, _, stop = key_range(first, last, keys, above, below, BLOCK_N, ABOVE, BELOW)
+    start, _whole, _ragged, stop = key_range(first, last, keys, above, below, BLOCK_N, ABOVE, BELOW)
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     pairs = (1 if BATCHES else batch) * (1 if HEADS else heads)
     if (block * BLOCK_N < start) | (block * BLOCK_N >= stop):
@@ -76,7 +76,7 @@ def backward_bias(
             of_scale = of_scale[:, None]
         seen = seen_keys(positions, there, columns, visible, b * visible_batch + head * visible_head +
                          row_at * visible_row, visible_column, keys, above, below, VISIBLE, ABOVE, BELOW)
-        _, added, _ = differentiate(
+        _p, added, _dz = differentiate(
             x, dp, seen, of_scale, of_lse[:, None], of_constant[:, None], of_entropy, softcap, bias,
             b * bias_batch + head * bias_head + row_at * bias_row, there, columns, bias_column, keys, False, SOFTCAP,
             True, ENTROPY, True)

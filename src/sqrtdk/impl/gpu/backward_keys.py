@@ -42,7 +42,7 @@ def sweep(start, stop, dk, dv, k, v, q, g, q_tiles, g_tiles, q_row, q_column, g_
         if MASKED:
             seen = seen_keys(columns, there, rows, visible, visible_at, visible_row, length, below, above, VISIBLE,
                              BELOW, ABOVE)
-        p, _, dz = differentiate(
+        p, _added, dz = differentiate(
             x, dp, seen, of_scale, of_lse[None, :], of_constant[None, :], of_entropy, softcap, bias, bias_at, there,
             rows, bias_row, length, LINEAR, SOFTCAP, BIAS, ENTROPY, MASKED)
         if EV > 0:
@@ -53,7 +53,7 @@ def sweep(start, stop, dk, dv, k, v, q, g, q_tiles, g_tiles, q_row, q_column, g_
     return dk, dv
 
 
-@triton.jit(do_not_specialize=["length", "keys", "above", "below"])
+@triton.jit(do_not_specialize=["heads", "length", "keys", "above", "below"])
 def backward_keys(
     gradient, g_batch, g_head, g_row, g_column,
     query, q_batch, q_head, q_row, q_column,
@@ -128,11 +128,13 @@ def backward_keys(
 
     if not SCALES:
         dk *= factor
-    to = which * keys + column_at
+    near = tl.arange(0, BLOCK_N)
+    inside = near < keys - first
+    to = which * keys + first
     widths = tl.arange(0, BLOCK_E)
-    tl.store(d_key + to[:, None] * E + widths[None, :], dk.to(d_key.dtype.element_ty),
-             mask=there[:, None] & (widths < E)[None, :])
+    tl.store(d_key + to * E + (near[:, None] * E + widths[None, :]), dk.to(d_key.dtype.element_ty),
+             mask=inside[:, None] & (widths < E)[None, :])
     if EV > 0:
         widths = tl.arange(0, BLOCK_EV)
-        tl.store(d_value + to[:, None] * EV + widths[None, :], dv.to(d_value.dtype.element_ty),
-                 mask=there[:, None] & (widths < EV)[None, :])
+        tl.store(d_value + to * EV + (near[:, None] * EV + widths[None, :]), dv.to(d_value.dtype.element_ty),
+                 mask=inside[:, None] & (widths < EV)[None, :])

@@ -30,7 +30,7 @@ def sweep(start, stop, dq, ds, q, g, k, v, k_tiles, v_tiles, k_row, k_column, v_
         if MASKED:
             seen = seen_keys(positions, there, columns, visible, visible_at, visible_column, keys, above, below,
                              VISIBLE, ABOVE, BELOW)
-        _, _, dz = differentiate(
+        _p, _added, dz = differentiate(
             x, dp, seen, factor, lse, constant, entropy, softcap, bias, bias_at, there, columns, bias_column, keys,
             LINEAR, SOFTCAP, BIAS, ENTROPY, MASKED)
         if NEEDS_SCALE:
@@ -42,7 +42,7 @@ def sweep(start, stop, dq, ds, q, g, k, v, k_tiles, v_tiles, k_row, k_column, v_
     return dq, ds
 
 
-@triton.jit(do_not_specialize=["length", "keys", "above", "below"])
+@triton.jit(do_not_specialize=["heads", "length", "keys", "above", "below"])
 def backward_rows(
     gradient, g_batch, g_head, g_row, g_column,
     query, q_batch, q_head, q_row, q_column,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import triton
@@ -29,12 +29,21 @@ BIAS_BLOCK = 64
 Gradients = tuple[Tensor | None, ...]
 
 
-def backward_config(target: str, dtype: torch.dtype, width: int, causal: bool, statistics: bool) -> Config:
-    """The configuration of the backward kernels: block_m rows or keys that stay, block_n keys or rows that pass by."""
-    return Config(32, 32, 4, 1) if target == "interpreter" else Config(128, 64, 8, 2)
+class Configs(NamedTuple):
+    """Those of the backward kernels; block_m is what a program keeps (keys or rows), block_n what it sweeps."""
+
+    keys: Config
+    rows: Config
 
 
-@operator("sqrtdk_gpu::constant", mutates_args=())
+def backward_config(target: str, dtype: torch.dtype, width: int) -> Configs:
+    """The configurations of the backward kernels; `width` is the larger of the padded E and Ev."""
+    if target == "interpreter":
+        return Configs(Config(32, 32, 4, 1), Config(32, 32, 4, 1))
+    return Configs(Config(128, 64, 8, 3), Config(128, 64, 8, 2))
+
+
+@operator("sqrtdk_gpu::constant", mutates_args=())  # type: ignore[untyped-decorator]
 def constant(
     gradient: Tensor, output: Tensor, d_lse: Tensor | None, d_entropy: Tensor | None, entropy: Tensor | None
 ) -> Tensor:
@@ -76,12 +85,12 @@ def constant(
     return c
 
 
-@constant.register_fake
+@constant.register_fake  # type: ignore[untyped-decorator]
 def _constant_shape(gradient: Tensor, output: Tensor, *rest: Tensor | None) -> Tensor:
     return output.new_empty(output.shape[:-1], dtype=torch.float32)
 
 
-@operator("sqrtdk_gpu::backward", mutates_args=())
+@operator("sqrtdk_gpu::backward", mutates_args=())  # type: ignore[untyped-decorator]
 def backward(
     gradient: Tensor,
     query: Tensor,
@@ -135,9 +144,8 @@ def backward(
         dq, dk, dv = dq.float(), dk.float(), dv.float()
     group = heads // key_heads
     widest = max(padded(width), padded(value_width))
-    config = backward_config(target_of(query), query.dtype, widest, above is not None, entropy is not None)
-    direct = config.descriptors
-    if direct and value_width and not fits_descriptor(gradient):
+    of_keys, of_rows = backward_config(target_of(query), query.dtype, widest)
+    if of_keys.descriptors and value_width and not fits_descriptor(gradient):
         gradient = gradient.contiguous()
     tensors = (
         *(gradient, *gradient.stride(), query, *query.stride(), key, *key.stride(), value, *value.stride()),
@@ -159,41 +167,40 @@ def backward(
         "WIDEN": widen,
         "PRECISION": precision(query),
     }
-    swept = {
-        "LINEAR": bias is None and not softcap,
-        "BIAS": bias is not None,
-        "num_warps": config.warps,
-        "num_stages": config.stages,
-    }
+    swept = {"LINEAR": bias is None and not softcap, "BIAS": bias is not None}
     launch(
         backward_keys,
-        (triton.cdiv(keys, config.block_m) * batch * key_heads,),
+        (triton.cdiv(keys, of_keys.block_m) * batch * key_heads,),
         *tensors,
         dk,
         dv,
         *numbers,
-        BLOCK_M=config.block_n,
-        BLOCK_N=config.block_m,
-        DESCRIPTORS=direct and all(fits_descriptor(t) for t in (query, gradient) if t.shape[-1]),
+        BLOCK_M=of_keys.block_n,
+        BLOCK_N=of_keys.block_m,
+        DESCRIPTORS=of_keys.descriptors and all(fits_descriptor(t) for t in (query, gradient) if t.shape[-1]),
+        num_warps=of_keys.warps,
+        num_stages=of_keys.stages,
         **swept,
         **common,
     )
     launch(
         backward_rows,
-        (triton.cdiv(length, config.block_m) * batch * heads,),
+        (triton.cdiv(length, of_rows.block_m) * batch * heads,),
         *tensors,
         dq,
         d_scale,
         *numbers,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
+        BLOCK_M=of_rows.block_m,
+        BLOCK_N=of_rows.block_n,
         NEEDS_SCALE=needs_scale,
-        DESCRIPTORS=direct and all(fits_descriptor(t) for t in (key, value) if t.shape[-1]),
+        DESCRIPTORS=of_rows.descriptors and all(fits_descriptor(t) for t in (key, value) if t.shape[-1]),
+        num_warps=of_rows.warps,
+        num_stages=of_rows.stages,
         **swept,
         **common,
     )
     if needs_bias and bias is not None:
-        block = min(config.block_m, BIAS_BLOCK)
+        block = min(of_rows.block_m, BIAS_BLOCK)
         whole = [size > 1 for size in bias.shape]  # a dimension of the call that is 1 is summed over as well
         cut = [triton.cdiv(size, block) for size in (length, keys)]
         shape = [n if own else 1 for n, own in zip((batch, heads), whole, strict=False)]
@@ -221,7 +228,7 @@ def backward(
     return dq.to(query.dtype), dk.to(query.dtype), dv.to(query.dtype), d_scale, d_bias
 
 
-@backward.register_fake
+@backward.register_fake  # type: ignore[untyped-decorator]
 def _shapes(
     gradient: Tensor,
     query: Tensor,
