@@ -17,6 +17,7 @@ from triton_here import needs_triton
 
 TRITON_CASES = [case for case in CASES if case.triton_can]
 
+
 @lru_cache(maxsize=4)
 def expected_of(case: Case) -> Expected:
     return expect(case)
