@@ -4,6 +4,8 @@
 # make real   the pairs of released packages, each in the environment that it needs (scripts/real.py), which go into
 #             out/real (SQRTDK_REAL names another folder); needs the network the first time
 # make portable   the tests whose numbers depend on the CPU, as other CPUs would run them (scripts/portable.py), an hour
+# make gpu    the tests that need an NVIDIA GPU, and its benchmark, ten minutes; records go into out/gpu (OUT names another
+#             folder). Torch is that of the Python that SQRTDK_TORCH names, or of .venv, or of $(PYTHON): scripts/gpu.py
 # make wheel  a wheel in out/ that holds the compiled attention kernel
 #
 # demo, test, portable, slow and bench compile that kernel first, where the CPU has AVX-512 and there is a C++ compiler:
@@ -27,7 +29,7 @@ export HF_HUB_OFFLINE ?= 1
 export OMP_NUM_THREADS ?= 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: kernel demo test portable slow real lint bench wheel clean
+.PHONY: kernel demo test portable slow real lint bench gpu wheel clean
 .DELETE_ON_ERROR:
 
 demo: kernel
@@ -68,13 +70,17 @@ bench: .venv/.dev kernel
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/sqrtdk bench --threads $$(nproc)
 
+# No set-up before: where there is no GPU nothing is installed.
+gpu:
+	@$(PYTHON) scripts/gpu.py $(abspath $(or $(OUT),out/gpu))
+
 wheel: .venv/.dev
 	@mkdir -p out
 	SQRTDK_PREBUILD=1 $(PIP) wheel --no-deps --no-build-isolation --wheel-dir out .
 	@ls out/*.whl
 
 clean:
-	rm -rf .venv out
+	rm -rf .venv .venv-gpu out
 
 # No stamp: sqrtdk itself knows whether a library that loads is there, and then compiles nothing.
 kernel: .venv/.base

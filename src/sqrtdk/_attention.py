@@ -76,8 +76,9 @@ def attention(
         return_aux: which statistics to return as a second value; see `AuxOutput` for their definitions.
         impl: "auto", "cpu" (the compiled kernel of CPUs with AVX-512; the first call by this name compiles it), "dense"
             (holds L x S), "fused" (torch's kernels), "tiled" (blocks of rows, recomputed in the backward pass; under
-            `torch.func` all are kept). A named one runs or raises. "auto" compiles nothing, makes no mask of more than
-            2^26 elements and takes nothing that holds more than 2^28 pairs; see `explain` for what it takes.
+            `torch.func` all are kept), "triton" (the Triton kernel of GPUs). A named one runs or raises. "auto" starts
+            no compiler of C++, makes no mask of more than 2^26 elements and takes nothing that holds more than 2^28
+            pairs; see `explain` for what it takes.
 
     Returns:
         (..., Hq, L, Ev) of the value's dtype, and with `return_aux` also an `AuxOutput` of (..., Hq, L) tensors.

@@ -18,7 +18,13 @@ from sqrtdk.impl.gpu import load as gpu
 from sqrtdk.impl.kernel import compiler, load
 
 LIBRARIES = ("sqrtdk", "torch", "numpy", "safetensors", "transformers", "onnxruntime", "onnx", "ray")
-TRITONS = ("triton", "triton-rocm", "pytorch-triton-rocm", "triton-xpu", "pytorch-triton-xpu")  # one module, many wheels
+TRITONS = (
+    "triton",
+    "triton-rocm",
+    "pytorch-triton-rocm",
+    "triton-xpu",
+    "pytorch-triton-xpu",
+)  # one module
 
 
 def environment() -> dict[str, Any]:

@@ -93,6 +93,12 @@ def test_what_a_row_sees_its_gradient_sees(name: str) -> None:
     assert wrong(operands(), **options) == []
 
 
+# One key more or less is another tile, or makes a tile that all its rows see.
+@pytest.mark.parametrize("window", [(1, 1), (30, None), (None, 30)])
+def test_the_band_ends_at_the_edge_of_a_tile(window: tuple[int | None, int | None]) -> None:
+    assert wrong(operands(length=KEYS), window=window) == []
+
+
 def test_scales_sinks_and_a_cap_have_gradients() -> None:
     added = {"scale": torch.randn(HEADS, LENGTH, 1), "sinks": torch.randn(HEADS)}
     assert wrong(operands() | added, softcap=3.0, is_causal=True) == []
@@ -174,12 +180,16 @@ def test_tensors_may_lie_any_way_in_memory() -> None:
 
 
 def test_a_broken_row_reaches_all_that_it_sees_and_no_other_row() -> None:
+    from sqrtdk.impl.gpu.operators import forward
+
     given = operands(length=4, keys=5)
     given["query"][0, 1, 2] = torch.nan
-    found = gradients(given, "triton", torch.float32)
-    assert found["query"].isnan().any(-1).nonzero().tolist() == [[0, 1, 2]]
-    assert found["key"].isnan().all()
-    assert found["value"].isnan().all()
+    leaves = [t.to(DEVICE).requires_grad_() for t in given.values()]
+    output = forward(*leaves, 0.25, None, 0.0, None, None, None, None, None, None, 0)[0]
+    found = [g.isnan() for g in torch.autograd.grad(output.sum(), leaves)]
+    assert found[0].any(-1).nonzero().tolist() == [[0, 1, 2]]
+    assert found[1].all()
+    assert found[2].all()
 
 
 def test_rows_that_are_close_to_one_hot() -> None:

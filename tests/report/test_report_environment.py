@@ -51,3 +51,18 @@ def test_what_is_not_known_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert libraries.unsupported() == "what the CPU can do is not known: /proc/cpuinfo does not tell"
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     assert libraries.unsupported() == "it is for x86-64; this is aarch64"
+
+
+@pytest.mark.parametrize(
+    ("version", "interpreted", "reason", "text"),
+    [
+        ("3.7.1", False, None, "3.7.1, in use on GPUs"),
+        ("3.7.1", True, None, "3.7.1, interpreted, on CPUs: slow"),
+        ("3.7.1", False, "torch sees no GPU", "3.7.1, not in use: torch sees no GPU"),
+        (None, False, "Triton is not installed", "not in use: Triton is not installed"),
+    ],
+)
+def test_what_is_said_of_triton(version: str | None, interpreted: bool, reason: str | None, text: str) -> None:
+    triton = {"version": version, "available": reason is None, "interpreted": interpreted, "reason": reason}
+    lines = to_text(_environment.environment() | {"triton": triton}).splitlines()
+    assert [line.split(maxsplit=1)[1] for line in lines if line.startswith("Triton ")] == [text]

@@ -51,6 +51,7 @@ def bench(
 
         _files.check_outputs((output,), force)
         with counting("Rounds") as progress:
+            from sqrtdk.bench import gpu_record
             from sqrtdk.bench.choose import chosen
             from sqrtdk.bench.record import PASSES, to_json
             from sqrtdk.bench.runner import run
@@ -76,8 +77,9 @@ def bench(
                     progress=progress,
                 )
         if record is None:
-            json = report.names_json(WORKLOADS, WAYS)
-            text = report.names_text(WORKLOADS, WAYS, width=width(), color=colors())
+            gpu = gpu_record.sentence(gpu_record.read())
+            json = report.names_json(WORKLOADS, WAYS, gpu)
+            text = report.names_text(WORKLOADS, WAYS, gpu, width=width(), color=colors())
         else:
             json, text = to_json(record), report.to_text(record, width=width(), color=colors())
         if output is not None:

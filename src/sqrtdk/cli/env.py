@@ -1,4 +1,4 @@
-"""`sqrtdk env`: versions, machine, and whether the compiled kernel is in use."""
+"""`sqrtdk env`: versions, machine, and whether the attention kernels are in use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def env(
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
     show_traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error was raised.")] = False,
 ) -> None:
-    """Show versions, the machine, and whether the compiled attention kernel is in use, or why it is not.
+    """Show versions, the machine, and whether each attention kernel is in use, or why it is not.
 
     Exit code 0.
     """

@@ -51,9 +51,9 @@ def to_text(record: BenchRecord, *, width: int = 100, color: bool = False) -> st
 
 
 def names_text(
-    workloads: Mapping[str, Workload], ways: Mapping[str, Way], *, width: int = 100, color: bool = False
+    workloads: Mapping[str, Workload], ways: Mapping[str, Way], gpu: str, *, width: int = 100, color: bool = False
 ) -> str:
-    """What can be measured."""
+    """What can be measured; and what `gpu_record.sentence` says of GPUs."""
 
     def draw(console: Console) -> None:
         for title, rows in (
@@ -65,16 +65,19 @@ def names_text(
             for name, row in rows.items():
                 table.add_row(Text(name, style="cyan"), row.text)
             console.print(Padding(table, (0, 0, 0, 2)))
+        console.print("the Triton kernel", style="bold")
+        console.print(Padding(Text(gpu), (0, 0, 0, 2)))
 
     return drawn(draw, width, color)
 
 
-def names_json(workloads: Mapping[str, Workload], ways: Mapping[str, Way]) -> str:
+def names_json(workloads: Mapping[str, Workload], ways: Mapping[str, Way], gpu: str) -> str:
     """The same as one JSON document."""
     return _json.document(
         {
             "workloads": described(workloads),
             "ways": {name: {"text": way.text, "statistics": way.statistics} for name, way in ways.items()},
+            "gpu": gpu,
         }
     )
 

@@ -18,7 +18,7 @@ def to_text(environment: dict[str, Any]) -> str:
         "GPU": ", ".join(environment["gpus"]) or "none that torch can use",
         "compiler": kernel["compiler"] or "none",
         "kernel": f"in use: {kernel['library']}" if kernel["loaded"] else f"not in use: {kernel['reason']}",
-        "Triton": f"{triton['version'] or 'not installed'}, {_use_of(triton)}",
+        "Triton": ", ".join(filter(None, (triton["version"], _use_of(triton)))),
     }
     wide = max(map(len, lines))
     return "".join(f"{name:<{wide}}  {plain(text)}\n" for name, text in lines.items())

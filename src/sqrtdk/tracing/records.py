@@ -110,7 +110,7 @@ class AttentionCall:
     site: str  # module path, e.g. "model.layers.0.self_attn"; "" is the root
     index: int  # 0-based count of the attentions at this site, in order of running
     module_class: str  # class name of the module at `site`
-    # "sdpa", "eager", "flex", "compiled" (our own kernel), "native" (nn.MultiheadAttention's fast path), "kernel" (an
+    # "sdpa", "eager", "flex", "compiled" (our kernels), "native" (nn.MultiheadAttention's fast path), "kernel" (an
     # operator of another library), "edge softmax"
     kind: str
     op: str  # the operation that ran it, e.g. "aten._scaled_dot_product_flash_attention_for_cpu"

@@ -39,7 +39,7 @@ def sweep(start, stop, state, acc, q, k, v, k_tiles, v_tiles, k_row, k_column, v
             x = tl.where(seen, x, -INF)
         p, keep, top, rest, c2, c3, a, low, n, mean, m2 = row.block(
             x, seen, top, rest, c2, c3, a, low, n, mean, m2, unit, MASKED, VISIBLE, SUMS, LOWEST, MOMENTS, SPREAD,
-            SQUARES, CUBES)
+            SQUARES, CUBES, LINEAR)
         if EV > 0:
             value = load_keys(v, v_tiles, j, keys, v_row, v_column, EV, BLOCK_EV, BLOCK_N, DESCRIPTORS, MASKED, WIDEN)
             acc = tl.dot(p.to(value.dtype), value, acc * keep[:, None], input_precision=PRECISION)
@@ -73,8 +73,9 @@ def forward(
     LOWEST: tl.constexpr = row.wants(WANTED, row.FOR_LOWEST)
     GROUPED: tl.constexpr = GROUP if PACKED else 1  # heads of a tile
 
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # rows that see most keys first
-    which = tl.program_id(1)
+    tiles = tl.cdiv(length * GROUPED, BLOCK_M)  # of one head; all on one axis of the grid, as the others end at 65535
+    tile = tiles - 1 - tl.program_id(0) % tiles  # rows that see most keys first
+    which = tl.program_id(0) // tiles
     b = (which // (heads // GROUPED)).to(tl.int64)
     first_head = (which % (heads // GROUPED) * GROUPED).to(tl.int64)
     rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -114,10 +115,10 @@ def forward(
     if VISIBLE:
         ragged = whole
     if SPLIT:
-        start = tl.maximum(start, tl.program_id(2) * part)
-        stop = tl.minimum(stop, (tl.program_id(2) + 1) * part)
+        start = tl.maximum(start, tl.program_id(1) * part)
+        stop = tl.minimum(stop, (tl.program_id(1) + 1) * part)
         whole = tl.maximum(whole, start)
-        ragged = tl.minimum(ragged, (tl.program_id(2) + 1) * part)
+        ragged = tl.minimum(ragged, (tl.program_id(1) + 1) * part)
         ragged = tl.maximum(ragged, whole)
 
     state = row.empty(BLOCK_M)
@@ -151,15 +152,15 @@ def forward(
         since = tl.maximum(positions - below, 0) if BELOW else tl.zeros_like(positions)
         until = tl.minimum(positions + above + 1, keys) if ABOVE else tl.zeros_like(positions) + keys
         if SPLIT:
-            since = tl.maximum(since, tl.program_id(2) * part)
-            until = tl.minimum(until, (tl.program_id(2) + 1) * part)
+            since = tl.maximum(since, tl.program_id(1) * part)
+            until = tl.minimum(until, (tl.program_id(1) + 1) * part)
         n = tl.maximum(until - since, 0).to(tl.float32)
     at = (b * heads + head) * length + row_at
     plane = batch.to(tl.int64) * heads * length
     widths = tl.arange(0, BLOCK_EV if EV > 0 else 1)
     if SPLIT:
-        at += tl.program_id(2) * plane
-        step = tl.num_programs(2) * plane
+        at += tl.program_id(1) * plane
+        step = tl.num_programs(1) * plane
         for_parts = (top, rest, c2, c3, a, low, n, mean, m2)
         for i in tl.static_range(9):
             tl.store(parts + i * step + at, for_parts[i], mask=there)

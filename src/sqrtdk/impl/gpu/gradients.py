@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
@@ -16,7 +16,7 @@ from sqrtdk.impl.gpu.backward import constants
 from sqrtdk.impl.gpu.backward_bias import backward_bias
 from sqrtdk.impl.gpu.backward_keys import backward_keys
 from sqrtdk.impl.gpu.backward_rows import backward_rows
-from sqrtdk.impl.gpu.configs import Config
+from sqrtdk.impl.gpu.configs import backward_config
 from sqrtdk.impl.gpu.launch import fits_descriptor, launch, padded, precision, strides, target_of
 from sqrtdk.impl.gpu.load import interpreted
 
@@ -29,21 +29,7 @@ BIAS_BLOCK = 64
 Gradients = tuple[Tensor | None, ...]
 
 
-class Configs(NamedTuple):
-    """Those of the backward kernels; block_m is what a program keeps (keys or rows), block_n what it sweeps."""
-
-    keys: Config
-    rows: Config
-
-
-def backward_config(target: str, dtype: torch.dtype, width: int) -> Configs:
-    """The configurations of the backward kernels; `width` is the larger of the padded E and Ev."""
-    if target == "interpreter":
-        return Configs(Config(32, 32, 4, 1), Config(32, 32, 4, 1))
-    return Configs(Config(128, 64, 8, 3), Config(128, 64, 8, 2))
-
-
-@operator("sqrtdk_gpu::constant", mutates_args=())  # type: ignore[untyped-decorator]
+@operator("sqrtdk_gpu::constant", mutates_args=())
 def constant(
     gradient: Tensor, output: Tensor, d_lse: Tensor | None, d_entropy: Tensor | None, entropy: Tensor | None
 ) -> Tensor:
@@ -85,12 +71,12 @@ def constant(
     return c
 
 
-@constant.register_fake  # type: ignore[untyped-decorator]
+@constant.register_fake
 def _constant_shape(gradient: Tensor, output: Tensor, *rest: Tensor | None) -> Tensor:
     return output.new_empty(output.shape[:-1], dtype=torch.float32)
 
 
-@operator("sqrtdk_gpu::backward", mutates_args=())  # type: ignore[untyped-decorator]
+@operator("sqrtdk_gpu::backward", mutates_args=())
 def backward(
     gradient: Tensor,
     query: Tensor,
@@ -205,8 +191,8 @@ def backward(
         cut = [triton.cdiv(size, block) for size in (length, keys)]
         shape = [n if own else 1 for n, own in zip((batch, heads), whole, strict=False)]
         shape += [n if own else parts for n, own, parts in zip((length, keys), whole[2:], cut, strict=True)]
-        direct = whole[2] and whole[3] and not interpreted()
-        sums = bias.new_empty(shape, dtype=bias.dtype if direct else torch.float32)
+        direct = whole[2] and whole[3] and not (interpreted() and bias.dtype == torch.bfloat16)
+        sums = d_bias if direct else bias.new_empty(shape, dtype=torch.float32)
         launch(
             backward_bias,
             (cut[0] * cut[1] * shape[0] * shape[1],),
@@ -224,11 +210,12 @@ def backward(
             num_stages=1,
             **common,
         )
-        d_bias = sums if direct else sums.sum_to_size(bias.shape).to(bias.dtype)
+        if not direct:
+            d_bias = sums.sum_to_size(bias.shape).to(bias.dtype)
     return dq.to(query.dtype), dk.to(query.dtype), dv.to(query.dtype), d_scale, d_bias
 
 
-@backward.register_fake  # type: ignore[untyped-decorator]
+@backward.register_fake
 def _shapes(
     gradient: Tensor,
     query: Tensor,

@@ -135,7 +135,7 @@ def run(
     sink_strides = strides(sinks, 3)
     launch(
         kernels.forward,
-        (tiles, units, splits),
+        (tiles * units, splits),
         query,
         *query.stride(),
         key,

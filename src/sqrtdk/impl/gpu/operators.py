@@ -12,7 +12,7 @@ from sqrtdk.impl.gpu.load import interpreted
 operator = custom_op if interpreted() else triton_op  # an interpreted kernel can't be traced
 
 
-@operator("sqrtdk_gpu::forward", mutates_args=())  # type: ignore[untyped-decorator]
+@operator("sqrtdk_gpu::forward", mutates_args=())
 def forward(
     query: Tensor,
     key: Tensor,
@@ -52,7 +52,7 @@ def forward(
     return run(query, key, value, factor, scale, softcap, bias, visible, sinks, above, below, places, statistics)
 
 
-@forward.register_fake  # type: ignore[untyped-decorator]
+@forward.register_fake
 def _shapes(query: Tensor, key: Tensor, value: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     statistics = rest[-1]
     assert isinstance(statistics, int)

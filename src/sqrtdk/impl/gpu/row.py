@@ -102,7 +102,7 @@ def chan(n, mean, m2, count, centre, squares):
 @triton.jit
 def block(x, seen, top, rest, c2, c3, a, low, n, mean, m2, unit, MASKED: tl.constexpr, COUNTED: tl.constexpr,
           SUMS: tl.constexpr, LOWEST: tl.constexpr, MOMENTS: tl.constexpr, SPREAD: tl.constexpr,
-          SQUARES: tl.constexpr, CUBES: tl.constexpr):
+          SQUARES: tl.constexpr, CUBES: tl.constexpr, LINEAR: tl.constexpr):
     """Rows with one more block of keys: (weights, keep, state); x (M, N) is -inf where it is not `seen`.
 
     The weights are e^(z - m) of the new maximum, `keep` is what earlier weights are worth in its terms. `seen` counts
@@ -127,7 +127,10 @@ def block(x, seen, top, rest, c2, c3, a, low, n, mean, m2, unit, MASKED: tl.cons
             if CUBES:
                 c3 = c3 + tl.sum(square * e, 1) + again * (ROOT * ROOT)
     else:
-        e = tl.exp2(x * unit[:, None] - (shift * unit)[:, None])
+        if LINEAR:
+            e = tl.exp2(x * unit[:, None] - (shift * unit)[:, None])
+        else:  # a bias may be the lowest number there is, and times log2 e it is none
+            e = tl.exp2((x - shift[:, None]) * unit[:, None])
         rest = rest + tl.sum(e, 1)
     if LOWEST or COUNTED:
         if MASKED:
@@ -174,7 +177,7 @@ def joined(top, rest, c2, c3, a, low, n, mean, m2, other, rest_, c2_, c3_, a_, l
 @triton.jit
 def finish(top, rest, c2, c3, a, low, n, mean, m2, sink, lse, entropy, planes, plane, at, mask,
            SINKS: tl.constexpr, SUMS: tl.constexpr, WANTED: tl.constexpr):
-    """Write the statistics of rows, where x is the logit itself, and return what their sums of weighted values are divided by.
+    """Write the statistics of rows, where x is the logit itself; return what sums of weighted values are divided by.
 
     Returns:
         The factor on the output so far; NaN where a logit was NaN or +inf or all were -inf, 0 where no key was seen.

@@ -111,7 +111,7 @@ FUSED = frozenset(
     }
 )
 
-# The project's own attention kernels, by their whole names; see `impl/kernel/attention.cpp` and `impl/gpu/operators.py`.
+# The project's own attention kernels, by their whole names; see `impl/kernel/attention.cpp`, `impl/gpu/operators.py`.
 OWN = frozenset({"sqrtdk_cpu::forward", "sqrtdk_gpu::forward"})
 
 # nn.MultiheadAttention's and nn.TransformerEncoderLayer's fast paths.

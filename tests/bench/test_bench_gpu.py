@@ -1,0 +1,234 @@
+"""The benchmark for GPUs: its flow runs in the interpreter, its targets are judged, and its record is what is said."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from sqrtdk import cli
+from sqrtdk.bench import gpu_machine, gpu_record
+from sqrtdk.bench.peers import sdpa
+from sqrtdk.bench.ways import BASE, Way
+from sqrtdk.errors import InvalidValueError
+from triton_here import needs_triton
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import gpu  # noqa: E402
+import gpu_ways  # noqa: E402
+
+RECORD = ROOT / "benchmarks" / "results" / "gpu.json"
+
+
+def text_of(name: str) -> str:
+    """In one line, without the marks of lists."""
+    return " ".join((ROOT / name).read_text(encoding="utf-8").replace("\n- ", "\n").split())
+
+
+# what is said
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/gpu.md"])
+def test_pages_say_what_the_record_does(name: str) -> None:
+    record = gpu_record.read()
+    assert (record is None) is not RECORD.exists()
+    assert gpu_record.sentence(record) in text_of(name)
+    assert (gpu_record.NOT_MEASURED in text_of(name)) is (record is None)
+
+
+def test_the_chinese_part_says_so_too() -> None:
+    assert ("尚未在 GPU 上测量" in text_of("README.md")) is (gpu_record.read() is None)
+
+
+def test_the_list_says_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    sentence = gpu_record.sentence(gpu_record.read())
+    runner = CliRunner(env={"COLUMNS": "200"})
+    shown = runner.invoke(cli._app, ["bench", "--list"]).stdout
+    assert sentence in " ".join(shown.split())
+    assert json.loads(runner.invoke(cli._app, ["bench", "--list", "--json"]).stdout)["gpu"] == sentence
+
+
+def cells(**ms: dict[str, float]) -> list[dict[str, Any]]:
+    """Cells of the forward pass, by case and way."""
+    return [
+        {
+            "case": case.replace("_", "-"),
+            "pass": "forward",
+            "ways": {
+                way.replace("_", "-"): {"ms": {"median": t}, "tflops": 400.0 / t, "seconds": [t, 2 * t]}
+                for way, t in ways.items()
+            },
+            "not_measured": {},
+        }
+        for case, ways in ms.items()
+    ]
+
+
+def covered(name: str) -> list[str]:
+    return [case for case, shape in gpu.CASES.items() if gpu.TARGETS[name].covers(shape)]
+
+
+def test_a_record_is_told_with_the_figure_of_every_target(tmp_path: Path) -> None:
+    targets = [gpu.judged(name, []) for name in gpu.TARGETS]
+    targets[0] |= {"figure": 431.26, "met": True}
+    targets[1] |= {"figure": 1.2, "met": False}
+    record = {
+        "schema_version": 1,
+        "check": False,
+        "device": {"name": "NVIDIA H200"},
+        "versions": {"torch": "2.13.0+cu130"},
+        "targets": targets,
+    }
+    path = tmp_path / "gpu.json"
+    path.write_text(json.dumps(record))
+    said = gpu_record.sentence(gpu_record.read([tmp_path / "none.json", path]))
+    assert said.startswith("Measured on one NVIDIA H200 in bfloat16, torch 2.13.0+cu130: all statistics, forward")
+    assert "at least 400 TFLOP/s: 431.3 TFLOP/s, met; " in said
+    assert "at most 1.12: 1.2 times, missed; " in said
+    assert said.count("not measured") == len(targets) - 2
+    assert said.endswith(f" 1 of {len(targets)} targets are met.")
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"check": false}', '{"schema_version": 2, "check": false}'])
+def test_what_is_no_record_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "gpu.json"
+    path.write_text(text)
+    with pytest.raises(InvalidValueError, match=r"gpu\.json is no record|gpu\.json is a record of version 2"):
+        gpu_record.read([path])
+
+
+def test_the_page_has_the_targets() -> None:
+    for target in gpu.TARGETS.values():
+        what, _, bar = target.text.rpartition(", ")
+        assert f"| {what} | {bar} |" in text_of("docs/gpu.md")
+
+
+# targets
+
+
+def test_the_worst_case_decides() -> None:
+    cases = covered("statistics")
+    assert {"4096-128", "4096-128-causal", "8192-128", "16384-128", "gqa"} <= set(cases)
+    assert not {"2048-128", "4096-64", "decode-1"} & set(cases)
+    ways = {case: {"ours": 1.0, "ours-stats": 1.1} for case in cases}
+    good = gpu.judged("statistics", cells(**ways))
+    assert (good["met"], good["missing"]) == (True, [])
+    assert good["figure"] == pytest.approx(1.1)
+    bad = gpu.judged("statistics", cells(**(ways | {"8192-128": {"ours": 1.0, "ours-stats": 1.13}})))
+    assert (bad["met"], bad["worst"]) == (False, "8192-128")
+    del ways["gqa"]
+    assert gpu.judged("statistics", cells(**ways))["met"] is None  # nothing missed, and not all was measured
+    assert gpu.judged("statistics", [])["figure"] is None
+    bad = gpu.judged("statistics", cells(**{"4096-128": {"ours": 1.0, "ours-stats": 2.0}}))
+    assert bad["met"] is False
+
+
+def test_a_rate_is_a_least_and_peers_are_the_fastest() -> None:
+    ways = {case: {"ours-stats": 0.9} for case in covered("rate")}
+    assert gpu.judged("rate", cells(**ways))["met"] is True
+    slow = gpu.judged("rate", cells(**(ways | {"gqa": {"ours-stats": 1.1}})))
+    assert (slow["met"], slow["worst"], slow["unit"]) == (False, "gqa", "TFLOP/s")
+    thrice = {case: {"ours-stats": 1.0, "cudnn-thrice": 3.0, "flash-thrice": 1.4} for case in covered("thrice")}
+    assert gpu.judged("thrice", cells(**thrice))["figure"] == pytest.approx(1.4)
+    assert gpu.judged("thrice", cells(**thrice))["met"] is False
+
+
+def test_operations_are_of_the_products_alone() -> None:
+    full, causal = gpu.CASES["4096-128"], gpu.CASES["4096-128-causal"]
+    assert gpu.operations(full, False) == 4 * 2 * 32 * 4096**2 * 128
+    assert gpu.operations(full, True) == 3.5 * gpu.operations(full, False)
+    assert gpu.operations(causal, False) == gpu.operations(full, False) * 4097 / 8192
+
+
+# the flow
+
+
+@needs_triton
+def test_the_whole_flow_runs_in_the_interpreter(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.json"
+    ways = "ours-stats,flash,cudnn,flash-thrice,dense,measure"
+    command = ["--check", "--cases", "2048-64-causal,decode-1", "--ways", ways, "--json", str(path)]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), *command],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = json.loads(path.read_text())
+    ran = {(cell["case"], cell["pass"]): set(cell["ways"]) for cell in record["cells"]}
+    ours = {BASE, "ours-stats", "flash"}
+    assert ran == {
+        ("2048-64-causal", "forward"): ours | {"flash-thrice", "dense", "measure"},
+        ("2048-64-causal", "training"): ours,
+        ("decode-1", "forward"): ours | {"dense", "measure"},
+    }
+    assert all("cudnn" in cell["not_measured"] for cell in record["cells"])
+    assert [target["name"] for target in record["targets"]] == list(gpu.TARGETS)
+    assert record["commit"].keys() == {"id", "changed"}
+    assert " ms" not in done.stdout
+    assert "TFLOP/s:" not in done.stdout.replace("400 TFLOP/s: dry run", "")
+    with pytest.raises(InvalidValueError, match="dry run"):
+        gpu_record.read([path])
+
+
+def test_a_way_that_disagrees_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = Way("wrong", lambda case: lambda: 1.1 * sdpa(case)(), peer=True)
+    monkeypatch.setitem(gpu_ways.FORWARD, "ours", wrong)
+    options = gpu.parsed(["--check", "--cases", "2048-64", "--ways", "ours"])
+    cell = gpu.timed("2048-64", "forward", options)
+    assert cell["ways"] == {}
+    assert "ours and sdpa differ" in cell["not_measured"]["all"]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", ["dense", "flash-thrice"])
+def test_what_users_do_today_gives_the_output(name: str, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_ways, "LARGEST_CHUNK", 3 * 16 * 16)  # three heads at a time
+    heads = 2 if name == "flash-thrice" else 4
+    shape = replace(gpu.CASES["4096-64"], length=16, keys=16, width=8, heads=heads, key_heads=2, is_causal=causal)
+    case = gpu.tensors(shape, False, torch.device("cpu"))
+    found, wanted = gpu_ways.FORWARD[name].make(case)(), sdpa(case)()
+    assert (found.float() - wanted.float()).abs().max() < 4 * torch.finfo(torch.bfloat16).eps * wanted.abs().max()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a GPU")
+def test_without_a_gpu_the_benchmark_says_so_in_one_line() -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1].startswith("torch sees no GPU; --check")
+
+
+def test_the_machine_is_told(tmp_path: Path) -> None:
+    told = gpu_machine.machine(torch.device("cpu"), ROOT)
+    assert told["versions"]["torch"] == torch.__version__
+    assert told["device"]["kind"] == "cpu"
+    assert gpu_machine.commit(tmp_path) == {"id": None, "changed": None}
+    assert set(gpu_machine.clocks(torch.device("cpu"))) == {"at"}
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_wheel_holds_the_record_where_there_is_one(tmp_path: Path, there: bool) -> None:
+    pytest.importorskip("hatchling", reason="not measured: hatchling comes with the dev extra")
+    path = tmp_path / "benchmarks" / "results" / "gpu.json"
+    if there:
+        path.parent.mkdir(parents=True)
+        path.write_text("{}")
+    hook = runpy.run_path(str(ROOT / "scripts" / "hatch_build.py"))["PrebuiltKernel"]
+    packed: dict[str, Any] = {"force_include": {}}
+    hook(str(tmp_path), {}, None, None, "", "wheel").initialize("standard", packed)
+    assert packed == {"force_include": {str(path): "sqrtdk/bench/gpu.json"} if there else {}}
+    assert gpu_record.PLACES[0] == Path(gpu_record.__file__).parent / "gpu.json"
+    assert gpu_record.PLACES[1] == RECORD
