@@ -61,6 +61,8 @@ CALLS: dict[str, tuple[Sizes, Callable[[Leaves], Leaves], dict[str, Any]]] = {
     "bias": (SELF, lambda t: {"bias": randn(1, 1, 39, 53)}, {}),
     "bias of heads and rows": (HEADS, lambda t: {"bias": randn(1, 2, 18, 37)}, {"window": (9, 9)}),
     "bias of heads": (HEADS, lambda t: {"bias": randn(2, 1, 37)}, {"is_causal": True}),
+    "bias of pairs": (HEADS, lambda t: {"bias": randn(18, 37)}, {"is_causal": True}),
+    "bias of keys": (HEADS, lambda t: {"bias": randn(37)}, {}),
     "bias of rows": (SELF, lambda t: {"bias": randn(39, 1)}, {"window": (20, 4)}),
     "softcap": (SELF, lambda t: {}, {"softcap": 1.5}),
     "softcap, causal, sink": (HEADS, lambda t: {"sinks": randn(2)}, {"softcap": 30.0, "is_causal": True}),
