@@ -202,11 +202,11 @@ MUTANTS: dict[str, tuple[Planted, Tests]] = {
     "sampled rows stand at the start": (plant(FORWARD, Change("tl.load(A + B) if C else B", "B")), MEASURED),
     "keys of the first head": (plant(FORWARD, Change("A += B * C + D // E * F", "A += B * C", at=0)), PACKED),
     "parts begin at the band": (
-        plant(FORWARD, Change("A = tl.maximum(A, tl.program_id(2) * B)", "pass", at=0)),
+        plant(FORWARD, Change("A = tl.maximum(A, tl.program_id(1) * B)", "pass", at=0)),
         PARTS,
     ),
     "parts end with the keys": (
-        plant(FORWARD, Change("A = tl.minimum(A, (tl.program_id(2) + 1) * B)", "pass", at=0)),
+        plant(FORWARD, Change("A = tl.minimum(A, (tl.program_id(1) + 1) * B)", "pass", at=0)),
         PARTS,
     ),
     "sum of squares scaled once": (
