@@ -20,4 +20,4 @@ def unable() -> str | None:
 needs_triton = pytest.mark.skipif(unable() is not None, reason=f"no Triton: {unable()}")
 in_the_interpreter = pytest.mark.skipif(not interpreted(), reason="it is about the interpreter")
 # NumPy, which the interpreter computes with, warns of what a GPU does without a word
-overflows = pytest.mark.filterwarnings("ignore:.* encountered in :RuntimeWarning")
+overflows = pytest.mark.filterwarnings("ignore:(.* encountered in |All-NaN slice):RuntimeWarning")

@@ -53,7 +53,7 @@ def expected(leaves: Mapping[str, Tensor], options: Mapping[str, Any]) -> Answer
 
 
 def wrong_with(
-    leaves: Leaves, gradients: bool = False, each: bool = False, logit: float | None = None, **options: Any
+    leaves: Leaves, gradients: bool = True, each: bool = False, logit: float | None = None, **options: Any
 ) -> list[str]:
     """What is wrong with a call in float32.
 

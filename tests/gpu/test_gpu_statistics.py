@@ -116,9 +116,13 @@ def test_equal_logits_have_no_variance_whatever_their_size(size: float) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"softcap": 3.0}, {"is_causal": True, "sinks": 0.4}], ids=str)
-def test_each_statistic_alone_is_that_of_all_together(options: dict[str, Any]) -> None:
-    """Also every two, of which one lies behind the other in memory; and the output stays what it is without any."""
-    leaves = {name: leaf.float() for name, leaf in qkv(18, 53).items()}
+@pytest.mark.parametrize("keys", [37, 38], ids=["whole", "parts"])
+def test_each_statistic_alone_is_that_of_all_together(
+    keys: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also some two, of which one lies behind the other in memory; and the output stays what it is without any."""
+    monkeypatch.setattr(launch, "split_keys", lambda programs, keys, *rest: (1, keys) if keys == 37 else (3, 16))
+    leaves = {name: leaf.float() for name, leaf in qkv(5, keys, heads=(1, 1)).items()}
     plain = attention(leaves, options)
     output, together = attention(leaves, options, ALL)
     close(output, plain)
@@ -139,5 +143,5 @@ def close(actual: Tensor, expected: Tensor) -> None:
     """But for the order of sums, which is the compiler's on a GPU."""
     if DEVICE.type == "cpu" and actual.ndim == 3:
         assert torch.equal(actual, expected)
-    text = complaint(actual.cpu(), expected.cpu(), torch.float32, length=53, logit=10.0)
+    text = complaint(actual.cpu(), expected.cpu(), torch.float32, length=38, logit=10.0)
     assert text is None, text

@@ -29,12 +29,18 @@ def shown(length: int, keys: int, share: float = 0.6) -> Tensor:
     return visible
 
 
+def factors(*sizes: int) -> Tensor:
+    """Scales near that of the default."""
+    return 0.1 + 0.4 * torch.rand(sizes).double()
+
+
 # Tiles of 16 rows and 16 keys: three tiles and four blocks, the last of each ragged.
-SELF: Sizes = {"length": 39, "keys": 53}
+SELF: Sizes = {"length": 39, "keys": 53, "heads": (1, 1)}
+HEADS: Sizes = {"length": 18, "keys": 37}
 # More tiles than processors (four in the interpreter), so that keys are not split.
 WHOLE: Sizes = {"length": 70, "keys": 41, "heads": (1, 1)}
-FEW: Sizes = {"length": 3, "keys": 150, "heads": (6, 2), "value_width": 5}  # packed, and split into parts
-PACKED: Sizes = {"length": 9, "keys": 37, "heads": (8, 2)}  # 36 rows, three tiles in which heads meet
+FEW: Sizes = {"length": 3, "keys": 150, "heads": (4, 2), "value_width": 5}  # packed, and split into parts
+PACKED: Sizes = {"length": 9, "keys": 37, "heads": (4, 1)}  # 36 rows, three tiles in which heads meet
 GROUPS: Sizes = {"length": 21, "keys": 20, "heads": (4, 2)}  # too long to be packed
 
 CALLS: dict[str, tuple[Sizes, Callable[[Leaves], Leaves], dict[str, Any]]] = {
@@ -52,16 +58,19 @@ CALLS: dict[str, tuple[Sizes, Callable[[Leaves], Leaves], dict[str, Any]]] = {
     "mask of keys": (SELF, lambda t: {}, {"attn_mask": shown(1, 53)}),
     "whole blocks hidden": (SELF, lambda t: {}, {"attn_mask": torch.arange(53) // 16 % 2 == 0}),
     "rows hidden": (SELF, lambda t: {}, {"attn_mask": (torch.arange(39) % 3 > 0).unsqueeze(-1)}),
-    "bias": (SELF, lambda t: {"bias": randn(1, 2, 39, 53)}, {}),
-    "bias of heads": (SELF, lambda t: {"bias": randn(2, 1, 53)}, {"is_causal": True}),
+    "bias": (SELF, lambda t: {"bias": randn(1, 1, 39, 53)}, {}),
+    "bias of heads and rows": (HEADS, lambda t: {"bias": randn(1, 2, 18, 37)}, {"window": (9, 9)}),
+    "bias of heads": (HEADS, lambda t: {"bias": randn(2, 1, 37)}, {"is_causal": True}),
+    "bias of pairs": (HEADS, lambda t: {"bias": randn(18, 37)}, {"is_causal": True}),
+    "bias of keys": (HEADS, lambda t: {"bias": randn(37)}, {}),
     "bias of rows": (SELF, lambda t: {"bias": randn(39, 1)}, {"window": (20, 4)}),
     "softcap": (SELF, lambda t: {}, {"softcap": 1.5}),
-    "softcap, causal, sink": (SELF, lambda t: {"sinks": randn(2)}, {"softcap": 30.0, "is_causal": True}),
-    "sinks of rows": (SELF, lambda t: {"sinks": randn(1, 2, 39, 1)}, {}),
+    "softcap, causal, sink": (HEADS, lambda t: {"sinks": randn(2)}, {"softcap": 30.0, "is_causal": True}),
+    "sinks of rows": (HEADS, lambda t: {"sinks": randn(1, 2, 18, 1)}, {}),
     "negative scale": (SELF, lambda t: {}, {"scale": -0.3, "is_causal": True}),
     "scale of nothing": (SELF, lambda t: {}, {"scale": 0.0, "window": (9, 9)}),
-    "scale of heads": (SELF, lambda t: {"scale": 0.2 + torch.rand(2, 1, 1).double()}, {"is_causal": True}),
-    "scale of rows": (SELF, lambda t: {"scale": randn(39, 1)}, {"softcap": 3.0}),
+    "scale of heads": (HEADS, lambda t: {"scale": factors(2, 1, 1)}, {"is_causal": True}),
+    "scale of rows": (SELF, lambda t: {"scale": factors(39, 1)}, {"softcap": 3.0}),
     "few rows": (FEW, lambda t: {}, {}),
     "few rows, causal": (FEW, lambda t: {}, {"causal_lower_right": True}),
     "few rows, window": (FEW, lambda t: {}, {"causal_lower_right": True, "window": (70, None)}),
@@ -70,7 +79,7 @@ CALLS: dict[str, tuple[Sizes, Callable[[Leaves], Leaves], dict[str, Any]]] = {
     "few rows, a part hidden": (FEW, lambda t: {}, {"attn_mask": torch.arange(150) // 32 % 2 == 1}),
     "few rows, everything": (
         FEW,
-        lambda t: {"bias": randn(6, 3, 150), "sinks": randn(6), "scale": randn(3, 1)},
+        lambda t: {"bias": randn(4, 3, 150), "sinks": randn(4), "scale": factors(3, 1)},
         {"attn_mask": shown(3, 150), "softcap": 4.0},
     ),
     "one row": ({"length": 1, "keys": 200, "heads": (1, 1)}, lambda t: {"sinks": randn(1)}, {}),
@@ -79,7 +88,7 @@ CALLS: dict[str, tuple[Sizes, Callable[[Leaves], Leaves], dict[str, Any]]] = {
     "packed, window": (PACKED, lambda t: {}, {"window": (3, 12), "causal_lower_right": True}),
     "packed, everything": (
         PACKED,
-        lambda t: {"bias": randn(8, 9, 37), "sinks": randn(8), "scale": randn(8, 1, 1)},
+        lambda t: {"bias": randn(4, 9, 37), "sinks": randn(4), "scale": factors(4, 1, 1)},
         {"attn_mask": shown(9, 37)},
     ),
     "groups": (GROUPS, lambda t: {}, {"is_causal": True}),
@@ -116,9 +125,9 @@ def strided(tensor: Tensor, kind: str) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", ["heads after positions", "columns far apart", "every second column", "off the start"])
-@pytest.mark.parametrize("length", [3, 20])
+@pytest.mark.parametrize("length", [3, 18])
 def test_where_numbers_lie_does_not_matter(kind: str, length: int) -> None:
-    leaves = qkv(length, 70, 12, 7, (4, 2)) | {"bias": randn(1, 4, length, 70), "attn_mask": randn(1, 4, length, 70)}
+    leaves = qkv(length, 37, 12, 7) | {"bias": randn(1, 2, length, 37), "attn_mask": randn(1, 2, length, 37)}
     elsewhere = {name: strided(leaf, kind) for name, leaf in leaves.items()}
     assert all(not leaf.is_contiguous() or leaf.storage_offset() for leaf in elsewhere.values())
     request = AuxRequest.all()
@@ -165,15 +174,15 @@ def parts_of(sizes: Sizes, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="on a GPU with more processors other calls are split")
 def test_the_calls_above_are_split_and_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parts_of(FEW, monkeypatch) == [4]
-    monkeypatch.undo()
 
 
-@pytest.mark.parametrize("parts", [1, 2, 3, 7, 10])
+@pytest.mark.parametrize("parts", [1, 2, 7, 10])
 def test_parts_give_what_the_whole_gives(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where whole parts lie outside of what a row sees."""
     monkeypatch.setattr(launch, "split_keys", lambda programs, keys, *rest: (parts, -(-keys // parts // 16) * 16))
-    leaves = qkv(18, 150, 8, 8, (2, 1)) | {"sinks": randn(2)}
-    wrong = wrong_with(leaves, is_causal=True) + wrong_with(leaves, window=(3, 2), causal_lower_right=True)
+    leaves = qkv(3, 150, 8, 8, (2, 1)) | {"sinks": randn(2)}
+    wrong = wrong_with(leaves, is_causal=True, gradients=False)
+    wrong += wrong_with(leaves, window=(30, 2), causal_lower_right=True, gradients=False)
     assert not wrong, "\n".join(wrong)
 
 

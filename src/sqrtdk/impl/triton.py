@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST_WIDTH = 256
+FARTHEST = 2**30  # rows and keys, whose positions and bounds are 32-bit numbers in the kernel
 ROWS = 1 << len(AuxOutput._fields)  # the bit that stands for all of RowStats
 APART = ("lse", "entropy")  # statistics that carry gradients, and have tensors of their own
 
@@ -98,7 +99,7 @@ def _run(
     scale, sinks = call.scale, None
     if call.sinks is not None:
         sinks = broadcastable(sink_column(call, 0, call.length, torch.float32), lead)
-    above, below = band(call)
+    above, below = map(_near, band(call))
     return forward(  # type: ignore[no-any-return]
         *operands(call, call.value.dtype),
         1.0 if isinstance(scale, Tensor) else scale,
@@ -112,3 +113,10 @@ def _run(
         call.places,
         statistics,
     )
+
+
+def _near(bound: int | None) -> int | None:
+    """A bound of the band; None where it lies beyond all keys."""
+    if type(bound) is not int:  # None, or a number that is not known yet
+        return bound
+    return None if bound >= FARTHEST else max(bound, -FARTHEST)

@@ -192,8 +192,8 @@ def backward(
         cut = [triton.cdiv(size, block) for size in (length, keys)]
         shape = [n if own else 1 for n, own in zip((batch, heads), whole, strict=False)]
         shape += [n if own else parts for n, own, parts in zip((length, keys), whole[2:], cut, strict=True)]
-        direct = whole[2] and whole[3] and not interpreted()
-        sums = bias.new_empty(shape, dtype=bias.dtype if direct else torch.float32)
+        direct = whole[2] and whole[3] and not (interpreted() and bias.dtype == torch.bfloat16)
+        sums = d_bias if direct else bias.new_empty(shape, dtype=torch.float32)
         launch(
             backward_bias,
             (cut[0] * cut[1] * shape[0] * shape[1],),
@@ -211,7 +211,8 @@ def backward(
             num_stages=1,
             **common,
         )
-        d_bias = sums if direct else sums.sum_to_size(bias.shape).to(bias.dtype)
+        if not direct:
+            d_bias = sums.sum_to_size(bias.shape).to(bias.dtype)
     return dq.to(query.dtype), dk.to(query.dtype), dv.to(query.dtype), d_scale, d_bias
 
 

@@ -93,9 +93,10 @@ def chan(n, mean, m2, count, centre, squares):
     whole = n + count
     there = (tl.abs(centre) < INF) & (count > 0.0)
     share = tl.where(there, count / tl.maximum(whole, 1.0), 0.0)
-    delta = tl.where(there, centre - mean, 0.0)
-    m2 = m2 + tl.where(there, squares, 0.0) + delta * (n * share) * delta  # without overflow where n is 0
-    return whole, mean + delta * share, m2
+    half = tl.where(there, centre * 0.5 - mean * 0.5, 0.0)  # a distance of numbers that are far apart may overflow
+    delta = half * 2.0
+    m2 = m2 + tl.where(there, squares, 0.0) + delta * (delta * (n * share))
+    return whole, mean + half * share + half * share, m2
 
 
 @triton.jit

@@ -1,0 +1,76 @@
+"""Errors planted in the Triton kernels, one at a time, in a copy of the package: the quick tests must find each."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gpu_mutants import MUTANTS, Tests
+from planted_copy import HOME, changed_code, planted_copy
+
+from triton_here import in_the_interpreter, needs_triton
+
+HERE = Path(__file__).parent
+AT_ONCE = ("ties counted once", "block that begins the band seen in full", "gradients of one query head")
+RUN = """
+import sys, pytest
+code = pytest.main(sys.argv[1:])
+import sqrtdk
+print(sqrtdk.__file__)
+sys.exit(code)
+"""
+
+
+def judged(package: Path, tests: Tests) -> subprocess.CompletedProcess[str]:
+    """The tests, by the package in that folder."""
+    file, chosen = tests
+    path = os.pathsep.join(map(str, (package, HERE.parent)))
+    arguments = ["-q", "-x", "-n", "0", "-p", "no:cacheprovider", str(HERE / file), "-k", chosen]
+    return subprocess.run(
+        [sys.executable, "-c", RUN, *arguments],
+        env=os.environ | {"PYTHONPATH": path},
+        cwd=HERE.parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@needs_triton
+@in_the_interpreter
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in AT_ONCE else pytest.mark.slow) for name in MUTANTS]
+)
+def test_planted_error_is_found(name: str, tmp_path: Path) -> None:
+    planted, tests = MUTANTS[name]
+    planted_copy(planted, tmp_path)
+    done = judged(tmp_path, tests)
+    if done.returncode < 0 and "32 bits" in name:
+        return  # it reads where there is no memory
+    assert done.returncode == 1, f"nothing finds: {name}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+    assert f"{tmp_path / 'sqrtdk'}" in done.stdout, "another package was judged"
+    assert "\nFAILED " in done.stdout, done.stdout[-2000:]
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("tests", sorted({tests for _, tests in MUTANTS.values()}), ids=" ".join)
+def test_without_a_planted_error_nothing_is_found(tests: Tests) -> None:
+    done = judged(HOME.parent, tests)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def test_every_planted_error_has_its_place() -> None:
+    for planted, _ in MUTANTS.values():
+        text = (HOME / planted.file).read_text()
+        assert changed_code(text, planted) != text
+
+
+def test_number_of_planted_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    with capsys.disabled():
+        print(f"\nplanted errors of the Triton kernels: {len(MUTANTS)}, {len(AT_ONCE)} of them by default")
+    assert len(MUTANTS) >= 70
+    assert set(AT_ONCE) <= set(MUTANTS)
