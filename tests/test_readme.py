@@ -132,7 +132,8 @@ def test_every_command_is_there_with_its_options() -> None:
 
 def test_every_option_is_one_of_some_command() -> None:
     known = set().union(*(_options(command) for command in VERBS.values())) | EVERYWHERE
-    named = {word for text in QUOTED for word in re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)}
+    quoted = [text for text in QUOTED if not text.startswith("python ")]  # scripts have options of their own
+    named = {word for text in quoted for word in re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)}
     assert len(named) > 15
     assert named - known == set()
 
