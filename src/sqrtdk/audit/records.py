@@ -20,6 +20,15 @@ BASES = ("root", "packages", "elsewhere")
 VERDICTS = ("exact", "declared", "unexplained", UNMEASURED)
 
 
+def at_bar(fail_on: str, severity: str, rule: str) -> bool:
+    """Whether a finding of a rule counts as a failure, see `CheckReport.fails`."""
+    if fail_on == "never":
+        return False
+    if fail_on == UNMEASURED:
+        return rule == UNMEASURED or severity in FAILING
+    return SEVERITIES.index(severity) >= SEVERITIES.index(fail_on)
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One thing that a rule found: what, where, against which threshold, and the fix in one sentence."""
@@ -127,12 +136,7 @@ class CheckReport:
 
         "unmeasured" stands for "fail", and for every attention that could not be judged.
         """
-        if self.fail_on == "never":
-            return False
-        if self.fail_on == UNMEASURED and finding.rule == UNMEASURED:
-            return True
-        bar = "fail" if self.fail_on == UNMEASURED else self.fail_on
-        return SEVERITIES.index(finding.severity) >= SEVERITIES.index(bar)
+        return at_bar(self.fail_on, finding.severity, finding.rule)
 
     @property
     def exit_code(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from sqrtdk.audit.health import at_site
 from sqrtdk.audit.places import each
 from sqrtdk.audit.records import CheckReport, Finding, JudgedCall, Source
 
@@ -27,11 +28,8 @@ def calls_at(report: CheckReport, site: str) -> tuple[JudgedCall, ...]:
 
 
 def about(report: CheckReport, judged: JudgedCall) -> tuple[Finding, ...]:
-    """The findings on a call: those at its site or inside it, as its health counts them."""
-    site = judged.call.site
-    return tuple(
-        finding for finding in report.findings if finding.site == site or (site and _inside(finding.site, site))
-    )
+    """The findings on a call, as its health counts them."""
+    return at_site(judged.call.site, report.findings)
 
 
 def _inside(site: str, module: str) -> bool:
