@@ -36,4 +36,4 @@ def each(at: str | None) -> tuple[tuple[str, int], ...]:
         >>> each("a.py:3, b c.py:14")
         (('a.py', 3), ('b c.py', 14))
     """
-    return tuple((file, int(line)) for file, line in re.findall(r"(.+?):(\d{1,9})(?:, |$)", at or ""))
+    return tuple((file, int(line)) for file, line in re.findall(r"(?s)(.+?):(\d{1,9})(?:, |\Z)", at or ""))

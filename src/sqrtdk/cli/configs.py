@@ -42,6 +42,7 @@ def configs(
                     continue
                 report = check_with(str(file), None, LoadOptions(static=True), fail_on=fail_on)
             except SqrtdkError as error:
+                say(f"{plain(str(file))}: not checked")
                 fail(error, show_traceback)
                 codes.add(FAILED)
                 continue
