@@ -87,6 +87,7 @@ def check(
     offload_folder: options.OffloadFolder = None,
     json_: options.Json = False,
     output: options.Output = None,
+    sarif: options.Sarif = None,
     markdown: options.Markdown = None,
     force: options.Force = False,
     fail_on: Annotated[
@@ -98,21 +99,25 @@ def check(
     """Run MODEL and say what its ledger says otherwise than FILE.
 
     Fails on an attention that was added, is gone, or has another formula, ratio or verdict, and on a finding at
-    --fail-on that FILE has not. Exit code 0: none; 1: some; 2: usage, configuration or input/output error.
+    --fail-on that FILE has not. --sarif holds all findings, those that FILE knows too. Exit code 0: nothing fails; 1:
+    something does; 2: usage, configuration or input/output error.
     """
     with reported(show_traceback):
         from sqrtdk import _files
 
         comment = options.file_or_stdout(markdown, json_ and output is None)
-        _files.check_outputs((output, comment), force)
+        _files.check_outputs((output, sarif, comment), force)
         from sqrtdk.audit.baseline import compare, read
         from sqrtdk.cli.output import print_text, say, written
         from sqrtdk.report.baseline import summary_line, to_json, to_markdown, to_text
+        from sqrtdk.report.sarif import to_sarif
 
         before = read(file)
-        comparison = compare(before, _checked(model, fail_on, locals()), str(file))
+        report = _checked(model, fail_on, locals())
+        comparison = compare(before, report, str(file))
         documents = [(output, to_json, "JSON"), (comment, to_markdown, "Markdown")]
         wanted = [(path, draw(comparison), kind) for path, draw, kind in documents if path is not None]
+        wanted += [(sarif, to_sarif(report), "SARIF")] if sarif is not None else []
         for path, document, kind in wanted:
             _files.write_text(path, document, force)
             written(kind, path)
