@@ -16,14 +16,14 @@ from sqrtdk.models.checkpoint import CONFIG
 from sqrtdk.models.config import MAX_CONFIG_BYTES
 from sqrtdk.models.limits import read_bytes
 
-Path_ = tuple[str, ...]  # keys from the outermost object inwards
-Lines = Mapping[Path_, int]
+KeyPath = tuple[str, ...]  # keys from the outermost object inwards
+Lines = Mapping[KeyPath, int]
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[][{}:,\n]|[^][{}:,"\s]+')
 _FIELD = re.compile(r"\bconfig\.(\w+(?:\.\w+)*)")
 
 
-def field_lines(text: str) -> dict[Path_, int]:
+def field_lines(text: str) -> dict[KeyPath, int]:
     r"""The 1-based line of every key of a JSON document's nested objects; objects in lists are passed over.
 
     Args:
@@ -33,30 +33,30 @@ def field_lines(text: str) -> dict[Path_, int]:
         >>> field_lines('{"a": 1,\n "b": {\n "c": [{"d": 2}]}}')
         {('a',): 1, ('b',): 2, ('b', 'c'): 3}
     """
-    lines: dict[Path_, int] = {}
+    lines: dict[KeyPath, int] = {}
     line, depth_in_lists = 1, 0
     keys: list[str] = []  # that lead to the object which is open
     last: str | None = None  # text, which is a key if a colon follows
     key: str | None = None
-    for token in _TOKEN.findall(text):
+    for token in (found[0] for found in _TOKEN.finditer(text)):
         if token == "\n":
             line += 1
-        elif token in "[]":
+        elif token in ("[", "]"):
             depth_in_lists += 1 if token == "[" else -1
         elif depth_in_lists:
-            line += token.count("\n")
+            continue
         elif token == "{":
             keys.append(key or "")
         elif token == "}":
             keys.pop()
         elif token == ":" and last is not None:
             key = json.loads(last)
-            lines.setdefault((*keys[1:], key), line)
+            lines[(*keys[1:], key)] = line  # of a name that is there twice the last counts
         last = token if token.startswith('"') else last if token == "\n" else None
     return lines
 
 
-def read_lines(directory: Path | None) -> dict[Path_, int]:
+def read_lines(directory: Path | None) -> dict[KeyPath, int]:
     """The lines of a model directory's config; none where there is none that can be read."""
     if directory is None:
         return {}
@@ -93,10 +93,10 @@ def model_type_line(lines: Lines, parts: list[str] | None = None) -> int | None:
     return _line(lines, ("model_type",), parts or [])
 
 
-def _line(lines: Lines, field: Path_, parts: list[str]) -> int | None:
+def _line(lines: Lines, field: KeyPath, parts: list[str]) -> int | None:
     """The line of a field: in the sub-config that a site's parts name, else the outermost."""
 
-    def rank(path: Path_) -> tuple[bool, int]:
+    def rank(path: KeyPath) -> tuple[bool, int]:
         return not any(key.removesuffix("_config") in parts for key in path[: -len(field)]), len(path)
 
     paths = [path for path in lines if path[-len(field) :] == field]
