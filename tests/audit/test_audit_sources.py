@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sample_report import judged
 from sqrtdk.audit.check import check
-from sqrtdk.audit.config_lines import field_lines
+from sqrtdk.audit.config_lines import declared_at, field_lines
 from sqrtdk.audit.places import each
 from sqrtdk.audit.records import Source
 
@@ -117,6 +118,14 @@ def test_a_field_that_has_its_default_is_at_the_model_type(tmp_path: Path, monke
     report = check("b", static=True, seq_len=8)
     assert "query_pre_attn_scalar" in str(report.calls[0].declared_by)
     assert report.calls[0].declared_at == "b/config.json:2"
+
+
+@pytest.mark.parametrize(("site", "line"), [("vision_tower.layers.0", 2), ("text.layers.0", 3), ("other.layers.0", 1)])
+def test_a_part_of_a_composite_has_its_own_lines(site: str, line: int) -> None:
+    lines = {("x",): 1, ("vision_config", "x"): 2, ("text_config", "x"): 3, ("model_type",): 4}
+    call = judged(site, verdict="declared", declared_by="config.x = 3 and config.y = 2")
+    assert declared_at(call, Path("m"), lines) == f"m/config.json:{line}, m/config.json:4"
+    assert declared_at(judged(site, declared_by="attribute scale = 1"), Path("m"), lines) is None
 
 
 def test_the_textbook_needs_no_line() -> None:

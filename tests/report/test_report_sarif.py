@@ -119,6 +119,16 @@ def test_fingerprints_outlast_moved_lines_and_drifting_numbers() -> None:
     assert prints(dataclasses.replace(before, findings=elsewhere)) != prints(before)
 
 
+def test_what_is_said_twice_at_a_site_is_two_results() -> None:
+    report = placed(healthy(1), None)
+    (first,) = report.findings
+    again = tuple(dataclasses.replace(first, message=f"call {number} of 2") for number in (1, 2))
+    results = sarif_rules.checked(to_sarif(dataclasses.replace(report, findings=again)))["results"]
+    prints = [result["partialFingerprints"][FINGERPRINT].split(":") for result in results]
+    assert prints[0][0] == prints[1][0]
+    assert [number for _, number in prints] == ["1", "2"]
+
+
 def test_a_name_makes_no_link_and_no_path_out_of_the_tree() -> None:
     report = placed(healthy(1), f"{EVIL}/a b.py:3", sources=(Source(f"{EVIL}/a b.py", f"{EVIL}/a b.py", "root"),))
     assert len(artifacts(report)) == 1
