@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import typing
 from pathlib import Path
 from xml.etree import ElementTree
@@ -10,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 import sarif_rules
-from program import Warm
+from program import Warm, environment
 from sqrtdk.audit.records import FAIL_ON
 from sqrtdk.cli.baseline import FILE, FailOn
 from sqrtdk.cli.options import STDOUT
@@ -43,6 +45,47 @@ def bad():
     net.scale = None
     return net, x
 """
+OWN = """import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+
+class OwnConfig(PretrainedConfig):
+    model_type = "own"
+
+    def __init__(self, hidden_size=64, query_pre_attn_scalar=64, head_dim=64, vocab_size=64, **more):
+        self.hidden_size, self.query_pre_attn_scalar = hidden_size, query_pre_attn_scalar
+        self.head_dim, self.vocab_size = head_dim, vocab_size
+        super().__init__(**more)
+
+
+class Attention(torch.nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.qkv = torch.nn.Linear(size, 3 * size)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x)[:, None].chunk(3, -1)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)[:, 0]
+
+
+class OwnModel(PreTrainedModel):
+    config_class = OwnConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.embed = torch.nn.Embedding(config.vocab_size, config.hidden_size)
+        self.attn = Attention(config.hidden_size)
+        self.post_init()
+
+    def forward(self, input_ids=None, attention_mask=None, **more):
+        return self.attn(self.embed(input_ids))
+"""
+OWN_CONFIG = {
+    "model_type": "own",
+    "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModel": "own.OwnModel"},
+    "head_dim": 64,
+    "query_pre_attn_scalar": 144,
+}
 MODULES = {"pull_nets.py": NETS}
 FILES = ["--sarif", "a.sarif", "--junit", "a.xml", "--markdown", "a.md", "--html", "a.html", "--output", "a.json"]
 LLAMA = {
@@ -76,6 +119,43 @@ def test_a_healthy_model_has_no_results(sqrtdk: Warm, nets: Path) -> None:
     levels = {result["level"] for result in sarif_rules.checked((nets / "a.sarif").read_text())["results"]}
     assert levels <= {"none", "note"}
     assert ElementTree.parse(nets / "a.xml").getroot().get("failures") == "0"
+
+
+def test_a_result_lies_at_the_code_of_the_directory_and_at_the_line_of_its_config(tmp_path: Path) -> None:
+    model = tmp_path / "models" / "own"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text(json.dumps(OWN_CONFIG, indent=2))
+    (model / "own.py").write_text(OWN)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "sqrtdk",
+            "check",
+            "models/own",
+            "--static",
+            "--trust-remote-code",
+            "--sarif",
+            "a.sarif",
+        ],
+        cwd=tmp_path,
+        env=environment() | {"HF_MODULES_CACHE": str(tmp_path / "copies")},  # transformers runs a copy of the code
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    (result,) = sarif_rules.checked((tmp_path / "a.sarif").read_text())["results"]
+    assert result["ruleId"] == "declared_vs_actual"
+    places = [place["physicalLocation"] for place in (*result["locations"], *result["relatedLocations"])]
+    lines = [(place["artifactLocation"]["uri"], place["region"]["startLine"]) for place in places]
+    config = (model / "config.json").read_text().splitlines()
+    assert lines == [
+        ("models/own/own.py", next(n for n, line in enumerate(OWN.splitlines(), 1) if "scaled_dot" in line)),
+        ("models/own/config.json", next(n for n, line in enumerate(config, 1) if "query_pre" in line)),
+    ]
+    assert {place["artifactLocation"]["uriBaseId"] for place in places} == {"SRCROOT"}
 
 
 def test_nothing_is_overwritten_and_nothing_is_written_before_all_is_drawn(sqrtdk: Warm, nets: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import filecmp
 import os
 import sys
 from collections.abc import Iterable
@@ -17,6 +19,8 @@ from sqrtdk.models.checkpoint import CONFIG
 from sqrtdk.models.records import LoadedModel
 from sqrtdk.tracing.records import AttentionCall, NotAttention, NotMeasured
 from sqrtdk.tracing.watch.places import file_of, first_line, is_installed
+
+_COPIES = "transformers_modules"
 
 
 def root() -> str:
@@ -43,8 +47,19 @@ def sources(
         *(entry.at for entry in (*findings, *missed)),
     )
     files = dict.fromkeys(file for text in texts for file, _ in each(text))
-    found = ((file, config.get(file) or file_of(file)) for file in files)
+    found = ((file, config.get(file) or _in_directory(file_of(file), loaded.directory)) for file in files)
     return tuple(_source(file, path, top) for file, path in found if path is not None)
+
+
+def _in_directory(file: str | None, directory: Path | None) -> str | None:
+    """The file of a model's directory that a file is a copy of: transformers runs its code from copies."""
+    if file is None or directory is None or _COPIES not in Path(file).parts:
+        return file
+    own = directory / Path(file).name
+    with contextlib.suppress(OSError):
+        if filecmp.cmp(own, file, shallow=False):
+            return str(own)
+    return file
 
 
 def _source(file: str, path: str, top: str) -> Source:
