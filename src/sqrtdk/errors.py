@@ -49,6 +49,10 @@ class RunFolderError(SqrtdkError, ValueError):
     """A folder of a run's records that is none, is damaged, or is that of another run."""
 
 
+class BaselineError(SqrtdkError, ValueError):
+    """A baseline that is none, is damaged, is of another version, or was written by another kind of check."""
+
+
 class MissingExtraError(SqrtdkError, ImportError):
     """An optional dependency is not installed; the hint names the pip command."""
 

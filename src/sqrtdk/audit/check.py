@@ -14,6 +14,7 @@ from sqrtdk.audit.model_run import ModelRun, run_model
 from sqrtdk.audit.own_module import as_inputs, choices, from_module
 from sqrtdk.audit.records import FAIL_ON, SEVERITIES, UNMEASURED, CheckReport, Finding
 from sqrtdk.audit.rules import RULES, unmeasured
+from sqrtdk.audit.sources import root
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.load import iter_attn, resolve
@@ -150,6 +151,8 @@ def _report(
         command=command,
         environment=first.environment | {"attn": ", ".join(filter(None, (run.environment["attn"] for run in runs)))},
         fail_on=fail_on,
+        sources=tuple(dict.fromkeys(source for run in runs for source in run.sources)),
+        root=root(),
     )
 
 

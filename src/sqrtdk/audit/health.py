@@ -7,13 +7,19 @@ from collections.abc import Iterable
 from sqrtdk.audit.records import FAILING, OK, SEVERITIES, UNMEASURED, Finding, JudgedCall
 
 
+def at_site(site: str, findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The findings that count for a call: those at its site or inside it."""
+    return tuple(
+        finding for finding in findings if finding.site == site or (site and finding.site.startswith(f"{site}."))
+    )
+
+
 def health(judged: JudgedCall, findings: Iterable[Finding]) -> str:
     """One of `HEALTH`: severity of the worst finding at the call's site or inside it, else "ok".
 
     "unmeasured" where nothing failed, and the scale could not be judged or no statistics were taken.
     """
-    site = judged.call.site
-    here = [entry for entry in findings if entry.site == site or (site and entry.site.startswith(f"{site}."))]
+    here = at_site(judged.call.site, findings)
     worst = max((entry.severity for entry in here), key=SEVERITIES.index, default=OK)
     known = judged.call.stats is not None and judged.verdict != UNMEASURED
     return worst if known or worst in FAILING else UNMEASURED

@@ -16,14 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sqrtdk.audit.config_lines import declared_at, read_lines
 from sqrtdk.audit.context import Context, Rerun
 from sqrtdk.audit.guard import eval_mode, random_state, watch_norms
 from sqrtdk.audit.health import health
 from sqrtdk.audit.own_module import on_meta, refuse_empty
 from sqrtdk.audit.probe import make_probe
-from sqrtdk.audit.records import Finding, JudgedCall, ModelInfo
+from sqrtdk.audit.records import Finding, JudgedCall, ModelInfo, Source
 from sqrtdk.audit.rules import RULES
 from sqrtdk.audit.silence import silences
+from sqrtdk.audit.sources import named_at, sources
 from sqrtdk.audit.switch import current, implementation, offers_choice
 from sqrtdk.audit.tokens import Tokens, tokens_of
 from sqrtdk.audit.verdicts import judge_all
@@ -50,6 +52,7 @@ class ModelRun:
     not_attention: tuple[NotAttention, ...]
     not_measured: tuple[NotMeasured, ...]
     findings: tuple[Finding, ...]
+    sources: tuple[Source, ...] = ()
 
 
 def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> ModelRun:
@@ -96,19 +99,27 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> Mod
         )
         told = [entry for rule in RULES.values() for entry in rule(context)]
         findings = tuple(entry for entry in told if isinstance(entry, Finding))
+    missed = (
+        *lost,
+        *(entry for entry in idle_or_doubtful if entry.reason == IDLE),
+        *(entry for entry in told if isinstance(entry, NotMeasured)),
+    )
+    where, lines = loaded.directory, read_lines(loaded.directory)
+    told_calls = tuple(
+        dataclasses.replace(entry, health=health(entry, findings), declared_at=declared_at(entry, where, lines))
+        for entry in judged
+    )
+    parameters = sum(p.numel() for p in module.parameters())
     return ModelRun(
         attn=attn,
-        model=ModelInfo(loaded.id, type(module).__name__, sum(p.numel() for p in module.parameters())),
+        model=ModelInfo(loaded.id, type(module).__name__, parameters, named_at(loaded)),
         mode=context.mode,
         environment=environment,
-        calls=tuple(dataclasses.replace(entry, health=health(entry, findings)) for entry in judged),
+        calls=told_calls,
         not_attention=traced.not_attention,
-        not_measured=(
-            *lost,
-            *(entry for entry in idle_or_doubtful if entry.reason == IDLE),
-            *(entry for entry in told if isinstance(entry, NotMeasured)),
-        ),
+        not_measured=missed,
         findings=findings,
+        sources=sources(loaded, told_calls, findings, (*traced.not_attention, *missed)),
     )
 
 

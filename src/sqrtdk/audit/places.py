@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from sqrtdk.tracing.records import AttentionCall
@@ -26,3 +27,13 @@ def of_loss(call: AttentionCall) -> str | None:
 def listed(texts: Iterable[str | None], by: str = ", ") -> str | None:
     """The texts that there are, each once."""
     return by.join(dict.fromkeys(text for text in texts if text)) or None
+
+
+def each(at: str | None) -> tuple[tuple[str, int], ...]:
+    """The files and lines of a text, as `listed` made it.
+
+    Example:
+        >>> each("a.py:3, b c.py:14")
+        (('a.py', 3), ('b c.py', 14))
+    """
+    return tuple((file, int(line)) for file, line in re.findall(r"(?s)(.+?):(\d{1,9})(?:, |\Z)", at or ""))

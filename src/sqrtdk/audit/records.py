@@ -16,7 +16,17 @@ OK = "ok"
 HEALTH = (OK, *SEVERITIES, UNMEASURED)
 FAILING = ("fail", "critical")
 OUTCOMES = ("failed", "findings", "incomplete", "warnings", "scales", "passed")
+BASES = ("root", "packages", "elsewhere")
 VERDICTS = ("exact", "declared", "unexplained", UNMEASURED)
+
+
+def at_bar(fail_on: str, severity: str, rule: str) -> bool:
+    """Whether a finding of a rule counts as a failure, see `CheckReport.fails`."""
+    if fail_on == "never":
+        return False
+    if fail_on == UNMEASURED:
+        return rule == UNMEASURED or severity in FAILING
+    return SEVERITIES.index(severity) >= SEVERITIES.index(fail_on)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +56,7 @@ class JudgedCall:
     reason: str | None = None  # why unmeasured, or how the mistake was told from its look-alikes
     attribute: str | None = None  # the module's attribute that holds the effective scale, as "1/temperature"
     health: str = UNMEASURED  # one of HEALTH: the worst finding at the site; unmeasured: none, and no statistics
+    declared_at: str | None = None  # file and line of the config's fields in `declared_by`, "models/x/config.json:12"
 
     @property
     def sound_but_failing(self) -> bool:
@@ -60,6 +71,20 @@ class ModelInfo:
     id: str
     cls: str
     parameters: int
+    at: str | None = None  # file and line of what was named: the factory, the config's model type, the module's class
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a file lies whose lines the report names.
+
+    `base` is one of `BASES`: "root", `path` is relative to `CheckReport.root`; "packages", to an entry of Python's
+    import path; "elsewhere", it is absolute.
+    """
+
+    file: str  # as `at` has it: "myport.py"
+    path: str  # with "/"
+    base: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +101,8 @@ class CheckReport:
     command: str = ""
     environment: dict[str, Any] = field(default_factory=dict)
     fail_on: str = "fail"
+    sources: tuple[Source, ...] = ()  # of the files that the report names, as far as they are known
+    root: str = ""  # the directory of the repository that the check ran in, else the working directory
 
     @property
     def unjudged(self) -> tuple[Finding, ...]:
@@ -104,15 +131,14 @@ class CheckReport:
         """Whether a finding says it of the same site, and more."""
         return any(entry.site == f.site and f.message.startswith(entry.reason) for f in self.unjudged)
 
-    @property
-    def exit_code(self) -> int:
-        """1 when there is a finding at `fail_on` or above, else 0; always 0 when `fail_on` is "never".
+    def fails(self, finding: Finding) -> bool:
+        """Whether a finding is at `fail_on` or above.
 
         "unmeasured" stands for "fail", and for every attention that could not be judged.
         """
-        if self.fail_on == "never" or self.worst is None:
-            return 0
-        if self.fail_on == UNMEASURED and self.unjudged:
-            return 1
-        bar = "fail" if self.fail_on == UNMEASURED else self.fail_on
-        return int(SEVERITIES.index(self.worst) >= SEVERITIES.index(bar))
+        return at_bar(self.fail_on, finding.severity, finding.rule)
+
+    @property
+    def exit_code(self) -> int:
+        """1 when a finding fails, else 0; always 0 when `fail_on` is "never"."""
+        return int(any(map(self.fails, self.findings)))

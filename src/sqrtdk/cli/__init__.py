@@ -11,9 +11,11 @@ from typing import Annotated
 import typer
 
 from sqrtdk.cli import process
+from sqrtdk.cli.baseline import baseline
 from sqrtdk.cli.bench import bench
 from sqrtdk.cli.build import build
 from sqrtdk.cli.check import check
+from sqrtdk.cli.configs import configs
 from sqrtdk.cli.diff import diff
 from sqrtdk.cli.env import env
 from sqrtdk.cli.errors import fail
@@ -34,12 +36,14 @@ _app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _app.command()(check)
+_app.command()(configs)
 _app.command()(diff)
 _app.command()(record)
 _app.command()(params)
 _app.command()(bench)
 _app.command()(build)
 _app.command()(env)
+_app.add_typer(baseline)
 _app.add_typer(lab)
 _app.add_typer(watch)
 

@@ -43,6 +43,9 @@ def check(
     json_: options.Json = False,
     output: options.Output = None,
     html: options.Html = None,
+    sarif: options.Sarif = None,
+    junit: options.Junit = None,
+    markdown: options.Markdown = None,
     force: options.Force = False,
     fail_on: Annotated[FailOn, typer.Option(help="Least severity of a finding that gives exit code 1.")] = "fail",
     show_traceback: options.ShowTraceback = False,
@@ -54,7 +57,8 @@ def check(
     with reported(show_traceback):
         from sqrtdk import _files
 
-        _files.check_outputs((output, html), force)
+        comment = options.file_or_stdout(markdown, json_ and output is None)
+        _files.check_outputs((output, html, sarif, junit, comment), force)
         from sqrtdk.cli.output import announce, colors, print_text, say, width, working, written
 
         with working(f"Checking {model}"):
@@ -65,17 +69,21 @@ def check(
             from sqrtdk.models.options import LoadOptions
             from sqrtdk.report.html import to_html
             from sqrtdk.report.json import to_json
+            from sqrtdk.report.junit import to_junit
+            from sqrtdk.report.markdown import to_markdown
+            from sqrtdk.report.sarif import to_sarif
             from sqrtdk.report.terminal import summary_line, to_text
 
             loading = LoadOptions.of(locals())
             report = check_with(model, None, loading, fail_on=fail_on, command=shlex.join(["sqrtdk", *sys.argv[1:]]))
-            documents = [(output, to_json, "JSON"), (html, to_html, "HTML")]
+            documents = [(output, to_json, "JSON"), (html, to_html, "HTML"), (sarif, to_sarif, "SARIF")]
+            documents += [(junit, to_junit, "JUnit XML"), (comment, to_markdown, "Markdown")]
             wanted = [(path, draw(report), kind) for path, draw, kind in documents if path is not None]
         for path, document, kind in wanted:
             _files.write_text(path, document, force)
             written(kind, path)
-        if json_ and output is None:
-            print_text(to_json(report))
+        if (json_ and output is None) or markdown == options.STDOUT:
+            print_text(to_markdown(report) if markdown == options.STDOUT else to_json(report))
             say(summary_line(report))
         else:
             print_text(to_text(report, width=width(), color=colors()))

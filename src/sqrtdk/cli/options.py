@@ -7,6 +7,10 @@ from typing import Annotated
 
 import typer
 
+from sqrtdk.errors import InvalidValueError
+
+STDOUT = "-"
+
 TextFile = Annotated[Path | None, typer.Option("--text", metavar="FILE", help="Text to tokenise and run on.")]
 InputFile = Annotated[Path | None, typer.Option("--input", metavar="FILE", help="Inputs by name, as .safetensors.")]
 Batch = Annotated[int | None, typer.Option("--batch", min=1, help="Sequences a batch.")]
@@ -36,5 +40,33 @@ Output = Annotated[
     typer.Option("--output", metavar="FILE", help="Write the JSON document to FILE instead of stdout."),
 ]
 Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a self-contained HTML report.")]
+Sarif = Annotated[
+    Path | None, typer.Option("--sarif", metavar="FILE", help="Write the findings as SARIF 2.1.0, for code scanning.")
+]
+Junit = Annotated[
+    Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML: one test case an attention.")
+]
+Markdown = Annotated[
+    str | None,
+    typer.Option("--markdown", metavar="FILE", help="Write a comment for a pull request; - prints it on stdout."),
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace report files that exist.")]
 ShowTraceback = Annotated[bool, typer.Option("--traceback", help="Show where an error was raised.")]
+
+
+def file_or_stdout(name: str | None, taken: bool) -> Path | None:
+    """The file that an option names; None where it names none, or stdout.
+
+    Args:
+        name: what was given.
+        taken: whether another document goes to stdout.
+
+    Raises:
+        InvalidValueError: two documents would be on stdout.
+    """
+    if name == STDOUT and taken:
+        raise InvalidValueError(
+            "--json and --markdown - both print on stdout, which takes one document",
+            hint="Give --output FILE to the JSON, or a file to --markdown.",
+        )
+    return None if name is None or name == STDOUT else Path(name)

@@ -109,6 +109,7 @@ def resolve(model: str = "demo", options: LoadOptions = _DEFAULTS, inputs: Input
         config=config,
         attn=name if isinstance(name, str) else None,
         notes=notes,
+        directory=directory if kind == "directory" else None,
     )
 
 

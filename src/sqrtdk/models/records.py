@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,7 +19,8 @@ class LoadedModel:
     `kind` is "hub", "directory", "factory" or "demo". `config` is the Hugging Face config or None. `attn` is the
     attention implementation that the model says it runs, None where it says nothing. `notes` are sentences on what
     was decided on the user's behalf: random weights, a clamped length, a name in the config that was ignored. `masks`
-    are the values of buffers that are masks, by their names, where the module is a twin on meta.
+    are the values of buffers that are masks, by their names, where the module is a twin on meta. `directory` is the
+    user's own that holds the model.
     """
 
     module: nn.Module
@@ -29,6 +31,7 @@ class LoadedModel:
     attn: str | None = None
     notes: tuple[str, ...] = ()
     masks: Mapping[str, Tensor] = field(default_factory=dict)
+    directory: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ def to_json(report: CheckReport) -> str:
 
     Returns:
         A document with the keys `schema_version`, `tool`, `environment`, `command`, `seed`, `model`, `mode`,
-        `calls`, `not_attention`, `not_measured`, `findings`, `fail_on` and `exit_code`.
+        `calls`, `not_attention`, `not_measured`, `findings`, `sources`, `fail_on` and `exit_code`.
 
     Example:
         >>> import json
@@ -49,6 +49,7 @@ def to_document(report: CheckReport) -> dict[str, Any]:
         "not_attention": [_fields(item) for item in report.not_attention],
         "not_measured": [_fields(item) for item in report.not_measured],
         "findings": [_fields(item) for item in report.findings],
+        "sources": [_fields(item) for item in report.sources],
         "fail_on": report.fail_on,
         "exit_code": report.exit_code,
     }
@@ -64,6 +65,7 @@ def _call(judged: JudgedCall) -> dict[str, Any]:
         "health": judged.health,
         "mistake": judged.mistake,
         "declared_by": judged.declared_by,
+        "declared_at": judged.declared_at,
         "expected": judged.expected,
         "reason": judged.reason,
     }

@@ -45,6 +45,7 @@ _MACHINERY = {
 }
 _MODEL, _AUDIT = _Owner.MODEL, _Owner.AUDIT
 _owners: dict[str, _Owner] = {}  # by file name
+_files: dict[str, str] = {}  # by the paths that `text` has shown
 
 
 def here() -> Place | None:
@@ -78,8 +79,7 @@ def _owner(file: str) -> _Owner:
         return _Owner.SQRTDK
     if path.startswith(_TORCH):
         return _Owner.TORCH if path.startswith(_LAYERS) else _Owner.NOBODY
-    installed = any(name in path for name in _INSTALLED)
-    standard = path.startswith(_STANDARD) and not installed
+    standard = path.startswith(_STANDARD) and not is_installed(path)
     return _Owner.NOBODY if standard or any(name in path for name in _FORWARDING) else _Owner.MODEL
 
 
@@ -96,12 +96,30 @@ def text(place: Place | None) -> str | None:
     return f"{_path(code.co_filename)}:{next(lines, code.co_firstlineno)}"
 
 
+def first_line(code: CodeType) -> str:
+    """Where a function begins, as `text` has it."""
+    return f"{_path(code.co_filename)}:{code.co_firstlineno}"
+
+
+def file_of(shown: str) -> str | None:
+    """The absolute path of a file that `text` or `first_line` has shown; None for any other."""
+    return _files.get(shown)
+
+
+def is_installed(file: str) -> bool:
+    """Whether a file is of an installed package, by its path."""
+    return any(name in file for name in _INSTALLED)
+
+
 def _path(file: str) -> str:
     try:
         working = os.getcwd()
     except OSError:  # it is gone
         return file
-    return _shown(file, working, tuple(sys.path), getattr(sys.modules.get("__main__"), "__file__", None))
+    shown = _shown(file, working, tuple(sys.path), getattr(sys.modules.get("__main__"), "__file__", None))
+    if not file.startswith("<"):
+        _files[shown] = os.path.abspath(file)
+    return shown
 
 
 @functools.lru_cache(256)

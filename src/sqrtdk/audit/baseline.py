@@ -1,0 +1,296 @@
+"""What a model's ledger says, kept in a file that is reviewed; a later run is held against it.
+
+A file has one line for each attention: its formula, its ratio, its verdict, and the kinds of findings there. What
+changes in formula, ratio or verdict, what is added and what is gone fails; a finding fails where it is new and at the
+bar. What the file already holds never fails.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from sqrtdk._stranger import parse_json, shown
+from sqrtdk.audit.health import at_site
+from sqrtdk.audit.records import SEVERITIES, UNMEASURED, VERDICTS, CheckReport, Finding, JudgedCall, at_bar
+from sqrtdk.audit.tolerance import close
+from sqrtdk.errors import BaselineError, ModelError
+from sqrtdk.models.limits import read_bytes
+
+SCHEMA_VERSION = 1
+MAX_BYTES = 2**24
+MODES = ("static", "dynamic")
+CHANGES = ("added", "removed", "changed", "new finding", "gone finding")
+_ANEW = "Write it anew with sqrtdk baseline write --force, and review what changes."
+_NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One attention of the ledger, or a place without one where something was found."""
+
+    site: str
+    index: int | None  # of the call at its site; None where no call was
+    formula: str | None
+    ratio: float | None  # effective scale times sqrt(head_dim)
+    verdict: str | None  # one of VERDICTS; None where there is no attention
+    mistake: str | None
+    findings: tuple[str, ...]  # "fail scale_ledger", each kind once, worst first
+
+    @property
+    def key(self) -> tuple[str, int | None]:
+        """What it is known by."""
+        return self.site, self.index
+
+    @property
+    def judgement(self) -> str:
+        """The verdict, with the mistake."""
+        return f"{self.verdict}: {self.mistake}" if self.mistake else str(self.verdict)
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """The lines of a model, in the order of their sites."""
+
+    model: str
+    mode: str
+    lines: tuple[Line, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What one line says now and did not say before; `fails` at the bar of the comparison."""
+
+    kind: str  # one of CHANGES
+    site: str
+    index: int | None
+    what: str  # "formula", "ratio", "verdict", "attention", "finding"
+    before: str | None
+    after: str | None
+    fails: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A run held against a baseline."""
+
+    file: str
+    model: str
+    mode: str
+    changes: tuple[Change, ...]  # those that fail first
+    unchanged: int  # attentions
+    unjudged: int  # attentions of this run that could not be judged, known to the baseline or not
+    fail_on: str
+
+    @property
+    def exit_code(self) -> int:
+        """1 when a change fails, else 0."""
+        return int(any(change.fails for change in self.changes))
+
+
+def ledger(report: CheckReport) -> Ledger:
+    """What a report says, in lines."""
+    of_calls = [_line(judged, at_site(judged.call.site, report.findings)) for judged in report.calls]
+    told = {id(finding) for judged in report.calls for finding in at_site(judged.call.site, report.findings)}
+    rest: dict[str, list[Finding]] = {}
+    for finding in report.findings:
+        if id(finding) not in told:
+            rest.setdefault(finding.site, []).append(finding)
+    lines = [*of_calls, *(_without_call(site, findings) for site, findings in rest.items())]
+    return Ledger(report.model.id, report.mode, tuple(sorted(lines, key=_order)))
+
+
+def _line(judged: JudgedCall, findings: Iterable[Finding]) -> Line:
+    call = judged.call
+    ratio = None if call.scale.ratio is None else float(f"{call.scale.ratio:.6g}")
+    return Line(call.site, call.index, call.formula, ratio, judged.verdict, judged.mistake, _kinds(findings))
+
+
+def _without_call(site: str, findings: Iterable[Finding]) -> Line:
+    """An attention that was not read, or a place that has none."""
+    kinds = _kinds(findings)
+    unread = any(kind.endswith(f" {UNMEASURED}") for kind in kinds)
+    return Line(site, None, None, None, UNMEASURED if unread else None, None, kinds)
+
+
+def _kinds(findings: Iterable[Finding]) -> tuple[str, ...]:
+    kinds = {(finding.severity, finding.rule) for finding in findings}
+    return tuple(f"{severity} {rule}" for severity, rule in sorted(kinds, key=_worst_first))
+
+
+def _worst_first(kind: tuple[str, str]) -> tuple[int, str]:
+    return -SEVERITIES.index(kind[0]), kind[1]
+
+
+def _order(line: Line) -> tuple[Any, ...]:
+    """By site, its numbers as numbers: layer 9 before layer 10."""
+    parts = re.split(r"([0-9]{1,18})", line.site)
+    return [
+        (int(part), "") if odd % 2 else (-1, part) for odd, part in enumerate(parts)
+    ], -1 if line.index is None else line.index
+
+
+def compare(before: Ledger, report: CheckReport, file: str) -> Comparison:
+    """Hold a report against a baseline, at the report's own `fail_on`.
+
+    Raises:
+        BaselineError: One is of a static check and the other is not, or the run has two calls of one site and index.
+    """
+    now = ledger(report)
+    if before.mode != now.mode:
+        raise BaselineError(
+            f"{shown(file)} is of a {before.mode} check, and this one is {now.mode}",
+            hint="Give --static to both or to neither.",
+        )
+    old, new = _by_key(before.lines, shown(file)), _by_key(now.lines, "this run")
+    changes = [
+        change
+        for key in sorted({*old, *new}, key=lambda key: _order(new.get(key) or old[key]))
+        for change in _changes(old.get(key), new.get(key), report.fail_on)
+    ]
+    loud = {(change.site, change.index) for change in changes if change.kind in CHANGES[:3]}
+    attentions = [key for key, line in new.items() if line.verdict is not None]
+    return Comparison(
+        file=file,
+        model=now.model,
+        mode=now.mode,
+        changes=tuple(sorted(changes, key=lambda change: not change.fails)),
+        unchanged=sum(key in old and key not in loud for key in attentions),
+        unjudged=sum(new[key].verdict == UNMEASURED for key in attentions),
+        fail_on=report.fail_on,
+    )
+
+
+def _by_key(lines: Iterable[Line], whose: str) -> dict[tuple[str, int | None], Line]:
+    by_key: dict[tuple[str, int | None], Line] = {}
+    for line in lines:
+        if line.key in by_key:
+            place = f"{shown(line.site)}, index {line.index}"
+            raise BaselineError(f"{whose} has two lines of {place}", hint=_ANEW)
+        by_key[line.key] = line
+    return by_key
+
+
+def _changes(old: Line | None, new: Line | None, fail_on: str) -> Iterable[Change]:
+    line = new or old
+    assert line is not None
+    loud = fail_on != "never"
+    if (old is None or new is None) and line.verdict is not None:
+        said = f"{line.formula or 'not read'}  {line.judgement}"
+        kind, before, after = ("added", None, said) if old is None else ("removed", said, None)
+        yield Change(kind, *line.key, "attention", before, after, loud)
+    elif old is not None and new is not None:
+        for what, before, after, same in (
+            ("formula", old.formula, new.formula, same_formula(old.formula, new.formula)),
+            ("ratio", _text(old.ratio), _text(new.ratio), _same_number(old.ratio, new.ratio)),
+            ("verdict", old.judgement, new.judgement, old.judgement == new.judgement),
+        ):
+            if not same:
+                yield Change("changed", *line.key, what, before, after, loud)
+    known, now = set(old.findings if old else ()), set(new.findings if new else ())
+    for kind in new.findings if new else ():
+        if kind not in known:
+            severity, rule = kind.split(" ", 1)
+            yield Change("new finding", *line.key, "finding", None, kind, at_bar(fail_on, severity, rule))
+    for kind in old.findings if old and new else ():
+        if kind not in now:
+            yield Change("gone finding", *line.key, "finding", kind, None, False)
+
+
+def _text(ratio: float | None) -> str | None:
+    return None if ratio is None else f"{ratio:.6g}"
+
+
+def _same_number(old: float | None, new: float | None) -> bool:
+    return old == new if old is None or new is None else old == new or close(new, old)
+
+
+def same_formula(old: str | None, new: str | None) -> bool:
+    """Whether two formulas say the same: word for word, and number for number within the 1% of a scale.
+
+    Example:
+        >>> same_formula("softmax(0.125 * q.k)", "softmax(0.1251 * q.k)")
+        True
+        >>> same_formula("softmax(0.125 * q.k)", "softmax(0.125 * q.k + causal)")
+        False
+    """
+    if old is None or new is None:
+        return old == new
+    if _NUMBER.split(old) != _NUMBER.split(new):
+        return False
+    pairs = zip(_NUMBER.findall(old), _NUMBER.findall(new), strict=True)
+    return all(one == other or close(float(other), float(one)) for one, other in pairs)
+
+
+def read(path: str | os.PathLike[str]) -> Ledger:
+    """Read a baseline; it is a stranger's text.
+
+    Raises:
+        BaselineError: It can't be read, is no baseline, is of another version, or breaks a rule of the format.
+    """
+    what = f"the baseline {shown(os.fspath(path))}"
+    try:
+        content = read_bytes(Path(path), what, MAX_BYTES)
+    except OSError as error:
+        hint = "Write one with sqrtdk baseline write."
+        raise BaselineError(f"{what} can't be read: {error.strerror}", hint=hint) from error
+    except ModelError as error:
+        raise BaselineError(str(error), hint=error.hint) from error
+    return from_document(parse_json(content, what, BaselineError, _ANEW), what)
+
+
+def from_document(document: Any, what: str) -> Ledger:
+    """The ledger that a JSON document holds.
+
+    Raises:
+        BaselineError: See `read`.
+    """
+    if not isinstance(document, dict) or "schema_version" not in document:
+        raise BaselineError(f"{what} has no schema_version: it is no baseline", hint=_ANEW)
+    version = document["schema_version"]
+    if type(version) is not int or version != SCHEMA_VERSION:
+        raise BaselineError(
+            f"{what} is of version {shown(version)}; this sqrtdk reads version {SCHEMA_VERSION}",
+            hint=f"Use the sqrtdk that wrote it. Or: {_ANEW[0].lower()}{_ANEW[1:]}",
+        )
+    _names(document, {"schema_version", "model", "mode", "attentions"}, what)
+    lines = document["attentions"]
+    if not isinstance(document["model"], str) or document["mode"] not in MODES or not isinstance(lines, list):
+        raise BaselineError(f"{what}: model is a text, mode one of {', '.join(MODES)}, attentions a list", hint=_ANEW)
+    read_lines = tuple(_read_line(entry, f"{what}, attention {number}") for number, entry in enumerate(lines, 1))
+    _by_key(read_lines, what)
+    return Ledger(document["model"], document["mode"], read_lines)
+
+
+def _names(entry: Mapping[str, Any], wanted: set[str], what: str) -> None:
+    for problem, names in (("lacks", wanted - set(entry)), ("has the unknown name", set(entry) - wanted)):
+        if names:
+            raise BaselineError(f"{what} {problem} {shown(min(names))}", hint=_ANEW)
+
+
+def _read_line(entry: Any, what: str) -> Line:
+    if not isinstance(entry, dict):
+        raise BaselineError(f"{what} is not an object", hint=_ANEW)
+    _names(entry, {field.name for field in fields(Line)}, what)
+    texts = {name: entry[name] for name in ("formula", "mistake")}
+    ratio = {"Infinity": float("inf"), "-Infinity": float("-inf")}.get(str(entry["ratio"]), entry["ratio"])
+    index, verdict, findings = entry["index"], entry["verdict"], entry["findings"]
+    for name, right, rule in (
+        ("site", isinstance(entry["site"], str), "a text"),
+        *((name, value is None or isinstance(value, str), "a text or null") for name, value in texts.items()),
+        ("ratio", ratio is None or (type(ratio) in (int, float)), "a number or null"),
+        ("index", index is None or (type(index) is int and index >= 0), "a whole number from 0 or null"),
+        ("verdict", verdict is None or verdict in VERDICTS, f"one of {', '.join(VERDICTS)}, or null"),
+        ("findings", isinstance(findings, str), 'a text like "fail scale_ledger, note entropy"'),
+    ):
+        if not right:
+            raise BaselineError(f"{what}: {name} is {shown(entry[name])}, not {rule}", hint=_ANEW)
+    kinds = tuple(findings.split(", ")) if findings else ()
+    for kind in kinds:
+        if kind.partition(" ")[0] not in SEVERITIES or not kind.partition(" ")[2]:
+            raise BaselineError(f"{what}: {shown(kind)} is no severity and rule", hint=_ANEW)
+    return Line(entry["site"], index, entry["formula"], ratio, verdict, entry["mistake"], kinds)

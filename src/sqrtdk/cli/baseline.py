@@ -1,0 +1,145 @@
+"""`sqrtdk baseline`: what a model's ledger says, kept in a file that is reviewed; a later run fails on what changed."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from sqrtdk.cli import options
+from sqrtdk.cli.errors import reported
+
+if TYPE_CHECKING:
+    from sqrtdk.audit.records import CheckReport
+
+baseline = typer.Typer(
+    name="baseline",
+    help="Keep what a model's ledger says in a file, and fail a later run only on what changed.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+FILE = "sqrtdk-baseline.json"
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="As for sqrtdk check.")]
+BaselineFile = Annotated[Path, typer.Argument(metavar="FILE", help="The baseline.")]
+Static = Annotated[bool, typer.Option("--static", help="Build on the meta device: no weights, no figures.")]
+Attn = Annotated[Literal["eager", "sdpa"] | None, typer.Option("--attn", help="Attention implementation to run.")]
+FailOn = Literal["note", "warn", "unmeasured", "fail", "critical", "never"]
+
+
+@baseline.command()
+def write(
+    model: Model,
+    file: BaselineFile = Path(FILE),
+    static: Static = False,
+    attn: Attn = None,
+    text: options.TextFile = None,
+    input_file: options.InputFile = None,
+    batch: options.Batch = None,
+    seq_len: options.SeqLen = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    seed: options.Seed = 0,
+    revision: options.Revision = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    device_map: options.DeviceMap = None,
+    offload_folder: options.OffloadFolder = None,
+    force: options.Force = False,
+    show_traceback: options.ShowTraceback = False,
+) -> None:
+    """Run MODEL and write its ledger to FILE: one line an attention, with formula, ratio, verdict and findings.
+
+    What is wrong now is written down as well, and does not fail later. Exit code 0: written; 2: not.
+    """
+    with reported(show_traceback):
+        from sqrtdk import _files
+
+        _files.check_writable(file, force)
+        from sqrtdk.audit.baseline import ledger
+        from sqrtdk.cli.output import say, written
+        from sqrtdk.report.baseline import ledger_line, to_file
+
+        kept = ledger(_checked(model, "never", locals()))
+        _files.write_text(file, to_file(kept), force)
+        written("baseline", file)
+        say(ledger_line(kept))
+
+
+@baseline.command()
+def check(
+    model: Model,
+    file: BaselineFile = Path(FILE),
+    static: Static = False,
+    attn: Attn = None,
+    text: options.TextFile = None,
+    input_file: options.InputFile = None,
+    batch: options.Batch = None,
+    seq_len: options.SeqLen = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    seed: options.Seed = 0,
+    revision: options.Revision = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    device_map: options.DeviceMap = None,
+    offload_folder: options.OffloadFolder = None,
+    json_: options.Json = False,
+    output: options.Output = None,
+    sarif: options.Sarif = None,
+    markdown: options.Markdown = None,
+    force: options.Force = False,
+    fail_on: Annotated[
+        FailOn,
+        typer.Option(help="Least severity of a new finding that fails. A changed ledger fails too, but with never."),
+    ] = "fail",
+    show_traceback: options.ShowTraceback = False,
+) -> None:
+    """Run MODEL and say what its ledger says otherwise than FILE.
+
+    Fails on an attention that was added, is gone, or has another formula, ratio or verdict, and on a finding at
+    --fail-on that FILE has not. --sarif holds all findings, those that FILE knows too. Exit code 0: nothing fails; 1:
+    something does; 2: usage, configuration or input/output error.
+    """
+    with reported(show_traceback):
+        from sqrtdk import _files
+
+        comment = options.file_or_stdout(markdown, json_ and output is None)
+        _files.check_outputs((output, sarif, comment), force)
+        from sqrtdk.audit.baseline import compare, read
+        from sqrtdk.cli.output import print_text, say, written
+        from sqrtdk.report.baseline import summary_line, to_json, to_markdown, to_text
+        from sqrtdk.report.sarif import to_sarif
+
+        before = read(file)
+        report = _checked(model, fail_on, locals())
+        comparison = compare(before, report, str(file))
+        documents = [(output, to_json, "JSON"), (comment, to_markdown, "Markdown")]
+        wanted = [(path, draw(comparison), kind) for path, draw, kind in documents if path is not None]
+        wanted += [(sarif, to_sarif(report), "SARIF")] if sarif is not None else []
+        for path, document, kind in wanted:
+            _files.write_text(path, document, force)
+            written(kind, path)
+        if (json_ and output is None) or markdown == options.STDOUT:
+            print_text(to_markdown(comparison) if markdown == options.STDOUT else to_json(comparison))
+            say(summary_line(comparison))
+        else:
+            print_text(to_text(comparison))
+        code = comparison.exit_code
+    raise typer.Exit(code)
+
+
+def _checked(model: str, fail_on: str, arguments: dict[str, Any]) -> CheckReport:
+    """Run the model with the options of loading among a verb's arguments."""
+    from sqrtdk.cli.output import announce, working
+
+    with working(f"Checking {model}"):
+        from sqrtdk.models.names import check_name
+
+        check_name(model, arguments["revision"], announce)
+        from sqrtdk.audit.check import check_with
+        from sqrtdk.models.options import LoadOptions
+
+        command = shlex.join(["sqrtdk", *sys.argv[1:]])
+        return check_with(model, None, LoadOptions.of(arguments), fail_on=fail_on, command=command)

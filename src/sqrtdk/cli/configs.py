@@ -1,0 +1,53 @@
+"""`sqrtdk configs FILE...`: the static check of each config.json, for a hook before a commit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from sqrtdk.cli import options
+from sqrtdk.cli.errors import fail, reported
+from sqrtdk.cli.process import FAILED
+
+
+def configs(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Files called config.json.")],
+    fail_on: Annotated[
+        Literal["note", "warn", "unmeasured", "fail", "critical", "never"],
+        typer.Option(help="Least severity of a finding that gives exit code 1."),
+    ] = "fail",
+    show_traceback: options.ShowTraceback = False,
+) -> None:
+    """Build each FILE's model on the meta device, without weights or network, and judge its scales.
+
+    A FILE that names no model_type is no model's config, and is left out, aloud. Exit code 0: nothing found at
+    --fail-on or above; 1: findings; 2: a FILE can't be read or built. All are looked at.
+    """
+    codes = {0}
+    with reported(show_traceback):
+        from sqrtdk.audit.check import check_with
+        from sqrtdk.cli.output import colors, print_text, say, width
+        from sqrtdk.errors import SqrtdkError
+        from sqrtdk.models.config import read_config_dict
+        from sqrtdk.models.options import LoadOptions
+        from sqrtdk.report.plain import plain
+        from sqrtdk.report.terminal import summary_line, to_text
+
+        for file in files:
+            try:
+                if "model_type" not in read_config_dict(file.parent):
+                    say(f"{plain(str(file))}: not checked, it names no model_type")
+                    continue
+                report = check_with(str(file), None, LoadOptions(static=True), fail_on=fail_on)
+            except SqrtdkError as error:
+                say(f"{plain(str(file))}: not checked")
+                fail(error, show_traceback)
+                codes.add(FAILED)
+                continue
+            quiet = not report.exit_code and not report.unjudged
+            told = f"{plain(str(file))}: {summary_line(report)}\n"
+            print_text(told if quiet else to_text(report, width=width(), color=colors()))
+            codes.add(report.exit_code)
+    raise typer.Exit(max(codes))

@@ -1,0 +1,135 @@
+"""The report as JUnit XML: one test case an attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from xml.etree import ElementTree
+
+from sqrtdk._sites import fold_sites
+from sqrtdk.audit.records import UNMEASURED, CheckReport, Finding, JudgedCall
+from sqrtdk.report.figures import ratio
+from sqrtdk.report.plain import plain
+from sqrtdk.report.spots import about, at_lines, calls_at
+from sqrtdk.tracing.records import NotMeasured
+
+Element = ElementTree.Element
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """One test case: what it is called, what was found there, and why it was not judged if it was not."""
+
+    name: str
+    findings: tuple[Finding, ...]
+    unjudged: str | None = None
+    call: JudgedCall | None = None
+
+
+def to_junit(report: CheckReport) -> str:
+    """Draw the report as JUnit XML, one suite with one case for each attention.
+
+    A finding at `fail_on` or above is a failure of each call at its site. An attention that could not be judged is
+    skipped, with the reason; with `fail_on` "unmeasured" it fails. What is said of no call has a case of its own, so
+    there is a failure exactly where the exit code is 1.
+
+    Args:
+        report: what `sqrtdk.check` returned.
+
+    Returns:
+        An XML document that ends with a newline.
+
+    Example:
+        >>> from sqrtdk.audit.records import ModelInfo
+        >>> print(to_junit(CheckReport(ModelInfo("demo", "Decoder", 1), "static", (), (), (), ())).split("\\n")[1])
+        <testsuites name="sqrtdk" tests="0" failures="0" errors="0" skipped="0" time="0">
+    """
+    cases = [*_of_calls(report), *_of_the_rest(report)]
+    elements = [_case(report, case) for case in cases]
+    counts = {
+        "tests": str(len(elements)),
+        "failures": str(sum(element.find("failure") is not None for element in elements)),
+        "errors": "0",
+        "skipped": str(sum(element.find("skipped") is not None for element in elements)),
+        "time": "0",
+    }
+    suites = Element("testsuites", {"name": "sqrtdk", **counts})
+    suite = ElementTree.SubElement(suites, "testsuite", {"name": plain(report.model.id), **counts})
+    properties = ElementTree.SubElement(suite, "properties")
+    notes = "; ".join(str(note) for note in report.environment.get("notes") or ())
+    about_run = {"class": report.model.cls, "mode": report.mode, "seed": str(report.seed), "fail_on": report.fail_on}
+    for name, value in (about_run | ({"notes": notes} if notes else {})).items():
+        ElementTree.SubElement(properties, "property", {"name": name, "value": plain(value)})
+    suite.extend(elements)
+    ElementTree.indent(suites)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suites, encoding="unicode") + "\n"
+
+
+def _of_calls(report: CheckReport) -> Iterable[_Case]:
+    several_kinds = len({judged.call.kind for judged in report.calls}) > 1
+    for judged in report.calls:
+        call = judged.call
+        findings = about(report, judged)
+        lost = [finding.message for finding in findings if finding.rule == UNMEASURED]
+        if judged.verdict == UNMEASURED and not lost:
+            lost = [judged.reason or call.scale.reason or "no reason given"]
+        name = f"{call.site or '(root)'}{f' #{call.index}' if call.index else ''}"
+        yield _Case(f"{name} ({call.kind})" if several_kinds else name, findings, "; ".join(lost) or None, judged)
+
+
+def _of_the_rest(report: CheckReport) -> Iterable[_Case]:
+    """What is said where no call was: attentions that did not run, findings on the whole model, checks not made."""
+    told = {id(finding) for judged in report.calls for finding in about(report, judged)}
+    by_site: dict[str, list[Finding]] = {}
+    for finding in report.findings:
+        if id(finding) not in told:
+            by_site.setdefault(finding.site, []).append(finding)
+    for site, findings in by_site.items():
+        lost = [finding.message for finding in findings if finding.rule == UNMEASURED]
+        yield _Case(site or "(whole model)", tuple(findings), "; ".join(lost) or None)
+    by_reason: dict[str, list[NotMeasured]] = {}
+    for entry in report.not_measured:
+        if not report.repeated(entry):
+            by_reason.setdefault(entry.reason, []).append(entry)
+    for reason, entries in by_reason.items():
+        sites = ", ".join(filter(None, fold_sites(entry.site for entry in entries)))
+        yield _Case(f"{sites or '(whole model)'}: not measured", (), reason)
+
+
+def _case(report: CheckReport, case: _Case) -> Element:
+    attributes = {"classname": plain(report.model.id), "name": plain(case.name), "time": "0"}
+    calls = (case.call,) if case.call else calls_at(report, case.findings[0].site) if case.findings else ()
+    at = (place for judged in calls for place in (judged.call.product_at, judged.call.softmax_at))
+    if own := [spot for spot in at_lines(report, [(at, "")]) if spot.source.base == "root"]:
+        attributes |= {"file": plain(own[0].source.path), "line": str(own[0].line)}
+    element = Element("testcase", attributes)
+    failing = [finding for finding in case.findings if report.fails(finding)]
+    if failing:
+        first = failing[0]
+        said = {"type": plain(first.rule), "message": plain(f"{first.severity}: {first.message}")}
+        ElementTree.SubElement(element, "failure", said).text = _text(failing)
+    elif case.unjudged is not None:
+        ElementTree.SubElement(element, "skipped", {"message": plain(f"not judged: {case.unjudged}")})
+    others = [finding for finding in case.findings if finding not in failing]
+    lines = [_ledger(case.call)] if case.call else []
+    if others:
+        lines.append(_text(others))
+    if lines:
+        ElementTree.SubElement(element, "system-out").text = "\n".join(lines)
+    return element
+
+
+def _ledger(judged: JudgedCall) -> str:
+    verdict = f"{judged.verdict}: {judged.mistake}" if judged.mistake else judged.verdict
+    return plain(f"{judged.call.formula}  ratio {ratio(judged.call.scale.ratio)}  {verdict}")
+
+
+def _text(findings: Sequence[Finding]) -> str:
+    """Findings in words, each on lines of its own."""
+    lines = []
+    for finding in findings:
+        where = f" at {finding.at}" if finding.at else ""
+        lines.append(plain(f"{finding.severity} {finding.rule} in {finding.site or 'the whole model'}{where}"))
+        lines.append(plain(f"  {finding.message}"))
+        lines.append(plain(f"  fix: {finding.fix}"))
+    return "\n".join(lines)

@@ -1,0 +1,119 @@
+"""What each kind of finding is, for readers who have no page at hand: a title, what it means and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+NOT_MEASURED = "not_measured"  # of what a rule could not look at, and of which no finding speaks
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A title of half a line, and the help: what is wrong where it is found, and what to do."""
+
+    title: str
+    help: str
+
+
+RULES: dict[str, Words] = {
+    "nonfinite": Words(
+        "NaN or infinity in weights or logits",
+        "A parameter or a row of logits is not finite, so no finite answer follows. Find the first module whose output "
+        "is not finite; in float16 look at the range of the unscaled product.",
+    ),
+    "scale_ledger": Words(
+        "Attention scale that nothing explains",
+        "softmax(scale * q.k) v was run with a scale that is neither 1/sqrt(head_dim) nor declared by the config, the "
+        "model's family or an attribute. The message names the mistake where one fits: missing, twice, inverted, "
+        "model_dim, head_count, padded_head, length_factor, layer_index, cosine. Correct the scale where the message "
+        "says, or declare it in the config if it is meant.",
+    ),
+    "blocks": Words(
+        "Keys of one softmax under unlike scales",
+        "Blocks of keys under one softmax were multiplied by unlike scales, so some keys get weight that their content "
+        "does not earn. Give every block the same scale.",
+    ),
+    "declared_vs_actual": Words(
+        "Declared scale that the run does not apply",
+        "The config or the model's family declares one scale and the run applied another. Apply the declared one: the "
+        "weights were trained with it.",
+    ),
+    "unmeasured": Words(
+        "Attention that could not be judged",
+        "An attention did not run, was lost on the way to its softmax, or has no scale to judge. What was not judged "
+        "is not known to be right: the message says what was seen, and where it was lost.",
+    ),
+    "mask_audit": Words(
+        "Mask that shows the future, or hides the wrong keys",
+        "Rows see keys that they may not see, see none, average masked keys, or put weight on hidden ones. A leak of "
+        "the future is critical: the training loss is then worth nothing.",
+    ),
+    "sliding_window": Words(
+        "Sliding window other than the declared one",
+        "The layer's mask shows another number of keys than config or module declare. Off by one counts: a row's own "
+        "key is part of the window.",
+    ),
+    "padding": Words(
+        "Padding that is seen, or tokens that are hidden as padding",
+        "The mask does not fit the padding of the inputs: a token sees padding, or a token is hidden from all others. "
+        "Check the direction and the kind (bool or additive) of the mask.",
+    ),
+    "unused": Words(
+        "QK norm, gain or softcap that is built and not used",
+        "A normalisation of q and k, a gain or a softcap is in the module or the config, and no call shows it. Call it "
+        "where the weights expect it, or remove it.",
+    ),
+    "dropout": Words(
+        "Dropout of attention weights in eval mode",
+        "The attention drops weights in evaluation mode, so two runs differ. Pass dropout_p only while training.",
+    ),
+    "max_logit": Words(
+        "Logits that are too large",
+        "The largest logit of a head is beyond what stable runs show. Check the scale first, then q/k norm, QK-clip or "
+        "the learning rate.",
+    ),
+    "range_forecast": Words(
+        "Logits beyond a half-precision type",
+        "The unscaled product would overflow float16, or the row offset is beyond the spacing of bfloat16. Scale q "
+        "before the product, or keep the logits in float32.",
+    ),
+    "saturation": Words(
+        "Saturated rows",
+        "Rows put nearly all weight on one key, and the softmax passes next to no gradient. Sinks on the first token "
+        "are saturated in health; otherwise check the scale.",
+    ),
+    "entropy": Words(
+        "Entropy collapse",
+        "Heads have less entropy than rows of Gaussian logits at the critical spread. A level without its trend proves "
+        "little: watch it over training.",
+    ),
+    "flat": Words(
+        "Over-flat attention",
+        "Rows average their keys whatever the query. Fresh weights are flat by design; trained ones may lack a scale "
+        "or a gain.",
+    ),
+    "responsiveness": Words(
+        "Scale attribute that the run does not follow",
+        "A module's attribute looks like its scale, and changing it changes nothing. Pass it on to the attention "
+        "function, or remove it.",
+    ),
+    "eager_vs_sdpa": Words(
+        "Eager and fused attention that differ",
+        "The same weights and inputs give other results through eager and through fused attention. Compare scale, "
+        "softcap and mask of the two paths.",
+    ),
+    NOT_MEASURED: Words(
+        "Check that was not made",
+        "A check could not be made on this model with these inputs; the message says why.",
+    ),
+}
+
+
+def words(rule: str) -> Words:
+    """The words of a rule; its name where it has none.
+
+    Example:
+        >>> words("max_logit").title, words("another").title
+        ('Logits that are too large', 'another')
+    """
+    return RULES.get(rule) or Words(rule, rule)

@@ -1,0 +1,204 @@
+"""The report as SARIF 2.1.0, for code scanning: one result a finding, and one for each check that was not made.
+
+A result lies at the line of the code that made the call; what else it is about, the config's line that declares the
+scale among it, is a related location. URIs are relative to the repository's root where the file is below it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import quote
+
+from sqrtdk._json import document
+from sqrtdk.audit.records import CheckReport, Finding, Source
+from sqrtdk.report.plain import plain
+from sqrtdk.report.rule_words import NOT_MEASURED, RULES, words
+from sqrtdk.report.spots import Spot, calls_at, spots
+from sqrtdk.tracing.records import NotMeasured
+
+SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+LEVELS = {"note": "note", "warn": "warning", "fail": "error", "critical": "error"}
+FINGERPRINT = "sqrtdkFinding/v1"
+_ROOT, _PACKAGES = "SRCROOT", "PYTHONPATH"
+_MOST_RELATED = 9
+_NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
+
+
+def to_sarif(report: CheckReport) -> str:
+    """Draw the report as a SARIF 2.1.0 log with one run.
+
+    Severity note is level note, warn is warning, fail and critical are error. Of what could not be looked at, and of
+    which no finding speaks, the kind is "open". The fingerprint has neither lines nor numbers: it stays the same while
+    code moves.
+
+    Args:
+        report: what `sqrtdk.check` returned.
+
+    Returns:
+        A JSON document that ends with a newline.
+
+    Example:
+        >>> from sqrtdk.audit.records import ModelInfo
+        >>> log = json.loads(to_sarif(CheckReport(ModelInfo("demo", "Decoder", 1), "static", (), (), (), ())))
+        >>> log["version"], log["runs"][0]["results"]
+        ('2.1.0', [])
+    """
+    return document({"$schema": SCHEMA, "version": "2.1.0", "runs": [_run(report)]})
+
+
+def _run(report: CheckReport) -> dict[str, Any]:
+    missed = [entry for entry in report.not_measured if not report.repeated(entry)]
+    ids = list(dict.fromkeys((*RULES, *(plain(finding.rule) for finding in report.findings))))
+    results = [
+        *(_result(report, finding, ids) for finding in report.findings),
+        *(_open(report, entry, ids) for entry in missed),
+    ]
+    _number_fingerprints(results)
+    return {
+        "tool": {
+            "driver": {
+                "name": "sqrtdk",
+                "semanticVersion": importlib.metadata.version("sqrtdk"),
+                "rules": [_rule(name) for name in ids],
+            }
+        },
+        "automationDetails": {"id": f"sqrtdk/{re.sub(r'[^A-Za-z0-9._-]+', '-', report.model.id)[:120]}/"},
+        "invocations": [{"executionSuccessful": True, "exitCode": report.exit_code}],
+        "originalUriBaseIds": _bases(report),
+        "columnKind": "unicodeCodePoints",
+        "results": results,
+        "properties": {
+            "model": plain(report.model.id),
+            "class": plain(report.model.cls),
+            "mode": report.mode,
+            "seed": report.seed,
+            "failOn": report.fail_on,
+            "attentionCalls": len(report.calls),
+            "outcome": report.outcome,
+            "notes": [plain(str(note)) for note in report.environment.get("notes") or ()],
+        },
+    }
+
+
+def _bases(report: CheckReport) -> dict[str, Any]:
+    root: dict[str, Any] = {"description": {"text": "The root of the repository that the check ran in."}}
+    if report.root:
+        root["uri"] = _file_uri(report.root).rstrip("/") + "/"
+    packages = {"description": {"text": "A directory of Python's import path, such as site-packages."}}
+    return {_ROOT: root, _PACKAGES: packages}
+
+
+def _rule(name: str) -> dict[str, Any]:
+    said = words(name)
+    return {
+        "id": name,
+        "shortDescription": {"text": f"{said.title}."},
+        "fullDescription": {"text": said.help},
+        "help": {"text": said.help, "markdown": said.help},
+        "defaultConfiguration": {"level": "note" if name == NOT_MEASURED else "warning"},
+        "properties": {"tags": ["attention"]},
+    }
+
+
+def _result(report: CheckReport, finding: Finding, ids: list[str]) -> dict[str, Any]:
+    site = finding.site or "whole model"
+    calls = calls_at(report, finding.site)
+    more = {
+        "severity": finding.severity,
+        "value": _plain_value(finding.value),
+        "threshold": _plain_value(finding.threshold),
+        "source": plain(finding.source),
+        "formulas": [plain(text) for text in dict.fromkeys(judged.call.formula for judged in calls)],
+    }
+    text = f"{site}: {finding.message}. Fix: {finding.fix}"
+    rule = plain(finding.rule)
+    kind: dict[str, Any] = {"level": LEVELS[finding.severity]}
+    said = (finding.rule, finding.site, finding.message)
+    return _entry(rule, ids, kind, text, finding.site, spots(report, finding), said, more)
+
+
+def _open(report: CheckReport, entry: NotMeasured, ids: list[str]) -> dict[str, Any]:
+    """What was not looked at: neither right nor wrong."""
+    seen = f"; seen up to there: {entry.formula}" if entry.formula else ""
+    text = f"{entry.site or 'whole model'}: not measured: {entry.reason}{seen}"
+    finding = Finding(NOT_MEASURED, "note", entry.site, None, None, entry.reason, "", "", entry.at)
+    kind = {"kind": "open", "level": "none"}
+    said = (NOT_MEASURED, entry.site, entry.reason)
+    return _entry(NOT_MEASURED, ids, kind, text, entry.site, spots(report, finding), said, {})
+
+
+def _entry(
+    rule: str,
+    ids: list[str],
+    kind: dict[str, Any],
+    text: str,
+    site: str,
+    where: tuple[Spot, ...],
+    said: tuple[str, ...],
+    more: dict[str, Any],
+) -> dict[str, Any]:
+    logical = {"fullyQualifiedName": plain(site) or "(root)", "kind": "module"}
+    first: dict[str, Any] = {"physicalLocation": _physical(where[0])} if where else {}
+    related = [
+        {"id": number, "physicalLocation": _physical(spot), "message": {"text": spot.what}}
+        for number, spot in enumerate(where[1 : _MOST_RELATED + 1], 1)
+    ]
+    result = {
+        "ruleId": rule,
+        "ruleIndex": ids.index(rule),
+        **kind,
+        "message": {"text": _message(text)},
+        "locations": [first | {"logicalLocations": [logical]}],
+        "partialFingerprints": {FINGERPRINT: _fingerprint(said)},
+        "properties": more,
+    }
+    return result | ({"relatedLocations": related} if related else {})
+
+
+def _message(text: str) -> str:
+    """A message without links: SARIF's texts have them in Markdown's way, and a name may look like one."""
+    return plain(text).replace("\\", "\\\\").replace("[", "\\[").replace("]", "\\]") if "](" in text else plain(text)
+
+
+def _physical(spot: Spot) -> dict[str, Any]:
+    return {"artifactLocation": _artifact(spot.source), "region": {"startLine": spot.line}}
+
+
+def _artifact(source: Source) -> dict[str, Any]:
+    if source.base == "elsewhere":
+        return {"uri": _file_uri(source.path)}
+    return {"uri": _quoted(source.path), "uriBaseId": _ROOT if source.base == "root" else _PACKAGES}
+
+
+def _file_uri(path: str) -> str:
+    return "file://" + _quoted(path if path.startswith("/") else f"/{path}")
+
+
+def _quoted(path: str) -> str:
+    return quote(path.replace("\\", "/"), safe="/~!$&'()*+,;=@", errors="replace")
+
+
+def _plain_value(value: float | str | None) -> float | str | None:
+    return plain(value) if isinstance(value, str) else value
+
+
+def _fingerprint(said: Iterable[str]) -> str:
+    """Of what was said where, without the numbers in it: code that moves and values that drift leave it as it is."""
+    rule, site, message = said
+    text = json.dumps((rule, site, _NUMBER.sub("#", message)))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _number_fingerprints(results: Iterable[dict[str, Any]]) -> None:
+    """Tell apart what is said several times at one site."""
+    counts: Counter[str] = Counter()
+    for result in results:
+        prints = result["partialFingerprints"]
+        counts[prints[FINGERPRINT]] += 1
+        prints[FINGERPRINT] += f":{counts[prints[FINGERPRINT]]}"

@@ -1,0 +1,193 @@
+"""A model's ledger in a file, and what counts as a change of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from sample_report import healthy, hostile, judged, leaking, sick, static, unjudged
+from sqrtdk.audit.baseline import Ledger, compare, from_document, ledger, read, same_formula
+from sqrtdk.audit.records import FAIL_ON, SEVERITIES, CheckReport, Finding
+from sqrtdk.errors import BaselineError
+from sqrtdk.report.baseline import to_file, to_json, to_markdown, to_text
+
+REPORTS = (healthy, static, sick, hostile, leaking, unjudged)
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "baseline.schema.json").read_text())
+
+
+def kept(report: CheckReport) -> Ledger:
+    """The ledger, written and read again."""
+    document = json.loads(to_file(ledger(report)))
+    jsonschema.Draft202012Validator(SCHEMA).validate(document)
+    return from_document(document, "the baseline")
+
+
+def scaled(report: CheckReport, site: int, ratio: float, **changes: Any) -> CheckReport:
+    """The report with another ratio, and more, at one call."""
+    call = report.calls[site].call
+    call = dataclasses.replace(call, scale=dataclasses.replace(call.scale, ratio=ratio), **changes)
+    calls = list(report.calls)
+    calls[site] = dataclasses.replace(calls[site], call=call)
+    return dataclasses.replace(report, calls=tuple(calls))
+
+
+@pytest.mark.parametrize("make", REPORTS)
+def test_a_file_says_what_the_ledger_says_and_nothing_changed(make) -> None:  # type: ignore[no-untyped-def]
+    report = make()
+    assert kept(report) == ledger(report)
+    held = compare(kept(report), dataclasses.replace(report, fail_on="note"), "b.json")
+    assert held.changes == ()
+    assert held.exit_code == 0
+    assert held.unchanged >= len(report.calls)
+
+
+def test_one_line_an_attention_layers_in_their_order() -> None:
+    lines = to_file(ledger(healthy(12))).splitlines()
+    sites = [json.loads(line.strip(" ,"))["site"] for line in lines if '"site"' in line]
+    assert sites == [f"model.layers.{layer}.self_attn" for layer in range(12)]
+
+
+def test_what_was_not_read_has_a_line_too() -> None:
+    lines = {line.site: line for line in kept(unjudged()).lines}
+    assert lines["vision.attn"].verdict == lines["h.1.attn"].verdict == "unmeasured"
+    assert lines["vision.attn"].findings == ("note unmeasured",)
+    assert compare(kept(unjudged()), unjudged(), "b").unjudged == 2
+
+
+@pytest.mark.parametrize(
+    ("ratio", "changes", "what"),
+    [
+        (8.0, {}, ["ratio"]),
+        (1.005, {}, []),
+        (1.02, {}, ["ratio"]),
+        (math.inf, {}, ["ratio"]),
+        (1.0, {"formula": "softmax(0.125 * rope(q).rope(k))"}, ["formula"]),
+        (1.0, {"formula": "softmax(0.1253 * rope(q).rope(k) + causal)"}, []),
+        (1.0, {"formula": "softmax(0.13 * rope(q).rope(k) + causal)"}, ["formula"]),
+    ],
+)
+def test_a_changed_ledger_fails(ratio: float, changes: dict[str, Any], what: list[str]) -> None:
+    held = compare(kept(healthy(3)), scaled(healthy(3), 1, ratio, **changes), "b")
+    assert [change.what for change in held.changes] == what
+    assert held.exit_code == bool(what)
+    assert held.unchanged == 3 - bool(what)
+    never = compare(
+        kept(healthy(3)), scaled(dataclasses.replace(healthy(3), fail_on="never"), 1, ratio, **changes), "b"
+    )
+    assert (len(never.changes), never.exit_code) == (len(what), 0)
+
+
+def test_what_is_added_and_what_is_gone_fails() -> None:
+    for before, now, kind in ((healthy(2), healthy(3), "added"), (healthy(3), healthy(2), "removed")):
+        held = compare(kept(before), now, "b")
+        assert [(change.kind, change.site) for change in held.changes] == [(kind, "model.layers.2.self_attn")]
+        assert held.exit_code == 1
+        assert held.unchanged == 2
+
+
+def test_an_attention_that_can_no_longer_be_judged_fails() -> None:
+    now = unjudged()
+    before = dataclasses.replace(
+        now, calls=tuple(judged(call.call.site) for call in now.calls), findings=(), not_measured=()
+    )
+    held = compare(kept(before), now, "b")
+    verdicts = [(change.before, change.after) for change in held.changes if change.what == "verdict"]
+    assert verdicts == [("exact", "unmeasured")]
+    assert held.exit_code == 1
+
+
+@pytest.mark.parametrize("fail_on", FAIL_ON)
+@pytest.mark.parametrize("severity", SEVERITIES)
+def test_a_new_finding_fails_at_the_bar_and_a_known_one_never(severity: str, fail_on: str) -> None:
+    finding = Finding("entropy", severity, "model.layers.0.self_attn", 1.0, 1.0, "m", "f", "s")
+    now = dataclasses.replace(healthy(2), findings=(finding,), fail_on=fail_on)
+    assert compare(kept(healthy(2)), now, "b").exit_code == now.exit_code
+    assert compare(kept(now), now, "b").exit_code == 0
+    gone = compare(kept(now), dataclasses.replace(healthy(2), fail_on="note"), "b")
+    assert ([change.kind for change in gone.changes], gone.exit_code) == (["gone finding"], 0)
+
+
+def test_formulas_are_compared_number_by_number() -> None:
+    assert same_formula(None, None)
+    assert not same_formula(None, "softmax(q.k)")
+    assert not same_formula("50 * tanh(x / 50)", "50 * tanh(x / 30)")
+    assert not same_formula("softmax(1 * q.k)", "softmax(0 * q.k)")
+
+
+@pytest.mark.parametrize("change", ["findings", "texts"])
+def test_comparisons_are_drawn_whatever_the_names(change: str) -> None:
+    now = hostile() if change == "texts" else sick()
+    held = compare(kept(healthy(2)), now, "b\x1b.json")
+    assert all("\x1b" not in text for text in (to_text(held), to_markdown(held), to_json(held)))
+    assert json.loads(to_json(held))["exit_code"] == 1
+    assert "<script" not in to_markdown(held)
+    assert "removed" in to_text(held)
+
+
+GOOD = json.loads(to_file(ledger(healthy(1))))
+LINE = GOOD["attentions"][0]
+
+
+@pytest.mark.parametrize(
+    ("document", "why"),
+    [
+        ([], "no schema_version"),
+        ({}, "no schema_version"),
+        (GOOD | {"schema_version": 2}, "version '2'; this sqrtdk reads version 1"),
+        (GOOD | {"schema_version": True}, "version 'True'"),
+        (GOOD | {"more": 1}, "unknown name 'more'"),
+        (GOOD | {"mode": "fast"}, "mode one of"),
+        (GOOD | {"attentions": [1]}, "attention 1 is not an object"),
+        (GOOD | {"attentions": [LINE, LINE]}, "two lines of"),
+        (GOOD | {"attentions": [LINE | {"site": 3}]}, "site is '3', not a text"),
+        (GOOD | {"attentions": [LINE | {"ratio": "one"}]}, "ratio is 'one'"),
+        (GOOD | {"attentions": [LINE | {"ratio": True}]}, "ratio is 'True'"),
+        (GOOD | {"attentions": [LINE | {"index": -1}]}, "index is '-1'"),
+        (GOOD | {"attentions": [LINE | {"verdict": "fine\x1b"}]}, "verdict is"),
+        (GOOD | {"attentions": [LINE | {"findings": "bad thing"}]}, "no severity and rule"),
+        (GOOD | {"attentions": [{"site": "x"}]}, "lacks 'findings'"),
+    ],
+)
+def test_what_is_no_baseline_is_refused_by_name(document: Any, why: str) -> None:
+    with pytest.raises(BaselineError, match=why) as caught:
+        from_document(document, "the baseline")
+    assert caught.value.hint
+    assert "\x1b" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"<<<<<<< ours\n", "not JSON"),
+        (b'{"a": NaN}', "NaN"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"mode": 1, "mode": 2}', "twice"),
+        (b"\xff\xfe", "not JSON"),
+        (None, "can't be read"),
+    ],
+)
+def test_what_is_no_json_is_refused(tmp_path: Path, content: bytes | None, why: str) -> None:
+    path = tmp_path / "b.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(BaselineError, match=why) as caught:
+        read(path)
+    assert caught.value.hint
+
+
+def test_a_pipe_and_a_directory_are_refused(tmp_path: Path) -> None:
+    for path in (tmp_path, Path("/dev/zero")):
+        with pytest.raises(BaselineError):
+            read(path)
+
+
+def test_static_and_dynamic_are_not_compared() -> None:
+    with pytest.raises(BaselineError, match="of a static check") as caught:
+        compare(kept(static()), healthy(1), "b.json")
+    assert "--static" in caught.value.hint
