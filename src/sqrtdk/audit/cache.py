@@ -151,7 +151,7 @@ class CacheForecast:
     Attributes:
         dtype: "fp8_e4m3", "fp8_e5m2", "int8", "q8_0" or "int4".
         scale: the grain of its scales.
-        bits: of one stored number, with the scales that the format itself brings along.
+        bits: of one stored number; with its share of a scale where 64 numbers or fewer share one of the format's own.
         source: where the format is defined.
         calls: one for every attention that was computed.
         not_measured: attentions that could not be judged, and why.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from sqrtdk.audit.cache import CacheForecast
 from sqrtdk.tracing.records import AttentionCall, NotAttention, NotMeasured
 
 SCHEMA_VERSION = 1
@@ -76,6 +77,7 @@ class CheckReport:
     command: str = ""
     environment: dict[str, Any] = field(default_factory=dict)
     fail_on: str = "fail"
+    kv_cache: CacheForecast | None = None  # of a cache in fewer bits, where one was asked for
 
     @property
     def unjudged(self) -> tuple[Finding, ...]:

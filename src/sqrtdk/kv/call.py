@@ -129,7 +129,9 @@ def _seen(stored: Weighed, exact: Weighed) -> Weighed:
 
 def _parts(rows: Tensor, row: int) -> Iterator[Tensor]:
     """The rows in blocks; `row` logits are one row of all heads."""
-    yield from rows.split(max(1, BLOCK_LOGITS // max(1, row)))
+    step = max(1, BLOCK_LOGITS // max(1, row))
+    for first in range(0, len(rows), step):
+        yield rows[first : first + step]
 
 
 def _unscaled(terms: Sequence[Term], width: int) -> list[Term]:

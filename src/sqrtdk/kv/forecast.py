@@ -19,6 +19,7 @@ from sqrtdk.audit.tokens import tokens_of
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError
 from sqrtdk.kv.call import Request, forecast_of, unfit
 from sqrtdk.kv.formats import FORMATS
+from sqrtdk.kv.grains import SCALE_BITS
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.load import resolve
 from sqrtdk.models.options import ATTN, LoadOptions
@@ -175,8 +176,9 @@ def _forecast(calls: Sequence[CallTensors], request: Request) -> CacheForecast:
             else:
                 told.append(forecast_of(call, request))
     form = FORMATS[request.dtype]
+    bits = form.bits + SCALE_BITS.get(form.grains[request.scale], 0.0)
     found = (tuple(told), tuple(missed), tuple(without))
-    return CacheForecast(request.dtype, request.scale, form.bits, form.source, *found)
+    return CacheForecast(request.dtype, request.scale, bits, form.source, *found)
 
 
 def _sees_all(call: CallTensors) -> bool:
@@ -217,7 +219,7 @@ def _traced(model: nn.Module | str, inputs: Any, options: LoadOptions) -> Trace:
                 refuse_empty(loaded.inputs)
                 raise
     if not run.tensors:
-        reasons = [entry.reason for entry in (*run.not_measured, *run.not_attention)]
+        reasons = [entry.reason for entry in run.not_measured] + [entry.reason for entry in run.not_attention]
         raise ModelError(
             f"no attention could be read in {loaded.id}" + (f": {reasons[0]}" if reasons else ""),
             hint="Give a model with softmax(q . k) v in its forward, run without torch.compile.",

@@ -8,11 +8,13 @@ another, key after key; its last group may be shorter. "tokens64": one channel o
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 GROUP = 64  # transformers' QuantizedCache: q_group_size = 64
 BLOCK = 32  # ggml: QK8_0
+SCALE_BITS = {"group": 32 / GROUP, "tokens64": 32 / GROUP, "block": 16 / BLOCK}  # a number, of int4 and q8_0
 SHARED = {"tensor": (0, 1, 2, 3), "head": (0, 2, 3), "channel": (0, 2)}  # axes that are reduced, over the whole of k
 ORDER = ("tensor", "head", "group", "token", "channel")  # coarse to fine; "token" and "channel" differ in kind
 
@@ -21,7 +23,6 @@ def bounds(x: Tensor, grain: str) -> tuple[Tensor, Tensor]:
     """Least and largest number among those that share a scale with each; both broadcast to (B, H, S, E).
 
     Example:
-        >>> import torch
         >>> low, high = bounds(torch.arange(8.0).reshape(1, 2, 2, 2), "head")
         >>> low.flatten().tolist(), high.flatten().tolist()
         ([0.0, 4.0], [3.0, 7.0])
@@ -37,6 +38,11 @@ def bounds(x: Tensor, grain: str) -> tuple[Tensor, Tensor]:
         return _runs(x, BLOCK)
     low, high = _runs(x.flatten(2), GROUP)
     return low.reshape(x.shape), high.reshape(x.shape)
+
+
+def wide(x: Tensor) -> Tensor:
+    """The numbers in float32, as engines divide them by their scale; in float64 where they are."""
+    return x if x.dtype == torch.float64 else x.float()
 
 
 def _runs(x: Tensor, size: int) -> tuple[Tensor, Tensor]:

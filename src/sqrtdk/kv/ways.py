@@ -11,7 +11,7 @@ from torch import Tensor
 from sqrtdk.audit.cache import FOLD, QK_NORM
 from sqrtdk.compare.fit import fit_rotation
 from sqrtdk.kv.formats import FORMATS
-from sqrtdk.kv.grains import ORDER, SHARED, bounds
+from sqrtdk.kv.grains import ORDER, SHARED, bounds, wide
 from sqrtdk.tracing import CallTensors
 
 OneHead = Callable[[int, int], Tensor]  # of a sequence and a key head, (S, E) in float64
@@ -106,6 +106,6 @@ def _pairs(call: CallTensors) -> tuple[Tensor, Tensor] | None:
 
 def normalised(x: Tensor) -> Tensor:
     """Each row (E numbers) with a root mean square of 1, as an RMS norm without a gain leaves it."""
-    precise = x.double() if x.dtype == torch.float64 else x.float()
+    precise = wide(x)
     rms = precise.square().mean(-1, keepdim=True).sqrt()
     return precise / rms.masked_fill(rms == 0, 1.0)

@@ -1,4 +1,5 @@
-"""Four-bit integers, asymmetric: x -> scale * round((x - low) / scale) + low, scale = (high - low) / 15, in float32.
+"""Four-bit integers, asymmetric: x -> scale * round((x - low) / scale) + low, scale = (high - low) / 15, in float32
+(float64 of float64).
 
 Sixteen levels from the least to the largest number of a group; scale and least number in 16 bits each: 4.5 bits a
 number in groups of 64.
@@ -15,6 +16,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sqrtdk.kv.grains import wide
+
 LEVELS = 15
 SOURCE = "asymmetric int4 in groups of 64 (transformers' QuantizedCache with quanto: MaxOptimizer)"
 
@@ -27,6 +30,7 @@ def store(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
         >>> store(x, x.min(), x.max()).tolist()
         [-1.0, 14.0, 3.0]
     """
-    low = low.float()
-    scale = ((high.float() - low) / LEVELS).clamp(min=torch.finfo(torch.float32).tiny)
-    return (((x.float() - low) / scale).round().clamp(0, LEVELS) * scale + low).double()
+    x = wide(x)
+    low = low.to(x.dtype)
+    scale = ((high.to(x.dtype) - low) / LEVELS).clamp(min=torch.finfo(torch.float32).tiny)
+    return (((x - low) / scale).round().clamp(0, LEVELS) * scale + low).double()

@@ -1,4 +1,4 @@
-"""Eight-bit integers, symmetric: x -> scale * round(x / scale), scale = max|x| / 127, in float32.
+"""Eight-bit integers, symmetric: x -> scale * round(x / scale), scale = max|x| / 127, in float32 (float64 of float64).
 
 The integers go from -127 to 127; halves round to even.
 
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from sqrtdk.kv.grains import wide
 
 MOST = 127
 SOURCE = "symmetric int8, scale max|x| / 127 (Jacob et al. 2018, zero point 0; TensorRT-LLM's INT8 cache)"
@@ -23,6 +25,7 @@ def store(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
         >>> store(x, x.min(), x.max()).tolist()
         [127.0, -3.0, 1.0]
     """
-    largest = torch.maximum(low.abs(), high.abs()).float()
+    x = wide(x)
+    largest = torch.maximum(low.abs(), high.abs()).to(x.dtype)
     scale = (largest / MOST).clamp(min=torch.finfo(torch.float32).tiny)
-    return ((x.float() / scale).round().clamp(-MOST, MOST) * scale).double()
+    return ((x / scale).round().clamp(-MOST, MOST) * scale).double()
