@@ -37,7 +37,7 @@ CONFIGS: dict[str, Callable[[], hf.PretrainedConfig]] = {
 TOKENS = 65  # 64 that are stored, so that groups of 64 come out even, and a step
 
 
-def build(family: str, *, gain: float = 4.0, seed: int = 0) -> nn.Module:
+def build(family: str, *, gain: float = 8.0, seed: int = 0) -> nn.Module:
     """A model in float64 whose q and k are large enough for weights that are not uniform."""
     torch.manual_seed(seed)
     config = CONFIGS[family]()
@@ -48,6 +48,29 @@ def build(family: str, *, gain: float = 4.0, seed: int = 0) -> nn.Module:
             if any(part in name for part in ("q_proj", "k_proj", "v_proj", "qkv_proj", "c_attn")) and weight.dim() > 1:
                 weight.mul_(gain)
     return model
+
+
+def scale_channels(model: nn.Module, layer: int, key_head: int, channels: list[int], by: float | Tensor) -> None:
+    """Multiply channels of one key head by `by`, and divide those of the query heads that read it.
+
+    The logits stay as they were (not so behind a norm of q and k); of a rotation both channels of a pair must be taken.
+    """
+    size = SMALL["head_dim"]
+    block = [module for name, module in model.named_modules() if name.endswith((".self_attn", ".attn"))][layer]
+    group = 1 if hasattr(block, "c_attn") else 2
+    keys = torch.tensor(channels) + key_head * size
+    queries = [torch.tensor(channels) + head * size for head in range(key_head * group, (key_head + 1) * group)]
+    with torch.no_grad():
+        if hasattr(block, "c_attn"):
+            q, k, _ = block.c_attn.weight.mT.chunk(3)
+        elif hasattr(block, "qkv_proj"):
+            q, k, _ = block.qkv_proj.weight.split((4 * size, 2 * size, 2 * size))
+        else:
+            q, k = block.q_proj.weight, block.k_proj.weight
+        factor = torch.as_tensor(by, dtype=k.dtype).reshape(-1, 1)
+        k[keys] *= factor
+        for rows in queries:
+            q[rows] /= factor
 
 
 def tokens(seed: int = 1) -> Tensor:

@@ -34,7 +34,7 @@ CACHES: dict[str, tuple[str, str | None, int, Callable[[], CacheLayerMixin]]] = 
 
 
 @cache
-def model_and_calls(family: str) -> tuple[nn.Module, tuple[CallTensors, ...]]:
+def traced_once(family: str) -> tuple[nn.Module, tuple[CallTensors, ...]]:
     model = build(family)
     with torch.no_grad(), Trace(model, stats=False, keep=True) as run:
         model(tokens(), use_cache=False)
@@ -58,4 +58,4 @@ def apart(model: nn.Module, calls: tuple[CallTensors, ...], name: str) -> float:
 @pytest.mark.parametrize("name", CACHES)
 @pytest.mark.parametrize("family", CONFIGS)
 def test_the_forecast_is_what_a_quantised_cache_does(family: str, name: str) -> None:
-    assert apart(*model_and_calls(family), name) < WITHIN
+    assert apart(*traced_once(family), name) < WITHIN

@@ -124,8 +124,8 @@ def _text(head: KeyHead, cause: str) -> str:
             + (f"; {_text(head, OUTLIERS)}" if head.outliers else "")
         )
     if cause == VALUES:
-        return f"the weights hold, the values of key head {head.head} do not"
-    return f"no channel, key or head stands out in key head {head.head}: too few digits for logits of this size"
+        return "the weights hold, the values do not"
+    return "no channel, key or head stands out: too few digits for logits of this size"
 
 
 def _kl(ways: Sequence[StoredWay], name: str, heads: Sequence[int]) -> float | None:

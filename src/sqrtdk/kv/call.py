@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -55,6 +55,7 @@ def unfit(call: CallTensors, request: Request) -> str | None:
 
 def forecast_of(call: CallTensors, request: Request) -> CacheCall:
     """The forecast for a call that is fit for one."""
+    call = as_cached(call)
     query, key = call.query.values, call.key.values
     batch, _, length, width = query.shape
     kv_heads, keys = key.shape[1], key.shape[-2]
@@ -85,6 +86,18 @@ def forecast_of(call: CallTensors, request: Request) -> CacheCall:
         blame=blamed(stored, others, described, seeing),
         folded=folded,
     )
+
+
+def as_cached(call: CallTensors) -> CallTensors:
+    """The call with k and v as a cache has them: each head once, where the run repeated it for its query heads."""
+    k, v = call.key.values, call.value.values
+    times = 1 if call.call is None else k.shape[1] // max(1, call.call.kv_heads)
+    if times < 2 or k.shape[1] != v.shape[1] or k.shape[1] % times:
+        return call
+    once = [x[:, ::times] for x in (k, v)]
+    if not all(torch.equal(one.repeat_interleave(times, 1), x) for one, x in zip(once, (k, v), strict=True)):
+        return call
+    return replace(call, key=replace(call.key, values=once[0]), value=replace(call.value, values=once[1]))
 
 
 def spread_rows(length: int, most: int, device: torch.device | None = None) -> Tensor:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from sqrtdk.audit.cache import FOLD, QK_NORM, VALUES, Blame, CacheCall, CacheForecast
+from sqrtdk.audit.cache import FOLD, PRECISION, QK_NORM, VALUES, Blame, CacheCall, CacheForecast
 from sqrtdk.audit.records import SEVERITIES, UNMEASURED, CheckReport, Finding
 from sqrtdk.kv.bars import KL_BARS, KL_SOURCE, OUTPUT_BARS, OUTPUT_SOURCE, kl_level, level
 
@@ -31,12 +31,36 @@ def findings(forecast: CacheForecast) -> Iterator[Finding]:
     counts = Counter(call.site for call in forecast.calls)
     for call in forecast.calls:
         place = f" (call {call.index + 1} of {counts[call.site]} here)" if counts[call.site] > 1 else ""
-        for blame in call.blame:
+        for blame in _together(call.blame):
             yield _finding(forecast, call, blame, place)
     for entry in forecast.not_measured:
         message = f"no forecast of its cache: {entry.reason}"
         fix = "judge it by a run with the cache quantised"
         yield Finding(UNMEASURED, "warn", entry.site, None, None, message, fix, UNJUDGED, entry.at)
+
+
+def _together(every: Iterable[Blame]) -> Iterator[Blame]:
+    """Key heads with nothing of their own to tell as one, the worst in front; the others each by itself."""
+    plain: dict[str, list[Blame]] = {}
+    for blame in every:
+        if blame.cause in (PRECISION, VALUES):
+            plain.setdefault(blame.cause, []).append(blame)
+        else:
+            yield blame
+    for group in plain.values():
+        severities = [blame.severity for blame in group]
+        yield replace(
+            group[0],
+            heads=tuple(sorted(head for blame in group for head in blame.heads)),
+            severity=max(severities, key=SEVERITIES.index),
+            mended_by=tuple(name for name in group[0].mended_by if all(name in one.mended_by for one in group)),
+            helped_by=tuple(
+                name
+                for name in (*group[0].mended_by, *group[0].helped_by)
+                if all(name in (*one.mended_by, *one.helped_by) for one in group)
+                and not all(name in one.mended_by for one in group)
+            ),
+        )
 
 
 def _finding(forecast: CacheForecast, call: CacheCall, blame: Blame, place: str) -> Finding:
@@ -47,7 +71,7 @@ def _finding(forecast: CacheForecast, call: CacheCall, blame: Blame, place: str)
     found = kl_level(worst) if by_kl else None
     bar = found[1] if found is not None and level(worst) == found[0] else dict(OUTPUT_BARS)[blame.severity]
     on_kl = bar == dict(KL_BARS)[blame.severity] and found is not None
-    several = "" if len(blame.heads) == 1 else f", of {len(blame.heads)} query heads the worst"
+    several = "" if len(blame.heads) == 1 else f", the worst of {len(blame.heads)} query heads"
     message = (
         f"a cache in {forecast.dtype}, {scale_text(forecast.scale)}: head {head}{several}: KL of its weights "
         f"{worst.kl_mean_nats:.3g} nats, at most {worst.kl_max_nats:.3g}, the largest key changes in "
