@@ -72,7 +72,7 @@ def test_a_folded_channel_scale_is_what_it_was_forecast_to_be(family: str) -> No
 
 def with_norms(model: nn.Module) -> nn.Module:
     """The same weights in Qwen3: Llama with a norm of q and k, whose gains are 1."""
-    config = hf.Qwen3Config(**SMALL, rms_norm_eps=1e-12)
+    config = hf.Qwen3Config(**SMALL)
     config._attn_implementation = "eager"
     other = hf.AutoModelForCausalLM.from_config(config).double().eval()
     missing, unexpected = other.load_state_dict(model.state_dict(), strict=False)
