@@ -6,7 +6,7 @@ The other layers keep full precision, so that the layer in question gets the q, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import transformers as hf
@@ -31,7 +31,7 @@ CONFIGS: dict[str, Callable[[], hf.PretrainedConfig]] = {
     "qwen3": lambda: hf.Qwen3Config(**SMALL),
     "gemma2": lambda: hf.Gemma2Config(**SMALL, sliding_window=24, query_pre_attn_scalar=48),
     "phi3": lambda: hf.Phi3Config(**SMALL),
-    "mistral": lambda: hf.MistralConfig(**SMALL, sliding_window=None),
+    "mistral": lambda: hf.MistralConfig(**SMALL | {"num_attention_heads": 8}, sliding_window=None),
     "gpt2": lambda: hf.GPT2Config(**GPT2, activation_function="gelu_new"),
 }
 TOKENS = 65  # 64 that are stored, so that groups of 64 come out even, and a step
@@ -57,14 +57,16 @@ def scale_channels(model: nn.Module, layer: int, key_head: int, channels: list[i
     """
     size = SMALL["head_dim"]
     block = [module for name, module in model.named_modules() if name.endswith((".self_attn", ".attn"))][layer]
-    group = 1 if hasattr(block, "c_attn") else 2
+    heads = model.config.num_attention_heads
+    kv_heads = getattr(model.config, "num_key_value_heads", heads)
+    group = heads // kv_heads
     keys = torch.tensor(channels) + key_head * size
     queries = [torch.tensor(channels) + head * size for head in range(key_head * group, (key_head + 1) * group)]
     with torch.no_grad():
         if hasattr(block, "c_attn"):
             q, k, _ = block.c_attn.weight.mT.chunk(3)
         elif hasattr(block, "qkv_proj"):
-            q, k, _ = block.qkv_proj.weight.split((4 * size, 2 * size, 2 * size))
+            q, k, _ = block.qkv_proj.weight.split((heads * size, kv_heads * size, kv_heads * size))
         else:
             q, k = block.q_proj.weight, block.k_proj.weight
         factor = torch.as_tensor(by, dtype=k.dtype).reshape(-1, 1)
@@ -93,11 +95,14 @@ class Precise(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def step(model: nn.Module, ids: Tensor, layer: int, quantised: CacheLayerMixin | None) -> tuple[Tensor, Tensor]:
-    """The last token after all others are in the cache: weights (Hq, S) of a layer, and its output (Hq, Ev)."""
+def step(model: nn.Module, ids: Tensor, layer: int, quantised: Mapping[int, CacheLayerMixin]) -> tuple[Tensor, Tensor]:
+    """The last token after all others are in the cache: weights (Hq, S) of a layer, and its output (Hq, Ev).
+
+    `quantised` are the layers of the cache that are; the others keep full precision.
+    """
     cache = DynamicCache(config=model.config)
-    if quantised is not None:
-        cache.layers[layer] = quantised
+    for at, its_cache in quantised.items():
+        cache.layers[at] = its_cache
     seen: list[Tensor] = []
     hook = after(model, layer).register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     with torch.no_grad(), Precise():
@@ -108,16 +113,17 @@ def step(model: nn.Module, ids: Tensor, layer: int, quantised: CacheLayerMixin |
     return weights, seen[-1].double().reshape(weights.shape[0], -1)
 
 
-def measured(model: nn.Module, ids: Tensor, layer: int, quantised: CacheLayerMixin) -> list[tuple[float, float]]:
-    """KL of the weights and error of the output of each head, as they came about."""
-    (p, out), (q, other) = step(model, ids, layer, None), step(model, ids, layer, quantised)
+def divergences(p: Tensor, q: Tensor) -> list[float]:
+    """KL of each head; a window leaves fewer keys on one side."""
     q = q[:, -p.shape[1] :]
-    told = []
-    for head in range(len(p)):
-        there = p[head] > 0
-        kl = float((p[head][there] * (p[head][there].log() - q[head][there].log())).sum())
-        told.append((kl, float((other[head] - out[head]).norm() / out[head].norm())))
-    return told
+    return [float((a[a > 0] * (a[a > 0].log() - b[a > 0].log())).sum()) for a, b in zip(p, q, strict=True)]
+
+
+def measured(model: nn.Module, ids: Tensor, layer: int, quantised: CacheLayerMixin) -> list[tuple[float, float]]:
+    """KL of the weights and error of the output of each head, as they came about with one layer quantised."""
+    (p, out), (q, other) = step(model, ids, layer, {}), step(model, ids, layer, {layer: quantised})
+    errors = ((other - out).norm(dim=-1) / out.norm(dim=-1)).tolist()
+    return list(zip(divergences(p, q), errors, strict=True))
 
 
 class Cast(DynamicLayer):
