@@ -147,6 +147,12 @@ def test_rows_are_sampled_and_told_and_blocks_change_nothing(monkeypatch: pytest
         assert told.output_error == pytest.approx(other.output_error, rel=1e-9)
 
 
+def test_many_heads_and_keys_leave_fewer_rows() -> None:
+    request = calls_of.Request("int8", "tensor", None, 0)
+    assert [request.rows_of(heads * keys) for heads, keys in ((12, 128), (32, 8192), (64, 2**20))] == [256, 64, 16]
+    assert calls_of.Request("int8", "tensor", 7, 0).rows_of(2**30) == 7
+
+
 def test_blocks_of_rows_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
     real = calls_of.weigh

@@ -22,16 +22,25 @@ from sqrtdk.kv.ways import Way, normalised, ways
 from sqrtdk.tracing import CallTensors, Term
 
 BLOCK_LOGITS = 2**20  # 8 MiB in float64
+MOST_ROWS, LEAST_ROWS = 256, 16
+ALL_LOGITS = 2**24  # of a call, for each way to store
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked for: the format, the grain of its scales, most rows a call, newest keys in full precision."""
+    """What is asked for: the format, the grain of its scales, most rows a call, newest keys in full precision.
+
+    Without a number of rows it is `MOST_ROWS`, and fewer, down to `LEAST_ROWS`, where they pass `ALL_LOGITS` logits.
+    """
 
     dtype: str
     scale: str
-    rows: int
+    rows: int | None
     residual: int
+
+    def rows_of(self, row: int) -> int:
+        """How many rows to compute where all heads have `row` logits each."""
+        return self.rows or min(MOST_ROWS, max(LEAST_ROWS, ALL_LOGITS // max(1, row)))
 
 
 def unfit(call: CallTensors, request: Request) -> str | None:
@@ -57,10 +66,10 @@ def forecast_of(call: CallTensors, request: Request) -> CacheCall:
     """The forecast for a call that is fit for one."""
     call = as_cached(call)
     query, key = call.query.values, call.key.values
-    batch, _, length, width = query.shape
+    batch, heads, length, width = query.shape
     kv_heads, keys = key.shape[1], key.shape[-2]
     first = keys - request.residual
-    rows = spread_rows(length, max(1, request.rows // batch), query.device)
+    rows = spread_rows(length, max(1, request.rows_of(heads * keys) // batch), query.device)
     found, folded = ways(call, request.dtype, request.scale, first)
     told: list[StoredWay] = []
     seeing: tuple[int, ...] = ()

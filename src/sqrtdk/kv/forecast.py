@@ -25,8 +25,8 @@ from sqrtdk.models.load import resolve
 from sqrtdk.models.options import ATTN, LoadOptions
 from sqrtdk.models.run import call as forward
 from sqrtdk.tracing import CallTensors, NotMeasured, Trace, hint_for
+from sqrtdk.tracing.watch.stance import steps_seen
 
-ROWS = 256  # rows a call that are computed, unless more are asked for
 NO_CACHE = "every row sees every key: it keeps no cache"
 
 
@@ -36,7 +36,7 @@ def kv_forecast(
     *,
     kv_dtype: str,
     kv_scale: str | None = None,
-    rows: int = ROWS,
+    rows: int | None = None,
     residual: int = 0,
     attn: str | None = None,
     text: str | Path | None = None,
@@ -65,7 +65,8 @@ def kv_forecast(
         kv_scale: What shares a scale: "tensor", "head", "token" or "channel". None is "tensor" for fp8 and int8, and
             groups of 64 for int4; q8_0 has blocks of 32 of its own, and takes none.
         rows: Most rows (batch times positions) of a call that are computed, evenly spread, the last among them; 1 is
-            the step of decoding that follows. All keys are looked at.
+            the step of decoding that follows. None: 256, and fewer, but 16, where heads and keys are many. All keys
+            are looked at.
         residual: The newest keys of each call that stay in full precision (`residual_length` of transformers'
             `QuantizedCache`).
         attn: "eager" or "sdpa" for a model that lets one choose.
@@ -131,7 +132,7 @@ def forecast_with(
     kv_dtype: str,
     scale: str,
     *,
-    rows: int = ROWS,
+    rows: int | None = None,
     residual: int = 0,
 ) -> CacheForecast:
     """`kv_forecast`, with its options of loading in one, and a scale that is checked."""
@@ -143,7 +144,12 @@ def forecast_with(
 
 
 def forecast_calls(
-    calls: Sequence[CallTensors], kv_dtype: str, kv_scale: str | None = None, *, rows: int = ROWS, residual: int = 0
+    calls: Sequence[CallTensors],
+    kv_dtype: str,
+    kv_scale: str | None = None,
+    *,
+    rows: int | None = None,
+    residual: int = 0,
 ) -> CacheForecast:
     """The forecast for calls that were kept, by `Trace(model, keep=True)` or in a trace file.
 
@@ -161,7 +167,7 @@ def forecast_calls(
 
 
 def _forecast(calls: Sequence[CallTensors], request: Request) -> CacheForecast:
-    if request.rows < 1 or request.residual < 0:
+    if (request.rows is not None and request.rows < 1) or request.residual < 0:
         raise InvalidValueError(
             f"rows is {request.rows}, residual {request.residual}", hint="Take rows from 1, and residual from 0."
         )
@@ -187,7 +193,7 @@ def _sees_all(call: CallTensors) -> bool:
     if record is None or record.self_attention is not True or not record.query_len == record.key_len > 1:
         return False
     mask = record.mask
-    return mask is None or (mask.least is not None and mask.least <= 1 - record.key_len)
+    return mask is None or mask.kind == "padding" or (mask.least is not None and mask.least <= 1 - record.key_len)
 
 
 def _traced(model: nn.Module | str, inputs: Any, options: LoadOptions) -> Trace:
@@ -210,6 +216,7 @@ def _traced(model: nn.Module | str, inputs: Any, options: LoadOptions) -> Trace:
         stack.enter_context(eval_mode(loaded.module))
         if options.attn in ATTN and offers_choice(loaded.module):
             stack.enter_context(implementation(loaded.module, options.attn))
+        stack.enter_context(steps_seen())
         torch.manual_seed(options.seed)
         tokens = tokens_of(loaded.module, loaded.inputs)
         with Trace(loaded.module, stats=False, tokens=tokens.of, values=loaded.masks, keep=True) as run:
