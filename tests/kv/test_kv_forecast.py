@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -269,3 +270,13 @@ def test_bars_go_down_from_the_worst() -> None:
     for bars in (KL_BARS, OUTPUT_BARS):
         assert [name for name, _ in bars] == ["fail", "warn", "note"]
         assert [bar for _, bar in bars] == sorted((bar for _, bar in bars), reverse=True)
+
+
+def test_weights_that_all_became_the_same_are_changed() -> None:
+    model, x = Plain(is_causal=True), torch.randn(1, 16, 64)
+    with torch.no_grad(), Trace(model, stats=False, keep=True) as run:
+        model(x)
+    k = run.tensors[0].key.values.clone()
+    k[:, 1] *= 1e6  # the other head's keys are read back as 0
+    broken = replace(run.tensors[0], key=replace(run.tensors[0].key, values=k))
+    assert forecast_calls([broken], "int8").calls[0].stored.heads[0].changed_rows == 15  # row 0 has one key

@@ -95,7 +95,19 @@ def test_the_terminal_has_a_line_a_call(report: CheckReport) -> None:
     wide = to_text(report, width=160)
     assert "A cache in int4, one scale a tensor, 4 bits a number  3 attentions" in wide
     titles = next(line for line in wide.splitlines() if "KL nats" in line)
-    for name in ("head", "median", "max", "key changes", "output off", "group", "token", "channel", "fold", "q/k norm"):
+    for name in (
+        "worst",
+        "head",
+        "median",
+        "max",
+        "key changes",
+        "output off",
+        "group",
+        "token",
+        "channel",
+        "fold",
+        "q/k norm",
+    ):
         assert name in titles
     assert sum(line.startswith("blocks.") and line.count("%") == 2 for line in wide.splitlines()) >= 3
     narrow = to_text(report, width=100)

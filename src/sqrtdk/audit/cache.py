@@ -25,7 +25,7 @@ class HeadError:
         kl_mean_nats: mean over the rows of KL(p || p_stored), p the weights, sinks among the outcomes.
         kl_median_nats: the median.
         kl_max_nats: the largest.
-        changed_rows: rows of which no key that had the largest weight has it any more.
+        changed_rows: rows in which a key has the largest weight that had not before.
         output_error: |o_stored - o| / |o|, Euclidean norms over all rows; NaN where o is 0.
     """
 

@@ -113,8 +113,8 @@ def _text(head: KeyHead, cause: str) -> str:
         more = f" and {len(head.outliers) - _NAMED} more" if len(head.outliers) > _NAMED else ""
         several = "s" if len(head.outliers) > 1 else ""
         return (
-            f"outlier channel{several} {some}{more} of key head {head.head}, up to {head.channel_ratio:.3g} times the "
-            f"median channel; channel {head.channel} holds {head.channel_share:.0%} of the squared norm"
+            f"channel{several} {some}{more} of key head {head.head}, up to {head.channel_ratio:.3g} times as large as "
+            f"the median channel; channel {head.channel} holds {head.channel_share:.0%} of the squared norm"
         )
     if cause == ROWS:
         return f"key {head.row} of key head {head.head} is {head.row_ratio:.3g} times as large as the median key"

@@ -22,9 +22,9 @@ def divergence(exact: Weighed, stored: Weighed) -> Tensor:
 
 
 def changed(exact: Weighed, stored: Weighed) -> Tensor:
-    """Rows of which no key with the largest weight has it any more, (g, n); keys that tie stand for one another."""
+    """Rows in which a key has the largest weight that had not before, (g, n); keys that tie stand for one another."""
     first = exact.logits == exact.logits.amax(-1, keepdim=True)
-    return torch.where(first, stored.logits, -math.inf).amax(-1) < stored.logits.amax(-1)
+    return ((stored.logits == stored.logits.amax(-1, keepdim=True)) & ~first).any(-1)
 
 
 @dataclass(slots=True)

@@ -74,7 +74,7 @@ def _finding(forecast: CacheForecast, call: CacheCall, blame: Blame, place: str)
     several = "" if len(blame.heads) == 1 else f", the worst of {len(blame.heads)} query heads"
     message = (
         f"a cache in {forecast.dtype}, {scale_text(forecast.scale)}: head {head}{several}: KL of its weights "
-        f"{worst.kl_mean_nats:.3g} nats, at most {worst.kl_max_nats:.3g}, the largest key changes in "
+        f"{worst.kl_mean_nats:.3g} nats on average, {worst.kl_max_nats:.3g} at most, the largest key changes in "
         f"{worst.changed_rows} of {call.seeing_rows[head]} rows, the output is off by {worst.output_error:.0%}; "
         f"{blame.cause}: {blame.text}{place}"
     )

@@ -14,7 +14,7 @@ from sqrtdk.report.console import listed, paragraph
 from sqrtdk.report.figures import count, number, percent
 from sqrtdk.report.plain import plain
 
-COLUMNS = ("head", "KL nats", "median", "max", "key changes", "output off")
+COLUMNS = ("worst", "KL nats", "median", "max", "key changes", "output off")
 NAMES = {"qk_norm": "q/k norm"}
 MOST = 40
 _STYLES = {"note": "cyan", "warn": "yellow", "fail": "red"}
@@ -83,7 +83,7 @@ def legend(forecast: CacheForecast) -> str:
     of = max((call.rows_of for call in forecast.calls), default=0)
     sampled = "" if rows >= of else f", of {rows} of {of} rows"
     return (
-        f"Figures of the worst head{sampled}: KL of its weights (mean, median, largest), rows whose largest key "
+        f"Figures of the worst head, by its number{sampled}: KL of its weights (mean, median, largest), rows whose largest key "
         "changes, error of the output; then its mean KL by other scales, with a channel scale folded into q, and with "
         "q and k normalised. Each layer by itself: what errors of one do to the next is not in it."
     )
