@@ -83,9 +83,9 @@ def legend(forecast: CacheForecast) -> str:
     of = max((call.rows_of for call in forecast.calls), default=0)
     sampled = "" if rows >= of else f", of {rows} of {of} rows"
     return (
-        f"Figures of the worst head, by its number{sampled}: KL of its weights (mean, median, largest), rows whose largest key "
-        "changes, error of the output; then its mean KL by other scales, with a channel scale folded into q, and with "
-        "q and k normalised. Each layer by itself: what errors of one do to the next is not in it."
+        f"Figures of the worst head, by its number{sampled}: KL of its weights (mean, median, largest), rows whose "
+        "largest key changes, error of the output; then its mean KL by other scales, with a channel scale folded into "
+        "q, and with q and k normalised. Each layer by itself: what errors of one do to the next is not in it."
     )
 
 
