@@ -49,8 +49,8 @@ _HOME = {
 }
 __all__ = [*_HOME]
 _ROOMS = (
-    "errors", "integrations", "lab", "monitor", "nn", "positions", "recording", "repair", "report", "scales", "scores",
-    "stats", "theory", "tracing",
+    "errors", "integrations", "kv", "lab", "monitor", "nn", "positions", "recording", "repair", "report", "scales",
+    "scores", "stats", "theory", "tracing",
 )  # fmt: skip
 
 

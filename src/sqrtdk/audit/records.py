@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from sqrtdk.audit.cache import CacheForecast
 from sqrtdk.tracing.records import AttentionCall, NotAttention, NotMeasured
 
 SCHEMA_VERSION = 1
@@ -103,6 +104,7 @@ class CheckReport:
     fail_on: str = "fail"
     sources: tuple[Source, ...] = ()  # of the files that the report names, as far as they are known
     root: str = ""  # the directory of the repository that the check ran in, else the working directory
+    kv_cache: CacheForecast | None = None  # of a cache in fewer bits, where one was asked for
 
     @property
     def unjudged(self) -> tuple[Finding, ...]:

@@ -12,6 +12,8 @@ from sqrtdk.cli import options
 from sqrtdk.cli.errors import reported
 
 Attn = Literal["eager", "sdpa", "both"]
+KvDtype = Literal["fp8_e4m3", "fp8_e5m2", "int8", "q8_0", "int4"]
+KvScale = Literal["tensor", "head", "token", "channel"]
 FailOn = Literal["note", "warn", "unmeasured", "fail", "critical", "never"]
 
 
@@ -40,6 +42,12 @@ def check(
     trust_remote_code: options.TrustRemoteCode = False,
     device_map: options.DeviceMap = None,
     offload_folder: options.OffloadFolder = None,
+    kv_dtype: Annotated[
+        KvDtype | None, typer.Option("--kv-dtype", help="Forecast what a cache of k and v in this format would do.")
+    ] = None,
+    kv_scale: Annotated[
+        KvScale | None, typer.Option("--kv-scale", help="What shares a scale in that cache; the format's own if unset.")
+    ] = None,
     json_: options.Json = False,
     output: options.Output = None,
     html: options.Html = None,
@@ -66,6 +74,7 @@ def check(
 
             check_name(model, revision, announce)
             from sqrtdk.audit.check import check_with
+            from sqrtdk.kv.request import asked, forecast_into
             from sqrtdk.models.options import LoadOptions
             from sqrtdk.report.html import to_html
             from sqrtdk.report.json import to_json
@@ -74,8 +83,10 @@ def check(
             from sqrtdk.report.sarif import to_sarif
             from sqrtdk.report.terminal import summary_line, to_text
 
+            wanted_cache = asked(kv_dtype, kv_scale, static)
             loading = LoadOptions.of(locals())
             report = check_with(model, None, loading, fail_on=fail_on, command=shlex.join(["sqrtdk", *sys.argv[1:]]))
+            report = forecast_into(report, model, loading, wanted_cache)
             documents = [(output, to_json, "JSON"), (html, to_html, "HTML"), (sarif, to_sarif, "SARIF")]
             documents += [(junit, to_junit, "JUnit XML"), (comment, to_markdown, "Markdown")]
             wanted = [(path, draw(report), kind) for path, draw, kind in documents if path is not None]

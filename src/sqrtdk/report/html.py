@@ -16,6 +16,7 @@ from markupsafe import Markup
 from sqrtdk.audit.records import SEVERITIES, VERDICTS, CheckReport
 from sqrtdk.report import figures, page
 from sqrtdk.report.fold import fold_calls, fold_findings, values
+from sqrtdk.report.kv_cache import section
 from sqrtdk.report.payload import payload
 from sqrtdk.report.places import places
 
@@ -63,6 +64,7 @@ def to_html(report: CheckReport) -> str:
         "several_kinds": len({judged.call.kind for judged in calls}) > 1,
         "why_no_stats": sorted(set(without)),
         "has_stats": len(without) < len(calls),
+        "kv_cache": section(report.kv_cache),
         "number": figures.number,
         "ratio": figures.ratio,
         "percent": figures.percent,

@@ -23,7 +23,8 @@ def to_json(report: CheckReport) -> str:
 
     Returns:
         A document with the keys `schema_version`, `tool`, `environment`, `command`, `seed`, `model`, `mode`,
-        `calls`, `not_attention`, `not_measured`, `findings`, `sources`, `fail_on` and `exit_code`.
+        `calls`, `not_attention`, `not_measured`, `findings`, `sources`, `fail_on` and `exit_code`; with a forecast
+        of a quantised cache `kv_cache` as well.
 
     Example:
         >>> import json
@@ -52,7 +53,7 @@ def to_document(report: CheckReport) -> dict[str, Any]:
         "sources": [_fields(item) for item in report.sources],
         "fail_on": report.fail_on,
         "exit_code": report.exit_code,
-    }
+    } | ({} if report.kv_cache is None else {"kv_cache": report.kv_cache})
 
 
 def _call(judged: JudgedCall) -> dict[str, Any]:

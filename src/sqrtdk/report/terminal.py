@@ -13,6 +13,7 @@ from sqrtdk.audit.records import OK, SEVERITIES, UNMEASURED, VERDICTS, CheckRepo
 from sqrtdk.report.console import drawn, listed, paragraph
 from sqrtdk.report.figures import count, number, percent, ratio, worst_head
 from sqrtdk.report.fold import Fold, FoldedFinding, fold_calls, fold_findings, values
+from sqrtdk.report.kv_cache import draw_cache
 from sqrtdk.report.places import places_text
 from sqrtdk.report.plain import plain
 
@@ -62,6 +63,7 @@ def to_text(report: CheckReport, *, width: int = 80, color: bool = False) -> str
     def draw(console: Console) -> None:
         _head(console, report)
         _calls(console, report)
+        draw_cache(console, report.kv_cache)
         _findings(console, report)
         _asides(console, report)
         console.print(_summary(report))

@@ -1,0 +1,138 @@
+"""Which key head is to blame for what its query heads lose, why, and what mends it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from sqrtdk.audit.cache import OTHER_HEAD, OUTLIERS, PRECISION, ROWS, VALUES, Blame, KeyHead, StoredWay
+from sqrtdk.audit.records import SEVERITIES
+from sqrtdk.kv.bars import HELPS, OUTLIER, kl_level, level
+
+_NAMED = 4  # channels that a sentence names
+
+
+def key_heads(key: Tensor) -> tuple[KeyHead, ...]:
+    """What the keys (B, H, S, E) of each head are like.
+
+    Example:
+        >>> import torch
+        >>> k = torch.ones(1, 2, 16, 8)
+        >>> k[:, 1, :, 3] = 100.0
+        >>> [(head.channel, head.outliers, head.channel_ratio) for head in key_heads(k)]
+        [(0, (), 1.0), (3, (3,), 100.0)]
+    """
+    size = key.abs().amax((0, 2)).double()  # (H, E)
+    share = key.double().square().sum((0, 2))
+    share = share / share.sum(-1, keepdim=True).clamp(min=1e-300)
+    rows = key.abs().amax(-1).double()  # (B, H, S)
+    largest = size.amax(-1)
+    ratios = size / _middle(size)
+    told = []
+    for head in range(key.shape[1]):
+        channel, mine = int(share[head].argmax()), rows[:, head]
+        told.append(
+            KeyHead(
+                head=head,
+                largest=float(largest[head]),
+                channel=channel,
+                channel_share=float(share[head, channel]),
+                channel_ratio=float(ratios[head].amax()),
+                outliers=tuple(int(i) for i in (ratios[head] >= OUTLIER).nonzero()[:, 0]),
+                row=int(mine.amax(0).argmax()),
+                row_ratio=float(largest[head] / _middle(mine.flatten())),
+                head_ratio=float(largest[head] / _middle(largest)),
+            )
+        )
+    return tuple(told)
+
+
+def _middle(values: Tensor) -> Tensor:
+    """The median along the last axis, kept; the lower of two."""
+    return values.median(-1, keepdim=values.dim() > 1).values.clamp(min=1e-300) if values.dim() > 1 else (
+        values.median().clamp(min=1e-300)
+    )  # fmt: skip
+
+
+def blamed(
+    stored: StoredWay, others: Sequence[StoredWay], keys: Sequence[KeyHead], seeing: Sequence[int]
+) -> tuple[Blame, ...]:
+    """The key heads at fault, those of the worst errors first."""
+    group = len(stored.heads) // len(keys)
+    suffering: dict[tuple[int, str], list[int]] = {}
+    for head in keys:
+        mine = range(head.head * group, (head.head + 1) * group)
+        bad = [i for i in mine if seeing[i] and level(stored.heads[i]) is not None]
+        if bad:
+            by_kl = any(kl_level(stored.heads[i]) for i in bad)
+            place = _cause(head, bad, stored, others, keys) if by_kl else (head.head, VALUES)
+            suffering.setdefault(place, []).extend(bad)
+    found = [_blame(keys[at], cause, bad, stored, others) for (at, cause), bad in suffering.items()]
+    return tuple(sorted(found, key=lambda one: -max(stored.heads[i].kl_mean_nats for i in one.heads)))
+
+
+def _cause(
+    head: KeyHead, bad: Sequence[int], stored: StoredWay, others: Sequence[StoredWay], keys: Sequence[KeyHead]
+) -> tuple[int, str]:
+    """The key head at fault, and the cause."""
+    own = _kl(others, "head", bad)
+    largest = max(keys, key=lambda one: one.largest)
+    if stored.name == "tensor" and largest is not head and own is not None and own <= HELPS * _most(stored, bad):
+        return largest.head, OTHER_HEAD
+    by_channel = min((x for name in ("channel", "fold") if (x := _kl(others, name, bad)) is not None), default=0.0)
+    by_row = _kl(others, "token", bad)
+    if head.outliers and head.row_ratio >= OUTLIER and by_row is not None:
+        return head.head, OUTLIERS if by_channel <= by_row else ROWS
+    if head.outliers:
+        return head.head, OUTLIERS
+    return head.head, ROWS if head.row_ratio >= OUTLIER else PRECISION
+
+
+def _blame(
+    head: KeyHead, cause: str, bad: Sequence[int], stored: StoredWay, others: Sequence[StoredWay]
+) -> Blame:  # fmt: skip
+    mended = [way.name for way in others if all(level(way.heads[i]) is None for i in bad)]
+    half = HELPS * _most(stored, bad)
+    helped = [] if cause == VALUES else [way.name for way in others if _most(way, bad) <= half]
+    severities = [severity for i in bad if (severity := level(stored.heads[i])) is not None]
+    return Blame(
+        key_head=head.head,
+        cause=cause,
+        heads=tuple(bad),
+        severity=max(severities, key=SEVERITIES.index),
+        text=_text(head, cause),
+        mended_by=tuple(mended),
+        helped_by=tuple(name for name in helped if name not in mended),
+    )
+
+
+def _text(head: KeyHead, cause: str) -> str:
+    if cause == OUTLIERS:
+        some = ", ".join(str(channel) for channel in head.outliers[:_NAMED])
+        more = f" and {len(head.outliers) - _NAMED} more" if len(head.outliers) > _NAMED else ""
+        several = "s" if len(head.outliers) > 1 else ""
+        return (
+            f"channel{several} {some}{more} of key head {head.head}, up to {head.channel_ratio:.3g} times as large as "
+            f"the median channel; channel {head.channel} holds {head.channel_share:.0%} of the squared norm"
+        )
+    if cause == ROWS:
+        return f"key {head.row} of key head {head.head} is {head.row_ratio:.3g} times as large as the median key"
+    if cause == OTHER_HEAD:
+        return (
+            f"key head {head.head}, {head.head_ratio:.3g} times as large as the median head, sets the scale of all"
+            + (f"; {_text(head, OUTLIERS)}" if head.outliers else "")
+        )
+    if cause == VALUES:
+        return "the weights hold, the values do not"
+    return "no channel, key or head stands out: too few digits for logits of this size"
+
+
+def _kl(ways: Sequence[StoredWay], name: str, heads: Sequence[int]) -> float | None:
+    """The largest mean KL of some heads in a way; None where it was not computed."""
+    way = next((way for way in ways if way.name == name), None)
+    return None if way is None else _most(way, heads)
+
+
+def _most(way: StoredWay, heads: Sequence[int]) -> float:
+    return max(way.heads[i].kl_mean_nats for i in heads)

@@ -1,0 +1,111 @@
+"""The findings of a forecast, and a report that has them; what could not be forecast is a finding too."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from sqrtdk.audit.cache import FOLD, PRECISION, QK_NORM, VALUES, Blame, CacheCall, CacheForecast
+from sqrtdk.audit.records import SEVERITIES, UNMEASURED, CheckReport, Finding
+from sqrtdk.kv.bars import KL_BARS, KL_SOURCE, OUTPUT_BARS, OUTPUT_SOURCE, kl_level, level
+
+RULE = "kv_cache"
+UNJUDGED = "what was not judged is not known to hold"
+_FIXES = {
+    "group": "groups of 64 (no --kv-scale)",
+    FOLD: "folding a channel scale of k into q",
+    QK_NORM: "q/k norm (by training)",
+}
+
+
+def with_forecast(report: CheckReport, forecast: CacheForecast) -> CheckReport:
+    """The report with a forecast and its findings, worst first; health and verdicts stay those of the run itself."""
+    every = (*report.findings, *findings(forecast))
+    order = sorted(every, key=lambda finding: -SEVERITIES.index(finding.severity))
+    return replace(report, findings=tuple(order), kv_cache=forecast)
+
+
+def findings(forecast: CacheForecast) -> Iterator[Finding]:
+    """One finding for each key head at fault, and one for each attention that could not be forecast."""
+    counts = Counter(call.site for call in forecast.calls)
+    for call in forecast.calls:
+        place = f" (call {call.index + 1} of {counts[call.site]} here)" if counts[call.site] > 1 else ""
+        for blame in _together(call.blame):
+            yield _finding(forecast, call, blame, place)
+    for entry in forecast.not_measured:
+        message = f"no forecast of its cache: {entry.reason}"
+        fix = "judge it by a run with the cache quantised"
+        yield Finding(UNMEASURED, "warn", entry.site, None, None, message, fix, UNJUDGED, entry.at)
+
+
+def _together(every: Iterable[Blame]) -> Iterator[Blame]:
+    """Key heads with nothing of their own to tell as one, the worst in front; the others each by itself."""
+    plain: dict[str, list[Blame]] = {}
+    for blame in every:
+        if blame.cause in (PRECISION, VALUES):
+            plain.setdefault(blame.cause, []).append(blame)
+        else:
+            yield blame
+    for group in plain.values():
+        severities = [blame.severity for blame in group]
+        yield replace(
+            group[0],
+            heads=tuple(sorted(head for blame in group for head in blame.heads)),
+            severity=max(severities, key=SEVERITIES.index),
+            mended_by=tuple(name for name in group[0].mended_by if all(name in one.mended_by for one in group)),
+            helped_by=tuple(
+                name
+                for name in (*group[0].mended_by, *group[0].helped_by)
+                if all(name in (*one.mended_by, *one.helped_by) for one in group)
+                and not all(name in one.mended_by for one in group)
+            ),
+        )
+
+
+def _finding(forecast: CacheForecast, call: CacheCall, blame: Blame, place: str) -> Finding:
+    errors = call.stored.heads
+    by_kl = blame.cause != VALUES
+    head = max(blame.heads, key=lambda i: errors[i].kl_mean_nats if by_kl else errors[i].output_error)
+    worst = errors[head]
+    found = kl_level(worst) if by_kl else None
+    bar = found[1] if found is not None and level(worst) == found[0] else dict(OUTPUT_BARS)[blame.severity]
+    on_kl = bar == dict(KL_BARS)[blame.severity] and found is not None
+    several = "" if len(blame.heads) == 1 else f", the worst of {len(blame.heads)} query heads"
+    message = (
+        f"a cache in {forecast.dtype}, {scale_text(forecast.scale)}: head {head}{several}: KL of its weights "
+        f"{worst.kl_mean_nats:.3g} nats on average, {worst.kl_max_nats:.3g} at most, the largest key changes in "
+        f"{worst.changed_rows} of {call.seeing_rows[head]} rows, the output is off by {worst.output_error:.0%}; "
+        f"{blame.cause}: {blame.text}{place}"
+    )
+    return Finding(
+        rule=RULE,
+        severity=blame.severity,
+        site=call.site,
+        value=worst.kl_mean_nats if on_kl else worst.output_error,
+        threshold=bar,
+        message=message,
+        fix=fix_text(blame),
+        source=KL_SOURCE if on_kl else OUTPUT_SOURCE,
+    )
+
+
+def scale_text(scale: str) -> str:
+    """The grain of the scales in words.
+
+    Example:
+        >>> scale_text("head"), scale_text("group")
+        ('one scale a head', 'one scale for 64 numbers')
+    """
+    own = {"group": "one scale for 64 numbers", "block": "one scale for 32 channels"}
+    return own.get(scale, f"one scale a {scale}")
+
+
+def fix_text(blame: Blame) -> str:
+    """What mends it, or helps, in one sentence."""
+    names = [_FIXES.get(name, f"--kv-scale {name}") for name in blame.mended_by]
+    if names:
+        return f"mended by {', or '.join(names)}"
+    helped = [_FIXES.get(name, f"--kv-scale {name}") for name in blame.helped_by]
+    helps = f"; it gets better with {', or '.join(helped)}" if helped else ""
+    return f"nothing here mends it: keep this cache in 16 bits, or take a format with more digits{helps}"

@@ -1,0 +1,234 @@
+"""`kv_forecast`: run a model once, and compute every attention in it again with its cache stored in fewer bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from sqrtdk.audit.cache import CacheForecast
+from sqrtdk.audit.guard import eval_mode, random_state
+from sqrtdk.audit.own_module import as_inputs, from_module, on_meta, refuse_empty
+from sqrtdk.audit.switch import implementation, offers_choice
+from sqrtdk.audit.tokens import tokens_of
+from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError
+from sqrtdk.kv.call import Request, forecast_of, unfit
+from sqrtdk.kv.formats import FORMATS
+from sqrtdk.kv.grains import SCALE_BITS
+from sqrtdk.models.limits import check_seed, check_sizes
+from sqrtdk.models.load import resolve
+from sqrtdk.models.options import ATTN, LoadOptions
+from sqrtdk.models.run import call as forward
+from sqrtdk.tracing import CallTensors, NotMeasured, Trace, hint_for
+from sqrtdk.tracing.watch.stance import steps_seen
+
+NO_CACHE = "every row sees every key: it keeps no cache"
+
+
+def kv_forecast(
+    model: nn.Module | str,
+    inputs: Any = None,
+    *,
+    kv_dtype: str,
+    kv_scale: str | None = None,
+    rows: int | None = None,
+    residual: int = 0,
+    attn: str | None = None,
+    text: str | Path | None = None,
+    input_file: str | Path | None = None,
+    batch: int | None = None,
+    seq_len: int | None = None,
+    device: str | None = None,
+    dtype: str | torch.dtype | None = None,
+    seed: int = 0,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    device_map: str | None = None,
+    offload_folder: str | Path | None = None,
+) -> CacheForecast:
+    """What storing k and v in fewer bits would do to every attention of a model, before anything is served so.
+
+    The model runs once, in evaluation mode. Then, for each attention, with the q, k, v, mask, scale, softcap, bias and
+    sinks that occurred, p = softmax(z) and p' = softmax(z') with k as it is read back from the cache, in float64:
+    KL(p || p') = sum p (log p - log p'), whether the largest key changes, and |p'v' - p v| / |p v|. What errors of one
+    layer do to the next is not in it. docs/kv-cache.md has the formats and what was found on caches that are quantised.
+
+    Args:
+        model: A module, or a name as `check` takes it.
+        inputs: A dict or tuple for forward, or one tensor; None makes inputs of the right kind.
+        kv_dtype: "fp8_e4m3", "fp8_e5m2", "int8", "q8_0" or "int4".
+        kv_scale: What shares a scale: "tensor", "head", "token" or "channel". None is "tensor" for fp8 and int8, and
+            groups of 64 for int4; q8_0 has blocks of 32 of its own, and takes none.
+        rows: Most rows (batch times positions) of a call that are computed, evenly spread, the last among them; 1 is
+            the step of decoding that follows. None: 256, and fewer, but 16, where heads and keys are many. All keys
+            are looked at.
+        residual: The newest keys of each call that stay in full precision (`residual_length` of transformers'
+            `QuantizedCache`).
+        attn: "eager" or "sdpa" for a model that lets one choose.
+        text: UTF-8 file for the tokenizer, for a model given by name.
+        input_file: safetensors with the inputs, for a model given by name.
+        batch: Rows of made-up inputs, default 1.
+        seq_len: Tokens a row of made-up inputs.
+        device: For a model given by name; a module runs where it is.
+        dtype: For a model given by name; a module keeps its own.
+        seed: For weights, inputs and the run.
+        revision: Of a hub id.
+        trust_remote_code: Let the model's own Python files run.
+        device_map: "auto" spreads a checkpoint through accelerate.
+        offload_folder: Directory for what fits nowhere else.
+
+    Returns:
+        The forecast, one entry a call; what could not be judged is listed with its reason.
+
+    Raises:
+        InvalidValueError: A format or a scale that there is not, or that do not go together; no row.
+        InvalidTypeError: `model` or `inputs` of another type.
+        ModelError: The model can't be built or has no values, its forward raises, or no attention runs in it.
+
+    Example:
+        >>> forecast = kv_forecast("demo", kv_dtype="int8", seq_len=32)
+        >>> worst = forecast.calls[0].stored.heads[forecast.calls[0].stored.worst]
+        >>> len(forecast.calls), forecast.scale, worst.kl_mean_nats < 0.02
+        (3, 'tensor', True)
+    """
+    scale = checked_scale(kv_dtype, kv_scale)
+    return forecast_with(model, inputs, LoadOptions.of(locals()), kv_dtype, scale, rows=rows, residual=residual)
+
+
+def checked_scale(kv_dtype: str, kv_scale: str | None) -> str:
+    """The grain of the scales, once format and grain are known to go together.
+
+    Raises:
+        InvalidValueError: There is no such format, or it has no such scale.
+
+    Example:
+        >>> checked_scale("int8", None), checked_scale("int4", "token")
+        ('tensor', 'token')
+    """
+    form = FORMATS.get(kv_dtype)
+    if form is None:
+        raise InvalidValueError(f"no cache format {kv_dtype!r}", hint=f"Use one of: {', '.join(FORMATS)}.")
+    if kv_scale is None:
+        return form.scale
+    if kv_scale in form.grains and len(form.grains) > 1:
+        return kv_scale
+    if len(form.grains) == 1:
+        raise InvalidValueError(
+            f"kv_scale is {kv_scale!r}, and {kv_dtype} has scales of its own, one for each 32 channels of a key",
+            hint="Leave the scale out, or take int8.",
+        )
+    raise InvalidValueError(f"kv_scale is {kv_scale!r}", hint=f"Use one of: {', '.join(form.grains)}.")
+
+
+def forecast_with(
+    model: nn.Module | str,
+    inputs: Any,
+    options: LoadOptions,
+    kv_dtype: str,
+    scale: str,
+    *,
+    rows: int | None = None,
+    residual: int = 0,
+) -> CacheForecast:
+    """`kv_forecast`, with its options of loading in one, and a scale that is checked."""
+    check_seed(options.seed)
+    check_sizes(options.rows, options.seq_len)
+    run = _traced(model, None if inputs is None else as_inputs(inputs), options)
+    forecast = _forecast(run.tensors, Request(kv_dtype, scale, rows, residual))
+    return replace(forecast, not_measured=(*forecast.not_measured, *run.not_measured))
+
+
+def forecast_calls(
+    calls: Sequence[CallTensors],
+    kv_dtype: str,
+    kv_scale: str | None = None,
+    *,
+    rows: int | None = None,
+    residual: int = 0,
+) -> CacheForecast:
+    """The forecast for calls that were kept, by `Trace(model, keep=True)` or in a trace file.
+
+    Args:
+        calls: their tensors.
+        kv_dtype: as `kv_forecast` takes it.
+        kv_scale: the same.
+        rows: the same.
+        residual: the same.
+
+    Raises:
+        InvalidValueError: A format or a scale that there is not, or that do not go together.
+    """
+    return _forecast(calls, Request(kv_dtype, checked_scale(kv_dtype, kv_scale), rows, residual))
+
+
+def _forecast(calls: Sequence[CallTensors], request: Request) -> CacheForecast:
+    if (request.rows is not None and request.rows < 1) or request.residual < 0:
+        raise InvalidValueError(
+            f"rows is {request.rows}, residual {request.residual}", hint="Take rows from 1, and residual from 0."
+        )
+    told, missed, without = [], [], []
+    with torch.no_grad():
+        for call in calls:
+            reason = unfit(call, request)
+            if reason is not None:
+                missed.append(NotMeasured(call.site, reason))
+            elif _sees_all(call):
+                without.append(NotMeasured(call.site, NO_CACHE))
+            else:
+                told.append(forecast_of(call, request))
+    form = FORMATS[request.dtype]
+    bits = form.bits + SCALE_BITS.get(form.grains[request.scale], 0.0)
+    found = (tuple(told), tuple(missed), tuple(without))
+    return CacheForecast(request.dtype, request.scale, bits, form.source, *found)
+
+
+def _sees_all(call: CallTensors) -> bool:
+    """Whether it is a self-attention whose first row sees the last key: that of an encoder."""
+    record = call.call
+    if record is None or record.self_attention is not True or not record.query_len == record.key_len > 1:
+        return False
+    mask = record.mask
+    return mask is None or mask.kind == "padding" or (mask.least is not None and mask.least <= 1 - record.key_len)
+
+
+def _traced(model: nn.Module | str, inputs: Any, options: LoadOptions) -> Trace:
+    """One run that keeps q, k, v and what makes weights of them."""
+    if isinstance(model, nn.Module):
+        loaded = from_module(model, inputs, options)
+    elif isinstance(model, str):
+        loaded = resolve(model, options, inputs)
+    else:
+        raise InvalidTypeError(
+            f"model is a {type(model).__name__}", hint=hint_for(model, "Give a torch.nn.Module or a name.")
+        )
+    if on_meta(loaded.module, loaded.inputs):
+        raise ModelError(
+            f"{loaded.id} is on the meta device, where tensors have no values: there is no cache to forecast",
+            hint="Build it with its weights, or with random ones.",
+        )
+    with ExitStack() as stack:
+        stack.enter_context(random_state(loaded.module))
+        stack.enter_context(eval_mode(loaded.module))
+        if options.attn in ATTN and offers_choice(loaded.module):
+            stack.enter_context(implementation(loaded.module, options.attn))
+        stack.enter_context(steps_seen())
+        torch.manual_seed(options.seed)
+        tokens = tokens_of(loaded.module, loaded.inputs)
+        with Trace(loaded.module, stats=False, tokens=tokens.of, values=loaded.masks, keep=True) as run:
+            try:
+                forward(loaded.module, loaded.inputs)
+            except ModelError:
+                refuse_empty(loaded.inputs)
+                raise
+    if not run.tensors:
+        reasons = [entry.reason for entry in run.not_measured] + [entry.reason for entry in run.not_attention]
+        raise ModelError(
+            f"no attention could be read in {loaded.id}" + (f": {reasons[0]}" if reasons else ""),
+            hint="Give a model with softmax(q . k) v in its forward, run without torch.compile.",
+        )
+    return run
