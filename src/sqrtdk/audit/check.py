@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from sqrtdk.audit.graphs import from_graph
 from sqrtdk.audit.model_run import ModelRun, run_model
 from sqrtdk.audit.own_module import as_inputs, choices, from_module
 from sqrtdk.audit.records import FAIL_ON, SEVERITIES, UNMEASURED, CheckReport, Finding
@@ -17,6 +19,7 @@ from sqrtdk.audit.rules import RULES, unmeasured
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.load import iter_attn, resolve
+from sqrtdk.models.names import graph_kind
 from sqrtdk.models.options import ATTN, LoadOptions
 from sqrtdk.models.records import AttnBuild, Inputs
 from sqrtdk.tracing import hint_for
@@ -50,7 +53,8 @@ def check(
     only an attribute declares a scale, up to three more runs ask whether the model follows it.
 
     Args:
-        model: A module, or what `sqrtdk.models.load.resolve` takes: "demo", a directory, a hub id, a factory.
+        model: A module, or what `sqrtdk.models.load.resolve` takes: "demo", a directory, a hub id, a factory; or an
+            exported graph, .onnx or .pt2, which is read without running it.
         inputs: A dict or tuple for forward, or one tensor; None makes inputs of the right kind from the config.
         static: Run on the meta device: scales and formulas, no statistics.
         attn: "eager" or "sdpa" audits that implementation, "both" the one and then the other. None audits the model's
@@ -123,6 +127,8 @@ def _builds(model: nn.Module | str, inputs: Inputs | None, options: LoadOptions)
         raise InvalidTypeError(
             f"model is a {type(model).__name__}", hint=hint_for(model, "Give a torch.nn.Module or a name.")
         )
+    if graph_kind(model) is not None:
+        return [AttnBuild("own", from_graph(os.path.expanduser(model), options))]
     if options.attn == "both":
         return iter_attn(model, options, inputs)
     return [AttnBuild(options.attn or "own", resolve(model, options, inputs))]

@@ -194,7 +194,7 @@ def _size_beside(folder: Path, location: str) -> int:
             f"tensors of the graph are said to lie in {shown!r}: {short_text(error)}",
             hint="Copy the file to the folder of the graph.",
         ) from error
-    if not any(real.is_relative_to(home) for home in _homes(folder)):
+    if not any(real.is_relative_to(home) for home in homes_of(folder)):
         raise ModelError(
             f"{shown!r} is a link out of the folder of the graph, to {str(real)!r}",
             hint="Put the file itself there: what a stranger's link leads to is not read.",
@@ -206,7 +206,7 @@ def _size_beside(folder: Path, location: str) -> int:
     return status.st_size
 
 
-def _homes(folder: Path) -> tuple[Path, ...]:
+def homes_of(folder: Path) -> tuple[Path, ...]:
     """The folder, and the repository of a hub cache whose files its snapshot links to."""
     for above in folder.parents:
         if above.name == "snapshots" and above.parent.name.startswith("models--"):
