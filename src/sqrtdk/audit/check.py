@@ -128,7 +128,7 @@ def _builds(model: nn.Module | str, inputs: Inputs | None, options: LoadOptions)
             f"model is a {type(model).__name__}", hint=hint_for(model, "Give a torch.nn.Module or a name.")
         )
     if graph_kind(model) is not None:
-        return [AttnBuild("own", from_graph(os.path.expanduser(model), options))]
+        return [AttnBuild("own", from_graph(os.path.expanduser(model), options)[0])]
     if options.attn == "both":
         return iter_attn(model, options, inputs)
     return [AttnBuild(options.attn or "own", resolve(model, options, inputs))]

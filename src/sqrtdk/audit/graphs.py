@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.graphs.beside import config_beside
+from sqrtdk.graphs.records import Missing
 from sqrtdk.models.names import graph_kind
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.records import LoadedModel
@@ -12,7 +15,7 @@ _NOT_OURS = ("text", "input_file", "batch", "seq_len", "device", "dtype", "devic
              "attn")  # fmt: skip
 
 
-def from_graph(model: str, options: LoadOptions) -> LoadedModel:
+def from_graph(model: str, options: LoadOptions) -> tuple[LoadedModel, tuple[Missing, ...]]:
     """A graph in a file as a model whose forward walks it on the meta device.
 
     Args:
@@ -34,11 +37,9 @@ def from_graph(model: str, options: LoadOptions) -> LoadedModel:
     if graph_kind(model) == ".pt2":
         from sqrtdk.graphs.program_walk import walk_program
 
-        loaded = walk_program(model, config, trust_remote_code=options.trust_remote_code)
+        loaded, missing = walk_program(model, config, trust_remote_code=options.trust_remote_code)
     else:
         from sqrtdk.graphs.onnx_walk import walk_onnx
 
-        loaded = walk_onnx(model, config)
-    return LoadedModel(
-        loaded.module, loaded.inputs, loaded.id, loaded.kind, config, notes=(*loaded.notes, *notes), masks=loaded.masks
-    )
+        loaded, missing = walk_onnx(model, config)
+    return replace(loaded, notes=(*loaded.notes, *notes)), missing

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
 from sqrtdk.graphs.places import GraphRoot, class_of, place_modules, place_tensor, weight
 from sqrtdk.graphs.program import load_program
+from sqrtdk.graphs.records import Missing
 from sqrtdk.graphs.symbols import MASK, refuse_many, shown_sizes
 from sqrtdk.models.records import LoadedModel
 from sqrtdk.tracing.watch.constants import LARGEST
@@ -21,7 +22,7 @@ MOST_LEARNED = 2**12  # elements of a parameter whose values are looked at: gain
 
 def walk_program(
     path: str | os.PathLike[str], config: Any = None, *, trust_remote_code: bool = False, larger: bool = False
-) -> LoadedModel:
+) -> tuple[LoadedModel, tuple[Missing, ...]]:
     """A program as a model whose forward walks it on the meta device.
 
     Args:
@@ -61,7 +62,8 @@ def walk_program(
             inputs[name] = mask
             notes += (f"the input {name} is taken as ones: no padding",)
     walker.modules = modules
-    return LoadedModel(root, tuple(inputs.values()), str(path), "exported", config, notes=notes, masks=values)
+    loaded = LoadedModel(root, tuple(inputs.values()), str(path), "exported", config, notes=notes, masks=values)
+    return loaded, ()
 
 
 def _is_mask(name: str, tensor: Any) -> bool:

@@ -36,3 +36,31 @@ def shown_sizes(sizes: Mapping[str, int]) -> str:
         f"sizes that the graph leaves free: {', '.join(names)}{more} "
         f"(read at {', '.join(str(size) for size in [*sizes.values()][:8])})"
     )
+
+
+def size_of(symbol: str, of: str, axis: int, sizes: dict[str, int], larger: bool) -> int:
+    """A number for a size that is free; kept in `sizes` by its name.
+
+    Args:
+        symbol: its name; "" where it has none.
+        of: the input.
+        axis: of the input.
+        sizes: those that have a number already.
+        larger: choose other numbers than otherwise.
+
+    Example:
+        >>> sizes = {}
+        >>> size_of("batch", "ids", 0, sizes, False), size_of("past", "k", 2, sizes, False)
+        (2, 0)
+        >>> size_of("tokens", "ids", 1, sizes, False), size_of("past + tokens", "mask", 1, sizes, False)
+        (24, 24)
+    """
+    name = symbol or f"{of}.{axis}"
+    terms = [term.strip() for term in name.split("+")]
+    if len(terms) > 1:
+        return sum(int(term) if term.isdecimal() and len(term) < 9 else size_of(term, of, 1, sizes, larger) for term in terms)
+    if name not in sizes:
+        cached = "past" in name or (not symbol and "past" in of and axis == 2)
+        others = sum(1 for size in sizes.values() if size > 3)
+        sizes[name] = 0 if cached else (3 if larger else 2) if axis == 0 else (29 if larger else 24) + 2 * others
+    return sizes[name]
