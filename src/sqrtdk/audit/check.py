@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sqrtdk.audit.graphs import from_graph
+from sqrtdk.audit.graphs import audit_graph
 from sqrtdk.audit.model_run import ModelRun, run_model
 from sqrtdk.audit.own_module import as_inputs, choices, from_module
 from sqrtdk.audit.records import FAIL_ON, SEVERITIES, UNMEASURED, CheckReport, Finding
@@ -105,6 +104,11 @@ def check_with(
         raise InvalidValueError(f"attn is {attn!r}", hint=f"Use one of: {', '.join(ATTN)}, both.")
     check_seed(options.seed)
     check_sizes(options.rows, options.seq_len)
+    if isinstance(model, str) and graph_kind(model) is not None:
+        if inputs is not None:
+            raise InvalidValueError("inputs given with a graph, which is not run", hint="Leave them out.")
+        run, lost, told = audit_graph(model, options)
+        return _report([run], lost, told, seed=options.seed, command=command, fail_on=fail_on)
     runs: list[ModelRun] = []
     missing: list[NotMeasured] = []
     compare = {None: "auto", "both": "always"}.get(attn, "never")
@@ -127,8 +131,6 @@ def _builds(model: nn.Module | str, inputs: Inputs | None, options: LoadOptions)
         raise InvalidTypeError(
             f"model is a {type(model).__name__}", hint=hint_for(model, "Give a torch.nn.Module or a name.")
         )
-    if graph_kind(model) is not None:
-        return [AttnBuild("own", from_graph(os.path.expanduser(model), options)[0])]
     if options.attn == "both":
         return iter_attn(model, options, inputs)
     return [AttnBuild(options.attn or "own", resolve(model, options, inputs))]

@@ -2,44 +2,111 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from typing import Any
 
-from sqrtdk.errors import InvalidValueError
+from sqrtdk.audit.model_run import ModelRun, run_model
+from sqrtdk.audit.records import UNMEASURED, Finding, JudgedCall
+from sqrtdk.audit.rules.unmeasured import not_read
+from sqrtdk.audit.tolerance import close
+from sqrtdk.errors import InvalidValueError, ModelError
 from sqrtdk.graphs.beside import config_beside
-from sqrtdk.graphs.records import Missing
-from sqrtdk.models.names import graph_kind
+from sqrtdk.graphs.walked import Walked, open_graph
 from sqrtdk.models.options import LoadOptions
-from sqrtdk.models.records import LoadedModel
+from sqrtdk.models.run import call as forward
+from sqrtdk.tracing.records import AttentionCall, NotMeasured
+from sqrtdk.tracing.trace import trace
 
-_NOT_OURS = ("text", "input_file", "batch", "seq_len", "device", "dtype", "device_map", "offload_folder", "revision",
-             "attn")  # fmt: skip
+_SETTLED = ("text", "input_file", "batch", "seq_len", "device", "dtype", "device_map", "offload_folder", "revision",
+            "attn")  # fmt: skip
+_ON_SCALES = ("scale_ledger", "declared_vs_actual")
 
 
-def from_graph(model: str, options: LoadOptions) -> tuple[LoadedModel, tuple[Missing, ...]]:
-    """A graph in a file as a model whose forward walks it on the meta device.
+def audit_graph(model: str, options: LoadOptions) -> tuple[ModelRun, tuple[NotMeasured, ...], tuple[Finding, ...]]:
+    """Judge every attention of a graph without running it.
 
     Args:
         model: path of an .onnx or .pt2 file.
         options: of loading; those that a graph has settled are refused.
 
+    Returns:
+        What the walk of it yielded, and the attentions that were not read, with a finding on each.
+
     Raises:
         InvalidValueError: an option that a graph does not follow.
-        ModelError: the file, or the config beside it, can't be read.
+        ModelError: the file, or the config beside it, can't be read; no attention was found.
         MissingExtraError: onnx is not installed.
     """
-    set_ones = [f"--{name.replace('_', '-')}" for name in _NOT_OURS if getattr(options, name) is not None]
-    if set_ones:
+    settled = [f"--{name.replace('_', '-')}" for name in _SETTLED if getattr(options, name) is not None]
+    if settled:
         raise InvalidValueError(
-            f"{', '.join(set_ones)} given with a graph, which is read as it was exported",
+            f"{', '.join(settled)} given with a graph, which is read as it was exported",
             hint="Leave it out, or check the model that was exported.",
         )
-    config, notes = config_beside(model)
-    if graph_kind(model) == ".pt2":
-        from sqrtdk.graphs.program_walk import walk_program
+    path = os.path.expanduser(model)
+    config, notes = config_beside(path)
+    walked = open_graph(path, config, trust_remote_code=options.trust_remote_code)
+    loaded = replace(walked.loaded, notes=(*walked.loaded.notes, *notes))
+    missing = tuple(NotMeasured(entry.site, entry.reason) for entry in walked.missing)
+    try:
+        run = run_model(loaded, "own", seed=options.seed, compare="never")
+    except ModelError as error:
+        if not missing:
+            raise
+        raise ModelError(
+            f"no attention of {model[:200]!r} could be read: {missing[0].site[:100]}: {missing[0].reason}",
+            hint="Export it with ONNX's own operators, or check the model itself.",
+        ) from error
+    if walked.sizes:
+        run = _without_sizes(run, walked, _again(path, config, options))
+    return run, missing, tuple(map(not_read, missing))
 
-        loaded, missing = walk_program(model, config, trust_remote_code=options.trust_remote_code)
-    else:
-        from sqrtdk.graphs.onnx_walk import walk_onnx
 
-        loaded, missing = walk_onnx(model, config)
-    return replace(loaded, notes=(*loaded.notes, *notes)), missing
+def _again(path: str, config: Any, options: LoadOptions) -> tuple[AttentionCall, ...] | None:
+    """The attentions, with other numbers for the sizes that the graph leaves free; None where they do not fit."""
+    try:
+        walked = open_graph(path, config, trust_remote_code=options.trust_remote_code, larger=True)
+        with trace(walked.loaded.module, stats=False) as run:
+            forward(walked.loaded.module, walked.loaded.inputs)
+    except ModelError:
+        return None
+    return run.calls
+
+
+def _without_sizes(run: ModelRun, walked: Walked, again: tuple[AttentionCall, ...] | None) -> ModelRun:
+    """The verdicts, but for scales that follow a size which the graph leaves free."""
+    if again is None:
+        names = ", ".join(walked.sizes)[:200]
+        note = f"read at one size of {names} alone: whether a scale follows one of them is not known"
+        return replace(run, environment=run.environment | {"notes": [*run.environment["notes"], note]})
+    others = {(call.site, call.index): call.scale.effective for call in again}
+    following = {
+        (judged.call.site, judged.call.index): other
+        for judged in run.calls
+        if (here := judged.call.scale.effective) is not None
+        and (other := others.get((judged.call.site, judged.call.index))) is not None
+        and not close(here, other)
+    }
+    if not following:
+        return run
+    sites = {site for site, _ in following}
+    kept = tuple(f for f in run.findings if not (f.rule in _ON_SCALES and f.site in sites))
+    calls = tuple(_following(judged, following) for judged in run.calls)
+    told = tuple(
+        not_read(NotMeasured(judged.call.site, judged.reason or "", judged.call.formula, judged.call.product_at))
+        for judged in calls
+        if (judged.call.site, judged.call.index) in following
+    )
+    return replace(run, calls=calls, findings=(*kept, *told))
+
+
+def _following(judged: JudgedCall, following: dict[tuple[str, int], float]) -> JudgedCall:
+    other = following.get((judged.call.site, judged.call.index))
+    if other is None:
+        return judged
+    reason = (
+        f"the scale follows a size that the graph leaves free: {judged.call.scale.effective:.4g} at one, {other:.4g} at "
+        "another"
+    )
+    return replace(judged, verdict=UNMEASURED, mistake=None, declared_by=None, reason=reason, health="warn")

@@ -36,7 +36,8 @@ def config_beside(path: str | os.PathLike[str]) -> tuple[Any, tuple[str, ...]]:
         ) from error
     if not any(real.is_relative_to(home) for home in homes_of(folder)):
         raise ModelError(
-            f"{CONFIG} beside the graph is a link out of its folder, to {str(real)!r}", hint="Put the file itself there."
+            f"{CONFIG} beside the graph is a link out of its folder, to {str(real)!r}",
+            hint="Put the file itself there.",
         )
     raw = read_config_dict(folder)
     try:

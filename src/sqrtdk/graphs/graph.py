@@ -17,6 +17,7 @@ from sqrtdk.graphs.model_file import EXTRA
 SAME = ("Identity", "Cast", "Dropout")  # the first input, of another dtype at most
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _CLASSES = "pkg.torch.onnx.class_hierarchy"
+_STACK = "pkg.torch.onnx.stack_trace"
 _MAX_SCOPE = 2**14  # characters that are parsed
 
 
@@ -34,6 +35,7 @@ class Node:
         attributes: by name; tensors are arrays.
         scope: module path, where the exporter wrote it.
         kind: class of the module there, where it wrote that; else "".
+        stack: traceback of the model's code, where it wrote that; else "".
     """
 
     number: int
@@ -45,6 +47,7 @@ class Node:
     attributes: dict[str, Any]
     scope: str | None
     kind: str = ""
+    stack: str = ""
 
     def input(self, index: int) -> str:
         """Name of an input, "" for one that is left out."""
@@ -162,7 +165,9 @@ def read_graph(model: Any, folder: Path) -> Graph:
     initializers = {tensor.name: tensor for tensor in model.graph.initializer}
     inputs = tuple(value for value in model.graph.input if value.name not in initializers)
     opset = max((int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=1)
-    first = next((prop.value for proto in model.graph.node[:1] for prop in proto.metadata_props if prop.key == _CLASSES), "")
+    first = next(
+        (prop.value for proto in model.graph.node[:1] for prop in proto.metadata_props if prop.key == _CLASSES), ""
+    )
     root_class = next(iter(_listed(first)[:-1]), "")
     return Graph(tuple(nodes), made_by, taken_by, initializers, inputs, folder, hidden, opset, root_class)
 
@@ -181,7 +186,17 @@ def _node(number: int, proto: Any, folder: Path) -> Node:
     properties = {prop.key: prop.value for prop in proto.metadata_props}
     scope, kind = _scope(properties, proto.name), _listed(properties.get(_CLASSES, ""))[-2:-1]
     names = (*proto.input,), (*proto.output,)
-    return Node(number, proto.op_type, domain, proto.name, *names, attributes, scope, kind[0] if kind else "")
+    return Node(
+        number,
+        proto.op_type,
+        domain,
+        proto.name,
+        *names,
+        attributes,
+        scope,
+        kind[0] if kind else "",
+        properties.get(_STACK, ""),
+    )
 
 
 def _inner_ops(proto: Any) -> tuple[tuple[str, str], ...]:

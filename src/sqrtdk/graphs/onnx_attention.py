@@ -163,4 +163,7 @@ def _rotary(step: Step) -> Tensor:
 
 
 ATTENTIONS: dict[tuple[str, str], Operation] = dict.fromkeys(OPERATORS, _attention)
-ROTATIONS: dict[tuple[str, str], Operation] = {("", "RotaryEmbedding"): _rotary, (MICROSOFT, "RotaryEmbedding"): _rotary}
+ROTATIONS: dict[tuple[str, str], Operation] = {
+    ("", "RotaryEmbedding"): _rotary,
+    (MICROSOFT, "RotaryEmbedding"): _rotary,
+}

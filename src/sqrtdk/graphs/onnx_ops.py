@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from sqrtdk.errors import UnsupportedError
@@ -395,6 +395,26 @@ def _quick_gelu(step: Step) -> Tensor:
     return x * torch.sigmoid(x * float(step.attribute("alpha", 1.702)))
 
 
+def _batch_norm(step: Step) -> Tensor:
+    x, gain, shift, mean, variance = (step.tensor(i) for i in range(5))
+    epsilon = float(step.attribute("epsilon", 1e-5))
+    return functional.batch_norm(x, mean, variance, gain, shift, False, 0.0, epsilon)
+
+
+def _quantised_matmul(step: Step) -> Tensor:
+    """A product with a weight of few bits, whose shape alone is told."""
+    x = step.tensor(0)
+    rows, columns = int(step.attribute("K", x.shape[-1])), int(step.attribute("N", 0))
+    if rows != x.shape[-1] or columns < 1:
+        raise UnsupportedError("MatMulNBits of sizes that do not fit")
+    return x @ nn.Parameter(torch.empty(rows, columns, dtype=x.dtype, device=x.device), requires_grad=False)
+
+
+def _dequantised(step: Step) -> Tensor:
+    """A weight of few bits as what it stands for: of its values nothing is told."""
+    return nn.Parameter(torch.empty(step.shape(0), dtype=step.dtype(1), device=step.device), requires_grad=False)
+
+
 def _gather_elements(step: Step) -> Tensor:
     return step.tensor(0).gather(int(step.attribute("axis", 0)), step.tensor(1).long())
 
@@ -407,7 +427,9 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "And": _pairs(torch.logical_and),
         "ArgMax": _arg(True),
         "ArgMin": _arg(False),
+        "BatchNormalization": _batch_norm,
         "Cast": _cast,
+        "CastLike": lambda step: step.tensor(0).to(step.dtype(1)),
         "Ceil": _unary(torch.ceil),
         "Clip": _clip,
         "Concat": _concat,
@@ -416,9 +438,11 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "Conv": _conv,
         "Cos": _unary(torch.cos),
         "CumSum": _cumsum,
+        "DequantizeLinear": _dequantised,
         "Div": _pairs(_divide),
         "Dropout": _dropout,
         "Einsum": _einsum,
+        "Elu": _unary(functional.elu),
         "Equal": _pairs(torch.eq),
         "Erf": _unary(torch.erf),
         "Exp": _unary(torch.exp),
@@ -448,6 +472,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "MatMul": _matmul,
         "Max": _pairs(torch.maximum),
         "MaxPool": _max_pool,
+        "Mish": _unary(functional.mish),
         "Min": _pairs(torch.minimum),
         "Mod": _pairs(torch.remainder),
         "Mul": _pairs(torch.mul),
@@ -500,6 +525,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
 }
 OPERATIONS |= {
     ("com.microsoft", "FusedMatMul"): _fused_matmul,
+    ("com.microsoft", "MatMulNBits"): _quantised_matmul,
     ("com.microsoft", "Gelu"): _unary(functional.gelu),
     ("com.microsoft", "FastGelu"): lambda step: functional.gelu(
         step.tensor(0) + step.tensor(1) if step.given(1) else step.tensor(0), approximate="tanh"

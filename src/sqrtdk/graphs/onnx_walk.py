@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from sqrtdk.graphs.model_file import folder_of, load_file
 from sqrtdk.graphs.onnx_attention import ATTENTIONS, ROTATIONS
 from sqrtdk.graphs.onnx_ops import OPERATIONS
 from sqrtdk.graphs.onnx_step import Step, dtype_of
-from sqrtdk.graphs.places import GraphRoot, class_of, fits, place_modules, place_tensor, weight
+from sqrtdk.graphs.places import GraphRoot, class_of, fits, place_in_code, place_modules, place_tensor, weight
 from sqrtdk.graphs.records import Missing
 from sqrtdk.graphs.symbols import MASK, refuse_many, shown_sizes, size_of
 from sqrtdk.models.records import LoadedModel
@@ -32,13 +33,14 @@ MOST_ELEMENTS = 2**40  # of a tensor without values
 _WEIGHT_INPUTS = {"MatMul": (1,), "Gemm": (1,), "Conv": (1,), "FusedMatMul": (1,), "LayerNormalization": (1, 2),
                   "RMSNormalization": (1,), "SimplifiedLayerNormalization": (1,), "Gather": (0,),
                   "Attention": (1,)}  # fmt: skip
+_MOVED = ("Transpose", "Cast", "Identity", "Reshape", "Mul", "Div", "Unsqueeze", "Squeeze", "Expand")
 _OPERATIONS = OPERATIONS | ATTENTIONS | ROTATIONS
 
 
 def walk_onnx(
     path: str | os.PathLike[str], config: Any = None, *, larger: bool = False
-) -> tuple[LoadedModel, tuple[Missing, ...]]:
-    """A graph as a model whose forward walks it on the meta device, and the attentions that are not read.
+) -> tuple[LoadedModel, tuple[Missing, ...], Mapping[str, int]]:
+    """A graph as a model whose forward walks it on the meta device, the attentions that are not read, and free sizes.
 
     Args:
         path: of the file.
@@ -62,8 +64,12 @@ def walk_onnx(
     if walk.unread:
         ops = ", ".join(sorted(walk.unread)[:5])
         notes += (f"not read: {ops}{' and more' if len(walk.unread) > 5 else ''}; nor what comes after",)
+    if walk.folded:
+        notes += (
+            f"{len(walk.folded)} queries are constants that the exporter worked out: their projections are not in it",
+        )
     loaded = LoadedModel(root, tuple(walk.inputs.values()), str(path), "onnx", config, notes=notes, masks=values)
-    return loaded, tuple(walk.missing)
+    return loaded, tuple(walk.missing), walk.sizes
 
 
 def _refuse_opset(graph: Graph) -> None:
@@ -89,6 +95,7 @@ class _Walk:
         sizes: numbers for what the graph leaves free.
         missing: attentions that are not read.
         unread: operators that are not.
+        folded: constants that are queries.
     """
 
     def __init__(self, graph: Graph, larger: bool) -> None:
@@ -101,6 +108,8 @@ class _Walk:
         self.sizes: dict[str, int] = {}
         self.missing: list[Missing] = []
         self.unread: set[str] = set()
+        self.folded: set[str] = set()
+        self._names: dict[str, str] = {}
         self._larger = larger
         self._constants: dict[str, Tensor] = {}
         self._lost: dict[str, str] = {}  # tensors that are not known, and the operator that made them so
@@ -124,7 +133,9 @@ class _Walk:
             if math.prod(shape) > MOST_ELEMENTS or any(size < 0 for size in shape):
                 raise ModelError(f"the tensor {name[:100]!r} has the shape {shape[:8]}", hint="The file is damaged.")
             self.env[name] = torch.empty(shape, dtype=dtype, device="meta")
-            if math.prod(shape) <= MOST_FOLDED:
+            if name in self.folded:
+                self.inputs[name] = self.env[name]
+            elif name not in self.learned and math.prod(shape) <= MOST_FOLDED:
                 self.known[name] = _value(self.graph, name)
         for node in self.graph.nodes:
             self._size(node)
@@ -141,7 +152,9 @@ class _Walk:
             self._lost[value.name] = str(error)
             return
         shape = [
-            int(d.dim_value) if d.HasField("dim_value") else size_of(d.dim_param, value.name, axis, self.sizes, self._larger)
+            int(d.dim_value)
+            if d.HasField("dim_value")
+            else size_of(d.dim_param, value.name, axis, self.sizes, self._larger)
             for axis, d in enumerate(kind.shape.dim)
         ]
         if any(size < 0 for size in shape) or math.prod(shape) > MOST_ELEMENTS:
@@ -154,7 +167,6 @@ class _Walk:
 
     def _name_weights(self) -> None:
         """Which constants are weights: operands of projections, and floating ones that have the name of a parameter."""
-        self._names: dict[str, str] = {}
         initializers = self.graph.initializers
         for name, proto in initializers.items():
             if int(proto.data_type) in (1, 10, 11, 16) and "." in name and fits(name):
@@ -167,10 +179,22 @@ class _Walk:
                     if "." not in source and node.scope and fits(node.scope):
                         self._names.setdefault(source, f"{node.scope}.weight")
 
-    def _source(self, name: str) -> str:
-        """The constant that is transposed or cast to a tensor."""
-        while (node := self.graph.made_by.get(name)) is not None and node.op in ("Transpose", "Cast", "Identity"):
-            name = node.input(0)
+        self.folded = {
+            source
+            for node in self.graph.nodes
+            if node.op == "MatMul" and not node.domain and not self.graph.is_constant(node.input(1))
+            if (source := self._source(node.input(0), _MOVED)) in initializers
+            and source not in self.learned
+            and len(initializers[source].dims) > 1
+        }  # queries that the exporter has worked out: they are the same for all inputs
+
+    def _source(self, name: str, through: tuple[str, ...] = ("Transpose", "Cast", "Identity")) -> str:
+        """The constant that is moved to a tensor."""
+        while (node := self.graph.made_by.get(name)) is not None and node.op in through:
+            data = [
+                i for i in node.inputs if i not in self.graph.initializers or len(self.graph.initializers[i].dims) > 1
+            ]
+            name = (data or [*node.inputs])[0]
         return name
 
     def _size(self, node: Node) -> None:
@@ -231,7 +255,7 @@ class _Walk:
         values = _Values(self.graph)
         used = {name for node in self._readable for name in node.inputs}
         for name in self.graph.initializers:
-            if name in used and name not in self._lost:
+            if name in used and name not in self._lost and name not in self.folded:
                 self._hold(name, values)
         for node in self._readable:
             for name in node.outputs:
@@ -276,7 +300,8 @@ class _Walk:
             if all(name in self._constants or not name for name in node.outputs):
                 continue
             place = self._modules.get(node.scope or "", self._modules[""])
-            made = self._made(node, "meta") if place is self._modules[""] else place(self._made, node, "meta")
+            run = partial(place_in_code(node.stack, node.number + 1), self._made, node, "meta")
+            made = run() if place is self._modules[""] else place(run)
             for name, tensor in made:
                 self.env.setdefault(name, tensor)
             for name in left.get(node, ()):

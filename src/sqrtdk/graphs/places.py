@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import lru_cache
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -15,6 +17,9 @@ from torch import Tensor, nn
 
 MAX_DEPTH = 32  # names in a module path
 MAX_NAME = 200  # characters of one
+_MOST_STACK = 2**14  # characters of a traceback that are looked at
+_FRAME = re.compile(r'File "([^"\n]{1,300})", line (\d{1,6}), in')
+_LIBRARIES = ("site-packages", "dist-packages", "/torch/")
 _CLASS = re.compile(r"[A-Za-z_]\w{0,100}")
 
 
@@ -110,3 +115,33 @@ def place_tensor(modules: Mapping[str, nn.Module], name: str, tensor: Tensor) ->
 def weight(shape: tuple[int, ...], dtype: torch.dtype) -> nn.Parameter:
     """A parameter without values."""
     return nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), requires_grad=False)
+
+
+def _here(run: Callable[..., Any], *args: Any) -> Any:
+    return run(*args)
+
+
+@lru_cache(2**12)
+def _written_at(file: str, line: int) -> FunctionType:
+    """A function that calls another one, and whose own frame says that it is written there."""
+    code = _here.__code__.replace(co_filename=file, co_firstlineno=max(line - 1, 0))  # its call is on its second line
+    return FunctionType(code, {})
+
+
+def place_in_code(stack: str, number: int) -> Callable[..., Any]:
+    """What runs an operation so that a trace tells the line of the model's code that it comes from.
+
+    Args:
+        stack: the traceback that the exporter noted; the last frame counts that is no library's.
+        number: of the operation in the graph, from 1; told where there is no such frame.
+
+    Example:
+        >>> place_in_code('File "/home/me/net.py", line 12, in forward', 3).__code__.co_filename
+        '/home/me/net.py'
+        >>> place_in_code("", 3).__code__.co_filename
+        '<node>'
+    """
+    frames = _FRAME.findall(stack[-_MOST_STACK:])
+    own = [frame for frame in frames if not any(part in frame[0] for part in _LIBRARIES)]
+    file, line = (own or frames or [("<node>", number)])[-1]
+    return _written_at(file, int(line))

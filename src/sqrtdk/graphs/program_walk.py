@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
-from sqrtdk.graphs.places import GraphRoot, class_of, place_modules, place_tensor, weight
+from sqrtdk.graphs.places import GraphRoot, class_of, place_in_code, place_modules, place_tensor, weight
 from sqrtdk.graphs.program import load_program
 from sqrtdk.graphs.records import Missing
 from sqrtdk.graphs.symbols import MASK, refuse_many, shown_sizes
@@ -22,7 +23,7 @@ MOST_LEARNED = 2**12  # elements of a parameter whose values are looked at: gain
 
 def walk_program(
     path: str | os.PathLike[str], config: Any = None, *, trust_remote_code: bool = False, larger: bool = False
-) -> tuple[LoadedModel, tuple[Missing, ...]]:
+) -> tuple[LoadedModel, tuple[Missing, ...], Mapping[str, int]]:
     """A program as a model whose forward walks it on the meta device.
 
     Args:
@@ -38,7 +39,8 @@ def walk_program(
     program, module = load_program(path, trust_remote_code=trust_remote_code)
     nodes = [node for node in module.graph.nodes if node.op == "call_function"]
     refuse_many(len(nodes))
-    inputs, notes = _inputs(program, module, larger)
+    inputs, sizes = _inputs(program, module, larger)
+    notes = (shown_sizes(sizes),) if sizes else ()
     scopes = {node: _scope(node) for node in nodes}
     classes = {place: kind for stack in scopes.values() for place, kind in stack}
     root_kind = classes.get("", "")
@@ -63,7 +65,7 @@ def walk_program(
             notes += (f"the input {name} is taken as ones: no padding",)
     walker.modules = modules
     loaded = LoadedModel(root, tuple(inputs.values()), str(path), "exported", config, notes=notes, masks=values)
-    return loaded, ()
+    return loaded, (), sizes
 
 
 def _is_mask(name: str, tensor: Any) -> bool:
@@ -78,6 +80,7 @@ class _Walker(torch.fx.Interpreter):
         self.tensors: dict[str, Tensor] = {}
         self.modules: dict[str, nn.Module] = {}
         self._scopes = scopes
+        self._count = 0
 
     def walk(self, *inputs: Any) -> Any:
         """Walk the program; what it gives."""
@@ -92,9 +95,12 @@ class _Walker(torch.fx.Interpreter):
         if n.op != "call_function":
             return super().run_node(n)
         place = self.modules.get(self._scopes.get(n, ""), self.modules[""])
-        if place is self.modules[""]:
-            return self._call(n)
-        return place(self._call, n)
+        run = partial(place_in_code(str(n.meta.get("stack_trace") or ""), self._number()), self._call, n)
+        return run() if place is self.modules[""] else place(run)
+
+    def _number(self) -> int:
+        self._count += 1
+        return self._count
 
     def _call(self, n: torch.fx.Node) -> Any:
         args, kwargs = self.fetch_args_kwargs_from_env(n)
@@ -143,8 +149,8 @@ def _scope(node: torch.fx.Node) -> list[tuple[str, str]]:
     return found
 
 
-def _inputs(program: Any, module: torch.fx.GraphModule, larger: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What the program takes, without values, and a note on sizes that it leaves free."""
+def _inputs(program: Any, module: torch.fx.GraphModule, larger: bool) -> tuple[dict[str, Any], dict[str, int]]:
+    """What the program takes, without values, and numbers for the sizes that it leaves free."""
     sizes: dict[str, int] = {}
     found: dict[str, Any] = {}
     for node in module.graph.nodes:
@@ -152,13 +158,15 @@ def _inputs(program: Any, module: torch.fx.GraphModule, larger: bool) -> tuple[d
             continue
         value = node.meta.get("val")
         if isinstance(value, Tensor):
-            shape = [_size(size, sizes, program.range_constraints, axis, larger) for axis, size in enumerate(value.shape)]
+            shape = [
+                _size(size, sizes, program.range_constraints, axis, larger) for axis, size in enumerate(value.shape)
+            ]
             found[str(node.target)] = torch.empty(shape, dtype=value.dtype, device="meta")
         elif isinstance(value, torch.SymInt):
             found[str(node.target)] = _size(value, sizes, program.range_constraints, 1, larger)
         else:
             found[str(node.target)] = value
-    return found, (shown_sizes(sizes),) if sizes else ()
+    return found, sizes
 
 
 def _size(size: Any, sizes: dict[str, int], ranges: Mapping[Any, Any], axis: int, larger: bool) -> int:
@@ -168,7 +176,9 @@ def _size(size: Any, sizes: dict[str, int], ranges: Mapping[Any, Any], axis: int
     expression = size.node.expr
     for symbol in expression.free_symbols:
         if str(symbol) not in sizes:
-            sizes[str(symbol)] = _allowed(ranges.get(symbol), (3 if larger else 2) if axis == 0 else (29 if larger else 24) + 2 * len(sizes))
+            sizes[str(symbol)] = _allowed(
+                ranges.get(symbol), (3 if larger else 2) if axis == 0 else (29 if larger else 24) + 2 * len(sizes)
+            )
     return int(expression.subs({symbol: sizes[str(symbol)] for symbol in expression.free_symbols}))
 
 
@@ -176,5 +186,8 @@ def _allowed(bounds: Any, wanted: int) -> int:
     """The number, or the nearest that the program takes."""
     if bounds is None:
         return wanted
-    low, high = (int(edge) if getattr(edge, "is_integer", False) and abs(edge) < 2**31 else None for edge in (bounds.lower, bounds.upper))
+    low, high = (
+        int(edge) if getattr(edge, "is_integer", False) and abs(edge) < 2**31 else None
+        for edge in (bounds.lower, bounds.upper)
+    )
     return min(max(wanted, low or 0), high if high is not None else wanted)

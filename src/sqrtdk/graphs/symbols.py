@@ -58,7 +58,9 @@ def size_of(symbol: str, of: str, axis: int, sizes: dict[str, int], larger: bool
     name = symbol or f"{of}.{axis}"
     terms = [term.strip() for term in name.split("+")]
     if len(terms) > 1:
-        return sum(int(term) if term.isdecimal() and len(term) < 9 else size_of(term, of, 1, sizes, larger) for term in terms)
+        return sum(
+            int(term) if term.isdecimal() and len(term) < 9 else size_of(term, of, 1, sizes, larger) for term in terms
+        )
     if name not in sizes:
         cached = "past" in name or (not symbol and "past" in of and axis == 2)
         others = sum(1 for size in sizes.values() if size > 3)
