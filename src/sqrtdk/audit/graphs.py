@@ -105,8 +105,6 @@ def _following(judged: JudgedCall, following: dict[tuple[str, int], float]) -> J
     other = following.get((judged.call.site, judged.call.index))
     if other is None:
         return judged
-    reason = (
-        f"the scale follows a size that the graph leaves free: {judged.call.scale.effective:.4g} at one, {other:.4g} at "
-        "another"
-    )
+    here = judged.call.scale.effective
+    reason = f"the scale follows a size that the graph leaves free: {here:.4g} at one, {other:.4g} at another"
     return replace(judged, verdict=UNMEASURED, mistake=None, declared_by=None, reason=reason, health="warn")

@@ -17,6 +17,7 @@ from sqrtdk.graphs.model_file import EXTRA
 SAME = ("Identity", "Cast", "Dropout")  # the first input, of another dtype at most
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _CLASSES = "pkg.torch.onnx.class_hierarchy"
+_FIRST = 64  # nodes that are asked for the class of the model
 _STACK = "pkg.torch.onnx.stack_trace"
 _MAX_SCOPE = 2**14  # characters that are parsed
 
@@ -165,11 +166,15 @@ def read_graph(model: Any, folder: Path) -> Graph:
     initializers = {tensor.name: tensor for tensor in model.graph.initializer}
     inputs = tuple(value for value in model.graph.input if value.name not in initializers)
     opset = max((int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=1)
-    first = next(
-        (prop.value for proto in model.graph.node[:1] for prop in proto.metadata_props if prop.key == _CLASSES), ""
-    )
-    root_class = next(iter(_listed(first)[:-1]), "")
+    root_class = next(filter(None, map(_root_class, model.graph.node[:_FIRST])), "")
     return Graph(tuple(nodes), made_by, taken_by, initializers, inputs, folder, hidden, opset, root_class)
+
+
+def _root_class(proto: Any) -> str:
+    """Class of the whole model, as one node tells it; a hook of the exporter's own is none."""
+    told = next((prop.value for prop in proto.metadata_props if prop.key == _CLASSES), "")
+    name = next(iter(_listed(told)[:-1]), "")
+    return "" if name.startswith("_") else name
 
 
 def _is_given(name: str, model: Any) -> bool:

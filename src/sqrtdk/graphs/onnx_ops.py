@@ -217,7 +217,7 @@ def _rms_norm(step: Step) -> Tensor:
 
 def _skip_norm(rms: bool) -> Operation:
     def run(step: Step) -> Result:
-        """x + skip (+ bias), normalised; the sum is the fourth output."""
+        """The sum of two tensors and a bias, normalised; the sum is the fourth output."""
         total = step.tensor(0) + step.tensor(1)
         place = 3 if rms else 4
         total = total + step.tensor(place) if step.given(place) else total

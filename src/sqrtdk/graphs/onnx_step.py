@@ -1,4 +1,4 @@
-"""One operation of an ONNX graph with what goes into it: tensors on the meta device, or numbers where they are known."""
+"""One operation of an ONNX graph with what goes into it: tensors without values, or numbers where they are known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The modules that an exported graph names: paths, class names, weights without values, and a config. Nothing runs here.
+"""The modules that an exported graph names: paths, class names, weights without values, and a config. Nothing runs.
 
 A graph is read by walking its operations on torch's meta device, each inside the module that the exporter noted at it,
 so that a trace, and the audit after it, see what they see of a module that is built without weights.

@@ -14,7 +14,7 @@ from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
 from sqrtdk.graphs.places import GraphRoot, class_of, place_in_code, place_modules, place_tensor, weight
 from sqrtdk.graphs.program import load_program
 from sqrtdk.graphs.records import Missing
-from sqrtdk.graphs.symbols import MASK, refuse_many, shown_sizes
+from sqrtdk.graphs.symbols import MASK, number_for, refuse_many, shown_sizes
 from sqrtdk.models.records import LoadedModel
 from sqrtdk.tracing.watch.constants import LARGEST
 
@@ -104,6 +104,8 @@ class _Walker(torch.fx.Interpreter):
 
     def _call(self, n: torch.fx.Node) -> Any:
         args, kwargs = self.fetch_args_kwargs_from_env(n)
+        if _cleans(n):  # zeros for the weights of a row that sees no key
+            return args[2]
         try:
             return n.target(*_on_meta(args), **_on_meta(kwargs))  # type: ignore[operator]
         except (*INTERRUPTS, ModelError):
@@ -114,6 +116,26 @@ class _Walker(torch.fx.Interpreter):
                 f"values: {kind_and_text(error, 200)}",
                 hint="Export it for fixed sizes, or check the model itself.",
             ) from error
+
+
+def _cleans(n: torch.fx.Node) -> bool:
+    """Whether it is the choice at the end of a softmax that is written out: zeros where a row has nothing to see."""
+    if n.target is not torch.ops.aten.where.self:
+        return False
+    condition, zeros, weights = n.args
+    aten = torch.ops.aten
+    return (
+        _calls(condition, aten.logical_not.default)
+        and _calls(condition.args[0], aten.any.dim)
+        and _calls(zeros, aten.full_like.default, aten.zeros_like.default)
+        and zeros.args[0] is weights
+        and not any(zeros.args[1:2])
+        and _calls(weights, aten._softmax.default, aten.softmax.int)
+    )
+
+
+def _calls(node: Any, *targets: Any) -> bool:
+    return isinstance(node, torch.fx.Node) and node.target in targets
 
 
 def _on_meta(value: Any) -> Any:
@@ -176,18 +198,16 @@ def _size(size: Any, sizes: dict[str, int], ranges: Mapping[Any, Any], axis: int
     expression = size.node.expr
     for symbol in expression.free_symbols:
         if str(symbol) not in sizes:
-            sizes[str(symbol)] = _allowed(
-                ranges.get(symbol), (3 if larger else 2) if axis == 0 else (29 if larger else 24) + 2 * len(sizes)
-            )
+            sizes[str(symbol)] = _allowed(ranges.get(symbol), number_for(axis, sizes, larger))
     return int(expression.subs({symbol: sizes[str(symbol)] for symbol in expression.free_symbols}))
 
 
 def _allowed(bounds: Any, wanted: int) -> int:
     """The number, or the nearest that the program takes."""
-    if bounds is None:
-        return wanted
-    low, high = (
-        int(edge) if getattr(edge, "is_integer", False) and abs(edge) < 2**31 else None
-        for edge in (bounds.lower, bounds.upper)
-    )
-    return min(max(wanted, low or 0), high if high is not None else wanted)
+    low, high = (_finite(edge) for edge in ((None, None) if bounds is None else (bounds.lower, bounds.upper)))
+    least = wanted if low is None else max(wanted, low)
+    return least if high is None else min(least, high)
+
+
+def _finite(edge: Any) -> int | None:
+    return int(edge) if getattr(edge, "is_Integer", False) and abs(edge) < 2**31 else None

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from sqrtdk.errors import ModelError
 
 MASK = re.compile(r"(^|_)(attention|padding|pixel|input)_mask$")  # inputs that tell padding
+_MOST_TERMS = 8  # of a sum of sizes
 MOST_NODES = 2**17  # operations that are walked: some 2 ms each with the trace
 
 
@@ -38,6 +39,13 @@ def shown_sizes(sizes: Mapping[str, int]) -> str:
     )
 
 
+def number_for(axis: int, sizes: Mapping[str, int], larger: bool) -> int:
+    """A number for a size that has none yet: small for a batch, else one that no head has."""
+    if axis == 0:
+        return 3 if larger else 2
+    return (53 if larger else 37) + 2 * sum(1 for size in sizes.values() if size > 3)
+
+
 def size_of(symbol: str, of: str, axis: int, sizes: dict[str, int], larger: bool) -> int:
     """A number for a size that is free; kept in `sizes` by its name.
 
@@ -53,16 +61,17 @@ def size_of(symbol: str, of: str, axis: int, sizes: dict[str, int], larger: bool
         >>> size_of("batch", "ids", 0, sizes, False), size_of("past", "k", 2, sizes, False)
         (2, 0)
         >>> size_of("tokens", "ids", 1, sizes, False), size_of("past + tokens", "mask", 1, sizes, False)
-        (24, 24)
+        (37, 37)
     """
     name = symbol or f"{of}.{axis}"
     terms = [term.strip() for term in name.split("+")]
-    if len(terms) > 1:
-        return sum(
-            int(term) if term.isdecimal() and len(term) < 9 else size_of(term, of, 1, sizes, larger) for term in terms
-        )
+    if 1 < len(terms) <= _MOST_TERMS:
+        return sum(_term(term, of, sizes, larger) for term in terms)
     if name not in sizes:
         cached = "past" in name or (not symbol and "past" in of and axis == 2)
-        others = sum(1 for size in sizes.values() if size > 3)
-        sizes[name] = 0 if cached else (3 if larger else 2) if axis == 0 else (29 if larger else 24) + 2 * others
+        sizes[name] = 0 if cached else number_for(axis, sizes, larger)
     return sizes[name]
+
+
+def _term(term: str, of: str, sizes: dict[str, int], larger: bool) -> int:
+    return int(term) if term.isdecimal() and len(term) < 9 else size_of(term, of, 1, sizes, larger)
