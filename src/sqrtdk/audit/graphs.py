@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,8 @@ from sqrtdk.audit.rules.unmeasured import not_read
 from sqrtdk.audit.tolerance import close
 from sqrtdk.errors import InvalidValueError, ModelError
 from sqrtdk.graphs.beside import config_beside
-from sqrtdk.graphs.walked import Walked, open_graph
+from sqrtdk.graphs.records import Walked
+from sqrtdk.graphs.walked import open_graph
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.run import call as forward
 from sqrtdk.tracing.records import AttentionCall, NotMeasured
@@ -20,6 +22,10 @@ from sqrtdk.tracing.trace import trace
 
 _SETTLED = ("text", "input_file", "batch", "seq_len", "device", "dtype", "device_map", "offload_folder", "revision",
             "attn")  # fmt: skip
+_FOLDED = (
+    "a scale that was folded into a weight when the graph was exported can't be told from a trained weight: "
+    "where one is missing, look at how it was exported"
+)
 _ON_SCALES = ("scale_ledger", "declared_vs_actual")
 
 
@@ -60,7 +66,27 @@ def audit_graph(model: str, options: LoadOptions) -> tuple[ModelRun, tuple[NotMe
         ) from error
     if walked.sizes:
         run = _without_sizes(run, walked, _again(path, config, options))
+    run = replace(run, calls=_by_operator(run.calls, walked))
+    if any(judged.mistake == "missing" for judged in run.calls):
+        run = _noted(run, _FOLDED)
     return run, missing, tuple(map(not_read, missing))
+
+
+def _noted(run: ModelRun, note: str) -> ModelRun:
+    return replace(run, environment=run.environment | {"notes": [*run.environment["notes"], note]})
+
+
+def _by_operator(calls: tuple[JudgedCall, ...], walked: Walked) -> tuple[JudgedCall, ...]:
+    """The calls, with the operators that they are; a site with more softmaxes than calls tells nothing."""
+    counts = Counter(judged.call.site for judged in calls)
+
+    def told(judged: JudgedCall) -> JudgedCall:
+        operators = walked.operators.get(judged.call.site, ())
+        if len(operators) != counts[judged.call.site] or operators[judged.call.index] == "Softmax":
+            return judged
+        return replace(judged, call=replace(judged.call, kind="kernel", op=operators[judged.call.index]))
+
+    return tuple(map(told, calls))
 
 
 def _again(path: str, config: Any, options: LoadOptions) -> tuple[AttentionCall, ...] | None:
@@ -79,7 +105,7 @@ def _without_sizes(run: ModelRun, walked: Walked, again: tuple[AttentionCall, ..
     if again is None:
         names = ", ".join(walked.sizes)[:200]
         note = f"read at one size of {names} alone: whether a scale follows one of them is not known"
-        return replace(run, environment=run.environment | {"notes": [*run.environment["notes"], note]})
+        return _noted(run, note)
     others = {(call.site, call.index): call.scale.effective for call in again}
     following = {
         (judged.call.site, judged.call.index): other

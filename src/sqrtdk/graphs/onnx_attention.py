@@ -66,7 +66,7 @@ def _projected(step: Step, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     if step.given(2):
         made = made + step.tensor(2)
     sizes = [int(size) for size in step.attribute("qkv_hidden_sizes", [made.shape[-1] // 3] * 3)]
-    q, k, v = (_heads(part, heads) for part in made.split(sizes, -1))
+    q, k, v = (_heads(part, heads) for part in torch.split(made, sizes, -1))
     return q, k, v
 
 
@@ -79,14 +79,14 @@ def _operands(step: Step, signature: Signature, heads: int, key_heads: int) -> t
             parts = [part.transpose(1, 2) for part in packed.unbind(3)]
         else:
             width = packed.shape[-1] // (heads + 2 * key_heads)
-            parts = [*packed.split([heads * width, key_heads * width, key_heads * width], -1)]
+            parts = [*torch.split(packed, [heads * width, key_heads * width, key_heads * width], -1)]
     elif step.given(1) and not step.given(2):  # (B, S, H, 2, E)
         parts = [step.tensor(0), *(part.transpose(1, 2) for part in step.tensor(1).unbind(3))]
     else:
         parts = [step.tensor(i) for i in range(3)]
     if signature.bias >= 0 and step.given(signature.bias):
         sizes = [part.shape[-1] for part in parts]
-        parts = [part + bias for part, bias in zip(parts, step.tensor(signature.bias).split(sizes), strict=True)]
+        parts = [part + bias for part, bias in zip(parts, torch.split(step.tensor(signature.bias), sizes), strict=True)]
     q, k, v = (_heads(part, count) for part, count in zip(parts, (heads, key_heads, key_heads), strict=True))
     return q, k, v
 
@@ -135,11 +135,9 @@ def _masked(step: Step, signature: Signature, logits: Tensor, past: int) -> Tens
 def _rotary(step: Step) -> Tensor:
     """ONNX's, or onnxruntime's, rotation as an operator of its own: by positions, from tables of cosines and sines."""
     x = step.tensor(0)
-    own = step.node.domain == MICROSOFT
-    if own:
-        cos, sin, given = step.tensor(2), step.tensor(3), step.tensor(1)
-    else:
-        cos, sin, given = step.tensor(1), step.tensor(2), step.tensor(3) if step.given(3) else None
+    order = (2, 3, 1) if step.node.domain == MICROSOFT else (1, 2, 3)
+    cos, sin = step.tensor(order[0]), step.tensor(order[1])
+    given = step.tensor(order[2]) if step.given(order[2]) else None
     heads = int(step.attribute("num_heads", 0))
     q = _heads(x, heads) if x.dim() == 3 and heads else x
     if q.dim() != 4:

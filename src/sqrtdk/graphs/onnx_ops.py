@@ -47,7 +47,7 @@ def _where(step: Step) -> Tensor:
         return other
     for value, fill, where in ((other, kept, condition), (kept, other, None)):
         if isinstance(value, Tensor) and not isinstance(fill, Tensor):
-            shape = torch.broadcast_shapes(value.shape, condition.shape)
+            shape = torch.broadcast_shapes(value.shape, condition.shape)  # type: ignore[no-untyped-call]
             return value.expand(shape).masked_fill(~condition if where is None else where, fill)
     return torch.where(condition, kept, other)
 
@@ -133,7 +133,7 @@ def _transpose(step: Step) -> Tensor:
 
 def _expand(step: Step) -> Tensor:
     x = step.tensor(0)
-    return x.expand(torch.broadcast_shapes(x.shape, tuple(step.numbers(1))))
+    return x.expand(torch.broadcast_shapes(x.shape, tuple(step.numbers(1))))  # type: ignore[no-untyped-call]
 
 
 def _concat(step: Step) -> Tensor:
@@ -149,7 +149,7 @@ def _split(step: Step) -> Result:
     if given is None:
         most = -(-x.shape[axis] // count)
         given = [min(most, x.shape[axis] - most * i) for i in range(count)]
-    return tuple(x.split([int(size) for size in given], axis))
+    return torch.split(x, [int(size) for size in given], axis)
 
 
 def _slice(step: Step) -> Tensor:

@@ -22,7 +22,7 @@ from sqrtdk.graphs.onnx_attention import ATTENTIONS, ROTATIONS
 from sqrtdk.graphs.onnx_ops import OPERATIONS
 from sqrtdk.graphs.onnx_step import Step, dtype_of
 from sqrtdk.graphs.places import GraphRoot, class_of, fits, place_in_code, place_modules, place_tensor, weight
-from sqrtdk.graphs.records import Missing
+from sqrtdk.graphs.records import Missing, Walked
 from sqrtdk.graphs.symbols import MASK, refuse_many, shown_sizes, size_of
 from sqrtdk.models.records import LoadedModel
 from sqrtdk.tracing.watch.constants import LARGEST
@@ -37,10 +37,8 @@ _MOVED = ("Transpose", "Cast", "Identity", "Reshape", "Mul", "Div", "Unsqueeze",
 _OPERATIONS = OPERATIONS | ATTENTIONS | ROTATIONS
 
 
-def walk_onnx(
-    path: str | os.PathLike[str], config: Any = None, *, larger: bool = False
-) -> tuple[LoadedModel, tuple[Missing, ...], Mapping[str, int]]:
-    """A graph as a model whose forward walks it on the meta device, the attentions that are not read, and free sizes.
+def walk_onnx(path: str | os.PathLike[str], config: Any = None, *, larger: bool = False) -> Walked:
+    """A graph as a model whose forward walks it on the meta device.
 
     Args:
         path: of the file.
@@ -57,9 +55,9 @@ def walk_onnx(
     _refuse_opset(graph)
     walk = _Walk(graph, larger)
     walk.first(model)
-    root = class_of(graph.root_class, GraphRoot)(walk.again, config)  # type: ignore[arg-type]
+    root = class_of(graph.root_class, GraphRoot)(walk.again, config)
     values = walk.place(root)
-    notes = (shown_sizes(walk.sizes),) if walk.sizes else ()
+    notes: tuple[str, ...] = (shown_sizes(walk.sizes),) if walk.sizes else ()
     notes += tuple(f"the input {name} is taken as ones: no padding" for name in walk.masks)
     if walk.unread:
         ops = ", ".join(sorted(walk.unread)[:5])
@@ -69,7 +67,7 @@ def walk_onnx(
             f"{len(walk.folded)} queries are constants that the exporter worked out: their projections are not in it",
         )
     loaded = LoadedModel(root, tuple(walk.inputs.values()), str(path), "onnx", config, notes=notes, masks=values)
-    return loaded, tuple(walk.missing), walk.sizes
+    return Walked(loaded, tuple(walk.missing), walk.sizes, walk.operators())
 
 
 def _refuse_opset(graph: Graph) -> None:
@@ -266,6 +264,16 @@ class _Walk:
             mask = self._constants[name] = torch.empty(shape, dtype=self._mask_dtype(name), device="meta")
             values.given[place_tensor(self._modules, name, mask)] = torch.ones(shape, dtype=mask.dtype)
         return values
+
+    def operators(self) -> dict[str, tuple[str, ...]]:
+        """By site the operators that attend there, in order: "Softmax", or one that is an attention by itself."""
+        found: dict[str, tuple[str, ...]] = {}
+        for node in self._readable:
+            if _attends(node.domain, node.op):
+                site = node.scope if node.scope in self._modules else ""
+                name = "Softmax" if node.op == "Softmax" else f"{node.domain or 'ai.onnx'}.{node.op}"
+                found[site or ""] = (*found.get(site or "", ()), name)
+        return found
 
     def _mask_shape(self, name: str) -> tuple[int, ...]:
         value = next(value for value in self.graph.inputs if value.name == name)

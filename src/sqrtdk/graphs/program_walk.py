@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
 from sqrtdk.graphs.places import GraphRoot, class_of, place_in_code, place_modules, place_tensor, weight
 from sqrtdk.graphs.program import load_program
-from sqrtdk.graphs.records import Missing
+from sqrtdk.graphs.records import Walked
 from sqrtdk.graphs.symbols import MASK, number_for, refuse_many, shown_sizes
 from sqrtdk.models.records import LoadedModel
 from sqrtdk.tracing.watch.constants import LARGEST
@@ -23,7 +23,7 @@ MOST_LEARNED = 2**12  # elements of a parameter whose values are looked at: gain
 
 def walk_program(
     path: str | os.PathLike[str], config: Any = None, *, trust_remote_code: bool = False, larger: bool = False
-) -> tuple[LoadedModel, tuple[Missing, ...], Mapping[str, int]]:
+) -> Walked:
     """A program as a model whose forward walks it on the meta device.
 
     Args:
@@ -40,12 +40,12 @@ def walk_program(
     nodes = [node for node in module.graph.nodes if node.op == "call_function"]
     refuse_many(len(nodes))
     inputs, sizes = _inputs(program, module, larger)
-    notes = (shown_sizes(sizes),) if sizes else ()
+    notes: tuple[str, ...] = (shown_sizes(sizes),) if sizes else ()
     scopes = {node: _scope(node) for node in nodes}
     classes = {place: kind for stack in scopes.values() for place, kind in stack}
     root_kind = classes.get("", "")
     walker = _Walker(module, {node: stack[-1][0] if stack else "" for node, stack in scopes.items()})
-    root = class_of(root_kind, GraphRoot)(walker.walk, config)  # type: ignore[arg-type]
+    root = class_of(root_kind, GraphRoot)(walker.walk, config)
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers()), **_constants(module)}
     holders = {name.rpartition(".")[0]: "" for name in tensors if name.rpartition(".")[0]}
     modules = place_modules(root, holders | classes)
@@ -65,7 +65,7 @@ def walk_program(
             notes += (f"the input {name} is taken as ones: no padding",)
     walker.modules = modules
     loaded = LoadedModel(root, tuple(inputs.values()), str(path), "exported", config, notes=notes, masks=values)
-    return loaded, (), sizes
+    return Walked(loaded, sizes=sizes)
 
 
 def _is_mask(name: str, tensor: Any) -> bool:
@@ -122,7 +122,8 @@ def _cleans(n: torch.fx.Node) -> bool:
     """Whether it is the choice at the end of a softmax that is written out: zeros where a row has nothing to see."""
     if n.target is not torch.ops.aten.where.self:
         return False
-    condition, zeros, weights = n.args
+    args: Any = n.args
+    condition, zeros, weights = args
     aten = torch.ops.aten
     return (
         _calls(condition, aten.logical_not.default)
