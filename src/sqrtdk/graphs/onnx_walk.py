@@ -50,8 +50,8 @@ def walk_onnx(path: str | os.PathLike[str], config: Any = None, *, larger: bool 
         ModelError: the file can't be read, is too large, or names a file out of its folder.
     """
     model = load_file(path)
+    refuse_many(len(model.graph.node))
     graph = read_graph(model, folder_of(path))
-    refuse_many(len(graph.nodes))
     _refuse_opset(graph)
     walk = _Walk(graph, larger)
     walk.first(model)
