@@ -94,9 +94,19 @@ def check(
 
 
 def check_with(
-    model: nn.Module | str, inputs: Any, options: LoadOptions, *, fail_on: str = "fail", command: str = ""
+    model: nn.Module | str,
+    inputs: Any,
+    options: LoadOptions,
+    *,
+    fail_on: str = "fail",
+    command: str = "",
+    like: str | None = None,
+    run_graph: bool = False,
 ) -> CheckReport:
-    """`check`, with its options of loading in one; it says what they are."""
+    """`check`, with its options of loading in one; it says what they are.
+
+    An exported graph may be judged by a model that it is `like`, and be run for the figures of its logits.
+    """
     attn = options.attn
     if fail_on not in FAIL_ON:
         raise InvalidValueError(f"fail_on is {fail_on!r}", hint=f"Use one of: {', '.join(FAIL_ON)}.")
@@ -107,8 +117,10 @@ def check_with(
     if isinstance(model, str) and graph_kind(model) is not None:
         if inputs is not None:
             raise InvalidValueError("inputs given with a graph, which is not run", hint="Leave them out.")
-        run, lost, told = audit_graph(model, options)
+        run, lost, told = audit_graph(model, options, like=like, run_it=run_graph)
         return _report([run], lost, told, seed=options.seed, command=command, fail_on=fail_on)
+    if like is not None or run_graph:
+        raise InvalidValueError("--like and --run are for exported graphs", hint="Compare two models with sqrtdk diff.")
     runs: list[ModelRun] = []
     missing: list[NotMeasured] = []
     compare = {None: "auto", "both": "always"}.get(attn, "never")

@@ -7,6 +7,8 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+from sqrtdk.audit.graph_run import run_onnx, run_program
+from sqrtdk.audit.like import SCALE_RULES, as_like
 from sqrtdk.audit.model_run import ModelRun, run_model
 from sqrtdk.audit.records import UNMEASURED, Finding, JudgedCall
 from sqrtdk.audit.rules.unmeasured import not_read
@@ -15,6 +17,7 @@ from sqrtdk.errors import InvalidValueError, ModelError
 from sqrtdk.graphs.beside import config_beside
 from sqrtdk.graphs.records import Walked
 from sqrtdk.graphs.walked import open_graph
+from sqrtdk.models.names import graph_kind
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.run import call as forward
 from sqrtdk.tracing.records import AttentionCall, NotMeasured
@@ -22,19 +25,23 @@ from sqrtdk.tracing.trace import trace
 
 _SETTLED = ("text", "input_file", "batch", "seq_len", "device", "dtype", "device_map", "offload_folder", "revision",
             "attn")  # fmt: skip
+_OPTIONS = {"input_file": "input", "seq_len": "seq-len", "device_map": "device-map", "offload_folder": "offload-folder"}
 _FOLDED = (
     "a scale that was folded into a weight when the graph was exported can't be told from a trained weight: "
     "where one is missing, look at how it was exported"
 )
-_ON_SCALES = ("scale_ledger", "declared_vs_actual")
 
 
-def audit_graph(model: str, options: LoadOptions) -> tuple[ModelRun, tuple[NotMeasured, ...], tuple[Finding, ...]]:
+def audit_graph(
+    model: str, options: LoadOptions, *, like: str | None = None, run_it: bool = False
+) -> tuple[ModelRun, tuple[NotMeasured, ...], tuple[Finding, ...]]:
     """Judge every attention of a graph without running it.
 
     Args:
         model: path of an .onnx or .pt2 file.
         options: of loading; those that a graph has settled are refused.
+        like: a model whose attentions are what is declared.
+        run_it: run the graph on the CPU as well, for the figures of its logits.
 
     Returns:
         What the walk of it yielded, and the attentions that were not read, with a finding on each.
@@ -44,10 +51,11 @@ def audit_graph(model: str, options: LoadOptions) -> tuple[ModelRun, tuple[NotMe
         ModelError: the file, or the config beside it, can't be read; no attention was found.
         MissingExtraError: onnx is not installed.
     """
-    settled = [f"--{name.replace('_', '-')}" for name in _SETTLED if getattr(options, name) is not None]
+    taken = ("input_file",) if run_it else ()
+    settled = [_OPTIONS.get(n, n) for n in _SETTLED if n not in taken and getattr(options, n) is not None]
     if settled:
         raise InvalidValueError(
-            f"{', '.join(settled)} given with a graph, which is read as it was exported",
+            f"{', '.join(f'--{name}' for name in settled)} given with a graph, which is read as it was exported",
             hint="Leave it out, or check the model that was exported.",
         )
     path = os.path.expanduser(model)
@@ -67,7 +75,13 @@ def audit_graph(model: str, options: LoadOptions) -> tuple[ModelRun, tuple[NotMe
     if walked.sizes:
         run = _without_sizes(run, walked, _again(path, config, options))
     run = replace(run, calls=_by_operator(run.calls, walked))
-    if any(judged.mistake == "missing" for judged in run.calls):
+    if run_it and graph_kind(path) == ".pt2":
+        run = run_program(path, config, options)
+    elif run_it:
+        run = run_onnx(run, loaded.module, path, options)
+    if like is not None:
+        run = as_like(run, loaded.module, like, options)
+    elif any(judged.mistake == "missing" for judged in run.calls):
         run = _noted(run, _FOLDED)
     return run, missing, tuple(map(not_read, missing))
 
@@ -117,7 +131,7 @@ def _without_sizes(run: ModelRun, walked: Walked, again: tuple[AttentionCall, ..
     if not following:
         return run
     sites = {site for site, _ in following}
-    kept = tuple(f for f in run.findings if not (f.rule in _ON_SCALES and f.site in sites))
+    kept = tuple(f for f in run.findings if not (f.rule in SCALE_RULES and f.site in sites))
     calls = tuple(_following(judged, following) for judged in run.calls)
     told = tuple(
         not_read(NotMeasured(judged.call.site, judged.reason or "", judged.call.formula, judged.call.product_at))

@@ -20,8 +20,8 @@ def check(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A Hugging Face id, a local directory, package.module:factory, or the embedded model: demo, "
-            "demo:unscaled, demo:twice, demo:inverted.",
+            help="A Hugging Face id, a local directory, package.module:factory, an exported graph (.onnx, .pt2), or "
+            "the embedded model: demo, demo:unscaled, demo:twice, demo:inverted.",
         ),
     ] = "demo",
     static: Annotated[bool, typer.Option("--static", help="Build on the meta device: no weights, no figures.")] = False,
@@ -40,6 +40,12 @@ def check(
     trust_remote_code: options.TrustRemoteCode = False,
     device_map: options.DeviceMap = None,
     offload_folder: options.OffloadFolder = None,
+    like: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Of a graph: judge it by what the attentions of MODEL do.")
+    ] = None,
+    run_graph: Annotated[
+        bool, typer.Option("--run", help="Of a graph: run it on the CPU; with --like, diff it with MODEL.")
+    ] = False,
     json_: options.Json = False,
     output: options.Output = None,
     html: options.Html = None,
@@ -51,6 +57,13 @@ def check(
 
     Exit code 0: nothing found at --fail-on or above; 1: findings; 2: usage, configuration or input/output error.
     """
+    if like is not None and run_graph:
+        from sqrtdk.cli.diff import diff
+
+        diff(
+            like, model, seed=seed, input_file=input_file, trust_remote_code=trust_remote_code, json_=json_,
+            output=output, html=html, force=force, show_traceback=show_traceback,
+        )  # fmt: skip
     with reported(show_traceback):
         from sqrtdk import _files
 
@@ -68,7 +81,8 @@ def check(
             from sqrtdk.report.terminal import summary_line, to_text
 
             loading = LoadOptions.of(locals())
-            report = check_with(model, None, loading, fail_on=fail_on, command=shlex.join(["sqrtdk", *sys.argv[1:]]))
+            command = shlex.join(["sqrtdk", *sys.argv[1:]])
+            report = check_with(model, None, loading, fail_on=fail_on, command=command, like=like, run_graph=run_graph)
             documents = [(output, to_json, "JSON"), (html, to_html, "HTML")]
             wanted = [(path, draw(report), kind) for path, draw, kind in documents if path is not None]
         for path, document, kind in wanted:
