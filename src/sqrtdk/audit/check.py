@@ -53,7 +53,7 @@ def check(
 
     Args:
         model: A module, or what `sqrtdk.models.load.resolve` takes: "demo", a directory, a hub id, a factory; or an
-            exported graph, .onnx or .pt2, which is read without running it.
+            exported graph, .onnx or .pt2, which is read without running it; or a .gguf file, for its metadata.
         inputs: A dict or tuple for forward, or one tensor; None makes inputs of the right kind from the config.
         static: Run on the meta device: scales and formulas, no statistics.
         attn: "eager" or "sdpa" audits that implementation, "both" the one and then the other. None audits the model's

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+from sqrtdk.audit.gguf import audit_gguf
 from sqrtdk.audit.graph_run import run_onnx, run_program
 from sqrtdk.audit.like import SCALE_RULES, as_like
 from sqrtdk.audit.model_run import ModelRun, run_model
@@ -38,7 +39,7 @@ def audit_graph(
     """Judge every attention of a graph without running it.
 
     Args:
-        model: path of an .onnx or .pt2 file.
+        model: path of an .onnx, .pt2 or .gguf file; of the last its metadata alone is read.
         options: of loading; those that a graph has settled are refused.
         like: a model whose attentions are what is declared.
         run_it: run the graph on the CPU as well, for the figures of its logits.
@@ -59,6 +60,12 @@ def audit_graph(
             hint="Leave it out, or check the model that was exported.",
         )
     path = os.path.expanduser(model)
+    if graph_kind(path) == ".gguf":
+        if like is not None or run_it:
+            raise InvalidValueError(
+                "--like and --run given with a GGUF file", hint="It holds no graph: leave them out."
+            )
+        return audit_gguf(path, model)
     config, notes = config_beside(path)
     walked = open_graph(path, config, trust_remote_code=options.trust_remote_code)
     loaded = replace(walked.loaded, notes=(*walked.loaded.notes, *notes))

@@ -20,7 +20,7 @@ def check(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A Hugging Face id, a local directory, package.module:factory, an exported graph (.onnx, .pt2), or "
+            help="A Hugging Face id, a local directory, package.module:factory, a graph (.onnx, .pt2, .gguf), or "
             "the embedded model: demo, demo:unscaled, demo:twice, demo:inverted.",
         ),
     ] = "demo",

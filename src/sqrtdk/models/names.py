@@ -16,7 +16,7 @@ FILE_FACTORY = re.compile(r"(.*[/\\])?([A-Za-z_]\w*)\.py:([A-Za-z_]\w*(?:\.[A-Za
 # No repository is called so.
 FILE_SUFFIXES = (".json", ".safetensors", ".gguf", ".onnx", ".py", ".bin", ".pt", ".pth", ".ckpt")
 
-GRAPHS = (".onnx", ".pt2")  # files of exported graphs
+GRAPHS = (".onnx", ".pt2", ".gguf")  # files of exported graphs
 
 
 def graph_kind(model: str) -> str | None:
