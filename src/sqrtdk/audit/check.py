@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from sqrtdk.audit.graphs import audit_graph
 from sqrtdk.audit.model_run import ModelRun, run_model
 from sqrtdk.audit.own_module import as_inputs, choices, from_module
 from sqrtdk.audit.records import FAIL_ON, SEVERITIES, UNMEASURED, CheckReport, Finding
@@ -18,6 +19,7 @@ from sqrtdk.audit.sources import root
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.load import iter_attn, resolve
+from sqrtdk.models.names import graph_kind
 from sqrtdk.models.options import ATTN, LoadOptions
 from sqrtdk.models.records import AttnBuild, Inputs
 from sqrtdk.tracing import hint_for
@@ -51,7 +53,8 @@ def check(
     only an attribute declares a scale, up to three more runs ask whether the model follows it.
 
     Args:
-        model: A module, or what `sqrtdk.models.load.resolve` takes: "demo", a directory, a hub id, a factory.
+        model: A module, or what `sqrtdk.models.load.resolve` takes: "demo", a directory, a hub id, a factory; or an
+            exported graph, .onnx or .pt2, which is read without running it; or a .gguf file, for its metadata.
         inputs: A dict or tuple for forward, or one tensor; None makes inputs of the right kind from the config.
         static: Run on the meta device: scales and formulas, no statistics.
         attn: "eager" or "sdpa" audits that implementation, "both" the one and then the other. None audits the model's
@@ -92,9 +95,19 @@ def check(
 
 
 def check_with(
-    model: nn.Module | str, inputs: Any, options: LoadOptions, *, fail_on: str = "fail", command: str = ""
+    model: nn.Module | str,
+    inputs: Any,
+    options: LoadOptions,
+    *,
+    fail_on: str = "fail",
+    command: str = "",
+    like: str | None = None,
+    run_graph: bool = False,
 ) -> CheckReport:
-    """`check`, with its options of loading in one; it says what they are."""
+    """`check`, with its options of loading in one; it says what they are.
+
+    An exported graph may be judged by a model that it is `like`, and be run for the figures of its logits.
+    """
     attn = options.attn
     if fail_on not in FAIL_ON:
         raise InvalidValueError(f"fail_on is {fail_on!r}", hint=f"Use one of: {', '.join(FAIL_ON)}.")
@@ -102,6 +115,13 @@ def check_with(
         raise InvalidValueError(f"attn is {attn!r}", hint=f"Use one of: {', '.join(ATTN)}, both.")
     check_seed(options.seed)
     check_sizes(options.rows, options.seq_len)
+    if isinstance(model, str) and graph_kind(model) is not None:
+        if inputs is not None:
+            raise InvalidValueError("inputs given with a graph, which is not run", hint="Leave them out.")
+        run, lost, told = audit_graph(model, options, like=like, run_it=run_graph)
+        return _report([run], lost, told, seed=options.seed, command=command, fail_on=fail_on)
+    if like is not None or run_graph:
+        raise InvalidValueError("--like and --run are for exported graphs", hint="Compare two models with sqrtdk diff.")
     runs: list[ModelRun] = []
     missing: list[NotMeasured] = []
     compare = {None: "auto", "both": "always"}.get(attn, "never")

@@ -22,8 +22,8 @@ def check(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A Hugging Face id, a local directory, package.module:factory, or the embedded model: demo, "
-            "demo:unscaled, demo:twice, demo:inverted.",
+            help="A Hugging Face id, a local directory, package.module:factory, a graph (.onnx, .pt2, .gguf), or "
+            "the embedded model: demo, demo:unscaled, demo:twice, demo:inverted.",
         ),
     ] = "demo",
     static: Annotated[bool, typer.Option("--static", help="Build on the meta device: no weights, no figures.")] = False,
@@ -42,6 +42,12 @@ def check(
     trust_remote_code: options.TrustRemoteCode = False,
     device_map: options.DeviceMap = None,
     offload_folder: options.OffloadFolder = None,
+    like: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Of a graph: judge it by what the attentions of MODEL do.")
+    ] = None,
+    run_graph: Annotated[
+        bool, typer.Option("--run", help="Of a graph: run it on the CPU; with --like, diff it with MODEL.")
+    ] = False,
     kv_dtype: Annotated[
         KvDtype | None, typer.Option("--kv-dtype", help="Forecast what a cache of k and v in this format would do.")
     ] = None,
@@ -62,6 +68,13 @@ def check(
 
     Exit code 0: nothing found at --fail-on or above; 1: findings; 2: usage, configuration or input/output error.
     """
+    if like is not None and run_graph:
+        from sqrtdk.cli.diff import diff
+
+        diff(
+            like, model, seed=seed, input_file=input_file, trust_remote_code=trust_remote_code, json_=json_,
+            output=output, html=html, force=force, show_traceback=show_traceback,
+        )  # fmt: skip
     with reported(show_traceback):
         from sqrtdk import _files
 
@@ -85,7 +98,8 @@ def check(
 
             wanted_cache = asked(kv_dtype, kv_scale, static)
             loading = LoadOptions.of(locals())
-            report = check_with(model, None, loading, fail_on=fail_on, command=shlex.join(["sqrtdk", *sys.argv[1:]]))
+            command = shlex.join(["sqrtdk", *sys.argv[1:]])
+            report = check_with(model, None, loading, fail_on=fail_on, command=command, like=like, run_graph=run_graph)
             report = forecast_into(report, model, loading, wanted_cache)
             documents = [(output, to_json, "JSON"), (html, to_html, "HTML"), (sarif, to_sarif, "SARIF")]
             documents += [(junit, to_junit, "JUnit XML"), (comment, to_markdown, "Markdown")]

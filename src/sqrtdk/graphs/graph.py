@@ -16,6 +16,9 @@ from sqrtdk.graphs.model_file import EXTRA
 
 SAME = ("Identity", "Cast", "Dropout")  # the first input, of another dtype at most
 _SCOPES = "pkg.torch.onnx.name_scopes"
+_CLASSES = "pkg.torch.onnx.class_hierarchy"
+_FIRST = 64  # nodes that are asked for the class of the model
+_STACK = "pkg.torch.onnx.stack_trace"
 _MAX_SCOPE = 2**14  # characters that are parsed
 
 
@@ -32,6 +35,8 @@ class Node:
         outputs: the same.
         attributes: by name; tensors are arrays.
         scope: module path, where the exporter wrote it.
+        kind: class of the module there, where it wrote that; else "".
+        stack: traceback of the model's code, where it wrote that; else "".
     """
 
     number: int
@@ -42,6 +47,8 @@ class Node:
     outputs: tuple[str, ...]
     attributes: dict[str, Any]
     scope: str | None
+    kind: str = ""
+    stack: str = ""
 
     def input(self, index: int) -> str:
         """Name of an input, "" for one that is left out."""
@@ -66,6 +73,7 @@ class Graph:
         folder: in which tensors lie that are not in the file.
         hidden: domains and operators in branches and bodies of loops, by node: they are not read.
         opset: version of ONNX's own operators.
+        root_class: class of the whole model, where the exporter wrote it; else "".
     """
 
     nodes: tuple[Node, ...]
@@ -76,6 +84,7 @@ class Graph:
     folder: Path
     hidden: dict[Node, tuple[tuple[str, str], ...]]
     opset: int
+    root_class: str = ""
     _constant: dict[str, bool] = field(default_factory=dict)
     _arrays: dict[str, np.ndarray[Any, Any] | None] = field(default_factory=dict)
 
@@ -157,7 +166,15 @@ def read_graph(model: Any, folder: Path) -> Graph:
     initializers = {tensor.name: tensor for tensor in model.graph.initializer}
     inputs = tuple(value for value in model.graph.input if value.name not in initializers)
     opset = max((int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=1)
-    return Graph(tuple(nodes), made_by, taken_by, initializers, inputs, folder, hidden, opset)
+    root_class = next(filter(None, map(_root_class, model.graph.node[:_FIRST])), "")
+    return Graph(tuple(nodes), made_by, taken_by, initializers, inputs, folder, hidden, opset, root_class)
+
+
+def _root_class(proto: Any) -> str:
+    """Class of the whole model, as one node tells it; a hook of the exporter's own is none."""
+    told = next((prop.value for prop in proto.metadata_props if prop.key == _CLASSES), "")
+    name = next(iter(_listed(told)[:-1]), "")
+    return "" if name.startswith("_") else name
 
 
 def _is_given(name: str, model: Any) -> bool:
@@ -171,8 +188,20 @@ def _node(number: int, proto: Any, folder: Path) -> Node:
         for attribute in proto.attribute
         if not attribute.HasField("g") and not attribute.graphs
     }
-    scope = _scope({prop.key: prop.value for prop in proto.metadata_props}, proto.name)
-    return Node(number, proto.op_type, domain, proto.name, (*proto.input,), (*proto.output,), attributes, scope)
+    properties = {prop.key: prop.value for prop in proto.metadata_props}
+    scope, kind = _scope(properties, proto.name), _listed(properties.get(_CLASSES, ""))[-2:-1]
+    names = (*proto.input,), (*proto.output,)
+    return Node(
+        number,
+        proto.op_type,
+        domain,
+        proto.name,
+        *names,
+        attributes,
+        scope,
+        kind[0] if kind else "",
+        properties.get(_STACK, ""),
+    )
 
 
 def _inner_ops(proto: Any) -> tuple[tuple[str, str], ...]:
@@ -206,6 +235,17 @@ def _to_array(tensor: Any, folder: Path) -> np.ndarray[Any, Any]:
     return array
 
 
+def _listed(text: str) -> list[str]:
+    """A list of texts that is written as Python writes it; empty where it is none."""
+    if not text.startswith("[") or len(text) >= _MAX_SCOPE:
+        return []
+    try:
+        items = ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return []
+    return items if all(isinstance(item, str) for item in items) else []
+
+
 def _scope(properties: dict[str, str], name: str) -> str | None:
     """Module path that an exporter noted at a node, as a list of scopes or in its name; None where it did not.
 
@@ -217,14 +257,9 @@ def _scope(properties: dict[str, str], name: str) -> str | None:
         >>> _scope({"namespace": ": Net/h.0: Block/h.0.attn: Attention/softmax: aten.softmax.int"}, "node_softmax")
         'h.0.attn'
     """
-    scopes = properties.get(_SCOPES, "")
-    if scopes.startswith("[") and len(scopes) < _MAX_SCOPE:
-        try:
-            path = ast.literal_eval(scopes)
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            path = []
-        if len(path) > 1 and isinstance(path[-2], str):
-            return path[-2]
+    path = _listed(properties.get(_SCOPES, ""))
+    if len(path) > 1:
+        return path[-2]
     namespace = properties.get("namespace", "")
     if "/" in namespace and len(namespace) < _MAX_SCOPE:
         return namespace.split("/")[-2].split(": ")[0].strip()

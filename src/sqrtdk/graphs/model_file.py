@@ -21,6 +21,7 @@ MAX_BYTES = 2**31 - 1  # what a protocol buffer may have
 MAX_BESIDE = 2**40  # of a file of tensors
 MAX_NODES = 2**20
 MAX_DEPTH = 16  # of graphs in graphs
+MAX_CALLS = 64  # of functions in functions
 # Domains whose operators onnxruntime has itself; "ai.onnx" is another name of "".
 DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc")
 
@@ -56,6 +57,7 @@ def load_file(path: str | os.PathLike[str]) -> Any:
         raise _no_model(shown, "it holds no graph")
     refuse_strange_files(model, folder_of(path))
     if model.functions:
+        refuse_many_calls(model)
         model = _inlined(model, shown)
     refuse_strange_operators(model)
     return model
@@ -84,6 +86,38 @@ def _inlined(model: Any, shown: str) -> Any:
             f"the functions of {shown!r} can't be written out: {kind_and_text(error)}",
             hint="Export it again, or inline them with onnx.inliner.",
         ) from error
+
+
+def refuse_many_calls(model: Any) -> None:
+    """Refuse functions that call each other without end, or that make too many nodes when they are written out.
+
+    Raises:
+        ModelError: they do.
+    """
+    bodies = {(function.domain, function.name): function for function in model.functions}
+    sizes: dict[tuple[str, str], int] = {}
+
+    def size(graph: Any, depth: int) -> int:
+        if depth > MAX_CALLS:
+            raise ModelError(
+                f"functions of the graph call each other {depth} deep, or themselves",
+                hint=f"At most {MAX_CALLS} are read: export it again, or inline them with onnx.inliner.",
+            )
+        total = 0
+        for part in graphs_of(graph):
+            for node in part.node:
+                name = (node.domain, node.op_type)
+                if name in bodies and name not in sizes:
+                    sizes[name] = size(bodies[name], depth + 1)
+                total += sizes.get(name, 1)
+        return total
+
+    count = size(model.graph, 0)
+    if count > MAX_NODES:
+        raise ModelError(
+            f"the graph has {min(count, 10**18)} nodes with its functions written out; at most {MAX_NODES} are read",
+            hint="Export a smaller part.",
+        )
 
 
 def graphs_of(graph: Any, depth: int = 0) -> Iterator[Any]:
@@ -194,7 +228,7 @@ def _size_beside(folder: Path, location: str) -> int:
             f"tensors of the graph are said to lie in {shown!r}: {short_text(error)}",
             hint="Copy the file to the folder of the graph.",
         ) from error
-    if not any(real.is_relative_to(home) for home in _homes(folder)):
+    if not any(real.is_relative_to(home) for home in homes_of(folder)):
         raise ModelError(
             f"{shown!r} is a link out of the folder of the graph, to {str(real)!r}",
             hint="Put the file itself there: what a stranger's link leads to is not read.",
@@ -206,7 +240,7 @@ def _size_beside(folder: Path, location: str) -> int:
     return status.st_size
 
 
-def _homes(folder: Path) -> tuple[Path, ...]:
+def homes_of(folder: Path) -> tuple[Path, ...]:
     """The folder, and the repository of a hub cache whose files its snapshot links to."""
     for above in folder.parents:
         if above.name == "snapshots" and above.parent.name.startswith("models--"):

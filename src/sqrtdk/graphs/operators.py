@@ -22,7 +22,7 @@ from sqrtdk.tracing.read.masks import bias_name, hidden_entries
 from sqrtdk.tracing.read.patterns import pattern
 from sqrtdk.tracing.tensors import CallTensors, Projection, Term, Vector, Waypoint
 
-_MICROSOFT = "com.microsoft"
+MICROSOFT = "com.microsoft"
 _FILTER = -10000.0  # what com.microsoft's operators add to hidden logits, where they are not told
 
 
@@ -57,18 +57,18 @@ OPERATORS = {
     ("", "Attention"): Signature(
         -1, -1, 3, (4, 5), {6: "nonpad_kv_seqlen"}, "q_num_heads", "kv_num_heads", "is_causal", "softcap"
     ),
-    (_MICROSOFT, "MultiHeadAttention"): Signature(
+    (MICROSOFT, "MultiHeadAttention"): Signature(
         3, 4, 5, (6, 7), {9: "cache_indirection"}, "num_heads", "num_heads", "unidirectional"
     ),
-    (_MICROSOFT, "GroupQueryAttention"): Signature(
+    (MICROSOFT, "GroupQueryAttention"): Signature(
         -1, -1, 10, (3, 4), {9: "position_ids", 12: "k_scale", 13: "v_scale"}, "num_heads", "kv_num_heads", "causal",
         "softcap",
     ),
-    (_MICROSOFT, "Attention"): Signature(
+    (MICROSOFT, "Attention"): Signature(
         2, 3, 5, (4,), {6: "past_sequence_length"}, "num_heads", "num_heads", "unidirectional"
     ),
 }  # fmt: skip
-_FLAGS = ("smooth_softmax", "do_rotary_interleaved", "qk_matmul_output_mode", "k_quant_type", "v_quant_type")
+FLAGS = ("smooth_softmax", "do_rotary_interleaved", "qk_matmul_output_mode", "k_quant_type", "v_quant_type")
 
 
 def plan_operator(graph: Graph, node: Node) -> Plan:
@@ -78,9 +78,9 @@ def plan_operator(graph: Graph, node: Node) -> Plan:
         UnsupportedError: it is given what is not read.
     """
     signature = OPERATORS[node.domain, node.op]
-    own = node.op == "Attention" and node.domain == _MICROSOFT
+    own = node.op == "Attention" and node.domain == MICROSOFT
     odd = [name for index, name in signature.refused.items() if node.input(index)]
-    odd += [name for name in _FLAGS if node.attributes.get(name) not in (None, 0, "NONE")]
+    odd += [name for name in FLAGS if node.attributes.get(name) not in (None, 0, "NONE")]
     cached = any(node.input(index) for index in signature.past)
     if cached and (own or len(node.outputs) < 3 or not all(node.outputs[1:3])):
         odd.append("a cache of keys whose whole it does not return")

@@ -30,6 +30,32 @@ _OUTPUTS = re.compile(r'type\\?": \\?"(transformers(?:\.[a-z]\w*)*\.(?:modeling_
 
 
 @alone()
+def load_program(path: str | os.PathLike[str], *, trust_remote_code: bool = False) -> tuple[Any, Any]:
+    """The program in a file, and its module.
+
+    Raises:
+        ModelError: the file can't be read, could run code, or is of another version of torch.
+    """
+    if not trust_remote_code:
+        refuse_code(path)
+    shown = str(path)[:200]
+    logged = _Logged()
+    try:
+        _import_outputs(path)
+        with logged:
+            program = torch.export.load(os.fspath(path))
+            module = program.module()
+    except INTERRUPTS:
+        raise
+    except BaseException as error:  # whatever torch, or a trusted file's own code, raises
+        raise ModelError(
+            f"torch {torch.__version__} does not load the program {shown!r}: {kind_and_text(logged.cause or error)}",
+            hint="Files of torch.export are read by the version of torch that wrote them, and by few others.",
+        ) from error
+    return program, module
+
+
+@alone()
 def read_exported(
     path: str | os.PathLike[str], inputs: Inputs | None = None, *, trust_remote_code: bool = False
 ) -> LoadedModel:
@@ -48,22 +74,7 @@ def read_exported(
         ModelError: the file can't be read, could run code, or is of another version of torch; the inputs are not those
             of the exported forward.
     """
-    if not trust_remote_code:
-        refuse_code(path)
-    shown = str(path)[:200]
-    logged = _Logged()
-    try:
-        _import_outputs(path)
-        with logged:
-            program = torch.export.load(os.fspath(path))
-            module = program.module()
-    except INTERRUPTS:
-        raise
-    except BaseException as error:  # whatever torch, or a trusted file's own code, raises
-        raise ModelError(
-            f"torch {torch.__version__} does not load the program {shown!r}: {kind_and_text(logged.cause or error)}",
-            hint="Files of torch.export are read by the version of torch that wrote them, and by few others.",
-        ) from error
+    program, module = load_program(path, trust_remote_code=trust_remote_code)
     for parameter in module.parameters():
         parameter.requires_grad_(False)
     wanted = _arguments(program)

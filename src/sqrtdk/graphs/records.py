@@ -1,4 +1,4 @@
-"""What a run of an ONNX graph yields."""
+"""What the reading of a graph yields, run or not."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from sqrtdk.models.records import LoadedModel
 from sqrtdk.tracing.tensors import CallTensors
 
 
@@ -46,3 +47,20 @@ class GraphRun:
     ir_version: int = 0
     versions: Mapping[str, str] = field(default_factory=dict)
     forwards: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Walked:
+    """A graph as a model whose forward walks it on the meta device.
+
+    Attributes:
+        loaded: the model, its inputs without values, and values of its constants.
+        missing: attentions that are not read.
+        sizes: numbers that stand for the sizes which the graph leaves free.
+        operators: of ONNX by site, in order: "Softmax", or one that is an attention by itself.
+    """
+
+    loaded: LoadedModel
+    missing: tuple[Missing, ...] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    operators: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -16,6 +16,19 @@ FILE_FACTORY = re.compile(r"(.*[/\\])?([A-Za-z_]\w*)\.py:([A-Za-z_]\w*(?:\.[A-Za
 # No repository is called so.
 FILE_SUFFIXES = (".json", ".safetensors", ".gguf", ".onnx", ".py", ".bin", ".pt", ".pth", ".ckpt")
 
+GRAPHS = (".onnx", ".pt2", ".gguf")  # files of exported graphs
+
+
+def graph_kind(model: str) -> str | None:
+    """The kind of an exported graph that a MODEL argument names, by its suffix; None for any other.
+
+    Example:
+        >>> graph_kind("out/model.onnx"), graph_kind("net.PT2"), graph_kind("gpt2")
+        ('.onnx', '.pt2', None)
+    """
+    suffix = os.path.splitext(model)[1].lower()
+    return suffix if suffix in GRAPHS and not os.path.isdir(model) else None
+
 
 def is_demo(model: str) -> bool:
     """Whether a MODEL argument names the embedded model."""
@@ -108,6 +121,10 @@ def check_name(model: str, revision: str | None, announce: Callable[[str], None]
         MissingExtraError: huggingface_hub is missing.
     """
     if is_demo(model) or calls_factory(model):
+        return
+    if graph_kind(model) is not None:
+        if not os.path.isfile(os.path.expanduser(model)):
+            raise ModelError(f"there is no file {model!r}", hint="Check the path of the exported graph.")
         return
     if find_directory(model) is None:
         hub.ask_ahead(model, revision, lambda: None if "/" in model else announce(model))

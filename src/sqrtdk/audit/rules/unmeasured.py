@@ -57,6 +57,12 @@ def check(context: Context) -> Iterable[Finding]:
         yield _finding("note", entry.site, _message(entry), _UNRUN if entry.reason == IDLE else _LOST, entry.at)
 
 
+def not_read(entry: NotMeasured) -> Finding:
+    """What is said of an attention of a graph that was not read, or not judged."""
+    fix = "export it otherwise, or check the model itself"
+    return _finding("warn", entry.site, _message(entry), fix, entry.at)
+
+
 def not_run(entry: NotMeasured) -> Finding:
     """What is said of an implementation that was asked for and that the model does not run."""
     return _finding("warn", entry.site, entry.reason, "ask for an implementation that the model has, or for none")

@@ -13,6 +13,8 @@ from sqrtdk.tracing.records import DATA, ROWS, Factor
 from sqrtdk.tracing.watch.constants import evaluate
 from sqrtdk.tracing.watch.graph import Node, ancestors, capacity
 
+_MOST_HEADS = 2**12  # of a factor whose values are worked out where there are none
+
 
 def read_factor(node: Node, position: int, where: str, heads_axis: int) -> Factor | None:
     """The factor that `node` multiplies by; None when it is no single number and no number a head."""
@@ -39,7 +41,7 @@ def tensor_factor(
         inverse: it divides.
     """
     shape, several = arg.shape, capacity(arg)
-    value = evaluate(arg) if several == 1 and value is not None and value.is_meta else value
+    value = evaluate(arg) if several <= _MOST_HEADS and value is not None and value.is_meta else value
     known = value is not None and not value.is_meta and not value.is_complex() and value.numel() > 0
     if several == 1:
         if not known:

@@ -1,0 +1,108 @@
+"""What a GGUF file declares of its attentions, against its family's rule. What is applied is in an engine's code."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from sqrtdk.audit.context import Context
+from sqrtdk.audit.health import health
+from sqrtdk.audit.model_run import ModelRun
+from sqrtdk.audit.records import Finding, JudgedCall, ModelInfo
+from sqrtdk.audit.rules import declared_vs_actual, scale_ledger
+from sqrtdk.audit.rules.unmeasured import not_read
+from sqrtdk.audit.verdicts import judge
+from sqrtdk.errors import ModelError
+from sqrtdk.graphs.beside import config_beside
+from sqrtdk.graphs.gguf import Value, read_metadata
+from sqrtdk.tracing.records import AttentionCall, Factor, NotMeasured, Scale
+
+NOT_SEEN = "the scale that is applied is in the code of the engine that runs the file, and is not seen"
+_SITE = "blk.*.attn"
+_MOST_SIZE = 2**24
+
+
+def audit_gguf(path: str, model: str) -> tuple[ModelRun, tuple[NotMeasured, ...], tuple[Finding, ...]]:
+    """Judge what a GGUF file declares: `ARCH.attention.scale` and its softcap, by the sizes that it names.
+
+    Args:
+        path: of the file.
+        model: as the user called it.
+
+    Raises:
+        ModelError: it is no GGUF file, or names no sizes of heads.
+    """
+    entries = read_metadata(path)
+    config, notes = config_beside(path)
+    family = str(entries.get("general.architecture", ""))[:100]
+    call, said = _declared(entries, family, model)
+    judged: tuple[JudgedCall, ...] = ()
+    findings: list[Finding] = []
+    if call is not None:
+        rule: Any = config if config is not None else _as_config(family, call)
+        one = judge(call, None, rule)
+        context = Context(nn.Module(), (one,), "static", compare="never")
+        findings = [entry for check in (scale_ledger.check, declared_vs_actual.check) for entry in check(context)]
+        judged = (one,)
+    missing = NotMeasured(_SITE, f"{NOT_SEEN}; the file says: {said}")
+    told = not_read(missing)
+    calls = tuple(replace(entry, health=health(entry, (*findings, told))) for entry in judged)
+    environment = {"dtype": "", "attn": "", "device": "", "notes": [*notes, f"metadata alone: {NOT_SEEN}"]}
+    info = ModelInfo(model, f"GGUF {family}", 0)
+    run = ModelRun("own", info, "static", environment, calls, (), (), tuple(findings))
+    return run, (missing,), (told,)
+
+
+def _as_config(family: str, call: AttentionCall) -> Mapping[str, Any]:
+    """What the family's own field would say: Granite's files declare the scale itself."""
+    if family.startswith("granite"):
+        return {"model_type": family, "attention_multiplier": call.scale.effective}
+    return {"model_type": family}
+
+
+def _declared(entries: Mapping[str, Value], family: str, model: str) -> tuple[AttentionCall | None, str]:
+    """The attention that the file declares, where it names a scale; and what it says, in words."""
+    heads = _size(entries.get(f"{family}.attention.head_count"))
+    width = _size(entries.get(f"{family}.embedding_length"))
+    key = _size(entries.get(f"{family}.attention.key_length")) or (width // heads if width and heads else None)
+    if not heads or not key:
+        raise ModelError(
+            f"{model[:200]!r} names no heads, or no size of them, for its architecture {family!r}",
+            hint="Give a file of a language model.",
+        )
+    shared = _size(entries.get(f"{family}.attention.head_count_kv")) or heads
+    value = _size(entries.get(f"{family}.attention.value_length")) or key
+    scale = _real(entries.get(f"{family}.attention.scale"))
+    cap = _real(entries.get(f"{family}.attn_logit_softcapping"))
+    parts = [f"{heads} heads of {key}"]
+    parts += [f"{shared} for keys"] if shared != heads else []
+    parts += [f"attention.scale {scale:.6g}"] if scale else ["no attention.scale"]
+    parts += [f"attn_logit_softcapping {cap:g}"] if cap else []
+    if not scale:
+        return None, ", ".join(parts)
+    inner = f"{scale:.4g} * q.k"
+    formula = f"softmax({cap:g} * tanh({inner} / {cap:g}))" if cap else f"softmax({inner})"
+    factor = Factor(scale, "op", f"{family}.attention.scale")
+    call = AttentionCall(
+        site=_SITE, index=0, module_class="", kind="kernel", op="gguf", score="dot", batch=1, heads=heads,
+        kv_heads=shared, head_dim=key, padded_head_dim=key, value_dim=value, model_dim=width, query_len=1, key_len=1,
+        self_attention=True, dtype="", logits_dtype="", device="", stages=(), formula=formula,
+        scale=Scale(scale, scale * math.sqrt(key), scale, None, None, (factor,)), softcap=cap,
+        stats_reason="metadata alone",
+    )  # fmt: skip
+    return call, ", ".join(parts)
+
+
+def _size(value: Value | None) -> int | None:
+    number = int(value) if isinstance(value, int) and not isinstance(value, bool) else 0
+    return number if 0 < number <= _MOST_SIZE else None
+
+
+def _real(value: Value | None) -> float | None:
+    """A number that says something: 0 stands for none."""
+    number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
+    return number if math.isfinite(number) and number else None

@@ -1,0 +1,81 @@
+"""`--run`: a graph is run on the CPU, and the figures of its logits join the ledger."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from sqrtdk.audit.context import Context
+from sqrtdk.audit.health import health
+from sqrtdk.audit.model_run import ModelRun, run_model
+from sqrtdk.audit.records import Finding, JudgedCall
+from sqrtdk.audit.rules import entropy, flat, max_logit, range_forecast, saturation
+from sqrtdk.graphs.values import stats_of
+from sqrtdk.models.input_file import read_tensors
+from sqrtdk.models.options import LoadOptions
+from sqrtdk.tracing.tensors import CallTensors
+
+_ON_FIGURES = (max_logit, range_forecast, saturation, entropy, flat)
+
+
+def run_program(path: str, config: Any, options: LoadOptions) -> ModelRun:
+    """A program of torch.export, run as a model is."""
+    from sqrtdk.graphs.program import read_exported
+
+    inputs = None if options.input_file is None else dict(read_tensors(options.input_file))
+    loaded = read_exported(path, inputs, trust_remote_code=options.trust_remote_code)
+    if config is not None and not hasattr(loaded.module, "config"):
+        loaded.module.config = config
+    return run_model(replace(loaded, config=config), "own", seed=options.seed, compare="never")
+
+
+def run_onnx(run: ModelRun, module: nn.Module, path: str, options: LoadOptions) -> ModelRun:
+    """The reading of an ONNX graph with the figures of its logits, from a run through onnxruntime.
+
+    Raises:
+        MissingExtraError: onnxruntime is not installed.
+        ModelError: it refuses the graph or the inputs.
+    """
+    from sqrtdk.graphs.graph import read_graph
+    from sqrtdk.graphs.made_up import made_up
+    from sqrtdk.graphs.model_file import folder_of, load_file
+    from sqrtdk.graphs.onnx import read_onnx
+
+    if options.input_file is not None:
+        inputs = dict(read_tensors(options.input_file))
+    else:
+        inputs = made_up(read_graph(load_file(path), folder_of(path)), options.seed)
+    ran = read_onnx(path, inputs)
+    by_site = {(call.site, call.index): call for call in ran.calls}
+    in_order = len(ran.calls) == len(run.calls)
+    calls = tuple(
+        _measured(judged, ran.calls[place] if in_order else by_site.get((judged.call.site, judged.call.index)))
+        for place, judged in enumerate(run.calls)
+    )
+    context = Context(module, calls, "dynamic", compare="never", dtype=str(run.environment["dtype"]))
+    found = [entry for rule in _ON_FIGURES for entry in rule.check(context) if isinstance(entry, Finding)]
+    findings = (*run.findings, *(entry for entry in found if entry not in run.findings))
+    return replace(
+        run,
+        mode="dynamic",
+        calls=tuple(replace(judged, health=health(judged, findings)) for judged in calls),
+        findings=findings,
+    )
+
+
+def _measured(judged: JudgedCall, call: CallTensors | None) -> JudgedCall:
+    stats = "its tensors were not read from the run" if call is None else stats_of(call)
+    if isinstance(stats, str):
+        return replace(judged, call=replace(judged.call, stats_reason=stats))
+    return replace(
+        judged,
+        call=replace(
+            judged.call,
+            stats=stats.heads,
+            stats_reason=None,
+            max_product=stats.max_product,
+            future_weight=stats.future_weight,
+        ),
+    )

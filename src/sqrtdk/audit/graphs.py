@@ -1,0 +1,157 @@
+"""An exported graph as what `check` audits: its operations walked on shapes, without running them."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+from sqrtdk.audit.gguf import audit_gguf
+from sqrtdk.audit.graph_run import run_onnx, run_program
+from sqrtdk.audit.like import SCALE_RULES, as_like
+from sqrtdk.audit.model_run import ModelRun, run_model
+from sqrtdk.audit.records import UNMEASURED, Finding, JudgedCall
+from sqrtdk.audit.rules.unmeasured import not_read
+from sqrtdk.audit.tolerance import close
+from sqrtdk.errors import InvalidValueError, ModelError
+from sqrtdk.graphs.beside import config_beside
+from sqrtdk.graphs.records import Walked
+from sqrtdk.graphs.walked import open_graph
+from sqrtdk.models.names import graph_kind
+from sqrtdk.models.options import LoadOptions
+from sqrtdk.models.run import call as forward
+from sqrtdk.tracing.records import AttentionCall, NotMeasured
+from sqrtdk.tracing.trace import trace
+
+_SETTLED = ("text", "input_file", "batch", "seq_len", "device", "dtype", "device_map", "offload_folder", "revision",
+            "attn")  # fmt: skip
+_OPTIONS = {"input_file": "input", "seq_len": "seq-len", "device_map": "device-map", "offload_folder": "offload-folder"}
+_FOLDED = (
+    "a scale that was folded into a weight when the graph was exported can't be told from a trained weight: "
+    "where one is missing, look at how it was exported"
+)
+
+
+def audit_graph(
+    model: str, options: LoadOptions, *, like: str | None = None, run_it: bool = False
+) -> tuple[ModelRun, tuple[NotMeasured, ...], tuple[Finding, ...]]:
+    """Judge every attention of a graph without running it.
+
+    Args:
+        model: path of an .onnx, .pt2 or .gguf file; of the last its metadata alone is read.
+        options: of loading; those that a graph has settled are refused.
+        like: a model whose attentions are what is declared.
+        run_it: run the graph on the CPU as well, for the figures of its logits.
+
+    Returns:
+        What the walk of it yielded, and the attentions that were not read, with a finding on each.
+
+    Raises:
+        InvalidValueError: an option that a graph does not follow.
+        ModelError: the file, or the config beside it, can't be read; no attention was found.
+        MissingExtraError: onnx is not installed.
+    """
+    taken = ("input_file",) if run_it else ()
+    settled = [_OPTIONS.get(n, n) for n in _SETTLED if n not in taken and getattr(options, n) is not None]
+    if settled:
+        raise InvalidValueError(
+            f"{', '.join(f'--{name}' for name in settled)} given with a graph, which is read as it was exported",
+            hint="Leave it out, or check the model that was exported.",
+        )
+    path = os.path.expanduser(model)
+    if graph_kind(path) == ".gguf":
+        if like is not None or run_it:
+            raise InvalidValueError(
+                "--like and --run given with a GGUF file", hint="It holds no graph: leave them out."
+            )
+        return audit_gguf(path, model)
+    config, notes = config_beside(path)
+    walked = open_graph(path, config, trust_remote_code=options.trust_remote_code)
+    loaded = replace(walked.loaded, notes=(*walked.loaded.notes, *notes))
+    missing = tuple(NotMeasured(entry.site, entry.reason) for entry in walked.missing)
+    try:
+        run = run_model(loaded, "own", seed=options.seed, compare="never")
+    except ModelError as error:
+        if not missing:
+            raise
+        raise ModelError(
+            f"no attention of {model[:200]!r} could be read: {missing[0].site[:100]}: {missing[0].reason}",
+            hint="Export it with ONNX's own operators, or check the model itself.",
+        ) from error
+    if walked.sizes:
+        run = _without_sizes(run, walked, _again(path, config, options))
+    run = replace(run, calls=_by_operator(run.calls, walked))
+    if run_it and graph_kind(path) == ".pt2":
+        run = run_program(path, config, options)
+    elif run_it:
+        run = run_onnx(run, loaded.module, path, options)
+    if like is not None:
+        run = as_like(run, loaded.module, like, options)
+    elif any(judged.mistake == "missing" for judged in run.calls):
+        run = _noted(run, _FOLDED)
+    return run, missing, tuple(map(not_read, missing))
+
+
+def _noted(run: ModelRun, note: str) -> ModelRun:
+    return replace(run, environment=run.environment | {"notes": [*run.environment["notes"], note]})
+
+
+def _by_operator(calls: tuple[JudgedCall, ...], walked: Walked) -> tuple[JudgedCall, ...]:
+    """The calls, with the operators that they are; a site with more softmaxes than calls tells nothing."""
+    counts = Counter(judged.call.site for judged in calls)
+
+    def told(judged: JudgedCall) -> JudgedCall:
+        operators = walked.operators.get(judged.call.site, ())
+        if len(operators) != counts[judged.call.site] or operators[judged.call.index] == "Softmax":
+            return judged
+        return replace(judged, call=replace(judged.call, kind="kernel", op=operators[judged.call.index]))
+
+    return tuple(map(told, calls))
+
+
+def _again(path: str, config: Any, options: LoadOptions) -> tuple[AttentionCall, ...] | None:
+    """The attentions, with other numbers for the sizes that the graph leaves free; None where they do not fit."""
+    try:
+        walked = open_graph(path, config, trust_remote_code=options.trust_remote_code, larger=True)
+        with trace(walked.loaded.module, stats=False) as run:
+            forward(walked.loaded.module, walked.loaded.inputs)
+    except ModelError:
+        return None
+    return run.calls
+
+
+def _without_sizes(run: ModelRun, walked: Walked, again: tuple[AttentionCall, ...] | None) -> ModelRun:
+    """The verdicts, but for scales that follow a size which the graph leaves free."""
+    if again is None:
+        names = ", ".join(walked.sizes)[:200]
+        note = f"read at one size of {names} alone: whether a scale follows one of them is not known"
+        return _noted(run, note)
+    others = {(call.site, call.index): call.scale.effective for call in again}
+    following = {
+        (judged.call.site, judged.call.index): other
+        for judged in run.calls
+        if (here := judged.call.scale.effective) is not None
+        and (other := others.get((judged.call.site, judged.call.index))) is not None
+        and not close(here, other)
+    }
+    if not following:
+        return run
+    sites = {site for site, _ in following}
+    kept = tuple(f for f in run.findings if not (f.rule in SCALE_RULES and f.site in sites))
+    calls = tuple(_following(judged, following) for judged in run.calls)
+    told = tuple(
+        not_read(NotMeasured(judged.call.site, judged.reason or "", judged.call.formula, judged.call.product_at))
+        for judged in calls
+        if (judged.call.site, judged.call.index) in following
+    )
+    return replace(run, calls=calls, findings=(*kept, *told))
+
+
+def _following(judged: JudgedCall, following: dict[tuple[str, int], float]) -> JudgedCall:
+    other = following.get((judged.call.site, judged.call.index))
+    if other is None:
+        return judged
+    here = judged.call.scale.effective
+    reason = f"the scale follows a size that the graph leaves free: {here:.4g} at one, {other:.4g} at another"
+    return replace(judged, verdict=UNMEASURED, mistake=None, declared_by=None, reason=reason, health="warn")

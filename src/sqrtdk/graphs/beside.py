@@ -1,0 +1,49 @@
+"""What is declared for a graph: the config.json beside its file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from sqrtdk.errors import MissingExtraError, ModelError, short_text
+from sqrtdk.graphs.model_file import folder_of, homes_of
+from sqrtdk.models.checkpoint import CONFIG
+from sqrtdk.models.config import clean_config_dict, load_config, read_config_dict
+
+
+def config_beside(path: str | os.PathLike[str]) -> tuple[Any, tuple[str, ...]]:
+    """The config beside a graph, and notes on it.
+
+    Args:
+        path: of the graph.
+
+    Returns:
+        With transformers' own class where it knows the model's type, else a mapping; None where there is no file.
+
+    Raises:
+        ModelError: the file is a link out of the folder, or can't be read.
+    """
+    folder = folder_of(path)
+    file = folder / CONFIG
+    if not os.path.lexists(file):
+        return None, (f"no {CONFIG} beside the graph: nothing is declared, 1/sqrt(head_dim) is expected",)
+    try:
+        real = Path(os.path.realpath(file, strict=True))
+    except OSError as error:
+        raise ModelError(
+            f"{CONFIG} beside the graph leads nowhere: {short_text(error)}", hint="Put the file itself there."
+        ) from error
+    if not any(real.is_relative_to(home) for home in homes_of(folder)):
+        raise ModelError(
+            f"{CONFIG} beside the graph is a link out of its folder, to {str(real)!r}",
+            hint="Put the file itself there.",
+        )
+    raw = read_config_dict(folder)
+    try:
+        config, notes = load_config(folder)
+    except MissingExtraError:
+        config, notes = clean_config_dict(raw)[0], ()
+    except ModelError as error:
+        config, notes = clean_config_dict(raw)[0], (f"{CONFIG} is read field by field: {error}",)
+    return config, tuple(notes)

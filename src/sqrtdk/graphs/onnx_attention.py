@@ -1,0 +1,167 @@
+"""Attentions that are one operator of ONNX, or of onnxruntime, written out: so that a trace reads their formulas.
+
+The order is scale, softcap, bias, mask; a causal mask is upper-left, after the keys of a cache. What an operator is
+given beyond that is refused by name.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from sqrtdk.errors import UnsupportedError
+from sqrtdk.graphs.onnx_ops import Operation, Result
+from sqrtdk.graphs.onnx_step import Step
+from sqrtdk.graphs.operators import FLAGS, MICROSOFT, OPERATORS, Signature
+
+
+def _heads(x: Tensor, heads: int) -> Tensor:
+    """(B, L, H E) as (B, H, L, E); (B, H, L, E) stays."""
+    return x if x.dim() == 4 else x.reshape(*x.shape[:2], heads, -1).transpose(1, 2)
+
+
+def _attention(step: Step) -> Result:
+    node = step.node
+    signature = OPERATORS[node.domain, node.op]
+    own = node.domain == MICROSOFT and node.op == "Attention"
+    odd = [name for index, name in signature.refused.items() if step.given(index)]
+    odd += [name for name in FLAGS if node.attributes.get(name) not in (None, 0, "NONE")]
+    if own and node.attributes.get("do_rotary"):
+        odd.append("a rotation inside")
+    if odd:
+        raise UnsupportedError(f"{node.op} with {', '.join(odd)}")
+    heads = int(step.attribute(signature.query_heads, 0))
+    key_heads = int(step.attribute(signature.key_heads, 0)) or heads
+    q, k, v = _projected(step, heads) if own else _operands(step, signature, heads, key_heads)
+    if not own and step.attribute("do_rotary", 0):
+        q, k = _rotate(q, step), _rotate(k, step)
+    past = 0
+    if not own and all(step.given(index) for index in signature.past):
+        before = [step.tensor(index) for index in signature.past]
+        past = before[0].shape[-2]
+        if past:
+            k, v = torch.cat((before[0], k), 2), torch.cat((before[1], v), 2)
+    elif own and step.given(4) and step.shape(4)[-2]:
+        raise UnsupportedError("Attention with a cache of keys")
+    kept = (k, v)
+    if k.shape[1] != q.shape[1]:
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    scale = float(step.attribute("scale", 0.0)) or 1 / math.sqrt(q.shape[-1])
+    logits = (q @ k.mT) * scale
+    cap = float(step.attribute(signature.cap, 0.0)) if signature.cap else 0.0
+    if cap:
+        logits = torch.tanh(logits / cap) * cap
+    logits = _masked(step, signature, logits, past)
+    made = logits.softmax(-1) @ v
+    if own or step.tensor(0).dim() == 3:
+        made = made.transpose(1, 2).flatten(2)
+    return (made, torch.stack(kept), kept[0]) if own else (made, *kept, logits)
+
+
+def _projected(step: Step, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v of an operator that holds the projections."""
+    made = step.tensor(0) @ step.weight(1)
+    if step.given(2):
+        made = made + step.tensor(2)
+    sizes = [int(size) for size in step.attribute("qkv_hidden_sizes", [made.shape[-1] // 3] * 3)]
+    q, k, v = (_heads(part, heads) for part in torch.split(made, sizes, -1))
+    return q, k, v
+
+
+def _operands(step: Step, signature: Signature, heads: int, key_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v, each by itself or packed, with a bias that the operator adds."""
+    parts: list[Tensor]
+    if not step.given(1) and not step.given(2):
+        packed = step.tensor(0)
+        if packed.dim() == 5:  # (B, L, H, 3, E)
+            parts = [part.transpose(1, 2) for part in packed.unbind(3)]
+        else:
+            width = packed.shape[-1] // (heads + 2 * key_heads)
+            parts = [*torch.split(packed, [heads * width, key_heads * width, key_heads * width], -1)]
+    elif step.given(1) and not step.given(2):  # (B, S, H, 2, E)
+        parts = [step.tensor(0), *(part.transpose(1, 2) for part in step.tensor(1).unbind(3))]
+    else:
+        parts = [step.tensor(i) for i in range(3)]
+    if signature.bias >= 0 and step.given(signature.bias):
+        sizes = [part.shape[-1] for part in parts]
+        parts = [part + bias for part, bias in zip(parts, torch.split(step.tensor(signature.bias), sizes), strict=True)]
+    q, k, v = (_heads(part, count) for part, count in zip(parts, (heads, key_heads, key_heads), strict=True))
+    return q, k, v
+
+
+def _rotate(x: Tensor, step: Step) -> Tensor:
+    """(B, H, L, E) turned by the first L rows of a table of cosines and sines."""
+    cos, sin = (step.tensor(index)[: x.shape[2]] for index in (7, 8))
+    width = 2 * cos.shape[-1]
+    turning, rest = x[..., :width], x[..., width:]
+    if step.attribute("rotary_interleaved", 0):
+        first, second = turning[..., ::2], turning[..., 1::2]
+        turned = torch.stack((first * cos - second * sin, first * sin + second * cos), -1).flatten(-2)
+    else:
+        first, second = turning.chunk(2, -1)
+        turned = torch.cat((first * cos - second * sin, first * sin + second * cos), -1)
+    return torch.cat((turned, rest), -1) if rest.shape[-1] else turned
+
+
+def _masked(step: Step, signature: Signature, logits: Tensor, past: int) -> Tensor:
+    """Logits with what is added to them, and with the keys hidden that the attributes hide."""
+    if signature.added >= 0 and step.given(signature.added):
+        added = step.tensor(signature.added)
+        logits = logits.masked_fill(~added, -math.inf) if added.dtype is torch.bool else logits + added
+    if signature.padding >= 0 and step.given(signature.padding):
+        mask = step.tensor(signature.padding)
+        keys = logits.shape[-1]
+        if mask.dim() == 1:  # lengths
+            shown = (torch.arange(keys, device=logits.device) < mask[: logits.shape[0], None])[:, None, None]
+        elif mask.dim() in (2, 3):
+            shown = (mask > 0).reshape(mask.shape[0], 1, -1, keys)
+        else:
+            raise UnsupportedError(f"a mask of keys of {mask.dim()} axes")
+        logits = logits.masked_fill(~shown, float(step.attribute("mask_filter_value", -10000.0)))
+    grouped = step.node.op == "GroupQueryAttention"
+    if not step.attribute(signature.causal, int(grouped)):
+        return logits
+    rows, keys = logits.shape[-2:]
+    ones = torch.ones(rows, keys, dtype=torch.bool, device=logits.device)
+    hidden = ones.triu(past + 1)
+    window = int(step.attribute("local_window_size", -1))
+    if window > 0:
+        hidden = hidden | ones.tril(past - window)
+    return logits.masked_fill(hidden, -math.inf)
+
+
+def _rotary(step: Step) -> Tensor:
+    """ONNX's, or onnxruntime's, rotation as an operator of its own: by positions, from tables of cosines and sines."""
+    x = step.tensor(0)
+    order = (2, 3, 1) if step.node.domain == MICROSOFT else (1, 2, 3)
+    cos, sin = step.tensor(order[0]), step.tensor(order[1])
+    given = step.tensor(order[2]) if step.given(order[2]) else None
+    heads = int(step.attribute("num_heads", 0))
+    q = _heads(x, heads) if x.dim() == 3 and heads else x
+    if q.dim() != 4:
+        raise UnsupportedError("RotaryEmbedding without its number of heads")
+    if given is not None and given.dim() == 2:
+        cos, sin = cos[given][:, None], sin[given][:, None]
+    elif given is not None:
+        cos, sin = cos[: q.shape[2]], sin[: q.shape[2]]
+    else:
+        cos, sin = cos[:, None], sin[:, None]
+    width = 2 * cos.shape[-1]
+    turning, rest = q[..., :width], q[..., width:]
+    if step.attribute("interleaved", 0):
+        first, second = turning[..., ::2], turning[..., 1::2]
+        turned = torch.stack((first * cos - second * sin, first * sin + second * cos), -1).flatten(-2)
+    else:
+        first, second = turning.chunk(2, -1)
+        turned = torch.cat((first * cos - second * sin, first * sin + second * cos), -1)
+    turned = torch.cat((turned, rest), -1) if rest.shape[-1] else turned
+    return turned if x.dim() == 4 else turned.transpose(1, 2).flatten(2)
+
+
+ATTENTIONS: dict[tuple[str, str], Operation] = dict.fromkeys(OPERATORS, _attention)
+ROTATIONS: dict[tuple[str, str], Operation] = {
+    ("", "RotaryEmbedding"): _rotary,
+    (MICROSOFT, "RotaryEmbedding"): _rotary,
+}

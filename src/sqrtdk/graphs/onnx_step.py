@@ -1,0 +1,140 @@
+"""One operation of an ONNX graph with what goes into it: tensors without values, or numbers where they are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sqrtdk.errors import UnsupportedError
+from sqrtdk.graphs.graph import Graph, Node
+
+DTYPES = {
+    1: torch.float32, 2: torch.uint8, 3: torch.int8, 5: torch.int16, 6: torch.int32, 7: torch.int64, 9: torch.bool,
+    10: torch.float16, 11: torch.float64, 16: torch.bfloat16,
+}  # fmt: skip
+
+
+def dtype_of(number: int) -> torch.dtype:
+    """The dtype that ONNX gives a number.
+
+    Raises:
+        UnsupportedError: torch has none for it here.
+    """
+    if number not in DTYPES:
+        raise UnsupportedError(f"tensors of ONNX's type {number}")
+    return DTYPES[number]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An operation, and its inputs.
+
+    Attributes:
+        node: of the graph.
+        graph: that it is of.
+        inputs: tensors, in order; None for one that is left out.
+        numbers_of: values of the inputs that are constants of few elements, by name.
+        device: on which its result is made: "meta", or "cpu" where it is computed of constants.
+        learned: names of inputs that are weights.
+    """
+
+    node: Node
+    graph: Graph
+    inputs: tuple[Tensor | None, ...]
+    numbers_of: Mapping[str, Tensor]
+    device: str
+    learned: frozenset[str] | set[str]
+
+    @property
+    def opset(self) -> int:
+        """Version of ONNX's own operators."""
+        return self.graph.opset
+
+    @property
+    def count(self) -> int:
+        """How many inputs there are."""
+        return len(self.inputs)
+
+    def given(self, index: int) -> bool:
+        """Whether an input is there."""
+        return index < len(self.inputs) and self.inputs[index] is not None
+
+    def tensor(self, index: int) -> Tensor:
+        """An input.
+
+        Raises:
+            UnsupportedError: it is left out.
+        """
+        found = self.inputs[index] if index < len(self.inputs) else None
+        if found is None:
+            raise UnsupportedError(f"{self.node.op} without its input {index}")
+        return found
+
+    weight = tensor
+
+    def known(self, index: int) -> bool:
+        """Whether the values of an input are known."""
+        return self.node.input(index) in self.numbers_of
+
+    def _values(self, index: int) -> Tensor:
+        name = self.node.input(index)
+        if name not in self.numbers_of:
+            raise UnsupportedError(f"{self.node.op} with an input {index} that is computed from values")
+        return self.numbers_of[name]
+
+    def operand(self, index: int) -> Tensor | float | int | bool:
+        """An input; as a number where it is one that is known, and no weight."""
+        name = self.node.input(index)
+        if self.device == "meta" and name in self.numbers_of and name not in self.learned:
+            value = self.numbers_of[name]
+            if value.numel() == 1:
+                number: float | int | bool = value.item()
+                return number
+        return self.tensor(index)
+
+    def numbers(self, index: int) -> list[int]:
+        """Values of an input, as whole numbers."""
+        return [int(number) for number in self._values(index).flatten().tolist()]
+
+    def floats(self, index: int) -> list[float]:
+        """Values of an input."""
+        return [float(number) for number in self._values(index).flatten().tolist()]
+
+    def number(self, index: int) -> Any:
+        """The value of an input that holds one."""
+        return self._values(index).flatten()[0].item()
+
+    def shape(self, index: int) -> tuple[int, ...]:
+        """Shape of an input."""
+        return tuple(self.tensor(index).shape)
+
+    def dtype(self, index: int) -> torch.dtype:
+        """Dtype of an input."""
+        return self.tensor(index).dtype
+
+    def attribute(self, name: str, default: Any) -> Any:
+        """An attribute."""
+        value = self.node.attributes.get(name)
+        return default if value is None else value
+
+
+def binary(function: Callable[[Any, Any], Tensor], left: Any, right: Any) -> Any:
+    """A function of two operands, of which one may be a number."""
+    if not isinstance(left, Tensor) and not isinstance(right, Tensor):
+        return function(torch.tensor(left), torch.tensor(right)).item()
+    needs = function in (torch.maximum, torch.minimum, torch.logical_and, torch.logical_or, torch.logical_xor)
+    swaps = function in (torch.sub, torch.add, torch.mul, torch.eq)
+    if not isinstance(left, Tensor):
+        if function is torch.sub:
+            return torch.rsub(right, left)
+        if function in (torch.add, torch.mul, torch.eq):
+            return function(right, left)
+        if function is not torch.pow:
+            left = torch.full((), left, dtype=right.dtype, device=right.device)
+    elif not isinstance(right, Tensor) and (needs or not (swaps or function is not torch.remainder)):
+        right = torch.full((), right, dtype=left.dtype, device=left.device)
+    return function(left, right)

@@ -1,0 +1,147 @@
+"""The modules that an exported graph names: paths, class names, weights without values, and a config. Nothing runs.
+
+A graph is read by walking its operations on torch's meta device, each inside the module that the exporter noted at it,
+so that a trace, and the audit after it, see what they see of a module that is built without weights.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+MAX_DEPTH = 32  # names in a module path
+MAX_NAME = 200  # characters of one
+_MOST_STACK = 2**14  # characters of a traceback that are looked at
+_FRAME = re.compile(r'File "([^"\n]{1,300})", line (\d{1,6}), in')
+_LIBRARIES = ("site-packages", "dist-packages", "/torch/")
+_CLASS = re.compile(r"[A-Za-z_]\w{0,100}")
+
+
+class Place(nn.Module):
+    """A module of the graph's model."""
+
+    def forward(self, run: Callable[..., Any], *args: Any) -> Any:
+        """Call `run` as a part of this module."""
+        return run(*args)
+
+
+class GraphRoot(nn.Module):
+    """The whole of a graph; its forward walks it.
+
+    Args:
+        walk: from the inputs on the meta device.
+        config: what is declared; None where nothing is.
+    """
+
+    def __init__(self, walk: Callable[..., Any], config: Any) -> None:
+        super().__init__()
+        self._walk = (walk,)  # in a tuple, so that it is no module of this one
+        if config is not None:
+            self.config = config
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """Walk the graph."""
+        return self._walk[0](*inputs)
+
+
+def class_of(name: str, base: type[nn.Module] = Place) -> type[nn.Module]:
+    """An empty class of a module's own name; `base` where the name is none.
+
+    Example:
+        >>> class_of("transformers.models.bert.modeling_bert.BertSelfAttention").__name__, class_of("a b").__name__
+        ('BertSelfAttention', 'Place')
+    """
+    last = name.rpartition(".")[2]
+    return type(last, (base,), {}) if _CLASS.fullmatch(last) else base
+
+
+def fits(path: str) -> bool:
+    """Whether a path can be one of modules.
+
+    Example:
+        >>> fits("model.layers.0.attn"), fits(""), fits("a..b"), fits("x" * 300)
+        (True, True, False, False)
+    """
+    parts = path.split(".") if path else []
+    return len(parts) <= MAX_DEPTH and all(part and len(part) <= MAX_NAME for part in parts)
+
+
+def place_modules(root: nn.Module, classes: Mapping[str, str]) -> dict[str, nn.Module]:
+    """Put modules at paths, and at those above them.
+
+    Args:
+        root: gets them.
+        classes: class names by path; "" where a class is not known. Paths that `fits` refuses are left out.
+
+    Returns:
+        The modules by path, the root's is "".
+    """
+    made: dict[str, nn.Module] = {"": root}
+    for path in sorted(filter(fits, classes), key=lambda path: path.count(".")):
+        parts = path.split(".") if path else []
+        for depth in range(1, len(parts) + 1):
+            here = ".".join(parts[:depth])
+            if here not in made:
+                kind = class_of(classes.get(here, ""))
+                above = made[".".join(parts[: depth - 1])]
+                above._modules[parts[depth - 1]] = made[here] = kind()
+    return made
+
+
+def place_tensor(modules: Mapping[str, nn.Module], name: str, tensor: Tensor) -> str:
+    """Let the module that a tensor's name begins with hold it, as a parameter where it is one.
+
+    Returns:
+        Its name in the model: the same, or one of the root's own where the path is no module's.
+    """
+    path, _, last = name.rpartition(".")
+    if path not in modules or not last or hasattr(modules[path], last) or not fits(name):
+        number = len(modules[""]._buffers) + len(modules[""]._parameters)
+        path, last = "", f"{name.replace('.', '_')[:MAX_NAME]}#{number}"
+    holder = modules[path]
+    if isinstance(tensor, nn.Parameter):
+        holder._parameters[last] = tensor
+    else:
+        holder._buffers[last] = tensor
+    return f"{path}.{last}" if path else last
+
+
+def weight(shape: tuple[int, ...], dtype: torch.dtype) -> nn.Parameter:
+    """A parameter without values."""
+    return nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), requires_grad=False)
+
+
+def _here(run: Callable[..., Any], *args: Any) -> Any:
+    return run(*args)
+
+
+@lru_cache(2**12)
+def _written_at(file: str, line: int) -> FunctionType:
+    """A function that calls another one, and whose own frame says that it is written there."""
+    code = _here.__code__.replace(co_filename=file, co_firstlineno=max(line - 1, 0))  # its call is on its second line
+    return FunctionType(code, {})
+
+
+def place_in_code(stack: str, number: int) -> Callable[..., Any]:
+    """What runs an operation so that a trace tells the line of the model's code that it comes from.
+
+    Args:
+        stack: the traceback that the exporter noted; the last frame counts that is no library's.
+        number: of the operation in the graph, from 1; told where there is no such frame.
+
+    Example:
+        >>> place_in_code('File "/home/me/net.py", line 12, in forward', 3).__code__.co_filename
+        '/home/me/net.py'
+        >>> place_in_code("", 3).__code__.co_filename
+        '<node>'
+    """
+    frames = _FRAME.findall(stack[-_MOST_STACK:])
+    own = [frame for frame in frames if not any(part in frame[0] for part in _LIBRARIES)]
+    file, line = (own or frames or [("<node>", number)])[-1]
+    return _written_at(file, int(line))

@@ -1,0 +1,108 @@
+"""GGUF files: what their metadata declares, and that the scale of the engine is not seen."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sqrtdk
+from sqrtdk.errors import ModelError
+from sqrtdk.graphs.gguf import read_metadata
+
+SIZES = {"llama.attention.head_count": 4, "llama.embedding_length": 256}
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value.encode())) + value.encode()
+
+
+def value(entry: Any) -> bytes:
+    if isinstance(entry, str):
+        return struct.pack("<I", 8) + text(entry)
+    if isinstance(entry, list):
+        return struct.pack("<IIQ", 9, 8, len(entry)) + b"".join(map(text, entry))
+    return struct.pack("<If", 6, entry) if isinstance(entry, float) else struct.pack("<II", 4, entry)
+
+
+def file(path: Path, family: str = "llama", **entries: Any) -> Path:
+    own = {name.replace("llama", family): size for name, size in SIZES.items()}
+    named = {f"{family}.{name.replace('__', '.')}": entry for name, entry in entries.items()}
+    whole = {"general.architecture": family, "tokenizer.ggml.tokens": ["a", "b"], **own, **named}
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, len(whole))
+    path.write_bytes(head + b"".join(text(name) + value(entry) for name, entry in whole.items()))
+    return path
+
+
+def test_metadata_is_read(tmp_path: Path) -> None:
+    found = read_metadata(file(tmp_path / "m.gguf", attention__scale=0.25))
+    assert found["llama.attention.scale"] == 0.25
+    assert found["general.architecture"] == "llama"
+    assert "tokenizer.ggml.tokens" not in found
+
+
+def test_a_file_without_a_scale_is_not_judged(tmp_path: Path) -> None:
+    report = sqrtdk.check(str(file(tmp_path / "m.gguf")), fail_on="unmeasured")
+    assert report.calls == ()
+    assert "4 heads of 64, no attention.scale" in report.unjudged[0].message
+    assert "engine" in report.unjudged[0].message
+    assert (report.exit_code, report.outcome) == (1, "failed")
+
+
+@pytest.mark.parametrize(
+    ("family", "scale", "verdict", "mistake"),
+    [
+        ("llama", 0.125, "exact", None),
+        ("llama", 1.0, "unexplained", "missing"),
+        ("llama", 1 / 64, "unexplained", "twice"),
+        ("t5", 1.0, "declared", None),
+        ("granite", 0.0078125, "declared", None),
+    ],
+)
+def test_what_a_file_declares(family: str, scale: float, verdict: str, mistake: str | None, tmp_path: Path) -> None:
+    report = sqrtdk.check(str(file(tmp_path / "m.gguf", family, attention__scale=scale)))
+    (judged,) = report.calls
+    assert (judged.verdict, judged.mistake) == (verdict, mistake)
+    assert report.unjudged  # whatever it declares
+    assert report.exit_code == int(verdict == "unexplained")
+
+
+def test_a_config_beside_it_is_its_rule(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "granite", "attention_multiplier": 0.0625}))
+    report = sqrtdk.check(str(file(tmp_path / "m.gguf", "granite", attention__scale=0.25)))
+    assert report.calls[0].verdict == "unexplained"
+    assert "attention_multiplier = 0.0625" in report.findings[0].message
+
+
+def test_a_softcap_is_in_the_formula(tmp_path: Path) -> None:
+    report = sqrtdk.check(str(file(tmp_path / "m.gguf", attention__scale=0.125, attn_logit_softcapping=50.0)))
+    assert report.calls[0].call.formula == "softmax(50 * tanh(0.125 * q.k / 50))"
+
+
+WHOLE = b"GGUF" + struct.pack("<IQQ", 3, 0, 1)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"GGML",
+        b"GGUF" + struct.pack("<IQQ", 9, 0, 0),
+        b"GGUF" + struct.pack("<IQQ", 3, 0, 2**60),
+        WHOLE + struct.pack("<Q", 2**60),
+        WHOLE + text("a") + struct.pack("<I", 77),
+        WHOLE + text("a") + struct.pack("<IIQ", 9, 4, 2**60),
+        WHOLE + text("a") + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 20,
+        WHOLE + text("a")[:-1],
+        b"GGUF" + struct.pack("<IQQ", 3, 0, 0),
+    ],
+)
+def test_damaged_files(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(content)
+    with pytest.raises(ModelError) as caught:
+        sqrtdk.check(str(path))
+    assert caught.value.hint

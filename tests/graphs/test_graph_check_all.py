@@ -1,0 +1,62 @@
+"""The same verdicts from an exported graph as from its module: every family, every planted mistake, both kinds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sqrtdk
+from families import FAMILIES
+from graph_modules import NOT_WRITTEN, exported, family, mistaken
+from planted import PLANTED, STYLES
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
+KINDS = (".onnx", ".pt2")
+CASES = [(name, kind) for name in FAMILIES for kind in KINDS if kind != ".onnx" or name not in NOT_WRITTEN]
+MISTAKES = [(style, mistake, kind) for style in STYLES for mistake in (None, *PLANTED) for kind in KINDS]
+# A module's attribute tells that its scale was forgotten. A graph has none, and 1.0 after a norm is a rule.
+BY_ATTRIBUTE = {("qk_norm", "missing"): ("declared", None)}
+ALIKE: Counter[str] = Counter()  # attentions with the same verdict, by kind of what they are of
+FAST = {("llama", ".onnx"), ("t5", ".pt2")}
+FAST_MISTAKES = {("gqa", "twice", ".onnx"), ("fused_qkv", None, ".pt2")}
+
+
+def slow(cases: list[Any], fast: set[Any]) -> list[Any]:
+    return [case if case in fast else pytest.param(*case, marks=pytest.mark.slow) for case in cases]
+
+
+def verdicts(report: Any) -> list[Any]:
+    return [(c.call.site, c.call.index, c.verdict, c.mistake) for c in report.calls]
+
+
+@pytest.mark.parametrize(("name", "kind"), slow(CASES, FAST))
+def test_a_family(name: str, kind: str, tmp_path: Path) -> None:
+    model, inputs = family(name, tmp_path)
+    own = sqrtdk.check(model, inputs)
+    report = sqrtdk.check(str(exported(model, inputs, tmp_path / f"m{kind}", name)))
+    assert verdicts(report) == verdicts(own)
+    assert [f for f in report.findings if f.severity != "note"] == []
+    ALIKE[f"families {kind}"] += len(own.calls)
+
+
+@pytest.mark.parametrize(("style", "mistake", "kind"), slow(MISTAKES, FAST_MISTAKES))
+def test_a_mistake(style: str, mistake: str | None, kind: str, tmp_path: Path) -> None:
+    model, inputs = mistaken(style, mistake, tmp_path)
+    own = sqrtdk.check(model, inputs)
+    report = sqrtdk.check(str(exported(model, inputs, tmp_path / f"m{kind}")))
+    other = BY_ATTRIBUTE.get((style, mistake or ""))
+    wanted = [(*entry[:2], *(other or entry[2:])) for entry in verdicts(own)]
+    assert verdicts(report) == wanted
+    assert report.exit_code == int(any(entry[2] == "unexplained" for entry in wanted))
+    ALIKE[f"planted {kind}"] += len(own.calls) * ((style, mistake) not in BY_ATTRIBUTE)
+
+
+def test_how_many(capsys: pytest.CaptureFixture[str]) -> None:
+    with capsys.disabled():
+        told = ", ".join(f"{count} of {kind}" for kind, count in sorted(ALIKE.items()))
+        print(f"\nattentions with the module's own verdict: {told}; of {len(CASES)} and {len(MISTAKES)} exports")
+    assert len(CASES) == 2 * 29 - len(NOT_WRITTEN)
+    assert len(MISTAKES) == 2 * 70

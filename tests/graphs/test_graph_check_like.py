@@ -1,0 +1,109 @@
+"""A graph judged by the model that it is of, and a graph that is run for the figures of its logits."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import jsonschema
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import sqrtdk
+from graph_files import attention_model, write
+from graph_modules import exported
+from planted import planted
+from sqrtdk.audit.check import check_with
+from sqrtdk.cli import _app as app
+from sqrtdk.errors import InvalidValueError, ModelError
+from sqrtdk.models.options import LoadOptions
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
+NONE = LoadOptions()
+
+
+@pytest.fixture
+def zoo(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module whose factories are the planted models."""
+    module = ModuleType("graph_zoo")
+    for style, mistake in (("qk_norm", "missing"), ("sdpa_scale", "twice"), ("sdpa_scale", None)):
+        setattr(module, f"{style}_{mistake}", lambda style=style, mistake=mistake: planted(style, mistake))
+    monkeypatch.setitem(sys.modules, "graph_zoo", module)
+    return "graph_zoo"
+
+
+def test_what_an_attribute_tells(zoo: str, tmp_path: Path) -> None:
+    """Alone the graph follows the rule of normalised q and k; the model's attribute says that its scale was lost."""
+    path = str(exported(*planted("qk_norm", "missing"), tmp_path / "m.pt2"))
+    assert {c.verdict for c in sqrtdk.check(path).calls} == {"declared"}
+    report = check_with(path, None, NONE, like=f"{zoo}:qk_norm_missing")
+    assert {(c.verdict, c.mistake) for c in report.calls} == {("unexplained", "missing")}
+    assert report.exit_code == 1
+
+
+def test_a_graph_that_is_not_its_model(zoo: str, tmp_path: Path) -> None:
+    path = str(exported(*planted("sdpa_scale", "twice"), tmp_path / "m.pt2"))
+    report = check_with(path, None, NONE, like=f"{zoo}:sdpa_scale_None")
+    assert {(c.verdict, c.mistake) for c in report.calls} == {("unexplained", "twice")}
+    assert all("it applies 0.204124, the graph 0.0416667" in finding.message for finding in report.findings)
+    assert len(report.findings) == 3
+    same = check_with(path, None, NONE, like=f"{zoo}:sdpa_scale_twice")
+    assert {(c.verdict, c.mistake) for c in same.calls} == {("unexplained", "twice")}
+    assert all(c.declared_by is None for c in same.calls)
+
+
+def test_a_model_with_other_attentions(tmp_path: Path) -> None:
+    path = str(write(attention_model(), tmp_path / "m.onnx"))
+    report = check_with(path, None, NONE, like="demo", fail_on="unmeasured")
+    assert report.exit_code == 1
+    assert any("no attention of demo" in finding.message for finding in report.unjudged)
+    assert any("is not in the graph" in finding.message for finding in report.unjudged)
+
+
+def test_a_run_adds_figures(tmp_path: Path) -> None:
+    path = write(attention_model(), tmp_path / "m.onnx")
+    (alone,) = sqrtdk.check(str(path)).calls
+    assert alone.call.stats is None
+    report = check_with(str(path), None, NONE, run_graph=True)
+    (judged,) = report.calls
+    assert report.mode == "dynamic"
+    assert judged.call.stats is not None
+    assert judged.call.formula == alone.call.formula
+    x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
+    from onnx import numpy_helper
+
+    weights = {t.name: torch.from_numpy(numpy_helper.to_array(t).copy()) for t in attention_model().graph.initializer}
+    logits = 0.5 * (x @ weights["wq"]) @ (x @ weights["wk"]).mT
+    seen = torch.ones(5, 5, dtype=torch.bool).tril()
+    assert judged.call.stats.max_logit[0] == pytest.approx(float(logits[:, seen].max()), rel=1e-5)
+
+
+def test_a_program_is_run(tmp_path: Path) -> None:
+    report = check_with(str(exported(*planted("sdpa_scale", None), tmp_path / "m.pt2")), None, NONE, run_graph=True)
+    assert [c.verdict for c in report.calls] == ["exact"] * 3
+    assert all(c.call.stats is not None for c in report.calls)
+
+
+def test_options_of_graphs_alone() -> None:
+    with pytest.raises(InvalidValueError, match="exported graphs"):
+        check_with("demo", None, NONE, like="demo")
+
+
+def test_the_command(tmp_path: Path) -> None:
+    path = str(write(attention_model(), tmp_path / "m.onnx"))
+    schema = json.loads((Path(__file__).parents[2] / "docs" / "check.schema.json").read_text())
+    result = CliRunner().invoke(app, ["check", path, "--json"])
+    document = json.loads(result.stdout)
+    jsonschema.validate(document, schema)
+    assert (result.exit_code, document["mode"]) == (1, "static")
+    assert document["calls"][0]["formula"] == "softmax(0.5 * q.k + causal)"
+    assert CliRunner().invoke(app, ["check", str(tmp_path / "none.onnx")]).exit_code == 2
+    assert CliRunner().invoke(app, ["check", path, "--dtype", "bf16"]).exit_code == 2
+
+
+def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ModelError):
+        check_with(str(write(attention_model(), tmp_path / "m.onnx")), None, NONE, like="./none")
