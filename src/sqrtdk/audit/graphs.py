@@ -13,6 +13,7 @@ from sqrtdk.audit.like import SCALE_RULES, as_like
 from sqrtdk.audit.model_run import ModelRun, run_model
 from sqrtdk.audit.records import UNMEASURED, Finding, JudgedCall
 from sqrtdk.audit.rules.unmeasured import not_read
+from sqrtdk.audit.sources import at_file
 from sqrtdk.audit.tolerance import close
 from sqrtdk.errors import InvalidValueError, ModelError
 from sqrtdk.graphs.beside import config_beside
@@ -65,7 +66,8 @@ def audit_graph(
             raise InvalidValueError(
                 "--like and --run given with a GGUF file", hint="It holds no graph: leave them out."
             )
-        return audit_gguf(path, model)
+        run, lost, told = audit_gguf(path, model)
+        return _at_file(run, path), lost, told
     config, notes = config_beside(path)
     walked = open_graph(path, config, trust_remote_code=options.trust_remote_code)
     loaded = replace(walked.loaded, notes=(*walked.loaded.notes, *notes))
@@ -90,7 +92,13 @@ def audit_graph(
         run = as_like(run, loaded.module, like, options)
     elif any(judged.mistake == "missing" for judged in run.calls):
         run = _noted(run, _FOLDED)
-    return run, missing, tuple(map(not_read, missing))
+    return _at_file(run, path), missing, tuple(map(not_read, missing))
+
+
+def _at_file(run: ModelRun, path: str) -> ModelRun:
+    """The run, at the file of the graph in place of the module that was made of it."""
+    model, sources = at_file(run.model, run.sources, path)
+    return replace(run, model=model, sources=sources)
 
 
 def _noted(run: ModelRun, note: str) -> ModelRun:

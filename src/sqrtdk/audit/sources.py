@@ -7,6 +7,7 @@ import filecmp
 import os
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from sqrtdk.audit.config_lines import config_file, model_type_line, read_lines
 from sqrtdk.audit.configs import field
 from sqrtdk.audit.places import each
-from sqrtdk.audit.records import Finding, JudgedCall, Source
+from sqrtdk.audit.records import Finding, JudgedCall, ModelInfo, Source
 from sqrtdk.models.checkpoint import CONFIG
 from sqrtdk.models.records import LoadedModel
 from sqrtdk.tracing.records import AttentionCall, NotAttention, NotMeasured
@@ -49,6 +50,14 @@ def sources(
     files = dict.fromkeys(file for text in texts for file, _ in each(text))
     found = ((file, config.get(file) or _in_directory(file_of(file), loaded.directory)) for file in files)
     return tuple(_source(file, path, top) for file, path in found if path is not None)
+
+
+def at_file(model: ModelInfo, known: tuple[Source, ...], path: str) -> tuple[ModelInfo, tuple[Source, ...]]:
+    """What was audited, and the sources, where that is one file without lines: an exported graph."""
+    stand_in = {file for file, _ in each(model.at)}
+    name = os.path.basename(path)
+    others = tuple(source for source in known if source.file not in stand_in)
+    return replace(model, at=f"{name}:1"), (*others, _source(name, os.path.abspath(path), root()))
 
 
 def _in_directory(file: str | None, directory: Path | None) -> str | None:

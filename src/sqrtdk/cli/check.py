@@ -96,7 +96,7 @@ def check(
             from sqrtdk.report.sarif import to_sarif
             from sqrtdk.report.terminal import summary_line, to_text
 
-            wanted_cache = asked(kv_dtype, kv_scale, static)
+            wanted_cache = asked(model, kv_dtype, kv_scale, static)
             loading = LoadOptions.of(locals())
             command = shlex.join(["sqrtdk", *sys.argv[1:]])
             report = check_with(model, None, loading, fail_on=fail_on, command=command, like=like, run_graph=run_graph)

@@ -6,17 +6,18 @@ from sqrtdk.audit.records import CheckReport
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.kv.findings import with_forecast
 from sqrtdk.kv.forecast import checked_scale, forecast_with
+from sqrtdk.models.names import graph_kind
 from sqrtdk.models.options import LoadOptions
 
 
-def asked(kv_dtype: str | None, kv_scale: str | None, static: bool) -> tuple[str, str] | None:
+def asked(model: str, kv_dtype: str | None, kv_scale: str | None, static: bool) -> tuple[str, str] | None:
     """Format and grain of the scales; None where no cache was asked for.
 
     Raises:
         InvalidValueError: They don't go together, there is a scale and no format, or a run without values.
 
     Example:
-        >>> asked("int8", None, False), asked(None, None, True)
+        >>> asked("demo", "int8", None, False), asked("demo", None, None, True)
         (('int8', 'tensor'), None)
     """
     if kv_dtype is None:
@@ -28,6 +29,11 @@ def asked(kv_dtype: str | None, kv_scale: str | None, static: bool) -> tuple[str
         raise InvalidValueError(
             f"kv_dtype is {kv_dtype!r} with static, where k and v have no values",
             hint="Leave --static out; a config alone is built with random weights.",
+        )
+    if graph_kind(model) is not None:
+        raise InvalidValueError(
+            f"kv_dtype is {kv_dtype!r} with a graph, whose k and v have no values",
+            hint="Check the model that was exported.",
         )
     return kv_dtype, scale
 
