@@ -95,10 +95,12 @@ class Precise(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def step(model: nn.Module, ids: Tensor, layer: int, quantised: Mapping[int, CacheLayerMixin]) -> tuple[Tensor, Tensor]:
+def step(
+    model: nn.Module, ids: Tensor, layer: int, quantised: Mapping[int, CacheLayerMixin], steps: int = 1
+) -> tuple[Tensor, Tensor]:
     """The last token after all others are in the cache: weights (Hq, S) of a layer, and its output (Hq, Ev).
 
-    `quantised` are the layers of the cache that are; the others keep full precision.
+    `quantised` are the layers of the cache that are; the others keep full precision. `steps` tokens come one by one.
     """
     cache = DynamicCache(config=model.config)
     for at, its_cache in quantised.items():
@@ -106,8 +108,9 @@ def step(model: nn.Module, ids: Tensor, layer: int, quantised: Mapping[int, Cach
     seen: list[Tensor] = []
     hook = after(model, layer).register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     with torch.no_grad(), Precise():
-        model(ids[:, :-1], past_key_values=cache)
-        out = model(ids[:, -1:], past_key_values=cache, output_attentions=True)
+        model(ids[:, :-steps], past_key_values=cache)
+        for token in ids[:, -steps:].split(1, 1):
+            out = model(token, past_key_values=cache, output_attentions=True)
     hook.remove()
     weights = out.attentions[layer][0, :, 0].double()
     return weights, seen[-1].double().reshape(weights.shape[0], -1)
@@ -119,9 +122,11 @@ def divergences(p: Tensor, q: Tensor) -> list[float]:
     return [float((a[a > 0] * (a[a > 0].log() - b[a > 0].log())).sum()) for a, b in zip(p, q, strict=True)]
 
 
-def measured(model: nn.Module, ids: Tensor, layer: int, quantised: CacheLayerMixin) -> list[tuple[float, float]]:
+def measured(
+    model: nn.Module, ids: Tensor, layer: int, quantised: CacheLayerMixin, steps: int = 1
+) -> list[tuple[float, float]]:
     """KL of the weights and error of the output of each head, as they came about with one layer quantised."""
-    (p, out), (q, other) = step(model, ids, layer, {}), step(model, ids, layer, {layer: quantised})
+    (p, out), (q, other) = (step(model, ids, layer, cache, steps) for cache in ({}, {layer: quantised}))
     errors = ((other - out).norm(dim=-1) / out.norm(dim=-1)).tolist()
     return list(zip(divergences(p, q), errors, strict=True))
 

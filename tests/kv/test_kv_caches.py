@@ -59,3 +59,18 @@ def apart(model: nn.Module, calls: tuple[CallTensors, ...], name: str) -> float:
 @pytest.mark.parametrize("family", CONFIGS)
 def test_the_forecast_is_what_a_quantised_cache_does(family: str, name: str) -> None:
     assert apart(*traced_once(family), name) < WITHIN
+
+
+def test_the_newest_keys_are_in_full_precision_as_long_as_the_window_holds_them() -> None:
+    model, steps = build("llama"), 7  # of a window of 8
+    ids = torch.cat([tokens(1), tokens(2)], 1)[:, : 64 + steps]
+    with torch.no_grad(), Trace(model, stats=False, keep=True) as run:
+        model(ids, use_cache=False)
+    for layer in range(2):
+        came = [kl for kl, _ in measured(model, ids, layer, Grouped(0), steps)]
+        heads = {
+            residual: forecast_calls(run.tensors, "int4", rows=1, residual=residual).calls[layer].stored.heads
+            for residual in (steps, 0)
+        }
+        assert [head.kl_mean_nats for head in heads[steps]] == pytest.approx(came, rel=1e-4)
+        assert [head.kl_mean_nats for head in heads[0]] != pytest.approx(came, rel=WITHIN)

@@ -52,6 +52,11 @@ def test_every_format_is_an_option(dtype: str) -> None:
     assert len(cache["calls"][0]["stored"]["heads"]) == 2
 
 
+def test_both_attentions_have_one_cache() -> None:
+    document = json.loads(run("--kv-dtype", "int8", "--attn", "both", "--json").stdout)
+    assert len(document["kv_cache"]["calls"]) == 3
+
+
 def test_without_the_option_nothing_is_added() -> None:
     document = json.loads(run("--json").stdout)
     assert "kv_cache" not in document

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sqrtdk.audit.records import CheckReport
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.kv.findings import with_forecast
 from sqrtdk.kv.forecast import checked_scale, forecast_with
 from sqrtdk.models.names import graph_kind
-from sqrtdk.models.options import LoadOptions
+from sqrtdk.models.options import ATTN, LoadOptions
 
 
 def asked(model: str, kv_dtype: str | None, kv_scale: str | None, static: bool) -> tuple[str, str] | None:
@@ -41,7 +43,11 @@ def asked(model: str, kv_dtype: str | None, kv_scale: str | None, static: bool) 
 def forecast_into(
     report: CheckReport, model: str, options: LoadOptions, cache: tuple[str, str] | None
 ) -> CheckReport:  # fmt: skip
-    """The report with the forecast of a cache that was asked for, from one more run of the model."""
+    """The report with the forecast of a cache that was asked for, from one more run of the model.
+
+    Where both implementations of attention are audited, the model's own runs: what is cached is the same.
+    """
     if cache is None:
         return report
+    options = replace(options, attn=options.attn if options.attn in ATTN else None)
     return with_forecast(report, forecast_with(model, None, options, *cache))

@@ -102,6 +102,11 @@ RULES: dict[str, Words] = {
         "The same weights and inputs give other results through eager and through fused attention. Compare scale, "
         "softcap and mask of the two paths.",
     ),
+    "kv_cache": Words(
+        "Cache in fewer bits that changes the attention",
+        "With k and v stored in the format asked for, rows of a head weigh their keys otherwise, or its output moves. "
+        "The message names the cause and what would mend it: a finer scale, a gain folded into q, a norm of q and k.",
+    ),
     NOT_MEASURED: Words(
         "Check that was not made",
         "A check could not be made on this model with these inputs; the message says why.",
