@@ -50,7 +50,7 @@ _HOME = {
 __all__ = [*_HOME]
 _ROOMS = (
     "errors", "integrations", "lab", "monitor", "nn", "positions", "recording", "repair", "report", "scales", "scores",
-    "stats", "theory", "tracing",
+    "stats", "testing", "theory", "tracing",
 )  # fmt: skip
 
 
