@@ -1,8 +1,9 @@
 """What runs inside one test: every attention traced and judged, without a model that was named beforehand.
 
 A module that the test calls is known from its call on, by its class: "Decoder.layers.0.attn". Attention that runs
-outside any module has the site "". The model can't be run once more within a test, so what takes a second run is left
-to `assert_attention`: whether a scale follows its attribute, and eager against sdpa. What hides padding is not judged.
+outside any module has the site "", and a scale there that is no known mistake is the test's own: a note. The model
+can't be run once more within a test, so what takes a second run is left to `assert_attention`: whether a scale follows
+its attribute, and eager against sdpa. What hides padding is not judged either.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import nn
 
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.health import health
+from sqrtdk.audit.mistakes import UNKNOWN
 from sqrtdk.audit.records import UNMEASURED, Finding, JudgedCall
 from sqrtdk.audit.rules import RULES
 from sqrtdk.audit.silence import silences
@@ -35,7 +37,7 @@ class CalledModules(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class TestAudit:
+class AuditedTest:
     """What ran inside a test.
 
     Attributes:
@@ -73,8 +75,8 @@ class Observation:
         with ExitStack() as stack:
             stack.enter_context(self._sites)
             self._ran = stack.enter_context(watch_modules())
-            stack.enter_context(self._masks)
             stack.enter_context(self._trace)
+            stack.enter_context(self._masks)  # on top: the trace's own operations do not come to it
             forget = self._sites.entering
 
             def entering(module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -105,17 +107,17 @@ class Observation:
             if id(part) not in self._sites.names:
                 self._sites.learn(f"{root}.{path}" if path else root, part)
 
-    def audit(self) -> TestAudit:
+    def audit(self) -> AuditedTest:
         """Judge what ran. An audit that fails is a finding: what could not be judged is not fine."""
         run = self._trace
         try:
             with torch.no_grad():
                 calls, findings = self._judged()
-            return TestAudit(calls, findings, cannot_fail(run.calls, run.tensors, self._masks.count))
+            return AuditedTest(calls, findings, cannot_fail(run.calls, run.tensors, self._masks.count))
         except Exception as error:
             lost = f"the audit of the test failed: {kind_and_text(error)}"
             told = Finding(UNMEASURED, "warn", "", None, None, lost, "audit the model by assert_attention", "")
-            return TestAudit(tuple(JudgedCall(call, UNMEASURED, reason=lost) for call in run.calls), (told,), ())
+            return AuditedTest(tuple(JudgedCall(call, UNMEASURED, reason=lost) for call in run.calls), (told,), ())
 
     def _judged(self) -> tuple[tuple[JudgedCall, ...], tuple[Finding, ...]]:
         run, called = self._trace, self._called
@@ -134,8 +136,19 @@ class Observation:
             idle_or_doubtful=idle_or_doubtful,
         )
         told = [entry for rule in RULES.values() for entry in rule(context)]
-        findings = _each_once([entry for entry in told if isinstance(entry, Finding)])
+        findings = _each_once([_of_test(entry, judged) for entry in told if isinstance(entry, Finding)])
         return tuple(replace(entry, health=health(entry, findings)) for entry in judged), findings
+
+
+def _of_test(finding: Finding, calls: Sequence[JudgedCall]) -> Finding:
+    """The finding; a scale that a test gives to a function is the test's own, unless it is a known mistake."""
+    if finding.site or finding.rule != "scale_ledger":
+        return finding
+    of_it = [judged for judged in calls if not judged.call.site and judged.call.scale.ratio == finding.value]
+    if any(judged.mistake != UNKNOWN for judged in of_it):
+        return finding
+    message = f"{finding.message}; it ran outside any module, where nothing could declare it"
+    return replace(finding, severity="note", message=message)
 
 
 def _each_once(findings: Sequence[Finding]) -> tuple[Finding, ...]:

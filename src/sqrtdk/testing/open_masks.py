@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
 _MASK_ARGUMENTS = ("attn_mask", "attn_bias")
@@ -22,8 +22,14 @@ class OpenMasks(TorchDispatchMode):
     `masked_fill` that fills nothing, a `where` that takes nothing else. Zeros that have a gradient are a bias.
     """
 
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return True
+
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
         self._masked: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
@@ -36,8 +42,9 @@ class OpenMasks(TorchDispatchMode):
     ) -> Any:
         output = func(*args, **(kwargs or {}))
         schema = getattr(func, "_schema", None)
-        if schema is not None:
-            self._see(schema, args, kwargs or {}, output)
+        if schema is not None and (schema.name in _ADDED + _SOFTMAX or "attention" in schema.name):
+            with torch.no_grad(), _disable_current_modes():
+                self._see(schema, args, kwargs or {}, output)
         return output
 
     def _see(self, schema: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
@@ -53,8 +60,15 @@ class OpenMasks(TorchDispatchMode):
             self.count += any(_open(mask) for mask in masks)
 
 
+def _readable(value: Any) -> bool:
+    """Whether it is a plain tensor with values, of rows and keys."""
+    if type(value) is not Tensor or value.is_meta or value.is_nested or value.layout is not torch.strided:
+        return False
+    return value.dim() > 1 and value.numel() > 0
+
+
 def _open(mask: Tensor) -> bool:
-    if mask.is_meta or mask.is_nested or not mask.numel() or mask.requires_grad:
+    if not _readable(mask) or mask.requires_grad:
         return False
     return bool(mask.all()) if mask.dtype is torch.bool else not bool(mask.any())
 
@@ -65,6 +79,6 @@ def _hides_nothing(name: str, args: tuple[Any, ...]) -> bool:
         addend = args[1] if len(args) > 1 else None
         return isinstance(addend, Tensor) and addend.dim() > 1 and addend.shape[-1] > 1 and _open(addend)
     condition = args[0] if name == "aten::where" else args[1]
-    if not isinstance(condition, Tensor) or condition.dim() < 2 or condition.is_meta or not condition.numel():
+    if not _readable(condition):
         return False
     return bool(condition.all()) if name == "aten::where" else not bool(condition.any())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from sqrtdk.testing.observe import TestAudit
+    from sqrtdk.testing.observe import AuditedTest
 
 MARKER = "attention"
 SEVERITIES = ("critical", "fail", "warn", "note")  # those of sqrtdk.audit.records, worst first
@@ -54,7 +54,7 @@ class Audit:
     def __init__(self, fail_on: str) -> None:
         self.fail_on = fail_on
         self.records: dict[str, dict[str, Any]] = {}  # of tests, by node id
-        self._audits = pytest.StashKey[tuple["TestAudit", str]]()
+        self._audits = pytest.StashKey[tuple["AuditedTest", str]]()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
@@ -64,7 +64,7 @@ class Audit:
             return (yield)
         from sqrtdk.testing.observe import Observation
         from sqrtdk.testing.standing import failing
-        from sqrtdk.testing.words import findings_lines
+        from sqrtdk.testing.words import OUTSIDE, findings_lines
 
         fail_on, allow = self._asked(marker)
         seen = Observation()
@@ -74,7 +74,8 @@ class Audit:
         finally:
             audit = seen.audit()
             bad = failing(audit.findings, audit.calls, fail_on, allow)
-            told = "\n".join([f"attention in {item.name} (fail_on: {fail_on})", *findings_lines(bad, audit.calls)])
+            lines = findings_lines(bad, audit.calls, OUTSIDE)
+            told = "\n".join([f"attention in {item.name} (fail_on: {fail_on})", *lines])
             item.stash[self._audits] = audit, told if bad else ""
         if bad:
             pytest.fail(told, pytrace=False)
@@ -106,7 +107,8 @@ class Audit:
         audited = item.stash.get(self._audits, None)
         if report.when == "call" and audited is not None:
             audit, told = audited
-            setattr(report, _RECORD, _record(audit))
+            unrun = report.skipped and not audit.calls and not hasattr(report, "wasxfail")
+            setattr(report, _RECORD, {"ran": False} if unrun else _record(audit, report.passed))
             if told and report.failed and told not in report.longreprtext:
                 report.sections.append(("sqrtdk", told))
             del item.stash[self._audits]
@@ -132,18 +134,18 @@ class Audit:
                 terminalreporter.line(f"{title}: ... and {len(named) - _MOST} more")
 
 
-def _record(audit: TestAudit) -> dict[str, Any]:
-    """What is said of a test, in the plain types that xdist sends."""
+def _record(audit: AuditedTest, passed: bool) -> dict[str, Any]:
+    """What is said of a test, in the plain types that xdist sends; one that failed could do so."""
     from sqrtdk.audit.records import UNMEASURED
-    from sqrtdk.testing.words import ROOT, plain
+    from sqrtdk.testing.words import OUTSIDE, plain
 
     lost = [found for found in audit.findings if found.rule == UNMEASURED]
     return {
         "ran": True,
         "attentions": len(audit.calls),
         "findings": dict(Counter(found.severity for found in audit.findings if found.rule != UNMEASURED)),
-        "unjudged": [plain(f"{found.site or ROOT}: {found.message}") for found in lost],
-        "weak": list(audit.weak),
+        "unjudged": [plain(f"{found.site or OUTSIDE}: {found.message}") for found in lost],
+        "weak": list(audit.weak) if passed else [],
     }
 
 
@@ -152,8 +154,8 @@ def summary_line(records: list[dict[str, Any]]) -> str:
 
     Example:
         >>> seen = {"ran": True, "attentions": 3, "findings": {"fail": 1}, "unjudged": [], "weak": ["one key only"]}
-        >>> summary_line([seen, {"ran": False}])
-        'sqrtdk: 2 tests, 3 attentions, 1 finding (1 fail), 0 not judged, 1 test that could not have failed, 1 did not run'
+        >>> summary_line([seen])
+        'sqrtdk: 1 test, 3 attentions, 1 finding (1 fail), 0 not judged, 1 test that could not have failed'
         >>> summary_line([])
         'sqrtdk: no test with the marker attention ran'
     """

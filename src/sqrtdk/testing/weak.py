@@ -45,7 +45,7 @@ def _one_key(call: AttentionCall) -> bool:
 
 
 def _first_key(call: AttentionCall) -> bool:
-    """Every row sees one key of several: row 0 under a causal mask."""
+    """Every row sees one key of several: row 0 under a causal mask, alone."""
     seen = call.stats.keys if call.stats is not None else ()
     return call.key_len > 1 and bool(seen) and all(keys <= 1 for keys in seen)
 
@@ -54,7 +54,8 @@ def _keys(calls: Sequence[AttentionCall]) -> Iterator[str]:
     if all(_one_key(call) for call in calls):
         yield "one key only: its weight is 1, whatever the scale"
     elif all(_one_key(call) or _first_key(call) for call in calls):
-        yield "position 0 only: each row sees one key, whose weight is 1, whatever the scale"
+        first = "position 0 only: it" if all(call.query_len == 1 for call in calls) else "one key only: each row"
+        yield f"{first} sees one key, whose weight is 1, whatever the scale"
 
 
 def _hides(call: AttentionCall) -> bool | None:

@@ -10,6 +10,7 @@ from sqrtdk.compare.records import Cause, DiffReport, PairDiff
 from sqrtdk.testing.standing import matches
 
 ROOT = "(root)"
+OUTSIDE = "(no module)"  # of what a test runs
 
 
 def plain(text: str) -> str:
@@ -32,11 +33,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def findings_lines(findings: Iterable[Finding], calls: Sequence[JudgedCall]) -> list[str]:
-    """Lines on findings, each kind once with all its sites."""
+def findings_lines(findings: Iterable[Finding], calls: Sequence[JudgedCall], root: str = ROOT) -> list[str]:
+    """Lines on findings, each kind once with all its sites; `root` is what the site "" is called."""
     sites: dict[tuple[str, ...], list[str]] = {}
     for finding in findings:
-        sites.setdefault(_lines(finding, _call_of(finding, calls)), []).append(finding.site or ROOT)
+        sites.setdefault(_lines(finding, _call_of(finding, calls)), []).append(finding.site or root)
     lines: list[str] = []
     for (head, *body), where in sites.items():
         many = f" ({counted(len(where), 'site')})" if len(where) > 1 else ""
