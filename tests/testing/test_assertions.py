@@ -133,8 +133,9 @@ def test_calls_without_a_partner_fail() -> None:
     a, inputs = planted("eager", None)
     b, _ = planted("eager", None)
     b.layers = b.layers[:2]  # type: ignore[assignment,index]
-    text = difference(a, b, inputs)
+    of_both = {"layers.0": "layers.0", "layers.1": "layers.1"}
+    text = difference(a, b, inputs, mapping=of_both)
     assert "1 attention without a partner" in text
     assert "layers.2  only in A" in text
-    assert_same_attention(a, b, inputs, allow="unpaired")
-    assert_same_attention(a, b, inputs, allow="layers.2")
+    assert_same_attention(a, b, inputs, mapping=of_both, allow="unpaired")
+    assert_same_attention(a, b, inputs, mapping=of_both, allow="layers.2")
