@@ -50,7 +50,7 @@ _HOME = {
 __all__ = [*_HOME]
 _ROOMS = (
     "errors", "integrations", "kv", "lab", "monitor", "nn", "positions", "recording", "repair", "report", "scales",
-    "scores", "stats", "theory", "tracing",
+    "scores", "stats", "testing", "theory", "tracing",
 )  # fmt: skip
 
 

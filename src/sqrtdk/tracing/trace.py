@@ -121,7 +121,7 @@ class Trace:
         self._missed: list[NotMeasured] = []
         self._follows = sites is None  # otherwise somebody else does: hooks can't be put or taken off within a call
         self._sites = Sites(model) if sites is None else sites
-        self._modules = dict(model.named_modules()) if model is not None else {}
+        self._modules = self._sites.modules if model is None else dict(model.named_modules())
         self._scene: Scene | None = None
         self._running = contextlib.ExitStack()
 

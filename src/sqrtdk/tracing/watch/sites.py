@@ -16,10 +16,10 @@ class Sites:
     def __init__(self, model: nn.Module | None) -> None:
         self.names: dict[int, str] = {}
         self.classes: dict[str, str] = {}
+        self.modules: dict[str, nn.Module] = {}
         if model is not None:
             for name, module in model.named_modules():
-                self.names[id(module)] = name
-                self.classes[name] = type(module).__name__
+                self.learn(name, module)
         self.stack: list[nn.Module] = []
         self.entering: Callable[[nn.Module, tuple[Any, ...]], None] | None = None  # told of outermost module calls
         self._thread = threading.get_ident()
@@ -38,6 +38,12 @@ class Sites:
             handle.remove()
         self._handles.clear()
         self.stack.clear()
+
+    def learn(self, name: str, module: nn.Module) -> None:
+        """Give a module the name that its sites are to have."""
+        self.names[id(module)] = name
+        self.classes[name] = type(module).__name__
+        self.modules[name] = module
 
     def follow_here(self, module: nn.Module) -> None:
         """Follow the thread that asks, in which a module has begun: a backward pass may run in another one."""

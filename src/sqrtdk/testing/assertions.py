@@ -1,0 +1,156 @@
+"""`assert_attention` and `assert_same_attention`: an audit and a comparison, as assertions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from sqrtdk.audit.check import check
+from sqrtdk.audit.records import CheckReport
+from sqrtdk.compare.causes import CAUSES
+from sqrtdk.compare.diff import diff
+from sqrtdk.compare.records import DiffReport, PairDiff
+from sqrtdk.compare.sides import Given
+from sqrtdk.testing.standing import as_allowed, check_fail_on, check_names, failing, is_allowed, matches
+from sqrtdk.testing.words import alone_lines, counted, findings_lines, pair_site, pairs_lines, plain
+
+UNPAIRED = "unpaired"  # what `allow` calls a call without a partner
+NOT_COMPARED = "unmeasured"  # and a pair that could not be judged
+
+
+def assert_attention(
+    model: nn.Module | str,
+    inputs: Any = None,
+    fail_on: str = "fail",
+    allow: str | Sequence[str] = (),
+    *,
+    seed: int = 0,
+) -> CheckReport:
+    """Audit every attention of a model as `sqrtdk check` does, and fail on what it finds.
+
+    An attention that could not be judged fails as well, whatever `fail_on` says, but for "never": a test that passes
+    says nothing. Where that is meant, allow "unmeasured", or the site.
+
+    Args:
+        model: A module, which runs in evaluation mode and is left as it was; or a name that `sqrtdk check` takes.
+        inputs: For forward: one tensor, a tuple or a dict. None makes some from the model's config.
+        fail_on: Least severity that fails: "note", "warn", "fail" (default), "critical"; "unmeasured" is "fail";
+            "never" fails on nothing.
+        allow: What may stand: sites ("layers.0.attn"; patterns, "layers.*.attn"), mistakes ("missing", "twice"),
+            "unexplained", rules ("max_logit", "mask_audit"), "unmeasured".
+        seed: Of the run.
+
+    Returns:
+        The report of the audit.
+
+    Raises:
+        AssertionError: A finding at `fail_on` or above, or an attention that was not judged, is not allowed.
+        InvalidValueError: An option that there is not, or a name in `allow` that can allow nothing.
+        ModelError: The model can't be run, or no attention runs in it.
+
+    Example:
+        >>> import torch
+        >>> layer = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+        >>> x = torch.randn(1, 6, 32)
+        >>> assert_attention(layer, (x, x, x)).calls[0].verdict
+        'exact'
+        >>> assert_attention("demo:unscaled", fail_on="never", allow="missing").calls[0].mistake
+        'missing'
+    """
+    allowed = as_allowed(allow)
+    check_fail_on(fail_on)
+    report = check(model, inputs, fail_on=fail_on, seed=seed)
+    check_names(allowed, {judged.call.site for judged in report.calls} | {found.site for found in report.findings})
+    bad = failing(report.findings, report.calls, fail_on, allowed)
+    if fail_on != "never":
+        lost = [found for found in report.unjudged if not is_allowed(found, report.calls, allowed)]
+        bad = (*bad, *(found for found in lost if found not in bad))
+    if bad:
+        raise AssertionError("\n".join([_headline(report, bad, fail_on), *findings_lines(bad, report.calls)]))
+    return report
+
+
+def _headline(report: CheckReport, bad: Sequence[Any], fail_on: str) -> str:
+    unjudged = sum(finding in report.unjudged for finding in bad)
+    parts = [counted(len(bad) - unjudged, "finding")] if len(bad) > unjudged else []
+    parts += [f"{counted(unjudged, 'attention')} not judged"] if unjudged else []
+    ran = f"{counted(len(report.calls), 'attention')} ran"
+    return f"attention of {plain(report.model.cls)}: {', '.join(parts)}; {ran} (fail_on: {fail_on})"
+
+
+def assert_same_attention(
+    a: Given,
+    b: Given,
+    inputs: Any = None,
+    *,
+    inputs_b: Any = None,
+    mapping: Mapping[str, str] | str | Path | None = None,
+    allow: str | Sequence[str] = (),
+    seed: int = 0,
+) -> DiffReport:
+    """Compare the attentions of two implementations of one model as `sqrtdk diff` does, and fail where they differ.
+
+    A pair that could not be compared fails as well.
+
+    Args:
+        a: What is right: a module, or what `sqrtdk diff` takes.
+        b: What is to be the same.
+        inputs: For forward: one tensor, a tuple or a dict. None makes some for `a`.
+        inputs_b: The same for `b`, where it takes others.
+        mapping: From a site of `a` to that of `b`, where names and order do not tell.
+        allow: What may stand: sites of `a` (patterns too), causes ("scale", "softcap"), "unpaired", "unmeasured".
+        seed: Of the runs.
+
+    Returns:
+        The report of the comparison.
+
+    Raises:
+        AssertionError: The attentions differ beyond rounding, or it could not be told whether they do.
+        InvalidValueError: A name in `allow` that can allow nothing, or inputs that do not go with the models.
+        ModelError: A side can't be run, or no attention runs in it.
+
+    Example:
+        >>> assert_same_attention("demo", "demo").same
+        True
+    """
+    allowed = as_allowed(allow)
+    report = diff(a, b, inputs, inputs_b=inputs_b, mapping=mapping, seed=seed)
+    alone = (*report.unpaired_a, *report.unpaired_b)
+    sites = {pair.site_a for pair in report.pairs} | {pair_site(pair) for pair in report.pairs}
+    check_names(allowed, sites | {call.site for call in alone}, {*CAUSES, "input", UNPAIRED, NOT_COMPARED})
+    bad = [pair for pair in report.pairs if pair.same is not True and not _may_stand(pair, allowed)]
+    origins = {pair_site(pair) for pair in report.pairs if pair not in bad}
+    bad = [pair for pair in bad if pair.follows_from is None or pair.follows_from not in origins]
+    lonely = [] if UNPAIRED in allowed else alone_lines(report, allowed)
+    if bad or lonely:
+        raise AssertionError("\n".join([_difference(report, bad, len(lonely)), *_told(bad), *lonely]))
+    return report
+
+
+def _may_stand(pair: PairDiff, allowed: Sequence[str]) -> bool:
+    if any(matches(site, name) for site in (pair.site_a, pair_site(pair)) for name in allowed):
+        return True
+    if pair.same is None:
+        return NOT_COMPARED in allowed
+    return bool(pair.causes) and all(cause.name in allowed for cause in pair.causes)
+
+
+def _difference(report: DiffReport, bad: Sequence[PairDiff], alone: int) -> str:
+    lost = sum(pair.same is None for pair in bad)
+    parts = [f"{counted(len(bad) - lost, 'attention')} of {len(report.pairs)} differ"] if len(bad) > lost else []
+    parts += [f"{counted(lost, 'attention')} not compared"] if lost else []
+    parts += [f"{counted(alone, 'attention')} without a partner"] if alone else []
+    return f"attention of {plain(report.a.name)} (A) and {plain(report.b.name)} (B): {', '.join(parts)}"
+
+
+def _told(bad: Sequence[PairDiff]) -> list[str]:
+    """The pairs with a difference of their own; those that follow from one are counted."""
+    own = [pair for pair in bad if pair.follows_from is None]
+    following: dict[str, int] = {}
+    for pair in bad:
+        if pair.follows_from is not None:
+            following[pair.follows_from] = following.get(pair.follows_from, 0) + 1
+    return pairs_lines(own) + [f"{number} more follow from {plain(site)}" for site, number in following.items()]

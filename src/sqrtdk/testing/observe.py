@@ -1,0 +1,156 @@
+"""What runs inside one test: every attention traced and judged, without a model that was named beforehand.
+
+A module that the test calls is known from its call on, by its class: "Decoder.layers.0.attn". Attention that runs
+outside any module has the site "", and a scale there that is no known mistake is the test's own: a note. The model
+can't be run once more within a test, so what takes a second run is left to `assert_attention`: whether a scale follows
+its attribute, and eager against sdpa. What hides padding is not judged either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from sqrtdk.audit.context import Context
+from sqrtdk.audit.health import health
+from sqrtdk.audit.mistakes import UNKNOWN
+from sqrtdk.audit.records import UNMEASURED, Finding, JudgedCall
+from sqrtdk.audit.rules import RULES
+from sqrtdk.audit.silence import silences
+from sqrtdk.audit.verdicts import judge_all
+from sqrtdk.errors import kind_and_text
+from sqrtdk.models.attentions import watch_modules
+from sqrtdk.testing.open_masks import OpenMasks
+from sqrtdk.testing.weak import cannot_fail
+from sqrtdk.tracing.trace import Trace
+from sqrtdk.tracing.watch.sites import Sites
+
+
+class CalledModules(nn.Module):
+    """Holds what a test called, so that a site leads to a module and to the config of its parents."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditedTest:
+    """What ran inside a test.
+
+    Attributes:
+        calls: every attention, judged.
+        findings: on them.
+        weak: why the test could not have failed; empty where it could.
+    """
+
+    calls: tuple[JudgedCall, ...]
+    findings: tuple[Finding, ...]
+    weak: tuple[str, ...]
+
+
+class Observation:
+    """A context manager around a test; `audit()` afterwards. It changes no number, and holds what the test called.
+
+    Example:
+        >>> layer, x = nn.MultiheadAttention(32, 4, batch_first=True), torch.randn(1, 6, 32)
+        >>> with Observation() as seen:
+        ...     _ = layer(x, x, x)
+        >>> audit = seen.audit()
+        >>> audit.calls[0].call.site, audit.weak
+        ('MultiheadAttention', ('scale 0.3536 = 1/sqrt(8), the default: a scale that is dropped passes',))
+    """
+
+    def __init__(self) -> None:
+        self._sites = Sites(None)
+        self._called = CalledModules().eval()
+        self._masks = OpenMasks()
+        self._trace = Trace(None, sites=self._sites, projections=True)
+        self._ran: set[int] = set()
+        self._open = ExitStack()
+
+    def __enter__(self) -> Observation:
+        with ExitStack() as stack:
+            stack.enter_context(self._sites)
+            self._ran = stack.enter_context(watch_modules())
+            stack.enter_context(self._trace)
+            stack.enter_context(self._masks)  # on top: the trace's own operations do not come to it
+            forget = self._sites.entering
+
+            def entering(module: nn.Module, args: tuple[Any, ...]) -> None:
+                self._learn(module)
+                if forget is not None:
+                    forget(module, args)
+
+            self._sites.entering = entering
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._open.__exit__(kind, error, traceback)
+
+    def _learn(self, module: nn.Module) -> None:
+        """Name a module, and its parts, before it runs; what has a name keeps it."""
+        if module.training:
+            self._called.train()  # dropout is as it should be
+        if id(module) in self._sites.names:
+            return
+        name = type(module).__name__
+        alike = sum(type(other) is type(module) for other in self._called._modules.values())
+        root = f"{name}{alike + 1}" if alike else name
+        self._called._modules[root] = module
+        for path, part in module.named_modules():
+            if id(part) not in self._sites.names:
+                self._sites.learn(f"{root}.{path}" if path else root, part)
+
+    def audit(self) -> AuditedTest:
+        """Judge what ran. An audit that fails is a finding: what could not be judged is not fine."""
+        run = self._trace
+        try:
+            with torch.no_grad():
+                calls, findings = self._judged()
+            return AuditedTest(calls, findings, cannot_fail(run.calls, run.tensors, self._masks.count))
+        except Exception as error:
+            lost = f"the audit of the test failed: {kind_and_text(error)}"
+            told = Finding(UNMEASURED, "warn", "", None, None, lost, "audit the model by assert_attention", "")
+            return AuditedTest(tuple(JudgedCall(call, UNMEASURED, reason=lost) for call in run.calls), (told,), ())
+
+    def _judged(self) -> tuple[tuple[JudgedCall, ...], tuple[Finding, ...]]:
+        run, called = self._trace, self._called
+        lost, idle_or_doubtful = silences(called, self._ran, run)
+        judged = judge_all(run.calls, called)
+        modules = called.named_modules(remove_duplicate=False)
+        context = Context(
+            model=called,
+            calls=judged,
+            mode="static" if run.calls and all(call.device == "meta" for call in run.calls) else "dynamic",
+            ran=frozenset(
+                path for path, part in modules if id(part) in self._ran or isinstance(part, torch.jit.ScriptModule)
+            ),
+            compare="never",
+            lost=lost,
+            idle_or_doubtful=idle_or_doubtful,
+        )
+        told = [entry for rule in RULES.values() for entry in rule(context)]
+        findings = _each_once([_of_test(entry, judged) for entry in told if isinstance(entry, Finding)])
+        return tuple(replace(entry, health=health(entry, findings)) for entry in judged), findings
+
+
+def _of_test(finding: Finding, calls: Sequence[JudgedCall]) -> Finding:
+    """The finding; a scale that a test gives to a function is the test's own, unless it is a known mistake."""
+    if finding.site or finding.rule != "scale_ledger":
+        return finding
+    of_it = [judged for judged in calls if not judged.call.site and judged.call.scale.ratio == finding.value]
+    if any(judged.mistake != UNKNOWN for judged in of_it):
+        return finding
+    message = f"{finding.message}; it ran outside any module, where nothing could declare it"
+    return replace(finding, severity="note", message=message)
+
+
+def _each_once(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Each finding once, however often the test ran the same attention."""
+    return tuple({(f.rule, f.severity, f.site, f.message): f for f in reversed(findings)}.values())[::-1]

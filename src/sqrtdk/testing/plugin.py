@@ -1,0 +1,181 @@
+"""The pytest plugin: with `--sqrtdk` every attention that runs inside a test with the marker `attention` is audited.
+
+Pytest imports this file in every run, so it imports neither torch nor what needs it; without the option it does
+nothing but declare the marker. Records travel in the test reports, as pytest-xdist sends them from its workers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from sqrtdk.testing.observe import AuditedTest
+
+MARKER = "attention"
+SEVERITIES = ("critical", "fail", "warn", "note")  # those of sqrtdk.audit.records, worst first
+FAIL_ON = ("note", "warn", "unmeasured", "fail", "critical", "never")  # the same
+_DECLARED = (
+    f"{MARKER}(allow=(), fail_on=None): with --sqrtdk the attentions that run inside the test are audited; "
+    "allow names sites, mistakes or rules that may stand, fail_on is this test's own --sqrtdk-fail-on"
+)
+_RECORD = "sqrtdk"  # attribute of a test report
+_MOST = 40  # lines of one kind
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the options."""
+    group = parser.getgroup("sqrtdk", "audit of attention")
+    group.addoption(
+        "--sqrtdk", action="store_true", help=f"Audit every attention that runs inside tests marked {MARKER}."
+    )
+    group.addoption(
+        "--sqrtdk-fail-on",
+        choices=FAIL_ON,
+        default="fail",
+        help="Least severity of a finding that fails such a test (default: fail); unmeasured: fail, and every "
+        "attention that could not be judged.",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marker; register the audit where it is asked for."""
+    config.addinivalue_line("markers", _DECLARED)
+    if config.getoption("--sqrtdk"):
+        config.pluginmanager.register(Audit(config.getoption("--sqrtdk-fail-on")), "sqrtdk-audit")
+
+
+class Audit:
+    """The hooks of a run with `--sqrtdk`."""
+
+    def __init__(self, fail_on: str) -> None:
+        self.fail_on = fail_on
+        self.records: dict[str, dict[str, Any]] = {}  # of tests, by node id
+        self._audits = pytest.StashKey[tuple["AuditedTest", str]]()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """Run the test under observation, and fail it on findings."""
+        marker = item.get_closest_marker(MARKER)
+        if marker is None:
+            return (yield)
+        from sqrtdk.testing.observe import Observation
+        from sqrtdk.testing.standing import failing
+        from sqrtdk.testing.words import OUTSIDE, findings_lines
+
+        fail_on, allow = self._asked(marker)
+        seen = Observation()
+        try:
+            with seen:
+                result = yield
+        finally:
+            audit = seen.audit()
+            bad = failing(audit.findings, audit.calls, fail_on, allow)
+            lines = findings_lines(bad, audit.calls, OUTSIDE)
+            told = "\n".join([f"attention in {item.name} (fail_on: {fail_on})", *lines])
+            item.stash[self._audits] = audit, told if bad else ""
+        if bad:
+            pytest.fail(told, pytrace=False)
+        return result
+
+    def _asked(self, marker: pytest.Mark) -> tuple[str, tuple[str, ...]]:
+        """What the marker says of its own test."""
+        from sqrtdk.errors import SqrtdkError
+        from sqrtdk.testing.standing import as_allowed, check_fail_on
+
+        options = dict(marker.kwargs)
+        fail_on = options.pop("fail_on", None) or self.fail_on
+        try:
+            allow = as_allowed(options.pop("allow", ()))
+            check_fail_on(fail_on, FAIL_ON)
+        except SqrtdkError as error:
+            pytest.fail(f"marker {MARKER}: {error}. {error.hint}", pytrace=False)
+        if marker.args or options:
+            wrong = ", ".join([*map(repr, marker.args), *options])
+            pytest.fail(f"marker {MARKER} got {wrong}: it takes allow=... and fail_on=... alone", pytrace=False)
+        return fail_on, allow
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Put what was seen on the test's report."""
+        report = yield
+        if item.get_closest_marker(MARKER) is None:
+            return report
+        audited = item.stash.get(self._audits, None)
+        if report.when == "call" and audited is not None:
+            audit, told = audited
+            unrun = report.skipped and not audit.calls and not hasattr(report, "wasxfail")
+            setattr(report, _RECORD, {"ran": False} if unrun else _record(audit, report.passed))
+            if told and report.failed and told not in report.longreprtext:
+                report.sections.append(("sqrtdk", told))
+            del item.stash[self._audits]
+        elif (report.when == "setup" and not report.passed) or report.when == "call":
+            setattr(report, _RECORD, {"ran": False})
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Collect the records; under xdist those of all workers come here."""
+        record = getattr(report, _RECORD, None)
+        if record is not None:
+            self.records[report.nodeid] = record  # a test that is run again counts once
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Write one line on all of them, and name what was not judged and what could not have failed."""
+        terminalreporter.section("sqrtdk", sep="-")
+        terminalreporter.line(summary_line(list(self.records.values())))
+        for title, key in (("not judged", "unjudged"), ("could not have failed", "weak")):
+            named = [(node, text) for node, record in self.records.items() for text in record.get(key, ())]
+            for node, text in named[:_MOST]:
+                terminalreporter.line(f"{title}: {node}: {text}")
+            if len(named) > _MOST:
+                terminalreporter.line(f"{title}: ... and {len(named) - _MOST} more")
+
+
+def _record(audit: AuditedTest, passed: bool) -> dict[str, Any]:
+    """What is said of a test, in the plain types that xdist sends; one that failed could do so."""
+    from sqrtdk.audit.records import UNMEASURED
+    from sqrtdk.testing.words import OUTSIDE, plain
+
+    lost = [found for found in audit.findings if found.rule == UNMEASURED]
+    return {
+        "ran": True,
+        "attentions": len(audit.calls),
+        "findings": dict(Counter(found.severity for found in audit.findings if found.rule != UNMEASURED)),
+        "unjudged": [plain(f"{found.site or OUTSIDE}: {found.message}") for found in lost],
+        "weak": list(audit.weak) if passed else [],
+    }
+
+
+def summary_line(records: list[dict[str, Any]]) -> str:
+    """One line on all tests with the marker.
+
+    Example:
+        >>> seen = {"ran": True, "attentions": 3, "findings": {"fail": 1}, "unjudged": [], "weak": ["one key only"]}
+        >>> summary_line([seen])
+        'sqrtdk: 1 test, 3 attentions, 1 finding (1 fail), 0 not judged, 1 test that could not have failed'
+        >>> summary_line([])
+        'sqrtdk: no test with the marker attention ran'
+    """
+    if not records:
+        return f"sqrtdk: no test with the marker {MARKER} ran"
+    ran = [record for record in records if record["ran"]]
+    findings: Counter[str] = Counter()
+    for record in ran:
+        findings.update(record["findings"])
+    kinds = ", ".join(f"{findings[name]} {name}" for name in SEVERITIES if findings[name])
+    parts = [
+        _counted(len(records), "test"),
+        _counted(sum(record["attentions"] for record in ran), "attention"),
+        _counted(findings.total(), "finding") + (f" ({kinds})" if kinds else ""),
+        f"{sum(len(record['unjudged']) for record in ran)} not judged",
+        f"{_counted(sum(bool(record['weak']) for record in ran), 'test')} that could not have failed",
+    ]
+    idle = len(records) - len(ran)
+    return f"sqrtdk: {', '.join([*parts, *([f'{idle} did not run'] if idle else [])])}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

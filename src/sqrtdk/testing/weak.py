@@ -1,0 +1,92 @@
+"""Tests that could not have failed: what they ran is the same with the mistake as without it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from sqrtdk.audit.tolerance import inverse_root, matches
+from sqrtdk.tracing.records import AttentionCall
+from sqrtdk.tracing.tensors import CallTensors, Vector
+
+NOTHING_RAN = "no attention was seen in it"
+
+
+def cannot_fail(calls: Sequence[AttentionCall], tensors: Sequence[CallTensors], open_masks: int) -> tuple[str, ...]:
+    """Why a test on these calls could not have failed, one sentence each; empty where it could.
+
+    Each is said only of what holds for all calls of the test: one call with another scale shows that a scale is
+    dropped.
+
+    Args:
+        calls: every attention that ran.
+        tensors: of the calls, sketches are enough.
+        open_masks: how many masks came that hide nothing.
+    """
+    if not calls:
+        return (NOTHING_RAN,)
+    return (*_scale(calls), *_keys(calls), *_mask(calls, open_masks), *_positions(calls, tensors))
+
+
+def _scale(calls: Sequence[AttentionCall]) -> Iterator[str]:
+    effective = [call.scale.per_head or (call.scale.effective,) for call in calls if call.scale.effective is not None]
+    if len(effective) == len(calls) and all(
+        matches([value for value in values if value is not None], (inverse_root(call.head_dim),))
+        for call, values in zip(calls, effective, strict=True)
+    ):
+        dims = sorted({call.head_dim for call in calls})
+        told = ", ".join(f"{inverse_root(dim):.4g} = 1/sqrt({dim})" for dim in dims)
+        yield f"scale {told}, the default: a scale that is dropped passes"
+
+
+def _one_key(call: AttentionCall) -> bool:
+    return call.key_len == 1
+
+
+def _first_key(call: AttentionCall) -> bool:
+    """Every row sees one key of several: row 0 under a causal mask, alone."""
+    seen = call.stats.keys if call.stats is not None else ()
+    return call.key_len > 1 and bool(seen) and all(keys <= 1 for keys in seen)
+
+
+def _keys(calls: Sequence[AttentionCall]) -> Iterator[str]:
+    if all(_one_key(call) for call in calls):
+        yield "one key only: its weight is 1, whatever the scale"
+    elif all(_one_key(call) or _first_key(call) for call in calls):
+        first = "position 0 only: it" if all(call.query_len == 1 for call in calls) else "one key only: each row"
+        yield f"{first} sees one key, whose weight is 1, whatever the scale"
+
+
+def _hides(call: AttentionCall) -> bool | None:
+    """Whether the mask of a call hides a key; None without a mask, and where it is not known."""
+    if call.mask is None or call.stats is None:
+        return None
+    return any(keys < call.key_len for keys in call.stats.keys) or any(call.stats.blind_rows)
+
+
+def _mask(calls: Sequence[AttentionCall], open_masks: int) -> Iterator[str]:
+    known = [_hides(call) for call in calls]
+    unread = any(call.mask is not None and call.stats is None for call in calls)
+    if not unread and True not in known and (open_masks or False in known):
+        yield "a mask that hides nothing: a mask that is dropped, or turned round, passes"
+
+
+def _positions(calls: Sequence[AttentionCall], tensors: Sequence[CallTensors]) -> Iterator[str]:
+    rotated = [one for call, one in zip(calls, tensors, strict=False) if call.rope]
+    if rotated and all(_still(one.query) and _still(one.key) for one in rotated):
+        yield "position 0 only: the rotation turns nothing"
+
+
+def _still(vector: Vector) -> bool:
+    """Whether the values are known before and after every rotation, and are the same."""
+    before, turned = vector.projected, False
+    for step in vector.steps:
+        if step.name == "rope":
+            if before is None or step.values is None or before.shape != step.values.shape:
+                return False
+            if not torch.equal(before.float(), step.values.float()):
+                return False
+            turned = True
+        before = step.values
+    return turned

@@ -1,0 +1,157 @@
+"""The pytest plugin in runs of its own: alone, under xdist, and in a suite that does not ask for it."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from sqrtdk.audit import records
+from sqrtdk.testing import plugin
+
+pytest_plugins = ["pytester"]
+
+SUITE = """
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+pytestmark = pytest.mark.attention
+q = 0.6 * torch.randn(1, 2, 6, 16, generator=torch.Generator().manual_seed(0))
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.scaled_by = scale
+
+    def forward(self, q):
+        return sdpa(q, q, q, scale=self.scaled_by)
+
+
+@pytest.fixture
+def broken():
+    raise RuntimeError("of the fixture")
+
+
+@pytest.mark.parametrize("scale", [0.25, 1.0])
+def test_scales(scale):
+    Layer(scale)(q)
+
+@pytest.mark.attention(allow="missing")
+def test_allowed():
+    Layer(1.0)(q)
+
+@pytest.mark.attention(fail_on="critical")
+def test_bar_of_its_own():
+    Layer(1.0)(q)
+
+@pytest.mark.attention(fail_on="note")
+def test_note():
+    sdpa(q, q, q, scale=0.3)
+
+@pytest.mark.attention(alow="missing")
+def test_slip():
+    pass
+
+@pytest.mark.xfail
+def test_expected_to_fail():
+    Layer(1.0)(q)
+
+def test_own_failure():
+    Layer(1.0)(q)
+    assert False, "of the test"
+
+def test_fixture(broken):
+    pass
+
+def test_skipped():
+    pytest.skip("no")
+
+def test_lost():
+    torch.sort(sdpa(q, q, q, scale=0.3))
+    sdpa(torch.sort(q)[0], q, q, scale=0.3)
+
+def test_one_key():
+    sdpa(q[:, :, :1], q[:, :, :1], q[:, :, :1], scale=0.3)
+
+def test_nothing():
+    pass
+"""
+LINE = re.compile(r"^sqrtdk: .*$", re.MULTILINE)
+FAILED = {
+    "test_scales[1.0]": "unexplained: missing", "test_note": "note, scale_ledger", "test_slip": "it takes allow",
+    "test_own_failure": "of the test",
+}  # fmt: skip
+
+
+OWN = ("-p", plugin.__name__)
+
+
+@pytest.fixture(autouse=True)
+def _only_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other plugins import torch, and take their time; ours is asked for by its name, installed or not."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+
+@pytest.fixture
+def suite(pytester: pytest.Pytester) -> pytest.Pytester:
+    pytester.makepyfile(test_suite=SUITE)
+    return pytester
+
+
+@pytest.mark.parametrize("workers", [[], ["-p", "xdist", "-n", "2"]], ids=["alone", "xdist"])
+def test_a_run(suite: pytest.Pytester, workers: list[str]) -> None:
+    run = suite.runpytest_subprocess(*OWN, "--sqrtdk", "--strict-markers", *workers)
+    text = run.stdout.str()
+    run.assert_outcomes(failed=len(FAILED), passed=6, errors=1, skipped=1, xfailed=1)
+    for name, why in FAILED.items():
+        assert f"FAILED test_suite.py::{name}" in text
+        assert why in text
+    assert LINE.findall(text) == [
+        "sqrtdk: 13 tests, 10 attentions, 8 findings (5 fail, 3 note), 1 not judged, "
+        "3 tests that could not have failed, 3 did not run"
+    ]
+    assert "- found:    softmax(q.k)  (unexplained: missing)" in text
+    assert "+ expected: softmax(0.25 * q.k)" in text
+    assert "not judged: test_suite.py::test_lost: (no module): the scale could not be judged" in text
+    weak = re.findall(r"^could not have failed: test_suite.py::(\S+): (.{7})", text, re.MULTILINE)
+    assert sorted(weak) == [("test_nothing", "no atte"), ("test_one_key", "one key"), ("test_scales[0.25]", "scale 0")]
+    assert "of the fixture" in text
+    assert "INTERNALERROR" not in text
+
+
+def test_a_suite_that_does_not_ask_is_left_alone(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import sys
+        import pytest
+
+        @pytest.mark.attention
+        def test_nothing_is_loaded(pytestconfig):
+            assert {"torch", "numpy", "sqrtdk.audit", "sqrtdk.errors"}.isdisjoint(sys.modules)
+            assert "sqrtdk.testing.plugin" in sys.modules
+            assert not pytestconfig.pluginmanager.has_plugin("sqrtdk-audit")
+        """
+    )
+    run = pytester.runpytest_subprocess(*OWN, "--strict-markers")
+    run.assert_outcomes(passed=1)
+    assert not LINE.findall(run.stdout.str())
+    asked = pytester.runpytest_subprocess(*OWN, "--sqrtdk", "--sqrtdk-fail-on", "sometimes")
+    assert asked.ret == pytest.ExitCode.USAGE_ERROR
+    asked.stderr.fnmatch_lines(["*invalid choice: 'sometimes'*"])
+
+
+def test_unmeasured_fails_where_it_is_asked_for(suite: pytest.Pytester) -> None:
+    run = suite.runpytest_subprocess(*OWN, "--sqrtdk", "--sqrtdk-fail-on", "unmeasured", "-k", "lost or one_key")
+    run.assert_outcomes(passed=1, failed=1, deselected=11)
+    assert "the scale could not be judged" in run.stdout.str()
+
+
+def test_its_words_are_those_of_the_audit() -> None:
+    assert plugin.FAIL_ON == records.FAIL_ON
+    assert list(reversed(plugin.SEVERITIES)) == list(records.SEVERITIES)
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["entry-points"]["pytest11"] == {"sqrtdk": plugin.__name__}
