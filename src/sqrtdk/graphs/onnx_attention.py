@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.errors import UnsupportedError
-from sqrtdk.graphs.onnx_ops import Operation, Result
+from sqrtdk.graphs.onnx_layers import Operation, Result
 from sqrtdk.graphs.onnx_step import Step
 from sqrtdk.graphs.operators import FLAGS, MICROSOFT, OPERATORS, Signature
 

@@ -10,14 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from sqrtdk.errors import UnsupportedError
+from sqrtdk.graphs import onnx_layers as layers
+from sqrtdk.graphs.onnx_layers import Operation, Result
 from sqrtdk.graphs.onnx_step import Step, binary, dtype_of
-
-Result = Tensor | tuple[Tensor, ...]
-Operation = Callable[[Step], Result]
 
 
 def _unary(function: Callable[[Tensor], Tensor]) -> Operation:
@@ -204,35 +203,6 @@ def _reduce(function: Callable[..., Tensor]) -> Operation:
     return run
 
 
-def _layer_norm(step: Step) -> Tensor:
-    x, axis = step.tensor(0), int(step.attribute("axis", -1))
-    bias = step.tensor(2) if step.given(2) else None
-    return functional.layer_norm(x, x.shape[axis:], step.weight(1), bias, float(step.attribute("epsilon", 1e-5)))
-
-
-def _rms_norm(step: Step) -> Tensor:
-    x, axis = step.tensor(0), int(step.attribute("axis", -1))
-    return functional.rms_norm(x, x.shape[axis:], step.weight(1), float(step.attribute("epsilon", 1e-5)))
-
-
-def _skip_norm(rms: bool) -> Operation:
-    def run(step: Step) -> Result:
-        """The sum of two tensors and a bias, normalised; the sum is the fourth output."""
-        total = step.tensor(0) + step.tensor(1)
-        place = 3 if rms else 4
-        total = total + step.tensor(place) if step.given(place) else total
-        epsilon, shape = float(step.attribute("epsilon", 1e-5)), total.shape[-1:]
-        bias = step.tensor(3) if not rms and step.given(3) else None
-        made = (
-            functional.rms_norm(total, shape, step.weight(2), epsilon)
-            if rms
-            else functional.layer_norm(total, shape, step.weight(2), bias, epsilon)
-        )
-        return made, total[..., 0], total[..., 0], total
-
-    return run
-
-
 def _clip(step: Step) -> Tensor:
     x, bounds = step.tensor(0), [step.attribute("min", None), step.attribute("max", None)]
     for i in (1, 2):
@@ -245,19 +215,6 @@ def _clip(step: Step) -> Tensor:
 
 def _gelu(step: Step) -> Tensor:
     return functional.gelu(step.tensor(0), approximate=str(step.attribute("approximate", "none")))
-
-
-def _cumsum(step: Step) -> Tensor:
-    x, axis = step.tensor(0), step.numbers(1)[0]
-    if step.attribute("reverse", 0):
-        raise UnsupportedError("CumSum in reverse")
-    made = x.cumsum(axis)
-    return (made - x if step.attribute("exclusive", 0) else made).to(x.dtype)
-
-
-def _trilu(step: Step) -> Tensor:
-    diagonal = step.numbers(1)[0] if step.given(1) else 0
-    return step.tensor(0).triu(diagonal) if step.attribute("upper", 1) else step.tensor(0).tril(diagonal)
 
 
 def _range(step: Step) -> Tensor:
@@ -285,68 +242,6 @@ def _shape(step: Step) -> Tensor:
     return torch.tensor([*x.shape][first:last], dtype=torch.int64, device=step.device)
 
 
-def _conv(step: Step) -> Tensor:
-    x, kernel = step.tensor(0), step.weight(1)
-    spatial = x.dim() - 2
-    if not 1 <= spatial <= 3:
-        raise UnsupportedError("Conv of another rank")
-    pads = [int(pad) for pad in step.attribute("pads", [0] * 2 * spatial)]
-    if step.attribute("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
-        raise UnsupportedError("Conv with auto_pad")
-    if pads[:spatial] != pads[spatial:]:
-        flat = [pad for i in range(spatial - 1, -1, -1) for pad in (pads[i], pads[spatial + i])]
-        x, pads = functional.pad(x, flat), [0] * spatial
-    convolve: Any = (functional.conv1d, functional.conv2d, functional.conv3d)[spatial - 1]
-    made: Tensor = convolve(
-        x,
-        kernel,
-        step.tensor(2) if step.given(2) else None,
-        tuple(step.attribute("strides", [1] * spatial)),
-        tuple(pads[:spatial]),
-        tuple(step.attribute("dilations", [1] * spatial)),
-        int(step.attribute("group", 1)),
-    )
-    return made
-
-
-def _max_pool(step: Step) -> Tensor:
-    x, size = step.tensor(0), tuple(step.attribute("kernel_shape", []))
-    pads = step.attribute("pads", [0] * 2 * len(size))
-    if len(size) != 2 or [*pads[:2]] != [*pads[2:]]:
-        raise UnsupportedError("MaxPool of another rank, or with pads that differ")
-    strides = tuple(step.attribute("strides", [1, 1]))
-    return functional.max_pool2d(x, size, strides, tuple(pads[:2]), ceil_mode=bool(step.attribute("ceil_mode", 0)))
-
-
-def _average(step: Step) -> Tensor:
-    return step.tensor(0).mean((*range(2, step.tensor(0).dim()),), keepdim=True)
-
-
-def _pad(step: Step) -> Tensor:
-    x = step.tensor(0)
-    pads = step.numbers(1) if step.given(1) else [int(pad) for pad in step.attribute("pads", [])]
-    axes = [axis % x.dim() for axis in step.numbers(3)] if step.given(3) else [*range(x.dim())]
-    value = step.number(2) if step.given(2) else 0.0
-    flat = [0] * 2 * x.dim()
-    for i, axis in enumerate(axes):
-        flat[2 * (x.dim() - 1 - axis) : 2 * (x.dim() - axis)] = [pads[i], pads[len(axes) + i]]
-    if step.attribute("mode", "constant") != "constant":
-        raise UnsupportedError("Pad that is not constant")
-    return functional.pad(x, flat, value=value)
-
-
-def _resize(step: Step) -> Tensor:
-    x = step.tensor(0)
-    if step.given(3):
-        sizes = step.numbers(3)
-    elif step.given(2):
-        factors = step.floats(2)
-        sizes = [int(size * factor) for size, factor in zip(x.shape, factors, strict=True)]
-    else:
-        raise UnsupportedError("Resize without sizes")
-    return torch.empty(sizes, dtype=x.dtype, device=x.device) * x.mean()  # where it lies does not matter
-
-
 def _arg(largest: bool) -> Operation:
     def run(step: Step) -> Tensor:
         axis, keep = int(step.attribute("axis", 0)), bool(step.attribute("keepdims", 1))
@@ -355,34 +250,9 @@ def _arg(largest: bool) -> Operation:
     return run
 
 
-def _top_k(step: Step) -> Result:
-    axis, largest = int(step.attribute("axis", -1)), bool(step.attribute("largest", 1))
-    values, indices = step.tensor(0).topk(step.numbers(1)[0], axis, largest)
-    return values, indices
-
-
-def _one_hot(step: Step) -> Tensor:
-    return functional.one_hot(step.tensor(0).long(), step.numbers(1)[0]).to(step.dtype(2))
-
-
-def _scatter(step: Step) -> Tensor:
-    axis = int(step.attribute("axis", 0))
-    return step.tensor(0).scatter(axis, step.tensor(1).long(), step.tensor(2))
-
-
-def _scatter_nd(step: Step) -> Tensor:
-    x, indices = step.tensor(0), step.tensor(1).long()
-    return x.index_put(tuple(indices.unbind(-1)), step.tensor(2))
-
-
 def _l2(x: Tensor, axes: tuple[int, ...], keepdim: bool) -> Tensor:
     made: Tensor = torch.linalg.vector_norm(x, 2, axes, keepdim)
     return made
-
-
-def _lp(step: Step) -> Tensor:
-    x, axis = step.tensor(0), int(step.attribute("axis", -1))
-    return functional.normalize(x, float(step.attribute("p", 2)), axis)
 
 
 def _dropout(step: Step) -> Result:
@@ -395,30 +265,6 @@ def _quick_gelu(step: Step) -> Tensor:
     return x * torch.sigmoid(x * float(step.attribute("alpha", 1.702)))
 
 
-def _batch_norm(step: Step) -> Tensor:
-    x, gain, shift, mean, variance = (step.tensor(i) for i in range(5))
-    epsilon = float(step.attribute("epsilon", 1e-5))
-    return functional.batch_norm(x, mean, variance, gain, shift, False, 0.0, epsilon)
-
-
-def _quantised_matmul(step: Step) -> Tensor:
-    """A product with a weight of few bits, whose shape alone is told."""
-    x = step.tensor(0)
-    rows, columns = int(step.attribute("K", x.shape[-1])), int(step.attribute("N", 0))
-    if rows != x.shape[-1] or columns < 1:
-        raise UnsupportedError("MatMulNBits of sizes that do not fit")
-    return x @ nn.Parameter(torch.empty(rows, columns, dtype=x.dtype, device=x.device), requires_grad=False)
-
-
-def _dequantised(step: Step) -> Tensor:
-    """A weight of few bits as what it stands for: of its values nothing is told."""
-    return nn.Parameter(torch.empty(step.shape(0), dtype=step.dtype(1), device=step.device), requires_grad=False)
-
-
-def _gather_elements(step: Step) -> Tensor:
-    return step.tensor(0).gather(int(step.attribute("axis", 0)), step.tensor(1).long())
-
-
 OPERATIONS: dict[tuple[str, str], Operation] = {
     ("", name): operation
     for name, operation in {
@@ -427,7 +273,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "And": _pairs(torch.logical_and),
         "ArgMax": _arg(True),
         "ArgMin": _arg(False),
-        "BatchNormalization": _batch_norm,
+        "BatchNormalization": layers.batch_norm,
         "Cast": _cast,
         "CastLike": lambda step: step.tensor(0).to(step.dtype(1)),
         "Ceil": _unary(torch.ceil),
@@ -435,10 +281,10 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "Concat": _concat,
         "Constant": _constant,
         "ConstantOfShape": _filled,
-        "Conv": _conv,
+        "Conv": layers.conv,
         "Cos": _unary(torch.cos),
-        "CumSum": _cumsum,
-        "DequantizeLinear": _dequantised,
+        "CumSum": layers.cumsum,
+        "DequantizeLinear": layers.dequantised,
         "Div": _pairs(_divide),
         "Dropout": _dropout,
         "Einsum": _einsum,
@@ -450,11 +296,11 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "Flatten": _flatten,
         "Floor": _unary(torch.floor),
         "Gather": _gather,
-        "GatherElements": _gather_elements,
+        "GatherElements": layers.gather_elements,
         "GatherND": _gather_nd,
         "Gelu": _gelu,
         "Gemm": _gemm,
-        "GlobalAveragePool": _average,
+        "GlobalAveragePool": layers.average,
         "Greater": _pairs(torch.gt),
         "GreaterOrEqual": _pairs(torch.ge),
         "HardSigmoid": _unary(functional.hardsigmoid),
@@ -462,25 +308,25 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "Identity": lambda step: step.tensor(0),
         "IsInf": _unary(torch.isinf),
         "IsNaN": _unary(torch.isnan),
-        "LayerNormalization": _layer_norm,
+        "LayerNormalization": layers.layer_norm,
         "LeakyRelu": _unary(functional.leaky_relu),
         "Less": _pairs(torch.lt),
         "LessOrEqual": _pairs(torch.le),
         "Log": _unary(torch.log),
         "LogSoftmax": lambda step: step.tensor(0).log_softmax(int(step.attribute("axis", -1))),
-        "LpNormalization": _lp,
+        "LpNormalization": layers.lp,
         "MatMul": _matmul,
         "Max": _pairs(torch.maximum),
-        "MaxPool": _max_pool,
+        "MaxPool": layers.max_pool,
         "Mish": _unary(functional.mish),
         "Min": _pairs(torch.minimum),
         "Mod": _pairs(torch.remainder),
         "Mul": _pairs(torch.mul),
         "Neg": _unary(torch.neg),
         "Not": _unary(torch.logical_not),
-        "OneHot": _one_hot,
+        "OneHot": layers.one_hot,
         "Or": _pairs(torch.logical_or),
-        "Pad": _pad,
+        "Pad": layers.pad,
         "Pow": _pairs(torch.pow),
         "Range": _range,
         "Reciprocal": _unary(torch.reciprocal),
@@ -492,16 +338,16 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "ReduceSumSquare": _reduce(lambda x, axes, keepdim: torch.sum(x * x, axes, keepdim)),
         "Relu": _unary(torch.relu),
         "Reshape": _reshape,
-        "Resize": _resize,
-        "RMSNormalization": _rms_norm,
+        "Resize": layers.resize,
+        "RMSNormalization": layers.rms_norm,
         "Round": _unary(torch.round),
-        "ScatterElements": _scatter,
-        "ScatterND": _scatter_nd,
+        "ScatterElements": layers.scatter,
+        "ScatterND": layers.scatter_nd,
         "Selu": _unary(functional.selu),
         "Shape": _shape,
         "Sigmoid": _unary(torch.sigmoid),
         "Sign": _unary(torch.sign),
-        "SimplifiedLayerNormalization": _rms_norm,
+        "SimplifiedLayerNormalization": layers.rms_norm,
         "Sin": _unary(torch.sin),
         "Size": lambda step: torch.tensor(step.tensor(0).numel(), device=step.device),
         "Slice": _slice,
@@ -515,9 +361,9 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "Swish": _unary(functional.silu),
         "Tanh": _unary(torch.tanh),
         "Tile": lambda step: step.tensor(0).repeat(step.numbers(1)),
-        "TopK": _top_k,
+        "TopK": layers.top_k,
         "Transpose": _transpose,
-        "Trilu": _trilu,
+        "Trilu": layers.trilu,
         "Unsqueeze": _unsqueeze,
         "Where": _where,
         "Xor": _pairs(torch.logical_xor),
@@ -525,13 +371,13 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
 }
 OPERATIONS |= {
     ("com.microsoft", "FusedMatMul"): _fused_matmul,
-    ("com.microsoft", "MatMulNBits"): _quantised_matmul,
+    ("com.microsoft", "MatMulNBits"): layers.quantised_matmul,
     ("com.microsoft", "Gelu"): _unary(functional.gelu),
     ("com.microsoft", "FastGelu"): lambda step: functional.gelu(
         step.tensor(0) + step.tensor(1) if step.given(1) else step.tensor(0), approximate="tanh"
     ),
     ("com.microsoft", "BiasGelu"): lambda step: functional.gelu(step.tensor(0) + step.tensor(1)),
     ("com.microsoft", "QuickGelu"): _quick_gelu,
-    ("com.microsoft", "SkipLayerNormalization"): _skip_norm(False),
-    ("com.microsoft", "SkipSimplifiedLayerNormalization"): _skip_norm(True),
+    ("com.microsoft", "SkipLayerNormalization"): layers.skip_norm(False),
+    ("com.microsoft", "SkipSimplifiedLayerNormalization"): layers.skip_norm(True),
 }
