@@ -96,8 +96,15 @@ FORWARD = {
 
 # Few rows against many keys: tiles of 16 to 64 rows. Numbers of 16 bits only, as for the extras: float32 takes FORWARD.
 FEW = {64: W4, 128: W4, 256: W4_32}
-FORWARD_EXTRAS = W4_32
-BACKWARD_EXTRAS = {  # up to a width of 128
+FORWARD_EXTRAS = {(target, width): W4_32 for target, _, width in FORWARD} | {
+    ("sm_90", 256): W8_NARROW,
+    ("sm_100", 256): W8_NARROW,
+}
+WIDE_BACKWARD_EXTRAS = {  # at a width above 128, where it is not BACKWARD
+    "sm_90": Backward(D8_THIN, W8_NARROW),
+    "sm_100": Backward(D8_THIN, W8_NARROW),
+}
+BACKWARD_EXTRAS = {  # up to that width
     "sm_80": Backward(SMALL, W4_32),
     "sm_90": Backward(W8_NARROW, W4_32),
     "sm_100": Backward(W8_NARROW, W4_32),
@@ -169,7 +176,7 @@ def forward_config(
     if key[1] == "half" and rows <= FEW_ROWS:
         return FEW[key[2]]
     if key[1] == "half" and extras:
-        return FORWARD_EXTRAS
+        return FORWARD_EXTRAS[key[0], key[2]]
     return FORWARD[key][causal + 2 * (statistics or extras)]
 
 
@@ -180,6 +187,8 @@ def backward_config(target: str, dtype: torch.dtype, width: int, extras: bool = 
     key = _key(target, dtype, width)
     if extras and key[1] == "half" and width <= 128:
         return BACKWARD_EXTRAS[key[0]]
+    if extras and key[1] == "half":
+        return WIDE_BACKWARD_EXTRAS.get(key[0], BACKWARD[key])
     return BACKWARD[key]
 
 
