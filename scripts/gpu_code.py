@@ -17,7 +17,8 @@ from typing import Any
 import triton
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-SHARED_LIMITS = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "gfx942": 64 * 1024}
+# That of sm_80 is what sm_86, sm_89 and sm_120 have, which its configurations serve as well; sm_80 itself has 163 KiB.
+SHARED_LIMITS = {"sm_80": 99 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "gfx942": 64 * 1024}
 LOCAL = ("LDL", "STL", "scratch_load", "scratch_store", "buffer_load_lds_spill")
 # Matrix products by target: where they are looked for, and the instruction.
 PRODUCTS = {

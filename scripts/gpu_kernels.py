@@ -50,7 +50,7 @@ TARGETS = {
 }
 EVERYTHING = (1 << 10) - 1  # all of AuxOutput
 BATCH, HEADS, LENGTH = 2, 4, 256
-HALF, SINGLE = torch.bfloat16, torch.float32
+HALF, OTHER_HALF, SINGLE = torch.bfloat16, torch.float16, torch.float32
 
 
 @dataclass(frozen=True)
@@ -63,16 +63,16 @@ class Case:
     statistics: int = 0
     causal: bool = False
     measure: bool = False
-    decode: bool = False
+    rows: int | None = None  # of two query heads a key head, against many keys
     extras: bool = False
     backward: bool = False
 
     def run(self) -> None:
         """Make the call; the launcher is recorded."""
-        length = 1 if self.decode else LENGTH
-        heads = 2 * HEADS if self.decode else HEADS
+        length = self.rows or LENGTH
+        heads = 2 * HEADS if self.rows else HEADS
         query = torch.empty(BATCH, heads, length, self.width, dtype=self.dtype)
-        key = torch.empty(BATCH, HEADS, 8 * LENGTH if self.decode else LENGTH, self.width, dtype=self.dtype)
+        key = torch.empty(BATCH, HEADS, 8 * LENGTH if self.rows else LENGTH, self.width, dtype=self.dtype)
         value = key[..., :0] if self.measure else key
         shape = (BATCH, heads, length, key.shape[2])
         row = torch.empty(BATCH, heads, length)
@@ -90,26 +90,40 @@ class Case:
             launch.run(query, key, value, 0.125, *bounds, sinks, above, below, None, self.statistics)
 
 
-def cases() -> list[Case]:
-    """Every configuration of the tables is in one of them."""
-    listed = []
-    for width in (64, 128, 256):
-        for dtype, number in ((HALF, "bf16"), (SINGLE, "f32")):
-            for statistics, words in ((0, ""), (EVERYTHING, ", all statistics")):
-                if dtype == SINGLE and not statistics:
-                    continue  # the same sizes, and needs less
-                listed.append(Case(f"forward {number} {width}, causal{words}", dtype, width, statistics, True))
-            listed.append(Case(f"backward {number} {width}, causal", dtype, width, causal=True, backward=True))
-    listed += [
-        Case("forward bf16 128, all statistics", HALF, 128, EVERYTHING),
-        Case("forward f16 128, causal, all statistics", torch.float16, 128, EVERYTHING, True),
-        Case("measure bf16 128, all statistics", HALF, 128, EVERYTHING, measure=True),
-        Case("decode bf16 128", HALF, 128, decode=True),
-        Case("decode bf16 128, all statistics", HALF, 128, EVERYTHING, decode=True),
-        Case("extras bf16 128, causal, all statistics", HALF, 128, EVERYTHING, True, extras=True),
-        Case("backward bf16 128, causal, extras", HALF, 128, causal=True, extras=True, backward=True),
-    ]
-    return listed
+# Where no tile keeps all of a row and a key in registers, twice as tf32x3 does: what was found to spill least.
+WIDE_SINGLE = ("forward f32 256, causal, all statistics", "backward f32 256, causal")
+SPILLING = tuple((target, case) for target in ("sm_80", "sm_90", "sm_100") for case in WIDE_SINGLE)
+
+# Every configuration of the tables is in one of them; what differs only in what it needs less of is left out: float32
+# without statistics, sinks, the other causal half of the table where it is the same.
+CASES = (
+    Case("forward bf16 64, causal", HALF, 64, causal=True),
+    Case("forward bf16 64, causal, all statistics", HALF, 64, EVERYTHING, causal=True),
+    Case("backward bf16 64, causal", HALF, 64, causal=True, backward=True),
+    Case("forward bf16 128, causal", HALF, 128, causal=True),
+    Case("forward bf16 128, causal, all statistics", HALF, 128, EVERYTHING, causal=True),
+    Case("forward f16 128, causal, all statistics", OTHER_HALF, 128, EVERYTHING, causal=True),
+    Case("backward bf16 128, causal", HALF, 128, causal=True, backward=True),
+    Case("backward f16 128, causal", OTHER_HALF, 128, causal=True, backward=True),
+    Case("forward bf16 256, causal", HALF, 256, causal=True),
+    Case("forward bf16 256, causal, all statistics", HALF, 256, EVERYTHING, causal=True),
+    Case("backward bf16 256, causal", HALF, 256, causal=True, backward=True),
+    Case("measure bf16 128, all statistics", HALF, 128, EVERYTHING, measure=True),
+    Case("decode bf16 128, all statistics", HALF, 128, EVERYTHING, rows=1),
+    Case("64 rows bf16 128, all statistics", HALF, 128, EVERYTHING, rows=64),
+    Case("64 rows bf16 256, all statistics", HALF, 256, EVERYTHING, rows=64),
+    Case("extras bf16 128, causal, all statistics", HALF, 128, EVERYTHING, causal=True, extras=True),
+    Case("extras bf16 256, causal, all statistics", HALF, 256, EVERYTHING, causal=True, extras=True),
+    Case("backward bf16 128, causal, extras", HALF, 128, causal=True, extras=True, backward=True),
+    Case("backward bf16 256, causal, extras", HALF, 256, causal=True, extras=True, backward=True),
+    Case("forward f32 64, causal, all statistics", SINGLE, 64, EVERYTHING, causal=True),
+    Case("backward f32 64, causal", SINGLE, 64, causal=True, backward=True),
+    Case("forward f32 128, causal", SINGLE, 128, causal=True),
+    Case("forward f32 128, causal, all statistics", SINGLE, 128, EVERYTHING, causal=True),
+    Case("backward f32 128, causal", SINGLE, 128, causal=True, backward=True),
+    Case("forward f32 256, causal, all statistics", SINGLE, 256, EVERYTHING, causal=True),
+    Case("backward f32 256, causal", SINGLE, 256, causal=True, backward=True),
+)
 
 
 @contextlib.contextmanager
@@ -178,7 +192,7 @@ def shortfalls(record: dict[str, Any]) -> list[str]:
     limit = SHARED_LIMITS[record["target"]]
     if record["shared"] > limit:
         found.append(f"{record['shared']} bytes of shared memory; {limit} are the limit")
-    if record.get("hot_loop_local"):
+    if record.get("hot_loop_local") and (record["target"], record["case"]) not in SPILLING:
         found.append(f"{record['hot_loop_local']} loads and stores of spilled registers in the hot loop")
     if record["target"] == "sm_90" and record["half"] and record["kernel"] != "combine" and not record["few_rows"]:
         if "wgmma" not in record["products"] or "mma" in record["products"]:
@@ -234,7 +248,7 @@ def merged(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     before = json.loads(RECORD.read_text(encoding="utf-8"))["kernels"] if RECORD.exists() else []
     again = {of(record) for record in records}
     all_of_them = [record for record in before if of(record) not in again] + records
-    order = [(target, case.name) for target in TARGETS for case in cases()]
+    order = [(target, case.name) for target in TARGETS for case in CASES]
     known = [record for record in all_of_them if of(record) in order]
     return sorted(known, key=lambda record: order.index(of(record)))
 
@@ -285,7 +299,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as cache:
         triton.knobs.cache.dir = cache
         for target in TARGETS:
-            for case in cases():
+            for case in CASES:
                 if not chosen(target, case.name, options.words, options.exact):
                     continue
                 for record in measured(case, target):

@@ -20,7 +20,7 @@ SCRIPT = ROOT / "scripts" / "gpu_kernels.py"
 FEW = {
     "plain": ("sm_90", "forward bf16 64, causal"),
     "statistics": ("sm_90", "forward bf16 128, causal, all statistics"),
-    "keys split": ("sm_80", "decode bf16 128"),
+    "keys split": ("sm_80", "decode bf16 128, all statistics"),
     "backward": ("gfx942", "backward bf16 64, causal"),
 }
 

@@ -62,9 +62,16 @@ D8_64 = Config(128, 64, 8, 2, True)
 D8_128 = Config(128, 128, 8, 2, True)
 AMD_128 = Config(128, 64, 4, 1)
 AMD_64 = Config(64, 32, 4, 1)
+D8_THIN = Config(64, 16, 8, 2, True)
 D8_NARROW = Config(64, 32, 8, 2, True)
+W8_NARROW = Config(64, 32, 8, 2)
+THIN = Config(64, 16, 4, 1)
 SMALL = Config(32, 32, 4, 2)
-EXTRAS = W4_32
+# tf32x3 keeps two numbers for one, so that few rows are all that the registers hold.
+FLAT4_32 = Config(16, 32, 4, 1)
+FLAT8_32 = Config(16, 32, 8, 1)
+FLAT8_64 = Config(16, 64, 8, 1)
+NVIDIA = ("sm_80", "sm_90", "sm_100")
 
 FORWARD = {
     ("sm_80", "half", 64): Forward(W4_128, W4_128, W8_64, W8_64),
@@ -79,16 +86,29 @@ FORWARD = {
     ("gfx942", "half", 64): Forward(AMD_128, AMD_128, AMD_128, AMD_128),
     ("gfx942", "half", 128): Forward(AMD_128, AMD_128, AMD_128, AMD_128),
     ("gfx942", "half", 256): Forward(AMD_64, AMD_64, AMD_64, AMD_64),
-    **{
-        (target, "single", width): Forward(config, config, config, config)
-        for target in ("sm_80", "sm_90", "sm_100", "gfx942")
-        for width, config in ((64, W4_32), (128, W4_32), (256, SMALL))
-    },
+    **{(target, "single", 64): Forward(W4_32, W4_32, W4_32, W4_32) for target in NVIDIA},
+    **{(target, "single", 128): Forward(W4_32, W4_32, FLAT4_32, FLAT4_32) for target in NVIDIA},
+    **{(target, "single", 256): Forward(FLAT8_64, FLAT8_64, FLAT8_64, FLAT8_64) for target in NVIDIA},
+    ("gfx942", "single", 64): Forward(W4_32, W4_32, W4_32, W4_32),
+    ("gfx942", "single", 128): Forward(W4_32, W4_32, W4_32, W4_32),
+    ("gfx942", "single", 256): Forward(SMALL, SMALL, SMALL, SMALL),
 }
 
-FEW = {  # few rows against many keys: tiles of 16 to 64 rows
-    (target, kind, width): Config(64, 64 if kind == "half" and width < 256 else 32, 4, 2)
-    for target, kind, width in FORWARD
+# Few rows against many keys: tiles of 16 to 64 rows. Numbers of 16 bits only, as for the extras: float32 takes FORWARD.
+FEW = {64: W4, 128: W4, 256: W4_32}
+FORWARD_EXTRAS = {(target, width): W4_32 for target, _, width in FORWARD} | {
+    ("sm_90", 256): W8_NARROW,
+    ("sm_100", 256): W8_NARROW,
+}
+WIDE_BACKWARD_EXTRAS = {  # at a width above 128, where it is not BACKWARD
+    "sm_90": Backward(D8_THIN, W8_NARROW),
+    "sm_100": Backward(D8_THIN, W8_NARROW),
+}
+BACKWARD_EXTRAS = {  # up to that width
+    "sm_80": Backward(SMALL, W4_32),
+    "sm_90": Backward(W8_NARROW, W4_32),
+    "sm_100": Backward(W8_NARROW, W4_32),
+    "gfx942": Backward(AMD_64, AMD_64),
 }
 
 BACKWARD = {
@@ -97,18 +117,21 @@ BACKWARD = {
     ("sm_80", "half", 256): Backward(W4_32, W8_32),
     ("sm_90", "half", 64): Backward(D8_64, D8_64),
     ("sm_90", "half", 128): Backward(D8_32, D8_64),
-    ("sm_90", "half", 256): Backward(D8_NARROW, D8_32),
+    ("sm_90", "half", 256): Backward(D8_THIN, D8_32),
     ("sm_100", "half", 64): Backward(D8_64, D8_64),
     ("sm_100", "half", 128): Backward(D8_32, D8_64),
     ("sm_100", "half", 256): Backward(D8_NARROW, D8_32),
     ("gfx942", "half", 64): Backward(AMD_64, AMD_64),
     ("gfx942", "half", 128): Backward(AMD_64, AMD_64),
     ("gfx942", "half", 256): Backward(AMD_64, AMD_64),
-    **{
-        (target, "single", width): Backward(config, config)
-        for target in ("sm_80", "sm_90", "sm_100", "gfx942")
-        for width, config in ((64, W4_32), (128, SMALL), (256, SMALL))
-    },
+    **{(target, "single", 64): Backward(THIN, W4_32) for target in NVIDIA},
+    **{(target, "single", 128): Backward(FLAT8_64, FLAT8_64) for target in NVIDIA},
+    ("sm_80", "single", 256): Backward(FLAT8_32, FLAT8_32),
+    ("sm_90", "single", 256): Backward(FLAT8_64, FLAT8_64),
+    ("sm_100", "single", 256): Backward(FLAT8_64, FLAT8_64),
+    ("gfx942", "single", 64): Backward(W4_32, W4_32),
+    ("gfx942", "single", 128): Backward(SMALL, SMALL),
+    ("gfx942", "single", 256): Backward(SMALL, SMALL),
 }
 
 
@@ -150,18 +173,23 @@ def forward_config(
     if target == "interpreter":
         return INTERPRETER
     key = _key(target, dtype, width)
-    if rows <= FEW_ROWS:
-        return FEW[key]
-    return EXTRAS if extras else FORWARD[key][causal + 2 * statistics]
+    if key[1] == "half" and rows <= FEW_ROWS:
+        return FEW[key[2]]
+    if key[1] == "half" and extras:
+        return FORWARD_EXTRAS[key[0], key[2]]
+    return FORWARD[key][causal + 2 * (statistics or extras)]
 
 
 def backward_config(target: str, dtype: torch.dtype, width: int, extras: bool = False) -> Backward:
     """The configurations of the backward kernels, of keys and of rows; `extras` as for the forward one."""
     if target == "interpreter":
         return Backward(Config(32, 32, 4, 1), Config(32, 32, 4, 1))
-    if extras and width <= 128:
-        return Backward(W4_32, W4_32)
-    return BACKWARD[_key(target, dtype, width)]
+    key = _key(target, dtype, width)
+    if extras and key[1] == "half" and width <= 128:
+        return BACKWARD_EXTRAS[key[0]]
+    if extras and key[1] == "half":
+        return WIDE_BACKWARD_EXTRAS.get(key[0], BACKWARD[key])
+    return BACKWARD[key]
 
 
 def precision(target: str) -> str:
