@@ -12,7 +12,7 @@ FUSED, SWEPT = "impl/fused.py:fused", "impl/fused.py:swept"
 TILE, TIES = "stats/_tile.py:exponentials", "stats/_tile.py:reduce_tile"
 SWEEP, VALUES = "stats/_sweep.py:_rows", "stats/_weighers.py:Values.__call__"
 MOMENTS = "stats/tiles.py:ProductSource.moments"
-CPU, BAND = "impl/cpu.py:_run", "impl/cpu.py:_band"
+CPU, BAND = "impl/cpu.py:_run", "impl/operands.py:band"
 
 SCALE = "F(S, A, B).to(T) if isinstance(S, Tensor) else S"
 SCALED = f"Z = Z * ({SCALE})"

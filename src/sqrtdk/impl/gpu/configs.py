@@ -56,7 +56,7 @@ W4_32 = Config(64, 32, 4, 2)
 W4_128 = Config(128, 64, 4, 2)
 W8_64 = Config(128, 64, 8, 2)
 W8_SQUARE = Config(64, 64, 8, 2)
-W8_32 = Config(128, 32, 8, 2)
+SQUARE_ONE = Config(64, 64, 8, 1)
 D8_32 = Config(128, 32, 8, 2, True)
 D8_64 = Config(128, 64, 8, 2, True)
 D8_128 = Config(128, 128, 8, 2, True)
@@ -67,42 +67,59 @@ D8_NARROW = Config(64, 32, 8, 2, True)
 W8_NARROW = Config(64, 32, 8, 2)
 THIN = Config(64, 16, 4, 1)
 SMALL = Config(32, 32, 4, 2)
+SMALL_ONE = Config(32, 32, 4, 1)
+SMALL8_ONE = Config(32, 32, 8, 1)
+NARROW_ONE = Config(64, 32, 8, 1)
+THIN_SMALL = Config(32, 16, 4, 1)
 # tf32x3 keeps two numbers for one, so that few rows are all that the registers hold.
 FLAT4_32 = Config(16, 32, 4, 1)
 FLAT8_32 = Config(16, 32, 8, 1)
 FLAT8_64 = Config(16, 64, 8, 1)
-NVIDIA = ("sm_80", "sm_90", "sm_100")
 
 FORWARD = {
     ("sm_80", "half", 64): Forward(W4_128, W4_128, W8_64, W8_64),
     ("sm_80", "half", 128): Forward(W8_64, W8_64, W8_64, W8_64),
-    ("sm_80", "half", 256): Forward(W8_32, W8_32, W8_32, W8_32),
+    ("sm_80", "half", 256): Forward(SQUARE_ONE, SQUARE_ONE, SMALL, SMALL),
     ("sm_90", "half", 64): Forward(D8_128, D8_128, D8_128, D8_128),
     ("sm_90", "half", 128): Forward(D8_128, D8_128, D8_128, D8_128),
     ("sm_90", "half", 256): Forward(D8_64, D8_64, D8_32, D8_32),
-    ("sm_100", "half", 64): Forward(D8_128, D8_128, D8_128, D8_128),
+    ("sm_100", "half", 64): Forward(D8_128, D8_128, D8_64, D8_64),
     ("sm_100", "half", 128): Forward(D8_128, D8_128, D8_64, D8_64),
-    ("sm_100", "half", 256): Forward(D8_64, D8_64, D8_64, D8_64),
+    ("sm_100", "half", 256): Forward(D8_64, D8_64, D8_32, D8_32),
     ("gfx942", "half", 64): Forward(AMD_128, AMD_128, AMD_128, AMD_128),
     ("gfx942", "half", 128): Forward(AMD_128, AMD_128, AMD_128, AMD_128),
     ("gfx942", "half", 256): Forward(AMD_64, AMD_64, AMD_64, AMD_64),
-    **{(target, "single", 64): Forward(W4_32, W4_32, W4_32, W4_32) for target in NVIDIA},
-    **{(target, "single", 128): Forward(W4_32, W4_32, FLAT4_32, FLAT4_32) for target in NVIDIA},
-    **{(target, "single", 256): Forward(FLAT8_64, FLAT8_64, FLAT8_64, FLAT8_64) for target in NVIDIA},
+    ("sm_80", "single", 64): Forward(SMALL_ONE, SMALL_ONE, SMALL_ONE, SMALL_ONE),
+    ("sm_90", "single", 64): Forward(W4_32, W4_32, W4_32, W4_32),
+    ("sm_100", "single", 64): Forward(SMALL_ONE, SMALL_ONE, SMALL_ONE, SMALL_ONE),
+    ("sm_80", "single", 128): Forward(FLAT4_32, FLAT4_32, FLAT4_32, FLAT4_32),
+    ("sm_90", "single", 128): Forward(W4_32, W4_32, FLAT4_32, FLAT4_32),
+    ("sm_100", "single", 128): Forward(FLAT4_32, FLAT4_32, FLAT4_32, FLAT4_32),
+    **{
+        (target, "single", 256): Forward(FLAT8_64, FLAT8_64, FLAT8_64, FLAT8_64)
+        for target in ("sm_80", "sm_90", "sm_100")
+    },
     ("gfx942", "single", 64): Forward(W4_32, W4_32, W4_32, W4_32),
     ("gfx942", "single", 128): Forward(W4_32, W4_32, W4_32, W4_32),
     ("gfx942", "single", 256): Forward(SMALL, SMALL, SMALL, SMALL),
 }
 
 # Few rows against many keys: tiles of 16 to 64 rows. Numbers of 16 bits only, as for the extras: float32 takes FORWARD.
-FEW = {64: W4, 128: W4, 256: W4_32}
+FEW = {
+    "sm_80": {64: W4, 128: W8_NARROW, 256: SMALL},
+    "sm_90": {64: W4, 128: W4, 256: W4_32},
+    "sm_100": {64: W4, 128: W4_32, 256: W8_NARROW},
+    "gfx942": {64: W4, 128: W4, 256: W4_32},
+}
 FORWARD_EXTRAS = {(target, width): W4_32 for target, _, width in FORWARD} | {
+    ("sm_80", 256): W8_NARROW,
     ("sm_90", 256): W8_NARROW,
     ("sm_100", 256): W8_NARROW,
 }
 WIDE_BACKWARD_EXTRAS = {  # at a width above 128, where it is not BACKWARD
     "sm_90": Backward(D8_THIN, W8_NARROW),
     "sm_100": Backward(D8_THIN, W8_NARROW),
+    "gfx942": Backward(SMALL_ONE, AMD_64),
 }
 BACKWARD_EXTRAS = {  # up to that width
     "sm_80": Backward(SMALL, W4_32),
@@ -114,7 +131,7 @@ BACKWARD_EXTRAS = {  # up to that width
 BACKWARD = {
     ("sm_80", "half", 64): Backward(W4, W8_64),
     ("sm_80", "half", 128): Backward(W8_SQUARE, W8_64),
-    ("sm_80", "half", 256): Backward(W4_32, W8_32),
+    ("sm_80", "half", 256): Backward(SMALL8_ONE, NARROW_ONE),
     ("sm_90", "half", 64): Backward(D8_64, D8_64),
     ("sm_90", "half", 128): Backward(D8_32, D8_64),
     ("sm_90", "half", 256): Backward(D8_THIN, D8_32),
@@ -124,14 +141,18 @@ BACKWARD = {
     ("gfx942", "half", 64): Backward(AMD_64, AMD_64),
     ("gfx942", "half", 128): Backward(AMD_64, AMD_64),
     ("gfx942", "half", 256): Backward(AMD_64, AMD_64),
-    **{(target, "single", 64): Backward(THIN, W4_32) for target in NVIDIA},
-    **{(target, "single", 128): Backward(FLAT8_64, FLAT8_64) for target in NVIDIA},
+    ("sm_80", "single", 64): Backward(THIN_SMALL, SMALL_ONE),
+    ("sm_90", "single", 64): Backward(THIN, W4_32),
+    ("sm_100", "single", 64): Backward(FLAT8_64, FLAT8_64),
+    ("sm_80", "single", 128): Backward(FLAT8_64, FLAT8_64),
+    ("sm_90", "single", 128): Backward(FLAT8_64, FLAT8_64),
+    ("sm_100", "single", 128): Backward(FLAT8_32, FLAT8_64),
     ("sm_80", "single", 256): Backward(FLAT8_32, FLAT8_32),
     ("sm_90", "single", 256): Backward(FLAT8_64, FLAT8_64),
     ("sm_100", "single", 256): Backward(FLAT8_64, FLAT8_64),
     ("gfx942", "single", 64): Backward(W4_32, W4_32),
-    ("gfx942", "single", 128): Backward(SMALL, SMALL),
-    ("gfx942", "single", 256): Backward(SMALL, SMALL),
+    ("gfx942", "single", 128): Backward(THIN_SMALL, SMALL),
+    ("gfx942", "single", 256): Backward(FLAT4_32, FLAT4_32),
 }
 
 
@@ -174,7 +195,7 @@ def forward_config(
         return INTERPRETER
     key = _key(target, dtype, width)
     if key[1] == "half" and rows <= FEW_ROWS:
-        return FEW[key[2]]
+        return FEW[key[0]][key[2]]
     if key[1] == "half" and extras:
         return FORWARD_EXTRAS[key[0], key[2]]
     return FORWARD[key][causal + 2 * (statistics or extras)]
