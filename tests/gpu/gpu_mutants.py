@@ -9,6 +9,7 @@ SHIFTED, CHAN, BLOCK, JOINED, FINISH = (
     f"{GPU}/row.py:{name}" for name in ("shifted", "chan", "block", "joined", "finish")
 )
 SEEN, RANGE = f"{GPU}/tile.py:seen_keys", f"{GPU}/tile.py:key_range"
+COUNTED = f"{GPU}/tile.py:keys_in"
 FORWARD, SWEEP, COMBINE = (f"{GPU}/forward.py:{name}" for name in ("forward", "sweep", "combine"))
 DERIVED, CONSTANTS = f"{GPU}/backward.py:differentiate", f"{GPU}/backward.py:constants"
 OF_ROWS, OF_KEYS = f"{GPU}/backward_rows.py", f"{GPU}/backward_keys.py"
@@ -77,13 +78,13 @@ MUTANTS: dict[str, tuple[Planted, Tests]] = {
         EQUAL,
     ),
     "mean moved by half": (plant(CHAN, Change("A + B * C + B * C", "A + B * C")), STATISTICS),
-    "maximum of the last block": (plant(BLOCK, Change("tl.maximum(A, tl.max(B, 1))", "tl.max(B, 1)")), STATISTICS),
+    "maximum of the last block": (plant(BLOCK, Change("A = tl.maximum(B, C)", "A = C", at=0)), STATISTICS),
     "ties counted once": (
         plant(BLOCK, Change("tl.floor(tl.sum(A, 1) - B + 0.5) - tl.where(C > D, 1.0, 0.0)", "tl.zeros_like(B)")),
         STATISTICS,
     ),
     "largest key among the others": (
-        plant(BLOCK, Change("tl.where(A == B[:, None], 0.0, C * ROOT)", "C * ROOT")),
+        plant(BLOCK, Change("tl.where(A == B[:, None], 0.0, C)", "C")),
         STATISTICS,
     ),
     "spread of the last block": (
@@ -99,15 +100,15 @@ MUTANTS: dict[str, tuple[Planted, Tests]] = {
         STATISTICS,
     ),
     "squares around nothing": (
-        plant(BLOCK, Change("A - tl.where(tl.abs(B) < INF, B, 0.0)[:, None]", "A")),
+        plant(BLOCK, Change("A * 0.5 - (B * 0.5)[:, None]", "A * 0.5")),
         STATISTICS,
     ),
     "mean of equal logits beside them": (
-        plant(BLOCK, Change("A = tl.minimum(tl.maximum(A, B), C)", "A = A * 1.0000002")),
+        plant(BLOCK, Change("tl.minimum(tl.maximum(A + B + B, C), D)", "(A + B + B) * 1.0000002")),
         EQUAL,
     ),
     "hidden keys counted": (
-        plant(BLOCK, Change("tl.sum(A.to(tl.float32), 1)", "tl.sum(A.to(tl.float32), 1) + 1.0")),
+        plant(SWEEP, Change("tl.sum(A.to(tl.float32), 1)", "tl.sum(A.to(tl.float32), 1) + 1.0")),
         MASK,
     ),
     "weights without statistics not shifted": (
@@ -214,10 +215,10 @@ MUTANTS: dict[str, tuple[Planted, Tests]] = {
         PLAIN,
     ),
     "a key more is counted": (
-        plant(FORWARD, Change("tl.maximum(A - B, 0).to(tl.float32)", "tl.maximum(A - B + 1, 0).to(tl.float32)")),
+        plant(COUNTED, Change("tl.maximum(A - B, 0)", "tl.maximum(A - B + 1, 0)")),
         WINDOW,
     ),
-    "counted from the first key": (plant(FORWARD, Change("tl.maximum(A - B, 0) if C else D", "D")), WINDOW),
+    "counted from the first key": (plant(COUNTED, Change("A = tl.maximum(A, B - C)", "A = A")), WINDOW),
     "output of parts not shifted": (
         plant(COMBINE, Change("A * B[:, None] + C * D[:, None]", "A + C * D[:, None]")),
         PARTS,

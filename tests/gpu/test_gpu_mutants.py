@@ -28,7 +28,7 @@ def judged(package: Path, tests: Tests) -> subprocess.CompletedProcess[str]:
     """The tests, by the package in that folder."""
     file, chosen = tests
     path = os.pathsep.join(map(str, (package, HERE.parent)))
-    arguments = ["-q", "-x", "-n", "0", "-p", "no:cacheprovider", str(HERE / file), "-k", chosen]
+    arguments = ["-q", "-x", "-n", "0", "-m", "not gpu", "-p", "no:cacheprovider", str(HERE / file), "-k", chosen]
     return subprocess.run(
         [sys.executable, "-c", RUN, *arguments],
         env=os.environ | {"PYTHONPATH": path},

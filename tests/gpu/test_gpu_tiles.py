@@ -19,7 +19,7 @@ from sqrtdk.stats.request import aux_output
 from tolerances import complaint
 from triton_here import DEVICE, needs_triton
 
-pytestmark = [needs_triton, pytest.mark.usefixtures("small_tiles")]
+pytestmark = [needs_triton, pytest.mark.slow, pytest.mark.usefixtures("small_tiles")]
 Sizes = dict[str, Any]
 
 

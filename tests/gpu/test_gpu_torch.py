@@ -24,7 +24,7 @@ from sqrtdk.stats.request import AuxOutput
 from tolerances import complaint, gradient_complaints, half_complaint
 from triton_here import DEVICE, in_the_interpreter, needs_triton
 
-pytestmark = needs_triton
+pytestmark = [needs_triton, pytest.mark.slow]
 ALL = AuxRequest.all()
 EVERYTHING = (1 << len(AuxOutput._fields)) - 1
 LENGTH, KEYS = 9, 13

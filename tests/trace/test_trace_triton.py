@@ -17,7 +17,10 @@ from tolerances import allowed
 OP = "sqrtdk_gpu.forward"
 COUNTS = ("heads", "rows", "blind_rows", "nan_rows", "saturated")
 
-pytestmark = pytest.mark.skipif(not interpreted(), reason="a GPU is there, and Triton's interpreter is not asked for")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not interpreted(), reason="a GPU is there, and Triton's interpreter is not asked for"),
+]
 over_cases = pytest.mark.parametrize("name", CASES)
 
 

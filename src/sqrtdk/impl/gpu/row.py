@@ -139,15 +139,15 @@ def block(x, seen, count, top, rest, c2, c3, a, low, n, mean, m2, unit, MASKED: 
         if MOMENTS:  # from the mean so far, so that nothing cancels; in a row's first block from the middle
             middle = 0.5 * largest + tl.where(smallest < INF, 0.5 * smallest, 0.0)
             middle = tl.where(n > 0.0, mean, tl.where(tl.abs(middle) < INF, middle, 0.0))
-            off = x - middle[:, None]
+            half = x * 0.5 - (middle * 0.5)[:, None]  # a distance of numbers that are far apart may overflow
             if MASKED:
-                off = tl.where(seen, off, 0.0)
+                half = tl.where(seen, half, 0.0)
             whole = tl.maximum(n + count, 1.0)
-            step = tl.sum(off * (1.0 / whole)[:, None], 1)
-            squares = tl.sum(off * off, 1)
+            step = tl.sum(half * (1.0 / whole)[:, None], 1)
+            squares = tl.sum(half * half, 1) * 4.0
             finite = (tl.abs(step) < INF) & (count > 0.0)  # a block without a finite mean only counts
-            squares = tl.where(squares < INF, squares - step * whole * step, squares)
-            mean = tl.where(finite, tl.minimum(tl.maximum(middle + step, low), larger), mean)
+            squares = tl.where(squares < INF, squares - step * (step * whole) * 4.0, squares)
+            mean = tl.where(finite, tl.minimum(tl.maximum(middle + step + step, low), larger), mean)
             m2 = tl.where(finite, m2 + tl.maximum(squares, 0.0), m2)
     return e, keep, larger, rest, c2, c3, a, low, n + count, mean, m2
 
