@@ -9,7 +9,7 @@ from sqrtdk.errors import ModelError
 
 MASK = re.compile(r"(^|_)(attention|padding|pixel|input)_mask$")  # inputs that tell padding
 _MOST_TERMS = 8  # of a sum of sizes
-MOST_NODES = 2**15  # operations that are walked: some 2 ms each, with all walks and the trace
+MOST_NODES = 2**15  # operations that are walked: some 10 ms each, with all walks and the trace
 
 
 def refuse_many(count: int) -> None:

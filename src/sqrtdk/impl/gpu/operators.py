@@ -43,7 +43,7 @@ def forward(
         above: row i sees keys j <= i + above; None: no bound.
         below: row i sees keys j >= i - below; None: no bound.
         places: (L,) int64 positions of the rows where they are a sample.
-        statistics: bits of `row.bit`.
+        statistics: see the bits in `row`.
 
     Returns:
         Output (B, Hq, L, Ev), lse (B, Hq, L), entropy (B, Hq, L) or (0,) where it is not wanted, and the planes
