@@ -11,6 +11,9 @@ from sqrtdk.compare.records import Cause, DiffReport, PairDiff
 from sqrtdk.compare.suspect import STAGES
 
 ENOUGH = 0.99  # of the difference that a cause must explain
+# Of what rounding to a lesser dtype makes: a number that lies between two falls to either, by the last bit of what it
+# was made of, and a step of it can be most of the difference. What is left is judged by `allowed`, as everything is.
+ROUNDED = 0.5
 FOUR, SIX = 5e-4, 5e-6  # off by which a number of four digits is, or of six
 NUMBER = re.compile(r"-?(?:inf|\d+(?:\.\d+)?(?:e[-+]?\d+)?)")
 VECTORS, NORMS, ROTATIONS = ("query", "key", "value"), ("query norm", "key norm"), ("query rotation", "key rotation")
@@ -181,6 +184,6 @@ def _of_cause(cause: Cause, planting: Planting, ports: tuple[Port, Port], layer:
         wrong.append(f"both sides of {cause.name} are {cause.a!r}")
     if not cause.stage.startswith(planting.stage) or cause.stage not in ACTS_AT[cause.name]:
         wrong.append(f"stage of {cause.name} is {cause.stage!r}, not {planting.stage or ACTS_AT[cause.name]!r}")
-    if cause.name != "unknown" and not cause.explained >= ENOUGH:
+    if cause.name != "unknown" and not cause.explained >= (ROUNDED if cause.name == "rounding" else ENOUGH):
         wrong.append(f"{cause.name} explains {cause.explained}")
     return wrong

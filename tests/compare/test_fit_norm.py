@@ -71,6 +71,15 @@ def test_eps_is_told_in_float32_and_left_open_in_bfloat16() -> None:
         assert not fit.allows(0.1)
 
 
+@pytest.mark.parametrize("shape", [(1, 1, 8, 64), (1, 2, 6, 16), (2, 2, 24, 16)])
+def test_eps_is_in_its_interval_where_one_token_decides_it(shape: tuple[int, ...]) -> None:
+    """The shortest token of a few leaves no residual by which to know how well it tells the eps."""
+    for seed in range(60):
+        torch.manual_seed(seed)
+        x = 0.1 * torch.randn(shape) * torch.randn(shape[0], 1, shape[2], 1).exp()
+        assert recover(x, functional.rms_norm(x, shape[-1:], eps=1e-6) * torch.randn(shape[-1]), "rms").allows(1e-6)
+
+
 def test_a_gain_of_each_head() -> None:
     x, gain = tokens(torch.float32), torch.rand(H, E) + 0.5
     fit = recover(x, normalise(x, "rms", gain, None, 1e-6, "head"))

@@ -4,7 +4,9 @@ After = gain * x / sqrt(m + eps) + shift, with x the values before (of "layer" l
 For a given eps that is linear in gain and shift. Errors are relative to the size of what is rounded, so the least
 squares are weighted by its inverse. eps is found on a grid, then by Gauss-Newton: with gain and shift eliminated, the
 values change by `-gain x / (2 (m + eps)^1.5)` with it. How far tokens differ in m decides how well it is known; its
-standard error comes from the residuals of each token summed, as all channels of one share the error of its length.
+standard error comes from the residuals of each token summed, as all channels of one share the error of its length. The
+one token that decides it, where there is one, leaves no residual: the error is never less than that of rounding, one of
+each entry, independent, and those of its length (`_of_length`), which all channels of a token share.
 
 "l2" is "rms" of no eps with a gain of 1/sqrt(E); it is told by that gain being the same everywhere and exactly so.
 The simplest gain that fits is taken: none, one for all heads, one for each head.
@@ -201,7 +203,8 @@ def _newton(
 ) -> tuple[float, float]:
     """Step of eps, with gain and shift eliminated, and its standard error."""
     slope = -0.5 * gain * unit / _length(tokens, eps).square()
-    left = tokens.y - gain * unit
+    made = gain * unit
+    left = tokens.y - made
     if shift is not None:
         left = left - shift
         total = weight.sum(axes, keepdim=True)
@@ -212,10 +215,22 @@ def _newton(
     if curvature == 0.0:
         return 0.0, math.inf
     scores = weight * slope * left
-    tokens_scores = scores.sum((0, 2) if tokens.m.shape[0] == 1 else 2)
-    scattered = float(tokens_scores.square().sum().sqrt()) / curvature
-    rounding = u / math.sqrt(3.0 * curvature)  # were each entry rounded once; its error is u times its size
+    channels = (0, 2) if tokens.m.shape[0] == 1 else (2,)
+    scattered = float(scores.sum(channels).square().sum().sqrt()) / curvature
+    by_length = float(((weight * slope * made).sum(channels) / curvature).square().sum())
+    summed = math.prod(slope.shape[axis] for axis in channels)
+    rounding = u * math.sqrt((1.0 / curvature + _of_length(summed) * by_length) / 3.0)
     return float(scores.sum()) / curvature, max(scattered, rounding)
+
+
+def _of_length(count: int) -> float:
+    """Variance of what rounding makes of sqrt(m + eps), relative, in u^2 / 3; the mean of so many squares is m.
+
+    The root and the division round once each. The sum, of m and of eps, counts by the half, as the root halves an
+    error: with squares of normal numbers, added one after the other, `count / 3 + 3 / 2` of the additions (`rounding`)
+    and `3 / count` of the squares.
+    """
+    return 2.0 + (count / 3.0 + 1.5 + 3.0 / count + 1.0) / 4.0
 
 
 def _as_length(fit: NormFit, x: Tensor, kind: str | None, unit: float) -> NormFit | None:
