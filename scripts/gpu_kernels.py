@@ -37,6 +37,7 @@ from triton.runtime.jit import create_function_from_signature
 
 from gpu_code import SHARED_LIMITS, read
 from sqrtdk.impl.gpu import gradients, launch
+from sqrtdk.impl.gpu.wanted import BITS, bits_of
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "gpu-kernel.md"
@@ -48,7 +49,7 @@ TARGETS = {
     "sm_100": GPUTarget("cuda", 100, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
-EVERYTHING = (1 << 10) - 1  # all of AuxOutput
+EVERYTHING = bits_of(BITS)  # all of AuxOutput
 BATCH, HEADS, LENGTH = 2, 4, 256
 HALF, OTHER_HALF, SINGLE = torch.bfloat16, torch.float16, torch.float32
 

@@ -15,6 +15,7 @@ from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.bias import with_bias
 from sqrtdk.impl.call import Call, transformed
 from sqrtdk.impl.gpu.load import unavailable
+from sqrtdk.impl.gpu.wanted import APART, ROWS, bits_of
 from sqrtdk.impl.operands import SMALLEST_SOFTCAP, band, broadcastable, operands
 from sqrtdk.impl.rows import sink_column
 from sqrtdk.stats import RowStats
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST_WIDTH = 256
 FARTHEST = 2**30  # rows and keys, whose positions and bounds are 32-bit numbers in the kernel
-ROWS = 1 << len(AuxOutput._fields)  # the bit that stands for all of RowStats
-APART = ("lse", "entropy")  # statistics that carry gradients, and have tensors of their own
 
 
 def obstacle(call: Call) -> str | None:
@@ -67,8 +66,7 @@ def triton(call: Call) -> tuple[Output, AuxOutput]:
     if reason is not None:
         raise UnsupportedError(f"impl='triton' can't run this call: {reason}", hint="Use impl='tiled' or 'auto'.")
     wanted = () if call.aux is None else call.aux.wanted
-    bits = sum(1 << AuxOutput._fields.index(name) for name in wanted)
-    output, lse, entropy, planes = _run(call, bits)
+    output, lse, entropy, planes = _run(call, bits_of(wanted))
     shape = (*call.lead, call.length)
     found = dict(zip((name for name in wanted if name not in APART), planes.unbind(), strict=True))
     found |= {name: tensor for name, tensor in zip(APART, (lse, entropy), strict=True) if name in wanted}

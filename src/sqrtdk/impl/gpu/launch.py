@@ -16,19 +16,13 @@ from sqrtdk.impl.gpu import configs
 from sqrtdk.impl.gpu import forward as kernels
 from sqrtdk.impl.gpu.configs import FP_FUSION, forward_config
 from sqrtdk.impl.gpu.load import interpreted
+from sqrtdk.impl.gpu.wanted import planes_of
 from sqrtdk.stats import _partial
 
 LARGEST_PACKED = 64  # rows of all heads of a group up to which they share tiles
 SHORTEST_PART = 256  # keys of a part, where keys are split
 MOST_SPLITS = 64
 FIELDS = len(_partial.FIELDS)
-OWN_TENSORS = 0b100001  # the bits of lse and entropy, which are no planes
-ROWS = 1 << 10  # the bit of all of RowStats
-
-
-def planes_of(statistics: int) -> int:
-    """How many planes the statistics fill, see the bits in `row`."""
-    return FIELDS if statistics & ROWS else (statistics & ~OWN_TENSORS).bit_count()
 
 
 def strides(tensor: Tensor | None, dims: int) -> tuple[int, ...]:

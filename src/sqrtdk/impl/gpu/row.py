@@ -18,23 +18,26 @@ MOMENTS (with LOW), SPREAD (a), SQUARES, CUBES (with SQUARES).
 import triton
 import triton.language as tl
 
+from sqrtdk.impl.gpu import wanted as given
 from sqrtdk.impl.gpu.arithmetic import INF, LN_2, LOG2_E, NAN, log1p
+from sqrtdk.impl.gpu.wanted import BITS
 
 ROOT = tl.constexpr(2.0**50)  # powers of small weights underflow; times its square they do not before 1e-34
 FAR = tl.constexpr(-1e5)  # 2^FAR is 0; an infinite distance times it would be NaN
 
-# Bits of the statistics wanted: the fields of AuxOutput in their order, and all fields of RowStats.
-LSE = tl.constexpr(1 << 0)
-MAX = tl.constexpr(1 << 1)
-MIN = tl.constexpr(1 << 2)
-MEAN = tl.constexpr(1 << 3)
-VARIANCE = tl.constexpr(1 << 4)
-ENTROPY = tl.constexpr(1 << 5)
-COLLISION = tl.constexpr(1 << 6)
-PEAK = tl.constexpr(1 << 7)
-JACOBIAN = tl.constexpr(1 << 8)
-COUNT = tl.constexpr(1 << 9)
-ROWS = tl.constexpr(1 << 10)
+# The statistics wanted, see `wanted`.
+LSE = tl.constexpr(BITS["lse"])
+MAX = tl.constexpr(BITS["max_scores"])
+MIN = tl.constexpr(BITS["min_scores"])
+MEAN = tl.constexpr(BITS["mean"])
+VARIANCE = tl.constexpr(BITS["variance"])
+ENTROPY = tl.constexpr(BITS["entropy"])
+COLLISION = tl.constexpr(BITS["collision"])
+PEAK = tl.constexpr(BITS["peak"])
+JACOBIAN = tl.constexpr(BITS["jacobian_norm"])
+COUNT = tl.constexpr(BITS["count"])
+ROWS = tl.constexpr(given.ROWS)
+OWN_TENSORS = tl.constexpr(given.OWN_TENSORS)
 # What each part of the state serves.
 FOR_SUMS = tl.constexpr(LSE.value | ENTROPY.value | COLLISION.value | PEAK.value | JACOBIAN.value | ROWS.value)
 FOR_SPREAD = tl.constexpr(ENTROPY.value | ROWS.value)
@@ -53,7 +56,7 @@ def wants(wanted, bits):
 @triton.constexpr_function
 def plane_of(wanted, bit):
     """Which plane a field goes to; lse and entropy have tensors of their own."""
-    return (wanted & (bit - 1) & ~0b100001).bit_count()
+    return (wanted & (bit - 1) & ~OWN_TENSORS.value).bit_count()
 
 
 @triton.jit
