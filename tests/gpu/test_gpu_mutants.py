@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -48,8 +49,8 @@ def test_planted_error_is_found(name: str, tmp_path: Path) -> None:
     planted, tests = MUTANTS[name]
     planted_copy(planted, tmp_path)
     done = judged(tmp_path, tests)
-    if done.returncode < 0 and "32 bits" in name:
-        return  # it reads where there is no memory
+    if done.returncode == -signal.SIGSEGV:
+        return  # it reads where there is no memory; without it nothing does, see below
     assert done.returncode == 1, f"nothing finds: {name}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
     assert f"{tmp_path / 'sqrtdk'}" in done.stdout, "another package was judged"
     assert "\nFAILED " in done.stdout, done.stdout[-2000:]
