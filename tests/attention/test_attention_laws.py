@@ -215,8 +215,15 @@ CALLS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("impl", ["dense", "tiled"])
-@pytest.mark.parametrize("name", CALLS)
+# By finite differences, seconds each.
+TILED_AT_ONCE = ("bias and mask", "softcap", "sinks of rows")
+
+
+@pytest.mark.parametrize(
+    ("name", "impl"),
+    [(name, "dense") for name in CALLS]
+    + [pytest.param(name, "tiled", marks=() if name in TILED_AT_ONCE else pytest.mark.slow) for name in CALLS],
+)
 def test_first_and_second_derivatives(name: str, impl: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiled_module, "block_rows", lambda call: 2)
     sizes = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 
 from sqrtdk.lab.cells import Cells
 from sqrtdk.lab.claim import GROUPS, Claim
@@ -77,9 +78,16 @@ CJK = re.compile(r"[\u3000-\u9fff\uff00-\uffef]")
 NARROW = re.compile("(?<=[\u4e00-\u9fff])[,:;]|[,:;](?=[\u4e00-\u9fff])")  # ASCII punctuation in Chinese
 
 
+# Trainings of a minute and more; heads-differ trains in every run. Where a CPU has no products of bfloat16, theirs take
+# five minutes.
+LONG = {"small-dk", "train-instability"} | (
+    {"amp-scaling"} if not torch.ops.mkldnn._is_mkldnn_bf16_supported() else set()
+)
+
+
 def _marked(ids: list[str]) -> list[object]:
     """Times are not measured beside other tests."""
-    return [pytest.param(name, marks=pytest.mark.slow) if CLAIMS[name].timed else name for name in ids]
+    return [pytest.param(name, marks=pytest.mark.slow) if CLAIMS[name].timed or name in LONG else name for name in ids]
 
 
 @pytest.fixture(scope="session")

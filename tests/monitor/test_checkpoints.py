@@ -74,6 +74,7 @@ def test_the_readers_of_a_watch_read_it(measured: Path) -> None:
     assert summary.missing == ()  # a forward pass has no gradients to miss
 
 
+@pytest.mark.slow
 def test_pool_gives_the_same_though_a_worker_is_killed(saved: Path, measured: Path, tmp_path: Path) -> None:
     killed: list[int] = []
 

@@ -188,6 +188,7 @@ def test_weights_of_tensor_parallel_layers_have_their_names(group: None) -> None
         assert trace.not_measured == ()
 
 
+@pytest.mark.slow
 def test_a_ring_of_sequences_is_told_as_what_it_is(group: None) -> None:
     mesh = init_device_mesh("cpu", (1,))
     q, k, v = (distribute_tensor(torch.randn(1, 2, 4, 8), mesh, [Shard(2)]) for _ in range(3))

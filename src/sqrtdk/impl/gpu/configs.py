@@ -67,6 +67,7 @@ D8_NARROW = Config(64, 32, 8, 2, True)
 W8_NARROW = Config(64, 32, 8, 2)
 THIN = Config(64, 16, 4, 1)
 SMALL = Config(32, 32, 4, 2)
+SMALL_64 = Config(32, 64, 4, 2)
 SMALL_ONE = Config(32, 32, 4, 1)
 SMALL8_ONE = Config(32, 32, 8, 1)
 NARROW_ONE = Config(64, 32, 8, 1)
@@ -106,7 +107,7 @@ FORWARD = {
 
 # Few rows against many keys: tiles of 16 to 64 rows. Numbers of 16 bits only, as for the extras: float32 takes FORWARD.
 FEW = {
-    "sm_80": {64: W4, 128: W8_NARROW, 256: SMALL},
+    "sm_80": {64: W4, 128: SMALL_64, 256: SMALL},
     "sm_90": {64: W4, 128: W4, 256: W4_32},
     "sm_100": {64: W4, 128: W4_32, 256: W8_NARROW},
     "gfx942": {64: W4, 128: W4, 256: W4_32},
