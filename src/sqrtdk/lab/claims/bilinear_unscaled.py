@@ -144,4 +144,5 @@ CLAIM = Claim(
         _as_fast(LARGE),
     ),
     why=why,
+    condition=WORDS("condition"),
 )

@@ -145,4 +145,5 @@ CLAIM = Claim(
         _part("pixels_255", "raw, pixels 0 to 255"),
     ),
     why=why,
+    condition=WORDS("condition"),
 )

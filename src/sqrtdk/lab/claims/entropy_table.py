@@ -170,4 +170,5 @@ CLAIM = Claim(
         ),
     ),
     why=why,
+    condition=WORDS("condition"),
 )

@@ -176,4 +176,5 @@ CLAIM = Claim(
         _often("last"),
     ),
     why=why,
+    condition=WORDS("condition"),
 )

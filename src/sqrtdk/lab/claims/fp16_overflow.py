@@ -136,4 +136,5 @@ CLAIM = Claim(
         _part("kernel"),
     ),
     why=why,
+    condition=WORDS("condition"),
 )

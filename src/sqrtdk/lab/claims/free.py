@@ -141,5 +141,6 @@ CLAIM = Claim(
         ),
     ),
     why=why,
+    condition=WORDS("condition"),
     timed=True,
 )

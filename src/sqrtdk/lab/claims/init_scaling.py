@@ -82,4 +82,5 @@ CLAIM = Claim(
         ),
     ),
     why=why,
+    condition=WORDS("condition"),
 )

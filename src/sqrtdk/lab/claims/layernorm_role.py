@@ -101,4 +101,5 @@ CLAIM = Claim(
         ),
     ),
     why=why,
+    condition=WORDS("condition"),
 )

@@ -108,4 +108,5 @@ CLAIM = Claim(
     measure=measure,
     parts=tuple(_part(d_k) for d_k in DIMS),
     why=why,
+    condition=WORDS("condition"),
 )

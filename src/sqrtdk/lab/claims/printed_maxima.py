@@ -152,4 +152,5 @@ CLAIM = Claim(
         _reading("largest of the matrix"),
     ),
     why=why,
+    condition=WORDS("condition"),
 )

@@ -36,8 +36,8 @@ def measure(run: Run) -> Measured:
         for side in run["sides"]:
             largest.setdefault(side, []).append(float(size[:side, :side].max()) * without)
     figures = [
-        mean("largest_logit_of_a_row", rows, keys=length),
-        *(mean("largest_logit", values, logits=side * side) for side, values in largest.items()),
+        mean("largest_logit", rows, of="row", logits=length),
+        *(mean("largest_logit", values, of="matrix", logits=side * side) for side, values in largest.items()),
         mean("share_beyond_100", beyond),
         mean("share_within_3_scaled", within),
     ]
@@ -46,7 +46,8 @@ def measure(run: Run) -> Measured:
 
 def _plot(figures: Figures, scale: float) -> Plot:
     theory = logit_distribution(D_K, scale)
-    numbers = [int(figure.at["logits"]) for figure in figures.all("largest_logit")]
+    matrices = figures.all("largest_logit", of="matrix")
+    numbers = [int(figure.at["logits"]) for figure in matrices]
     medians = (theory.quantile(1.0 - math.log(2.0) / (2 * n)) for n in numbers)  # of the largest of n independent ones
     return Plot(
         "largest",
@@ -54,7 +55,7 @@ def _plot(figures: Figures, scale: float) -> Plot:
         "number of logits",
         "largest magnitude",
         (
-            over("unscaled", figures.all("largest_logit"), "logits", style="points"),
+            over("unscaled", matrices, "logits", style="points"),
             curve("median in theory", numbers, medians, style="dashed"),
         ),
         x_axis="log",
@@ -68,8 +69,8 @@ def _side(largest: Figure) -> Text:
 
 def why(figures: Figures) -> Text:
     """The paragraph of the report."""
-    row, share = figures("largest_logit_of_a_row"), figures("share_beyond_100")
-    matrix = max(figures.all("largest_logit"), key=lambda f: f.at["logits"])
+    row, share = figures("largest_logit", of="row"), figures("share_beyond_100")
+    matrix = max(figures.all("largest_logit", of="matrix"), key=lambda f: f.at["logits"])
     within = figures("share_within_3_scaled")
     rule = math.erf(NEAR / math.sqrt(2.0))
     return WORDS(
@@ -77,7 +78,7 @@ def why(figures: Figures) -> Text:
         far=f"{FAR:g}",
         deviations=number(FAR / D_K**0.5),
         deviation=number(D_K**0.5),
-        keys=row.at["keys"],
+        keys=row.at["logits"],
         row=row,
         logits=matrix.at["logits"],
         matrix=matrix,
@@ -112,11 +113,11 @@ CLAIM = Claim(
     parts=(
         Part(
             WORDS("part.row"),
-            (Expect("largest_logit_of_a_row", low=FAR),),
+            (Expect("largest_logit", low=FAR, at={"of": "row"}),),
         ),
         Part(
             WORDS("part.matrix"),
-            (Expect("largest_logit", low=FAR, at={"logits": 1024 * 1024}),),
+            (Expect("largest_logit", low=FAR, at={"of": "matrix", "logits": 1024 * 1024}),),
         ),
         Part(
             WORDS("part.scaled"),
@@ -124,4 +125,5 @@ CLAIM = Claim(
         ),
     ),
     why=why,
+    condition=WORDS("condition"),
 )

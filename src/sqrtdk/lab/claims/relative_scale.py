@@ -152,4 +152,5 @@ CLAIM = Claim(
         _changes("alibi", "ALiBi"),
     ),
     why=why,
+    condition=WORDS("condition"),
 )

@@ -100,4 +100,5 @@ CLAIM = Claim(
         ),
     ),
     why=why,
+    condition=WORDS("condition"),
 )

@@ -118,4 +118,5 @@ CLAIM = Claim(
         _part("small"),
     ),
     why=why,
+    condition=WORDS("condition"),
 )

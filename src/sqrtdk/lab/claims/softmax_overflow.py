@@ -112,4 +112,5 @@ CLAIM = Claim(
         _part("torch_fp16", "torch", "float16"),
     ),
     why=why,
+    condition=WORDS("condition"),
 )
