@@ -7,7 +7,15 @@ import math
 from functools import cache
 
 from sample_report import EVIL
-from sqrtdk.lab.claims import jacobian_vanishes, minmax_by_dim, onehot_64, scale_dk, softmax_example, var_linear
+from sqrtdk.lab.claims import (
+    cosine_unscaled,
+    jacobian_vanishes,
+    minmax_by_dim,
+    onehot_64,
+    scale_dk,
+    softmax_example,
+    var_linear,
+)
 from sqrtdk.lab.experiment import run_claim
 from sqrtdk.lab.figures import Figure
 from sqrtdk.lab.judge import Check, PartAnswer, Verdict
@@ -21,7 +29,7 @@ STYLES: tuple[Style, ...] = ("line", "curve", "dashed", "points", "bars")
 @cache
 def records() -> tuple[Record, ...]:
     """All answers but `undecided`; none, one and two plots; every style of series but `curve`."""
-    claims = (var_linear, onehot_64, softmax_example, minmax_by_dim, jacobian_vanishes, scale_dk)
+    claims = (var_linear, onehot_64, softmax_example, minmax_by_dim, jacobian_vanishes, scale_dk, cosine_unscaled)
     return tuple(run_claim(module.CLAIM, quick=True, command="sqrtdk lab run all --quick") for module in claims)
 
 
@@ -55,6 +63,7 @@ def hostile() -> Record:
         method=evil,
         control_method=evil,
         why=evil,
+        condition=evil,
         quick=True,
         seed=0,
         outcome=outcome,

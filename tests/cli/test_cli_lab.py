@@ -185,7 +185,7 @@ def test_a_verdict_that_says_nothing_ends_with_exit_code_1(
     assert all(word in found for word in words)
 
 
-@pytest.mark.parametrize("answer", ["depends", "undecided"])
+@pytest.mark.parametrize("answer", ["partly", "depends", "undecided"])
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_a_part_that_is_undecided_is_shown(folder: Path, tmp_path: Path, language: str, answer: str) -> None:
     part = json.loads((folder / "onehot-64.json").read_text())["outcome"]["verdict"]["findings"][0]
@@ -197,6 +197,25 @@ def test_a_part_that_is_undecided_is_shown(folder: Path, tmp_path: Path, languag
     for word in ("holds", "fails", "undecided"):  # wrapped in its column
         wanted = f"{getattr(lab_words.ANSWERS[word], language)}{sign}{part['text'][language]}"
         assert "".join(wanted.split()) in "".join(done.stdout.split())
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_what_a_verdict_depends_on_is_said_first(folder: Path, tmp_path: Path, language: str) -> None:
+    claim = CLAIMS["init-scaling"]
+    assert claim.condition is not None
+    part = json.loads((folder / "onehot-64.json").read_text())["outcome"]["verdict"]["findings"][0]
+    parts = [part | {"met": met} for met in (True, False)]
+    condition = {"en": claim.condition.en, "zh": claim.condition.zh}
+    _changed(folder, tmp_path, {"answer": "depends", "findings": parts}, condition=condition)
+    run = ("run", "onehot-64", "--quick", "--output", tmp_path)
+    shown = "".join(_lab("show", claim.id, "--language", language).stdout.split())
+    said = "".join(_lab(*run, "--language", language).stdout.split())
+    words = "".join(condition[language].split())
+    assert words in shown
+    assert 0 < said.index(words) < said.index("".join(part["text"][language].split()))
+    assert json.loads(_lab(*run, "--json").stdout)["claims"][0]["condition"] == condition["en"]
+    assert json.loads(_lab("show", claim.id, "--json").stdout)["condition"] == condition
+    assert json.loads(_lab("show", "grad-norm", "--json").stdout)["condition"] is None
 
 
 def test_one_language_at_a_time(folder: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
 
@@ -42,20 +43,72 @@ def test_a_part_needs_all_its_bars(answers: tuple[bool | None, ...]) -> None:
     assert finding.met is (False if False in answers else None if None in answers else True)
 
 
-@pytest.mark.parametrize("answers", list(itertools.product((True, False, None), repeat=3)))
-def test_parts_make_the_verdict(answers: tuple[bool | None, ...]) -> None:
-    answer = judge(Figures([INTERVAL]), [Part(TEXT, (BARS[answer],)) for answer in answers]).answer
-    if True in answers and False in answers:
-        assert answer == "depends"
-    elif None in answers:
-        assert answer == "undecided"
-    else:
-        assert answer == ("holds" if True in answers else "fails")
+VALUES = {True: 5.0, False: 1.0, None: 3.0}
+MOST_PARTS = 4
+SAID = [
+    tuple(zip(questions, met, strict=True))
+    for count in range(1, MOST_PARTS + 1)
+    for questions in itertools.product("xyz", repeat=count)
+    for met in itertools.product((True, False, None), repeat=count)
+    if list(dict.fromkeys(questions)) == list("xyz")[: len(set(questions))]  # names of questions do not matter
+]
+
+
+def _answer(said: Sequence[tuple[str, bool | None]]) -> str:
+    """The verdict of parts, each a bar put to the figure of its question at a place of its own."""
+    values = [(name, VALUES[met]) for name, met in said]
+    figures = [Figure(name, v, v - 1, v + 1, "t", 9, {"part": i}) for i, (name, v) in enumerate(values)]
+    parts = [Part(TEXT, (Expect(name, low=3.0, at={"part": i}),)) for i, (name, _) in enumerate(said)]
+    verdict = judge(Figures(figures), parts)
+    assert [finding.met for finding in verdict.findings] == [met for _, met in said]
+    assert [finding.question for finding in verdict.findings] == [part.question for part in parts]
+    return verdict.answer
+
+
+def test_parts_make_the_verdict() -> None:
+    for said in (one for one in SAID if all(met is not None for _, met in one)):
+        met = {answer for _, answer in said}
+        both = any({(name, True), (name, False)} <= set(said) for name, _ in said)
+        wanted = "depends" if both else "partly" if len(met) == 2 else "holds" if True in met else "fails"
+        assert _answer(said) == wanted, said
+
+
+def test_undecided_is_what_the_undecided_parts_could_still_change() -> None:
+    for said in SAID:
+        ends = [[(name, end) for end in ((True, False) if met is None else (met,))] for name, met in said]
+        could_be = {_answer(one) for one in itertools.product(*ends)}
+        assert _answer(said) == (could_be.pop() if len(could_be) == 1 else "undecided"), said
+
+
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        ("x+ x-", "depends"),
+        ("x+ y-", "partly"),
+        ("x+ y- y-", "partly"),
+        ("x+ x- y-", "depends"),
+        ("x+ x- y?", "depends"),
+        ("x+ y- z?", "partly"),
+        ("x+ y- y?", "undecided"),
+        ("x+ x?", "undecided"),
+    ],
+)
+def test_one_part_that_differs_is_a_condition_and_parts_that_differ_are_none(said: str, answer: str) -> None:
+    signs = {"+": True, "-": False, "?": None}
+    assert _answer([(one[0], signs[one[1]]) for one in said.split()]) == answer
+
+
+def test_other_bars_or_other_figures_are_another_question() -> None:
+    bar = Expect("x", low=3.0, at={"d_k": 16})
+    same = Part(TEXT, (bar, Expect("x", low=3.0, at={"d_k": 64})))
+    assert Part(TEXT, (bar,)).question == same.question
+    others = (Expect("y", low=3.0), Expect("x", low=2.0), Expect("x", low=3.0, high=9.0))
+    assert len({part.question for part in (same, *(Part(TEXT, (one,)) for one in others))}) == 1 + len(others)
 
 
 def test_what_is_undecided_stays_seen_beside_parts_that_hold_and_fail() -> None:
     verdict = judge(Figures([INTERVAL]), [Part(TEXT, (BARS[answer],)) for answer in (True, False, None)])
-    assert verdict.answer == "depends"
+    assert verdict.answer == "partly"
     assert [finding.met for finding in verdict.findings] == [True, False, None]
 
 

@@ -43,11 +43,12 @@ def test_a_record_is_read_as_it_was_written(record: Record, tmp_path: Path) -> N
         y_axis="log",
         lines=(("bar", 0.5),),
     )
-    record = dataclasses.replace(record, plots=(*record.plots, odd), level=0.95)
+    record = dataclasses.replace(record, plots=(*record.plots, odd), level=0.95, condition=Text("On d.", "取决于 d。"))
     path = tmp_path / "record.json"
     path.write_text(to_json(record))
     again = read(path)
     assert _plain(again) == _plain(record)
+    assert again.condition == record.condition
     assert again.outcome.figures == record.outcome.figures
     assert again.outcome.verdict == record.outcome.verdict
     assert math.isnan(again.plots[-1].series[0].y[1])

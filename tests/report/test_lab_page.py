@@ -135,14 +135,26 @@ def test_drawings_keep_the_pages_colours(text: str) -> None:
     assert all(colour in ("currentColor", "none") or colour.startswith("var(--") for colour in colours)
 
 
-def test_what_depends_shows_what_holds_and_what_does_not() -> None:
-    (record,) = [record for record in records() if record.outcome.verdict.answer == "depends"]
+@pytest.mark.parametrize("answer", ["partly", "depends"])
+def test_a_mixed_verdict_shows_what_holds_and_what_does_not(answer: str) -> None:
+    (record,) = [record for record in records() if record.outcome.verdict.answer == answer]
     listed = re.findall(r'<div class="parts-(\w+)">.*?<ul>(.*?)</ul>', to_html([record]), flags=re.DOTALL)
     for kind, met in (("good", True), ("bad", False)):
         (found,) = [items for name, items in listed if name == kind]
         for part in record.outcome.verdict.findings:
             assert (str(both(part.text)) in found) == (part.met is met)
     assert "parts-good" not in to_html(records()[:1]).split("<main>")[1]
+
+
+def test_what_depends_names_its_condition_in_both_languages() -> None:
+    for record in records():
+        said = re.findall(r'<p class="condition">(.*?)</p>', to_html([record]))
+        if record.outcome.verdict.answer == "depends":
+            assert record.condition is not None
+            assert said == [str(both(record.condition))]
+        else:
+            assert record.condition is None
+            assert said == []
 
 
 def test_an_unsound_control_is_flagged(text: str) -> None:

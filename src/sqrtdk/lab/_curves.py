@@ -29,16 +29,16 @@ def averaged(curves: Sequence[Sequence[float]]) -> tuple[float, ...]:
     return tuple(sum(values) / len(values) for values in zip(*curves, strict=False))
 
 
-def listed(figures: Sequence[Figure]) -> tuple[str, str]:
-    """Figures with their tasks, in English and Chinese.
+def listed(figures: Sequence[Figure]) -> Text:
+    """Figures with their tasks.
 
     Example:
         >>> listed([Figure("gap", 0.5, 0.4, 0.6, "t", 9, {"task": "text"})])
-        ('0.5 [0.4, 0.6] (text)', '0.5 [0.4, 0.6]（文本）')
+        Text(en='0.5 [0.4, 0.6] (text)', zh='0.5 [0.4, 0.6]（文本）')
     """
     pairs = [(figure, TASK_TEXTS[str(figure.at["task"])]) for figure in figures]
     english = ", ".join(f"{figure} ({task.en})" for figure, task in pairs)
-    return english, "、".join(f"{figure}（{task.zh}）" for figure, task in pairs)
+    return Text(english, "、".join(f"{figure}（{task.zh}）" for figure, task in pairs))
 
 
 def curve_plots(arms: Mapping[str, Arm], task: str, d_k: int) -> tuple[Plot, ...]:

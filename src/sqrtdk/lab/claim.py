@@ -41,9 +41,13 @@ class Expect:
     at: Mapping[str, Place] = field(default_factory=dict)
 
 
+# Figures and their bars, without the places: parts with one question ask the same thing under different conditions.
+Question = frozenset[tuple[str, float, float]]
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of the claim, or a condition under which it is asked; true if all its bars are met.
+    """A part of the claim, under one condition; true if all its bars are met.
 
     Attributes:
         text: the part in words.
@@ -52,6 +56,11 @@ class Part:
 
     text: Text
     expects: tuple[Expect, ...]
+
+    @property
+    def question(self) -> Question:
+        """What it asks, wherever it asks it."""
+        return frozenset((expect.figure, expect.low, expect.high) for expect in self.expects)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +87,10 @@ class Claim:
         quick: what differs in the quick run; it must not change the verdict.
         flipped: what differs in the control; it must change the verdict.
         measure: the experiment.
-        parts: what counts as true.
+        parts: what counts as true; those that put the same bars to the same figures, elsewhere, are one part of the
+            statement under different conditions.
         why: one paragraph with the figures: why the verdict is what it is.
+        condition: on what such a part depends, in one sentence; None where no two parts ask the same.
         timed: its figures are times of the CPU: claims run one after the other, and tests run it by itself.
     """
 
@@ -96,12 +107,15 @@ class Claim:
     measure: Callable[[Run], Measured]
     parts: tuple[Part, ...]
     why: Callable[[Figures], Text]
+    condition: Text | None = None
     timed: bool = False
 
     def __post_init__(self) -> None:
         for changed in (self.quick, self.flipped):
             unknown = set(changed) - set(self.parameters)
             assert not unknown, f"{self.id}: {unknown} are not among its parameters"
+        twice = len({part.question for part in self.parts}) < len(self.parts)
+        assert twice == (self.condition is not None), f"{self.id}: a condition is for parts that ask the same"
 
     def settings(self, *, quick: bool = False, flipped: bool = False) -> dict[str, Any]:
         """The parameters of one kind of run."""

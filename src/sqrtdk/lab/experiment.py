@@ -48,6 +48,7 @@ def run_claim(claim: Claim, *, quick: bool = False, seed: int = 0, compute: Map 
         seed=seed,
         outcome=outcome,
         control=control,
+        condition=claim.condition if outcome.verdict.answer == "depends" else None,
         plots=plots,
         environment=environment(),
         command=command,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sqrtdk.lab.claim import Expect, Part
+from sqrtdk.lab.claim import Expect, Part, Question
 from sqrtdk.lab.figures import Figure, Figures
 from sqrtdk.lab.text import Text
 
-Answer = Literal["holds", "fails", "depends", "undecided"]
+Answer = Literal["holds", "fails", "partly", "depends", "undecided"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +39,18 @@ class PartAnswer:
     checks: tuple[Check, ...]
     met: bool | None
 
+    @property
+    def question(self) -> Question:
+        """What it asks, wherever it asks it."""
+        return frozenset((check.figure.name, check.low, check.high) for check in self.checks)
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The answer to a claim.
 
     Attributes:
-        answer: `holds` where every part does, `fails` where none does, `depends` where some do and some do not,
-            `undecided` where an interval is too wide to tell, or nothing was asked.
+        answer: see `answer_of`.
         findings: the parts.
     """
 
@@ -67,12 +72,38 @@ def judge(figures: Figures, parts: Sequence[Part]) -> Verdict:
         ['holds', 'fails', 'undecided']
     """
     findings = tuple(PartAnswer(part.text, checks := _checks(figures, part), _all(checks)) for part in parts)
-    answers = {finding.met for finding in findings}
-    if {True, False} <= answers:
-        return Verdict("depends", findings)
-    if None in answers or not answers:  # of nothing, nothing follows
-        return Verdict("undecided", findings)
-    return Verdict("holds" if answers == {True} else "fails", findings)
+    return Verdict(answer_of(findings), findings)
+
+
+def answer_of(findings: Sequence[PartAnswer]) -> Answer:
+    """What follows from the parts.
+
+    `holds` where every part does and `fails` where none does. Where some do and some do not it is `depends` if one and
+    the same part is met under one condition and missed under another: the same bars put to the same figures at other
+    places. It is `partly` if only different parts differ. `undecided` where the parts that are undecided, turned out
+    one way or the other, would change the answer, or nothing was asked.
+
+    Args:
+        findings: the parts.
+
+    Example:
+        >>> peak, mean = ((Check(Figure(name, 0, 0, 0, "exact", 1), 0, 1, None),) for name in ("peak", "mean"))
+        >>> text = Text("part", "部分")
+        >>> answer_of([PartAnswer(text, peak, True), PartAnswer(text, mean, False)])
+        'partly'
+        >>> answer_of([PartAnswer(text, peak, True), PartAnswer(text, peak, False)])
+        'depends'
+    """
+    questions = [finding.question for finding in findings]
+    ends = [(True, False) if finding.met is None else (finding.met,) for finding in findings]
+    answers = {_decided(questions, met) for met in itertools.product(*ends)} if findings else set()
+    return answers.pop() if len(answers) == 1 else "undecided"
+
+
+def _decided(questions: Sequence[Question], met: Sequence[bool]) -> Answer:
+    if len(set(met)) == 1:
+        return "holds" if met[0] else "fails"
+    return "partly" if len(set(zip(questions, met, strict=True))) == len(set(questions)) else "depends"
 
 
 def _checks(figures: Figures, part: Part) -> tuple[Check, ...]:

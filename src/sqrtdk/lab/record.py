@@ -17,7 +17,7 @@ from sqrtdk.lab.judge import Answer, Check, PartAnswer, Verdict
 from sqrtdk.lab.plots import Axis, Plot, Series, Style
 from sqrtdk.lab.text import Text
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 Doubt = Literal["same", "undecided"]
 Item = TypeVar("Item")
 
@@ -50,6 +50,7 @@ class Record:
         method: how it was measured.
         control_method: what the control turns round.
         why: why the verdict is what it is.
+        condition: on what the verdict depends, in one sentence; None where it is another one than `depends`.
         quick: whether it is the quick run.
         seed: of everything random.
         outcome: of the experiment.
@@ -74,6 +75,7 @@ class Record:
     seed: int
     outcome: Outcome
     control: Outcome
+    condition: Text | None = None
     plots: tuple[Plot, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     command: str = ""
@@ -153,6 +155,7 @@ def _record(data: Mapping[str, Any]) -> Record:
         seed=_whole(data["seed"], 0),
         outcome=_outcome(data["outcome"]),
         control=_outcome(data["control"]),
+        condition=None if data["condition"] is None else _text(data["condition"]),
         plots=_all(_plot, data["plots"]),
         environment={str(key): _word(value) for key, value in data["environment"].items()},
         duration_s=_number(data["duration_s"]),

@@ -16,7 +16,7 @@ from rich.text import Text as Line
 from sqrtdk import _json
 from sqrtdk.lab.claim import GROUPS, Claim, Expect
 from sqrtdk.lab.figures import number
-from sqrtdk.lab.judge import Verdict
+from sqrtdk.lab.record import Record
 from sqrtdk.lab.register import CLAIMS
 from sqrtdk.lab.runner import Done
 from sqrtdk.lab.text import Text
@@ -24,7 +24,7 @@ from sqrtdk.report.console import drawn
 from sqrtdk.report.lab_words import ANSWERS, TALLY, TERMINAL, WORDS
 from sqrtdk.report.plain import plain
 
-COLOURS = {"holds": "green", "fails": "red", "depends": "yellow", "undecided": "magenta"}
+COLOURS = {"holds": "green", "fails": "red", "partly": "blue", "depends": "yellow", "undecided": "magenta"}
 
 
 def say(text: Text, language: str, **parts: object) -> str:
@@ -65,6 +65,8 @@ def claim_text(claim: Claim, language: str = "en", *, width: int = 100, color: b
         for part in claim.parts:
             bars = "; ".join(bar(expect) for expect in part.expects)
             table.add_row(_word(TERMINAL["true_if"], language), f"{say(part.text, language)}  ({bars})")
+        if claim.condition is not None:
+            table.add_row(_word(TERMINAL["condition"], language), say(claim.condition, language))
         for name, value in claim.parameters.items():
             quick = f"  (--quick: {_short(claim.quick[name])})" if name in claim.quick else ""
             table.add_row(_word(TERMINAL["parameters"], language), f"{name} = {_short(value)}{quick}")
@@ -81,7 +83,7 @@ def claim_json(claim: Claim) -> str:
 def verdicts_text(
     done: Sequence[Done], folder: Path, language: str = "en", *, width: int = 100, color: bool = False
 ) -> str:
-    """The verdicts of a run, a line a claim, and the parts of those that are mixed or undecided."""
+    """The verdicts of a run, a line a claim; of those that are mixed or undecided the condition and the parts."""
 
     def draw(console: Console) -> None:
         table = _grid(4)
@@ -90,7 +92,7 @@ def verdicts_text(
             answer = Line(say(ANSWERS[verdict.answer], language), style=COLOURS[verdict.answer])
             seconds = "kept" if one.reused else "seconds"
             time = Line(say(TERMINAL[seconds], language, seconds=record.duration_s), style="dim")
-            table.add_row(Line(plain(record.id), style="cyan"), answer, time, _on(verdict, language))
+            table.add_row(Line(plain(record.id), style="cyan"), answer, time, _on(record, language))
             if record.doubt is not None:
                 same = say(ANSWERS[record.control.verdict.answer], language)
                 warning = say(TERMINAL[f"control_{record.doubt}"], language, answer=same)
@@ -112,6 +114,7 @@ def verdicts_json(done: Sequence[Done]) -> str:
             "control": one.record.control.verdict.answer,
             "sound": one.record.sound,
             "decided": one.record.decided,
+            "condition": None if one.record.condition is None else one.record.condition.en,
             "parts": [{"text": part.text.en, "met": part.met} for part in one.record.outcome.verdict.findings],
             "quick": one.record.quick,
             "seed": one.record.seed,
@@ -153,8 +156,9 @@ def bar(expect: Expect) -> str:
     return f"{text} at {at}" if at else text
 
 
-def _on(verdict: Verdict, language: str) -> str:
-    """What a mixed verdict depends on, and what is undecided; empty where all parts have one answer."""
+def _on(record: Record, language: str) -> str:
+    """On what a verdict depends, and the parts; empty where all parts have one answer."""
+    verdict = record.outcome.verdict
     if verdict.answer in ("holds", "fails"):
         return ""
     words = {True: ANSWERS["holds"], False: ANSWERS["fails"], None: ANSWERS["undecided"]}
@@ -162,7 +166,8 @@ def _on(verdict: Verdict, language: str) -> str:
         say(TERMINAL["finding"], language, met=say(words[part.met], language), part=plain(say(part.text, language)))
         for part in verdict.findings
     ]
-    return say(TERMINAL["semicolon"], language).join(answers)
+    parts = say(TERMINAL["semicolon"], language).join(answers)
+    return parts if record.condition is None else f"{plain(say(record.condition, language))}\n{parts}"
 
 
 def _described(claim: Claim) -> dict[str, Any]:
@@ -173,6 +178,7 @@ def _described(claim: Claim) -> dict[str, Any]:
         "sources": claim.sources,
         **{name: {"en": text.en, "zh": text.zh} for name, text in texts.items()},
         "formula": claim.formula,
+        "condition": None if claim.condition is None else {"en": claim.condition.en, "zh": claim.condition.zh},
         "parts": [
             {"en": part.text.en, "zh": part.text.zh, "bars": [bar(expect) for expect in part.expects]}
             for part in claim.parts

@@ -7,6 +7,7 @@ from sqrtdk.lab.text import Text
 ANSWERS = {
     "holds": Text("holds", "成立"),
     "fails": Text("fails", "不成立"),
+    "partly": Text("partly", "部分成立"),
     "depends": Text("depends", "视条件而定"),
     "undecided": Text("undecided", "未定"),
 }
@@ -14,8 +15,10 @@ ANSWERS = {
 ANSWERS_MEAN = {
     "holds": Text("every part of the claim is met", "说法的每一部分都满足"),
     "fails": Text("no part of the claim is met", "说法的任何部分都不满足"),
+    "partly": Text("some parts of the claim are met and others are not", "说法有的部分满足，有的部分不满足"),
     "depends": Text(
-        "some parts are met and some are not: they are the conditions", "有的部分满足，有的不满足，这些部分就是条件"
+        "one and the same part is met under one condition and not under another, which is named",
+        "同一部分在一种条件下满足，在另一种条件下不满足，条件已写明",
     ),
     "undecided": Text("an interval lies across a bar: more samples are needed", "有置信区间跨越判据，需要更多样本"),
 }
@@ -27,6 +30,8 @@ TALLY = {  # how many claims have which verdict; "_1" for one
     "holds_1": Text("{count} holds", "{count} 条成立"),
     "fails": Text("{count} fail", "{count} 条不成立"),
     "fails_1": Text("{count} fails", "{count} 条不成立"),
+    "partly": Text("{count} hold in part", "{count} 条部分成立"),
+    "partly_1": Text("{count} holds in part", "{count} 条部分成立"),
     "depends": Text("{count} depend", "{count} 条视条件而定"),
     "depends_1": Text("{count} depends", "{count} 条视条件而定"),
     "undecided": Text("{count} undecided", "{count} 条未定"),
@@ -43,6 +48,7 @@ TERMINAL = {
     "records": Text("Records: {folder}", "记录：{folder}"),
     "parameters": Text("Parameters", "参数"),
     "true_if": Text("True if", "判据"),
+    "condition": Text("Condition", "条件"),
     "finding": Text("{met}: {part}", "{met}：{part}"),
     "semicolon": Text("; ", "；"),
 }

@@ -15,8 +15,11 @@ from sqrtdk.lab.figures import Figures, number
 from sqrtdk.lab.intervals import bootstrap, exact, largest, mean, ratio_of_means
 from sqrtdk.lab.plots import Plot, over
 from sqrtdk.lab.text import Text
+from sqrtdk.lab.words import words_of
 from sqrtdk.scores import cosine
 from sqrtdk.theory import expected_entropy_nats
+
+WORDS = words_of(__name__)
 
 MATCH_DIM = 64
 RANDOM_KEYS = 64
@@ -69,10 +72,7 @@ def _match(run: Run, keys: int, gain: float) -> Tensor:
 def _plot(figures: Figures, run: Run) -> Plot:
     return Plot(
         "match",
-        Text(
-            "Weight on a key that is equal to the query, among random keys, over the gain.",
-            "与查询相同的键在随机键之中得到的权重，随增益的变化。",
-        ),
+        WORDS("plot.match"),
         "gain",
         "weight on the match",
         tuple(over(f"{keys} keys", figures.all("weight_by_gain", keys=keys), "gain") for keys in run["keys"]),
@@ -89,24 +89,21 @@ def why(figures: Figures) -> Text:
     entropy = figures.all("entropy_nats_at_gain_root_d_k")[-1]
     small, *_, large = figures.all("logit_std")
     scaled = number(expected_entropy_nats(RANDOM_KEYS, 1.0))
-    return Text(
-        "A cosine lies in [-1, 1] whatever d_k is, so nothing grows with it. But only the bound is constant: the "
-        f"cosines of random vectors shrink as 1/sqrt(d_k), from a standard deviation of {small} at d_k = "
-        f"{small.at['d_k']} to {large} at {large.at['d_k']}. And no weight can be more than e^2 times another: over n "
-        f"keys the largest is at most e^2/(e^2 + n - 1). Even a key equal to the query gets a weight of {bare} among "
-        f"{bare.at['keys']} keys. Cosine attention needs a gain, and that is a scale, usually a learned one. Two "
-        "useful values: sqrt(d_k), which keeps random rows alike at every d_k and gives them the entropy of scaled "
-        f"dot products ({entropy} nats at d_k = {entropy.at['d_k']}, where logits of standard deviation 1 have "
-        f"{scaled}), and the g with g = log(n - 1) + g^2/(2 d_k), at which the match has half of the weight: {half} "
-        f"for {half.at['keys']} keys at d_k = {MATCH_DIM}, where it has {at_half}.",
-        "无论 d_k 多大，余弦都在 [-1, 1] 之内，没有什么会随 d_k 增长。但不变的只是上界：随机向量的余弦按 1/sqrt(d_k) "
-        f"缩小，d_k = {small.at['d_k']} 时标准差为 {small}，d_k = {large.at['d_k']} 时为 {large}。"
-        "而且任何权重最多是另一个的 e^2 倍：共有 n 个键时，最大权重不超过 e^2/(e^2 + n - 1)。"
-        f"即使某个键与查询完全相同，在 {bare.at['keys']} 个键中它也只得到 {bare} 的权重。余弦注意力需要一个增益，"
-        "而增益就是缩放，通常由学习得到。有两个值可供参考：一是 sqrt(d_k)，它使随机行在任何 d_k 下都相同，"
-        f"且熵与缩放点积相同（d_k = {entropy.at['d_k']} 时为 {entropy} nat，而标准差为 1 的 logit 为 {scaled} nat）；"
-        f"二是满足 g = log(n - 1) + g^2/(2 d_k) 的 g，此时相同的键恰好得到一半的权重：在 d_k = {MATCH_DIM}、"
-        f"{half.at['keys']} 个键时 g = {half}，实测权重为 {at_half}。",
+    return WORDS(
+        "why",
+        small=small,
+        small_dim=small.at["d_k"],
+        large=large,
+        large_dim=large.at["d_k"],
+        bare=bare,
+        bare_keys=bare.at["keys"],
+        entropy=entropy,
+        entropy_dim=entropy.at["d_k"],
+        scaled=scaled,
+        half=half,
+        half_keys=half.at["keys"],
+        match_dim=MATCH_DIM,
+        at_half=at_half,
     )
 
 
@@ -114,21 +111,10 @@ CLAIM = Claim(
     id="cosine-unscaled",
     group="factors",
     sources=("S0", "S2"),
-    statement=Text("Cosine attention needs no scale.", "余弦注意力不需要缩放。"),
+    statement=WORDS("statement"),
     formula=r"-g \le g \, \frac{q \cdot k}{|q| \, |k|} \le g, \qquad p_{\max} \le \frac{e^{2g}}{e^{2g} + n - 1}",
-    method=Text(
-        "Cosine scores without a gain, on random rows for several d_k: the largest magnitude of all logits, and the "
-        "standard deviation of a row. Then rows in which one key equals the query: the weight on it. No scale needed "
-        "means that the bound and the typical range (within a factor of 2) do not depend on d_k, and that such a key "
-        "gets at least half of the weight among 64 keys or more.",
-        "对若干 d_k 的随机行，使用不带增益的余弦得分，测量所有 logit 的最大绝对值，以及一行的标准差；"
-        "再取其中一个键与查询相同的行，测量它得到的权重。“不需要缩放”有三层意思：上界与 d_k 无关；典型范围与 d_k "
-        "无关（相差不到一倍）；在 64 个或更多的键中，相同的键至少得到一半的权重。",
-    ),
-    control=Text(
-        "The scores have a gain of 2.5 sqrt(d_k): random rows are alike at every d_k, and the match is found.",
-        "得分带有 2.5 sqrt(d_k) 的增益：无论 d_k 多大，随机行的范围都相同，而且能找到相同的键。",
-    ),
+    method=WORDS("method"),
+    control=WORDS("control"),
     parameters={
         "dims": (16, 64, 256, 1024),
         "rows": 500,
@@ -143,21 +129,15 @@ CLAIM = Claim(
     measure=measure,
     parts=(
         Part(
-            Text("the logits stay within the gain, whatever d_k", "无论 d_k 多大，logit 都不超出增益"),
+            WORDS("part.bounded"),
             (Expect("largest_logit_over_gain", high=1.0),),
         ),
         Part(
-            Text(
-                "their standard deviation over random keys does not depend on d_k",
-                "logit 在随机键上的标准差与 d_k 无关",
-            ),
+            WORDS("part.same_spread"),
             (Expect("logit_std_at_largest_over_smallest_d_k", low=0.5, high=2.0),),
         ),
         Part(
-            Text(
-                "a key equal to the query gets at least half of the weight",
-                "与查询相同的键至少得到一半的权重",
-            ),
+            WORDS("part.match"),
             (Expect("weight_on_match", low=0.5),),
         ),
     ),

@@ -15,8 +15,11 @@ from sqrtdk.lab.figures import Figure, Figures, number
 from sqrtdk.lab.intervals import exact, joint_mean, mean
 from sqrtdk.lab.plots import Plot, Series, curve
 from sqrtdk.lab.text import Text
+from sqrtdk.lab.words import words_of
 from sqrtdk.stats import row_stats
 from sqrtdk.theory import expected_entropy_nats
+
+WORDS = words_of(__name__)
 
 DIMS = (16, 64, 256)
 PRINTED = {"unscaled": (2.1, 0.8, 0.2), "scaled": (2.3, 2.3, 2.3)}
@@ -101,10 +104,7 @@ def _plot(figures: Sequence[Figure], run: Run, lengths: list[int], theory: dict[
     series.append(Series("printed, where it fits", tuple(f.value for f in fits), tuple(given), style="points"))
     return Plot(
         "entropy",
-        Text(
-            "Expected entropy over the number of keys; each printed value stands at the length for which it is right.",
-            "期望熵随键的个数的变化；每个原文给出的值画在使它成立的长度处。",
-        ),
+        WORDS("plot.entropy"),
         "keys",
         "entropy, nats",
         tuple(series),
@@ -123,19 +123,17 @@ def why(figures: Figures) -> Text:
     uniform = number(round(math.log(LENGTH), 1))
     best = number(figures("length_that_fits_best", unit="nats").value)
     error, in_bits = (figures("largest_error_of_the_table_nats", unit=unit, length_of="best") for unit in UNITS)
-    return Text(
-        f"At length {LENGTH} the entropies are {measured['unscaled']} nats unscaled and {measured['scaled']} scaled. "
-        f"The printed {uniform} is log {LENGTH}, the entropy of uniform weights; scaled logits have standard "
-        "deviation 1, not 0, and their entropy is below that. Entropy depends on the number of keys, and each cell is "
-        f"right at a length of its own: {own['unscaled']} for the unscaled column and {own['scaled']} for the scaled "
-        f"one. No length serves the whole table: the best one, {best}, still misses a cell by {error} nats; with the "
-        f"numbers read as bits it is {in_bits} nats. The tendency is right: the unscaled entropy falls with d_k, the "
-        "scaled one stays.",
-        f"长度为 {LENGTH} 时，未缩放的熵为 {measured['unscaled']}，缩放后的熵为 {measured['scaled']}（单位为 nat）。"
-        f"{uniform} 是 log {LENGTH}，即均匀权重的熵；而缩放后 logits 的标准差是 1，不是 0，熵低于这个值。"
-        f"熵取决于键的个数，表中每一格各在自己的长度上成立：未缩放的一列为 {own['unscaled']}，缩放的一列为 "
-        f"{own['scaled']}。没有一个长度能使整张表成立：最合适的长度 {best} 仍有一格相差 {error} nat；"
-        f"若把这些数读作比特，则相差 {in_bits} nat。表中的趋势是对的：未缩放的熵随 d_k 下降，缩放后的熵保持不变。",
+    return WORDS(
+        "why",
+        length=LENGTH,
+        unscaled=measured["unscaled"],
+        scaled=measured["scaled"],
+        uniform=uniform,
+        unscaled_lengths=own["unscaled"],
+        scaled_lengths=own["scaled"],
+        best=best,
+        error=error,
+        in_bits=in_bits,
     )
 
 
@@ -143,23 +141,11 @@ CLAIM = Claim(
     id="entropy-table",
     group="saturation",
     sources=("S1",),
-    statement=Text(
-        "At d_k 16 / 64 / 256 the softmax entropy is 2.1 / 0.8 / 0.2 unscaled and 2.3 / 2.3 / 2.3 scaled.",
-        "当 d_k 为 16 / 64 / 256 时，softmax 的熵在未缩放时为 2.1 / 0.8 / 0.2，缩放后为 2.3 / 2.3 / 2.3。",
-    ),
+    statement=WORDS("statement"),
     formula=r"H = -\sum_j p_j \log p_j, \qquad H(n, \sigma) \approx \log n - \frac{\sigma^{2}}{2} \quad "
     r"(\sigma \ll \sqrt{2 \log n})",
-    method=Text(
-        f"The mean entropy of random rows in all six cells at length {LENGTH}, and at the length from 2 to 4096 at "
-        "which the theory of Gaussian logits comes closest to the whole table, read as nats and as bits. A cell may "
-        "be off by 0.1.",
-        f"在长度 {LENGTH} 处，以及在 2 到 4096 之间高斯 logits 理论与整张表最接近的长度处（把表中的数分别读作 nat "
-        "与比特），测量六格中随机行的平均熵。每一格允许相差 0.1。",
-    ),
-    control=Text(
-        f"In place of the printed table stands what theory gives for length {LENGTH}: it passes.",
-        f"把原文的表换成理论在长度 {LENGTH} 处给出的值：它应当通过检验。",
-    ),
+    method=WORDS("method", length=LENGTH),
+    control=WORDS("control", length=LENGTH),
     parameters={
         "dims": DIMS,
         "printed": PRINTED,
@@ -175,13 +161,14 @@ CLAIM = Claim(
     measure=measure,
     parts=(
         Part(
-            Text(f"every cell is right at length {LENGTH}", f"在长度 {LENGTH} 处每一格都正确"),
+            WORDS("part.at_length", length=LENGTH),
             (Expect("largest_error_of_the_table_nats", high=0.1, at={"unit": "nats", "length_of": "example"}),),
         ),
         Part(
-            Text("there is a length at which every cell is right", "存在一个长度，使每一格都正确"),
+            WORDS("part.some_length"),
             (Expect("largest_error_of_the_table_nats", high=0.1, at={"unit": "nats", "length_of": "best"}),),
         ),
     ),
     why=why,
+    condition=WORDS("condition"),
 )

@@ -14,8 +14,11 @@ from sqrtdk.lab.figures import Figures, number
 from sqrtdk.lab.intervals import bootstrap, exact, geometric_mean, mean, proportion
 from sqrtdk.lab.plots import Plot, curve
 from sqrtdk.lab.text import Text
+from sqrtdk.lab.words import words_of
 from sqrtdk.models.demo import load_demo
 from sqrtdk.theory import expected_effective_keys
+
+WORDS = words_of(__name__)
 
 D_K, KEYS = 64, 64
 VARIANTS = {"none": "demo:unscaled", "sqrt_dk": "demo"}
@@ -75,10 +78,7 @@ def _plots(random_places: Tensor, behind: dict[str, Tensor]) -> tuple[Plot, Plot
     return (
         Plot(
             "random",
-            Text(
-                "Place of the largest weight over random keys: every place is as likely.",
-                "随机键中最大权重所在的位置：每个位置的可能性相同。",
-            ),
+            WORDS("plot.random"),
             "position of the key",
             "share of rows",
             (
@@ -89,11 +89,7 @@ def _plots(random_places: Tensor, behind: dict[str, Tensor]) -> tuple[Plot, Plot
         ),
         Plot(
             "model",
-            Text(
-                "Place of the largest weight in the model trained without the scale and in its scaled twin, in bytes "
-                "before the current one.",
-                "不用缩放训练的模型及其有缩放的对照模型中最大权重所在的位置：在当前字节之前的字节数。",
-            ),
+            WORDS("plot.model"),
             "bytes before the current one",
             "share of rows",
             tuple(curve(of, range(near), places[:near].tolist()) for of, places in behind.items()),
@@ -113,59 +109,43 @@ def why(figures: Figures) -> Text:
     chance = {of: number(figures("chance_of_a_place", of=of).value) for of in ("random keys", "model")}
     more = figures("more_there_than_scaled_twin", place="last")
     theory = number(expected_effective_keys(KEYS, D_K**0.5)), number(expected_effective_keys(KEYS, 1.0))
-    return Text(
-        f"Unscaled weights do lie on few keys: on {random} of {KEYS} random ones at d_k = {D_K} (theory: {theory[0]}; "
-        f"with the scale {theory[1]}), and on {model} in a model trained without the scale, where its twin, trained "
-        f"with it, has {twin}. The place is another matter. Random keys are exchangeable, and no scale can tell the "
-        f"first from the last: the shares of rows whose largest weight is there are {at['random keys', 'first']} and "
-        f"{at['random keys', 'last']}, where chance gives {chance['random keys']}. A trained model can tell places. "
-        "The one without the scale looks at the current byte, the last key that it sees, in a share of "
-        f"{at['model', 'last']} of the rows and at the first in {at['model', 'first']}, where chance gives "
-        f"{chance['model']}; its scaled twin in {at['scaled twin', 'last']} and {at['scaled twin', 'first']}. At the "
-        f"last key they differ, window by window, by {more}. The intervals are over windows of text; there is one "
-        "trained model of each kind, and whether another pair would differ as much, or why, is not seen here.",
-        f"未缩放的权重确实集中在少数键上：在 d_k = {D_K} 时，{KEYS} 个随机键中有效的键数为 {random}（理论值 "
-        f"{theory[0]}；有缩放时为 {theory[1]}）；在不用缩放训练的模型中为 {model}，而用缩放训练的对照模型为 {twin}。"
-        "位置则是另一回事。随机键可以互换，任何缩放都无从区分最前与最后：最大权重落在这两处的行所占比例分别为 "
-        f"{at['random keys', 'first']} 和 {at['random keys', 'last']}，而随机水平是 {chance['random keys']}。"
-        "训练好的因果模型则能分辨位置。在不用缩放训练的模型中，最大权重落在当前字节（即它看到的最后一个键）的比例为 "
-        f"{at['model', 'last']}，落在第一个键的比例为 {at['model', 'first']}，而随机水平是 {chance['model']}；"
-        f"对照模型的这两个比例为 {at['scaled twin', 'last']} 和 {at['scaled twin', 'first']}。"
-        f"就最后一个键逐个窗口相比，两者之差为 {more}。这些区间只反映文本窗口的波动；每种模型只训练了一个，"
-        "换一对模型是否有同样的差别、原因何在，这里看不出来。",
+    return WORDS(
+        "why",
+        random=random,
+        keys=KEYS,
+        d_k=D_K,
+        expected=theory[0],
+        expected_scaled=theory[1],
+        model=model,
+        twin=twin,
+        random_first=at["random keys", "first"],
+        random_last=at["random keys", "last"],
+        random_chance=chance["random keys"],
+        model_last=at["model", "last"],
+        model_first=at["model", "first"],
+        model_chance=chance["model"],
+        twin_last=at["scaled twin", "last"],
+        twin_first=at["scaled twin", "first"],
+        more=more,
     )
 
 
-def _often(place: str, en: str, zh: str) -> Part:
+def _often(place: str) -> Part:
     absolute = Expect("largest_weight_there", low=OFTEN, at={"of": "model", "place": place})
-    return Part(Text(en, zh), (absolute, Expect("more_there_than_scaled_twin", low=MORE, at={"place": place})))
+    return Part(
+        WORDS(f"part.model_{place}"), (absolute, Expect("more_there_than_scaled_twin", low=MORE, at={"place": place}))
+    )
 
 
 CLAIM = Claim(
     id="few-positions",
     group="saturation",
     sources=("S0", "S3"),
-    statement=Text(
-        "Without the scale the weights concentrate on a few positions, often the first or the last.",
-        "没有缩放时，权重集中在少数位置上，往往是最前或最后的位置。",
-    ),
+    statement=WORDS("statement"),
     formula=r"n_{\mathrm{eff}} = \frac{1}{\sum_j p_j^{2}}, \qquad "
     r"\mathrm{P}[\text{arg max}_j \, z_j = i] = \frac{1}{n} \text{ for exchangeable keys}",
-    method=Text(
-        "Effective keys and the place of the largest weight: over 64 random keys at d_k = 64, and in the embedded "
-        "byte-level decoder that was trained without the scale (d_k = 64, causal, rotary positions), on text of "
-        f"Python's standard library; beside it its twin, trained with the scale. Few means fewer than {FEW:g}, and in "
-        f"the model less than half of the twin's; often means at least {OFTEN:.0%} of the rows, and in the model at "
-        f"least {MORE:.0%} more of them than in the twin, window by window of text.",
-        "测量有效的键数与最大权重所在的位置：一是 d_k = 64 时 64 个随机键，二是内置的、"
-        "不用缩放训练的字节级解码器（d_k = 64，因果，旋转位置），输入为 Python 标准库的文本；"
-        f"并与用缩放训练的同一模型对照。“少数”指少于 {FEW:g} 个，模型中还须少于对照模型的一半；“往往”指至少占各行的 "
-        f"{OFTEN:.0%}，模型中还须逐个文本窗口平均比对照模型至少多 {MORE:.0%}。",
-    ),
-    control=Text(
-        "The scale is put back, and the model is its scaled twin: more keys, and nothing that the twin does not have.",
-        "恢复缩放，模型换成用缩放训练的对照模型：键数变多，也没有任何超出对照模型之处。",
-    ),
+    method=WORDS("method", few=f"{FEW:g}", often=f"{OFTEN:.0%}", more=f"{MORE:.0%}"),
+    control=WORDS("control"),
     parameters={
         "rows": 40_000,
         "scale": "none",
@@ -178,28 +158,23 @@ CLAIM = Claim(
     measure=measure,
     parts=(
         Part(
-            Text(
-                f"random keys: the weights lie on fewer than {FEW:g} of {KEYS}",
-                f"随机键：权重集中在 {KEYS} 个键中的不到 {FEW:g} 个上",
-            ),
+            WORDS("part.random_few", few=f"{FEW:g}", keys=KEYS),
             (Expect("effective_keys", high=FEW, at={"of": "random keys"}),),
         ),
         Part(
-            Text("random keys: often the first or the last", "随机键：往往是最前或最后"),
+            WORDS("part.random_ends"),
             (Expect("largest_weight_there", low=OFTEN, at={"of": "random keys"}),),
         ),
         Part(
-            Text(
-                f"trained model: the weights lie on fewer than {FEW:g}, less than half of the scaled twin's",
-                f"训练好的模型：权重集中在不到 {FEW:g} 个键上，少于对照模型的一半",
-            ),
+            WORDS("part.model_few", few=f"{FEW:g}"),
             (
                 Expect("effective_keys", high=FEW, at={"of": "model"}),
                 Expect("effective_keys_over_scaled_twin", high=0.5),
             ),
         ),
-        _often("first", "trained model: often the first", "训练好的模型：往往是最前"),
-        _often("last", "trained model: often the last, the current one", "训练好的模型：往往是最后，即当前位置"),
+        _often("first"),
+        _often("last"),
     ),
     why=why,
+    condition=WORDS("condition"),
 )

@@ -9,6 +9,9 @@ from sqrtdk.lab.figures import Figures
 from sqrtdk.lab.intervals import mean
 from sqrtdk.lab.plots import Plot, over
 from sqrtdk.lab.text import Text
+from sqrtdk.lab.words import words_of
+
+WORDS = words_of(__name__)
 
 
 def measure(run: Run) -> Measured:
@@ -28,11 +31,7 @@ def measure(run: Run) -> Measured:
 def _plot(figures: Figures, dims: tuple[int, ...]) -> Plot:
     return Plot(
         "variance",
-        Text(
-            "Variance of the dot product over d_k, for four distributions of the components with mean 0 and variance "
-            "1.",
-            "点积的方差除以 d_k：四种均值为 0、方差为 1 的分量分布。",
-        ),
+        WORDS("plot.variance"),
         "components",
         r"variance of $q \cdot k$, over $d_k$",
         tuple(
@@ -49,46 +48,18 @@ def why(figures: Figures) -> Text:
     normal, signs, laplace = (
         figures("variance_over_d_k", components=name, d_k=large) for name in ("normal", "signs", "Laplace")
     )
-    return Text(
-        "The proof uses no distribution: independence gives E[q_i k_i] = E[q_i] E[k_i] = 0 and E[q_i^2 k_i^2] = 1, and "
-        f"uncorrelated terms add their variances. At d_k = {large:g} the variance over d_k is {normal} for normal "
-        f"components, {signs} for +-1 and {laplace} for heavy-tailed Laplace components. What the footnote needs is "
-        "independence, and a trained model does not grant it: as soon as queries and keys point the same way, the mean "
-        "of the product grows like d_k, and 1/sqrt(d_k) no longer keeps up with it.",
-        "证明并不依赖分布的形状：由独立性得 E[q_i k_i] = E[q_i] E[k_i] = 0，E[q_i^2 k_i^2] = 1，互不相关的项方差相加。"
-        f"d_k = {large:g} 时，方差除以 d_k 对正态分量为 {normal}，对取 ±1 的分量为 {signs}，对重尾的拉普拉斯分量为 "
-        f"{laplace}。"
-        "脚注真正需要的是独立性，而训练好的模型并不保证这一点：一旦查询和键朝向相近，点积的均值就随 d_k "
-        "线性增长，1/sqrt(d_k) 便跟不上了。",
-    )
+    return WORDS("why", large=f"{large:g}", normal=normal, signs=signs, laplace=laplace)
 
 
 CLAIM = Claim(
     id="paper-footnote",
     group="structure",
     sources=("S1", "arXiv:1706.03762"),
-    statement=Text(
-        "The paper's footnote: if the components of q and k are independent with mean 0 and variance 1, the dot "
-        "product "
-        "has mean 0 and variance d_k.",
-        "论文脚注：若 q 与 k 的各分量相互独立，均值为 0、方差为 1，则点积的均值为 0、方差为 d_k。",
-    ),
+    statement=WORDS("statement"),
     formula=r"\mathrm{Var}\left[\sum_{i=1}^{d_k} q_i k_i\right] = "
     r"\sum_{i=1}^{d_k} \mathrm{E}[q_i^2]\,\mathrm{E}[k_i^2] = d_k",
-    method=Text(
-        "Independent pairs with normal, uniform, +-1 and Laplace components of mean 0 and variance 1; mean and "
-        "variance "
-        "of q . k with t intervals.",
-        "抽取独立的 q、k 对，分量分别取正态、均匀、±1 和拉普拉斯分布，均值为 0、方差为 1；计算 q · k 的均值和方差及其 "
-        "t "
-        "置信区间。",
-    ),
-    control=Text(
-        "Half of the components of k are equal to those of q. Means and variances of the components stay 0 and 1, but "
-        "q "
-        "and k are dependent: mean and variance of the product are off.",
-        "k 的一半分量与 q 的相同。各分量的均值和方差仍为 0 和 1，但 q 与 k 不再独立：点积的均值和方差都不再符合脚注。",
-    ),
+    method=WORDS("method"),
+    control=WORDS("control"),
     parameters={
         "components": ("normal", "uniform", "signs", "Laplace"),
         "dims": (16, 64, 256),
@@ -99,9 +70,9 @@ CLAIM = Claim(
     flipped={"shared": 0.5},
     measure=measure,
     parts=(
-        Part(Text("the mean is 0", "均值为 0"), (Expect("mean_over_root_d_k", low=-0.05, high=0.05),)),
+        Part(WORDS("part.mean"), (Expect("mean_over_root_d_k", low=-0.05, high=0.05),)),
         Part(
-            Text("the variance is d_k, within 5%", "方差等于 d_k（误差 5% 以内）"),
+            WORDS("part.variance"),
             (Expect("variance_over_d_k", low=0.95, high=1.05),),
         ),
     ),

@@ -9,7 +9,10 @@ from sqrtdk.lab.claim import Claim, Expect, Measured, Part
 from sqrtdk.lab.figures import Figures
 from sqrtdk.lab.intervals import exact
 from sqrtdk.lab.text import Text
+from sqrtdk.lab.words import words_of
 from sqrtdk.nn import MultiHeadAttention
+
+WORDS = words_of(__name__)
 
 OUTPUT = "out_proj"
 
@@ -42,39 +45,24 @@ def why(figures: Figures) -> Text:
     """The paragraph of the report."""
     one = figures.all("parameters")[0]
     d_model, d_k = int(one.at["d_model"]), int(one.at["d_k"])
-    return Text(
-        f"Each of the three matrices maps d_model channels to d_k: at d_model = {d_model}, d_k = {d_k} the modules "
-        "hold "
-        f"{one.value:.0f} = 3 x {d_model} x {d_k} parameters. The formula is for d_v = d_k and without biases. "
-        f"torch's Linear has a bias by default, which adds 3 d_k = {3 * d_k}. The scale 1/sqrt(d_k) has none.",
-        f"三个矩阵各把 d_model 个通道映射为 d_k 个：d_model = {d_model}、d_k = {d_k} 时，模块共有 "
-        f"{one.value:.0f} = 3 x {d_model} x {d_k} 个参数。公式适用于 d_v = d_k 且没有偏置的情形。"
-        f"torch 的 Linear 默认带偏置，会多出 3 d_k = {3 * d_k} 个参数。缩放因子 1/sqrt(d_k) 本身没有参数。",
-    )
+    return WORDS("why", d_model=d_model, d_k=d_k, parameters=f"{one.value:.0f}", biases=3 * d_k)
 
 
 CLAIM = Claim(
     id="params-single",
     group="structure",
     sources=("S4",),
-    statement=Text(
-        "W_Q, W_K and W_V of one head hold 3 d_model d_k parameters.",
-        "单个头的 W_Q、W_K、W_V 共有 3 d_model d_k 个参数。",
-    ),
+    statement=WORDS("statement"),
     formula=r"|W_Q| + |W_K| + |W_V| = 3\,d_{model}\,d_k",
-    method=Text(
-        "Count the parameters of real modules without biases, for several sizes: three layers of torch, and the "
-        "projections of the multi-head module with one head.",
-        "对若干尺寸，统计不带偏置的真实模块的参数个数：torch 的三个线性层，以及只有一个头的多头注意力模块中的投影。",
-    ),
-    control=Text("The same modules with biases: 3 d_k more.", "同样的模块带上偏置：多出 3 d_k 个参数。"),
+    method=WORDS("method"),
+    control=WORDS("control"),
     parameters={"sizes": ((512, 64), (768, 64), (512, 512), (4096, 128)), "bias": False},
     quick={},
     flipped={"bias": True},
     measure=measure,
     parts=(
         Part(
-            Text("the number is 3 d_model d_k, exactly", "个数恰好为 3 d_model d_k"),
+            WORDS("part.formula"),
             (Expect("parameters_over_formula", low=1.0, high=1.0),),
         ),
     ),

@@ -12,7 +12,10 @@ from sqrtdk.lab.figures import Figures
 from sqrtdk.lab.intervals import mean
 from sqrtdk.lab.plots import Plot, curve, over
 from sqrtdk.lab.text import Text
+from sqrtdk.lab.words import words_of
 from sqrtdk.nn import MultiHeadAttention
+
+WORDS = words_of(__name__)
 
 WIDTH = 768
 
@@ -49,10 +52,7 @@ def _logit_std(run: Run, heads: int, dimension: str) -> Tensor:
 def _plot(figures: Figures, heads: tuple[int, ...]) -> Plot:
     return Plot(
         "std",
-        Text(
-            f"Standard deviation of the logits of multi-head attention of width {WIDTH}.",
-            f"宽度为 {WIDTH} 的多头注意力中 logit 的标准差。",
-        ),
+        WORDS("plot.std", width=WIDTH),
         "heads $h$",
         "standard deviation of the logits",
         (
@@ -69,47 +69,25 @@ def why(figures: Figures) -> Text:
     """The paragraph of the report."""
     right, wrong = (figures.all("logit_std", scale=case)[-1] for case in ("head", "model"))
     heads = right.at["heads"]
-    return Text(
-        "A head's logit is a sum over the d_k = d_model / h components of that head, so its variance is d_k; the other "
-        "components belong to other heads' sums. Dividing by sqrt(d_model) divides by sqrt(h) too much: with "
-        f"{heads} heads the standard deviation is {wrong}, against {right} with the root of the head's dimension.",
-        "每个头的 logit 是对该头自己的 d_k = d_model / h 个分量求和，所以方差是 d_k；其余分量属于其他头的求和。"
-        f"若除以 sqrt(d_model)，就多除了 sqrt(h)：共 {heads} 个头时，标准差为 {wrong}，"
-        f"而用单个头的维度时为 {right}。",
-    )
+    return WORDS("why", heads=heads, wrong=wrong, right=right)
 
 
 CLAIM = Claim(
     id="per-head-dk",
     group="factors",
     sources=("S2",),
-    statement=Text(
-        "In multi-head attention the right dimension under the root is that of one head, not d_model.",
-        "在多头注意力中，根号下应是单个头的维度，而不是 d_model。",
-    ),
+    statement=WORDS("statement"),
     formula=r"\mathrm{std}\left[ \frac{q_h \cdot k_h}{\sqrt{d_k}} \right] = 1, \qquad "
     r"\mathrm{std}\left[ \frac{q_h \cdot k_h}{\sqrt{d_{\mathrm{model}}}} \right] = \frac{1}{\sqrt{h}}",
-    method=Text(
-        f"Multi-head attention of width {WIDTH} with fresh weights that give q and k components of variance 1, and "
-        "normalised inputs: standard deviation of the logits over the keys of a row, for several numbers of heads and "
-        "both dimensions.",
-        f"宽度为 {WIDTH} 的多头注意力，新初始化的权重使 q、k 的分量方差为 1，输入已归一化。对若干头数和两种维度，"
-        "测量一行之内 logit 的标准差。",
-    ),
-    control=Text(
-        "The two dimensions are exchanged.",
-        "交换两种维度。",
-    ),
+    method=WORDS("method", width=WIDTH),
+    control=WORDS("control"),
     parameters={"heads": (2, 4, 8, 12, 24, 48), "layers": 20, "tokens": 64, "head": "head", "model": "model"},
     quick={"heads": (4, 12), "layers": 6, "tokens": 32},
     flipped={"head": "model", "model": "head"},
     measure=measure,
     parts=(
         Part(
-            Text(
-                "with the head's dimension the standard deviation is 1 (within 15%), with d_model it is below 0.8",
-                "用单个头的维度时标准差为 1（误差 15% 以内），用 d_model 时低于 0.8",
-            ),
+            WORDS("part.head"),
             (
                 Expect("logit_std", low=0.85, high=1.15, at={"scale": "head"}),
                 Expect("logit_std", high=0.8, at={"scale": "model"}),

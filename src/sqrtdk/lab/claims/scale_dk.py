@@ -12,8 +12,11 @@ from sqrtdk.lab.figures import Figures, number
 from sqrtdk.lab.intervals import mean
 from sqrtdk.lab.plots import Plot, curve, over
 from sqrtdk.lab.text import Text
+from sqrtdk.lab.words import words_of
 from sqrtdk.scales import SCALES
 from sqrtdk.theory import expected_effective_keys
+
+WORDS = words_of(__name__)
 
 GROWN = 4.0  # standard deviation of the components after growth
 LARGE = (64, 256)
@@ -39,10 +42,7 @@ def _plot(figures: Figures, run: Run) -> Plot:
     keys = run["keys"]
     return Plot(
         "share",
-        Text(
-            f"Effective keys over all {keys} keys: 1 where the weights are uniform.",
-            f"有效键数与全部 {keys} 个键之比：权重均匀时为 1。",
-        ),
+        WORDS("plot.share", keys=keys),
         "$d_k$",
         "effective keys / keys",
         (
@@ -68,65 +68,37 @@ def why(figures: Figures) -> Text:
         return str(figures("effective_key_share", d_k=d_k, component_std=std))
 
     peak = figures("peak_over_uniform", d_k=64, component_std=1.0)
-    return Text(
-        "For components of variance 1 the logits have a standard deviation of sqrt(d_k)/d_k = 1/sqrt(d_k), and the "
-        "weights use exp(-1/d_k) of the keys, nearly. At d_k = 64 that is almost all of them "
-        f"({share(64)}), and the largest weight is {peak} times the uniform one. At d_k = 4 the share is {share(4)}. "
-        "And it is a statement about the start: with components that have grown to a standard deviation of "
-        f"{number(GROWN)} the same rule at d_k = 64 leaves {share(64, GROWN)} of the keys. muP divides by d_k "
-        "with trained layers in mind: there q and k are aligned, and their product grows like d_k, not like its root.",
-        "当分量的方差为 1 时，logit 的标准差是 sqrt(d_k)/d_k = 1/sqrt(d_k)，权重大约使用了 exp(-1/d_k) 比例的键。在 "
-        f"d_k = 64 时几乎是全部（{share(64)}），最大权重只是均匀权重的 {peak} 倍；在 d_k = 4 时该比例为 {share(4)}。"
-        f"而且这只适用于初始状态：若分量的标准差增大到 {number(GROWN)}，同样的规则在 d_k = 64 时只用到 "
-        f"{share(64, GROWN)} 的键。muP 除以 d_k，着眼于训练之后的层：那时 q 与 k 相互对齐，点积按 d_k 增长，"
-        "而不是按其平方根。",
-    )
+    return WORDS("why", at_64=share(64), peak=peak, at_4=share(4), grown=number(GROWN), at_64_grown=share(64, GROWN))
 
 
 CLAIM = Claim(
     id="scale-dk",
     group="factors",
     sources=("S3",),
-    statement=Text(
-        "Dividing by d_k in place of sqrt(d_k) makes the attention weights nearly uniform.",
-        "若除以 d_k 而不是 sqrt(d_k)，注意力权重将近乎均匀。",
-    ),
+    statement=WORDS("statement"),
     formula=r"\mathrm{Var}\left[ \frac{q \cdot k}{d_k} \right] = \frac{1}{d_k}, \qquad "
     r"\frac{1}{n \sum_i p_i^2} \approx e^{-\sigma^2}, \quad "
     r"\sigma = \frac{\mathrm{std}[q] \, \mathrm{std}[k]}{\sqrt{d_k}}",
-    method=Text(
-        "Random rows, each with keys of its own, divided by d_k: effective keys, 1 over the sum of the squared "
-        "weights, as a share of all keys. Nearly uniform means a share of at least 0.95.",
-        "随机生成若干行（每行有自己的键），点积除以 d_k，计算有效键数（权重平方和的倒数）占全部键的比例。"
-        "“近乎均匀”指比例不低于 0.95。",
-    ),
-    control=Text(
-        "The products are divided by sqrt(d_k): nowhere nearly uniform.",
-        "改为除以 sqrt(d_k)：任何情形下都不近乎均匀。",
-    ),
+    method=WORDS("method"),
+    control=WORDS("control"),
     parameters={"dims": (4, 16, 64, 256), "keys": 64, "rows": 1000, "scale": "dk"},
     quick={"dims": (4, 64, 256), "rows": 200},
     flipped={"scale": "sqrt_dk"},
     measure=measure,
     parts=(
         Part(
-            Text(
-                "at d_k 64 and more, components of variance 1 (as at the start of training)",
-                "d_k 不小于 64，分量方差为 1（如训练开始时）",
-            ),
+            WORDS("part.start"),
             tuple(Expect("effective_key_share", low=0.95, at={"d_k": d_k, "component_std": 1.0}) for d_k in LARGE),
         ),
         Part(
-            Text("at d_k 4, components of variance 1", "d_k 为 4，分量方差为 1"),
+            WORDS("part.small"),
             (Expect("effective_key_share", low=0.95, at={"d_k": 4}),),
         ),
         Part(
-            Text(
-                f"at d_k 64, components that have grown to a standard deviation of {number(GROWN)}",
-                f"d_k 为 64，分量的标准差增大到 {number(GROWN)}",
-            ),
+            WORDS("part.grown", grown=number(GROWN)),
             (Expect("effective_key_share", low=0.95, at={"component_std": GROWN}),),
         ),
     ),
     why=why,
+    condition=WORDS("condition"),
 )

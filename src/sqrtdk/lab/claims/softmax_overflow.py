@@ -15,7 +15,10 @@ from sqrtdk.lab.figures import Figures
 from sqrtdk.lab.intervals import mean, proportion
 from sqrtdk.lab.plots import Plot, over
 from sqrtdk.lab.text import Text
+from sqrtdk.lab.words import words_of
 from sqrtdk.theory.ranges import DTYPES
+
+WORDS = words_of(__name__)
 
 D_K, KEYS = 64, 512
 
@@ -56,10 +59,7 @@ def measure(run: Run) -> Measured:
 def _plot(figures: Figures) -> Plot:
     return Plot(
         "rows",
-        Text(
-            "Share of rows of 512 unscaled logits (d_k = 64) whose weights hold infinity or NaN.",
-            "未缩放的 512 个 logit（d_k = 64）经 softmax 后出现无穷大或 NaN 的行所占比例。",
-        ),
+        WORDS("plot.rows"),
         "dtype of logits and softmax",
         "share of rows not finite",
         tuple(over(name, figures.all("rows_not_finite", softmax=name), "dtype", style="bars") for name in SOFTMAX),
@@ -73,56 +73,44 @@ def why(figures: Figures) -> Text:
     half, wide = (figures("rows_not_finite", softmax="as written", dtype=name) for name in ("float16", "float32"))
     safe = figures("rows_not_finite", softmax="torch", dtype="float16")
     lost, kept = (figures("weights_that_become_0", dtype=name, softmax="torch") for name in ("float16", "float32"))
-    return Text(
-        f"The largest of {KEYS} unscaled logits is {largest} on average. e^z passes the range of fp16 at z = "
-        f"{ends['float16']} and that of bf16 and fp32 at {ends['float32']}. Computed as written, softmax fails in "
-        f"fp16 for a share of {half} of the rows, and in fp32 for {wide}. Every real implementation first takes the "
-        f"maximum from the logits: no exponent is then above 0, and {safe} of the rows fail in fp16. What is left is "
-        f"underflow: a share of {lost} of the weights become 0 in fp16 ({kept} in fp32). That is harmless to the sum, "
-        "and 0 is what the gradient sees there.",
-        f"{KEYS} 个未缩放 logit 中的最大值平均为 {largest}。e^z 在 z = {ends['float16']} 时超出 fp16 的范围，在 "
-        f"{ends['float32']} 时才超出 bf16 和 fp32 的范围。按定义直接计算 softmax，fp16 下有 {half} 的行出错，fp32 "
-        f"下为 {wide}。实际的实现都先从 logit 中减去最大值，此时指数都不大于 0，fp16 下出错的行为 {safe}。"
-        f"剩下的是下溢：fp16 下有 {lost} 的权重变为 0（fp32 下为 {kept}）。这对求和没有影响，而这些位置上的梯度就是 "
-        "0。",
+    return WORDS(
+        "why",
+        keys=KEYS,
+        largest=largest,
+        end_fp16=ends["float16"],
+        end_fp32=ends["float32"],
+        half=half,
+        wide=wide,
+        safe=safe,
+        lost=lost,
+        kept=kept,
     )
 
 
-def _part(softmax: str, dtype: str, en: str, zh: str) -> Part:
-    return Part(Text(en, zh), (Expect("rows_not_finite", low=0.01, at={"softmax": softmax, "dtype": dtype}),))
+def _part(name: str, softmax: str, dtype: str) -> Part:
+    return Part(WORDS(f"part.{name}"), (Expect("rows_not_finite", low=0.01, at={"softmax": softmax, "dtype": dtype}),))
 
 
 CLAIM = Claim(
     id="softmax-overflow",
     group="precision",
     sources=("S3",),
-    statement=Text(
-        "At d_k = 64 the unscaled logits may leave the range of floating-point numbers in the softmax.",
-        "d_k = 64 时，未缩放的 logit 可能使 softmax 超出浮点数的范围。",
-    ),
+    statement=WORDS("statement"),
     formula=r"e^z \le 65504 \Leftrightarrow z \le 11.09, \qquad "
     r"\frac{e^{z_i}}{\sum_j e^{z_j}} = \frac{e^{z_i - m}}{\sum_j e^{z_j - m}}, \; m = \max_j z_j",
-    method=Text(
-        "Rows of 512 unscaled logits at d_k = 64, each with a query and keys of its own. Softmax as the formula is "
-        "written, with the maximum taken off first, and torch's, in fp16, bf16 and fp32; share of rows whose weights "
-        "are not all finite. May means in more than one row of a hundred.",
-        "d_k = 64，每行 512 个未缩放的 logit，各行有自己的查询和键。分别以 fp16、bf16、fp32 按定义计算 softmax、"
-        "先减去最大值再计算、以及调用 torch 的实现；统计权重出现非有限值的行所占比例。“可能”指一百行中多于一行。",
-    ),
-    control=Text(
-        "Scaled logits: no softmax leaves the range in any dtype.",
-        "换成缩放后的 logit：任何 softmax、任何精度都不会超出范围。",
-    ),
+    method=WORDS("method"),
+    control=WORDS("control"),
     parameters={"rows": 4000, "scale": "none"},
     quick={"rows": 800},
     flipped={"scale": "sqrt_dk"},
     measure=measure,
     parts=(
-        _part("as written", "float16", "fp16, as written", "fp16，按定义计算"),
-        _part("as written", "bfloat16", "bf16, as written", "bf16，按定义计算"),
-        _part("as written", "float32", "fp32, as written", "fp32，按定义计算"),
-        _part("less maximum", "float16", "fp16, the maximum taken off first", "fp16，先减去最大值"),
-        _part("torch", "float16", "fp16, torch's softmax", "fp16，torch 的 softmax"),
+        _part("written_fp16", "as written", "float16"),
+        _part("written_bf16", "as written", "bfloat16"),
+        _part("written_fp32", "as written", "float32"),
+        _part("less_maximum_fp16", "less maximum", "float16"),
+        _part("torch_fp16", "torch", "float16"),
     ),
     why=why,
+    condition=WORDS("condition"),
 )

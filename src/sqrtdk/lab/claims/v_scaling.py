@@ -12,7 +12,10 @@ from sqrtdk.lab.figures import Figures
 from sqrtdk.lab.intervals import bootstrap, largest, mean, ratio_of_means
 from sqrtdk.lab.plots import Plot, over
 from sqrtdk.lab.text import Text
+from sqrtdk.lab.words import words_of
 from sqrtdk.stats.request import AuxOutput, AuxRequest
+
+WORDS = words_of(__name__)
 
 WANTED = AuxRequest(entropy=True, peak=True, jacobian_norm=True)
 
@@ -52,10 +55,7 @@ def _plot(figures: Figures) -> Plot:
     labels = {"none": "no factor", "1/sqrt(d_k)": r"$1/\sqrt{d_k}$ on the values"}
     return Plot(
         "peak",
-        Text(
-            "Mean largest weight, unscaled logits, without and with a factor on the values: the points coincide.",
-            "未缩放的 logits 的最大权重的均值，值上有无因子：两组点重合。",
-        ),
+        WORDS("plot.peak"),
         "$d_k$",
         "largest weight",
         tuple(over(labels[name], figures.all("peak", factor=name), "d_k") for name in labels),
@@ -69,49 +69,25 @@ def why(figures: Figures) -> Text:
     peak = figures("peak", d_k=d_k, factor="1/sqrt(d_k)")
     change = figures("largest_change_of_peak", d_k=d_k)
     ratio = figures("gradient_of_q_ratio_times_root_d_k", d_k=d_k)
-    return Text(
-        "The weights are a function of the logits, and the values are not in it. A factor c on V multiplies the "
-        f"output by c and touches neither the weights nor the softmax Jacobian: at d_k = {d_k} the largest change of "
-        f"any row's largest weight is {change}, and its mean stays at {peak}. The gradient of q passes through the "
-        f"values and is multiplied by c as well (times sqrt(d_k), the ratio is {ratio}), in flat and in saturated "
-        "rows alike, so that no row comes back to life relative to the others.",
-        "权重是 logits 的函数，其中没有值。在 V 上乘以因子 c 只会使输出乘以 c，既不改变权重，也不改变 softmax 的"
-        f"雅可比矩阵：在 d_k = {d_k} 时，各行最大权重的变化至多为 {change}，其均值仍为 {peak}。"
-        f"q 的梯度经过值，因此也乘以 c（比值乘以 sqrt(d_k) 为 {ratio}），平坦的行与饱和的行都是如此，"
-        "没有哪一行相对于其他行恢复过来。",
-    )
+    return WORDS("why", d_k=d_k, change=change, peak=peak, ratio=ratio)
 
 
 CLAIM = Claim(
     id="v-scaling",
     group="saturation",
     sources=("S2",),
-    statement=Text(
-        "Scaling V instead of the logits does not cure the saturation of the softmax.",
-        "用缩放 V 来代替缩放 logits，不能消除 softmax 的饱和。",
-    ),
+    statement=WORDS("statement"),
     formula=r"\mathrm{softmax}(Q K^{T}) \, (c V) = c \, \mathrm{softmax}(Q K^{T}) \, V, \qquad "
     r"\frac{\partial p}{\partial z} = \mathrm{diag}(p) - p p^{T}",
-    method=Text(
-        "The same random rows twice: without any factor, and with 1/sqrt(d_k) on the values; largest weight, entropy "
-        "and Jacobian norm of every row, and the gradient of q by automatic differentiation.",
-        "同一批随机行计算两次：不加任何因子，以及在值上乘以 1/sqrt(d_k)；比较每一行的最大权重、熵与雅可比矩阵的范数，"
-        "并用自动微分求 q 的梯度。",
-    ),
-    control=Text(
-        "The same factor is put on the logits: the weights change, and the saturation is gone.",
-        "把同一个因子放在 logits 上：权重改变，饱和随之消失。",
-    ),
+    method=WORDS("method"),
+    control=WORDS("control"),
     parameters={"dims": (16, 64, 256, 512), "keys": 10, "rows": 4000, "on": "values"},
     quick={"dims": (64, 512), "rows": 600},
     flipped={"on": "logits"},
     measure=measure,
     parts=(
         Part(
-            Text(
-                "the factor changes neither weights nor Jacobian of any row",
-                "该因子不改变任何一行的权重，也不改变雅可比矩阵",
-            ),
+            WORDS("part.unchanged"),
             (
                 Expect("largest_change_of_peak", high=1e-12),
                 Expect("largest_change_of_entropy", high=1e-12),
@@ -119,7 +95,7 @@ CLAIM = Claim(
             ),
         ),
         Part(
-            Text("the largest weight is still above 0.9 at d_k = 512", "在 d_k = 512 时最大权重仍超过 0.9"),
+            WORDS("part.peak"),
             (Expect("peak", low=0.9, at={"d_k": 512, "factor": "1/sqrt(d_k)"}),),
         ),
     ),

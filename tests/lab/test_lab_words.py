@@ -1,0 +1,133 @@
+"""The words of the claims: both languages say the same, and the experiments ask for what is there and nothing else."""
+
+from __future__ import annotations
+
+import ast
+import re
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from sqrtdk.errors import InvalidValueError
+from sqrtdk.lab.register import CLAIMS
+from sqrtdk.lab.text import Text
+from sqrtdk.lab.words import EVERY, LANGUAGES, Words, parse, words_of
+
+FOLDER = Path(str(files("sqrtdk.lab.claims")))
+NAMES = [name.replace("-", "_") for name in CLAIMS]
+WHOLE = "".join(f'{key} = {{en = "It is {{peak}}.", zh = "它是 {{peak}}。"}}\n' for key in EVERY)
+PLACEHOLDER = re.compile(r"{(\w+)}")
+CJK = re.compile(r"[\u3000-\u9fff\uff00-\uffef]")
+
+
+def _placeholders(text: str) -> set[str]:
+    return set(PLACEHOLDER.findall(text.replace("{{", "").replace("}}", "")))
+
+
+def _asked(name: str) -> list[tuple[str, set[str]]]:
+    """Keys, as patterns where they are put together, and placeholders of all calls of a module's WORDS."""
+    tree = ast.parse((FOLDER / f"{name}.py").read_text(encoding="utf-8"))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "WORDS"]
+    return [(key, {str(one.arg) for one in call.keywords}) for call in calls for key in _keys(call.args[0])]
+
+
+def _keys(node: ast.expr) -> list[str]:
+    match node:
+        case ast.Constant(value):
+            return [re.escape(str(value))]
+        case ast.JoinedStr(parts):
+            return ["".join(re.escape(str(p.value)) if isinstance(p, ast.Constant) else ".+" for p in parts)]
+        case ast.BinOp(ast.Constant(start), ast.Add(), _):
+            return [re.escape(str(start)) + ".+"]
+        case ast.IfExp(_, one, other):
+            return [*_keys(one), *_keys(other)]
+    raise AssertionError(f"a key that this test cannot read: {ast.unparse(node)}")
+
+
+def test_every_claim_has_its_words_and_all_words_have_a_claim() -> None:
+    assert sorted(path.stem for path in FOLDER.glob("*.toml")) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_both_languages_have_the_same_keys_and_placeholders(name: str) -> None:
+    words = words_of(f"sqrtdk.lab.claims.{name}")
+    for key, text in words.texts.items():
+        assert _placeholders(text.en) == _placeholders(text.zh), key
+        assert CJK.search(text.zh), key
+        assert not CJK.search(text.en), key
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_experiment_asks_for_the_words_that_are_there(name: str) -> None:
+    texts, asked = words_of(f"sqrtdk.lab.claims.{name}").texts, _asked(name)
+    written = {key: [values for pattern, values in asked if pattern == re.escape(key)] for key in texts}
+    put_together = {key: [values for pattern, values in asked if re.fullmatch(pattern, key)] for key in texts}
+    met = {key: written[key] or put_together[key] for key in texts}
+    assert [key for key, calls in met.items() if not calls] == []
+    assert [pattern for pattern, _ in asked if not any(re.fullmatch(pattern, key) for key in texts)] == []
+    for key, calls in met.items():
+        assert all(values == _placeholders(texts[key].en) for values in calls), key
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_prose_stands_in_the_words_alone(name: str) -> None:
+    code = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
+    assert not re.search(r"[\u4e00-\u9fff]", code)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("x = [", "it is no TOML"),
+        (WHOLE.partition("\n")[2], "the text 'statement' is missing"),
+        (WHOLE + '[plot.a]\nen = "one"\n', "plot.a: it has no text in zh"),
+        (WHOLE + '[plot.a]\nen = "one"\nzh = " "\n', "plot.a: it has no text in zh"),
+        (WHOLE + '[plot.a]\nen = "one"\nzh = "一"\nde = "eins"\n', "plot.a: it has 'de' beside en and zh"),
+        (WHOLE + 'plot = "one"\n', "plot: a table with en and zh was expected; got 'one'"),
+        (WHOLE + '[a]\nen = "{x} {y}"\nzh = "{x}"\n', "a: en has the placeholders 'x', 'y', zh 'x'"),
+        (
+            WHOLE + '[a]\nen = "{x:.3f}"\nzh = "{x}"\n',
+            "a: en: a placeholder is a name in braces and nothing else; got {x:.3f}",
+        ),
+        (
+            WHOLE + '[a]\nen = "{x.y}"\nzh = "{x}"\n',
+            "a: en: a placeholder is a name in braces and nothing else; got {x.y}",
+        ),
+        (WHOLE + '[a]\nen = "{}"\nzh = "{}"\n', "a: en: a placeholder is a name in braces"),
+        (WHOLE + '[a]\nen = "{x"\nzh = "{x}"\n', "a: en: expected '}' before end of string"),
+    ],
+)
+def test_words_that_are_not_whole_are_one_error_that_says_what_is_wrong(content: str, message: str) -> None:
+    with pytest.raises(InvalidValueError, match=r"the words of the claim in x\.toml are not whole") as raised:
+        parse(content, "x.toml")
+    assert message in str(raised.value)
+
+
+def test_all_that_is_wrong_is_named_at_once() -> None:
+    with pytest.raises(
+        InvalidValueError, match=r"'why' is missing; b: it has no text in en; c.d: it has no text in zh"
+    ):
+        parse(WHOLE.replace("why", "a") + '[b]\nzh = "二"\n[c.d]\nen = "x"\n', "x.toml")
+
+
+def test_words_without_a_file_are_an_error() -> None:
+    with pytest.raises(InvalidValueError, match=r"no_such_claim\.toml are not whole: it cannot be read"):
+        words_of("sqrtdk.lab.claims.no_such_claim")
+
+
+def test_a_text_takes_the_values_that_it_asks_for() -> None:
+    words = parse(WHOLE, "x.toml")
+    assert words("why", peak=Text("high", "高")) == Text("It is high.", "它是 高。")
+    with pytest.raises(InvalidValueError, match="why has the placeholders 'peak', and got 'other', 'peak'"):
+        words("why", peak=1, other=2)
+    with pytest.raises(InvalidValueError, match=r"why has the placeholders 'peak', and got \(none\)"):
+        words("why")
+    with pytest.raises(InvalidValueError, match="there is no text 'plot' among statement, method, control, why"):
+        words("plot")
+
+
+def test_what_is_filled_in_is_not_read_again() -> None:
+    words = Words("x", {"a": Text("{{x}} {y}", "{{x}} {y} 字")})
+    assert words("a", y="{z}").en == "{x} {z}"
+    assert set(LANGUAGES) == {"en", "zh"}
