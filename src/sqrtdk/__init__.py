@@ -13,15 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sqrtdk import errors as errors
-    from sqrtdk import integrations as integrations
-    from sqrtdk import kv as kv
     from sqrtdk import lab as lab
     from sqrtdk import monitor as monitor
     from sqrtdk import nn as nn
     from sqrtdk import positions as positions
     from sqrtdk import recording as recording
     from sqrtdk import repair as repair
-    from sqrtdk import report as report
     from sqrtdk import scales as scales
     from sqrtdk import scores as scores
     from sqrtdk import stats as stats

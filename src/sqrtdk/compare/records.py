@@ -206,7 +206,8 @@ class DiffReport(Saved, Shown):
     def __repr__(self) -> str:
         differ = sum(pair.same is False for pair in self.pairs)
         alone = len(self.unpaired_a) + len(self.unpaired_b)
-        causes = dict.fromkeys(cause.name for pair in self.pairs for cause in pair.causes)
+        named = (cause.name for pair in self.pairs for cause in pair.causes)
+        causes = dict.fromkeys(name if name.isidentifier() else repr(name) for name in named)
         word = "not judged" if self.same is None else "same" if self.same else "different"
         told = f"{len(self.pairs)} pairs, {differ} differ" + (f", {alone} without a partner" if alone else "")
         return f"DiffReport({self.a.name!r}, {self.b.name!r}, {word}; {told}; causes: {', '.join(causes) or 'none'})"
