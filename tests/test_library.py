@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,11 +20,13 @@ import sample_diff
 import sample_report
 import sqrtdk
 from sqrtdk import AuxRequest, lab
+from sqrtdk.audit.cache import CacheForecast
 from sqrtdk.audit.call_fields import CallFields
 from sqrtdk.audit.records import CheckReport, JudgedCall
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, OutputError
 from sqrtdk.lab.record import Record
 from sqrtdk.report.files import WRITERS
+from sqrtdk.report.watch_summary import Summary
 from sqrtdk.tracing.records import AttentionCall
 
 TYPED = """
@@ -201,6 +204,18 @@ def test_the_others_are_saved(tmp_path: Path) -> None:
     record.save(tmp_path / "params-single.json")
     (again,) = lab.records(tmp_path)
     assert again.to_json() == record.to_json()
+
+
+def test_what_a_watch_and_a_cache_told_is_saved(tmp_path: Path) -> None:
+    none, steps = np.zeros(0), np.zeros(0, dtype=np.int64)
+    run = Summary("exp1", None, None, 1, 0, steps, {}, steps, none, (), (), (), None, None)
+    run.save(tmp_path / "run.json")
+    run.save(tmp_path / "run.html")
+    assert json.loads((tmp_path / "run.json").read_text())["run"] == "exp1"
+    assert (tmp_path / "run.html").read_text().startswith("<!doctype html>")
+    forecast = CacheForecast("int8", "tensor", 8.0, "the format", ())
+    forecast.save(tmp_path / "cache.json")
+    assert json.loads(forecast.to_json())["bits"] == 8.0
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
