@@ -12,6 +12,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sqrtdk import errors as errors
+    from sqrtdk import lab as lab
+    from sqrtdk import monitor as monitor
+    from sqrtdk import nn as nn
+    from sqrtdk import positions as positions
+    from sqrtdk import recording as recording
+    from sqrtdk import repair as repair
+    from sqrtdk import scales as scales
+    from sqrtdk import scores as scores
+    from sqrtdk import stats as stats
+    from sqrtdk import testing as testing
+    from sqrtdk import theory as theory
+    from sqrtdk import tracing as tracing
     from sqrtdk._attention import attention as attention
     from sqrtdk._attention import explain as explain
     from sqrtdk._measure import measure as measure
@@ -63,4 +76,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME, *_ROOMS])
+    return sorted([*_HOME, *_ROOMS, "__version__"])

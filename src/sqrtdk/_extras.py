@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
@@ -53,6 +52,6 @@ def lazy_rooms(package: str, names: tuple[str, ...]) -> tuple[Callable[[str], Mo
         return import_module(f"{package}.{name}")
 
     def listed() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *names})
+        return sorted(names)
 
     return get, listed

@@ -159,4 +159,6 @@ def _leads_to_device(link: Path) -> bool:
 
 
 def _exists(path: Path) -> OutputError:
-    return OutputError(f"{path} exists and is not overwritten", hint="Give another name, or --force to replace it.")
+    return OutputError(
+        f"{path} exists and is not overwritten", hint="Give another name, or replace it: --force, in Python force=True."
+    )

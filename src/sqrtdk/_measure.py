@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk._arguments import autocast_dtype
-from sqrtdk._attention import resolve
+from sqrtdk._resolve import resolve
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.impl.call import Call, has_values
 from sqrtdk.impl.choice import against_compiled, against_triton

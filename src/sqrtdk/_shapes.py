@@ -18,10 +18,15 @@ They, and jaxtyping, are imported by type checkers alone; `tests/shapes` runs th
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from jaxtyping import Bool, Float
 from torch import Tensor
+
+if TYPE_CHECKING:  # what jaxtyping says to type checkers, whose users need not have it
+    from typing import Annotated as Bool
+    from typing import Annotated as Float
+else:
+    from jaxtyping import Bool, Float
 
 Query: TypeAlias = Float[Tensor, "*#B #Hq L E"] | Float[Tensor, "L E"]
 Key: TypeAlias = Float[Tensor, "*#B #H S E"] | Float[Tensor, "S E"]

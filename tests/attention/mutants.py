@@ -6,7 +6,7 @@ from changes import Change, Planted, plant
 
 ATTEND, LOGITS, SOFTMAX, ROW_STATS = (f"impl/rows.py:{name}" for name in ("attend", "logits", "_softmax", "row_stats"))
 SEEN, COUNT, GROW = "impl/call.py:Call.seen", "impl/call.py:Call.visible_keys", "impl/call.py:grow"
-RESOLVE, MASKS = "_attention.py:resolve", "_attention.py:_masks"
+RESOLVE, MASKS = "_resolve.py:resolve", "_resolve.py:_masks"
 AUX, MERGED = "stats/request.py:aux_output", "stats/_partial.py:RowStats.merged"
 FUSED, SWEPT = "impl/fused.py:fused", "impl/fused.py:swept"
 TILE, TIES = "stats/_tile.py:exponentials", "stats/_tile.py:reduce_tile"

@@ -33,7 +33,7 @@ from sqrtdk.errors import UnsupportedError
 from tree_changes import changed_tree
 
 HOME = Path(sqrtdk.__file__).parent
-FRESH = ("sqrtdk._attention", "sqrtdk._arguments", "sqrtdk.impl", "sqrtdk.stats")
+FRESH = ("sqrtdk._attention", "sqrtdk._resolve", "sqrtdk._arguments", "sqrtdk.impl", "sqrtdk.stats")
 IMPLEMENTATIONS = ("tiled", "fused", "dense", *(() if unable() else ("cpu",)))
 PAIRS = [case for case in CASES if case.dtype in ("f32", "f64") and case not in TRIPLES]
 EXACT = [*PAIRS[:60], *TRIPLES, *PAIRS[60:]]  # many values early, so that most errors are found soon

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import sqrtdk
 from sqrtdk import AuxRequest
-from sqrtdk._attention import resolve
+from sqrtdk._resolve import resolve
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.triton import triton
 from sqrtdk.stats.request import AuxOutput

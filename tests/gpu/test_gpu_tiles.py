@@ -11,7 +11,7 @@ from judged import Leaves, attention, expected, qkv, randn, wrong_with
 from torch import Tensor
 
 from sqrtdk import AuxRequest
-from sqrtdk._attention import resolve
+from sqrtdk._resolve import resolve
 from sqrtdk.impl.gpu import launch
 from sqrtdk.impl.triton import row_statistics
 from sqrtdk.stats import RowStats

@@ -195,7 +195,7 @@ def test_every_fixed_word_has_two_languages_and_a_use() -> None:
             assert not CHINESE.search(words.en), key
     assert tuple(diff_words.STAGE_WORDS) == STAGES
     assert set(diff_words.OUTCOME_WORDS) == set(diff_words.OUTCOMES_MEAN) == set(MARKS)
-    source = template("diff.html") + (TEMPLATES.parent / "diff_html.py").read_text()
+    source = template("diff.html") + template("diff_parts.html") + (TEMPLATES.parent / "diff_html.py").read_text()
     assert [key for key in diff_words.WORDS if f'"{key}"' not in source] == []
 
 

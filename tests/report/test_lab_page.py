@@ -102,7 +102,7 @@ def test_every_fixed_word_has_two_languages_and_a_use() -> None:
             assert words.zh, key
             assert re.search("[\u4e00-\u9fff\uff00-\uffef]", words.zh), key
             assert not re.search("[\u4e00-\u9fff]", words.en), key
-    source = template("lab.html") + (TEMPLATES.parent / "lab_page.py").read_text()
+    source = template("lab.html") + template("lab_parts.html") + (TEMPLATES.parent / "lab_page.py").read_text()
     assert [key for key in lab_words.WORDS if f'"{key}"' not in source] == []
     terminal = (TEMPLATES.parent / "lab.py").read_text().replace('f"control_{record.doubt}"', '"control_same"')
     assert [key for key in lab_words.TERMINAL if f'"{key}"' not in terminal] == ["control_undecided"]

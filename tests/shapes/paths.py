@@ -138,6 +138,7 @@ def _unclean() -> None:
     for impl in ("dense", "tiled"):
         sqrtdk.attention(q, k, v, mask, impl=impl, sinks=torch.zeros(2, 5, 1))
     ScaledDotProductAttention(4)(q, k, v, mask, need_weights=True)
+    sqrtdk.explain(q, k, v, mask)
 
 
 def _rotations() -> None:

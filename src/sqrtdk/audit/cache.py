@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sqrtdk._shown import Saved
 from sqrtdk.tracing.records import NotMeasured
 
 FOLD, QK_NORM = "fold", "qk_norm"  # ways to store that change more than the grain of the scales
@@ -145,7 +146,7 @@ class CacheCall:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheForecast:
+class CacheForecast(Saved):
     """The forecast for every attention that ran.
 
     Attributes:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from sqrtdk._progress import shown, tell
 from sqrtdk.audit.graphs import audit_graph
 from sqrtdk.audit.model_run import ModelRun, run_model
 from sqrtdk.audit.own_module import as_inputs, choices, from_module
@@ -91,7 +92,8 @@ def check(
         ({'missing'}, 1)
     """
     options = LoadOptions.of(locals())
-    return check_with(model, inputs, options, fail_on=fail_on, command=command)
+    with shown("check"):
+        return check_with(model, inputs, options, fail_on=fail_on, command=command)
 
 
 def check_with(
@@ -125,6 +127,7 @@ def check_with(
     runs: list[ModelRun] = []
     missing: list[NotMeasured] = []
     compare = {None: "auto", "both": "always"}.get(attn, "never")
+    tell("loading")
     for build in _builds(model, None if inputs is None else as_inputs(inputs), options):
         if build.reason is not None:
             missing.append(NotMeasured("", f"attention {attn} was asked for: {build.reason}"))

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+from sqrtdk._progress import tell
 from sqrtdk.audit.gguf import audit_gguf
 from sqrtdk.audit.graph_run import run_onnx, run_program
 from sqrtdk.audit.like import SCALE_RULES, as_like
@@ -69,6 +70,7 @@ def audit_graph(
         run, lost, told = audit_gguf(path, model)
         return _at_file(run, path), lost, told
     config, notes = config_beside(path)
+    tell("reading the graph")
     walked = open_graph(path, config, trust_remote_code=options.trust_remote_code)
     loaded = replace(walked.loaded, notes=(*walked.loaded.notes, *notes))
     missing = tuple(NotMeasured(entry.site, entry.reason) for entry in walked.missing)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sqrtdk._progress import tell
 from sqrtdk.audit.config_lines import declared_at, read_lines
 from sqrtdk.audit.context import Context, Rerun
 from sqrtdk.audit.guard import eval_mode, random_state, watch_norms
@@ -77,12 +78,14 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> Mod
         if attn in ATTN and offers_choice(module):
             stack.enter_context(implementation(module, attn))
         environment = _environment(loaded)
+        tell("running")
         with watch_norms(module) as ran, watch_modules() as called:
             traced = _traced(loaded, seed, stats=not static, tokens=tokens)
         _refuse_silence(loaded, traced)
         lost, idle_or_doubtful = silences(module, called, traced)
         rerun = _reruns(module, loaded.inputs, seed)
         calls = traced.calls
+        tell("judging the scales")
         judged = judge_all(calls, module, make_probe(calls, lambda: rerun(False, None).calls))
         context = Context(
             model=module,
@@ -97,7 +100,10 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> Mod
             unread=traced.unread,
             tokens=tokens,
         )
-        told = [entry for rule in RULES.values() for entry in rule(context)]
+        told: list[Finding | NotMeasured] = []
+        for done, rule in enumerate(RULES.values()):
+            tell("applying the rules", done, len(RULES))
+            told += rule(context)
         findings = tuple(entry for entry in told if isinstance(entry, Finding))
     missed = (
         *lost,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from sqrtdk._shown import Saved, Shown
 from sqrtdk.audit.cache import CacheForecast
+from sqrtdk.audit.call_fields import CallFields
 from sqrtdk.tracing.records import AttentionCall, NotAttention, NotMeasured
 
 SCHEMA_VERSION = 1
@@ -46,8 +50,8 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedCall:
-    """An attention call with the verdict on its scale."""
+class JudgedCall(CallFields, Shown):
+    """An attention call with the verdict on its scale; the fields of `call` can be read here too, as JSON has them."""
 
     call: AttentionCall
     verdict: str  # one of VERDICTS
@@ -63,6 +67,10 @@ class JudgedCall:
     def sound_but_failing(self) -> bool:
         """Whether the scale is as it should be, and something else at the call fails: its verdict is not green then."""
         return self.verdict in ("exact", "declared") and self.health in FAILING
+
+    def __repr__(self) -> str:
+        verdict = self.verdict if self.mistake is None else f"{self.verdict}: {self.mistake}"
+        return f"JudgedCall({self.call.in_short}, {verdict}, health {self.health})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +97,8 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckReport:
-    """The whole audit. `to_json()` lives in sqrtdk.report; this is data only."""
+class CheckReport(Saved, Shown):
+    """The whole audit; `to_json`, `save` and a notebook show it as `sqrtdk.report` draws it."""
 
     model: ModelInfo
     mode: str  # "static" or "dynamic"
@@ -105,6 +113,24 @@ class CheckReport:
     sources: tuple[Source, ...] = ()  # of the files that the report names, as far as they are known
     root: str = ""  # the directory of the repository that the check ran in, else the working directory
     kv_cache: CacheForecast | None = None  # of a cache in fewer bits, where one was asked for
+
+    def __repr__(self) -> str:
+        verdicts = Counter(judged.verdict for judged in self.calls)
+        severities = Counter(finding.severity for finding in self.findings)
+        calls = [f"{verdicts[name]} {name}" for name in VERDICTS if verdicts[name]]
+        findings = [f"{severities[name]} {name}" for name in reversed(SEVERITIES) if severities[name]]
+        told = f"calls: {', '.join(calls) or 'none'}; findings: {', '.join(findings) or 'none'}"
+        return f"CheckReport({self.model.id!r}, {self.outcome}; {told})"
+
+    @property
+    def schema_version(self) -> int:
+        """Of the JSON document."""
+        return SCHEMA_VERSION
+
+    @property
+    def tool(self) -> dict[str, str]:
+        """What wrote the report: its name and version."""
+        return {"name": "sqrtdk", "version": importlib.metadata.version("sqrtdk")}
 
     @property
     def unjudged(self) -> tuple[Finding, ...]:

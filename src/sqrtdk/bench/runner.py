@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk._environment import environment
+from sqrtdk._progress import counted
 from sqrtdk.bench.paired import rounds
 from sqrtdk.bench.peers import Call
 from sqrtdk.bench.record import PASSES, BenchRecord, NotTimed, Pass, Place, Timed
@@ -24,7 +25,7 @@ from sqrtdk.errors import BenchError, InvalidValueError, MissingExtraError, Unsu
 from sqrtdk.models.limits import check_seed
 
 Work = Callable[[], tuple[Tensor, ...]]
-Progress = Callable[[int, int], object]
+Progress = Callable[[int, int], None]
 SLACK = 4.0  # roundings of the largest number that two right results may be apart
 RESULTS = ("the output", "the gradient of the query", "the gradient of the key", "the gradient of the value")
 
@@ -39,7 +40,7 @@ def run(
     threads: int | None = None,
     seed: int = 0,
     command: str = "",
-    progress: Progress = lambda done, total: None,
+    progress: Progress | None = None,
 ) -> BenchRecord:
     """Measure ways on workloads, each in every dtype and pass, beside torch's own operation.
 
@@ -52,7 +53,7 @@ def run(
         threads: of torch and onnxruntime, for the time of the run; None: as torch has it.
         seed: of the tensors.
         command: for the record.
-        progress: told of rounds (done, total).
+        progress: told of rounds (done, total); None: a bar shows it.
 
     Returns:
         Every figure, and for every way without one why there is none.
@@ -83,9 +84,9 @@ def run(
     def count() -> None:
         nonlocal done
         done += 1
-        progress(done, total)
+        tell(done, total)
 
-    with _threads(threads):
+    with _threads(threads), counted("rounds", progress) as tell:
         for place in places:
             workload, training = workloads[place.workload], place.kind == "training"
             if training and not workload.trains:

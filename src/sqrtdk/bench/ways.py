@@ -55,7 +55,7 @@ def _attend(case: Case, impl: str, statistics: bool) -> Call:
     options = _options(case, impl, statistics)
 
     def call() -> Tensor:
-        found = attention(*case.inputs, **options)
+        found: Tensor | tuple[Tensor, object] = attention(*case.inputs, **options)
         return found[0] if isinstance(found, tuple) else found
 
     return call

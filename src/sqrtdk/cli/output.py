@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from sqrtdk._progress import heard
 from sqrtdk.errors import OutputError
 from sqrtdk.models.alone import alone
 from sqrtdk.report.plain import plain, plain_lines
@@ -175,16 +176,19 @@ def working(text: str) -> Iterator[Callable[[str], None]]:
     """Show a spinner on stderr while it is a terminal; keep what the model prints away from stdout.
 
     Its code may print in C or start programs, which know descriptor 1 and nothing of `sys.stdout`. What is yielded
-    changes the text beside the spinner.
+    changes the text beside the spinner, as does what the package tells of itself.
     """
     with _away_from_stdout(), _console() as console:
         if console is None:
-            with alone():
+            with alone(), heard(lambda told, done, total: None):
                 yield lambda text: None
             return
         from rich.text import Text
 
-        with console.status(Text(plain(text))) as status, alone():
+        def tell(told: str, done: int, total: int) -> None:
+            status.update(Text(plain(f"{text}: {told}" + (f", {done} of {total}" if total else ""))))
+
+        with console.status(Text(plain(text))) as status, alone(), heard(tell):
             yield lambda text: status.update(Text(plain(text)))
 
 
@@ -196,13 +200,13 @@ def counting(text: str) -> Iterator[Callable[[int, int], None]]:
     """
     with _away_from_stdout(), _console() as console:
         if console is None:
-            with alone():
+            with alone(), heard(lambda told, done, total: None):
                 yield lambda done, total: None
             return
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console) as bar, alone():
+        with Progress(*columns, console=console) as bar, alone(), heard(lambda told, done, total: None):
             task = bar.add_task(text, total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
 

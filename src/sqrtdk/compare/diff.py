@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from sqrtdk._environment import environment
+from sqrtdk._progress import shown, tell
 from sqrtdk.audit.own_module import as_inputs
 from sqrtdk.compare.align import Alignment, align, name_of
 from sqrtdk.compare.causes import CAUSES
@@ -108,9 +109,10 @@ def diff(
         False
     """
     options_a, options_b = options_of_sides(locals())
-    return diff_with(
-        a, b, inputs, options_a, options_b, inputs_b=inputs_b, mapping=mapping, fail_on=fail_on, command=command
-    )
+    with shown("diff"):
+        return diff_with(
+            a, b, inputs, options_a, options_b, inputs_b=inputs_b, mapping=mapping, fail_on=fail_on, command=command
+        )
 
 
 def diff_with(
@@ -210,7 +212,8 @@ def _pairs(a: Side, b: Side, alignment: Alignment) -> tuple[PairDiff, ...]:
     cuts = [side.cuts or (None,) * len(side.calls) for side in (a, b)]
     calls = [cut_alike(a.calls[i], b.calls[j], cuts[0][i], cuts[1][j]) for i, j in alignment.pairs]
     judged: list[Judged] = []
-    for one, other in calls:
+    for done, (one, other) in enumerate(calls):
+        tell("comparing the attentions", done, len(calls))
         judged.append(_judged(one, other, next((known.sides for known in reversed(judged) if known.sides), None)))
     refuse_unlike(judged)
     entering = compare_inputs(a, b, calls, judged)

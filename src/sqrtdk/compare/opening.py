@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sqrtdk._progress import tell
 from sqrtdk.compare.sides import EXPORTED, ONNX, TRACE, Given, Side, load_side, run_side
 from sqrtdk.errors import InvalidValueError, ModelError, SqrtdkError
 from sqrtdk.graphs.onnx import fixed_sizes, usual_inputs
@@ -51,6 +52,7 @@ def open_sides(
     graph = next((str(one) for one in (a, b) if _is(one, ONNX)), None)
     if graph is not None and start is None:
         options_a, options_b = (_sized(options, graph) for options in (options_a, options_b))
+    tell("loading")
     loaded_a, loaded_b, chosen = _load(a, b, start, inputs_b, options_a, options_b)
     if graph is not None and inputs is None and isinstance(chosen, dict):
         more = usual_inputs(graph, chosen)
@@ -74,6 +76,7 @@ def _of_program(a: Given, b: Given, options: LoadOptions) -> Inputs | None:
 
 def _run(loaded: Loaded, label: str, inputs: Inputs | None, options: LoadOptions) -> Side:
     """Run a side; an index error that is one of ids beyond a table of embeddings is told as that."""
+    tell(f"running {label}")
     try:
         return run_side(loaded, label, inputs, options)
     except ModelError as error:

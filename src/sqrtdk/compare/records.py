@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from sqrtdk._shown import Saved, Shown
+
 FAIL_ON = ("different", "unmeasured", "never")
 CANCELS = "differs and makes no difference: by the whole way, from the input to the output, both are the same"
 
@@ -172,7 +174,7 @@ class SideInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class DiffReport:
+class DiffReport(Saved, Shown):
     """What a comparison found.
 
     Attributes:
@@ -200,6 +202,15 @@ class DiffReport:
     command: str = ""
     environment: dict[str, Any] = field(default_factory=dict)
     fail_on: str = "different"
+
+    def __repr__(self) -> str:
+        differ = sum(pair.same is False for pair in self.pairs)
+        alone = len(self.unpaired_a) + len(self.unpaired_b)
+        named = (cause.name for pair in self.pairs for cause in pair.causes)
+        causes = dict.fromkeys(name if name.isidentifier() else repr(name) for name in named)
+        word = "not judged" if self.same is None else "same" if self.same else "different"
+        told = f"{len(self.pairs)} pairs, {differ} differ" + (f", {alone} without a partner" if alone else "")
+        return f"DiffReport({self.a.name!r}, {self.b.name!r}, {word}; {told}; causes: {', '.join(causes) or 'none'})"
 
     @property
     def same(self) -> bool | None:

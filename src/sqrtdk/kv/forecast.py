@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from sqrtdk._progress import shown, tell
 from sqrtdk.audit.cache import CacheForecast
 from sqrtdk.audit.guard import eval_mode, random_state
 from sqrtdk.audit.own_module import as_inputs, from_module, on_meta, refuse_empty
@@ -97,7 +98,9 @@ def kv_forecast(
         (3, 'tensor', True)
     """
     scale = checked_scale(kv_dtype, kv_scale)
-    return forecast_with(model, inputs, LoadOptions.of(locals()), kv_dtype, scale, rows=rows, residual=residual)
+    options = LoadOptions.of(locals())
+    with shown("forecast of the cache"):
+        return forecast_with(model, inputs, options, kv_dtype, scale, rows=rows, residual=residual)
 
 
 def checked_scale(kv_dtype: str, kv_scale: str | None) -> str:
@@ -173,7 +176,8 @@ def _forecast(calls: Sequence[CallTensors], request: Request) -> CacheForecast:
         )
     told, missed, without = [], [], []
     with torch.no_grad():
-        for call in calls:
+        for done, call in enumerate(calls):
+            tell("storing k and v in fewer bits", done, len(calls))
             reason = unfit(call, request)
             if reason is not None:
                 missed.append(NotMeasured(call.site, reason))

@@ -1,11 +1,12 @@
 """The lab: every claim about sqrt(d_k) is an experiment with a control, an interval and a verdict.
 
-`run` measures claims and yields their records, `CLAIMS` has them by name, `records` reads a directory that a run left.
+`run` measures a claim, or several one after the other, `CLAIMS` has them by name, `records` reads a directory that a
+run left.
 
 Example:
     >>> from sqrtdk import lab
-    >>> [done.record.outcome.verdict.answer for done in lab.run(["v-scaling"], quick=True)]
-    ['holds']
+    >>> lab.run("v-scaling", quick=True).record.outcome.verdict.answer
+    'holds'
 """
 
 from __future__ import annotations
@@ -29,4 +30,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+    return sorted(_HOME)

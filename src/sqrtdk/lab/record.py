@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args
 
 from sqrtdk import _json
+from sqrtdk._shown import Saved, Shown
 from sqrtdk.errors import InvalidValueError, kind_and_text
 from sqrtdk.lab.figures import LEVEL, Figure, Method, Place
 from sqrtdk.lab.judge import Answer, Check, PartAnswer, Verdict
@@ -38,7 +39,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class Record(Saved, Shown):
     """One claim, measured.
 
     Attributes:
@@ -82,6 +83,10 @@ class Record:
     started: str = ""
     duration_s: float = math.nan
     level: float = LEVEL
+
+    def __repr__(self) -> str:
+        size = "quick" if self.quick else "full"
+        return f"Record({self.id!r}, {self.outcome.verdict.answer}; {size}, seed {self.seed}; {self.statement.en!r})"
 
     @property
     def doubt(self) -> Doubt | None:

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypedDict, Unpack, overload
 
-from sqrtdk import _extras, _files, _json
+from sqrtdk import _extras, _files, _json, _progress
 from sqrtdk._code import numbers_from
+from sqrtdk._shown import Shown
 from sqrtdk.errors import InvalidValueError, OutputError
 from sqrtdk.lab import _folder
 from sqrtdk.lab.cells import Cells
@@ -26,7 +28,7 @@ Draw = Callable[[Record, Path, bool], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class Done(Shown):
     """A claim that is done.
 
     Attributes:
@@ -39,9 +41,36 @@ class Done:
     reused: bool
     path: Path | None
 
+    def __repr__(self) -> str:
+        where = "not written" if self.path is None else repr(str(self.path))
+        return f"Done({self.record!r}, {where}{', reused' if self.reused else ''})"
+
+
+class Settings(TypedDict, total=False):
+    """What `run` takes beside ids, by its names."""
+
+    quick: bool
+    seed: int
+    output: Path | str | None
+    force: bool
+    engine: str
+    workers: int | None
+    ray_address: str | None
+    command: str
+    progress: Callable[[str], None] | None
+    draw: Draw | None
+
+
+@overload
+def run(ids: str, **settings: Unpack[Settings]) -> Done: ...
+
+
+@overload
+def run(ids: list[str] | tuple[str, ...], **settings: Unpack[Settings]) -> Iterator[Done]: ...
+
 
 def run(
-    ids: Sequence[str],
+    ids: str | Sequence[str],
     *,
     quick: bool = False,
     seed: int = 0,
@@ -51,13 +80,13 @@ def run(
     workers: int | None = None,
     ray_address: str | None = None,
     command: str = "",
-    progress: Callable[[str], None] = lambda text: None,
+    progress: Callable[[str], None] | None = None,
     draw: Draw | None = None,
-) -> Iterator[Done]:
-    """Run claims and yield each as it is done.
+) -> Done | Iterator[Done]:
+    """Run one claim, or several of which each is yielded as it is done.
 
     Args:
-        ids: of claims, or "all".
+        ids: of one claim; or a list of ids, where "all" stands for the whole register.
         quick: with the parameters of the quick runs.
         seed: of everything random; 0 or more.
         output: directory of the records, made if it is missing; None: nothing is written.
@@ -67,21 +96,28 @@ def run(
         workers: of the engine; None: one a CPU.
         ray_address: of a Ray cluster; None: one is started on this machine.
         command: to be kept in the records.
-        progress: told what is being done.
+        progress: told what is being done; None: a bar shows it.
         draw: given (record, output, whether it is reused), before the record is written: where a record is, so are
             its plots. `sqrtdk.report.plots.write_plots` is one.
 
+    Returns:
+        What was done; of a list of ids an iterator, which runs a claim when it is asked for the next.
+
     Raises:
-        InvalidValueError: no such claim or engine, a negative seed, or a file that is no record of the claim or one
-            of another schema version.
+        InvalidValueError: no such claim or engine, "all" outside a list, a negative seed, or a file that is no record
+            of the claim or one of another schema version.
         MissingExtraError: scipy or scikit-learn is missing.
         OutputError: the directory can't be written, is another process's, or holds records of other settings.
 
     Example:
-        >>> [done.record.outcome.verdict.answer for done in run(["onehot-64"], quick=True)]
-        ['holds']
+        >>> run("onehot-64", quick=True).record.outcome.verdict.answer
+        'holds'
+        >>> [done.record.id for done in run(["onehot-64", "params-single"], quick=True)]
+        ['onehot-64', 'params-single']
     """
-    claims = find(ids)
+    if ids == "all":
+        raise InvalidValueError("one id is one claim; got 'all'", hint='Give a list: run(["all"]).')
+    claims = find([ids] if isinstance(ids, str) else ids)
     if seed < 0:
         raise InvalidValueError(f"a seed is 0 or more; got {seed}", hint="Take 0, 1, 2, ...")
     folder = None if output is None else Path(output)
@@ -90,7 +126,11 @@ def run(
         _extras.load(module)
     measure = partial(run_claim, quick=quick, seed=seed, compute=cells, command=command)
     find_known = (lambda path, claim: None) if force else partial(_known, quick=quick, seed=seed)
-    return _run(claims, measure, cells, folder, find_known, draw, progress)
+    running = _run(claims, measure, cells, folder, find_known, draw, progress)
+    if isinstance(ids, str):
+        (done,) = running
+        return done
+    return running
 
 
 def _run(
@@ -100,9 +140,10 @@ def _run(
     folder: Path | None,
     find_known: Callable[[Path, Claim], Record | None],
     draw: Draw | None,
-    progress: Callable[[str], None],
+    progress: Callable[[str], None] | None,
 ) -> Iterator[Done]:
     with contextlib.ExitStack() as stack:
+        say = _told(progress) if progress is not None else stack.enter_context(_progress.bar("claims"))
         paths = {} if folder is None else {claim.id: folder / f"{claim.id}.json" for claim in claims}
         if folder is not None:
             stack.enter_context(_held(folder))
@@ -112,8 +153,8 @@ def _run(
         stack.enter_context(cells)
         for index, claim in enumerate(claims, 1):
             label = f"{claim.id} ({index} of {len(claims)})"
-            progress(label)
-            cells.progress = partial(_tell, progress, label)
+            say(label, 0, 0)
+            cells.progress = partial(say, label)
             there = known.get(claim.id)
             done = Done(there or measure(claim), there is not None, paths.get(claim.id))
             if done.path is not None:
@@ -134,8 +175,8 @@ def _keep(record: Record, path: Path, reused: bool, draw: Draw | None) -> None:
         _files.write_text(path, to_json(record), force=True)
 
 
-def _tell(progress: Callable[[str], None], label: str, done: int, total: int) -> None:
-    progress(f"{label}: {done} of {total} cells")
+def _told(progress: Callable[[str], None]) -> _progress.Tell:
+    return lambda label, done, total: progress(f"{label}: {done} of {total} cells" if total else label)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional
 
 from sqrtdk._arguments import autocast_dtype
-from sqrtdk._attention import attention, resolve
+from sqrtdk._attention import attention
+from sqrtdk._resolve import resolve
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.call import Call, grow
 from sqrtdk.impl.rows import guarded_logits, guarded_sum, logits, sink_column

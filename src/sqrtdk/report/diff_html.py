@@ -19,7 +19,7 @@ from sqrtdk.compare.records import CANCELS, Cause, DiffReport, PairDiff, StageDi
 from sqrtdk.compare.suspect import STAGES
 from sqrtdk.compare.words import UNKNOWN, place, share, short, told
 from sqrtdk.lab.text import Text
-from sqrtdk.report import page
+from sqrtdk.report import notebook, page
 from sqrtdk.report.diff_causes import CAUSES
 from sqrtdk.report.diff_chinese import paragraphs
 from sqrtdk.report.diff_fold import (
@@ -89,7 +89,7 @@ def to_html(report: DiffReport) -> str:
         "outcome": outcome,
         "outcome_word": lambda name: both(OUTCOME_WORDS[name]),
         "outcome_means": lambda name: both(OUTCOMES_MEAN[name]),
-        "tone": lambda name: name.replace(" ", "-"),
+        "tone": _tone,
         "marks": _marks,
         "mark": mark,
         "meaning": _meaning,
@@ -107,6 +107,38 @@ def to_html(report: DiffReport) -> str:
         "unknown": UNKNOWN,
     }
     return page.render("diff", context, languages=True)
+
+
+def to_table(report: DiffReport) -> str:
+    """What was found, and the table of the pairs, in English, for a notebook."""
+    word, tone = verdict(report)
+    return notebook.fragment(
+        "diff",
+        {
+            "report": report,
+            "result": (RESULTS[word].en, tone),
+            "folds": fold_pairs(report.pairs),
+            "alone": (("A", report.unpaired_a), ("B", report.unpaired_b)),
+            "say": lambda key, **parts: WORDS[key].en.format(**parts),
+            "stage": lambda name: STAGE_WORDS[name].en if name in STAGE_WORDS else name,
+            "outcome": outcome,
+            "outcome_word": lambda name: OUTCOME_WORDS[name].en,
+            "tone": _tone,
+            "left": largest_left,
+            "place": place,
+            "short": short,
+            "share": share,
+            "value": value,
+            "has_values": has_values,
+            "is_one": is_one,
+            "told_causes": told,
+            "unknown": UNKNOWN,
+        },
+    )
+
+
+def _tone(name: str) -> str:
+    return name.replace(" ", "-")
 
 
 def formulas(pair: PairDiff) -> tuple[Markup | None, Markup | None]:

@@ -8,17 +8,19 @@ from __future__ import annotations
 import importlib.metadata
 import math
 from collections import Counter
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
 from markupsafe import Markup
 
-from sqrtdk.audit.records import SEVERITIES, VERDICTS, CheckReport
-from sqrtdk.report import figures, page
+from sqrtdk.audit.records import SEVERITIES, UNMEASURED, VERDICTS, CheckReport, JudgedCall
+from sqrtdk.report import figures, notebook, page
 from sqrtdk.report.fold import fold_calls, fold_findings, values
 from sqrtdk.report.kv_cache import section
 from sqrtdk.report.payload import payload
 from sqrtdk.report.places import places
+from sqrtdk.tracing.records import AttentionCall
 
 _RESULTS = {  # the word for the whole, and its tone
     "failed": ("Failed", "bad"),
@@ -75,6 +77,28 @@ def to_html(report: CheckReport) -> str:
         "written": places,
     }
     return page.render("report", context)
+
+
+def to_table(report: CheckReport) -> str:
+    """The table of the sites and the findings, for a notebook."""
+    findings = fold_findings(report.findings)
+    return _table(report.calls, report=report, result=_RESULTS[report.outcome], findings=findings, judges=True)
+
+
+def judged_table(judged: JudgedCall) -> str:
+    """The line of one call and its steps, for a notebook."""
+    return _table([judged], call=judged.call, judges=True)
+
+
+def call_table(call: AttentionCall) -> str:
+    """The line of one call that nobody judged, and its steps, for a notebook."""
+    return _table([JudgedCall(call, UNMEASURED)], call=call)
+
+
+def _table(calls: Sequence[JudgedCall], **context: Any) -> str:
+    functions = {"ratio": figures.ratio, "percent": figures.percent, "count": figures.count}
+    shown = {"folds": fold_calls(calls), "worst_head": figures.worst_head, "findings": (), **functions}
+    return notebook.fragment("check", {"report": None, "call": None, "judges": False, **shown, **context})
 
 
 def _dial(ratio: float | None) -> float | None:

@@ -6,11 +6,10 @@ NaN is written as null and an infinity as a string: see `sqrtdk._json`.
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 from typing import Any
 
 from sqrtdk._json import document
-from sqrtdk.audit.records import SCHEMA_VERSION, CheckReport, JudgedCall
+from sqrtdk.audit.records import CheckReport, JudgedCall
 
 _BULKY = ("logit_histogram", "entropy_histogram")  # drawn in the HTML report only
 
@@ -39,8 +38,8 @@ def to_json(report: CheckReport) -> str:
 def to_document(report: CheckReport) -> dict[str, Any]:
     """Return what `to_json` writes, before it is made of JSON's own types: NaN, infinities, records inside records."""
     return {
-        "schema_version": SCHEMA_VERSION,
-        "tool": {"name": "sqrtdk", "version": importlib.metadata.version("sqrtdk")},
+        "schema_version": report.schema_version,
+        "tool": report.tool,
         "environment": report.environment,
         "command": report.command,
         "seed": report.seed,

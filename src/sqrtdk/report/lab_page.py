@@ -21,8 +21,9 @@ from sqrtdk.lab.claim import GROUPS
 from sqrtdk.lab.figures import Figure
 from sqrtdk.lab.judge import Check, PartAnswer
 from sqrtdk.lab.record import Record
+from sqrtdk.lab.runner import Done
 from sqrtdk.lab.text import Text
-from sqrtdk.report import markup, page
+from sqrtdk.report import markup, notebook, page
 from sqrtdk.report.lab_words import ANSWERS, ANSWERS_MEAN, MET, WORDS
 from sqrtdk.report.plain import plain
 from sqrtdk.report.plots import to_svg
@@ -79,7 +80,7 @@ def to_html(records: Sequence[Record], missing: Sequence[str] = ()) -> str:
         "say": _say,
         "both": both,
         "answer": lambda name: both(ANSWERS.get(name, Text(name, name))),
-        "tone": lambda name: f"a-{name}" if name in ANSWERS else "",
+        "tone": _tone,
         "met": lambda value: both(MET[value]),
         "part_sets": _part_sets,
         "changes": _changes,
@@ -93,6 +94,37 @@ def to_html(records: Sequence[Record], missing: Sequence[str] = ()) -> str:
         "source": _source,
     }
     return page.render("lab", context, languages=True)
+
+
+def to_table(record: Record) -> str:
+    """A claim with its verdict and the figures that it rests on, in English, for a notebook."""
+    return notebook.fragment(
+        "lab",
+        {
+            "record": record,
+            "verdict": record.outcome.verdict,
+            "both": lambda text: _prose(text.en),
+            "say": lambda key, **parts: WORDS[key].en.format(**parts),
+            "answer": lambda name: ANSWERS[name].en if name in ANSWERS else name,
+            "tone": _tone,
+            "met": lambda value: MET[value].en,
+            "number": number,
+            "percent": percent,
+            "bar": bar,
+            "strip": lambda check: "",
+            "name": _name,
+            "place": _place,
+        },
+    )
+
+
+def done_table(done: Done) -> str:
+    """The claim that was run, for a notebook."""
+    return to_table(done.record)
+
+
+def _tone(name: str) -> str:
+    return f"a-{name}" if name in ANSWERS else ""
 
 
 def _shown(records: Iterable[Record]) -> list[_Shown]:

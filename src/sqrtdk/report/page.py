@@ -45,6 +45,12 @@ def render(name: str, context: Mapping[str, Any], languages: bool = False, befor
     return _environment().get_template(f"{name}.html").render({**context, **assets})
 
 
+def fragment(name: str, context: Mapping[str, Any]) -> str:
+    """Fill in a template for the output of a notebook's cell, which brings its style and has no script."""
+    style = Markup(_asset("notebook/notebook.css"))
+    return _environment().get_template(f"notebook/{name}.html").render({**context, "style": style})
+
+
 def both(text: Text) -> Markup:
     """Both languages of a text, of which the page shows one.
 

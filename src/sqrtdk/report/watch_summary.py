@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from sqrtdk._shown import Saved
 from sqrtdk.monitor.reading import Run
 from sqrtdk.monitor.samples import AS_IS, NOT_MEASURED, UNMEASURED, Alarm
 from sqrtdk.report.watch_statistics import STATISTICS, Array, badness
@@ -89,7 +90,7 @@ class Missing:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Summary:
+class Summary(Saved):
     """A run.
 
     Attributes:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from sqrtdk._shown import table
 from sqrtdk.stats._partial import RowStats
 
 if TYPE_CHECKING:
@@ -68,6 +69,14 @@ class AuxOutput(NamedTuple):
     peak: Rows | None = None  # largest p
     jacobian_norm: Rows | None = None  # Frobenius norm of diag(p) - p p^T
     count: Rows | None = None  # type: ignore[assignment]  # visible keys, -inf logits included
+
+    def __repr__(self) -> str:
+        there = {name: rows for name, rows in self._asdict().items() if rows is not None}
+        kinds = {f"{tuple(rows.shape)} {str(rows.dtype).removeprefix('torch.')}": None for rows in there.values()}
+        return f"AuxOutput({', '.join(there)}{': each ' if there else ''}{', '.join(kinds)})"
+
+    def _repr_html_(self) -> str:
+        return table(self)
 
 
 def aux_output(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sqrtdk._shown import Shown
 from sqrtdk.stats.heads import HeadStats
 
 BY_DATA = "by indices of the data"  # detail of a stage "gather": rows in an order that is not known
@@ -104,7 +105,7 @@ class Mask:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionCall:
+class AttentionCall(Shown):
     """One attention: what ran, where, and the formula that reached its softmax."""
 
     site: str  # module path, e.g. "model.layers.0.self_attn"; "" is the root
@@ -156,6 +157,16 @@ class AttentionCall:
     product_at: str | None = None  # file and line of q . k, or of the kernel's call: "myport.py:14"
     softmax_at: str | None = None  # of the softmax, or of the kernel's call
     blocks: tuple[KeyBlock, ...] = ()  # keys with a product of their own each; none where one product gave all logits
+
+    def __repr__(self) -> str:
+        return f"AttentionCall({self.in_short})"
+
+    @property
+    def in_short(self) -> str:
+        """Site, formula and scale ratio, their text with escapes in place of what has no glyph."""
+        site = repr(self.site) + (f" #{self.index}" if self.index else "")
+        ratio = "unknown" if self.scale.ratio is None else f"{self.scale.ratio:.4g}"
+        return f"{site}, {self.formula!r}, scale ratio {ratio}"
 
     @property
     def unlike_blocks(self) -> bool:

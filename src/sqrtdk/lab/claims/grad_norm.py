@@ -48,7 +48,7 @@ def _norms(run: Run, d_k: int, scale: str) -> tuple[Tensor, Tensor]:
         value, direction = (torch.randn(run["rows"], n, VALUE_DIM, generator=rng).double() for n in (run["keys"], 1))
         wanted = AuxRequest(jacobian_norm=True)
         output, aux = attention(query.requires_grad_(), key, value, scale=SCALES[scale](), return_aux=wanted)
-        (output * torch.nn.functional.normalize(direction, dim=-1)).sum().backward()
+        (output * torch.nn.functional.normalize(direction, dim=-1)).sum().backward()  # type: ignore[no-untyped-call]
         assert query.grad is not None
         assert aux.jacobian_norm is not None
         norms.append((query.grad.flatten(1).norm(dim=1), aux.jacobian_norm.flatten()))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from sqrtdk._progress import counted
 from sqrtdk.engines import open_engine
 from sqrtdk.lab.sweep._cell import measure
 from sqrtdk.lab.sweep._grid import Grid
@@ -52,7 +53,7 @@ def sweep(
         engine: "local", "pool" or "ray".
         workers: of the engine; None: one a CPU.
         ray_address: of a Ray cluster; None: one is started on this machine.
-        progress: told (cells that are there, cells of the grid), first of all and after each.
+        progress: told (cells that are there, cells of the grid), first of all and after each; None: a bar shows it.
         force: begin anew, whatever the directory holds; files of other names stay.
         command: to be kept in the manifest.
 
@@ -75,16 +76,14 @@ def sweep(
         (2, 'results.parquet')
     """
     opening = open_engine(engine, workers, ray_address)
-    with opened(Path(output), grid, force, command) as store:
+    with opened(Path(output), grid, force, command) as store, counted("cells", progress) as count:
         reused = sum(store.there)
-        if progress is not None:
-            progress(reused, len(grid))
+        count(reused, len(grid))
         if reused < len(grid):
             with opening as running, store.keeping():
                 cells = (grid.cell(place) for place, there in enumerate(store.there) if not there)
                 for done, (_, row) in enumerate(running.results(measure, cells), reused + 1):
                     store.add(row)
-                    if progress is not None:
-                        progress(done, len(grid))
+                    count(done, len(grid))
         store.finish()
         return Swept(grid, store.results, len(grid) - reused, reused, store.damaged)

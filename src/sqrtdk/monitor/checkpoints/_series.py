@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from sqrtdk._progress import counted
 from sqrtdk.engines import Cell, Engine, open_engine
 from sqrtdk.errors import InvalidValueError, LabError, MissingExtraError, ModelError, short_text
 from sqrtdk.models.build import parse_dtype
@@ -80,7 +81,8 @@ def measure_checkpoints(
         engine: "local", "pool" or "ray"; its machines see the checkpoints under the same paths.
         workers: of the engine; None: one a CPU.
         ray_address: of a Ray cluster; None: one is started on this machine.
-        progress: told (checkpoints whose results are there, all), first of all and after each.
+        progress: told (checkpoints whose results are there, all), first of all and after each; None: a bar
+            shows it.
         anew: measure all again.
 
     Raises:
@@ -112,22 +114,20 @@ def measure_checkpoints(
     folders = {run: output / name for run, name in names([one.run for one in checkpoints]).items()}
     for folder in (*folders.values(), *([output] if os.path.lexists(output / RUN) else [])):
         refuse_other(folder)
-    with Kept(output) as kept:
+    with Kept(output) as kept, counted("checkpoints", progress) as count:
         state = {one: files_of(one.path) for one in checkpoints}
         keys = {one: key_of(one, state[one], settings) for one in checkpoints}
         results = {} if anew else _there(kept, keys)
         reused = len(results)
         missing = [one for one in checkpoints if one not in results]
-        if progress is not None:
-            progress(reused, len(checkpoints))
+        count(reused, len(checkpoints))
         cell = [{"path": str(one.path), "step": one.step, **cells} for one in missing]
         for at, document in _measured(opening, cell):
             one = missing[at]
             if "reason" not in document:
                 kept.put(one, keys[one], document)
             results[one] = read_result(document)
-            if progress is not None:
-                progress(len(results), len(checkpoints))
+            count(len(results), len(checkpoints))
         forget_renamed(output, folders)
         notes: list[str] = []
         for run, folder in folders.items():

@@ -1,0 +1,183 @@
+"""How far a long run is: told by what works, shown on stderr where that is a terminal, or in a notebook, else nowhere.
+
+rich draws both: it is a dependency anyway, and its bar is HTML for a notebook as it is, where tqdm's needs widgets.
+A bar comes after a second and is drawn anew when something is told, so that no thread runs beside what is timed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+AFTER_S = 1.0  # what is done by then needs no bar
+EVERY_S = 0.1
+OFF = "SQRTDK_PROGRESS"  # "0" in the environment: no bar
+Tell = Callable[[str, int, int], None]  # what is done now, how many of its steps are, of how many; 0 of 0: not known
+Count = Callable[[int, int], None]
+
+_listener: ContextVar[Tell | None] = ContextVar("listener", default=None)
+
+
+def tell(text: str, done: int = 0, total: int = 0) -> None:
+    """Say what is being done; `text` is our own, and holds nothing that a model brought."""
+    listener = _listener.get()
+    if listener is not None:
+        listener(text, done, total)
+
+
+@contextmanager
+def heard(listener: Tell) -> Iterator[None]:
+    """Have `listener` told what is told inside."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+@contextmanager
+def shown(title: str) -> Iterator[None]:
+    """Show what is told inside; where someone listens already, nothing more is shown."""
+    if _listener.get() is not None:
+        yield
+        return
+    with bar(title) as listener, heard(listener):
+        yield
+
+
+@contextmanager
+def counted(title: str, given: Count | None = None) -> Iterator[Count]:
+    """What is to be told (done, total): `given`, or who listens, or a bar."""
+    listener = _listener.get()
+    if given is not None:
+        yield given
+    elif listener is not None:
+        yield lambda done, total: listener(title, done, total)
+    else:
+        with bar(title) as own:
+            yield lambda done, total: own("", done, total)
+
+
+@contextmanager
+def bar(title: str) -> Iterator[Tell]:
+    """A bar that is gone at the end; what is yielded says what it shows. Nobody listens to it by `heard`."""
+    screen = None if os.environ.get(OFF) == "0" else _screen()
+    if screen is None:
+        yield lambda text, done, total: None
+        return
+    drawn = _Bar(title, screen)
+    try:
+        yield drawn.tell
+    finally:
+        drawn.close()
+
+
+class _Bar:
+    """rich's progress of one task, on a screen that is opened when `AFTER_S` have passed."""
+
+    def __init__(self, title: str, screen: type[_Terminal] | type[_Notebook]) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        words = TextColumn("{task.description}", markup=False)
+        self._progress = Progress(
+            words,
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=screen.console(),
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,  # what a model prints goes where it went
+            redirect_stderr=False,
+        )
+        self._title, self._screen = title, screen(self._progress)
+        self._task = self._progress.add_task(title, total=None)
+        self._lock, self._open, self._drawn = threading.Lock(), False, 0.0
+        self._timer = threading.Timer(AFTER_S, self._begin)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _begin(self) -> None:
+        with self._lock:
+            if not self._timer.finished.is_set():  # closed in the meantime
+                self._screen.open()
+                self._open = True
+
+    def tell(self, text: str, done: int, total: int) -> None:
+        words = f"{self._title}: {text}" if text else self._title
+        self._progress.update(self._task, description=words, completed=done, total=total or None)
+        with self._lock:
+            if self._open and (done == total or time.monotonic() - self._drawn > EVERY_S):
+                self._drawn = time.monotonic()
+                self._screen.draw()
+
+    def close(self) -> None:
+        with self._lock:
+            self._timer.cancel()
+            if self._open:
+                self._screen.close()
+
+
+class _Terminal:
+    """stderr."""
+
+    def __init__(self, progress: Any) -> None:
+        self._progress = progress
+
+    @staticmethod
+    def console() -> Any:
+        from rich.console import Console
+
+        return Console(stderr=True)
+
+    def open(self) -> None:
+        self._progress.start()
+
+    def draw(self) -> None:
+        self._progress.refresh()
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+class _Notebook:
+    """The output of a cell, where the bar is a display of its own, which is empty at the end."""
+
+    def __init__(self, progress: Any) -> None:
+        self._progress = progress
+        self._display: Any = None
+
+    @staticmethod
+    def console() -> Any:
+        return None
+
+    def open(self) -> None:
+        from IPython.display import display
+
+        self._display = display(self._progress, display_id=True)
+
+    def draw(self) -> None:
+        if self._display is not None:
+            self._display.update(self._progress)
+
+    def close(self) -> None:
+        from IPython.display import HTML
+
+        if self._display is not None:
+            self._display.update(HTML(""))
+
+
+def _screen() -> type[_Terminal] | type[_Notebook] | None:
+    """Where a bar is seen: in a notebook, whose kernel is no terminal, or on stderr if that is one."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is not None and hasattr(shell, "kernel"):
+        return _Notebook
+    terminal = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    return _Terminal if terminal else None

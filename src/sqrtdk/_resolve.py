@@ -1,0 +1,215 @@
+"""The arguments of `attention`, validated and brought to the form that implementations run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sqrtdk import _arguments as arguments
+from sqrtdk.errors import InvalidTypeError, InvalidValueError
+from sqrtdk.impl.call import UNBOUNDED, Call, has_values
+from sqrtdk.positions import PositionTerm
+from sqrtdk.scales import ScaleRule, Sizes, sqrt_dk
+from sqrtdk.scores import FoldedScore, PairScore
+from sqrtdk.stats.request import AuxRequest
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+    from sqrtdk._shapes import AnyKey, Bias, Factor, Key, Query, Sinks, Value, Visible
+
+FEW_KEYS = 32  # fewer keys than a vector holds: torch's CPU kernel gives 0 for a NaN row
+
+
+def resolve(
+    query: Query,
+    key: AnyKey,
+    value: Value,
+    attn_mask: Visible | Bias | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | Factor | ScaleRule | None = None,
+    enable_gqa: bool = False,
+    *,
+    score: FoldedScore | PairScore | None = None,
+    softcap: float | None = None,
+    bias: Bias | PositionTerm | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    sinks: Sinks | float | None = None,
+    causal_lower_right: bool = False,
+    return_aux: AuxRequest | None = None,
+) -> Call:
+    """Validate the arguments of `attention`, and bring them to the form that implementations run."""
+    arguments.check_tensors(query, key, value)
+    arguments.check_heads(query, key, value, enable_gqa)
+    if return_aux is not None and not isinstance(return_aux, AuxRequest):
+        raise InvalidTypeError(
+            f"return_aux is an AuxRequest or None; got {return_aux!r}", hint="AuxRequest.all() asks for everything."
+        )
+    query, key, value = _as_autocast(query, key, value)
+    hides = attn_mask is not None or is_causal or causal_lower_right or window is not None
+    head_dim = query.shape[-1]
+    query, key, pairs, rule = _scored(score, query, key)
+    shift = key.shape[-2] - query.shape[-2] if causal_lower_right else 0
+    call = Call(
+        query,
+        key,
+        value,
+        1.0,
+        score=pairs,
+        softcap=None if softcap is None else arguments.number("softcap", softcap, above=0.0),
+        diagonal=shift if is_causal or causal_lower_right else None,
+        window=UNBOUNDED if window is None else arguments.window_sides(window),
+        shift=shift,
+        dropout_p=arguments.probability(dropout_p),
+        aux=return_aux,
+    )
+    call = replace(call, **_masks(call, attn_mask, bias), sinks=_sinks(call, sinks))
+    call = replace(call, scale=_beta(call, rule if scale is None else scale, head_dim))
+    bad_bias = call.bias is not None and _looked_at(call.bias) and _holds_nonfinite(call.bias)
+    return replace(call, unclean=bad_bias or needs_care(call.query, call.key, value, call.scale, hides))
+
+
+def _scored(
+    score: Any, query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S Ek"]
+) -> tuple[Float[Tensor, "*BHq L A"], Float[Tensor, "*BH S A"], PairScore | None, ScaleRule]:
+    """Query and key with the score folded in, the score of pairs, the scale's default rule."""
+    if score is None:
+        arguments.check_widths(query, key)
+        return query, key, None, sqrt_dk()
+    if isinstance(score, FoldedScore):
+        dtype = torch.promote_types(query.dtype, torch.float32)  # half types are rounded once, with the scale folded in
+        query, key = score.fold(query.to(dtype), key.to(dtype))
+        arguments.check_widths(query, key)
+        return query, key, None, score.default_scale
+    if isinstance(score, PairScore):
+        return *score.prepare(query, key), score, score.default_scale
+    raise InvalidTypeError(f"score is a score of sqrtdk.scores; got {score!r}", hint="scores.cosine(), for one.")
+
+
+def _masks(call: Call, attn_mask: Visible | Bias | None, bias: Any) -> dict[str, Any]:
+    """The fields `visible`, `bias` and `term`: a float mask is a bias whose -inf hides."""
+    full = (*call.lead, call.length, call.keys)
+    visible = added = term = None
+    if attn_mask is not None:
+        arguments.check_mask(attn_mask, full, call.value)
+        if attn_mask.dtype == torch.bool:
+            visible = attn_mask
+        else:
+            visible = attn_mask != -math.inf
+            added = attn_mask.masked_fill(~visible, 0.0)
+    if isinstance(bias, Tensor):
+        if not bias.is_floating_point():
+            raise InvalidTypeError(f"bias is a floating tensor; got {bias.dtype}", hint="A bool mask is attn_mask.")
+        arguments.check_device("bias", bias, call.query)
+        arguments.check_broadcast("bias", bias, full)
+        added = bias if added is None else added.to(call.dtype) + bias
+    elif isinstance(bias, PositionTerm):
+        term = bias
+    elif bias is not None:
+        raise InvalidTypeError(
+            f"bias is a tensor or a term of sqrtdk.positions; got {bias!r}", hint="positions.alibi(heads), for one."
+        )
+    return {"visible": visible, "bias": added, "term": term}
+
+
+def _sinks(call: Call, sinks: Any) -> Sinks | None:
+    if sinks is None:
+        return None
+    if isinstance(sinks, Tensor):
+        rows = sinks.ndim > 1
+        if not sinks.is_floating_point() or not (rows or tuple(sinks.shape) == (call.heads,)):
+            raise InvalidValueError(
+                f"sinks has one floating logit a query head, ({call.heads},), or a row, (..., {call.heads}, "
+                f"{call.length}, 1); got {sinks.dtype} {tuple(sinks.shape)}",
+                hint="A number serves all heads.",
+            )
+        if rows:
+            arguments.check_broadcast("sinks", sinks, (*call.lead, call.length, 1))
+        arguments.check_device("sinks", sinks, call.query)
+        return sinks
+    value = arguments.number("sinks", sinks)
+    return torch.full((call.heads,), value, dtype=call.dtype, device=call.query.device)
+
+
+def _beta(call: Call, scale: Any, head_dim: int) -> float | Factor:
+    """The factor on the score."""
+    if isinstance(scale, ScaleRule):
+        scale = scale.beta(
+            Sizes(
+                head_dim=head_dim,
+                heads=call.heads,
+                query_len=call.length,
+                key_len=call.keys,
+                dtype=call.query.dtype,
+                device=call.query.device,
+                visible_keys=call.visible_keys,
+            )
+        )
+    if callable(scale) and not isinstance(scale, Tensor):
+        raise InvalidTypeError(f"scale is a number, a rule or a tensor; got {scale!r}", hint="Call it: scales.log_n().")
+    if not isinstance(scale, Tensor):
+        return arguments.number("scale", scale)
+    if not scale.is_floating_point():
+        raise InvalidTypeError(f"a scale tensor has a floating dtype; got {scale.dtype}", hint="Convert it first.")
+    arguments.check_device("scale", scale, call.query)
+    arguments.check_broadcast("scale", scale, (*call.lead, call.length, 1))
+    if scale.device.type == "cpu" and has_values(scale) and _holds_nonfinite(scale):
+        raise InvalidValueError(
+            "a scale tensor is finite; got NaN or infinity in it", hint="Check where it comes from."
+        )
+    return scale
+
+
+def _as_autocast(*tensors: Float[Tensor, "..."]) -> tuple[Float[Tensor, "..."], ...]:
+    """In autocast, inputs but float64 take its dtype, as torch's own operation does."""
+    dtype = arguments.autocast_dtype(tensors[0])
+    if dtype is None:
+        return tensors
+    return tuple(t if t.dtype == torch.float64 else t.to(dtype) for t in tensors)
+
+
+def needs_care(query: Query, key: Key, value: Value, scale: float | Factor | None, hides: bool) -> bool:
+    """Whether NaN or infinity is where torch's kernels mistreat it: at a hidden key, or in a row that sees few or none.
+
+    It may stand there or come of the product. Looked for on a CPU only, where it costs no synchronisation, and never
+    while tracing or under a transform.
+    """
+    if not _looked_at(query, key, value):
+        return False
+    if hides and _may_overflow(value, value, value.dtype, None):  # times a gradient of its size
+        return True
+    narrowed = value.dtype == torch.float16 and (isinstance(scale, Tensor) or query.dtype != value.dtype)
+    exposed = hides or narrowed or key.shape[-2] < FEW_KEYS
+    return exposed and _may_overflow(query, key, value.dtype, scale)
+
+
+def _looked_at(*tensors: Float[Tensor, "..."]) -> bool:
+    return tensors[0].device.type == "cpu" and has_values(*tensors)
+
+
+def _largest(tensor: Float[Tensor, "..."]) -> float:
+    """The largest magnitude; NaN where there is one."""
+    if not tensor.numel():
+        return 0.0
+    low, high = torch.aminmax(tensor.detach())
+    return max(-low.item(), high.item()) if math.isfinite(low.item()) else math.inf
+
+
+def _holds_nonfinite(tensor: Float[Tensor, "..."]) -> bool:
+    return not math.isfinite(_largest(tensor))
+
+
+def _may_overflow(
+    query: Float[Tensor, "... E"], key: Float[Tensor, "... E"], dtype: torch.dtype, scale: float | Factor | None
+) -> bool:
+    """Whether a logit may be no finite number, or a query that is scaled first may leave the range of the dtype."""
+    factor = _largest(scale) if isinstance(scale, Tensor) else abs(scale or 1.0)
+    rows = _largest(query)
+    product = rows * _largest(key) * query.shape[-1] * max(1.0, factor)
+    logits = torch.float64 if query.dtype == torch.float64 else torch.float32
+    return not (product < torch.finfo(logits).max and rows * factor < torch.finfo(dtype).max)

@@ -1,0 +1,60 @@
+"""What each record can be written as, by the ending of the file's name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+from sqrtdk.errors import InvalidValueError
+
+Draw = Callable[[Any], str]
+
+
+def _drawn(name: str) -> Draw:
+    """A function of a module that is imported when it draws, as pages take longer to load than to ask for."""
+    module, _, function = name.rpartition(".")
+    return lambda record: str(getattr(import_module(f"sqrtdk.{module}"), function)(record))
+
+
+WRITERS: Mapping[str, Mapping[str, Draw]] = {
+    "CheckReport": {
+        ".json": _drawn("report.json.to_json"),
+        ".html": _drawn("report.html.to_html"),
+        ".sarif": _drawn("report.sarif.to_sarif"),
+        ".xml": _drawn("report.junit.to_junit"),
+        ".md": _drawn("report.markdown.to_markdown"),
+    },
+    "DiffReport": {".json": _drawn("report.diff_json.to_json"), ".html": _drawn("report.diff_html.to_html")},
+    "Summary": {
+        ".json": _drawn("report.watch_json.to_json"),
+        ".html": lambda run: _drawn("report.watch_html.to_html")([run]),
+    },
+    "CacheForecast": {".json": _drawn("_json.document")},
+    "Record": {".json": _drawn("lab.record.to_json")},
+}
+
+
+def document(record: object, ending: str) -> str:
+    r"""A record as the document that files of an ending hold.
+
+    Args:
+        record: a report, the summary of a watch, the forecast of a cache, or the record of a claim.
+        ending: of the file's name, with the dot.
+
+    Raises:
+        InvalidValueError: there is none.
+
+    Example:
+        >>> from sqrtdk.audit.records import CheckReport, ModelInfo
+        >>> document(CheckReport(ModelInfo("demo", "Decoder", 1), "static", (), (), (), ()), ".json")[:21]
+        '{\n  "schema_version":'
+    """
+    kind = type(record).__name__
+    writers = WRITERS[kind]
+    if ending not in writers:
+        raise InvalidValueError(
+            f"a {kind} is written to {', '.join(writers)} files; got the ending {ending!r}",
+            hint=f"Let the name end with {next(iter(writers))}.",
+        )
+    return writers[ending](record)

@@ -1,0 +1,90 @@
+"""Records as a notebook shows them: a table of the page, of a fixed size, without a script and without the network.
+
+The parts of a table are those of the page (templates/*_parts.html); text is treated as there: see `sqrtdk.report.page`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from sqrtdk.report import figures, page
+
+MOST = 40  # lines of a table, as a notebook keeps what it shows
+UNITS = {
+    "lse": "logits",
+    "max_scores": "logits",
+    "min_scores": "logits",
+    "mean": "logits",
+    "variance": "logits squared",
+    "entropy": "nats",
+    "count": "keys",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """One statistic over all rows; None where there are no values, as on the meta device."""
+
+    name: str
+    unit: str
+    shape: str
+    least: float | None = None
+    mean: float | None = None
+    largest: float | None = None
+    lost: int | None = None  # rows whose value is no finite number; left out of the others
+
+
+def to_html(record: object) -> str:
+    """A record as HTML for a notebook: a check, a judged call, a call, a comparison, statistics of rows, or a claim.
+
+    Example:
+        >>> from sqrtdk.audit.records import CheckReport, ModelInfo
+        >>> shown = to_html(CheckReport(ModelInfo("<b>", "Decoder", 1), "static", (), (), (), ()))
+        >>> "<script" in shown, "&lt;b&gt;" in shown
+        (False, True)
+    """
+    return DRAW[type(record).__name__](record)
+
+
+def fragment(name: str, context: Mapping[str, Any]) -> str:
+    """Fill in the template of a notebook's table."""
+    return page.fragment(name, {"most": MOST, "number": figures.number, **context})
+
+
+def _rows(aux: Any) -> str:
+    there = ((name, rows) for name, rows in aux._asdict().items() if rows is not None)
+    return fragment("rows", {"rows": [_summary(name, rows.detach()) for name, rows in there]})
+
+
+def _summary(name: str, rows: Any) -> Rows:
+    from sqrtdk.impl.call import has_values
+
+    told = (name, UNITS.get(name, ""), " x ".join(map(str, rows.shape)))
+    if not has_values(rows):
+        return Rows(*told)
+    finite = rows[rows.isfinite()].double()
+    lost = rows.numel() - finite.numel()
+    if not finite.numel():
+        return Rows(*told, math.nan, math.nan, math.nan, lost)
+    return Rows(*told, finite.min().item(), finite.mean().item(), finite.max().item(), lost)
+
+
+def _drawn(name: str) -> Callable[[Any], str]:
+    """A function beside that of the page, imported when it draws."""
+    module, function = name.split(".")
+    return lambda record: str(getattr(import_module(f"sqrtdk.report.{module}"), function)(record))
+
+
+DRAW: Mapping[str, Callable[[Any], str]] = {
+    "CheckReport": _drawn("html.to_table"),
+    "JudgedCall": _drawn("html.judged_table"),
+    "AttentionCall": _drawn("html.call_table"),
+    "DiffReport": _drawn("diff_html.to_table"),
+    "Record": _drawn("lab_page.to_table"),
+    "Done": _drawn("lab_page.done_table"),
+    "AuxOutput": _rows,
+}

@@ -1,0 +1,187 @@
+"""Progress: on stderr where that is a terminal, nowhere else, and told to one listener alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import sqrtdk
+from sqrtdk import _progress
+from sqrtdk._progress import bar, counted, heard, shown, tell
+from sqrtdk.bench import runner
+from sqrtdk.bench.ways import WAYS
+from sqrtdk.bench.workloads import Workload
+from sqrtdk.lab.sweep import Grid, sweep
+
+WORK = """
+import sys, tempfile
+import sqrtdk
+from sqrtdk import _progress
+from sqrtdk.lab.sweep import Grid, sweep
+_progress.AFTER_S = _progress.EVERY_S = 0.0
+sqrtdk.check("demo", seq_len=16)
+sqrtdk.diff("demo", "demo:unscaled", seq_len=16)
+sqrtdk.lab.run("params-single", quick=True)
+sqrtdk.kv.kv_forecast("demo", kv_dtype="int8", seq_len=16)
+with tempfile.TemporaryDirectory() as folder:
+    sweep(Grid(d_k=[16], keys=[8], rows=16), folder)
+print("done")
+"""
+TOLD = (
+    "check: applying the rules",
+    "diff: running B",
+    "params-single (1 of 1)",
+    "forecast of the cache",
+    "cells",
+)
+
+
+def test_a_terminal_shows_how_far_it_is() -> None:
+    pty = pytest.importorskip("pty")
+    primary, secondary = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "120"}
+    read: list[bytes] = []
+    with subprocess.Popen(
+        [sys.executable, "-c", WORK], stdout=subprocess.PIPE, stderr=secondary, env=environment
+    ) as process:
+        os.close(secondary)
+        reader = threading.Thread(target=_read, args=(primary, read))
+        reader.start()
+        assert process.stdout is not None
+        assert process.stdout.read() == b"done\n"
+        assert process.wait(120) == 0
+        reader.join(60)
+    os.close(primary)
+    text = b"".join(read).decode()
+    for words in TOLD:
+        assert words in text
+    assert text.endswith("\x1b[2K")  # the line of the bar is empty at the end
+
+
+def _read(descriptor: int, into: list[bytes]) -> None:
+    try:
+        while part := os.read(descriptor, 65536):
+            into.append(part)
+    except OSError:  # Linux ends a terminal so
+        pass
+
+
+def test_elsewhere_it_is_silent() -> None:
+    done = subprocess.run([sys.executable, "-c", WORK], capture_output=True, timeout=200, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"done\n", b"")
+
+
+class Terminal:
+    """A stderr that says that it is one."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self.text += text
+        return len(text)
+
+    def flush(self) -> None: ...
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], Terminal]:
+    """Makes stderr one, where a bar comes after so many seconds; called in the test, as pytest sets its own before."""
+
+    def open_terminal(after_s: float) -> Terminal:
+        stream = Terminal()
+        monkeypatch.setattr("sys.stderr", stream)
+        monkeypatch.setattr(_progress, "AFTER_S", after_s)
+        monkeypatch.setenv("TERM", "xterm")
+        return stream
+
+    return open_terminal
+
+
+@pytest.mark.parametrize(("variable", "value"), [("SQRTDK_PROGRESS", "0"), ("TERM", "dumb")])
+def test_it_can_be_switched_off(
+    terminal: Callable[[float], Terminal], monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    stream = terminal(0.0)
+    monkeypatch.setenv(variable, value)
+    with shown("work"):
+        tell("half", 1, 2)
+        threading.Event().wait(0.2)  # a bar would be there
+    assert stream.text == ""
+
+
+def test_what_is_quick_shows_nothing(terminal: Callable[[float], Terminal]) -> None:
+    stream = terminal(60.0)
+    with shown("work"):
+        tell("half", 1, 2)
+    assert stream.text == ""
+    assert not any(
+        isinstance(thread, threading.Timer) and not thread.finished.is_set() for thread in threading.enumerate()
+    )
+
+
+def test_a_bar_goes_also_where_the_work_raises(terminal: Callable[[float], Terminal]) -> None:
+    stream = terminal(0.0)
+
+    def work() -> None:
+        with shown("work"):
+            _until(lambda: "work" in stream.text)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        work()
+    assert stream.text.endswith("\x1b[2K")
+    tell("nobody listens", 1, 1)
+
+
+def _until(true: object) -> None:
+    ended = threading.Event()
+    for _ in range(1000):
+        if true():  # type: ignore[operator]
+            return
+        ended.wait(0.01)
+    raise AssertionError
+
+
+def test_who_listens_is_told_and_no_bar_is_shown(terminal: Callable[[float], Terminal]) -> None:
+    stream = terminal(0.0)
+    told: list[tuple[str, int, int]] = []
+    with heard(lambda *words: told.append(words)), shown("inner"), counted("cells") as count:
+        tell("half", 1, 2)
+        count(2, 2)
+    assert told == [("half", 1, 2), ("cells", 2, 2)]
+    assert stream.text == ""
+    with bar("outer"), shown("inner"):
+        pass
+
+
+def test_counts_go_to_the_function_that_was_given(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    with heard(lambda *words: pytest.fail(str(words))):
+        sweep(Grid(d_k=[16, 32], keys=[8], rows=16), tmp_path, progress=lambda *count: told.append(count))
+    assert told == [(0, 2), (1, 2), (2, 2)]
+
+
+def test_a_check_a_comparison_and_a_bench_tell_what_they_do() -> None:
+    told: list[tuple[str, int, int]] = []
+    with heard(lambda *words: told.append(words)):
+        sqrtdk.check("demo", seq_len=16)
+        checked = [text for text, _, _ in told]
+        assert checked[:3] == ["loading", "running", "judging the scales"]
+        told.clear()
+        sqrtdk.diff("demo", "demo:unscaled", seq_len=16)
+        assert list(dict.fromkeys(text for text, _, _ in told)) == [
+            "loading", "running A", "running B", "comparing the attentions",
+        ]  # fmt: skip
+        told.clear()
+        runner.run({"tiny": Workload(1, 1, 1, 4, 4, 8)}, {"eager": WAYS["eager"]}, passes=["forward"], repeats=1)
+    assert told == [("rounds", 1, 2), ("rounds", 2, 2)]
