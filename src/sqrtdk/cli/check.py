@@ -15,7 +15,11 @@ Attn = Literal["eager", "sdpa", "both"]
 KvDtype = Literal["fp8_e4m3", "fp8_e5m2", "int8", "q8_0", "int4"]
 KvScale = Literal["tensor", "head", "token", "channel"]
 FailOn = Literal["note", "warn", "unmeasured", "fail", "critical", "never"]
-_OF_FINDINGS = ("note", "warn", "critical")  # bars that a diff, which has no severities, can't follow
+_OF_A_DIFF: dict[str, Literal["different", "unmeasured", "never"]] = {  # which has no severities
+    "fail": "different",
+    "unmeasured": "unmeasured",
+    "never": "never",
+}
 
 
 def check(
@@ -81,13 +85,13 @@ def check(
                 "--device": device, "--dtype": dtype, "--revision": revision, "--device-map": device_map,
                 "--offload-folder": offload_folder, "--kv-dtype": kv_dtype, "--kv-scale": kv_scale,
                 "--kv-rows": kv_rows, "--sarif": sarif, "--junit": junit, "--markdown": markdown,
-                f"--fail-on {fail_on}": fail_on in _OF_FINDINGS,
+                f"--fail-on {fail_on}": fail_on not in _OF_A_DIFF,
             }  # fmt: skip
             options.refuse(given, "with --like and --run, which are sqrtdk diff", f"sqrtdk diff {like} {model} --help")
         diff(
             like, model, seed=seed, input_file=input_file, trust_remote_code=trust_remote_code, json_=json_,
             output=output, html=html, force=force, show_traceback=show_traceback,
-            fail_on="different" if fail_on == "fail" else fail_on,
+            fail_on=_OF_A_DIFF[fail_on],
         )  # fmt: skip
     with reported(show_traceback):
         from sqrtdk import _files
