@@ -83,6 +83,15 @@ def test_a_changed_ledger_fails(ratio: float, changes: dict[str, Any], what: lis
     assert (len(never.changes), never.exit_code) == (len(what), 0)
 
 
+def test_nothing_is_the_same_as_an_infinity() -> None:
+    """A number beyond all floats reads as one."""
+    held = compare(kept(scaled(healthy(2), 1, math.inf, formula="softmax(1e999 * q.k)")), healthy(2), "b")
+    assert [change.what for change in held.changes] == ["formula", "ratio"]
+    both = scaled(healthy(2), 1, math.inf)
+    assert compare(kept(both), both, "b").exit_code == 0
+    assert not same_formula("softmax(1e999 * q.k)", "softmax(0.125 * q.k)")
+
+
 def test_what_is_added_and_what_is_gone_fails() -> None:
     for before, now, kind in ((healthy(2), healthy(3), "added"), (healthy(3), healthy(2), "removed")):
         held = compare(kept(before), now, "b")
@@ -148,6 +157,7 @@ LINE = GOOD["attentions"][0]
         (GOOD | {"attentions": [LINE | {"site": 3}]}, "site is '3', not a text"),
         (GOOD | {"attentions": [LINE | {"ratio": "one"}]}, "ratio is 'one'"),
         (GOOD | {"attentions": [LINE | {"ratio": True}]}, "ratio is 'True'"),
+        (GOOD | {"attentions": [LINE | {"ratio": 10**400}]}, "ratio is"),
         (GOOD | {"attentions": [LINE | {"index": -1}]}, "index is '-1'"),
         (GOOD | {"attentions": [LINE | {"verdict": "fine\x1b"}]}, "verdict is"),
         (GOOD | {"attentions": [LINE | {"findings": "bad thing"}]}, "no severity and rule"),

@@ -104,6 +104,34 @@ def test_the_command(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["check", path, "--dtype", "bf16"]).exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--sarif", "s"], "--sarif"),
+        (["--junit", "j", "--markdown", "-"], "--junit, --markdown"),
+        (["--kv-dtype", "int8", "--kv-rows", "1"], "--kv-dtype, --kv-rows"),
+        (["--static", "--seq-len", "4"], "--static, --seq-len"),
+        (["--fail-on", "critical"], "--fail-on critical"),
+    ],
+)
+def test_what_a_diff_does_not_take_is_refused(
+    more: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be passed over in silence."""
+    monkeypatch.chdir(tmp_path)
+    write(attention_model(), tmp_path / "m.onnx")
+    result = CliRunner().invoke(app, ["check", "m.onnx", "--like", "demo", "--run", *more])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"Error: {said} given with --like and --run" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
+
+
+def test_the_bar_reaches_the_diff(zoo: str, tmp_path: Path) -> None:
+    path = str(exported(*planted("sdpa_scale", "twice"), tmp_path / "m.pt2"))
+    given = ["check", path, "--like", f"{zoo}:sdpa_scale_None", "--run", "--trust-remote-code"]
+    assert [CliRunner().invoke(app, [*given, *more]).exit_code for more in ([], ["--fail-on", "never"])] == [1, 0]
+
+
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ModelError):
         check_with(str(write(attention_model(), tmp_path / "m.onnx")), None, NONE, like="./none")

@@ -67,6 +67,8 @@ def test_without_the_option_nothing_is_added() -> None:
     ("arguments", "rule"),
     [
         (["--kv-scale", "head"], "no kv_dtype is given"),
+        (["--kv-rows", "8"], "no kv_dtype is given"),
+        (["--kv-dtype", "int8", "--kv-rows", "0"], "kv-rows"),
         (["--kv-dtype", "q8_0", "--kv-scale", "head"], "scales of its own"),
         (["--kv-dtype", "int8", "--static"], "no values"),
         (["--kv-dtype", "int3"], "int3"),
@@ -178,3 +180,44 @@ def test_the_examples_of_the_docs_run() -> None:
     runner = doctest.DocTestRunner()
     runner.run(example, out=said.append)
     assert not said, "".join(said)
+
+
+FACTORY = """import pathlib
+import torch
+from torch.nn import functional
+
+
+class Layer(torch.nn.Linear):
+    def forward(self, x):
+        q, k, v = super().forward(x).chunk(3, -1)
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def make():
+    with pathlib.Path("built").open("a") as file:
+        file.write("once ")
+    return Layer(64, 192), torch.randn(2, 1, 8, 64)
+"""
+
+
+@pytest.mark.parametrize("more", [[], ["--kv-rows", "4"]])
+def test_the_model_that_is_audited_is_the_one_that_is_forecast(
+    more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is built once."""
+    name = f"forecast_once_{len(more)}"
+    (tmp_path / f"{name}.py").write_text(FACTORY)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(cli._app, ["check", f"{name}:make", "--kv-dtype", "int8", "--json", *more])
+    assert done.exit_code == 0, done.stderr
+    (call,) = json.loads(done.stdout)["kv_cache"]["calls"]
+    assert (call["rows"], call["rows_of"]) == (4 if more else 16, 16)
+    assert (tmp_path / "built").read_text() == "once "
+
+
+def test_the_forecast_of_the_command_line_is_that_of_python() -> None:
+    told = json.loads(run("--kv-dtype", "int4", "--kv-rows", "5", "--json").stdout)["kv_cache"]["calls"]
+    own = kv_forecast("demo", kv_dtype="int4", rows=5, seq_len=16).calls
+    assert [head["kl_mean_nats"] for call in told for head in call["stored"]["heads"]] == [
+        head.kl_mean_nats for call in own for head in call.stored.heads
+    ]

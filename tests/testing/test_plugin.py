@@ -144,6 +144,26 @@ def test_a_suite_that_does_not_ask_is_left_alone(pytester: pytest.Pytester) -> N
     asked.stderr.fnmatch_lines(["*invalid choice: 'sometimes'*"])
 
 
+def test_a_marker_that_is_wrong_is_one_error(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.attention(fail_on="sometimes")
+        def test_bar(): ...
+
+        @pytest.mark.attention(alow="missing")
+        def test_name(): ...
+        """
+    )
+    run = pytester.runpytest_subprocess(*OWN, "--sqrtdk")
+    run.assert_outcomes(failed=2)
+    text = run.stdout.str()
+    assert "marker attention: fail_on is 'sometimes'. Use one of: note" in text
+    assert "marker attention got alow: it takes" in text
+    assert "During handling of" not in text
+
+
 def test_unmeasured_fails_where_it_is_asked_for(suite: pytest.Pytester) -> None:
     run = suite.runpytest_subprocess(*OWN, "--sqrtdk", "--sqrtdk-fail-on", "unmeasured", "-k", "lost or one_key")
     run.assert_outcomes(passed=1, failed=1, deselected=11)

@@ -272,6 +272,11 @@ def _names(entry: Mapping[str, Any], wanted: set[str], what: str) -> None:
             raise BaselineError(f"{what} {problem} {shown(min(names))}", hint=_ANEW)
 
 
+def _is_whole(value: Any) -> bool:
+    """Whether it is a whole number that a float can hold."""
+    return type(value) is int and abs(value) < 2**63
+
+
 def _read_line(entry: Any, what: str) -> Line:
     if not isinstance(entry, dict):
         raise BaselineError(f"{what} is not an object", hint=_ANEW)
@@ -282,7 +287,7 @@ def _read_line(entry: Any, what: str) -> Line:
     for name, right, rule in (
         ("site", isinstance(entry["site"], str), "a text"),
         *((name, value is None or isinstance(value, str), "a text or null") for name, value in texts.items()),
-        ("ratio", ratio is None or (type(ratio) in (int, float)), "a number or null"),
+        ("ratio", ratio is None or type(ratio) is float or _is_whole(ratio), "a number or null"),
         ("index", index is None or (type(index) is int and index >= 0), "a whole number from 0 or null"),
         ("verdict", verdict is None or verdict in VERDICTS, f"one of {', '.join(VERDICTS)}, or null"),
         ("findings", isinstance(findings, str), 'a text like "fail scale_ledger, note entropy"'),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.load import iter_attn, resolve
 from sqrtdk.models.names import graph_kind
 from sqrtdk.models.options import ATTN, LoadOptions
-from sqrtdk.models.records import AttnBuild, Inputs
+from sqrtdk.models.records import AttnBuild, Inputs, LoadedModel
 from sqrtdk.tracing import hint_for
 from sqrtdk.tracing.records import NotMeasured
 
@@ -105,10 +105,12 @@ def check_with(
     command: str = "",
     like: str | None = None,
     run_graph: bool = False,
+    after: Callable[[LoadedModel], None] | None = None,
 ) -> CheckReport:
     """`check`, with its options of loading in one; it says what they are.
 
-    An exported graph may be judged by a model that it is `like`, and be run for the figures of its logits.
+    An exported graph may be judged by a model that it is `like`, and be run for the figures of its logits. `after`
+    gets each model once it is audited, while it is still in memory.
     """
     attn = options.attn
     if fail_on not in FAIL_ON:
@@ -133,6 +135,8 @@ def check_with(
             missing.append(NotMeasured("", f"attention {attn} was asked for: {build.reason}"))
         if build.loaded is not None:
             runs.append(run_model(build.loaded, build.attn, seed=options.seed, compare="never" if runs else compare))
+            if after is not None:
+                after(build.loaded)
         del build  # two large models need not be in memory at once
     # of "both" each is audited that there is; one that was asked for by its name is missed where there is another
     not_run = [unmeasured.not_run(entry) for entry in missing] if attn in ATTN else []

@@ -20,12 +20,12 @@ def inverse_root(dim: float) -> float:
 
 
 def close(value: float, expected: float, tolerance: float = SCALE_TOLERANCE) -> bool:
-    """Whether `value` is within `tolerance` (relative) of `expected`.
+    """Whether `value` is within `tolerance` (relative) of `expected`; nothing is close to an infinity.
 
-    >>> close(0.1254, 0.125), close(0.118, 0.125)
-    (True, False)
+    >>> close(0.1254, 0.125), close(0.118, 0.125), close(0.125, math.inf)
+    (True, False, False)
     """
-    return abs(value - expected) <= tolerance * abs(expected)
+    return abs(value - expected) <= tolerance * abs(expected) < math.inf
 
 
 def matches(values: Sequence[float], expected: Sequence[float]) -> bool:

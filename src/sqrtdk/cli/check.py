@@ -15,6 +15,11 @@ Attn = Literal["eager", "sdpa", "both"]
 KvDtype = Literal["fp8_e4m3", "fp8_e5m2", "int8", "q8_0", "int4"]
 KvScale = Literal["tensor", "head", "token", "channel"]
 FailOn = Literal["note", "warn", "unmeasured", "fail", "critical", "never"]
+_OF_A_DIFF: dict[str, Literal["different", "unmeasured", "never"]] = {  # which has no severities
+    "fail": "different",
+    "unmeasured": "unmeasured",
+    "never": "never",
+}
 
 
 def check(
@@ -54,6 +59,9 @@ def check(
     kv_scale: Annotated[
         KvScale | None, typer.Option("--kv-scale", help="What shares a scale in that cache; the format's own if unset.")
     ] = None,
+    kv_rows: Annotated[
+        int | None, typer.Option("--kv-rows", min=1, help="Most rows of a call in that forecast, 256 if unset.")
+    ] = None,
     json_: options.Json = False,
     output: options.Output = None,
     html: options.Html = None,
@@ -71,9 +79,19 @@ def check(
     if like is not None and run_graph:
         from sqrtdk.cli.diff import diff
 
+        with reported(show_traceback):
+            given = {
+                "--static": static, "--attn": attn, "--text": text, "--batch": batch, "--seq-len": seq_len,
+                "--device": device, "--dtype": dtype, "--revision": revision, "--device-map": device_map,
+                "--offload-folder": offload_folder, "--kv-dtype": kv_dtype, "--kv-scale": kv_scale,
+                "--kv-rows": kv_rows, "--sarif": sarif, "--junit": junit, "--markdown": markdown,
+                f"--fail-on {fail_on}": fail_on not in _OF_A_DIFF,
+            }  # fmt: skip
+            options.refuse(given, "with --like and --run, which are sqrtdk diff", f"sqrtdk diff {like} {model} --help")
         diff(
             like, model, seed=seed, input_file=input_file, trust_remote_code=trust_remote_code, json_=json_,
             output=output, html=html, force=force, show_traceback=show_traceback,
+            fail_on=_OF_A_DIFF[fail_on],
         )  # fmt: skip
     with reported(show_traceback):
         from sqrtdk import _files
@@ -86,8 +104,7 @@ def check(
             from sqrtdk.models.names import check_name
 
             check_name(model, revision, announce)
-            from sqrtdk.audit.check import check_with
-            from sqrtdk.kv.request import asked, forecast_into
+            from sqrtdk.kv.request import asked, check_and_forecast
             from sqrtdk.models.options import LoadOptions
             from sqrtdk.report.html import to_html
             from sqrtdk.report.json import to_json
@@ -96,11 +113,12 @@ def check(
             from sqrtdk.report.sarif import to_sarif
             from sqrtdk.report.terminal import summary_line, to_text
 
-            wanted_cache = asked(model, kv_dtype, kv_scale, static)
+            cache = asked(model, kv_dtype, kv_scale, kv_rows, static)
             loading = LoadOptions.of(locals())
             command = shlex.join(["sqrtdk", *sys.argv[1:]])
-            report = check_with(model, None, loading, fail_on=fail_on, command=command, like=like, run_graph=run_graph)
-            report = forecast_into(report, model, loading, wanted_cache)
+            report = check_and_forecast(
+                model, loading, cache, fail_on=fail_on, command=command, like=like, run_graph=run_graph
+            )
             documents = [(output, to_json, "JSON"), (html, to_html, "HTML"), (sarif, to_sarif, "SARIF")]
             documents += [(junit, to_junit, "JUnit XML"), (comment, to_markdown, "Markdown")]
             wanted = [(path, draw(report), kind) for path, draw, kind in documents if path is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -52,6 +53,24 @@ Markdown = Annotated[
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace report files that exist.")]
 ShowTraceback = Annotated[bool, typer.Option("--traceback", help="Show where an error was raised.")]
+
+
+def refuse(given: Mapping[str, object], where: str, instead: str) -> None:
+    """Refuse options that would be passed over in silence.
+
+    Args:
+        given: options, and what was given for them; None and False are not given.
+        where: what passes over them.
+        instead: a command that tells what is taken there.
+
+    Raises:
+        InvalidValueError: one was given.
+    """
+    names = [name for name, value in given.items() if value is not None and value is not False]
+    if names:
+        raise InvalidValueError(
+            f"{', '.join(names)} given {where}", hint=f"Leave {'it' if len(names) == 1 else 'them'} out; see {instead}."
+        )
 
 
 def file_or_stdout(name: str | None, taken: bool) -> Path | None:

@@ -17,6 +17,7 @@ from sqrtdk.errors import UnsupportedError
 from sqrtdk.graphs import onnx_layers as layers
 from sqrtdk.graphs.onnx_layers import Operation, Result
 from sqrtdk.graphs.onnx_step import Step, binary, dtype_of
+from sqrtdk.graphs.session import to_tensor
 
 
 def _unary(function: Callable[[Tensor], Tensor]) -> Operation:
@@ -163,7 +164,8 @@ def _slice(step: Step) -> Tensor:
     for start, end, axis, stride in zip(starts, ends, axes, steps, strict=True):
         size = x.shape[axis]
         if stride > 0:
-            x = x[(slice(None),) * (axis % x.dim()) + (slice(start, min(end, size), stride),)]
+            first, last, _ = slice(start, end).indices(size)  # torch warns of numbers far beyond an axis
+            x = x[(slice(None),) * (axis % x.dim()) + (slice(first, max(first, last), stride),)]
         else:
             taken = range(size)[slice(start, None if end < -size else end, stride)]
             x = x.flip(axis) if len(taken) == size else x.index_select(axis, torch.tensor([*taken]).to(x.device))
@@ -225,7 +227,7 @@ def _range(step: Step) -> Tensor:
 def _filled(step: Step) -> Tensor:
     value = step.attribute("value", None)
     number = 0.0 if value is None else value.flatten()[0].item()
-    dtype = torch.float32 if value is None else torch.from_numpy(value).dtype
+    dtype = torch.float32 if value is None else to_tensor(value).dtype
     return torch.full(step.numbers(0), number, dtype=dtype, device=step.device)
 
 
@@ -233,7 +235,7 @@ def _constant(step: Step) -> Tensor:
     value = next((value for key, value in step.node.attributes.items() if key.startswith("value")), None)
     if value is None or isinstance(value, str):
         raise UnsupportedError("a Constant of text, or of none")
-    return torch.as_tensor(value).to(step.device)
+    return to_tensor(value).to(step.device)
 
 
 def _shape(step: Step) -> Tensor:

@@ -24,6 +24,7 @@ from sqrtdk.kv.grains import SCALE_BITS
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.load import resolve
 from sqrtdk.models.options import ATTN, LoadOptions
+from sqrtdk.models.records import Inputs, LoadedModel
 from sqrtdk.models.run import call as forward
 from sqrtdk.tracing import CallTensors, NotMeasured, Trace, hint_for
 from sqrtdk.tracing.watch.stance import steps_seen
@@ -97,10 +98,13 @@ def kv_forecast(
         >>> len(forecast.calls), forecast.scale, worst.kl_mean_nats < 0.02
         (3, 'tensor', True)
     """
-    scale = checked_scale(kv_dtype, kv_scale)
+    request = Request(kv_dtype, checked_scale(kv_dtype, kv_scale), rows, residual)
     options = LoadOptions.of(locals())
+    check_seed(options.seed)
+    check_sizes(options.rows, options.seq_len)
     with shown("forecast of the cache"):
-        return forecast_with(model, inputs, options, kv_dtype, scale, rows=rows, residual=residual)
+        loaded = _loaded(model, None if inputs is None else as_inputs(inputs), options)
+        return forecast_of_model(loaded, options, request)
 
 
 def checked_scale(kv_dtype: str, kv_scale: str | None) -> str:
@@ -128,21 +132,10 @@ def checked_scale(kv_dtype: str, kv_scale: str | None) -> str:
     raise InvalidValueError(f"kv_scale is {kv_scale!r}", hint=f"Use one of: {', '.join(form.grains)}.")
 
 
-def forecast_with(
-    model: nn.Module | str,
-    inputs: Any,
-    options: LoadOptions,
-    kv_dtype: str,
-    scale: str,
-    *,
-    rows: int | None = None,
-    residual: int = 0,
-) -> CacheForecast:
-    """`kv_forecast`, with its options of loading in one, and a scale that is checked."""
-    check_seed(options.seed)
-    check_sizes(options.rows, options.seq_len)
-    run = _traced(model, None if inputs is None else as_inputs(inputs), options)
-    forecast = _forecast(run.tensors, Request(kv_dtype, scale, rows, residual))
+def forecast_of_model(loaded: LoadedModel, options: LoadOptions, request: Request) -> CacheForecast:
+    """`kv_forecast` of a model that is built already, from one more run of it."""
+    run = _traced(loaded, options)
+    forecast = _forecast(run.tensors, request)
     return replace(forecast, not_measured=(*forecast.not_measured, *run.not_measured))
 
 
@@ -200,16 +193,18 @@ def _sees_all(call: CallTensors) -> bool:
     return mask is None or mask.kind == "padding" or (mask.least is not None and mask.least <= 1 - record.key_len)
 
 
-def _traced(model: nn.Module | str, inputs: Any, options: LoadOptions) -> Trace:
-    """One run that keeps q, k, v and what makes weights of them."""
+def _loaded(model: nn.Module | str, inputs: Inputs | None, options: LoadOptions) -> LoadedModel:
     if isinstance(model, nn.Module):
-        loaded = from_module(model, inputs, options)
-    elif isinstance(model, str):
-        loaded = resolve(model, options, inputs)
-    else:
-        raise InvalidTypeError(
-            f"model is a {type(model).__name__}", hint=hint_for(model, "Give a torch.nn.Module or a name.")
-        )
+        return from_module(model, inputs, options)
+    if isinstance(model, str):
+        return resolve(model, options, inputs)
+    raise InvalidTypeError(
+        f"model is a {type(model).__name__}", hint=hint_for(model, "Give a torch.nn.Module or a name.")
+    )
+
+
+def _traced(loaded: LoadedModel, options: LoadOptions) -> Trace:
+    """One run that keeps q, k, v and what makes weights of them."""
     if on_meta(loaded.module, loaded.inputs):
         raise ModelError(
             f"{loaded.id} is on the meta device, where tensors have no values: there is no cache to forecast",

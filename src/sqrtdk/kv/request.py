@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
+from sqrtdk.audit.cache import CacheForecast
+from sqrtdk.audit.check import check_with
 from sqrtdk.audit.records import CheckReport
 from sqrtdk.errors import InvalidValueError
+from sqrtdk.kv.call import Request
 from sqrtdk.kv.findings import with_forecast
-from sqrtdk.kv.forecast import checked_scale, forecast_with
+from sqrtdk.kv.forecast import checked_scale, forecast_of_model
 from sqrtdk.models.names import graph_kind
-from sqrtdk.models.options import ATTN, LoadOptions
+from sqrtdk.models.options import LoadOptions
+from sqrtdk.models.records import LoadedModel
 
 
-def asked(model: str, kv_dtype: str | None, kv_scale: str | None, static: bool) -> tuple[str, str] | None:
-    """Format and grain of the scales; None where no cache was asked for.
+def asked(
+    model: str, kv_dtype: str | None, kv_scale: str | None, kv_rows: int | None, static: bool
+) -> Request | None:  # fmt: skip
+    """What is asked for; None where no cache is.
 
     Raises:
-        InvalidValueError: They don't go together, there is a scale and no format, or a run without values.
+        InvalidValueError: Format and scale don't go together, there is one of the others and no format, or a run
+            without values.
 
     Example:
-        >>> asked("demo", "int8", None, False), asked("demo", None, None, True)
-        (('int8', 'tensor'), None)
+        >>> asked("demo", "int8", None, None, False).scale, asked("demo", None, None, None, True)
+        ('tensor', None)
     """
     if kv_dtype is None:
-        if kv_scale is None:
-            return None
-        raise InvalidValueError(f"kv_scale is {kv_scale!r}, and no kv_dtype is given", hint="Add --kv-dtype int8.")
+        for name, value in (("kv_scale", kv_scale), ("kv_rows", kv_rows)):
+            if value is not None:
+                raise InvalidValueError(f"{name} is {value!r}, and no kv_dtype is given", hint="Add --kv-dtype int8.")
+        return None
     scale = checked_scale(kv_dtype, kv_scale)
     if static:
         raise InvalidValueError(
@@ -37,17 +45,21 @@ def asked(model: str, kv_dtype: str | None, kv_scale: str | None, static: bool) 
             f"kv_dtype is {kv_dtype!r} with a graph, whose k and v have no values",
             hint="Check the model that was exported.",
         )
-    return kv_dtype, scale
+    return Request(kv_dtype, scale, kv_rows, 0)
 
 
-def forecast_into(
-    report: CheckReport, model: str, options: LoadOptions, cache: tuple[str, str] | None
-) -> CheckReport:  # fmt: skip
-    """The report with the forecast of a cache that was asked for, from one more run of the model.
+def check_and_forecast(model: str, options: LoadOptions, cache: Request | None, **audit: Any) -> CheckReport:
+    """The report of `check_with`, and the forecast of a cache that is asked for, from one more run of the same model.
 
-    Where both implementations of attention are audited, the model's own runs: what is cached is the same.
+    Where both implementations of attention are audited the first serves: what is cached is the same.
     """
     if cache is None:
-        return report
-    options = replace(options, attn=options.attn if options.attn in ATTN else None)
-    return with_forecast(report, forecast_with(model, None, options, *cache))
+        return check_with(model, None, options, **audit)
+    told: list[CacheForecast] = []
+
+    def forecast(loaded: LoadedModel) -> None:
+        if not told:
+            told.append(forecast_of_model(loaded, options, cache))
+
+    report = check_with(model, None, options, after=forecast, **audit)
+    return with_forecast(report, *told)

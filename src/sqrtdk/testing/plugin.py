@@ -92,7 +92,11 @@ class Audit:
             allow = as_allowed(options.pop("allow", ()))
             check_fail_on(fail_on, FAIL_ON)
         except SqrtdkError as error:
-            pytest.fail(f"marker {MARKER}: {error}. {error.hint}", pytrace=False)
+            wrong = f"marker {MARKER}: {error}. {error.hint}"
+        else:
+            wrong = ""
+        if wrong:  # outside the except clause, or pytest shows both errors
+            pytest.fail(wrong, pytrace=False)
         if marker.args or options:
             wrong = ", ".join([*map(repr, marker.args), *options])
             pytest.fail(f"marker {MARKER} got {wrong}: it takes allow=... and fail_on=... alone", pytrace=False)

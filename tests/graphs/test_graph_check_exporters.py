@@ -1,0 +1,114 @@
+"""What exporters write beside an attention: operators of onnxruntime, numbers beyond an axis, constants in nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import sqrtdk
+from graph_files import attention_model, write
+
+MICROSOFT = "com.microsoft"
+make = helper.make_node
+B, L, H, E = 2, 6, 4, 24
+D = H * E
+RIGHT = E**-0.5
+
+
+def only(path: Path) -> Any:
+    (judged,) = sqrtdk.check(str(path)).calls
+    return judged
+
+
+def graph(path: Path, nodes: list[Any], constants: dict[str, Any], **given: Any) -> Path:
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [B, L, D])]
+    inputs += [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in given.items()]
+    made = helper.make_graph(
+        nodes, "graph", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid(MICROSOFT, 1)]
+    return write(helper.make_model(made, opset_imports=opsets, ir_version=9), path)
+
+
+def weights(*names: str, width: int = D) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    return {name: rng.standard_normal((D, width)).astype(np.float32) / 10 for name in names}
+
+
+@pytest.mark.parametrize(
+    ("attributes", "scale", "formula", "mistake"),
+    [
+        ({}, RIGHT, "softmax(0.2041 * q.k)", None),
+        ({"unidirectional": 1}, RIGHT, "softmax(0.2041 * q.k + causal)", None),
+        ({"scale": 1.0}, 1.0, "softmax(q.k)", "missing"),
+        ({"scale": 1 / E, "unidirectional": 1}, 1 / E, "softmax(0.04167 * q.k + causal)", "twice"),
+    ],
+)
+def test_an_attention_that_holds_its_projections(
+    attributes: dict[str, Any], scale: float, formula: str, mistake: str | None, tmp_path: Path
+) -> None:
+    """The weight of q, k and v is one input of the operator."""
+    constants = weights("w", width=3 * D) | {"b": np.zeros(3 * D, np.float32)}
+    node = make("Attention", ["x", "w", "b"], ["y"], "/attn/Attention", domain=MICROSOFT, num_heads=H, **attributes)
+    judged = only(graph(tmp_path / "m.onnx", [node], constants))
+    assert judged.call.scale.effective == pytest.approx(scale, rel=1e-6)
+    assert (judged.call.formula, judged.mistake) == (formula, mistake)
+    assert (judged.call.heads, judged.call.head_dim, judged.call.site) == (H, E, "attn")
+    assert judged.call.op == f"{MICROSOFT}.Attention"
+
+
+@pytest.mark.parametrize("interleaved", [0, 1])
+def test_a_rotation_that_is_one_operator(interleaved: int, tmp_path: Path) -> None:
+    angles = np.arange(L)[:, None] / 10000 ** (np.arange(E // 2) / (E // 2))[None]
+    constants = weights("wq", "wk", "wv") | {"at": np.zeros(1, np.int64), "heads": np.array([0, 0, H, E], np.int64)}
+    constants |= {"cos": np.cos(angles).astype(np.float32), "sin": np.sin(angles).astype(np.float32)}
+    constants |= {"scale": np.float32(RIGHT), "merged": np.array([0, 0, D], np.int64)}
+    nodes = []
+    for name in "qkv":
+        nodes.append(make("MatMul", ["x", f"w{name}"], [f"{name}0"], f"/attn/{name}_proj/MatMul"))
+        nodes.append(make("Reshape", [f"{name}0", "heads"], [f"{name}1"]))
+        nodes.append(make("Transpose", [f"{name}1"], [f"{name}2"], perm=[0, 2, 1, 3]))
+    for name in "qk":
+        turned = [f"{name}2", "at", "cos", "sin"]
+        nodes.append(make("RotaryEmbedding", turned, [f"{name}3"], domain=MICROSOFT, interleaved=interleaved))
+    nodes += [
+        make("Transpose", ["k3"], ["kt"], perm=[0, 1, 3, 2]),
+        make("MatMul", ["q3", "kt"], ["product"], "/attn/MatMul"),
+        make("Mul", ["product", "scale"], ["z"]),
+        make("Softmax", ["z"], ["weights"], "/attn/Softmax", axis=-1),
+        make("MatMul", ["weights", "v2"], ["o"]),
+        make("Transpose", ["o"], ["o1"], perm=[0, 2, 1, 3]),
+        make("Reshape", ["o1", "merged"], ["y"]),
+    ]
+    judged = only(graph(tmp_path / "m.onnx", nodes, constants))
+    assert judged.call.formula == "softmax(0.2041 * rope(q).rope(k))"
+    assert judged.verdict == "exact"
+
+
+def test_a_slice_of_all_whatever_its_ends(tmp_path: Path) -> None:
+    """Exporters write the least and the largest number of 64 bits for an end that is not given."""
+    model = attention_model(
+        logits=[make("Add", ["scaled", "mask"], ["z0"]), make("Slice", ["z0", "a", "b", "c"], ["z"])]
+    )
+    for name, number in (("a", -(2**63)), ("b", 2**63 - 1), ("c", -1)):
+        model.graph.initializer.append(numpy_helper.from_array(np.array([number]), name))
+    assert only(write(model, tmp_path / "m.onnx")).call.formula == "softmax(0.5 * q.k + causal)"
+
+
+def test_constants_in_nodes(tmp_path: Path) -> None:
+    """The arrays of a file can't be written, which torch warns of."""
+    fill = numpy_helper.from_array(np.array([0.0], np.float32))
+    nodes = [
+        make("Constant", [], ["half"], value=numpy_helper.from_array(np.float32([0.5]))),
+        make("Constant", [], ["many"], value=numpy_helper.from_array(np.array([1]))),
+        make("ConstantOfShape", ["many"], ["nothing"], value=fill),
+        make("Mul", ["scaled", "half"], ["less"]),
+        make("Add", ["less", "nothing"], ["z"]),
+    ]
+    path = write(attention_model(logits=nodes), tmp_path / "m.onnx")
+    assert only(path).call.scale.effective == pytest.approx(0.25)
