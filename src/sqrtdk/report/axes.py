@@ -74,7 +74,7 @@ def draw(figure: Any, plot: Plot) -> None:
     axes.set_xlabel(label(plot.x_label, 72))
     axes.set_ylabel(label(plot.y_label, 38))
     _lines(axes, plot)
-    if len(handles) > 1:
+    if len(handles) > 1 and any(text for _, text in handles):  # without labels the page has a legend of its own
         _legend(figure, handles)
 
 
