@@ -10,9 +10,9 @@ from markupsafe import Markup
 
 from sqrtdk.app.catalogue import Words
 from sqrtdk.app.figures import svg
+from sqrtdk.app.pieces import Cell, headline, lead, notice, shown, table
 from sqrtdk.app.saved import LARGEST
 from sqrtdk.app.settings import RefusedValueError
-from sqrtdk.app.pieces import Cell, headline, lead, notice, shown, table
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.lab import CLAIMS
 from sqrtdk.lab.claim import GROUPS, Claim

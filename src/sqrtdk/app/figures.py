@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, cast
 
 from markupsafe import Markup
 
 from sqrtdk.app import sample
 from sqrtdk.app.catalogue import Words
 from sqrtdk.app.settings import CONTROLS, Settings
-from sqrtdk.lab.plots import Axis, Plot, Series, Style, curve
+from sqrtdk.lab.plots import Axis, Plot, Series, curve
 from sqrtdk.lab.text import Text
 from sqrtdk.report import markup
 from sqrtdk.report.plots import to_svg
 from sqrtdk.stats import RowSummary
-from sqrtdk.theory import largest_finite
+from sqrtdk.theory import largest_finite, spacing
 
 Mark = Literal["line", "dots", "dashes"]
 _NO_CAPTION = Text("", "")
-_SMALL = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
+_HALVES = ("float16", "bfloat16")
+_GREY = 8  # after the eight colours
 _PEN = threading.Lock()
 
 
@@ -51,7 +53,7 @@ def logits(settings: Settings) -> Figure:
     bins = len(histogram.counts)
     width = (histogram.high - histogram.low) / bins
     edges = [histogram.low + width * index for index in range(bins + 1)]
-    ends = list(zip(edges, edges[1:], strict=False))
+    ends = list(itertools.pairwise(edges))
     theory, total = sample.distribution(settings), sum(histogram.counts)
     middles = [(low + high) / 2 for low, high in ends]
     measured = [count / total / width for count in histogram.counts] if width else []
@@ -87,7 +89,7 @@ def _over_dims(
     legend: list[tuple[Mark, int, str]] = [("line", 0, "legend.mean")]
     if expected is not None:
         series.append(curve("", x, [one.expected[expected] for one in found], style="dashed"))
-        legend.append(("dashes", 0, _theory(settings)))
+        legend.append(("dashes", _GREY, _theory(settings)))
     here = found[x.index(float(settings.d_k))]
     series.append(curve("", [here.d_k], [of(here).mean[0]], style="points"))
     legend.append(("dots", 1, "legend.here"))
@@ -115,11 +117,11 @@ def jacobian(settings: Settings) -> Figure:
         curve("", [here.d_k], [here.jacobian.mean[0] ** 0.5], style="points"),
         curve("", x, [one.expected[2] for one in found], style="dashed"),
     )
-    plot = _plot("jacobian", "$d_k$", r"$\Vert J \Vert_F$", series, ("log", "log"), ())
+    plot = _plot("jacobian", "$d_k$", r"$\Vert J \Vert_F$", series, ("log", "linear"), ())
     legend: tuple[tuple[Mark, int, str], ...] = (
         ("line", 0, "legend.rms"),
         ("line", 1, "legend.median"),
-        ("dashes", 0, _theory(settings)),
+        ("dashes", _GREY, _theory(settings)),
         ("dots", 2, "legend.here"),
     )
     return Figure(plot, legend)
@@ -145,18 +147,37 @@ def of_range(settings: Settings) -> Settings:
     return replace(settings, **plain)  # type: ignore[arg-type]
 
 
-def dtype_range(settings: Settings) -> Figure:
-    """Largest product that n^2 pairs are expected to have over d_k, against the range of dtypes."""
+def _largest(settings: Settings, before: bool) -> list[tuple[int, float]]:
+    """Largest product to be expected at each of a few d_k, the chosen one among them."""
     asked = of_range(settings)
-    x = sorted({*sample.RANGE_DIMS, settings.d_k})
-    styles: tuple[Style, ...] = ("line", "line")
-    series = tuple(
-        curve("", x, [sample.forecast(asked, d_k, "float16", before).expected_max for d_k in x], style=style)
-        for before, style in zip((False, True), styles, strict=True)
+    places = sorted({*sample.RANGE_DIMS, settings.d_k})
+    return [(d_k, sample.forecast(asked, d_k, _HALVES[0], before).expected_max) for d_k in places]
+
+
+def dtype_range(settings: Settings) -> Figure:
+    """Largest product that n^2 pairs are expected to have over d_k, against the range of fp16."""
+    places = [zip(*_largest(settings, before), strict=True) for before in (False, True)]
+    (x, after), (_, first) = places
+    limit = [largest_finite("float16")] * len(x)
+    series = (curve("", x, after, style="line"), curve("", x, first, style="line"), curve("", x, limit, style="dashed"))
+    legend: tuple[tuple[Mark, int, str], ...] = (
+        ("line", 0, "legend.after"),
+        ("line", 1, "legend.before"),
+        ("dashes", _GREY, "legend.limit"),
     )
-    lines = tuple((_SMALL[name], largest_finite(name)) for name in dict.fromkeys(("float16", "bfloat16")))
-    legend: tuple[tuple[Mark, int, str], ...] = (("line", 0, "legend.after"), ("line", 1, "legend.before"))
-    return Figure(_plot("range", "$d_k$", r"$\max |q \cdot k|$", series, ("log", "log"), lines), legend)
+    return Figure(_plot("range", "$d_k$", r"$\max\, |q \cdot k|$", series, ("log", "log"), ()), legend)
+
+
+def step(settings: Settings) -> Figure:
+    """Distance of neighbouring numbers of fp16 and bf16 at the largest product, over d_k."""
+    series, legend = [], []
+    for before, mark in ((False, "line"), (True, "dashes")):
+        for colour, dtype in enumerate(_HALVES):
+            x, largest = zip(*_largest(settings, before), strict=True)
+            steps = [spacing(value, dtype) for value in largest]
+            series.append(curve("", x, steps, style="dashed" if before else "line"))
+            legend.append((cast(Mark, mark), colour, f"legend.{dtype}_{'before' if before else 'after'}"))
+    return Figure(_plot("step", "$d_k$", r"$\Delta z$", tuple(series), ("log", "log"), ()), tuple(legend))
 
 
 def _theory(settings: Settings) -> str:
@@ -172,6 +193,7 @@ FIGURES: Mapping[str, Callable[[Settings], Figure]] = {
     "jacobian": jacobian,
     "gradient": gradient,
     "range": dtype_range,
+    "step": step,
 }
 
 

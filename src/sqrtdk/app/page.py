@@ -100,12 +100,8 @@ def _header(gradio: Any, words: Words) -> None:
 
 
 def _choices(name: str, offered: tuple[str, ...], words: Words) -> list[tuple[str, str]]:
-    key = f"{name}_{{}}" if name == "softcap" else "{}"
-    return (
-        [(words.get("choice", key.format(value)), value) for value in offered]
-        if name != "dtype"
-        else [(value, value) for value in offered]
-    )
+    """What a list offers, as (what is shown, value)."""
+    return [(words.get(f"offered_{name}", value), value) for value in offered]
 
 
 def _controls(gradio: Any, words: Words) -> dict[str, Any]:

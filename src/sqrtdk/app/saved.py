@@ -11,17 +11,24 @@ from markupsafe import Markup
 from sqrtdk.app.catalogue import Words
 from sqrtdk.app.saved_check import check_html
 from sqrtdk.app.saved_diff import diff_html
-from sqrtdk.app.saved_watch import watch_html
+from sqrtdk.app.saved_watch import runs_html
 from sqrtdk.app.settings import RefusedValueError
 
 LARGEST = 16 * 2**20  # bytes of a report
 DEEPEST = 24  # lists and objects inside one another; a report has half as many
 SCHEMA_VERSION = 1
-KINDS: Mapping[str, tuple[frozenset[str], Callable[[dict[str, Any], Words], Markup]]] = {
-    "check": (frozenset({"calls", "findings", "model", "not_measured"}), check_html),
-    "diff": (frozenset({"pairs", "a", "b", "paragraphs", "same"}), diff_html),
-    "watch": (frozenset({"run", "sites", "alarms", "missing"}), watch_html),
+KINDS: Mapping[str, Callable[[dict[str, Any], Words], Markup]] = {
+    "check": check_html,
+    "diff": diff_html,
+    "watch": runs_html,
 }
+_MARKS = (  # keys that only such a document has
+    ("check", {"calls", "findings", "not_measured"}),
+    ("diff", {"pairs", "a", "b", "paragraphs"}),
+    ("watch", {"run", "sites", "alarms"}),
+    ("watch", {"a", "b", "differences"}),
+    ("watch", {"runs"}),
+)
 
 
 def to_html(content: bytes, kind: str, words: Words) -> Markup:
@@ -36,7 +43,7 @@ def to_html(content: bytes, kind: str, words: Words) -> Markup:
         RefusedValueError: it is too large, no JSON, no report of sqrtdk, one of another kind or version, or damaged.
     """
     document = _document(content)
-    found = next((name for name, (keys, _) in KINDS.items() if keys <= document.keys()), None)
+    found = next((name for name, keys in _MARKS if keys <= document.keys()), None)
     if found is None:
         raise RefusedValueError("error.no_report")
     if document.get("schema_version") != SCHEMA_VERSION:
@@ -44,7 +51,7 @@ def to_html(content: bytes, kind: str, words: Words) -> Markup:
     if found != kind:
         raise RefusedValueError("error.other_kind", found=f"tab.{found}")
     try:
-        return KINDS[kind][1](document, words)
+        return KINDS[kind](document, words)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise RefusedValueError("error.damaged", reason=f"{type(error).__name__}: {error}"[:200]) from error
 

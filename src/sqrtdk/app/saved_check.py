@@ -23,7 +23,8 @@ def check_html(document: Mapping[str, Any], words: Words) -> Markup:
     model = fields.mapping(document["model"])
     severities = Counter(fields.of(one["severity"], SEVERITIES) for one in findings)
     verdicts = Counter(fields.of(one["verdict"], VERDICTS) for one in calls)
-    word, tone = _result(severities, verdicts, len(unmeasured))
+    figures = any(one["stats"] is not None for one in calls)
+    word, tone = _result(severities, verdicts, len(unmeasured), figures)
     counted = ", ".join(f"{count} {words.get('verdict', name)}" for name, count in verdicts.items())
     parts = [
         headline(words(f"result.{word}"), tone, f"{fields.text(model['id'])} ({fields.text(model['class'])})"),
@@ -46,7 +47,7 @@ _COLUMNS = ("site", "formula", "ratio", "verdict", "health", "max_logit", "entro
 _FOUND = ("severity", "site", "message", "fix", "at")
 
 
-def _result(severities: Counter[str], verdicts: Counter[str], unmeasured: int) -> tuple[str, str]:
+def _result(severities: Counter[str], verdicts: Counter[str], unmeasured: int, figures: bool) -> tuple[str, str]:
     """The word for the whole and its tone; what could not be judged is never fine."""
     if any(severities[name] for name in FAILING):
         return "failed", "bad"
@@ -54,7 +55,7 @@ def _result(severities: Counter[str], verdicts: Counter[str], unmeasured: int) -
         return "incomplete", "doubtful"
     if severities["warn"]:
         return "warnings", "doubtful"
-    return "passed", "good"
+    return ("passed", "good") if figures else ("scales", "doubtful")
 
 
 def _head(words: Words, names: tuple[str, ...]) -> list[Cell]:

@@ -21,11 +21,24 @@ from sqrtdk.report.watch_words import ALARM_WORDS, SEVERITY_WORDS
 
 _DRAWN = ("max_logit", "entropy_fraction", "peak", "saturated")
 _MOST_LINES = 8  # sites in one plot: as many as there are colours
+_MOST_RUNS = 8
 _MOST_STEPS = 2000  # of a line; a longer one is thinned
 
 
-def watch_html(document: Mapping[str, Any], words: Words) -> Markup:
-    """Draw the document of `sqrtdk watch show --output`."""
+def runs_html(document: Mapping[str, Any], words: Words) -> Markup:
+    """Draw the document of `sqrtdk watch show`, or the runs of `watch compare` and `watch checkpoints`, one by one."""
+    if "differences" in document:
+        runs = [document["a"], document["b"]]
+    else:
+        runs = list(fields.listed(document["runs"])) if "runs" in document else [document]
+    drawn = [_run(fields.mapping(run), f"watch-{at}", words) for at, run in enumerate(runs[:_MOST_RUNS])]
+    if not drawn:
+        raise ValueError("there is no run in it")
+    more = len(runs) - len(drawn)
+    return Markup("").join(drawn) + (lead(words("saved.left", count=more)) if more else Markup(""))
+
+
+def _run(document: Mapping[str, Any], prefix: str, words: Words) -> Markup:
     sites = [fields.mapping(one) for one in fields.listed(document["sites"])]
     alarms = [fields.mapping(one) for one in fields.listed(document["alarms"])]
     missing = fields.listed(document["missing"])
@@ -47,7 +60,7 @@ def watch_html(document: Mapping[str, Any], words: Words) -> Markup:
     if missing:
         parts.append(lead(words("watch.missing", count=len(missing))))
     if sites:
-        parts.append(Markup('<div class="plots">{}</div>').format(_plots(sites, words)))
+        parts.append(Markup('<div class="plots">{}</div>').format(_plots(sites, prefix, words)))
         names = [words.of(STATISTICS[name].name) for name in _DRAWN]
         rows = [_newest(one) for one in sites[: fields.MOST_ROWS]]
         parts.append(table(words("watch.newest"), [words("column.site"), *names], rows))
@@ -83,7 +96,7 @@ def _series(site: Mapping[str, Any], name: str) -> list[tuple[float, float]]:
     return [(step, value) for step, value in known[::every] if math.isfinite(step) and math.isfinite(value)]
 
 
-def _plots(sites: Sequence[Mapping[str, Any]], words: Words) -> Markup:
+def _plots(sites: Sequence[Mapping[str, Any]], prefix: str, words: Words) -> Markup:
     drawn = sites[:_MOST_LINES]
     names = Markup("").join(
         Markup('<li><span class="mark line k{}"></span>{}</li>').format(index, shown(fields.text(site["site"])))
@@ -92,13 +105,14 @@ def _plots(sites: Sequence[Mapping[str, Any]], words: Words) -> Markup:
     parts = []
     for name in _DRAWN:
         series = tuple(curve("", *_columns(_series(site, name))) for site in drawn)
-        plot = Plot(f"watch-{name}", Text("", ""), "$t$", "", series)
+        own = f"{prefix}-{name}"
+        plot = Plot(own, Text("", ""), "$t$", "", series)
         title, meaning = words.of(STATISTICS[name].name), words.of(STATISTICS[name].meaning)
         parts.append(
             Markup(
                 '<figure class="plot"><h3>{}</h3><ul class="legend">{}</ul>{}'
-                '<figcaption id="watch-{}-caption">{}</figcaption></figure>'
-            ).format(title, names, svg(plot, f"watch-{name}"), name, f"{meaning}{words('watch.over_steps')}")
+                '<figcaption id="{}-caption">{}</figcaption></figure>'
+            ).format(title, names, svg(plot, own), own, f"{meaning}{words('watch.over_steps')}")
         )
     more = len(sites) - len(drawn)
     note = lead(words("watch.more_sites", count=more)) if more else Markup("")

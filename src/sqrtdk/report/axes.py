@@ -147,7 +147,8 @@ def _looks(every: Sequence[Series]) -> list[tuple[Series, str, str]]:
 def _owner(series: Series, others: Sequence[Series]) -> Series | None:
     """The series that this one's label names: "unscaled" of "theory, unscaled" and of "unscaled, upper end"."""
     first = series.label.split(",")[0]
-    named = [one for one in others if one.label in series.label or one.label.split(",")[0] == first]
+    labelled = [one for one in others if one.label]
+    named = [one for one in labelled if one.label in series.label or one.label.split(",")[0] == first]
     return max(named, key=lambda one: len(one.label), default=None)
 
 
