@@ -135,17 +135,30 @@ def _explore(gradio: Any, blocks: Any, words: Words) -> None:
             numbers = gradio.HTML(elem_id="numbers", js_on_load=None)
             ranges = gradio.HTML(elem_id="ranges", js_on_load=None)
     kept = gradio.Textbox(visible=False)
+    newest: dict[str, object] = {}  # what each reader asked for last: what came before is not drawn to its end
 
-    def show(*typed: object) -> Iterator[dict[Any, str]]:
+    def drawn(settings: Settings) -> Iterator[dict[Any, str]]:
+        yield {message: "", numbers: _html(tables.at_a_glance(settings, words)), kept: address(settings)}
+        for name, make in figures.FIGURES.items():
+            yield {slots[name]: _html(figures.to_html(name, make(settings), words))}
+        yield {ranges: _html(tables.ranges(settings, words))}
+
+    def show(request: Any, *typed: object) -> Iterator[dict[Any, str]]:
+        reader, mine = str(request.session_hash), object()
+        newest[reader] = mine
         try:
-            settings = parse(dict(zip(CONTROLS, typed, strict=True)))
-            yield {message: "", numbers: _html(tables.at_a_glance(settings, words))}
-            for name, make in figures.FIGURES.items():
-                yield {slots[name]: _html(figures.to_html(name, make(settings), words))}
-            yield {ranges: _html(tables.ranges(settings, words)), kept: address(settings)}
+            for part in drawn(parse(dict(zip(CONTROLS, typed, strict=True)))):
+                if newest.get(reader) is not mine:
+                    return
+                yield part
         except SqrtdkError as error:
             empty = dict.fromkeys((numbers, ranges, *slots.values()), "")
             yield {message: _refused(error, words), **empty}
+        finally:
+            if newest.get(reader) is mine:
+                del newest[reader]
+
+    show.__annotations__["request"] = gradio.Request  # by which Gradio knows what to pass
 
     def opened(request: Any) -> dict[Any, Any]:
         try:
@@ -158,7 +171,7 @@ def _explore(gradio: Any, blocks: Any, words: Words) -> None:
         updates = {controls[name]: gradio.update(value=values[name]) for name in CONTROLS if name != "parameter"}
         return {note: told, controls["parameter"]: _parameter(gradio, settings, words), **updates}
 
-    opened.__annotations__["request"] = gradio.Request  # by which Gradio knows what to pass
+    opened.__annotations__["request"] = gradio.Request
 
     def adapt(rule: str) -> Any:
         return _parameter(gradio, parse({"rule": rule}), words)
@@ -169,9 +182,9 @@ def _explore(gradio: Any, blocks: Any, words: Words) -> None:
         "inputs": list(controls.values()),
         "outputs": outputs,
         "show_progress": "hidden",
-        "trigger_mode": "always_last",
+        "trigger_mode": "multiple",
         "concurrency_id": "explore",
-        "concurrency_limit": 1,
+        "concurrency_limit": 4,
     }
     unlisted: dict[str, Any] = {"queue": True, "api_visibility": "private"}
     remember: dict[str, Any] = {"fn": None, "inputs": kept, "outputs": None, "js": _KEEP_ADDRESS}

@@ -56,10 +56,10 @@ class AtDim:
 
 def distribution(settings: Settings, d_k: int | None = None) -> LogitDistribution:
     """The logits of Gaussian components under the scale and the temperature, before any softcap."""
-    moments = {"query_variance": settings.query_variance, "key_variance": settings.key_variance}
     dim = settings.d_k if d_k is None else d_k
     factor = logit_distribution(dim, settings.scale_rule(), keys=settings.keys).scale / settings.temperature
-    return logit_distribution(dim, factor, **moments)
+    variances = settings.query_variance, settings.key_variance
+    return logit_distribution(dim, factor, query_variance=variances[0], key_variance=variances[1])
 
 
 @functools.lru_cache(maxsize=64)
@@ -125,7 +125,8 @@ def _gradients(settings: Settings, query: Tensor, key: Tensor, value: Tensor, sc
         upstream = torch.nn.functional.normalize(torch.randn(output.shape, generator=rng), dim=-1)
         (output * upstream.to(output.dtype)).sum().backward()
     assert query.grad is not None
-    return query.grad.double().norm(dim=-1)
+    lengths: Tensor = query.grad.double().norm(dim=-1)
+    return lengths
 
 
 def rounding(settings: Settings) -> float:
