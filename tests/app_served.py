@@ -58,6 +58,7 @@ def served(folder: Path) -> Iterator[Served]:
         text=True,
         env=settings,
         cwd=folder,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a shell's background ignores it
     )
     try:
         assert process.stderr is not None
@@ -67,4 +68,9 @@ def served(folder: Path) -> Iterator[Served]:
         yield Served(process, int(found[1]), temporary)
     finally:
         process.send_signal(signal.SIGINT)
-        process.wait(timeout=60)
+        try:
+            process.wait(timeout=120)
+        finally:
+            process.kill()
+            if process.stderr is not None:
+                process.stderr.close()

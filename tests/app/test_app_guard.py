@@ -139,7 +139,6 @@ def test_nothing_stays_on_the_disk(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("port", ["70000", "-1"])
 def test_a_port_that_is_none_is_refused(port: str) -> None:
-    pytest.importorskip("gradio", reason="Gradio is not installed: pip install 'sqrtdk[app]'")
     done = subprocess.run(
         [sys.executable, "-m", "sqrtdk", "app", "--port", port],
         capture_output=True,

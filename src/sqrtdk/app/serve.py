@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ def serve(port: int, ready: Callable[[str], None]) -> None:
         MissingExtraError: Gradio is not installed.
         InvalidValueError: the port can't be listened on.
     """
+    if not 0 <= port <= 65535:
+        raise InvalidValueError(f"a port is a number from 0 to 65535; got {port}", hint="Leave --port out.")
     with tempfile.TemporaryDirectory(prefix="sqrtdk-app-", ignore_cleanup_errors=True) as folder:
         os.environ.update(_QUIET | {"GRADIO_TEMP_DIR": folder})
         uvicorn = _extras.load("uvicorn", _EXTRA)
@@ -69,7 +72,9 @@ def application(port: int, folder: Path) -> App:
         try:
             yield
         finally:
-            _empty(folder)  # the server dies of a second signal before a `with` around it is left
+            shutil.rmtree(
+                folder, ignore_errors=True
+            )  # the server dies of a second signal before a `with` around it is left
 
     app = fastapi.FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
 
@@ -105,14 +110,13 @@ def application(port: int, folder: Path) -> App:
 
 
 @contextlib.contextmanager
-def _listening(port: int) -> Any:
-    if not 0 <= port <= 65535:
-        raise InvalidValueError(f"a port is a number from 0 to 65535; got {port}", hint="Leave --port out.")
+def _listening(port: int) -> Iterator[socket.socket]:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((LOOPBACK, port))
+            listener.listen()  # who comes before the server runs waits, and is not refused
         except OSError as error:
             raise InvalidValueError(
                 f"port {port} of {LOOPBACK} can't be listened on: {error.strerror or error}",
@@ -121,9 +125,3 @@ def _listening(port: int) -> Any:
         yield listener
     finally:
         listener.close()
-
-
-def _empty(folder: Path) -> None:
-    import shutil
-
-    shutil.rmtree(folder, ignore_errors=True)
