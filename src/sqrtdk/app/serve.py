@@ -74,7 +74,7 @@ def application(port: int, folder: Path) -> App:
         finally:
             shutil.rmtree(
                 folder, ignore_errors=True
-            )  # the server dies of a second signal before a `with` around it is left
+            )  # a server that is terminated leaves no `with` around it
 
     app = fastapi.FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
 
