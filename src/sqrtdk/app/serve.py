@@ -72,9 +72,7 @@ def application(port: int, folder: Path) -> App:
         try:
             yield
         finally:
-            shutil.rmtree(
-                folder, ignore_errors=True
-            )  # a server that is terminated leaves no `with` around it
+            shutil.rmtree(folder, ignore_errors=True)  # a server that is terminated leaves no `with` around it
 
     app = fastapi.FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
 
