@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from sqrtdk.app import fields
 from sqrtdk.app.catalogue import Words
-from sqrtdk.app.pieces import Cell, command, english, headline, lead, left, table
+from sqrtdk.app.pieces import Cell, command, english, headline, lead, left, shown, table
 from sqrtdk.report.diff_causes import CAUSES
 from sqrtdk.report.diff_words import STAGE_WORDS
 from sqrtdk.report.figures import number, percent
@@ -51,7 +51,7 @@ def _pair(pair: Mapping[str, Any], words: Words) -> tuple[Cell, ...]:
     stage = pair["first_stage"]
     names = [fields.text(fields.mapping(cause)["name"]) for cause in fields.listed(pair["causes"])]
     known = [
-        Markup('<span title="{}">{}</span>').format(words.of(CAUSES[name]) if name in CAUSES else "", name)
+        Markup('<span title="{}">{}</span>').format(words.of(CAUSES[name]) if name in CAUSES else "", shown(name))
         for name in names
     ]
     stages = STAGE_WORDS.get(stage) if isinstance(stage, str) else None
