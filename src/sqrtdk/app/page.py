@@ -134,7 +134,7 @@ def _explore(gradio: Any, blocks: Any, words: Words) -> None:
                 }
             numbers = gradio.HTML(elem_id="numbers", js_on_load=None)
             ranges = gradio.HTML(elem_id="ranges", js_on_load=None)
-    kept = gradio.Textbox(visible=False)
+    kept = gradio.Textbox(visible="hidden", label="", container=False)  # the browser has to know it
     newest: dict[str, object] = {}  # what each reader asked for last: what came before is not drawn to its end
 
     def drawn(settings: Settings) -> Iterator[dict[Any, str]]:
