@@ -20,7 +20,8 @@ from sqrtdk.lab import CLAIMS
 
 _TYPED = {name for name, control in CONTROLS.items() if control.low is not None}
 _TEMPLATES = str.maketrans({char: f"&#{ord(char)};" for char in "{}$`\\"})  # signs that Gradio's templates read
-_KEEP_ADDRESS = """(query) => {
+_KEEP_ADDRESS = """() => {
+  const query = document.getElementById("address")?.dataset.query ?? "";
   history.replaceState(null, "", location.pathname + (query ? "?" + query : ""));
   for (const link of document.querySelectorAll("a.language")) link.search = query;
 }"""
@@ -134,11 +135,11 @@ def _explore(gradio: Any, blocks: Any, words: Words) -> None:
                 }
             numbers = gradio.HTML(elem_id="numbers", js_on_load=None)
             ranges = gradio.HTML(elem_id="ranges", js_on_load=None)
-    kept = gradio.Textbox(visible="hidden", label="", container=False)  # the browser has to know it
     newest: dict[str, object] = {}  # what each reader asked for last: what came before is not drawn to its end
 
     def drawn(settings: Settings) -> Iterator[dict[Any, str]]:
-        yield {message: "", numbers: _html(tables.at_a_glance(settings, words)), kept: address(settings)}
+        query = Markup('<span id="address" hidden data-query="{}"></span>').format(address(settings))
+        yield {message: "", numbers: _html(tables.at_a_glance(settings, words) + query)}
         for name, make in figures.FIGURES.items():
             yield {slots[name]: _html(figures.to_html(name, make(settings), words))}
         yield {ranges: _html(tables.ranges(settings, words))}
@@ -176,7 +177,7 @@ def _explore(gradio: Any, blocks: Any, words: Words) -> None:
     def adapt(rule: str) -> Any:
         return _parameter(gradio, parse({"rule": rule}), words)
 
-    outputs = [message, numbers, ranges, kept, *slots.values()]
+    outputs = [message, numbers, ranges, *slots.values()]
     drawing: dict[str, Any] = {
         "fn": show,
         "inputs": list(controls.values()),
@@ -187,7 +188,7 @@ def _explore(gradio: Any, blocks: Any, words: Words) -> None:
         "concurrency_limit": 4,
     }
     unlisted: dict[str, Any] = {"queue": True, "api_visibility": "private"}
-    remember: dict[str, Any] = {"fn": None, "inputs": kept, "outputs": None, "js": _KEEP_ADDRESS}
+    remember: dict[str, Any] = {"fn": None, "inputs": None, "outputs": None, "js": _KEEP_ADDRESS}
     start = blocks.load(opened, None, [note, *controls.values()], show_progress="hidden", **unlisted)
     start.then(**drawing, **unlisted).then(**remember)
     plain = [control.input for name, control in controls.items() if name != "rule"]
