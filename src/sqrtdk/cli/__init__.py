@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from sqrtdk.cli import process
+from sqrtdk.cli.app import app
 from sqrtdk.cli.baseline import baseline
 from sqrtdk.cli.bench import bench
 from sqrtdk.cli.build import build
@@ -43,6 +44,7 @@ _app.command()(params)
 _app.command()(bench)
 _app.command()(build)
 _app.command()(env)
+_app.command()(app)
 _app.add_typer(baseline)
 _app.add_typer(lab)
 _app.add_typer(watch)

@@ -74,7 +74,7 @@ def draw(figure: Any, plot: Plot) -> None:
     axes.set_xlabel(label(plot.x_label, 72))
     axes.set_ylabel(label(plot.y_label, 38))
     _lines(axes, plot)
-    if len(handles) > 1:
+    if len(handles) > 1 and any(text for _, text in handles):  # without labels the page has a legend of its own
         _legend(figure, handles)
 
 
@@ -147,7 +147,8 @@ def _looks(every: Sequence[Series]) -> list[tuple[Series, str, str]]:
 def _owner(series: Series, others: Sequence[Series]) -> Series | None:
     """The series that this one's label names: "unscaled" of "theory, unscaled" and of "unscaled, upper end"."""
     first = series.label.split(",")[0]
-    named = [one for one in others if one.label in series.label or one.label.split(",")[0] == first]
+    labelled = [one for one in others if one.label]
+    named = [one for one in labelled if one.label in series.label or one.label.split(",")[0] == first]
     return max(named, key=lambda one: len(one.label), default=None)
 
 

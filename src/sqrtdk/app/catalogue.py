@@ -1,0 +1,64 @@
+"""The page's words: one TOML file a language, looked up by "table.key"."""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from sqrtdk.lab.text import Text
+
+Language = Literal["en", "zh"]
+LANGUAGES: tuple[Language, ...] = ("en", "zh")
+TAGS: Mapping[Language, str] = {"en": "en", "zh": "zh-CN"}
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """The words of one language."""
+
+    language: Language
+    entries: Mapping[str, str]
+
+    def __call__(self, key: str, /, **parts: object) -> str:
+        """The words of a key with its parts in their places.
+
+        Example:
+            >>> words("zh")("control.keys")
+            '键的个数 n'
+        """
+        return self.entries[key].format(**parts)
+
+    def of(self, text: Text) -> str:
+        """A text of another catalogue in this language."""
+        return text.zh if self.language == "zh" else text.en
+
+    def get(self, table: str, name: str) -> str:
+        """The word for a name that a file brings, and the name itself where there is none.
+
+        Example:
+            >>> words("zh").get("verdict", "exact"), words("zh").get("verdict", "<b>")
+            ('正确', '<b>')
+        """
+        return self.entries.get(f"{table}.{name}", name)
+
+
+@functools.cache
+def words(language: Language) -> Words:
+    """The catalogue of a language."""
+    text = importlib.resources.files("sqrtdk.app").joinpath("words", f"{language}.toml").read_text(encoding="utf-8")
+    tables = tomllib.loads(text)
+    return Words(language, {f"{table}.{key}": said for table, of in tables.items() for key, said in of.items()})
+
+
+def language_of(accepted: str) -> Language:
+    """The language that a browser asks for first (Accept-Language); English unless that is Chinese.
+
+    Example:
+        >>> language_of("zh-TW,en;q=0.5"), language_of("de-DE,zh;q=0.9"), language_of("")
+        ('zh', 'en', 'en')
+    """
+    return "zh" if accepted.strip().lower().startswith("zh") else "en"

@@ -1,0 +1,131 @@
+"""The register's claims on the page: each with its experiment, which the page can run in its quick form."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+
+from markupsafe import Markup
+
+from sqrtdk.app.catalogue import Words
+from sqrtdk.app.figures import svg
+from sqrtdk.app.pieces import Cell, headline, lead, notice, shown, table
+from sqrtdk.app.saved import LARGEST
+from sqrtdk.app.settings import RefusedValueError
+from sqrtdk.errors import InvalidValueError
+from sqrtdk.lab import CLAIMS
+from sqrtdk.lab.claim import GROUPS, Claim
+from sqrtdk.lab.experiment import run_claim
+from sqrtdk.lab.record import Record, read
+from sqrtdk.report import markup
+from sqrtdk.report.lab_page import number
+from sqrtdk.report.lab_words import ANSWERS, MET
+
+TONES = {"holds": "good", "fails": "bad", "undecided": "doubtful"}
+
+
+def options(words: Words) -> list[tuple[str, str]]:
+    """The claims by group, as (what is shown, id)."""
+    return [(f"{words.of(GROUPS[claim.group])}: {claim.id}", claim.id) for claim in CLAIMS.values()]
+
+
+def claim_html(name: str, words: Words) -> Markup:
+    """A claim before it is run: what it says, and how it is measured.
+
+    Raises:
+        RefusedValueError: there is no such claim.
+    """
+    claim = _find(name)
+    return _described(claim.id, words.of(claim.statement), claim.formula) + Markup("").join(
+        [
+            _titled(words("claim.method"), words.of(claim.method)),
+            _titled(words("claim.control"), words.of(claim.control)),
+            _titled(words("claim.sources"), ", ".join(claim.sources)),
+        ]
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def measured(name: str) -> Record:
+    """The record of a claim's quick run, measured once while the page is served.
+
+    Raises:
+        RefusedValueError: there is no such claim.
+    """
+    return run_claim(_find(name), quick=True)
+
+
+def read_record(content: bytes) -> Record:
+    """A record that `sqrtdk lab run` wrote.
+
+    Raises:
+        RefusedValueError: it is too large, or none.
+    """
+    if len(content) > LARGEST:
+        raise RefusedValueError("error.large", most=LARGEST // 2**20)
+    with tempfile.TemporaryDirectory() as folder:  # the reader of records reads files
+        path = Path(folder) / "record.json"
+        path.write_bytes(content)
+        try:
+            return read(path)
+        except InvalidValueError as error:
+            raise RefusedValueError("error.no_record") from error
+
+
+def record_html(record: Record, words: Words) -> Markup:
+    """A claim that was measured: the verdict, why, its parts, its plots."""
+    verdict = record.outcome.verdict
+    answer = words.of(ANSWERS[verdict.answer]) if verdict.answer in ANSWERS else verdict.answer
+    tone = TONES.get(verdict.answer, "doubtful")
+    rows: list[tuple[Cell, ...]] = [(words.of(part.text), words.of(MET[part.met])) for part in verdict.findings]
+    kind = words("claim.quick" if record.quick else "claim.full")
+    how = words("claim.run", kind=kind, seed=record.seed, seconds=number(round(record.duration_s, 1)))
+    doubt = Markup("") if record.sound else notice(words("claim.unsound"))
+    return Markup("").join(
+        [
+            headline(answer, tone, record.id),
+            doubt,
+            lead(words.of(record.statement)),
+            lead(words.of(record.why)),
+            table(words("claim.parts"), (words("column.part"), words("column.answer")), rows),
+            Markup('<div class="plots">{}</div>').format(_plots(record, words)),
+            _formula(record.formula),
+            _titled(words("claim.method"), words.of(record.method)),
+            _titled(words("claim.control"), words.of(record.control_method)),
+            _titled(words("claim.sources"), ", ".join(record.sources)),
+            lead(how),
+        ]
+    )
+
+
+def _find(name: str) -> Claim:
+    if name not in CLAIMS:
+        raise RefusedValueError("error.claim", got=str(name)[:40])
+    return CLAIMS[name]
+
+
+def _described(name: str, statement: str, formula: str) -> Markup:
+    title = Markup('<h3 class="result"><span>{}</span></h3>').format(shown(name))
+    return title + lead(statement) + _formula(formula)
+
+
+def _formula(latex: str) -> Markup:
+    drawn = markup.math(latex)
+    return Markup('<div class="formula wide" tabindex="0">{}</div>').format(shown(latex) if drawn is None else drawn)
+
+
+def _titled(title: str, text: str) -> Markup:
+    return Markup("<p><b>{}</b> {}</p>").format(shown(title), shown(text))
+
+
+def _plots(record: Record, words: Words) -> Markup:
+    parts = []
+    for index, plot in enumerate(record.plots):
+        prefix = f"claim-{index}"
+        parts.append(
+            Markup('<figure class="plot">{}<figcaption id="{}-caption">{}</figcaption></figure>').format(
+                svg(plot, prefix), prefix, shown(words.of(plot.caption))
+            )
+        )
+    return Markup("").join(parts)

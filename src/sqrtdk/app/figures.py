@@ -1,0 +1,216 @@
+"""The explorer's figures: what was sampled, as plots in symbols; the words around them are the page's."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, cast
+
+from markupsafe import Markup
+
+from sqrtdk.app import sample
+from sqrtdk.app.catalogue import Words
+from sqrtdk.app.settings import CONTROLS, Settings
+from sqrtdk.lab.plots import Axis, Plot, Series, curve
+from sqrtdk.lab.text import Text
+from sqrtdk.report import markup
+from sqrtdk.report.plots import to_svg
+from sqrtdk.stats import RowSummary
+from sqrtdk.theory import largest_finite, spacing
+
+Mark = Literal["line", "dots", "dashes"]
+_NO_CAPTION = Text("", "")
+_HALVES = ("float16", "bfloat16")
+_GREY = 8  # after the eight colours
+_PEN = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure.
+
+    Attributes:
+        plot: in symbols; its series have no labels.
+        legend: of the series, as (mark, number of the colour, key of the words).
+    """
+
+    plot: Plot
+    legend: tuple[tuple[Mark, int, str], ...]
+
+
+def _plot(
+    name: str, x: str, y: str, series: tuple[Series, ...], axes: tuple[Axis, Axis], lines: tuple[tuple[str, float], ...]
+) -> Plot:
+    return Plot(name, _NO_CAPTION, x, y, series, *axes, lines)
+
+
+def logits(settings: Settings) -> Figure:
+    """Histogram of the logits, against the exact density of Gaussian components."""
+    histogram = sample.logits(settings).logit_histogram[0]
+    bins = len(histogram.counts)
+    width = (histogram.high - histogram.low) / bins
+    edges = [histogram.low + width * index for index in range(bins + 1)]
+    ends = list(itertools.pairwise(edges))
+    theory, total = sample.distribution(settings), sum(histogram.counts)
+    middles = [(low + high) / 2 for low, high in ends]
+    measured = [count / total / width for count in histogram.counts] if width else []
+    expected = [theory.probability_within(low, high) / width for low, high in ends] if width else []
+    series = (
+        curve("", middles[: len(measured)], measured, style="points"),
+        curve("", middles[: len(expected)], expected),
+    )
+    plot = _plot("logits", "$z$", "$p(z)$", series, ("linear", "linear"), ())
+    return Figure(plot, (("dots", 0, "legend.measured"), ("line", 1, _theory(settings))))
+
+
+def weights(settings: Settings) -> Figure:
+    """The weights of three rows, from the largest to the smallest."""
+    rows = sample.weights(settings)
+    ranks = range(1, settings.keys + 1)
+    series = tuple(curve("", ranks, row) for row in rows)
+    lines = (("$1/n$", 1.0 / settings.keys),)
+    plot = _plot("weights", "$i$", "$p_{(i)}$", series, ("log", "log"), lines)
+    return Figure(plot, (("line", 0, "legend.rows"),))
+
+
+def _over_dims(
+    name: str, y: str, settings: Settings, of: Callable[[sample.AtDim], RowSummary], expected: int | None, axis: Axis
+) -> Figure:
+    """A statistic of the rows over d_k: mean, 5% to 95% of the rows, and what Gaussian logits would have."""
+    found = [sample.at_dim(settings, d_k) for d_k in sample.dims(settings)]
+    x = tuple(float(one.d_k) for one in found)
+    rows = [of(one) for one in found]
+    low, high = (tuple(one.quantiles[share][0] for one in rows) for share in (0.05, 0.95))
+    middle = tuple(one.mean[0] for one in rows)
+    series = [Series("", x, middle, low, high, "line")]
+    legend: list[tuple[Mark, int, str]] = [("line", 0, "legend.mean")]
+    if expected is not None:
+        series.append(curve("", x, [one.expected[expected] for one in found], style="dashed"))
+        legend.append(("dashes", _GREY, _theory(settings)))
+    here = found[x.index(float(settings.d_k))]
+    series.append(curve("", [here.d_k], [of(here).mean[0]], style="points"))
+    legend.append(("dots", 1, "legend.here"))
+    return Figure(_plot(name, "$d_k$", y, tuple(series), ("log", axis), ()), tuple(legend))
+
+
+def entropy(settings: Settings) -> Figure:
+    """Entropy over d_k."""
+    return _over_dims("entropy", "$H$ / nat", settings, lambda one: one.entropy, 0, "linear")
+
+
+def peak(settings: Settings) -> Figure:
+    """Largest weight over d_k."""
+    return _over_dims("peak", r"$\max_i\, p_i$", settings, lambda one: one.peak, 1, "linear")
+
+
+def jacobian(settings: Settings) -> Figure:
+    """Norm of the softmax Jacobian over d_k: root mean square over the rows, and their median."""
+    found = [sample.at_dim(settings, d_k) for d_k in sample.dims(settings)]
+    x = [one.d_k for one in found]
+    here = found[x.index(settings.d_k)]
+    series = (
+        curve("", x, [one.jacobian.mean[0] ** 0.5 for one in found], style="line"),
+        curve("", x, [one.jacobian.quantiles[0.5][0] ** 0.5 for one in found], style="line"),
+        curve("", [here.d_k], [here.jacobian.mean[0] ** 0.5], style="points"),
+        curve("", x, [one.expected[2] for one in found], style="dashed"),
+    )
+    plot = _plot("jacobian", "$d_k$", r"$\Vert J \Vert_F$", series, ("log", "linear"), ())
+    legend: tuple[tuple[Mark, int, str], ...] = (
+        ("line", 0, "legend.rms"),
+        ("line", 1, "legend.median"),
+        ("dashes", _GREY, _theory(settings)),
+        ("dots", 2, "legend.here"),
+    )
+    return Figure(plot, legend)
+
+
+def gradient(settings: Settings) -> Figure:
+    """Quantiles over the rows of the length of dL/dq, over d_k."""
+    found = [sample.at_dim(settings, d_k) for d_k in sample.dims(settings)]
+    x = [one.d_k for one in found]
+    shares = (0.95, 0.5, 0.05)
+    series = tuple(curve("", x, [one.gradient.quantiles[share][0] for one in found], style="line") for share in shares)
+    y = r"$\Vert \partial L / \partial q \Vert$"
+    names = ("legend.high", "legend.median", "legend.low")
+    return Figure(
+        _plot("gradient", "$d_k$", y, series, ("log", "log"), ()),
+        tuple(("line", index, name) for index, name in enumerate(names)),
+    )
+
+
+def of_range(settings: Settings) -> Settings:
+    """The settings with all that a forecast of the range does not ask for at its default."""
+    plain = {"components": "normal", "softcap": None, "dtype": CONTROLS["dtype"].default, "seed": 0}
+    return replace(settings, **plain)  # type: ignore[arg-type]
+
+
+def _largest(settings: Settings, before: bool) -> list[tuple[int, float]]:
+    """Largest product to be expected at each of a few d_k, the chosen one among them."""
+    asked = of_range(settings)
+    places = sorted({*sample.RANGE_DIMS, settings.d_k})
+    return [(d_k, sample.forecast(asked, d_k, _HALVES[0], before).expected_max) for d_k in places]
+
+
+def dtype_range(settings: Settings) -> Figure:
+    """Largest product that n^2 pairs are expected to have over d_k, against the range of fp16."""
+    places = [zip(*_largest(settings, before), strict=True) for before in (False, True)]
+    (x, after), (_, first) = places
+    limit = [largest_finite("float16")] * len(x)
+    series = (curve("", x, after, style="line"), curve("", x, first, style="line"), curve("", x, limit, style="dashed"))
+    legend: tuple[tuple[Mark, int, str], ...] = (
+        ("line", 0, "legend.after"),
+        ("line", 1, "legend.before"),
+        ("dashes", _GREY, "legend.limit"),
+    )
+    return Figure(_plot("range", "$d_k$", r"$\max\, |q \cdot k|$", series, ("log", "log"), ()), legend)
+
+
+def step(settings: Settings) -> Figure:
+    """Distance of neighbouring numbers of fp16 and bf16 at the largest product, over d_k."""
+    series, legend = [], []
+    for before, mark in ((False, "line"), (True, "dashes")):
+        for colour, dtype in enumerate(_HALVES):
+            x, largest = zip(*_largest(settings, before), strict=True)
+            steps = [spacing(value, dtype) for value in largest]
+            series.append(curve("", x, steps, style="dashed" if before else "line"))
+            legend.append((cast(Mark, mark), colour, f"legend.{dtype}_{'before' if before else 'after'}"))
+    return Figure(_plot("step", "$d_k$", r"$\Delta z$", tuple(series), ("log", "log"), ()), tuple(legend))
+
+
+def _theory(settings: Settings) -> str:
+    """What the curve of the theory is called: it knows no softcap, and its components are Gaussian."""
+    return "legend.theory" if settings.softcap is None else "legend.uncapped"
+
+
+FIGURES: Mapping[str, Callable[[Settings], Figure]] = {
+    "logits": logits,
+    "weights": weights,
+    "entropy": entropy,
+    "peak": peak,
+    "jacobian": jacobian,
+    "gradient": gradient,
+    "range": dtype_range,
+    "step": step,
+}
+
+
+@functools.lru_cache(maxsize=256)
+def svg(plot: Plot, prefix: str) -> Markup:
+    """A plot as an element of the page, labelled by its caption; one at a time, as matplotlib's settings are global."""
+    with _PEN:
+        return markup.svg(to_svg(plot), f"{prefix}.", f"{prefix}-caption")
+
+
+def to_html(name: str, figure: Figure, words: Words) -> Markup:
+    """A figure with its title, legend and caption."""
+    entries = Markup("").join(
+        Markup('<li><span class="mark {} k{}"></span>{}</li>').format(mark, colour, words(key))
+        for mark, colour, key in figure.legend
+    )
+    return Markup(
+        '<figure class="plot" id="figure-{}"><h3>{}</h3><ul class="legend">{}</ul>{}'
+        '<figcaption id="{}-caption">{}</figcaption></figure>'
+    ).format(name, words(f"figure.{name}"), entries, svg(figure.plot, name), name, words(f"caption.{name}"))

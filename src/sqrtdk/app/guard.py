@@ -1,0 +1,138 @@
+"""Who may ask the page for what: an exact list of names, this origin alone, a list of paths, and small bodies.
+
+A page on loopback is within reach of every site that the reader's browser shows: by a name that resolves to
+127.0.0.1, by a request from another origin, by a frame. What is not on a list gets no further than here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+LARGEST_BODY = 24 * 2**20  # bytes: a report of 16 MiB in base64, and what is around it
+_NAME = r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*"  # no dots in a row, so nothing leads upwards
+_PATHS = {  # all that the page asks for: of our own, then of each language's Gradio
+    "GET": (
+        r"/",
+        r"/manifest\.json",
+        r"/favicon\.ico",
+        r"/(en|zh)/?",
+        rf"/(en|zh)/assets/{_NAME}",
+        rf"/(en|zh)/static/{_NAME}(/{_NAME})*",
+        r"/(en|zh)/(config|theme\.css)",
+        r"/(en|zh)/gradio_api/(info|queue/data|startup-events)",
+        r"/(en|zh)/gradio_api/heartbeat/[a-z0-9]+",
+    ),
+    "HEAD": (r"/", r"/(en|zh)/?"),
+    "POST": (r"/(en|zh)/gradio_api/(queue/join|cancel|reset)",),
+}
+_ALLOWED = {method: re.compile("|".join(f"(?:{path})" for path in paths)) for method, paths in _PATHS.items()}
+_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self' 'unsafe-inline' 'unsafe-eval'",  # Gradio makes functions of its components' scripts
+        "style-src 'self' 'unsafe-inline'",
+        "img-src 'self' data:",
+        "font-src 'self' data:",
+        "connect-src 'self'",
+        "manifest-src 'self'",
+        "base-uri 'self'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+_HEADERS = (
+    (b"content-security-policy", _POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cache-control", b"no-store"),
+)
+
+
+class Guard:
+    """An application that passes on only what the page itself asks for."""
+
+    def __init__(self, app: App, hosts: Iterable[str]) -> None:
+        """Guard an application.
+
+        Args:
+            app: of ASGI.
+            hosts: what the Host header may be, exactly, with the port.
+        """
+        self._app = app
+        self._hosts = frozenset(hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or pass on."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            await _answer(send, *refusal)
+            return
+        taken, too_long = 0, False
+
+        async def limited() -> Message:
+            nonlocal taken, too_long
+            message = await receive()
+            taken += len(message.get("body", b""))
+            if taken > LARGEST_BODY:
+                too_long = True
+                return {"type": "http.disconnect"}
+            return message
+
+        async def headed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                ours = {name for name, _ in _HEADERS}
+                kept = [pair for pair in message.get("headers", []) if pair[0].lower() not in ours and _local(pair[0])]
+                message = {**message, "headers": [*kept, *_HEADERS]}
+            if not too_long:
+                await send(message)
+
+        await self._app(scope, limited, headed)
+
+    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
+        """Status and reason, or None where the request may pass."""
+        headers: dict[str, list[str]] = {}
+        for name, value in scope["headers"]:
+            headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+        hosts = headers.get("host", [])
+        if len(hosts) != 1 or hosts[0] not in self._hosts:
+            return 421, "This page answers to its own name alone."
+        if any(origin != f"http://{hosts[0]}" for origin in headers.get("origin", [])):
+            return 403, "This page answers to itself alone."
+        site, mode = (headers.get(f"sec-fetch-{name}", ["none"])[0] for name in ("site", "mode"))
+        if site not in ("none", "same-origin") and (mode != "navigate" or scope["method"] != "GET"):
+            return 403, "This page answers to itself alone."
+        path = scope["raw_path"].decode("latin-1") if scope.get("raw_path") else scope["path"]
+        allowed = _ALLOWED.get(scope["method"])
+        if allowed is None or not allowed.fullmatch(path):
+            return 404, "There is no such page."
+        length = headers.get("content-length", ["0"])[0]
+        if not length.isdecimal() or len(length) > 12 or int(length) > LARGEST_BODY:
+            return 413, f"A request has at most {LARGEST_BODY} bytes."
+        return None
+
+
+def _local(name: bytes) -> bool:
+    """Whether a header of the application may stay: none that opens the page to another origin."""
+    return not name.lower().startswith(b"access-control-")
+
+
+async def _answer(send: Send, status: int, reason: str) -> None:
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close"), *_HEADERS]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": reason.encode()})

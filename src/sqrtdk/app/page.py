@@ -1,0 +1,284 @@
+"""The page's layout and its events, in Gradio; what is shown comes from the other files."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import importlib.resources
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from markupsafe import Markup
+
+from sqrtdk import _extras
+from sqrtdk.app import claims, figures, pieces, saved, tables
+from sqrtdk.app.catalogue import LANGUAGES, TAGS, Language, Words
+from sqrtdk.app.settings import CONTROLS, RULES, RefusedValueError, Settings, address, parse, texts
+from sqrtdk.errors import SqrtdkError, text_of
+from sqrtdk.lab import CLAIMS
+
+_TYPED = {name for name, control in CONTROLS.items() if control.low is not None}
+_TEMPLATES = str.maketrans({char: f"&#{ord(char)};" for char in "{}$`\\"})  # signs that Gradio's templates read
+_KEEP_ADDRESS = """() => {
+  const query = document.getElementById("address")?.dataset.query ?? "";
+  history.replaceState(null, "", location.pathname + (query ? "?" + query : ""));
+  for (const link of document.querySelectorAll("a.language")) link.search = query;
+}"""
+_READ_FILE = """element.addEventListener("change", (event) => {
+  const file = event.target.files[0];
+  if (!file) return;
+  if (file.size > LARGEST) trigger("upload", { content: null });
+  else {
+    const reader = new FileReader();
+    reader.onload = () => trigger("upload", { content: reader.result.split(",")[1] || "" });
+    reader.readAsDataURL(file);
+  }
+  event.target.value = "";
+});"""
+
+
+def look(language: Language) -> dict[str, Any]:
+    """Theme, style and head of the page: fonts of the system, and the page's language said to the browser."""
+    themes = _extras.load("gradio.themes", "app")
+    font = _extras.load("gradio.themes.utils.fonts", "app").Font
+    sans = [font(name) for name in ("system-ui", "Noto Sans", "PingFang SC", "Microsoft YaHei", "sans-serif")]
+    mono = [font(name) for name in ("ui-monospace", "Menlo", "DejaVu Sans Mono", "monospace")]
+    css = importlib.resources.files("sqrtdk.app").joinpath("style.css").read_text(encoding="utf-8")
+    tag = json.dumps(TAGS[language])
+    head = (
+        f"<script>document.documentElement.lang = {tag};"
+        f'Object.defineProperty(navigator, "language", {{ get: () => {tag} }});'
+        f'Object.defineProperty(navigator, "languages", {{ get: () => [{tag}] }});</script>'
+    )
+    theme = themes.Base(primary_hue="blue", neutral_hue="slate", font=sans, font_mono=mono)
+    return {"theme": theme, "css": css, "head": head}
+
+
+def build(words: Words) -> Any:
+    """The page in one language, as Blocks of Gradio."""
+    gradio = _extras.load("gradio", "app")
+    with gradio.Blocks(title=words("page.title"), analytics_enabled=False) as blocks:
+        _header(gradio, words)
+        with gradio.Tabs():
+            with gradio.Tab(words("tab.explore"), id="explore"):
+                _explore(gradio, blocks, words)
+            for kind in saved.KINDS:
+                with gradio.Tab(words(f"tab.{kind}"), id=kind):
+                    _saved(gradio, kind, words)
+            with gradio.Tab(words("tab.claims"), id="claims"):
+                _claims(gradio, words)
+    return blocks
+
+
+def said(error: SqrtdkError, words: Words) -> str:
+    """An error in the page's language; what the library itself says stays English."""
+    if not isinstance(error, RefusedValueError):
+        return words("error.library", reason=text_of(error))
+    parts = dict(error.parts)
+    control = parts.pop("control", None)
+    if "found" in parts:
+        parts["found"] = words(str(parts["found"]))
+    text = words(error.key, **parts)
+    return text if control is None else words("error.control", name=words(f"control.{control}"), said=text)
+
+
+def _html(markup: Markup) -> str:
+    return str(markup).translate(_TEMPLATES)
+
+
+def _refused(error: SqrtdkError, words: Words) -> str:
+    return _html(pieces.notice(f"{words('error.title')} {said(error, words)}"))
+
+
+def _header(gradio: Any, words: Words) -> None:
+    (other,) = (one for one in LANGUAGES if one != words.language)
+    link = Markup('<a class="language" href="/{}/" lang="{}" hreflang="{}">{}</a>').format(
+        other, TAGS[other], TAGS[other], words("page.language")
+    )
+    head = Markup('<header class="top"><h1>{}</h1>{}</header><p class="lead">{}</p>')
+    gradio.HTML(_html(head.format(words("page.title"), link, words("page.lead"))), js_on_load=None)
+
+
+def _choices(name: str, offered: tuple[str, ...], words: Words) -> list[tuple[str, str]]:
+    """What a list offers, as (what is shown, value)."""
+    return [(words.get(f"offered_{name}", value), value) for value in offered]
+
+
+def _controls(gradio: Any, words: Words) -> dict[str, Any]:
+    made = {}
+    for name, control in CONTROLS.items():
+        made[name] = gradio.Dropdown(
+            _choices(name, control.offered, words),
+            value=control.default,
+            label=words(f"control.{name}"),
+            allow_custom_value=name in _TYPED,
+            visible=name != "parameter",
+            interactive=True,
+            min_width=150,
+            elem_id=f"control-{name}",
+        )
+    return made
+
+
+def _explore(gradio: Any, blocks: Any, words: Words) -> None:
+    with gradio.Row(equal_height=False):
+        with gradio.Column(scale=1, min_width=300, elem_id="controls"), gradio.Row():
+            controls = _controls(gradio, words)
+        with gradio.Column(scale=3, min_width=340):
+            note = gradio.HTML(elem_id="note", js_on_load=None)
+            message = gradio.HTML(elem_id="message", js_on_load=None)
+            with gradio.Row(elem_id="figures", equal_height=False):
+                slots = {
+                    name: gradio.HTML(elem_id=f"slot-{name}", min_width=320, js_on_load=None)
+                    for name in figures.FIGURES
+                }
+            numbers = gradio.HTML(elem_id="numbers", js_on_load=None)
+            ranges = gradio.HTML(elem_id="ranges", js_on_load=None)
+    newest: dict[str, object] = {}  # what each reader asked for last: what came before is not drawn to its end
+
+    def drawn(settings: Settings) -> Iterator[dict[Any, str]]:
+        query = Markup('<span id="address" hidden data-query="{}"></span>').format(address(settings))
+        yield {message: "", numbers: _html(tables.at_a_glance(settings, words) + query)}
+        for name, make in figures.FIGURES.items():
+            yield {slots[name]: _html(figures.to_html(name, make(settings), words))}
+        yield {ranges: _html(tables.ranges(settings, words))}
+
+    def show(request: Any, *typed: object) -> Iterator[dict[Any, str]]:
+        reader, mine = str(request.session_hash), object()
+        newest[reader] = mine
+        try:
+            for part in drawn(parse(dict(zip(CONTROLS, typed, strict=True)))):
+                if newest.get(reader) is not mine:
+                    return
+                yield part
+        except SqrtdkError as error:
+            empty = dict.fromkeys((numbers, ranges, *slots.values()), "")
+            yield {message: _refused(error, words), **empty}
+        finally:
+            if newest.get(reader) is mine:
+                del newest[reader]
+
+    show.__annotations__["request"] = gradio.Request  # by which Gradio knows what to pass
+
+    def opened(request: Any) -> dict[Any, Any]:
+        try:
+            typed = {name: request.query_params[name] for name in CONTROLS if name in request.query_params}
+            settings, told = parse(typed), ""
+        except RefusedValueError as error:
+            settings = parse({})
+            told = _html(pieces.notice(words("error.address", said=said(error, words)), "doubtful"))
+        values = texts(settings)
+        updates = {controls[name]: gradio.update(value=values[name]) for name in CONTROLS if name != "parameter"}
+        return {note: told, controls["parameter"]: _parameter(gradio, settings, words), **updates}
+
+    opened.__annotations__["request"] = gradio.Request
+
+    def adapt(rule: str) -> Any:
+        return _parameter(gradio, parse({"rule": rule}), words)
+
+    outputs = [message, numbers, ranges, *slots.values()]
+    drawing: dict[str, Any] = {
+        "fn": show,
+        "inputs": list(controls.values()),
+        "outputs": outputs,
+        "show_progress": "hidden",
+        "trigger_mode": "multiple",
+        "concurrency_id": "explore",
+        "concurrency_limit": 4,
+    }
+    unlisted: dict[str, Any] = {"queue": True, "api_visibility": "private"}
+    remember: dict[str, Any] = {"fn": None, "inputs": None, "outputs": None, "js": _KEEP_ADDRESS}
+    start = blocks.load(opened, None, [note, *controls.values()], show_progress="hidden", **unlisted)
+    start.then(**drawing, **unlisted).then(**remember)
+    plain = [control.input for name, control in controls.items() if name != "rule"]
+    gradio.on(plain, **drawing, **unlisted).then(**remember)
+    turned = controls["rule"].input(adapt, controls["rule"], controls["parameter"], show_progress="hidden", **unlisted)
+    turned.then(**drawing, **unlisted).then(**remember)
+
+
+def _parameter(gradio: Any, settings: Settings, words: Words) -> Any:
+    """The control of the rule's parameter: hidden where it has none."""
+    of_rule = RULES[settings.rule]
+    if of_rule is None:
+        return gradio.update(visible=False, value="none")
+    label = words(f"parameter.{settings.rule}")
+    offered = [(value, value) for value in of_rule.offered]
+    return gradio.update(visible=True, label=label, choices=offered, value=texts(settings)["parameter"])
+
+
+def _opener(gradio: Any, name: str, label: str, says: str) -> Any:
+    """A button that reads a file in the browser: what it holds comes as text, and no name or path with it."""
+    template = Markup(
+        '<label class="opener"><span>{}</span><input type="file" accept=".json" id="file-{}"></label> <p>{}</p>'
+    ).format(label, name, _coded(says))
+    return gradio.HTML(
+        html_template=_html(template),
+        js_on_load=_READ_FILE.replace("LARGEST", str(saved.LARGEST)),
+        elem_id=f"open-{name}",
+    )
+
+
+def _coded(text: str) -> Markup:
+    """A sentence with what stands between back quotes as code."""
+    parts = text.split("`")
+    shown = (Markup("<code>{}</code>") if index % 2 else Markup("{}") for index in range(len(parts)))
+    return Markup("").join(form.format(part) for form, part in zip(shown, parts, strict=True))
+
+
+def _content(event: Any) -> bytes:
+    told = event._data.get("content") if isinstance(event._data, dict) else None
+    if not isinstance(told, str):
+        raise RefusedValueError("error.large", most=saved.LARGEST // 2**20)
+    try:
+        return base64.b64decode(told, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise RefusedValueError("error.no_json") from error
+
+
+def _reading(gradio: Any, words: Words, draw: Callable[[bytes], Markup]) -> Any:
+    def read(event: Any) -> str:
+        try:
+            return _html(draw(_content(event)))
+        except SqrtdkError as error:
+            return _refused(error, words)
+
+    read.__annotations__["event"] = gradio.EventData
+    return read
+
+
+def _saved(gradio: Any, kind: str, words: Words) -> None:
+    opener = _opener(gradio, kind, words("saved.open"), words(f"saved.{kind}"))
+    report = gradio.HTML(elem_id=f"saved-{kind}", js_on_load=None)
+    read = _reading(gradio, words, lambda content: saved.to_html(content, kind, words))
+    opener.upload(read, None, report, show_progress="hidden", api_visibility="private")
+
+
+def _claims(gradio: Any, words: Words) -> None:
+    gradio.HTML(_html(pieces.lead(words("claim.lead"))), js_on_load=None)
+    with gradio.Row():
+        first = next(iter(CLAIMS))
+        chosen = gradio.Dropdown(
+            claims.options(words), value=first, label=words("claim.choose"), elem_id="claim", min_width=280
+        )
+        run = gradio.Button(words("claim.go"), variant="primary", elem_id="claim-run", min_width=200)
+    opener = _opener(gradio, "claims", words("claim.open"), words("saved.claims"))
+    shown = gradio.HTML(_html(claims.claim_html(first, words)), elem_id="claim-shown", js_on_load=None)
+
+    def about(name: str) -> str:
+        try:
+            return _html(claims.claim_html(name, words))
+        except SqrtdkError as error:
+            return _refused(error, words)
+
+    def measure(name: str) -> str:
+        try:
+            return _html(claims.record_html(claims.measured(name), words))
+        except SqrtdkError as error:
+            return _refused(error, words)
+
+    read = _reading(gradio, words, lambda content: claims.record_html(claims.read_record(content), words))
+    options: Mapping[str, Any] = {"api_visibility": "private"}
+    chosen.input(about, chosen, shown, show_progress="hidden", **options)
+    run.click(measure, chosen, shown, concurrency_id="claims", concurrency_limit=1, **options)
+    opener.upload(read, None, shown, show_progress="hidden", **options)

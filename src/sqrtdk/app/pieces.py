@@ -1,0 +1,66 @@
+"""Pieces of the page; a text is escaped, and only what is marked as markup is markup."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from sqrtdk.app import fields
+from sqrtdk.app.catalogue import Words
+from sqrtdk.report.plain import plain
+
+Cell = str | Markup
+
+
+def shown(text: object) -> Markup:
+    """A text of a file or of a model, with every character visible and none that is markup."""
+    return escape(text) if isinstance(text, Markup) else escape(plain(str(text)))
+
+
+def table(caption: Cell, head: Sequence[Cell], rows: Iterable[Sequence[Cell]]) -> Markup:
+    """A table whose first column names its rows."""
+    top = Markup("").join(Markup('<th scope="col">{}</th>').format(shown(cell)) for cell in head)
+    body = Markup("").join(
+        Markup('<tr><th scope="row">{}</th>{}</tr>').format(
+            shown(row[0]), Markup("").join(Markup("<td>{}</td>").format(shown(cell)) for cell in row[1:])
+        )
+        for row in rows
+    )
+    return Markup(
+        '<div class="wide" tabindex="0"><table><caption>{}</caption><thead><tr>{}</tr></thead>'
+        "<tbody>{}</tbody></table></div>"
+    ).format(shown(caption), top, body)
+
+
+def notice(text: Cell, tone: str = "bad") -> Markup:
+    """A message that a reader of the screen hears at once."""
+    return Markup('<p class="notice {}" role="alert">{}</p>').format(tone, shown(text))
+
+
+def english(text: str, words: Words) -> Markup:
+    """A sentence that was recorded in English, marked so for a page of another language."""
+    return shown(text) if words.language == "en" else Markup('<span lang="en">{}</span>').format(shown(text))
+
+
+def headline(word: str, tone: str, of: str) -> Markup:
+    """The result, and what it is of."""
+    return Markup('<h3 class="result {}"><b>{}</b> <span>{}</span></h3>').format(tone, shown(word), shown(of))
+
+
+def lead(text: Cell) -> Markup:
+    """A paragraph."""
+    return Markup("<p>{}</p>").format(shown(text))
+
+
+def command(document: Mapping[str, Any], words: Words) -> Markup:
+    """The command that gave the report, where it says one."""
+    written = fields.maybe_text(document.get("command"))
+    return Markup("<p>{} <code>{}</code></p>").format(words("saved.command"), shown(written))
+
+
+def left(rows: int, words: Words) -> Markup:
+    """How many rows a table left out."""
+    more = rows - fields.MOST_ROWS
+    return lead(words("saved.left", count=more)) if more > 0 else Markup("")

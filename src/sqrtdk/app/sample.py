@@ -1,0 +1,157 @@
+"""Random queries and keys, and what the library measures on them beside what its theory expects."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sqrtdk import AuxRequest, attention, measure
+from sqrtdk.app.settings import Settings
+from sqrtdk.lab._products import COMPONENTS
+from sqrtdk.stats import HeadStats, RowSummary, head_stats, head_stats_from_qk, row_summary
+from sqrtdk.theory import (
+    LogitDistribution,
+    RangeForecast,
+    expected_entropy_nats,
+    expected_jacobian_norm,
+    expected_peak,
+    logit_distribution,
+    range_forecast,
+)
+from sqrtdk.theory.ranges import DTYPES
+
+SETS, QUERIES = 4, 32  # sets of keys, and queries that share one
+VALUE_DIM = 64  # at every d_k, so that the value's path does not grow with it
+DIMS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
+RANGE_DIMS = (4, 16, 64, 256, 1024)
+SHOWN_ROWS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class AtDim:
+    """What is measured and expected at one d_k.
+
+    Attributes:
+        d_k: the head dimension.
+        heads: statistics of the measured rows.
+        entropy: of the rows, nats.
+        peak: of the rows.
+        jacobian: squared Frobenius norm of the softmax Jacobian of each row.
+        gradient: length of dL/dq of each row, for L = output . g with a random g of length 1.
+        expected: entropy, peak and norm of the Jacobian that Gaussian logits would have; no softcap.
+    """
+
+    d_k: int
+    heads: HeadStats
+    entropy: RowSummary
+    peak: RowSummary
+    jacobian: RowSummary
+    gradient: RowSummary
+    expected: tuple[float, float, float]
+
+
+def distribution(settings: Settings, d_k: int | None = None) -> LogitDistribution:
+    """The logits of Gaussian components under the scale and the temperature, before any softcap."""
+    dim = settings.d_k if d_k is None else d_k
+    factor = logit_distribution(dim, settings.scale_rule(), keys=settings.keys).scale / settings.temperature
+    variances = settings.query_variance, settings.key_variance
+    return logit_distribution(dim, factor, query_variance=variances[0], key_variance=variances[1])
+
+
+@functools.lru_cache(maxsize=64)
+def drawn(settings: Settings, d_k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value in the dtype chosen: (sets, 1, queries, d_k), (sets, 1, keys, d_k), (sets, 1, keys, E_v)."""
+    rng = torch.Generator().manual_seed(settings.seed)
+    dtype = DTYPES[settings.dtype]
+    draw = COMPONENTS[settings.components]
+    sides = ((QUERIES, settings.query_variance), (settings.keys, settings.key_variance))
+    query, key = (
+        (draw(rng, (SETS * n, d_k)) * math.sqrt(variance)).view(SETS, 1, n, d_k).to(dtype) for n, variance in sides
+    )
+    return query, key, torch.randn(SETS, 1, settings.keys, VALUE_DIM, generator=rng).to(dtype)
+
+
+def logits(settings: Settings) -> HeadStats:
+    """Statistics of the logits at the d_k chosen, their histogram among them."""
+    query, key, _ = drawn(settings, settings.d_k)
+    scale = distribution(settings).scale
+    return head_stats_from_qk(query, key, scale=scale, softcap=settings.softcap).heads
+
+
+def weights(settings: Settings) -> list[list[float]]:
+    """The weights of a few rows, each sorted from the largest: the output where the values are unit vectors."""
+    query, key, _ = drawn(settings, settings.d_k)
+    unit = torch.eye(settings.keys, dtype=key.dtype).expand(1, 1, -1, -1)
+    scale = distribution(settings).scale
+    found = attention(query[:1, :, :SHOWN_ROWS], key[:1], unit, scale=scale, softcap=settings.softcap)
+    assert isinstance(found, Tensor)
+    rows: list[list[float]] = found[0, 0].double().sort(-1, descending=True).values.tolist()
+    return rows
+
+
+def dims(settings: Settings) -> list[int]:
+    """The d_k that the curves go through, the chosen one among them."""
+    return sorted({*DIMS, settings.d_k})
+
+
+@functools.lru_cache(maxsize=512)
+def at_dim(settings: Settings, d_k: int) -> AtDim:
+    """Measure and expect at one d_k; all else as chosen."""
+    query, key, value = drawn(settings, d_k)
+    logit = distribution(settings, d_k)
+    rows = measure(query, key, scale=logit.scale, softcap=settings.softcap)
+    keys, std = settings.keys, logit.std
+    return AtDim(
+        d_k,
+        head_stats(rows),
+        row_summary(rows.entropy_nats),
+        row_summary(rows.peak),
+        row_summary(rows.jacobian_norm**2),
+        row_summary(_gradients(settings, query, key, value, logit.scale)),
+        (expected_entropy_nats(keys, std), expected_peak(keys, std), expected_jacobian_norm(keys, std)),
+    )
+
+
+def _gradients(settings: Settings, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """Length of dL/dq of each row, (sets, 1, queries)."""
+    with torch.enable_grad():
+        query = query.detach().clone().requires_grad_()
+        output, _ = attention(query, key, value, scale=scale, softcap=settings.softcap, return_aux=AuxRequest(lse=True))
+        rng = torch.Generator().manual_seed(settings.seed + 1)
+        upstream = torch.nn.functional.normalize(torch.randn(output.shape, generator=rng), dim=-1)
+        (output * upstream.to(output.dtype)).sum().backward()
+    assert query.grad is not None
+    lengths: Tensor = query.grad.double().norm(dim=-1)
+    return lengths
+
+
+def rounding(settings: Settings) -> float:
+    """Largest difference of the output in the dtype chosen from the output in float64, on the same inputs."""
+    query, key, value = drawn(settings, settings.d_k)
+    scale, softcap = distribution(settings).scale, settings.softcap
+    low = attention(query, key, value, scale=scale, softcap=softcap)
+    exact = attention(query.double(), key.double(), value.double(), scale=scale, softcap=softcap)
+    assert isinstance(low, Tensor)
+    assert isinstance(exact, Tensor)
+    return float((low.double() - exact).abs().max())
+
+
+@functools.lru_cache(maxsize=256)
+def forecast(settings: Settings, d_k: int, dtype: str, before: bool) -> RangeForecast:
+    """What a dtype makes of the products of as many queries as keys, scaled before they are stored or after.
+
+    Only the moments, the scale and d_k matter: call it with what does not matter at its default.
+    """
+    scale = distribution(settings, d_k).scale if before else 1.0
+    return range_forecast(
+        d_k,
+        settings.keys**2,
+        dtype,
+        scale_before=scale,
+        query_variance=settings.query_variance,
+        key_variance=settings.key_variance,
+    )

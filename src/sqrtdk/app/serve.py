@@ -1,0 +1,125 @@
+"""Serves the page on loopback until it is interrupted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from sqrtdk import _extras
+from sqrtdk.app.catalogue import LANGUAGES, language_of
+from sqrtdk.app.guard import App, Guard
+from sqrtdk.errors import InvalidValueError
+
+LOOPBACK = "127.0.0.1"
+_EXTRA = "app"
+_QUIET = {  # of Gradio, read when it is imported
+    "GRADIO_ANALYTICS_ENABLED": "False",
+    "GRADIO_RUN_HISTORY": "False",
+    "GRADIO_SSR_MODE": "False",
+    "GRADIO_SHARE": "False",
+    "GRADIO_MCP_SERVER": "False",
+    "GRADIO_ALLOWED_PATHS": "",
+}
+
+
+def serve(port: int, ready: Callable[[str], None]) -> None:
+    """Serve the page on 127.0.0.1 until it is interrupted; nothing of the run stays on the disk.
+
+    Args:
+        port: to listen on; 0 takes a free one.
+        ready: told the page's address once it listens.
+
+    Raises:
+        MissingExtraError: Gradio is not installed.
+        InvalidValueError: the port can't be listened on.
+    """
+    if not 0 <= port <= 65535:
+        raise InvalidValueError(f"a port is a number from 0 to 65535; got {port}", hint="Leave --port out.")
+    with tempfile.TemporaryDirectory(prefix="sqrtdk-app-", ignore_cleanup_errors=True) as folder:
+        os.environ.update(_QUIET | {"GRADIO_TEMP_DIR": folder})
+        uvicorn = _extras.load("uvicorn", _EXTRA)
+        _extras.load("gradio", _EXTRA)
+        with _listening(port) as listener:
+            port = listener.getsockname()[1]
+            app = application(port, Path(folder))
+            config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, ws="none")
+            config.timeout_graceful_shutdown = 3  # an open page holds a stream
+            ready(f"http://{LOOPBACK}:{port}/")
+            uvicorn.Server(config).run(sockets=[listener])
+
+
+def application(port: int, folder: Path) -> App:
+    """The page as an application of ASGI, behind its guard.
+
+    Args:
+        port: that it is served on.
+        folder: of the run, removed when it ends.
+    """
+    from sqrtdk.app.catalogue import words
+    from sqrtdk.app.page import build, look
+
+    fastapi, gradio = _extras.load("fastapi", _EXTRA), _extras.load("gradio", _EXTRA)
+    responses = _extras.load("fastapi.responses", _EXTRA)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Any) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)  # a server that is terminated leaves no `with` around it
+
+    app = fastapi.FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+
+    async def root(request: Any) -> Any:
+        return responses.RedirectResponse(f"/{language_of(request.headers.get('accept-language', ''))}/", 307)
+
+    async def nothing(request: Any) -> Any:
+        return responses.JSONResponse({})
+
+    app.router.add_route("/", root, methods=["GET", "HEAD"])
+    app.router.add_route("/manifest.json", nothing, methods=["GET"])
+    app.router.add_route("/favicon.ico", nothing, methods=["GET"])
+    for language in LANGUAGES:
+        gradio.mount_gradio_app(
+            app,
+            build(words(language)),
+            path=f"/{language}",
+            server_name=LOOPBACK,
+            server_port=port,
+            footer_links=[],
+            run_history=False,
+            allowed_paths=[],
+            blocked_paths=["/"],
+            show_error=False,
+            max_file_size=0,
+            ssr_mode=False,
+            enable_monitoring=False,
+            pwa=False,
+            mcp_server=False,
+            **look(language),
+        )
+    return Guard(app, (f"{LOOPBACK}:{port}", f"localhost:{port}"))
+
+
+@contextlib.contextmanager
+def _listening(port: int) -> Iterator[socket.socket]:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((LOOPBACK, port))
+            listener.listen()  # who comes before the server runs waits, and is not refused
+        except OSError as error:
+            raise InvalidValueError(
+                f"port {port} of {LOOPBACK} can't be listened on: {error.strerror or error}",
+                hint="Name another: --port 0 takes a free one.",
+            ) from error
+        yield listener
+    finally:
+        listener.close()

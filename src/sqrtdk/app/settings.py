@@ -1,0 +1,166 @@
+"""What can be chosen on the page, read from what was typed or from the page's address."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from urllib.parse import urlencode
+
+from sqrtdk.errors import InvalidValueError
+from sqrtdk.scales import SCALES, ScaleRule
+
+LONGEST = 40  # characters of a value; no number needs more
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """One control: its value at the start, and what it offers.
+
+    Attributes:
+        default: as text, as all values of the page are.
+        offered: values in its list.
+        low: least number; None where only the offered names will do.
+        high: largest number.
+        whole: only whole numbers.
+        none: whether "none" will do as well.
+    """
+
+    default: str
+    offered: tuple[str, ...]
+    low: float | None = None
+    high: float = math.inf
+    whole: bool = False
+    none: bool = False
+
+
+RULES: Mapping[str, Control | None] = {  # of `sqrtdk.scales.SCALES`, with the parameter that each has
+    "sqrt_dk": None,
+    "none": None,
+    "dk": Control("1", ("1", "4", "8", "16"), 1e-3, 1e4),
+    "two_sqrt_dk": None,
+    "fixed": Control("0.125", ("0.0625", "0.125", "0.5", "1"), -100.0, 100.0),
+    "log_n": Control("0.5", ("0.168", "0.5", "1"), -100.0, 100.0),
+    "yarn": Control("1.3689", ("1", "1.1386", "1.3689", "2"), 1e-3, 100.0),
+    "disentangled": Control("3", ("1", "2", "3"), 1, 100, whole=True),
+    "layer_index": Control("1", ("0", "1", "11", "31"), 0, 10_000, whole=True),
+}
+_VARIANCES = ("0.01", "0.1", "0.25", "0.5", "1", "2", "4", "16", "100")
+CONTROLS: Mapping[str, Control] = {
+    "d_k": Control("64", ("4", "8", "16", "32", "64", "128", "256", "512", "1024"), 1, 1024, whole=True),
+    "keys": Control("256", ("2", "8", "16", "64", "128", "256", "512", "1024", "2048"), 2, 2048, whole=True),
+    "components": Control("normal", ("normal", "uniform", "signs", "Laplace")),
+    "query_variance": Control("1", _VARIANCES, 1e-6, 1e6),
+    "key_variance": Control("1", _VARIANCES, 1e-6, 1e6),
+    "rule": Control("sqrt_dk", tuple(RULES)),
+    "parameter": Control("none", ("none",), -1e4, 1e4, none=True),
+    "temperature": Control("1", ("0.1", "0.25", "0.5", "1", "2", "4", "10"), 1e-3, 1e3),
+    "softcap": Control("none", ("none", "5", "10", "20", "30", "50"), 0.1, 1e4, none=True),
+    "dtype": Control("float32", ("float64", "float32", "bfloat16", "float16")),
+    "seed": Control("0", ("0", "1", "2", "3", "4"), 0, 2**32 - 1, whole=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The values chosen; see `CONTROLS`."""
+
+    d_k: int
+    keys: int
+    components: str
+    query_variance: float
+    key_variance: float
+    rule: str
+    parameter: float | None
+    temperature: float
+    softcap: float | None
+    dtype: str
+    seed: int
+
+    def scale_rule(self) -> ScaleRule:
+        """The rule with its parameter."""
+        return SCALES[self.rule]() if self.parameter is None else SCALES[self.rule](self.parameter)
+
+
+class RefusedValueError(InvalidValueError):
+    """What was typed or uploaded can't be used: the key of the words that say so, and their parts."""
+
+    def __init__(self, key: str, **parts: object) -> None:
+        super().__init__(f"{key}: {parts}", hint="See the page.")
+        self.key, self.parts = key, parts
+
+
+def parse(typed: Mapping[str, object]) -> Settings:
+    """Read the values of all controls; one that is not there has its default.
+
+    Raises:
+        RefusedValueError: a value is no number, out of range, or none of those offered.
+
+    Example:
+        >>> parse({"d_k": "128", "rule": "fixed"}).parameter
+        0.125
+    """
+    rule = str(_read("rule", CONTROLS["rule"], typed))
+    values: dict[str, object] = {
+        name: _read(name, control, typed) for name, control in CONTROLS.items() if name != "parameter"
+    }
+    of_rule = RULES[rule]
+    given = str(typed.get("parameter", "none")).strip()
+    wanted = {} if given in ("", "none") else {"parameter": given}
+    values["parameter"] = None if of_rule is None else _read("parameter", of_rule, wanted)
+    return Settings(**values)  # type: ignore[arg-type]
+
+
+def _read(name: str, control: Control, typed: Mapping[str, object]) -> str | int | float | None:
+    text = str(typed.get(name, control.default)).strip()
+    if control.low is None:
+        if text not in control.offered:
+            raise RefusedValueError(
+                "error.choice", control=name, got=text[:LONGEST], offered=", ".join(control.offered)
+            )
+        return text
+    if control.none and text == "none":
+        return None
+    try:
+        number = float(text) if len(text) <= LONGEST and text.isascii() else math.nan
+    except ValueError:
+        number = math.nan
+    whole = not control.whole or number.is_integer()
+    if not (control.low <= number <= control.high and whole):  # NaN is in no range
+        key = "error.whole" if control.whole else "error.number"
+        raise RefusedValueError(
+            key, control=name, got=text[:LONGEST], low=f"{control.low:.10g}", high=f"{control.high:.10g}"
+        )
+    return int(number) if control.whole else number
+
+
+def address(settings: Settings) -> str:
+    """The query of the page's address that brings these settings back; what has its default is left out.
+
+    Example:
+        >>> address(parse({"d_k": "128", "softcap": "30"}))
+        'd_k=128&softcap=30'
+    """
+    told = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    texts = {
+        name: value if isinstance(value, str) else f"{value:.17g}" for name, value in told.items() if value is not None
+    }
+    of_rule = RULES[settings.rule]
+    defaults = {name: control.default for name, control in CONTROLS.items()}
+    if of_rule is not None:
+        defaults["parameter"] = of_rule.default
+    return urlencode({name: _short(text) for name, text in texts.items() if _short(text) != defaults[name]})
+
+
+def _short(text: str) -> str:
+    """A number with the fewest digits that give it back."""
+    try:
+        return f"{float(text):g}" if float(f"{float(text):g}") == float(text) else repr(float(text))
+    except ValueError:
+        return text
+
+
+def texts(settings: Settings) -> dict[str, str]:
+    """What the controls show for these settings, by name."""
+    values = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    return {name: "none" if value is None else _short(str(value)) for name, value in values.items()}

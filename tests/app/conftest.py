@@ -1,0 +1,79 @@
+"""One served page for all tests of the explorer, and pages of Chromium on it; skipped where Gradio is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+
+from app_served import Served, served
+
+GRADIO = importlib.util.find_spec("gradio") is not None
+WAIT_MS = 180_000  # a machine that is busy with other tests draws slowly
+
+
+@pytest.fixture(scope="session")
+def explorer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    if not GRADIO:
+        pytest.skip("Gradio is not installed: pip install 'sqrtdk[app]'")
+    with served(tmp_path_factory.mktemp("explorer")) as page:
+        yield page
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=flags)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(explorer: Served, chromium: Browser) -> Iterator[Callable[..., Page]]:
+    """Open the page and wait for its last figure; whatever goes wrong in the browser, or leaves loopback, fails."""
+    wrong: list[str] = []
+    contexts = []
+
+    def heard(message: ConsoleMessage) -> None:
+        if message.type == "error":
+            wrong.append(message.text)
+
+    def asked(request: Request) -> None:
+        if not request.url.startswith((explorer.address, "data:", "blob:")):
+            wrong.append(f"asked for {request.url}")
+
+    def open_page(
+        path: str = "/en/", *, width: int = 1400, locale: str = "en-US", scheme: str = "light", ready: bool = True
+    ) -> Page:
+        context = chromium.new_context(viewport={"width": width, "height": 900}, locale=locale, color_scheme=scheme)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(WAIT_MS)
+        page.on("console", heard)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("request", asked)
+        page.goto(explorer.address + path, wait_until="domcontentloaded")
+        if ready:
+            page.wait_for_selector("#ranges table")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert wrong == []
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Callable[[str, bytes], Path]:
+    """Write a file to be opened."""
+
+    def write(name: str, content: bytes) -> Path:
+        path = tmp_path / name
+        path.write_bytes(content)
+        return path
+
+    return write

@@ -1,0 +1,250 @@
+"""The explorer in a real browser. The fixture `visit` fails on an error of the console and on a request that leaves."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+import sample_diff
+import sample_report
+import watched_runs
+from sample_lab import hostile, records
+from sample_report import EVIL
+from sqrtdk.app.catalogue import words
+from sqrtdk.app.figures import FIGURES
+from sqrtdk.app.settings import CONTROLS
+from sqrtdk.lab import record
+from sqrtdk.monitor.reading import read_run
+from sqrtdk.report import diff_json, watch_json
+from sqrtdk.report import json as check_json
+from sqrtdk.report.plain import plain
+from sqrtdk.report.watch_summary import summarise
+
+pytestmark = pytest.mark.browser
+expect.set_options(timeout=180_000)
+
+Visitor = Callable[..., Page]
+Writer = Callable[[str, bytes], Path]
+MOVED = {  # a value for each control, and a figure that it moves
+    "d_k": ("100", "logits"),
+    "keys": ("64", "weights"),
+    "components": ("Laplace", "logits"),
+    "query_variance": ("4", "entropy"),
+    "key_variance": ("0.25", "peak"),
+    "rule": ("1 / (2 √d_k)", "jacobian"),
+    "temperature": ("0.5", "gradient"),
+    "softcap": ("5", "logits"),
+    "dtype": ("bfloat16", "weights"),
+    "seed": ("1", "gradient"),
+}
+
+
+def _input(page: Page, name: str) -> Locator:
+    return page.locator(f"#control-{name} input")
+
+
+def choose(page: Page, name: str, value: str) -> None:
+    """Type a value, or take it from the list where none can be typed."""
+    field = _input(page, name)
+    if CONTROLS[name].low is None:
+        field.click()
+        page.get_by_role("option", name=value, exact=True).click()
+    else:
+        field.fill(value)
+        field.press("Enter")
+
+
+def drawing(page: Page, figure: str) -> str:
+    return page.locator(f"#slot-{figure} svg").inner_html()
+
+
+def moved(page: Page, figure: str, before: str) -> None:
+    page.wait_for_function(
+        "([slot, before]) => { const svg = document.querySelector(slot); return svg && svg.innerHTML !== before; }",
+        arg=[f"#slot-{figure} svg", before],
+    )
+
+
+def notice(page: Page, place: str) -> str:
+    message = page.locator(f"#{place} .notice")
+    message.wait_for()
+    return message.inner_text()
+
+
+def test_settings_live_in_the_address(visit: Visitor) -> None:
+    """A reload keeps them, the other language takes them along, and both languages are whole."""
+    page = visit("/en/?d_k=128&rule=fixed&parameter=0.5")
+    assert [_input(page, name).input_value() for name in ("d_k", "parameter")] == ["128", "0.5"]
+    assert page.evaluate("document.documentElement.lang") == "en"
+    assert page.locator("#figures svg").count() == len(FIGURES)
+    before = drawing(page, "logits")
+    choose(page, "temperature", "2")
+    moved(page, "logits", before)
+    page.wait_for_function("location.search.includes('temperature=2')")
+    page.reload(wait_until="domcontentloaded")
+    page.wait_for_selector("#ranges table")
+    assert [_input(page, name).input_value() for name in ("d_k", "temperature")] == ["128", "2"]
+    page.wait_for_function("document.querySelector('a.language').search.includes('temperature=2')")
+    page.locator("a.language").click()
+    page.wait_for_url("**/zh/**")
+    page.wait_for_selector("#ranges table")
+    assert page.evaluate("document.documentElement.lang") == "zh-CN"
+    assert [_input(page, name).input_value() for name in ("d_k", "temperature")] == ["128", "2"]
+    told = page.locator("body").inner_text()
+    for key in ("page.lead", "figure.gradient", "caption.weights", "control.keys", "parameter.fixed", "row.peak"):
+        assert words("zh")(key) in told
+    assert not re.search(r"\b(measured|weights|scale|Head|rows)\b", told)
+
+
+def test_malformed_values_give_one_message(visit: Visitor) -> None:
+    page = visit("/en/?keys=none&rule=__class__")
+    assert "address was not understood" in notice(page, "note")
+    assert _input(page, "keys").input_value() == "256"
+    for value in ("abc", "0", "1e999", "<img src=x onerror=alert(1)>", "9" * 5000):
+        choose(page, "d_k", value)
+        page.wait_for_function(
+            "got => document.querySelector('#message .notice')?.innerText.includes(got)", arg=value[:12]
+        )
+        assert "a whole number from 1 to 1024 is wanted" in notice(page, "message")
+        assert page.locator("#figures svg").count() == 0
+    choose(page, "d_k", "32")
+    page.wait_for_selector("#slot-logits svg")
+    assert page.locator("#message .notice").count() == 0
+
+
+def test_two_users_see_their_own(visit: Visitor) -> None:
+    one, other = visit("/en/?seed=7", ready=False), visit("/zh/?seed=7&rule=none", ready=False)
+    for page in (one, other):
+        page.wait_for_selector("#ranges table")
+    assert drawing(one, "logits") != drawing(other, "logits")
+    ratios = [page.locator("#numbers tbody tr").nth(1).locator("td").first.inner_text() for page in (one, other)]
+    assert ratios == ["1.000", "8.000"]
+    kept = drawing(one, "logits")
+    before = drawing(other, "logits")
+    choose(other, "d_k", "16")
+    moved(other, "logits", before)
+    assert drawing(one, "logits") == kept
+
+
+def opened(page: Page, kind: str, path: Path, place: str) -> Locator:
+    """Open a file in a tab; the part of the page that will show it."""
+    page.locator(f"#file-{kind}").set_input_files(path)
+    return page.locator(f"#{place}")
+
+
+def test_saved_reports_are_shown(visit: Visitor, saved: Writer, tmp_path: Path) -> None:
+    run = summarise(read_run(watched_runs.write_sick(tmp_path / "sick")))
+    documents = {
+        "check": (check_json.to_json(sample_report.sick()), "Failed"),
+        "diff": (diff_json.to_json(sample_diff.softcap()), "Different"),
+        "watch": (watch_json.to_json(run), "Failed"),
+    }
+    page = visit(ready=False)
+    for kind, (document, result) in documents.items():
+        page.get_by_role("tab", name=kind.capitalize()).click()
+        shown = opened(page, kind, saved("report.json", document.encode()), f"saved-{kind}")
+        expect(shown.locator(".result b").first).to_have_text(result)
+        assert shown.locator("tbody tr").count() >= 1
+    assert page.locator("#saved-watch svg").count() == 4
+
+
+def test_a_report_that_is_none_gives_one_message(visit: Visitor, saved: Writer) -> None:
+    page = visit(ready=False)
+    page.get_by_role("tab", name="Check").click()
+    files = {
+        b"": "no JSON document",
+        b"<!doctype html>": "HTML or XML page",
+        b"[1, 2]": "no report of sqrtdk",
+        diff_json.to_json(sample_diff.softcap()).encode(): "for the tab “Diff”",
+        b" " * (17 * 2**20): "larger than 16 MiB",
+    }
+    for content, told in files.items():
+        shown = opened(page, "check", saved("x.json", content), "saved-check")
+        expect(shown.locator(".notice")).to_contain_text(told)
+        assert page.locator("#saved-check .notice").count() == 1
+
+
+def test_hostile_reports_stay_text(visit: Visitor, saved: Writer) -> None:
+    page = visit(ready=False)
+    for kind, document in (
+        ("check", check_json.to_json(sample_report.hostile())),
+        ("diff", diff_json.to_json(sample_diff.hostile())),
+    ):
+        page.get_by_role("tab", name=kind.capitalize()).click()
+        shown = opened(page, kind, saved("report.json", document.encode()), f"saved-{kind}")
+        expect(shown).to_contain_text(plain(EVIL))
+        assert shown.locator("script, img, iframe, a").count() == 0
+    page.get_by_role("tab", name="Claims").click()
+    shown = opened(page, "claims", saved("record.json", record.to_json(hostile()).encode()), "claim-shown")
+    expect(shown).to_contain_text(plain(EVIL))
+    assert "${7*7}" not in EVIL
+    braces = json.loads(check_json.to_json(sample_report.healthy(1, 1)))
+    braces["model"]["id"] = "${7*7} {{7*7}} {{#if 1}}x{{/if}} `${alert(1)}` \\u007b"
+    page.get_by_role("tab", name="Check").click()
+    shown = opened(page, "check", saved("report.json", json.dumps(braces).encode()), "saved-check")
+    expect(shown).to_contain_text(braces["model"]["id"])
+    assert page.title() == "sqrtdk explorer"
+
+
+def test_a_claim_is_described_and_measured(visit: Visitor, saved: Writer) -> None:
+    page = visit("/zh/", ready=False)
+    page.get_by_role("tab", name="说法").click()
+    first = page.locator("#claim-shown").inner_text()
+    page.locator("#claim input").click()
+    page.get_by_role("option", name=re.compile("v-scaling$")).click()
+    page.wait_for_function("before => document.querySelector('#claim-shown').innerText !== before", arg=first)
+    assert page.locator("#claim-shown math").count() == 1
+    page.locator("#claim-run").click()
+    expect(page.locator("#claim-shown .result b")).to_have_text("成立")
+    one = records()[0]
+    shown = opened(page, "claims", saved("record.json", record.to_json(one).encode()), "claim-shown")
+    expect(shown.locator(".result span")).to_have_text(one.id)
+    expect(shown).to_contain_text(one.statement.zh)
+
+
+@pytest.mark.slow
+def test_every_control_moves_its_figure(visit: Visitor) -> None:
+    page = visit()
+    assert {*MOVED, "parameter"} == {*CONTROLS}
+    for name, (value, figure) in MOVED.items():
+        before = drawing(page, figure)
+        choose(page, name, value)
+        moved(page, figure, before)
+        page.wait_for_function("name => location.search.includes(name + '=')", arg=name)
+    before = drawing(page, "logits")
+    choose(page, "rule", "a fixed number")
+    moved(page, "logits", before)
+    page.wait_for_function("location.search.includes('rule=fixed')")
+    before = drawing(page, "logits")
+    choose(page, "parameter", "0.7")
+    moved(page, "logits", before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (390, "dark")])
+def test_nothing_overflows_and_texts_stand_out(visit: Visitor, language: str, width: int, scheme: str) -> None:
+    page = visit(f"/{language}/", width=width, scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    for place in (".plot figcaption", ".plot h3", "#numbers th", ".legend li", ".lead"):
+        assert page.locator(place).first.evaluate(_CONTRAST) >= 4.5, place
+
+
+_CONTRAST = """element => {
+  const light = (text) => {
+    const parts = text.match(/[\\d.]+/g).map(Number);
+    const linear = (v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    const [r, g, b] = parts.slice(0, 3).map(v => linear(v / 255));
+    return [0.2126 * r + 0.7152 * g + 0.0722 * b, parts.length > 3 ? parts[3] : 1];
+  };
+  let behind = element;
+  while (behind && light(getComputedStyle(behind).backgroundColor)[1] === 0) behind = behind.parentElement;
+  const [paper] = behind ? light(getComputedStyle(behind).backgroundColor) : [1];
+  const [ink] = light(getComputedStyle(element).color);
+  return (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
+}"""

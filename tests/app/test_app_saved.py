@@ -1,0 +1,179 @@
+"""Saved reports: each kind is drawn in both languages; what is none, damaged or hostile is refused or shown as text."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sample_diff
+import sample_report
+import watched_runs
+from html_page import HtmlPage
+from sample_lab import hostile, records
+from sample_report import EVIL
+from sqrtdk.app import claims, saved
+from sqrtdk.app.catalogue import LANGUAGES, words
+from sqrtdk.app.settings import RefusedValueError
+from sqrtdk.lab import record
+from sqrtdk.lab.register import CLAIMS
+from sqrtdk.monitor.reading import read_run
+from sqrtdk.report import diff_json, watch_json
+from sqrtdk.report import json as check_json
+from sqrtdk.report.plain import plain
+from sqrtdk.report.watch_compare import compare
+from sqrtdk.report.watch_summary import summarise
+
+CHECKS = ("healthy", "static", "sick", "leaking", "unjudged")
+PASSED = {"healthy": "passed", "static": "scales", "sick": "failed", "leaking": "failed", "unjudged": "incomplete"}
+
+
+@pytest.fixture(scope="module")
+def sick_run(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return watch_json.to_json(summarise(read_run(watched_runs.write_sick(tmp_path_factory.mktemp("run") / "sick"))))
+
+
+def draw(document: str, kind: str, language: str = "en") -> str:
+    return str(saved.to_html(document.encode(), kind, words(language)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_check_is_shown(name: str, language: str) -> None:
+    report = getattr(sample_report, name)()
+    page = HtmlPage(draw(check_json.to_json(report), "check", language))
+    assert words(language)(f"result.{PASSED[name]}") in page.texts
+    assert {plain(call.call.site) or "(root)" for call in report.calls} <= {row[0] for row in page.rows if row}
+
+
+def test_a_check_without_calls_is_not_passed() -> None:
+    document = json.loads(check_json.to_json(sample_report.healthy(1, 1))) | {"calls": []}
+    assert words("en")("result.incomplete") in HtmlPage(draw(json.dumps(document), "check")).texts
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("name", [name for name in sample_diff.REPORTS if name != "hostile"])
+def test_a_comparison_is_shown(name: str, language: str) -> None:
+    report = sample_diff.REPORTS[name]()
+    page = HtmlPage(draw(diff_json.to_json(report), "diff", language))
+    word = {True: "same", False: "different", None: "unjudged"}[report.same]
+    assert words(language)(f"result.{word}") in page.texts
+    assert len(page.rows) == 1 + len(report.pairs)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_run_is_shown(sick_run: str, language: str) -> None:
+    page = HtmlPage(draw(sick_run, "watch", language))
+    assert words(language)("result.failed") in page.texts
+    assert page.tags.count("svg") == 4
+    sites = {site["site"] for site in json.loads(sick_run)["sites"]}
+    assert {plain(site) for site in sites} <= {row[0] for row in page.rows}
+
+
+def test_two_runs_are_shown_one_by_one(tmp_path: Path) -> None:
+    one = summarise(read_run(watched_runs.write_sick(tmp_path / "sick")))
+    document = watch_json.comparison_json(one, one, compare(one, one))
+    assert HtmlPage(draw(document, "watch")).tags.count("svg") == 8
+    assert HtmlPage(draw(watch_json.series_json({}, [one]), "watch")).tags.count("svg") == 4
+
+
+@pytest.mark.parametrize(
+    ("content", "key"),
+    [
+        (b"", "error.no_json"),
+        (b"\xff\xfe{}", "error.no_json"),
+        (b"\x89PNG\r\n", "error.no_json"),
+        (b"<!doctype html><html></html>", "error.page"),
+        (b"NaN", "error.no_json"),
+        (b'{"tool": NaN}', "error.no_json"),
+        (b'{"tool": ' + b"9" * 5000 + b"}", "error.no_json"),
+        (b"[" * 200_000, "error.no_json"),
+        (b"[]", "error.no_report"),
+        (b"{}", "error.no_report"),
+        (b'{"tool": "sqrtdk"}', "error.no_report"),
+        (b'{"tool": {"name": "other"}, "calls": [], "findings": [], "not_measured": []}', "error.no_report"),
+        (b'{"tool": {"name": "sqrtdk"}, "x": ' + b"[" * 100 + b"]" * 100 + b"}", "error.no_report"),
+        (b'{"tool": {"name": "sqrtdk"}, "calls": [], "findings": [], "not_measured": []}', "error.version"),
+        (b" " * (saved.LARGEST + 1), "error.large"),
+    ],
+    ids=lambda value: value[:20].decode("latin-1") if isinstance(value, bytes) else value,
+)
+def test_what_is_no_report_is_refused(content: bytes, key: str) -> None:
+    with pytest.raises(RefusedValueError) as caught:
+        saved.to_html(content, "check", words("en"))
+    assert caught.value.key == key
+
+
+def test_a_report_of_another_kind_is_named() -> None:
+    with pytest.raises(RefusedValueError) as caught:
+        draw(diff_json.to_json(sample_diff.softcap()), "check")
+    assert (caught.value.key, caught.value.parts) == ("error.other_kind", {"found": "tab.diff"})
+
+
+def _damaged(value: Any, rng: random.Random) -> Any:
+    """The document with one value, anywhere in it, made another type or left out."""
+    while isinstance(value, (dict, list)) and value:
+        parent, at = value, rng.choice(list(value) if isinstance(value, dict) else range(len(value)))
+        value = parent[at]
+        if not isinstance(value, (dict, list)) or not value or rng.random() < 0.1:
+            if rng.random() < 0.3:
+                del parent[at]
+            else:
+                parent[at] = rng.choice(["x", -1, None, True, [], {}, [1], {"a": []}, "Infinity", 1e308, 10**29])
+            return parent
+    return value
+
+
+@pytest.mark.parametrize("kind", ["check", "diff"])
+def test_a_damaged_report_is_shown_or_refused(kind: str) -> None:
+    check, diff = check_json.to_json(sample_report.sick()), diff_json.to_json(sample_diff.two_causes())
+    text, refused = check if kind == "check" else diff, 0
+    for seed in range(150):
+        document = json.loads(text)
+        _damaged(document, random.Random(seed))
+        try:
+            draw(json.dumps(document), kind)
+        except RefusedValueError:
+            refused += 1
+    assert refused > 20
+
+
+def test_hostile_texts_stay_texts(sick_run: str) -> None:
+    documents = {
+        "check": check_json.to_json(sample_report.hostile()),
+        "diff": diff_json.to_json(sample_diff.hostile()),
+        "watch": sick_run.replace("h.0.attn", json.dumps(EVIL)[1:-1]),
+    }
+    for kind, document in documents.items():
+        for language in LANGUAGES:
+            drawn = draw(document, kind, language)
+            page = HtmlPage(drawn)
+            assert not {"script", "img", "iframe", "style", "a"} & set(page.tags)
+            assert plain(EVIL) in "".join(page.texts)
+            assert "\u202e" not in drawn
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_record_is_shown_and_one_that_is_none_refused(language: str) -> None:
+    for one in (*records(), hostile()):
+        drawn = str(claims.record_html(claims.read_record(record.to_json(one).encode()), words(language)))  # type: ignore[arg-type]
+        page = HtmlPage(drawn)
+        assert not {"script", "img", "iframe", "style", "a"} & set(page.tags)
+        assert page.tags.count("svg") == len(one.plots)
+    for content in (b"", b"{}", b"[1]"):
+        with pytest.raises(RefusedValueError, match="no_record"):
+            claims.read_record(content)
+
+
+def test_every_claim_is_described_in_both_languages() -> None:
+    for language in LANGUAGES:
+        assert [name for _, name in claims.options(words(language))] == list(CLAIMS)
+        for name, claim in CLAIMS.items():
+            page = HtmlPage(str(claims.claim_html(name, words(language))))
+            assert name in page.texts
+            assert claim.statement.zh in page.texts or language == "en"
+    with pytest.raises(RefusedValueError, match=r"error\.claim"):
+        claims.claim_html("no such claim", words("en"))

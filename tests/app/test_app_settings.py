@@ -1,0 +1,125 @@
+"""What is typed or stands in an address: read whole, or refused with one reason; and the figures that follow."""
+
+from __future__ import annotations
+
+import math
+from urllib.parse import parse_qsl
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sqrtdk.app import sample
+from sqrtdk.app.figures import FIGURES
+from sqrtdk.app.settings import CONTROLS, RULES, RefusedValueError, address, parse, texts
+from sqrtdk.scales import SCALES
+from sqrtdk.theory import expected_entropy_nats
+
+OFFERED = {name: st.sampled_from(control.offered) for name, control in CONTROLS.items() if name != "parameter"}
+
+
+@given(st.fixed_dictionaries(OFFERED))
+def test_an_address_brings_the_settings_back(typed: dict[str, str]) -> None:
+    settings = parse(typed)
+    assert parse(dict(parse_qsl(address(settings)))) == settings
+    assert parse(texts(settings)) == settings
+
+
+@given(st.sampled_from([name for name in CONTROLS if name != "parameter"]), st.text(max_size=60))
+def test_any_text_is_read_or_refused(name: str, text: str) -> None:
+    told: RefusedValueError | None = None
+    value = None
+    try:
+        value = getattr(parse({name: text}), name)
+    except RefusedValueError as error:
+        told = error
+    assert value is None or isinstance(value, str) or math.isfinite(value)
+    assert told is None or (told.parts["control"] == name and len(str(told.parts["got"])) <= 40)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("d_k", "0"),
+        ("d_k", "1025"),
+        ("d_k", "64.5"),
+        ("d_k", "64abc"),
+        ("d_k", "1e999"),
+        ("d_k", "٦٤"),
+        ("keys", "1"),
+        ("keys", "-8"),
+        ("keys", "99999999999999999999999999999999999999999999"),
+        ("query_variance", "nan"),
+        ("query_variance", "0"),
+        ("key_variance", "inf"),
+        ("temperature", "0"),
+        ("softcap", "-5"),
+        ("softcap", "NONE"),
+        ("rule", "learned"),
+        ("rule", "__class__"),
+        ("dtype", "float8_e5m2"),
+        ("components", "Cauchy"),
+        ("seed", "-1"),
+        ("seed", ""),
+    ],
+)
+def test_a_malformed_value_is_refused(name: str, text: str) -> None:
+    with pytest.raises(RefusedValueError) as caught:
+        parse({name: text})
+    assert caught.value.parts["control"] == name
+
+
+def test_every_rule_of_the_library_is_offered_but_those_that_have_a_control_or_train() -> None:
+    assert set(RULES) == set(SCALES) - {"temperature", "learned"}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_is_that_of_the_library(name: str) -> None:
+    settings = parse({"rule": name, "temperature": "2"})
+    of_rule = RULES[name]
+    rule = SCALES[name]() if of_rule is None else SCALES[name]((int if of_rule.whole else float)(of_rule.default))
+    from sqrtdk.theory import logit_distribution
+
+    assert sample.distribution(settings).scale == logit_distribution(64, rule, keys=256).scale / 2
+
+
+@pytest.mark.parametrize("components", CONTROLS["components"].offered)
+def test_the_sample_has_the_variances_chosen(components: str) -> None:
+    settings = parse({"components": components, "query_variance": "4", "key_variance": "0.25", "keys": "2048"})
+    query, key, _ = sample.drawn(settings, 64)
+    assert float(query.var()) == pytest.approx(4.0, rel=0.1)
+    assert float(key.var()) == pytest.approx(0.25, rel=0.1)
+    assert query.dtype == torch.float32
+
+
+def test_measured_is_what_is_expected() -> None:
+    one = sample.at_dim(parse({}), 1024)
+    assert one.entropy.mean[0] == pytest.approx(expected_entropy_nats(256, 1.0), rel=0.01)
+    assert one.expected[0] == expected_entropy_nats(256, 1.0)
+
+
+CHANGED = {
+    "d_k": ("100", set(FIGURES)),
+    "keys": ("64", set(FIGURES)),
+    "components": ("signs", set(FIGURES) - {"range", "step"}),
+    "query_variance": ("4", set(FIGURES)),
+    "key_variance": ("0.25", set(FIGURES)),
+    "rule": ("none", set(FIGURES)),
+    "temperature": ("0.5", set(FIGURES)),
+    "softcap": ("5", set(FIGURES) - {"range", "step"}),
+    "dtype": ("bfloat16", set(FIGURES) - {"range", "step"}),
+    "seed": ("1", set(FIGURES) - {"range", "step"}),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_control_moves_the_figures_that_it_should(name: str) -> None:
+    value, moved = CHANGED[name]
+    before, after = parse({}), parse({name: value})
+    assert {figure for figure, make in FIGURES.items() if make(before) != make(after)} == moved
+
+
+def test_the_parameter_moves_all() -> None:
+    before, after = parse({"rule": "fixed"}), parse({"rule": "fixed", "parameter": "0.5"})
+    assert all(make(before) != make(after) for make in FIGURES.values())
