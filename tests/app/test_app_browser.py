@@ -55,7 +55,8 @@ def choose(page: Page, name: str, value: str) -> None:
         field.click()
         page.get_by_role("option", name=value, exact=True).click()
     else:
-        field.fill(value)
+        field.fill(value[:-1])
+        field.press_sequentially(value[-1])  # with a key, which the page listens to
         field.press("Enter")
 
 

@@ -25,6 +25,18 @@ _KEEP_ADDRESS = """() => {
   history.replaceState(null, "", location.pathname + (query ? "?" + query : ""));
   for (const link of document.querySelectorAll("a.language")) link.search = query;
 }"""
+# Gradio's list takes its first entry that holds what was typed: 0.25 for 2. Here Enter keeps what was typed.
+_KEEP_TYPED = """let typed = false;
+addEventListener("keydown", (event) => {
+  const field = event.target;
+  if (!field.matches?.("#controls input") || field.closest("CHOSEN")) return;
+  if (event.key === "Enter" && typed) {
+    event.stopImmediatePropagation();
+    event.preventDefault();
+    field.blur();
+  }
+  typed = event.key.length === 1 || (typed && event.key === "Backspace");
+}, true);"""
 _READ_FILE = """element.addEventListener("change", (event) => {
   const file = event.target.files[0];
   if (!file) return;
@@ -46,10 +58,12 @@ def look(language: Language) -> dict[str, Any]:
     mono = [font(name) for name in ("ui-monospace", "Menlo", "DejaVu Sans Mono", "monospace")]
     css = importlib.resources.files("sqrtdk.app").joinpath("style.css").read_text(encoding="utf-8")
     tag = json.dumps(TAGS[language])
+    chosen = ", ".join(f"#control-{name}" for name in CONTROLS if name not in _TYPED)
     head = (
         f"<script>document.documentElement.lang = {tag};"
         f'Object.defineProperty(navigator, "language", {{ get: () => {tag} }});'
-        f'Object.defineProperty(navigator, "languages", {{ get: () => [{tag}] }});</script>'
+        f'Object.defineProperty(navigator, "languages", {{ get: () => [{tag}] }});'
+        f"{_KEEP_TYPED.replace('CHOSEN', chosen)}</script>"
     )
     theme = themes.Base(primary_hue="blue", neutral_hue="slate", font=sans, font_mono=mono)
     return {"theme": theme, "css": css, "head": head}
