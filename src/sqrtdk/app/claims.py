@@ -22,7 +22,7 @@ from sqrtdk.report import markup
 from sqrtdk.report.lab_page import number
 from sqrtdk.report.lab_words import ANSWERS, MET
 
-TONES = {"holds": "good", "fails": "bad", "undecided": "doubtful"}
+TONES = {"holds": "good", "fails": "bad"}
 
 
 def options(words: Words) -> list[tuple[str, str]]:

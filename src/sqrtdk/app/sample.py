@@ -123,7 +123,7 @@ def _gradients(settings: Settings, query: Tensor, key: Tensor, value: Tensor, sc
         output, _ = attention(query, key, value, scale=scale, softcap=settings.softcap, return_aux=AuxRequest(lse=True))
         rng = torch.Generator().manual_seed(settings.seed + 1)
         upstream = torch.nn.functional.normalize(torch.randn(output.shape, generator=rng), dim=-1)
-        (output * upstream.to(output.dtype)).sum().backward()
+        (output * upstream.to(output.dtype)).sum().backward()  # type: ignore[no-untyped-call]
     assert query.grad is not None
     lengths: Tensor = query.grad.double().norm(dim=-1)
     return lengths
