@@ -69,7 +69,8 @@ def test_every_option_of_loading_arrives(monkeypatch: pytest.MonkeyPatch) -> Non
         arrived.append(options)
         raise ModelError("enough")
 
-    monkeypatch.setattr("sqrtdk.audit.check.check_with", stop)
+    for place in ("sqrtdk.audit.check", "sqrtdk.kv.request"):  # of the function, and of the command
+        monkeypatch.setattr(f"{place}.check_with", stop)
     words: list[str] = []
     for name, value in options.items():
         flag = "--input" if name == "input_file" else "--" + name.replace("_", "-")

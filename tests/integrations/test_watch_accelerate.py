@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,10 +16,17 @@ import sqrtdk
 ROWS, LENGTH = 4, 5
 
 
-@pytest.fixture(autouse=True)
-def _anew() -> None:
+def _forget() -> None:
     for state in (AcceleratorState, GradientState, PartialState):
         state._reset_state()
+
+
+@pytest.fixture(autouse=True)
+def _anew() -> Iterator[None]:
+    """Accelerate keeps its state for the process: none comes in, and none is left to other tests."""
+    _forget()
+    yield
+    _forget()
 
 
 def _losses(watched: bool, unwrapped: bool = False, precision: str = "no") -> tuple[list[float], Any]:
