@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -30,6 +31,20 @@ def _kernel() -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def accelerate_anew() -> Iterator[None]:
+    """Accelerate keeps its state for the process: none comes in from other tests, and none is left to them."""
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    def forget() -> None:
+        for state in (AcceleratorState, GradientState, PartialState):
+            state._reset_state()
+
+    forget()
+    yield
+    forget()
 
 
 @pytest.fixture(scope="session")

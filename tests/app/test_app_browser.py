@@ -192,6 +192,7 @@ def test_hostile_reports_stay_text(visit: Visitor, saved: Writer) -> None:
     assert page.title() == "sqrtdk explorer"
 
 
+@pytest.mark.slow
 def test_a_claim_is_described_and_measured(visit: Visitor, saved: Writer) -> None:
     page = visit("/zh/", ready=False)
     page.get_by_role("tab", name="说法").click()

@@ -134,6 +134,7 @@ def test_what_is_not_asked_for_rightly_is_a_usage_error(saved: Path, tmp_path: P
     assert "--output" in _checkpoints(saved / "good" / "*").stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_ended(tmp_path: Path) -> None:
     """In a program of its own, as a terminal sends it."""
     save(tmp_path / "a", range(1, 13))

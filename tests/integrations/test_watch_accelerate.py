@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState, PartialState
 from torch import nn
 
 import sqrtdk
 
 ROWS, LENGTH = 4, 5
-
-
-def _forget() -> None:
-    for state in (AcceleratorState, GradientState, PartialState):
-        state._reset_state()
-
-
-@pytest.fixture(autouse=True)
-def _anew() -> Iterator[None]:
-    """Accelerate keeps its state for the process: none comes in, and none is left to other tests."""
-    _forget()
-    yield
-    _forget()
+pytestmark = pytest.mark.usefixtures("accelerate_anew")
 
 
 def _losses(watched: bool, unwrapped: bool = False, precision: str = "no") -> tuple[list[float], Any]:

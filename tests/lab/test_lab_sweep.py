@@ -105,6 +105,7 @@ def test_a_kill_between_the_table_and_the_end_of_the_parts(
 GRID = ("--d-k", "32,64", "--keys", "64,256", "--scale", "sqrt_dk,none", "--seeds", "6", "--rows", "256")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["local", "pool"])
 def test_a_real_kill_loses_nothing_and_doubles_nothing(engine: str, tmp_path: Path) -> None:
     with python(

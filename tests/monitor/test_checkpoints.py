@@ -144,6 +144,7 @@ def test_a_damaged_checkpoint_is_a_row_with_its_reason(damaged: tuple[Path, dict
     assert summarise(read_run(tmp_path / "run")).exit_code("fail") == 1
 
 
+@pytest.mark.slow
 def test_what_failed_is_tried_again_and_what_is_new_or_changed_is_measured(saved: Path, tmp_path: Path) -> None:
     run, output = tmp_path / "a", tmp_path / "run"
     shutil.copytree(saved, run)
@@ -181,6 +182,7 @@ def test_what_is_named_no_longer_is_no_row_any_more(saved: Path, measured: Path,
     assert rows(tmp_path / "run") == rows(measured)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"seq_len": 8}, {"seed": 1}, {"dtype": "bf16"}, {"batch": 2}, {"attn": "eager"}])
 def test_other_options_are_other_numbers(options: dict[str, Any], saved: Path, tmp_path: Path) -> None:
     one = saved / "checkpoint-5"
@@ -236,6 +238,7 @@ def test_records_that_were_half_written_or_damaged_are_made_whole(saved: Path, m
     assert rows(tmp_path / "run") == rows(measured)
 
 
+@pytest.mark.slow
 def test_several_runs_have_a_folder_each_and_one_becomes_one_of_them(saved: Path, tmp_path: Path) -> None:
     shutil.copytree(saved, tmp_path / "b" / "out")
     shutil.copytree(saved / "checkpoint-5", tmp_path / "c" / "out" / "checkpoint-7")
@@ -274,6 +277,7 @@ def test_findings_of_the_audit_are_alarms_once(tmp_path: Path) -> None:
     assert flat["source"] == finding.source
 
 
+@pytest.mark.slow
 def test_another_model_and_other_inputs_are_told(saved: Path, tmp_path: Path) -> None:
     shutil.copytree(saved / "checkpoint-5", tmp_path / "a" / "checkpoint-1")
     llama().save_pretrained(tmp_path / "a" / "checkpoint-2")

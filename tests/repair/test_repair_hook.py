@@ -105,6 +105,7 @@ def test_a_step_without_a_forward_keeps_the_records() -> None:
     assert clip.records is records
 
 
+@pytest.mark.usefixtures("accelerate_anew")
 def test_an_optimizer_of_accelerate_is_attached_by_the_one_in_it() -> None:
     from accelerate import Accelerator
 
