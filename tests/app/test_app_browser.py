@@ -37,7 +37,7 @@ MOVED = {  # a value for each control, and a figure that it moves
     "query_variance": ("4", "entropy"),
     "key_variance": ("0.25", "peak"),
     "rule": ("1 / (2 √d_k)", "jacobian"),
-    "temperature": ("0.5", "gradient"),
+    "temperature": ("0.7", "gradient"),  # and not 0.5, which gives back the scale before the rule
     "softcap": ("5", "logits"),
     "dtype": ("bfloat16", "weights"),
     "seed": ("1", "gradient"),

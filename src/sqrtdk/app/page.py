@@ -20,10 +20,18 @@ from sqrtdk.lab import CLAIMS
 
 _TYPED = {name for name, control in CONTROLS.items() if control.low is not None}
 _TEMPLATES = str.maketrans({char: f"&#{ord(char)};" for char in "{}$`\\"})  # signs that Gradio's templates read
+# While a later drawing is put in place there is nothing to read for a moment.
 _KEEP_ADDRESS = """() => {
-  const query = document.getElementById("address")?.dataset.query ?? "";
-  history.replaceState(null, "", location.pathname + (query ? "?" + query : ""));
-  for (const link of document.querySelectorAll("a.language")) link.search = query;
+  const keep = (tries) => {
+    const query = document.getElementById("address")?.dataset.query;
+    if (query === undefined) {
+      if (tries) setTimeout(keep, 100, tries - 1);
+      return;
+    }
+    history.replaceState(null, "", location.pathname + (query ? "?" + query : ""));
+    for (const link of document.querySelectorAll("a.language")) link.search = query;
+  };
+  keep(50);
 }"""
 # Gradio's list takes its first entry that holds what was typed: 0.25 for 2. Here Enter keeps what was typed.
 _KEEP_TYPED = """let typed = false;
