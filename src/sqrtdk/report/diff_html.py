@@ -96,17 +96,22 @@ def to_html(report: DiffReport) -> str:
         "formulas": formulas,
         "drawable": lambda fold: any(map(drawable, fold.pairs)),
         "ladder": ladder,
-        "left": largest_left,
-        "place": place,
-        "short": short,
-        "share": share,
-        "value": value,
-        "has_values": has_values,
-        "is_one": is_one,
-        "told_causes": told,
-        "unknown": UNKNOWN,
+        **FIGURES,
     }
     return page.render("diff", context, languages=True)
+
+
+FIGURES = {  # what the page and the notebook's table call
+    "left": largest_left,
+    "place": place,
+    "short": short,
+    "share": share,
+    "value": value,
+    "has_values": has_values,
+    "is_one": is_one,
+    "told_causes": told,
+    "unknown": UNKNOWN,
+}
 
 
 def to_table(report: DiffReport) -> str:
@@ -124,15 +129,7 @@ def to_table(report: DiffReport) -> str:
             "outcome": outcome,
             "outcome_word": lambda name: OUTCOME_WORDS[name].en,
             "tone": _tone,
-            "left": largest_left,
-            "place": place,
-            "short": short,
-            "share": share,
-            "value": value,
-            "has_values": has_values,
-            "is_one": is_one,
-            "told_causes": told,
-            "unknown": UNKNOWN,
+            **FIGURES,
         },
     )
 
