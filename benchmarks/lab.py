@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from datetime import date
 
 from sqrtdk.lab.record import Record
 from sqrtdk.lab.register import CLAIMS
@@ -51,7 +52,8 @@ def main() -> None:
     if options.json:
         environment = next(iter(runs["full"].values())).environment
         with open(options.json, "w", encoding="utf-8") as file:
-            json.dump({"environment": environment, "minutes": minutes, "claims": rows}, file, indent=1)
+            day = date.today().isoformat()
+            json.dump({"date": day, "environment": environment, "minutes": minutes, "claims": rows}, file, indent=1)
     if not all(one["same"] and one["quick"]["decided"] and one["full"]["decided"] for one in rows):
         sys.exit(1)
 
