@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["LC_ALL"] = "C.UTF-8"  # English, wherever the tests run
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import pytest

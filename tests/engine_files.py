@@ -1,4 +1,4 @@
-"""Trace files as other engines write them, by the writer that docs/trace-file.md prints."""
+"""Trace files as other engines write them, by the writer that docs/en/trace-file.md prints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sqrtdk.compare.masks import band
 from sqrtdk.tracing.tensors import CallTensors
 from sqrtdk.tracing.trace import Trace
 
-PAGE = (Path(__file__).parents[1] / "docs" / "trace-file.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[1] / "docs" / "en" / "trace-file.md").read_text(encoding="utf-8")
 SPACE: dict[str, Any] = {}
 exec(re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[0], SPACE)
 write_trace = SPACE["write_trace"]

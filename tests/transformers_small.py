@@ -80,35 +80,60 @@ class NotBuiltError(Exception):
     """Why a type is not there to be compared."""
 
 
+def default_config(model_type: str) -> hf.PretrainedConfig:
+    """The default config of a type with few layers, all widths as they are."""
+    return _config(model_type, few_layers(_defaults(model_type)))
+
+
 def small_config(model_type: str) -> hf.PretrainedConfig:
     """The default config of a type, shrunk."""
-    cls = CONFIG_MAPPING[model_type]
+    return _config(model_type, _shrunk(few_layers(_defaults(model_type))) | SPECIAL.get(model_type, {}))
+
+
+def _defaults(model_type: str) -> dict[str, Any]:
     try:
-        whole = cls()
+        return CONFIG_MAPPING[model_type]().to_dict()
     except Exception as error:
         raise NotBuiltError(f"no default config: {_first_line(error)}") from error
-    fields = _shrunk(whole.to_dict()) | SPECIAL.get(model_type, {})
+
+
+def _config(model_type: str, fields: dict[str, Any]) -> hf.PretrainedConfig:
     for name in ("model_type", "transformers_version", "architectures", "_name_or_path", "dtype"):
         fields.pop(name, None)
     try:
-        return cls(**fields)
+        return CONFIG_MAPPING[model_type](**fields)
     except Exception as error:
         raise NotBuiltError(f"its config can't be shrunk: {_first_line(error)}") from error
 
 
-def _shrunk(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields with small sizes; lists with one entry a layer are cut to layers of every kind."""
+def few_layers(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields with few layers; lists with one entry a layer are cut to layers of every kind."""
     old = {name: fields[name] for name in LAYERS.split() if isinstance(fields.get(name), int)}
     chosen = {count: _layers_to_keep(fields, count) for count in set(old.values()) if count > 2}
-    small: dict[str, Any] = {}
+    cut: dict[str, Any] = {}
     for name, value in fields.items():
         if name in BY_LAYER:
             continue
         if name in old:
-            small[name] = len(chosen.get(value, range(value)))
+            cut[name] = len(chosen.get(value, range(value)))
         elif isinstance(value, list) and len(value) in chosen and not isinstance(value[0], dict):
-            small[name] = [value[i] for i in chosen[len(value)]]
-        elif isinstance(value, dict) and all(isinstance(key, str) for key in value):
+            cut[name] = [value[i] for i in chosen[len(value)]]
+        elif _is_section(value):
+            cut[name] = few_layers(value)
+        else:
+            cut[name] = value
+    return cut
+
+
+def _is_section(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(key, str) for key in value)
+
+
+def _shrunk(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields with small sizes."""
+    small: dict[str, Any] = {}
+    for name, value in fields.items():
+        if _is_section(value):
             small[name] = _shrunk(value)
         elif name in SIZES and isinstance(value, int) and not isinstance(value, bool):
             small[name] = min(value, SIZES[name])

@@ -11,10 +11,12 @@ import pytest
 
 import sample_diff
 import sample_report
+import sqrtdk
 import watched_runs
 from html_page import HtmlPage
 from sample_lab import hostile, records
 from sample_report import EVIL
+from sqrtdk._language import Language
 from sqrtdk.app import claims, saved
 from sqrtdk.app.catalogue import LANGUAGES, words
 from sqrtdk.app.settings import RefusedValueError
@@ -24,6 +26,7 @@ from sqrtdk.monitor.reading import read_run
 from sqrtdk.report import diff_json, watch_json
 from sqrtdk.report import json as check_json
 from sqrtdk.report.plain import plain
+from sqrtdk.report.said import said
 from sqrtdk.report.watch_compare import compare
 from sqrtdk.report.watch_summary import summarise
 
@@ -47,6 +50,14 @@ def test_a_check_is_shown(name: str, language: str) -> None:
     page = HtmlPage(draw(check_json.to_json(report), "check", language))
     assert words(language)(f"result.{PASSED[name]}") in page.texts
     assert {plain(call.call.site) or "(root)" for call in report.calls} <= {row[0] for row in page.rows if row}
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_what_was_found_is_told_in_the_pages_language(language: Language) -> None:
+    model = sqrtdk.check("demo:unscaled")
+    told = {plain(said(finding.message, language)) for finding in model.findings}
+    assert told <= {cell for row in HtmlPage(draw(check_json.to_json(model), "check", language)).rows for cell in row}
+    assert (told == {plain(finding.message) for finding in model.findings}) == (language == "en")
 
 
 def test_a_check_without_calls_is_not_passed() -> None:

@@ -157,7 +157,7 @@ def test_a_static_audit_passes_scales_alone() -> None:
     assert (report.findings, report.outcome) == ((), "scales")
     page = to_html(report)
     assert "Scales passed" in page
-    assert "tile good" not in page
+    assert "told good" not in page
     assert "Everything that ran was measured" not in page
 
 

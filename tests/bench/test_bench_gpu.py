@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import subprocess
 import sys
@@ -38,7 +39,7 @@ def text_of(name: str) -> str:
 # what is said
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/gpu.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/en/limits.md", "docs/en/gpu.md"])
 def test_pages_say_what_the_record_does(name: str) -> None:
     record = gpu_record.read()
     assert (record is None) is not RECORD.exists()
@@ -46,8 +47,9 @@ def test_pages_say_what_the_record_does(name: str) -> None:
     assert (gpu_record.NOT_MEASURED in text_of(name)) is (record is None)
 
 
-def test_the_chinese_part_says_so_too() -> None:
-    assert ("尚未在 GPU 上测量" in text_of("README.md")) is (gpu_record.read() is None)
+@pytest.mark.parametrize("name", ["README.zh-CN.md", "docs/zh/limits.md", "docs/zh/gpu.md", "docs/zh/gpu-kernel.md"])
+def test_the_chinese_pages_say_so_too(name: str) -> None:
+    assert ("尚未在 GPU 上测量" in text_of(name)) is (gpu_record.read() is None)
 
 
 def test_the_list_says_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,10 +109,13 @@ def test_what_is_no_record_is_refused(tmp_path: Path, text: str) -> None:
         gpu_record.read([path])
 
 
-def test_the_page_has_the_targets() -> None:
+def test_the_pages_have_the_targets() -> None:
+    bars = []
     for target in gpu.TARGETS.values():
         what, _, bar = target.text.rpartition(", ")
-        assert f"| {what} | {bar} |" in text_of("docs/gpu.md")
+        assert f"| {what} | {bar} |" in text_of("docs/en/gpu.md")
+        bars.append(bar.replace("at least", "至少").replace("at most", "至多"))
+    assert re.findall(r"\| (至[少多] [^|]+) \|", text_of("docs/zh/gpu.md")) == bars
 
 
 # targets

@@ -1,9 +1,18 @@
 """What the program says about itself, without torch."""
 
+import os
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+
+from sqrtdk import cli
+from sqrtdk.cli.verbs import VERBS
 
 PROGRAMS = {"script": ["sqrtdk"], "module": [sys.executable, "-m", "sqrtdk"]}
 HEAVY = ("torch", "numpy", "transformers", "rich", "jinja2")
@@ -79,7 +88,116 @@ def test_help_names_what_is_allowed() -> None:
         "cpu, cuda, cuda:1, mps",
         "<eager|sdpa|both>",
         "note|warn|unmeasured|",
-        "[x>=1]",
+        "x>=1]",
         "e.g. auto",
     ):
         assert words in text, words
+
+
+def _verbs(command: Any, context: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Every verb with its path, "lab run", its command and a context to ask it in."""
+    for name in command.list_commands(context):
+        child = command.get_command(context, name)
+        inner = child.context_class(child, info_name=name, parent=context)
+        path = inner.command_path.removeprefix("sqrtdk ")
+        yield from _verbs(child, inner) if hasattr(child, "list_commands") else [(path, child, inner)]
+
+
+PROGRAM: Any = typer.main.get_command(cli._app)
+EVERY = {
+    path: (command, context)
+    for path, command, context in _verbs(PROGRAM, PROGRAM.context_class(PROGRAM, info_name="sqrtdk"))
+}
+
+
+def test_every_verb_has_examples() -> None:
+    assert list(EVERY) == list(VERBS)
+    assert all(verb.examples for verb in VERBS.values())
+
+
+@pytest.mark.parametrize("columns", [80, 60])
+@pytest.mark.parametrize("path", EVERY)
+def test_examples_stand_in_the_help_as_they_are_typed(path: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    command, context = EVERY[path]
+    lines = command.get_help(type(context)(command, info_name=context.info_name, parent=context.parent)).splitlines()
+    head = lines.index("  Examples:")
+    assert lines[head + 1 :] == [f"    {example}" for example in VERBS[path].examples]
+    assert max(map(len, lines[head:])) <= 80
+    assert max(map(len, lines[:head])) <= columns
+
+
+@pytest.mark.parametrize("path", EVERY)
+def test_the_commands_take_their_examples(path: str) -> None:
+    command, context = EVERY[path]
+    for example in VERBS[path].examples:
+        assert example.startswith(f"sqrtdk {path}")
+        words = shlex.split(example.removeprefix(f"sqrtdk {path}"), comments=True)
+        assert not command.make_context(context.info_name, words, parent=context.parent).args
+
+
+@pytest.mark.parametrize("path", EVERY)
+def test_help_shows_defaults_and_names_that_a_user_reads(path: str) -> None:
+    command, context = EVERY[path]
+    for parameter in command.get_params(context):
+        name, text = parameter.get_help_record(context)
+        takes_value = parameter.param_type_name == "option" and not parameter.is_flag
+        if takes_value and not text.startswith("Write "):  # what is written only where it is asked for
+            assert "[default: " in text or "required]" in text, (path, name)
+        if takes_value and not parameter.type_descriptor.is_choice:
+            assert name.rpartition(" ")[2].strip(":").isupper() or ":" in name, (path, name)
+    shown = command.get_help(context)
+    assert "{" not in shown.partition("\n")[0]
+    for riddle in ("range>", "<str>", "<path>", "<int>", "<list", "default: ("):
+        assert riddle not in shown, path
+
+
+def test_the_list_of_verbs_is_not_cut() -> None:
+    for group in ([], ["lab"], ["watch"], ["baseline"]):
+        assert "..." not in _run("sqrtdk", *group, "--help").stdout.partition("Commands:")[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (
+            ["record", "demo"],
+            "Hint: for example: sqrtdk record demo --output trace.safetensors; all options: sqrtdk record --help",
+        ),
+        (["diff"], "Hint: for example: sqrtdk diff demo demo:unscaled; all options: sqrtdk diff --help"),
+        (["lab", "shw"], "Hint: all options: sqrtdk lab --help"),
+    ],
+)
+def test_a_usage_error_has_a_hint(arguments: list[str], hint: str) -> None:
+    done = _run("sqrtdk", *arguments)
+    assert done.returncode == 2
+    error, told = done.stderr.splitlines()
+    assert error.startswith(("Error: Missing ", "Error: No such command"))
+    assert told == hint
+
+
+def test_a_group_without_a_verb_shows_its_help() -> None:
+    done = _run("sqrtdk", "lab")
+    assert done.returncode == 2
+    assert done.stderr.startswith("Usage: sqrtdk lab ")
+    assert "Error:" not in done.stderr
+
+
+def test_bash_completes_verbs_options_and_values(tmp_path: Path) -> None:
+    script = """
+sqrtdk --install-completion bash >/dev/null && source ~/.bashrc
+complete_words() {
+    COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
+    "$(complete -p sqrtdk | sed 's/.*-F \\([^ ]*\\) .*/\\1/')" sqrtdk
+    echo "${COMPREPLY[*]}"
+}
+complete_words sqrtdk che
+complete_words sqrtdk check --fail-
+complete_words sqrtdk check --attn ''
+complete_words sqrtdk lab r
+"""
+    environment = os.environ | {"HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script], capture_output=True, text=True, timeout=120, check=False, env=environment
+    )
+    assert done.stdout.splitlines() == ["check", "--fail-on", "eager sdpa both", "run report"], done.stderr

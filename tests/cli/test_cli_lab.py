@@ -16,6 +16,7 @@ from sqrtdk import cli
 from sqrtdk.lab.register import CLAIMS
 from sqrtdk.report import lab_words
 
+LANG = {"en": "en", "zh": "zh-CN"}  # of --lang, by the language of a text
 CHEAP = ["onehot-64", "softmax-example", "var-linear"]
 
 
@@ -50,7 +51,7 @@ def test_the_help_does_not_import_torch() -> None:
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_the_list_has_every_claim(language: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")  # one line for the sources
-    text = _lab("list", "--language", language).stdout
+    text = _lab("list", "--lang", LANG[language]).stdout
     for claim in CLAIMS.values():
         assert re.search(rf"^ +{claim.id} ", text, re.MULTILINE)
         statement = getattr(claim.statement, language)
@@ -191,7 +192,7 @@ def test_a_part_that_is_undecided_is_shown(folder: Path, tmp_path: Path, languag
     part = json.loads((folder / "onehot-64.json").read_text())["outcome"]["verdict"]["findings"][0]
     parts = [part | {"met": met} for met in (True, False, None)]
     _changed(folder, tmp_path, {"answer": answer, "findings": parts})
-    done = _lab("run", "onehot-64", "--quick", "--output", tmp_path, "--language", language)
+    done = _lab("run", "onehot-64", "--quick", "--output", tmp_path, "--lang", LANG[language])
     assert done.exit_code == 1
     sign = {"en": ":", "zh": "："}[language]
     for word in ("holds", "fails", "undecided"):  # wrapped in its column
@@ -208,8 +209,8 @@ def test_what_a_verdict_depends_on_is_said_first(folder: Path, tmp_path: Path, l
     condition = {"en": claim.condition.en, "zh": claim.condition.zh}
     _changed(folder, tmp_path, {"answer": "depends", "findings": parts}, condition=condition)
     run = ("run", "onehot-64", "--quick", "--output", tmp_path)
-    shown = "".join(_lab("show", claim.id, "--language", language).stdout.split())
-    said = "".join(_lab(*run, "--language", language).stdout.split())
+    shown = "".join(_lab("show", claim.id, "--lang", LANG[language]).stdout.split())
+    said = "".join(_lab(*run, "--lang", LANG[language]).stdout.split())
     words = "".join(condition[language].split())
     assert words in shown
     assert 0 < said.index(words) < said.index("".join(part["text"][language].split()))
@@ -218,9 +219,31 @@ def test_what_a_verdict_depends_on_is_said_first(folder: Path, tmp_path: Path, l
     assert json.loads(_lab("show", "grad-norm", "--json").stdout)["condition"] is None
 
 
+@pytest.mark.parametrize(
+    ("arguments", "environment", "language"),
+    [
+        ((), {}, "en"),
+        ((), {"LANG": "zh_CN.UTF-8"}, "zh"),
+        ((), {"LC_MESSAGES": "zh_CN.UTF-8", "LANG": "en_US.UTF-8"}, "zh"),
+        ((), {"LC_ALL": "de_DE.UTF-8", "LANG": "zh_CN.UTF-8"}, "en"),
+        (("--lang", "en"), {"LANG": "zh_CN.UTF-8"}, "en"),
+        (("--lang", "zh-CN"), {"LANG": "en_US.UTF-8"}, "zh"),
+    ],
+)
+def test_the_language_is_the_one_asked_for_or_the_environments(
+    arguments: tuple[str, ...], environment: dict[str, str], language: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LC_ALL", "LC_MESSAGES", "LANG"):
+        monkeypatch.setenv(name, environment.get(name, ""))
+    text = _lab("show", "var-linear", *arguments).stdout
+    assert ("方差" in text) == (language == "zh")
+    document = json.loads(_lab("show", "var-linear", "--json", *arguments).stdout)
+    assert document["statement"] == {"en": CLAIMS["var-linear"].statement.en, "zh": CLAIMS["var-linear"].statement.zh}
+
+
 def test_one_language_at_a_time(folder: Path, tmp_path: Path) -> None:
     _changed(folder, tmp_path, None, {"answer": "undecided"})
-    said = _lab("run", "onehot-64", "--quick", "--output", tmp_path, "--language", "zh").stdout
+    said = _lab("run", "onehot-64", "--quick", "--output", tmp_path, "--lang", "zh-CN").stdout
     assert set(re.findall(r"[A-Za-z]\w+", said.replace(str(tmp_path), ""))) == {"onehot"}
 
 

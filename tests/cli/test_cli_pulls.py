@@ -222,11 +222,13 @@ def test_each_config_is_looked_at_and_the_worst_counts(sqrtdk: Warm, tmp_path: P
     files = {name: f"{name}/config.json" for name in contents}
     fine = sqrtdk(files["good"], files["other"], verb="configs", cwd=tmp_path)
     assert fine.returncode == 0, fine.stderr
-    assert fine.stdout.startswith("good/config.json: 1 attention call: 1 exact.")
+    (line,) = fine.stdout.splitlines()
+    assert line.startswith("good/config.json: The one attention has the textbook scale")
+    assert " 1 attention call: 1 exact. No findings" in line
     assert "other/config.json: not checked, it names no model_type" in fine.stderr
     worst = sqrtdk(files["broken"], files["good"], verb="configs", cwd=tmp_path)
     assert worst.returncode == 2
-    assert "good/config.json: 1 attention call" in worst.stdout
+    assert "good/config.json: The one attention has" in worst.stdout
     assert "broken/config.json: not checked" in worst.stderr
     strict = sqrtdk(files["good"], "--fail-on", "note", verb="configs", cwd=tmp_path)
     assert strict.returncode == 0

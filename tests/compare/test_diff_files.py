@@ -1,4 +1,4 @@
-"""Trace files as sides: of the writer that docs/trace-file.md prints, with q, k, v and the output alone."""
+"""Trace files as sides: of the writer that docs/en/trace-file.md prints, with q, k, v and the output alone."""
 
 from __future__ import annotations
 

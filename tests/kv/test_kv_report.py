@@ -25,7 +25,7 @@ from sqrtdk.tracing import NotMeasured
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "docs" / "check.schema.json").read_text())
-PAGE = (ROOT / "docs" / "kv-cache.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "en" / "kv-cache.md").read_text(encoding="utf-8")
 SMALL = ["--seq-len", "16"]
 EVIL = "<script>alert(1)</script>\x1b[31m"
 

@@ -148,6 +148,9 @@ def test_entropy_by_the_share_of_heads(low: int, severity: str | None) -> None:
     alarms = [alarm for alarm in run(call(heads=8, entropy_nats=values)) if alarm.name == "entropy"]
     assert [alarm.severity for alarm in alarms] == ([severity] if severity else [])
     assert all(alarm.bar == bar for alarm in alarms)
+    told = f"{low} of 8 heads spread their weight over too few keys at step 1 (low entropy); lowest: "
+    assert all(alarm.text.startswith(told) for alarm in alarms)
+    assert all(alarm.text.endswith(f"{bar - 0.01:.3g} nats, where at least {bar:.3g} is healthy") for alarm in alarms)
 
 
 def test_entropy_of_normalised_q_and_k_has_the_bar_of_their_scale() -> None:
@@ -163,6 +166,7 @@ def test_falling_entropy_is_told_before_its_bar() -> None:
     level = next(alarm for alarm in alarms if alarm.name == "entropy")
     assert rest == []
     assert trend.severity == "note"
+    assert trend.text.endswith("half of the heads spread their weight over too few keys")
     assert trend.step < 200 < level.step + 10  # the bar is met at step 200
 
 

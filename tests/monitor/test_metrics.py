@@ -1,4 +1,4 @@
-"""What loggers are given follows from the records of the heads, and docs/watch-metrics.md lists it."""
+"""What loggers are given follows from the records of the heads, and docs/en/watch-metrics.md lists it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sqrtdk.monitor.samples import CallSample, StepSample
 from sqrtdk.monitor.sinks import SINKS
 from sqrtdk.monitor.watch import watch
 
-PAGE = Path(__file__).parents[2] / "docs" / "watch-metrics.md"
+PAGE = Path(__file__).parents[2] / "docs" / "en" / "watch-metrics.md"
 
 
 class Attention(nn.Module):

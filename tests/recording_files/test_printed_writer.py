@@ -1,4 +1,4 @@
-"""docs/trace-file.md: its writer runs as it is printed, without torch, and its examples say what happens."""
+"""docs/en/trace-file.md: its writer runs as it is printed, without torch, and its examples say what happens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sqrtdk.recording import limits, read_trace_file
 from sqrtdk.recording.format import FLOATS, LAYOUTS, TERMS
 from sqrtdk.tracing.tensors import Vector
 
-PAGE = (Path(__file__).parents[2] / "docs" / "trace-file.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "en" / "trace-file.md").read_text(encoding="utf-8")
 WRITER, EXAMPLE = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 WITHOUT_TORCH = "import sys\nsys.modules.update(torch=None, sqrtdk=None, ml_dtypes=None)\n"
 

@@ -1,4 +1,4 @@
-"""docs/diff.md and the README's part on it say what the code does."""
+"""docs/en/diff.md, and the part of docs/en/start.md on it, say what the code does."""
 
 import json
 import re
@@ -14,9 +14,9 @@ from sqrtdk.compare.suspect import STAGES
 from sqrtdk.report import diff_causes
 
 ROOT = Path(__file__).parents[2]
-DOCS = (ROOT / "docs" / "diff.md").read_text(encoding="utf-8")
+DOCS = (ROOT / "docs" / "en" / "diff.md").read_text(encoding="utf-8")
 SCHEMA = json.loads((ROOT / "docs" / "diff.schema.json").read_text(encoding="utf-8"))
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+START = (ROOT / "docs" / "en" / "start.md").read_text(encoding="utf-8")
 
 
 def rows(heading: str) -> list[list[str]]:
@@ -29,7 +29,7 @@ def test_every_cause_is_listed_once_and_none_that_is_not_asked() -> None:
     names = [name for (name,) in rows("The causes")]
     assert len(set(names)) == len(names)
     assert set(names) == set(CAUSES) | {"input", "unknown"} == set(diff_causes.CAUSES)
-    assert f"there are {len(names) - 1} names" in README  # what is unknown has none
+    assert f"there are {len(names) - 1} names" in START  # what is unknown has none
 
 
 def test_the_stages_stand_in_their_order() -> None:
@@ -52,10 +52,10 @@ def test_the_bars_are_those_of_the_verb() -> None:
     assert tuple(option.split("\\|")) == FAIL_ON
 
 
-def test_the_output_in_the_readme_is_real(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_output_on_the_first_page_is_real(monkeypatch: pytest.MonkeyPatch) -> None:
     """Word by word, but for numbers of rounding and where lines break."""
     monkeypatch.setenv("COLUMNS", "110")
-    shown = re.findall(r"^```text\n(A  demo.*?)^```$", README, re.MULTILINE | re.DOTALL)[0]
+    shown = re.findall(r"^```text\n(A  demo.*?)^```$", START, re.MULTILINE | re.DOTALL)[0]
     done = CliRunner().invoke(cli._app, ["diff", "demo", "demo:unscaled"])
 
     def words(text: str) -> list[str]:

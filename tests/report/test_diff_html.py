@@ -209,6 +209,6 @@ def test_no_words_outside_the_table() -> None:
 def test_the_causes_are_those_of_the_schema_and_of_the_page_of_the_documentation() -> None:
     schema = json.loads((ROOT / "docs" / "diff.schema.json").read_text())
     assert list(CAUSES) == schema["$defs"]["cause"]["properties"]["name"]["enum"]
-    text = (ROOT / "docs" / "diff.md").read_text()
+    text = (ROOT / "docs" / "en" / "diff.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| (.+?) \|", text[text.index("| cause |") :], re.MULTILINE)
     assert rows[: len(CAUSES)] == [(name, words.en) for name, words in CAUSES.items()]

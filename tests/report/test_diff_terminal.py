@@ -1,4 +1,5 @@
 import dataclasses
+import re
 from functools import partial
 
 import pytest
@@ -96,3 +97,19 @@ def test_what_was_made_up_stands_under_the_sides() -> None:
 
 def test_markup_in_names_is_text() -> None:
     assert "[red]{{7*7}}" in to_text(hostile(), width=200)
+
+
+@pytest.mark.parametrize("report", [same(), two_causes(), undecided(), unpaired()])
+def test_chinese_says_the_same(report: DiffReport) -> None:
+    english, chinese = (to_text(report, width=120, language=language) for language in ("en", "zh"))
+    for words in ("attention", "pair of", "pairs of", "follows", "Exit code", "first difference", "rounding allows"):
+        assert words not in chinese
+    assert f"退出码 {report.exit_code}（fail-on：different）。" in chinese
+    assert chinese.splitlines()[-1] == summary_line(report, "zh")
+    numbers = [
+        re.findall(r"\d+(?:\.\d+)?(?:e-?\d+)?", text) for text in (summary_line(report), chinese.splitlines()[-1])
+    ]
+    assert numbers[0] == numbers[1]
+    for pair in report.pairs:
+        assert pair.site_a.split(".")[-1] in english
+        assert pair.site_a.split(".")[-1] in chinese

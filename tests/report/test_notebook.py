@@ -118,6 +118,8 @@ def test_a_check_shows_what_its_page_shows() -> None:
     text = " ".join(Elements(report._repr_html_()).text.split())
     for word in ("org/sick-125m", "Failed", "10 attention calls, 12 findings", "decoder.h.3-6.attn", "missing", "inf"):
         assert word in text
+    assert "The scale is 8 times too large in 4 of 10 attentions: no 1/sqrt(head_dim) was applied; " in text
+    assert re.search(r"the ratio is sqrt\(64\) = 8.* which leads to critical decoder.h.3-6.attn head 3 ", text)
     assert "2 not judged" in Elements(sample_report.unjudged()._repr_html_()).text
     nothing = sample_report._report("nothing", "Net", 1, ())
     assert "No attention call was seen." in Elements(nothing._repr_html_()).text

@@ -30,6 +30,11 @@ def show(opened: Opener, tmp_path: Path) -> Opener:
     return open_report
 
 
+def _unfold(page: Page) -> None:
+    page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    page.evaluate("document.querySelectorAll('.opens').forEach(button => button.click())")
+
+
 def _fills(page: Page) -> list[str | None]:
     fills: list[str | None] = page.evaluate("[...document.querySelectorAll('.cell')].map(c => c.getAttribute('fill'))")
     return fills
@@ -78,7 +83,7 @@ def test_it_opens_with_the_worst_head_and_a_click_shows_another(show: Opener) ->
     assert view.locator(".chart .bin").count() > 30
     assert view.locator(".chart path.normal").count() == 2  # the curve and its key
     assert view.locator("line.expected").count() == 2
-    assert page.locator(".ring").count() == 1
+    assert page.locator(".ring.chosen").count() == 2  # a dark line in a bright one
     assert "NaN" not in view.locator(".charts").inner_html()
 
 
@@ -103,9 +108,10 @@ def test_the_keyboard_does_it_all(show: Opener) -> None:
     assert page.locator("#tip").is_visible()
     page.keyboard.press("Enter")
     assert page.locator("#head-view h3").inner_text() == "model.layers.2.self_attn · head 1"
-    page.locator("details.fold summary").first.focus()
+    page.locator(".opens").first.focus()
     page.keyboard.press("Enter")
-    assert page.locator("details.fold[open]").count() == 1
+    assert page.locator(".opens[aria-expanded='true']").count() == 1
+    assert page.locator(".inside").is_visible()
 
 
 def test_a_tooltip_names_the_head(show: Opener) -> None:
@@ -115,13 +121,15 @@ def test_a_tooltip_names_the_head(show: Opener) -> None:
     assert page.locator("#tip").inner_text().startswith("model.layers.1.self_attn, head 2: Max logit")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 700, 400])
 @pytest.mark.parametrize("make", [sick, hostile, static, healthy])
-def test_nothing_overflows(show: Opener, make: Callable[[], CheckReport], width: int, scheme: str) -> None:
-    page = show(make(), width=width, scheme=scheme)
-    page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+def test_nothing_overflows(show: Opener, make: Callable[[], CheckReport]) -> None:
+    page = show(make())
+    _unfold(page)
+    for language in ("zh-CN", "en"):
+        page.locator(f"[data-language='{language}']").click()
+        for width in (1280, 1090, 700, 390):
+            page.set_viewport_size({"width": width, "height": 844})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (language, width)
 
 
 def test_light_and_dark_differ(show: Opener) -> None:
@@ -134,10 +142,10 @@ def test_light_and_dark_differ(show: Opener) -> None:
 
 def test_hostile_texts_are_shown_and_run_nothing(show: Opener) -> None:
     page = show(hostile())
-    assert page.title().endswith("attention check")
+    assert page.title().endswith("sqrtdk check")
     assert page.evaluate("document.querySelectorAll('script').length") == 2
     shown = plain(EVIL)
-    page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    _unfold(page)
     page.locator("#maps .cell").nth(1).click()
     assert shown in page.locator("h1").inner_text()
     for place in ("#findings", "#sites", "#head-view", "#aside", "#run"):

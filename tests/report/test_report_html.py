@@ -2,24 +2,31 @@ import dataclasses
 import json
 import math
 import re
+from pathlib import Path
 
 import pytest
 
-from html_page import HtmlPage, check_alone, check_policy
+from html_page import HtmlPage, check_alone, check_policy, template
 from sample_report import EVIL, head_stats, healthy, hostile, judged, leaking, sick, static, unjudged
+from sqrtdk._language import Choice
 from sqrtdk.audit.records import CheckReport
+from sqrtdk.errors import InvalidValueError
+from sqrtdk.report import check_words
+from sqrtdk.report.check_words import STATISTICS
 from sqrtdk.report.html import to_html
-from sqrtdk.report.payload import STATISTICS, payload
+from sqrtdk.report.payload import payload
 from sqrtdk.report.plain import plain
 from sqrtdk.stats.heads import HeadStats
 from sqrtdk.theory.gaussian import expected_entropy_nats
 
+CHINESE = re.compile("[\u4e00-\u9fff]")
+TEMPLATES = Path(__file__).parents[2] / "src" / "sqrtdk" / "report" / "templates"
 REPORTS = {"healthy": healthy, "static": static, "sick": sick, "hostile": hostile, "unjudged": unjudged}
 
 
 @pytest.mark.parametrize("name", REPORTS)
 def test_the_page_needs_nothing_else(name: str) -> None:
-    check_alone(HtmlPage(to_html(REPORTS[name]())))
+    check_alone(HtmlPage(to_html(REPORTS[name]())), fields=True)
 
 
 @pytest.mark.parametrize("name", REPORTS)
@@ -44,12 +51,12 @@ def test_every_number_of_a_head_is_there() -> None:
     report = sick()
     data = payload(report)
     rows = [row for group in data["groups"] for row in group["rows"]]
-    assert [item["key"] for item in data["statistics"]] == [key for key, *_ in STATISTICS]
+    assert [item["key"] for item in data["statistics"]] == list(STATISTICS)
     assert sum(len(row["logits"]) for row in rows) == sum(j.call.heads for j in report.calls if j.call.stats)
     (row,) = [row for row in rows if row["site"] == "decoder.h.4.attn"]
     stats = report.calls[4].call.stats
     assert isinstance(stats, HeadStats)
-    for key, *_ in STATISTICS:
+    for key in STATISTICS:
         assert len(row["values"][key]) == 8
     assert row["values"]["max_logit"][0] == "Infinity"
     assert row["values"]["max_logit"][5] is None
@@ -84,7 +91,7 @@ def test_a_layer_that_ran_twice_has_two_rows() -> None:
 
 def test_static_reports_say_why_there_are_no_figures() -> None:
     text = to_html(static())
-    assert "No statistics: no weights: static mode." in text
+    assert "没有统计量</span></b> no weights: static mode</p>" in text
     assert json.loads(HtmlPage(text).inside["script"][0])["groups"] == []
 
 
@@ -92,8 +99,8 @@ def test_a_call_with_a_failing_finding_is_nowhere_green() -> None:
     for report in (leaking(), dataclasses.replace(leaking(), fail_on="never")):
         page = HtmlPage(to_html(report))
         classes = [attributes.get("class") or "" for _, attributes in page.elements]
-        assert "tile good" not in classes
-        assert "tile bad" in classes
+        assert "told good" not in classes
+        assert "told bad" in classes
         # the bar and its key, and of the folds: dial, verdict, health
         assert sum("v-exact" in name for name in classes) == 2 + 3
         assert sum("v-failing" in name for name in classes) == 2
@@ -101,18 +108,19 @@ def test_a_call_with_a_failing_finding_is_nowhere_green() -> None:
 
 
 @pytest.mark.parametrize(
-    ("report", "word", "tone"),
+    ("report", "word", "chinese", "tone"),
     [
-        (healthy(), "Passed", "good"),
-        (leaking(), "Failed", "bad"),
-        (dataclasses.replace(leaking(), fail_on="never"), "Findings", "bad"),
-        (unjudged(), "Incomplete", "doubtful"),
-        (dataclasses.replace(unjudged(), fail_on="unmeasured"), "Failed", "bad"),
+        (healthy(), "Passed", "通过", "good"),
+        (leaking(), "Failed", "未通过", "bad"),
+        (dataclasses.replace(leaking(), fail_on="never"), "Findings", "有问题", "bad"),
+        (unjudged(), "Incomplete", "不完整", "doubtful"),
+        (dataclasses.replace(unjudged(), fail_on="unmeasured"), "Failed", "未通过", "bad"),
     ],
 )
-def test_the_word_for_the_whole(report: CheckReport, word: str, tone: str) -> None:
+def test_the_word_for_the_whole(report: CheckReport, word: str, chinese: str, tone: str) -> None:
     text = to_html(report)
-    assert f'<section class="tile {tone}" aria-label="Result">\n      <p class="big">{word}</p>' in text
+    said = f'<span class="en" lang="en">{word}</span><span class="zh" lang="zh-CN">{chinese}</span>'
+    assert f'<section class="told {tone}">\n    <p class="word">{said}</p>' in text
     assert ("Everything that ran was measured" in text) == (not report.unjudged)
 
 
@@ -121,6 +129,84 @@ def test_five_thousand_heads_fit() -> None:
     text = to_html(report)
     assert len(text) < 5_000_000
     assert len(payload(report)["groups"][0]["rows"]) == 80
+
+
+def test_findings_are_told_in_both_languages() -> None:
+    finding = dataclasses.replace(leaking().findings[0], message="head 3 has a logit of 61.5", fix="use tril")
+    text = to_html(dataclasses.replace(leaking(), findings=(finding,)))
+    chinese = "头 3 的最大 logit 为 61.5"
+    assert f'<span class="en" lang="en">{finding.message}</span><span class="zh" lang="zh-CN">{chinese}</span>' in text
+
+
+def test_it_opens_at_a_head_that_fails() -> None:
+    calm, wild = head_stats(4, 0.5), head_stats(4, 3.0, seed=1)
+    wrong = dataclasses.replace(judged("h.1", ratio=0.125, verdict="unexplained", stats=calm), health="fail")
+    calls = (dataclasses.replace(judged("h.0", stats=wild), health="note"), wrong)
+    row, head = payload(dataclasses.replace(healthy(1, 1), calls=calls))["opens"]
+    assert (row, head) == (1, max(range(4), key=calm.max_logit.__getitem__))  # not at the largest logit of all
+    rows = payload(dataclasses.replace(healthy(1, 1), calls=calls))["groups"][0]["rows"]
+    assert [row["fails"] for row in rows] == [False, True]
+    both_fail = (dataclasses.replace(judged("h.0", stats=head_stats(4, nan_head=2)), health="critical"), wrong)
+    assert payload(dataclasses.replace(healthy(1, 1), calls=both_fail))["opens"] == [0, 2]
+    assert payload(static())["opens"] == [0, 0]
+
+
+def test_the_scale_ratio_is_a_statistic_of_each_head() -> None:
+    call = judged("h.0", head_dim=16, stats=head_stats(4)).call
+    one = dataclasses.replace(call, scale=dataclasses.replace(call.scale, per_head=(0.25, 0.5, 1.0, 2.0)))
+    report = dataclasses.replace(healthy(1, 1), calls=(dataclasses.replace(judged("h.0"), call=one),))
+    (row,) = payload(report)["groups"][0]["rows"]
+    assert row["values"]["scale_ratio"] == [1.0, 2.0, 4.0, 8.0]
+    (row,) = payload(_one(head_stats(3)))["groups"][0]["rows"]
+    assert row["values"]["scale_ratio"] == [1.0, 1.0, 1.0]
+    unread = dataclasses.replace(healthy(1, 1), calls=(judged("h.0", ratio=None, stats=head_stats(1)),))
+    assert payload(unread)["groups"][0]["rows"][0]["values"]["scale_ratio"] == [None]
+
+
+@pytest.mark.parametrize(
+    ("language", "opening"),
+    [("auto", 'lang="en"'), ("en", 'lang="en" data-opens="en"'), ("zh-CN", 'lang="zh-CN" data-opens="zh-CN"')],
+)
+def test_it_opens_in_the_language_that_was_asked_for(language: Choice, opening: str) -> None:
+    assert f"<html {opening}>" in to_html(healthy(1, 1), language)
+
+
+def test_another_language_is_refused() -> None:
+    with pytest.raises(InvalidValueError, match="auto, en, zh-CN, not 'de'"):
+        to_html(healthy(1, 1), "de")  # type: ignore[arg-type]
+
+
+def test_every_fixed_word_has_two_languages_and_a_use() -> None:
+    texts = {
+        **check_words.WORDS,
+        **check_words.SCRIPT_WORDS,
+        **check_words.VERDICT_WORDS,
+        **check_words.MODES,
+        **check_words.STEPS,
+    }
+    for key, words in texts.items():
+        assert CHINESE.search(words.zh) or words.zh in ("dropout", "logit", "log n = {value}"), key
+        assert words.en, key
+        assert not CHINESE.search(words.en), key
+        assert set(re.findall(r"{\w+}", words.en)) == set(re.findall(r"{\w+}", words.zh)), key
+    for name, unit, meaning in STATISTICS.values():
+        assert CHINESE.search(meaning.zh)
+        assert CHINESE.search(name.zh) or "logit" in name.zh
+        assert bool(unit.en) == bool(unit.zh)
+    source = template("report.html") + template("report_parts.html") + template("kv_cache.html")
+    source += template("languages.js") + (TEMPLATES.parent / "html.py").read_text()
+    assert [key for key in check_words.WORDS if f'"{key}"' not in source] == []
+    script = template("report.js") + template("report_sites.js")
+    assert [key for key in check_words.SCRIPT_WORDS if f'"{key}"' not in script and f".{key}" not in script] == []
+
+
+def test_no_words_outside_the_tables() -> None:
+    """What the template itself writes: names, signs and nothing to translate."""
+    for name in ("report.html", "report_parts.html", "kv_cache.html"):
+        plain_text = re.sub(r"{%.*?%}|{{.*?}}|{#.*?#}", "", template(name), flags=re.DOTALL)
+        texts = {text.strip() for text in HtmlPage(plain_text).texts} - {""}
+        words = {word for text in texts for word in re.findall(r"\w\w+", text)}
+        assert words <= {"sqrtdk", "check", "English", "中文", "softmax", "R²"}, name
 
 
 def test_numbers_are_finite_or_named() -> None:

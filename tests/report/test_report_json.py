@@ -10,7 +10,8 @@ import pytest
 from sample_report import EVIL, head_stats, healthy, hostile, judged, sick, static
 from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.audit.records import FAIL_ON, HEALTH, OUTCOMES, CheckReport
-from sqrtdk.report import html, terminal
+from sqrtdk.report import terminal
+from sqrtdk.report.check_words import RESULTS
 from sqrtdk.report.json import to_json
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "check.schema.json").read_text())
@@ -107,4 +108,4 @@ def test_the_words_of_the_records_are_those_of_the_schema_and_of_both_reports() 
     assert set(call["health"]["enum"]) == set(HEALTH)
     assert call["mistake"]["enum"] == [None, *MISTAKES]
     assert set(SCHEMA["properties"]["fail_on"]["enum"]) == set(FAIL_ON)
-    assert set(terminal._OUTCOME_STYLE) == set(html._RESULTS) == set(OUTCOMES)
+    assert set(terminal._OUTCOME_STYLE) == set(RESULTS) == set(OUTCOMES)

@@ -6,7 +6,8 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from sample_report import healthy, hostile, judged, leaking, sick, static, unjudged
-from sqrtdk.audit.records import CheckReport
+from sqrtdk.audit.records import CheckReport, Finding
+from sqrtdk.report.headline import headline
 from sqrtdk.report.terminal import summary_line, to_text
 from sqrtdk.tracing.records import NotMeasured
 from terminal_text import check_colours, check_fits
@@ -86,7 +87,7 @@ def test_markup_in_names_is_text() -> None:
 
 def test_no_call() -> None:
     text = to_text(dataclasses.replace(healthy(), calls=()))
-    assert "No attention call was seen." in text
+    assert "No attention was seen." in text
 
 
 def test_the_names_of_mistakes_and_the_reasons_are_there() -> None:
@@ -108,9 +109,9 @@ def test_a_call_with_a_failing_finding_is_nowhere_green() -> None:
     report = dataclasses.replace(leaking(), fail_on="never")
     lines = to_text(report, width=140, color=True).splitlines()
     (sound,) = [line for line in lines if "h.0,2.attn" in line]
-    (failing, found) = [line for line in lines if "h.1.attn" in line]
+    said, failing, found = [line for line in lines if "h.1.attn" in line]
     assert sound.count(GREEN) == 3  # ratio, verdict, health
-    assert GREEN not in failing + found
+    assert GREEN not in said + failing + found
     assert "critical" in failing
     assert "\x1b[1;32m" not in lines[-1]  # the headline
 
@@ -122,8 +123,40 @@ def test_what_was_not_judged_is_counted_and_not_green() -> None:
     assert text.count("did not run with these inputs") == 1  # as a finding, not once more as an aside
 
 
-def test_summary_counts() -> None:
-    assert summary_line(sick()) == (
-        "10 attention calls: 3 exact, 1 declared, 5 unexplained, 1 unmeasured. "
+def test_summary_says_what_is_wrong_and_counts() -> None:
+    said, counts = summary_line(sick()).split(" 10 attention calls: ")
+    assert said == f"{headline(sick()).en}."
+    assert counts == (
+        "3 exact, 1 declared, 5 unexplained, 1 unmeasured. "
         "12 findings: 4 critical, 6 fail, 1 warn, 1 note. Exit code 1 (fail-on: fail)."
     )
+
+
+def test_what_is_wrong_stands_above_the_table() -> None:
+    text = to_text(sick(), width=400)
+    assert text.index("The scale is 8 times too large in 4 of 10 attentions: no") < text.index("ratio  verdict")
+
+
+def test_consequences_stand_under_their_cause_without_a_fix_of_their_own() -> None:
+    cause = Finding("scale_ledger", "fail", "h.1", 8.0, 1.0, "the scale is missing", "put it back", "paper")
+    hot = Finding("max_logit", "warn", "h.1", 120.0, 100.0, "head 0 has a logit of 120", "clip it", "another paper")
+    other = dataclasses.replace(hot, site="h.9", fix="clip that one")
+    text = to_text(dataclasses.replace(healthy(), findings=(cause, hot, other)), width=120)
+    lines = text[text.index("Findings") :].splitlines()
+    assert lines[1:9] == [
+        " fail  the scale is missing",
+        "    h.1  scale_ledger  found 8, expected 1",
+        "    fix: put it back",
+        "    source: paper",
+        "    which leads to:",
+        "       warn  head 0 has a logit of 120",
+        "          h.1  max_logit  found 120, expected at most 100",
+        " warn  head 0 has a logit of 120",
+    ]
+    assert "clip it" not in text
+    assert "fix: clip that one" in text
+
+
+def test_the_mode_is_told_in_words() -> None:
+    assert "parameters, model run, seed 0" in to_text(healthy())
+    assert "parameters, formulas alone, seed 0" in to_text(static(), width=100)

@@ -1,4 +1,4 @@
-"""docs/watch.md: its examples run, its output is real, its tables are those of the columns."""
+"""docs/en/watch.md: its examples run, its output is real, its tables are those of the columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sqrtdk.cli.watch_runs import FailOn
 from sqrtdk.monitor import sums
 from sqrtdk.monitor.columns import TABLES, Column
 
-PAGE = Path(__file__).parents[2] / "docs" / "watch.md"
+PAGE = Path(__file__).parents[2] / "docs" / "en" / "watch.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 QUANTILES = ("_p05", "_p50", "_p95")
 

@@ -86,3 +86,33 @@ def test_a_terminal_shows_what_fits(lines: int, width: int, sick: Summary) -> No
         assert "attentions that are better" in text
     if lines == 200:
         assert all(f"\nh.{at} " in text for at in range(48))
+
+
+ENGLISH = (
+    "attention",
+    "not measured",
+    "alarm",
+    "steps ",
+    "worst",
+    "newest",
+    "site",
+    "source:",
+    "apart",
+    "nowhere",
+    "of A",
+)
+
+
+@pytest.mark.parametrize("name", ["healthy", "unscaled"])
+def test_chinese_leaves_no_english_words(name: str, runs: dict[str, Path]) -> None:
+    run = summarise(read_run(runs[name]))
+    texts = (
+        to_text(run, list(STATISTICS), width=160, language="zh"),
+        comparison_text(run, run, compare(run, run), width=160, language="zh"),
+    )
+    for text in texts:
+        assert max(cell_len(line) for line in text.splitlines()) <= 160
+        lines = [line for line in text.splitlines() if "来源：" not in line]
+        for site in run.sites:
+            lines = [line.replace(plain(site.label), "") for line in lines]
+        assert [line for line in lines if any(word in line for word in ENGLISH)] == []

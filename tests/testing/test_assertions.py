@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -142,10 +139,3 @@ def test_calls_without_a_partner_fail() -> None:
     assert "layers.2  only in A" in text
     assert_same_attention(a, b, inputs, mapping=of_both, allow="unpaired")
     assert_same_attention(a, b, inputs, mapping=of_both, allow="layers.2")
-
-
-def test_the_page_is_true() -> None:
-    page = Path(__file__).parents[2] / "docs" / "testing.md"
-    failed, tried = doctest.testfile(str(page), module_relative=False)
-    assert tried
-    assert not failed

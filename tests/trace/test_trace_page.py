@@ -11,7 +11,7 @@ import pytest
 import sqrtdk.tracing
 from sqrtdk.tracing import steps
 
-PAGE = Path(__file__).parents[2] / "docs" / "trace.md"
+PAGE = Path(__file__).parents[2] / "docs" / "en" / "trace.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 HOME = Path(sqrtdk.tracing.__file__).parent
 

@@ -7,11 +7,10 @@ import importlib.resources
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
+from sqrtdk._language import Language
 from sqrtdk.lab.text import Text
 
-Language = Literal["en", "zh"]
 LANGUAGES: tuple[Language, ...] = ("en", "zh")
 TAGS: Mapping[Language, str] = {"en": "en", "zh": "zh-CN"}
 
@@ -41,7 +40,7 @@ class Words:
 
         Example:
             >>> words("zh").get("verdict", "exact"), words("zh").get("verdict", "<b>")
-            ('正确', '<b>')
+            ('相符', '<b>')
         """
         return self.entries.get(f"{table}.{name}", name)
 

@@ -12,8 +12,9 @@ from typing import Any
 from markupsafe import Markup
 
 from sqrtdk import _extras
+from sqrtdk._language import Language
 from sqrtdk.app import claims, figures, pieces, saved, tables
-from sqrtdk.app.catalogue import LANGUAGES, TAGS, Language, Words
+from sqrtdk.app.catalogue import LANGUAGES, TAGS, Words
 from sqrtdk.app.settings import CONTROLS, RULES, RefusedValueError, Settings, address, parse, texts
 from sqrtdk.errors import SqrtdkError, text_of
 from sqrtdk.lab import CLAIMS

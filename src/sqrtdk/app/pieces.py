@@ -10,6 +10,7 @@ from markupsafe import Markup, escape
 from sqrtdk.app import fields
 from sqrtdk.app.catalogue import Words
 from sqrtdk.report.plain import plain
+from sqrtdk.report.said import said
 
 Cell = str | Markup
 
@@ -39,9 +40,12 @@ def notice(text: Cell, tone: str = "bad") -> Markup:
     return Markup('<p class="notice {}" role="alert">{}</p>').format(tone, shown(text))
 
 
-def english(text: str, words: Words) -> Markup:
-    """A sentence that was recorded in English, marked so for a page of another language."""
-    return shown(text) if words.language == "en" else Markup('<span lang="en">{}</span>').format(shown(text))
+def recorded(text: str, words: Words) -> Markup:
+    """A sentence that was recorded in English: in the page's language, or marked as English where that is not known."""
+    there = said(text, words.language)
+    if words.language == "en" or there != text:
+        return shown(there)
+    return Markup('<span lang="en">{}</span>').format(shown(text))
 
 
 def headline(word: str, tone: str, of: str) -> Markup:

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from sqrtdk.app import fields
 from sqrtdk.app.catalogue import Words
-from sqrtdk.app.pieces import Cell, command, english, headline, lead, left, table
+from sqrtdk.app.pieces import Cell, command, headline, lead, left, recorded, table
 from sqrtdk.audit.records import FAILING, HEALTH, SEVERITIES, UNMEASURED, VERDICTS
 from sqrtdk.report.figures import number, percent, ratio
 
@@ -91,7 +91,7 @@ def _sorted(findings: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _finding(finding: Mapping[str, Any], words: Words) -> tuple[Cell, ...]:
-    texts = (english(fields.maybe_text(finding[name]), words) for name in ("message", "fix"))
+    texts = (recorded(fields.maybe_text(finding[name]), words) for name in ("message", "fix"))
     site, at = fields.maybe_text(finding["site"]), fields.maybe_text(finding["at"])
     return (words.get("health", finding["severity"]), site or "(root)", *texts, at)
 

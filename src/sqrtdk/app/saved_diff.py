@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from sqrtdk.app import fields
 from sqrtdk.app.catalogue import Words
-from sqrtdk.app.pieces import Cell, command, english, headline, lead, left, shown, table
+from sqrtdk.app.pieces import Cell, command, headline, lead, left, recorded, shown, table
 from sqrtdk.report.diff_causes import CAUSES
 from sqrtdk.report.diff_words import STAGE_WORDS
 from sqrtdk.report.figures import number, percent
@@ -27,7 +27,7 @@ def diff_html(document: Mapping[str, Any], words: Words) -> Markup:
     open_ends = sum(len(entries) for _, entries in unpaired)
     if word == "same" and (open_ends or not pairs):
         word, tone = "unjudged", "doubtful"
-    told = [english(fields.text(one), words) for one in fields.listed(document["paragraphs"])]
+    told = [recorded(fields.text(one), words) for one in fields.listed(document["paragraphs"])]
     rows = [_pair(one, words) for one in pairs[: fields.MOST_ROWS]]
     return Markup("").join(
         [

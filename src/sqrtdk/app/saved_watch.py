@@ -11,7 +11,7 @@ from markupsafe import Markup
 from sqrtdk.app import fields
 from sqrtdk.app.catalogue import Words
 from sqrtdk.app.figures import svg
-from sqrtdk.app.pieces import Cell, english, headline, lead, left, shown, table
+from sqrtdk.app.pieces import Cell, headline, lead, left, recorded, shown, table
 from sqrtdk.audit.records import FAILING, SEVERITIES
 from sqrtdk.lab.plots import Plot, curve
 from sqrtdk.lab.text import Text
@@ -83,7 +83,7 @@ def _alarm(alarm: Mapping[str, Any], words: Words) -> tuple[Cell, ...]:
         ALARM_WORDS.get(name, name) if words.language == "zh" else name,
         number(fields.maybe(alarm["step"])),
         fields.maybe_text(alarm["site"]),
-        english(fields.text(alarm["text"]), words),
+        recorded(fields.text(alarm["text"]), words),
     )
 
 

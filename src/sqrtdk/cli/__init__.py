@@ -5,7 +5,6 @@ Nothing here imports torch: `sqrtdk --help` must answer at once, so a verb impor
 
 from __future__ import annotations
 
-import io
 from typing import Annotated
 
 import typer
@@ -22,32 +21,29 @@ from sqrtdk.cli.env import env
 from sqrtdk.cli.errors import fail
 from sqrtdk.cli.lab import lab
 from sqrtdk.cli.messages import PlainMessages
-from sqrtdk.cli.output import drop_stdout, keep_streams, open_closed_streams, say, unwritable
+from sqrtdk.cli.output import drop_stdout, keep_streams, open_closed_streams, unwritable
 from sqrtdk.cli.params import params
 from sqrtdk.cli.record import record
+from sqrtdk.cli.verbs import examples, register
 from sqrtdk.cli.watch import watch
 
 _app = typer.Typer(
     name="sqrtdk",
     help="Attention with the right scale: audit the 1/sqrt(d_k) of any PyTorch model.",
-    add_completion=False,
+    epilog=examples(
+        "sqrtdk check demo:unscaled         # a model without its 1/sqrt(d_k)",
+        "sqrtdk check --help                # options and examples of a verb",
+        "sqrtdk --install-completion        # the Tab key completes verbs and options",
+    ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # the rich help costs as much start-up time as all the rest
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_app.command()(check)
-_app.command()(configs)
-_app.command()(diff)
-_app.command()(record)
-_app.command()(params)
-_app.command()(bench)
-_app.command()(build)
-_app.command()(env)
-_app.command()(app)
-_app.add_typer(baseline)
-_app.add_typer(lab)
-_app.add_typer(watch)
+for _verb in (check, configs, diff, record, params, bench, build, env, app):
+    register(_app, _verb)
+for _group in (baseline, lab, watch):
+    _app.add_typer(_group)
 
 
 def main() -> None:
@@ -73,12 +69,7 @@ def _exit_code() -> int:
         fail(unwritable(error))
         return process.FAILED
     except Exception as error:
-        if not hasattr(error, "format_message"):
-            fail(error)
-            return process.FAILED
-        usage = io.StringIO()
-        error.show(usage)  # type: ignore[attr-defined]  # a ClickException, which typer has under several names
-        say(usage.getvalue().rstrip("\n"))
+        fail(error)
         return process.FAILED
     return code if isinstance(code, int) else 0
 

@@ -6,13 +6,14 @@ from typing import Annotated
 
 import typer
 
+from sqrtdk.cli import options
 from sqrtdk.cli.errors import reported
 
 
 def app(
     port: Annotated[int, typer.Option(metavar="N", help="Port of 127.0.0.1; 0 takes a free one.")] = 7860,
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
-    show_traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error was raised.")] = False,
+    show_traceback: options.ShowTraceback = False,
 ) -> None:
     """Serve the explorer on this machine: logits, weights, gradients and ranges under any scale, and saved reports.
 

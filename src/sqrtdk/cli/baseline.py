@@ -11,12 +11,14 @@ import typer
 
 from sqrtdk.cli import options
 from sqrtdk.cli.errors import reported
+from sqrtdk.cli.verbs import register
 
 if TYPE_CHECKING:
     from sqrtdk.audit.records import CheckReport
 
 baseline = typer.Typer(
     name="baseline",
+    short_help="Keep what a model does in a file, and fail on what changed.",
     help="Keep what a model's ledger says in a file, and fail a later run only on what changed.",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -26,16 +28,14 @@ FILE = "sqrtdk-baseline.json"
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="As for sqrtdk check.")]
 BaselineFile = Annotated[Path, typer.Argument(metavar="FILE", help="The baseline.")]
 Static = Annotated[bool, typer.Option("--static", help="Build on the meta device: no weights, no figures.")]
-Attn = Annotated[Literal["eager", "sdpa"] | None, typer.Option("--attn", help="Attention implementation to run.")]
 FailOn = Literal["note", "warn", "unmeasured", "fail", "critical", "never"]
 
 
-@baseline.command()
 def write(
     model: Model,
     file: BaselineFile = Path(FILE),
     static: Static = False,
-    attn: Attn = None,
+    attn: options.Attn = None,
     text: options.TextFile = None,
     input_file: options.InputFile = None,
     batch: options.Batch = None,
@@ -68,12 +68,11 @@ def write(
         say(ledger_line(kept))
 
 
-@baseline.command()
 def check(
     model: Model,
     file: BaselineFile = Path(FILE),
     static: Static = False,
-    attn: Attn = None,
+    attn: options.Attn = None,
     text: options.TextFile = None,
     input_file: options.InputFile = None,
     batch: options.Batch = None,
@@ -108,7 +107,7 @@ def check(
         comment = options.file_or_stdout(markdown, json_ and output is None)
         _files.check_outputs((output, sarif, comment), force)
         from sqrtdk.audit.baseline import compare, read
-        from sqrtdk.cli.output import print_text, say, written
+        from sqrtdk.cli.output import colors, print_text, say, width, written
         from sqrtdk.report.baseline import summary_line, to_json, to_markdown, to_text
         from sqrtdk.report.sarif import to_sarif
 
@@ -125,9 +124,13 @@ def check(
             print_text(to_markdown(comparison) if markdown == options.STDOUT else to_json(comparison))
             say(summary_line(comparison))
         else:
-            print_text(to_text(comparison))
+            print_text(to_text(comparison, width=width(), color=colors()))
         code = comparison.exit_code
     raise typer.Exit(code)
+
+
+register(baseline, write)
+register(baseline, check)
 
 
 def _checked(model: str, fail_on: str, arguments: dict[str, Any]) -> CheckReport:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 import sys
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from sqrtdk.cli import options
 from sqrtdk.cli.errors import reported
 
 Passes = Literal["forward", "training", "both"]
@@ -27,16 +27,18 @@ def bench(
     passes: Annotated[
         Passes, typer.Option("--pass", help="Forward, or training, which is forward and backward.")
     ] = "both",
-    repeats: Annotated[int, typer.Option(help="Rounds that are counted.")] = 5,
-    threads: Annotated[int | None, typer.Option(help="Of torch and onnxruntime; torch's own if unset.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the tensors.")] = 0,
-    list_: Annotated[bool, typer.Option("--list", help="Show what can be measured, and measure nothing.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the JSON document to FILE instead of stdout.")
+    repeats: Annotated[int, typer.Option(metavar="N", help="Rounds that are counted.")] = 5,
+    threads: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Threads of torch and onnxruntime.", show_default="torch's own number"),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
-    show_traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error was raised.")] = False,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the tensors.")] = 0,
+    list_: Annotated[bool, typer.Option("--list", help="Show what can be measured, and measure nothing.")] = False,
+    json_: options.Json = False,
+    output: options.Output = None,
+    force: options.Force = False,
+    lang: options.Lang = "auto",
+    show_traceback: options.ShowTraceback = False,
 ) -> None:
     """Time attention against torch, FlexAttention, the plain formula and onnxruntime, on this machine's CPU.
 
@@ -81,7 +83,10 @@ def bench(
             json = report.names_json(WORKLOADS, WAYS, gpu)
             text = report.names_text(WORKLOADS, WAYS, gpu, width=width(), color=colors())
         else:
-            json, text = to_json(record), report.to_text(record, width=width(), color=colors())
+            json, text = (
+                to_json(record),
+                report.to_text(record, width=width(), color=colors(), language=options.language(lang)),
+            )
         if output is not None:
             _files.write_text(output, json, force)
             written("JSON", output)

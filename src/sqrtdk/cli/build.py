@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from sqrtdk.cli import options
 from sqrtdk.cli.errors import reported
 
 
@@ -14,7 +15,7 @@ def build(
     if_possible: Annotated[
         bool, typer.Option("--if-possible", help="Exit with 0, and the reason on stderr, where it can't be built.")
     ] = False,
-    show_traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error was raised.")] = False,
+    show_traceback: options.ShowTraceback = False,
 ) -> None:
     """Compile the attention kernel with this machine's C++ compiler, for CPUs with AVX-512; it takes half a minute.
 

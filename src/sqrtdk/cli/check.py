@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -34,7 +36,10 @@ def check(
     static: Annotated[bool, typer.Option("--static", help="Build on the meta device: no weights, no figures.")] = False,
     attn: Annotated[
         Attn | None,
-        typer.Option(help="Attention implementation to run; both lists the calls of eager, then those of sdpa."),
+        typer.Option(
+            help="Attention implementation to run; both lists the calls of eager, then those of sdpa.",
+            show_default="the model's own",
+        ),
     ] = None,
     text: options.TextFile = None,
     input_file: options.InputFile = None,
@@ -48,19 +53,27 @@ def check(
     device_map: options.DeviceMap = None,
     offload_folder: options.OffloadFolder = None,
     like: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Of a graph: judge it by what the attentions of MODEL do.")
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="Of a graph: judge it by what the attentions of MODEL do.", show_default="no model"
+        ),
     ] = None,
     run_graph: Annotated[
         bool, typer.Option("--run", help="Of a graph: run it on the CPU; with --like, diff it with MODEL.")
     ] = False,
     kv_dtype: Annotated[
-        KvDtype | None, typer.Option("--kv-dtype", help="Forecast what a cache of k and v in this format would do.")
+        KvDtype | None,
+        typer.Option(
+            "--kv-dtype", help="Forecast what a cache of k and v in this format would do.", show_default="no forecast"
+        ),
     ] = None,
     kv_scale: Annotated[
-        KvScale | None, typer.Option("--kv-scale", help="What shares a scale in that cache; the format's own if unset.")
+        KvScale | None,
+        typer.Option("--kv-scale", help="What shares a scale in that cache.", show_default="the format's own"),
     ] = None,
     kv_rows: Annotated[
-        int | None, typer.Option("--kv-rows", min=1, help="Most rows of a call in that forecast, 256 if unset.")
+        int | None,
+        typer.Option("--kv-rows", min=1, metavar="N", help="Most rows of a call in that forecast.", show_default="256"),
     ] = None,
     json_: options.Json = False,
     output: options.Output = None,
@@ -70,6 +83,7 @@ def check(
     markdown: options.Markdown = None,
     force: options.Force = False,
     fail_on: Annotated[FailOn, typer.Option(help="Least severity of a finding that gives exit code 1.")] = "fail",
+    lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
     """Audit every attention of MODEL: its formula, its scale, and how healthy its logits are.
@@ -90,7 +104,7 @@ def check(
             options.refuse(given, "with --like and --run, which are sqrtdk diff", f"sqrtdk diff {like} {model} --help")
         diff(
             like, model, seed=seed, input_file=input_file, trust_remote_code=trust_remote_code, json_=json_,
-            output=output, html=html, force=force, show_traceback=show_traceback,
+            output=output, html=html, force=force, lang=lang, show_traceback=show_traceback,
             fail_on=_OF_A_DIFF[fail_on],
         )  # fmt: skip
     with reported(show_traceback):
@@ -119,16 +133,22 @@ def check(
             report = check_and_forecast(
                 model, loading, cache, fail_on=fail_on, command=command, like=like, run_graph=run_graph
             )
-            documents = [(output, to_json, "JSON"), (html, to_html, "HTML"), (sarif, to_sarif, "SARIF")]
-            documents += [(junit, to_junit, "JUnit XML"), (comment, to_markdown, "Markdown")]
-            wanted = [(path, draw(report), kind) for path, draw, kind in documents if path is not None]
+            language = options.language(lang)
+            documents: tuple[tuple[Path | None, Callable[[], str], str], ...] = (
+                (output, lambda: to_json(report), "JSON"),
+                (html, lambda: to_html(report, lang), "HTML"),
+                (sarif, lambda: to_sarif(report), "SARIF"),
+                (junit, lambda: to_junit(report), "JUnit XML"),
+                (comment, lambda: to_markdown(report, language), "Markdown"),
+            )
+            wanted = [(path, draw(), kind) for path, draw, kind in documents if path is not None]
         for path, document, kind in wanted:
             _files.write_text(path, document, force)
             written(kind, path)
         if (json_ and output is None) or markdown == options.STDOUT:
-            print_text(to_markdown(report) if markdown == options.STDOUT else to_json(report))
-            say(summary_line(report))
+            print_text(to_markdown(report, language) if markdown == options.STDOUT else to_json(report))
+            say(summary_line(report, language))
         else:
-            print_text(to_text(report, width=width(), color=colors()))
+            print_text(to_text(report, width=width(), color=colors(), language=language))
         code = report.exit_code
     raise typer.Exit(code)

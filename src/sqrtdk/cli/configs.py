@@ -28,10 +28,11 @@ def configs(
     codes = {0}
     with reported(show_traceback):
         from sqrtdk.audit.check import check_with
-        from sqrtdk.cli.output import colors, print_text, say, width
+        from sqrtdk.cli.output import PIPE_WIDTH, colors, print_text, say, width
         from sqrtdk.errors import SqrtdkError
         from sqrtdk.models.config import read_config_dict
         from sqrtdk.models.options import LoadOptions
+        from sqrtdk.report.console import line
         from sqrtdk.report.plain import plain
         from sqrtdk.report.terminal import summary_line, to_text
 
@@ -47,7 +48,8 @@ def configs(
                 codes.add(FAILED)
                 continue
             quiet = not report.exit_code and not report.unjudged
-            told = f"{plain(str(file))}: {summary_line(report)}\n"
-            print_text(told if quiet else to_text(report, width=width(), color=colors()))
+            told = f"{plain(str(file))}: {summary_line(report)}"
+            wide = len(told.encode()) if width() == PIPE_WIDTH else width()  # a line a file, for what reads a log
+            print_text(line(told, wide) if quiet else to_text(report, width=width(), color=colors()))
             codes.add(report.exit_code)
     raise typer.Exit(max(codes))

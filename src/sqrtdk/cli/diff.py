@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -24,18 +25,42 @@ _SIDE = (
 def diff(
     a: Annotated[str, typer.Argument(metavar="A", help=_SIDE)],
     b: Annotated[str, typer.Argument(metavar="B", help="The other side, the same way.")],
-    attn: Annotated[Attn | None, typer.Option(help="Attention implementation of both sides.")] = None,
-    attn_a: Annotated[Attn | None, typer.Option("--attn-a", help="Of A alone.")] = None,
-    attn_b: Annotated[Attn | None, typer.Option("--attn-b", help="Of B alone.")] = None,
+    attn: options.Attn = None,
+    attn_a: Annotated[
+        Attn | None,
+        typer.Option("--attn-a", help="Of A alone.", show_default="as --attn"),
+    ] = None,
+    attn_b: Annotated[
+        Attn | None,
+        typer.Option("--attn-b", help="Of B alone.", show_default="as --attn"),
+    ] = None,
     dtype: options.Dtype = None,
-    dtype_a: Annotated[str | None, typer.Option("--dtype-a", help="Of A alone.")] = None,
-    dtype_b: Annotated[str | None, typer.Option("--dtype-b", help="Of B alone.")] = None,
+    dtype_a: Annotated[
+        str | None,
+        typer.Option("--dtype-a", metavar="DTYPE", help="Of A alone.", show_default="as --dtype"),
+    ] = None,
+    dtype_b: Annotated[
+        str | None,
+        typer.Option("--dtype-b", metavar="DTYPE", help="Of B alone.", show_default="as --dtype"),
+    ] = None,
     device: options.Device = None,
-    device_a: Annotated[str | None, typer.Option("--device-a", help="Of A alone.")] = None,
-    device_b: Annotated[str | None, typer.Option("--device-b", help="Of B alone.")] = None,
+    device_a: Annotated[
+        str | None,
+        typer.Option("--device-a", metavar="DEVICE", help="Of A alone.", show_default="as --device"),
+    ] = None,
+    device_b: Annotated[
+        str | None,
+        typer.Option("--device-b", metavar="DEVICE", help="Of B alone.", show_default="as --device"),
+    ] = None,
     revision: options.Revision = None,
-    revision_a: Annotated[str | None, typer.Option("--revision-a", help="Of A alone.")] = None,
-    revision_b: Annotated[str | None, typer.Option("--revision-b", help="Of B alone.")] = None,
+    revision_a: Annotated[
+        str | None,
+        typer.Option("--revision-a", metavar="NAME", help="Of A alone.", show_default="as --revision"),
+    ] = None,
+    revision_b: Annotated[
+        str | None,
+        typer.Option("--revision-b", metavar="NAME", help="Of B alone.", show_default="as --revision"),
+    ] = None,
     text: options.TextFile = None,
     input_file: options.InputFile = None,
     batch: options.Batch = None,
@@ -44,7 +69,12 @@ def diff(
     trust_remote_code: options.TrustRemoteCode = False,
     mapping: Annotated[
         Path | None,
-        typer.Option("--map", metavar="FILE", help="JSON object: site of A -> site of B, for what can't be guessed."),
+        typer.Option(
+            "--map",
+            metavar="FILE",
+            help="JSON object: site of A -> site of B, for what can't be guessed.",
+            show_default="guessed",
+        ),
     ] = None,
     json_: options.Json = False,
     output: options.Output = None,
@@ -53,6 +83,7 @@ def diff(
     fail_on: Annotated[
         FailOn, typer.Option(help="What gives exit code 1: a difference; that, or what could not be judged; nothing.")
     ] = "different",
+    lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
     """Run A and B on the same inputs, and say of every attention whether it differs, where first, and why.
@@ -80,15 +111,16 @@ def diff(
             loading = options_of_sides(locals())
             command = shlex.join(["sqrtdk", *sys.argv[1:]])
             report = diff_with(a, b, None, *loading, mapping=mapping, fail_on=fail_on, command=command)
-            documents = [(output, to_json, "JSON"), (html, to_html, "HTML")]
-            wanted = [(path, draw(report), kind) for path, draw, kind in documents if path is not None]
+            documents: tuple[tuple[Path | None, Callable[[], str], str], ...]
+            documents = ((output, lambda: to_json(report), "JSON"), (html, lambda: to_html(report, lang), "HTML"))
+            wanted = [(path, draw(), kind) for path, draw, kind in documents if path is not None]
         for path, document, kind in wanted:
             _files.write_text(path, document, force)
             written(kind, path)
         if json_ and output is None:
             print_text(to_json(report))
-            say(summary_line(report))
+            say(summary_line(report, options.language(lang)))
         else:
-            print_text(to_text(report, width=width(), color=colors()))
+            print_text(to_text(report, width=width(), color=colors(), language=options.language(lang)))
         code = report.exit_code
     raise typer.Exit(code)

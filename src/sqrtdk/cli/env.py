@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
+from sqrtdk.cli import options
 from sqrtdk.cli.errors import reported
 
 
 def env(
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
-    show_traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error was raised.")] = False,
+    json_: options.Json = False,
+    lang: options.Lang = "auto",
+    show_traceback: options.ShowTraceback = False,
 ) -> None:
     """Show versions, the machine, and whether each attention kernel is in use, or why it is not.
 
@@ -19,11 +17,14 @@ def env(
     """
     with reported(show_traceback):
         from sqrtdk import _json
-        from sqrtdk.cli.output import print_text, working
+        from sqrtdk.cli.output import colors, print_text, width, working
         from sqrtdk.report.environment import to_text
 
         with working("Looking"):
             from sqrtdk._environment import environment
 
             machine = environment()
-        print_text(_json.document(machine) if json_ else to_text(machine))
+        if json_:
+            print_text(_json.document(machine))
+        else:
+            print_text(to_text(machine, width=width(), color=colors(), language=options.language(lang)))

@@ -6,11 +6,13 @@ import contextlib
 import os
 import traceback
 from collections.abc import Iterator
+from typing import Any
 
 import typer
 
 from sqrtdk.cli.output import say
 from sqrtdk.cli.process import FAILED, INTERRUPTED, interrupted
+from sqrtdk.cli.verbs import VERBS
 from sqrtdk.errors import SqrtdkError, text_of
 from sqrtdk.report.plain import plain
 
@@ -46,8 +48,13 @@ def fail(error: BaseException, show_traceback: bool = False) -> None:
         error: what was raised.
         show_traceback: print the traceback as well; the environment variable SQRTDK_TRACEBACK=1 does the same.
     """
+    if type(error).__name__ == "NoArgsIsHelpError":  # a group without a verb: its help is all that is to be said
+        say(text_of(error))
+        return
     show_traceback = show_traceback or os.environ.get("SQRTDK_TRACEBACK", "") not in ("", "0")
-    if isinstance(error, SqrtdkError):
+    if hasattr(error, "format_message"):  # a ClickException, which typer has under several names
+        message, hint = error.format_message(), _how_it_is_used(error)
+    elif isinstance(error, SqrtdkError):
         message, hint = text_of(error), error.hint
     else:
         message = f"{type(error).__name__}: {text_of(error)}"
@@ -60,3 +67,14 @@ def fail(error: BaseException, show_traceback: bool = False) -> None:
     say("Error: " + "\n  ".join(lines))
     if hint:
         say(f"Hint: {plain(hint)}")
+
+
+def _how_it_is_used(error: Any) -> str:
+    """The hint of a usage error: a command that is right, and where the options are listed."""
+    context = getattr(error, "ctx", None)
+    if context is None:
+        return ""
+    path = context.command_path
+    verb = VERBS.get(path.removeprefix("sqrtdk "))
+    example = f"for example: {verb.examples[0].partition(' #')[0].rstrip()}; " if verb else ""
+    return f"{example}all options: {path} --help"

@@ -2,38 +2,72 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+from sqrtdk._language import Choice, Language, chosen
 from sqrtdk.errors import InvalidValueError
 
 STDOUT = "-"
 
-TextFile = Annotated[Path | None, typer.Option("--text", metavar="FILE", help="Text to tokenise and run on.")]
-InputFile = Annotated[Path | None, typer.Option("--input", metavar="FILE", help="Inputs by name, as .safetensors.")]
-Batch = Annotated[int | None, typer.Option("--batch", min=1, help="Sequences a batch.")]
-SeqLen = Annotated[int | None, typer.Option("--seq-len", min=1, help="Tokens a sequence.")]
-Device = Annotated[str | None, typer.Option("--device", help="Where to run: cpu, cuda, cuda:1, mps; cpu if unset.")]
+TextFile = Annotated[
+    Path | None,
+    typer.Option("--text", metavar="FILE", help="Text to tokenise and run on.", show_default="a built-in text"),
+]
+InputFile = Annotated[
+    Path | None,
+    typer.Option("--input", metavar="FILE", help="Inputs by name, as .safetensors.", show_default="made for the model"),
+]
+Attn = Annotated[
+    Literal["eager", "sdpa"] | None,
+    typer.Option("--attn", help="Attention implementation to run.", show_default="the model's own"),
+]
+Batch = Annotated[int | None, typer.Option("--batch", min=1, metavar="N", help="Sequences a batch.", show_default="1")]
+SeqLen = Annotated[
+    int | None,
+    typer.Option("--seq-len", min=1, metavar="N", help="Tokens a sequence.", show_default="128, if the model takes it"),
+]
+Device = Annotated[
+    str | None,
+    typer.Option("--device", metavar="DEVICE", help="Where to run: cpu, cuda, cuda:1, mps.", show_default="cpu"),
+]
 Dtype = Annotated[
     str | None,
     typer.Option(
-        "--dtype", help="Run in this dtype: float32 (fp32), bfloat16 (bf16), float16 (fp16) or float64 (fp64)."
+        "--dtype",
+        metavar="DTYPE",
+        help="Run in this dtype: float32 (fp32), bfloat16 (bf16), float16 (fp16) or float64 (fp64).",
+        show_default="the model's own",
     ),
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
-Revision = Annotated[str | None, typer.Option("--revision", help="Branch, tag or commit of a Hugging Face model.")]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Seed of everything random.")]
+Revision = Annotated[
+    str | None,
+    typer.Option(
+        "--revision", metavar="NAME", help="Branch, tag or commit of a Hugging Face model.", show_default="main"
+    ),
+]
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run the Python code that comes with the model.")
 ]
 DeviceMap = Annotated[
-    str | None, typer.Option("--device-map", help="Spread a large model through accelerate, e.g. auto.")
+    str | None,
+    typer.Option(
+        "--device-map",
+        metavar="MAP",
+        help="Spread a large model through accelerate, e.g. auto.",
+        show_default="one device",
+    ),
 ]
 OffloadFolder = Annotated[
     Path | None,
-    typer.Option("--offload-folder", metavar="DIR", help="Where weights that do not fit in memory go."),
+    typer.Option(
+        "--offload-folder", metavar="DIR", help="Where weights that do not fit in memory go.", show_default="nowhere"
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Output = Annotated[
@@ -52,7 +86,23 @@ Markdown = Annotated[
     typer.Option("--markdown", metavar="FILE", help="Write a comment for a pull request; - prints it on stdout."),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace report files that exist.")]
+Workers = Annotated[
+    int | None,
+    typer.Option("--workers", min=1, metavar="N", help="Processes of the engine.", show_default="one a CPU"),
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option("--ray-address", metavar="HOST:PORT", help="A Ray cluster.", show_default="one is started here"),
+]
+Lang = Annotated[
+    Choice, typer.Option("--lang", help="Language of what people read; auto: that of LC_ALL, LC_MESSAGES or LANG.")
+]
 ShowTraceback = Annotated[bool, typer.Option("--traceback", help="Show where an error was raised.")]
+
+
+def language(lang: Choice) -> Language:
+    """The language that `--lang` means here."""
+    return chosen(lang, os.environ)
 
 
 def refuse(given: Mapping[str, object], where: str, instead: str) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from sqrtdk.cli import options
 from sqrtdk.cli.errors import reported
 
 
@@ -16,21 +16,18 @@ def params(
         str | None,
         typer.Argument(
             metavar="TARGET",
-            help="A preset, a directory with config.json, a Hugging Face id, package.module:factory, or demo; "
-            "without it, all presets.",
+            help="A preset, a directory with config.json, a Hugging Face id, package.module:factory, or demo.",
+            show_default="all presets",
         ),
     ] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face model.")] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run the Python code that comes with the model.")
-    ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the factory.")] = 0,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the JSON document to FILE instead of stdout.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
-    show_traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error was raised.")] = False,
+    revision: options.Revision = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the factory.")] = 0,
+    json_: options.Json = False,
+    output: options.Output = None,
+    force: options.Force = False,
+    lang: options.Lang = "auto",
+    show_traceback: options.ShowTraceback = False,
 ) -> None:
     """Count the parameters of every attention of TARGET, a layer and in all; models are built without weights.
 
@@ -57,4 +54,4 @@ def params(
         if json_ and output is None:
             print_text(text)
         else:
-            print_text(to_text(document, width=width(), color=colors()))
+            print_text(to_text(document, width=width(), color=colors(), language=options.language(lang)))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from sqrtdk.cli import options
 from sqrtdk.cli.errors import reported
-
-Attn = Literal["eager", "sdpa"]
 
 
 def record(
@@ -25,14 +23,24 @@ def record(
     calls: Annotated[
         str, typer.Option(metavar="PATTERN", help="Sites to record, as a pattern of the shell: 'layers.0.*'.")
     ] = "*",
-    rows: Annotated[int | None, typer.Option(min=1, help="Keep the first query rows of each call; keys stay.")] = None,
+    rows: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Keep the first N query rows of each call; keys stay.", show_default="all"
+        ),
+    ] = None,
     heads: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Query heads to keep, with the key heads they read: 0,3 or 0-7.")
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Query heads to keep, with the key heads they read: 0,3 or 0-7.",
+            show_default="all",
+        ),
     ] = None,
     projections: Annotated[
         bool, typer.Option("--projections", help="Write the projections' weights, and what they were given, as well.")
     ] = False,
-    attn: Annotated[Attn | None, typer.Option(help="Attention implementation to run.")] = None,
+    attn: options.Attn = None,
     text: options.TextFile = None,
     input_file: options.InputFile = None,
     batch: options.Batch = None,
@@ -49,8 +57,8 @@ def record(
 ) -> None:
     """Run MODEL once and write a trace file: q, k, v, output, masks and formula of every attention, with the inputs.
 
-    The file is safetensors; docs/trace-file.md describes it, with a writer for other engines. Its size is told before
-    it is written. Exit code 0: written; 2: usage, configuration or input/output error.
+    The file is safetensors; docs/en/trace-file.md describes it, with a writer for other engines. Its size is told
+    before it is written. Exit code 0: written; 2: usage, configuration or input/output error.
     """
     with reported(show_traceback):
         from sqrtdk import _files

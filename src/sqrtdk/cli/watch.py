@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
+from sqrtdk._language import Language
 from sqrtdk.cli import options
 from sqrtdk.cli.errors import reported
+from sqrtdk.cli.verbs import register
 from sqrtdk.cli.watch_checkpoints import checkpoints
 from sqrtdk.cli.watch_runs import FailOnOption, columns_of, read
 
@@ -18,6 +20,7 @@ RunFolder = Annotated[
 
 watch = typer.Typer(
     name="watch",
+    short_help="Read what sqrtdk.watch recorded of training runs.",
     help="The records of training runs: in the terminal, as a page, two runs compared, and made of checkpoints.",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -25,7 +28,6 @@ watch = typer.Typer(
 )
 
 
-@watch.command()
 def show(
     run: RunFolder,
     statistic: Annotated[
@@ -39,6 +41,7 @@ def show(
     output: options.Output = None,
     force: options.Force = False,
     fail_on: FailOnOption = "fail",
+    lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
     """Draw the trends of a run in the terminal.
@@ -62,7 +65,7 @@ def show(
         from sqrtdk.report.watch_terminal import to_text
 
         if follow:
-            _follow(run, columns)
+            _follow(run, columns, options.language(lang))
             return
         summary = read(run)
         if output is not None:
@@ -71,16 +74,18 @@ def show(
         if json_ and output is None:
             print_text(to_json(summary))
         else:
-            print_text(to_text(summary, columns, width=width(), color=colors()))
+            print_text(to_text(summary, columns, width=width(), color=colors(), language=options.language(lang)))
     raise typer.Exit(summary.exit_code(fail_on))
 
 
-@watch.command()
 def report(
     run: RunFolder,
-    output: Annotated[Path | None, typer.Option(metavar="FILE", help="The page; report.html in RUN if unset.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The page.", show_default="report.html in RUN")
+    ] = None,
     force: options.Force = False,
     fail_on: FailOnOption = "never",
+    lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
     """Make one HTML page of a run.
@@ -100,13 +105,12 @@ def report(
             _files.check_writable(target, force)
             from sqrtdk.report.watch_html import to_html
 
-            page = to_html([summary])
+            page = to_html([summary], language=lang)
         _files.write_text(target, page, force)
         written("HTML", target)
     raise typer.Exit(summary.exit_code(fail_on))
 
 
-@watch.command()
 def compare(
     a: Annotated[Path, typer.Argument(metavar="A", help="The folder of a run.")],
     b: Annotated[Path, typer.Argument(metavar="B", help="The folder of another one.")],
@@ -115,6 +119,7 @@ def compare(
     output: options.Output = None,
     force: options.Force = False,
     fail_on: FailOnOption = "never",
+    lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
     """Compare two runs, statistic by statistic.
@@ -138,7 +143,7 @@ def compare(
 
             one, other = read(a), read(b)
             both = compared(one, other)
-            page = to_html([one, other], both) if html is not None else ""
+            page = to_html([one, other], both, lang) if html is not None else ""
         document = comparison_json(one, other, both)
         if output is not None:
             _files.write_text(output, document, force)
@@ -149,14 +154,17 @@ def compare(
         if json_ and output is None:
             print_text(document)
         else:
-            print_text(comparison_text(one, other, both, width=width(), color=colors()))
+            print_text(
+                comparison_text(one, other, both, width=width(), color=colors(), language=options.language(lang))
+            )
     raise typer.Exit(max(run.exit_code(fail_on) for run in (one, other)))
 
 
-watch.command()(checkpoints)
+for _verb in (show, report, compare, checkpoints):
+    register(watch, _verb)
 
 
-def _follow(run: Path, columns: list[str]) -> None:
+def _follow(run: Path, columns: list[str], language: Language) -> None:
     """Draw a run each time that there is more of it, until Ctrl-C or nobody reads; a terminal shows what fits."""
     from sqrtdk.cli.output import colors, print_text, screen, width
     from sqrtdk.monitor.reading import growing
@@ -166,8 +174,8 @@ def _follow(run: Path, columns: list[str]) -> None:
     for grown in growing(run):
         summary, lines = summarise(grown), screen()
         if lines is None:
-            text = to_text(summary, columns, width=width(), color=colors())
+            text = to_text(summary, columns, width=width(), color=colors(), language=language)
         else:
-            text = live_text(summary, columns, lines, width=width(), color=colors())
+            text = live_text(summary, columns, lines, width=width(), color=colors(), language=language)
         if not print_text(text):
             return

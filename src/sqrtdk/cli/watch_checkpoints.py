@@ -24,17 +24,22 @@ def checkpoints(
     output: Annotated[
         Path, typer.Option(metavar="RUN", help="Folder of the records; one that holds a part of them is gone on with.")
     ],
-    rows: Annotated[int | None, typer.Option(min=2, help="Rows of a sequence that are measured; all if unset.")] = None,
+    rows: Annotated[
+        int | None,
+        typer.Option(min=2, metavar="N", help="Rows of a sequence that are measured.", show_default="all"),
+    ] = None,
     engine: Annotated[
         Literal["local", "pool", "ray"],
         typer.Option(help="Where: this process, several, or a Ray cluster."),
     ] = "local",
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes of the engine; one a CPU if unset.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Processes of the engine.", show_default="one a CPU")
+    ] = None,
     ray_address: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="A Ray cluster; without it one is started here.")
+        str | None, typer.Option(metavar="HOST:PORT", help="A Ray cluster.", show_default="one is started here")
     ] = None,
     anew: Annotated[bool, typer.Option("--anew", help="Measure all again, whatever RUN holds.")] = False,
-    attn: Annotated[Literal["eager", "sdpa"] | None, typer.Option(help="Attention implementation to run.")] = None,
+    attn: options.Attn = None,
     text: options.TextFile = None,
     input_file: options.InputFile = None,
     batch: options.Batch = None,
@@ -52,6 +57,7 @@ def checkpoints(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the page if it exists.")] = False,
     fail_on: FailOnOption = "fail",
+    lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
     """Measure and audit checkpoints, as the records of a run.
@@ -98,7 +104,7 @@ def checkpoints(
             from sqrtdk.report.watch_terminal import to_text
 
             runs = [read(run) for run in series.runs]
-            page = to_html(runs) if html is not None else ""
+            page = to_html(runs, language=lang) if html is not None else ""
         for path in series.left_out:
             say(f"Left out, as it is no directory: {plain(str(path))}")
         for note in series.notes:
@@ -110,7 +116,12 @@ def checkpoints(
         if json_:
             print_text(_document(series, runs))
         else:
-            print_text("\n".join(to_text(run, columns, width=width(), color=colors()) for run in runs))
+            print_text(
+                "\n".join(
+                    to_text(run, columns, width=width(), color=colors(), language=options.language(lang))
+                    for run in runs
+                )
+            )
         if html is None and not json_:
             say("\n".join(f"The page: sqrtdk watch report {plain(str(run))}" for run in series.runs))
     raise typer.Exit(max(run.exit_code(fail_on) for run in runs))

@@ -16,7 +16,7 @@ class Cause:
     """Why two calls differ, proven: with it applied to A the difference that it makes is gone.
 
     Attributes:
-        name: one of the names in docs/diff.md.
+        name: one of the names in docs/en/diff.md.
         a: what A does, in few words or a number.
         b: what B does.
         explained: share of the difference that goes away with it, all other causes of the pair being applied; 1 is all.

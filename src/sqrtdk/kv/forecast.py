@@ -58,7 +58,8 @@ def kv_forecast(
     The model runs once, in evaluation mode. Then, for each attention, with the q, k, v, mask, scale, softcap, bias and
     sinks that occurred, p = softmax(z) and p' = softmax(z') with k as it is read back from the cache, in float64:
     KL(p || p') = sum p (log p - log p'), whether the largest key changes, and |p'v' - p v| / |p v|. What errors of one
-    layer do to the next is not in it. docs/kv-cache.md has the formats and what was found on caches that are quantised.
+    layer do to the next is not in it. docs/en/kv-cache.md has the formats, and what was found on caches that are
+    quantised.
 
     Args:
         model: A module, or a name as `check` takes it.

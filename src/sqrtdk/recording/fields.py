@@ -103,5 +103,5 @@ class Fields:
         if self._rest:
             refuse(
                 f"{self.what} has a field {shown(min(self._rest))}, which the format lacks",
-                "Check its spelling against docs/trace-file.md, or leave it out.",
+                "Check its spelling against docs/en/trace-file.md, or leave it out.",
             )

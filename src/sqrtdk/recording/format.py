@@ -1,4 +1,4 @@
-"""Names, dtypes and layouts of a trace file; docs/trace-file.md is the same for those who write one elsewhere."""
+"""Names, dtypes and layouts of a trace file; docs/en/trace-file.md is the same for those who write one elsewhere."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def _document(metadata: Any) -> str:
     if not isinstance(document, str):
         refuse(
             f"not a trace file: its metadata has no text {KEY!r}",
-            "Write one with `sqrtdk record`, or with the writer in docs/trace-file.md.",
+            "Write one with `sqrtdk record`, or with the writer in docs/en/trace-file.md.",
         )
     return document
 

@@ -22,7 +22,7 @@ MAX_STEPS = 64  # of one vector, or terms of one call
 MAX_RECORD_BYTES = 2**22
 MAX_MASK = 2**30  # entries of one mask, a byte each once it is read
 MAX_MASKS = 2**32  # of all masks of a file
-REPLACE = "Write the file again; docs/trace-file.md says how."
+REPLACE = "Write the file again; docs/en/trace-file.md says how."
 
 
 def refuse(rule: str, hint: str = REPLACE) -> NoReturn:

@@ -29,7 +29,7 @@ def read_trace_file(path: str | Path) -> TraceFile:
     """Read a trace file into memory.
 
     Nothing in it is executed. Sizes, names and shapes are checked before a tensor is read; the numbers of the limits
-    are in docs/trace-file.md.
+    are in docs/en/trace-file.md.
 
     Args:
         path: The file.

@@ -64,7 +64,7 @@ def record(
 ) -> Recording:
     """Run a model once, in evaluation mode, and write a trace file: q, k, v, output and formula of every attention.
 
-    The file holds the inputs of the model as well. docs/trace-file.md describes it, and what reads it elsewhere.
+    The file holds the inputs of the model as well. docs/en/trace-file.md describes it, and what reads it elsewhere.
 
     Args:
         model: A module, or a name as `check` takes it.

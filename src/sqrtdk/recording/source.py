@@ -102,7 +102,7 @@ class Source:
         if left := (self._specs.keys() | self._same.keys()) - self._taken:
             refuse(
                 f"the tensor {shown(min(left))} belongs to no call",
-                "Names begin with 'calls.0.', 'calls.1.', ...; docs/trace-file.md lists how they go on.",
+                "Names begin with 'calls.0.', 'calls.1.', ...; docs/en/trace-file.md lists how they go on.",
             )
 
 

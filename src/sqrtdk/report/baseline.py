@@ -8,13 +8,18 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from rich.console import Console
+from rich.text import Text
+
 from sqrtdk import _json
 from sqrtdk._sites import fold
 from sqrtdk.audit.baseline import SCHEMA_VERSION, Change, Comparison, Ledger
 from sqrtdk.audit.records import VERDICTS
+from sqrtdk.report.console import drawn, paragraph
 from sqrtdk.report.figures import count
 from sqrtdk.report.markdown import code, details, fitted, table, text
 from sqrtdk.report.plain import plain
+from sqrtdk.report.terminal_words import WORDS, named
 
 _MOST = 40  # folded changes that are shown
 
@@ -65,21 +70,30 @@ def summary_line(comparison: Comparison) -> str:
     return f"{', '.join(parts)}. Exit code {comparison.exit_code} (fail-on: {comparison.fail_on})."
 
 
-def to_text(comparison: Comparison) -> str:
-    """The comparison as lines of text."""
-    lines = [f"{plain(comparison.model)} against {plain(comparison.file)}, {comparison.mode}", ""]
-    folds = list(_folded(comparison))
-    for site, change, sites in folds[:_MOST]:
-        many = f" ({count(sites, 'site')})" if sites > 1 else ""
-        lines.append(f"{'fails' if change.fails else 'told '}  {change.kind}: {plain(site) or '(root)'}{many}")
-        lines += [f"       {sign} {_said(change, said)}" for sign, said in _sides(change)]
-    if len(folds) > _MOST:
-        lines.append(f"... and {len(folds) - _MOST} more: see --json")
-    if folds:
-        lines.append("")
-    if any(change.fails for change in comparison.changes):
-        lines += ["If the change is meant: sqrtdk baseline write --force, and review the file.", ""]
-    return "\n".join((*lines, summary_line(comparison))) + "\n"
+def to_text(comparison: Comparison, *, width: int = 80, color: bool = False) -> str:
+    """The comparison as text of at most `width` columns."""
+
+    def draw(console: Console) -> None:
+        mode = named(WORDS, comparison.mode, "en")
+        paragraph(console, f"{plain(comparison.model)} against {plain(comparison.file)}, {mode}", most=console.width)
+        console.print()
+        folds = list(_folded(comparison))
+        for site, change, sites in folds[:_MOST]:
+            many = f" ({count(sites, 'site')})" if sites > 1 else ""
+            told = Text("fails", style="red") if change.fails else Text("told ", style="dim")
+            paragraph(console, told + Text(f"  {change.kind}: {plain(site) or '(root)'}{many}", style="default"))
+            for sign, said in _sides(change):
+                paragraph(console, f"{sign} {_said(change, said)}", 7)
+        if len(folds) > _MOST:
+            console.print(f"... and {len(folds) - _MOST} more: see --json")
+        if folds:
+            console.print()
+        if any(change.fails for change in comparison.changes):
+            paragraph(console, "If the change is meant: sqrtdk baseline write --force, and review the file.")
+            console.print()
+        paragraph(console, summary_line(comparison), most=console.width)
+
+    return drawn(draw, width, color)
 
 
 def to_markdown(comparison: Comparison) -> str:

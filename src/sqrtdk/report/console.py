@@ -1,17 +1,35 @@
-"""Drawing with rich into a string: no colour but on a terminal, no markup, no trailing blanks."""
+"""Drawing with rich into a string: no colour but on a terminal, no markup, no trailing blanks; paragraphs and tables.
+
+A table is one where it fits. Where it does not, its first columns stand on lines of their own above the others, and
+where these do not fit either, each row is a name and a paragraph. Nothing is cut, and no line is wider than it may be.
+"""
 
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
 from sqrtdk.report.plain import plain
 
 _MOST_SITES = 3
 _PROSE_WIDTH = 110
+_LEAST_PROSE = 24  # cells of a column of text, below which its table is no longer one
+_GAP = 2
+_WIDE = "\u1100-\u115f\u2e80-\u303e\u3041-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe4f\uff00-\uff60\uffe0-\uffe6"
+_OPENING, _CLOSING = "（《「『【〔“‘", "，。：；？！、）》」』】〕”’…"
+# what no line is broken in: a run of narrow characters, or one wide one, with the punctuation that clings to it
+_UNIT = re.compile(
+    rf"[{_OPENING}]*(?:[^\s{_WIDE}{_OPENING}{_CLOSING}]+|[{_WIDE}](?<![{_CLOSING}]))?[{_CLOSING}]*\s*|\S\s*"
+)
 
 
 def drawn(draw: Callable[[Console], None], width: int, color: bool) -> str:
@@ -32,6 +50,11 @@ def drawn(draw: Callable[[Console], None], width: int, color: bool) -> str:
     return "\n".join(line.rstrip() for line in capture.get().split("\n"))
 
 
+def line(text: str, width: int) -> str:
+    """Return a text as a line of its own, wrapped where it is wider than `width` columns."""
+    return drawn(lambda console: paragraph(console, text, most=console.width), width, False)
+
+
 def listed(sites: Sequence[str]) -> str:
     """Name sites, each once; of many the first ones.
 
@@ -44,9 +67,164 @@ def listed(sites: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_SITES]) + more
 
 
-def paragraph(console: Console, text: Text, indent: int) -> None:
-    """Print a paragraph; the lines that wrap are indented two columns further."""
-    width = min(console.width, _PROSE_WIDTH) - indent - 2
-    for number_of, line in enumerate(text.wrap(console, width, overflow="fold")):
+def wrapped(text: Text, width: int) -> list[Text]:
+    """Break a text into lines of at most `width` cells, at blanks and between Chinese characters.
+
+    A line never begins with closing Chinese punctuation, and never ends with opening punctuation. What is wider than a
+    line by itself is broken anywhere; nothing but blanks at the ends of lines is left out.
+
+    Example:
+        >>> [line.plain for line in wrapped(Text("scale 1, 8 times"), 8)]
+        ['scale 1,', '8 times']
+        >>> [line.plain for line in wrapped(Text("缩放因子太大，没有除以"), 12)]
+        ['缩放因子太', '大，没有除以']
+    """
+    lines: list[Text] = []
+    for paragraph_of in text.split("\n", allow_blank=True):
+        start = end = 0
+        for begin, stop in _pieces(paragraph_of.plain, max(width, 2)):
+            if end > start and cell_len(paragraph_of.plain[start:stop].rstrip()) > width:
+                lines.append(paragraph_of[start:end])
+                start = begin
+            end = stop
+        lines.append(paragraph_of[start:end])
+    for line in lines:
         line.rstrip()
-        console.print(Text(" " * (indent + (2 if number_of else 0))) + line)
+    return lines
+
+
+def _pieces(text: str, width: int) -> list[tuple[int, int]]:
+    """Where the units of a text begin and end; those that are wider than a line are cut."""
+    pieces = []
+    for unit in _UNIT.finditer(text):
+        begin, stop = unit.span()
+        cells = 0
+        if cell_len(unit.group().rstrip()) > width:
+            for at in range(begin, stop):
+                size = cell_len(text[at])
+                if cells + size > width:
+                    cut = at
+                    while text[cut] in _CLOSING and cut > begin + 1:
+                        cut -= 1
+                    if cell_len(text[cut : at + 1]) > width:  # more punctuation than a line holds
+                        cut = at
+                    pieces.append((begin, cut))
+                    begin, cells = cut, cell_len(text[cut:at])
+                cells += size
+        if stop > begin:
+            pieces.append((begin, stop))
+    return pieces
+
+
+def paragraph(console: Console, text: Text | str, indent: int = 0, *, most: int = _PROSE_WIDTH) -> None:
+    """Print a paragraph of at most `most` columns; the lines that wrap are indented two columns further."""
+    text = Text(text) if isinstance(text, str) else text
+    width = min(console.width, most) - indent
+    if max(map(cell_len, text.plain.split("\n"))) > width:
+        width -= 2
+    for number_of, words in enumerate(wrapped(text, width)):
+        console.print(Text(" " * (indent + (2 if number_of else 0))) + words)
+
+
+@dataclass(frozen=True, slots=True)
+class Prose:
+    """A text in the cell of a table."""
+
+    text: Text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Its lines."""
+        yield Text("\n").join(wrapped(self.text, options.max_width))
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        """How narrow and how wide it may be."""
+        widest = max(cell_len(line) for line in self.text.plain.split("\n"))
+        return Measurement(min(widest, _LEAST_PROSE), widest).with_maximum(options.max_width)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table: numbers to the right, words to the left, and texts, which may wrap."""
+
+    title: str
+    right: bool = False
+    prose: bool = False
+
+
+Cell = str | Text
+
+
+def print_table(
+    console: Console, columns: Sequence[Column], rows: Sequence[Sequence[Cell]], *, lead: int = 1, indent: int = 0
+) -> None:
+    """Print a table; see the module for what becomes of it where it is too wide.
+
+    Args:
+        console: where.
+        columns: without any title there is no line of titles.
+        rows: of as many cells as there are columns; text that is a stranger's is plain already.
+        lead: how many columns say what a row is about: these go on a line of their own where there is little room.
+        indent: blanks before each line.
+    """
+    cells = [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
+    widths = [_widest(column, [row[at] for row in cells]) for at, column in enumerate(columns)]
+    room = console.width - indent
+    if _needed(columns, widths) <= room:
+        console.print(Padding(_table(columns, widths, cells, titles=True), (0, 0, 0, indent)))
+        return
+    rest, rest_widths = columns[lead:], widths[lead:]
+    step = 2 if _needed(rest, rest_widths) + 2 <= room else 0
+    fits = _needed(rest, rest_widths) <= room - step
+    if fits and any(column.title for column in rest):
+        console.print(Padding(_table(rest, rest_widths, [], titles=True), (0, 0, 0, indent + step)))
+    for row in cells:
+        _lead(console, row[:lead], indent)
+        if fits:
+            console.print(Padding(_table(rest, rest_widths, [row[lead:]], titles=False), (0, 0, 0, indent + step)))
+        else:
+            paragraph(console, _pairs(rest, row[lead:]), indent + 2)
+
+
+def _widest(column: Column, cells: Sequence[Text]) -> int:
+    return max(cell_len(line) for cell in (Text(column.title), *cells) for line in cell.plain.split("\n"))
+
+
+def _needed(columns: Sequence[Column], widths: Sequence[int]) -> int:
+    """Cells that a table takes at least."""
+    least = [min(width, _LEAST_PROSE) if one.prose else width for one, width in zip(columns, widths, strict=True)]
+    return sum(least) + _GAP * (len(columns) - 1)
+
+
+def _table(columns: Sequence[Column], widths: Sequence[int], rows: Sequence[Sequence[Text]], *, titles: bool) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
+    table.show_header = titles and any(column.title for column in columns)
+    for column, width in zip(columns, widths, strict=True):
+        table.add_column(
+            Text(column.title),
+            justify="right" if column.right else "left",
+            no_wrap=not column.prose,
+            min_width=None if column.prose else width,
+        )
+    for row in rows:
+        table.add_row(*(Prose(cell) if column.prose else cell for column, cell in zip(columns, row, strict=True)))
+    return table
+
+
+def _lead(console: Console, cells: Sequence[Text], indent: int) -> None:
+    """What a row is about: on one line where it fits, else each on its own."""
+    line = Text("   ").join(cell for cell in cells if cell.plain)
+    if line.cell_len <= console.width - indent:
+        console.print(Text(" " * indent) + line)
+        return
+    for at, cell in enumerate(cells):
+        paragraph(console, cell, indent + (2 if at else 0))
+
+
+def _pairs(columns: Sequence[Column], cells: Sequence[Text]) -> Text:
+    """The titles and cells of a row as one text; a blank in between does not break."""
+    told = [
+        Text.assemble((f"{column.title} ".lstrip(), "dim"), cell)
+        for column, cell in zip(columns, cells, strict=True)
+        if cell.plain
+    ]
+    return Text("; ").join(told)

@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
+from sqrtdk._language import Language
 from sqrtdk.compare.records import DiffReport, PairDiff, SideInfo, Unpaired
 from sqrtdk.compare.words import listed as folded
 from sqrtdk.compare.words import place, share, short, told
+from sqrtdk.lab.text import say
 from sqrtdk.report.console import drawn, paragraph
+from sqrtdk.report.diff_chinese import COMMA, MORE, paragraphs
 from sqrtdk.report.diff_fold import (
     DIFFERS,
     FOLLOWS,
@@ -25,18 +28,19 @@ from sqrtdk.report.diff_fold import (
     outcome,
     verdict,
 )
-from sqrtdk.report.figures import count
+from sqrtdk.report.diff_words import OUTCOME_WORDS, RESULTS, STAGE_WORDS, TERMINAL
 from sqrtdk.report.plain import plain
+from sqrtdk.report.said import said
 
 STYLES = {SAME: "green", DIFFERS: "bold red", FOLLOWS: "cyan", UNJUDGED: "yellow"}
 _TONES = {"good": "bold green", "bad": "bold red", "doubtful": "bold yellow"}
-_COLUMNS = ("first difference", "cause", "explained", "residue", "allowed")
+_COLUMNS = ("first", "cause", "explained", "residue", "allowed")
 _NARROW = 80  # below, columns are one blank apart
 _NARROWEST_CAUSE = 12
 _MOST_NOTES = 8
 
 
-def to_text(report: DiffReport, *, width: int = 80, color: bool = False) -> str:
+def to_text(report: DiffReport, *, width: int = 80, color: bool = False, language: Language = "en") -> str:
     """Draw the report as text of at most `width` columns.
 
     Equal pairs are folded; their figures are those of the pair with the largest residue, relative to what is
@@ -46,6 +50,7 @@ def to_text(report: DiffReport, *, width: int = 80, color: bool = False) -> str:
         report: what `sqrtdk.diff` returned.
         width: columns, 40 at least.
         color: whether to write ANSI colours.
+        language: "en" or "zh"; names, formulas and causes stay English.
 
     Returns:
         The text, ending with a newline.
@@ -64,51 +69,53 @@ def to_text(report: DiffReport, *, width: int = 80, color: bool = False) -> str:
 
     def draw(console: Console) -> None:
         for letter, side in (("A", report.a), ("B", report.b)):
-            console.print(_side(letter, side), overflow="fold")
-        _premises(console, report)
+            console.print(_side(letter, side, language), overflow="fold")
+        _premises(console, report, language)
         console.print()
-        _pairs(console, fold_pairs(report.pairs))
-        for text in report.paragraphs:
+        _pairs(console, fold_pairs(report.pairs), language)
+        told = report.paragraphs if language == "en" else paragraphs(report)
+        for text in told:
             paragraph(console, Text(plain(text)), 0)
-        if report.paragraphs:
+        if told:
             console.print()
-        _alone(console, report)
-        console.print(_summary(report))
+        _alone(console, report, language)
+        console.print(_summary(report, language))
 
     return drawn(draw, width, color)
 
 
-def summary_line(report: DiffReport) -> str:
+def summary_line(report: DiffReport, language: Language = "en") -> str:
     """Return the last line of the report: how many pairs, how they came out, exit code."""
-    return _summary(report).plain
+    return _summary(report, language).plain
 
 
-def _side(letter: str, side: SideInfo) -> Text:
+def _side(letter: str, side: SideInfo, language: Language) -> Text:
     line = Text.assemble((letter, "bold magenta"), "  ", (plain(side.name), "bold"))
     parts = (side.kind, side.module_class, side.attn, side.dtype, side.device)
-    told = ", ".join(plain(part) for part in parts if part)
-    return line.append(f"  {told}, {count(side.calls, 'attention')}", style="dim")
+    told = [plain(part) for part in parts if part]
+    told.append(say(TERMINAL["attention" if side.calls == 1 else "attentions"], language, count=f"{side.calls:,}"))
+    return line.append(f"  {', '.join(told)}", style="dim")
 
 
-def _premises(console: Console, report: DiffReport) -> None:
+def _premises(console: Console, report: DiffReport, language: Language) -> None:
     """What was decided on the user's behalf: random weights, ids, a cut length."""
     notes = list(dict.fromkeys(str(note) for note in report.environment.get("notes") or ()))
     for note in notes[:_MOST_NOTES]:
-        paragraph(console, Text(f"! {plain(note)}", style="yellow"), 0)
+        paragraph(console, Text(f"! {plain(said(note, language))}", style="yellow"), 0)
     if len(notes) > _MOST_NOTES:
-        paragraph(console, Text(f"... and {len(notes) - _MOST_NOTES} more: see --json or --html"), 2)
+        paragraph(console, Text(say(TERMINAL["more"], language, count=len(notes) - _MOST_NOTES)), 2)
 
 
-def _pairs(console: Console, folds: Sequence[PairFold]) -> None:
+def _pairs(console: Console, folds: Sequence[PairFold], language: Language) -> None:
     if not folds:
         return
     names = [Text(plain(fold.site), style="bold") for fold in folds]
-    cells = [_figures(fold) for fold in folds]
-    titles = tuple(Text(title) for title in _COLUMNS)
+    cells = [_figures(fold, language) for fold in folds]
+    head, *titles = (Text(say(TERMINAL[title], language)) for title in ("site", *_COLUMNS))
     widths = [max(cell.cell_len for cell in column) for column in zip(titles, *cells, strict=True)]
-    site = max(4, *(name.cell_len for name in names))
+    site = max(head.cell_len, *(name.cell_len for name in names))
     if site + sum(widths) + 2 * len(widths) <= console.width:
-        console.print(_row((Text("site"), *titles), [site, *widths], 3), style="dim")
+        console.print(_row((head, *titles), [site, *widths], 3), style="dim")
         for name, row in zip(names, cells, strict=True):
             console.print(_row((name, *row), [site, *widths], 3))
     else:
@@ -142,59 +149,69 @@ def _row(cells: Sequence[Text], widths: Sequence[int], left: int, gap: int = 2) 
     return line
 
 
-def _figures(fold: PairFold) -> tuple[Text, ...]:
+def _figures(fold: PairFold, language: Language) -> tuple[Text, ...]:
     first, worst, how = fold.first, fold.worst, outcome(fold.first)
-    stage = Text(plain(first.first_stage or "-"), style=STYLES[how] if how in (DIFFERS, FOLLOWS) else "")
-    cause = Text(_cause(first, how), style=STYLES[how])
+    named = first.first_stage or "-"
+    where = say(STAGE_WORDS[named], language) if named in STAGE_WORDS else named
+    stage = Text(plain(where), style=STYLES[how] if how in (DIFFERS, FOLLOWS) else "")
+    cause = Text(_cause(first, how, language), style=STYLES[how])
     explained = share(worst.explained) if how == DIFFERS else "-"
     return stage, cause, Text(explained), Text(short(largest_left(worst))), Text(short(worst.allowed))
 
 
-def _cause(pair: PairDiff, how: str) -> str:
+def _cause(pair: PairDiff, how: str, language: Language) -> str:
     if how == FOLLOWS:
-        return plain(f"follows from {pair.follows_from or '(root)'}")
+        return plain(say(TERMINAL["follows_from"], language, site=pair.follows_from or "(root)"))
     if how == DIFFERS:
-        return plain("; ".join(map(change, told(pair.causes))) or "unknown")
-    return how
+        return plain("; ".join(map(change, told(pair.causes))) or say(TERMINAL["unknown"], language))
+    return say(OUTCOME_WORDS[how], language)
 
 
-def _alone(console: Console, report: DiffReport) -> None:
+def _alone(console: Console, report: DiffReport, language: Language) -> None:
     """Calls without a partner, and what could not be judged, each counted and named."""
     shown = False
+    words = (MORE, COMMA) if language == "zh" else ()
     for letter, calls in (("A", report.unpaired_a), ("B", report.unpaired_b)):
-        for text, sites in _by_text(calls).items():
-            title = f"Only in {letter}, {len(sites)}: "
-            paragraph(console, Text.assemble((title, "bold"), plain(f"{folded(sites)}{text}")), 0)
+        for text, sites in _by_text(calls, language).items():
+            title = say(TERMINAL["only_in"], language, side=letter, count=len(sites))
+            paragraph(console, Text.assemble((title, "bold"), plain(f"{folded(sites, *words)}{text}")), 0)
             shown = True
     lost: dict[str, list[str]] = {}
     for pair in report.pairs:
         if pair.same is None:
-            lost.setdefault(pair.reason or "no reason given", []).append(place(pair.site_a, pair.index_a))
+            reason = said(pair.reason, language) if pair.reason else say(TERMINAL["no_reason"], language)
+            lost.setdefault(reason, []).append(place(pair.site_a, pair.index_a))
     for reason, sites in lost.items():
-        title = f"Not compared, {len(sites)}: "
-        paragraph(console, Text.assemble((title, "bold yellow"), plain(f"{folded(sites)}: {reason}")), 0)
+        title = say(TERMINAL["not_compared"], language, count=len(sites))
+        text = f"{folded(sites, *words)}{say(TERMINAL['colon'], language)}{reason}"
+        paragraph(console, Text.assemble((title, "bold yellow"), plain(text)), 0)
         shown = True
     if shown:
         console.print()
 
 
-def _by_text(calls: Sequence[Unpaired]) -> dict[str, list[str]]:
+def _by_text(calls: Sequence[Unpaired], language: Language) -> dict[str, list[str]]:
     by_text: dict[str, list[str]] = {}
     for call in calls:
-        told = ", ".join(filter(None, (call.reason, call.formula)))
-        by_text.setdefault(f": {told}" if told else "", []).append(place(call.site, call.index))
+        reason = said(call.reason, language) if call.reason else None
+        told = say(TERMINAL["comma"], language).join(filter(None, (reason, call.formula)))
+        text = f"{say(TERMINAL['colon'], language)}{told}" if told else ""
+        by_text.setdefault(text, []).append(place(call.site, call.index))
     return by_text
 
 
-def _summary(report: DiffReport) -> Text:
+def _summary(report: DiffReport, language: Language) -> Text:
     outcomes = Counter(outcome(pair) for pair in report.pairs)
     first = "it" if outcomes[DIFFERS] == 1 else "these"
     verbs = {DIFFERS: ("differs", "differ"), FOLLOWS: (f"follows from {first}", f"follow from {first}")}
-    parts = [f"{total:,} {verbs.get(name, (name, name))[total > 1]}" for name in OUTCOMES if (total := outcomes[name])]
-    alone = len(report.unpaired_a) + len(report.unpaired_b)
-    if alone:
-        parts.append(f"{alone:,} without a partner")
-    text = Text(count(len(report.pairs), "pair") + " of attentions" + (f": {', '.join(parts)}" if parts else "") + ". ")
+    counts = [(verbs.get(name, (name, name))[total > 1], total) for name in OUTCOMES if (total := outcomes[name])]
+    if alone := len(report.unpaired_a) + len(report.unpaired_b):
+        counts.append(("alone", alone))
+    parts = [say(TERMINAL[name], language, count=f"{total:,}") for name, total in counts]
+    pairs = "pair" if len(report.pairs) == 1 else "pairs"
+    text = Text(say(TERMINAL[pairs], language, count=f"{len(report.pairs):,}"))
+    if parts:
+        text.append(say(TERMINAL["colon"], language) + say(TERMINAL["comma"], language).join(parts))
     word, tone = verdict(report)
-    text.append(word.capitalize(), style=_TONES[tone])
-    return text.append(f". Exit code {report.exit_code} (fail-on: {report.fail_on}).")
+    text.append(say(TERMINAL["stop"], language)).append(say(RESULTS[word], language), style=_TONES[tone])
+    return text.append(say(TERMINAL["exit"], language, code=report.exit_code, fail_on=report.fail_on))

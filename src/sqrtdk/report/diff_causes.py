@@ -1,4 +1,4 @@
-"""Every cause that a comparison may name, with what it means; docs/diff.md has the same list."""
+"""Every cause that a comparison may name, with what it means; docs/en/diff.md has the same list."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ CAUSES = {
     "rope_partial": Text("another part of the head is rotated", "头中旋转的部分不同"),
     "positions": Text("the positions start elsewhere, or are not reset", "位置的起点不同，或没有重新计数"),
     "length_factor": Text("a factor for long contexts is missing, or another", "长上下文的因子缺失或不同"),
-    "qk_norm": Text("q and k are normalised on one side only", "只有一侧对 q 和 k 做了归一化"),
+    "qk_norm": Text("q and k are normalised on one side only", "只有一侧对 q 和 k 做了规范化"),
     "qk_norm_order": Text(
         "q and k are normalised before the rotation on one side, after it on the other",
-        "q 和 k 的归一化一侧在旋转之前，另一侧在旋转之后",
+        "q 和 k 的规范化一侧在旋转之前，另一侧在旋转之后",
     ),
-    "qk_norm_eps": Text("the epsilon of the normalisation is another", "归一化的 epsilon 不同"),
+    "qk_norm_eps": Text("the epsilon of the normalisation is another", "规范化的 epsilon 不同"),
     "qk_norm_axis": Text(
         "the normalisation runs over all heads on one side, over each head on the other",
-        "归一化一侧跨所有头，另一侧逐头进行",
+        "规范化一侧跨所有头，另一侧逐头进行",
     ),
     "sinks": Text("the learned sinks are missing, or others", "可学习的汇点（sinks）缺失或不同"),
     "group_order": Text(

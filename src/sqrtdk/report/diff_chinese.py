@@ -24,9 +24,10 @@ from sqrtdk.compare.words import (
 from sqrtdk.report.diff_causes import CAUSES
 from sqrtdk.report.diff_fold import has_values, is_one, largest_left, value
 from sqrtdk.report.diff_words import STAGE_WORDS
+from sqrtdk.report.said import said
 
-_COMMA = "、"
-_MORE = "{} 等，另有 {} 处"
+COMMA = "、"
+MORE = "{} 等，另有 {} 处"
 
 
 def paragraphs(report: DiffReport) -> tuple[str, ...]:
@@ -49,7 +50,7 @@ def paragraphs(report: DiffReport) -> tuple[str, ...]:
         sentences.append(f"{'；'.join(told)}。")
     if unjudged := [pair for pair in report.pairs if pair.same is None]:
         reasons = dict.fromkeys(pair.reason for pair in unjudged if pair.reason)
-        why = f"：{next(iter(reasons))}" if len(reasons) == 1 else ""
+        why = f"：{said(next(iter(reasons)), 'zh')}" if len(reasons) == 1 else ""
         sentences.append(f"{len(report.pairs)} 对中有 {len(unjudged)} 对未能比较{why}。")
     if not report.pairs:
         sentences.append("A 的注意力在 B 中都没有对应：没有可比较的。")
@@ -58,7 +59,7 @@ def paragraphs(report: DiffReport) -> tuple[str, ...]:
         which = f"全部 {len(same)} 对" if len(same) == len(report.pairs) else f"其余 {len(same)} 对"
         sentences.append(f"{which}一致：最大差异 {short(largest_left(worst))}，{allows} {short(worst.allowed)}。")
     for stages, members in cancelling(report.pairs).items():
-        names = _COMMA.join(map(_stage, stages))
+        names = COMMA.join(map(_stage, stages))
         sentences.append(f"{_at(members, report)}，{names}阶段不同，但不影响结果：从输入到输出两侧一致。")
     for (out, rows), members in left_out(report.pairs).items():
         sentences.append(f"{_at(members, report)}，{rows} 行中有 {out} 行看不到任何键，未参与比较。")
@@ -119,4 +120,4 @@ def _stage(stage: str) -> str:
 
 
 def _sites(sites: list[str]) -> str:
-    return listed(sites, _MORE, _COMMA)
+    return listed(sites, MORE, COMMA)

@@ -15,6 +15,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
+from sqrtdk._language import Choice
 from sqrtdk.compare.records import CANCELS, Cause, DiffReport, PairDiff, StageDiff
 from sqrtdk.compare.suspect import STAGES
 from sqrtdk.compare.words import UNKNOWN, place, share, short, told
@@ -45,11 +46,12 @@ _SHORT_FACT = 32  # characters; a longer one gets a line of its own
 _LADDER = (1e-12, 1e2)  # what the ladder reaches from and to
 
 
-def to_html(report: DiffReport) -> str:
+def to_html(report: DiffReport, language: Choice = "auto") -> str:
     """Draw the comparison as one self-contained page that opens from disk.
 
     Args:
         report: what `sqrtdk.diff` returned.
+        language: "en" or "zh-CN", which the page opens in; "auto": the one that the reader's browser prefers.
 
     Returns:
         A complete HTML document.
@@ -98,7 +100,7 @@ def to_html(report: DiffReport) -> str:
         "ladder": ladder,
         **FIGURES,
     }
-    return page.render("diff", context, languages=True)
+    return page.render("diff", context, languages=True, opens=language)
 
 
 FIGURES = {  # what the page and the notebook's table call

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from sqrtdk._language import Language
+from sqrtdk.report.console import Column, drawn, print_table
 from sqrtdk.report.plain import plain
+from sqrtdk.report.said import said
 
 
-def to_text(environment: dict[str, Any]) -> str:
+def to_text(environment: dict[str, Any], *, width: int = 160, color: bool = False, language: Language = "en") -> str:
     """Draw what `sqrtdk._environment.environment` returns, a name and its value a line."""
     versions, kernel, triton = (environment[name] for name in ("versions", "kernel", "triton"))
     lines = {name: version or "not installed" for name, version in versions.items()}
@@ -20,8 +23,8 @@ def to_text(environment: dict[str, Any]) -> str:
         "kernel": f"in use: {kernel['library']}" if kernel["loaded"] else f"not in use: {kernel['reason']}",
         "Triton": ", ".join(filter(None, (triton["version"], _use_of(triton)))),
     }
-    wide = max(map(len, lines))
-    return "".join(f"{name:<{wide}}  {plain(text)}\n" for name, text in lines.items())
+    rows = [(name, plain(said(text, language))) for name, text in lines.items()]
+    return drawn(lambda console: print_table(console, (Column(""), Column("", prose=True)), rows), width, color)
 
 
 def _use_of(triton: dict[str, Any]) -> str:

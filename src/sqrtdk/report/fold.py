@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from sqrtdk._sites import fold
 from sqrtdk.audit.records import Finding, JudgedCall
+from sqrtdk.lab.text import Text
 from sqrtdk.report.figures import number, ratio
 from sqrtdk.report.places import places_text
 
+# Other rules have bounds.
+_EXACT = ("scale_ledger", "declared_vs_actual", "mask_audit", "sliding_window", "unused", "responsiveness")
 _NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
 
 
@@ -92,6 +96,26 @@ def values(folded: FoldedFinding) -> str:
         return " / ".join(dict.fromkeys(value if isinstance(value, str) else number(value) for value in all_values))
     low, high = number(min(numbers)), number(max(numbers))
     return low if low == high else f"{low} to {high}"
+
+
+def expected(finding: Finding) -> Text:
+    """Show what a finding's value should have been: a number, or its bound; empty where there is none.
+
+    Example:
+        >>> expected(Finding("max_logit", "warn", "h.0", 101.0, 100.0, "m", "f", "s")).en
+        'at most 100'
+        >>> expected(Finding("scale_ledger", "fail", "h.0", 8.0, 1.0, "m", "f", "s")).en
+        '1'
+    """
+    value, threshold = finding.value, finding.threshold
+    if threshold is None or isinstance(threshold, str):
+        return Text(threshold or "", threshold or "")
+    shown = number(threshold)
+    if finding.rule in _EXACT or not isinstance(value, (int, float)) or math.isnan(value) or value == threshold:
+        return Text(shown, shown)
+    if value > threshold:
+        return Text(f"at most {shown}", f"不超过 {shown}")
+    return Text(f"at least {shown}", f"不低于 {shown}")
 
 
 def _with_index(site: str, group: Sequence[JudgedCall]) -> str:

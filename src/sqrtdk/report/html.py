@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import product
@@ -14,33 +15,36 @@ from typing import Any
 
 from markupsafe import Markup
 
+from sqrtdk._language import Choice
 from sqrtdk.audit.records import SEVERITIES, UNMEASURED, VERDICTS, CheckReport, JudgedCall
+from sqrtdk.lab.text import Text
 from sqrtdk.report import figures, notebook, page
-from sqrtdk.report.fold import fold_calls, fold_findings, values
+from sqrtdk.report.check_words import HEALTH_WORDS, MODES, RESULTS, STEPS, VERDICT_WORDS, WORDS
+from sqrtdk.report.fold import Fold, expected, fold_calls, values
+from sqrtdk.report.headline import consequences, headline
 from sqrtdk.report.kv_cache import section
+from sqrtdk.report.page import both
 from sqrtdk.report.payload import payload
 from sqrtdk.report.places import places
+from sqrtdk.report.plain import plain
+from sqrtdk.report.said import said
 from sqrtdk.tracing.records import AttentionCall
 
-_RESULTS = {  # the word for the whole, and its tone
-    "failed": ("Failed", "bad"),
-    "findings": ("Findings", "bad"),
-    "incomplete": ("Incomplete", "doubtful"),
-    "warnings": ("Passed", "doubtful"),
-    "scales": ("Scales passed", ""),
-    "passed": ("Passed", "good"),
-}
 _DIAL_OCTAVES = 8.0  # the ratio's dial reaches from 2^-8 to 2^8
 
 
-def to_html(report: CheckReport) -> str:
-    """Draw the report as one self-contained page that opens from disk.
+def to_html(report: CheckReport, language: Choice = "auto") -> str:
+    """Draw the report as one self-contained page, in English and Chinese, that opens from disk.
 
     Args:
         report: what `sqrtdk.check` returned.
+        language: "en" or "zh-CN", which the page opens in; "auto": the one that the reader's browser prefers.
 
     Returns:
         A complete HTML document.
+
+    Raises:
+        InvalidValueError: the language is none of these.
 
     Example:
         >>> from sqrtdk.audit.records import ModelInfo
@@ -51,15 +55,17 @@ def to_html(report: CheckReport) -> str:
     calls = report.calls
     verdicts = Counter((judged.verdict, judged.sound_but_failing) for judged in calls)
     severities = Counter(finding.severity for finding in report.findings)
-    without = [judged.call.stats_reason or "no reason given" for judged in calls if judged.call.stats is None]
+    without = [judged.call.stats_reason or WORDS["no_reason"].en for judged in calls if judged.call.stats is None]
     context: dict[str, Any] = {
         "report": report,
         "version": importlib.metadata.version("sqrtdk"),
         "payload": Markup(page.script_json(payload(report))),
+        "headline": both(headline(report)),
         "folds": fold_calls(calls),
-        "findings": fold_findings(report.findings),
+        "causes": consequences(report.findings),
         "verdicts": [(*key, verdicts[key]) for key in product(VERDICTS, (False, True)) if verdicts[key]],
-        "result": _RESULTS[report.outcome],
+        "result": RESULTS[report.outcome],
+        "mode": both(MODES.get(report.mode, Text(report.mode, report.mode))),
         "not_measured": [entry for entry in report.not_measured if not report.repeated(entry)],
         "not_attention": [entry for entry in report.not_attention if not report.repeated(entry)],
         "severities": [(name, severities[name]) for name in reversed(SEVERITIES) if severities[name]],
@@ -67,22 +73,69 @@ def to_html(report: CheckReport) -> str:
         "why_no_stats": sorted(set(without)),
         "has_stats": len(without) < len(calls),
         "kv_cache": section(report.kv_cache),
+        "both": both,
+        "say": _say,
+        "said": _said,
+        "step_word": lambda name: both(STEPS.get(name, Text(name, name))),
+        "broken": _broken,
+        "verdict_word": lambda name: both(VERDICT_WORDS[name]),
+        "health_word": lambda name: both(HEALTH_WORDS.get(name, Text(name, name))),
         "number": figures.number,
         "ratio": figures.ratio,
         "percent": figures.percent,
-        "count": figures.count,
         "worst_head": figures.worst_head,
         "values": values,
+        "expected": lambda finding: both(expected(finding)),
         "dial": _dial,
-        "written": places,
+        "written": _written,
+        "searched": _searched,
     }
-    return page.render("report", context)
+    return page.render("report", context, languages=True, before=("report_sites",), opens=language)
+
+
+def _said(text: str) -> Markup:
+    """A sentence of the product's own making: of a finding, or a reason."""
+    return both(Text(text, said(text, "zh")))
+
+
+def _say(key: str, **parts: object) -> Markup:
+    text = WORDS[key]
+    return both(Text(text.en.format(**parts), text.zh.format(**parts)))
+
+
+def _broken(path: str) -> Markup:
+    """A site or a file, whose line is broken behind a dot or a slash where it must be."""
+    return Markup("<wbr>").join(re.split(r"(?<=[./])(?=\w)", plain(path)))
+
+
+def _written(call: AttentionCall) -> dict[str, Markup]:
+    """File and line -> what is written there."""
+    chinese = {at: what.replace(" by the kernel", "（由内核乘上）") for at, what in places(call).items()}
+    return {at: both(Text(what, chinese[at].replace(" on ", " 乘在 "))) for at, what in places(call).items()}
+
+
+def _searched(fold: Fold) -> str:
+    """What the filter of the sites looks at, in lower case."""
+    first = fold.first
+    words = [judged.call.site or "(root)" for judged in fold.calls]
+    words += [first.call.formula, first.mistake or "", first.verdict, VERDICT_WORDS[first.verdict].zh]
+    health = HEALTH_WORDS[first.health]
+    words += [health.en, health.zh, first.call.kind, *places(first.call)]
+    return "\n".join((fold.site, *words)).lower()
 
 
 def to_table(report: CheckReport) -> str:
     """The table of the sites and the findings, for a notebook."""
-    findings = fold_findings(report.findings)
-    return _table(report.calls, report=report, result=_RESULTS[report.outcome], findings=findings, judges=True)
+    word, tone = RESULTS[report.outcome]
+    told = headline(report).en
+    return _table(
+        report.calls,
+        report=report,
+        result=(word.en, tone),
+        told=told,
+        causes=consequences(report.findings),
+        judges=True,
+    )
 
 
 def judged_table(judged: JudgedCall) -> str:
@@ -97,7 +150,8 @@ def call_table(call: AttentionCall) -> str:
 
 def _table(calls: Sequence[JudgedCall], **context: Any) -> str:
     functions = {"ratio": figures.ratio, "percent": figures.percent, "count": figures.count}
-    shown = {"folds": fold_calls(calls), "worst_head": figures.worst_head, "findings": (), **functions}
+    words = {"verdict_word": lambda name: VERDICT_WORDS[name].en, "health_word": str, "step_word": str}
+    shown = {"folds": fold_calls(calls), "worst_head": figures.worst_head, "causes": (), **functions, **words}
     return notebook.fragment("check", {"report": None, "call": None, "judges": False, **shown, **context})
 
 

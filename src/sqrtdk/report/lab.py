@@ -9,40 +9,35 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text as Line
 
 from sqrtdk import _json
+from sqrtdk._language import Language
 from sqrtdk.lab.claim import GROUPS, Claim, Expect
 from sqrtdk.lab.figures import number
 from sqrtdk.lab.record import Record
 from sqrtdk.lab.register import CLAIMS
 from sqrtdk.lab.runner import Done
-from sqrtdk.lab.text import Text
-from sqrtdk.report.console import drawn
+from sqrtdk.lab.text import Text, say
+from sqrtdk.report.console import Cell, Column, drawn, paragraph, print_table
 from sqrtdk.report.lab_words import ANSWERS, TALLY, TERMINAL, WORDS
 from sqrtdk.report.plain import plain
 
 COLOURS = {"holds": "green", "fails": "red", "partly": "blue", "depends": "yellow", "undecided": "magenta"}
 
 
-def say(text: Text, language: str, **parts: object) -> str:
-    """The text in one language, "en" or "zh", with what stands in its braces."""
-    words = str(getattr(text, language))
-    return words.format(**parts) if parts else words
-
-
-def register_text(language: str = "en", *, width: int = 100, color: bool = False) -> str:
+def register_text(language: Language = "en", *, width: int = 100, color: bool = False) -> str:
     """All claims by group: id, sources, statement."""
 
     def draw(console: Console) -> None:
         for group, claims in groupby(CLAIMS.values(), key=lambda claim: claim.group):
-            console.print(say(GROUPS[group], language), style="bold")
-            table = _grid(3)
-            for claim in claims:
-                table.add_row(Line(claim.id, style="cyan"), " ".join(claim.sources[:5]), say(claim.statement, language))
-            console.print(Padding(table, (0, 0, 1, 2)))
+            paragraph(console, Line(say(GROUPS[group], language), style="bold"))
+            rows = [
+                (Line(claim.id, style="cyan"), " ".join(claim.sources[:5]), say(claim.statement, language))
+                for claim in claims
+            ]
+            print_table(console, _columns(3), rows, indent=2)
+            console.print()
 
     return drawn(draw, width, color)
 
@@ -52,25 +47,27 @@ def register_json() -> str:
     return _json.document({"claims": [_described(claim) for claim in CLAIMS.values()]})
 
 
-def claim_text(claim: Claim, language: str = "en", *, width: int = 100, color: bool = False) -> str:
+def claim_text(claim: Claim, language: Language = "en", *, width: int = 100, color: bool = False) -> str:
     """One claim: what it says, how it is measured, and what counts as true."""
 
     def draw(console: Console) -> None:
-        console.print(Line(claim.id, style="bold cyan"), Line(f"  {', '.join(claim.sources)}", style="dim"), sep="")
-        console.print(say(claim.statement, language) + "\n")
-        table = _grid(2)
-        table.add_row(_word(WORDS["formula"], language), claim.formula)
-        table.add_row(_word(WORDS["method"], language), say(claim.method, language))
-        table.add_row(_word(WORDS["control"], language), say(claim.control, language))
+        paragraph(console, Line.assemble((claim.id, "bold cyan"), (f"  {', '.join(claim.sources)}", "dim")))
+        paragraph(console, say(claim.statement, language))
+        console.print()
+        rows = [
+            (_word(WORDS["formula"], language), claim.formula),
+            (_word(WORDS["method"], language), say(claim.method, language)),
+            (_word(WORDS["control"], language), say(claim.control, language)),
+        ]
         for part in claim.parts:
             bars = "; ".join(bar(expect) for expect in part.expects)
-            table.add_row(_word(TERMINAL["true_if"], language), f"{say(part.text, language)}  ({bars})")
+            rows.append((_word(TERMINAL["true_if"], language), f"{say(part.text, language)}  ({bars})"))
         if claim.condition is not None:
-            table.add_row(_word(TERMINAL["condition"], language), say(claim.condition, language))
+            rows.append((_word(TERMINAL["condition"], language), say(claim.condition, language)))
         for name, value in claim.parameters.items():
             quick = f"  (--quick: {_short(claim.quick[name])})" if name in claim.quick else ""
-            table.add_row(_word(TERMINAL["parameters"], language), f"{name} = {_short(value)}{quick}")
-        console.print(table)
+            rows.append((_word(TERMINAL["parameters"], language), f"{name} = {_short(value)}{quick}"))
+        print_table(console, _columns(2), rows)
 
     return drawn(draw, width, color)
 
@@ -81,26 +78,27 @@ def claim_json(claim: Claim) -> str:
 
 
 def verdicts_text(
-    done: Sequence[Done], folder: Path, language: str = "en", *, width: int = 100, color: bool = False
+    done: Sequence[Done], folder: Path, language: Language = "en", *, width: int = 100, color: bool = False
 ) -> str:
     """The verdicts of a run, a line a claim; of those that are mixed or undecided the condition and the parts."""
 
     def draw(console: Console) -> None:
-        table = _grid(4)
+        rows: list[tuple[Cell, ...]] = []
         for one in done:
             record, verdict = one.record, one.record.outcome.verdict
             answer = Line(say(ANSWERS[verdict.answer], language), style=COLOURS[verdict.answer])
             seconds = "kept" if one.reused else "seconds"
             time = Line(say(TERMINAL[seconds], language, seconds=record.duration_s), style="dim")
-            table.add_row(Line(plain(record.id), style="cyan"), answer, time, _on(record, language))
+            rows.append((Line(plain(record.id), style="cyan"), answer, time, _on(record, language)))
             if record.doubt is not None:
                 same = say(ANSWERS[record.control.verdict.answer], language)
                 warning = say(TERMINAL[f"control_{record.doubt}"], language, answer=same)
-                table.add_row("", Line(say(TERMINAL["unsound"], language), style="bold red"), "", warning)
-        console.print(table)
+                rows.append(("", Line(say(TERMINAL["unsound"], language), style="bold red"), "", warning))
+        print_table(console, _columns(4), rows)
         counts = tally([one.record.outcome.verdict.answer for one in done], language)
         where = say(TERMINAL["records"], language, folder=plain(str(folder)))
-        console.print(f"\n{counts} {where}")
+        console.print()
+        paragraph(console, f"{counts} {where}", most=console.width)
 
     return drawn(draw, width, color)
 
@@ -127,7 +125,7 @@ def verdicts_json(done: Sequence[Done]) -> str:
     return _json.document({"claims": rows})
 
 
-def tally(answers: Sequence[str], language: str = "en") -> str:
+def tally(answers: Sequence[str], language: Language = "en") -> str:
     """How many claims have which verdict.
 
     Example:
@@ -156,7 +154,7 @@ def bar(expect: Expect) -> str:
     return f"{text} at {at}" if at else text
 
 
-def _on(record: Record, language: str) -> str:
+def _on(record: Record, language: Language) -> str:
     """On what a verdict depends, and the parts; empty where all parts have one answer."""
     verdict = record.outcome.verdict
     if verdict.answer in ("holds", "fails"):
@@ -189,14 +187,12 @@ def _described(claim: Claim) -> dict[str, Any]:
     }
 
 
-def _grid(columns: int) -> Table:
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-    for _ in range(columns):
-        table.add_column(overflow="fold")  # else rich cuts lines of wide characters
-    return table
+def _columns(number_of: int) -> tuple[Column, ...]:
+    """Of a table without titles whose last column is a text."""
+    return (*(Column("") for _ in range(number_of - 1)), Column("", prose=True))
 
 
-def _word(text: Text, language: str) -> Line:
+def _word(text: Text, language: Language) -> Line:
     return Line(say(text, language), style="dim")
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
+from sqrtdk._language import Choice
 from sqrtdk.lab import figures
 from sqrtdk.lab.claim import GROUPS
 from sqrtdk.lab.figures import Figure
@@ -41,12 +42,13 @@ class _Shown:
     plots: tuple[tuple[Markup, Text, str], ...]  # drawing, caption, the caption's id
 
 
-def to_html(records: Sequence[Record], missing: Sequence[str] = ()) -> str:
+def to_html(records: Sequence[Record], missing: Sequence[str] = (), language: Choice = "auto") -> str:
     """Draw records of claims as one self-contained page that opens from disk.
 
     Args:
         records: of one run or of several; where their settings differ the page says so.
         missing: ids of claims that have no record, listed as not run.
+        language: "en" or "zh-CN", which the page opens in; "auto": the one that the reader's browser prefers.
 
     Returns:
         A complete HTML document.
@@ -93,7 +95,7 @@ def to_html(records: Sequence[Record], missing: Sequence[str] = ()) -> str:
         "place": _place,
         "source": _source,
     }
-    return page.render("lab", context, languages=True)
+    return page.render("lab", context, languages=True, opens=language)
 
 
 def to_table(record: Record) -> str:

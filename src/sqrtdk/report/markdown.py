@@ -9,62 +9,56 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from sqrtdk._language import Language
 from sqrtdk.audit.records import OK, UNMEASURED, CheckReport
 from sqrtdk.report.console import listed
-from sqrtdk.report.figures import count, ratio
+from sqrtdk.report.figures import ratio
 from sqrtdk.report.fold import Fold, FoldedFinding, fold_calls, fold_findings
 from sqrtdk.report.places import places_text
 from sqrtdk.report.plain import plain
+from sqrtdk.report.said import said
 from sqrtdk.report.terminal import summary_line
+from sqrtdk.report.terminal_words import OUTCOMES, SEVERITIES, VERDICTS, WORDS, counted, named, word
 
 MOST_CHARACTERS = 60_000  # GitHub takes comments of 65536
 _MOST_ROWS = 12
 _MOST_OPEN = 8  # findings that are not folded away
 _LONGEST = 400  # characters of one text
-_TITLES = {
-    "failed": "failed",
-    "findings": "findings, none at the bar",
-    "incomplete": "not all of it could be judged",
-    "warnings": "passed, with warnings",
-    "scales": "scales passed, nothing else was looked at",
-    "passed": "passed",
-}
 _OBEYED = re.compile(
     r"[\\`*\[\]<>&~|$]|(?<!\w)_|_(?!\w)|:(?=//|[\w+-]+:)|(?<=www)\."
     r"|@|#(?=\w)|(?<=\bGH)-(?=\d)",  # people, and other threads, which GitHub looks for after entities are read
     re.IGNORECASE,
 )
-_CUT = "\n... the rest is cut: see the JSON or HTML report\n"
 
 
-def to_markdown(report: CheckReport) -> str:
+def to_markdown(report: CheckReport, language: Language = "en") -> str:
     """Draw the report as GitHub's Markdown, at most `MOST_CHARACTERS` long.
 
     Args:
         report: what `sqrtdk.check` returned.
+        language: "en" or "zh"; names and formulas stay English.
 
     Returns:
         The text, ending with a newline.
 
     Example:
         >>> from sqrtdk.audit.records import ModelInfo
-        >>> print(to_markdown(CheckReport(ModelInfo("a|b", "Decoder", 1), "static", (), (), (), ())))
+        >>> report = CheckReport(ModelInfo("a|b", "Decoder", 1), "static", (), (), (), ())
+        >>> print(to_markdown(report).splitlines()[0])
         ### Attention of <code>a&#124;b</code>: passed
-        <BLANKLINE>
-        0 attention calls. No findings, on scales and formulas alone. Exit code 0 (fail-on: fail).
-        <BLANKLINE>
     """
-    return fitted(_parts(report))
+    return fitted(_parts(report, language), language)
 
 
-def fitted(parts: Iterable[str]) -> str:
+def fitted(parts: Iterable[str], language: Language = "en") -> str:
     """Join whole parts while they fit; what stands between `<details>` is one part."""
     chosen: list[str] = []
-    room = MOST_CHARACTERS - len(_CUT)
+    cut = f"\n{word('cut', language)}\n"
+    room = MOST_CHARACTERS - len(cut)
     for part in parts:
         room -= len(part) + 1
         if room < 0:
-            return "\n".join(chosen) + _CUT
+            return "\n".join(chosen) + cut
         chosen.append(part)
     return "\n".join(chosen).rstrip("\n") + "\n"
 
@@ -97,69 +91,80 @@ def details(title: str, lines: Iterable[str]) -> str:
     return "\n".join((f"<details><summary>{title}</summary>\n", *lines, "\n</details>\n"))
 
 
-def _parts(report: CheckReport) -> Iterator[str]:
-    yield f"### Attention of {code(report.model.id)}: {_TITLES[report.outcome]}\n"
-    yield text(summary_line(report), 1000) + "\n"
+def _parts(report: CheckReport, language: Language) -> Iterator[str]:
+    outcome = named(OUTCOMES, report.outcome, language)
+    yield f"### {word('title', language, model=code(report.model.id), outcome=outcome)}\n"
+    yield text(summary_line(report, language), 1000) + "\n"
     notes = [str(note) for note in report.environment.get("notes") or ()]
     if report.calls:
-        yield _ledger(report)
+        yield _ledger(report, language)
     folded = fold_findings(report.findings)
     failing = [entry for entry in folded if any(map(report.fails, entry.findings))]
     for entry in failing[:_MOST_OPEN]:
-        yield _finding(entry)
+        yield _finding(entry, language)
     rest = [*failing[_MOST_OPEN:], *(entry for entry in folded if entry not in failing)]
     if rest:
         yield ""
-        yield details(f"{count(len(rest), 'more finding' if failing else 'finding')}", map(_finding, rest[:40]))
-    yield from _asides(report, notes)
+        keys = ("more_findings_1", "more_findings") if failing else ("finding", "findings")
+        yield details(counted(*keys, len(rest), language), (_finding(entry, language) for entry in rest[:40]))
+    yield from _asides(report, notes, language)
 
 
-def _ledger(report: CheckReport) -> str:
+def _ledger(report: CheckReport, language: Language) -> str:
     """The lines of the table, those that are not as they should be first."""
     order = ("critical", "fail", UNMEASURED, "warn", "note", OK)
     folds = sorted(fold_calls(report.calls), key=lambda fold: order.index(fold.first.health))
-    rows = [_row(fold) for fold in folds[:_MOST_ROWS]]
+    rows = [_row(fold, language) for fold in folds[:_MOST_ROWS]]
     if len(folds) > _MOST_ROWS:
         left = sum(len(fold.calls) for fold in folds[_MOST_ROWS:])
-        rows.append([f"and {count(left, 'more call')}", "", "", "", ""])
-    return table(("site", "formula", "ratio", "verdict", "health"), rows)
+        rows.append([counted("more_calls_1", "more_calls", left, language), "", "", "", ""])
+    titles = [word(key, language) for key in ("site", "formula", "ratio", "verdict", "health")]
+    return table(titles, rows)
 
 
-def _row(fold: Fold) -> list[str]:
+def _row(fold: Fold, language: Language) -> list[str]:
     judged = fold.first
-    verdict = f"{judged.verdict}: {judged.mistake}" if judged.mistake else judged.verdict
+    verdict = named(VERDICTS, judged.verdict, language)
+    verdict += f"{word('colon', language)}{judged.mistake}" if judged.mistake else ""
     verdict = verdict if judged.verdict in ("exact", "declared") else f"**{text(verdict)}**"
-    health = "not measured" if judged.health == UNMEASURED else judged.health
+    health = named(SEVERITIES, judged.health, language)
     sites = code(fold.site) + (f" ({len(fold.calls)})" if len(fold.calls) > 1 else "")
     return [sites, code(judged.call.formula, 240), ratio(judged.call.scale.ratio), verdict, health]
 
 
-def _finding(entry: FoldedFinding) -> str:
+def _finding(entry: FoldedFinding, language: Language) -> str:
     first = entry.first
-    sites = code(entry.site or "whole model")
-    many = f" ({count(len(entry.findings), 'site')})" if len(entry.findings) > 1 else ""
+    sites = code(entry.site or word("whole model", language))
+    many = (
+        f" ({counted('site_count', 'site_counts', len(entry.findings), language)})" if len(entry.findings) > 1 else ""
+    )
     at = f", {code(first.at)}" if first.at else ""
-    return f"- **{first.severity}** {sites}{many}{at}: {text(first.message)}. **Fix:** {text(first.fix)}"
+    severity = named(SEVERITIES, first.severity, language)
+    message, fix = (text(said(one, language)) for one in (first.message, first.fix))
+    return f"- **{severity}** {sites}{many}{at}{word('colon', language)}{message}{word('bold_fix', language, fix=fix)}"
 
 
-def _asides(report: CheckReport, notes: Sequence[str]) -> Iterator[str]:
+def _asides(report: CheckReport, notes: Sequence[str], language: Language) -> Iterator[str]:
     written: dict[str, list[str]] = {}
     for fold in fold_calls(report.calls):
         if declared := fold.first.declared_by:
-            at = f" at {fold.first.declared_at}" if fold.first.declared_at else ""
-            written.setdefault(f"declared by {declared}{at}", []).append(fold.site)
-        if places := places_text(fold.first.call):
-            written.setdefault(f"written: {places}", []).append(fold.site)
+            at, by = fold.first.declared_at, said(declared, language)
+            what = word("declared at", language, by=by, at=at) if at else word("declared by", language, by=by)
+            written.setdefault(what, []).append(fold.site)
+        if places := places_text(fold.first.call, language):
+            written.setdefault(word("written", language, places=places), []).append(fold.site)
     missed: dict[str, list[str]] = {}
     for entry in report.not_measured:
         if not report.repeated(entry):
-            missed.setdefault(f"not measured: {entry.reason}", []).append(entry.site or "whole model")
+            what = f"{named(SEVERITIES, UNMEASURED, language)}{word('colon', language)}{said(entry.reason, language)}"
+            missed.setdefault(what, []).append(entry.site or word("whole model", language))
     lines = [f"- {text(what)} ({text(listed(sites))})" for what, sites in list((written | missed).items())[:40]]
-    lines += [f"- {text(note)}" for note in notes[:8]]
+    lines += [f"- {text(said(note, language))}" for note in notes[:8]]
     versions = ("sqrtdk", "python", "torch", "transformers", "device", "dtype", "attn")
     told = [f"{name} {report.environment[name]}" for name in versions if report.environment.get(name)]
     if told:
-        lines.append(f"- {text(', '.join(told))}, {report.mode}, seed {report.seed}")
+        mode = named(WORDS, report.mode, language)
+        lines.append(f"- {text(', '.join(told))}, {mode}, {word('seed', language, seed=report.seed)}")
     if lines:
         yield ""
-        yield details("How it was read", lines)
+        yield details(word("how", language), lines)

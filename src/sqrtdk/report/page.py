@@ -13,30 +13,39 @@ import hashlib
 import importlib.resources
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import jinja2
 from markupsafe import Markup, escape
 
+from sqrtdk._language import Choice
+from sqrtdk.errors import InvalidValueError
 from sqrtdk.lab.text import Text
 from sqrtdk.report.plain import plain
 
 _UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
-def render(name: str, context: Mapping[str, Any], languages: bool = False, before: Sequence[str] = ()) -> str:
-    """Fill in a page's template; its style is `base.css` and its own, its script its own.
+def render(
+    name: str, context: Mapping[str, Any], languages: bool = False, before: Sequence[str] = (), opens: Choice = "auto"
+) -> str:
+    """Fill in a page's template; its style is `base.css` and its own, its script `print.js` and its own.
 
     Args:
         name: of the template, the style and the script, without their endings.
         context: what the template shows, and the functions that it calls.
         languages: the page is in two languages, and has the style and the script that choose one.
         before: names of scripts that its own one uses.
+        opens: the language that a page of two opens in; "auto": that of the reader's browser.
+            `opening` stands for it in the template's `html` element.
     """
     names = ["languages", name] if languages else [name]
     style = "".join(_asset(f"{one}.css") for one in ("base", *names))
-    script = "".join(_asset(f"{one}.js") for one in (*names[:-1], *before, name))
+    script = "".join(_asset(f"{one}.js") for one in ("print", *names[:-1], *before, name))
+    if opens not in (choices := get_args(Choice)):
+        raise InvalidValueError(f"language must be one of {', '.join(choices)}, not {opens!r}")
     assets = {
+        "opening": Markup('lang="en"' if opens == "auto" else f'lang="{opens}" data-opens="{opens}"'),
         "style": Markup(style),
         "script": Markup(script),
         "style_hash": _hash(style),

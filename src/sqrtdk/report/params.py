@@ -3,36 +3,73 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
+from sqrtdk._language import Language
 from sqrtdk._sites import fold_sites
-from sqrtdk.report.console import drawn
+from sqrtdk.lab.text import Text as Pair
+from sqrtdk.lab.text import say
+from sqrtdk.report.console import Column, drawn, paragraph, print_table
 from sqrtdk.report.plain import plain
+from sqrtdk.report.said import said
 
-_COLUMNS = ("layers", "d_model", "heads", "kv heads", "d_k", "a layer", "total")
+_SIZES = tuple(
+    Column(title, right=True) for title in ("layers", "d_model", "heads", "kv heads", "d_k", "a layer", "total")
+)
+_OF_A_MODEL = (
+    Column("site"),
+    Column("class"),
+    *(Column(title, right=True) for title in ("layers", "a layer", "total")),
+    Column("parameters", prose=True),
+)
+_TITLES = {
+    "layers": Pair("layers", "层数"),
+    "heads": Pair("heads", "头数"),
+    "kv heads": Pair("kv heads", "kv 头数"),
+    "a layer": Pair("a layer", "每层"),
+    "total": Pair("total", "合计"),
+    "site": Pair("site", "调用位置"),
+    "class": Pair("class", "类"),
+    "parameters": Pair("parameters", "参数"),
+    "preset": Pair("preset", "预设"),
+    "of all": Pair("of all", "占全部"),
+    "layer": Pair("layer", "层"),
+    "formula of a layer": Pair("formula of a layer", "每层的公式"),
+}
 _MOST_NOTES = 8
 
 
-def to_text(document: dict[str, Any], *, width: int = 100, color: bool = False) -> str:
+def to_text(document: dict[str, Any], *, width: int = 100, color: bool = False, language: Language = "en") -> str:
     """Draw the document as tables."""
 
     def draw(console: Console) -> None:
         if document["kind"] == "presets":
-            console.print(_all_presets(document["presets"]))
+            columns = (Column("preset"), *_SIZES, Column("of all", right=True))
+            print_table(console, _titled(columns, language), list(_all_presets(document["presets"])))
             return
-        console.print(_summary(document), style="bold")
+        paragraph(console, Text(said(_summary(document), language), style="bold"))
         if document["kind"] == "preset":
-            console.print(f"sizes: {document['source']}", style="dim")
+            paragraph(console, Text(said(f"sizes: {document['source']}", language), style="dim"))
         for note in document.get("notes", [])[:_MOST_NOTES]:
-            console.print(plain(note), style="dim")
+            paragraph(console, Text(plain(said(note, language)), style="dim"))
         console.print()
-        console.print(_preset_table(document) if document["kind"] == "preset" else _model_table(document))
+        if document["kind"] == "preset":
+            columns = (Column("layer"), *_SIZES, Column("formula of a layer", prose=True))
+            print_table(console, _titled(columns, language), list(_preset_rows(document["layers"], language)))
+        else:
+            print_table(console, _titled(_OF_A_MODEL, language), list(_model_rows(document["layers"])), lead=2)
 
     return drawn(draw, width, color)
+
+
+def _titled(columns: Iterable[Column], language: Language) -> list[Column]:
+    titles = ((column, _TITLES.get(column.title)) for column in columns)
+    return [column if title is None else replace(column, title=say(title, language)) for column, title in titles]
 
 
 def _summary(document: dict[str, Any]) -> str:
@@ -41,32 +78,19 @@ def _summary(document: dict[str, Any]) -> str:
     return f"{plain(document['target'])}: {attention:,} of {whole:,} parameters are attention's{share}"
 
 
-def _table(*names: str, left: int = 1, last_left: bool = True) -> Table:
-    """A table without lines: the first columns and the last left, numbers right."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for at, name in enumerate(names):
-        is_text = at < left or (last_left and at == len(names) - 1)
-        table.add_column(name, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
-    return table
-
-
-def _all_presets(presets: list[dict[str, Any]]) -> Table:
-    table = _table("preset", *_COLUMNS, "of all", last_left=False)
+def _all_presets(presets: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     for preset in presets:
         share = f"{preset['attention_parameters'] / preset['parameters']:.1%}"
         for at, layers in enumerate(preset["layers"]):
             last = at == len(preset["layers"]) - 1
             name = preset["name"] if len(preset["layers"]) == 1 else f"{preset['name']} {layers['name']}"
-            table.add_row(name, *_sizes(layers), share if last else "")
-    return table
+            yield name, *_sizes(layers), share if last else ""
 
 
-def _preset_table(document: dict[str, Any]) -> Table:
-    table = _table("layer", *_COLUMNS, "formula of a layer")
-    for layers in document["layers"]:
+def _preset_rows(every: list[dict[str, Any]], language: Language) -> Iterator[tuple[str, ...]]:
+    for layers in every:
         once = f"; + {layers['once']} in one of them" if layers["once"] else ""
-        table.add_row(layers["name"], *_sizes(layers), layers["formula"] + once)
-    return table
+        yield layers["name"], *_sizes(layers), said(layers["formula"] + once, language)
 
 
 def _sizes(layers: dict[str, Any]) -> list[str]:
@@ -74,16 +98,13 @@ def _sizes(layers: dict[str, Any]) -> list[str]:
     return [f"{layers[name]:,}" for name in names]
 
 
-def _model_table(document: dict[str, Any]) -> Table:
-    table = _table("site", "class", "layers", "a layer", "total", "parameters", left=2)
-    for site, group in _equal(document["layers"]):
+def _model_rows(layers: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    for site, group in _equal(layers):
         first = group[0]
         total = sum(layer["parameters"] for layer in group)
         weights = first["formula"] or ", ".join(_shown(name, shape) for name, shape in first["weights"].items())
-        table.add_row(
-            site, plain(first["class"]), f"{len(group):,}", f"{first['parameters']:,}", f"{total:,}", plain(weights)
-        )
-    return table
+        numbers = (len(group), first["parameters"], total)
+        yield site, plain(first["class"]), *(f"{number:,}" for number in numbers), plain(weights)
 
 
 def _equal(layers: list[dict[str, Any]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:

@@ -7,30 +7,12 @@ import re
 from collections import Counter
 from typing import Any
 
-from sqrtdk.audit.records import CheckReport, JudgedCall
+from sqrtdk.audit.records import FAILING, HEALTH, CheckReport, JudgedCall
+from sqrtdk.lab.text import Text
+from sqrtdk.report.check_words import SCRIPT_WORDS, STATISTICS
 from sqrtdk.report.plain import plain
 from sqrtdk.stats.heads import HeadStats, Histogram
 from sqrtdk.theory.gaussian import LARGEST_N, expected_entropy_nats
-
-# key of HeadStats, name, unit, what it says
-STATISTICS = (
-    ("max_logit", "Max logit", "", "Largest visible logit: signed, scaled, after bias."),
-    ("entropy_nats", "Entropy", "nats", "Mean entropy of a row's weights; low means few keys get all the weight."),
-    ("entropy_fraction", "Entropy / log n", "%", "Share of the largest possible entropy; 100% is uniform attention."),
-    ("effective_keys", "Effective keys", "keys", "Mean of 1 / sum p²: how many keys a row really uses."),
-    ("peak", "Peak weight", "", "Mean over the rows of the largest weight."),
-    ("peak_max", "Largest peak", "", "Largest weight of any row."),
-    ("saturated", "Saturated rows", "%", "Share of rows that put more than .99 on one key."),
-    ("std_logit", "Logit std", "", "Spread of the logits within a row."),
-    ("mean_logit", "Mean logit", "", "Mean of the visible logits."),
-    ("min_logit", "Min logit", "", "Smallest visible logit."),
-    ("max_abs_logit", "Max |logit|", "", "Largest visible logit by size."),
-    ("row_offset", "Row offset", "", "Largest |mean of a row|: what a low-precision store of the logits loses to."),
-    ("jacobian_norm", "Jacobian norm", "", "Frobenius norm of the softmax Jacobian: how much gradient passes."),
-    ("keys", "Visible keys", "keys", "Mean number of keys that the mask lets a row see."),
-    ("nan_rows", "NaN rows", "rows", "Rows with a NaN or +inf logit; left out of everything else."),
-    ("blind_rows", "Blind rows", "rows", "Rows that see no key; left out of everything else."),
-)
 
 _INTEGER = re.compile(r"\d+")
 
@@ -44,23 +26,61 @@ def payload(report: CheckReport) -> dict[str, Any]:
         report: what `sqrtdk.check` returned.
 
     Returns:
-        `statistics`: what can be chosen; `groups`: calls of one kind, each with a `title` and `rows`.
+        `words`: of the script, and `statistics`: what can be chosen, texts as English and Chinese; `groups`: calls of
+        one kind, each with a `title` and `rows`; `opens`: row, over all groups, and head that are shown first.
     """
     several_kinds = len({judged.call.kind for judged in report.calls}) > 1
     groups: dict[str, list[dict[str, Any]]] = {}
+    drawn: dict[str, list[JudgedCall]] = {}
     for judged in report.calls:
         if judged.call.stats is not None:
             title, label = _place(judged, several_kinds)
             groups.setdefault(title, []).append(_row(judged, judged.call.stats, label))
+            drawn.setdefault(title, []).append(judged)
     for rows in groups.values():
         repeated = Counter(row["label"] for row in rows)
         for position, row in enumerate(rows):
             if repeated[row["label"]] > 1:  # the same layer ran twice: number by order
                 row["label"] = f"{row['label']}·{position}".lstrip("·")
     return {
-        "statistics": [{"key": key, "name": name, "unit": unit, "help": text} for key, name, unit, text in STATISTICS],
+        "words": {key: _pair(text) for key, text in SCRIPT_WORDS.items()},
+        "statistics": [
+            {"key": key, "name": _pair(name), "unit": _pair(unit), "help": _pair(meaning)}
+            for key, (name, unit, meaning) in STATISTICS.items()
+        ],
         "groups": [{"title": title, "rows": rows} for title, rows in groups.items()],
+        "opens": _opens([judged for calls in drawn.values() for judged in calls]),
     }
+
+
+def _pair(text: Text) -> list[str]:
+    return [text.en, text.zh]
+
+
+def _opens(calls: list[JudgedCall]) -> list[int]:
+    """The head to look at first: where the worst failing finding is, of NaN, else of the largest logit."""
+
+    def harm(place: tuple[int, int]) -> tuple[int, bool, float]:
+        judged, head = calls[place[0]], place[1]
+        stats = judged.call.stats
+        assert stats is not None
+        largest, failing = stats.max_logit[head], HEALTH.index(judged.health) if _fails(judged) else -1
+        return failing, bool(stats.nan_rows[head]), -math.inf if math.isnan(largest) else largest
+
+    places = [(row, head) for row, judged in enumerate(calls) for head, _ in enumerate(_ratios(judged))]
+    return [*max(places, key=harm)] if places else [0, 0]
+
+
+def _fails(judged: JudgedCall) -> bool:
+    return judged.health in FAILING or judged.verdict == "unexplained"
+
+
+def _ratios(judged: JudgedCall) -> list[float]:
+    """The scale ratio of each head; NaN where it is not known."""
+    scale, heads = judged.call.scale, judged.call.stats.heads if judged.call.stats else 0
+    if scale.per_head and len(scale.per_head) == heads:
+        return [value * math.sqrt(judged.call.head_dim) for value in scale.per_head]
+    return [math.nan if scale.ratio is None else scale.ratio] * heads
 
 
 def _place(judged: JudgedCall, several_kinds: bool) -> tuple[str, str]:
@@ -78,8 +98,11 @@ def _row(judged: JudgedCall, stats: HeadStats, label: str) -> dict[str, Any]:
         "label": label,
         "site": plain(call.site) or "(root)",
         "formula": plain(call.formula),
-        "verdict": judged.verdict,
-        "values": {key: [_short(value) for value in getattr(stats, key)] for key, *_ in STATISTICS},
+        "fails": _fails(judged),
+        "values": {
+            key: [_short(value) for value in (_ratios(judged) if key == "scale_ratio" else getattr(stats, key))]
+            for key in STATISTICS
+        },
         "p05": [_short(value) for value in stats.entropy_p05],
         "p50": [_short(value) for value in stats.entropy_p50],
         "p95": [_short(value) for value in stats.entropy_p95],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sqrtdk._language import Language
 from sqrtdk.report.figures import number
 from sqrtdk.tracing.records import AttentionCall
 
@@ -16,6 +17,10 @@ def places(call: AttentionCall) -> dict[str, str]:
     return {at: ", ".join(dict.fromkeys(whats)) for at, whats in parts.items()}
 
 
-def places_text(call: AttentionCall) -> str:
+def places_text(call: AttentionCall, language: Language = "en") -> str:
     """The same in one line; empty where nothing is known."""
-    return "; ".join(f"{what} at {at}" for at, what in places(call).items())
+    written = places(call).items()
+    if language == "zh":
+        chinese = {at: what.replace(" on ", " 乘在 ").replace(" by the kernel", " 由核应用") for at, what in written}
+        return "；".join(f"{what} 位于 {at}" for at, what in chinese.items())
+    return "; ".join(f"{what} at {at}" for at, what in written)

@@ -5,47 +5,71 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text as Line
 
-from sqrtdk.report.console import drawn
+from sqrtdk._language import Language
+from sqrtdk.lab.text import Text, say
+from sqrtdk.report.console import Column, drawn, paragraph, print_table
 from sqrtdk.report.plain import plain
 
+WORDS = {
+    "counts": Text(
+        "{cells} cells of {rows} rows: {computed} computed, {reused} reused",
+        "{cells} 个单元，各 {rows} 行：新计算 {computed} 个，沿用 {reused} 个",
+    ),
+    "damaged": Text("damaged, its cells computed again: {name}", "已损坏，其单元已重新计算：{name}"),
+    "one seed": Text(
+        "mean over one seed; entropy in nats; +- one standard error; theory: Gaussian",
+        "一个种子的均值；熵的单位为 nat；+- 为一个标准误差；理论：高斯",
+    ),
+    "seeds": Text(
+        "mean over {seeds} seeds; entropy in nats; +- one standard error; theory: Gaussian",
+        "{seeds} 个种子的均值；熵的单位为 nat；+- 为一个标准误差；理论：高斯",
+    ),
+    "more": Text("... and {count} more", "……另有 {count} 行"),
+    "results": Text("results: {path}", "结果：{path}"),
+    "keys": Text("keys", "键"),
+    "scale": Text("scale", "缩放"),
+    "components": Text("components", "分量"),
+    "std": Text("std", "标准差"),
+    "theory": Text("theory", "理论"),
+    "entropy": Text("entropy", "熵"),
+}
+_COLUMNS = ("d_k", "keys", "scale", "components", "std", "theory", "entropy", "+-", "theory")
 _MOST_LINES = 60
 
 
-def to_text(document: dict[str, Any], *, width: int = 100, color: bool = False) -> str:
+def to_text(document: dict[str, Any], *, width: int = 100, color: bool = False, language: Language = "en") -> str:
     """Draw the document."""
 
     def draw(console: Console) -> None:
         grid = document["grid"]
-        seeds = len(grid["seeds"])
-        console.print(
-            f"{document['cells']:,} cells of {grid['rows']:,} rows: {document['computed']:,} computed, "
-            f"{document['reused']:,} reused",
-            style="bold",
-        )
+        counts = {name: f"{document[name]:,}" for name in ("cells", "computed", "reused")}
+        paragraph(console, Line(say(WORDS["counts"], language, rows=f"{grid['rows']:,}", **counts), style="bold"))
         for name in document["damaged"]:
-            console.print(f"damaged, its cells computed again: {plain(name)}", style="yellow")
-        over = "one seed" if seeds == 1 else f"{seeds} seeds"
-        console.print(f"mean over {over}; entropy in nats; +- one standard error; theory: Gaussian", style="dim")
+            paragraph(console, Line(say(WORDS["damaged"], language, name=plain(name)), style="yellow"))
+        seeds = len(grid["seeds"])
+        mean = say(WORDS["one seed" if seeds == 1 else "seeds"], language, seeds=seeds)
+        paragraph(console, Line(mean, style="dim"))
         console.print()
-        console.print(_table(document["combinations"][:_MOST_LINES]))
+        _table(console, document["combinations"][:_MOST_LINES], language)
         left = len(document["combinations"]) - _MOST_LINES
         if left > 0:
-            console.print(f"... and {left:,} more", style="dim")
+            console.print(Line(say(WORDS["more"], language, count=f"{left:,}"), style="dim"))
         console.print()
-        console.print(f"results: {plain(document['results'])}", style="dim", soft_wrap=True)
+        results = say(WORDS["results"], language, path=plain(document["results"]))
+        paragraph(console, Line(results, style="dim"), most=console.width)
 
     return drawn(draw, width, color)
 
 
-def _table(combinations: list[dict[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("d_k", "keys", "scale", "components", "std", "theory", "entropy", "+-", "theory"):
-        is_text = name in ("scale", "components")
-        table.add_column(name, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
-    for one in combinations:
-        table.add_row(
+def _table(console: Console, combinations: list[dict[str, Any]], language: Language) -> None:
+    titles = [say(WORDS[name], language) if name in WORDS else name for name in _COLUMNS]
+    columns = [
+        Column(title, right=name not in ("scale", "components")) for name, title in zip(_COLUMNS, titles, strict=True)
+    ]
+    rows = [
+        (
             str(one["d_k"]),
             str(one["keys"]),
             one["scale"],
@@ -54,4 +78,6 @@ def _table(combinations: list[dict[str, Any]]) -> Table:
             f"{one['entropy_nats_se']:.1g}",
             f"{one['entropy_nats_expected']:.4g}",
         )
-    return table
+        for one in combinations
+    ]
+    print_table(console, columns, rows, lead=4)

@@ -14,12 +14,14 @@ from typing import Any
 
 from markupsafe import Markup
 
+from sqrtdk._language import Choice
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.lab.text import Text
 from sqrtdk.monitor.samples import NOT_MEASURED, Alarm
 from sqrtdk.report import page
 from sqrtdk.report.figures import number, percent
 from sqrtdk.report.page import both
+from sqrtdk.report.said import said
 from sqrtdk.report.watch_compare import Comparison
 from sqrtdk.report.watch_payload import alarms_shown, payload
 from sqrtdk.report.watch_statistics import NEWEST, STATISTICS
@@ -45,12 +47,13 @@ _VALUES = {
 _LETTERS = string.ascii_uppercase  # a run is called by
 
 
-def to_html(runs: Sequence[Summary], compared: Comparison | None = None) -> str:
+def to_html(runs: Sequence[Summary], compared: Comparison | None = None, language: Choice = "auto") -> str:
     """Draw one run, or several next to each other, as one self-contained page that opens from disk.
 
     Args:
         runs: one, or some.
         compared: what differs, where they are two.
+        language: "en" or "zh-CN", which the page opens in; "auto": the one that the reader's browser prefers.
 
     Returns:
         A complete HTML document.
@@ -96,7 +99,7 @@ def to_html(runs: Sequence[Summary], compared: Comparison | None = None) -> str:
         "both": both,
         "letters": _LETTERS,
     }
-    return page.render("watch", context, languages=True, before=("watch_numbers", "watch_parts"))
+    return page.render("watch", context, languages=True, before=("watch_numbers", "watch_parts"), opens=language)
 
 
 def result(run: Summary) -> tuple[Markup, str]:
@@ -138,12 +141,15 @@ def shown_alarms(run: Summary) -> list[tuple[str, list[tuple[int, Alarm]]]]:
 
 
 def in_chinese(alarm: Alarm) -> str:
-    """An alarm in Chinese, from its parts; its sentence was recorded in English.
+    """An alarm in Chinese: its sentence, which was recorded in English; where that is not known, its parts.
 
     Example:
         >>> in_chinese(Alarm("max_logit", "warn", 5, "", "", site="h.0", index=0, head=3, value=120.0, bar=100.0))
         '最大 logit：h.0，头 3，测得 120，界限 100'
     """
+    sentence = said(alarm.text, "zh")
+    if sentence != alarm.text:
+        return sentence
     parts = []
     if alarm.site is not None:
         parts.append((alarm.site or "(root)") + (f" #{alarm.index}" if alarm.index else ""))
@@ -196,7 +202,7 @@ def _setting(key: str, value: Any) -> Markup:
 
 def _how(way: str) -> Markup:
     if way.startswith(NOT_MEASURED):
-        return both(Text(way, f"未测量：{way.removeprefix(NOT_MEASURED)}"))
+        return both(Text(way, said(way, "zh")))
     return both(HOW_WORDS.get(way, Text(way, way)))
 
 

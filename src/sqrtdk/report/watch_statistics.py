@@ -15,10 +15,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 _PLAIN = Text("", "")
 _LOGITS = Text("natural-log units", "自然对数单位")
-_NATS = Text("nats", "奈特")
+_NATS = Text("nats", "nat")
 _KEYS = Text("keys", "键")
 _ROWS = Text("rows", "行")
-_PRODUCTS = Text("products", "内积")
+_PRODUCTS = Text("products", "点积")
 _PER_Q = Text("loss per unit of q", "损失 / q 的单位")
 _PER_K = Text("loss per unit of k", "损失 / k 的单位")
 _NUMBERS = Text("numbers", "个")
@@ -198,7 +198,7 @@ STATISTICS: Mapping[str, Statistic] = {
         Text("largest weight of any row; a row of one key has 1", "所有行中最大的权重；只有一个键的行为 1"),
     ),
     "jacobian_norm": Statistic(
-        Text("Softmax Jacobian", "softmax 雅可比"),
+        Text("Softmax Jacobian", "softmax 雅可比矩阵"),
         _PLAIN,
         "least",
         Text("mean over rows of the Frobenius norm of diag(p) - p pᵀ", "各行 diag(p) - p pᵀ 的 Frobenius 范数的均值"),

@@ -6,19 +6,23 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from sqrtdk._language import Language
+from sqrtdk.lab.text import say
 from sqrtdk.report.console import drawn, paragraph
-from sqrtdk.report.figures import count, number, percent
+from sqrtdk.report.figures import number, percent
 from sqrtdk.report.plain import plain
+from sqrtdk.report.said import said
 from sqrtdk.report.watch_compare import APART, Comparison
 from sqrtdk.report.watch_statistics import STATISTICS, Array, badness
 from sqrtdk.report.watch_summary import Summary, rank
-from sqrtdk.report.watch_words import missing_text
+from sqrtdk.report.watch_words import HOW_WORDS, SEVERITY_WORDS, TERMINAL, missing_text
 
 STYLES = {"note": "cyan", "warn": "yellow", "fail": "red", "critical": "bold magenta"}
 MOST_ALARMS = 12
@@ -27,11 +31,14 @@ _HOME, _TO_END_OF_LINE, _TO_END = "\x1b[H", "\x1b[K", "\x1b[J"
 _BARS = "▁▂▃▄▅▆▇█"
 _NONE = "·"
 _WIDE = 90  # columns from which a table has more than the trend and the newest value
-_WRAPPED = ("site", "farthest apart at")
+_WRAPPED = ("site", "farthest")
+_RIGHT = ("first", "newest", "head", "median", "step", "apart", "A", "B")
 _LOG_FROM = 30.0  # a range of positive values that is wider than this factor has a logarithmic scale
 
 
-def to_text(summary: Summary, columns: Sequence[str], *, width: int = 100, color: bool = False) -> str:
+def to_text(
+    summary: Summary, columns: Sequence[str], *, width: int = 100, color: bool = False, language: Language = "en"
+) -> str:
     """Draw a run.
 
     Args:
@@ -39,12 +46,21 @@ def to_text(summary: Summary, columns: Sequence[str], *, width: int = 100, color
         columns: of `STATISTICS`: a table each.
         width: columns of the terminal.
         color: whether it takes colours.
+        language: "en" or "zh"; names of sites and statistics stay English.
     """
 
-    return drawn(lambda console: _whole(console, summary, columns), width, color)
+    return drawn(lambda console: _whole(console, summary, columns, language), width, color)
 
 
-def live_text(summary: Summary, columns: Sequence[str], lines: int, *, width: int = 100, color: bool = False) -> str:
+def live_text(
+    summary: Summary,
+    columns: Sequence[str],
+    lines: int,
+    *,
+    width: int = 100,
+    color: bool = False,
+    language: Language = "en",
+) -> str:
     """Draw a run over what a terminal shows: of the attentions the worst, so many as fit.
 
     Args:
@@ -53,13 +69,14 @@ def live_text(summary: Summary, columns: Sequence[str], lines: int, *, width: in
         lines: of the terminal.
         width: as `to_text`.
         color: as `to_text`.
+        language: as `to_text`.
     """
     most = len(summary.sites)
-    text = to_text(summary, columns, width=width, color=color).split("\n")
+    text = to_text(summary, columns, width=width, color=color, language=language).split("\n")
     while len(text) > lines and most > 1:
         most -= max(1, (len(text) - lines) // (2 * max(1, len(columns))))
         few = _Few(max(1, most), max(1, lines // 8))
-        draw = functools.partial(_whole, summary=summary, columns=columns, few=few)
+        draw = functools.partial(_whole, summary=summary, columns=columns, language=language, few=few)
         text = drawn(draw, width, color).split("\n")
     shown = "".join(f"{line}{_TO_END_OF_LINE}\n" for line in text[: lines - 1])
     return f"{_HOME}{shown}{_TO_END}"
@@ -73,57 +90,66 @@ class _Few:
     alarms: int
 
 
-def _whole(console: Console, summary: Summary, columns: Sequence[str], few: _Few | None = None) -> None:
-    _head(console, summary)
+def _whole(
+    console: Console, summary: Summary, columns: Sequence[str], language: Language, few: _Few | None = None
+) -> None:
+    _head(console, summary, language)
     bars = max(12, min(60, console.width - 64))
     if len(summary.losses):
         line, low, high = _loss(summary, bars)
         first, newest = (number(float(summary.losses[at])) for at in (0, -1))
-        console.print(Text.assemble(("loss  ", "bold"), (line, "cyan"), f"  {first} -> {newest}"))
+        console.print(
+            Text.assemble((say(TERMINAL["loss"], language), "bold"), (line, "cyan"), f"  {first} -> {newest}")
+        )
         console.print(Text(f"      {_ends(low, high)}", style="dim"))
     for column in columns:
         console.print()
-        _statistic(console, summary, column, bars, few.sites if few else None)
+        _statistic(console, summary, column, bars, language, few.sites if few else None)
     console.print()
-    _alarms(console, summary, few)
+    _alarms(console, summary, language, few)
     if few is None:
-        _missing(console, summary)
+        _missing(console, summary, language)
     elif summary.missing:
-        console.print(Text(f"not measured: {count(len(summary.missing), 'entry')}"))
+        console.print(Text(_count("missing", len(summary.missing), language)))
 
 
-def comparison_text(a: Summary, b: Summary, compared: Comparison, *, width: int = 100, color: bool = False) -> str:
+def comparison_text(
+    a: Summary, b: Summary, compared: Comparison, *, width: int = 100, color: bool = False, language: Language = "en"
+) -> str:
     """Draw what differs between two runs."""
 
     def draw(console: Console) -> None:
         for letter, run in (("A", a), ("B", b)):
-            _head(console, run, f"{letter}  ")
+            _head(console, run, language, f"{letter}  ")
         console.print()
-        _differences(console, compared)
+        _differences(console, compared, language)
         for letter, labels in (("A", compared.only_a), ("B", compared.only_b)):
             if labels:
-                names = ", ".join(map(plain, labels[:5])) + (f" and {len(labels) - 5} more" if len(labels) > 5 else "")
-                paragraph(console, Text(f"only in {letter}: {names}"), 0)
+                names = say(TERMINAL["comma"], language).join(map(plain, labels[:5]))
+                names += say(TERMINAL["and_more"], language, count=len(labels) - 5) if len(labels) > 5 else ""
+                paragraph(console, Text(say(TERMINAL["only_in"], language, side=letter, names=names)), 0)
         for letter, run in (("A", a), ("B", b)):
             console.print()
             console.print(Text(letter, style="bold"))
-            _alarms(console, run)
-            _missing(console, run)
+            _alarms(console, run, language)
+            _missing(console, run, language)
 
     return drawn(draw, width, color)
 
 
-def _differences(console: Console, compared: Comparison) -> None:
+def _differences(console: Console, compared: Comparison, language: Language) -> None:
     if not compared.measured:
-        console.print(Text("no attention in common, by name or in number: nothing can be compared", style="yellow"))
+        console.print(Text(say(TERMINAL["no_shared"], language), style="yellow"))
         return
     a, b = (", ".join(map(str, steps)) for steps in (compared.steps_a, compared.steps_b))
-    at = f"steps {a}" if a == b else f"steps {a} of A and {b} of B"
-    why = "" if compared.overlap else "; the runs have no step in common"
+    at = say(TERMINAL["at" if a == b else "at_both"], language, a=a, b=b)
+    why = "" if compared.overlap else say(TERMINAL["no_overlap"], language)
     if compared.by == "order":
-        why += "; no attention has the same name in both: they are matched in order"
-    paragraph(console, Text.assemble(("what differs", "bold"), f"  worst heads, medians over {at}{why}"), 0)
-    table = _table("statistic", "apart", f"over {APART:.0%}", "farthest apart at", "A", "B")
+        why += say(TERMINAL["in_order"], language)
+    medians = say(TERMINAL["medians"], language, at=at, why=why)
+    paragraph(console, Text.assemble((say(TERMINAL["differs"], language), "bold"), medians), 0)
+    bar = f"{APART:.0%}"
+    table = _table(language, "statistic", "apart", "over", "farthest", "A", "B", bar=bar)
     alike = [one.column for one in compared.differences if one.measured and not one.count]
     unmeasured = [one.column for one in compared.differences if not one.measured and STATISTICS[one.column].always]
     for one in compared.differences:
@@ -131,17 +157,19 @@ def _differences(console: Console, compared: Comparison) -> None:
         name = Text(one.column, style="cyan")
         if pair is None or one.typical is None or one.column in alike:
             continue
-        differ = Text(f"{one.count} of {one.measured}", style="yellow" if one.count else "")
+        differ = Text(
+            say(TERMINAL["count_of"], language, count=one.count, all=one.measured), style="yellow" if one.count else ""
+        )
         apart = percent(one.typical) if math.isfinite(one.typical) else "inf"
         values = (_value(one.column, pair.a), _value(one.column, pair.b))
         table.add_row(name, Text(apart, style="bold"), differ, plain(pair.label), *values)
     if table.row_count:
         console.print(table)
-        text = "apart: median over attentions of the difference, as a share of the larger value; the largest is first"
-        paragraph(console, Text(text, style="dim"), 0)
-    for words, names in ((f"nowhere over {APART:.0%}", alike), ("not measured in both", unmeasured)):
+        paragraph(console, Text(say(TERMINAL["apart_means"], language), style="dim"), 0)
+    for key, names in (("nowhere", alike), ("unmeasured_both", unmeasured)):
         if names:
-            paragraph(console, Text(f"{words}: {', '.join(names)}"), 0)
+            words = say(TERMINAL[key], language, bar=bar) + say(TERMINAL["colon"], language)
+            paragraph(console, Text(words + say(TERMINAL["comma"], language).join(names)), 0)
 
 
 def sparkline(values: Sequence[float] | Array, width: int, low: float, high: float, *, log: bool = False) -> str:
@@ -186,18 +214,27 @@ def worst_of(values: Array, column: str, width: int) -> Array:
     return np.array([cell[badness(cell, column).argmax()] for cell in cells])
 
 
-def _head(console: Console, summary: Summary, letter: str = "") -> None:
+def _head(console: Console, summary: Summary, language: Language, letter: str = "") -> None:
     model = summary.model if isinstance(summary.model, dict) else {}
     name = f"  {plain(str(model['class']))}" if "class" in model else ""
     parameters = model.get("parameters")
-    name += f", {count(parameters, 'parameter')}" if type(parameters) is int else ""
+    name += f", {_count('parameter', parameters, language)}" if type(parameters) is int else ""
     paragraph(console, Text.assemble((letter, "bold"), (plain(summary.name), "bold"), name), 0)
     if summary.first_step is None:
-        console.print("  nothing is recorded yet")
+        console.print(say(TERMINAL["nothing"], language))
         return
-    ways = ", ".join(f"{number_of} {plain(way)}" for way, number_of in summary.how.items() if len(way) < 40)
-    steps = f"steps {summary.first_step} to {summary.last_step}, {count(len(summary.samples), 'sample')} ({ways})"
-    text = f"{steps}, {count(summary.attempts, 'attempt')}, {count(len(summary.sites), 'attention')}"
+    counted = [(way, number_of) for way, number_of in summary.how.items() if len(way) < 40]
+    ways = [f"{number_of} {plain(_way(way, language))}" for way, number_of in counted]
+    text = say(
+        TERMINAL["steps"],
+        language,
+        first=summary.first_step,
+        last=summary.last_step,
+        samples=_count("sample", len(summary.samples), language),
+        ways=say(TERMINAL["comma"], language).join(ways),
+        attempts=_count("attempt", summary.attempts, language),
+        attentions=_count("attention", len(summary.sites), language),
+    )
     paragraph(console, Text(text), 0)
 
 
@@ -206,17 +243,19 @@ def _loss(summary: Summary, bars: int) -> tuple[str, float, float]:
     return sparkline(summary.losses, bars, low, high, log=log), low, high
 
 
-def _statistic(console: Console, summary: Summary, column: str, bars: int, most: int | None = None) -> None:
+def _statistic(
+    console: Console, summary: Summary, column: str, bars: int, language: Language, most: int | None = None
+) -> None:
     worst = {id(site): worst_of(site.worst(column)[0], column, bars) for site in summary.sites}
     every = np.concatenate([*worst.values(), np.empty(0)])
     low, high, log = _range(every)
     if np.isnan(every).all():
-        console.print(Text.assemble((column, "bold"), "  not measured"))
+        console.print(Text.assemble((column, "bold"), f"  {say(TERMINAL['unmeasured'], language)}"))
         return
-    scale = _ends(low, high, column) + (", logarithmic" if log else "")
-    console.print(Text.assemble((column, "bold"), f"  the worst head of each sample; {scale}"))
+    scale = _ends(low, high, column) + (say(TERMINAL["logarithmic"], language) if log else "")
+    console.print(Text.assemble((column, "bold"), say(TERMINAL["worst"], language, scale=scale)))
     wide = console.width >= _WIDE
-    table = _table("site", "trend", "newest", "head", *(("first", "median", "step") if wide else ()))
+    table = _table(language, "site", "trend", "newest", "head", *(("first", "median", "step") if wide else ()))
     newest_values = np.array([float(site.worst(column)[0][-1]) for site in summary.sites])
     order = np.argsort(-badness(newest_values, column), kind="stable")[:most]
     for at in sorted(order.tolist()):
@@ -233,45 +272,65 @@ def _statistic(console: Console, summary: Summary, column: str, bars: int, most:
         )
     console.print(table)
     if left := len(summary.sites) - len(order):
-        console.print(Text(f"and {count(left, 'attention')} that are better", style="dim"))
+        console.print(Text(_count("better", left, language), style="dim"))
 
 
-def _alarms(console: Console, summary: Summary, few: _Few | None = None) -> None:
+def _alarms(console: Console, summary: Summary, language: Language, few: _Few | None = None) -> None:
     if not summary.alarms:
-        console.print("no alarms" if summary.sites else "no alarms, and nothing was measured")
+        console.print(say(TERMINAL["no_alarms" if summary.sites else "no_alarms_nothing"], language))
         return
-    counts = ", ".join(f"{number_of} {severity}" for severity, number_of in summary.counts.items() if number_of)
-    console.print(Text.assemble(("alarms", "bold"), f"  {counts}"))
+    some = [f"{count} {_severity(severity, language)}" for severity, count in summary.counts.items() if count]
+    counts = say(TERMINAL["comma"], language).join(some)
+    console.print(Text.assemble((say(TERMINAL["alarms"], language), "bold"), f"  {counts}"))
     worst = sorted(range(len(summary.alarms)), key=lambda at: (rank(summary.alarms[at].severity), at))
     worst = worst[-(few.alarms if few else MOST_ALARMS) :]
     if left := len(summary.alarms) - len(worst):
-        console.print(f"  the worst {len(worst)}, and of these the newest; {left} more: --json lists all")
+        console.print(say(TERMINAL["more_alarms"], language, shown=len(worst), count=left))
     sources: set[str] = set()
     for alarm in (summary.alarms[at] for at in sorted(worst)):
         style = STYLES.get(alarm.severity, "red")
-        head = Text.assemble((f"{plain(alarm.severity):<8}", style), f" step {alarm.step}  {plain(alarm.text)}")
+        severity = Text(plain(_severity(alarm.severity, language)), style)
+        severity.pad_right(max(0, 8 - severity.cell_len))
+        step = say(TERMINAL["at_step"], language, step=alarm.step)
+        head = severity + Text(step + plain(said(alarm.text, language)))
         paragraph(console, head, 2)
         if few is None and alarm.source not in sources:  # once for all that have it
-            paragraph(console, Text(f"source: {plain(alarm.source)}", style="dim"), 11)
+            paragraph(console, Text(say(TERMINAL["source"], language) + plain(alarm.source), style="dim"), 11)
         sources.add(alarm.source)
 
 
-def _missing(console: Console, summary: Summary) -> None:
+def _missing(console: Console, summary: Summary, language: Language) -> None:
     if not summary.missing:
         return
-    console.print(Text("not measured", style="bold"))
+    console.print(Text(say(TERMINAL["unmeasured"], language), style="bold"))
     for entry in summary.missing[:MOST_MISSING]:
-        paragraph(console, Text(plain(missing_text(entry).en)), 2)
+        paragraph(console, Text(plain(say(missing_text(entry), language))), 2)
     if len(summary.missing) > MOST_MISSING:
-        console.print(f"  and {len(summary.missing) - MOST_MISSING} more: --json lists all")
+        console.print(say(TERMINAL["more"], language, count=len(summary.missing) - MOST_MISSING))
 
 
-def _table(*titles: str) -> Table:
+def _table(language: Language, *columns: str, **parts: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for title in titles:
-        right = title in ("first", "newest", "head", "median", "step", "apart", "A", "B")
-        table.add_column(title, justify="right" if right else "left", overflow="fold", no_wrap=title not in _WRAPPED)
+    for column in columns:
+        title = say(TERMINAL[column], language, **parts) if column in TERMINAL else column
+        justify: Literal["left", "right"] = "right" if column in _RIGHT else "left"
+        table.add_column(title, justify=justify, overflow="fold", no_wrap=column not in _WRAPPED)
     return table
+
+
+def _count(key: str, number_of: int, language: Language) -> str:
+    """A number of things: the singular has the key alone or with "_1"."""
+    plural = key if f"{key}_1" in TERMINAL else f"{key}s"
+    single = f"{key}_1" if f"{key}_1" in TERMINAL else key
+    return say(TERMINAL[single if number_of == 1 else plural], language, count=f"{number_of:,}")
+
+
+def _severity(name: str, language: Language) -> str:
+    return say(SEVERITY_WORDS[name], language) if name in SEVERITY_WORDS else name
+
+
+def _way(way: str, language: Language) -> str:
+    return say(HOW_WORDS[way], language) if way in HOW_WORDS else said(way, language)
 
 
 def _range(values: Array) -> tuple[float, float, bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sqrtdk.lab.text import Text
+from sqrtdk.report.said import said
 from sqrtdk.report.watch_summary import Missing
 
 SEVERITY_WORDS = {
@@ -220,6 +221,76 @@ WORDS = {
 }
 
 
+TERMINAL = {
+    "parameter": Text("{count} parameter", "{count} 个参数"),
+    "parameters": Text("{count} parameters", "{count} 个参数"),
+    "nothing": Text("  nothing is recorded yet", "  尚无记录"),
+    "steps": Text(
+        "steps {first} to {last}, {samples} ({ways}), {attempts}, {attentions}",
+        "第 {first} 步到第 {last} 步，{samples}（{ways}），{attempts}，{attentions}",
+    ),
+    "sample": Text("{count} sample", "{count} 个采样"),
+    "samples": Text("{count} samples", "{count} 个采样"),
+    "attempt": Text("{count} attempt", "{count} 次运行"),
+    "attempts": Text("{count} attempts", "{count} 次运行"),
+    "attention": Text("{count} attention", "{count} 处注意力"),
+    "attentions": Text("{count} attentions", "{count} 处注意力"),
+    "comma": Text(", ", "，"),
+    "colon": Text(": ", "："),
+    "loss": Text("loss  ", "损失  "),
+    "unmeasured": Text("not measured", "未测量"),
+    "worst": Text("  the worst head of each sample; {scale}", "  每个采样中最差的头；{scale}"),
+    "logarithmic": Text(", logarithmic", "，对数刻度"),
+    "site": Text("site", "调用位置"),
+    "trend": Text("trend", "趋势"),
+    "newest": Text("newest", "最新"),
+    "head": Text("head", "头"),
+    "first": Text("first", "最初"),
+    "median": Text("median", "中位数"),
+    "step": Text("step", "步"),
+    "better_1": Text("and {count} attention that is better", "另有 {count} 处注意力更好"),
+    "better": Text("and {count} attentions that are better", "另有 {count} 处注意力更好"),
+    "no_alarms": Text("no alarms", "没有警报"),
+    "no_alarms_nothing": Text("no alarms, and nothing was measured", "没有警报，也没有测量到任何内容"),
+    "alarms": Text("alarms", "警报"),
+    "more_alarms": Text(
+        "  the worst {shown}, and of these the newest; {count} more: --json lists all",
+        "  最严重的 {shown} 条，其中取最新的；另有 {count} 条：--json 列出全部",
+    ),
+    "at_step": Text(" step {step}  ", " 第 {step} 步  "),
+    "source": Text("source: ", "来源："),
+    "missing_1": Text("not measured: {count} entry", "未测量：{count} 项"),
+    "missing": Text("not measured: {count} entries", "未测量：{count} 项"),
+    "more": Text("  and {count} more: --json lists all", "  另有 {count} 项：--json 列出全部"),
+    "only_in": Text("only in {side}: {names}", "仅 {side} 有：{names}"),
+    "and_more": Text(" and {count} more", " 等，另有 {count} 处"),
+    "no_shared": Text(
+        "no attention in common, by name or in number: nothing can be compared",
+        "没有同名的注意力，数目也不同：无法比较",
+    ),
+    "at": Text("steps {a}", "第 {a} 步"),
+    "at_both": Text("steps {a} of A and {b} of B", "A 的第 {a} 步与 B 的第 {b} 步"),
+    "no_overlap": Text("; the runs have no step in common", "；两次运行没有共同的步"),
+    "in_order": Text(
+        "; no attention has the same name in both: they are matched in order",
+        "；两次运行没有同名的注意力：按先后顺序对应",
+    ),
+    "differs": Text("what differs", "差异"),
+    "medians": Text("  worst heads, medians over {at}{why}", "  最差的头，取{at}的中位数{why}"),
+    "statistic": Text("statistic", "统计量"),
+    "apart": Text("apart", "相差"),
+    "over": Text("over {bar}", "超过 {bar}"),
+    "farthest": Text("farthest apart at", "相差最大处"),
+    "count_of": Text("{count} of {all}", "{count}/{all}"),
+    "apart_means": Text(
+        "apart: median over attentions of the difference, as a share of the larger value; the largest is first",
+        "相差：各处注意力差异的中位数，为占较大值的比例；最大的在前",
+    ),
+    "nowhere": Text("nowhere over {bar}", "均未超过 {bar}"),
+    "unmeasured_both": Text("not measured in both", "并非两次运行都测量"),
+}
+
+
 def missing_text(entry: Missing) -> Text:
     """What is missing, in a sentence.
 
@@ -231,8 +302,9 @@ def missing_text(entry: Missing) -> Text:
     steps = Text("", "")
     if entry.first_step is not None and entry.last_step is not None:
         steps = _STEP if entry.first_step == entry.last_step else _STEPS
-    parts = {"what": entry.what, "count": entry.count, "reason": entry.reason}
+    parts = {"what": entry.what, "count": entry.count}
     ends = {"first": entry.first_step, "last": entry.last_step}
     return Text(
-        text.en.format(steps=steps.en.format(**ends), **parts), text.zh.format(steps=steps.zh.format(**ends), **parts)
+        text.en.format(steps=steps.en.format(**ends), reason=entry.reason, **parts),
+        text.zh.format(steps=steps.zh.format(**ends), reason=said(entry.reason, "zh"), **parts),
     )

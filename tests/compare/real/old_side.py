@@ -4,7 +4,7 @@
 
 SPEC is a JSON file, {name: {"config": class, "model": class, "fields": {...}, "attn": ...}}; WEIGHTS has
 NAME.safetensors with the weights and the tokens; OUT gets NAME.safetensors, a trace file with q, k, v and output of
-each attention (docs/trace-file.md), and logits-NAME.safetensors.
+each attention (docs/en/trace-file.md), and logits-NAME.safetensors.
 
 Needs numpy, safetensors, torch and transformers, nothing of sqrtdk: it stands for a user's script.
 """

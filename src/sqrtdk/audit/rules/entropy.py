@@ -1,4 +1,4 @@
-"""Heads whose rows are lower in entropy than the frozen phase of Gaussian logits: entropy collapse.
+"""Heads that spread their weight over too few keys, as Gaussian logits of the frozen phase do: entropy collapse.
 
 Formula: a head's mean entropy H (nats) against the finite-n expectation H*(n, sigma_c) at the critical standard
 deviation sigma_c = sqrt(2 log n), below which a Gaussian row depends on few keys only (random energy model, Derrida
@@ -24,7 +24,7 @@ LEAST_KEYS = 16
 NOTE_FRACTION = 0.25
 WARN_FRACTION = 0.75
 SLACK = 1.5  # on the declared deviation: directions of q and k are not quite isotropic, and norms have gains
-SOURCE = "Zhai et al. 2023 (entropy collapse); sigma_c of the random energy model, finite-n table"
+SOURCE = "Zhai et al. 2023 (entropy collapse); bar: Gaussian logits of deviation sqrt(2 log keys), Derrida 1981"
 
 
 @lru_cache(maxsize=256)
@@ -65,8 +65,8 @@ def check(context: Context) -> Iterable[Finding]:
         site=site,
         value=entropy,
         threshold=bar,
-        message=f"{len(low)} of {heads} heads have less entropy than frozen Gaussian logits; lowest: head {head} with "
-        f"{entropy:.3g} nats, where {bar:.3g} is the bar",
+        message=f"{len(low)} of {heads} heads spread their weight over too few keys (low entropy); lowest: head {head} "
+        f"with {entropy:.3g} nats, where at least {bar:.3g} is healthy",
         fix="watch the entropy over time; if it falls, normalise q and k or lower the learning rate",
         source=SOURCE,
     )

@@ -7,14 +7,18 @@ from typing import Annotated
 
 import typer
 
+from sqrtdk.cli import options
 from sqrtdk.cli.errors import reported
 
 
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A directory that `sqrtdk lab run` wrote.")],
-    output: Annotated[Path | None, typer.Option(metavar="FILE", help="The page; report.html in DIR if unset.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The page.", show_default="report.html in DIR")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the page if it exists.")] = False,
-    show_traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error was raised.")] = False,
+    lang: options.Lang = "auto",
+    show_traceback: options.ShowTraceback = False,
 ) -> None:
     """Make one self-contained page of the records: the register with its verdicts, then each claim.
 
@@ -33,7 +37,7 @@ def report(
             _files.check_writable(target, force)
             from sqrtdk.report.lab_page import to_html
 
-            page = to_html(recorded, missing)
+            page = to_html(recorded, missing, lang)
         _files.write_text(target, page, force)
         if missing:
             say(f"Not run, {len(missing)} of {len(missing) + len(recorded)} claims: {', '.join(missing)}")

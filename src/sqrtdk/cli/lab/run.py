@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from sqrtdk.cli import options
 from sqrtdk.cli.errors import reported
-from sqrtdk.cli.lab.list import Language
 
 Engine = Literal["local", "pool", "ray"]
 
@@ -18,20 +18,24 @@ Engine = Literal["local", "pool", "ray"]
 def run(
     claims: Annotated[list[str], typer.Argument(metavar="ID...", help="Claims of `sqrtdk lab list`, or all.")],
     quick: Annotated[bool, typer.Option("--quick", help="Fewer samples and steps; the verdicts are the same.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of everything random.")] = 0,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Directory of the records and plots; sqrtdk-lab/{quick,full}-seedN if unset."),
+        typer.Option(
+            metavar="DIR", help="Directory of the records and plots.", show_default="sqrtdk-lab/{quick,full}-seedN"
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Measure anew and replace what is there.")] = False,
     engine: Annotated[Engine, typer.Option(help="What trains the models of the training claims.")] = "pool",
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes of the engine; one a CPU if unset.")] = None,
-    ray_address: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="A Ray cluster; without it one is started here.")
+    workers: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Processes of the engine.", show_default="one a CPU")
     ] = None,
-    language: Annotated[Language, typer.Option(help="Language of the table.")] = "en",
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
-    show_traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error was raised.")] = False,
+    ray_address: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="A Ray cluster.", show_default="one is started here")
+    ] = None,
+    lang: options.Lang = "auto",
+    json_: options.Json = False,
+    show_traceback: options.ShowTraceback = False,
 ) -> None:
     """Run the experiments of claims; write a record and the plots of each, and print the verdicts.
 
@@ -70,7 +74,7 @@ def run(
         if json_:
             print_text(lab.verdicts_json(finished))
         else:
-            print_text(lab.verdicts_text(finished, folder, language, width=width(), color=colors()))
+            print_text(lab.verdicts_text(finished, folder, options.language(lang), width=width(), color=colors()))
         answered = (
             done.record.sound and done.record.decided and done.record.outcome.verdict.answer != "undecided"
             for done in finished

@@ -6,15 +6,15 @@ from typing import Annotated
 
 import typer
 
+from sqrtdk.cli import options
 from sqrtdk.cli.errors import reported
-from sqrtdk.cli.lab.list import Language
 
 
 def show(
     claim: Annotated[str, typer.Argument(metavar="ID", help="A claim of `sqrtdk lab list`.")],
-    language: Annotated[Language, typer.Option(help="Language of the texts.")] = "en",
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
-    show_traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error was raised.")] = False,
+    lang: options.Lang = "auto",
+    json_: options.Json = False,
+    show_traceback: options.ShowTraceback = False,
 ) -> None:
     """Show a claim: statement, formula, method, control, parameters, and what counts as true."""
     with reported(show_traceback):
@@ -26,5 +26,9 @@ def show(
         if claim == "all":
             raise InvalidValueError("one claim can be shown; got 'all'", hint="See them all: sqrtdk lab list")
         (chosen,) = find([claim])
-        text = lab.claim_json(chosen) if json_ else lab.claim_text(chosen, language, width=width(), color=colors())
+        text = (
+            lab.claim_json(chosen)
+            if json_
+            else lab.claim_text(chosen, options.language(lang), width=width(), color=colors())
+        )
         print_text(text)

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from sqrtdk.cli import options
 from sqrtdk.cli.errors import reported
 
 
@@ -25,17 +26,20 @@ def sweep(
         str,
         typer.Option(metavar="LIST", help="Of the components: normal, uniform, rademacher, student_t, sparse."),
     ] = "normal",
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds, one cell each.")] = 3,
-    seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
-    rows: Annotated[int, typer.Option(help="Rows of a cell.")] = 512,
-    engine: Annotated[str, typer.Option(help="Where cells are computed: local, pool, ray.")] = "local",
-    workers: Annotated[int | None, typer.Option(help="Processes of the engine; one a CPU if unset.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Seeds, one cell each.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="The first seed.")] = 0,
+    rows: Annotated[int, typer.Option(metavar="N", help="Rows of a cell.")] = 512,
+    engine: Annotated[str, typer.Option(metavar="NAME", help="Where cells are computed: local, pool, ray.")] = "local",
+    workers: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Processes of the engine.", show_default="one a CPU")
+    ] = None,
     ray_address: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="A Ray cluster; without it one is started here.")
+        str | None, typer.Option(metavar="HOST:PORT", help="A Ray cluster.", show_default="one is started here")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Begin anew, whatever the directory holds.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
-    show_traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error was raised.")] = False,
+    json_: options.Json = False,
+    lang: options.Lang = "auto",
+    show_traceback: options.ShowTraceback = False,
 ) -> None:
     """Measure logits and weights of random rows over a grid, and compare them with the theory.
 
@@ -69,4 +73,8 @@ def sweep(
                 say(f"What ended is kept in {plain(str(output))}; the same command goes on with the rest.")
                 raise
             document = summary(swept)
-        print_text(_json.document(document) if json_ else to_text(document, width=width(), color=colors()))
+        print_text(
+            _json.document(document)
+            if json_
+            else to_text(document, width=width(), color=colors(), language=options.language(lang))
+        )

@@ -1,6 +1,6 @@
 """Sizes of tiles and programs, by architecture; nothing is tuned at run time.
 
-Chosen by what `scripts/gpu_kernels.py` says of the compiled kernels (docs/gpu-kernel.md): shared memory, registers,
+Chosen by what `scripts/gpu_kernels.py` says of the compiled kernels (docs/en/gpu-kernel.md): shared memory, registers,
 spills, instructions a logit. `python benchmarks/gpu_configs.py` times other ones on the GPU that is there.
 """
 

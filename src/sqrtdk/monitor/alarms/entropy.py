@@ -1,4 +1,4 @@
-"""Heads whose rows are lower in entropy than frozen Gaussian logits, and an entropy that falls towards that.
+"""Heads that spread their weight over too few keys, and an entropy that falls towards that.
 
 Level: the mean entropy of a head against the finite-n table, as the rule `entropy` of the audit; a note where a quarter
 of the model's heads lie below their bar, a warning where three quarters do. Trend (`entropy_trend`, a note): the median
@@ -28,8 +28,8 @@ def judge(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
     _, entropy, bar, call, head = min(low, key=lambda one: one[0])
     severity = "warn" if len(low) >= WARN_FRACTION * len(heads) else "note"
     text = (
-        f"{len(low)} of {len(heads)} heads have less entropy than frozen Gaussian logits at step {now.step}; "
-        f"lowest: {call.name} head {head} with {entropy:.3g} nats, where {bar:.3g} is the bar"
+        f"{len(low)} of {len(heads)} heads spread their weight over too few keys at step {now.step} (low entropy); "
+        f"lowest: {call.name} head {head} with {entropy:.3g} nats, where at least {bar:.3g} is healthy"
     )
     yield Alarm(NAME, severity, now.step, text, SOURCE, call.site, call.index, head, entropy, bar)
 
@@ -43,7 +43,7 @@ def judge_trend(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm
     points.append((now.step, newest))
     found = passing([step for step, _ in points], [depth for _, depth in points], 0.0)
     if found is not None:
-        text = f"entropy falls: at {found} half of the heads have less than frozen Gaussian logits"
+        text = f"entropy falls: at {found} half of the heads spread their weight over too few keys"
         yield Alarm(TREND, "note", now.step, text, SOURCE, value=newest, bar=0.0)
 
 

@@ -3,7 +3,7 @@
 (() => {
   const root = document.documentElement;
   const languages = [...document.querySelectorAll("[data-language]")];
-  const articles = [...document.querySelectorAll("main article, main details.fold")];
+  const articles = [...document.querySelectorAll("main article, main .fold")];
 
   function speak(language) {
     // What the reader looks at stays where it is, though the other language takes another height.
@@ -21,5 +21,5 @@
   });
   document.querySelector(".languages").hidden = false;
   const asked = { "#zh": "zh-CN", "#en": "en" }[location.hash];
-  speak(asked || (navigator.language.toLowerCase().startsWith("zh") ? "zh-CN" : "en"));
+  speak(asked || root.dataset.opens || (navigator.language.toLowerCase().startsWith("zh") ? "zh-CN" : "en"));
 })();

@@ -12,6 +12,9 @@
   const view = document.getElementById("head-view");
   const statistic = document.getElementById("statistic");
   const spread = document.getElementById("spread");
+  const language = () => (document.documentElement.lang.startsWith("zh") ? 1 : 0);
+  const fill = (text, parts) => text.replace(/\{(\w+)\}/g, (_, key) => parts[key]);
+  const say = (key, parts = {}) => fill(data.words[key][language()], parts);
   const rows = data.groups.flatMap((group) => group.rows);
   const grid = []; // grid[row][head] is the cell
   let chosen = null;
@@ -26,7 +29,7 @@
   const number = (value) => (value === null || value === undefined ? NaN : Number(value));
   const finite = (values) => values.filter(Number.isFinite);
   function show(value, unit = "") {
-    if (Number.isNaN(value)) return "no data";
+    if (Number.isNaN(value)) return say("no_data");
     if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
     if (unit === "%") return `${+(100 * value).toPrecision(3)}%`;
     const size = Math.abs(value) < 1e-9 ? 0 : Math.abs(value);
@@ -75,13 +78,15 @@
       const heads = Math.max(...group.rows.map((row) => row.logits.length));
       const drawing = svg("svg", {
         width: margin + heads * wide + 4, height: group.rows.length * tall + 18, role: "group",
-        "aria-label": `${group.title}: layers down, heads across`,
+        "aria-label": say("map", { title: group.title }),
       });
       const hatch = svg("pattern", { id: "hatch", width: 5, height: 5, patternUnits: "userSpaceOnUse" });
       hatch.append(svg("rect", { width: 5, height: 5 }), svg("path", { d: "M0 5L5 0", "stroke-width": 1 }));
       if (!document.getElementById("hatch")) drawing.append(hatch);
       group.rows.forEach((row, y) => {
-        drawing.append(svg("text", { x: margin - 6, y: y * tall + tall / 2 + 4, "text-anchor": "end" }, row.label.slice(0, 12)));
+        drawing.append(svg("text", {
+          class: row.fails ? "fails" : "layer", x: margin - 6, y: y * tall + tall / 2 + 4, "text-anchor": "end",
+        }, row.label.slice(0, 12)));
         const line = [];
         row.logits.forEach((_, head) => {
           const cell = svg("rect", {
@@ -100,12 +105,13 @@
       maps.append(drawing);
     });
     paint();
-    const line = chosen === null ? worst() : [chosen.line, chosen.head];
+    const line = chosen === null ? data.opens : [chosen.line, chosen.head];
     choose(grid[line[0]][line[1]]);
   }
 
   function paint() {
     const meta = data.statistics.find((item) => item.key === statistic.value);
+    const unit = meta.unit[language()];
     const scale = scaleFor(rows.flatMap((row) => row.values[meta.key].map(number)));
     for (const line of grid) {
       for (const cell of line) {
@@ -113,18 +119,19 @@
         const value = number(row.values[meta.key][head]);
         cell.classList.toggle("nothing", Number.isNaN(value));
         if (Number.isNaN(value)) cell.removeAttribute("fill"); else cell.setAttribute("fill", colour(scale.at(value)));
-        cell.setAttribute("aria-label", `${row.site}, head ${head}: ${meta.name} ${show(value, meta.unit)}`);
+        const told = say("cell", { site: row.site, head, name: meta.name[language()], value: show(value, unit) });
+        cell.setAttribute("aria-label", row.fails ? `${told} (${say("fails")})` : told);
       }
     }
-    document.getElementById("help").textContent = meta.help;
+    document.getElementById("help").textContent = meta.help[language()];
     const legend = document.getElementById("legend");
-    const ramp = svg("svg", { viewBox: "0 0 60 4", preserveAspectRatio: "none", role: "img", "aria-label": "colour scale" });
+    const ramp = svg("svg", { viewBox: "0 0 60 4", preserveAspectRatio: "none", role: "img", "aria-label": say("scale") });
     for (let i = 0; i < 60; i += 1) ramp.append(svg("rect", { x: i, y: 0, width: 1.05, height: 4, fill: colour(i / 59) }));
-    const swatch = svg("svg", { viewBox: "0 0 20 12", width: 20, role: "img", "aria-label": "hatched" });
+    const swatch = svg("svg", { viewBox: "0 0 20 12", width: 20, role: "img", "aria-label": say("hatched") });
     swatch.append(svg("rect", { width: 20, height: 12, class: "nothing" }));
     swatch.setAttribute("class", "hatched");
-    legend.replaceChildren(html("span", {}, show(scale.low, meta.unit)), ramp, html("span", {}, show(scale.high, meta.unit)));
-    if (rows.some((row) => row.values[meta.key].some((value) => value === null))) legend.append(swatch, html("span", {}, "no data"));
+    legend.replaceChildren(html("span", {}, show(scale.low, unit)), ramp, html("span", {}, show(scale.high, unit)));
+    if (rows.some((row) => row.values[meta.key].some((value) => value === null))) legend.append(swatch, html("span", {}, say("no_data")));
   }
 
   function hint(cell, x, y) {
@@ -138,9 +145,13 @@
     if (event.target.place) hint(event.target, event.clientX, event.clientY); else tip.hidden = true;
   });
   maps.addEventListener("pointerleave", () => { tip.hidden = true; });
-  maps.addEventListener("focusout", () => { tip.hidden = true; });
+  maps.addEventListener("focusout", () => {
+    tip.hidden = true;
+    for (const other of maps.querySelectorAll(".ring.focus")) other.remove();
+  });
   maps.addEventListener("focusin", (event) => {
     if (!event.target.place || !event.target.matches(":focus-visible")) return;
+    ring(event.target, "focus");
     const box = event.target.getBoundingClientRect();
     hint(event.target, box.right, box.bottom);
   });
@@ -165,24 +176,21 @@
     to.setAttribute("tabindex", 0);
     to.focus({ focusVisible: true });
   }
+  // Two lines, a dark one in a bright one, which are seen on every colour.
+  function ring(cell, name) {
+    for (const other of maps.querySelectorAll(`.ring.${name}`)) other.remove();
+    for (const line of ["bright", "dark"]) {
+      const rect = svg("rect", { class: `ring ${name} ${line}`, rx: 2 });
+      for (const key of ["x", "y", "width", "height"]) rect.setAttribute(key, cell.getAttribute(key));
+      cell.parentNode.append(rect);
+    }
+  }
   function choose(cell) {
     for (const other of maps.querySelectorAll(".cell[tabindex='0']")) other.setAttribute("tabindex", -1);
-    for (const other of maps.querySelectorAll(".ring")) other.remove();
     cell.setAttribute("tabindex", 0);
-    const ring = svg("rect", { class: "ring", rx: 2 });
-    for (const key of ["x", "y", "width", "height"]) ring.setAttribute(key, cell.getAttribute(key));
-    cell.parentNode.append(ring);
+    ring(cell, "chosen");
     chosen = cell.place;
     describe(chosen.row, chosen.head);
-  }
-
-  // The head to open with: the one of the largest logit.
-  function worst() {
-    const top = { value: -Infinity, at: [0, 0] };
-    rows.forEach((row, line) => row.values.max_logit.forEach((text, head) => {
-      if (number(text) > top.value) Object.assign(top, { value: number(text), at: [line, head] });
-    }));
-    return top.at;
   }
 
   // Two distributions of one head against the Gaussian prediction, and its numbers.
@@ -192,20 +200,20 @@
     const mean = value("mean_logit");
     const keys = value("keys");
     const expected = number(row.expected[head]);
-    const title = html("h3", {}, `${row.site} · head ${head}`);
+    const title = html("h3", {}, say("title", { site: row.site, head }));
     const formula = html("p", { class: "note" });
     formula.append(html("code", {}, row.formula));
     const charts = html("div", { class: "charts" });
     charts.append(
-      chart(`Logits`, "visible logits of the sampled rows", row.logits[head], { curve: { mean, sigma } },
-        [["normal", `normal curve, mean ${show(mean)}, std ${show(sigma)}`]]),
-      chart(`Entropy`, "nats, one value a row", row.entropies[head], {
+      chart(say("logits"), say("logits_mean"), row.logits[head], { curve: { mean, sigma } },
+        [["normal", say("normal", { mean: show(mean), std: show(sigma) })]]),
+      chart(say("entropy"), say("entropy_mean"), row.entropies[head], {
         from: 0,
         lines: [["measured", value("entropy_nats")], ["expected", expected], ["limit", Math.log(keys)]],
       }, [
-        ["measured", `measured mean ${show(value("entropy_nats"))}`],
-        ["expected", `Gaussian logits of this std over ${show(Math.round(keys))} keys: ${show(expected)}`],
-        ["limit", `log n = ${show(Math.log(keys))}, uniform attention`],
+        ["measured", say("measured", { value: show(value("entropy_nats")) })],
+        ["expected", say("expected", { keys: show(Math.round(keys)), value: show(expected) })],
+        ["limit", say("limit", { value: show(Math.log(keys)) })],
       ]),
     );
     const facts = html("dl", { class: "facts" });
@@ -214,8 +222,8 @@
       pair.append(html("dt", {}, name), html("dd", {}, text));
       facts.append(pair);
     };
-    for (const item of data.statistics) fact(item.name, show(value(item.key), item.unit));
-    fact("Entropy 5% / 50% / 95%", ["p05", "p50", "p95"].map((key) => show(number(row[key][head]))).join(" / "));
+    for (const item of data.statistics) fact(item.name[language()], show(value(item.key), item.unit[language()]));
+    fact(say("quantiles"), ["p05", "p50", "p95"].map((key) => show(number(row[key][head]))).join(" / "));
     view.replaceChildren(title, formula, charts, facts);
   }
 
@@ -225,7 +233,7 @@
     caption.append(html("small", {}, note));
     figure.append(caption);
     if (!bins) {
-      figure.append(html("p", { class: "empty" }, "No row of this head could be measured."));
+      figure.append(html("p", { class: "empty" }, say("nothing")));
       return figure;
     }
     const [W, H, L, R, T, B] = [520, 230, 8, 8, 12, 24];
@@ -286,14 +294,22 @@
     return found;
   }
 
-  for (const item of data.statistics) statistic.append(html("option", { value: item.key }, item.name));
+  // What is in a language of the script's own: labels of the choices, then the maps, which write theirs anew.
+  function speak() {
+    for (const option of statistic.options) option.textContent = data.statistics[option.index].name[language()];
+    for (const option of spread.options) option.textContent = say(option.value === "rank" ? "by_rank" : "by_value");
+    build();
+  }
+
+  for (const item of data.statistics) statistic.append(html("option", { value: item.key }));
   statistic.addEventListener("change", paint);
   spread.addEventListener("change", paint);
-  document.querySelector(".controls").hidden = false;
+  document.getElementById("map-controls").hidden = false;
   let shownWidth = window.innerWidth;
   window.addEventListener("resize", () => {
     if (window.innerWidth !== shownWidth) build();
     shownWidth = window.innerWidth;
   });
-  build();
+  new MutationObserver(speak).observe(document.documentElement, { attributes: true, attributeFilter: ["lang"] });
+  speak();
 })();

@@ -1,0 +1,125 @@
+"""What `--help` tells of each verb beside its docstring and its options: one line in the list, and examples."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import typer
+from typer.core import TyperCommand
+
+_TOLD_DEFAULT = re.compile(r"\bdefault: \((.+)\)(?=[;\]])")  # typer puts a default that is told in words in brackets
+
+
+class Verb(NamedTuple):
+    """The line of a verb in the list of verbs, and commands that can be typed as they stand."""
+
+    line: str
+    examples: tuple[str, ...]
+
+
+VERBS: dict[str, Verb] = {
+    "check": Verb(
+        "Audit every attention of a model.",
+        (
+            "sqrtdk check demo:unscaled         # a model whose 1/sqrt(d_k) is missing",
+            "sqrtdk check ./my-model --html report.html",
+            "sqrtdk check ./my-model --static   # formulas alone, without weights",
+        ),
+    ),
+    "configs": Verb("Check config.json files without weights.", ("sqrtdk configs models/*/config.json",)),
+    "diff": Verb(
+        "Say where two implementations of a model differ, and why.",
+        ("sqrtdk diff demo demo:unscaled", "sqrtdk diff ./original ./port --html diff.html"),
+    ),
+    "record": Verb(
+        "Write what every attention of a run computed with to a file.",
+        (
+            "sqrtdk record demo --output trace.safetensors",
+            "sqrtdk record ./my-model --calls '*layers.0.*' --output layer0.safetensors",
+        ),
+    ),
+    "params": Verb(
+        "Count the parameters of attention.",
+        ("sqrtdk params                      # all presets", "sqrtdk params gpt2-xl"),
+    ),
+    "bench": Verb(
+        "Time the attention kernels on this machine's CPU.",
+        ("sqrtdk bench --list                # what can be timed", "sqrtdk bench --workload gqa --way cpu,flex"),
+    ),
+    "build": Verb(
+        "Compile the attention kernel for this CPU.",
+        ("sqrtdk build", "sqrtdk build --if-possible         # in a script that goes on without"),
+    ),
+    "env": Verb("Show versions, machine and kernels.", ("sqrtdk env", "sqrtdk env --json")),
+    "app": Verb(
+        "Serve the explorer page on this machine.",
+        ("sqrtdk app --open", "sqrtdk app --port 0                # any free port"),
+    ),
+    "baseline write": Verb(
+        "Write what a model's attentions do now to a file.",
+        ("sqrtdk baseline write demo", "sqrtdk baseline write ./my-model attention.json --force"),
+    ),
+    "baseline check": Verb(
+        "Fail on what changed since that file was written.",
+        ("sqrtdk baseline check demo", "sqrtdk baseline check ./my-model attention.json --markdown -"),
+    ),
+    "lab list": Verb("List all claims.", ("sqrtdk lab list",)),
+    "lab show": Verb("Show one claim, and how it is measured.", ("sqrtdk lab show grad-norm",)),
+    "lab run": Verb(
+        "Measure claims and judge them.",
+        ("sqrtdk lab run grad-norm --quick", "sqrtdk lab run all --output my-lab"),
+    ),
+    "lab report": Verb("Make one HTML page of what was measured.", ("sqrtdk lab report my-lab",)),
+    "lab sweep": Verb(
+        "Measure what scales do to random rows, over a grid.",
+        ("sqrtdk lab sweep --output my-sweep --d-k 16,64 --scale sqrt_dk,none",),
+    ),
+    "watch show": Verb(
+        "Draw a run in the terminal.",
+        ("sqrtdk watch show runs/a", "sqrtdk watch show runs/a --follow  # while it trains"),
+    ),
+    "watch report": Verb("Make one HTML page of a run.", ("sqrtdk watch report runs/a --output a.html",)),
+    "watch compare": Verb("Compare two runs.", ("sqrtdk watch compare runs/a runs/b --html both.html",)),
+    "watch checkpoints": Verb(
+        "Make the records of a run from its checkpoints.",
+        ("sqrtdk watch checkpoints 'runs/a/checkpoint-*' --output records",),
+    ),
+}
+
+
+class HelpfulCommand(TyperCommand):
+    """A command whose help names arguments as a user types them, without braces and Python's types."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The arguments after the options."""
+        return [
+            piece.replace("{", "").replace("}", "").replace("......", "...")
+            for piece in super().collect_usage_pieces(ctx)
+        ]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """The arguments and the options, with defaults."""
+        for title, kind in (("Arguments", "argument"), ("Options", "option")):
+            records = [
+                (name.partition(" ")[0] if kind == "argument" else name, _TOLD_DEFAULT.sub(r"default: \1", text))
+                for parameter in self.get_params(ctx)
+                if parameter.param_type_name == kind and (record := parameter.get_help_record(ctx))
+                for name, text in [record]
+            ]
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+def register(group: typer.Typer, function: Callable[..., None], name: str | None = None) -> None:
+    """Make a function a verb of the program (`group.info.name` is "sqrtdk") or of a group."""
+    name = name or function.__name__
+    verb = VERBS[name if group.info.name == "sqrtdk" else f"{group.info.name} {name}"]
+    group.command(name, cls=HelpfulCommand, short_help=verb.line, epilog=examples(*verb.examples))(function)
+
+
+def examples(*lines: str) -> str:
+    """What stands under the options; the control character keeps typer from filling the lines as a paragraph."""
+    return "\n".join(("\b", "Examples:", *(f"  {line}" for line in lines)))

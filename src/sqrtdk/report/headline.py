@@ -1,0 +1,228 @@
+"""What a check found, in words: the headline, and which findings are consequences of which."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN
+from sqrtdk.audit.records import FAILING, SEVERITIES, UNMEASURED, CheckReport, Finding, JudgedCall
+from sqrtdk.audit.tolerance import close
+from sqrtdk.lab.text import Text
+from sqrtdk.report.figures import count, number
+from sqrtdk.report.fold import FoldedFinding, fold_findings
+from sqrtdk.report.said import said
+
+SCALE_RULES = ("scale_ledger", "declared_vs_actual", "blocks")
+TOO_LARGE = ("max_logit", "entropy", "saturation", "range_forecast")  # what a scale leads to that is too large
+TOO_SMALL = ("flat",)  # and one that is too small
+_MOST = 2  # findings that a headline speaks of beside the scale
+
+
+@dataclass(frozen=True, slots=True)
+class Caused:
+    """A finding, and those that it leads to at its sites."""
+
+    cause: FoldedFinding
+    consequences: tuple[FoldedFinding, ...] = ()
+
+
+def consequences(findings: Iterable[Finding]) -> tuple[Caused, ...]:
+    """Fold the findings, and put those that a wrong scale leads to under that scale.
+
+    A scale that is too large leads to large logits, little entropy, saturated rows and logits that half precision
+    cannot hold, one that is too small to flat rows, at the same sites. What has no such cause stands alone.
+
+    Args:
+        findings: of a report, worst first.
+
+    Returns:
+        Causes and findings without one, each at the place of the worst of its kind; each finding is in there once.
+
+    Example:
+        >>> scale = Finding("scale_ledger", "fail", "h.0", 8.0, 1.0, "missing", "scale it", "paper")
+        >>> logit = Finding("max_logit", "critical", "h.0", 2e4, 1e4, "head 1 has a logit of 2e+04", "clip", "paper")
+        >>> [(one.cause.first.rule, len(one.consequences)) for one in consequences([logit, scale])]
+        [('scale_ledger', 1)]
+    """
+    findings = tuple(findings)
+    causes = [cause for cause in fold_findings(findings) if _leads_to(cause.first)]
+    sites = [{finding.site for finding in cause.findings} for cause in causes]
+    cause_of: dict[int, int] = {}
+    for place, finding in enumerate(findings):
+        for index, cause in enumerate(causes):
+            if finding.site in sites[index] and finding.rule in _leads_to(cause.first):
+                cause_of.setdefault(place, index)
+    below = [fold_findings(f for p, f in enumerate(findings) if cause_of.get(p) == i) for i in range(len(causes))]
+    told = [Caused(cause, under) for cause, under in zip(causes, below, strict=True)]
+    alone = fold_findings(f for p, f in enumerate(findings) if p not in cause_of and not _leads_to(f))
+    told += [Caused(folded) for folded in alone]
+    order = {id(finding): place for place, finding in enumerate(findings)}
+    return tuple(sorted(told, key=lambda one: min(order[id(finding)] for finding in _all(one))))
+
+
+def headline(report: CheckReport) -> Text:
+    """Say in one sentence what is wrong, the scale first; or that nothing is.
+
+    Args:
+        report: what `sqrtdk.check` returned.
+
+    Returns:
+        The sentence in English and in Chinese, without a full stop.
+
+    Example:
+        >>> from sqrtdk.audit.records import ModelInfo
+        >>> headline(CheckReport(ModelInfo("m", "M", 1), "static", (), (), (), ())).en
+        'No attention was seen'
+    """
+    wrong = [judged for judged in report.calls if judged.verdict == "unexplained"]
+    parts = _wrong(wrong, len(report.calls)) if wrong else [_right(report)]
+    parts += _unjudged(report)
+    others = _others(report)
+    english, chinese = "; ".join(part.en for part in parts), "；".join(part.zh for part in parts)
+    if others:
+        failing = any(folded.first.severity in FAILING for folded in others)
+        shown = [_named(folded) for folded in others[:_MOST]]
+        if len(others) > _MOST:
+            shown.append(Text(f"{len(others) - _MOST} more", f"另有 {len(others) - _MOST} 项"))
+        between = Text("also", "另外") if wrong else Text("something else is wrong", "但另有错误")
+        between = between if failing else Text("with a warning", "另有警告")
+        english += f"; {between.en}: " + "; ".join(part.en for part in shown)
+        chinese += f"；{between.zh}：" + "；".join(part.zh for part in shown)
+    return Text(english[0].upper() + english[1:], chinese)
+
+
+def _all(one: Caused) -> list[Finding]:
+    return [finding for folded in (one.cause, *one.consequences) for finding in folded.findings]
+
+
+def _leads_to(finding: Finding) -> tuple[str, ...]:
+    """Rules whose findings are consequences of this one."""
+    if finding.rule not in SCALE_RULES[:2] or SEVERITIES.index(finding.severity) < SEVERITIES.index("warn"):
+        return ()
+    if not isinstance(finding.value, (int, float)) or not isinstance(finding.threshold, (int, float)):
+        return ()
+    large = abs(finding.value) > abs(finding.threshold) and not close(finding.value, finding.threshold)
+    return TOO_LARGE if large else TOO_SMALL
+
+
+def _wrong(wrong: Sequence[JudgedCall], total: int) -> list[Text]:
+    """One part for each mistake, in the order of the calls."""
+    groups: dict[tuple[str, bool, bool], list[JudgedCall]] = {}
+    for judged in wrong:
+        size = _size(judged)
+        mistake = UNKNOWN if judged.call.unlike_blocks else judged.mistake or UNKNOWN
+        groups.setdefault((mistake, judged.call.unlike_blocks, size is not None and size < 1), []).append(judged)
+    return [_mistake(name, calls, total) for (name, *_), calls in groups.items()]
+
+
+def _mistake(name: str, calls: Sequence[JudgedCall], total: int) -> Text:
+    where, chinese_where = f"in {len(calls)} of {count(total, 'attention')}", _calls_chinese(len(calls), total)
+    if calls[0].call.unlike_blocks:
+        return Text(f"blocks of keys have unlike scales {where}", f"{chinese_where}各块键的缩放因子不一致")
+    happened = _happened(name)
+    if name == UNKNOWN and any(judged.declared_by for judged in calls):
+        happened = Text("it is not what was declared", "与声明不符")
+    size, chinese_size = _sizes([_size(judged) for judged in calls])
+    return Text(
+        f"the scale is {size} {where}: {happened.en}", f"{chinese_where}的缩放因子{chinese_size}：{happened.zh}"
+    )
+
+
+def _happened(name: str) -> Text:
+    """What a mistake is; the catalogue has the Chinese as part of a finding, after the name."""
+    english = MISTAKES[name].happened
+    if name == UNKNOWN:
+        return Text(english, said(english, "zh"))
+    return Text(english, said(f"{name}, {english}", "zh").removeprefix(f"{name}，"))
+
+
+def _size(judged: JudgedCall) -> float | None:
+    """The scale over the expected one; None where it is not known, or not wrong by its size."""
+    scale = judged.call.scale
+    if scale.effective is None or not judged.expected or (scale.per_head and len(set(scale.per_head)) > 1):
+        return None
+    size = scale.effective / judged.expected
+    return size if 0 < size < math.inf and not close(size, 1.0) else None
+
+
+def _sizes(sizes: Sequence[float | None]) -> tuple[str, str]:
+    """How far off some scales are, which are all too large or all too small, in both languages."""
+    known = [size for size in sizes if size is not None]
+    if not known or len(known) < len(sizes):
+        return "wrong", "有误"
+    large = known[0] > 1
+    times = sorted(size if large else 1 / size for size in known)
+    shown = list(dict.fromkeys(number(size, 3) for size in (times[0], times[-1])))
+    english = f"{' to '.join(shown)} times too {'large' if large else 'small'}"
+    if large:
+        return english, f"是应有值的 {' 到 '.join(shown)} 倍"
+    return english, "只有应有值的 " + " 到 ".join(f"1/{size}" for size in shown)
+
+
+def _calls_chinese(some: int, total: int) -> str:
+    return f"全部 {total} 次注意力调用" if some == total else f"{total} 次注意力调用中有 {some} 次"
+
+
+def _right(report: CheckReport) -> Text:
+    """What is said of the scales where none is wrong."""
+    total = len(report.calls)
+    if not total:
+        return Text("no attention was seen", "没有发现注意力")
+    verdicts = Counter(judged.verdict for judged in report.calls)
+    exact, declared = verdicts["exact"], verdicts["declared"]
+    some = exact + declared
+    if not some:
+        return Text("no scale could be judged", "没有任何缩放因子可以判定")
+    who = f"all {total} attentions have" if some == total else f"{some} of {count(total, 'attention')} have"
+    if total == 1:
+        who = "the one attention has"
+    which = Text("the textbook scale", "都是教科书的值")
+    if declared:
+        which = Text("the declared scale", "都与声明一致")
+    if exact and declared:
+        which = Text(f"the right scale, {exact} the textbook's and {declared} as declared",
+                     f"都正确：{exact} 次是教科书的值，{declared} 次与声明一致")  # fmt: skip
+    alone = Text("", "")
+    if report.outcome == "scales":
+        alone = Text(" (scales and formulas alone: nothing else was looked at)", "（只检查了缩放因子和公式）")
+    return Text(f"{who} {which.en}{alone.en}", f"{_calls_chinese(some, total)}的缩放因子{which.zh}{alone.zh}")
+
+
+def _unjudged(report: CheckReport) -> list[Text]:
+    """What is said of attentions that could not be judged, and of those that did not run or were lost."""
+    total = len(report.calls)
+    lost = sum(judged.verdict == UNMEASURED for judged in report.calls)
+    more = sum(finding.site not in {judged.call.site for judged in report.calls} for finding in report.unjudged)
+    parts = []
+    if lost:
+        told = f"{lost} of {count(total, 'attention')} could not be judged"
+        parts.append(Text(told, f"{_calls_chinese(lost, total)}无法判定"))
+    if more:
+        parts.append(Text(f"{count(more, 'attention')} not measured", f"{more} 处注意力未测量"))
+    return parts
+
+
+def _others(report: CheckReport) -> list[FoldedFinding]:
+    """The causes beside wrong scales and what could not be judged: those that fail, else those that warn."""
+    told = [one.cause for one in consequences(report.findings)]
+    unexplained = {judged.call.site for judged in report.calls if judged.verdict == "unexplained"}
+    others = [
+        folded
+        for folded in told
+        if folded.first.rule != UNMEASURED
+        and not (folded.first.rule in SCALE_RULES and folded.first.site in unexplained)
+    ]
+    failing = [folded for folded in others if folded.first.severity in FAILING]
+    if failing or unexplained:
+        return failing
+    return [folded for folded in others if folded.first.severity == "warn"]
+
+
+def _named(folded: FoldedFinding) -> Text:
+    """What a finding says, up to its details, and where."""
+    message = folded.first.message
+    told = Text(message.partition("; ")[0], said(message, "zh").partition("；")[0].partition("; ")[0])
+    return Text(f"{told.en} ({folded.site})", f"{told.zh}（{folded.site}）") if folded.site else told

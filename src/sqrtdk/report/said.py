@@ -1,0 +1,117 @@
+"""What the product says in English sentences of its own making, in Chinese: matched against the catalogues of `words`.
+
+Findings, alarms and reasons are made and recorded in English; a record that was read back has the sentence alone. So
+the Chinese is found by the sentence: it is matched against the templates, and what stands in their places, where that
+is a sentence of a catalogue itself, is put over as well. Where none fits, the English is kept.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import re
+import string
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from sqrtdk._language import Language
+
+CATALOGUES = ("findings", "alarms", "reasons", "verbs")
+_FEW = 5  # letters
+_LONGEST = 2000  # characters; a longer one is a stranger's, and is kept as it is
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A sentence with places.
+
+    Attributes:
+        english: with `{name}` for each place.
+        chinese: with the same names.
+        pattern: what a whole sentence must be, a group for each name.
+        joiner: hardly anything but marks and places: it fits where one of its parts is known.
+    """
+
+    english: str
+    chinese: str
+    pattern: re.Pattern[str]
+    joiner: bool
+
+
+def said(text: str, language: Language) -> str:
+    """A sentence in a language.
+
+    Args:
+        text: as the rules, the alarms and the trace make it.
+        language: "en" gives the text itself.
+
+    Returns:
+        The Chinese; the English where no template fits.
+
+    Example:
+        >>> said("head 3 has a logit of 61.5", "zh")
+        '头 3 的最大 logit 为 61.5'
+        >>> said("head 3 has a logit of 61.5", "en"), said("another sentence", "zh")
+        ('head 3 has a logit of 61.5', 'another sentence')
+    """
+    if language == "en":
+        return text
+    chinese = _chinese(text)
+    return text if chinese is None else chinese
+
+
+@functools.lru_cache(maxsize=4096)
+def _chinese(text: str) -> str | None:
+    if len(text) > _LONGEST:
+        return None
+    head, mark, tail = text.partition("; ")
+    if mark and (first := _chinese(head)) and (second := _chinese(tail)):  # before a template takes both for one part
+        return f"{first}；{second}"
+    for template in templates():
+        found = template.pattern.fullmatch(text)
+        if found is None:
+            continue
+        parts = {name: _chinese(part) for name, part in found.groupdict().items()}
+        if template.joiner and not any(parts.values()):
+            continue
+        return template.chinese.format_map({name: parts[name] or part for name, part in found.groupdict().items()})
+    return None
+
+
+@functools.cache
+def templates() -> tuple[Template, ...]:
+    """All sentences of the catalogues, those that say most themselves in front."""
+    made = [_template(english, chinese) for name in CATALOGUES for english, chinese in _entries(name)]
+    return tuple(sorted(made, key=lambda template: -sum(map(len, _literals(template.english)))))
+
+
+def placeholders(text: str) -> set[str]:
+    """The names of a text's places.
+
+    Example:
+        >>> sorted(placeholders("{value} of {name}"))
+        ['name', 'value']
+    """
+    return {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
+
+
+def _entries(name: str) -> Iterator[tuple[str, str]]:
+    content = importlib.resources.files("sqrtdk.report").joinpath("words", f"{name}.toml").read_text(encoding="utf-8")
+    tables: Mapping[str, Mapping[str, str]] = tomllib.loads(content)
+    for table in tables.values():
+        yield from table.items()
+
+
+def _template(english: str, chinese: str) -> Template:
+    parts = []
+    for literal, name, _, _ in string.Formatter().parse(english):
+        parts.append(re.escape(literal))
+        if name is not None:
+            parts.append(f"(?P<{name}>.+?)")
+    joiner = bool(parts[1:]) and sum(map(str.isalpha, "".join(_literals(english)))) < _FEW
+    return Template(english, chinese, re.compile("".join(parts), re.DOTALL), joiner)
+
+
+def _literals(text: str) -> list[str]:
+    return [literal for literal, _, _, _ in string.Formatter().parse(text)]

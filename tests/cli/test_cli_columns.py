@@ -1,0 +1,49 @@
+"""What every verb shows fits a terminal of 80 columns, and no word of it is cut."""
+
+from pathlib import Path
+
+import pytest
+
+from program import Warm
+from terminal_text import check_fits
+from watched_runs import write_sick
+
+CONFIG = '{"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 64}'
+VERBS = {  # with what stands in its tables, and would be cut where a column is too narrow
+    "check demo:unscaled": "blocks.0-2.attention softmax(rope(q).rope(k) missing saturated",
+    "check demo:twice --static --fail-on never": "blocks.0-2.attention twice saturated",
+    "check demo --kv-dtype int8 --fail-on never": "blocks.0.attention exact saturated",
+    "configs config.json --fail-on never": "config.json:",
+    "diff demo demo:unscaled": "blocks.1-2.attention explained allowed",
+    "params": "gpt2-medium cross-attention 12,079,595,520 31.9%",
+    "params gpt2-xl": "self-attention 491,827,200 d_model^2",
+    "params demo": "blocks.0-2.attention DemoAttention 196,608 128x128",
+    "bench --list": "scaled_dot_product_attention fused-stats onnxruntime's",
+    "env": "transformers platform compiler",
+    "baseline check demo:unscaled kept.json": "changed: blocks.0-2.attention",
+    "lab list": "seed-code-shapes dimensions S4",
+    "lab list --lang zh-CN": "seed-code-shapes softmax S4",
+    "lab show grad-norm": "grad-norm saturates Control",
+    "lab show grad-norm --lang zh-CN": "grad-norm softmax",
+    "watch show a": "max_logit alarms critical",
+    "watch compare a b": "alarms critical",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, sqrtdk: Warm) -> Path:
+    """A config, a baseline, and two runs."""
+    folder = tmp_path_factory.mktemp("columns")
+    (folder / "config.json").write_text(CONFIG)
+    write_sick(folder / "a")
+    write_sick(folder / "b")
+    assert sqrtdk("demo", "kept.json", verb="baseline write", cwd=folder).returncode == 0
+    return folder
+
+
+@pytest.mark.parametrize("command", VERBS)
+def test_a_verb_fits_80_columns_and_cuts_no_word(command: str, sqrtdk: Warm, folder: Path) -> None:
+    done = sqrtdk(*command.split(), verb="", cwd=folder, COLUMNS="80")
+    assert done.returncode <= 1, done.stderr
+    check_fits(done.stdout, 80)
+    assert not set(VERBS[command].split()) - {word.strip(";,") for word in done.stdout.split()}

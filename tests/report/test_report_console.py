@@ -1,0 +1,87 @@
+"""Wrapping and tables: nothing is lost, nothing is too wide, and Chinese punctuation stays where it belongs."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.text import Text
+
+from sqrtdk.report.console import Column, drawn, paragraph, print_table, wrapped
+
+CLOSING = "，。：；？！、）》」”…"
+TEXT = st.text(st.sampled_from("ab1 -/.,;softmax缩放因子（）《》，。：；？！、\U0001f600"), max_size=60)
+
+
+@settings(max_examples=200, deadline=None)
+@given(TEXT, st.integers(4, 30))
+def test_wrapping_loses_nothing_and_is_never_too_wide(text: str, width: int) -> None:
+    lines = [line.plain for line in wrapped(Text(text), width)]
+    assert all(cell_len(line) <= width for line in lines)
+    assert "".join("".join(lines).split()) == "".join(text.split())
+
+
+@pytest.mark.parametrize("width", range(12, 60))
+def test_closing_punctuation_never_begins_a_line(width: int) -> None:
+    text = (
+        "缩放因子太大（是应有值的 8 倍）：没有除以 sqrt(head_dim)，因此 softmax 饱和。请看：q、k、v！“是吗？”《论文》"
+    )
+    lines = [line.plain for line in wrapped(Text(text), width)]
+    assert len(lines) > 1
+    assert not [line for line in lines if line[0] in CLOSING]
+    assert not [line for line in lines if line[-1] in "（《“"]
+
+
+def test_wrapping_keeps_styles() -> None:
+    text = Text.assemble(("red words here", "red"), " and plain ones")
+    assert [[(span.start, span.end) for span in line.spans] for line in wrapped(text, 9)] == [
+        [(0, 9)],
+        [(0, 4)],
+        [],
+        [],
+    ]
+
+
+COLUMNS = (Column("site"), Column("count", right=True), Column("名称", right=True), Column("what it is", prose=True))
+ROWS = [
+    ("layers.0-31.attention", "12", "缩放因子", "a text that is rather long and wraps at some width or other"),
+    ("short", "1,234,567", "熵", "短句，带标点。"),
+]
+
+
+@pytest.mark.parametrize("width", range(40, 121))
+def test_a_table_fits_and_keeps_its_words(width: int) -> None:
+    text = drawn(lambda console: print_table(console, COLUMNS, ROWS, indent=2), width, False)
+    assert max(map(cell_len, text.splitlines())) <= width
+    shown = {word.strip(";") for word in text.split()}
+    assert {word for row in ROWS for cell in row for word in cell.split() if word.isascii()} <= shown
+
+
+def test_what_becomes_of_a_table_that_is_too_wide() -> None:
+    def at(width: int) -> list[str]:
+        return drawn(lambda console: print_table(console, COLUMNS[:3], [ROWS[0][:3]]), width, False).splitlines()
+
+    assert at(45) == ["site                   count      名称", "layers.0-31.attention     12  缩放因子"]
+    narrow = (Column("site"), *(Column(f"count {i}", right=True) for i in range(4)))
+    row = ("layers.0-31.attention", "1", "2", "3", "4")
+    drawn_at = [
+        drawn(lambda console: print_table(console, narrow, [row]), width, False).splitlines() for width in (62, 44, 40)
+    ]
+    assert drawn_at[0][1] == "layers.0-31.attention        1        2        3        4"
+    assert drawn_at[1] == [
+        "  count 0  count 1  count 2  count 3",
+        "layers.0-31.attention",
+        "        1        2        3        4",
+    ]
+    wide = (Column("site"), *(Column(f"a long title {i}") for i in range(4)))
+    text = drawn(lambda console: print_table(console, wide, [row]), 40, False)
+    assert text.splitlines() == [
+        "layers.0-31.attention",
+        "  a long title 0 1; a long title 1 2;",
+        "    a long title 2 3; a long title 3 4",
+    ]
+
+
+def test_a_paragraph_that_fits_takes_the_whole_width() -> None:
+    text = "x" * 36 + " yz"
+    assert drawn(lambda console: paragraph(console, f"{text} "), 40, False) == f"{text}\n"
+    assert drawn(lambda console: paragraph(console, f"{text} 0"), 40, False) == f"{'x' * 36}\n  yz 0\n"
