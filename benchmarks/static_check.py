@@ -19,7 +19,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from datetime import date
 from pathlib import Path
+
+from sqrtdk._machine import cpu_name
 
 BARS = {"wall_s": 20.0, "peak_gb": 2.0, "help_s": 0.3}
 CONFIG = {
@@ -94,7 +97,14 @@ def main() -> int:
     print(f"  wall      {figures['help_s']:7.2f} s   bar {BARS['help_s']:g} s")
     print(f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores")
     if options.json:
-        Path(options.json).write_text(json.dumps(figures | {"help_runs_s": times, "bars": BARS}, indent=2) + "\n")
+        here = {
+            "date": date.today().isoformat(),
+            "machine": cpu_name(),
+            "cpus": os.cpu_count(),
+            "load": os.getloadavg()[0],
+        }
+        record = here | figures | {"help_runs_s": times, "bars": BARS}
+        Path(options.json).write_text(json.dumps(record, indent=2) + "\n")
     missed = [name for name, bar in BARS.items() if figures[name] > bar]
     complete = figures["calls"] == figures["exact"] == CONFIG["num_hidden_layers"]
     print("missed: " + ", ".join(missed) if missed else "every bar is met" if complete else "calls are missing")

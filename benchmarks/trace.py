@@ -21,6 +21,7 @@ import os
 import platform
 from collections.abc import Callable
 from dataclasses import asdict
+from datetime import date
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -114,6 +115,7 @@ def main() -> None:
     }
     record = {
         "benchmark": "trace",
+        "date": date.today().isoformat(),
         "model": "GPT-2 small shape (12 layers, 12 heads of 64), random weights, float32",
         "tokens": options.tokens,
         "repeats": options.repeats,

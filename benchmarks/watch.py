@@ -28,6 +28,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from datetime import date
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -168,6 +169,7 @@ def main() -> None:
     run.plain()
     record = {
         "benchmark": "watch",
+        "date": date.today().isoformat(),
         "model": f"GPT-2 small shape ({options.layers} layers, 12 heads of 64), random weights, float32, SDPA, AdamW",
         **{name: getattr(options, name) for name in ("batch", "tokens", "repeats", "threads")},
         "clock": "CPU time" if options.cpu else "wall time",

@@ -40,6 +40,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import date
 from itertools import accumulate
 from typing import Any
 
@@ -380,6 +381,7 @@ def main() -> None:
         print(f"; as expected: {found['as_expected']}\n")
     record = {
         "benchmark": "watch_divergence",
+        "date": date.today().isoformat(),
         "model": f"{LAYERS} layers, width {WIDTH}, {HEADS} heads, {ROWS} windows of {LENGTH} bytes a step",
         "steps": options.steps,
         "every": options.every,
