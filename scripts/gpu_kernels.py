@@ -6,8 +6,8 @@ assembler and disassembler are those of Triton's wheel.
 
     python scripts/gpu_kernels.py                 all, one line each
     python scripts/gpu_kernels.py sm_90 128       the ones whose target or name has all of these words
-    python scripts/gpu_kernels.py --write         to docs/gpu-kernel.md and benchmarks/results/gpu-kernels.json as well
-    python scripts/gpu_kernels.py --check         exit 1 where these two say something else
+    python scripts/gpu_kernels.py --write         also to docs/*/gpu-kernel.md, benchmarks/results/gpu-kernels.json
+    python scripts/gpu_kernels.py --check         exit 1 where these say something else
 
 Exits 1 where a requirement is not met: see `shortfalls`. Without a GPU; one core, a quarter of an hour for all.
 """
@@ -40,7 +40,13 @@ from sqrtdk.impl.gpu import gradients, launch
 from sqrtdk.impl.gpu.wanted import BITS, bits_of
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "gpu-kernel.md"
+PAGES = {language: ROOT / "docs" / language / "gpu-kernel.md" for language in ("en", "zh")}
+COLUMNS = {
+    "en": "| kernel | tile, warps, stages | shared KiB | registers | spilled bytes | in hot loop | products | TMA |"
+    " a logit | FMA, ADD, MUL / pairs / compare, select / exp |",
+    "zh": "| 内核 | 分块、warp、级数 | 共享内存 KiB | 寄存器 | 溢出字节 | 热循环中 | 乘积 | TMA |"
+    " 每个 logit | FMA、ADD、MUL / 成对 / 比较、选择 / exp |",
+}
 RECORD = ROOT / "benchmarks" / "results" / "gpu-kernels.json"
 START, END = "<!-- compiled: start -->", "<!-- compiled: end -->"
 TARGETS = {
@@ -226,14 +232,13 @@ def line(record: dict[str, Any]) -> str:
     return "| " + " | ".join(str(cell) for cell in cells) + " |"
 
 
-def page(records: list[dict[str, Any]]) -> str:
-    """The generated part of docs/gpu-kernel.md."""
-    lines = [START, "", f"Triton {triton.__version__}."]
+def page(records: list[dict[str, Any]], language: str) -> str:
+    """The generated part of docs/LANGUAGE/gpu-kernel.md."""
+    lines = [START, "", f"Triton {triton.__version__}{'。' if language == 'zh' else '.'}"]
     for target in TARGETS:
         lines += [
             f"\n### {target}\n",
-            "| kernel | tile, warps, stages | shared KiB | registers | spilled bytes | in hot loop | products | TMA |"
-            " a logit | FMA, ADD, MUL / pairs / compare, select / exp |",
+            COLUMNS[language],
             "|---|---|---|---|---|---|---|---|---|---|",
             *(line(record) for record in records if record["target"] == target),
         ]
@@ -260,24 +265,26 @@ def record_text(records: list[dict[str, Any]]) -> str:
     return f'{{"triton": "{triton.__version__}", "kernels": [\n{kernels}\n]}}\n'
 
 
-def pages(records: list[dict[str, Any]]) -> tuple[str, str]:
-    """Page and record as they should be, with these records."""
+def files(records: list[dict[str, Any]]) -> dict[Path, str]:
+    """Pages and record as they should be, with these records."""
     everything = merged(records)
-    written = PAGE.read_text(encoding="utf-8")
-    before, after = written[: written.index(START)], written[written.index(END) + len(END) :]
-    return before + page(everything) + after, record_text(everything)
+    texts = {RECORD: record_text(everything)}
+    for language, path in PAGES.items():
+        written = path.read_text(encoding="utf-8")
+        before, after = written[: written.index(START)], written[written.index(END) + len(END) :]
+        texts[path] = before + page(everything, language) + after
+    return texts
 
 
 def write(records: list[dict[str, Any]]) -> None:
-    """Put these records into page and record."""
-    text, record = pages(records)
-    PAGE.write_text(text, encoding="utf-8")
-    RECORD.write_text(record, encoding="utf-8")
+    """Put these records into pages and record."""
+    for path, text in files(records).items():
+        path.write_text(text, encoding="utf-8")
 
 
 def agrees(records: list[dict[str, Any]]) -> bool:
-    """Whether page and record hold these records already."""
-    return pages(records) == (PAGE.read_text(encoding="utf-8"), RECORD.read_text(encoding="utf-8"))
+    """Whether pages and record hold these records already."""
+    return all(path.read_text(encoding="utf-8") == text for path, text in files(records).items())
 
 
 def chosen(target: str, name: str, words: list[str], exact: bool) -> bool:
@@ -292,8 +299,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="only what has all of these in its target or name")
     parser.add_argument("--exact", action="store_true", help="the words are a target and the whole of a name")
-    parser.add_argument("--write", action="store_true", help="write page and record")
-    parser.add_argument("--check", action="store_true", help="compare page and record with what comes out")
+    parser.add_argument("--write", action="store_true", help="write pages and record")
+    parser.add_argument("--check", action="store_true", help="compare pages and record with what comes out")
     parser.add_argument("--json", action="store_true", help="records to stdout, as JSON lines")
     options = parser.parse_args()
     records, failed = [], 0
@@ -312,7 +319,7 @@ def main() -> int:
                 if options.write:
                     write(records)
     if options.check and not agrees(records):
-        print("docs/gpu-kernel.md and benchmarks/results/gpu-kernels.json say something else: run with --write")
+        print("docs/*/gpu-kernel.md or benchmarks/results/gpu-kernels.json say something else: run with --write")
         failed += 1
     return int(failed > 0)
 

@@ -1,0 +1,55 @@
+"""Line breaks of a Chinese source: a browser shows each as a space, which Chinese has neither between characters nor
+beside full-width punctuation. Nor is there one behind a bold sentence, where Markdown asks for it."""
+
+from __future__ import annotations
+
+import re
+
+from docutils import nodes
+from sphinx.application import Sphinx
+
+MARKS = "\u2018\u2019\u201c\u201d\u2026\u3001-\u3011\uff01-\uff65"
+HAN = "\u3400-\u9fff"
+ENDS = re.compile(rf"[{MARKS}]\Z"), re.compile(rf"[{MARKS}{HAN}]\Z")
+BEGINS = re.compile(rf"[{MARKS}]"), re.compile(rf"[{MARKS}{HAN}]")
+
+
+def spaceless(before: str, after: str) -> bool:
+    """Whether nothing stands between these pieces of text where a line ends.
+
+    Example:
+        >>> spaceless("缩放，", "softmax"), spaceless("缩放", "因子"), spaceless("缩放", "softmax")
+        (True, True, False)
+    """
+    marks, any_full = zip(ENDS, BEGINS, strict=True)
+    beside_mark = marks[0].search(before) or marks[1].match(after)
+    return bool(beside_mark or (any_full[0].search(before) and any_full[1].match(after)))
+
+
+def join_lines(doctree: nodes.Element) -> None:
+    """Take the line breaks at which nothing stands out of the text; code keeps its own."""
+    for block in list(doctree.findall(nodes.TextElement)):
+        if isinstance(block, (nodes.FixedTextElement, nodes.literal)):
+            continue
+        pieces = [child.astext() for child in block.children]
+        for at, child in enumerate(block.children):
+            if isinstance(child, nodes.Text) and ("\n" in child or child.startswith(" ")):
+                after = pieces[at + 1] if at + 1 < len(pieces) else ""
+                joined, *lines = pieces[at].split("\n")
+                if at and ENDS[0].search(pieces[at - 1]):
+                    joined = joined.lstrip()
+                for line in lines:
+                    before = joined or (pieces[at - 1] if at else "")
+                    joined += line if spaceless(before, line or after) else f"\n{line}"
+                block[at] = nodes.Text(joined)
+
+
+def _joined(app: Sphinx, doctree: nodes.document) -> None:
+    if app.config.language == "zh_CN":
+        join_lines(doctree)
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Join the lines of each page of the Chinese tree."""
+    app.connect("doctree-read", _joined)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,279 @@
+"""Writes docs/{en,zh}/claims.md from the register and its verdicts, and the statements that the lesson quotes.
+
+    python scripts/claims_page.py            # writes the pages
+    python scripts/claims_page.py --check    # exit code 1 where a page says something else than the register
+
+The words are those of the register, the verdicts those of benchmarks/results/lab.json. In the lesson each block quote
+that ends in a link to a claim is replaced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import textwrap
+import unicodedata
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from sqrtdk.lab.claim import GROUPS, Claim
+from sqrtdk.lab.register import CLAIMS
+from sqrtdk.lab.text import Text
+from sqrtdk.report.lab_words import ANSWERS, ANSWERS_MEAN
+
+ROOT = Path(__file__).parents[1]
+VERDICTS = ROOT / "benchmarks" / "results" / "lab.json"
+LANGUAGES = ("en", "zh")
+WIDTH = 120
+
+FORMULA = re.compile(
+    r"([\w./]*\(\w+ sqrt\([^()]*\)\)|(?:\w+ / |2 )?[\w./]*(?:sqrt|N|exp)\((?:[^()]|\([^()]*\))*\)"
+    r"|p \(1 - p\)|\(B\)|\[[-\d., /]+\])"
+)
+PLAIN = re.compile(r"([*<>|$]|(?<!\w)_|_(?!\w))")  # what Markdown would read as its own
+
+# The five explanations: what each may be called, and what it says.
+KINDS = {
+    "S0": (
+        Text("an example at 512 dimensions", "512 维的例子"),
+        Text(
+            "The standard deviation and the range at 512 dimensions, the code that prints them, and other score "
+            "functions, which may need another scale or none",
+            "512 维时的标准差与取值范围，打印它们的代码，以及可能需要其他缩放或不需要缩放的评分函数",
+        ),
+    ),
+    "S1": (
+        Text("from the footnote to training", "从脚注到训练"),
+        Text(
+            "The footnote of the paper; at d_k = 64 printed weights, entropies and derivatives; gradients, "
+            "initialisation, normalisation, additive attention, training",
+            "论文的脚注；d_k = 64 时给出的权重、熵与导数；梯度、初始化、规范化、加性注意力与训练",
+        ),
+    ),
+    "S2": (
+        Text("questions of practice", "实践问题"),
+        Text(
+            "Scaling the values instead, temperature, heads, images and text, mixed precision, cost",
+            "改为缩放值、温度、多头、图像与文本、混合精度、开销",
+        ),
+    ),
+    "S3": (
+        Text("the variance in general", "一般情形的方差"),
+        Text(
+            "The variance for any means and variances, and what other divisors than `sqrt(d_k)` would do",
+            "任意均值与方差下点积的方差，以及用 `sqrt(d_k)` 之外的除数会怎样",
+        ),
+    ),
+    "S4": (
+        Text("multi-head attention", "多头注意力"),
+        Text("How many parameters it has, and what its heads attend to", "参数有多少，各个头关注什么"),
+    ),
+}
+
+WORDS = {
+    "title": Text("Claims", "说法"),
+    "lead": Text(
+        "Popular explanations say a good deal about the scale of attention, $1/\\sqrt{{d_k}}$. This page lists {count} "
+        "statements, each in our words, with a verdict. Each is an experiment of [the lab](lab.md), with confidence "
+        "intervals and a control: the same experiment with its premise turned round, which must come to another "
+        "verdict. If you want to learn the subject from the start, read [Why sqrt(d_k)](why-sqrt-dk.md) first.",
+        "关于注意力的缩放因子 $1/\\sqrt{{d_k}}$，常见的讲解有许多说法。本页列出其中 {count} 条，用我们自己的话转述，"
+        "每条附有判定。每条说法都是[实验室](lab.md)中的一个实验，带有置信区间与一个对照：把前提反过来的同一个实验，"
+        "它必须得出不同的判定。如果想从头学起，请先读[为什么是 sqrt(d_k)](why-sqrt-dk.md)。",
+    ),
+    "made": Text(
+        "The verdicts are those of the full run in [lab.json](../../benchmarks/results/lab.json): torch {torch} on a "
+        "CPU ({cpu}, {threads} threads), {minutes} minutes for all. The quick run takes {quick} minutes and comes to "
+        "the same verdicts.",
+        "判定取自 [lab.json](../../benchmarks/results/lab.json) 中的完整运行：torch {torch}，"
+        "CPU（{cpu}，{threads} 个线程），全部用时 {minutes} 分钟。快速运行用时 {quick} 分钟，判定相同。",
+    ),
+    "verdicts": Text("What the verdicts mean", "判定的含义"),
+    "verdict": Text("Verdict", "判定"),
+    "meaning": Text("Meaning", "含义"),
+    "claims": Text("Claims", "说法"),
+    "kinds": Text("Five kinds of statement", "五类说法"),
+    "kinds_lead": Text(
+        "The statements come from five widely read explanations, of which each has a subject of its own. Some "
+        "statements stand in several. A few are those of a paper.",
+        "这些说法来自五篇流传甚广的讲解，每篇各有侧重；有的说法见于多篇，少数出自论文。",
+    ),
+    "kind": Text("Kind", "类别"),
+    "says": Text("What it says", "内容"),
+    "from": Text("From", "出处"),
+    "condition": Text("Condition", "条件"),
+    "parts": Text("Counts as true if", "成立的判据"),
+    "run": Text("Run it", "运行"),
+    "comma": Text(", ", "、"),
+    "colon": Text(": ", "："),
+    "semicolon": Text("; ", "；"),
+    "end": Text(".", "。"),
+}
+
+
+def said(text: Text, language: str) -> str:
+    """The text in one language as Markdown: its formulas are code, and all else is as it stands."""
+    pieces = FORMULA.split(getattr(text, language))  # text and formula take turns
+    return "".join(f"`{piece}`" if turn % 2 else PLAIN.sub(r"\\\1", piece) for turn, piece in enumerate(pieces))
+
+
+@cache
+def verdicts() -> dict[str, Any]:
+    """The record of the lab's runs, its claims by id."""
+    record = json.loads(VERDICTS.read_text(encoding="utf-8"))
+    return {**record, "claims": {row["id"]: row["full"]["verdict"] for row in record["claims"]}}
+
+
+def wrapped(text: str, *, first: str = "", rest: str = "") -> str:
+    """A paragraph in lines of at most WIDTH columns; a Chinese one breaks after its punctuation."""
+    if not re.search(r"[\u3400-\u9fff]", text):
+        indents = {"initial_indent": first, "subsequent_indent": rest}
+        return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False, **indents)
+    lines, line = [], first
+    for piece in re.split(r"(?<=[，。；：])(?=[\u3400-\u9fff])", text):
+        if columns(line + piece) > WIDTH and line not in (first, rest):
+            lines.append(line)
+            line = rest
+        line += piece
+    return "\n".join([*lines, line])
+
+
+def columns(text: str) -> int:
+    """Columns of a terminal."""
+    return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)
+
+
+def link(claim: str, page: str = "") -> str:
+    """To the claim's section."""
+    return f"[`{claim}`]({page}#{claim})"
+
+
+def origins(claim: Claim, language: str) -> str:
+    """The kinds and papers that make the claim."""
+    found = []
+    for source in claim.sources:
+        number = source.removeprefix("arXiv:")
+        paper = f"[arXiv:{number}](https://arxiv.org/abs/{number})"
+        found.append(named(source, language) if source in KINDS else paper)
+    return getattr(WORDS["comma"], language).join(found)
+
+
+def named(kind: str, language: str) -> str:
+    """A kind by its name, and the short one that `sqrtdk lab list` prints."""
+    name = getattr(KINDS[kind][0], language)
+    return f"{name} (`{kind}`)" if language == "en" else f"{name}（`{kind}`）"
+
+
+def section(claim: Claim, language: str) -> str:
+    """One claim."""
+
+    def word(key: str) -> str:
+        return getattr(WORDS[key], language)
+
+    answer = verdicts()["claims"][claim.id]
+    entries = [f"{word('verdict')}{word('colon')}**{getattr(ANSWERS[answer], language)}**"]
+    if answer == "depends":
+        assert claim.condition is not None, claim.id
+        entries.append(f"{word('condition')}{word('colon')}{said(claim.condition, language).rstrip('.。')}")
+    parts = word("semicolon").join(said(part.text, language).rstrip(".。") for part in claim.parts)
+    entries.append(f"{word('parts')}{word('colon')}{parts}")
+    entries.append(f"{word('from')}{word('colon')}{origins(claim, language)}")
+    entries.append(f"{word('run')}{word('colon')}`sqrtdk lab run {claim.id}`")
+    listed = "\n".join(wrapped(f"- {entry}{word('end')}", rest="  ") for entry in entries)
+    return f"### {claim.id}\n\n{wrapped(said(claim.statement, language))}\n\n{listed}\n"
+
+
+def page(language: str) -> str:
+    """The page of claims."""
+
+    def word(key: str, **values: object) -> str:
+        text: str = getattr(WORDS[key], language)
+        return text.format(**values) if values else text
+
+    record = verdicts()
+    counts = Counter(record["claims"].values())
+    environment, minutes = record["environment"], record["minutes"]
+    made = {
+        "torch": environment["torch"].split("+")[0],
+        "cpu": environment["cpu"],
+        "threads": environment["threads"],
+        "minutes": f"{minutes['full']:.0f}",
+        "quick": f"{minutes['quick']:.0f}",
+    }
+    lines = [f"# {word('title')}", "", wrapped(word("lead", count=len(CLAIMS))), "", wrapped(word("made", **made)), ""]
+    lines += [
+        f"## {word('verdicts')}",
+        "",
+        f"| {word('verdict')} | {word('meaning')} | {word('claims')} |",
+        "|---|---|---|",
+    ]
+    lines += [
+        f"| {getattr(ANSWERS[answer], language)} | {getattr(meaning, language)} | {counts[answer]} |"
+        for answer, meaning in ANSWERS_MEAN.items()
+    ]
+    lines += ["", f"## {word('kinds')}", "", wrapped(word("kinds_lead")), ""]
+    lines += [f"| {word('kind')} | {word('says')} | {word('claims')} |", "|---|---|---|"]
+    for kind, (_, text) in KINDS.items():
+        own = word("comma").join(link(claim.id) for claim in CLAIMS.values() if kind in claim.sources)
+        lines.append(f"| {named(kind, language)} | {getattr(text, language)} | {own} |")
+    for group, name in GROUPS.items():
+        lines += ["", f"## {getattr(name, language)}", ""]
+        lines.append("\n".join(section(claim, language) for claim in CLAIMS.values() if claim.group == group).rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def quote(claim: str, language: str) -> str:
+    """A claim as the lesson quotes it."""
+    answer = verdicts()["claims"][claim]
+    end, colon = (getattr(WORDS[key], language) for key in ("end", "colon"))
+    verdict = f"{getattr(WORDS['verdict'], language)}{colon}**{getattr(ANSWERS[answer], language)}**{end}"
+    condition = CLAIMS[claim].condition
+    space = " " if language == "en" else ""
+    because = said(condition, language) + space if answer == "depends" and condition else ""
+    lines = wrapped(said(CLAIMS[claim].statement, language), first="> ", rest="> ")
+    judged = wrapped(f"{verdict}{space}{because}{link(claim, 'claims.md')}", first="> ", rest="> ")
+    return f"{lines}\n>\n{judged}\n"
+
+
+def lesson(text: str, language: str) -> str:
+    """The lesson with its quoted claims as the register has them."""
+
+    def anew(match: re.Match[str]) -> str:
+        (claim,) = re.findall(r"\(claims\.md#([a-z0-9-]+)\)", match[0])
+        return quote(claim, language)
+
+    return re.sub(r"(?:^>(?: .*)?\n)+", anew, text, flags=re.MULTILINE)
+
+
+def pages() -> dict[Path, str]:
+    """What each page should be."""
+    found = {}
+    for language in LANGUAGES:
+        folder = ROOT / "docs" / language
+        found[folder / "claims.md"] = page(language)
+        path = folder / "why-sqrt-dk.md"
+        found[path] = lesson(path.read_text(encoding="utf-8"), language)
+    return found
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    if parser.parse_args().check:
+        other = [
+            str(path.relative_to(ROOT))
+            for path, text in pages().items()
+            if not path.exists() or path.read_text(encoding="utf-8") != text
+        ]
+        sys.exit(f"{', '.join(other)}: run python scripts/claims_page.py" if other else 0)
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

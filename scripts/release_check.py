@@ -1,0 +1,188 @@
+"""The release checklist: build wheel and sdist, look into both, install each in clean environments, run them.
+
+    python scripts/release_check.py                 # each Python from 3.11 to 3.14 and each torch that is to be had
+    python scripts/release_check.py --python python3.12 --torch 2.13.0
+    python scripts/release_check.py --cuda          # also where the index has the CUDA build of torch alone (gigabytes)
+
+It needs hatchling (in the extra `dev`), and the index that pip is set up for. The environments go into out/release, and
+so does release.json, with what each combination said. What is not to be had is told with its reason, and makes the exit
+code 0 only if at least one combination ran: 1 says that a step failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+OLDEST_TORCH = "2.11.0"
+PYTHONS = ("python3.11", "python3.12", "python3.13", "python3.14")
+IN_WHEEL = ("py.typed", "report/templates/report.html", "lab/claims/grad_norm.toml")
+IN_SDIST = ("README.md", "README.zh-CN.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "SECURITY.md", "CONTRIBUTING.md")
+NOT_PACKED = re.compile(r"(^|/)(\.git|\.venv|out|__pycache__)/|\.pyc$")
+# What a user does first; the exit code that each has to have.
+COMMANDS = ((["--help"], 0), (["env"], 0), (["check", "demo"], 0), (["check", "demo:unscaled"], 1))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one step said: "ok", "failed" or "not available", and why."""
+
+    step: str
+    outcome: str
+    reason: str = ""
+
+
+def _run(*command: str | Path, timeout: float = 1200) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=timeout, check=False)
+
+
+def _last_line(done: subprocess.CompletedProcess[str]) -> str:
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("ERROR:")]
+    return (errors or lines or ["no output"])[-1]
+
+
+def build(folder: Path) -> list[Path]:
+    """Build sdist and wheel, as an index would get them."""
+    done = _run(sys.executable, "-m", "hatchling", "build", "-d", folder, "-t", "sdist", "-t", "wheel")
+    if done.returncode:
+        raise SystemExit(f"The build failed:\n{done.stdout}{done.stderr}")
+    return [next(folder.glob("*.tar.gz")), next(folder.glob("*.whl"))]
+
+
+def inspect(sdist: Path, wheel: Path) -> list[Outcome]:
+    """Say whether both hold what they should, and the papers agree on the version."""
+    with tarfile.open(sdist) as archive:
+        packed = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
+    with zipfile.ZipFile(wheel) as archive:
+        members = set(archive.namelist())
+        name = next(member for member in members if member.endswith(".dist-info/METADATA"))
+        metadata = archive.read(name).decode()
+    version = PROJECT["version"]
+    wrong = {
+        "wheel holds pages, claims and types": [name for name in IN_WHEEL if f"sqrtdk/{name}" not in members],
+        "wheel holds the package alone": [
+            name for name in members if not re.match(r"sqrtdk(/|-[^/]*\.dist-info/)", name)
+        ],
+        "sdist holds the project's papers": [name for name in IN_SDIST if name not in packed],
+        "nothing is packed by mistake": [name for name in members | packed if NOT_PACKED.search(name)],
+        "the README is the long description": []
+        if (ROOT / "README.md").read_text(encoding="utf-8") in metadata
+        else ["README.md"],
+        "the papers have this version": [
+            path
+            for path, line in (("CITATION.cff", f"version: {version}"), ("CHANGELOG.md", f"## {version}"))
+            if line not in (ROOT / path).read_text(encoding="utf-8")
+        ],
+    }
+    return [Outcome(step, "failed" if names else "ok", ", ".join(sorted(names)[:5])) for step, names in wrong.items()]
+
+
+def torch_versions(python: str) -> dict[str, bool]:
+    """The versions of torch on pip's index, newest first, each with whether its build is one without CUDA."""
+    done = _run(python, "-m", "pip", "index", "versions", "torch")
+    listed = re.search(r"Available versions: (.*)", done.stdout)
+    versions = [version.strip() for version in listed[1].split(",")] if listed else []
+    alone = sys.platform != "linux"  # elsewhere the plain build has no CUDA
+    return {version.split("+")[0]: alone or f"{version.split('+')[0]}+cpu" in versions for version in versions}
+
+
+def _first_block(page: str) -> str:
+    """The README's ten lines of Python, without what they print."""
+    block = re.search(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    if block is None:
+        raise SystemExit("README.md has no block of Python")
+    lines = block[1].splitlines()
+    if not any(line.startswith(">>> ") for line in lines):
+        return block[1]
+    return "\n".join(line[4:] for line in lines if line.startswith((">>> ", "... ")))
+
+
+def try_out(package: Path, python: str, torch: str, folder: Path) -> Outcome:
+    """Install a package into a new environment with this torch, and do what a user does first."""
+    step = f"{package.name} on {Path(python).name}, torch {torch}"
+    shutil.rmtree(folder, ignore_errors=True)
+    made = _run(python, "-m", "venv", folder)
+    if made.returncode:
+        return Outcome(step, "not available", _last_line(made))
+    pip = (folder / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "-q", "install")
+    for what in (f"torch=={torch}", str(package)):
+        done = _run(*pip, what)
+        if done.returncode:
+            return Outcome(step, "not available" if what != str(package) else "failed", _last_line(done))
+    for arguments, expected in COMMANDS:
+        done = _run(folder / "bin" / "sqrtdk", *arguments)
+        if done.returncode != expected:
+            return Outcome(
+                step, "failed", f"sqrtdk {' '.join(arguments)}: exit code {done.returncode}: {_last_line(done)}"
+            )
+    code = _first_block((ROOT / "README.md").read_text(encoding="utf-8"))
+    done = _run(folder / "bin" / "python", "-W", "error", "-c", code)
+    if done.returncode:
+        return Outcome(step, "failed", f"the README's lines: {_last_line(done)}")
+    return Outcome(step, "ok")
+
+
+def matrix(pythons: list[str], torches: list[str], packages: list[Path], folder: Path, cuda: bool) -> list[Outcome]:
+    """Each Python with each torch: the wheel in all of them, the sdist in the first that there is."""
+    outcomes: list[Outcome] = []
+    sdist, wheel = packages
+    for python in pythons:
+        found = shutil.which(python)
+        if found is None or _run(found, "-c", "import venv, ensurepip").returncode:
+            outcomes.append(Outcome(Path(python).name, "not available", "no such Python here, or one without venv"))
+            continue
+        known = torch_versions(found)
+        newest = next(iter(known), None)
+        for torch in dict.fromkeys(version if version != "newest" else newest or "newest" for version in torches):
+            step = f"{Path(found).name}, torch {torch}"
+            if torch not in known:
+                outcomes.append(Outcome(step, "not available", "pip's index has no such torch for this Python"))
+            elif not (known[torch] or cuda):
+                outcomes.append(Outcome(step, "not available", "pip's index has its CUDA build alone: see --cuda"))
+            else:
+                ran = any(outcome.outcome == "ok" and sdist.name in outcome.step for outcome in outcomes)
+                for package in (wheel,) if ran else (wheel, sdist):
+                    outcomes.append(try_out(package, found, torch, folder / "environment"))
+                    print(f"{outcomes[-1].outcome}: {outcomes[-1].step} {outcomes[-1].reason}", flush=True)
+    return outcomes
+
+
+def main() -> int:
+    """Run the checklist, print it, and keep it."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--python", nargs="+", default=list(PYTHONS), help="names or paths")
+    pinned = re.search(r"^torch==(\S+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    default = [OLDEST_TORCH, *([pinned[1]] if pinned else []), "newest"]
+    options.add_argument("--torch", nargs="+", default=default, help='versions; "newest" is that of the index')
+    options.add_argument("--cuda", action="store_true", help="take a CUDA build where there is no other")
+    options.add_argument("--folder", type=Path, default=ROOT / "out" / "release")
+    arguments = options.parse_args()
+
+    shutil.rmtree(arguments.folder, ignore_errors=True)
+    arguments.folder.mkdir(parents=True)
+    packages = build(arguments.folder)
+    outcomes = inspect(*packages)
+    outcomes += matrix(arguments.python, arguments.torch, packages, arguments.folder, arguments.cuda)
+    for one in outcomes:
+        print(f"{one.outcome:>13}  {one.step}{': ' + one.reason if one.reason else ''}")
+    document = json.dumps([asdict(one) for one in outcomes], indent=2)
+    (arguments.folder / "release.json").write_text(document + "\n", encoding="utf-8")
+    ran = any(one.outcome == "ok" and one.step.startswith("sqrtdk-") for one in outcomes)
+    failed = any(one.outcome == "failed" for one in outcomes)
+    return 1 if failed or not ran else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""What stands after `>>>` on an English page runs and gives what the page says. Chinese pages have the same code."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from doc_pages import ROOT, pages
+
+# Pages whose examples another test runs, together with the rest of what it holds of them.
+ELSEWHERE = {
+    "trace": "tests/trace/test_trace_page.py",
+    "watch": "tests/report/test_watch_docs.py",
+    "watch-metrics": "tests/monitor/test_metrics.py",
+    "kv-cache": "tests/kv/test_kv_report.py",
+    "trace-file": "tests/recording_files/test_printed_writer.py",
+}
+SLOW: set[str] = set()
+BLOCK = re.compile(r"^```(?:python|pycon)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def examples(path: Path) -> str:
+    """All blocks of a page are one session, in order; the blank lines between keep the numbers of its lines."""
+    text = path.read_text(encoding="utf-8")
+    kept = [""] * len(text.splitlines())
+    for block in BLOCK.finditer(text):
+        if ">>>" in block[1]:
+            start = text.count("\n", 0, block.start(1))
+            lines = block[1].splitlines()
+            kept[start : start + len(lines)] = lines
+    return "\n".join(kept) + "\n"
+
+
+RUNNABLE = {name: examples(path) for name, path in sorted(pages("en").items()) if name not in ELSEWHERE}
+NAMES = [
+    pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
+    for name, text in RUNNABLE.items()
+    if ">>>" in text
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # some write where they stand
+    monkeypatch.setenv("COLUMNS", "110")
+    monkeypatch.delenv("WANDB_MODE", raising=False)  # told of on stdout where it is set
+    example = doctest.DocTestParser().get_doctest(RUNNABLE[name], {}, f"{name}.md", str(pages("en")[name]), 0)
+    said: list[str] = []
+    result = doctest.DocTestRunner().run(example, out=said.append, clear_globs=False)
+    torch._dynamo.reset()  # its hooks look into the names of the examples, as long as they are there
+    assert not said, "".join(said)
+    assert result.attempted
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_another_test_runs_the_rest(name: str) -> None:
+    text = (ROOT / ELSEWHERE[name]).read_text(encoding="utf-8")
+    assert f"{name}.md" in text
+    assert "doctest" in text

@@ -1,0 +1,225 @@
+"""The lesson: every number of its text is one of a record, its figures and notebooks are those of records and page."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import runpy
+import subprocess
+import sys
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from doc_pages import DOCS, ROOT
+from sqrtdk.lab.figures import Figures, Place
+from sqrtdk.lab.record import Record, read
+
+RECORDS = ROOT / "benchmarks" / "results" / "lesson"
+LANGUAGES = ("en", "zh")
+
+
+@cache
+def record(claim: str) -> Record:
+    return read(RECORDS / f"{claim}.json")
+
+
+def value(claim: str, name: str, **at: Place) -> float:
+    return Figures(list(record(claim).outcome.figures))(name, **at).value
+
+
+def three(number: float) -> str:
+    """Three digits, zeros at the end included."""
+    return f"{number:#.3g}".rstrip(".")
+
+
+UNSCALED, SCALED = {"case": "unscaled"}, {"case": "scaled"}
+RMS, MEDIAN, JACOBIAN = "rms_gradient_norm", "median_gradient_norm", "rms_jacobian_norm"
+STRINGS: dict[str, Place] = {"task": "strings"}
+
+
+def measured() -> dict[int, list[str]]:
+    """What the text of each step says was measured, in the order of the text."""
+    peaks = [value("saturation-by-dim", "peak", side="unscaled", d_k=d) for d in (16, 64, 4096)]
+    peaks += [value("saturation-by-dim", "peak", side="scaled", d_k=d) for d in (16, 4096)]
+    norms = [value("grad-norm", name, d_k=d, **UNSCALED) for name in (JACOBIAN, MEDIAN, RMS) for d in (16, 1024)] + [
+        value("grad-norm", RMS, d_k=d, **SCALED) for d in (16, 1024)
+    ]
+    entropies = [value("entropy-table", "entropy_nats", side="scaled", d_k=64, length=10)]
+    entropies += [value("entropy-table", "entropy_nats", side="unscaled", d_k=d, length=10) for d in (16, 64, 256)]
+    best = {"unit": "nats"}
+    missed = value("entropy-table", "largest_error_of_the_table_nats", length_of="best", **best)
+    products = [value("fp16-overflow", "largest_product", scale=scale) for scale in ("none", "sqrt_dk")]
+    ratios = [value("layernorm-role", "std_ratio", grown=grown, times=8) for grown in ("inputs", "weights")]
+    ratios.append(value("layernorm-role", "unscaled_logit_std", d_k=256))
+    losses = [
+        value("train-instability", "held_out_loss_nats", d_k=64, scale=scale, **STRINGS)
+        for scale in ("none", "sqrt_dk")
+    ]
+    losses.append(value("train-instability", "loss_gap_nats", d_k=4, **STRINGS))
+    shares = [
+        value("train-instability", "entropy_share", when="start", arm=arm, **STRINGS) for arm in ("none", "sqrt_dk")
+    ]
+    return {
+        1: [f"{value('var-linear', 'variance_over_d_k', d_k=1024):.3f}"],
+        2: [f"{peak:.3f}" for peak in peaks],
+        3: [three(norm) for norm in norms],
+        4: [
+            *(three(entropy) for entropy in entropies),
+            f"{math.log(10):.2f}",
+            f"{value('entropy-table', 'length_that_fits_best', **best):.0f}",
+            three(missed),
+        ],
+        5: [f"{product:.0f}" for product in products],
+        6: [three(ratio) for ratio in ratios],
+        7: [
+            *(three(loss) for loss in losses),
+            *(f"{share:.1%}" for share in shares),
+            three(value("train-instability", "median_gradient_ratio", **STRINGS)),
+        ],
+    }
+
+
+# Other numbers of the text with a fraction or more than four digits: what is arithmetic, and what was set.
+SET = {
+    1: [str(record("var-linear").outcome.parameters["pairs"])],
+    2: [f"{math.e:.1f}", f"{math.exp(10):.0f}", "0.32", "1.0"],
+    3: [],
+    4: [],
+    5: ["65504", f"{1 / (1 + math.exp(-8)):.4f}", f"{1 / (1 + math.exp(8)):.4f}"],
+    6: [],
+    7: ["0.3", "0.125", three(math.sqrt(1 / 12)), three(math.sqrt(64 / 12))],
+}
+
+
+def steps(language: str) -> dict[int, str]:
+    """The text of each step without code and quoted claims."""
+    text = (DOCS / language / "why-sqrt-dk.md").read_text(encoding="utf-8")
+    text = re.sub(r"^```.*?^```$|^>[^\n]*$|\$\$.*?\$\$", "", text, flags=re.MULTILINE | re.DOTALL)
+    parts = re.split(r"^## (?:Step (\d)\.|第 (\d) 步：)", text, flags=re.MULTILINE)
+    numbered = zip(parts[1::3], parts[2::3], parts[3::3], strict=True)
+    return {
+        int(english or chinese): re.split(r"^## ", part, flags=re.MULTILINE)[0] for english, chinese, part in numbered
+    }
+
+
+def numbers(text: str) -> list[str]:
+    """Those that someone must have computed or measured: with a fraction, or of five digits and more."""
+    return [n for n in re.findall(r"\d+(?:\.\d+)?%?", text) if "." in n or len(n) >= 5]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_number_is_one_of_a_record(language: str) -> None:
+    found = steps(language)
+    assert list(found) == list(range(1, 8))
+    for step, text in found.items():
+        known = [n for n in measured()[step] if n in numbers(n)]
+        assert Counter(known) - Counter(numbers(text)) == Counter(), f"step {step} does not say what was measured"
+        assert set(numbers(text)) <= {*known, *SET[step]}, f"step {step} says what no record has"
+
+
+def test_figures_of_few_digits_are_those_of_the_records() -> None:
+    assert "40" in measured()[4]
+    assert value("fp16-overflow", "step_of_a_stored_logit_nats") == 8
+    assert value("train-instability", "seeds_that_diverged") == 0
+    assert {one.at["place"]: one.value for one in record("fp16-overflow").outcome.figures if "place" in one.at} == {
+        "query": 0.0,
+        "product": 1.0,
+        "kernel": 0.0,
+    }
+    for claim, name, size in (
+        ("saturation-by-dim", "rows", 2500),
+        ("saturation-by-dim", "keys", 10),
+        ("grad-norm", "keys", 32),
+        ("fp16-overflow", "calls", 200),
+        ("train-instability", "seeds", 5),
+    ):
+        assert record(claim).outcome.parameters[name] == size
+
+
+def test_the_records_say_what_the_full_run_of_the_lab_said() -> None:
+    rows = json.loads((ROOT / "benchmarks" / "results" / "lab.json").read_text(encoding="utf-8"))["claims"]
+    verdicts = {row["id"]: row["full"]["verdict"] for row in rows}
+    found = {path.stem: record(path.stem).outcome.verdict.answer for path in RECORDS.glob("*.json")}
+    assert len(found) == 8
+    assert found.items() <= verdicts.items()
+    assert [path.stem for path in RECORDS.glob("*.json") if record(path.stem).quick] == ["train-instability"]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_step_has_its_four_things(language: str) -> None:
+    page = (DOCS / language / "why-sqrt-dk.md").read_text(encoding="utf-8")
+    parts = re.split(r"^## (?=Step|第)", page, flags=re.MULTILINE)[1:]
+    for step, part in enumerate(parts, 1):
+        part = part.split("\n## ")[0]
+        assert part.count("$$") == 2, f"step {step}: one formula"
+        assert len(re.findall(r"^!\[[^\]]+\]\(figures/why-\w+\.svg\)$", part, re.MULTILINE)) == 1
+        assert ">>> " in part, f"step {step}: one thing to try"
+        assert len(re.findall(r"^> .*\(claims\.md#[\w-]+\)$", part, re.MULTILINE)) == 1, f"step {step}: a statement"
+
+
+def test_the_figures_show_the_records() -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "lesson_figures.py"))
+    wanted = script["figures"]()
+    for path, plot in wanted.items():
+        assert script["digest"](plot) in path.read_text(encoding="utf-8"), (
+            f"{path}: run python scripts/lesson_figures.py"
+        )
+    for language in LANGUAGES:
+        drawn = {path for path in wanted if path.parent.parent.name == language}
+        page = (DOCS / language / "why-sqrt-dk.md").read_text(encoding="utf-8")
+        assert {DOCS / language / name for name in re.findall(r"\]\((figures/why-[\w.]+)\)", page)} == drawn
+    (chinese,) = {path for path in wanted if path.parts[-3:] == ("zh", "figures", "why-entropy.svg")}
+    assert "熵" in chinese.read_text(encoding="utf-8")
+
+
+def test_another_number_or_word_makes_another_figure() -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "lesson_figures.py"))
+    english, chinese = (script["figures"]()[DOCS / language / "figures" / "why-norm.svg"] for language in LANGUAGES)
+    assert script["digest"](english) != script["digest"](chinese)
+    with pytest.raises(KeyError):
+        script["translated"](english, {})
+
+
+def test_the_notebooks_are_those_of_the_pages() -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "lesson_notebook.py"))
+    for language in LANGUAGES:
+        path = ROOT / "examples" / "lesson" / f"why-sqrt-dk.{language}.ipynb"
+        text = path.read_text(encoding="utf-8")
+        assert text == script["notebook"](language), f"{path.name}: run python scripts/lesson_notebook.py"
+        for target in re.findall(r"\]\((\.\.[^)#]+(?:svg|json))\)", text):
+            assert (path.parent / target).exists(), f"{path.name}: {target}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_notebook_runs_and_gives_what_it_shows(language: str) -> None:
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    shown = nbformat.read(ROOT / "examples" / "lesson" / f"why-sqrt-dk.{language}.ipynb", as_version=4)
+    run = nbformat.from_dict(shown)
+    nbclient.NotebookClient(run, timeout=120, kernel_name="python3").execute()
+    for before, after in zip(shown.cells, run.cells, strict=True):
+        if before.cell_type == "code":
+            assert said(after) == said(before), before.source
+
+
+def said(cell: Any) -> str:
+    """What a cell prints, which may come in several pieces, and what it shows in the end; no progress bar."""
+    outputs = [one for one in cell.outputs if one.output_type != "display_data"]
+    return "".join(one.text if one.output_type == "stream" else one.data["text/plain"] for one in outputs)
+
+
+@pytest.mark.parametrize("script", ["lesson_figures", "lesson_notebook"])
+def test_check_finds_a_file_that_is_not_there(script: str, tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / f"{script}.py").write_bytes((ROOT / "scripts" / f"{script}.py").read_bytes())
+    (tmp_path / "docs").symlink_to(ROOT / "docs") if script == "lesson_notebook" else None
+    (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
+    command = [sys.executable, tmp_path / "scripts" / f"{script}.py", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert done.stderr.endswith(f": run python scripts/{script}.py\n")

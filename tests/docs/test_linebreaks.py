@@ -1,0 +1,34 @@
+"""Lines of a Chinese source are joined without the space that a browser would show."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from docutils import nodes
+
+SITE = Path(__file__).parents[2] / "docs" / "site"
+
+
+@pytest.fixture
+def paragraph(monkeypatch: pytest.MonkeyPatch) -> nodes.paragraph:
+    """As the parser of Markdown leaves it: a line break is a piece of its own."""
+    monkeypatch.setattr(sys, "path", [str(SITE), *sys.path])
+    from linebreaks import join_lines
+
+    code = nodes.literal("", "k：\n键")
+    pieces = ["缩放，", "\n", "再把", "\n", "熵", "\n", code, "\n", "，然后", "\n", "softmax 给出", "\n", "权重："]
+    pieces += [nodes.strong("", "公式。"), " 对每个"]  # a space that Markdown asks for
+    made = nodes.paragraph("", "", *(nodes.Text(piece) if isinstance(piece, str) else piece for piece in pieces))
+    join_lines(nodes.section("", made))
+    return made
+
+
+def test_chinese_lines_are_joined_and_others_keep_their_space(paragraph: nodes.paragraph) -> None:
+    assert paragraph.astext() == "缩放，再把熵\nk：\n键，然后\nsoftmax 给出权重：公式。对每个"
+
+
+def test_code_keeps_its_lines(paragraph: nodes.paragraph) -> None:
+    (code,) = paragraph.findall(nodes.literal)
+    assert code.astext() == "k：\n键"

@@ -1,0 +1,62 @@
+"""The table of the families is that of the record, and the record that of transformers."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import sqrtdk
+from transformers_small import build, small_config
+
+ROOT = Path(__file__).parents[2]
+LEAST_FAMILIES = 40
+SAMPLE = ("gemma2", "granite", "gpt_oss", "t5")
+
+
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("port_table", ROOT / "scripts" / "port_table.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+TABLE = script()
+RECORD: dict[str, Any] = json.loads(TABLE.RECORD.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("language", [0, 1], ids=["en", "zh"])
+def test_the_page_is_what_the_record_says(language: int) -> None:
+    page = (ROOT / "docs" / ("en", "zh")[language] / "port.md").read_text(encoding="utf-8")
+    assert TABLE.filled(page, TABLE.table(RECORD, language)) == page
+
+
+def test_another_record_gives_another_page() -> None:
+    page = (ROOT / "docs" / "en" / "port.md").read_text(encoding="utf-8")
+    fewer = RECORD | {"families": RECORD["families"][1:]}
+    assert TABLE.filled(page, TABLE.table(fewer, 0)) != page
+
+
+def test_every_family_was_run_and_its_scale_read_twice() -> None:
+    shown = TABLE.shown(RECORD)
+    assert len(shown) >= LEAST_FAMILIES
+    assert RECORD["failed"] == {}
+    assert len(shown) == len(RECORD["families"])
+    assert all(entry["run"]["apart"] < 1e-3 for entry in shown)
+
+
+@pytest.mark.parametrize("model_type", SAMPLE)
+def test_a_run_of_today_gives_the_declaration_of_the_record(model_type: str) -> None:
+    (entry,) = (entry for entry in RECORD["families"] if entry["model_type"] == model_type)
+    report = sqrtdk.check(build(small_config(model_type), "eager"), static=True)
+    assert {call.softcap for call in report.calls} == {call["softcap"] for call in entry["calls"]}
+    assert {call.norm for call in report.calls} == {call["norm"] for call in entry["calls"]}
+    assert {call.rope for call in report.calls} == {call["rope"] for call in entry["calls"]}
+    declared = {call.declared_by.split(" ")[0] if call.declared_by else None for call in report.calls}
+    assert declared == {call["declared_by"].split(" ")[0] if call["declared_by"] else None for call in entry["calls"]}
