@@ -6,6 +6,8 @@
 # make portable   the tests whose numbers depend on the CPU, as other CPUs would run them (scripts/portable.py), an hour
 # make gpu    the tests that need an NVIDIA GPU, and its benchmark, ten minutes; records go into out/gpu (OUT names another
 #             folder). Torch is that of the Python that SQRTDK_TORCH names, or of .venv, or of $(PYTHON): scripts/gpu.py
+# make release-check  wheel and sdist, built and tried out in clean environments (scripts/release_check.py)
+# make docs   the documentation in English and Chinese, strictly, into out/docs
 # make wheel  a wheel in out/ that holds the compiled attention kernel
 #
 # demo, test, portable, slow and bench compile that kernel first, where the CPU has AVX-512 and there is a C++ compiler:
@@ -29,7 +31,7 @@ export HF_HUB_OFFLINE ?= 1
 export OMP_NUM_THREADS ?= 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: kernel demo test portable slow real lint bench gpu wheel clean
+.PHONY: kernel demo test portable slow real lint bench docs gpu wheel release-check clean
 .DELETE_ON_ERROR:
 
 demo: kernel
@@ -64,6 +66,10 @@ lint: .venv/.dev
 	$(BIN)/lint-imports
 	$(BIN)/clang-format --dry-run -Werror src/sqrtdk/impl/kernel/*.h src/sqrtdk/impl/kernel/*.cpp
 
+docs: .venv/.dev
+	@$(BIN)/python docs/site/build.py out/docs
+	@printf 'Open in a browser: %s\n' "$(CURDIR)/out/docs/index.html"
+
 bench: .venv/.dev kernel
 	$(BIN)/python benchmarks/static_check.py
 	$(BIN)/python benchmarks/trace.py
@@ -78,6 +84,9 @@ wheel: .venv/.dev
 	@mkdir -p out
 	SQRTDK_PREBUILD=1 $(PIP) wheel --no-deps --no-build-isolation --wheel-dir out .
 	@ls out/*.whl
+
+release-check: .venv/.dev
+	$(BIN)/python scripts/release_check.py
 
 clean:
 	rm -rf .venv .venv-gpu out

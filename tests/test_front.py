@@ -1,0 +1,157 @@
+"""README and the first pages, in both languages: what they show is real, and their tables are those of the code."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import re
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import sqrtdk
+from sqrtdk import cli
+from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN
+from sqrtdk.audit.records import SEVERITIES, VERDICTS
+from sqrtdk.models.demo import VARIANTS, weights_name
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import readme  # noqa: E402
+import readme_picture  # noqa: E402
+
+WEIGHTS = ROOT / "src" / "sqrtdk" / "models" / "weights"
+READMES = ("README.md", "README.zh-CN.md")
+MOST_LINES = 150
+SWITCH = "**English** | [简体中文](README.zh-CN.md)", "[English](README.md) | **简体中文**"
+# pages with `text` blocks of `sqrtdk check`
+WITH_SAMPLES = ["README.md", "docs/en/start.md"]
+COLUMNS = "80"
+
+
+@cache
+def text(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def blocks(name: str, language: str = r"\w+") -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text(name), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_a_readme_is_short_and_begins_with_the_switch(name: str) -> None:
+    lines = text(name).splitlines()
+    assert len(lines) <= MOST_LINES
+    assert lines[2] == SWITCH[READMES.index(name)]
+
+
+def test_what_is_typed_after_the_two_commands_works() -> None:
+    """`sqrtdk` is on the path only once the environment of `make` is."""
+    (lines,) = [block.splitlines() for block in blocks("README.md", "console") if "make demo" in block]
+    assert [re.split(r"\s{2,}#", line[2:])[0] for line in lines] == [
+        "make demo",
+        "make test",
+        "source .venv/bin/activate",
+        "sqrtdk check demo:unscaled",
+    ]
+
+
+def test_the_python_of_the_readme_runs() -> None:
+    session = "".join(blocks("README.md", "python"))
+    example = doctest.DocTestParser().get_doctest(session, {}, "README.md", "README.md", 0)
+    runner = doctest.DocTestRunner(optionflags=doctest.REPORT_ONLY_FIRST_FAILURE)
+    said: list[str] = []
+    runner.run(example, out=said.append)
+    assert runner.summarize(verbose=False).attempted > 5
+    assert not said, "".join(said)
+
+
+@cache
+def printed(model: str) -> str:
+    return CliRunner(env={"COLUMNS": COLUMNS}).invoke(cli._app, ["check", model]).stdout
+
+
+def steady(text: str) -> str:
+    """Without decimals and shares, whose last digits differ from CPU to CPU."""
+    return re.sub(r"\d+\.\d+%?|\d+%", "#", text)
+
+
+@pytest.mark.parametrize("name", WITH_SAMPLES)
+def test_the_output_shown_is_real(name: str) -> None:
+    """Line by line, in order; `...` stands for lines that are left out."""
+    samples = [block for block in blocks(name, "text") if "attention calls:" in block]
+    assert len(samples) == (1 if name == "README.md" else 2)
+    for sample in samples:
+        output = steady(printed("demo:unscaled" if "missing" in sample else "demo"))
+        for part in steady(sample).split("...\n"):
+            before, found, output = output.partition(part)
+            assert found, f"not in what is printed:\n{part}"
+            assert before == "" or before.endswith("\n")
+
+
+def test_the_page_lists_every_option_of_check() -> None:
+    shown = CliRunner(env={"COLUMNS": COLUMNS}).invoke(cli._app, ["check", "--help"]).stdout
+    options = set(re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", shown, re.MULTILINE)) - {"--help"}
+    assert len(options) > 15
+    page = text("docs/en/check.md")
+    table = page[page.index("| option |") : page.index("| exit code |")]
+    assert set(re.findall(r"--[a-z][a-z-]*", table)) == options
+
+
+def test_the_table_of_mistakes_is_that_of_the_code() -> None:
+    page = text("docs/en/check.md")
+    table = page[page.index("| name | effective scale |") : page.index("\nWhat fits none of them")]
+    rows = [f"| `{m.name}` | {m.scale} | {m.ratio} | {m.summary} |" for m in MISTAKES.values() if m.known]
+    assert table.splitlines()[2:] == rows
+    assert len(rows) == 9
+
+
+def test_the_page_names_every_verdict_and_severity() -> None:
+    for name in (*VERDICTS, *SEVERITIES, UNKNOWN):
+        assert f"`{name}" in text("docs/en/check.md")
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_links_of_the_readme_lead_somewhere(name: str) -> None:
+    links = set(re.findall(r"(?:\]\(|src=\")([^)#\"]+)[)\"]", text(name)))
+    assert links
+    assert [link for link in links if not (ROOT / link).is_file()] == []
+
+
+@pytest.mark.parametrize("language", readme_picture.WORDS)
+def test_the_picture_was_drawn_from_the_record(language: str) -> None:
+    """Draw it again after the record changed: python scripts/readme_picture.py."""
+    assert readme_picture.origin() in readme_picture.file_of(language).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_the_readme_says_where_and_when_the_picture_was_measured(name: str) -> None:
+    record = json.loads(readme_picture.RECORD.read_text(encoding="utf-8"))
+    assert record["started"][:10] in text(name)
+    assert record["environment"]["cpu"] in text(name)
+
+
+@pytest.mark.parametrize("name", ["docs/en/start.md", "docs/zh/start.md"])
+def test_the_losses_on_the_first_page_are_those_of_the_records(name: str) -> None:
+    for model in VARIANTS:
+        record = json.loads((WEIGHTS / f"{weights_name(model)}.json").read_text(encoding="utf-8"))
+        assert f"{record['held_out_loss_nats_per_byte']:.3f}" in text(name)
+
+
+@pytest.mark.parametrize("model", readme_picture.MODELS)
+def test_the_record_of_the_picture_is_what_a_run_gives(model: str) -> None:
+    record = json.loads(readme_picture.RECORD.read_text(encoding="utf-8"))
+    torch.testing.assert_close(readme_picture.weights(model), record["weights"][model], rtol=0, atol=2e-3)
+    peaks = [list(call.stats.peak) for call in sqrtdk.check(model).calls]
+    torch.testing.assert_close(peaks, record["peak"][model], rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("language", readme.LANGUAGES)
+def test_the_page_of_figures_is_what_the_records_say(language: str) -> None:
+    """Write it again after a record changed: python scripts/readme.py."""
+    assert readme.written(language) == readme.page(language).read_text(encoding="utf-8")
