@@ -1,9 +1,12 @@
 """Shared by every test: no hub, one seed, Triton's interpreter where there is no GPU."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["LC_ALL"] = "C.UTF-8"  # English, wherever the tests run
@@ -11,6 +14,9 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import pytest
 import torch
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 if not torch.cuda.is_available() and not torch.xpu.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton's functions are made: before anything imports it
@@ -46,6 +52,22 @@ def accelerate_anew() -> Iterator[None]:
     forget()
     yield
     forget()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Debian's Chromium for the tests of a file.
+
+    No longer: Playwright's loop counts as running in the thread while it lives, so that a second one is refused, and
+    so is every `asyncio.run`.
+    """
+    from playwright.sync_api import sync_playwright
+
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=flags)
+        yield started
+        started.close()
 
 
 @pytest.fixture(scope="session")

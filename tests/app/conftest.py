@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request
 
 from app_served import Served, served
 
@@ -23,17 +23,8 @@ def explorer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield page
 
 
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Browser]:
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=flags)
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
-def visit(explorer: Served, chromium: Browser) -> Iterator[Callable[..., Page]]:
+def visit(explorer: Served, browser: Browser) -> Iterator[Callable[..., Page]]:
     """Open the page and wait for its last figure; whatever goes wrong in the browser, or leaves loopback, fails."""
     wrong: list[str] = []
     contexts = []
@@ -49,7 +40,7 @@ def visit(explorer: Served, chromium: Browser) -> Iterator[Callable[..., Page]]:
     def open_page(
         path: str = "/en/", *, width: int = 1400, locale: str = "en-US", scheme: str = "light", ready: bool = True
     ) -> Page:
-        context = chromium.new_context(viewport={"width": width, "height": 900}, locale=locale, color_scheme=scheme)
+        context = browser.new_context(viewport={"width": width, "height": 900}, locale=locale, color_scheme=scheme)
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(WAIT_MS)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser
 
 import sqrtdk
 from doc_pages import DOCS, pages
@@ -104,14 +103,6 @@ def test_a_namespace_is_whole(name: str, site: Path, links: dict[Path, Links]) -
     assert listed
     lost = [one for one in listed if f"sqrtdk.{name}.{one}" not in links[page].anchors and f"#sqrtdk.{one}" not in text]
     assert lost == []
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 def look(browser: Browser, page_file: Path, size: tuple[int, int]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Debian's Chromium for the pages."""
+"""Pages in Chromium."""
 
 from __future__ import annotations
 
@@ -7,19 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
-
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """One browser for the tests of a file."""
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=FLAGS)
-        yield browser
-        browser.close()
-
+from playwright.sync_api import Browser, Page
 
 @pytest.fixture
 def opened(browser: Browser) -> Iterator[Callable[..., Page]]:
