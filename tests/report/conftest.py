@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page
 
+
 @pytest.fixture
 def opened(browser: Browser) -> Iterator[Callable[..., Page]]:
     """Open a page from disk; at the end nothing may have been fetched, logged, raised or asked."""
