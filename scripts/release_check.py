@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import platform
 import re
 import shutil
 import subprocess
@@ -21,6 +22,7 @@ import tarfile
 import tomllib
 import zipfile
 from dataclasses import asdict, dataclass
+from datetime import date
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -177,8 +179,13 @@ def main() -> int:
     outcomes += matrix(arguments.python, arguments.torch, packages, arguments.folder, arguments.cuda)
     for one in outcomes:
         print(f"{one.outcome:>13}  {one.step}{': ' + one.reason if one.reason else ''}")
-    document = json.dumps([asdict(one) for one in outcomes], indent=2)
-    (arguments.folder / "release.json").write_text(document + "\n", encoding="utf-8")
+    record = {
+        "version": PROJECT["version"],
+        "date": date.today().isoformat(),
+        "platform": platform.platform(),
+        "outcomes": [asdict(one) for one in outcomes],
+    }
+    (arguments.folder / "release.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     ran = any(one.outcome == "ok" and one.step.startswith("sqrtdk-") for one in outcomes)
     failed = any(one.outcome == "failed" for one in outcomes)
     return 1 if failed or not ran else 0
