@@ -94,3 +94,11 @@ def test_no_spinner_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     assert captured.err == "from the model\n"
     print("after", file=sys.stdout)
     assert capsys.readouterr().out == "after\n"
+
+
+def test_a_choice_that_is_none_is_told_in_plain_words(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["sqrtdk", "check", "demo", "--fail-on", "sometimes"])
+    assert cli._exit_code() == 2
+    assert capsys.readouterr().err.startswith("Error: Invalid value for '--fail-on': 'sometimes' is not one of 'note'")

@@ -53,7 +53,7 @@ def fail(error: BaseException, show_traceback: bool = False) -> None:
         return
     show_traceback = show_traceback or os.environ.get("SQRTDK_TRACEBACK", "") not in ("", "0")
     if hasattr(error, "format_message"):  # a ClickException, which typer has under several names
-        message, hint = error.format_message(), _how_it_is_used(error)
+        message, hint = error.format_message().replace(": Value error, ", ": ", 1), _how_it_is_used(error)
     elif isinstance(error, SqrtdkError):
         message, hint = text_of(error), error.hint
     else:
