@@ -283,6 +283,7 @@ def test_nothing_of_the_page_itself_is_left_in_english(show: Opener) -> None:
         "sqrtdk",
         "English",
         "logit",
+        "nat",
         "NaN",
         "std",
         "log",
