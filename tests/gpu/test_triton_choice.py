@@ -49,7 +49,7 @@ def python(code: str, *, path: list[Path] | None = None, interpret: bool = False
 
 @pytest.fixture
 def as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU is taken for a GPU, on which Triton's interpreter runs the kernel, and which no compiled kernel is for."""
+    """The CPU is taken for a GPU, on which Triton's interpreter runs the kernel, and no compiled one does."""
     monkeypatch.setattr(choice, "GPUS", ("cpu",))
     monkeypatch.setattr(choice, "interpreted", lambda: False)
     monkeypatch.setattr(choice, "loaded", lambda: False)
