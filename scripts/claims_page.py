@@ -3,8 +3,9 @@
     python scripts/claims_page.py            # writes the pages
     python scripts/claims_page.py --check    # exit code 1 where a page says something else than the register
 
-The words are those of the register, the verdicts those of benchmarks/results/lab.json. In the lesson each block quote
-that ends in a link to a claim is replaced.
+The words are those of the register, the verdicts those of benchmarks/results/lab.json; why a verdict is what it is, and
+which parts of the claim hold, follows from the figures in benchmarks/results/lab-figures.json. In the lesson each block
+quote that ends in a link to a claim is replaced.
 """
 
 from __future__ import annotations
@@ -21,18 +22,23 @@ from pathlib import Path
 from typing import Any
 
 from sqrtdk.lab.claim import GROUPS, Claim
+from sqrtdk.lab.figures import LEVEL, Figures
+from sqrtdk.lab.judge import Verdict, judge
+from sqrtdk.lab.record import figure_of
 from sqrtdk.lab.register import CLAIMS
 from sqrtdk.lab.text import Text
-from sqrtdk.report.lab_words import ANSWERS, ANSWERS_MEAN
+from sqrtdk.report.lab_words import ANSWERS, ANSWERS_MEAN, PARTS
+from sqrtdk.report.lab_words import WORDS as LAB_WORDS
 
 ROOT = Path(__file__).parents[1]
-VERDICTS = ROOT / "benchmarks" / "results" / "lab.json"
+RESULTS = ROOT / "benchmarks" / "results"
+VERDICTS, FIGURES = RESULTS / "lab.json", RESULTS / "lab-figures.json"
 LANGUAGES = ("en", "zh")
 WIDTH = 120
 
 FORMULA = re.compile(
-    r"([\w./]*\(\w+ sqrt\([^()]*\)\)|(?:\w+ / |2 )?[\w./]*(?:sqrt|N|exp)\((?:[^()]|\([^()]*\))*\)"
-    r"|p \(1 - p\)|\(B\)|\[[-\d., /]+\])"
+    r"([\w./]*\(\w+ sqrt\([^()]*\)\)|(?:\w+ / |2 |\|\w\|)?[\w./]*(?:sqrt|N|exp)\((?:[^()]|\([^()]*\))*\)"
+    r"|p \(1 - p\)|\(B\)|\[[-+\de., /]+\])"
 )
 PLAIN = re.compile(r"([*<>|$]|(?<!\w)_|_(?!\w))")  # what Markdown would read as its own
 
@@ -106,8 +112,17 @@ WORDS = {
     "says": Text("What it says", "内容"),
     "from": Text("From", "出处"),
     "condition": Text("Condition", "条件"),
-    "parts": Text("Counts as true if", "成立的判据"),
     "run": Text("Run it", "运行"),
+    "figures": Text(
+        "Each claim is followed by the parts of it that hold and those that do not, and by the reason with its "
+        "figures, most of them with a {level} confidence interval in brackets. The figures are those of a later run "
+        "on the same kind of machine ([lab-figures.json](../../benchmarks/results/lab-figures.json)), which comes to "
+        "the same verdicts; those of {quick} are from a quick run.",
+        "每条说法之后列出其中成立与不成立的部分，以及附有数值的原因；数值后面的方括号中大多是 {level} 置信区间。"
+        "这些数值取自后来在同类机器上的一次运行"
+        "（[lab-figures.json](../../benchmarks/results/lab-figures.json)），判定相同；"
+        "其中 {quick} 的数值取自快速运行。",
+    ),
     "comma": Text(", ", "、"),
     "colon": Text(": ", "："),
     "semicolon": Text("; ", "；"),
@@ -126,6 +141,25 @@ def verdicts() -> dict[str, Any]:
     """The record of the lab's runs, its claims by id."""
     record = json.loads(VERDICTS.read_text(encoding="utf-8"))
     return {**record, "claims": {row["id"]: row["full"]["verdict"] for row in record["claims"]}}
+
+
+@cache
+def figures() -> dict[str, Any]:
+    """The record of the figures, its claims by id."""
+    record = json.loads(FIGURES.read_text(encoding="utf-8"))
+    return {**record, "claims": {row["id"]: row for row in record["claims"]}}
+
+
+def judged(claim: Claim) -> tuple[Verdict, Text]:
+    """What the figures of a claim say of it and of its parts, and why.
+
+    Raises:
+        AssertionError: the figures give another verdict than the one that the page shows.
+    """
+    measured = Figures([figure_of(one) for one in figures()["claims"][claim.id]["figures"]])
+    verdict = judge(measured, claim.parts)
+    assert verdict.answer == verdicts()["claims"][claim.id], f"{claim.id}: its figures say {verdict.answer}"
+    return verdict, claim.why(measured)
 
 
 def wrapped(text: str, *, first: str = "", rest: str = "") -> str:
@@ -174,16 +208,19 @@ def section(claim: Claim, language: str) -> str:
     def word(key: str) -> str:
         return getattr(WORDS[key], language)
 
-    answer = verdicts()["claims"][claim.id]
-    entries = [f"{word('verdict')}{word('colon')}**{getattr(ANSWERS[answer], language)}**"]
-    if answer == "depends":
+    verdict, why = judged(claim)
+    entries = [f"{word('verdict')}{word('colon')}**{getattr(ANSWERS[verdict.answer], language)}**"]
+    if verdict.answer == "depends":
         assert claim.condition is not None, claim.id
-        entries.append(f"{word('condition')}{word('colon')}{said(claim.condition, language).rstrip('.。')}")
-    parts = word("semicolon").join(said(part.text, language).rstrip(".。") for part in claim.parts)
-    entries.append(f"{word('parts')}{word('colon')}{parts}")
+        entries.append(f"{word('condition')}{word('colon')}{said(claim.condition, language)}")
+    for met, title in PARTS.items():
+        if parts := [said(part.text, language).rstrip(".。") for part in verdict.findings if part.met is met]:
+            entries.append(f"{getattr(title, language)}{word('colon')}{word('semicolon').join(parts)}")
+    entries.append(f"{getattr(LAB_WORDS['why'], language)}{word('colon')}{said(why, language)}")
     entries.append(f"{word('from')}{word('colon')}{origins(claim, language)}")
     entries.append(f"{word('run')}{word('colon')}`sqrtdk lab run {claim.id}`")
-    listed = "\n".join(wrapped(f"- {entry}{word('end')}", rest="  ") for entry in entries)
+    whole = [entry if re.search(r"[.。][)）]?$", entry) else f"{entry}{word('end')}" for entry in entries]
+    listed = "\n".join(wrapped(f"- {entry}", rest="  ") for entry in whole)
     return f"### {claim.id}\n\n{wrapped(said(claim.statement, language))}\n\n{listed}\n"
 
 
@@ -197,6 +234,10 @@ def page(language: str) -> str:
     record = verdicts()
     counts = Counter(record["claims"].values())
     environment, minutes = record["environment"], record["minutes"]
+    run = {
+        "level": f"{LEVEL:.0%}",
+        "quick": word("comma").join(link(row["id"]) for row in figures()["claims"].values() if row["quick"]),
+    }
     made = {
         "torch": environment["torch"].split("+")[0],
         "cpu": environment["cpu"],
@@ -205,6 +246,7 @@ def page(language: str) -> str:
         "quick": f"{minutes['quick']:.0f}",
     }
     lines = [f"# {word('title')}", "", wrapped(word("lead", count=len(CLAIMS))), "", wrapped(word("made", **made)), ""]
+    lines += [wrapped(word("figures", **run)), ""]
     lines += [
         f"## {word('verdicts')}",
         "",

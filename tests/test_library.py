@@ -200,10 +200,15 @@ def test_the_others_are_saved(tmp_path: Path) -> None:
     difference.save(str(tmp_path / "diff.html"))
     assert (tmp_path / "diff.json").read_text() == difference.to_json()
     assert json.loads(difference.to_json())["same"] is False
-    record = lab.run("params-single", quick=True).record
-    record.save(tmp_path / "params-single.json")
+    done = lab.run("params-single", quick=True)
+    done.save(tmp_path / "params-single.json")
     (again,) = lab.records(tmp_path)
-    assert again.to_json() == record.to_json()
+    assert again.to_json() == done.record.to_json() == done.to_json()
+    done.record.save(tmp_path / "record.html")
+    done.save(tmp_path / "done.html")
+    page = (tmp_path / "done.html").read_text(encoding="utf-8")
+    assert page == (tmp_path / "record.html").read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>")
 
 
 def test_what_a_watch_and_a_cache_told_is_saved(tmp_path: Path) -> None:

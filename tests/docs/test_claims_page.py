@@ -1,4 +1,5 @@
-"""The page of claims and the quotes of the lesson are those of the register, with the verdicts of its full run."""
+"""The page of claims and the quotes of the lesson are those of the register, with the verdicts of its full run; their
+figures give the same verdicts."""
 
 from __future__ import annotations
 
@@ -11,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from doc_pages import DOCS, ROOT
+from doc_pages import DOCS, READER, ROOT
 from sqrtdk.lab.register import CLAIMS
-from sqrtdk.report.lab_words import ANSWERS
+from sqrtdk.report.lab_words import ANSWERS, PARTS, WORDS
 
 SCRIPT = ROOT / "scripts" / "claims_page.py"
+TEXTS = ("text", "text_special", "code_inline", "softbreak", "link_open", "link_close")
 
 
 def test_the_pages_are_as_written() -> None:
@@ -39,8 +41,52 @@ def test_every_claim_has_its_verdict_condition_and_command(language: str) -> Non
         text = found[row["id"]]
         answer = row["full"]["verdict"]
         assert f"**{getattr(ANSWERS[answer], language)}**" in text
-        assert text.count("\n- ") == (5 if answer == "depends" else 4), row["id"]
         assert f"`sqrtdk lab run {row['id']}`" in text
+
+
+def squeezed(text: str) -> str:
+    """Without white space and full stop: where a line breaks does not matter."""
+    return re.sub(r"\s+", "", text).rstrip(".。")
+
+
+def entries(section: str) -> dict[str, str]:
+    """A claim's list as Markdown reads it, by its titles; nothing else has become a list, code or emphasis."""
+    tokens = READER.parse(section)
+    assert [token.type for token in tokens].count("bullet_list_open") == 1
+    found = {}
+    for token in [token for token in tokens if token.type == "inline"][1:]:
+        assert {child.type for child in token.children} <= {*TEXTS, "strong_open", "strong_close"}
+        title, text = re.split("[:：]", squeezed("".join(child.content for child in token.children)), maxsplit=1)
+        found[title] = text
+    return found
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_every_claim_has_its_parts_by_their_answers_and_says_why(language: str) -> None:
+    script = runpy.run_path(str(SCRIPT))
+    for name, section in sections(language).items():
+        verdict, why = script["judged"](CLAIMS[name])
+        found = entries(section)
+        titles = {met: squeezed(getattr(title, language)) for met, title in PARTS.items()}
+        for part in verdict.findings:
+            assert squeezed(getattr(part.text, language)) in found[titles[part.met]], name
+        assert found.keys() & titles.values() == {titles[part.met] for part in verdict.findings}, name
+        assert found[getattr(WORDS["why"], language)] == squeezed(getattr(why, language)), name
+
+
+def test_the_figures_are_of_full_runs_but_for_long_trainings() -> None:
+    record = json.loads((ROOT / "benchmarks" / "results" / "lab-figures.json").read_text(encoding="utf-8"))
+    assert [row["id"] for row in record["claims"]] == list(CLAIMS)
+    assert [row["id"] for row in record["claims"] if row["quick"]] == ["train-instability", "small-dk", "amp-scaling"]
+
+
+def test_figures_that_give_another_verdict_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = runpy.run_path(str(SCRIPT))
+    record = script["figures"]()
+    (one,) = (figure for figure in record["claims"]["range-64"]["figures"] if figure["name"] == "share_within")
+    one |= {"value": 0.5, "low": 0.4, "high": 0.6}
+    with pytest.raises(AssertionError, match="range-64: its figures say fails"):
+        script["judged"](CLAIMS["range-64"])
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
@@ -54,7 +100,7 @@ def test_each_kind_lists_its_claims(language: str) -> None:
 def test_an_edited_page_is_found_out(tmp_path: Path) -> None:
     for name in ("scripts", "benchmarks/results", "docs/en", "docs/zh"):
         (tmp_path / name).mkdir(parents=True)
-    copied = [SCRIPT, ROOT / "benchmarks/results/lab.json"]
+    copied = [SCRIPT, *(ROOT / "benchmarks/results" / name for name in ("lab.json", "lab-figures.json"))]
     copied += [DOCS / language / f"{name}.md" for language in ("en", "zh") for name in ("claims", "why-sqrt-dk")]
     for path in copied:
         (tmp_path / path.relative_to(ROOT)).write_bytes(path.read_bytes())

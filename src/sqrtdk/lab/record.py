@@ -175,7 +175,7 @@ def _outcome(data: Mapping[str, Any]) -> Outcome:
         raise ValueError(f"the verdict {answer!r} rests on no figure")
     return Outcome(
         parameters=dict(data["parameters"].items()),
-        figures=_all(_figure, data["figures"]),
+        figures=_all(figure_of, data["figures"]),
         verdict=Verdict(answer, findings),
     )
 
@@ -186,10 +186,11 @@ def _finding(data: Mapping[str, Any]) -> PartAnswer:
 
 def _check(data: Mapping[str, Any]) -> Check:
     ends = _number(data["low"]), _number(data["high"])
-    return Check(_figure(data["figure"]), *ends, _one_of((True, False, None), data["met"]))
+    return Check(figure_of(data["figure"]), *ends, _one_of((True, False, None), data["met"]))
 
 
-def _figure(data: Mapping[str, Any]) -> Figure:
+def figure_of(data: Mapping[str, Any]) -> Figure:
+    """A figure as a record has it in JSON."""
     return Figure(
         _word(data["name"]),
         **{name: _number(data[name]) for name in ("value", "low", "high")},

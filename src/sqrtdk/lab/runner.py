@@ -12,7 +12,7 @@ from typing import TypedDict, Unpack, overload
 
 from sqrtdk import _extras, _files, _json, _progress
 from sqrtdk._code import numbers_from
-from sqrtdk._shown import Shown
+from sqrtdk._shown import Saved, Shown
 from sqrtdk.errors import InvalidValueError, OutputError
 from sqrtdk.lab import _folder
 from sqrtdk.lab.cells import Cells
@@ -28,8 +28,8 @@ Draw = Callable[[Record, Path, bool], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Done(Shown):
-    """A claim that is done.
+class Done(Saved, Shown):
+    """A claim that is done; `save` and `to_json` write its record.
 
     Attributes:
         record: of it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -15,6 +16,11 @@ def _drawn(name: str) -> Draw:
     """A function of a module that is imported when it draws, as pages take longer to load than to ask for."""
     module, _, function = name.rpartition(".")
     return lambda record: str(getattr(import_module(f"sqrtdk.{module}"), function)(record))
+
+
+def _of_record(ending: str, done: Any) -> str:
+    """A claim that was run, as its record."""
+    return document(done.record, ending)
 
 
 WRITERS: Mapping[str, Mapping[str, Draw]] = {
@@ -31,7 +37,11 @@ WRITERS: Mapping[str, Mapping[str, Draw]] = {
         ".html": lambda run: _drawn("report.watch_html.to_html")([run]),
     },
     "CacheForecast": {".json": _drawn("_json.document")},
-    "Record": {".json": _drawn("lab.record.to_json")},
+    "Record": {
+        ".json": _drawn("lab.record.to_json"),
+        ".html": lambda record: _drawn("report.lab_page.to_html")([record]),
+    },
+    "Done": {ending: partial(_of_record, ending) for ending in (".json", ".html")},
 }
 
 
@@ -39,7 +49,7 @@ def document(record: object, ending: str) -> str:
     r"""A record as the document that files of an ending hold.
 
     Args:
-        record: a report, the summary of a watch, the forecast of a cache, or the record of a claim.
+        record: a report, the summary of a watch, the forecast of a cache, a claim that was run, or its record.
         ending: of the file's name, with the dot.
 
     Raises:

@@ -25,7 +25,7 @@ from sqrtdk.lab.record import Record
 from sqrtdk.lab.runner import Done
 from sqrtdk.lab.text import Text
 from sqrtdk.report import markup, notebook, page
-from sqrtdk.report.lab_words import ANSWERS, ANSWERS_MEAN, MET, WORDS
+from sqrtdk.report.lab_words import ANSWERS, ANSWERS_MEAN, MET, PARTS, WORDS
 from sqrtdk.report.plain import plain
 from sqrtdk.report.plots import to_svg
 
@@ -286,8 +286,8 @@ def strip(check: Check) -> Markup:
 
 def _part_sets(findings: Sequence[PartAnswer]) -> list[tuple[Markup, str, list[PartAnswer]]]:
     """The parts that hold, those that do not, those undecided; none of a kind that has no member."""
-    kinds = [(True, "parts_met", "good"), (False, "parts_missed", "bad"), (None, "parts_open", "open")]
-    sets = [(_say(word), tone, [part for part in findings if part.met is met]) for met, word, tone in kinds]
+    tones = {True: "good", False: "bad", None: "open"}
+    sets = [(both(PARTS[met]), tone, [part for part in findings if part.met is met]) for met, tone in tones.items()]
     return [(title, tone, parts) for title, tone, parts in sets if parts]
 
 

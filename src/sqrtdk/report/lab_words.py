@@ -59,6 +59,12 @@ MET = {
     None: Text("undecided", "未定"),
 }
 
+PARTS = {  # of a claim, by their answer
+    True: Text("Holds", "成立的部分"),
+    False: Text("Does not hold", "不成立的部分"),
+    None: Text("Undecided", "未定的部分"),
+}
+
 WORDS = {
     # head
     "verb": Text("lab", "实验室"),
@@ -122,9 +128,6 @@ WORDS = {
     "formula": Text("Formula", "公式"),
     "why": Text("Why", "原因"),
     "plots": Text("Plots", "图"),
-    "parts_met": Text("Holds", "成立的部分"),
-    "parts_missed": Text("Does not hold", "不成立的部分"),
-    "parts_open": Text("Undecided", "未定的部分"),
     "checks": Text("What counts as true, and what was measured", "判据与测量结果"),
     "figure": Text("Figure", "量"),
     "place": Text("Where", "条件"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from torch import Tensor
@@ -112,14 +112,15 @@ def _plot(figures: Sequence[Figure], run: Run, lengths: list[int], theory: dict[
     )
 
 
+def _row(numbers: Iterable[str]) -> Text:
+    cells = list(numbers)
+    return Text(", ".join(cells), "、".join(cells))
+
+
 def why(figures: Figures) -> Text:
     """The paragraph of the report."""
-    measured = {
-        side: ", ".join(str(f) for f in figures.all("entropy_nats", side=side, length=LENGTH)) for side in SIDES
-    }
-    own = {
-        side: ", ".join(number(f.value) for f in figures.all("length_that_fits_the_cell", side=side)) for side in SIDES
-    }
+    measured = {side: _row(map(str, figures.all("entropy_nats", side=side, length=LENGTH))) for side in SIDES}
+    own = {side: _row(number(f.value) for f in figures.all("length_that_fits_the_cell", side=side)) for side in SIDES}
     uniform = number(round(math.log(LENGTH), 1))
     best = number(figures("length_that_fits_best", unit="nats").value)
     error, in_bits = (figures("largest_error_of_the_table_nats", unit=unit, length_of="best") for unit in UNITS)

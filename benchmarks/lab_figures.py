@@ -1,0 +1,48 @@
+"""Figures of runs of the lab: what the page of claims is judged by, and puts into its words.
+
+    sqrtdk lab run train-instability small-dk amp-scaling --quick --output QUICK && sqrtdk lab run ... --output FULL
+    python benchmarks/lab_figures.py FULL QUICK --json benchmarks/results/lab-figures.json
+
+A claim is taken from the first directory that has it. Exit code 1 where one has no sound and decided record.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from sqrtdk import _json
+from sqrtdk.lab.record import Record
+from sqrtdk.lab.register import CLAIMS
+from sqrtdk.lab.runner import records
+
+
+def row(record: Record) -> dict[str, object]:
+    """A claim with its figures."""
+    return {"id": record.id, "quick": record.quick, "figures": record.outcome.figures}
+
+
+def line(content: object) -> str:
+    """As one line of JSON, without NaN."""
+    return json.dumps(json.loads(_json.document(content)), separators=(",", ":"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="+", help="directories of `sqrtdk lab run`")
+    parser.add_argument("--json", required=True)
+    options = parser.parse_args()
+    found = {record.id: record for folder in reversed(options.folders) for record in records(folder)}
+    open_claims = [claim for claim in CLAIMS if claim not in found or not (found[claim].sound and found[claim].decided)]
+    if open_claims:
+        sys.exit(f"no sound and decided record of {', '.join(open_claims)}")
+    runs = [found[claim] for claim in CLAIMS]
+    about = {"date": max(record.started for record in runs)[:10], "environment": runs[0].environment}
+    rows = ",\n".join(line(row(record)) for record in runs)
+    with open(options.json, "w", encoding="utf-8") as file:
+        file.write(f'{line(about)[:-1]},"claims":[\n{rows}\n]}}\n')
+
+
+if __name__ == "__main__":
+    main()
