@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 
 import sqrtdk
+from sqrtdk.audit.declared import BASE_FIELDS, BASE_SWITCHES
+from sqrtdk.audit.families import FAMILIES
+from sqrtdk.audit.rules.max_logit import LEVELS
+from sqrtdk.report import check_words, diff_words, terminal_words
 from sqrtdk.report.diff import to_text as diff_text
 from sqrtdk.report.diff_causes import CATALOGUE, CAUSES, caused
 from sqrtdk.report.diff_fold import cause_name
@@ -177,6 +181,70 @@ def test_a_comparison_in_chinese_has_the_sizes_and_no_english_words(b: str) -> N
     assert f"缩放因子（scale）{cause.a:.4g} -> {cause.b:.4g}" in chinese
     words = ("attention,", "rounding", "in place of", "differ", "has other", "leaves out", "allows", " none")
     assert [word for word in words if word in chinese] == ["differ"]  # fail-on: different
+
+
+SOURCES = ("audit/**/*.py", "kv/**/*.py", "monitor/**/*.py")
+
+
+def thresholds() -> Iterator[str]:
+    """Where every threshold comes from: the constants of that name."""
+    for path in sorted(path for pattern in SOURCES for path in SOURCE.glob(pattern)):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            name = node.targets[0] if isinstance(node, ast.Assign) else None
+            if isinstance(name, ast.Name) and name.id.endswith("SOURCE") and isinstance(node.value, ast.Constant):
+                yield str(node.value.value)
+
+
+def test_the_source_of_every_threshold_is_said_in_chinese() -> None:
+    every = {*thresholds(), *(source for _, _, source in LEVELS)}
+    assert len(every) > 25
+    assert [source for source in every if said(source, "zh") == source] == []
+
+
+def test_every_family_and_field_that_declares_a_scale_is_said_in_chinese() -> None:
+    families = {f"family {name}: {rule.rule} ({rule.source})" for name, rule in FAMILIES.items()}
+    fields = {f"config.{path} = 2 ({source})" for path, _, source in BASE_FIELDS}
+    switches = {f"config.{path} = False ({source})" for path, _, _, source in BASE_SWITCHES}
+    for text in families | fields | switches:
+        chinese = said(text, "zh")
+        assert chinese != text, text
+        assert not re.search(
+            r"\b(the|of|a|with|is|are|scale|gain|learned|no)\b(?! =)", chinese.replace("scale=", "")
+        ), chinese
+    both = "config.attention_multiplier = 2 (Granite: the scale itself) and config.rope_scaling: mscale 2: x1.3"
+    assert said(both, "zh") == (
+        "config.attention_multiplier = 2（Granite：就是缩放因子本身），以及 config.rope_scaling：mscale 2：x1.3"
+    )
+
+
+ONE_FORM = (
+    "fix", "found", "source", "site", "verdict", "health", "seed", "saturated", "max logit", "peak", "formula",
+    "declared by", "no reason given", "model run", "ok", "exact", "declared", "unexplained", "unmeasured",
+)  # fmt: skip
+
+
+def test_the_terminal_and_the_page_have_one_chinese_word_for_one_thing() -> None:
+    tables = (terminal_words.WORDS, terminal_words.VERDICTS, terminal_words.SEVERITIES, check_words.WORDS)
+    tables += (check_words.MODES, check_words.VERDICT_WORDS, check_words.HEALTH_WORDS, diff_words.TERMINAL)
+    for english in ONE_FORM:
+        forms = {
+            re.sub(r"\{\w+\}|[：。 ]", "", text.zh)
+            for table in tables
+            for text in table.values()
+            if "{count}" not in text.en and re.sub(r"\{\w+\}|[:.]", "", text.en).strip().lower() == english
+        }
+        assert len(forms) == 1 or (english == "unmeasured" and forms == {"未测量"}), (english, forms)
+    assert terminal_words.WORDS["static"].zh == check_words.MODES["static"].zh
+
+
+HALF_WIDTH = re.compile(r"[\u4e00-\u9fff] ?[,;:!?(]|[,;:!?] ?[\u4e00-\u9fff]")
+
+
+def test_a_check_in_chinese_has_chinese_punctuation() -> None:
+    for model in ("demo:unscaled", "demo:inverted"):
+        report = sqrtdk.check(model)
+        for text in (to_text(report, width=400, language="zh"), to_markdown(report, "zh")):
+            assert HALF_WIDTH.findall(text) == []
 
 
 def test_what_stands_in_a_sentence_is_put_over_too() -> None:

@@ -24,6 +24,8 @@ CATALOGUES = ("findings", "alarms", "reasons", "verbs", "sources")
 TITLES = ("titles",)
 Catalogues = tuple[str, ...]
 _NUMBER = re.compile(r"[-+]?\d[\d.]*(?:e[-+]?\d+)?")
+_JOINTS = {"; ": "；", " and ": "，以及 "}
+_JOINT = re.compile(r"; | and (?=config\.)")
 _FEW = 5  # letters
 _LONGEST = 2000  # characters; a longer one is a stranger's, and is kept as it is
 
@@ -72,9 +74,10 @@ def said(text: str, language: Language, catalogues: Catalogues = CATALOGUES) -> 
 def _chinese(text: str, catalogues: Catalogues) -> str | None:
     if len(text) > _LONGEST:
         return None
-    head, mark, tail = text.partition("; ")
-    if mark and (first := _chinese(head, catalogues)) and (second := _chinese(tail, catalogues)):
-        return f"{first}；{second}"  # before a template takes both for one part
+    mark = _JOINT.search(text)
+    both = mark and [_chinese(text[: mark.start()], catalogues), _chinese(text[mark.end() :], catalogues)]
+    if mark and both and all(both):  # before a template takes both for one part
+        return f"{both[0]}{_JOINTS[mark[0]]}{both[1]}"
     for template in templates(catalogues):
         found = template.pattern.fullmatch(text)
         if found is None:
