@@ -84,7 +84,7 @@ def test_the_page_shows_steps_and_factors_with_their_lines() -> None:
     assert ["0.25", "logits", "number", "lib/port.py:5"] in page.rows
     texts = " ".join(" ".join(page.texts).split())
     assert "h.0.attn lib/port.py:5" in texts
-    assert "0.5 on q 0.5 乘在 q port.py:2" in texts
+    assert "0.5 on q 0.5 乘在 q 上 port.py:2" in texts
 
 
 def test_json_holds_them() -> None:

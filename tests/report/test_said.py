@@ -10,11 +10,19 @@ from pathlib import Path
 import pytest
 
 import sqrtdk
+from sqrtdk.audit.declared import BASE_FIELDS, BASE_SWITCHES
+from sqrtdk.audit.families import FAMILIES
+from sqrtdk.audit.rules.max_logit import LEVELS
+from sqrtdk.report import check_words, diff_words, terminal_words
+from sqrtdk.report.diff import to_text as diff_text
+from sqrtdk.report.diff_causes import CATALOGUE, CAUSES, caused
+from sqrtdk.report.diff_fold import cause_name
 from sqrtdk.report.markdown import to_markdown
-from sqrtdk.report.said import placeholders, said, templates
+from sqrtdk.report.said import CATALOGUES, TITLES, Catalogues, placeholders, said, templates
 from sqrtdk.report.terminal import summary_line, to_text
 
 SOURCE = Path(sqrtdk.__file__).parent
+CHINESE = re.compile(r"[\u4e00-\u9fff]")
 SPEAKERS = (  # what is in them in English, and has a blank, is read by people
     "audit/rules/*.py",
     "audit/attribute_verdict.py",
@@ -48,6 +56,9 @@ NO_SENTENCES = {  # names, sources, hints of errors, and what `diff_chinese` say
     "figures of one model on the same inputs can be compared",
     "zero-one mask",
     "its name",
+    "an ALiBi",
+    "[head][q, k, v]",
+    "[q, k, v][head]",
     "any attribute",
     "--kv-scale {}",
     "the text {}",
@@ -87,11 +98,24 @@ def spoken(path: Path) -> Iterator[str]:
             yield node.value
 
 
-def _has_template(text: str) -> bool:
+def _has_template(text: str, catalogues: Catalogues) -> bool:
     """Whether what a text says itself stands in one template, in its order; what is put in may stand there too."""
     literals = [re.escape(literal.strip(" ,:;")) for literal in text.split("{}") if re.search("[a-z]", literal)]
     pattern = re.compile(".*".join(literals), re.DOTALL)
-    return any(pattern.search(template.english) for template in templates())
+    return any(pattern.search(template.english) for template in templates(catalogues))
+
+
+def _missing(pattern: str, catalogues: Catalogues) -> list[str]:
+    """What the files of a pattern say that no template has."""
+    paths = sorted(SOURCE.glob(pattern))
+    assert paths
+    return [
+        f"{path.relative_to(SOURCE)}: {text!r}"
+        for path in paths
+        for text in dict.fromkeys(spoken(path))
+        if " " in text.strip() and re.search("[a-z]{2}", text)
+        if text not in NO_SENTENCES and not _has_template(text, catalogues)
+    ]
 
 
 def _is_source(target: ast.expr) -> bool:
@@ -100,15 +124,127 @@ def _is_source(target: ast.expr) -> bool:
 
 @pytest.mark.parametrize("pattern", SPEAKERS)
 def test_every_text_of_a_rule_is_in_a_template(pattern: str) -> None:
-    paths = sorted(SOURCE.glob(pattern))
-    assert paths
-    missing = [
-        f"{path.relative_to(SOURCE)}: {text!r}"
-        for path in paths
-        for text in dict.fromkeys(spoken(path))
-        if " " in text.strip() and re.search("[a-z]{2}", text) and text not in NO_SENTENCES and not _has_template(text)
-    ]
+    missing = _missing(pattern, CATALOGUES)
     assert not missing, "\n".join(missing)
+
+
+@pytest.mark.parametrize("pattern", ["compare/causes/*.py", "compare/entering.py", "compare/stages.py"])
+def test_every_text_of_a_cause_is_in_a_template(pattern: str) -> None:
+    missing = _missing(pattern, (*CATALOGUE, *TITLES, *CATALOGUES))
+    assert not missing, "\n".join(missing)
+
+
+def test_every_cause_has_a_name_in_chinese() -> None:
+    for name in CAUSES:
+        assert CHINESE.search(cause_name(name, "zh")), name
+        assert cause_name(name, "zh").endswith(f"（{name}）")
+        assert cause_name(name, "en") == name
+
+
+SAID_OF_CAUSES = {  # with the sizes of the English, in its order
+    "turns q and k with base 500000 instead of base 10000": "旋转 q 和 k 时用基数 500000，而不是基数 10000",
+    "leaves the scale out (1 in place of 0.125)": "漏掉了缩放因子（A：0.125，B：1）",
+    "multiplies by factors of each head and row (0.1 to 0.2 by head and row in place of 1)": (
+        "多乘了按头、行变化的因子（A：1，B：按头、行变化的 0.1 到 0.2）"
+    ),
+    "takes the last 1 to 3 keys for padding, not the first 1 to 3": "把最后 1 到 3 个键当作填充，而不是最前 1 到 3 个",
+    "has another weight for q, k and v, h.0.qkv.weight: 8 of 24 rows differ, by 0.5 of its size in all": (
+        "q、k 和 v 的权重 h.0.qkv.weight 不同：24 行中有 8 行不同，总体相差其大小的 0.5 倍"
+    ),
+    "has another weight for q and k, h.0.qk.weight: 2 times A's": "q 和 k 的权重 h.0.qk.weight 不同：为 A 的 2 倍",
+    "turns channels 0 to 15 of 64 of q instead of all 64 channels": (
+        "旋转 q 的通道 0 到 15（共 64 个），而不是全部 64 个通道"
+    ),
+    "counts the positions of q and k from 0, then from 0 at row 4 instead of from 1: off by -1": (
+        "q 和 k 的位置从 0 起，第 4 行又从 0 起，而不是从 1 起：相差 -1"
+    ),
+    "gives the query heads the heads 0 1 0 1 of k and v instead of 0 0 1 1": (
+        "让各查询头依次读取 k 和 v 的头 0 1 0 1，而不是 0 0 1 1"
+    ),
+    "is called otherwise": "is called otherwise",
+}
+
+
+@pytest.mark.parametrize("text", SAID_OF_CAUSES)
+def test_a_cause_says_in_chinese_what_it_says_in_english(text: str) -> None:
+    assert caused(text, "zh") == SAID_OF_CAUSES[text]
+
+
+@pytest.mark.parametrize("b", ["demo:unscaled", "demo:twice"])
+def test_a_comparison_in_chinese_has_the_sizes_and_no_english_words(b: str) -> None:
+    report = sqrtdk.diff("demo", b, seq_len=16)
+    (cause,) = (cause for cause in report.pairs[0].causes if cause.name == "scale")
+    chinese = diff_text(report, width=200, language="zh")
+    sizes = re.search(r"\((\S+) in place of (\S+)\)", report.paragraphs[0])
+    assert sizes is not None
+    assert f"（A：{sizes[2]}，B：{sizes[1]}）" in chinese
+    assert f"缩放因子（scale）{cause.a:.4g} -> {cause.b:.4g}" in chinese
+    words = ("attention,", "rounding", "in place of", "differ", "has other", "leaves out", "allows", " none")
+    assert [word for word in words if word in chinese] == ["differ"]  # fail-on: different
+
+
+SOURCES = ("audit/**/*.py", "kv/**/*.py", "monitor/**/*.py")
+
+
+def thresholds() -> Iterator[str]:
+    """Where every threshold comes from: the constants of that name."""
+    for path in sorted(path for pattern in SOURCES for path in SOURCE.glob(pattern)):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            name = node.targets[0] if isinstance(node, ast.Assign) else None
+            if isinstance(name, ast.Name) and name.id.endswith("SOURCE") and isinstance(node.value, ast.Constant):
+                yield str(node.value.value)
+
+
+def test_the_source_of_every_threshold_is_said_in_chinese() -> None:
+    every = {*thresholds(), *(source for _, _, source in LEVELS)}
+    assert len(every) > 25
+    assert [source for source in every if said(source, "zh") == source] == []
+
+
+def test_every_family_and_field_that_declares_a_scale_is_said_in_chinese() -> None:
+    families = {f"family {name}: {rule.rule} ({rule.source})" for name, rule in FAMILIES.items()}
+    fields = {f"config.{path} = 2 ({source})" for path, _, source in BASE_FIELDS}
+    switches = {f"config.{path} = False ({source})" for path, _, _, source in BASE_SWITCHES}
+    for text in families | fields | switches:
+        chinese = said(text, "zh")
+        assert chinese != text, text
+        assert not re.search(
+            r"\b(the|of|a|with|is|are|scale|gain|learned|no)\b(?! =)", chinese.replace("scale=", "")
+        ), chinese
+    both = "config.attention_multiplier = 2 (Granite: the scale itself) and config.rope_scaling: mscale 2: x1.3"
+    assert said(both, "zh") == (
+        "config.attention_multiplier = 2（Granite：就是缩放因子本身），以及 config.rope_scaling：mscale 2：x1.3"
+    )
+
+
+ONE_FORM = (
+    "fix", "found", "source", "site", "verdict", "health", "seed", "saturated", "max logit", "peak", "formula",
+    "declared by", "no reason given", "model run", "ok", "exact", "declared", "unexplained", "unmeasured",
+)  # fmt: skip
+
+
+def test_the_terminal_and_the_page_have_one_chinese_word_for_one_thing() -> None:
+    tables = (terminal_words.WORDS, terminal_words.VERDICTS, terminal_words.SEVERITIES, check_words.WORDS)
+    tables += (check_words.MODES, check_words.VERDICT_WORDS, check_words.HEALTH_WORDS, diff_words.TERMINAL)
+    for english in ONE_FORM:
+        forms = {
+            re.sub(r"\{\w+\}|[：。 ]", "", text.zh)
+            for table in tables
+            for text in table.values()
+            if "{count}" not in text.en and re.sub(r"\{\w+\}|[:.]", "", text.en).strip().lower() == english
+        }
+        assert len(forms) == 1 or (english == "unmeasured" and forms == {"未测量"}), (english, forms)
+    assert terminal_words.WORDS["static"].zh == check_words.MODES["static"].zh
+
+
+HALF_WIDTH = re.compile(r"[\u4e00-\u9fff] ?[,;:!?(]|[,;:!?] ?[\u4e00-\u9fff]")
+
+
+def test_a_check_in_chinese_has_chinese_punctuation() -> None:
+    for model in ("demo:unscaled", "demo:inverted"):
+        report = sqrtdk.check(model)
+        for text in (to_text(report, width=400, language="zh"), to_markdown(report, "zh")):
+            assert HALF_WIDTH.findall(text) == []
 
 
 def test_what_stands_in_a_sentence_is_put_over_too() -> None:
@@ -140,12 +276,12 @@ def test_a_strangers_long_text_takes_no_time() -> None:
 
 
 def test_both_languages_have_the_same_places() -> None:
-    seen = set()
-    for template in templates():
+    for template in (*templates(), *templates(TITLES), *templates(CATALOGUE)):
         assert placeholders(template.english) == placeholders(template.chinese), template.english
-        assert re.search(r"[\u4e00-\u9fff]|--kv-scale|；", template.chinese), template.english
-        assert template.english not in seen, template.english
-        seen.add(template.english)
+        assert re.search(r"[\u3000-\u9fff\uff00-\uffef]|--kv-scale|logit", template.chinese), template.english
+    for catalogue in (CATALOGUES, TITLES, CATALOGUE):
+        every = [template.english for template in templates(catalogue)]
+        assert len(set(every)) == len(every)
 
 
 @pytest.mark.parametrize("model", ["demo:unscaled", "demo:twice", "demo:inverted"])

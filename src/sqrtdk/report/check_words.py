@@ -22,11 +22,11 @@ VERDICT_WORDS = {
     UNMEASURED: Text("unmeasured", "未测量"),
 }
 
-HEALTH_WORDS = {OK: Text("ok", "正常"), **SEVERITY_WORDS, UNMEASURED: VERDICT_WORDS[UNMEASURED]}
+HEALTH_WORDS = {OK: Text("ok", "良好"), **SEVERITY_WORDS, UNMEASURED: VERDICT_WORDS[UNMEASURED]}
 
 MODES = {
     "dynamic": Text("model run", "运行了模型"),
-    "static": Text("without weights", "未加载权重"),
+    "static": Text("without weights", "仅公式"),
 }
 
 STEPS = {  # the steps that many models have; others keep their name
@@ -61,8 +61,8 @@ WORDS = {
     "failing_otherwise": Text("failing otherwise", "另有错误"),
     "finding_counted": Text("finding", "个问题"),
     "findings_counted": Text("findings", "个问题"),
-    "unjudged_counted": Text("attention not judged", "处注意力无法判定"),
-    "unjudged_counted_many": Text("attentions not judged", "处注意力无法判定"),
+    "unjudged_counted": Text("attention not judged", "处注意力未能判定"),
+    "unjudged_counted_many": Text("attentions not judged", "处注意力未能判定"),
     "n_not_measured": Text("{n} not measured", "{n} 处未测量"),
     "n_not_attention": Text("{n} not attention", "{n} 处不是注意力"),
     # sections
@@ -75,19 +75,19 @@ WORDS = {
     # findings
     "whole_model": Text("whole model", "整个模型"),
     "n_sites": Text("{n} sites", "{n} 个调用位置"),
-    "fix": Text("Fix", "修复"),
-    "found": Text("found", "实测"),
+    "fix": Text("Fix", "处理办法"),
+    "found": Text("found", "测得"),
     "expected": Text("expected", "应为"),
     "rule": Text("rule", "规则"),
-    "source": Text("source", "依据"),
+    "source": Text("source", "来源"),
     "each_site": Text("each site", "各调用位置"),
     "leads_to": Text("which leads to", "由此引起"),
-    "more": Text("fix and source", "修复与依据"),
+    "more": Text("fix and source", "处理办法与来源"),
     # sites
     "sites_mean": Text(
         "One line a site; equal layers are folded. The verdict is on the scale alone; health is the worst finding "
         "there. The figures are those of the worst head. Open a line for the steps between projection and softmax.",
-        "每行是一个调用位置，相同的层合并为一行。判定只针对缩放因子，健康状况是该处最严重的问题。各项数值取自最差的头。"
+        "每行是一个调用位置，相同的层合并为一行。判定只针对缩放因子，健康是该处最严重的问题。各项数值取自最差的头。"
         "展开一行可以看到从投影到 softmax 的各个步骤。",
     ),
     "filter": Text("Filter by site, formula, file or verdict", "按调用位置、公式、文件或判定筛选"),
@@ -95,19 +95,19 @@ WORDS = {
     "formula": Text("formula", "公式"),
     "scale_ratio": Text("scale ratio", "缩放比"),
     "verdict": Text("verdict", "判定"),
-    "health": Text("health", "健康状况"),
+    "health": Text("health", "健康"),
     "max_logit": Text("max logit", "最大 logit"),
     "entropy": Text("entropy", "熵"),
     "peak": Text("peak", "峰值"),
-    "saturated": Text("saturated", "饱和行"),
+    "saturated": Text("saturated", "饱和"),
     "no_calls": Text("No attention call was seen.", "没有发现注意力调用。"),
     # inside a site
-    "declared_by": Text("Declared by", "声明于"),
+    "declared_by": Text("Declared by", "声明来源"),
     "reason": Text("Reason", "理由"),
     "scale": Text("Scale", "缩放"),
     "not_followed": Text("Not followed", "未能跟踪"),
     "no_statistics": Text("No statistics", "没有统计量"),
-    "no_reason": Text("no reason given", "没有给出理由"),
+    "no_reason": Text("no reason given", "未给出理由"),
     "steps": Text("Steps from projection to softmax", "从投影到 softmax 的步骤"),
     "effective_scale": Text("effective scale", "有效缩放因子"),
     "symbolic": Text("symbolic", "由公式读出"),
@@ -148,7 +148,7 @@ WORDS = {
     "statistic": Text("Statistic", "统计量"),
     "colours": Text("Colours", "颜色"),
     # not measured
-    "among_findings": Text("What was not judged stands among the findings.", "无法判定之处已列在问题之中。"),
+    "among_findings": Text("What was not judged stands among the findings.", "未能判定之处已列在问题之中。"),
     "nothing_to_measure": Text(
         "Scales and formulas alone: there were no values to measure.", "只检查了缩放因子和公式：没有可以测量的数值。"
     ),
@@ -172,7 +172,7 @@ SCRIPT_WORDS = {  # of the page's script
     "normal": Text("normal curve, mean {mean}, std {std}", "正态曲线，均值 {mean}，标准差 {std}"),
     "entropy": Text("Entropy", "熵"),
     "entropy_mean": Text("nats, one value a row", "单位 nat，每行一个值"),
-    "measured": Text("measured mean {value}", "实测均值 {value}"),
+    "measured": Text("measured mean {value}", "测得均值 {value}"),
     "expected": Text(
         "Gaussian logits of this std over {keys} keys: {value}", "标准差相同的高斯 logit，{keys} 个键：{value}"
     ),

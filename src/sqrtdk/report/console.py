@@ -18,7 +18,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from sqrtdk._language import Language
 from sqrtdk.report.plain import plain
+from sqrtdk.report.terminal_words import word
 
 _MOST_SITES = 3
 _PROSE_WIDTH = 110
@@ -55,7 +57,7 @@ def line(text: str, width: int) -> str:
     return drawn(lambda console: paragraph(console, text, most=console.width), width, False)
 
 
-def listed(sites: Sequence[str]) -> str:
+def listed(sites: Sequence[str], language: Language = "en") -> str:
     """Name sites, each once; of many the first ones.
 
     Example:
@@ -63,8 +65,9 @@ def listed(sites: Sequence[str]) -> str:
         'h.0, (root), h.2 and 2 more'
     """
     names = list(dict.fromkeys(plain(site) or "(root)" for site in sites))
-    more = f" and {len(names) - _MOST_SITES} more" if len(names) > _MOST_SITES else ""
-    return ", ".join(names[:_MOST_SITES]) + more
+    shown = word("list comma", language).join(names[:_MOST_SITES])
+    left = len(names) - _MOST_SITES
+    return word("list more", language, sites=shown, count=left) if left > 0 else shown
 
 
 def wrapped(text: Text, width: int) -> list[Text]:

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from sqrtdk._language import Language
 from sqrtdk.compare.records import DiffReport, PairDiff, SideInfo, Unpaired
+from sqrtdk.compare.words import UNKNOWN, place, share, short, told
 from sqrtdk.compare.words import listed as folded
-from sqrtdk.compare.words import place, share, short, told
 from sqrtdk.lab.text import say
 from sqrtdk.report.console import drawn, paragraph
 from sqrtdk.report.diff_chinese import COMMA, MORE, paragraphs
@@ -22,6 +22,7 @@ from sqrtdk.report.diff_fold import (
     SAME,
     UNJUDGED,
     PairFold,
+    cause_name,
     change,
     fold_pairs,
     largest_left,
@@ -30,7 +31,7 @@ from sqrtdk.report.diff_fold import (
 )
 from sqrtdk.report.diff_words import OUTCOME_WORDS, RESULTS, STAGE_WORDS, TERMINAL
 from sqrtdk.report.plain import plain
-from sqrtdk.report.said import said
+from sqrtdk.report.said import TITLES, said
 
 STYLES = {SAME: "green", DIFFERS: "bold red", FOLLOWS: "cyan", UNJUDGED: "yellow"}
 _TONES = {"good": "bold green", "bad": "bold red", "doubtful": "bold yellow"}
@@ -50,7 +51,7 @@ def to_text(report: DiffReport, *, width: int = 80, color: bool = False, languag
         report: what `sqrtdk.diff` returned.
         width: columns, 40 at least.
         color: whether to write ANSI colours.
-        language: "en" or "zh"; names, formulas and causes stay English.
+        language: "en" or "zh"; names and formulas stay English.
 
     Returns:
         The text, ending with a newline.
@@ -91,10 +92,10 @@ def summary_line(report: DiffReport, language: Language = "en") -> str:
 
 def _side(letter: str, side: SideInfo, language: Language) -> Text:
     line = Text.assemble((letter, "bold magenta"), "  ", (plain(side.name), "bold"))
-    parts = (side.kind, side.module_class, side.attn, side.dtype, side.device)
+    parts = (said(side.kind, language, TITLES), side.module_class, side.attn, side.dtype, side.device)
     told = [plain(part) for part in parts if part]
     told.append(say(TERMINAL["attention" if side.calls == 1 else "attentions"], language, count=f"{side.calls:,}"))
-    return line.append(f"  {', '.join(told)}", style="dim")
+    return line.append(f"  {say(TERMINAL['comma'], language).join(told)}", style="dim")
 
 
 def _premises(console: Console, report: DiffReport, language: Language) -> None:
@@ -163,7 +164,8 @@ def _cause(pair: PairDiff, how: str, language: Language) -> str:
     if how == FOLLOWS:
         return plain(say(TERMINAL["follows_from"], language, site=pair.follows_from or "(root)"))
     if how == DIFFERS:
-        return plain("; ".join(map(change, told(pair.causes))) or say(TERMINAL["unknown"], language))
+        causes = (change(cause, language) for cause in told(pair.causes))
+        return plain(say(TERMINAL["semicolon"], language).join(causes) or cause_name(UNKNOWN, language))
     return say(OUTCOME_WORDS[how], language)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from sqrtdk.compare.records import Cause, DiffReport, PairDiff
+from sqrtdk.compare.records import DiffReport, PairDiff
 from sqrtdk.compare.words import (
     Group,
     cancelling,
@@ -21,8 +21,8 @@ from sqrtdk.compare.words import (
     told,
     where,
 )
-from sqrtdk.report.diff_causes import CAUSES
-from sqrtdk.report.diff_fold import has_values, is_one, largest_left, value
+from sqrtdk.report.diff_causes import caused
+from sqrtdk.report.diff_fold import largest_left
 from sqrtdk.report.diff_words import STAGE_WORDS
 from sqrtdk.report.said import said
 
@@ -73,11 +73,11 @@ def _allows(report: DiffReport) -> str:
 
 def _caused(group: Group, report: DiffReport, allows: str) -> str:
     worst = group.worst
-    causes = told(group.causes)
-    first = f"{_at(group.pairs, report)}，B 与 A 的不同在于 {'；'.join(map(_cause, causes))}"
+    texts = [caused(cause.text or f"differs by the cause {cause.name}", "zh") for cause in told(group.causes)]
+    first = f"{_at(group.pairs, report)}，B 与 A 的不同在于：{'；'.join(texts)}"
     if group.numbers_differ:
         first += "（数值取自第一处，各处不同）"
-    applied = "将其应用于 A " if len(causes) == 1 else f"将这 {len(causes)} 项应用于 A "
+    applied = "将其应用于 A " if len(texts) == 1 else f"将这 {len(texts)} 项应用于 A "
     left = f"{short(worst.residue)}，{allows} {short(worst.allowed)}"
     if group.resolved:
         return f"{first}。{applied}之后，输出相差至多 {left}。{_followed(group)}"
@@ -105,14 +105,6 @@ def _at(members: Sequence[PairDiff], report: DiffReport) -> str:
 
 def _followed(group: Group) -> str:
     return f"{_sites([place_of(pair) for pair in group.followers])} 的差异由此而来。" if group.followers else ""
-
-
-def _cause(cause: Cause) -> str:
-    meaning = f"{CAUSES[cause.name].zh}；" if cause.name in CAUSES else ""
-    sides = f"A：{value(cause.a)}，B：{value(cause.b)}" if has_values(cause) else ""
-    if sides and is_one(cause):
-        sides = value(cause.a)
-    return f"{cause.name}（{f'{meaning}{sides}'.rstrip('；')}）"
 
 
 def _stage(stage: str) -> str:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from sqrtdk._language import Language
 from sqrtdk._sites import fold, label, shape
 from sqrtdk.compare.records import Cause, DiffReport, PairDiff, StageDiff
 from sqrtdk.compare.words import UNKNOWN, excess, largest, told
+from sqrtdk.report.diff_causes import caused
 from sqrtdk.report.figures import number
+from sqrtdk.report.said import TITLES, said
 
 SAME, DIFFERS, FOLLOWS, UNJUDGED, CANCELS = "same", "differs", "follows", "not compared", "cancels"
 OUTCOMES = (DIFFERS, FOLLOWS, UNJUDGED, SAME)  # of a pair
@@ -77,7 +80,7 @@ def mark(pair: PairDiff, stage: StageDiff) -> str:
     return DIFFERS if not began or stage.stage in began else FOLLOWS
 
 
-def change(cause: Cause) -> str:
+def change(cause: Cause, language: Language = "en") -> str:
     """What a cause is in a few characters.
 
     Example:
@@ -87,12 +90,22 @@ def change(cause: Cause) -> str:
         'unknown'
         >>> change(Cause("weights", "q, k", "q, k", 1.0, "has other weights for q and k", "query"))
         'weights q, k'
+        >>> change(Cause("softcap", 50.0, None, 1.0, "leaves out the softcap (50)", "softcap"), "zh")
+        '软上限（softcap）50 -> 无'
     """
+    name = cause_name(cause.name, language)
     if not has_values(cause):
-        return cause.name
+        return name
+    gap = "" if name.endswith("）") else " "
     if is_one(cause):
-        return f"{cause.name} {value(cause.a)}"
-    return f"{cause.name} {value(cause.a)} -> {value(cause.b)}"
+        return f"{name}{gap}{value(cause.a, language)}"
+    return f"{name}{gap}{value(cause.a, language)} -> {value(cause.b, language)}"
+
+
+def cause_name(name: str, language: Language) -> str:
+    """A cause as people read it, with the name that JSON and the documentation have."""
+    title = said(name, language, TITLES)
+    return name if title == name else f"{title}（{name}）"
 
 
 def has_values(cause: Cause) -> bool:
@@ -105,11 +118,11 @@ def is_one(cause: Cause) -> bool:
     return cause.name == "weights" and cause.a == cause.b
 
 
-def value(of: str | float | None) -> str:
+def value(of: str | float | None, language: Language = "en") -> str:
     """What one side does, as words or as a number."""
     if of is None:
-        return "none"
-    return of if isinstance(of, str) else number(of)
+        of = "none"
+    return caused(of, language) if isinstance(of, str) else number(of)
 
 
 def verdict(report: DiffReport) -> tuple[str, str]:

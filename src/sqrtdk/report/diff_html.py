@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib.metadata
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -15,17 +16,18 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from sqrtdk._language import Choice
+from sqrtdk._language import Choice, Language, chosen
 from sqrtdk.compare.records import CANCELS, Cause, DiffReport, PairDiff, StageDiff
 from sqrtdk.compare.suspect import STAGES
 from sqrtdk.compare.words import UNKNOWN, place, share, short, told
-from sqrtdk.lab.text import Text
+from sqrtdk.lab.text import Text, say
 from sqrtdk.report import notebook, page
-from sqrtdk.report.diff_causes import CAUSES
+from sqrtdk.report.diff_causes import CATALOGUE, CAUSES
 from sqrtdk.report.diff_chinese import paragraphs
 from sqrtdk.report.diff_fold import (
     MARKS,
     OUTCOMES,
+    cause_name,
     fold_pairs,
     has_values,
     is_one,
@@ -36,9 +38,11 @@ from sqrtdk.report.diff_fold import (
     verdict,
 )
 from sqrtdk.report.diff_payload import drawable, payload
-from sqrtdk.report.diff_words import OUTCOME_WORDS, OUTCOMES_MEAN, RESULTS, STAGE_WORDS, WORDS
+from sqrtdk.report.diff_words import OUTCOME_WORDS, OUTCOMES_MEAN, RESULTS, STAGE_WORDS, TERMINAL, WORDS
 from sqrtdk.report.page import both
 from sqrtdk.report.plain import plain
+from sqrtdk.report.said import TITLES
+from sqrtdk.report.said import said as translated
 
 _TOKEN = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?|\w+|\s+|.", re.DOTALL)
 _MOST_TOKENS = 2000  # of a formula; longer ones are shown without marks
@@ -98,6 +102,10 @@ def to_html(report: DiffReport, language: Choice = "auto") -> str:
         "formulas": formulas,
         "drawable": lambda fold: any(map(drawable, fold.pairs)),
         "ladder": ladder,
+        "reason": lambda text: both(Text(text, translated(text, "zh"))),
+        "of_stage": lambda text: both(Text(text, translated(text, "zh", TITLES + CATALOGUE).strip())),
+        "value": lambda of: both(Text(value(of), value(of, "zh"))),
+        "cause_name": lambda name: both(Text(name, cause_name(name, "zh"))),
         **FIGURES,
     }
     return page.render("diff", context, languages=True, opens=language)
@@ -108,7 +116,6 @@ FIGURES = {  # what the page and the notebook's table call
     "place": place,
     "short": short,
     "share": share,
-    "value": value,
     "has_values": has_values,
     "is_one": is_one,
     "told_causes": told,
@@ -116,20 +123,26 @@ FIGURES = {  # what the page and the notebook's table call
 }
 
 
-def to_table(report: DiffReport) -> str:
-    """What was found, and the table of the pairs, in English, for a notebook."""
+def to_table(report: DiffReport, language: Language | None = None) -> str:
+    """What was found, and the table of the pairs, for a notebook; None: in the language of the environment."""
+    language = language or chosen("auto", os.environ)
     word, tone = verdict(report)
     return notebook.fragment(
         "diff",
         {
             "report": report,
-            "result": (RESULTS[word].en, tone),
+            "result": (say(RESULTS[word], language), tone),
+            "told": report.paragraphs if language == "en" else paragraphs(report),
             "folds": fold_pairs(report.pairs),
             "alone": (("A", report.unpaired_a), ("B", report.unpaired_b)),
-            "say": lambda key, **parts: WORDS[key].en.format(**parts),
-            "stage": lambda name: STAGE_WORDS[name].en if name in STAGE_WORDS else name,
+            "say": lambda key, **parts: say(WORDS[key], language, **parts),
+            "terminal": lambda key, **parts: say(TERMINAL[key], language, **parts),
+            "stage": lambda name: say(STAGE_WORDS[name], language) if name in STAGE_WORDS else name,
+            "reason": lambda text: translated(text, language),
+            "value": lambda of: value(of, language),
+            "cause_name": lambda name: cause_name(name, language),
             "outcome": outcome,
-            "outcome_word": lambda name: OUTCOME_WORDS[name].en,
+            "outcome_word": lambda name: say(OUTCOME_WORDS[name], language),
             "tone": _tone,
             **FIGURES,
         },

@@ -43,8 +43,8 @@ OUTCOMES_MEAN = {
 }
 
 RESULTS = {
-    "same": Text("Same", "一致"),
-    "different": Text("Different", "不同"),
+    "same": Text("Same", "两侧一致"),
+    "different": Text("Different", "两侧不同"),
     "not judged": Text("Not judged", "未能判定"),
 }
 
@@ -142,14 +142,15 @@ TERMINAL = {
     "allowed": Text("allowed", "允许"),
     "attention": Text("{count} attention", "{count} 处注意力"),
     "attentions": Text("{count} attentions", "{count} 处注意力"),
+    "more_lines": Text("and {count} more lines", "另有 {count} 行"),
     "more": Text("... and {count} more: see --json or --html", "……另有 {count} 条：见 --json 或 --html"),
     "follows_from": Text("follows from {site}", "来自 {site}"),
-    "unknown": Text("unknown", "未知"),
     "only_in": Text("Only in {side}, {count}: ", "仅 {side} 有，{count} 处："),
     "not_compared": Text("Not compared, {count}: ", "未比较，{count} 处："),
     "no_reason": Text("no reason given", "未给出理由"),
     "colon": Text(": ", "："),
     "comma": Text(", ", "，"),
+    "semicolon": Text("; ", "；"),
     "pair": Text("{count} pair of attentions", "{count} 对注意力"),
     "pairs": Text("{count} pairs of attentions", "{count} 对注意力"),
     "same": Text("{count} same", "{count} 对一致"),

@@ -199,7 +199,7 @@ def _unjudged(report: CheckReport) -> list[Text]:
     parts = []
     if lost:
         told = f"{lost} of {count(total, 'attention')} could not be judged"
-        parts.append(Text(told, f"{_calls_chinese(lost, total)}无法判定"))
+        parts.append(Text(told, f"{_calls_chinese(lost, total)}未能判定"))
     if more:
         parts.append(Text(f"{count(more, 'attention')} not measured", f"{more} 处注意力未测量"))
     return parts

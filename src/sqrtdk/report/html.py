@@ -110,8 +110,8 @@ def _broken(path: str) -> Markup:
 
 def _written(call: AttentionCall) -> dict[str, Markup]:
     """File and line -> what is written there."""
-    chinese = {at: what.replace(" by the kernel", "（由内核乘上）") for at, what in places(call).items()}
-    return {at: both(Text(what, chinese[at].replace(" on ", " 乘在 "))) for at, what in places(call).items()}
+    chinese = places(call, "zh")
+    return {at: both(Text(what, chinese[at])) for at, what in places(call).items()}
 
 
 def _searched(fold: Fold) -> str:

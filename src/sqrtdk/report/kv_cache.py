@@ -61,7 +61,7 @@ def draw_cache(console: Console, forecast: CacheForecast | None, language: Langu
     if len(forecast.calls) > MOST:
         paragraph(console, Line(word("more_json", language, count=len(forecast.calls) - MOST)), 2)
     for entry in forecast.without_cache[:1]:
-        sites = listed([one.site for one in forecast.without_cache])
+        sites = listed([one.site for one in forecast.without_cache], language)
         paragraph(
             console, Line(word("no cache", language, why=said(entry.reason, language), sites=sites), style="dim"), 0
         )

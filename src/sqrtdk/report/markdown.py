@@ -135,13 +135,13 @@ def _row(fold: Fold, language: Language) -> list[str]:
 def _finding(entry: FoldedFinding, language: Language) -> str:
     first = entry.first
     sites = code(entry.site or word("whole model", language))
-    many = (
-        f" ({counted('site_count', 'site_counts', len(entry.findings), language)})" if len(entry.findings) > 1 else ""
-    )
-    at = f", {code(first.at)}" if first.at else ""
+    if len(entry.findings) > 1:
+        many = counted("site_count", "site_counts", len(entry.findings), language)
+        sites = word("in_brackets", language, text=sites, sites=many)
+    at = f"{word('comma', language)}{code(first.at)}" if first.at else ""
     severity = named(SEVERITIES, first.severity, language)
     message, fix = (text(said(one, language)) for one in (first.message, first.fix))
-    return f"- **{severity}** {sites}{many}{at}{word('colon', language)}{message}{word('bold_fix', language, fix=fix)}"
+    return f"- **{severity}** {sites}{at}{word('colon', language)}{message}{word('bold_fix', language, fix=fix)}"
 
 
 def _asides(report: CheckReport, notes: Sequence[str], language: Language) -> Iterator[str]:
@@ -158,13 +158,16 @@ def _asides(report: CheckReport, notes: Sequence[str], language: Language) -> It
         if not report.repeated(entry):
             what = f"{named(SEVERITIES, UNMEASURED, language)}{word('colon', language)}{said(entry.reason, language)}"
             missed.setdefault(what, []).append(entry.site or word("whole model", language))
-    lines = [f"- {text(what)} ({text(listed(sites))})" for what, sites in list((written | missed).items())[:40]]
+    lines = [
+        f"- {word('in_brackets', language, text=text(what), sites=text(listed(sites, language)))}"
+        for what, sites in list((written | missed).items())[:40]
+    ]
     lines += [f"- {text(said(note, language))}" for note in notes[:8]]
     versions = ("sqrtdk", "python", "torch", "transformers", "device", "dtype", "attn")
     told = [f"{name} {report.environment[name]}" for name in versions if report.environment.get(name)]
     if told:
         mode = named(WORDS, report.mode, language)
-        lines.append(f"- {text(', '.join(told))}, {mode}, {word('seed', language, seed=report.seed)}")
+        lines.append(f"- {text(word('comma', language).join((*told, mode, word('seed', language, seed=report.seed))))}")
     if lines:
         yield ""
         yield details(word("how", language), lines)

@@ -3,6 +3,9 @@
 Findings, alarms and reasons are made and recorded in English; a record that was read back has the sentence alone. So
 the Chinese is found by the sentence: it is matched against the templates, and what stands in their places, where that
 is a sentence of a catalogue itself, is put over as well. Where none fits, the English is kept.
+
+Sentences are looked up in `CATALOGUES`. Single words would be found where a module is called so: the catalogues that
+have some, such as `TITLES`, are named by who asks.
 """
 
 from __future__ import annotations
@@ -12,12 +15,17 @@ import importlib.resources
 import re
 import string
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sqrtdk._language import Language
 
-CATALOGUES = ("findings", "alarms", "reasons", "verbs")
+CATALOGUES = ("findings", "alarms", "reasons", "verbs", "sources")
+TITLES = ("titles",)
+Catalogues = tuple[str, ...]
+_NUMBER = re.compile(r"[-+]?\d[\d.]*(?:e[-+]?\d+)?")
+_JOINTS = {"; ": "；", " and ": "，以及 "}
+_JOINT = re.compile(r"; | and (?=config\.)")
 _FEW = 5  # letters
 _LONGEST = 2000  # characters; a longer one is a stranger's, and is kept as it is
 
@@ -30,7 +38,7 @@ class Template:
         english: with `{name}` for each place.
         chinese: with the same names.
         pattern: what a whole sentence must be, a group for each name.
-        joiner: hardly anything but marks and places: it fits where one of its parts is known.
+        joiner: hardly anything but marks and places: it fits where one of its parts is known, or all are numbers.
     """
 
     english: str
@@ -39,12 +47,13 @@ class Template:
     joiner: bool
 
 
-def said(text: str, language: Language) -> str:
+def said(text: str, language: Language, catalogues: Catalogues = CATALOGUES) -> str:
     """A sentence in a language.
 
     Args:
         text: as the rules, the alarms and the trace make it.
         language: "en" gives the text itself.
+        catalogues: where it is looked up.
 
     Returns:
         The Chinese; the English where no template fits.
@@ -57,32 +66,35 @@ def said(text: str, language: Language) -> str:
     """
     if language == "en":
         return text
-    chinese = _chinese(text)
+    chinese = _chinese(text, catalogues)
     return text if chinese is None else chinese
 
 
 @functools.lru_cache(maxsize=4096)
-def _chinese(text: str) -> str | None:
+def _chinese(text: str, catalogues: Catalogues) -> str | None:
     if len(text) > _LONGEST:
         return None
-    head, mark, tail = text.partition("; ")
-    if mark and (first := _chinese(head)) and (second := _chinese(tail)):  # before a template takes both for one part
-        return f"{first}；{second}"
-    for template in templates():
+    mark = _JOINT.search(text)
+    both = mark and [_chinese(text[: mark.start()], catalogues), _chinese(text[mark.end() :], catalogues)]
+    if mark and both and all(both):  # before a template takes both for one part
+        return f"{both[0]}{_JOINTS[mark[0]]}{both[1]}"
+    for template in templates(catalogues):
         found = template.pattern.fullmatch(text)
         if found is None:
             continue
-        parts = {name: _chinese(part) for name, part in found.groupdict().items()}
-        if template.joiner and not any(parts.values()):
+        english = found.groupdict()
+        parts = {name: _chinese(part, catalogues) for name, part in english.items()}
+        if template.joiner and not any(parts.values()) and not all(map(_NUMBER.fullmatch, english.values())):
             continue
-        return template.chinese.format_map({name: parts[name] or part for name, part in found.groupdict().items()})
+        return template.chinese.format_map({name: parts[name] or part for name, part in english.items()})
     return None
 
 
 @functools.cache
-def templates() -> tuple[Template, ...]:
+def templates(catalogues: Catalogues = CATALOGUES) -> tuple[Template, ...]:
     """All sentences of the catalogues, those that say most themselves in front."""
-    made = [_template(english, chinese) for name in CATALOGUES for english, chinese in _entries(name)]
+    tables = (table for name in catalogues for table in read(name).values())
+    made = [_template(english, chinese) for table in tables for english, chinese in table.items()]
     return tuple(sorted(made, key=lambda template: -sum(map(len, _literals(template.english)))))
 
 
@@ -96,11 +108,11 @@ def placeholders(text: str) -> set[str]:
     return {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
 
 
-def _entries(name: str) -> Iterator[tuple[str, str]]:
+def read(name: str) -> Mapping[str, Mapping[str, str]]:
+    """A catalogue: its tables, each English = Chinese, in their order."""
     content = importlib.resources.files("sqrtdk.report").joinpath("words", f"{name}.toml").read_text(encoding="utf-8")
     tables: Mapping[str, Mapping[str, str]] = tomllib.loads(content)
-    for table in tables.values():
-        yield from table.items()
+    return tables
 
 
 def _template(english: str, chinese: str) -> Template:

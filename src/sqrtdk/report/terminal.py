@@ -195,7 +195,7 @@ def _notes(console: Console, folds: Sequence[Fold], language: Language) -> None:
         if written := places_text(fold.first.call, language):
             sites.setdefault(word("written", language, places=written), []).append(fold.site)
     for text, where in sites.items():
-        places = word("all sites", language) if len(where) == len(folds) > 1 else listed(where)
+        places = word("all sites", language) if len(where) == len(folds) > 1 else listed(where, language)
         told = word("in_brackets", language, text=plain(text), sites=places)
         paragraph(console, Text(f"* {told}", style="dim"), 0)
 
@@ -224,7 +224,8 @@ def _finding(console: Console, folded: FoldedFinding, indent: int, language: Lan
     paragraph(console, line, indent)
     where = Text(plain(folded.site) or word("whole model", language), style="bold")
     if len(folded.findings) > 1:
-        where.append(f" ({counted('site_count', 'site_counts', len(folded.findings), language)})", style="not bold")
+        many = counted("site_count", "site_counts", len(folded.findings), language)
+        where.append(word("in_brackets", language, text="", sites=many), style="not bold")
     if first.at is not None:
         where.append(f"  {plain(first.at)}")
     where.append(f"  {plain(first.rule)}", style="not bold dim")
@@ -239,7 +240,7 @@ def _finding(console: Console, folded: FoldedFinding, indent: int, language: Lan
     paragraph(console, where, indent + 4)
     if not indent:
         paragraph(console, word("fix", language, fix=plain(said(first.fix, language))), 4)
-        paragraph(console, Text(word("source", language, source=plain(first.source)), style="dim"), 4)
+        paragraph(console, Text(word("source", language, source=plain(said(first.source, language))), style="dim"), 4)
 
 
 def _expected(finding: Finding, language: Language) -> str:
@@ -263,7 +264,7 @@ def _asides(console: Console, report: CheckReport, language: Language) -> None:
             )
             by_text.setdefault(word("comma", language).join(parts), []).append(item.site)
         for text, sites in by_text.items():
-            told = word("in_brackets", language, text=plain(text), sites=listed(fold_sites(sites)))
+            told = word("in_brackets", language, text=plain(text), sites=listed(fold_sites(sites), language))
             paragraph(console, Text.assemble((title + word("colon", language), "bold"), told), 0)
             shown = True
     if shown:

@@ -295,7 +295,9 @@ def _alarms(console: Console, summary: Summary, language: Language, few: _Few | 
         head = severity + Text(step + plain(said(alarm.text, language)))
         paragraph(console, head, 2)
         if few is None and alarm.source not in sources:  # once for all that have it
-            paragraph(console, Text(say(TERMINAL["source"], language) + plain(alarm.source), style="dim"), 11)
+            paragraph(
+                console, Text(say(TERMINAL["source"], language) + plain(said(alarm.source, language)), style="dim"), 11
+            )
         sources.add(alarm.source)
 
 
