@@ -18,6 +18,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from sqrtdk._sites import ROOT
 from sqrtdk.report.plain import plain
 
 _MOST_SITES = 3
@@ -62,7 +63,7 @@ def listed(sites: Sequence[str]) -> str:
         >>> listed(["h.0", "", "h.0", "h.2", "h.4", "h.6"])
         'h.0, (root), h.2 and 2 more'
     """
-    names = list(dict.fromkeys(plain(site) or "(root)" for site in sites))
+    names = list(dict.fromkeys(plain(site) or ROOT for site in sites))
     more = f" and {len(names) - _MOST_SITES} more" if len(names) > _MOST_SITES else ""
     return ", ".join(names[:_MOST_SITES]) + more
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from sqrtdk._language import Language
+from sqrtdk._sites import ROOT
 from sqrtdk.compare.records import DiffReport, PairDiff, SideInfo, Unpaired
 from sqrtdk.compare.words import listed as folded
 from sqrtdk.compare.words import place, share, short, told
@@ -161,7 +162,7 @@ def _figures(fold: PairFold, language: Language) -> tuple[Text, ...]:
 
 def _cause(pair: PairDiff, how: str, language: Language) -> str:
     if how == FOLLOWS:
-        return plain(say(TERMINAL["follows_from"], language, site=pair.follows_from or "(root)"))
+        return plain(say(TERMINAL["follows_from"], language, site=pair.follows_from or ROOT))
     if how == DIFFERS:
         return plain("; ".join(map(change, told(pair.causes))) or say(TERMINAL["unknown"], language))
     return say(OUTCOME_WORDS[how], language)

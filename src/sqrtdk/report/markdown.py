@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from sqrtdk._language import Language
+from sqrtdk._sites import ROOT
 from sqrtdk.audit.records import OK, UNMEASURED, CheckReport
 from sqrtdk.report.console import listed
 from sqrtdk.report.figures import ratio
@@ -18,7 +19,7 @@ from sqrtdk.report.places import places_text
 from sqrtdk.report.plain import plain
 from sqrtdk.report.said import said
 from sqrtdk.report.terminal import summary_line
-from sqrtdk.report.terminal_words import OUTCOMES, SEVERITIES, VERDICTS, WORDS, counted, named, word
+from sqrtdk.report.terminal_words import OUTCOMES, SEVERITIES, VERDICTS, WORDS, bracketed, counted, named, word
 
 MOST_CHARACTERS = 60_000  # GitHub takes comments of 65536
 _MOST_ROWS = 12
@@ -134,7 +135,7 @@ def _row(fold: Fold, language: Language) -> list[str]:
 
 def _finding(entry: FoldedFinding, language: Language) -> str:
     first = entry.first
-    sites = code(entry.site or word("whole model", language))
+    sites = code(entry.site or ROOT)
     many = (
         f" ({counted('site_count', 'site_counts', len(entry.findings), language)})" if len(entry.findings) > 1 else ""
     )
@@ -157,8 +158,10 @@ def _asides(report: CheckReport, notes: Sequence[str], language: Language) -> It
     for entry in report.not_measured:
         if not report.repeated(entry):
             what = f"{named(SEVERITIES, UNMEASURED, language)}{word('colon', language)}{said(entry.reason, language)}"
-            missed.setdefault(what, []).append(entry.site or word("whole model", language))
-    lines = [f"- {text(what)} ({text(listed(sites))})" for what, sites in list((written | missed).items())[:40]]
+            missed.setdefault(what, []).append(entry.site or ROOT)
+    lines = [
+        f"- {text(what + bracketed(listed(sites), language))}" for what, sites in list((written | missed).items())[:40]
+    ]
     lines += [f"- {text(said(note, language))}" for note in notes[:8]]
     versions = ("sqrtdk", "python", "torch", "transformers", "device", "dtype", "attn")
     told = [f"{name} {report.environment[name]}" for name in versions if report.environment.get(name)]
