@@ -87,7 +87,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no weights": (lambda path: (path / "model.safetensors").unlink(), "there are no weights"),
     "pickled": (lambda path: (path / "model.safetensors").rename(path / "pytorch_model.bin"), "are pickled"),
     "no config": (lambda path: (path / "config.json").unlink(), "no readable config.json"),
-    "config no JSON": (_write("config.json", "{ no"), "config.json is not valid JSON"),
+    "config no JSON": (_write("config.json", "{ no"), "config.json' is not valid JSON"),
     "config no object": (_write("config.json", "[1]"), "holds a list, not an object"),
     "unknown architecture": (_change(model_type="nonesuch", architectures=["No"]), "'nonesuch', which transformers"),
     "no attention": (_without_attention, "no attention ran"),

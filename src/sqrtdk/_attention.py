@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from sqrtdk import _arguments as arguments
 from sqrtdk._resolve import needs_care, resolve
+from sqrtdk.errors import SqrtdkError
 from sqrtdk.impl.call import Call
 from sqrtdk.impl.choice import IMPLEMENTATIONS, LARGEST_DENSE, Choice, choose, pays_compiled
 from sqrtdk.positions import PositionTerm
@@ -240,24 +241,28 @@ def explain(
         >>> explain(q.double(), q.double(), q.double(), softcap=30.0).impl
         'dense'
     """
-    call = resolve(
-        query,
-        key,
-        value,
-        attn_mask,
-        dropout_p,
-        is_causal,
-        scale,
-        enable_gqa,
-        score=score,
-        softcap=softcap,
-        bias=bias,
-        window=window,
-        sinks=sinks,
-        causal_lower_right=causal_lower_right,
-        return_aux=return_aux,
-    )
-    return choose(call, impl)
+    try:
+        call = resolve(
+            query,
+            key,
+            value,
+            attn_mask,
+            dropout_p,
+            is_causal,
+            scale,
+            enable_gqa,
+            score=score,
+            softcap=softcap,
+            bias=bias,
+            window=window,
+            sinks=sinks,
+            causal_lower_right=causal_lower_right,
+            return_aux=return_aux,
+        )
+        return choose(call, impl)
+    except SqrtdkError as error:
+        error.args = (f"explain(): {error}",)  # the rules are those of attention
+        raise
 
 
 def _pairs(query: Query, key: Key, value: Value) -> int:

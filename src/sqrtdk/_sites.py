@@ -9,6 +9,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+ROOT = "(root)"  # what people read for the path of the root module, which is ""
+
 _INTEGER = re.compile(r"([0-9]{1,18})")  # what is longer is no number of a layer
 _MOST_RANGES = 3
 
@@ -91,6 +93,16 @@ def label(sites: Sequence[str]) -> str:
         return sites[0]
     columns = list(zip(*(_INTEGER.split(site) for site in sites), strict=True))
     return "".join(column[0] if len(set(column)) == 1 else ranges([int(part) for part in column]) for column in columns)
+
+
+def site_name(site: str, index: int = 0) -> str:
+    """A site as people read it: the root by its name, and the number of a call that is not the site's first.
+
+    Example:
+        >>> site_name("h.0"), site_name("h.0", 1), site_name("")
+        ('h.0', 'h.0 #1', '(root)')
+    """
+    return f"{site or ROOT}{f' #{index}' if index else ''}"
 
 
 def shape(site: str) -> str:

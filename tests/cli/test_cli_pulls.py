@@ -230,6 +230,9 @@ def test_each_config_is_looked_at_and_the_worst_counts(sqrtdk: Warm, tmp_path: P
     assert worst.returncode == 2
     assert "good/config.json: The one attention has" in worst.stdout
     assert "broken/config.json: not checked" in worst.stderr
+    (tmp_path / "good" / "my_model.json").write_text(contents["good"])
+    renamed = sqrtdk("good/my_model.json", verb="configs", cwd=tmp_path)
+    assert renamed.stdout.startswith("good/my_model.json: The one attention has the textbook scale")
     strict = sqrtdk(files["good"], "--fail-on", "note", verb="configs", cwd=tmp_path)
     assert strict.returncode == 0
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from families import FAMILIES
+from sqrtdk import check
 from sqrtdk.errors import ModelError
 from sqrtdk.models.config import MAX_CONFIG_BYTES, clean_config_dict, load_config
 from sqrtdk.models.load import resolve
@@ -137,6 +138,62 @@ def test_a_file_that_is_no_config_is_refused(tmp_path: Path, text: str, message:
     assert caught.value.hint
 
 
+def test_a_broken_config_is_named_with_its_path(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    for name in (write(tmp_path / "model", "{"), write(tmp_path / "model", "{") + "/config.json"):
+        with pytest.raises(ModelError) as caught:
+            resolve(name)
+        assert str(caught.value).startswith(f"{str(tmp_path / 'model' / 'config.json')!r} is not valid JSON: ")
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_a_config_under_another_name_is_a_model(tmp_path: Path, static: bool) -> None:
+    """It is read alone: of the files beside it nobody says that they are of this model."""
+    directory = Path(write(tmp_path, LLAMA))
+    file = directory / "my_llama.JSON"
+    file.write_text(json.dumps(LLAMA | {"num_attention_heads": 2}, indent=1))
+    (directory / "model.safetensors").write_bytes(b"of another model")
+    (directory / "generation_config.json").write_text("{")
+    loaded = resolve(str(file), LoadOptions(static=static))
+    assert (loaded.kind, loaded.home, loaded.config.num_attention_heads) == ("config", file, 2)
+    assert f"{str(file)!r} is a config alone: no other file is read" in loaded.notes
+    assert ("there are no weights: they are random, with seed 0" in loaded.notes) is not static
+    report = check(str(file), static=static)
+    assert [call.call.formula for call in report.calls] == ["softmax(0.1768 * rope(q).rope(k) + causal)"] * 2
+    assert report.model.at == f"{file}:2"
+    assert str(file) in {source.path for source in report.sources}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("sizes.json", '{"hidden_size": 64}', "'sizes.json' is a file, but not a transformers config"),
+        ("sizes.yaml", "model_type: llama", "'sizes.yaml' is a file, but not a transformers config"),
+        ("sizes.json", "{", "'sizes.json' is not valid JSON: "),
+        ("sizes.json", "[]", "'sizes.json' holds a list, not an object"),
+    ],
+)
+def test_a_file_that_is_no_config_is_told_what_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ModelError) as caught:
+        resolve(name)
+    assert str(caught.value).startswith(message)
+    hint = "Give a model's directory, or a transformers config: a JSON file that names a model_type."
+    assert caught.value.hint == hint if "but not" in message else caught.value.hint
+
+
+def test_code_of_a_config_alone_is_not_run(tmp_path: Path) -> None:
+    file = tmp_path / "own.json"
+    file.write_text(json.dumps({"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}))
+    (tmp_path / "own.py").write_text("raise SystemExit('it ran')")
+    with pytest.raises(ModelError, match=r"own\.json names the model type 'own'") as caught:
+        resolve(str(file), LoadOptions(trust_remote_code=True))
+    assert "from a model's directory only" in caught.value.hint
+
+
 def test_bytes_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(b'{"model_type": "\xff\xfe"}')
     with pytest.raises(ModelError, match="not valid JSON"):
@@ -198,6 +255,7 @@ RUN = """
 import sys
 import torch
 from safetensors.torch import save_file
+from sqrtdk import check
 from sqrtdk.errors import ModelError
 from sqrtdk.models.load import resolve
 from sqrtdk.models.options import LoadOptions

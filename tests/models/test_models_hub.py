@@ -257,6 +257,7 @@ def test_offline_nothing_is_asked(
         assert str(caught.value) == (
             f"{name!r} is neither a local directory nor a model in the cache, and the hub is not asked"
         )
+        assert caught.value.hint.startswith(f"{name!r} does not exist here: check the path. HF_HUB_OFFLINE is set: ")
     assert served.requests == []
     assert capfd.readouterr() == ("", "")
 
@@ -334,6 +335,6 @@ def test_the_program_says_so_before_it_imports_torch(tmp_path: Path, name: str, 
     assert lines[:1] == (["There is no directory 'nosuchdir': asking the hub for it."] if asked else lines[:1])
     assert lines[asked].startswith(f"Error: {name!r} is neither a local directory nor a model in the cache")
     assert "Errno" not in done.stderr
-    assert lines[asked + 1].startswith("Hint: ")
+    assert lines[asked + 1].startswith(f"Hint: {name!r} does not exist here: check the path. ")
     assert lines[asked + 2 :] == ["[]"]  # nothing of the library's own, nothing imported
     assert done.stdout == ""

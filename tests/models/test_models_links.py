@@ -239,12 +239,12 @@ def test_architectures_that_are_no_list_are_refused(model: Path, names: object) 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[]", r"generation_config\.json holds a list, not an object"),
-        ("null", r"generation_config\.json holds a NoneType, not an object"),
-        ("{", r"generation_config\.json is not valid JSON"),
-        ("[" * 100_000, r"generation_config\.json is nested too deep"),
-        ('{"a":' * 500 + "1" + "}" * 500, r"generation_config\.json is nested too deep"),
-        ("[" + "0," * 2**20 * 5 + "0]", r"generation_config\.json has \d+ bytes; at most"),
+        ("[]", r"generation_config\.json' holds a list, not an object"),
+        ("null", r"generation_config\.json' holds a NoneType, not an object"),
+        ("{", r"generation_config\.json' is not valid JSON"),
+        ("[" * 100_000, r"generation_config\.json' is nested too deep"),
+        ('{"a":' * 500 + "1" + "}" * 500, r"generation_config\.json' is nested too deep"),
+        ("[" + "0," * 2**20 * 5 + "0]", r"generation_config\.json' has \d+ bytes; at most"),
     ],
     ids=["list", "null", "truncated", "deep list", "deep object", "large"],
 )

@@ -210,7 +210,7 @@ def test_the_config_of_a_directory_stands_for_the_directory(checkpoint: Path) ->
     assert loaded.kind == "directory"
     for one, other in zip(loaded.module.parameters(), resolve(str(checkpoint)).module.parameters(), strict=True):
         assert torch.equal(one, other)
-    with pytest.raises(ModelError, match="is a file, not a model directory") as caught:
+    with pytest.raises(ModelError, match="is a file, but not a transformers config") as caught:
         resolve(str(checkpoint / "model.safetensors"))
     assert caught.value.hint == f"Give its directory: {str(checkpoint)!r}."
 

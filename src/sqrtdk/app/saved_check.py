@@ -8,6 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from sqrtdk._sites import ROOT
 from sqrtdk.app import fields
 from sqrtdk.app.catalogue import Words
 from sqrtdk.app.pieces import Cell, command, headline, lead, left, recorded, table
@@ -76,7 +77,7 @@ def _call(call: Mapping[str, Any], words: Words) -> tuple[Cell, ...]:
             percent(fields.extreme(of_heads["saturated"], True)),
         )
     return (
-        fields.text(call["site"]) or "(root)",
+        fields.text(call["site"]) or ROOT,
         fields.text(call["formula"]),
         ratio(fields.maybe(scale["ratio"])),
         verdict if mistake is None else f"{verdict}: {words.get('mistake', fields.text(mistake))}",
@@ -93,8 +94,8 @@ def _sorted(findings: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 def _finding(finding: Mapping[str, Any], words: Words) -> tuple[Cell, ...]:
     texts = (recorded(fields.maybe_text(finding[name]), words) for name in ("message", "fix"))
     site, at = fields.maybe_text(finding["site"]), fields.maybe_text(finding["at"])
-    return (words.get("health", finding["severity"]), site or "(root)", *texts, at)
+    return (words.get("health", finding["severity"]), site or ROOT, *texts, at)
 
 
 def _unmeasured(entry: Mapping[str, Any]) -> tuple[Cell, ...]:
-    return fields.text(entry["site"]) or "(root)", fields.maybe_text(entry["reason"])
+    return fields.text(entry["site"]) or ROOT, fields.maybe_text(entry["reason"])

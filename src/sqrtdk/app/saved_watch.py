@@ -8,6 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from sqrtdk._sites import ROOT
 from sqrtdk.app import fields
 from sqrtdk.app.catalogue import Words
 from sqrtdk.app.figures import svg
@@ -124,7 +125,7 @@ def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[f
 
 
 def _newest(site: Mapping[str, Any]) -> tuple[Cell, ...]:
-    cells: list[Cell] = [fields.text(site["site"]) or "(root)"]
+    cells: list[Cell] = [fields.text(site["site"]) or ROOT]
     for name in _DRAWN:
         worst = fields.listed(fields.mapping(fields.mapping(site["statistics"])[name])["worst"])
         value = fields.maybe(worst[-1]) if worst else None

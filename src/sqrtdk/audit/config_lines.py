@@ -12,7 +12,7 @@ from pathlib import Path
 from sqrtdk.audit.places import listed
 from sqrtdk.audit.records import JudgedCall
 from sqrtdk.errors import ModelError
-from sqrtdk.models.checkpoint import CONFIG
+from sqrtdk.models.checkpoint import config_path
 from sqrtdk.models.config import MAX_CONFIG_BYTES
 from sqrtdk.models.limits import read_bytes
 
@@ -56,36 +56,37 @@ def field_lines(text: str) -> dict[KeyPath, int]:
     return lines
 
 
-def read_lines(directory: Path | None) -> dict[KeyPath, int]:
-    """The lines of a model directory's config; none where there is none that can be read."""
-    if directory is None:
+def read_lines(home: Path | None) -> dict[KeyPath, int]:
+    """The lines of a model's config, which is a file or in a directory; none where there is none that can be read."""
+    if home is None:
         return {}
     with contextlib.suppress(OSError, ModelError, ValueError, IndexError):
-        return field_lines(read_bytes(directory / CONFIG, CONFIG, MAX_CONFIG_BYTES).decode("utf-8"))
+        path = config_path(home)
+        return field_lines(read_bytes(path, path.name, MAX_CONFIG_BYTES).decode("utf-8"))
     return {}
 
 
-def config_file(directory: Path) -> str:
-    """The path of a directory's config, as a report shows it."""
-    return os.path.join(directory, CONFIG).replace(os.sep, "/")
+def config_file(home: Path) -> str:
+    """The path of a model's config, as a report shows it."""
+    return str(config_path(home)).replace(os.sep, "/")
 
 
-def declared_at(judged: JudgedCall, directory: Path | None, lines: Lines) -> str | None:
+def declared_at(judged: JudgedCall, home: Path | None, lines: Lines) -> str | None:
     """File and line of the fields that declare a call's scale; of the model type, where a field has its default.
 
     Args:
         judged: the call, with the declaration in words.
-        directory: that holds the config.
+        home: of the model: the config, or the directory that holds it.
         lines: of the config, from `read_lines`.
     """
-    if judged.declared_by is None or directory is None:
+    if judged.declared_by is None or home is None:
         return None
     fields = _FIELD.findall(judged.declared_by)
     if not fields and not judged.declared_by.startswith("family "):
         return None  # an attribute or a norm declares it
     parts = judged.call.site.replace("_", ".").split(".")
     found = (_line(lines, tuple(field.split(".")), parts) or model_type_line(lines, parts) for field in fields or [""])
-    return listed(f"{config_file(directory)}:{line}" for line in found if line)
+    return listed(f"{config_file(home)}:{line}" for line in found if line)
 
 
 def model_type_line(lines: Lines, parts: list[str] | None = None) -> int | None:

@@ -110,7 +110,7 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> Mod
         *(entry for entry in idle_or_doubtful if entry.reason == IDLE),
         *(entry for entry in told if isinstance(entry, NotMeasured)),
     )
-    where, lines = loaded.directory, read_lines(loaded.directory)
+    where, lines = loaded.home, read_lines(loaded.home)
     told_calls = tuple(
         dataclasses.replace(entry, health=health(entry, findings), declared_at=declared_at(entry, where, lines))
         for entry in judged

@@ -16,7 +16,7 @@ from sqrtdk.audit.config_lines import config_file, model_type_line, read_lines
 from sqrtdk.audit.configs import field
 from sqrtdk.audit.places import each
 from sqrtdk.audit.records import Finding, JudgedCall, ModelInfo, Source
-from sqrtdk.models.checkpoint import CONFIG
+from sqrtdk.models.checkpoint import config_path
 from sqrtdk.models.records import LoadedModel
 from sqrtdk.tracing.records import AttentionCall, NotAttention, NotMeasured
 from sqrtdk.tracing.watch.places import file_of, first_line, is_installed
@@ -41,14 +41,14 @@ def sources(
 ) -> tuple[Source, ...]:
     """Where the files lie that the records of a run name, each once, those that are known."""
     top = root()
-    config = {} if loaded.directory is None else {config_file(loaded.directory): str(loaded.directory / CONFIG)}
+    config = {} if loaded.home is None else {config_file(loaded.home): str(config_path(loaded.home))}
     texts = (
         named_at(loaded),
         *(at for judged in calls for at in (*_of_call(judged.call), judged.declared_at)),
         *(entry.at for entry in (*findings, *missed)),
     )
     files = dict.fromkeys(file for text in texts for file, _ in each(text))
-    found = ((file, config.get(file) or _in_directory(file_of(file), loaded.directory)) for file in files)
+    found = ((file, config.get(file) or _in_directory(file_of(file), loaded.home)) for file in files)
     return tuple(_source(file, path, top) for file, path in found if path is not None)
 
 
@@ -86,8 +86,8 @@ def _of_call(call: AttentionCall) -> Iterable[str | None]:
 
 def named_at(loaded: LoadedModel) -> str | None:
     """File and line of what was audited: the config's model type, the factory, the class of the module."""
-    if loaded.directory is not None:
-        return f"{config_file(loaded.directory)}:{model_type_line(read_lines(loaded.directory)) or 1}"
+    if loaded.home is not None:
+        return f"{config_file(loaded.home)}:{model_type_line(read_lines(loaded.home)) or 1}"
     code = _factory(loaded.id) if loaded.kind == "factory" else None
     code = code or field(type(loaded.module), "forward.__code__")
     return first_line(code) if isinstance(code, CodeType) else None

@@ -1,4 +1,4 @@
-"""`sqrtdk configs FILE...`: the static check of each config.json, for a hook before a commit."""
+"""`sqrtdk configs FILE...`: the static check of each config, for a hook before a commit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sqrtdk.cli.process import FAILED
 
 
 def configs(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Files called config.json.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Configs of transformers, under any name.")],
     fail_on: Annotated[
         Literal["note", "warn", "unmeasured", "fail", "critical", "never"],
         typer.Option(help="Least severity of a finding that gives exit code 1."),
@@ -38,7 +38,7 @@ def configs(
 
         for file in files:
             try:
-                if "model_type" not in read_config_dict(file.parent):
+                if "model_type" not in read_config_dict(file):
                     say(f"{plain(str(file))}: not checked, it names no model_type")
                     continue
                 report = check_with(str(file), None, LoadOptions(static=True), fail_on=fail_on)

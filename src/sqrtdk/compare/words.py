@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from sqrtdk._sites import fold_sites
+from sqrtdk._sites import ROOT, fold_sites
 from sqrtdk.compare.records import Cause, PairDiff, SideInfo, Unpaired
 
 UNKNOWN = "unknown"  # the name of a cause that is none
@@ -195,7 +195,7 @@ def lost_stage(pair: PairDiff) -> str | None:
 
 def place(site: str, index: int) -> str:
     """A site as the records name it: "h.0", "h.0#1", of the root "(root)"."""
-    return f"{site or '(root)'}{f'#{index}' if index else ''}"
+    return f"{site or ROOT}{f'#{index}' if index else ''}"
 
 
 def place_of(pair: PairDiff) -> str:
@@ -328,7 +328,7 @@ def _cancelling(stages: Sequence[str], members: Sequence[PairDiff], pairs: Seque
 
 
 def _origin(pair: PairDiff) -> str:
-    return pair.follows_from or "(root)"
+    return pair.follows_from or ROOT
 
 
 def _alone(of_a: int, of_b: int) -> str:

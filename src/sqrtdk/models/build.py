@@ -122,7 +122,7 @@ def auto_class(config: Any, *, trust_remote_code: bool = False) -> tuple[Any, st
 
 
 def build_model(
-    directory: Path,
+    home: Path,
     *,
     static: bool = False,
     dtype: torch.dtype | None = None,
@@ -133,13 +133,13 @@ def build_model(
     device_map: str | None = None,
     offload_folder: str | Path | None = None,
 ) -> tuple[nn.Module, Any, tuple[str, ...]]:
-    """Build the model of a local directory, in eval mode.
+    """Build the model of a local directory or of a config alone, in eval mode.
 
     The model is first built on the meta device, where it takes no memory, and counted; only one that fits is then
-    built for real. Without weights in the directory they are random, the same for the same seed.
+    built for real. Where there are no weights they are random, the same for the same seed.
 
     Args:
-        directory: Holds `config.json` and, or not, safetensors weights.
+        home: A directory that holds `config.json` and, or not, safetensors weights; or a file that is a config.
         static: Stop after the meta build.
         dtype: Of the parameters; None takes the config's (float16 on a CPU becomes float32, with a note).
         device: Where to put the model; unused with `static` or `device_map`.
@@ -157,22 +157,24 @@ def build_model(
             it does not fit, or transformers can't build it.
         MissingExtraError: transformers, or accelerate for a device map, is missing.
     """
-    refuse_stray_files(directory, trust_remote_code=trust_remote_code)
-    config, config_notes = load_config(directory, trust_remote_code=trust_remote_code)
-    notes = list(config_notes)
+    alone = home.is_file()
+    if not alone:
+        refuse_stray_files(home, trust_remote_code=trust_remote_code)
+    config, config_notes = load_config(home, trust_remote_code=trust_remote_code)
+    notes = [*config_notes, *([f"{str(home)!r} is a config alone: no other file is read"] if alone else [])]
     auto, note = auto_class(config, trust_remote_code=trust_remote_code)
     notes += [note] if note else []
-    if (directory / GENERATION).is_file():
-        read_json(directory / GENERATION)
-    files = [] if static else weight_files(directory)
-    if files and read_config_dict(directory).get("quantization_config"):
+    if (home / GENERATION).is_file():
+        read_json(home / GENERATION)
+    files = [] if static or alone else weight_files(home)
+    if files and read_config_dict(home).get("quantization_config"):
         raise ModelError(
             "the weights are quantized, and their kernels are not run here",
             hint="Pass --static to audit the config, or give the unquantized checkpoint.",
         )
     if device_map is not None and not files and not static:
         raise ModelError("a device map needs weights to spread, and there are none here", hint="Use --static instead.")
-    mapped = sum((directory / name).stat().st_size for name in files)
+    mapped = sum((home / name).stat().st_size for name in files)
     dtype, note = _run_dtype(config, dtype, device)
     notes += [note] if note else []
     common: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust_remote_code}
@@ -191,7 +193,7 @@ def build_model(
                 del module
                 torch.manual_seed(seed)
                 if files:
-                    module, missing = _load_weights(auto, directory, config, common, device_map, offload_folder, mapped)
+                    module, missing = _load_weights(auto, home, config, common, device_map, offload_folder, mapped)
                     notes += missing
                 else:
                     notes.append(f"there are no weights: they are random, with seed {seed}")

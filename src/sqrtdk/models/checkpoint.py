@@ -11,6 +11,11 @@ CONFIG = "config.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
 
 
+def config_path(home: Path) -> Path:
+    """The file of a model's config: in its directory, or the file that is all there is of the model."""
+    return home if home.is_file() else home / CONFIG
+
+
 def weight_files(directory: Path) -> list[str]:
     """Names of the safetensors files that hold the model's weights; empty when the directory has no weights.
 

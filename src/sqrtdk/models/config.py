@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
-from sqrtdk.models.checkpoint import CONFIG
+from sqrtdk.models.checkpoint import config_path
 from sqrtdk.models.extras import import_transformers
 from sqrtdk.models.limits import read_bytes
 
@@ -60,17 +60,17 @@ DROPPED_QUIETLY = (
 )
 
 
-def read_config_dict(directory: Path) -> dict[str, Any]:
-    """Parse `config.json` of a model directory.
+def read_config_dict(home: Path) -> dict[str, Any]:
+    """Parse the config of a model directory, or the file that is one.
 
     Raises:
         ModelError: It is missing, or see `read_json`.
     """
     try:
-        return read_json(directory / CONFIG)
+        return read_json(config_path(home))
     except OSError as error:
         raise ModelError(
-            f"no readable config.json in {str(directory)!r}: {error.strerror}",
+            f"no readable config.json in {str(home)!r}: {error.strerror}",
             hint="Give a directory made by save_pretrained, a hub id, or package.module:factory.",
         ) from error
 
@@ -87,21 +87,22 @@ def read_json(path: Path, limit: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
         ModelError: It is no regular file, over the limit, no JSON, nested over 20 deep, of over a million entries, or
             no object.
     """
+    name = repr(str(path))
     try:
-        raw = json.loads(read_bytes(path, path.name, limit).decode("utf-8"))
+        raw = json.loads(read_bytes(path, name, limit).decode("utf-8"))
     except RecursionError as error:
-        raise ModelError(f"{path.name} is nested too deep", hint=_WHOSE) from error
+        raise ModelError(f"{name} is nested too deep", hint=_WHOSE) from error
     except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, an integer of thousands of digits
-        raise ModelError(f"{path.name} is not valid JSON: {error}", hint="Restore the file from its source.") from error
+        raise ModelError(f"{name} is not valid JSON: {error}", hint="Restore the file from its source.") from error
     if not isinstance(raw, dict):
-        raise ModelError(f"{path.name} holds a {type(raw).__name__}, not an object", hint=_WHOSE)
+        raise ModelError(f"{name} holds a {type(raw).__name__}, not an object", hint=_WHOSE)
     entries, layer = 0, [raw]  # of one depth
     for _ in range(MAX_DEPTH + 1):
         nested = [value.values() if isinstance(value, dict) else value for value in layer if isinstance(value, JSON)]
         layer = list(itertools.chain.from_iterable(nested))
         entries += len(layer)
     if layer or entries > MAX_ENTRIES:
-        raise ModelError(f"{path.name} is nested too deep or has too many entries", hint=_WHOSE)
+        raise ModelError(f"{name} is nested too deep or has too many entries", hint=_WHOSE)
     return raw
 
 
@@ -169,11 +170,11 @@ def clean_config_dict(raw: dict[str, Any], *, trust_remote_code: bool = False) -
     return walk(raw, "", ""), notes
 
 
-def load_config(directory: Path, *, trust_remote_code: bool = False) -> tuple[Any, tuple[str, ...]]:
+def load_config(home: Path, *, trust_remote_code: bool = False) -> tuple[Any, tuple[str, ...]]:
     """Read, clean and build the config of a model directory, with transformers' own class for its `model_type`.
 
     Args:
-        directory: Local directory that holds `config.json`.
+        home: Local directory that holds `config.json`, or a file that is a config.
         trust_remote_code: Let a config that names its own Python files (`auto_map`) run them.
 
     Returns:
@@ -184,7 +185,9 @@ def load_config(directory: Path, *, trust_remote_code: bool = False) -> tuple[An
         MissingExtraError: transformers is missing or too old.
     """
     hf = import_transformers()
-    raw = read_config_dict(directory)
+    raw = read_config_dict(home)
+    file = config_path(home)
+    trust_remote_code &= file != home
     clean, notes = clean_config_dict(raw, trust_remote_code=trust_remote_code)
     if raw.get("quantization_config"):
         notes.append("quantization_config was ignored: the model is built in plain precision")
@@ -192,17 +195,19 @@ def load_config(directory: Path, *, trust_remote_code: bool = False) -> tuple[An
     try:
         if clean.get("auto_map"):  # only with trust_remote_code
             _refuse_outside(clean["auto_map"])
-            config = hf.AutoConfig.from_pretrained(directory, trust_remote_code=True, local_files_only=True)
+            config = hf.AutoConfig.from_pretrained(home, trust_remote_code=True, local_files_only=True)
             config._attn_implementation = None
             config._experts_implementation = None
             return config, tuple(notes)
         if not isinstance(model_type, str) or model_type not in hf.CONFIG_MAPPING:
-            own_code = isinstance(raw.get("auto_map"), dict)
+            hint = "Check model_type, or update: pip install -U transformers"
+            if isinstance(raw.get("auto_map"), dict):
+                hint = "It comes with its own code: read it, then pass --trust-remote-code."
+                if file == home:
+                    hint = "It comes with its own code, which is run from a model's directory only: give that."
             raise ModelError(
-                f"config.json names the model type {_short(model_type)}, which transformers {hf.__version__} lacks",
-                hint="It comes with its own code: read it, then pass --trust-remote-code."
-                if own_code
-                else "Check model_type, or update: pip install -U transformers",
+                f"{file.name} names the model type {_short(model_type)}, which transformers {hf.__version__} lacks",
+                hint=hint,
             )
         return hf.CONFIG_MAPPING[model_type].from_dict(clean), tuple(notes)
     except (*INTERRUPTS, ModelError):

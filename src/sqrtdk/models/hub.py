@@ -42,7 +42,9 @@ def fetch(model: str, *, revision: str | None = None, weights: bool, trust_remot
         return _snapshot(model, revision, files, local=names is None)
     except Exception as error:  # huggingface_hub and its HTTP client raise many kinds
         why = f"a model that the cache holds ({type(error).__name__})" if names is None else _why(error)
-        raise ModelError(f"{model!r} is neither a local directory nor {why}", hint=_hint(names is None)) from error
+        raise ModelError(
+            f"{model!r} is neither a local directory nor {why}", hint=_hint(model, names is None)
+        ) from error
 
 
 def ask_ahead(model: str, revision: str | None, before: Callable[[], None]) -> None:
@@ -81,7 +83,7 @@ def ask(model: str, revision: str | None = None, before: Callable[[], None] = la
             return None
         raise ModelError(
             f"{model!r} is neither a local directory nor a model in the cache, and the hub is not asked",
-            hint=_hint(True),
+            hint=_hint(model, True),
         )
     if not cached:
         before()
@@ -90,7 +92,9 @@ def ask(model: str, revision: str | None = None, before: Callable[[], None] = la
     except Exception as error:  # huggingface_hub and its HTTP client raise many kinds
         if cached:
             return None
-        raise ModelError(f"{model!r} is neither a local directory nor {_why(error)}", hint=_hint(False)) from error
+        raise ModelError(
+            f"{model!r} is neither a local directory nor {_why(error)}", hint=_hint(model, False)
+        ) from error
 
 
 class _NoAnswerError(TimeoutError):
@@ -148,10 +152,11 @@ def _snapshot(model: str, revision: str | None, files: list[str], *, local: bool
         return Path(huggingface_hub.snapshot_download(model, allow_patterns=files, **options))
 
 
-def _hint(offline: bool) -> str:
+def _hint(model: str, offline: bool) -> str:
+    here = f"{model!r} does not exist here: check the path."
     if offline:
-        return "HF_HUB_OFFLINE is set: unset it, set HF_HOME to a cache that has the model, or give a local directory."
-    return "Check the id, the revision, your network and, for a gated model, `hf auth login`."
+        return f"{here} HF_HUB_OFFLINE is set: for a hub id unset it, or set HF_HOME to a cache that has the model."
+    return f"{here} For a hub id check the revision, your network and, for a gated model, `hf auth login`."
 
 
 def _refuse_pickles(names: list[str], model: str) -> None:

@@ -32,7 +32,7 @@ def resolve(model: str = "demo", options: LoadOptions = _DEFAULTS, inputs: Input
 
     Args:
         model: `demo` or `demo:unscaled|twice|inverted`; a local directory, or its `config.json`;
-            `package.module:factory`; a hub id.
+            another JSON file that is a config, alone; `package.module:factory`; a hub id.
         options: How.
         inputs: The inputs themselves; win over those of a factory, and over all that the options name or make.
 
@@ -63,7 +63,7 @@ def resolve(model: str = "demo", options: LoadOptions = _DEFAULTS, inputs: Input
     elif options.offload_folder is not None and device_map is None and not static:
         device_map = "auto"
     notes: tuple[str, ...] = ()
-    directory: Path | None = None
+    home: Path | None = None
     ready: Inputs | None = None
     module: nn.Module
     config: Any = None
@@ -76,9 +76,9 @@ def resolve(model: str = "demo", options: LoadOptions = _DEFAULTS, inputs: Input
         config = config_of(module)
     else:
         trusted = options.trust_remote_code
-        kind, directory = locate(model, options.revision, weights=not static, trust_remote_code=trusted)
+        kind, home = locate(model, options.revision, weights=not static, trust_remote_code=trusted)
         module, config, notes = build_model(
-            directory,
+            home,
             static=static,
             dtype=dtype,
             device=device,
@@ -88,7 +88,7 @@ def resolve(model: str = "demo", options: LoadOptions = _DEFAULTS, inputs: Input
             device_map=device_map,
             offload_folder=options.offload_folder,
         )
-    if directory is None:
+    if home is None:
         module, extra = _settle(module, static, dtype, device, options.attn)
         notes += extra
     if options.revision is not None and kind != "hub":
@@ -98,7 +98,7 @@ def resolve(model: str = "demo", options: LoadOptions = _DEFAULTS, inputs: Input
     elif options.input_file is not None:
         ready = dict(read_inputs(options.input_file, module, config))
     if ready is None:
-        ready, extra = _make(module, config, options, directory)
+        ready, extra = _make(module, config, options, home)
         notes += extra
     name = getattr(config, "_attn_implementation", None)
     return LoadedModel(
@@ -109,7 +109,7 @@ def resolve(model: str = "demo", options: LoadOptions = _DEFAULTS, inputs: Input
         config=config,
         attn=name if isinstance(name, str) else None,
         notes=notes,
-        directory=directory if kind == "directory" else None,
+        home=None if kind == "hub" else home,
     )
 
 
@@ -192,12 +192,10 @@ def _settle(
         ) from error
 
 
-def _make(
-    module: nn.Module, config: Any, options: LoadOptions, directory: Path | None
-) -> tuple[Inputs, tuple[str, ...]]:
+def _make(module: nn.Module, config: Any, options: LoadOptions, home: Path | None) -> tuple[Inputs, tuple[str, ...]]:
     rows, seq_len, seed, text = options.rows, options.seq_len, options.seed, options.text
     if isinstance(module, DemoModel):
         return demo_inputs(batch=rows, seq_len=seq_len, text=text)
     if config is not None:
-        return make_inputs(module, config, batch=rows, seq_len=seq_len, seed=seed, text=text, directory=directory)
+        return make_inputs(module, config, batch=rows, seq_len=seq_len, seed=seed, text=text, directory=home)
     return guess_inputs(module, batch=rows, seq_len=seq_len, seed=seed)

@@ -10,11 +10,14 @@ from pathlib import Path
 from sqrtdk.errors import ModelError
 from sqrtdk.models import hub
 from sqrtdk.models.checkpoint import CONFIG
+from sqrtdk.models.config import read_json
 
 FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 FILE_FACTORY = re.compile(r"(.*[/\\])?([A-Za-z_]\w*)\.py:([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
 # No repository is called so.
 FILE_SUFFIXES = (".json", ".safetensors", ".gguf", ".onnx", ".py", ".bin", ".pt", ".pth", ".ckpt")
+
+WANTED = "Give a model's directory, or a transformers config: a JSON file that names a model_type."
 
 GRAPHS = (".onnx", ".pt2", ".gguf")  # files of exported graphs
 
@@ -65,11 +68,11 @@ def file_as_module(model: str) -> str | None:
     return f"Name the module, not its file: {f'{name}:{factory}'!r}{where}."
 
 
-def find_directory(model: str) -> Path | None:
-    """The local directory that holds the model; None where the name can only be a hub id.
+def find_local(model: str) -> Path | None:
+    """The local directory that holds the model, or the file that is its config; None where it can only be a hub id.
 
     Raises:
-        ModelError: A path that is none, or that is no readable directory.
+        ModelError: A path that is none, or that is neither a readable directory nor a config.
     """
     name = os.path.expanduser(model)
     path = Path(name)
@@ -80,31 +83,46 @@ def find_directory(model: str) -> Path | None:
             raise ModelError(f"the directory {model!r} can't be read", hint="Check its permissions.")
         return path
     if os.path.isfile(name):
-        hint = "Give the directory that holds config.json and weights."
-        if (path.parent / CONFIG).is_file():
-            hint = f"Give its directory: {str(path.parent)!r}."
-        raise ModelError(f"{model!r} is a file, not a model directory", hint=hint)
+        if _names_model_type(path):
+            return path
+        is_beside = (path.parent / CONFIG).is_file()
+        hint = f"Give its directory: {str(path.parent)!r}." if is_beside else WANTED
+        raise ModelError(f"{model!r} is a file, but not a transformers config", hint=hint)
     if named := file_as_module(model):
         raise ModelError(f"{model!r} names a file, not a module", hint=named)
     if model and os.path.lexists(name):
-        raise ModelError(f"{model!r} is not a directory", hint="Give the directory that holds config.json and weights.")
+        raise ModelError(f"{model!r} is not a directory", hint=WANTED)
     if model.startswith((".", "/", "~")) or model.endswith("/") or model.count("/") > 1:
         raise ModelError(f"there is no directory {model!r}", hint="Check the path; a hub id looks like org/name.")
     if model.lower().endswith(FILE_SUFFIXES):
-        raise ModelError(f"there is no file {model!r}", hint="Give the directory that holds config.json and weights.")
+        raise ModelError(f"there is no file {model!r}", hint=WANTED)
     return None
 
 
-def locate(model: str, revision: str | None, *, weights: bool, trust_remote_code: bool) -> tuple[str, Path]:
-    """The directory that holds the model, and whether it is the user's or from the hub.
+def _names_model_type(path: Path) -> bool:
+    """Whether a file is a transformers config: JSON that names the type of its model.
 
     Raises:
-        ModelError: See `find_directory` and `sqrtdk.models.hub.fetch`.
+        ModelError: See `sqrtdk.models.config.read_json`; or the file can't be read.
+    """
+    if path.suffix.lower() != ".json":
+        return False
+    try:
+        return "model_type" in read_json(path)
+    except OSError as error:
+        raise ModelError(f"{str(path)!r} can't be read: {error.strerror}", hint="Check its permissions.") from error
+
+
+def locate(model: str, revision: str | None, *, weights: bool, trust_remote_code: bool) -> tuple[str, Path]:
+    """What the model is read from, after its kind: a "directory" or a "config" of the user's, or one of the "hub".
+
+    Raises:
+        ModelError: See `find_local` and `sqrtdk.models.hub.fetch`.
         MissingExtraError: See `sqrtdk.models.hub.fetch`.
     """
-    directory = find_directory(model)
-    if directory is not None:
-        return "directory", directory
+    home = find_local(model)
+    if home is not None:
+        return "config" if home.is_file() else "directory", home
     return "hub", hub.fetch(model, revision=revision, weights=weights, trust_remote_code=trust_remote_code)
 
 
@@ -117,7 +135,7 @@ def check_name(model: str, revision: str | None, announce: Callable[[str], None]
         announce: Is told, before the hub is asked, that a name without a slash is no directory.
 
     Raises:
-        ModelError: See `find_directory` and `sqrtdk.models.hub.ask_ahead`.
+        ModelError: See `find_local` and `sqrtdk.models.hub.ask_ahead`.
         MissingExtraError: huggingface_hub is missing.
     """
     if is_demo(model) or calls_factory(model):
@@ -126,5 +144,5 @@ def check_name(model: str, revision: str | None, announce: Callable[[str], None]
         if not os.path.isfile(os.path.expanduser(model)):
             raise ModelError(f"there is no file {model!r}", hint="Check the path of the exported graph.")
         return
-    if find_directory(model) is None:
+    if find_local(model) is None:
         hub.ask_ahead(model, revision, lambda: None if "/" in model else announce(model))

@@ -25,7 +25,8 @@ def count_parameters(
     """Count the parameters of every attention, a layer and in all.
 
     Args:
-        target: A preset, a directory with config.json, a hub id, `package.module:factory`, or demo; None: all presets.
+        target: A preset, a directory with config.json, a config, a hub id, `package.module:factory`, or demo; None: all
+            presets.
         revision: Branch, tag or commit of a hub id.
         trust_remote_code: Run the Python code that comes with the model.
         seed: Of the factory.
@@ -114,12 +115,12 @@ def _built(target: str, revision: str | None, trust_remote_code: bool, seed: int
         except ModelError:
             return call_factory(target, seed=seed)[0], ("the factory can't run on the meta device: built with weights",)
     try:
-        _, directory = locate(target, revision, weights=False, trust_remote_code=trust_remote_code)
+        _, home = locate(target, revision, weights=False, trust_remote_code=trust_remote_code)
     except ModelError as error:
         if "/" in target:
             raise
         raise ModelError(f"there is no preset {target!r}; {error}", hint=_either(error)) from error
-    module, _, notes = build_model(directory, static=True, trust_remote_code=trust_remote_code)
+    module, _, notes = build_model(home, static=True, trust_remote_code=trust_remote_code)
     return module, notes
 
 

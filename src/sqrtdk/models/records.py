@@ -16,11 +16,11 @@ Inputs = dict[str, Any] | tuple[Any, ...]
 class LoadedModel:
     """A model in eval mode and one set of inputs: call `module(**inputs)`, or `module(*inputs)` for a tuple.
 
-    `kind` is "hub", "directory", "factory" or "demo". `config` is the Hugging Face config or None. `attn` is the
-    attention implementation that the model says it runs, None where it says nothing. `notes` are sentences on what
+    `kind` is "hub", "directory", "config", "factory" or "demo". `config` is the Hugging Face config or None. `attn` is
+    the attention implementation that the model says it runs, None where it says nothing. `notes` are sentences on what
     was decided on the user's behalf: random weights, a clamped length, a name in the config that was ignored. `masks`
-    are the values of buffers that are masks, by their names, where the module is a twin on meta. `directory` is the
-    user's own that holds the model.
+    are the values of buffers that are masks, by their names, where the module is a twin on meta. `home` is the user's
+    own directory that holds the model, or the file that is its config.
     """
 
     module: nn.Module
@@ -31,7 +31,7 @@ class LoadedModel:
     attn: str | None = None
     notes: tuple[str, ...] = ()
     masks: Mapping[str, Tensor] = field(default_factory=dict)
-    directory: Path | None = None
+    home: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

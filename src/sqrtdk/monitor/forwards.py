@@ -19,6 +19,7 @@ import torch._dynamo  # a model may be compiled within a sampled step; an optimi
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
+from sqrtdk._sites import ROOT
 from sqrtdk.audit.norms import norm_size
 from sqrtdk.errors import kind_and_text
 from sqrtdk.monitor.gradients import Gradients, Projected, overlap
@@ -247,7 +248,7 @@ class Forwards:
             site = site_of(call.site)
             if part and here[site] < all_calls[site]:  # it counts its calls from 0, whichever they are
                 lost = {place for place in self._by_root if place[0] == site} & self._expected
-                self._missed += [AGAIN.format(site or "the model")] if lost else []
+                self._missed += [AGAIN.format(site or ROOT)] if lost else []
                 self._expected -= lost
                 continue
             for name, serial, length in zip(("query", "key"), pair, (call.query_len, call.key_len), strict=True):
@@ -303,7 +304,7 @@ class Forwards:
                     self._weights.add(projection.name)
             if unknown:
                 text = f"no gradients of {' and '.join(unknown)}: they come from no single projection that is followed"
-                self._without.append(f"{site or 'the model'}: {text}")
+                self._without.append(f"{site or ROOT}: {text}")
 
     def _call_apart(self) -> None:
         """What several calls of a module, or modules of one weight, return is told apart by the nodes of the trace."""
@@ -341,7 +342,7 @@ class Forwards:
         came = set(self._gradients.rows)
         absent = {place for place in self._expected - came if place[:2] in self._found} if came else set()
         self._expected -= absent
-        places = sorted((site or "the model", name) for site, _, name in absent)
+        places = sorted((site or ROOT, name) for site, _, name in absent)
         return [f"{site}: no gradients of {name} came; is it frozen?" for site, name in places]
 
     def _call(self, place: Place, attention: _Attention) -> SeenCall:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from sqrtdk._sites import ROOT
+
 AS_IS = "as is"  # the step ran what all steps run
 EAGER = "eager"  # what is compiled ran its Python code
 NOT_MEASURED = "not measured: "
@@ -74,7 +76,7 @@ class CallSample:
     @property
     def name(self) -> str:
         """The attention, for a reader."""
-        return (self.site or "the model") + (f" (call {self.index + 1})" if self.index else "")
+        return (self.site or ROOT) + (f" (call {self.index + 1})" if self.index else "")
 
     @property
     def place(self) -> tuple[str, int]:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from sqrtdk import _json
-from sqrtdk._sites import fold
+from sqrtdk._sites import ROOT, fold
 from sqrtdk.audit.baseline import SCHEMA_VERSION, Change, Comparison, Ledger
 from sqrtdk.audit.records import VERDICTS
 from sqrtdk.report.console import drawn, paragraph
@@ -81,7 +81,7 @@ def to_text(comparison: Comparison, *, width: int = 80, color: bool = False) -> 
         for site, change, sites in folds[:_MOST]:
             many = f" ({count(sites, 'site')})" if sites > 1 else ""
             told = Text("fails", style="red") if change.fails else Text("told ", style="dim")
-            paragraph(console, told + Text(f"  {change.kind}: {plain(site) or '(root)'}{many}", style="default"))
+            paragraph(console, told + Text(f"  {change.kind}: {plain(site) or ROOT}{many}", style="default"))
             for sign, said in _sides(change):
                 paragraph(console, f"{sign} {_said(change, said)}", 7)
         if len(folds) > _MOST:
@@ -122,7 +122,7 @@ def _row(fold: tuple[str, Change, int]) -> list[str]:
     what = change.kind if change.what in ("attention", "finding") else f"{change.what} {change.kind}"
     many = f" ({sites})" if sites > 1 else ""
     return [
-        f"{code(site or '(root)')}{many}",
+        f"{code(site or ROOT)}{many}",
         f"**{what}**" if change.fails else what,
         *("" if said is None else code(said, 240) for said in (change.before, change.after)),
     ]

@@ -73,7 +73,6 @@ WORDS = {
     "not_measured": Text("Not measured", "未测量"),
     "run": Text("Run", "运行环境"),
     # findings
-    "whole_model": Text("whole model", "整个模型"),
     "n_sites": Text("{n} sites", "{n} 个调用位置"),
     "fix": Text("Fix", "处理办法"),
     "found": Text("found", "测得"),

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sqrtdk._language import Language
+from sqrtdk._sites import ROOT
 from sqrtdk.report.plain import plain
 from sqrtdk.report.terminal_words import word
 
@@ -64,7 +65,7 @@ def listed(sites: Sequence[str], language: Language = "en") -> str:
         >>> listed(["h.0", "", "h.0", "h.2", "h.4", "h.6"])
         'h.0, (root), h.2 and 2 more'
     """
-    names = list(dict.fromkeys(plain(site) or "(root)" for site in sites))
+    names = list(dict.fromkeys(plain(site) or ROOT for site in sites))
     shown = word("list comma", language).join(names[:_MOST_SITES])
     left = len(names) - _MOST_SITES
     return word("list more", language, sites=shown, count=left) if left > 0 else shown

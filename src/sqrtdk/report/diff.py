@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from sqrtdk._language import Language
+from sqrtdk._sites import ROOT
 from sqrtdk.compare.records import DiffReport, PairDiff, SideInfo, Unpaired
 from sqrtdk.compare.words import UNKNOWN, place, share, short, told
 from sqrtdk.compare.words import listed as folded
@@ -162,7 +163,7 @@ def _figures(fold: PairFold, language: Language) -> tuple[Text, ...]:
 
 def _cause(pair: PairDiff, how: str, language: Language) -> str:
     if how == FOLLOWS:
-        return plain(say(TERMINAL["follows_from"], language, site=pair.follows_from or "(root)"))
+        return plain(say(TERMINAL["follows_from"], language, site=pair.follows_from or ROOT))
     if how == DIFFERS:
         causes = (change(cause, language) for cause in told(pair.causes))
         return plain(say(TERMINAL["semicolon"], language).join(causes) or cause_name(UNKNOWN, language))

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sqrtdk._language import Language
-from sqrtdk._sites import fold, label, shape
+from sqrtdk._sites import fold, label, shape, site_name
 from sqrtdk.compare.records import Cause, DiffReport, PairDiff, StageDiff
 from sqrtdk.compare.words import UNKNOWN, excess, largest, told
 from sqrtdk.report.diff_causes import caused
@@ -57,7 +57,7 @@ def fold_pairs(pairs: Iterable[PairDiff]) -> tuple[PairFold, ...]:
     for site, group in fold(pairs, lambda pair: pair.site_a, shown):
         site_b = label([pair.site_b for pair in group])
         first = group[0]
-        folds.append(PairFold(_named(site, first.index_a), _named(site_b, first.index_b), tuple(group)))
+        folds.append(PairFold(site_name(site, first.index_a), site_name(site_b, first.index_b), tuple(group)))
     return tuple(folds)
 
 
@@ -135,7 +135,3 @@ def verdict(report: DiffReport) -> tuple[str, str]:
 def largest_left(pair: PairDiff) -> float | None:
     """The difference that is left: of pairs that no cause was applied to, all of it."""
     return pair.difference if pair.residue is None else pair.residue
-
-
-def _named(site: str, index: int) -> str:
-    return f"{site or '(root)'}{f' #{index}' if index else ''}"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
-from sqrtdk._sites import fold
+from sqrtdk._sites import fold, site_name
 from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.lab.text import Text
 from sqrtdk.report.figures import number, ratio
@@ -68,7 +68,7 @@ def fold_calls(calls: Iterable[JudgedCall]) -> tuple[Fold, ...]:
         )
 
     groups = fold(calls, lambda judged: judged.call.site, shown)
-    return tuple(Fold(_with_index(site, group), tuple(group)) for site, group in groups)
+    return tuple(Fold(site_name(site, group[0].call.index), tuple(group)) for site, group in groups)
 
 
 def fold_findings(findings: Iterable[Finding]) -> tuple[FoldedFinding, ...]:
@@ -116,9 +116,3 @@ def expected(finding: Finding) -> Text:
     if value > threshold:
         return Text(f"at most {shown}", f"不超过 {shown}")
     return Text(f"at least {shown}", f"不低于 {shown}")
-
-
-def _with_index(site: str, group: Sequence[JudgedCall]) -> str:
-    """Name the root, and number the calls of a site that attends more than once."""
-    index = group[0].call.index
-    return f"{site or '(root)'}{f' #{index}' if index else ''}"

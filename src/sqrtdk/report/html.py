@@ -16,6 +16,7 @@ from typing import Any
 from markupsafe import Markup
 
 from sqrtdk._language import Choice
+from sqrtdk._sites import site_name
 from sqrtdk.audit.records import SEVERITIES, UNMEASURED, VERDICTS, CheckReport, JudgedCall
 from sqrtdk.lab.text import Text
 from sqrtdk.report import figures, notebook, page
@@ -117,7 +118,7 @@ def _written(call: AttentionCall) -> dict[str, Markup]:
 def _searched(fold: Fold) -> str:
     """What the filter of the sites looks at, in lower case."""
     first = fold.first
-    words = [judged.call.site or "(root)" for judged in fold.calls]
+    words = [site_name(judged.call.site) for judged in fold.calls]
     words += [first.call.formula, first.mistake or "", first.verdict, VERDICT_WORDS[first.verdict].zh]
     health = HEALTH_WORDS[first.health]
     words += [health.en, health.zh, first.call.kind, *places(first.call)]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree
 
-from sqrtdk._sites import fold_sites
+from sqrtdk._sites import fold_sites, site_name
 from sqrtdk.audit.records import UNMEASURED, CheckReport, Finding, JudgedCall
 from sqrtdk.report.figures import ratio
 from sqrtdk.report.plain import plain
@@ -73,7 +73,7 @@ def _of_calls(report: CheckReport) -> Iterable[_Case]:
         lost = [finding.message for finding in findings if finding.rule == UNMEASURED]
         if judged.verdict == UNMEASURED and not lost:
             lost = [judged.reason or call.scale.reason or "no reason given"]
-        name = f"{call.site or '(root)'}{f' #{call.index}' if call.index else ''}"
+        name = site_name(call.site, call.index)
         yield _Case(f"{name} ({call.kind})" if several_kinds else name, findings, "; ".join(lost) or None, judged)
 
 
@@ -86,14 +86,14 @@ def _of_the_rest(report: CheckReport) -> Iterable[_Case]:
             by_site.setdefault(finding.site, []).append(finding)
     for site, findings in by_site.items():
         lost = [finding.message for finding in findings if finding.rule == UNMEASURED]
-        yield _Case(site or "(whole model)", tuple(findings), "; ".join(lost) or None)
+        yield _Case(site_name(site), tuple(findings), "; ".join(lost) or None)
     by_reason: dict[str, list[NotMeasured]] = {}
     for entry in report.not_measured:
         if not report.repeated(entry):
             by_reason.setdefault(entry.reason, []).append(entry)
     for reason, entries in by_reason.items():
         sites = ", ".join(filter(None, fold_sites(entry.site for entry in entries)))
-        yield _Case(f"{sites or '(whole model)'}: not measured", (), reason)
+        yield _Case(f"{site_name(sites)}: not measured", (), reason)
 
 
 def _case(report: CheckReport, case: _Case) -> Element:
@@ -129,7 +129,7 @@ def _text(findings: Sequence[Finding]) -> str:
     lines = []
     for finding in findings:
         where = f" at {finding.at}" if finding.at else ""
-        lines.append(plain(f"{finding.severity} {finding.rule} in {finding.site or 'the whole model'}{where}"))
+        lines.append(plain(f"{finding.severity} {finding.rule} in {site_name(finding.site)}{where}"))
         lines.append(plain(f"  {finding.message}"))
         lines.append(plain(f"  fix: {finding.fix}"))
     return "\n".join(lines)

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text as Line
 
 from sqrtdk._language import Language
+from sqrtdk._sites import ROOT
 from sqrtdk.audit.cache import CacheCall, CacheForecast
 from sqrtdk.kv.findings import fix_text, scale_text
 from sqrtdk.lab.text import Text, say
@@ -18,7 +19,7 @@ from sqrtdk.report.figures import number, percent
 from sqrtdk.report.page import both
 from sqrtdk.report.plain import plain
 from sqrtdk.report.said import said
-from sqrtdk.report.terminal_words import named, word
+from sqrtdk.report.terminal_words import bracketed, named, word
 
 COLUMNS = ("worst", "KL nats", "median", "max", "key changes", "output off")
 NAMES = {"qk_norm": "q/k norm"}
@@ -61,7 +62,7 @@ def draw_cache(console: Console, forecast: CacheForecast | None, language: Langu
     if len(forecast.calls) > MOST:
         paragraph(console, Line(word("more_json", language, count=len(forecast.calls) - MOST)), 2)
     for entry in forecast.without_cache[:1]:
-        sites = listed([one.site for one in forecast.without_cache], language)
+        sites = bracketed(listed([one.site for one in forecast.without_cache], language), language)
         paragraph(
             console, Line(word("no cache", language, why=said(entry.reason, language), sites=sites), style="dim"), 0
         )
@@ -100,7 +101,7 @@ def row_of(call: CacheCall) -> tuple[str, ...]:
     head = call.stored.worst
     error = call.stored.heads[head]
     return (
-        plain(call.site) or "(root)",
+        plain(call.site) or ROOT,
         str(head),
         number(error.kl_mean_nats, 3),
         number(error.kl_median_nats, 3),

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from sqrtdk._language import Language
+from sqrtdk._sites import ROOT
 from sqrtdk.audit.records import OK, UNMEASURED, CheckReport
 from sqrtdk.report.console import listed
 from sqrtdk.report.figures import ratio
@@ -18,7 +19,7 @@ from sqrtdk.report.places import places_text
 from sqrtdk.report.plain import plain
 from sqrtdk.report.said import said
 from sqrtdk.report.terminal import summary_line
-from sqrtdk.report.terminal_words import OUTCOMES, SEVERITIES, VERDICTS, WORDS, counted, named, word
+from sqrtdk.report.terminal_words import OUTCOMES, SEVERITIES, VERDICTS, WORDS, bracketed, counted, named, word
 
 MOST_CHARACTERS = 60_000  # GitHub takes comments of 65536
 _MOST_ROWS = 12
@@ -134,10 +135,9 @@ def _row(fold: Fold, language: Language) -> list[str]:
 
 def _finding(entry: FoldedFinding, language: Language) -> str:
     first = entry.first
-    sites = code(entry.site or word("whole model", language))
+    sites = code(entry.site or ROOT)
     if len(entry.findings) > 1:
-        many = counted("site_count", "site_counts", len(entry.findings), language)
-        sites = word("in_brackets", language, text=sites, sites=many)
+        sites += bracketed(counted("site_count", "site_counts", len(entry.findings), language), language)
     at = f"{word('comma', language)}{code(first.at)}" if first.at else ""
     severity = named(SEVERITIES, first.severity, language)
     message, fix = (text(said(one, language)) for one in (first.message, first.fix))
@@ -157,9 +157,9 @@ def _asides(report: CheckReport, notes: Sequence[str], language: Language) -> It
     for entry in report.not_measured:
         if not report.repeated(entry):
             what = f"{named(SEVERITIES, UNMEASURED, language)}{word('colon', language)}{said(entry.reason, language)}"
-            missed.setdefault(what, []).append(entry.site or word("whole model", language))
+            missed.setdefault(what, []).append(entry.site or ROOT)
     lines = [
-        f"- {word('in_brackets', language, text=text(what), sites=text(listed(sites, language)))}"
+        f"- {text(what + bracketed(listed(sites, language), language))}"
         for what, sites in list((written | missed).items())[:40]
     ]
     lines += [f"- {text(said(note, language))}" for note in notes[:8]]

@@ -19,6 +19,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from sqrtdk._language import Choice
+from sqrtdk._sites import ROOT
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.lab.text import Text
 from sqrtdk.report.plain import plain
@@ -84,7 +85,7 @@ def script_json(value: Any) -> str:
 
 @functools.cache
 def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.PackageLoader("sqrtdk.report", "templates"),
         autoescape=True,
         finalize=_visible,
@@ -92,6 +93,8 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals["root"] = ROOT
+    return environment
 
 
 def _visible(value: Any) -> Any:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from sqrtdk._language import Language
-from sqrtdk._sites import fold_sites
+from sqrtdk._sites import ROOT, fold_sites
 from sqrtdk.lab.text import Text as Pair
 from sqrtdk.lab.text import say
 from sqrtdk.report.console import Column, drawn, paragraph, print_table
@@ -115,7 +115,7 @@ def _equal(layers: list[dict[str, Any]]) -> Iterator[tuple[str, list[dict[str, A
         groups.setdefault(key, []).append(layer)
     for group in groups.values():
         by_site = {layer["site"]: layer for layer in group}
-        yield ", ".join(plain(site) or "(root)" for site in fold_sites(by_site)), group
+        yield ", ".join(plain(site) or ROOT for site in fold_sites(by_site)), group
 
 
 def _shown(name: str, shape: list[int]) -> str:

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from typing import Any
 
+from sqrtdk._sites import ROOT
 from sqrtdk.audit.records import FAILING, HEALTH, CheckReport, JudgedCall
 from sqrtdk.lab.text import Text
 from sqrtdk.report.check_words import SCRIPT_WORDS, STATISTICS
@@ -86,7 +87,7 @@ def _ratios(judged: JudgedCall) -> list[float]:
 def _place(judged: JudgedCall, several_kinds: bool) -> tuple[str, str]:
     """Say in which map a call stands, and the name of its row there: its integers."""
     call = judged.call
-    title = plain(_INTEGER.sub("*", call.site)) or "(root)"
+    title = plain(_INTEGER.sub("*", call.site)) or ROOT
     title += f" #{call.index}" if call.index else ""
     title += f" ({call.kind})" if several_kinds else ""
     return title, ".".join(_INTEGER.findall(call.site))
@@ -96,7 +97,7 @@ def _row(judged: JudgedCall, stats: HeadStats, label: str) -> dict[str, Any]:
     call = judged.call
     return {
         "label": label,
-        "site": plain(call.site) or "(root)",
+        "site": plain(call.site) or ROOT,
         "formula": plain(call.formula),
         "fails": _fails(judged),
         "values": {

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 from sqrtdk._json import document
+from sqrtdk._sites import ROOT, site_name
 from sqrtdk.audit.records import CheckReport, Finding, Source
 from sqrtdk.report.plain import plain
 from sqrtdk.report.rule_words import NOT_MEASURED, RULES, words
@@ -107,7 +108,7 @@ def _rule(name: str) -> dict[str, Any]:
 
 
 def _result(report: CheckReport, finding: Finding, ids: list[str]) -> dict[str, Any]:
-    site = finding.site or "whole model"
+    site = site_name(finding.site)
     calls = calls_at(report, finding.site)
     more = {
         "severity": finding.severity,
@@ -126,7 +127,7 @@ def _result(report: CheckReport, finding: Finding, ids: list[str]) -> dict[str, 
 def _open(report: CheckReport, entry: NotMeasured, ids: list[str]) -> dict[str, Any]:
     """What was not looked at: neither right nor wrong."""
     seen = f"; seen up to there: {entry.formula}" if entry.formula else ""
-    text = f"{entry.site or 'whole model'}: not measured: {entry.reason}{seen}"
+    text = f"{site_name(entry.site)}: not measured: {entry.reason}{seen}"
     finding = Finding(NOT_MEASURED, "note", entry.site, None, None, entry.reason, "", "", entry.at)
     kind = {"kind": "open", "level": "none"}
     said = (NOT_MEASURED, entry.site, entry.reason)
@@ -143,7 +144,7 @@ def _entry(
     said: tuple[str, ...],
     more: dict[str, Any],
 ) -> dict[str, Any]:
-    logical = {"fullyQualifiedName": plain(site) or "(root)", "kind": "module"}
+    logical = {"fullyQualifiedName": plain(site) or ROOT, "kind": "module"}
     first: dict[str, Any] = {"physicalLocation": _physical(where[0])} if where else {}
     related = [
         {"id": number, "physicalLocation": _physical(spot), "message": {"text": spot.what}}

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from sqrtdk._language import Language
-from sqrtdk._sites import fold_sites
+from sqrtdk._sites import ROOT, fold_sites
 from sqrtdk.audit.records import OK, SEVERITIES, UNMEASURED, VERDICTS, CheckReport, Finding
 from sqrtdk.lab.text import say
 from sqrtdk.report.console import Column, drawn, listed, paragraph, print_table
@@ -23,7 +23,7 @@ from sqrtdk.report.plain import plain
 from sqrtdk.report.said import said
 from sqrtdk.report.terminal_words import SEVERITIES as SEVERITY_WORDS
 from sqrtdk.report.terminal_words import VERDICTS as VERDICT_WORDS
-from sqrtdk.report.terminal_words import WORDS, counted, named, word
+from sqrtdk.report.terminal_words import WORDS, bracketed, counted, named, word
 
 _SEVERITY_STYLE = {"note": "cyan", "warn": "yellow", "fail": "red", "critical": "bold white on red"}
 _VERDICT_STYLE = {"exact": "green", "declared": "cyan", "unexplained": "bold red", "unmeasured": "yellow"}
@@ -196,8 +196,7 @@ def _notes(console: Console, folds: Sequence[Fold], language: Language) -> None:
             sites.setdefault(word("written", language, places=written), []).append(fold.site)
     for text, where in sites.items():
         places = word("all sites", language) if len(where) == len(folds) > 1 else listed(where, language)
-        told = word("in_brackets", language, text=plain(text), sites=places)
-        paragraph(console, Text(f"* {told}", style="dim"), 0)
+        paragraph(console, Text(f"* {plain(text)}{bracketed(places, language)}", style="dim"), 0)
 
 
 def _findings(console: Console, report: CheckReport, language: Language) -> None:
@@ -222,10 +221,10 @@ def _finding(console: Console, folded: FoldedFinding, indent: int, language: Lan
     line = Text(f" {named(SEVERITY_WORDS, first.severity, language)} ", style=_SEVERITY_STYLE.get(first.severity, ""))
     line.append(f" {plain(said(first.message, language))}", style="not bold default on default")
     paragraph(console, line, indent)
-    where = Text(plain(folded.site) or word("whole model", language), style="bold")
+    where = Text(plain(folded.site) or ROOT, style="bold")
     if len(folded.findings) > 1:
         many = counted("site_count", "site_counts", len(folded.findings), language)
-        where.append(word("in_brackets", language, text="", sites=many), style="not bold")
+        where.append(bracketed(many, language), style="not bold")
     if first.at is not None:
         where.append(f"  {plain(first.at)}")
     where.append(f"  {plain(first.rule)}", style="not bold dim")
@@ -264,7 +263,7 @@ def _asides(console: Console, report: CheckReport, language: Language) -> None:
             )
             by_text.setdefault(word("comma", language).join(parts), []).append(item.site)
         for text, sites in by_text.items():
-            told = word("in_brackets", language, text=plain(text), sites=listed(fold_sites(sites), language))
+            told = f"{plain(text)}{bracketed(listed(fold_sites(sites), language), language)}"
             paragraph(console, Text.assemble((title + word("colon", language), "bold"), told), 0)
             shown = True
     if shown:

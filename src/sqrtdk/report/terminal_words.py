@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sqrtdk._language import Language
+from sqrtdk._sites import ROOT
 from sqrtdk.lab.text import Text, say
 
 WORDS = {
@@ -45,11 +46,10 @@ WORDS = {
     "by kernel": Text("{value} by the kernel", "{value}（由内核乘上）"),
     "no reason": Text("no reason given", "未给出理由"),
     "all sites": Text("all sites", "全部调用位置"),
-    "in_brackets": Text("{text} ({sites})", "{text}（{sites}）"),
+    "in_brackets": Text(" ({sites})", "（{sites}）"),
     # findings
     "findings_title": Text("Findings", "问题"),
     "leads to": Text("which leads to:", "由此引起："),
-    "whole model": Text("whole model", "整个模型"),
     "site_count": Text("{count} site", "{count} 个调用位置"),
     "site_counts": Text("{count} sites", "{count} 个调用位置"),
     "found": Text("found {value}", "测得 {value}"),
@@ -72,7 +72,7 @@ WORDS = {
     "formulas": Text(", on scales and formulas alone", "（仅检查缩放因子与公式）"),
     "exit": Text(". Exit code {code} (fail-on: {fail_on}).", "。退出码 {code}（fail-on：{fail_on}）。"),
     # forecast of a cache
-    "no cache": Text("No cache: {why} ({sites})", "没有缓存：{why}（{sites}）"),
+    "no cache": Text("No cache: {why}{sites}", "没有缓存：{why}{sites}"),
     # comment on a pull request
     "title": Text("Attention of {model}: {outcome}", "{model} 的注意力：{outcome}"),
     "more_calls_1": Text("and {count} more call", "另有 {count} 次调用"),
@@ -115,6 +115,16 @@ def word(key: str, language: Language, /, **parts: object) -> str:
         '处理办法：x'
     """
     return say(WORDS[key], language, **parts)
+
+
+def bracketed(sites: str, language: Language) -> str:
+    """Sites in brackets, behind a text; the root has its own.
+
+    Example:
+        >>> bracketed("h.0, h.1", "en"), bracketed("(root)", "en")
+        (' (h.0, h.1)', ' (root)')
+    """
+    return f" {ROOT}" if sites == ROOT else word("in_brackets", language, sites=sites)
 
 
 def counted(one: str, several: str, number: int, language: Language) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from markupsafe import Markup
 
 from sqrtdk._language import Choice
+from sqrtdk._sites import site_name
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.lab.text import Text
 from sqrtdk.monitor.samples import NOT_MEASURED, Alarm
@@ -152,7 +153,7 @@ def in_chinese(alarm: Alarm) -> str:
         return sentence
     parts = []
     if alarm.site is not None:
-        parts.append((alarm.site or "(root)") + (f" #{alarm.index}" if alarm.index else ""))
+        parts.append(site_name(alarm.site, alarm.index or 0))
     if alarm.head is not None:
         parts.append(f"头 {alarm.head}")
     for word, what in (("测得", alarm.value), ("界限", alarm.bar)):

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from sqrtdk._shown import Saved
+from sqrtdk._sites import site_name
 from sqrtdk.monitor.reading import Run
 from sqrtdk.monitor.samples import AS_IS, NOT_MEASURED, UNMEASURED, Alarm
 from sqrtdk.report.watch_statistics import STATISTICS, Array, badness
@@ -51,7 +52,7 @@ class Site:
             >>> Site("h.0", 1, (0,), np.array([1]), {}, {}).label, Site("", 0, (0,), np.array([1]), {}, {}).label
             ('h.0 #1', '(root)')
         """
-        return (self.site or "(root)") + (f" #{self.index}" if self.index else "")
+        return site_name(self.site, self.index)
 
     def worst(self, column: str) -> tuple[Array, Array]:
         """Of each sample the value of the worst head, and its place in `heads`; NaN where no head has one."""

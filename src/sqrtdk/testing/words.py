@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sqrtdk._sites import fold_sites
+from sqrtdk._sites import ROOT, fold_sites
 from sqrtdk.audit.records import UNMEASURED, Finding, JudgedCall
 from sqrtdk.compare.records import Cause, DiffReport, PairDiff
 from sqrtdk.testing.standing import matches
 
-ROOT = "(root)"
 OUTSIDE = "(no module)"  # of what a test runs
 
 
