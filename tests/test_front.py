@@ -72,13 +72,13 @@ def test_the_python_of_the_readme_runs() -> None:
 
 
 @cache
-def printed(model: str) -> str:
-    return CliRunner(env={"COLUMNS": COLUMNS}).invoke(cli._app, ["check", model]).stdout
+def printed(*arguments: str) -> str:
+    return CliRunner(env={"COLUMNS": COLUMNS}).invoke(cli._app, [*arguments]).stdout
 
 
 def steady(text: str) -> str:
     """Without decimals and shares, whose last digits differ from CPU to CPU."""
-    return re.sub(r"\d+\.\d+%?|\d+%", "#", text)
+    return re.sub(r"\d+\.\d+(?:e-\d+)?%?|\d+%", "#", text)
 
 
 @pytest.mark.parametrize("name", WITH_SAMPLES)
@@ -87,15 +87,22 @@ def test_the_output_shown_is_real(name: str) -> None:
     samples = [block for block in blocks(name, "text") if "attention calls:" in block]
     assert len(samples) == (1 if name == "README.md" else 2)
     for sample in samples:
-        output = steady(printed("demo:unscaled" if "missing" in sample else "demo"))
+        output = steady(printed("check", "demo:unscaled" if "missing" in sample else "demo"))
         for part in steady(sample).split("...\n"):
             before, found, output = output.partition(part)
             assert found, f"not in what is printed:\n{part}"
             assert before == "" or before.endswith("\n")
 
 
+def test_the_comparison_shown_is_real() -> None:
+    """Word by word: how many blanks and line breaks there are, the width of the numbers decides."""
+    (sample,) = [block for block in blocks("docs/en/start.md", "text") if "pairs of attentions:" in block]
+    assert max(map(len, sample.splitlines())) <= int(COLUMNS)
+    assert steady(sample).split() == steady(printed("diff", "demo", "demo:unscaled")).split()
+
+
 def test_the_page_lists_every_option_of_check() -> None:
-    shown = CliRunner(env={"COLUMNS": COLUMNS}).invoke(cli._app, ["check", "--help"]).stdout
+    shown = printed("check", "--help")
     options = set(re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", shown, re.MULTILINE)) - {"--help"}
     assert len(options) > 15
     page = text("docs/en/check.md")

@@ -54,6 +54,16 @@ def test_the_table_and_then_the_document(tmp_path: Path) -> None:
     assert manifest["command"].endswith("--output out")
 
 
+@pytest.mark.parametrize("language", ["en", "zh-CN"])
+def test_the_path_of_the_result_stands_on_one_line(tmp_path: Path, language: str) -> None:
+    folder = tmp_path / "a-folder-whose-name-is-long-as-names-of-experiments-are" / "and another with a blank"
+    folder.parent.mkdir()
+    small = ("--d-k", "4", "--keys", "4", "--seeds", "1", "--rows", "4")
+    done = run(*small, "--output", str(folder), "--lang", language, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].endswith(f"{folder}/results.parquet")
+
+
 def test_seeds_from_another_first(tmp_path: Path) -> None:
     done = run(*SMALL, "--seed", "5", "--output", "out", "--json", cwd=tmp_path)
     assert json.loads(done.stdout)["grid"]["seeds"] == [5, 6]

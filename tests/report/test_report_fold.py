@@ -4,8 +4,9 @@ import math
 import pytest
 
 from sample_report import head_stats, healthy, judged, sick, static
+from sqrtdk.audit.records import Finding
 from sqrtdk.report.figures import worst_head
-from sqrtdk.report.fold import fold_calls, fold_findings, values
+from sqrtdk.report.fold import FoldedFinding, expected, fold_calls, fold_findings, values
 
 
 def test_equal_layers_are_one_line() -> None:
@@ -54,6 +55,29 @@ def test_every_call_is_in_exactly_one_fold() -> None:
     for report in (healthy(), static(), sick()):
         folded = [judged for fold in fold_calls(report.calls) for judged in fold.calls]
         assert sorted(map(id, folded)) == sorted(map(id, report.calls))
+
+
+@pytest.mark.parametrize(
+    ("rule", "numbers", "bound", "told", "wanted"),
+    [
+        ("flat", (0.99971,), 0.999, "0.99971", "at most 0.99900"),
+        ("flat", (0.99904, 0.99999), 0.999, "0.999040 to 0.999990", "at most 0.999000"),
+        ("max_logit", (100.004,), 100.0, "100.0040", "at most 100.0000"),
+        ("max_logit", (223.07,), 100.0, "223.1", "at most 100"),
+        ("saturation", (0.9685,), 0.5, "0.9685", "at most 0.5"),
+        ("padding", (0.4999,), 0.5, "0.49990", "at least 0.50000"),
+        ("padding", (0.5,), 0.5, "0.5", "0.5"),
+        ("sliding_window", (513,), 512, "513", "512"),
+        ("max_logit", (math.nan,), 100.0, "nan", "100"),
+        ("max_logit", (math.inf,), 100.0, "inf", "at most 100"),
+    ],
+)
+def test_a_value_and_its_bound_never_look_the_same(
+    rule: str, numbers: tuple[float, ...], bound: float, told: str, wanted: str
+) -> None:
+    found = tuple(Finding(rule, "warn", f"h.{i}", one, bound, "m", "f", "s") for i, one in enumerate(numbers))
+    folded = FoldedFinding("h.0", found)
+    assert (values(folded), expected(folded).en) == (told, wanted)
 
 
 def test_root_and_second_call_are_named() -> None:

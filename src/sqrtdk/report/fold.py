@@ -15,6 +15,7 @@ from sqrtdk.report.places import places_text
 
 # Other rules have bounds.
 _EXACT = ("scale_ledger", "declared_vs_actual", "mask_audit", "sliding_window", "unused", "responsiveness")
+_NEAR = 0.01
 _NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
 
 
@@ -94,25 +95,39 @@ def values(folded: FoldedFinding) -> str:
     numbers = [value for value in all_values if isinstance(value, (int, float))]
     if len(numbers) < len(all_values):
         return " / ".join(dict.fromkeys(value if isinstance(value, str) else number(value) for value in all_values))
-    low, high = number(min(numbers)), number(max(numbers))
+    low, high = (_figure(folded, value) for value in (min(numbers), max(numbers)))
     return low if low == high else f"{low} to {high}"
 
 
-def expected(finding: Finding) -> Text:
-    """Show what a finding's value should have been: a number, or its bound; empty where there is none.
+def expected(folded: FoldedFinding) -> Text:
+    """Show what the values of folded findings should have been: a number, or its bound; empty where there is none.
 
     Example:
-        >>> expected(Finding("max_logit", "warn", "h.0", 101.0, 100.0, "m", "f", "s")).en
-        'at most 100'
-        >>> expected(Finding("scale_ledger", "fail", "h.0", 8.0, 1.0, "m", "f", "s")).en
+        >>> flat = FoldedFinding("h.0", (Finding("flat", "note", "h.0", 0.99971, 0.999, "m", "f", "s"),))
+        >>> values(flat), expected(flat).en
+        ('0.99971', 'at most 0.99900')
+        >>> expected(FoldedFinding("h.0", (Finding("scale_ledger", "fail", "h.0", 8.0, 1.0, "m", "f", "s"),))).en
         '1'
     """
+    finding = folded.first
     value, threshold = finding.value, finding.threshold
     if threshold is None or isinstance(threshold, str):
         return Text(threshold or "", threshold or "")
-    shown = number(threshold)
+    shown = _figure(folded, threshold)
     if finding.rule in _EXACT or not isinstance(value, (int, float)) or math.isnan(value) or value == threshold:
         return Text(shown, shown)
     if value > threshold:
         return Text(f"at most {shown}", f"不超过 {shown}")
     return Text(f"at least {shown}", f"不低于 {shown}")
+
+
+def _figure(folded: FoldedFinding, figure: float) -> str:
+    """A value or a bound; within 1% of one another, with the decimals that show two digits of what lies between."""
+    bound = folded.first.threshold
+    if folded.first.rule in _EXACT or not isinstance(bound, (int, float)):
+        return number(figure)
+    between = (abs(one.value - bound) for one in folded.findings if isinstance(one.value, (int, float)))
+    gap = min((gap for gap in between if gap > 0), default=math.inf)
+    if not gap < _NEAR * abs(bound):
+        return number(figure)
+    return f"{figure:.{max(0, 1 - math.floor(round(math.log10(gap), 9)))}f}"

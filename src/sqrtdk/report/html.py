@@ -86,7 +86,7 @@ def to_html(report: CheckReport, language: Choice = "auto") -> str:
         "percent": figures.percent,
         "worst_head": figures.worst_head,
         "values": values,
-        "expected": lambda finding: both(expected(finding)),
+        "expected": lambda folded: both(expected(folded)),
         "dial": _dial,
         "written": _written,
         "searched": _searched,

@@ -58,7 +58,7 @@ def to_text(document: dict[str, Any], *, width: int = 100, color: bool = False, 
             console.print(Line(say(WORDS["more"], language, count=f"{left:,}"), style="dim"))
         console.print()
         results = say(WORDS["results"], language, path=plain(document["results"]))
-        paragraph(console, Line(results, style="dim"), most=console.width)
+        console.print(Line(results, style="dim"), soft_wrap=True)  # on one line, so that the path can be copied
 
     return drawn(draw, width, color)
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from sqrtdk._language import Language
 from sqrtdk._sites import ROOT, fold_sites
-from sqrtdk.audit.records import OK, SEVERITIES, UNMEASURED, VERDICTS, CheckReport, Finding
+from sqrtdk.audit.records import OK, SEVERITIES, UNMEASURED, VERDICTS, CheckReport
 from sqrtdk.lab.text import say
 from sqrtdk.report.console import Column, drawn, listed, paragraph, print_table
 from sqrtdk.report.figures import number, percent, ratio, worst_head
@@ -233,7 +233,7 @@ def _finding(console: Console, folded: FoldedFinding, indent: int, language: Lan
         if first.value is not None
         else []
     )
-    found += [_expected(first, language)] if first.threshold is not None else []
+    found += [_expected(folded, language)] if first.threshold is not None else []
     if found:
         where.append(f"  {plain(word('comma', language).join(found))}", style="not bold dim")
     paragraph(console, where, indent + 4)
@@ -242,8 +242,8 @@ def _finding(console: Console, folded: FoldedFinding, indent: int, language: Lan
         paragraph(console, Text(word("source", language, source=plain(said(first.source, language))), style="dim"), 4)
 
 
-def _expected(finding: Finding, language: Language) -> str:
-    bar = say(expected(finding), language)
+def _expected(folded: FoldedFinding, language: Language) -> str:
+    bar = say(expected(folded), language)
     return word("expected" if bar.isascii() else "expected bound", language, value=bar)
 
 
