@@ -54,7 +54,7 @@ def test_the_bars_are_those_of_the_verb() -> None:
 
 def test_the_output_on_the_first_page_is_real(monkeypatch: pytest.MonkeyPatch) -> None:
     """Word by word, but for numbers of rounding and where lines break."""
-    monkeypatch.setenv("COLUMNS", "110")
+    monkeypatch.setenv("COLUMNS", "80")
     shown = re.findall(r"^```text\n(A  demo.*?)^```$", START, re.MULTILINE | re.DOTALL)[0]
     done = CliRunner().invoke(cli._app, ["diff", "demo", "demo:unscaled"])
 
