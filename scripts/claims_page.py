@@ -10,10 +10,8 @@ quote that ends in a link to a claim is replaced.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
-import sys
 import textwrap
 import unicodedata
 from collections import Counter
@@ -21,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from made import ROOT, settle_texts
 from sqrtdk.lab.claim import GROUPS, Claim
 from sqrtdk.lab.figures import LEVEL, Figures
 from sqrtdk.lab.judge import Verdict, judge
@@ -30,7 +29,6 @@ from sqrtdk.lab.text import Text
 from sqrtdk.report.lab_words import ANSWERS, ANSWERS_MEAN, PARTS
 from sqrtdk.report.lab_words import WORDS as LAB_WORDS
 
-ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 VERDICTS, FIGURES = RESULTS / "lab.json", RESULTS / "lab-figures.json"
 LANGUAGES = ("en", "zh")
@@ -304,17 +302,7 @@ def pages() -> dict[Path, str]:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true")
-    if parser.parse_args().check:
-        other = [
-            str(path.relative_to(ROOT))
-            for path, text in pages().items()
-            if not path.exists() or path.read_text(encoding="utf-8") != text
-        ]
-        sys.exit(f"{', '.join(other)}: run python scripts/claims_page.py" if other else 0)
-    for path, text in pages().items():
-        path.write_text(text, encoding="utf-8")
+    settle_texts(__doc__, pages())
 
 
 if __name__ == "__main__":

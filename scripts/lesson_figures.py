@@ -9,12 +9,10 @@ stays text, so that a browser sets the Chinese in a font that it has.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import io
 import logging
 import math
-import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -24,13 +22,13 @@ from matplotlib import style
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 
+from made import ROOT, settle
 from sqrtdk.lab.figures import Figure, Figures
 from sqrtdk.lab.plots import Axis, Plot, Series, curve, over
 from sqrtdk.lab.record import Record, read
 from sqrtdk.lab.text import Text
 from sqrtdk.report import axes, plots
 
-ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "benchmarks" / "results" / "lesson"
 FONTS = ["DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "PingFang SC", "Microsoft YaHei", "sans-serif"]
 SETTINGS = {**plots._SETTINGS, "svg.fonttype": "none", "font.family": FONTS}
@@ -201,6 +199,11 @@ def digest(plot: Plot) -> str:
     return f"sqrtdk-{hashlib.sha256(repr(plot).encode()).hexdigest()[:32]}"
 
 
+def is_current(path: Path, plot: Plot) -> bool:
+    """Whether a file is there and shows this plot: by its hash, as the bytes depend on the fonts of a machine."""
+    return path.exists() and digest(plot) in path.read_text(encoding="utf-8")
+
+
 def draw(plot: Plot) -> bytes:
     """The plot as an SVG document on white."""
     buffer = io.BytesIO()
@@ -218,17 +221,9 @@ def draw(plot: Plot) -> bytes:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true")
-    if parser.parse_args().check:
-        other = [
-            str(path.relative_to(ROOT))
-            for path, plot in figures().items()
-            if not path.exists() or digest(plot) not in path.read_text(encoding="utf-8")
-        ]
-        sys.exit(f"{', '.join(other)}: run python scripts/lesson_figures.py" if other else 0)
-    for path, plot in figures().items():
-        path.write_bytes(draw(plot))
+    plots = figures()
+    stale = [path for path, plot in plots.items() if not is_current(path, plot)]
+    settle(__doc__, stale, lambda path: path.write_bytes(draw(plots[path])))
 
 
 if __name__ == "__main__":

@@ -9,16 +9,15 @@ pictures lead to the same files as on the page.
 
 from __future__ import annotations
 
-import argparse
 import doctest
 import json
 import os
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from made import ROOT, settle_texts
+
 NOTEBOOKS = ROOT / "examples" / "lesson"
 BLOCK = re.compile(r"^```python\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 LANGUAGES = ("en", "zh")
@@ -95,19 +94,7 @@ def relinked(text: str, folder: Path) -> str:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true")
-    wanted = {NOTEBOOKS / f"why-sqrt-dk.{language}.ipynb": notebook(language) for language in LANGUAGES}
-    if parser.parse_args().check:
-        other = [
-            str(path.relative_to(ROOT))
-            for path, text in wanted.items()
-            if not path.exists() or path.read_text(encoding="utf-8") != text
-        ]
-        sys.exit(f"{', '.join(other)}: run python scripts/lesson_notebook.py" if other else 0)
-    NOTEBOOKS.mkdir(parents=True, exist_ok=True)
-    for path, text in wanted.items():
-        path.write_text(text, encoding="utf-8")
+    settle_texts(__doc__, {NOTEBOOKS / f"why-sqrt-dk.{language}.ipynb": notebook(language) for language in LANGUAGES})
 
 
 if __name__ == "__main__":

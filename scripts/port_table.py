@@ -11,12 +11,11 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from made import ROOT, settle_texts
+
 RECORD = ROOT / "benchmarks" / "results" / "families.json"
 BEGIN, END = "<!-- families: begin -->", "<!-- families: end -->"
 NONE = "-"
@@ -161,22 +160,16 @@ def filled(page: str, text: str) -> str:
     return f"{before}{BEGIN}\n{text}\n{END}{after}"
 
 
-def main() -> int:
-    """Write the pages, or compare them."""
+def main() -> None:
+    """The command."""
     record = json.loads(RECORD.read_text(encoding="utf-8"))
-    stale = []
-    for language, tree in enumerate(("en", "zh")):
-        path = ROOT / "docs" / tree / "port.md"
-        old = path.read_text(encoding="utf-8")
-        new = filled(old, table(record, language))
-        if new != old and "--check" in sys.argv[1:]:
-            stale.append(path.relative_to(ROOT).as_posix())
-        elif new != old:
-            path.write_text(new, encoding="utf-8")
-    if stale:
-        print(f"not what the record says: {', '.join(stale)}; run python scripts/port_table.py", file=sys.stderr)
-    return int(bool(stale))
+    pages = [ROOT / "docs" / tree / "port.md" for tree in ("en", "zh")]
+    tables = [table(record, language) for language in range(len(pages))]
+    settle_texts(
+        __doc__,
+        {page: filled(page.read_text(encoding="utf-8"), made) for page, made in zip(pages, tables, strict=True)},
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

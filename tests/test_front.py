@@ -5,7 +5,6 @@ from __future__ import annotations
 import doctest
 import json
 import re
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +12,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import cost_page
+import readme_picture
 import sqrtdk
 from sqrtdk import cli
 from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN
@@ -20,11 +21,6 @@ from sqrtdk.audit.records import SEVERITIES, VERDICTS
 from sqrtdk.models.demo import VARIANTS, weights_name
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import readme  # noqa: E402
-import readme_picture  # noqa: E402
-
 WEIGHTS = ROOT / "src" / "sqrtdk" / "models" / "weights"
 READMES = ("README.md", "README.zh-CN.md")
 MOST_LINES = 150
@@ -158,7 +154,7 @@ def test_the_record_of_the_picture_is_what_a_run_gives(model: str) -> None:
     torch.testing.assert_close(peaks, record["peak"][model], rtol=0, atol=2e-3)
 
 
-@pytest.mark.parametrize("language", readme.LANGUAGES)
+@pytest.mark.parametrize("language", cost_page.LANGUAGES)
 def test_the_page_of_figures_is_what_the_records_say(language: str) -> None:
-    """Write it again after a record changed: python scripts/readme.py."""
-    assert readme.written(language) == readme.page(language).read_text(encoding="utf-8")
+    """Write it again after a record changed: python scripts/cost_page.py."""
+    assert cost_page.written(language) == cost_page.page(language).read_text(encoding="utf-8")

@@ -3,25 +3,25 @@ figures give the same verdicts."""
 
 from __future__ import annotations
 
+import copy
 import json
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import claims_page
 from doc_pages import DOCS, READER, ROOT
 from sqrtdk.lab.register import CLAIMS
 from sqrtdk.report.lab_words import ANSWERS, PARTS, WORDS
 
-SCRIPT = ROOT / "scripts" / "claims_page.py"
 TEXTS = ("text", "text_special", "code_inline", "softbreak", "link_open", "link_close")
 
 
 def test_the_pages_are_as_written() -> None:
-    for path, text in runpy.run_path(str(SCRIPT))["pages"]().items():
+    for path, text in claims_page.pages().items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name}: run python scripts/claims_page.py"
 
 
@@ -63,9 +63,8 @@ def entries(section: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_every_claim_has_its_parts_by_their_answers_and_says_why(language: str) -> None:
-    script = runpy.run_path(str(SCRIPT))
     for name, section in sections(language).items():
-        verdict, why = script["judged"](CLAIMS[name])
+        verdict, why = claims_page.judged(CLAIMS[name])
         found = entries(section)
         titles = {met: squeezed(getattr(title, language)) for met, title in PARTS.items()}
         for part in verdict.findings:
@@ -81,12 +80,12 @@ def test_the_figures_are_of_full_runs_but_for_long_trainings() -> None:
 
 
 def test_figures_that_give_another_verdict_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = runpy.run_path(str(SCRIPT))
-    record = script["figures"]()
+    record = copy.deepcopy(claims_page.figures())
     (one,) = (figure for figure in record["claims"]["range-64"]["figures"] if figure["name"] == "share_within")
     one |= {"value": 0.5, "low": 0.4, "high": 0.6}
+    monkeypatch.setattr(claims_page, "figures", lambda: record)
     with pytest.raises(AssertionError, match="range-64: its figures say fails"):
-        script["judged"](CLAIMS["range-64"])
+        claims_page.judged(CLAIMS["range-64"])
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
@@ -100,7 +99,8 @@ def test_each_kind_lists_its_claims(language: str) -> None:
 def test_an_edited_page_is_found_out(tmp_path: Path) -> None:
     for name in ("scripts", "benchmarks/results", "docs/en", "docs/zh"):
         (tmp_path / name).mkdir(parents=True)
-    copied = [SCRIPT, *(ROOT / "benchmarks/results" / name for name in ("lab.json", "lab-figures.json"))]
+    copied = [ROOT / "scripts" / f"{name}.py" for name in ("claims_page", "made")]
+    copied += [ROOT / "benchmarks" / "results" / f"{name}.json" for name in ("lab", "lab-figures")]
     copied += [DOCS / language / f"{name}.md" for language in ("en", "zh") for name in ("claims", "why-sqrt-dk")]
     for path in copied:
         (tmp_path / path.relative_to(ROOT)).write_bytes(path.read_bytes())

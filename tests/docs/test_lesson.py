@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import runpy
 import subprocess
 import sys
 from collections import Counter
@@ -15,6 +14,8 @@ from typing import Any
 
 import pytest
 
+import lesson_figures
+import lesson_notebook
 from doc_pages import DOCS, ROOT
 from sqrtdk.lab.figures import Figures, Place
 from sqrtdk.lab.record import Record, read
@@ -163,10 +164,9 @@ def test_every_step_has_its_four_things(language: str) -> None:
 
 
 def test_the_figures_show_the_records() -> None:
-    script = runpy.run_path(str(ROOT / "scripts" / "lesson_figures.py"))
-    wanted = script["figures"]()
+    wanted = lesson_figures.figures()
     for path, plot in wanted.items():
-        assert script["digest"](plot) in path.read_text(encoding="utf-8"), (
+        assert lesson_figures.digest(plot) in path.read_text(encoding="utf-8"), (
             f"{path}: run python scripts/lesson_figures.py"
         )
     for language in LANGUAGES:
@@ -178,19 +178,19 @@ def test_the_figures_show_the_records() -> None:
 
 
 def test_another_number_or_word_makes_another_figure() -> None:
-    script = runpy.run_path(str(ROOT / "scripts" / "lesson_figures.py"))
-    english, chinese = (script["figures"]()[DOCS / language / "figures" / "why-norm.svg"] for language in LANGUAGES)
-    assert script["digest"](english) != script["digest"](chinese)
+    english, chinese = (
+        lesson_figures.figures()[DOCS / language / "figures" / "why-norm.svg"] for language in LANGUAGES
+    )
+    assert lesson_figures.digest(english) != lesson_figures.digest(chinese)
     with pytest.raises(KeyError):
-        script["translated"](english, {})
+        lesson_figures.translated(english, {})
 
 
 def test_the_notebooks_are_those_of_the_pages() -> None:
-    script = runpy.run_path(str(ROOT / "scripts" / "lesson_notebook.py"))
     for language in LANGUAGES:
         path = ROOT / "examples" / "lesson" / f"why-sqrt-dk.{language}.ipynb"
         text = path.read_text(encoding="utf-8")
-        assert text == script["notebook"](language), f"{path.name}: run python scripts/lesson_notebook.py"
+        assert text == lesson_notebook.notebook(language), f"{path.name}: run python scripts/lesson_notebook.py"
         for target in re.findall(r"\]\((\.\.[^)#]+(?:svg|json))\)", text):
             assert (path.parent / target).exists(), f"{path.name}: {target}"
 
@@ -216,7 +216,8 @@ def said(cell: Any) -> str:
 @pytest.mark.parametrize("script", ["lesson_figures", "lesson_notebook"])
 def test_check_finds_a_file_that_is_not_there(script: str, tmp_path: Path) -> None:
     (tmp_path / "scripts").mkdir()
-    (tmp_path / "scripts" / f"{script}.py").write_bytes((ROOT / "scripts" / f"{script}.py").read_bytes())
+    for name in ("made", script):
+        (tmp_path / "scripts" / f"{name}.py").write_bytes((ROOT / "scripts" / f"{name}.py").read_bytes())
     (tmp_path / "docs").symlink_to(ROOT / "docs") if script == "lesson_notebook" else None
     (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
     command = [sys.executable, tmp_path / "scripts" / f"{script}.py", "--check"]

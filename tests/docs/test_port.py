@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+import port_table
 import sqrtdk
 from transformers_small import build, small_config
 
@@ -18,33 +17,23 @@ LEAST_FAMILIES = 40
 SAMPLE = ("gemma2", "granite", "gpt_oss", "t5")
 
 
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("port_table", ROOT / "scripts" / "port_table.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-TABLE = script()
-RECORD: dict[str, Any] = json.loads(TABLE.RECORD.read_text(encoding="utf-8"))
+RECORD: dict[str, Any] = json.loads(port_table.RECORD.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("language", [0, 1], ids=["en", "zh"])
 def test_the_page_is_what_the_record_says(language: int) -> None:
     page = (ROOT / "docs" / ("en", "zh")[language] / "port.md").read_text(encoding="utf-8")
-    assert TABLE.filled(page, TABLE.table(RECORD, language)) == page
+    assert port_table.filled(page, port_table.table(RECORD, language)) == page
 
 
 def test_another_record_gives_another_page() -> None:
     page = (ROOT / "docs" / "en" / "port.md").read_text(encoding="utf-8")
     fewer = RECORD | {"families": RECORD["families"][1:]}
-    assert TABLE.filled(page, TABLE.table(fewer, 0)) != page
+    assert port_table.filled(page, port_table.table(fewer, 0)) != page
 
 
 def test_every_family_was_run_and_its_scale_read_twice() -> None:
-    shown = TABLE.shown(RECORD)
+    shown = port_table.shown(RECORD)
     assert len(shown) >= LEAST_FAMILIES
     assert RECORD["failed"] == {}
     assert len(shown) == len(RECORD["families"])

@@ -3,21 +3,20 @@
 What stands between `<!-- NAME -->` and `<!-- end of NAME -->` is written here, all else by hand. `--check` writes
 nothing, and exits 1 where a page says something else than the records.
 
-    python scripts/readme.py [--check]
+    python scripts/cost_page.py [--check]
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from made import ROOT, settle_texts
+
 RESULTS = ROOT / "benchmarks" / "results"
 LANGUAGES = ("en", "zh")
 MIB = 2**20
@@ -282,19 +281,10 @@ def written(language: str) -> str:
     return text
 
 
-def main() -> int:
-    """Write the pages, or compare them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1: a page is not up to date")
-    check = parser.parse_args().check
-    stale = [language for language in LANGUAGES if written(language) != page(language).read_text(encoding="utf-8")]
-    for language in stale:
-        if check:
-            print(f"{page(language).relative_to(ROOT)} is not what the records say: python scripts/readme.py")
-        else:
-            page(language).write_text(written(language), encoding="utf-8")
-    return int(check and bool(stale))
+def main() -> None:
+    """The command."""
+    settle_texts(__doc__, {page(language): written(language) for language in LANGUAGES})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
