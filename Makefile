@@ -8,6 +8,7 @@
 #             folder). Torch is that of the Python that SQRTDK_TORCH names, or of .venv, or of $(PYTHON): scripts/gpu.py
 # make release-check  wheel and sdist, built and tried out in clean environments (scripts/release_check.py)
 # make docs   the documentation in English and Chinese, strictly, into out/docs
+# make pages  what is made from the records in benchmarks/results: README's picture, pages, tables, figures, notebooks
 # make wheel  a wheel in out/ that holds the compiled attention kernel
 #
 # demo, test, portable, slow and bench compile that kernel first, where the CPU has AVX-512 and there is a C++ compiler:
@@ -31,7 +32,7 @@ export HF_HUB_OFFLINE ?= 1
 export OMP_NUM_THREADS ?= 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: kernel demo test portable slow real lint bench docs gpu wheel release-check clean
+.PHONY: kernel demo test portable slow real lint bench docs pages gpu wheel release-check clean
 .DELETE_ON_ERROR:
 
 demo: kernel
@@ -69,6 +70,11 @@ lint: .venv/.dev
 docs: .venv/.dev
 	@$(BIN)/python docs/site/build.py out/docs
 	@printf 'Open in a browser: %s\n' "$(CURDIR)/out/docs/index.html"
+
+# In this order: the notebooks hold the page, which holds the claims' verdicts.
+pages: .venv/.dev
+	@for script in readme_picture cost_page port_table lesson_figures claims_page lesson_notebook; do \
+	    $(BIN)/python scripts/$$script.py || exit 1; done
 
 bench: .venv/.dev kernel
 	$(BIN)/python benchmarks/static_check.py
