@@ -328,7 +328,7 @@ def test_a_strangers_long_text_takes_no_time() -> None:
 def test_both_languages_have_the_same_places() -> None:
     for template in (*templates(), *templates(TITLES), *templates(CATALOGUE)):
         assert placeholders(template.english) == placeholders(template.chinese), template.english
-        assert re.search(r"[\u3000-\u9fff\uff00-\uffef]|--kv-scale|logit", template.chinese), template.english
+        assert re.search(r"[\u3000-\u9fff\uff00-\uffef]|--kv-scale|logit|nat", template.chinese), template.english
     for catalogue in (CATALOGUES, TITLES, CATALOGUE):
         every = [template.english for template in templates(catalogue)]
         assert len(set(every)) == len(every)
