@@ -36,6 +36,7 @@ def configs(
         from sqrtdk.report.console import line
         from sqrtdk.report.plain import plain
         from sqrtdk.report.terminal import summary_line, to_text
+        from sqrtdk.report.terminal_words import word
 
         language = options.language(lang)
         for file in files:
@@ -50,7 +51,7 @@ def configs(
                 codes.add(FAILED)
                 continue
             quiet = not report.exit_code and not report.unjudged
-            told = f"{plain(str(file))}: {summary_line(report, language)}"
+            told = plain(str(file)) + word("colon", language) + summary_line(report, language)
             wide = len(told.encode()) if width() == PIPE_WIDTH else width()  # a line a file, for what reads a log
             print_text(line(told, wide) if quiet else to_text(report, width=width(), color=colors(), language=language))
             codes.add(report.exit_code)

@@ -67,7 +67,7 @@ def section(forecast: CacheForecast | None) -> dict[str, Any] | None:
         "titles": [both(Text(name, said(name, "zh", TITLES))) for name in names],
         "rows": rows,
         "notes": [*at_fault, *others],
-        "source": forecast.source,
+        "source": _told(forecast.source),
     }
 
 
