@@ -179,3 +179,27 @@ def test_a_notebook_shows_them() -> None:
     *bars, last = notebook.cells[-1].outputs
     assert last["data"]["text/plain"] == "[True, '']"
     assert [bar["data"].get("text/html") for bar in bars] == [""]
+
+
+ENGLISH = (
+    "attention call",
+    "finding",
+    "Fix",
+    "leads to",
+    "scale ratio",
+    "saturated",
+    "unexplained",
+    "effective",
+    "quer",
+)
+ENGLISH += ("against", "explained", "residue", "differs", "follows from", "outputs agree", "not judged", "more lines")
+
+
+def test_in_chinese_nothing_english_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = sqrtdk.check("demo:unscaled", seq_len=16)
+    records = (report, report.calls[0], sqrtdk.diff("demo", "demo:unscaled", seq_len=16), sample_diff.unpaired())
+    monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
+    for record in records:
+        text = re.sub(r"(?s)<style>.*?</style>|<[^>]+>", "", record._repr_html_())
+        assert [word for word in ENGLISH if word in text] == []
+        assert re.search("[\u4e00-\u9fff]", text)

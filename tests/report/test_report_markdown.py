@@ -90,7 +90,7 @@ def test_a_strangers_text_is_shown_as_it_is(words: str) -> None:
 @pytest.mark.parametrize(
     "words",
     ["https://evil.example", "www.evil.example", "ftp://x.y", "[a](b)", "![a](b)", "<img src=x>", "a|b", "`a", "$x$",
-     ":smile:", "~~a~~", "**a**", "_a_", "a\\", "<!-- x", "&lt;b&gt;", "[^1]", EVIL],
+     ":smile:", "~~a~~", "**a**", "_a_", "__a__", "___", "a\\", "<!-- x", "&lt;b&gt;", "[^1]", EVIL],
 )  # fmt: skip
 def test_nothing_that_markdown_obeys_is_left(words: str) -> None:
     for left in re.findall(r"https?://|www\.|[\[\]<>`|*~$\\]|:\w+:", text(words), re.IGNORECASE):

@@ -10,10 +10,15 @@ from pathlib import Path
 import pytest
 
 import sqrtdk
+from sqrtdk.audit.baseline import compare, ledger
 from sqrtdk.audit.declared import BASE_FIELDS, BASE_SWITCHES
 from sqrtdk.audit.families import FAMILIES
 from sqrtdk.audit.rules.max_logit import LEVELS
-from sqrtdk.report import check_words, diff_words, terminal_words
+from sqrtdk.bench.gpu_record import NOT_MEASURED
+from sqrtdk.bench.ways import WAYS
+from sqrtdk.bench.workloads import WORKLOADS
+from sqrtdk.report import baseline, check_words, diff_words, terminal_words
+from sqrtdk.report.bench import names_text
 from sqrtdk.report.diff import to_text as diff_text
 from sqrtdk.report.diff_causes import CATALOGUE, CAUSES, caused
 from sqrtdk.report.diff_fold import cause_name
@@ -247,6 +252,51 @@ def test_a_check_in_chinese_has_chinese_punctuation() -> None:
             assert HALF_WIDTH.findall(text) == []
 
 
+TOLD = ("tell", "working", "counting")
+
+
+def told() -> Iterator[str]:
+    """What is told while something runs and where it was written: the texts given to these functions."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            name = node.func if isinstance(node, ast.Call) else None
+            if isinstance(name, ast.Name) and name.id in TOLD and node.args:
+                text = node.args[0]
+                if isinstance(text, ast.JoinedStr):
+                    yield "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in text.values)
+                elif isinstance(text, ast.Constant):
+                    yield str(text.value)
+
+
+def test_what_is_told_on_stderr_is_in_a_template() -> None:
+    every = set(told())
+    assert {"loading", "running {}", "Trace file: {}", "Checking {}", "{} report: {}"} <= every
+    assert [text for text in every if not _has_template(text, CATALOGUES)] == []
+
+
+def test_what_can_be_measured_is_listed_in_chinese() -> None:
+    text = names_text(WORKLOADS, WAYS, NOT_MEASURED, language="zh")
+    assert [way.text for way in WAYS.values() if way.text in text] == []
+    assert "编译的内核，全部统计量" in text
+    assert "未在 GPU 上测量" in text
+    for word in ("workloads", "ways", "causal,", "the Triton", "compiled", "statistics"):
+        assert word not in text
+
+
+def test_a_baseline_in_chinese_says_the_same() -> None:
+    kept = ledger(sqrtdk.check("demo", seq_len=16))
+    comparison = compare(kept, sqrtdk.check("demo:unscaled", seq_len=16), "baseline.json")
+    assert comparison.exit_code == 1
+    chinese = baseline.to_text(comparison, width=200, language="zh")
+    for text in (chinese, baseline.to_markdown(comparison, "zh")):
+        assert baseline.summary_line(comparison, "zh").partition("。")[0] in text
+        for word in (" changed", " against ", "fails", "Exit code", "attentions", "review", "new finding:", "before"):
+            assert word not in text, word
+    numbers = [re.findall(r"\d+", baseline.summary_line(comparison, language)) for language in ("en", "zh")]
+    assert numbers[0] == numbers[1]
+    assert "会因此失败" in baseline.ledger_line(kept, "zh")
+
+
 def test_what_stands_in_a_sentence_is_put_over_too() -> None:
     message = (
         "the scale could not be judged: the scale could not be read; seen up to there: softmax(q) (call 2 of 3 here)"
@@ -278,7 +328,7 @@ def test_a_strangers_long_text_takes_no_time() -> None:
 def test_both_languages_have_the_same_places() -> None:
     for template in (*templates(), *templates(TITLES), *templates(CATALOGUE)):
         assert placeholders(template.english) == placeholders(template.chinese), template.english
-        assert re.search(r"[\u3000-\u9fff\uff00-\uffef]|--kv-scale|logit", template.chinese), template.english
+        assert re.search(r"[\u3000-\u9fff\uff00-\uffef]|--kv-scale|logit|nat", template.chinese), template.english
     for catalogue in (CATALOGUES, TITLES, CATALOGUE):
         every = [template.english for template in templates(catalogue)]
         assert len(set(every)) == len(every)

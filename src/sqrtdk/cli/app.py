@@ -22,10 +22,10 @@ def app(
     """
     with reported(show_traceback):
         from sqrtdk.app.serve import serve
-        from sqrtdk.cli.output import say
+        from sqrtdk.cli.output import tell
 
         def ready(address: str) -> None:
-            say(f"Explorer: {address} (Ctrl-C ends it)")
+            tell(f"Explorer: {address} (Ctrl-C ends it)")
             if show:
                 import webbrowser
 

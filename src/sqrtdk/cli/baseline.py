@@ -48,6 +48,7 @@ def write(
     device_map: options.DeviceMap = None,
     offload_folder: options.OffloadFolder = None,
     force: options.Force = False,
+    lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
     """Run MODEL and write its ledger to FILE: one line an attention, with formula, ratio, verdict and findings.
@@ -65,7 +66,7 @@ def write(
         kept = ledger(_checked(model, "never", locals()))
         _files.write_text(file, to_file(kept), force)
         written("baseline", file)
-        say(ledger_line(kept))
+        say(ledger_line(kept, options.language(lang)))
 
 
 def check(
@@ -93,6 +94,7 @@ def check(
         FailOn,
         typer.Option(help="Least severity of a new finding that fails. A changed ledger fails too, but with never."),
     ] = "fail",
+    lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
     """Run MODEL and say what its ledger says otherwise than FILE.
@@ -114,17 +116,18 @@ def check(
         before = read(file)
         report = _checked(model, fail_on, locals())
         comparison = compare(before, report, str(file))
-        documents = [(output, to_json, "JSON"), (comment, to_markdown, "Markdown")]
-        wanted = [(path, draw(comparison), kind) for path, draw, kind in documents if path is not None]
+        language = options.language(lang)
+        wanted = [(output, to_json(comparison), "JSON")] if output is not None else []
+        wanted += [(comment, to_markdown(comparison, language), "Markdown")] if comment is not None else []
         wanted += [(sarif, to_sarif(report), "SARIF")] if sarif is not None else []
         for path, document, kind in wanted:
             _files.write_text(path, document, force)
             written(kind, path)
         if (json_ and output is None) or markdown == options.STDOUT:
-            print_text(to_markdown(comparison) if markdown == options.STDOUT else to_json(comparison))
-            say(summary_line(comparison))
+            print_text(to_markdown(comparison, language) if markdown == options.STDOUT else to_json(comparison))
+            say(summary_line(comparison, language))
         else:
-            print_text(to_text(comparison, width=width(), color=colors()))
+            print_text(to_text(comparison, width=width(), color=colors(), language=language))
         code = comparison.exit_code
     raise typer.Exit(code)
 

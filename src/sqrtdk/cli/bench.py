@@ -81,7 +81,9 @@ def bench(
         if record is None:
             gpu = gpu_record.sentence(gpu_record.read())
             json = report.names_json(WORKLOADS, WAYS, gpu)
-            text = report.names_text(WORKLOADS, WAYS, gpu, width=width(), color=colors())
+            text = report.names_text(
+                WORKLOADS, WAYS, gpu, width=width(), color=colors(), language=options.language(lang)
+            )
         else:
             json, text = (
                 to_json(record),

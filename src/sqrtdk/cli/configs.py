@@ -18,6 +18,7 @@ def configs(
         Literal["note", "warn", "unmeasured", "fail", "critical", "never"],
         typer.Option(help="Least severity of a finding that gives exit code 1."),
     ] = "fail",
+    lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
     """Build each FILE's model on the meta device, without weights or network, and judge its scales.
@@ -28,28 +29,30 @@ def configs(
     codes = {0}
     with reported(show_traceback):
         from sqrtdk.audit.check import check_with
-        from sqrtdk.cli.output import PIPE_WIDTH, colors, print_text, say, width
+        from sqrtdk.cli.output import PIPE_WIDTH, colors, print_text, tell, width
         from sqrtdk.errors import SqrtdkError
         from sqrtdk.models.config import read_config_dict
         from sqrtdk.models.options import LoadOptions
         from sqrtdk.report.console import line
         from sqrtdk.report.plain import plain
         from sqrtdk.report.terminal import summary_line, to_text
+        from sqrtdk.report.terminal_words import word
 
+        language = options.language(lang)
         for file in files:
             try:
                 if "model_type" not in read_config_dict(file):
-                    say(f"{plain(str(file))}: not checked, it names no model_type")
+                    tell(f"{plain(str(file))}: not checked, it names no model_type")
                     continue
                 report = check_with(str(file), None, LoadOptions(static=True), fail_on=fail_on)
             except SqrtdkError as error:
-                say(f"{plain(str(file))}: not checked")
+                tell(f"{plain(str(file))}: not checked")
                 fail(error, show_traceback)
                 codes.add(FAILED)
                 continue
             quiet = not report.exit_code and not report.unjudged
-            told = f"{plain(str(file))}: {summary_line(report)}"
+            told = plain(str(file)) + word("colon", language) + summary_line(report, language)
             wide = len(told.encode()) if width() == PIPE_WIDTH else width()  # a line a file, for what reads a log
-            print_text(line(told, wide) if quiet else to_text(report, width=width(), color=colors()))
+            print_text(line(told, wide) if quiet else to_text(report, width=width(), color=colors(), language=language))
             codes.add(report.exit_code)
     raise typer.Exit(max(codes))

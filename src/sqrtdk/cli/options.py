@@ -94,8 +94,23 @@ RayAddress = Annotated[
     str | None,
     typer.Option("--ray-address", metavar="HOST:PORT", help="A Ray cluster.", show_default="one is started here"),
 ]
+
+
+def _speak(lang: Choice) -> Choice:
+    """Have what is told on stderr told in the language asked for."""
+    from sqrtdk.cli.output import speak
+
+    speak(language(lang))
+    return lang
+
+
 Lang = Annotated[
-    Choice, typer.Option("--lang", help="Language of what people read; auto: that of LC_ALL, LC_MESSAGES or LANG.")
+    Choice,
+    typer.Option(
+        "--lang",
+        callback=_speak,
+        help="Language of what people read; auto: that of LC_ALL, LC_MESSAGES or LANG.",
+    ),
 ]
 ShowTraceback = Annotated[bool, typer.Option("--traceback", help="Show where an error was raised.")]
 

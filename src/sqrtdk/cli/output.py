@@ -17,10 +17,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from sqrtdk._language import Language, chosen
 from sqrtdk._progress import heard
 from sqrtdk.errors import OutputError
 from sqrtdk.models.alone import alone
 from sqrtdk.report.plain import plain, plain_lines
+from sqrtdk.report.said import said
+from sqrtdk.report.terminal_words import word
 
 PIPE_WIDTH = 160  # nobody wraps a log or a pipe, and one line a site is easier to search
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -64,6 +67,7 @@ class _Kept:
                     raise
 
 
+_language: Language | None = None
 _stdout: _Kept | None = None
 _stderr: _Kept | None = None
 
@@ -128,14 +132,25 @@ def say(text: str) -> None:
             sys.stderr.flush()
 
 
+def speak(language: Language) -> None:
+    """Tell in this language from now on; before that in the one of the environment."""
+    global _language
+    _language = language
+
+
+def tell(text: str) -> None:
+    """Say lines in the reader's language, as far as the catalogues have them; errors are said as they are."""
+    say("\n".join(said(line, _spoken()) for line in text.split("\n")))
+
+
 def written(kind: str, path: object) -> None:
     """Say where a report is; a line break in its name makes no second line."""
-    say(f"{kind} report: {plain(str(path))}")
+    tell(f"{kind} report: {plain(str(path))}")
 
 
 def announce(model: str) -> None:
     """Say that a name is no directory, before the hub is asked for it."""
-    say(f"There is no directory {model!r}: asking the hub for it.")
+    tell(f"There is no directory {model!r}: asking the hub for it.")
 
 
 def colors() -> bool:
@@ -185,11 +200,15 @@ def working(text: str) -> Iterator[Callable[[str], None]]:
             return
         from rich.text import Text
 
-        def tell(told: str, done: int, total: int) -> None:
-            status.update(Text(plain(f"{text}: {told}" + (f", {done} of {total}" if total else ""))))
+        language = _spoken()
 
-        with console.status(Text(plain(text))) as status, alone(), heard(tell):
-            yield lambda text: status.update(Text(plain(text)))
+        def doing(told: str, done: int, total: int) -> None:
+            parts = [word("colon", language).join((said(text, language), said(told, language)))]
+            parts += [word("of", language, done=done, total=total)] if total else []
+            status.update(Text(plain(word("comma", language).join(parts))))
+
+        with console.status(Text(plain(said(text, language)))) as status, alone(), heard(doing):
+            yield lambda text: status.update(Text(plain(said(text, language))))
 
 
 @contextlib.contextmanager
@@ -207,7 +226,7 @@ def counting(text: str) -> Iterator[Callable[[int, int], None]]:
 
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=console) as bar, alone(), heard(lambda told, done, total: None):
-            task = bar.add_task(text, total=None)
+            task = bar.add_task(said(text, _spoken()), total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
@@ -274,6 +293,10 @@ def end_stdout() -> None:
     _flush()
     with contextlib.suppress(OSError):  # the model closed descriptor 2
         os.dup2(2, 1)
+
+
+def _spoken() -> Language:
+    return _language or chosen("auto", os.environ)
 
 
 def _is_terminal() -> bool:

@@ -53,6 +53,7 @@ def record(
     device_map: options.DeviceMap = None,
     offload_folder: options.OffloadFolder = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
     """Run MODEL once and write a trace file: q, k, v, output, masks and formula of every attention, with the inputs.
@@ -64,7 +65,7 @@ def record(
         from sqrtdk import _files
 
         _files.check_writable(output, force)
-        from sqrtdk.cli.output import announce, say, working
+        from sqrtdk.cli.output import announce, tell, working
         from sqrtdk.report.plain import plain
 
         with working(f"Recording {model}"):
@@ -86,8 +87,8 @@ def record(
                 heads=None if heads is None else parse_heads(heads),
                 projections=projections,
                 force=force,
-                announce=say,
+                announce=tell,
             )
         for note in recording.notes:
-            say(f"Note: {note}.")
-        say(f"Trace file: {plain(str(output))}")
+            tell(f"Note: {note}.")
+        tell(f"Trace file: {plain(str(output))}")

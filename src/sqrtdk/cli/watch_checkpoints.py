@@ -73,7 +73,7 @@ def checkpoints(
     """
     with reported(show_traceback):
         from sqrtdk import _files
-        from sqrtdk.cli.output import colors, counting, print_text, say, width, working, written
+        from sqrtdk.cli.output import colors, counting, print_text, tell, width, working, written
         from sqrtdk.report.plain import plain
 
         _files.check_outputs((html,), force)
@@ -97,7 +97,7 @@ def checkpoints(
                     anew=anew,
                 )
             except KeyboardInterrupt:
-                say(f"What ended is kept in {plain(str(output))}; the same command goes on with the rest.")
+                tell(f"What ended is kept in {plain(str(output))}; the same command goes on with the rest.")
                 raise
         with working(f"Reading {output}"):
             from sqrtdk.report.watch_html import to_html
@@ -106,10 +106,10 @@ def checkpoints(
             runs = [read(run) for run in series.runs]
             page = to_html(runs, language=lang) if html is not None else ""
         for path in series.left_out:
-            say(f"Left out, as it is no directory: {plain(str(path))}")
+            tell(f"Left out, as it is no directory: {plain(str(path))}")
         for note in series.notes:
-            say(f"Note: {plain(note)}")
-        say(_counted(series))
+            tell(f"Note: {plain(note)}")
+        tell(_counted(series))
         if html is not None:
             _files.write_text(html, page, force)
             written("HTML", html)
@@ -123,7 +123,7 @@ def checkpoints(
                 )
             )
         if html is None and not json_:
-            say("\n".join(f"The page: sqrtdk watch report {plain(str(run))}" for run in series.runs))
+            tell("\n".join(f"The page: sqrtdk watch report {plain(str(run))}" for run in series.runs))
     raise typer.Exit(max(run.exit_code(fail_on) for run in runs))
 
 

@@ -12,14 +12,16 @@ from rich.console import Console
 from rich.text import Text
 
 from sqrtdk import _json
+from sqrtdk._language import Language
 from sqrtdk._sites import ROOT, fold
 from sqrtdk.audit.baseline import SCHEMA_VERSION, Change, Comparison, Ledger
 from sqrtdk.audit.records import VERDICTS
 from sqrtdk.report.console import drawn, paragraph
-from sqrtdk.report.figures import count
 from sqrtdk.report.markdown import code, details, fitted, table, text
 from sqrtdk.report.plain import plain
-from sqrtdk.report.terminal_words import WORDS, named
+from sqrtdk.report.said import TITLES, said
+from sqrtdk.report.terminal_words import VERDICTS as VERDICT_WORDS
+from sqrtdk.report.terminal_words import WORDS, bracketed, counted, named, word
 
 _MOST = 40  # folded changes that are shown
 
@@ -43,13 +45,14 @@ def to_file(ledger: Ledger) -> str:
     )
 
 
-def ledger_line(ledger: Ledger) -> str:
+def ledger_line(ledger: Ledger, language: Language = "en") -> str:
     """What a ledger holds, in a line."""
     attentions = [line for line in ledger.lines if line.verdict is not None]
     verdicts = Counter(line.verdict for line in attentions)
-    told = ", ".join(f"{verdicts[name]} {name}" for name in VERDICTS if verdicts[name])
-    kinds = sum(len(line.findings) for line in ledger.lines)
-    return f"{count(len(attentions), 'attention')}: {told}. {count(kinds, 'finding')} that will not fail later."
+    each = [f"{verdicts[name]} {named(VERDICT_WORDS, name, language)}" for name in VERDICTS if verdicts[name]]
+    told = _attentions(len(attentions), language) + word("colon", language) + word("comma", language).join(each)
+    kinds = counted("finding", "findings", sum(len(line.findings) for line in ledger.lines), language)
+    return told + word("stop", language) + word("kept", language, findings=kinds)
 
 
 def to_json(comparison: Comparison) -> str:
@@ -59,91 +62,105 @@ def to_json(comparison: Comparison) -> str:
     return _json.document({"schema_version": SCHEMA_VERSION, "tool": tool, **fields, "exit_code": comparison.exit_code})
 
 
-def summary_line(comparison: Comparison) -> str:
+def summary_line(comparison: Comparison, language: Language = "en") -> str:
     """How much changed, what was not judged, and the exit code."""
     failing = sum(change.fails for change in comparison.changes)
     others = len(comparison.changes) - failing
-    parts = [count(failing, "change") if failing else "Nothing changed that counts"]
-    parts += [f"{others} more that do not count"] if others else []
-    parts += [f"{count(comparison.unchanged, 'attention')} as in the baseline"]
-    parts += [f"{count(comparison.unjudged, 'attention')} not judged"] if comparison.unjudged else []
-    return f"{', '.join(parts)}. Exit code {comparison.exit_code} (fail-on: {comparison.fail_on})."
+    parts = [counted("change", "changes", failing, language) if failing else word("nothing changed", language)]
+    parts += [word("more not counted", language, count=others)] if others else []
+    parts += [word("as before", language, attentions=_attentions(comparison.unchanged, language))]
+    if comparison.unjudged:
+        parts.append(word("not judged", language, attentions=_attentions(comparison.unjudged, language)))
+    end = word("exit", language, code=comparison.exit_code, fail_on=comparison.fail_on)
+    return word("comma", language).join(parts) + end
 
 
-def to_text(comparison: Comparison, *, width: int = 80, color: bool = False) -> str:
+def to_text(comparison: Comparison, *, width: int = 80, color: bool = False, language: Language = "en") -> str:
     """The comparison as text of at most `width` columns."""
 
     def draw(console: Console) -> None:
-        mode = named(WORDS, comparison.mode, "en")
-        paragraph(console, f"{plain(comparison.model)} against {plain(comparison.file)}, {mode}", most=console.width)
+        names = {"model": plain(comparison.model), "file": plain(comparison.file)}
+        mode = named(WORDS, comparison.mode, language)
+        paragraph(console, word("against", language, **names, mode=mode), most=console.width)
         console.print()
         folds = list(_folded(comparison))
         for site, change, sites in folds[:_MOST]:
-            many = f" ({count(sites, 'site')})" if sites > 1 else ""
-            told = Text("fails", style="red") if change.fails else Text("told ", style="dim")
-            paragraph(console, told + Text(f"  {change.kind}: {plain(site) or ROOT}{many}", style="default"))
-            for sign, said in _sides(change):
-                paragraph(console, f"{sign} {_said(change, said)}", 7)
+            told = Text(word("fails", language), "red") if change.fails else Text(word("told", language), "dim")
+            where = plain(site) or ROOT
+            if sites > 1:
+                where += bracketed(counted("site_count", "site_counts", sites, language), language)
+            what = said(change.kind, language, TITLES) + word("colon", language)
+            paragraph(console, told + Text(f"  {what}{where}", style="default"))
+            for sign, side in _sides(change):
+                paragraph(console, f"{sign} {_side(change, side, language)}", 7)
         if len(folds) > _MOST:
-            console.print(f"... and {len(folds) - _MOST} more: see --json")
+            console.print(word("more_json", language, count=len(folds) - _MOST))
         if folds:
             console.print()
         if any(change.fails for change in comparison.changes):
-            paragraph(console, "If the change is meant: sqrtdk baseline write --force, and review the file.")
+            paragraph(console, word("if meant", language))
             console.print()
-        paragraph(console, summary_line(comparison), most=console.width)
+        paragraph(console, summary_line(comparison, language), most=console.width)
 
     return drawn(draw, width, color)
 
 
-def to_markdown(comparison: Comparison) -> str:
+def to_markdown(comparison: Comparison, language: Language = "en") -> str:
     """The comparison as a comment on a pull request, see `sqrtdk.report.markdown`."""
-    return fitted(_parts(comparison))
+    return fitted(_parts(comparison, language), language)
 
 
-def _parts(comparison: Comparison) -> Iterator[str]:
-    title = "changed" if comparison.exit_code else "as in the baseline"
-    yield f"### Attention of {code(comparison.model)}: {title}\n"
-    yield text(f"{summary_line(comparison)} Baseline: {comparison.file}.", 1000) + "\n"
+def _parts(comparison: Comparison, language: Language) -> Iterator[str]:
+    outcome = word("changed" if comparison.exit_code else "as in baseline", language)
+    yield f"### {word('title', language, model=code(comparison.model), outcome=outcome)}\n"
+    file = word("baseline file", language, file=comparison.file)
+    yield text(f"{summary_line(comparison, language)} {file}", 1000) + "\n"
     folds = list(_folded(comparison))
     loud, quiet = ([fold for fold in folds if fold[1].fails is fails] for fails in (True, False))
-    titles = ("site", "change", "before", "now")
+    titles = [word(key, language) for key in ("site", "column change", "before", "now")]
     if loud:
-        yield table(titles, map(_row, loud[:_MOST]))
-        yield "If it is meant, write the baseline anew and review it.\n" + (
-            f"\n{len(loud) - _MOST} more changes are not shown.\n" if len(loud) > _MOST else ""
-        )
+        yield table(titles, (_row(fold, language) for fold in loud[:_MOST]))
+        more = word("changes not shown", language, count=len(loud) - _MOST)
+        yield f"{word('write anew', language)}\n" + (f"\n{more}\n" if len(loud) > _MOST else "")
     if quiet:
-        yield details(f"{count(len(quiet), 'more change')}, not counted", [table(titles, map(_row, quiet[:_MOST]))])
+        more = counted("more change", "more changes", len(quiet), language)
+        yield details(more, [table(titles, (_row(fold, language) for fold in quiet[:_MOST]))])
 
 
-def _row(fold: tuple[str, Change, int]) -> list[str]:
+def _row(fold: tuple[str, Change, int], language: Language) -> list[str]:
     site, change, sites = fold
     what = change.kind if change.what in ("attention", "finding") else f"{change.what} {change.kind}"
+    what = said(what, language, TITLES)
     many = f" ({sites})" if sites > 1 else ""
     return [
         f"{code(site or ROOT)}{many}",
         f"**{what}**" if change.fails else what,
-        *("" if said is None else code(said, 240) for said in (change.before, change.after)),
+        *("" if side is None else code(side, 240) for side in (change.before, change.after)),
     ]
 
 
 def _folded(comparison: Comparison) -> Iterator[tuple[str, Change, int]]:
     """Equal changes of layers as one, with how many they are."""
 
-    def said(change: Change) -> tuple[Any, ...]:
+    def shown(change: Change) -> tuple[Any, ...]:
         return change.fails, change.kind, change.what, change.before, change.after, change.index
 
-    for site, group in fold(comparison.changes, lambda change: change.site, said):
+    for site, group in fold(comparison.changes, lambda change: change.site, shown):
         index = group[0].index
         yield f"{site} #{index}" if index else site, group[0], len(group)
 
 
 def _sides(change: Change) -> Iterator[tuple[str, str]]:
-    for sign, said in (("-", change.before), ("+", change.after)):
-        if said is not None:
-            yield sign, said
+    for sign, side in (("-", change.before), ("+", change.after)):
+        if side is not None:
+            yield sign, side
 
 
-def _said(change: Change, said: str) -> str:
-    return plain(said) if change.what in ("attention", "finding") else f"{change.what} {plain(said)}"
+def _side(change: Change, side: str, language: Language) -> str:
+    if change.what in ("attention", "finding"):
+        return plain(side)
+    return f"{said(change.what, language, TITLES)} {plain(side)}"
+
+
+def _attentions(number: int, language: Language) -> str:
+    return counted("attention", "attentions", number, language)

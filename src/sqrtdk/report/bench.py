@@ -14,7 +14,7 @@ from sqrtdk.bench.ways import BASE, Way
 from sqrtdk.bench.workloads import Workload
 from sqrtdk.report.console import Cell, Column, drawn, paragraph, print_table
 from sqrtdk.report.plain import plain
-from sqrtdk.report.said import said
+from sqrtdk.report.said import TITLES, said
 
 _COLUMNS = (Column(""),) * 4
 
@@ -55,7 +55,13 @@ def to_text(record: BenchRecord, *, width: int = 100, color: bool = False, langu
 
 
 def names_text(
-    workloads: Mapping[str, Workload], ways: Mapping[str, Way], gpu: str, *, width: int = 100, color: bool = False
+    workloads: Mapping[str, Workload],
+    ways: Mapping[str, Way],
+    gpu: str,
+    *,
+    width: int = 100,
+    color: bool = False,
+    language: Language = "en",
 ) -> str:
     """What can be measured; and what `gpu_record.sentence` says of GPUs."""
 
@@ -64,11 +70,11 @@ def names_text(
             ("workloads", workloads),
             ("ways", ways),
         ):
-            console.print(title, style="bold")
-            cells = [(Text(name, style="cyan"), row.text) for name, row in rows.items()]
+            console.print(said(title, language, TITLES), style="bold")
+            cells = [(Text(name, style="cyan"), said(row.text, language)) for name, row in rows.items()]
             print_table(console, (Column(""), Column("", prose=True)), cells, indent=2)
-        console.print("the Triton kernel", style="bold")
-        paragraph(console, gpu, 2)
+        console.print(said("the Triton kernel", language, TITLES), style="bold")
+        paragraph(console, said(gpu, language), 2)
 
     return drawn(draw, width, color)
 

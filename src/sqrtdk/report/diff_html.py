@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import importlib.metadata
 import math
-import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from sqrtdk._language import Choice, Language, chosen
+from sqrtdk._language import Choice
 from sqrtdk.compare.records import CANCELS, Cause, DiffReport, PairDiff, StageDiff
 from sqrtdk.compare.suspect import STAGES
 from sqrtdk.compare.words import UNKNOWN, place, share, short, told
@@ -123,9 +122,9 @@ FIGURES = {  # what the page and the notebook's table call
 }
 
 
-def to_table(report: DiffReport, language: Language | None = None) -> str:
-    """What was found, and the table of the pairs, for a notebook; None: in the language of the environment."""
-    language = language or chosen("auto", os.environ)
+def to_table(report: DiffReport) -> str:
+    """What was found, and the table of the pairs, for a notebook."""
+    language = notebook.language()
     word, tone = verdict(report)
     return notebook.fragment(
         "diff",
@@ -136,7 +135,7 @@ def to_table(report: DiffReport, language: Language | None = None) -> str:
             "folds": fold_pairs(report.pairs),
             "alone": (("A", report.unpaired_a), ("B", report.unpaired_b)),
             "say": lambda key, **parts: say(WORDS[key], language, **parts),
-            "terminal": lambda key, **parts: say(TERMINAL[key], language, **parts),
+            "terminal": lambda key: say(TERMINAL[key], language),
             "stage": lambda name: say(STAGE_WORDS[name], language) if name in STAGE_WORDS else name,
             "reason": lambda text: translated(text, language),
             "value": lambda of: value(of, language),

@@ -142,7 +142,6 @@ TERMINAL = {
     "allowed": Text("allowed", "允许"),
     "attention": Text("{count} attention", "{count} 处注意力"),
     "attentions": Text("{count} attentions", "{count} 处注意力"),
-    "more_lines": Text("and {count} more lines", "另有 {count} 行"),
     "more": Text("... and {count} more: see --json or --html", "……另有 {count} 条：见 --json 或 --html"),
     "follows_from": Text("follows from {site}", "来自 {site}"),
     "only_in": Text("Only in {side}, {count}: ", "仅 {side} 有，{count} 处："),

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from sqrtdk._language import Choice
 from sqrtdk._sites import site_name
 from sqrtdk.audit.records import SEVERITIES, UNMEASURED, VERDICTS, CheckReport, JudgedCall
-from sqrtdk.lab.text import Text
+from sqrtdk.lab.text import Text, say
 from sqrtdk.report import figures, notebook, page
 from sqrtdk.report.check_words import HEALTH_WORDS, MODES, RESULTS, STEPS, VERDICT_WORDS, WORDS
 from sqrtdk.report.fold import Fold, expected, fold_calls, values
@@ -29,6 +29,7 @@ from sqrtdk.report.payload import payload
 from sqrtdk.report.places import places
 from sqrtdk.report.plain import plain
 from sqrtdk.report.said import said
+from sqrtdk.report.terminal_words import counted, word
 from sqrtdk.tracing.records import AttentionCall
 
 _DIAL_OCTAVES = 8.0  # the ratio's dial reaches from 2^-8 to 2^8
@@ -127,13 +128,13 @@ def _searched(fold: Fold) -> str:
 
 def to_table(report: CheckReport) -> str:
     """The table of the sites and the findings, for a notebook."""
-    word, tone = RESULTS[report.outcome]
-    told = headline(report).en
+    result, tone = RESULTS[report.outcome]
+    language = notebook.language()
     return _table(
         report.calls,
         report=report,
-        result=(word.en, tone),
-        told=told,
+        result=(say(result, language), tone),
+        told=say(headline(report), language),
         causes=consequences(report.findings),
         judges=True,
     )
@@ -150,8 +151,17 @@ def call_table(call: AttentionCall) -> str:
 
 
 def _table(calls: Sequence[JudgedCall], **context: Any) -> str:
+    language = notebook.language()
     functions = {"ratio": figures.ratio, "percent": figures.percent, "count": figures.count}
-    words = {"verdict_word": lambda name: VERDICT_WORDS[name].en, "health_word": str, "step_word": str}
+    words: dict[str, Any] = {
+        "say": lambda key: say(WORDS[key], language),
+        "word": lambda key: word(key, language),
+        "counted": lambda one, several, number: counted(one, several, number, language),
+        "said": lambda text: said(text, language),
+        "verdict_word": lambda name: say(VERDICT_WORDS[name], language),
+        "health_word": lambda name: say(HEALTH_WORDS[name], language) if language == "zh" else name,
+        "step_word": lambda name: say(STEPS[name], language) if name in STEPS and language == "zh" else name,
+    }
     shown = {"folds": fold_calls(calls), "worst_head": figures.worst_head, "causes": (), **functions, **words}
     return notebook.fragment("check", {"report": None, "call": None, "judges": False, **shown, **context})
 

@@ -13,40 +13,22 @@ from sqrtdk._language import Language
 from sqrtdk._sites import ROOT
 from sqrtdk.audit.cache import CacheCall, CacheForecast
 from sqrtdk.kv.findings import fix_text, scale_text
-from sqrtdk.lab.text import Text, say
+from sqrtdk.lab.text import Text
 from sqrtdk.report.console import Column, listed, paragraph, print_table
 from sqrtdk.report.figures import number, percent
 from sqrtdk.report.page import both
 from sqrtdk.report.plain import plain
-from sqrtdk.report.said import said
-from sqrtdk.report.terminal_words import bracketed, named, word
+from sqrtdk.report.said import TITLES, said
+from sqrtdk.report.terminal_words import bracketed, counted, word
 
 COLUMNS = ("worst", "KL nats", "median", "max", "key changes", "output off")
 NAMES = {"qk_norm": "q/k norm"}
 MOST = 40
-WORDS = {
-    "site": Text("site", "调用位置"),
-    "worst": Text("worst", "最差头"),
-    "KL nats": Text("KL nats", "KL nat"),
-    "median": Text("median", "中位数"),
-    "max": Text("max", "最大"),
-    "key changes": Text("key changes", "键改变"),
-    "output off": Text("output off", "输出偏差"),
-    "q/k norm": Text("q/k norm", "q/k 规范化"),
-    "title": Text("A cache in {dtype}, {grain}, {bits} bits a number", "{dtype} 的缓存，{grain}，每个数 {bits} 位"),
-    "attention": Text("{count} attention", "{count} 处注意力"),
-    "attentions": Text("{count} attentions", "{count} 处注意力"),
-    "not judged": Text("{count} not judged", "{count} 处未能判定"),
-    "sampled": Text(", of {rows} of {of} rows", "，取 {of} 行中的 {rows} 行"),
-    "legend": Text(
-        "Figures of the worst head, by its number{sampled}: KL of its weights (mean, median, largest), rows whose "
-        "largest key changes, error of the output; then its mean KL by other scales, with a channel scale folded into "
-        "q, and with q and k normalised. Each layer by itself: what errors of one do to the next is not in it.",
-        "数值取自最差的头（给出头号{sampled}）：权重的 KL 散度（均值、中位数、最大值）、最大键改变的行、输出误差；"
-        "其后为采用其他缩放方式、将通道缩放并入 q、对 q 与 k 规范化时的平均 KL。"
-        "各层单独计算：不含一层的误差对下一层的影响。",
-    ),
-}
+LEGEND = (
+    "KL of its weights (mean, median, largest), rows whose largest key changes, error of the output; then its mean KL "
+    "by other scales, with a channel scale folded into q, and with q and k normalised. Each layer by itself: what "
+    "errors of one do to the next is not in it."
+)
 _STYLES = {"note": "cyan", "warn": "yellow", "fail": "red"}
 
 
@@ -83,10 +65,10 @@ def section(forecast: CacheForecast | None) -> dict[str, Any] | None:
     return {
         "title": both(Text(_title(forecast, "en"), _title(forecast, "zh"))),
         "legend": both(Text(legend(forecast, "en"), legend(forecast, "zh"))),
-        "titles": [both(WORDS.get(name, Text(name, name))) for name in names],
+        "titles": [both(Text(name, said(name, "zh", TITLES))) for name in names],
         "rows": rows,
         "notes": [*at_fault, *others],
-        "source": forecast.source,
+        "source": _told(forecast.source),
     }
 
 
@@ -121,21 +103,21 @@ def legend(forecast: CacheForecast, language: Language) -> str:
     """What the columns are."""
     rows = max((call.rows for call in forecast.calls), default=0)
     of = max((call.rows_of for call in forecast.calls), default=0)
-    sampled = "" if rows >= of else say(WORDS["sampled"], language, rows=rows, of=of)
-    return say(WORDS["legend"], language, sampled=sampled)
+    sampled = "" if rows >= of else f", of {rows} of {of} rows"
+    worst = said(f"Figures of the worst head, by its number{sampled}", language)
+    return word("colon", language).join((worst, said(LEGEND, language)))
 
 
 def _counted(forecast: CacheForecast, language: Language) -> str:
-    number_of = len(forecast.calls)
-    parts = [say(WORDS["attention" if number_of == 1 else "attentions"], language, count=f"{number_of:,}")]
+    parts = [counted("attention", "attentions", len(forecast.calls), language)]
     if forecast.not_measured:
-        parts.append(say(WORDS["not judged"], language, count=len(forecast.not_measured)))
+        parts.append(said(f"{len(forecast.not_measured)} not judged", language))
     return word("comma", language).join(parts)
 
 
 def _title(forecast: CacheForecast, language: Language) -> str:
-    grain = said(scale_text(forecast.scale), language)
-    return say(WORDS["title"], language, dtype=forecast.dtype, grain=grain, bits=number(forecast.bits))
+    grain, bits = scale_text(forecast.scale), number(forecast.bits)
+    return said(f"A cache in {forecast.dtype}, {grain}, {bits} bits a number", language)
 
 
 def _cells(calls: Sequence[CacheCall]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -149,7 +131,7 @@ def _cells(calls: Sequence[CacheCall]) -> tuple[tuple[str, ...], list[tuple[str,
 
 def _table(console: Console, forecast: CacheForecast, language: Language) -> None:
     head, rows = _cells(forecast.calls[:MOST])
-    columns = [Column(named(WORDS, name, language), right=at > 0) for at, name in enumerate(head)]
+    columns = [Column(said(name, language, TITLES), right=at > 0) for at, name in enumerate(head)]
     lines = []
     for row, call in zip(rows, forecast.calls, strict=False):
         worst = max((blame.severity for blame in call.blame), key=list(_STYLES).index, default="")

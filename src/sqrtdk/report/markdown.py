@@ -26,7 +26,7 @@ _MOST_ROWS = 12
 _MOST_OPEN = 8  # findings that are not folded away
 _LONGEST = 400  # characters of one text
 _OBEYED = re.compile(
-    r"[\\`*\[\]<>&~|$]|(?<!\w)_|_(?!\w)|:(?=//|[\w+-]+:)|(?<=www)\."
+    r"[\\`*\[\]<>&~|$]|(?<![^\W_])_|_(?![^\W_])|:(?=//|[\w+-]+:)|(?<=www)\."
     r"|@|#(?=\w)|(?<=\bGH)-(?=\d)",  # people, and other threads, which GitHub looks for after entities are read
     re.IGNORECASE,
 )

@@ -6,11 +6,13 @@ The parts of a table are those of the page (templates/*_parts.html); text is tre
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from sqrtdk._language import Language, chosen
 from sqrtdk.report import figures, page
 
 MOST = 40  # lines of a table, as a notebook keeps what it shows
@@ -53,6 +55,11 @@ def to_html(record: object) -> str:
 def fragment(name: str, context: Mapping[str, Any]) -> str:
     """Fill in the template of a notebook's table."""
     return page.fragment(name, {"most": MOST, "number": figures.number, **context})
+
+
+def language() -> Language:
+    """What the tables of checks and comparisons are in: the language of the environment."""
+    return chosen("auto", os.environ)
 
 
 def _rows(aux: Any) -> str:

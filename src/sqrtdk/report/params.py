@@ -12,11 +12,9 @@ from rich.text import Text
 
 from sqrtdk._language import Language
 from sqrtdk._sites import ROOT, fold_sites
-from sqrtdk.lab.text import Text as Pair
-from sqrtdk.lab.text import say
 from sqrtdk.report.console import Column, drawn, paragraph, print_table
 from sqrtdk.report.plain import plain
-from sqrtdk.report.said import said
+from sqrtdk.report.said import TITLES, said
 
 _SIZES = tuple(
     Column(title, right=True) for title in ("layers", "d_model", "heads", "kv heads", "d_k", "a layer", "total")
@@ -27,20 +25,6 @@ _OF_A_MODEL = (
     *(Column(title, right=True) for title in ("layers", "a layer", "total")),
     Column("parameters", prose=True),
 )
-_TITLES = {
-    "layers": Pair("layers", "层数"),
-    "heads": Pair("heads", "头数"),
-    "kv heads": Pair("kv heads", "kv 头数"),
-    "a layer": Pair("a layer", "每层"),
-    "total": Pair("total", "合计"),
-    "site": Pair("site", "调用位置"),
-    "class": Pair("class", "类"),
-    "parameters": Pair("parameters", "参数"),
-    "preset": Pair("preset", "预设"),
-    "of all": Pair("of all", "占全部"),
-    "layer": Pair("layer", "层"),
-    "formula of a layer": Pair("formula of a layer", "每层的公式"),
-}
 _MOST_NOTES = 8
 
 
@@ -68,8 +52,7 @@ def to_text(document: dict[str, Any], *, width: int = 100, color: bool = False, 
 
 
 def _titled(columns: Iterable[Column], language: Language) -> list[Column]:
-    titles = ((column, _TITLES.get(column.title)) for column in columns)
-    return [column if title is None else replace(column, title=say(title, language)) for column, title in titles]
+    return [replace(column, title=said(column.title, language, TITLES)) for column in columns]
 
 
 def _summary(document: dict[str, Any]) -> str:

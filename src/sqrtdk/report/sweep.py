@@ -5,36 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text as Line
+from rich.text import Text
 
 from sqrtdk._language import Language
-from sqrtdk.lab.text import Text, say
 from sqrtdk.report.console import Column, drawn, paragraph, print_table
 from sqrtdk.report.plain import plain
+from sqrtdk.report.said import TITLES, said
 
-WORDS = {
-    "counts": Text(
-        "{cells} cells of {rows} rows: {computed} computed, {reused} reused",
-        "{cells} 个单元，各 {rows} 行：新计算 {computed} 个，沿用 {reused} 个",
-    ),
-    "damaged": Text("damaged, its cells computed again: {name}", "已损坏，其单元已重新计算：{name}"),
-    "one seed": Text(
-        "mean over one seed; entropy in nats; +- one standard error; theory: Gaussian",
-        "一个种子的均值；熵的单位为 nat；+- 为一个标准误差；理论：高斯",
-    ),
-    "seeds": Text(
-        "mean over {seeds} seeds; entropy in nats; +- one standard error; theory: Gaussian",
-        "{seeds} 个种子的均值；熵的单位为 nat；+- 为一个标准误差；理论：高斯",
-    ),
-    "more": Text("... and {count} more", "……另有 {count} 行"),
-    "results": Text("results: {path}", "结果：{path}"),
-    "keys": Text("keys", "键"),
-    "scale": Text("scale", "缩放"),
-    "components": Text("components", "分量"),
-    "std": Text("std", "标准差"),
-    "theory": Text("theory", "理论"),
-    "entropy": Text("entropy", "熵"),
-}
 _COLUMNS = ("d_k", "keys", "scale", "components", "std", "theory", "entropy", "+-", "theory")
 _MOST_LINES = 60
 
@@ -44,30 +21,30 @@ def to_text(document: dict[str, Any], *, width: int = 100, color: bool = False, 
 
     def draw(console: Console) -> None:
         grid = document["grid"]
-        counts = {name: f"{document[name]:,}" for name in ("cells", "computed", "reused")}
-        paragraph(console, Line(say(WORDS["counts"], language, rows=f"{grid['rows']:,}", **counts), style="bold"))
+        cells, computed, reused = (f"{document[name]:,}" for name in ("cells", "computed", "reused"))
+        counts = f"{cells} cells of {grid['rows']:,} rows: {computed} computed, {reused} reused"
+        paragraph(console, Text(said(counts, language), style="bold"))
         for name in document["damaged"]:
-            paragraph(console, Line(say(WORDS["damaged"], language, name=plain(name)), style="yellow"))
-        seeds = len(grid["seeds"])
-        mean = say(WORDS["one seed" if seeds == 1 else "seeds"], language, seeds=seeds)
-        paragraph(console, Line(mean, style="dim"))
+            damaged = said(f"damaged, its cells computed again: {plain(name)}", language)
+            paragraph(console, Text(damaged, style="yellow"))
+        seeds = "one seed" if len(grid["seeds"]) == 1 else f"{len(grid['seeds'])} seeds"
+        mean = f"mean over {seeds}; entropy in nats; +- one standard error; theory: Gaussian"
+        paragraph(console, Text(said(mean, language), style="dim"))
         console.print()
         _table(console, document["combinations"][:_MOST_LINES], language)
         left = len(document["combinations"]) - _MOST_LINES
         if left > 0:
-            console.print(Line(say(WORDS["more"], language, count=f"{left:,}"), style="dim"))
+            console.print(Text(said(f"... and {left:,} more", language), style="dim"))
         console.print()
-        results = say(WORDS["results"], language, path=plain(document["results"]))
-        console.print(Line(results, style="dim"), soft_wrap=True)  # on one line, so that the path can be copied
+        results = said(f"results: {plain(document['results'])}", language)
+        console.print(Text(results, style="dim"), soft_wrap=True)  # on one line, so that the path can be copied
 
     return drawn(draw, width, color)
 
 
 def _table(console: Console, combinations: list[dict[str, Any]], language: Language) -> None:
-    titles = [say(WORDS[name], language) if name in WORDS else name for name in _COLUMNS]
-    columns = [
-        Column(title, right=name not in ("scale", "components")) for name, title in zip(_COLUMNS, titles, strict=True)
-    ]
+    left = ("scale", "components")
+    columns = [Column(said(name, language, TITLES), right=name not in left) for name in _COLUMNS]
     rows = [
         (
             str(one["d_k"]),

@@ -84,6 +84,7 @@ def to_html(runs: Sequence[Summary], compared: Comparison | None = None, languag
         "result": result,
         "shown_alarms": shown_alarms,
         "in_chinese": in_chinese,
+        "said": lambda text: both(Text(text, said(text, "zh"))),
         "how": _how,
         "missing": lambda run: [both(missing_text(entry)) for entry in run.missing[:_MOST_MISSING]],
         "missing_left": lambda run: max(0, len(run.missing) - _MOST_MISSING),

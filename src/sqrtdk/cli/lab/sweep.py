@@ -49,7 +49,7 @@ def sweep(
     Exit code 0: the table is whole; 2: usage, configuration or input/output error; 130: interrupted.
     """
     with reported(show_traceback):
-        from sqrtdk.cli.output import colors, counting, print_text, say, width
+        from sqrtdk.cli.output import colors, counting, print_text, tell, width
         from sqrtdk.report.plain import plain
 
         with counting("Cells") as progress:
@@ -70,7 +70,7 @@ def sweep(
             try:
                 swept = run(grid, output, engine, workers, ray_address, progress, force, command)
             except KeyboardInterrupt:
-                say(f"What ended is kept in {plain(str(output))}; the same command goes on with the rest.")
+                tell(f"What ended is kept in {plain(str(output))}; the same command goes on with the rest.")
                 raise
             document = summary(swept)
         print_text(
