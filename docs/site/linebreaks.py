@@ -1,8 +1,10 @@
 """Where a line may break.
 
 Line breaks of a Chinese source: a browser shows each as a space, which Chinese has neither between characters nor
-beside full-width punctuation. Nor is there one behind a bold sentence, where Markdown asks for it. Code that holds a
-word for which a phone has no room is marked, in both languages: the style sheet keeps the words of all other code whole.
+beside full-width punctuation. Nor is there one behind a bold sentence, where Markdown asks for it.
+
+Code that holds a word for which a phone has no room is marked, in both languages: the style sheet keeps the words of
+all other code whole.
 """
 
 from __future__ import annotations
