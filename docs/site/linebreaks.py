@@ -1,5 +1,11 @@
-"""Line breaks of a Chinese source: a browser shows each as a space, which Chinese has neither between characters nor
-beside full-width punctuation. Nor is there one behind a bold sentence, where Markdown asks for it."""
+"""Where a line may break.
+
+Line breaks of a Chinese source: a browser shows each as a space, which Chinese has neither between characters nor
+beside full-width punctuation. Nor is there one behind a bold sentence, where Markdown asks for it.
+
+Code that holds a word for which a phone has no room is marked, in both languages: the style sheet keeps the words of
+all other code whole.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +15,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 
 MARKS = "\u2018\u2019\u201c\u201d\u2026\u3001-\u3011\uff01-\uff65"
+WIDEST = 40  # characters of code that a line of a phone holds
 HAN = "\u3400-\u9fff"
 ENDS = re.compile(rf"[{MARKS}]\Z"), re.compile(rf"[{MARKS}{HAN}]\Z")
 BEGINS = re.compile(rf"[{MARKS}]"), re.compile(rf"[{MARKS}{HAN}]")
@@ -44,12 +51,20 @@ def join_lines(doctree: nodes.Element) -> None:
                 block[at] = nodes.Text(joined)
 
 
+def mark_long(doctree: nodes.Element) -> None:
+    """Give code with a word of over `WIDEST` characters the class `long`."""
+    for code in doctree.findall(nodes.literal):
+        if max(map(len, code.astext().split()), default=0) > WIDEST:
+            code["classes"].append("long")
+
+
 def _joined(app: Sphinx, doctree: nodes.document) -> None:
+    mark_long(doctree)
     if app.config.language == "zh_CN":
         join_lines(doctree)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Join the lines of each page of the Chinese tree."""
+    """Look at the line breaks of each page."""
     app.connect("doctree-read", _joined)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -227,6 +227,30 @@ def test_every_control_moves_its_figure(visit: Visitor) -> None:
     moved(page, "logits", before)
 
 
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_a_narrow_screen_begins_with_a_figure(visit: Visitor, language: str) -> None:
+    """The controls stand closed above it; by the side of the figures, where there is room, they are always open."""
+    page = visit(f"/{language}/", width=390)
+    summary, field = page.locator("#controls summary"), _input(page, "d_k")
+    assert summary.inner_text() == words(language)("page.controls")
+    assert not field.is_visible()
+    box = page.locator(".plot").first.bounding_box()
+    assert box is not None
+    assert box["y"] + box["height"] < 700
+    summary.press("Enter")
+    expect(field).to_be_visible()
+    before = drawing(page, "logits")
+    choose(page, "d_k", "100")
+    moved(page, "logits", before)
+    expect(field).to_be_visible()
+    for width, closed in ((767, True), (768, False)):
+        page.set_viewport_size({"width": width, "height": 900})
+        expect(summary).to_be_visible(visible=closed)
+    assert page.locator("#controls").evaluate("one => one.getBoundingClientRect().right") < 400
+    summary.evaluate("one => one.click()")  # what is closed on a narrow screen is there on a wide one
+    expect(field).to_be_visible()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("language", ["en", "zh"])
 @pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (390, "dark")])

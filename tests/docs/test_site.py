@@ -105,8 +105,15 @@ def test_a_namespace_is_whole(name: str, site: Path, links: dict[Path, Links]) -
     assert lost == []
 
 
+_BROKEN = """() => [...document.querySelectorAll("article code:not(.long) .pre")].filter(word => {
+  const box = document.createRange();
+  box.selectNodeContents(word);
+  return new Set([...box.getClientRects()].map(line => Math.round(line.top))).size > 1;
+}).map(word => word.textContent)"""
+
+
 def look(browser: Browser, page_file: Path, size: tuple[int, int]) -> list[str]:
-    """What is wrong with a page: errors, requests that leave the site, a page wider than the window."""
+    """What is wrong with a page: errors, requests that leave the site, too wide for the window, code cut in a word."""
     wrong: list[str] = []
     context = browser.new_context(viewport={"width": size[0], "height": size[1]})
     page = context.new_page()
@@ -118,6 +125,7 @@ def look(browser: Browser, page_file: Path, size: tuple[int, int]) -> list[str]:
     width = page.evaluate("document.documentElement.scrollWidth")
     if width > size[0]:
         wrong.append(f"{width} pixels wide")
+    wrong += [f"broken: {word}" for word in page.evaluate(_BROKEN)]
     if not page.locator("article h1").first.is_visible():
         wrong.append("no title")
     context.close()

@@ -132,6 +132,16 @@ def test_nothing_overflows(show: Opener, make: Callable[[], CheckReport]) -> Non
             assert page.evaluate("document.documentElement.scrollWidth") <= width, (language, width)
 
 
+@pytest.mark.parametrize("width", [390, 320])
+def test_the_name_of_a_rule_stays_whole(show: Opener, width: int) -> None:
+    page = show(sick(), width=width)
+    _unfold(page)
+    names = page.locator(".c-rule code")
+    assert names.count() > 3
+    assert [one.inner_text() for one in names.all() if one.evaluate("one => one.getClientRects().length") > 1] == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
 def test_light_and_dark_differ(show: Opener) -> None:
     colours = {
         show(sick(), scheme=scheme).evaluate("getComputedStyle(document.body).backgroundColor")

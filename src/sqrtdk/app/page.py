@@ -146,8 +146,11 @@ def _controls(gradio: Any, words: Words) -> dict[str, Any]:
 
 def _explore(gradio: Any, blocks: Any, words: Words) -> None:
     with gradio.Row(equal_height=False):
-        with gradio.Column(scale=1, min_width=300, elem_id="controls"), gradio.Row():
-            controls = _controls(gradio, words)
+        with gradio.Column(scale=1, min_width=300, elem_id="controls"):
+            opens = Markup("<details><summary>{}</summary></details>").format(words("page.controls"))
+            gradio.HTML(_html(opens), elem_id="opens-controls", js_on_load=None)
+            with gradio.Row(elem_id="choices"):
+                controls = _controls(gradio, words)
         with gradio.Column(scale=3, min_width=340):
             note = gradio.HTML(elem_id="note", js_on_load=None)
             message = gradio.HTML(elem_id="message", js_on_load=None)
