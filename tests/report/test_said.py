@@ -353,3 +353,12 @@ def test_a_check_in_chinese_leaves_no_english_words(model: str) -> None:
         assert [word for word in WORDS if word in text] == []
         assert f"退出码 {report.exit_code}（fail-on：fail）。" in text
     assert summary_line(report, "zh").endswith(to_text(report, width=400, language="zh").splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    "note", ["q of 'h.0#0' holds 3 NaN and 0 infinite of 96 numbers", "2 more tensors hold NaN or infinity"]
+)
+def test_what_is_odd_in_a_trace_file_is_said_in_chinese(note: str) -> None:
+    chinese = said(f"A: {note}", "zh")
+    assert CHINESE.search(chinese)
+    assert sorted(re.findall(r"\d+", chinese)) == sorted(re.findall(r"\d+", note))
