@@ -109,7 +109,7 @@ def test_errors_of_explain_speak_of_explain(qkv: tuple[torch.Tensor, ...]) -> No
         sqrtdk.explain(*qkv, bad=1)
     with pytest.raises(TypeError, match=r"^explain\(\) missing 1 required positional argument: 'value'"):
         sqrtdk.explain(*qkv[:2])
-    with pytest.raises(InvalidTypeError, match=r"^query is a tensor"):
+    with pytest.raises(InvalidTypeError, match=r"^explain\(\): query is a tensor"):
         sqrtdk.explain(1, *qkv[1:])
 
 
