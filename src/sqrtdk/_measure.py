@@ -81,7 +81,7 @@ def measure(
         call = resolve(
             query,
             key,
-            key[..., :0],
+            key[..., :0] if isinstance(key, Tensor) and key.ndim else key,  # no values: only statistics are asked for
             attn_mask,
             0.0,
             is_causal,

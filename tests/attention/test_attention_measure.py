@@ -237,3 +237,11 @@ def test_a_long_call_is_tiled() -> None:
     q = torch.empty(1, 4, 4096, 8, device="meta")
     choice = sqrtdk.explain(q, q, q, softcap=2.0)
     assert (choice.impl, choice.reason) == ("tiled", "torch's kernels have no softcap; blocks of 64 rows")
+
+
+def test_a_key_that_is_no_tensor_is_refused_as_attention_does() -> None:
+    q = torch.randn(1, 2, 3, 4)
+    with pytest.raises(InvalidTypeError, match="key is a tensor; got str"):
+        sqrtdk.measure(q, "keys")  # type: ignore[arg-type]
+    with pytest.raises(InvalidValueError, match="key"):
+        sqrtdk.measure(q, torch.tensor(1.0))
