@@ -35,7 +35,7 @@ MOVED = {  # a value for each control, and a figure that it moves
     "keys": ("64", "weights"),
     "components": ("Laplace", "logits"),
     "query_variance": ("4", "entropy"),
-    "key_variance": ("0.25", "peak"),
+    "key_variance": ("0.5", "peak"),  # not 0.25: times 4 that is the variance before both
     "rule": ("1 / (2 √d_k)", "jacobian"),
     "temperature": ("0.7", "gradient"),  # and not 0.5, which gives back the scale before the rule
     "softcap": ("5", "logits"),
