@@ -16,7 +16,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 @pytest.fixture(scope="session")
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
     """`sqrtdk` and code in forks of a process that found no compiled kernel; each looks again in its own cache."""
-    modules = "sqrtdk._environment, sqrtdk.report.environment, sqrtdk.impl.kernel.build, torch.utils.cpp_extension"
+    modules = (
+        "sqrtdk._attention, sqrtdk._environment, sqrtdk.report.environment, sqrtdk.impl.kernel.build, "
+        "torch.utils.cpp_extension"
+    )
     with Warm(modules, SQRTDK_CACHE=str(tmp_path_factory.mktemp("no_library"))) as server:
         yield server
 

@@ -194,7 +194,7 @@ def test_a_cache_that_can_t_be_listed_or_written_is_named(warm: Warm) -> None:
             planted(Path(top) / name)
             (Path(top) / name / "sqrtdk").chmod(mode)
         someone = ATTEMPTS.replace(
-            "q = ", "import torch.utils.cpp_extension\nif not os.geteuid(): os.seteuid(65534)\nq = "
+            "q = ", "if not os.geteuid(): os.seteuid(65534)  # who may read no file of this Python\nq = "
         )
         caches = json.dumps([f"{top}/unreadable", f"{top}/read-only"])
         done = warm(someone, caches, verb="-c", **settings(Path("/nowhere"), CXX="/bin/false"))

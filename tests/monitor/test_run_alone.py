@@ -24,9 +24,8 @@ import os, sys, time
 from run_records import Path, rows, writer
 run = writer(Path(sys.argv[1]))
 run.write(*rows(range(3)))
-worker = os.fork()
-if worker:
-    print(worker, flush=True)
+if not os.fork():
+    print(os.getpid(), flush=True)  # by the worker: what it does at its start is behind it
 time.sleep(300)
 """
 
