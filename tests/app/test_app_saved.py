@@ -60,6 +60,16 @@ def test_what_was_found_is_told_in_the_pages_language(language: Language) -> Non
     assert (told == {plain(finding.message) for finding in model.findings}) == (language == "en")
 
 
+@pytest.mark.parametrize(("language", "counts"), [("en", "1 exact, 1 unmeasured"), ("zh", "1 相符，1 未测量")])
+def test_what_was_not_judged_is_told_in_the_pages_language(language: Language, counts: str) -> None:
+    report = sample_report.unjudged()
+    page = HtmlPage(draw(check_json.to_json(report), "check", language))
+    assert any(counts in text for text in page.texts), page.texts
+    (idle,) = report.not_measured
+    assert (idle.site, said(idle.reason, language)) in {tuple(row) for row in page.rows}
+    assert (said(idle.reason, language) == idle.reason) == (language == "en")
+
+
 def test_a_check_without_calls_is_not_passed() -> None:
     document = json.loads(check_json.to_json(sample_report.healthy(1, 1))) | {"calls": []}
     assert words("en")("result.incomplete") in HtmlPage(draw(json.dumps(document), "check")).texts

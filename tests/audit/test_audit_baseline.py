@@ -139,6 +139,17 @@ def test_comparisons_are_drawn_whatever_the_names(change: str) -> None:
     assert "removed" in to_text(held)
 
 
+def test_changes_that_do_not_count_are_counted_one_by_one() -> None:
+    now = healthy(3)
+    for site in range(3):
+        now = scaled(now, site, 2.0)
+    held = compare(kept(healthy(3)), now, "b")
+    held = dataclasses.replace(held, changes=tuple(dataclasses.replace(one, fails=False) for one in held.changes))
+    comment = to_markdown(held)
+    assert "3 more changes, not counted" in comment
+    assert comment.count("| ratio changed |") == 1  # layers that changed alike are one row
+
+
 GOOD = json.loads(to_file(ledger(healthy(1))))
 LINE = GOOD["attentions"][0]
 

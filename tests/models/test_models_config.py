@@ -167,6 +167,7 @@ def test_a_config_under_another_name_is_a_model(tmp_path: Path, static: bool) ->
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
+        ("sizes.json", '{"model_type": null}', "'sizes.json' is a file, but not a transformers config"),
         ("sizes.json", '{"hidden_size": 64}', "'sizes.json' is a file, but not a transformers config"),
         ("sizes.yaml", "model_type: llama", "'sizes.yaml' is a file, but not a transformers config"),
         ("sizes.json", "{", "'sizes.json' is not valid JSON: "),

@@ -325,6 +325,15 @@ def test_a_strangers_long_text_takes_no_time() -> None:
         said(text, "zh")
 
 
+@pytest.mark.parametrize("text", ["a; " * 600, "a: " * 600, "a (" * 300 + ")" * 300, "x and config." * 150])
+def test_a_strangers_nested_text_is_kept(text: str) -> None:
+    assert said(text, "zh") == text
+
+
+def test_a_list_of_our_sentences_is_said_to_its_end() -> None:
+    assert "; " not in said("; ".join(["head 3 has a logit of 61.5"] * 20), "zh")
+
+
 def test_both_languages_have_the_same_places() -> None:
     for template in (*templates(), *templates(TITLES), *templates(CATALOGUE)):
         assert placeholders(template.english) == placeholders(template.chinese), template.english

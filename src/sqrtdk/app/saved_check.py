@@ -14,6 +14,7 @@ from sqrtdk.app.catalogue import Words
 from sqrtdk.app.pieces import Cell, command, headline, lead, left, recorded, table
 from sqrtdk.audit.records import FAILING, HEALTH, SEVERITIES, UNMEASURED, VERDICTS
 from sqrtdk.report.figures import number, percent, ratio
+from sqrtdk.report.terminal_words import word
 
 
 def check_html(document: Mapping[str, Any], words: Words) -> Markup:
@@ -25,10 +26,12 @@ def check_html(document: Mapping[str, Any], words: Words) -> Markup:
     severities = Counter(fields.of(one["severity"], SEVERITIES) for one in findings)
     verdicts = Counter(fields.of(one["verdict"], VERDICTS) for one in calls)
     figures = any(one["stats"] is not None for one in calls)
-    word, tone = _result(severities, verdicts, len(unmeasured), figures)
-    counted = ", ".join(f"{count} {words.get('verdict', name)}" for name, count in verdicts.items())
+    result, tone = _result(severities, verdicts, len(unmeasured), figures)
+    counted = word("comma", words.language).join(
+        f"{count} {words.get('verdict', name)}" for name, count in verdicts.items()
+    )
     parts = [
-        headline(words(f"result.{word}"), tone, f"{fields.text(model['id'])} ({fields.text(model['class'])})"),
+        headline(words(f"result.{result}"), tone, f"{fields.text(model['id'])} ({fields.text(model['class'])})"),
         lead(words("check.counts", calls=len(calls), verdicts=counted or "-", findings=len(findings))),
         command(document, words),
         table(words("check.sites"), _head(words, _COLUMNS), [_call(one, words) for one in calls[: fields.MOST_ROWS]]),
@@ -39,7 +42,7 @@ def check_html(document: Mapping[str, Any], words: Words) -> Markup:
         left(len(findings), words),
     ]
     if unmeasured:
-        rows = [_unmeasured(one) for one in unmeasured[: fields.MOST_ROWS]]
+        rows = [_unmeasured(one, words) for one in unmeasured[: fields.MOST_ROWS]]
         parts.append(table(words("check.unmeasured"), _head(words, ("site", "reason")), rows))
     return Markup("").join(parts)
 
@@ -66,7 +69,8 @@ def _head(words: Words, names: tuple[str, ...]) -> list[Cell]:
 def _call(call: Mapping[str, Any], words: Words) -> tuple[Cell, ...]:
     scale, stats = fields.mapping(call["scale"]), call["stats"]
     verdict = words.get("verdict", fields.text(call["verdict"]))
-    mistake = call["mistake"]
+    if call["mistake"] is not None:
+        verdict += word("colon", words.language) + words.get("mistake", fields.text(call["mistake"]))
     figures: tuple[Cell, ...] = ("-",) * 4
     if stats is not None:
         of_heads = fields.mapping(stats)
@@ -80,7 +84,7 @@ def _call(call: Mapping[str, Any], words: Words) -> tuple[Cell, ...]:
         fields.text(call["site"]) or ROOT,
         fields.text(call["formula"]),
         ratio(fields.maybe(scale["ratio"])),
-        verdict if mistake is None else f"{verdict}: {words.get('mistake', fields.text(mistake))}",
+        verdict,
         words.get("health", fields.of(call["health"], HEALTH)) if call["health"] is not None else "-",
         *figures,
     )
@@ -97,5 +101,5 @@ def _finding(finding: Mapping[str, Any], words: Words) -> tuple[Cell, ...]:
     return (words.get("health", finding["severity"]), site or ROOT, *texts, at)
 
 
-def _unmeasured(entry: Mapping[str, Any]) -> tuple[Cell, ...]:
-    return fields.text(entry["site"]) or ROOT, fields.maybe_text(entry["reason"])
+def _unmeasured(entry: Mapping[str, Any], words: Words) -> tuple[Cell, ...]:
+    return fields.text(entry["site"]) or ROOT, recorded(fields.maybe_text(entry["reason"]), words)

@@ -108,7 +108,7 @@ def _names_model_type(path: Path) -> bool:
     if path.suffix.lower() != ".json":
         return False
     try:
-        return "model_type" in read_json(path)
+        return isinstance(read_json(path).get("model_type"), str)
     except OSError as error:
         raise ModelError(f"{str(path)!r} can't be read: {error.strerror}", hint="Check its permissions.") from error
 

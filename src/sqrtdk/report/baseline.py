@@ -123,7 +123,7 @@ def _parts(comparison: Comparison, language: Language) -> Iterator[str]:
         more = word("changes not shown", language, count=len(loud) - _MOST)
         yield f"{word('write anew', language)}\n" + (f"\n{more}\n" if len(loud) > _MOST else "")
     if quiet:
-        more = counted("more change", "more changes", len(quiet), language)
+        more = counted("more change", "more changes", sum(sites for _, _, sites in quiet), language)
         yield details(more, [table(titles, (_row(fold, language) for fold in quiet[:_MOST]))])
 
 
@@ -131,7 +131,7 @@ def _row(fold: tuple[str, Change, int], language: Language) -> list[str]:
     site, change, sites = fold
     what = change.kind if change.what in ("attention", "finding") else f"{change.what} {change.kind}"
     what = said(what, language, TITLES)
-    many = f" ({sites})" if sites > 1 else ""
+    many = bracketed(str(sites), language) if sites > 1 else ""
     return [
         f"{code(site or ROOT)}{many}",
         f"**{what}**" if change.fails else what,

@@ -129,7 +129,7 @@ def _row(fold: Fold, language: Language) -> list[str]:
     verdict += f"{word('colon', language)}{judged.mistake}" if judged.mistake else ""
     verdict = verdict if judged.verdict in ("exact", "declared") else f"**{text(verdict)}**"
     health = named(SEVERITIES, judged.health, language)
-    sites = code(fold.site) + (f" ({len(fold.calls)})" if len(fold.calls) > 1 else "")
+    sites = code(fold.site) + (bracketed(str(len(fold.calls)), language) if len(fold.calls) > 1 else "")
     return [sites, code(judged.call.formula, 240), ratio(judged.call.scale.ratio), verdict, health]
 
 

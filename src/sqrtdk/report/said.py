@@ -28,6 +28,7 @@ _JOINTS = {"; ": "；", " and ": "，以及 "}
 _JOINT = re.compile(r"; | and (?=config\.)")
 _FEW = 5  # letters
 _LONGEST = 2000  # characters; a longer one is a stranger's, and is kept as it is
+_DEEPEST = 40  # sentences within sentences, the sides of a joint counted; a deeper text is kept as it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +72,11 @@ def said(text: str, language: Language, catalogues: Catalogues = CATALOGUES) -> 
 
 
 @functools.lru_cache(maxsize=4096)
-def _chinese(text: str, catalogues: Catalogues) -> str | None:
-    if len(text) > _LONGEST:
+def _chinese(text: str, catalogues: Catalogues, depth: int = 0) -> str | None:
+    if len(text) > _LONGEST or depth > _DEEPEST:
         return None
     mark = _JOINT.search(text)
-    both = mark and [_chinese(text[: mark.start()], catalogues), _chinese(text[mark.end() :], catalogues)]
+    both = mark and [_chinese(one, catalogues, depth + 1) for one in (text[: mark.start()], text[mark.end() :])]
     if mark and both and all(both):  # before a template takes both for one part
         return f"{both[0]}{_JOINTS[mark[0]]}{both[1]}"
     for template in templates(catalogues):
@@ -83,7 +84,7 @@ def _chinese(text: str, catalogues: Catalogues) -> str | None:
         if found is None:
             continue
         english = found.groupdict()
-        parts = {name: _chinese(part, catalogues) for name, part in english.items()}
+        parts = {name: _chinese(part, catalogues, depth + 1) for name, part in english.items()}
         if template.joiner and not any(parts.values()) and not all(map(_NUMBER.fullmatch, english.values())):
             continue
         return template.chinese.format_map({name: parts[name] or part for name, part in english.items()})
