@@ -66,3 +66,10 @@ def test_what_is_said_of_triton(version: str | None, interpreted: bool, reason: 
     triton = {"version": version, "available": reason is None, "interpreted": interpreted, "reason": reason}
     lines = to_text(_environment.environment() | {"triton": triton}).splitlines()
     assert [line.split(maxsplit=1)[1] for line in lines if line.startswith("Triton ")] == [text]
+
+
+def test_the_name_of_a_library_stays_whole() -> None:
+    name = f"attention-avx512_bf16-{'1' * 16}-{'2' * 16}.so"
+    kernel = {"loaded": True, "library": f"/home/someone/.cache/sqrtdk/{name}", "reason": None, "compiler": None}
+    lines = to_text(_environment.environment() | {"kernel": kernel}, width=80).splitlines()
+    assert sum(f"in use: {name}" in line for line in lines) == 1, lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from sqrtdk._language import Language
@@ -20,11 +21,15 @@ def to_text(environment: dict[str, Any], *, width: int = 160, color: bool = Fals
         "CPU": f"{environment['cpu']}, {cores} logical cores, {environment['threads']} threads of torch",
         "GPU": ", ".join(environment["gpus"]) or "none that torch can use",
         "compiler": kernel["compiler"] or "none",
-        "kernel": f"in use: {kernel['library']}" if kernel["loaded"] else f"not in use: {kernel['reason']}",
+        "kernel": _library(Path(kernel["library"])) if kernel["loaded"] else f"not in use: {kernel['reason']}",
         "Triton": ", ".join(filter(None, (triton["version"], _use_of(triton)))),
     }
     rows = [(name, plain(said(text, language))) for name, text in lines.items()]
     return drawn(lambda console: print_table(console, (Column(""), Column("", prose=True)), rows), width, color)
+
+
+def _library(path: Path) -> str:
+    return f"in use: {path.name} in {path.parent}"  # the whole path is too long for a line
 
 
 def _use_of(triton: dict[str, Any]) -> str:

@@ -101,8 +101,8 @@ CLAIM = Claim(
     group="gradients",
     sources=("S1",),
     statement=WORDS("statement"),
-    formula=r"\frac{\partial L}{\partial q} = \beta \, K^\top J \, V \frac{\partial L}{\partial o}, \qquad "
-    r"J = \mathrm{diag}(p) - p\,p^\top, \quad \beta = 1 \text{ or } \frac{1}{\sqrt{d_k}}",
+    formula=r"\frac{\partial L}{\partial q} = s \, K^\top J \, V \frac{\partial L}{\partial o}, \qquad "
+    r"J = \mathrm{diag}(p) - p\,p^\top, \quad s = 1 \text{ or } \frac{1}{\sqrt{d_k}}",
     method=WORDS("method"),
     control=WORDS("control"),
     parameters={

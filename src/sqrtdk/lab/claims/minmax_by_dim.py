@@ -74,7 +74,7 @@ CLAIM = Claim(
     group="saturation",
     sources=("S2",),
     statement=WORDS("statement"),
-    formula=r"\frac{p_i}{p_j} = e^{z_i - z_j}, \qquad z_i - z_j \sim \beta \sqrt{2 d_k}",
+    formula=r"\frac{p_i}{p_j} = e^{z_i - z_j}, \qquad z_i - z_j \sim s \sqrt{2 d_k}",
     method=WORDS("method"),
     control=WORDS("control"),
     parameters={"dims": (32, 128, 512), "keys": 8, "rows": 20_000, "unscaled": "none", "scaled": "sqrt_dk"},

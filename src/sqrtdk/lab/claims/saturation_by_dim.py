@@ -65,7 +65,7 @@ CLAIM = Claim(
     group="saturation",
     sources=("S1", "S2"),
     statement=WORDS("statement"),
-    formula=r"z_j = \beta \, q \cdot k_j, \qquad \sigma_z = \beta \sqrt{d_k}, \qquad "
+    formula=r"z_j = s \, q \cdot k_j, \qquad \sigma_z = s \sqrt{d_k}, \qquad "
     r"1 - \mathrm{E}[p_{\max}] \propto \frac{1}{\sigma_z} \quad (\sigma_z \gg \sqrt{2 \log n})",
     method=WORDS("method"),
     control=WORDS("control"),

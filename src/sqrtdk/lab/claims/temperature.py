@@ -113,7 +113,7 @@ CLAIM = Claim(
     group="saturation",
     sources=("S2", "arXiv:1503.02531"),
     statement=WORDS("statement"),
-    formula=r"\mathrm{softmax}\left(\frac{q \cdot k}{T \sqrt{d_k}}\right), \qquad \beta = \frac{1}{T \sqrt{d_k}}, "
+    formula=r"\mathrm{softmax}\left(\frac{q \cdot k}{T \sqrt{d_k}}\right), \qquad s = \frac{1}{T \sqrt{d_k}}, "
     r"\qquad \frac{dH}{dT} = \frac{\mathrm{Var}_p(z)}{T^{3}} \ge 0",
     method=WORDS("method"),
     control=WORDS("control"),

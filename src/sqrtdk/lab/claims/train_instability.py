@@ -150,7 +150,7 @@ CLAIM = Claim(
     group="gradients",
     sources=("S1", "S2"),
     statement=WORDS("statement"),
-    formula=r"\Delta L = \min_{\eta} L(\beta = 1, \eta) - \min_{\eta} L(\beta = d_k^{-1/2}, \eta) > 0",
+    formula=r"\Delta L = \min_{\eta} L(s = 1, \eta) - \min_{\eta} L(s = d_k^{-1/2}, \eta) > 0",
     method=WORDS("method"),
     control=WORDS("control"),
     parameters={

@@ -42,8 +42,8 @@ _AT_ONCE = 2**21  # components of keys in memory, 16 MiB
 def measure(cell: Cell) -> dict[str, Any]:
     """Figures of a cell.
 
-    The logits are z = beta q . k with components of mean 0 and variance 1. The Gaussian model takes the logits of a
-    row for independent N(0, beta^2 d_k). It leaves out that rows differ in |q|, which matters at small d_k, and for
+    The logits are z = s q . k with components of mean 0 and variance 1. The Gaussian model takes the logits of a
+    row for independent N(0, s^2 d_k). It leaves out that rows differ in |q|, which matters at small d_k, and for
     sparse and heavy-tailed components.
 
     Args:
