@@ -12,6 +12,7 @@ from torch.nn import functional
 from sqrtdk import _arguments as arguments
 from sqrtdk._resolve import needs_care, resolve
 from sqrtdk.errors import SqrtdkError
+from sqrtdk.impl.bias import check_term
 from sqrtdk.impl.call import Call
 from sqrtdk.impl.choice import IMPLEMENTATIONS, LARGEST_DENSE, Choice, choose, pays_compiled
 from sqrtdk.positions import PositionTerm
@@ -227,7 +228,7 @@ def explain(
     return_aux: AuxRequest | None = None,
     impl: str = "auto",
 ) -> Choice:
-    """Which implementation `attention` would take for these arguments, which are its own; nothing is computed.
+    """Which implementation `attention` would take for these arguments, which are its own; no attention is computed.
 
     Returns:
         The implementation's name as `impl`, and why as `reason`.
@@ -259,6 +260,7 @@ def explain(
             causal_lower_right=causal_lower_right,
             return_aux=return_aux,
         )
+        check_term(call)
         return choose(call, impl)
     except SqrtdkError as error:
         error.args = (f"explain(): {error}",)  # the rules are those of attention

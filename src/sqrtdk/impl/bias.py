@@ -19,6 +19,13 @@ def with_bias(call: Call) -> Call:
     return replace(call, bias=term if call.bias is None else call.bias + term, term=None)
 
 
+def check_term(call: Call) -> None:
+    """Refuse a position term whose sizes do not fit: that of the first row and key is computed."""
+    first = replace(call, query=call.query[..., :1, :], key=call.key[..., :1, :], bias=None, places=None)
+    with torch.no_grad():
+        with_bias(first)
+
+
 def learns_term(call: Call) -> bool:
     """Whether the position term has a parameter or a tensor that learns."""
     term: object = call.term
