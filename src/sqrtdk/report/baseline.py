@@ -16,11 +16,11 @@ from sqrtdk._language import Language
 from sqrtdk._sites import ROOT, fold
 from sqrtdk.audit.baseline import SCHEMA_VERSION, Change, Comparison, Ledger
 from sqrtdk.audit.records import VERDICTS
+from sqrtdk.report.check_words import VERDICT_WORDS
 from sqrtdk.report.console import drawn, paragraph
 from sqrtdk.report.markdown import code, details, fitted, table, text
 from sqrtdk.report.plain import plain
 from sqrtdk.report.said import TITLES, said
-from sqrtdk.report.terminal_words import VERDICTS as VERDICT_WORDS
 from sqrtdk.report.terminal_words import WORDS, bracketed, counted, named, word
 
 _MOST = 40  # folded changes that are shown

@@ -13,6 +13,7 @@ from sqrtdk.audit.tolerance import close
 from sqrtdk.lab.text import Text
 from sqrtdk.report.figures import count, number
 from sqrtdk.report.fold import FoldedFinding, fold_findings
+from sqrtdk.report.headline_words import HEADLINE, joined, phrase
 from sqrtdk.report.said import said
 
 SCALE_RULES = ("scale_ledger", "declared_vs_actual", "blocks")
@@ -79,19 +80,15 @@ def headline(report: CheckReport) -> Text:
     """
     wrong = [judged for judged in report.calls if judged.verdict == "unexplained"]
     parts = _wrong(wrong, len(report.calls)) if wrong else [_right(report)]
-    parts += _unjudged(report)
-    others = _others(report)
-    english, chinese = "; ".join(part.en for part in parts), "；".join(part.zh for part in parts)
-    if others:
+    told = joined(parts + _unjudged(report), HEADLINE["joint"])
+    if others := _others(report):
         failing = any(folded.first.severity in FAILING for folded in others)
         shown = [_named(folded) for folded in others[:_MOST]]
         if len(others) > _MOST:
-            shown.append(Text(f"{len(others) - _MOST} more", f"另有 {len(others) - _MOST} 项"))
-        between = Text("also", "另外") if wrong else Text("something else is wrong", "但另有错误")
-        between = between if failing else Text("with a warning", "另有警告")
-        english += f"; {between.en}: " + "; ".join(part.en for part in shown)
-        chinese += f"；{between.zh}：" + "；".join(part.zh for part in shown)
-    return Text(english[0].upper() + english[1:], chinese)
+            shown.append(phrase("more", count=len(others) - _MOST))
+        between = HEADLINE[("also" if wrong else "but") if failing else "warned"]
+        told = joined([told, joined(shown, HEADLINE["joint"])], between)
+    return Text(told.en[0].upper() + told.en[1:], told.zh)
 
 
 def _all(one: Caused) -> list[Finding]:
@@ -119,16 +116,19 @@ def _wrong(wrong: Sequence[JudgedCall], total: int) -> list[Text]:
 
 
 def _mistake(name: str, calls: Sequence[JudgedCall], total: int) -> Text:
-    where, chinese_where = f"in {len(calls)} of {count(total, 'attention')}", _calls_chinese(len(calls), total)
+    where = _where(len(calls), total)
     if calls[0].call.unlike_blocks:
-        return Text(f"blocks of keys have unlike scales {where}", f"{chinese_where}各块键的缩放因子不一致")
+        return phrase("blocks", where=where)
     happened = _happened(name)
     if name == UNKNOWN and any(judged.declared_by for judged in calls):
-        happened = Text("it is not what was declared", "与声明不符")
-    size, chinese_size = _sizes([_size(judged) for judged in calls])
-    return Text(
-        f"the scale is {size} {where}: {happened.en}", f"{chinese_where}的缩放因子{chinese_size}：{happened.zh}"
-    )
+        happened = HEADLINE["not as declared"]
+    return phrase("wrong", size=_sizes([_size(judged) for judged in calls]), where=where, happened=happened)
+
+
+def _where(some: int, total: int) -> Text:
+    """In which of the attentions."""
+    words = "in all" if some == total else "in some"
+    return phrase(words, count=some, number=total, total=count(total, "attention"))
 
 
 def _happened(name: str) -> Text:
@@ -148,47 +148,35 @@ def _size(judged: JudgedCall) -> float | None:
     return size if 0 < size < math.inf and not close(size, 1.0) else None
 
 
-def _sizes(sizes: Sequence[float | None]) -> tuple[str, str]:
-    """How far off some scales are, which are all too large or all too small, in both languages."""
+def _sizes(sizes: Sequence[float | None]) -> Text:
+    """How far off some scales are, which are all too large or all too small."""
     known = [size for size in sizes if size is not None]
     if not known or len(known) < len(sizes):
-        return "wrong", "有误"
+        return HEADLINE["size unknown"]
     large = known[0] > 1
-    times = sorted(size if large else 1 / size for size in known)
-    shown = list(dict.fromkeys(number(size, 3) for size in (times[0], times[-1])))
-    english = f"{' to '.join(shown)} times too {'large' if large else 'small'}"
-    if large:
-        return english, f"是应有值的 {' 到 '.join(shown)} 倍"
-    return english, "只有应有值的 " + " 到 ".join(f"1/{size}" for size in shown)
-
-
-def _calls_chinese(some: int, total: int) -> str:
-    return f"全部 {total} 次注意力调用" if some == total else f"{total} 次注意力调用中有 {some} 次"
+    far = sorted(size if large else 1 / size for size in known)
+    shown = list(dict.fromkeys(number(size, 3) for size in (far[0], far[-1])))
+    shares = [f"1/{size}" for size in shown]
+    times, parts = (joined((Text(one, one) for one in span), HEADLINE["from to"]) for span in (shown, shares))
+    return phrase("too large" if large else "too small", times=times, parts=parts)
 
 
 def _right(report: CheckReport) -> Text:
     """What is said of the scales where none is wrong."""
     total = len(report.calls)
     if not total:
-        return Text("no attention was seen", "没有发现注意力")
+        return HEADLINE["no attention"]
     verdicts = Counter(judged.verdict for judged in report.calls)
     exact, declared = verdicts["exact"], verdicts["declared"]
     some = exact + declared
     if not some:
-        return Text("no scale could be judged", "没有任何缩放因子可以判定")
-    who = f"all {total} attentions have" if some == total else f"{some} of {count(total, 'attention')} have"
-    if total == 1:
-        who = "the one attention has"
-    which = Text("the textbook scale", "都是教科书的值")
-    if declared:
-        which = Text("the declared scale", "都与声明一致")
+        return HEADLINE["none judged"]
+    words = "the one" if total == 1 else "all" if some == total else "some"
+    who = phrase(words, count=some, number=total, total=count(total, "attention"))
+    which = HEADLINE["as declared" if declared else "textbook"]
     if exact and declared:
-        which = Text(f"the right scale, {exact} the textbook's and {declared} as declared",
-                     f"都正确：{exact} 次是教科书的值，{declared} 次与声明一致")  # fmt: skip
-    alone = Text("", "")
-    if report.outcome == "scales":
-        alone = Text(" (scales and formulas alone: nothing else was looked at)", "（只检查了缩放因子和公式）")
-    return Text(f"{who} {which.en}{alone.en}", f"{_calls_chinese(some, total)}的缩放因子{which.zh}{alone.zh}")
+        which = phrase("either", exact=exact, declared=declared)
+    return phrase("right alone" if report.outcome == "scales" else "right", who=who, which=which)
 
 
 def _unjudged(report: CheckReport) -> list[Text]:
@@ -198,10 +186,9 @@ def _unjudged(report: CheckReport) -> list[Text]:
     more = sum(finding.site not in {judged.call.site for judged in report.calls} for finding in report.unjudged)
     parts = []
     if lost:
-        told = f"{lost} of {count(total, 'attention')} could not be judged"
-        parts.append(Text(told, f"{_calls_chinese(lost, total)}未能判定"))
+        parts.append(phrase("lost", count=lost, total=count(total, "attention"), where=_where(lost, total)))
     if more:
-        parts.append(Text(f"{count(more, 'attention')} not measured", f"{more} 处注意力未测量"))
+        parts.append(phrase("not run", count=more, total=count(more, "attention")))
     return parts
 
 
@@ -225,4 +212,4 @@ def _named(folded: FoldedFinding) -> Text:
     """What a finding says, up to its details, and where."""
     message = folded.first.message
     told = Text(message.partition("; ")[0], said(message, "zh").partition("；")[0].partition("; ")[0])
-    return Text(f"{told.en} ({folded.site})", f"{told.zh}（{folded.site}）") if folded.site else told
+    return phrase("at site", told=told, site=folded.site) if folded.site else told

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from sqrtdk._language import Language
 from sqrtdk._sites import ROOT
 from sqrtdk.audit.records import OK, UNMEASURED, CheckReport
+from sqrtdk.report.check_words import VERDICT_WORDS
 from sqrtdk.report.console import listed
 from sqrtdk.report.figures import ratio
 from sqrtdk.report.fold import Fold, FoldedFinding, fold_calls, fold_findings
@@ -19,7 +20,7 @@ from sqrtdk.report.places import places_text
 from sqrtdk.report.plain import plain
 from sqrtdk.report.said import said
 from sqrtdk.report.terminal import summary_line
-from sqrtdk.report.terminal_words import OUTCOMES, SEVERITIES, VERDICTS, WORDS, bracketed, counted, named, word
+from sqrtdk.report.terminal_words import OUTCOMES, SEVERITIES, WORDS, bracketed, counted, named, word
 
 MOST_CHARACTERS = 60_000  # GitHub takes comments of 65536
 _MOST_ROWS = 12
@@ -125,7 +126,7 @@ def _ledger(report: CheckReport, language: Language) -> str:
 
 def _row(fold: Fold, language: Language) -> list[str]:
     judged = fold.first
-    verdict = named(VERDICTS, judged.verdict, language)
+    verdict = named(VERDICT_WORDS, judged.verdict, language)
     verdict += f"{word('colon', language)}{judged.mistake}" if judged.mistake else ""
     verdict = verdict if judged.verdict in ("exact", "declared") else f"**{text(verdict)}**"
     health = named(SEVERITIES, judged.health, language)

@@ -13,6 +13,7 @@ from sqrtdk._language import Language
 from sqrtdk._sites import ROOT, fold_sites
 from sqrtdk.audit.records import OK, SEVERITIES, UNMEASURED, VERDICTS, CheckReport
 from sqrtdk.lab.text import say
+from sqrtdk.report.check_words import VERDICT_WORDS
 from sqrtdk.report.console import Column, drawn, listed, paragraph, print_table
 from sqrtdk.report.figures import number, percent, ratio, worst_head
 from sqrtdk.report.fold import Fold, FoldedFinding, expected, fold_calls, values
@@ -22,7 +23,6 @@ from sqrtdk.report.places import places_text
 from sqrtdk.report.plain import plain
 from sqrtdk.report.said import said
 from sqrtdk.report.terminal_words import SEVERITIES as SEVERITY_WORDS
-from sqrtdk.report.terminal_words import VERDICTS as VERDICT_WORDS
 from sqrtdk.report.terminal_words import WORDS, bracketed, counted, named, word
 
 _SEVERITY_STYLE = {"note": "cyan", "warn": "yellow", "fail": "red", "critical": "bold white on red"}

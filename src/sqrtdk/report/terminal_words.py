@@ -119,12 +119,6 @@ OUTCOMES = {
     "scales": Text("scales passed, nothing else was looked at", "缩放因子通过，未检查其他内容"),
     "passed": Text("passed", "通过"),
 }
-VERDICTS = {
-    "exact": Text("exact", "相符"),
-    "declared": Text("declared", "已声明"),
-    "unexplained": Text("unexplained", "无法解释"),
-    "unmeasured": Text("unmeasured", "未测量"),
-}
 SEVERITIES = {
     "ok": Text("ok", "良好"),
     "note": Text("note", "提示"),
@@ -169,7 +163,7 @@ def named(table: dict[str, Text], name: str, language: Language) -> str:
     """A name of a record as people read it; the name itself where the table has none.
 
     Example:
-        >>> named(VERDICTS, "exact", "zh"), named(VERDICTS, "another", "zh")
-        ('相符', 'another')
+        >>> named(OUTCOMES, "passed", "zh"), named(OUTCOMES, "another", "zh")
+        ('通过', 'another')
     """
     return say(table[name], language) if name in table else name
