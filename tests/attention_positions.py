@@ -273,6 +273,22 @@ POSITIONS: dict[str, Style] = {
     "layer_norm_gains": Style(
         norm="layer", formula="softmax(0.25 * layer(q).layer(k))", **normed(lambda: nn.LayerNorm(E))
     ),
+    "rope_then_rms": Style(
+        attend(lambda m, q, k: product(rms(half_split(q)), rms(half_split(k))) * ROOT),
+        "softmax(0.25 * rms(rope(q)).rms(rope(k)))",
+        norm="rms",
+        rope=True,
+        turn=lambda m, x: rms(turned(x)),
+    ),
+    "rope_yarn_then_l2": Style(  # the norm takes the amplitude away
+        attend(lambda m, q, k: product(*(l2(half_split(x, amplitude=1.2)) for x in (q, k))) * 10),
+        "softmax(10 * l2(rope(q)).l2(rope(k)))",
+        scale=10.0,
+        norm="l2",
+        score="cosine",
+        rope=True,
+        turn=lambda m, x: l2(turned(x)),
+    ),
     "rms_then_rope": Style(
         attend(lambda m, q, k: product(half_split(rms(q)), half_split(rms(k))) * ROOT),
         "softmax(0.25 * rope(rms(q)).rope(rms(k)))",

@@ -6,6 +6,7 @@ import math
 import pytest
 from torch import nn
 
+import sqrtdk
 from sqrtdk.audit.declared import declared
 from sqrtdk.audit.families import FAMILIES, MLA_YARN
 from sqrtdk.audit.rope_lengths import LENGTH_FACTORS, rope_block, yarn_mscale
@@ -101,6 +102,21 @@ def test_llama_yarn_is_the_factor_that_transformers_computes(make_call):
     assert gain > 1.1
     assert declared(make_call(rope=True), None, config).values == pytest.approx((0.25 * gain**2,))
     assert declared(make_call(rope=False), None, config) is None
+
+
+def test_a_norm_after_the_rotation_takes_the_factor_away():
+    sizes = {
+        "vocab_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+    }
+    config = hf.NanoChatConfig(**LLAMA, **sizes, rope_parameters=dict(YARN))
+    report = sqrtdk.check(hf.NanoChatForCausalLM(config))
+    (call,) = report.calls
+    assert call.formula == "softmax(0.25 * rms(rope(q)).rms(rope(k)) + causal)"
+    assert (call.rope, call.verdict, report.findings) == (True, "exact", ())
 
 
 def test_the_rows_of_rope_types_give_what_transformers_computes():

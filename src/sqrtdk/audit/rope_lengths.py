@@ -156,8 +156,9 @@ def _by_transformers(block: RopeBlock, call: AttentionCall, config: Any) -> Mult
     softmax = yarn_mscale(block.factor, block.all_dim) ** 2 if block.factor and block.all_dim else 1.0
     if model_type(config) not in MLA_YARN or block.rope_type in (None, "default"):
         softmax = 1.0
-    gain = _on_logits(block, states=False) if call.rope else 1.0
-    if block.short and block.long and call.rope:
+    lengthens = call.rope and not all(_normed_last(call, side) for side in ("q", "k"))
+    gain = _on_logits(block, states=False) if lengthens else 1.0
+    if block.short and block.long and lengthens:
         text = f"config.{block.name}: short_mscale {block.short:g}, long_mscale {block.long:g}"
         return Multiplier((block.short**2, block.long**2), text, "length")
     whole = softmax * gain
@@ -171,6 +172,12 @@ def _by_transformers(block: RopeBlock, call: AttentionCall, config: Any) -> Mult
         text += f", attention factor {math.sqrt(gain):.4g} squared"
     between = block.partial and gain != 1.0
     return Multiplier((softmax, whole) if between else (whole,), text, "length", between)
+
+
+def _normed_last(call: AttentionCall, side: str) -> bool:
+    """Whether q or k is normalised after any rotation, so that the length which that gives is gone."""
+    names = [stage.name for stage in call.stages if stage.where == side and stage.name in ("norm", "rope", "xpos")]
+    return names[-1:] == ["norm"]
 
 
 def _by_mscale(block: RopeBlock) -> Multiplier | None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from sqrtdk.tracing.classify.effect import ROTATION
 from sqrtdk.tracing.read.matrices import turned_by_matrix, turned_by_sum
 from sqrtdk.tracing.read.multiply import multiplied
+from sqrtdk.tracing.read.normed import normed
 from sqrtdk.tracing.read.pieces import assembled, joined, moved, padded
 from sqrtdk.tracing.read.pooling import POOLS, REDUCTIONS, convolved, pooled
 from sqrtdk.tracing.read.rotary import repeats, rotated
@@ -27,6 +28,7 @@ from sqrtdk.tracing.watch.graph import Node, ancestors, replay
 from sqrtdk.tracing.watch.marks import Root
 
 _RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias", "unflatten"})
+_TURNS = ("rope", "xpos")
 _PICKS = frozenset({"gather", "index", "index_select"})
 
 
@@ -42,7 +44,7 @@ class Side:
         norm: normalisation after the projection.
         norm_gain: a gain for each channel followed it.
         normed: how many features it ran over.
-        rope: a rotation was applied.
+        rope: a rotation was applied, after a normalisation if there is one.
         decay: factors that differ from position to position, which cancel those of the other side where i = j.
         growth: how many times each head was repeated (GQA).
         pads: zeros that were added: along which axis, counted from the end, and how many.
@@ -86,6 +88,11 @@ class Side:
     def moves(self) -> bool:
         """Whether what happened to a row depends on its position: q.k tells the scale where i = j alone."""
         return self.rope or self.decay is not None
+
+    @property
+    def turned(self) -> bool:
+        """Whether it was rotated, be it before a normalisation."""
+        return any(stage.name in _TURNS for stage in self.stages)
 
     def times(self, factor: Factor, *stages: Stage) -> Side:
         """The side after a multiplication."""
@@ -158,13 +165,24 @@ def _start(node: Node, where: str) -> Side:
 
 
 def _normalised(node: Node, where: str) -> Side | None:
-    """A normalised vector: what was before is cut off, and its values are those to compare with."""
+    """A normalised vector: what was before is cut off, and its values are those to compare with.
+
+    A rotation before it is told, and no more: it is in those values.
+    """
     if not node.norm or node.value is None:
         return None
     side = follow(min(node.roots, key=lambda n: n.serial), where)
-    stage = Stage(where, "norm", node.norm.kind)
+    source, _ = normed(node)
+    before = None if source is None else follow(source, where)
+    turns = [stage for stage in before.stages if stage.name in _TURNS] if before is not None else []
     return side.then(
-        stage, basis=node.value, factors=(), norm=node.norm.kind, norm_gain=node.norm.gain, normed=node.shape[-1]
+        *turns,
+        Stage(where, "norm", node.norm.kind),
+        basis=node.value,
+        factors=(),
+        norm=node.norm.kind,
+        norm_gain=node.norm.gain,
+        normed=node.shape[-1],
     )
 
 

@@ -110,7 +110,7 @@ def finish(
         terms=1 + sum(step.content for step in content),
         norm=query.norm or key.norm,
         norm_gain=query.norm_gain or key.norm_gain,
-        rope=query.rope or key.rope,
+        rope=query.turned or key.turned,
         softcap=next((step.cap for step in steps if isinstance(step, Softcap)), None),
         bias=next((step.name for _, step in biases), None),
         bias_scaled_by=next(

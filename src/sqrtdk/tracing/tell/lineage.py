@@ -12,11 +12,12 @@ from torch import Tensor
 from sqrtdk.tracing.classify.effect import ROTATION
 from sqrtdk.tracing.read.matrices import turned_by_matrix, turned_by_sum
 from sqrtdk.tracing.read.multiply import multiplied
+from sqrtdk.tracing.read.normed import normed
 from sqrtdk.tracing.read.regroup import regrouped
 from sqrtdk.tracing.read.rotary import rotated
 from sqrtdk.tracing.read.side import Side
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node, ancestors, dominator
+from sqrtdk.tracing.watch.graph import Node, ancestors
 from sqrtdk.tracing.watch.writes import part, written
 
 _JOINS = frozenset({"cat", "stack"})
@@ -106,12 +107,8 @@ def lineage(node: Node) -> Lineage:
 
 def _span(node: Node) -> Span | None:
     if node.norm is not None:
-        inner, gains = node, [_gain(node)]
-        while inner.op in ("mul", "add", *ops.SAME) and (main := inner.main()) is not None and main.norm is not None:
-            inner = main
-            gains.append(_gain(inner))
-        source = inner.main() if inner.op in ops.NORMS or len(list(inner.parents())) < 2 else dominator(inner)[0]
-        gain = next(filter(None, gains), "")
+        source, operations = normed(node)
+        gain = next(filter(None, map(_gain, operations)), "")
         return None if source is None else Span("norm", node.norm.kind, source, node, gain=gain)
     if node.op == ROTATION:
         main = node.main()
