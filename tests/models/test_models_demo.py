@@ -96,6 +96,9 @@ def test_demo_forms_of_the_model_argument(tmp_path: Path) -> None:
     assert resolve("demo", LoadOptions(seq_len=5, text=text)).inputs["input_ids"].tolist() == [[97, 98, 97, 98, 97]]
     (only,) = iter_attn("demo")
     assert only.attn == "own"
+    assert only.loaded is not None
+    assert only.loaded.notes == ()  # neither of the two was asked for by its name
+    assert resolve("demo", LoadOptions(attn="sdpa")).notes[0].startswith("--attn sdpa was ignored: ")
     with pytest.raises(ModelError, match="no embedded model 'demo:nope'") as caught:
         resolve("demo:nope")
     assert "demo:inverted" in caught.value.hint

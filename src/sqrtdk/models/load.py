@@ -140,7 +140,9 @@ def iter_attn(
             yield AttnBuild(attn, None, str(error))
             continue
         if loaded.attn is None:
-            yield AttnBuild("own", loaded, f"{type(loaded.module).__name__} offers no choice of attention")
+            notes = tuple(note for note in loaded.notes if not note.startswith("--attn "))  # nobody asked for `attn`
+            reason = f"{type(loaded.module).__name__} offers no choice of attention"
+            yield AttnBuild("own", replace(loaded, notes=notes), reason)
             return
         if loaded.attn != attn:
             yield AttnBuild(attn, None, f"the model was asked for {attn} attention and runs {loaded.attn}")
