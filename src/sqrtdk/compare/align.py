@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.errors import InvalidValueError
+from sqrtdk.tracing.records import AttentionCall
 from sqrtdk.tracing.tensors import CallTensors
 
 _ALIKE = 1e-3  # of two rows of q or k that are one and the same, the relative difference at most
@@ -25,7 +26,7 @@ class Alignment:
     alone_b: tuple[int, ...]
 
 
-def name_of(call: CallTensors) -> str:
+def name_of(call: CallTensors | AttentionCall) -> str:
     """The site, with the index where it is not the first: "layers.0.attn#1"."""
     return call.site if not call.index else f"{call.site}#{call.index}"
 

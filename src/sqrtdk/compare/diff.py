@@ -214,7 +214,9 @@ def _pairs(a: Side, b: Side, alignment: Alignment) -> tuple[PairDiff, ...]:
     judged: list[Judged] = []
     for done, (one, other) in enumerate(calls):
         tell("comparing the attentions", done, len(calls))
-        judged.append(_judged(one, other, next((known.sides for known in reversed(judged) if known.sides), None)))
+        earlier = next((known.sides for known in reversed(judged) if known.sides), None)
+        declared = (a.declared.get(name_of(one), ""), b.declared.get(name_of(other), ""))
+        judged.append(_judged(one, other, earlier, declared))
     refuse_unlike(judged)
     entering = compare_inputs(a, b, calls, judged)
     pairs: list[PairDiff] = []
@@ -227,12 +229,12 @@ def _pairs(a: Side, b: Side, alignment: Alignment) -> tuple[PairDiff, ...]:
     return tuple(pairs)
 
 
-def _judged(a: CallTensors, b: CallTensors, earlier: Sides | None) -> Judged:
+def _judged(a: CallTensors, b: CallTensors, earlier: Sides | None, declared: tuple[str, str]) -> Judged:
     """`judge`, where there are numbers to judge."""
     lost = [first_nan((call,)) for call in (a, b)]
     if lost[0] is not None and lost[1] is not None:
         return Judged(None, reason=f"both sides have NaN, A first in the {lost[0][1]}, B in the {lost[1][1]}")
-    return judge(a, b, CAUSES, earlier)
+    return judge(a, b, CAUSES, earlier, declared)
 
 
 def _pair(a: CallTensors, b: CallTensors, judged: Judged, entering: Entering, origin: str | None) -> PairDiff:

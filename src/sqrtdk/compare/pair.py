@@ -61,10 +61,16 @@ class Judged:
     strangers: bool = False
 
 
-def judge(a: CallTensors, b: CallTensors, causes: Causes, earlier: Sides | None = None) -> Judged:
+def judge(
+    a: CallTensors,
+    b: CallTensors,
+    causes: Causes,
+    earlier: Sides | None = None,
+    declared: tuple[str, str] = ("", ""),
+) -> Judged:
     """Compare what two calls do to one input: B's own at every stage, through A's program.
 
-    `earlier` are the programs of the pair before this one.
+    `earlier` are the programs of the pair before this one, `declared` what declares the scale of A and of B.
     """
     reason = _unread(a, b)
     if reason is not None:
@@ -92,6 +98,8 @@ def judge(a: CallTensors, b: CallTensors, causes: Causes, earlier: Sides | None 
         model_dim=_model_dim(seen_a) or _model_dim(seen_b),
         heads=seen_b["query"].used.shape[1],
         self_attention=seen_b["query"].used.shape[2] == seen_b["key"].used.shape[2],
+        declared_a=declared[0],
+        declared_b=declared[1],
     )
     rows = ~(hidden_rows(program_a.formula, *_sizes(b)) | hidden_rows(program_b.formula, *_sizes(b)))
     every = segments(b, seen_b, program_a, precisions, rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.metadata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from sqrtdk.audit.guard import eval_mode, random_state
 from sqrtdk.audit.own_module import from_module, on_meta, refuse_empty
 from sqrtdk.audit.switch import implementation, offers_choice
 from sqrtdk.audit.tokens import Tokens, tokens_of
+from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.compare.align import name_of
 from sqrtdk.compare.records import SideInfo, Unpaired
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError, SqrtdkError, UnsupportedError
@@ -26,6 +27,7 @@ from sqrtdk.models.records import Inputs, LoadedModel
 from sqrtdk.models.run import call as forward
 from sqrtdk.models.signature import forward_arguments
 from sqrtdk.recording.records import Cut
+from sqrtdk.tracing.records import AttentionCall
 from sqrtdk.tracing.tensors import CallTensors
 from sqrtdk.tracing.trace import Trace
 from sqrtdk.tracing.watch.stance import steps_seen
@@ -50,6 +52,7 @@ class Side:
         exact: what that gave.
         notes: sentences on what was decided for the user.
         cuts: of a trace file what each call is of the one that ran, parallel to `calls`; empty where all are whole.
+        declared: by `name_of` what declares a call's scale, where config or family declare it and the run has it.
     """
 
     info: SideInfo
@@ -62,6 +65,7 @@ class Side:
     exact: Mapping[str, Mapping[str, Tensor]] | None = None
     notes: tuple[str, ...] = ()
     cuts: tuple[Cut | None, ...] = ()
+    declared: Mapping[str, str] = field(default_factory=dict)
 
 
 def options_of_sides(arguments: Mapping[str, Any]) -> tuple[LoadOptions, LoadOptions]:
@@ -209,7 +213,18 @@ def run_module(loaded: LoadedModel, attn: str | None, seed: int, label: str, kin
         calls=len(run.calls),
         versions=_versions(),
     )
-    return Side(info, run.tensors, missed, loaded.inputs, tokens, again=again)
+    said = declared_scales(run.calls, module)
+    return Side(info, run.tensors, missed, loaded.inputs, tokens, again=again, declared=said)
+
+
+def declared_scales(calls: Sequence[AttentionCall], model: nn.Module) -> dict[str, str]:
+    """By `name_of` what declares the scale of a call, where its config or its family does and the run applies it.
+
+    An attribute of a module declares nothing here: it may hold the very mistake.
+    """
+    judged = [one for one in judge_all(calls, model) if one.verdict == "declared" and one.declared_by is not None]
+    said = {name_of(one.call): (one.declared_by or "").partition(" (")[0] for one in judged}
+    return {name: by for name, by in said.items() if by.startswith(("config.", "family "))}
 
 
 def _traced(module: nn.Module, inputs: Inputs, seed: int, attn: str | None) -> Trace:

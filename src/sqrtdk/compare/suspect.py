@@ -58,6 +58,8 @@ class Sides:
         model_dim: D; None where it is not known.
         heads: Hq.
         self_attention: rows and keys are the same tokens.
+        declared_a: what declares A's scale, where that is not the textbook's: "config.attention_multiplier = 0.0625".
+        declared_b: the same of B.
     """
 
     a: Program
@@ -66,3 +68,5 @@ class Sides:
     model_dim: int | None
     heads: int
     self_attention: bool
+    declared_a: str = ""
+    declared_b: str = ""

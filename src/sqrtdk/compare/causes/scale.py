@@ -68,12 +68,15 @@ def describe(sides: Sides, a: Value, b: Value) -> str:
     if one_a is None or one_b is None:
         return _of_many(a, b)
     numbers = f"({one_b:.4g} in place of {one_a:.4g})"
-    mistake = _mistake(sides, one_a, one_b)
-    if mistake is not None:
-        return f"{SAID[mistake][0]} {numbers}"
-    mistake = _mistake(sides, one_b, one_a)
-    if mistake is not None:
-        return f"{SAID[mistake][1]} {numbers}"
+    of_b, of_a = _mistake(sides, one_a, one_b), _mistake(sides, one_b, one_a)
+    if of_b is not None and not sides.declared_b:
+        return f"{SAID[of_b][0]} {numbers}"
+    if of_b is None and of_a is not None and not sides.declared_a:
+        return f"{SAID[of_a][1]} {numbers}"
+    if sides.declared_b:
+        return f"applies its declared scale, {sides.declared_b} {numbers}"
+    if sides.declared_a:
+        return f"does not apply the scale that A declares, {sides.declared_a} {numbers}"
     if one_a and one_b / one_a < 0:
         return f"scales with the other sign {numbers}"
     if close(one_b, inverse_root(sides.head_dim), HELD):
