@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, GraniteConfig, GraniteForCausalLM
 
 import sqrtdk
 from ports import build, inputs
@@ -54,6 +54,29 @@ def test_a_model_is_the_same_as_its_copy() -> None:
     assert report.same is True
     assert report.exit_code == 0
     assert said(report) == [(True, [], None)] * 3
+
+
+_OF_A = "does not apply the scale that A declares, config.attention_multiplier = "
+_OF_B = "applies its declared scale, config.attention_multiplier = "
+DECLARED = (
+    (1 / 16, 1 / 4, f"{_OF_A}0.0625", f"{_OF_B}0.0625"),
+    (1.0, 1 / 4, f"{_OF_A}1", f"{_OF_B}1"),
+    (1 / 16, 1 / 256, "applies the scale twice", "applies once the scale that A applies twice"),
+)
+
+
+@pytest.mark.parametrize(("scale", "ported", "to_port", "from_port"), DECLARED)
+def test_a_declared_scale_is_no_mistake(scale: float, ported: float, to_port: str, from_port: str) -> None:
+    sizes = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 16}
+    config = GraniteConfig(**sizes, num_attention_heads=2, num_key_value_heads=2, attention_multiplier=scale)
+    granite = GraniteForCausalLM(config).eval()
+    port = copy.deepcopy(granite)
+    port.model.layers[0].self_attn.scaling = ported
+    ids = {"input_ids": torch.arange(12).reshape(2, 6)}
+    (pair,) = diff(granite, port, ids).pairs
+    assert [cause.text for cause in pair.causes] == [f"{to_port} ({ported:.4g} in place of {scale:.4g})"]
+    (pair,) = diff(port, granite, ids).pairs
+    assert [cause.text for cause in pair.causes] == [f"{from_port} ({scale:.4g} in place of {ported:.4g})"]
 
 
 def test_channels_of_q_and_k_that_lie_otherwise_cancel() -> None:
