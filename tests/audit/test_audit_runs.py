@@ -299,4 +299,4 @@ def test_findings_are_one_a_site_and_fold_for_people():
     for (rule, _), fold in folded.items():
         if rule == "max_logit":
             assert fold.first.value == max(finding.value for finding in fold.findings)
-            assert not math.isnan(float(values(fold).partition(" to ")[0].replace(",", "")))
+            assert not math.isnan(float(values(fold).en.partition(" to ")[0].replace(",", "")))

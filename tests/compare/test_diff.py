@@ -56,6 +56,13 @@ def test_a_model_is_the_same_as_its_copy() -> None:
     assert said(report) == [(True, [], None)] * 3
 
 
+def test_a_stage_that_differs_by_a_number_is_off_by_more_than_rounding() -> None:
+    stages = [stage for pair in diff("demo", "demo:unscaled", seq_len=16).pairs for stage in pair.stages]
+    values = [stage for stage in stages if stage.stage == "value" and stage.same is False]
+    assert len(values) == 3  # the training gave v other weights as well
+    assert [stage for stage in values if not (stage.largest or 0) > (stage.allowed or 0)] == []
+
+
 _OF_A = "does not apply the scale that A declares, config.attention_multiplier = "
 _OF_B = "applies its declared scale, config.attention_multiplier = "
 DECLARED = (

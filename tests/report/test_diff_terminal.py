@@ -10,6 +10,8 @@ from sqrtdk.compare.records import DiffReport
 from sqrtdk.report.diff import summary_line, to_text
 from terminal_text import check_colours, check_fits
 
+_NUMBER = re.compile(r"(?<![\w.])\d[\d.,]*(?:e-?\d+)?(?![\w.])")
+
 
 @pytest.mark.parametrize("width", [80, 160])
 @pytest.mark.parametrize("name", REPORTS)
@@ -113,3 +115,12 @@ def test_chinese_says_the_same(report: DiffReport) -> None:
     for pair in report.pairs:
         assert pair.site_a.split(".")[-1] in english
         assert pair.site_a.split(".")[-1] in chinese
+
+
+@pytest.mark.parametrize("width", range(60, 101, 4))
+@pytest.mark.parametrize("name", [name for name in REPORTS if name != "hostile"])
+def test_chinese_breaks_no_number_and_begins_no_line_with_a_mark(name: str, width: int) -> None:
+    whole = set(_NUMBER.findall(to_text(REPORTS[name](), width=400, language="zh")))
+    lines = to_text(REPORTS[name](), width=width, language="zh").splitlines()
+    assert {number for line in lines for number in _NUMBER.findall(line)} <= whole
+    assert [line for line in lines if line.lstrip()[:1] in tuple("，。；：、）")] == []

@@ -5,6 +5,7 @@ import pytest
 
 from sample_report import head_stats, healthy, judged, sick, static
 from sqrtdk.audit.records import Finding
+from sqrtdk.lab.text import Text
 from sqrtdk.report.figures import worst_head
 from sqrtdk.report.fold import FoldedFinding, expected, fold_calls, fold_findings, values
 
@@ -77,7 +78,7 @@ def test_a_value_and_its_bound_never_look_the_same(
 ) -> None:
     found = tuple(Finding(rule, "warn", f"h.{i}", one, bound, "m", "f", "s") for i, one in enumerate(numbers))
     folded = FoldedFinding("h.0", found)
-    assert (values(folded), expected(folded).en) == (told, wanted)
+    assert (values(folded).en, expected(folded).en) == (told, wanted)
 
 
 def test_root_and_second_call_are_named() -> None:
@@ -111,7 +112,7 @@ def test_findings_fold_over_layers_and_keep_their_order() -> None:
         ("", 1),
     ]
     assert [item.first.severity for item in folded] == ["critical", "fail", "fail", "fail", "warn", "note"]
-    assert values(folded[0]) == "12349 to inf"
+    assert values(folded[0]) == Text("12349 to inf", "12349 到 inf")
 
 
 def test_findings_of_other_words_stay_apart() -> None:

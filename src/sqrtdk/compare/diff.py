@@ -290,9 +290,17 @@ def _rows(judged: Judged) -> tuple[int, int]:
     return (0, 0) if judged.rows is None else (judged.rows.numel(), int((~judged.rows).sum()))
 
 
+def _off(stage: StageDiff) -> tuple[bool, float]:
+    """How much a stage differs: whether it does, and by how many times what rounding allows."""
+    return stage.same is False, stage.largest / stage.allowed if stage.largest and stage.allowed else 0.0
+
+
 def _ordered(stages: Sequence[StageDiff], caused: Collection[str], rows: int, left_out: int) -> tuple[StageDiff, ...]:
     """Every stage, in order; where a cause acts it differs. The output says which rows it is without."""
-    known = {stage.stage: replace(stage, same=False) if stage.stage in caused else stage for stage in stages}
+    known: dict[str, StageDiff] = {}
+    for stage in stages:  # v has two of one name, as it is projected and as it is used
+        if stage.stage not in known or _off(stage) >= _off(known[stage.stage]):
+            known[stage.stage] = replace(stage, same=False) if stage.stage in caused else stage
     if left_out and "output" in known:
         reasons = filter(None, (known["output"].reason, f"{rows_without_key(left_out, rows)} left out"))
         known["output"] = replace(known["output"], reason="; ".join(reasons))

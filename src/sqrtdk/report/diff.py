@@ -14,7 +14,7 @@ from sqrtdk.compare.records import DiffReport, PairDiff, SideInfo, Unpaired
 from sqrtdk.compare.words import UNKNOWN, place, share, short, told
 from sqrtdk.compare.words import listed as folded
 from sqrtdk.lab.text import say
-from sqrtdk.report.console import drawn, paragraph
+from sqrtdk.report.console import drawn, paragraph, wrapped
 from sqrtdk.report.diff_chinese import COMMA, MORE, paragraphs
 from sqrtdk.report.diff_fold import (
     DIFFERS,
@@ -71,7 +71,7 @@ def to_text(report: DiffReport, *, width: int = 80, color: bool = False, languag
 
     def draw(console: Console) -> None:
         for letter, side in (("A", report.a), ("B", report.b)):
-            console.print(_side(letter, side, language), overflow="fold")
+            paragraph(console, _side(letter, side, language), 0, most=console.width)
         _premises(console, report, language)
         console.print()
         _pairs(console, fold_pairs(report.pairs), language)
@@ -81,7 +81,7 @@ def to_text(report: DiffReport, *, width: int = 80, color: bool = False, languag
         if told:
             console.print()
         _alone(console, report, language)
-        console.print(_summary(report, language))
+        paragraph(console, _summary(report, language), 0, most=console.width)
 
     return drawn(draw, width, color)
 
@@ -133,10 +133,8 @@ def _pairs(console: Console, folds: Sequence[PairFold], language: Language) -> N
 
 def _broken(console: Console, row: Sequence[Text], widths: Sequence[int], gap: int) -> None:
     """A row whose cause takes as many lines as it needs."""
-    lines = row[1].wrap(console, widths[1], overflow="fold") or [Text()]
     blank = [Text()] * len(widths)
-    for index, line in enumerate(lines):
-        line.rstrip()
+    for index, line in enumerate(wrapped(row[1], widths[1])):
         cells = [*(row if index == 0 else blank)]
         cells[1] = line
         console.print(Text(" " * gap) + _row(cells, widths, 2, gap), overflow="fold")

@@ -83,20 +83,21 @@ def fold_findings(findings: Iterable[Finding]) -> tuple[FoldedFinding, ...]:
     return tuple(FoldedFinding(site, tuple(group)) for site, group in groups)
 
 
-def values(folded: FoldedFinding) -> str:
+def values(folded: FoldedFinding) -> Text:
     """Show the values of folded findings: one number, or the range of several.
 
     Example:
         >>> finding = Finding("r", "warn", "h.0", 101.0, 100.0, "m", "f", "s")
-        >>> values(FoldedFinding("h.0", (finding,)))
+        >>> values(FoldedFinding("h.0", (finding,))).en
         '101'
     """
     all_values = [finding.value for finding in folded.findings]
     numbers = [value for value in all_values if isinstance(value, (int, float))]
     if len(numbers) < len(all_values):
-        return " / ".join(dict.fromkeys(value if isinstance(value, str) else number(value) for value in all_values))
+        shown = " / ".join(dict.fromkeys(value if isinstance(value, str) else number(value) for value in all_values))
+        return Text(shown, shown)
     low, high = (_figure(folded, value) for value in (min(numbers), max(numbers)))
-    return low if low == high else f"{low} to {high}"
+    return Text(low, low) if low == high else Text(f"{low} to {high}", f"{low} 到 {high}")
 
 
 def expected(folded: FoldedFinding) -> Text:
@@ -104,7 +105,7 @@ def expected(folded: FoldedFinding) -> Text:
 
     Example:
         >>> flat = FoldedFinding("h.0", (Finding("flat", "note", "h.0", 0.99971, 0.999, "m", "f", "s"),))
-        >>> values(flat), expected(flat).en
+        >>> values(flat).en, expected(flat).en
         ('0.99971', 'at most 0.99900')
         >>> expected(FoldedFinding("h.0", (Finding("scale_ledger", "fail", "h.0", 8.0, 1.0, "m", "f", "s"),))).en
         '1'

@@ -86,7 +86,7 @@ def to_html(report: CheckReport, language: Choice = "auto") -> str:
         "ratio": figures.ratio,
         "percent": figures.percent,
         "worst_head": figures.worst_head,
-        "values": values,
+        "values": lambda folded: both(values(folded)),
         "expected": lambda folded: both(expected(folded)),
         "dial": _dial,
         "written": _written,

@@ -228,11 +228,7 @@ def _finding(console: Console, folded: FoldedFinding, indent: int, language: Lan
     if first.at is not None:
         where.append(f"  {plain(first.at)}")
     where.append(f"  {plain(first.rule)}", style="not bold dim")
-    found = (
-        [word("found", language, value=values(folded).replace(" to ", word("to", language)))]
-        if first.value is not None
-        else []
-    )
+    found = [word("found", language, value=say(values(folded), language))] if first.value is not None else []
     found += [_expected(folded, language)] if first.threshold is not None else []
     if found:
         where.append(f"  {plain(word('comma', language).join(found))}", style="not bold dim")

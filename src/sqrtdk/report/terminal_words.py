@@ -56,7 +56,6 @@ WORDS = {
     "found": Text("found {value}", "测得 {value}"),
     "expected": Text("expected {value}", "应为 {value}"),
     "expected bound": Text("expected {value}", "应{value}"),
-    "to": Text(" to ", " 到 "),
     "fix": Text("fix: {fix}", "处理办法：{fix}"),
     "source": Text("source: {source}", "来源：{source}"),
     "not attention": Text("Not attention", "不是注意力"),
