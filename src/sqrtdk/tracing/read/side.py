@@ -163,9 +163,13 @@ def _normalised(node: Node, where: str) -> Side | None:
         return None
     side = follow(min(node.roots, key=lambda n: n.serial), where)
     stage = Stage(where, "norm", node.norm.kind)
-    return side.then(
-        stage, basis=node.value, factors=(), norm=node.norm.kind, norm_gain=node.norm.gain, normed=node.shape[-1]
+    by = node.norm.by
+    basis = node.value if by == 1.0 else node.value / by
+    side = side.then(
+        stage, basis=basis, factors=(), norm=node.norm.kind, norm_gain=node.norm.gain, normed=node.shape[-1]
     )
+    factor = Factor(by, where, "number")
+    return side if by == 1.0 else side.times(factor, Stage(where, "scale", factor.text()))
 
 
 def _unstacked(node: Node, where: str) -> Side | None:
