@@ -15,10 +15,17 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from made import ROOT, settle_texts
+from sqrtdk._language import Language
+from sqrtdk.report.said import said
+from sqrtdk.tracing.tell.scale import AGREEMENT
 
 RECORD = ROOT / "benchmarks" / "results" / "families.json"
 BEGIN, END = "<!-- families: begin -->", "<!-- families: end -->"
 NONE = "-"
+LANGUAGES: tuple[Language, ...] = ("en", "zh")
+JUDGED = {"exact", "declared"}
+LONGEST_ERROR = 160
+CLOSED = re.compile(r"(?<=[\u4e00-\u9fff]) (?=[\u4e00-\u9fff])")  # a space that stood beside Latin letters
 
 # Rule of the scale, by the config field that declares it; without a declaration it is the textbook's.
 TEXTBOOK = "`1/sqrt(d)`"
@@ -26,6 +33,7 @@ RULES = {
     "query_pre_attn_scalar": "`1/sqrt(query_pre_attn_scalar)`",
     "attention_multiplier": "`attention_multiplier`",
     "rope_parameters": "`m^2/sqrt(d)`",
+    "qk_scale_factor": "`qk_scale_factor/sqrt(d)`",
 }
 
 # What is said in words: English, Chinese.
@@ -35,6 +43,9 @@ WORDS = {
         "| 模型类型 | d | 缩放因子 | r | 软上限 | QK 规范化 | 位置 | 字段 |",
     ),
     "family": (", in the code", "，在代码中"),
+    "rows": (" times a factor for each row", "，再乘逐行的因子"),
+    "learned": ("learned", "可学习"),
+    "learned by": ("learned, `{name}`", "可学习，`{name}`"),
     "comma": (", ", "，"),
     "rms": ("RMS", "RMS"),
     "layer": ("layer norm", "层规范化"),
@@ -44,49 +55,99 @@ WORDS = {
     "hidden": ("rotary, before the norm", "旋转，在规范化之前"),
     "alibi": ("ALiBi", "ALiBi"),
     "relative": ("relative", "相对"),
+    "disentangled": ("relative", "相对"),  # products with positions, counted among the terms or added (SAM)
     "bias": ("learned bias", "可学习的偏置"),
     "nothing": ("none", "无"),
     "and": (", ", "、"),
     "or": (" or ", "；"),
+    "joint": ("; ", "；"),
     "summary": (
         "The table has {families} families of transformers {transformers}, measured on {date} with torch {torch}\n"
         "([record](../../benchmarks/results/families.json)). In the runs of the small models the two readings of a\n"
-        "scale, that of the code and the slope of the logits, differ by a share of at most {apart}. By default r is\n"
-        "not 1 in these: {others}.",
+        "scale, that of the code and the slope of the logits, differ by a share of at most {apart}; where each head\n"
+        "has a gain of its own, they are compared head by head, to {agreement}. By default r is not 1 in these:\n"
+        "{others}.\n"
+        "It is learned in these: {learned}.",
         "表中有 transformers {transformers} 的 {families} 个模型族，于 {date} 以 torch {torch} 测量\n"
         "（[记录](../../benchmarks/results/families.json)）。在小模型的运行中，缩放因子的两种读数，\n"
-        "即代码的读数和 logit 的斜率，相对差至多为 {apart}。按默认配置，r 不为 1 的有：{others}。",
+        "即代码的读数和 logit 的斜率，相对差至多为 {apart}；每个头各有增益时，逐头比较，容差为 {agreement}。\n"
+        "按默认配置，r 不为 1 的有：{others}。可学习的有：{learned}。",
     ),
+    "left out": (
+        "{count} more were tried and are not in the table: a scale could not be judged or not be read twice, or the\n"
+        "model was not built or did not run.",
+        "另有 {count} 个试过而未列入上表：某处缩放因子无法判定或无法读两次，或者模型未能构建或运行。",
+    ),
+    "left out header": ("| model type | why |", "| 模型类型 | 原因 |"),
+    "failed": ("not built or not run: `{error}`", "未能构建或运行：`{error}`"),
 }
 
 
 def shown(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """The families whose run was judged in every call, by name."""
-    judged = [
-        entry
-        for entry in record["families"]
-        if set(entry["run"]["verdicts"]) <= {"exact", "declared"} and entry["run"]["read_twice"]
-    ]
-    return sorted(judged, key=lambda entry: str(entry["model_type"]))
+    """The families that were judged in every call, in full width and in the run, by name."""
+    return sorted(filter(_is_shown, record["families"]), key=lambda entry: str(entry["model_type"]))
+
+
+def _is_shown(entry: dict[str, Any]) -> bool:
+    verdicts = {*entry["run"]["verdicts"], *(call["verdict"] for call in entry["calls"])}
+    return verdicts <= JUDGED and bool(entry["run"]["read_twice"])
+
+
+def left_out(record: dict[str, Any], language: int) -> dict[str, str]:
+    """Why a type that was tried is not shown, by name."""
+    failed, joint = WORDS["failed"][language], WORDS["joint"][language]
+    why = {name: failed.format(error=_shortened(error)) for name, error in record["failed"].items()}
+    for entry in record["families"]:
+        if not _is_shown(entry):
+            why[entry["model_type"]] = _distinct((_said(reason, language) for reason in _reasons(entry)), joint)
+    return dict(sorted(why.items()))
+
+
+def _reasons(entry: dict[str, Any]) -> list[str]:
+    """Of the run; where it was judged, what was seen in full width."""
+    return entry["run"]["reasons"] or [call["formula"] for call in entry["calls"] if call["verdict"] not in JUDGED]
+
+
+def _said(reason: str, language: int) -> str:
+    return f"`{reason}`" if reason.startswith("softmax(") else CLOSED.sub("", said(reason, LANGUAGES[language]))
+
+
+def _shortened(error: str) -> str:
+    text = error.replace("`", "'").replace("|", "/")
+    return text if len(text) <= LONGEST_ERROR else f"{text[:LONGEST_ERROR].rsplit(' ', 1)[0]} ..."
 
 
 def _distinct(cells: Iterable[str], joiner: str = ", ") -> str:
     return joiner.join(dict.fromkeys(cells))
 
 
-def _rule(call: dict[str, Any], word: Callable[[str], str]) -> str:
+def _rule(call: dict[str, Any], language: int) -> str:
     """The rule, which names the field that declares it, or else what does."""
     by = call["declared_by"]
     if by is None:
         return TEXTBOOK
+    if by.startswith("a factor for each row"):
+        return TEXTBOOK + WORDS["rows"][language]
+    if by.startswith("parameter "):
+        return WORDS["learned by"][language].format(name=by.split(" ")[1].rpartition(".")[2])
     if by.startswith("family "):
-        rule = re.fullmatch(r"family \S+: (.*?) \(.*", by)
-        assert rule is not None, by
-        text = rule[1].removeprefix("scale ").removesuffix(".0").replace("head_dim", "d")
-        return f"`{text}`{word('family')}"
+        return _family_rule(by, language)
     field = _field(by)
     rule_text = RULES[field]
-    return rule_text if field in rule_text else f"{rule_text}{word('comma')}`{field}`"
+    return rule_text if field in rule_text else f"{rule_text}{WORDS['comma'][language]}`{field}`"
+
+
+def _family_rule(by: str, language: int) -> str:
+    rule = re.fullmatch(r"family \S+: (.*?) \(.*", by)
+    assert rule is not None, by
+    if _is_learned(by):
+        return said(rule[1], LANGUAGES[language])
+    text = rule[1].removeprefix("scale ").removesuffix(".0").replace("head_dim", "d")
+    return f"`{text}`{WORDS['family'][language]}"
+
+
+def _is_learned(by: str | None) -> bool:
+    return by is not None and re.search(r"\(learned\)|: learned ", by) is not None
 
 
 def _field(by: str) -> str:
@@ -108,19 +169,25 @@ def _norm(call: dict[str, Any], word: Callable[[str], str]) -> str:
 def _position(call: dict[str, Any], rotary: bool, word: Callable[[str], str]) -> str:
     kinds = [word(kind) for kind in ("rotary" if call["rope"] else None, call["bias"]) if kind is not None]
     if kinds:
-        return ", ".join(kinds)
+        return word("and").join(kinds)
     return word("hidden") if rotary and call["norm"] is not None else word("nothing")
 
 
-def _row(entry: dict[str, Any], word: Callable[[str], str]) -> str:
+def _ratio(call: dict[str, Any], word: Callable[[str], str]) -> str:
+    if _is_learned(call["declared_by"]):
+        return word("learned")
+    return NONE if call["ratio"] is None else f"{call['ratio']:.4g}"
+
+
+def _row(entry: dict[str, Any], language: int) -> str:
+    word = _words(language)
     calls = entry["calls"]
-    ratios = [call["ratio"] for call in calls if call["ratio"] is not None]
     rotary = entry["rotary_config"] and not any(call["rope"] for call in calls)
     cells = (
         f"`{entry['model_type']}`",
         _distinct(str(call["head_dim"]) for call in calls),
-        _distinct((_rule(call, word) for call in calls), word("or")),
-        _distinct(f"{ratio:.4g}" for ratio in ratios) or "1",
+        _distinct((_rule(call, language) for call in calls), word("or")),
+        _distinct(_ratio(call, word) for call in calls),
         _distinct(NONE if call["softcap"] is None else f"{call['softcap']:g}" for call in calls),
         _distinct((_norm(call, word) for call in calls), word("or")),
         _distinct((_position(call, rotary, word) for call in calls), word("or")),
@@ -129,28 +196,49 @@ def _row(entry: dict[str, Any], word: Callable[[str], str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _textbook(entry: dict[str, Any]) -> bool:
-    return all(call["ratio"] is None or abs(call["ratio"] - 1.0) < 1e-3 for call in entry["calls"])
+def _textbook(call: dict[str, Any]) -> bool:
+    return _is_learned(call["declared_by"]) or call["ratio"] is None or abs(call["ratio"] - 1.0) < 1e-3
+
+
+def _words(language: int) -> Callable[[str], str]:
+    return lambda name: WORDS[name][language]
+
+
+def _grid(header: str, rows: Iterable[str]) -> list[str]:
+    return [header, "|" + "---|" * header.count(" | ") + "---|", *rows]
 
 
 def table(record: dict[str, Any], language: int) -> str:
     """What stands between the markers; the language is 0, English, or 1, Chinese."""
-
-    def word(name: str) -> str:
-        return WORDS[name][language]
-
+    word = _words(language)
     entries = shown(record)
-    apart = max(entry["run"]["apart"] for entry in entries)
-    summary = word("summary").format(
+    without = left_out(record, language)
+    return "\n".join([
+        _summary(record, entries, word),
+        "",
+        *_grid(word("header"), (_row(entry, language) for entry in entries)),
+        "",
+        word("left out").format(count=len(without)),
+        "",
+        *_grid(word("left out header"), (f"| `{name}` | {why} |" for name, why in without.items())),
+    ])  # fmt: skip
+
+
+def _summary(record: dict[str, Any], entries: list[dict[str, Any]], word: Callable[[str], str]) -> str:
+    def named(chosen: Callable[[dict[str, Any]], bool]) -> str:
+        return word("and").join(f"`{entry['model_type']}`" for entry in entries if any(map(chosen, entry["calls"])))
+
+    apart = max(entry["run"]["apart"] or 0.0 for entry in entries)
+    return word("summary").format(
         families=len(entries),
         date=record["date"],
         transformers=record["versions"]["transformers"],
         torch=record["versions"]["torch"],
-        others=word("and").join(f"`{entry['model_type']}`" for entry in entries if not _textbook(entry)),
         apart=f"{10.0 ** math.ceil(math.log10(apart)):.0e}".replace("e-0", "e-"),
+        agreement=f"{AGREEMENT:.0%}",
+        others=named(lambda call: not _textbook(call)),
+        learned=named(lambda call: _is_learned(call["declared_by"])),
     )
-    rows = [_row(entry, word) for entry in entries]
-    return "\n".join([summary, "", word("header"), "|" + "---|" * word("header").count(" | ") + "---|", *rows])
 
 
 def filled(page: str, text: str) -> str:

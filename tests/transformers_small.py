@@ -63,16 +63,75 @@ SIZES = {
 }
 MOST_LAYERS = 4
 BY_LAYER = ("per_layer_config", "stage_names", "out_features", "out_indices")  # name layers that are cut
+# What the default config of a type lacks, or what its few layers have to be, in full width and small alike. None of it
+# sets a scale: a head_dim is the default hidden_size divided by the heads.
+GLM_ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 12, 12], "partial_rotary_factor": 0.5}
+LACKING: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1]},
+    "dbrx": {"attn_config": {"rope_theta": 5e5, "clip_qkv": 8, "kv_n_heads": 8}},
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
+    "dots1": {
+        "n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2, "n_group": 1, "topk_group": 1,
+        "first_k_dense_replace": 1,
+    },
+    "gemma3n_text": {"num_kv_shared_layers": 0},
+    "glm4v_text": {"rope_parameters": GLM_ROPE},
+    "granitemoehybrid": {"num_hidden_layers": 2, "layer_types": ["mamba", "attention"]},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "longcat_flash": {
+        "n_routed_experts": 4, "zero_expert_num": 2, "moe_topk": 2, "ffn_hidden_size": 64, "expert_ffn_hidden_size": 64,
+        "vocab_size": 160,
+    },
+    "ministral": {"head_dim": 128},
+    "nemotron": {"num_key_value_heads": 8},
+    "recurrent_gemma": {"num_hidden_layers": 3},
+    "xmod": {"default_language": "en_XX"},
+    "zamba": {"num_hidden_layers": 3, "layers_block_type": ["linear_attention", "hybrid", "hybrid"]},
+    "zamba2": {"hybrid_layer_ids": [1]},
+}  # fmt: skip
+STAGED = {
+    "embed_dim": 32, "hidden_size": 256, "depths": [2] * 4, "num_heads": [2, 4, 8, 16], "image_size": 64,
+    "window_size": 2,
+}  # fmt: skip
 # What a type wants beyond its own default: fields of its config, set after the shrinking.
 SPECIAL: dict[str, dict[str, Any]] = {
+    "bailing_hybrid": {"num_expert_group": 2, "topk_group": 1, "num_experts_per_token": 2},
+    "bamba": {"mamba_n_heads": 8, "mamba_d_head": 16},
+    "dbrx": {"attn_config": {"rope_theta": 5e5, "clip_qkv": 8, "kv_n_heads": 2}},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "donut-swin": STAGED,
+    "falcon_h1": {"mamba_d_ssm": 64},
+    "flaubert": {"n_words": 160, "emb_dim": 64},
+    "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_head": 16},
+    "hiera": {"embed_dim": 32, "hidden_size": 256, "depths": [1] * 4, "num_heads": [2, 4, 8, 16]},
     # With a window shorter than the prompt, transformers' own static cache fails in eager and sdpa alike.
     "inkling2_text": {"sliding_window_size": 16, "rel_extent": 16},
+    "kimi_linear": {"num_experts_per_token": 2},
+    "layoutlmv3": {"coordinate_size": 11, "shape_size": 10},
+    "lilt": {"hidden_size": 96},  # six coordinates, a sixth of the width each
+    "longcat_flash": {"head_dim": 8, "qk_head_dim": 24},
+    "luke": {"entity_vocab_size": 20, "entity_emb_size": 64},
+    "maskformer-swin": STAGED,
     "minimax_m3_vl_text": {
         "layer_types": ["full_attention", "minimax_m3_sparse"],
         "index_block_size": 4,
         "index_topk_blocks": 1,
     },
+    "moonshine": {"encoder_num_key_value_heads": 4, "decoder_num_key_value_heads": 4},
     "pegasus_x": {"block_size": 8, "num_global_tokens": 4},
+    "squeezebert": {"embedding_size": 64},
+    "swin": STAGED,
+    "swin2sr": {**STAGED, "hidden_size": 64, "depths": [2, 2], "num_heads": [2, 2], "image_size": 16},
+    "swinv2": STAGED,
+    "timesfm2_5": {"context_length": 128},
+    "xlm": {"n_words": 160, "emb_dim": 64},
+    "xlnet": {"d_head": 16},
+    "zamba": {"attention_hidden_size": 128, "attention_head_dim": 32},
+    "zamba2": {"attention_hidden_size": 128, "attention_head_dim": 32, "mamba_headdim": 16},
 }
 
 
@@ -82,12 +141,16 @@ class NotBuiltError(Exception):
 
 def default_config(model_type: str) -> hf.PretrainedConfig:
     """The default config of a type with few layers, all widths as they are."""
-    return _config(model_type, few_layers(_defaults(model_type)))
+    return _config(model_type, _few(model_type))
 
 
 def small_config(model_type: str) -> hf.PretrainedConfig:
     """The default config of a type, shrunk."""
-    return _config(model_type, _shrunk(few_layers(_defaults(model_type))) | SPECIAL.get(model_type, {}))
+    return _config(model_type, _shrunk(_few(model_type)) | SPECIAL.get(model_type, {}))
+
+
+def _few(model_type: str) -> dict[str, Any]:
+    return few_layers(_defaults(model_type)) | LACKING.get(model_type, {})
 
 
 def _defaults(model_type: str) -> dict[str, Any]:
@@ -227,6 +290,8 @@ def _build(cls: Any, config: hf.PretrainedConfig, attn: str, dtype: torch.dtype)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:  # a table that the code computes, as the sines of RoFormer
+                continue
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             if parameter.ndim > 1 and parameter.numel() and not name.endswith(("A_log", "dt_bias")):
                 fan = parameter[0].numel()

@@ -34,6 +34,8 @@ hf = pytest.importorskip("transformers")
         ({"model_type": "t5"}, 1.0),
         ({"model_type": "gpt_neo"}, 1.0),
         ({"model_type": "zamba2"}, 8**-0.5),
+        ({"model_type": "longcat_flash", "hidden_size": 64, "q_lora_rank": 16}, 0.5),
+        ({"model_type": "longcat_flash"}, 0.25),
         ({"model_type": "cvt"}, 64**-0.5),
         ({"model_type": "inkling_text"}, 1 / 16),
         ({"rope_scaling": {"mscale": 1.2}}, 0.25 * 1.44),

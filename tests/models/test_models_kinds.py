@@ -49,6 +49,13 @@ CONFIGS = {
     "patchtst": lambda: hf.PatchTSTConfig(
         d_model=32, num_attention_heads=2, num_hidden_layers=1, context_length=64, num_input_channels=3
     ),
+    "timesfm": lambda: hf.TimesFmConfig(
+        hidden_size=32, intermediate_size=32, num_attention_heads=2, head_dim=16, num_hidden_layers=1, context_length=64
+    ),
+    "timesfm2_5": lambda: hf.TimesFm2_5Config(
+        hidden_size=32, intermediate_size=32, num_attention_heads=2, num_key_value_heads=2, head_dim=16,
+        num_hidden_layers=1, context_length=64,
+    ),
     "perceiver": lambda: hf.PerceiverConfig(
         d_model=32, d_latents=32, num_latents=8, num_blocks=1, num_self_attends_per_block=1,
         num_self_attention_heads=2, num_cross_attention_heads=2,
@@ -64,6 +71,8 @@ SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
     "clap": IDS | {"input_features": (2, 1, 256, 16)},
     "flava": IDS | {"pixel_values": (2, 3, 16, 16)},
     "patchtst": {"past_values": (2, 64, 3)},
+    "timesfm": {"past_values": (2, 64), "past_values_padding": (2, 64), "freq": (2, 1)},
+    "timesfm2_5": {"past_values": (2, 64)},
     "perceiver": {"inputs": (2, 9, 32)},
     "decision_transformer": {
         "states": (2, 9, 5),

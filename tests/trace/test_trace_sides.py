@@ -256,6 +256,58 @@ def test_a_learned_scale_a_head_is_no_gain(meta: bool) -> None:
     assert [f.learned for f in call.scale.factors if f.where == "q"] == [True]
 
 
+# -- lengths with a constant -------------------------------------------------------------------------------------------
+
+
+def length(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+
+
+def to_root_of_width(x: Tensor) -> Tensor:
+    return x * (E**0.5 / length(x).clamp_min(1e-7))
+
+
+def by_part_of_the_length(x: Tensor) -> Tensor:
+    return x / (length(x) * E**-0.5 + 1e-7)
+
+
+def by_the_sum_of_squares(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) / E + 1e-7)
+
+
+@everywhere
+@scales
+@pytest.mark.parametrize("norm", [to_root_of_width, by_part_of_the_length, by_the_sum_of_squares])
+def test_a_length_over_the_root_of_the_width_is_rms(norm: Turn, scale: float, meta: bool) -> None:
+    coefficient = "" if scale == 1.0 else f"{scale:.4g} * "
+    call = traced(lambda m, q, k, v: scores(norm(q), norm(k), v, scale), meta=meta)
+    reads(call, f"softmax({coefficient}rms(q).rms(k))", scale, meta=meta)
+
+
+@everywhere
+@pytest.mark.parametrize("norm", [lambda x: x * (10.0 / length(x)), lambda x: x / (length(x) / 10.0)])
+def test_what_a_length_is_brought_to_is_a_factor(norm: Turn, meta: bool) -> None:
+    unit = torch.nn.functional.normalize
+    call = traced(lambda m, q, k, v: scores(norm(q), unit(k, dim=-1), v, 0.5), meta=meta)
+    reads(call, "softmax(5 * l2(q).l2(k))", 5.0, meta=meta)
+
+
+@pytest.mark.parametrize("size", [lambda n: n * 0.0, lambda n: n * -1.0, lambda n: (n * 1e30) ** -9, lambda n: n**0])
+def test_no_constant_of_a_length_stops_a_trace(size: Turn) -> None:
+    call = traced(lambda m, q, k, v: scores(q * size(length(q)), k, v))
+    assert call.norm == "l2"
+
+
+@everywhere
+@pytest.mark.parametrize(
+    "clip", [lambda x: x * (2.0 / (length(x) + 1e-6)).clamp(max=1.0), lambda x: x / length(x).clamp_min(1.0)]
+)
+def test_a_length_that_is_only_cut_off_is_no_norm(clip: Turn, meta: bool) -> None:
+    call = traced(lambda m, q, k, v: scores(clip(q), clip(k), v), meta=meta)
+    assert call.norm is None
+    assert call.scale.effective is None
+
+
 # -- rows and keys that the data picked --------------------------------------------------------------------------------
 
 CAUSAL = torch.ones(L, L, dtype=torch.bool).tril()

@@ -7,11 +7,12 @@ An empty list: the value is learned and any will do. Families that declare their
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sqrtdk.audit.configs import model_type
+from sqrtdk.audit.configs import model_type, number
 from sqrtdk.audit.tolerance import inverse_root
 from sqrtdk.tracing.records import AttentionCall
 
@@ -52,6 +53,13 @@ def _inverse_dim(call: AttentionCall, config: Any) -> Values:
     return (inverse_root(call.head_dim) ** 2,)
 
 
+def _low_rank(call: AttentionCall, config: Any) -> Values:
+    width, rank = number(config, "hidden_size"), number(config, "q_lora_rank")
+    if width is None or rank is None or width <= 0 or rank <= 0:
+        return (inverse_root(call.head_dim),)
+    return (math.sqrt(width / rank) * inverse_root(call.head_dim),)
+
+
 def _heads(call: AttentionCall, config: Any) -> Values:
     return (inverse_root(call.heads),)
 
@@ -83,6 +91,11 @@ FAMILIES: dict[str, Family] = {
     "dia_decoder": Family("scale 1.0", _one, "nari-labs dia, layers.py: SDPA with scale=1.0"),
     "zamba": Family("(head_dim/2)^-1/2", _half_head, "attention on doubled width (Glorioso et al. 2024, Zamba)"),
     "zamba2": Family("(head_dim/2)^-1/2", _half_head, "attention on doubled width (Glorioso et al. 2024, Zamba2)"),
+    "longcat_flash": Family(
+        "sqrt(hidden_size/q_lora_rank)/sqrt(head_dim)",
+        _low_rank,
+        "queries of low rank, brought to full variance (modeling_longcat_flash.py: mla_scale_q_lora)",
+    ),
     "cvt": Family("embed_dim^-1/2", _embed_dim, "Wu et al. 2021, microsoft/CvT cls_cvt.py: scale = dim_out ** -0.5"),
     "deberta": _DISENTANGLED,
     "deberta-v2": _DISENTANGLED,

@@ -156,8 +156,10 @@ def _latents(request: Request) -> Tensor:
 
 
 def _series(request: Request) -> Tensor:
-    """Time series (B, T, channels)."""
+    """Time series (B, T, channels); TimesFM's (B, T), which it cuts into patches."""
     length, channels = (_first(request.config, name, 0) for name in ("context_length", "num_input_channels"))
+    if length and _first(request.config, "patch_length", 0) and not channels:
+        return _normal("past_values", request, (request.batch, length))
     if not length or not channels:
         raise ModelError("the config does not say the shape of past_values", hint=file_hint(request.module))
     return _normal("past_values", request, (request.batch, length, channels))
@@ -207,6 +209,8 @@ MAKERS: dict[str, Callable[[Request], Tensor]] = {
     "input_values": _values,
     "inputs": _latents,
     "past_values": _series,
+    "past_values_padding": lambda request: torch.zeros_like(_series(request), dtype=torch.long),
+    "freq": lambda request: torch.zeros(request.batch, 1, dtype=torch.long),
     "states": lambda request: _steps("states", request, "state_dim"),
     "actions": lambda request: _steps("actions", request, "act_dim"),
     "rewards": lambda request: _steps("rewards", request, None),

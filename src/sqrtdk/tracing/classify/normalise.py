@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from sqrtdk.tracing.classify.lengths import LENGTHS, REDUCTIONS, clips, numerator
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.graph import Node
 from sqrtdk.tracing.watch.marks import Norm
 
-_LENGTHS = frozenset({"linalg_vector_norm", "norm"})
-_REDUCTIONS = frozenset({"mean", "var", "std", "sum"}) | _LENGTHS
+_ALIKE = 1e-3  # two constants that are one
 
 
 def normalise(node: Node, active: Sequence[Node]) -> None:
@@ -18,15 +19,15 @@ def normalise(node: Node, active: Sequence[Node]) -> None:
     name = node.op
     source = active[0].shape
     reduced = bool(node.shape) and node.shape[-1] == 1 and bool(source) and source[-1] > 1
-    reduced |= name in _LENGTHS and node.shape[-2:] == (1, *source[-1:]) and source[-2:-1] > (1,)
+    reduced |= name in LENGTHS and node.shape[-2:] == (1, *source[-1:]) and source[-2:-1] > (1,)
     if name in ops.NORMS:
         node.norm = Norm(ops.NORMS[name])
-    elif name in _REDUCTIONS and reduced and not active[0].size:
+    elif name in REDUCTIONS and reduced and not active[0].size:
         node.size = "rms" if name in ("mean", "var", "std") else "l2"
     elif name in ("mul", "div"):
         _multiplied(node, active)
     elif all(p.size for p in active):
-        node.size = active[0].size
+        node.size = None if clips(node, active[0]) else active[0].size
     elif name in ops.SAME or (name == "add" and len(active) == 1 and _is_gain(node)):
         node.norm = active[0].norm
 
@@ -36,11 +37,20 @@ def _multiplied(node: Node, active: Sequence[Node]) -> None:
     if sizes and len(sizes) < len(active):
         divided = next(p for p in active if not p.size)
         kind = "layer" if sizes[0].size == "rms" and _is_centred(divided) else sizes[0].size or ""
-        node.norm = Norm(kind, axis=_axis(sizes[0]))
+        axis = _axis(sizes[0])
+        node.norm = _of_length(kind, numerator(sizes[0], node.op), divided.shape[axis], axis)
     elif sizes:
         node.size = sizes[0].size
     elif len(active) == 1 and active[0].norm and node.op == "mul" and _is_gain(node):
         node.norm = replace(active[0].norm, gain=True)
+
+
+def _of_length(kind: str, by: float, width: int, axis: int) -> Norm:
+    """A normalisation to `by` times the length of its kind; sqrt(width) times unit length is unit root mean square."""
+    for name, other, times in (("l2", "rms", math.sqrt(width)), ("rms", "l2", 1.0 / math.sqrt(width))):
+        if kind == name and width > 1 and math.isclose(by, times, rel_tol=_ALIKE):
+            return Norm(other, axis=axis)
+    return Norm(kind, axis=axis, by=1.0 if math.isclose(by, 1.0) else by)
 
 
 def _is_centred(node: Node) -> bool:
@@ -55,7 +65,7 @@ def _is_centred(node: Node) -> bool:
 
 def _axis(size: Node) -> int:
     """The axis over which a size was taken: -1, or -2 for the length of columns."""
-    while size.op not in _REDUCTIONS:
+    while size.op not in REDUCTIONS:
         parent = size.main()
         if parent is None:
             return -1

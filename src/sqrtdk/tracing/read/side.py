@@ -175,15 +175,18 @@ def _normalised(node: Node, where: str) -> Side | None:
     source, _ = normed(node)
     before = None if source is None else follow(source, where)
     turns = [stage for stage in before.stages if stage.name in _TURNS] if before is not None else []
-    return side.then(
+    by = node.norm.by
+    side = side.then(
         *turns,
         Stage(where, "norm", node.norm.kind),
-        basis=node.value,
+        basis=node.value if by == 1.0 else node.value / by,
         factors=(),
         norm=node.norm.kind,
         norm_gain=node.norm.gain,
         normed=node.shape[-1],
     )
+    factor = Factor(by, where, "number")
+    return side if by == 1.0 else side.times(factor, Stage(where, "scale", factor.text()))
 
 
 def _unstacked(node: Node, where: str) -> Side | None:

@@ -96,12 +96,13 @@ class Pairs:
 class Norm:
     """A normalisation, "rms", "layer", "l2" or "group", and whether a gain for each channel followed it.
 
-    `axis` is that of the vectors that have the length now, counted from the end.
+    `axis` is that of the vectors that have the length now, counted from the end; they are `by` times as long.
     """
 
     kind: str
     gain: bool = False
     axis: int = -1
+    by: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
