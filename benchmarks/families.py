@@ -192,7 +192,6 @@ def family(model_type: str) -> dict[str, Any]:
         "model_type": model_type,
         "class": cls.__name__,
         "fields": fields_of(config),
-        "rotary_config": bool(getattr(config, "rope_parameters", None)),
         "set": LACKING.get(model_type, {}),
         "calls": calls_of(whole_report(cls, config)),
         "run": run_of(sqrtdk.check(small)),

@@ -52,7 +52,7 @@ WORDS = {
     "l2": ("unit length", "单位长度"),
     "gain": (", gain", "，带增益"),
     "rotary": ("rotary", "旋转"),
-    "hidden": ("rotary, before the norm", "旋转，在规范化之前"),
+    "inner": ("rotary, before the norm", "旋转，在规范化之前"),
     "alibi": ("ALiBi", "ALiBi"),
     "relative": ("relative", "相对"),
     "disentangled": ("relative", "相对"),  # products with positions, counted among the terms or added (SAM)
@@ -166,11 +166,10 @@ def _norm(call: dict[str, Any], word: Callable[[str], str]) -> str:
     return NONE if call["norm"] is None else word(call["norm"]) + (word("gain") if call["norm_gain"] else "")
 
 
-def _position(call: dict[str, Any], rotary: bool, word: Callable[[str], str]) -> str:
-    kinds = [word(kind) for kind in ("rotary" if call["rope"] else None, call["bias"]) if kind is not None]
-    if kinds:
-        return word("and").join(kinds)
-    return word("hidden") if rotary and call["norm"] is not None else word("nothing")
+def _position(call: dict[str, Any], word: Callable[[str], str]) -> str:
+    rotary = word("inner" if re.search(r"(rms|l2|layer)\(rope\(", call["formula"]) else "rotary")
+    kinds = [kind for kind in (rotary if call["rope"] else None, call["bias"] and word(call["bias"])) if kind]
+    return word("and").join(kinds) or word("nothing")
 
 
 def _ratio(call: dict[str, Any], word: Callable[[str], str]) -> str:
@@ -182,7 +181,6 @@ def _ratio(call: dict[str, Any], word: Callable[[str], str]) -> str:
 def _row(entry: dict[str, Any], language: int) -> str:
     word = _words(language)
     calls = entry["calls"]
-    rotary = entry["rotary_config"] and not any(call["rope"] for call in calls)
     cells = (
         f"`{entry['model_type']}`",
         _distinct(str(call["head_dim"]) for call in calls),
@@ -190,7 +188,7 @@ def _row(entry: dict[str, Any], language: int) -> str:
         _distinct(_ratio(call, word) for call in calls),
         _distinct(NONE if call["softcap"] is None else f"{call['softcap']:g}" for call in calls),
         _distinct((_norm(call, word) for call in calls), word("or")),
-        _distinct((_position(call, rotary, word) for call in calls), word("or")),
+        _distinct((_position(call, word) for call in calls), word("or")),
         _others(entry, word),
     )
     return f"| {' | '.join(cells)} |"
