@@ -60,7 +60,7 @@ def test_what_was_found_is_told_in_the_pages_language(language: Language) -> Non
     assert (told == {plain(finding.message) for finding in model.findings}) == (language == "en")
 
 
-@pytest.mark.parametrize(("language", "counts"), [("en", "1 exact, 1 unmeasured"), ("zh", "1 相符，1 未测量")])
+@pytest.mark.parametrize(("language", "counts"), [("en", "1 exact, 1 unmeasured"), ("zh", "1 次相符，1 次未测量")])
 def test_what_was_not_judged_is_told_in_the_pages_language(language: Language, counts: str) -> None:
     report = sample_report.unjudged()
     page = HtmlPage(draw(check_json.to_json(report), "check", language))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -120,6 +121,15 @@ def test_the_terminal_has_a_line_a_call(report: CheckReport) -> None:
     narrow = to_text(report, width=100)
     assert max(map(len, narrow.splitlines())) <= 110
     assert "Each layer by itself" in " ".join(narrow.split())
+
+
+def test_in_chinese_it_has_chinese_words_and_punctuation(report: CheckReport) -> None:
+    for width in (60, 160):
+        text = to_text(report, width=width, language="zh")
+        lines = text.partition("问题\n")[0].splitlines()[3:]
+        assert [line for line in lines if re.search(r"[,;] |[\u4e00-\u9fff] ?[,;]", line)] == []
+        assert not re.search(r"precision|values|outlier channels|large rows", text)
+        assert "QK 规范化" in text
 
 
 def hostile(report: CheckReport) -> CheckReport:

@@ -45,6 +45,9 @@ def test_what_is_not_known_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     found: dict[str, Any] = _environment.environment() | {"cpus": None, "gpus": []}
     assert "an unknown number of logical cores" in to_text(found)
     assert "GPU           none that torch can use" in to_text(found)
+    names = [line.split()[0] for line in to_text(found, language="zh").splitlines() if line[0] != " "]
+    assert {"torch", "onnx", "平台", "CPU", "编译器", "内核"} <= set(names)
+    assert not {"platform", "compiler", "kernel"} & set(names)
     monkeypatch.setattr(libraries, "_features", frozenset)
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr("sys.platform", "linux")

@@ -72,7 +72,9 @@ def test_nothing_wrong() -> None:
     assert headline(healthy(3)).en == "All 3 attentions have the textbook scale"
     assert headline(healthy(3)).zh == "全部 3 次注意力调用的缩放因子都是教科书的值"
     assert headline(healthy(1)).en == "The one attention has the textbook scale"
+    assert headline(healthy(1)).zh == "唯一一次注意力调用的缩放因子是教科书的值"
     only_declared = dataclasses.replace(judged("h.0", ratio=0.5, verdict="declared", stats=head_stats()), health="ok")
+    assert headline(report(only_declared)).zh == "唯一一次注意力调用的缩放因子与声明一致"
     assert headline(report(only_declared, only_declared)).en == "All 2 attentions have the declared scale"
     told = headline(static())
     assert told.en.startswith("All 48 attentions have the right scale, 40 the textbook's and 8 as declared (scales and")
@@ -98,6 +100,7 @@ def test_what_was_not_judged_is_told() -> None:
     assert told.zh.endswith("2 次注意力调用中有 1 次未能判定；1 处注意力未测量")
     nothing = report(judged("h", ratio=None, verdict="unmeasured"))
     assert headline(nothing).en == "No scale could be judged; 1 of 1 attention could not be judged"
+    assert headline(nothing).zh == "没有任何缩放因子可以判定；唯一一次注意力调用未能判定"
     assert headline(report()).en == "No attention was seen"
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
+import html
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,11 +19,14 @@ from sqrtdk.audit.rules.max_logit import LEVELS
 from sqrtdk.bench.gpu_record import NOT_MEASURED
 from sqrtdk.bench.ways import WAYS
 from sqrtdk.bench.workloads import WORKLOADS
+from sqrtdk.lab.claim import Claim
+from sqrtdk.lab.register import CLAIMS
 from sqrtdk.report import baseline, check_words, diff_words, terminal_words
 from sqrtdk.report.bench import names_text
 from sqrtdk.report.diff import to_text as diff_text
 from sqrtdk.report.diff_causes import CATALOGUE, CAUSES, caused
 from sqrtdk.report.diff_fold import cause_name
+from sqrtdk.report.lab import claim_text
 from sqrtdk.report.markdown import to_markdown
 from sqrtdk.report.said import CATALOGUES, TITLES, Catalogues, placeholders, said, templates
 from sqrtdk.report.terminal import summary_line, to_text
@@ -245,11 +250,30 @@ def test_the_terminal_and_the_page_have_one_chinese_word_for_one_thing() -> None
 HALF_WIDTH = re.compile(r"[\u4e00-\u9fff] ?[,;:!?(]|[,;:!?] ?[\u4e00-\u9fff]")
 
 
-def test_a_check_in_chinese_has_chinese_punctuation() -> None:
-    for model in ("demo:unscaled", "demo:inverted"):
-        report = sqrtdk.check(model)
-        for text in (to_text(report, width=400, language="zh"), to_markdown(report, "zh")):
-            assert HALF_WIDTH.findall(text) == []
+SEPARATED = re.compile(r".*[\w)%][,;] .*")
+NO_MEASURE_WORD = re.compile(r"\d (?:相符|已声明|无法解释|未测量|提示|警告|失败|严重)")
+
+
+@pytest.mark.parametrize("model", ["demo:unscaled", "demo:inverted"])
+def test_a_check_in_chinese_has_chinese_punctuation(model: str) -> None:
+    report = sqrtdk.check(model)
+    places = dataclasses.replace(report.findings[0], at="a.py:3, b.py:14")
+    report = dataclasses.replace(report, findings=(places, *report.findings))
+    for text in (*(to_text(report, width=width, language="zh") for width in (60, 400)), to_markdown(report, "zh")):
+        assert HALF_WIDTH.findall(text) == []
+        assert SEPARATED.findall(html.unescape(text)) == []
+        assert NO_MEASURE_WORD.findall(text) == []
+        assert "a.py:3、b.py:14" in text
+
+
+@pytest.mark.parametrize("claim", CLAIMS.values(), ids=CLAIMS)
+def test_a_claim_in_chinese_has_chinese_punctuation(claim: Claim) -> None:
+    text = re.sub(r"\[(\S+), (\S+)\]", r"\1 \2", claim_text(claim, "zh", width=2000))  # an interval
+    for name in {str(place) for part in claim.parts for expect in part.expects for place in expect.at.values()}:
+        text = text.replace(name, name.replace(",", ""))
+    lines = [line for number, line in enumerate(text.splitlines()) if not number or line.startswith("判据")]
+    assert len(lines) == 1 + len(claim.parts)
+    assert [line for line in lines if SEPARATED.search(line) or " at " in line] == []
 
 
 TOLD = ("tell", "working", "counting")
@@ -288,7 +312,11 @@ def test_a_baseline_in_chinese_says_the_same() -> None:
     comparison = compare(kept, sqrtdk.check("demo:unscaled", seq_len=16), "baseline.json")
     assert comparison.exit_code == 1
     chinese = baseline.to_text(comparison, width=200, language="zh")
+    assert "- 判定：相符" in chinese
+    assert "+ 判定：无法解释：missing" in chinese
+    assert "3 处相符" in baseline.ledger_line(kept, "zh")
     for text in (chinese, baseline.to_markdown(comparison, "zh")):
+        assert SEPARATED.findall(html.unescape(text)) == []
         assert baseline.summary_line(comparison, "zh").partition("。")[0] in text
         for word in (" changed", " against ", "fails", "Exit code", "attentions", "review", "new finding:", "before"):
             assert word not in text, word

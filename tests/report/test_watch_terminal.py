@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -116,3 +117,6 @@ def test_chinese_leaves_no_english_words(name: str, runs: dict[str, Path]) -> No
         for site in run.sites:
             lines = [line.replace(plain(site.label), "") for line in lines]
         assert [line for line in lines if any(word in line for word in ENGLISH)] == []
+        assert [
+            line for line in lines if re.search(r"[\w)%][,;] |\d (?:提示|警告|失败|严重|按原样|以 eager)", line)
+        ] == []

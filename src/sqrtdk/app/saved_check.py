@@ -14,6 +14,7 @@ from sqrtdk.app.catalogue import Words
 from sqrtdk.app.pieces import Cell, command, headline, lead, left, recorded, table
 from sqrtdk.audit.records import FAILING, HEALTH, SEVERITIES, UNMEASURED, VERDICTS
 from sqrtdk.report.figures import number, percent, ratio
+from sqrtdk.report.places import at_text
 from sqrtdk.report.terminal_words import word
 
 
@@ -28,7 +29,7 @@ def check_html(document: Mapping[str, Any], words: Words) -> Markup:
     figures = any(one["stats"] is not None for one in calls)
     result, tone = _result(severities, verdicts, len(unmeasured), figures)
     counted = word("comma", words.language).join(
-        f"{count} {words.get('verdict', name)}" for name, count in verdicts.items()
+        words("check.verdict", count=count, verdict=words.get("verdict", name)) for name, count in verdicts.items()
     )
     parts = [
         headline(words(f"result.{result}"), tone, f"{fields.text(model['id'])} ({fields.text(model['class'])})"),
@@ -98,7 +99,7 @@ def _sorted(findings: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 def _finding(finding: Mapping[str, Any], words: Words) -> tuple[Cell, ...]:
     texts = (recorded(fields.maybe_text(finding[name]), words) for name in ("message", "fix"))
     site, at = fields.maybe_text(finding["site"]), fields.maybe_text(finding["at"])
-    return (words.get("health", finding["severity"]), site or ROOT, *texts, at)
+    return (words.get("health", finding["severity"]), site or ROOT, *texts, at_text(at, words.language))
 
 
 def _unmeasured(entry: Mapping[str, Any], words: Words) -> tuple[Cell, ...]:

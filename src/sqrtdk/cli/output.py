@@ -13,7 +13,7 @@ import os
 import select
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,6 +141,11 @@ def speak(language: Language) -> None:
 def tell(text: str) -> None:
     """Say lines in the reader's language, as far as the catalogues have them; errors are said as they are."""
     say("\n".join(said(line, _spoken()) for line in text.split("\n")))
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names one after the other, with the marks of the reader's language between them."""
+    return word("list comma", _spoken()).join(names)
 
 
 def written(kind: str, path: object) -> None:

@@ -29,3 +29,15 @@ def say(text: Text, language: Language, /, **parts: object) -> str:
     """
     words = text.zh if language == "zh" else text.en
     return words.format(**parts) if parts else words
+
+
+def filled(text: Text, /, **parts: object) -> Text:
+    """A text with what stands in its braces, which may have two languages itself.
+
+    Example:
+        >>> filled(Text("{told} ({site})", "{told}（{site}）"), told=Text("a head", "一个头"), site="h.0").zh
+        '一个头（h.0）'
+    """
+    english = {name: part.en if isinstance(part, Text) else part for name, part in parts.items()}
+    chinese = {name: part.zh if isinstance(part, Text) else part for name, part in parts.items()}
+    return Text(say(text, "en", **english), say(text, "zh", **chinese))

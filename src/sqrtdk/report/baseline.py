@@ -49,7 +49,11 @@ def ledger_line(ledger: Ledger, language: Language = "en") -> str:
     """What a ledger holds, in a line."""
     attentions = [line for line in ledger.lines if line.verdict is not None]
     verdicts = Counter(line.verdict for line in attentions)
-    each = [f"{verdicts[name]} {named(VERDICT_WORDS, name, language)}" for name in VERDICTS if verdicts[name]]
+    each = [
+        word("attentions with", language, count=verdicts[name], what=named(VERDICT_WORDS, name, language))
+        for name in VERDICTS
+        if verdicts[name]
+    ]
     told = _attentions(len(attentions), language) + word("colon", language) + word("comma", language).join(each)
     kinds = counted("finding", "findings", sum(len(line.findings) for line in ledger.lines), language)
     return told + word("stop", language) + word("kept", language, findings=kinds)
@@ -135,7 +139,7 @@ def _row(fold: tuple[str, Change, int], language: Language) -> list[str]:
     return [
         f"{code(site or ROOT)}{many}",
         f"**{what}**" if change.fails else what,
-        *("" if side is None else code(side, 240) for side in (change.before, change.after)),
+        *("" if side is None else code(_value(change, side, language), 240) for side in (change.before, change.after)),
     ]
 
 
@@ -159,7 +163,16 @@ def _sides(change: Change) -> Iterator[tuple[str, str]]:
 def _side(change: Change, side: str, language: Language) -> str:
     if change.what in ("attention", "finding"):
         return plain(side)
-    return f"{said(change.what, language, TITLES)} {plain(side)}"
+    value = _value(change, side, language)
+    return word("side", language, what=said(change.what, language, TITLES), value=plain(value))
+
+
+def _value(change: Change, side: str, language: Language) -> str:
+    """What a side has; of a verdict its word, and the mistake's name."""
+    if change.what != "verdict":
+        return side
+    verdict, mark, mistake = side.partition(": ")
+    return named(VERDICT_WORDS, verdict, language) + (word("colon", language) if mark else "") + mistake
 
 
 def _attentions(number: int, language: Language) -> str:

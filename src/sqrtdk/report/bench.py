@@ -41,7 +41,7 @@ def to_text(record: BenchRecord, *, width: int = 100, color: bool = False, langu
             paragraph(console, title)
             rows = [_cells(row) for row in record.measured if row.place == place]
             if rows:
-                print_table(console, _COLUMNS, rows, indent=2)
+                print_table(console, _COLUMNS, rows, indent=2, language=language)
             for missed in record.not_measured:
                 if missed.place == place:
                     lost = said(f"not measured: {missed.way}: {plain(missed.reason)}", language)
@@ -72,7 +72,7 @@ def names_text(
         ):
             console.print(said(title, language, TITLES), style="bold")
             cells = [(Text(name, style="cyan"), said(row.text, language)) for name, row in rows.items()]
-            print_table(console, (Column(""), Column("", prose=True)), cells, indent=2)
+            print_table(console, (Column(""), Column("", prose=True)), cells, indent=2, language=language)
         console.print(said("the Triton kernel", language, TITLES), style="bold")
         paragraph(console, said(gpu, language), 2)
 

@@ -116,7 +116,7 @@ WORDS = {
     "padded_to": Text("padded to {n}", "填充到 {n}"),
     "shape": Text("batch × queries × keys", "批量 × 查询 × 键"),
     "score": Text("score", "评分函数"),
-    "norm": Text("q, k norm", "q、k 规范化"),
+    "norm": Text("q, k norm", "QK 规范化"),
     "softcap": Text("softcap", "软上限"),
     "bias": Text("bias", "偏置"),
     "mask": Text("mask", "掩码"),

@@ -159,7 +159,13 @@ Cell = str | Text
 
 
 def print_table(
-    console: Console, columns: Sequence[Column], rows: Sequence[Sequence[Cell]], *, lead: int = 1, indent: int = 0
+    console: Console,
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[Cell]],
+    *,
+    lead: int = 1,
+    indent: int = 0,
+    language: Language = "en",
 ) -> None:
     """Print a table; see the module for what becomes of it where it is too wide.
 
@@ -169,6 +175,7 @@ def print_table(
         rows: of as many cells as there are columns; text that is a stranger's is plain already.
         lead: how many columns say what a row is about: these go on a line of their own where there is little room.
         indent: blanks before each line.
+        language: of the marks between the cells of a row that is a paragraph.
     """
     cells = [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
     widths = [_widest(column, [row[at] for row in cells]) for at, column in enumerate(columns)]
@@ -186,7 +193,7 @@ def print_table(
         if fits:
             console.print(Padding(_table(rest, rest_widths, [row[lead:]], titles=False), (0, 0, 0, indent + step)))
         else:
-            paragraph(console, _pairs(rest, row[lead:]), indent + 2)
+            paragraph(console, _pairs(rest, row[lead:], language), indent + 2)
 
 
 def _widest(column: Column, cells: Sequence[Text]) -> int:
@@ -224,11 +231,11 @@ def _lead(console: Console, cells: Sequence[Text], indent: int) -> None:
         paragraph(console, cell, indent + (2 if at else 0))
 
 
-def _pairs(columns: Sequence[Column], cells: Sequence[Text]) -> Text:
+def _pairs(columns: Sequence[Column], cells: Sequence[Text], language: Language) -> Text:
     """The titles and cells of a row as one text; a blank in between does not break."""
     told = [
         Text.assemble((f"{column.title} ".lstrip(), "dim"), cell)
         for column, cell in zip(columns, cells, strict=True)
         if cell.plain
     ]
-    return Text("; ").join(told)
+    return Text(word("semicolon", language)).join(told)

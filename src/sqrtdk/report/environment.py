@@ -9,6 +9,7 @@ from sqrtdk._language import Language
 from sqrtdk.report.console import Column, drawn, print_table
 from sqrtdk.report.plain import plain
 from sqrtdk.report.said import said
+from sqrtdk.report.terminal_words import ENVIRONMENT, named
 
 
 def to_text(environment: dict[str, Any], *, width: int = 160, color: bool = False, language: Language = "en") -> str:
@@ -24,8 +25,9 @@ def to_text(environment: dict[str, Any], *, width: int = 160, color: bool = Fals
         "kernel": _library(Path(kernel["library"])) if kernel["loaded"] else f"not in use: {kernel['reason']}",
         "Triton": ", ".join(filter(None, (triton["version"], _use_of(triton)))),
     }
-    rows = [(name, plain(said(text, language))) for name, text in lines.items()]
-    return drawn(lambda console: print_table(console, (Column(""), Column("", prose=True)), rows), width, color)
+    rows = [(named(ENVIRONMENT, name, language), plain(said(text, language))) for name, text in lines.items()]
+    columns = (Column(""), Column("", prose=True))
+    return drawn(lambda console: print_table(console, columns, rows, language=language), width, color)
 
 
 def _library(path: Path) -> str:

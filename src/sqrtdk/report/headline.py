@@ -127,7 +127,7 @@ def _mistake(name: str, calls: Sequence[JudgedCall], total: int) -> Text:
 
 def _where(some: int, total: int) -> Text:
     """In which of the attentions."""
-    words = "in all" if some == total else "in some"
+    words = "in the one" if total == 1 else "in all" if some == total else "in some"
     return phrase(words, count=some, number=total, total=count(total, "attention"))
 
 
@@ -173,7 +173,7 @@ def _right(report: CheckReport) -> Text:
         return HEADLINE["none judged"]
     words = "the one" if total == 1 else "all" if some == total else "some"
     who = phrase(words, count=some, number=total, total=count(total, "attention"))
-    which = HEADLINE["as declared" if declared else "textbook"]
+    which = HEADLINE[("as declared" if declared else "textbook") + (", the one" if total == 1 else "")]
     if exact and declared:
         which = phrase("either", exact=exact, declared=declared)
     return phrase("right alone" if report.outcome == "scales" else "right", who=who, which=which)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sqrtdk.lab.text import Text, say
+from sqrtdk.lab.text import Text, filled
 
 HEADLINE = {
     # between and around the parts
@@ -16,9 +16,10 @@ HEADLINE = {
     "more": Text("{count} more", "另有 {count} 项"),
     # which attentions
     "in all": Text("in {count} of {total}", "全部 {count} 次注意力调用"),
+    "in the one": Text("in {count} of {total}", "唯一一次注意力调用"),
     "in some": Text("in {count} of {total}", "{number} 次注意力调用中有 {count} 次"),
     "all": Text("all {count} attentions have", "全部 {count} 次注意力调用"),
-    "the one": Text("the one attention has", "全部 {count} 次注意力调用"),
+    "the one": Text("the one attention has", "唯一一次注意力调用"),
     "some": Text("{count} of {total} have", "{number} 次注意力调用中有 {count} 次"),
     # a wrong scale
     "blocks": Text("blocks of keys have unlike scales {where}", "{where}各块键的缩放因子不一致"),
@@ -37,7 +38,9 @@ HEADLINE = {
         "{who}的缩放因子{which}（只检查了缩放因子和公式）",
     ),
     "textbook": Text("the textbook scale", "都是教科书的值"),
+    "textbook, the one": Text("the textbook scale", "是教科书的值"),
     "as declared": Text("the declared scale", "都与声明一致"),
+    "as declared, the one": Text("the declared scale", "与声明一致"),
     "either": Text(
         "the right scale, {exact} the textbook's and {declared} as declared",
         "都正确：{exact} 次是教科书的值，{declared} 次与声明一致",
@@ -55,9 +58,7 @@ def phrase(key: str, /, **parts: object) -> Text:
         >>> phrase("at site", told=Text("a head", "一个头"), site="h.0").zh
         '一个头（h.0）'
     """
-    english = {name: part.en if isinstance(part, Text) else part for name, part in parts.items()}
-    chinese = {name: part.zh if isinstance(part, Text) else part for name, part in parts.items()}
-    return Text(say(HEADLINE[key], "en", **english), say(HEADLINE[key], "zh", **chinese))
+    return filled(HEADLINE[key], **parts)
 
 
 def joined(parts: Iterable[Text], between: Text) -> Text:

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from sqrtdk._language import Choice
 from sqrtdk._sites import site_name
 from sqrtdk.audit.records import SEVERITIES, UNMEASURED, VERDICTS, CheckReport, JudgedCall
-from sqrtdk.lab.text import Text, say
+from sqrtdk.lab.text import Text, filled, say
 from sqrtdk.report import figures, notebook, page
 from sqrtdk.report.check_words import HEALTH_WORDS, MODES, RESULTS, STEPS, VERDICT_WORDS, WORDS
 from sqrtdk.report.fold import Fold, expected, fold_calls, values
@@ -26,9 +26,10 @@ from sqrtdk.report.headline import consequences, headline
 from sqrtdk.report.kv_cache import section
 from sqrtdk.report.page import both
 from sqrtdk.report.payload import payload
-from sqrtdk.report.places import places
+from sqrtdk.report.places import at_text, places
 from sqrtdk.report.plain import plain
 from sqrtdk.report.said import said
+from sqrtdk.report.terminal_words import WORDS as TERMINAL
 from sqrtdk.report.terminal_words import counted, word
 from sqrtdk.tracing.records import AttentionCall
 
@@ -81,6 +82,11 @@ def to_html(report: CheckReport, language: Choice = "auto") -> str:
         "step_word": lambda name: both(STEPS.get(name, Text(name, name))),
         "broken": _broken,
         "verdict_word": lambda name: both(VERDICT_WORDS[name]),
+        "calls_with": lambda name, count: both(filled(TERMINAL["calls with"], count=count, what=VERDICT_WORDS[name])),
+        "findings_with": lambda name, count: both(
+            filled(TERMINAL["findings with"], count=count, what=HEALTH_WORDS.get(name, Text(name, name)))
+        ),
+        "at_text": lambda at: both(Text(at, at_text(at, "zh"))),
         "health_word": lambda name: both(HEALTH_WORDS.get(name, Text(name, name))),
         "number": figures.number,
         "ratio": figures.ratio,

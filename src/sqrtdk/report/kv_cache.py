@@ -11,9 +11,9 @@ from rich.text import Text as Line
 
 from sqrtdk._language import Language
 from sqrtdk._sites import ROOT
-from sqrtdk.audit.cache import CacheCall, CacheForecast
+from sqrtdk.audit.cache import Blame, CacheCall, CacheForecast
 from sqrtdk.kv.findings import fix_text, scale_text
-from sqrtdk.lab.text import Text
+from sqrtdk.lab.text import Text, filled
 from sqrtdk.report.console import Column, listed, paragraph, print_table
 from sqrtdk.report.figures import number, percent
 from sqrtdk.report.page import both
@@ -29,6 +29,7 @@ LEGEND = (
     "by other scales, with a channel scale folded into q, and with q and k normalised. Each layer by itself: what "
     "errors of one do to the next is not in it."
 )
+_BLAME = Text("{cause}: {why}; {fix}", "{cause}：{why}；{fix}")
 _STYLES = {"note": "cyan", "warn": "yellow", "fail": "red"}
 
 
@@ -56,11 +57,7 @@ def section(forecast: CacheForecast | None) -> dict[str, Any] | None:
     if forecast is None:
         return None
     names, rows = _cells(forecast.calls)
-    at_fault = [
-        (call.site, _told(one.cause, ": ", one.text, "; ", fix_text(one)))
-        for call in forecast.calls
-        for one in call.blame
-    ]
+    at_fault = [(call.site, _blamed(one)) for call in forecast.calls for one in call.blame]
     others = [(one.site, _told(one.reason)) for one in (*forecast.not_measured, *forecast.without_cache)]
     return {
         "title": both(Text(_title(forecast, "en"), _title(forecast, "zh"))),
@@ -72,10 +69,16 @@ def section(forecast: CacheForecast | None) -> dict[str, Any] | None:
     }
 
 
-def _told(*parts: str) -> Markup:
-    """Sentences and the marks between them, in both languages."""
-    marks = {": ": "：", "; ": "；"}
-    return both(Text("".join(parts), "".join(marks.get(part) or said(part, "zh") for part in parts)))
+def _told(text: str) -> Markup:
+    """A sentence in both languages."""
+    return both(Text(text, said(text, "zh")))
+
+
+def _blamed(one: Blame) -> Markup:
+    """What is at fault and what mends it, in both languages."""
+    cause = Text(one.cause, said(one.cause, "zh", TITLES))
+    why, fix = (Text(text, said(text, "zh")) for text in (one.text, fix_text(one)))
+    return both(filled(_BLAME, cause=cause, why=why, fix=fix))
 
 
 def row_of(call: CacheCall) -> tuple[str, ...]:
@@ -136,5 +139,5 @@ def _table(console: Console, forecast: CacheForecast, language: Language) -> Non
     for row, call in zip(rows, forecast.calls, strict=False):
         worst = max((blame.severity for blame in call.blame), key=list(_STYLES).index, default="")
         lines.append([Line(row[0], style="bold"), *(Line(cell, style=_STYLES.get(worst, "")) for cell in row[1:])])
-    print_table(console, columns, lines)
+    print_table(console, columns, lines, language=language)
     paragraph(console, Line(legend(forecast, language), style="dim"), 0)

@@ -22,6 +22,7 @@ from sqrtdk.lab.text import Text, say
 from sqrtdk.report.console import Cell, Column, drawn, paragraph, print_table
 from sqrtdk.report.lab_words import ANSWERS, TALLY, TERMINAL, WORDS
 from sqrtdk.report.plain import plain
+from sqrtdk.report.terminal_words import word
 
 COLOURS = {"holds": "green", "fails": "red", "partly": "blue", "depends": "yellow", "undecided": "magenta"}
 
@@ -36,7 +37,7 @@ def register_text(language: Language = "en", *, width: int = 100, color: bool = 
                 (Line(claim.id, style="cyan"), " ".join(claim.sources[:5]), say(claim.statement, language))
                 for claim in claims
             ]
-            print_table(console, _columns(3), rows, indent=2)
+            print_table(console, _columns(3), rows, indent=2, language=language)
             console.print()
 
     return drawn(draw, width, color)
@@ -51,7 +52,8 @@ def claim_text(claim: Claim, language: Language = "en", *, width: int = 100, col
     """One claim: what it says, how it is measured, and what counts as true."""
 
     def draw(console: Console) -> None:
-        paragraph(console, Line.assemble((claim.id, "bold cyan"), (f"  {', '.join(claim.sources)}", "dim")))
+        sources = word("list comma", language).join(claim.sources)
+        paragraph(console, Line.assemble((claim.id, "bold cyan"), (f"  {sources}", "dim")))
         paragraph(console, say(claim.statement, language))
         console.print()
         rows = [
@@ -60,14 +62,17 @@ def claim_text(claim: Claim, language: Language = "en", *, width: int = 100, col
             (_word(WORDS["control"], language), say(claim.control, language)),
         ]
         for part in claim.parts:
-            bars = "; ".join(bar(expect) for expect in part.expects)
-            rows.append((_word(TERMINAL["true_if"], language), f"{say(part.text, language)}  ({bars})"))
+            bars = say(TERMINAL["semicolon"], language).join(bar(expect, language) for expect in part.expects)
+            told = say(TERMINAL["bars"], language, part=say(part.text, language), bars=bars)
+            rows.append((_word(TERMINAL["true_if"], language), told))
         if claim.condition is not None:
             rows.append((_word(TERMINAL["condition"], language), say(claim.condition, language)))
         for name, value in claim.parameters.items():
-            quick = f"  (--quick: {_short(claim.quick[name])})" if name in claim.quick else ""
-            rows.append((_word(TERMINAL["parameters"], language), f"{name} = {_short(value)}{quick}"))
-        print_table(console, _columns(2), rows)
+            told = f"{name} = {_short(value)}"
+            if name in claim.quick:
+                told = say(TERMINAL["quick"], language, parameter=told, value=_short(claim.quick[name]))
+            rows.append((_word(TERMINAL["parameters"], language), told))
+        print_table(console, _columns(2), rows, language=language)
 
     return drawn(draw, width, color)
 
@@ -94,11 +99,11 @@ def verdicts_text(
                 same = say(ANSWERS[record.control.verdict.answer], language)
                 warning = say(TERMINAL[f"control_{record.doubt}"], language, answer=same)
                 rows.append(("", Line(say(TERMINAL["unsound"], language), style="bold red"), "", warning))
-        print_table(console, _columns(4), rows)
+        print_table(console, _columns(4), rows, language=language)
         counts = tally([one.record.outcome.verdict.answer for one in done], language)
-        where = say(TERMINAL["records"], language, folder=plain(str(folder)))
+        told = say(TERMINAL["records"], language, counts=counts, folder=plain(str(folder)))
         console.print()
-        paragraph(console, f"{counts} {where}", most=console.width)
+        paragraph(console, told, most=console.width)
 
     return drawn(draw, width, color)
 
@@ -140,18 +145,20 @@ def tally(answers: Sequence[str], language: Language = "en") -> str:
     return counted("all", len(answers), parts=say(TALLY["comma"], language).join(each))
 
 
-def bar(expect: Expect) -> str:
-    """A bar in symbols.
+def bar(expect: Expect, language: Language = "en") -> str:
+    """A bar in symbols, and where it is.
 
     Example:
         >>> bar(Expect("peak", low=0.5)), bar(Expect("mean", -1.0, 1.0, {"d_k": 64}))
         ('peak >= 0.5', '-1 <= mean <= 1 at d_k = 64')
+        >>> bar(Expect("mean", -1.0, 1.0, {"d_k": 64}), "zh")
+        '-1 <= mean <= 1，d_k = 64'
     """
     low = f"{number(expect.low)} <= " if math.isfinite(expect.low) else ""
     high = f" <= {number(expect.high)}" if math.isfinite(expect.high) else ""
     text = f"{expect.figure} >= {number(expect.low)}" if low and not high else f"{low}{expect.figure}{high}"
-    at = ", ".join(f"{name} = {place}" for name, place in expect.at.items())
-    return f"{text} at {at}" if at else text
+    at = word("list comma", language).join(f"{name} = {place}" for name, place in expect.at.items())
+    return say(TERMINAL["bar at"], language, bar=text, at=at) if at else text
 
 
 def _on(record: Record, language: Language) -> str:

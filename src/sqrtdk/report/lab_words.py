@@ -45,12 +45,15 @@ TERMINAL = {
     "control_undecided": Text("the control is undecided", "对照未定"),
     "kept": Text("kept", "沿用"),
     "seconds": Text("{seconds:.1f} s", "{seconds:.1f} 秒"),
-    "records": Text("Records: {folder}", "记录：{folder}"),
+    "records": Text("{counts} Records: {folder}", "{counts}记录：{folder}"),
     "parameters": Text("Parameters", "参数"),
     "true_if": Text("True if", "判据"),
     "condition": Text("Condition", "条件"),
     "finding": Text("{met}: {part}", "{met}：{part}"),
     "semicolon": Text("; ", "；"),
+    "bars": Text("{part}  ({bars})", "{part}（{bars}）"),
+    "bar at": Text("{bar} at {at}", "{bar}，{at}"),
+    "quick": Text("{parameter}  (--quick: {value})", "{parameter}（--quick：{value}）"),
 }
 
 MET = {

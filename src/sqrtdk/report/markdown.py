@@ -16,11 +16,11 @@ from sqrtdk.report.check_words import VERDICT_WORDS
 from sqrtdk.report.console import listed
 from sqrtdk.report.figures import ratio
 from sqrtdk.report.fold import Fold, FoldedFinding, fold_calls, fold_findings
-from sqrtdk.report.places import places_text
+from sqrtdk.report.places import at_text, places_text
 from sqrtdk.report.plain import plain
 from sqrtdk.report.said import said
 from sqrtdk.report.terminal import summary_line
-from sqrtdk.report.terminal_words import OUTCOMES, SEVERITIES, WORDS, bracketed, counted, named, word
+from sqrtdk.report.terminal_words import ENVIRONMENT, OUTCOMES, SEVERITIES, WORDS, bracketed, counted, named, word
 
 MOST_CHARACTERS = 60_000  # GitHub takes comments of 65536
 _MOST_ROWS = 12
@@ -139,7 +139,7 @@ def _finding(entry: FoldedFinding, language: Language) -> str:
     sites = code(entry.site or ROOT)
     if len(entry.findings) > 1:
         sites += bracketed(counted("site_count", "site_counts", len(entry.findings), language), language)
-    at = f"{word('comma', language)}{code(first.at)}" if first.at else ""
+    at = f"{word('comma', language)}{code(at_text(first.at, language))}" if first.at else ""
     severity = named(SEVERITIES, first.severity, language)
     message, fix = (text(said(one, language)) for one in (first.message, first.fix))
     return f"- **{severity}** {sites}{at}{word('colon', language)}{message}{word('bold_fix', language, fix=fix)}"
@@ -165,7 +165,11 @@ def _asides(report: CheckReport, notes: Sequence[str], language: Language) -> It
     ]
     lines += [f"- {text(said(note, language))}" for note in notes[:8]]
     versions = ("sqrtdk", "python", "torch", "transformers", "device", "dtype", "attn")
-    told = [f"{name} {report.environment[name]}" for name in versions if report.environment.get(name)]
+    told = [
+        f"{named(ENVIRONMENT, name, language)} {report.environment[name]}"
+        for name in versions
+        if report.environment.get(name)
+    ]
     if told:
         mode = named(WORDS, report.mode, language)
         lines.append(f"- {text(word('comma', language).join((*told, mode, word('seed', language, seed=report.seed))))}")

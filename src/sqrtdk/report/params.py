@@ -15,6 +15,7 @@ from sqrtdk._sites import ROOT, fold_sites
 from sqrtdk.report.console import Column, drawn, paragraph, print_table
 from sqrtdk.report.plain import plain
 from sqrtdk.report.said import TITLES, said
+from sqrtdk.report.terminal_words import word
 
 _SIZES = tuple(
     Column(title, right=True) for title in ("layers", "d_model", "heads", "kv heads", "d_k", "a layer", "total")
@@ -34,7 +35,7 @@ def to_text(document: dict[str, Any], *, width: int = 100, color: bool = False, 
     def draw(console: Console) -> None:
         if document["kind"] == "presets":
             columns = (Column("preset"), *_SIZES, Column("of all", right=True))
-            print_table(console, _titled(columns, language), list(_all_presets(document["presets"])))
+            print_table(console, _titled(columns, language), list(_all_presets(document["presets"])), language=language)
             return
         paragraph(console, Text(said(_summary(document), language), style="bold"))
         if document["kind"] == "preset":
@@ -44,9 +45,11 @@ def to_text(document: dict[str, Any], *, width: int = 100, color: bool = False, 
         console.print()
         if document["kind"] == "preset":
             columns = (Column("layer"), *_SIZES, Column("formula of a layer", prose=True))
-            print_table(console, _titled(columns, language), list(_preset_rows(document["layers"], language)))
+            rows = list(_preset_rows(document["layers"], language))
+            print_table(console, _titled(columns, language), rows, language=language)
         else:
-            print_table(console, _titled(_OF_A_MODEL, language), list(_model_rows(document["layers"])), lead=2)
+            rows = list(_model_rows(document["layers"], language))
+            print_table(console, _titled(_OF_A_MODEL, language), rows, lead=2, language=language)
 
     return drawn(draw, width, color)
 
@@ -81,16 +84,17 @@ def _sizes(layers: dict[str, Any]) -> list[str]:
     return [f"{layers[name]:,}" for name in names]
 
 
-def _model_rows(layers: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
-    for site, group in _equal(layers):
+def _model_rows(layers: list[dict[str, Any]], language: Language) -> Iterator[tuple[str, ...]]:
+    comma = word("list comma", language)
+    for sites, group in _equal(layers):
         first = group[0]
         total = sum(layer["parameters"] for layer in group)
-        weights = first["formula"] or ", ".join(_shown(name, shape) for name, shape in first["weights"].items())
+        weights = first["formula"] or comma.join(_shown(name, shape) for name, shape in first["weights"].items())
         numbers = (len(group), first["parameters"], total)
-        yield site, plain(first["class"]), *(f"{number:,}" for number in numbers), plain(weights)
+        yield comma.join(sites), plain(first["class"]), *(f"{number:,}" for number in numbers), plain(weights)
 
 
-def _equal(layers: list[dict[str, Any]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+def _equal(layers: list[dict[str, Any]]) -> Iterator[tuple[list[str], list[dict[str, Any]]]]:
     """Layers of equal class and parameters, under the sites that they fold to, in order."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for layer in layers:
@@ -98,7 +102,7 @@ def _equal(layers: list[dict[str, Any]]) -> Iterator[tuple[str, list[dict[str, A
         groups.setdefault(key, []).append(layer)
     for group in groups.values():
         by_site = {layer["site"]: layer for layer in group}
-        yield ", ".join(plain(site) or ROOT for site in fold_sites(by_site)), group
+        yield [plain(site) or ROOT for site in fold_sites(by_site)], group
 
 
 def _shown(name: str, shape: list[int]) -> str:

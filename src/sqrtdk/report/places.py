@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from sqrtdk._language import Language
 from sqrtdk.report.figures import number
 from sqrtdk.report.terminal_words import word
@@ -20,6 +22,16 @@ def places(call: AttentionCall, language: Language = "en") -> dict[str, str]:
         if at is not None:
             parts.setdefault(at, []).append(what)
     return {at: word("list comma", language).join(dict.fromkeys(whats)) for at, whats in parts.items()}
+
+
+def at_text(at: str, language: Language = "en") -> str:
+    """The files and lines of a finding, with the marks of the language between them.
+
+    Example:
+        >>> at_text("a.py:3, b.py:14"), at_text("a.py:3, b.py:14", "zh")
+        ('a.py:3, b.py:14', 'a.py:3、b.py:14')
+    """
+    return re.sub(r"(?<=:)(\d+), ", rf"\1{word('list comma', language)}", at)
 
 
 def places_text(call: AttentionCall, language: Language = "en") -> str:

@@ -57,4 +57,4 @@ def _table(console: Console, combinations: list[dict[str, Any]], language: Langu
         )
         for one in combinations
     ]
-    print_table(console, columns, rows, lead=4)
+    print_table(console, columns, rows, lead=4, language=language)

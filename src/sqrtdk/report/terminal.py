@@ -19,7 +19,7 @@ from sqrtdk.report.figures import number, percent, ratio, worst_head
 from sqrtdk.report.fold import Fold, FoldedFinding, expected, fold_calls, values
 from sqrtdk.report.headline import consequences, headline
 from sqrtdk.report.kv_cache import draw_cache
-from sqrtdk.report.places import places_text
+from sqrtdk.report.places import at_text, places_text
 from sqrtdk.report.plain import plain
 from sqrtdk.report.said import said
 from sqrtdk.report.terminal_words import SEVERITIES as SEVERITY_WORDS
@@ -146,7 +146,7 @@ def _calls(console: Console, report: CheckReport, language: Language) -> None:
         for fold in folds
     ]
     columns = [replace(column, title=word(column.title, language)) for column in _COLUMNS]
-    print_table(console, columns, rows, lead=2)
+    print_table(console, columns, rows, lead=2, language=language)
     _notes(console, folds, language)
     console.print()
 
@@ -226,7 +226,7 @@ def _finding(console: Console, folded: FoldedFinding, indent: int, language: Lan
         many = counted("site_count", "site_counts", len(folded.findings), language)
         where.append(bracketed(many, language), style="not bold")
     if first.at is not None:
-        where.append(f"  {plain(first.at)}")
+        where.append(f"  {plain(at_text(first.at, language))}")
     where.append(f"  {plain(first.rule)}", style="not bold dim")
     found = [word("found", language, value=say(values(folded), language))] if first.value is not None else []
     found += [_expected(folded, language)] if first.threshold is not None else []
@@ -254,9 +254,8 @@ def _asides(console: Console, report: CheckReport, language: Language) -> None:
         for item in items:
             if report.repeated(item):
                 continue
-            parts = filter(
-                None, (said(item.reason, language), item.formula, item.at and word("at", language, at=item.at))
-            )
+            at = word("at", language, at=at_text(item.at, language)) if item.at else None
+            parts = filter(None, (said(item.reason, language), item.formula, at))
             by_text.setdefault(word("comma", language).join(parts), []).append(item.site)
         for text, sites in by_text.items():
             told = f"{plain(text)}{bracketed(listed(fold_sites(sites), language), language)}"
@@ -269,9 +268,13 @@ def _asides(console: Console, report: CheckReport, language: Language) -> None:
 def _summary(report: CheckReport, language: Language) -> Text:
     verdicts = Counter(judged.verdict for judged in report.calls)
     severities = Counter(finding.severity for finding in report.findings)
-    parts = [f"{verdicts[name]} {named(VERDICT_WORDS, name, language)}" for name in VERDICTS if verdicts[name]]
+    parts = [
+        word("calls with", language, count=verdicts[name], what=named(VERDICT_WORDS, name, language))
+        for name in VERDICTS
+        if verdicts[name]
+    ]
     kinds = [
-        f"{severities[name]} {named(SEVERITY_WORDS, name, language)}"
+        word("findings with", language, count=severities[name], what=named(SEVERITY_WORDS, name, language))
         for name in reversed(SEVERITIES)
         if severities[name]
     ]

@@ -19,6 +19,9 @@ WORDS = {
     "stop": Text(". ", "。"),
     "of": Text("{done} of {total}", "{done}/{total}"),
     "list comma": Text(", ", "、"),
+    "calls with": Text("{count} {what}", "{count} 次{what}"),
+    "attentions with": Text("{count} {what}", "{count} 处{what}"),
+    "findings with": Text("{count} {what}", "{count} 个{what}"),
     "list more": Text("{sites} and {count} more", "{sites} 等，另有 {count} 处"),
     "more": Text("... and {count} more: see --json or --html", "……另有 {count} 条：见 --json 或 --html"),
     "more_json": Text("... and {count} more: see --json", "……另有 {count} 条：见 --json"),
@@ -94,6 +97,7 @@ WORDS = {
     "against": Text("{model} against {file}, {mode}", "{model} 与 {file} 对照，{mode}"),
     "fails": Text("fails", "失败"),
     "told": Text("told ", "不计"),
+    "side": Text("{what} {value}", "{what}：{value}"),
     "if meant": Text(
         "If the change is meant: sqrtdk baseline write --force, and review the file.",
         "若改变是有意的：运行 sqrtdk baseline write --force，并评审该文件。",
@@ -110,9 +114,16 @@ WORDS = {
     "more changes": Text("{count} more changes, not counted", "另有 {count} 处改变，不计入"),
     "cut": Text("... the rest is cut: see the JSON or HTML report", "……其余已略去：见 JSON 或 HTML 报告"),
 }
+ENVIRONMENT = {  # the entries that are no names of libraries
+    "platform": Text("platform", "平台"),
+    "compiler": Text("compiler", "编译器"),
+    "kernel": Text("kernel", "内核"),
+    "device": Text("device", "设备"),
+    "dtype": Text("dtype", "数据类型"),
+}
 OUTCOMES = {
     "failed": Text("failed", "未通过"),
-    "findings": Text("findings, none at the bar", "有问题，但未达到界限"),
+    "findings": Text("findings, none at the bar", "有问题，但未达到阈值"),
     "incomplete": Text("not all of it could be judged", "有一部分未能判定"),
     "warnings": Text("passed, with warnings", "通过，有警告"),
     "scales": Text("scales passed, nothing else was looked at", "缩放因子通过，未检查其他内容"),

@@ -17,12 +17,13 @@ from markupsafe import Markup
 from sqrtdk._language import Choice
 from sqrtdk._sites import site_name
 from sqrtdk.errors import InvalidValueError
-from sqrtdk.lab.text import Text
+from sqrtdk.lab.text import Text, filled
 from sqrtdk.monitor.samples import NOT_MEASURED, Alarm
 from sqrtdk.report import page
 from sqrtdk.report.figures import number, percent
 from sqrtdk.report.page import both
 from sqrtdk.report.said import said
+from sqrtdk.report.terminal_words import word
 from sqrtdk.report.watch_compare import Comparison
 from sqrtdk.report.watch_payload import alarms_shown, payload
 from sqrtdk.report.watch_statistics import NEWEST, STATISTICS
@@ -33,6 +34,7 @@ from sqrtdk.report.watch_words import (
     HOW_WORDS,
     MODEL_WORDS,
     SEVERITY_WORDS,
+    TERMINAL,
     WORDS,
     missing_text,
 )
@@ -95,6 +97,9 @@ def to_html(runs: Sequence[Summary], compared: Comparison | None = None, languag
         "model_of": model_of,
         "losses": lambda run: tuple(_loss(float(run.losses[at])) for at in (0, -1)),
         "least_loss": lambda run: _loss(min((x for x in run.losses.tolist() if not math.isnan(x)), default=math.nan)),
+        "alarms_with": lambda name, count: both(
+            filled(TERMINAL["alarms with"], count=count, what=SEVERITY_WORDS.get(name, Text(name, name)))
+        ),
         "severity": lambda name: both(SEVERITY_WORDS.get(name, Text(name, name))),
         "means": lambda name: both(STATISTICS[name].meaning),
         "say": _say,
@@ -147,7 +152,7 @@ def in_chinese(alarm: Alarm) -> str:
 
     Example:
         >>> in_chinese(Alarm("max_logit", "warn", 5, "", "", site="h.0", index=0, head=3, value=120.0, bar=100.0))
-        '最大 logit：h.0，头 3，测得 120，界限 100'
+        '最大 logit：h.0，头 3，测得 120，阈值 100'
     """
     sentence = said(alarm.text, "zh")
     if sentence != alarm.text:
@@ -157,21 +162,22 @@ def in_chinese(alarm: Alarm) -> str:
         parts.append(site_name(alarm.site, alarm.index or 0))
     if alarm.head is not None:
         parts.append(f"头 {alarm.head}")
-    for word, what in (("测得", alarm.value), ("界限", alarm.bar)):
+    for title, what in (("测得", alarm.value), ("阈值", alarm.bar)):
         if what is not None:
-            parts.append(f"{word} {number(what)}")
+            parts.append(f"{title} {number(what)}")
     name = ALARM_WORDS.get(alarm.name, alarm.name)
     return f"{name}：{'，'.join(parts)}" if parts else name
 
 
-def steps_of(steps: Sequence[int]) -> str:
-    """Steps in a few words.
+def steps_of(steps: Sequence[int]) -> Text:
+    """Steps one after the other.
 
     Example:
-        >>> steps_of([5, 10, 15, 20, 25]), steps_of([7])
-        ('5, 10, 15, 20, 25', '7')
+        >>> steps_of([5, 10, 15]).en, steps_of([5, 10, 15]).zh
+        ('5, 10, 15', '5、10、15')
     """
-    return ", ".join(map(str, steps))
+    told = list(map(str, steps))
+    return Text(word("list comma", "en").join(told), word("list comma", "zh").join(told))
 
 
 def model_of(run: Summary) -> list[tuple[Markup, Markup]]:
@@ -202,10 +208,9 @@ def _setting(key: str, value: Any) -> Markup:
     return both(Text(en, zh))
 
 
-def _how(way: str) -> Markup:
-    if way.startswith(NOT_MEASURED):
-        return both(Text(way, said(way, "zh")))
-    return both(HOW_WORDS.get(way, Text(way, way)))
+def _how(way: str, count: int) -> Markup:
+    what = Text(way, said(way, "zh")) if way.startswith(NOT_MEASURED) else HOW_WORDS.get(way, Text(way, way))
+    return both(filled(TERMINAL["samples with"], count=count, what=what))
 
 
 def _label(key: str, of: str) -> Markup:
@@ -224,5 +229,4 @@ def _loss(value: float) -> str:
 
 
 def _say(key: str, **parts: object) -> Markup:
-    text = WORDS[key]
-    return both(Text(text.en.format(**parts), text.zh.format(**parts))) if parts else both(text)
+    return both(filled(WORDS[key], **parts))

@@ -19,6 +19,7 @@ from sqrtdk.report.console import drawn, paragraph
 from sqrtdk.report.figures import number, percent
 from sqrtdk.report.plain import plain
 from sqrtdk.report.said import said
+from sqrtdk.report.terminal_words import word
 from sqrtdk.report.watch_compare import APART, Comparison
 from sqrtdk.report.watch_statistics import STATISTICS, Array, badness
 from sqrtdk.report.watch_summary import Summary, rank
@@ -125,7 +126,7 @@ def comparison_text(
         _differences(console, compared, language)
         for letter, labels in (("A", compared.only_a), ("B", compared.only_b)):
             if labels:
-                names = say(TERMINAL["comma"], language).join(map(plain, labels[:5]))
+                names = word("list comma", language).join(map(plain, labels[:5]))
                 names += say(TERMINAL["and_more"], language, count=len(labels) - 5) if len(labels) > 5 else ""
                 paragraph(console, Text(say(TERMINAL["only_in"], language, side=letter, names=names)), 0)
         for letter, run in (("A", a), ("B", b)):
@@ -141,7 +142,8 @@ def _differences(console: Console, compared: Comparison, language: Language) -> 
     if not compared.measured:
         console.print(Text(say(TERMINAL["no_shared"], language), style="yellow"))
         return
-    a, b = (", ".join(map(str, steps)) for steps in (compared.steps_a, compared.steps_b))
+    comma = word("list comma", language)
+    a, b = (comma.join(map(str, steps)) for steps in (compared.steps_a, compared.steps_b))
     at = say(TERMINAL["at" if a == b else "at_both"], language, a=a, b=b)
     why = "" if compared.overlap else say(TERMINAL["no_overlap"], language)
     if compared.by == "order":
@@ -169,7 +171,7 @@ def _differences(console: Console, compared: Comparison, language: Language) -> 
     for key, names in (("nowhere", alike), ("unmeasured_both", unmeasured)):
         if names:
             words = say(TERMINAL[key], language, bar=bar) + say(TERMINAL["colon"], language)
-            paragraph(console, Text(words + say(TERMINAL["comma"], language).join(names)), 0)
+            paragraph(console, Text(words + comma.join(names)), 0)
 
 
 def sparkline(values: Sequence[float] | Array, width: int, low: float, high: float, *, log: bool = False) -> str:
@@ -218,13 +220,17 @@ def _head(console: Console, summary: Summary, language: Language, letter: str = 
     model = summary.model if isinstance(summary.model, dict) else {}
     name = f"  {plain(str(model['class']))}" if "class" in model else ""
     parameters = model.get("parameters")
-    name += f", {_count('parameter', parameters, language)}" if type(parameters) is int else ""
+    if type(parameters) is int:
+        name += say(TERMINAL["comma"], language) + _count("parameter", parameters, language)
     paragraph(console, Text.assemble((letter, "bold"), (plain(summary.name), "bold"), name), 0)
     if summary.first_step is None:
         console.print(say(TERMINAL["nothing"], language))
         return
     counted = [(way, number_of) for way, number_of in summary.how.items() if len(way) < 40]
-    ways = [f"{number_of} {plain(_way(way, language))}" for way, number_of in counted]
+    ways = [
+        say(TERMINAL["samples with"], language, count=number_of, what=plain(_way(way, language)))
+        for way, number_of in counted
+    ]
     text = say(
         TERMINAL["steps"],
         language,
@@ -279,7 +285,11 @@ def _alarms(console: Console, summary: Summary, language: Language, few: _Few | 
     if not summary.alarms:
         console.print(say(TERMINAL["no_alarms" if summary.sites else "no_alarms_nothing"], language))
         return
-    some = [f"{count} {_severity(severity, language)}" for severity, count in summary.counts.items() if count]
+    some = [
+        say(TERMINAL["alarms with"], language, count=count, what=_severity(severity, language))
+        for severity, count in summary.counts.items()
+        if count
+    ]
     counts = say(TERMINAL["comma"], language).join(some)
     console.print(Text.assemble((say(TERMINAL["alarms"], language), "bold"), f"  {counts}"))
     worst = sorted(range(len(summary.alarms)), key=lambda at: (rank(summary.alarms[at].severity), at))

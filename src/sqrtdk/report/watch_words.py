@@ -41,7 +41,7 @@ ALARM_WORDS = {  # for readers of Chinese, beside the sentence as it was recorde
     "padding": "填充与掩码",
     "range_forecast": "数值范围预测",
     "responsiveness": "缩放不随属性变化",
-    "scale_ledger": "缩放账目",
+    "scale_ledger": "缩放台账",
     "sliding_window": "滑动窗口",
     "unused": "已建而未用的部件",
 }
@@ -76,7 +76,7 @@ MISSING = {
     "damaged": Text("part {what} can't be read{steps}: {reason}", "分片 {what} 无法读取{steps}：{reason}"),
     "gap": Text(
         "steps that were never recorded, as attempt {what} began later: {count}{steps}",
-        "{count} 步没有记录{steps}：第 {what} 次运行开始得更晚",
+        "{count} 步没有记录{steps}：第 {what} 次尝试开始得更晚",
     ),
     "nothing": Text("no step was sampled; steps on record: {count}", "记录了 {count} 步，没有一步被采样"),
     "steps": Text(
@@ -84,10 +84,10 @@ MISSING = {
     ),
     "calls": Text(
         "attentions without statistics, and what else samples lack: {count}{steps}",
-        "没有统计量的注意力及采样中其他未测量之处，共 {count} 项{steps}",
+        "没有统计量的注意力及样本中其他未测量之处，共 {count} 项{steps}",
     ),
     "unmeasured": Text("{what}: {reason}{steps}", "{what}：{reason}{steps}"),
-    "absent": Text("{what}: samples that it is not in: {count}{steps}", "{what} 在 {count} 个采样中缺失{steps}"),
+    "absent": Text("{what}: samples that it is not in: {count}{steps}", "{what} 在 {count} 个样本中缺失{steps}"),
     "blind_rows": Text(
         "{what}: rows that saw no key, and are in no statistic: {count}", "{what}：{count} 行看不到任何键，不计入统计"
     ),
@@ -100,7 +100,7 @@ MISSING = {
         "{what}：{count} 行全为负无穷，不计入统计",
     ),
     "statistic": Text(
-        "not at every sample{steps}, attentions: {count}: {what}", "{count} 处注意力并非每个采样都有{steps}：{what}"
+        "not at every sample{steps}, attentions: {count}: {what}", "{count} 处注意力并非每个样本都有{steps}：{what}"
     ),
     "loss": Text("steps without a loss: {count}", "{count} 步没有损失值"),
 }
@@ -119,13 +119,13 @@ WORDS = {
     ),
     "good": Text("No alarm", "无警报"),
     "nothing": Text("Not measured", "未测量"),
-    "one_alarm": Text("alarm", "次警报"),
-    "alarm_count": Text("alarms", "次警报"),
+    "one_alarm": Text("alarm", "条警报"),
+    "alarm_count": Text("alarms", "条警报"),
     "one_step": Text("step on record", "步有记录"),
     "steps": Text("steps on record", "步有记录"),
     "sampled": Text("sampled", "步被采样"),
-    "attempt": Text("attempt", "次运行"),
-    "attempts": Text("attempts", "次运行"),
+    "attempt": Text("attempt", "次尝试"),
+    "attempts": Text("attempts", "次尝试"),
     "loss": Text("Loss", "损失"),
     "loss_range": Text("loss: first, newest; least {least}", "损失：最初、最新；最小 {least}"),
     "no_loss": Text("no loss on record", "没有损失记录"),
@@ -138,7 +138,7 @@ WORDS = {
     "time_line_means": Text(
         "Loss, alarms, and one row for each attention, all on the same axis of training steps. A cell is the worst "
         "head of one attention at one sample; a click on it shows that head, and so does Enter after the arrow keys.",
-        "损失、警报和每处注意力的一行，共用同一条训练步坐标轴。每个格子是一处注意力在一次采样中最差的头；点击即显示该头，"
+        "损失、警报和每处注意力的一行，共用同一条训练步坐标轴。每个格子是一处注意力在一个样本中最差的头；点击即显示该头，"
         "也可用方向键移动后按回车。",
     ),
     "same_scale": Text("All runs have the same axes and the same colours.", "各次运行使用相同的坐标轴和颜色。"),
@@ -154,7 +154,7 @@ WORDS = {
     "infinite": Text("infinite", "无穷"),
     "points": Text(
         "In the trend of a single head each point is up to {k} samples, of which the worst value is shown.",
-        "单个头的趋势中每个点最多含 {k} 个采样，显示其中最差的值。",
+        "单个头的趋势中每个点最多含 {k} 个样本，显示其中最差的值。",
     ),
     "nothing_recorded": Text(
         "No attention is on record yet: there is nothing to draw.", "尚无注意力的记录：没有可画的内容。"
@@ -171,15 +171,15 @@ WORDS = {
     "gap": Text("never recorded", "没有记录"),
     "thinned": Text(
         "There are more samples than columns: each column is up to {k} samples, of which the worst value is shown.",
-        "采样多于列数：每列最多含 {k} 个采样，显示其中最差的值。",
+        "样本多于列数：每列最多含 {k} 个样本，显示其中最差的值。",
     ),
     "alarms_left": Text(
-        "{k} more alarms are in the records; the worst are shown.", "记录中另有 {k} 次警报；此处显示最严重的。"
+        "{k} more alarms are in the records; the worst are shown.", "记录中另有 {k} 条警报；此处显示最严重的。"
     ),
-    "newest": Text("Newest sample", "最新采样"),
+    "newest": Text("Newest sample", "最新样本"),
     "newest_means": Text(
         "Of each attention the worst head at its last sample (step in brackets).",
-        "每处注意力最近一次采样中最差的头（括号内为步数）。",
+        "每处注意力最近一个样本中最差的头（括号内为步数）。",
     ),
     "at_step": Text("step {k}", "第 {k} 步"),
     "scrolls": Text("{what}: table that scrolls", "{what}：可滚动的表格"),
@@ -189,15 +189,15 @@ WORDS = {
         "Compared are {k} samples of each run, the last ones of the steps that both went through: A at {a}, B at {b}. "
         "Of each attention the median over them of the worst head's value. The difference is a share of the larger "
         "value, and its median over the attentions says which statistic is listed first.",
-        "比较双方都经历过的训练步中最后的各 {k} 个采样：A 在第 {a} 步，B 在第 {b} 步。每处注意力取最差头的数值在"
-        "这些采样上的中位数。差异为占较大值的比例，各统计量按其在各处注意力上的中位数排序。",
+        "比较双方都经历过的训练步中最后的各 {k} 个样本：A 在第 {a} 步，B 在第 {b} 步。每处注意力取最差头的数值在"
+        "这些样本上的中位数。差异为占较大值的比例，各统计量按其在各处注意力上的中位数排序。",
     ),
     "differences_newest": Text(
         "The runs have no step in common, so the newest samples are compared, {k} of each: A at {a}, B at {b}. Of each "
         "attention the median over them of the worst head's value. The difference is a share of the larger value, and "
         "its median over the attentions says which statistic is listed first.",
-        "两次运行没有共同的训练步，因此比较各自最新的 {k} 个采样：A 在第 {a} 步，B 在第 {b} 步。每处注意力取最差头的"
-        "数值在这些采样上的中位数。差异为占较大值的比例，各统计量按其在各处注意力上的中位数排序。",
+        "两次运行没有共同的训练步，因此比较各自最新的 {k} 个样本：A 在第 {a} 步，B 在第 {b} 步。每处注意力取最差头的"
+        "数值在这些样本上的中位数。差异为占较大值的比例，各统计量按其在各处注意力上的中位数排序。",
     ),
     "by_order": Text(
         "No attention has the same name in both runs, but there are as many: the first of A stands beside the first of "
@@ -229,17 +229,19 @@ TERMINAL = {
         "steps {first} to {last}, {samples} ({ways}), {attempts}, {attentions}",
         "第 {first} 步到第 {last} 步，{samples}（{ways}），{attempts}，{attentions}",
     ),
-    "sample": Text("{count} sample", "{count} 个采样"),
-    "samples": Text("{count} samples", "{count} 个采样"),
-    "attempt": Text("{count} attempt", "{count} 次运行"),
-    "attempts": Text("{count} attempts", "{count} 次运行"),
+    "sample": Text("{count} sample", "{count} 个样本"),
+    "samples": Text("{count} samples", "{count} 个样本"),
+    "attempt": Text("{count} attempt", "{count} 次尝试"),
+    "attempts": Text("{count} attempts", "{count} 次尝试"),
     "attention": Text("{count} attention", "{count} 处注意力"),
     "attentions": Text("{count} attentions", "{count} 处注意力"),
     "comma": Text(", ", "，"),
     "colon": Text(": ", "："),
+    "alarms with": Text("{count} {what}", "{count} 条{what}"),
+    "samples with": Text("{count} {what}", "{count} 个{what}"),
     "loss": Text("loss  ", "损失  "),
     "unmeasured": Text("not measured", "未测量"),
-    "worst": Text("  the worst head of each sample; {scale}", "  每个采样中最差的头；{scale}"),
+    "worst": Text("  the worst head of each sample; {scale}", "  每个样本中最差的头；{scale}"),
     "logarithmic": Text(", logarithmic", "，对数刻度"),
     "site": Text("site", "调用位置"),
     "trend": Text("trend", "趋势"),

@@ -26,7 +26,7 @@ def report(
     """
     with reported(show_traceback):
         from sqrtdk import _files
-        from sqrtdk.cli.output import tell, working, written
+        from sqrtdk.cli.output import listed, tell, working, written
 
         target = output or folder / "report.html"
         from sqrtdk.lab.runner import not_run, records
@@ -40,5 +40,5 @@ def report(
             page = to_html(recorded, missing, lang)
         _files.write_text(target, page, force)
         if missing:
-            tell(f"Not run, {len(missing)} of {len(missing) + len(recorded)} claims: {', '.join(missing)}")
+            tell(f"Not run, {len(missing)} of {len(missing) + len(recorded)} claims: {listed(missing)}")
         written("HTML", target)

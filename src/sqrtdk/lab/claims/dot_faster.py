@@ -68,7 +68,7 @@ CLAIM = Claim(
     group="precision",
     sources=("S1",),
     statement=WORDS("statement"),
-    formula=r"q \cdot k : \; L S\,d_k \text{ products}, \qquad v^\top \tanh(W_q q + W_k k) : \; L S\,A \text{ tanh}",
+    formula=r"\#(q \cdot k) = L S\,d_k, \qquad \#(v^\top \tanh(W_q q + W_k k)) = L S\,A",
     method=WORDS("method"),
     control=WORDS("control"),
     parameters={"dims": (16, 64, 128), "hidden": None, "length": 384, "blocks": 8, "calls": 5},

@@ -122,7 +122,7 @@ CLAIM = Claim(
     group="precision",
     sources=("S2", "S3"),
     statement=WORDS("statement"),
-    formula=r"\left|\sum_i (s\,q_i)\,k_i\right| \le 65504 \quad\text{or}\quad s \cdot \left|\sum_i q_i k_i\right|, "
+    formula=r"\left|\sum_i (s\,q_i)\,k_i\right| \le 65504, \qquad s \cdot \left|\sum_i q_i k_i\right|, "
     r"\; \left|\sum_i q_i k_i\right| > 65504",
     method=WORDS("method"),
     control=WORDS("control"),

@@ -102,7 +102,7 @@ CLAIM = Claim(
     sources=("S1",),
     statement=WORDS("statement"),
     formula=r"\frac{\partial L}{\partial q} = s \, K^\top J \, V \frac{\partial L}{\partial o}, \qquad "
-    r"J = \mathrm{diag}(p) - p\,p^\top, \quad s = 1 \text{ or } \frac{1}{\sqrt{d_k}}",
+    r"J = \mathrm{diag}(p) - p\,p^\top, \quad s = 1, \; \frac{1}{\sqrt{d_k}}",
     method=WORDS("method"),
     control=WORDS("control"),
     parameters={

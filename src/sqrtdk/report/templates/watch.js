@@ -276,7 +276,7 @@
       if (one && one.site.steps.length) {
         const [place, middle] = [nearest(one.steps, step), nearest(one.site.steps, step)];
         const unit = unitOf(name);
-        parts.push(`${say("sample of step", "采样步")} ${one.steps[place]}${say(": ", "：")}${titleOf(name)} ${show(one.values[place], unit)}${say(", median of the heads ", "，各头中位数 ")}${show(one.medians[middle], unit)}`);
+        parts.push(`${say("sample of step", "第")} ${one.steps[place]}${say(": ", " 步的样本：")}${titleOf(name)} ${show(one.values[place], unit)}${say(", median of the heads ", "，各头中位数 ")}${show(one.medians[middle], unit)}`);
       }
       panel.told.textContent = `${say("step", "第")} ${Math.round(step)}${say("", " 步")} · ${parts.join(" · ")}`;
     }
