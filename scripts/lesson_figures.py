@@ -1,7 +1,7 @@
 """Draws the figures of the lesson, in English and Chinese, from the records in benchmarks/results/lesson.
 
     python scripts/lesson_figures.py            # writes docs/{en,zh}/figures/why-*.svg
-    python scripts/lesson_figures.py --check    # exit code 1 where a figure shows other numbers or words than these
+    python scripts/lesson_figures.py --check    # exit code 1 where a figure shows other numbers, words or colours
 
 A figure holds a hash of what it shows, and --check compares this: matplotlib's releases differ in the bytes. Text
 stays text, so that a browser sets the Chinese in a font that it has.
@@ -70,6 +70,29 @@ CHINESE = {
     "training step": "训练步",
     "loss, nats a symbol": "损失，nat/符号",
 }
+
+# As in README's picture, blue is with the scale and orange is without, in shades where several lines are; what is
+# neither has neither colour.
+BLUE, ORANGE, DARK_ORANGE, DARKEST_ORANGE = axes.COLOURS[0], axes.COLOURS[1], "#a04000", "#5f2600"
+VIOLET, OLIVE = axes.COLOURS[2], "#6b6b00"
+COLOURS = {
+    BARE: ORANGE,
+    SCALED: BLUE,
+    "divided by √dₖ": BLUE,
+    "theory: dₖ": axes.INK,
+    "gradient of q, no scale: root mean square": ORANGE,
+    "gradient of q, with the scale: root mean square": BLUE,
+    "gradient of q, no scale: median row": DARK_ORANGE,
+    "Jacobian of the softmax, no scale": DARKEST_ORANGE,
+    "with the scale, every dₖ": BLUE,
+    "no scale, dₖ = 16": ORANGE,
+    "no scale, dₖ = 64": DARK_ORANGE,
+    "no scale, dₖ = 256": DARKEST_ORANGE,
+    "measured": axes.INK,
+    "the inputs grow": VIOLET,
+    "the matrices W_q and W_k grow": OLIVE,
+}
+COLOURS |= {CHINESE[label]: colour for label, colour in COLOURS.items()}
 
 
 def variance(record: Record) -> Plot:
@@ -195,8 +218,9 @@ def figures() -> dict[Path, Plot]:
 
 
 def digest(plot: Plot) -> str:
-    """Hash of the numbers and words of a plot, as it stands in the file."""
-    return f"sqrtdk-{hashlib.sha256(repr(plot).encode()).hexdigest()[:32]}"
+    """Hash of the numbers, words and colours of a plot, as it stands in the file."""
+    shown = repr((plot, [COLOURS.get(series.label) for series in plot.series]))
+    return f"sqrtdk-{hashlib.sha256(shown.encode()).hexdigest()[:32]}"
 
 
 def is_current(path: Path, plot: Plot) -> bool:
@@ -213,7 +237,7 @@ def draw(plot: Plot) -> bytes:
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         canvas = Canvas(figsize=axes.SIZE_INCHES)
         FigureCanvasAgg(canvas)
-        axes.draw(canvas, plot)
+        axes.draw(canvas, plot, COLOURS)
         metadata = {"Date": None, "Creator": None, "Identifier": digest(plot)}
         canvas.savefig(buffer, format="svg", metadata=metadata)
     return b"\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + b"\n"

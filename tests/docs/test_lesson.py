@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,26 @@ def test_another_number_or_word_makes_another_figure() -> None:
     assert lesson_figures.digest(english) != lesson_figures.digest(chinese)
     with pytest.raises(KeyError):
         lesson_figures.translated(english, {})
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_colour_means_one_thing(language: str) -> None:
+    """Blue is with the scale and orange without, as in README's picture."""
+    plots = lesson_figures.figures()
+    labels = [one.label for path, plot in plots.items() if path.parts[-3] == language for one in plot.series]
+    blue = {label for label in labels if lesson_figures.COLOURS.get(label) == lesson_figures.BLUE}
+    bare = {label for label in labels if re.search("no scale|不缩放", label)}
+    scaled = {label for label in labels if re.search("with the scale|divided|缩放|除以", label)} - bare
+    assert blue == scaled
+    oranges = {lesson_figures.ORANGE, lesson_figures.DARK_ORANGE, lesson_figures.DARKEST_ORANGE}
+    assert {label for label in labels if lesson_figures.COLOURS.get(label) in oranges} == bare
+    plot = plots[DOCS / language / "figures" / "why-saturation.svg"]
+    for series in plot.series:
+        drawn = lesson_figures.draw(replace(plot, series=(series,))).decode()
+        assert [colour in drawn for colour in (lesson_figures.BLUE, lesson_figures.ORANGE)] == [
+            series.label in blue,
+            series.label in bare,
+        ]
 
 
 def test_the_notebooks_are_those_of_the_pages() -> None:

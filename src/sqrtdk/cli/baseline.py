@@ -1,4 +1,4 @@
-"""`sqrtdk baseline`: what a model's ledger says, kept in a file that is reviewed; a later run fails on what changed."""
+"""`sqrtdk baseline`: what a model's attentions do, kept in a file for review; a later run fails on what changed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 baseline = typer.Typer(
     name="baseline",
     short_help="Keep what a model does in a file, and fail on what changed.",
-    help="Keep what a model's ledger says in a file, and fail a later run only on what changed.",
+    help="Keep what a model's attentions do in a file for review, and fail a later run only on what changed.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -51,7 +51,7 @@ def write(
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
-    """Run MODEL and write its ledger to FILE: one line an attention, with formula, ratio, verdict and findings.
+    """Run MODEL and write what its attentions do to FILE: a line for each, with formula, ratio, verdict and findings.
 
     What is wrong now is written down as well, and does not fail later. Exit code 0: written; 2: not.
     """
@@ -92,12 +92,12 @@ def check(
     force: options.Force = False,
     fail_on: Annotated[
         FailOn,
-        typer.Option(help="Least severity of a new finding that fails. A changed ledger fails too, but with never."),
+        typer.Option(help="Least severity of a new finding that fails. A changed attention fails too, but with never."),
     ] = "fail",
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
-    """Run MODEL and say what its ledger says otherwise than FILE.
+    """Run MODEL and say what its attentions do otherwise than FILE says.
 
     Fails on an attention that was added, is gone, or has another formula, ratio or verdict, and on a finding at
     --fail-on that FILE has not. --sarif holds all findings, those that FILE knows too. Exit code 0: nothing fails; 1:

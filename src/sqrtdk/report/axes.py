@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +42,7 @@ class _Points:
         return any(low < high for low, high in zip(self.low, self.high, strict=True))
 
 
-def draw(figure: Any, plot: Plot) -> None:
+def draw(figure: Any, plot: Plot, colours: Mapping[str, str] | None = None) -> None:
     """Draw a plot.
 
     What an axis can't show is left out: what is not finite or beyond 1e100, and on a logarithmic one zero and less.
@@ -50,6 +50,7 @@ def draw(figure: Any, plot: Plot) -> None:
     Args:
         figure: of matplotlib, empty.
         plot: the data.
+        colours: of series, by their labels; of the others each has the next of COLOURS.
     """
     axes = figure.add_subplot()
     names = list(dict.fromkeys(str(x) for series in plot.series if series.style == "bars" for x in series.x))
@@ -59,6 +60,7 @@ def draw(figure: Any, plot: Plot) -> None:
     bars = [series for series in plot.series if series.style == "bars"]
     handles, shown = [], []
     for series, colour, marker in _looks(plot.series):
+        colour = (colours or {}).get(series.label, colour)
         points = _points(series, plot, names)
         shown.append(points)
         if series.style == "bars":
