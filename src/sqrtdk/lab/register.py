@@ -56,6 +56,8 @@ from sqrtdk.lab.claims import (
     var_linear,
 )
 
+SEE_ALL = "See them all: sqrtdk lab list"
+
 CLAIMS: dict[str, Claim] = {
     claim.id: claim
     for claim in (
@@ -113,7 +115,7 @@ def find(ids: Sequence[str]) -> list[Claim]:
         ids: of claims; one that stands twice is run once.
 
     Raises:
-        InvalidValueError: there is no such claim; the nearest names are offered.
+        InvalidValueError: there is no such claim; names that are near are offered.
 
     Example:
         >>> [claim.id for claim in find(["var-linear"])]
@@ -126,9 +128,9 @@ def find(ids: Sequence[str]) -> list[Claim]:
         elif name in CLAIMS:
             wanted[name] = CLAIMS[name]
         else:
-            near = get_close_matches(name, CLAIMS, n=3, cutoff=0.4)
+            near = get_close_matches(name, CLAIMS, n=3, cutoff=0.6)
+            guess = f"Did you mean {' or '.join(near)}? " if near else ""
             raise InvalidValueError(
-                f"there is no claim {name!r} among the {len(CLAIMS)} of the register",
-                hint=f"Did you mean {' or '.join(near)}?" if near else "See them all: sqrtdk lab list",
+                f"there is no claim {name!r} among the {len(CLAIMS)} of the register", hint=f"{guess}{SEE_ALL}"
             )
     return list(wanted.values())
