@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 from cli_errors import check_error
 from sqrtdk import cli
 from sqrtdk.lab.register import CLAIMS
+from sqrtdk.lab.sources import EXPLANATIONS
 from sqrtdk.report import lab_words
 
 LANG = {"en": "en", "zh": "zh-CN"}  # of --lang, by the language of a text
@@ -56,6 +57,20 @@ def test_the_list_has_every_claim(language: str, monkeypatch: pytest.MonkeyPatch
         assert re.search(rf"^ +{claim.id} ", text, re.MULTILINE)
         statement = getattr(claim.statement, language)
         assert "".join(statement.split()) in "".join(text.split())  # wrapped in its column
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_list_ends_with_what_the_explanations_are_called(language: str) -> None:
+    last = _lab("list", "--lang", LANG[language]).stdout.splitlines()[-len(EXPLANATIONS) :]
+    assert last == [f"  {source} {getattr(one.name, language)}" for source, one in EXPLANATIONS.items()]
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_show_spells_its_sources_out(language: str) -> None:
+    name = {"en": "from the footnote to training", "zh": "从脚注到训练"}[language]
+    comma = {"en": ", ", "zh": "、"}[language]
+    first = _lab("show", "paper-footnote", "--lang", LANG[language]).stdout.splitlines()[0]
+    assert first == f"paper-footnote  S1 {name}{comma}arXiv:1706.03762"
 
 
 def test_the_list_as_json() -> None:

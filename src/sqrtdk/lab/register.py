@@ -1,6 +1,7 @@
 """The register of claims: what popular explanations of sqrt(d_k) say, each with its experiment.
 
-S0 to S4 are five widely read explanations of the scale; what they say stands here in our own words.
+S0 to S4 are five widely read explanations of the scale, named in `sqrtdk.lab.sources`; what they say stands here in our
+own words.
 """
 
 from __future__ import annotations
