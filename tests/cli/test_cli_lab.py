@@ -93,6 +93,13 @@ def test_show_tells_how_a_claim_is_measured() -> None:
     assert json.loads(_lab("show", "var-linear", "--json").stdout)["flipped"] == dict(claim.flipped)
 
 
+def test_show_has_the_formula_as_text_and_json_as_latex() -> None:
+    text = _lab("show", "paper-table3").stdout
+    assert "Attention(Q, K, V) = softmax((Q K^T)/sqrt(d_k)) V" in text
+    assert "\\" not in text
+    assert json.loads(_lab("show", "paper-table3", "--json").stdout)["formula"] == CLAIMS["paper-table3"].formula
+
+
 def test_a_run_prints_verdicts_and_writes_records_and_plots(folder: Path) -> None:
     again = _lab("run", *CHEAP, "--quick", "--output", folder)
     lines = again.stdout.splitlines()

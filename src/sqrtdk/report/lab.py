@@ -20,6 +20,7 @@ from sqrtdk.lab.register import CLAIMS
 from sqrtdk.lab.runner import Done
 from sqrtdk.lab.sources import EXPLANATIONS, spelled
 from sqrtdk.lab.text import Text, say
+from sqrtdk.report import latex
 from sqrtdk.report.console import Cell, Column, drawn, paragraph, print_table
 from sqrtdk.report.lab_words import ANSWERS, TALLY, TERMINAL, WORDS
 from sqrtdk.report.plain import plain
@@ -61,7 +62,7 @@ def claim_text(claim: Claim, language: Language = "en", *, width: int = 100, col
         paragraph(console, say(claim.statement, language))
         console.print()
         rows = [
-            (_word(WORDS["formula"], language), claim.formula),
+            (_word(WORDS["formula"], language), latex.to_text(claim.formula)),
             (_word(WORDS["method"], language), say(claim.method, language)),
             (_word(WORDS["control"], language), say(claim.control, language)),
         ]
