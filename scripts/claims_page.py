@@ -25,6 +25,7 @@ from sqrtdk.lab.figures import LEVEL, Figures
 from sqrtdk.lab.judge import Verdict, judge
 from sqrtdk.lab.record import figure_of
 from sqrtdk.lab.register import CLAIMS
+from sqrtdk.lab.sources import EXPLANATIONS
 from sqrtdk.lab.text import Text
 from sqrtdk.report.lab_words import ANSWERS, ANSWERS_MEAN, PARTS
 from sqrtdk.report.lab_words import WORDS as LAB_WORDS
@@ -39,44 +40,6 @@ FORMULA = re.compile(
     r"|p \(1 - p\)|\(B\)|\[[-+\de., /]+\])"
 )
 PLAIN = re.compile(r"([*<>|$]|(?<!\w)_|_(?!\w))")  # what Markdown would read as its own
-
-# The five explanations: what each may be called, and what it says.
-KINDS = {
-    "S0": (
-        Text("an example at 512 dimensions", "512 维的例子"),
-        Text(
-            "The standard deviation and the range at 512 dimensions, the code that prints them, and other score "
-            "functions, which may need another scale or none",
-            "512 维时的标准差与取值范围，打印它们的代码，以及可能需要其他缩放或不需要缩放的评分函数",
-        ),
-    ),
-    "S1": (
-        Text("from the footnote to training", "从脚注到训练"),
-        Text(
-            "The footnote of the paper; at d_k = 64 printed weights, entropies and derivatives; gradients, "
-            "initialisation, normalisation, additive attention, training",
-            "论文的脚注；d_k = 64 时给出的权重、熵与导数；梯度、初始化、规范化、加性注意力与训练",
-        ),
-    ),
-    "S2": (
-        Text("questions of practice", "实践问题"),
-        Text(
-            "Scaling the values instead, temperature, heads, images and text, mixed precision, cost",
-            "改为缩放值、温度、多头、图像与文本、混合精度、开销",
-        ),
-    ),
-    "S3": (
-        Text("the variance in general", "一般情形的方差"),
-        Text(
-            "The variance for any means and variances, and what other divisors than `sqrt(d_k)` would do",
-            "任意均值与方差下点积的方差，以及用 `sqrt(d_k)` 之外的除数会怎样",
-        ),
-    ),
-    "S4": (
-        Text("multi-head attention", "多头注意力"),
-        Text("How many parameters it has, and what its heads attend to", "参数有多少，各个头关注什么"),
-    ),
-}
 
 WORDS = {
     "title": Text("Claims", "说法"),
@@ -185,19 +148,19 @@ def link(claim: str, page: str = "") -> str:
 
 
 def origins(claim: Claim, language: str) -> str:
-    """The kinds and papers that make the claim."""
+    """The explanations and papers that make the claim."""
     found = []
     for source in claim.sources:
         number = source.removeprefix("arXiv:")
         paper = f"[arXiv:{number}](https://arxiv.org/abs/{number})"
-        found.append(named(source, language) if source in KINDS else paper)
+        found.append(named(source, language) if source in EXPLANATIONS else paper)
     return getattr(WORDS["comma"], language).join(found)
 
 
-def named(kind: str, language: str) -> str:
-    """A kind by its name, and the short one that `sqrtdk lab list` prints."""
-    name = getattr(KINDS[kind][0], language)
-    return f"{name} (`{kind}`)" if language == "en" else f"{name}（`{kind}`）"
+def named(source: str, language: str) -> str:
+    """An explanation by its name, and the short one that `sqrtdk lab list` prints."""
+    name = getattr(EXPLANATIONS[source].name, language)
+    return f"{name} (`{source}`)" if language == "en" else f"{name}（`{source}`）"
 
 
 def section(claim: Claim, language: str) -> str:
@@ -257,9 +220,9 @@ def page(language: str) -> str:
     ]
     lines += ["", f"## {word('kinds')}", "", wrapped(word("kinds_lead")), ""]
     lines += [f"| {word('kind')} | {word('says')} | {word('claims')} |", "|---|---|---|"]
-    for kind, (_, text) in KINDS.items():
-        own = word("comma").join(link(claim.id) for claim in CLAIMS.values() if kind in claim.sources)
-        lines.append(f"| {named(kind, language)} | {getattr(text, language)} | {own} |")
+    for source, explanation in EXPLANATIONS.items():
+        own = word("comma").join(link(claim.id) for claim in CLAIMS.values() if source in claim.sources)
+        lines.append(f"| {named(source, language)} | {getattr(explanation.says, language)} | {own} |")
     for group, name in GROUPS.items():
         lines += ["", f"## {getattr(name, language)}", ""]
         lines.append("\n".join(section(claim, language) for claim in CLAIMS.values() if claim.group == group).rstrip())

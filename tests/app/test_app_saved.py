@@ -22,6 +22,7 @@ from sqrtdk.app.catalogue import LANGUAGES, words
 from sqrtdk.app.settings import RefusedValueError
 from sqrtdk.lab import record
 from sqrtdk.lab.register import CLAIMS
+from sqrtdk.lab.sources import spelled
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.report import diff_json, watch_json
 from sqrtdk.report import json as check_json
@@ -196,5 +197,7 @@ def test_every_claim_is_described_in_both_languages() -> None:
             page = HtmlPage(str(claims.claim_html(name, words(language))))
             assert name in page.texts
             assert claim.statement.zh in page.texts or language == "en"
+            seen = "".join(page.texts)
+            assert all(words(language).of(spelled(source)) in seen for source in claim.sources)
     with pytest.raises(RefusedValueError, match=r"error\.claim"):
         claims.claim_html("no such claim", words("en"))

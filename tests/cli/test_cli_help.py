@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from sqrtdk import cli
-from sqrtdk.cli.verbs import VERBS
+from sqrtdk.cli.verbs import GROUPS, VERBS
 
 PROGRAMS = {"script": ["sqrtdk"], "module": [sys.executable, "-m", "sqrtdk"]}
 HEAVY = ("torch", "numpy", "transformers", "rich", "jinja2")
@@ -94,45 +94,50 @@ def test_help_names_what_is_allowed() -> None:
         assert words in text, words
 
 
-def _verbs(command: Any, context: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Every verb with its path, "lab run", its command and a context to ask it in."""
+def _commands(command: Any, context: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Every group and verb with its path, "lab run", its command and a context to ask it in."""
     for name in command.list_commands(context):
         child = command.get_command(context, name)
         inner = child.context_class(child, info_name=name, parent=context)
-        path = inner.command_path.removeprefix("sqrtdk ")
-        yield from _verbs(child, inner) if hasattr(child, "list_commands") else [(path, child, inner)]
+        yield inner.command_path.removeprefix("sqrtdk "), child, inner
+        if hasattr(child, "list_commands"):
+            yield from _commands(child, inner)
 
 
 PROGRAM: Any = typer.main.get_command(cli._app)
-EVERY = {
+COMMANDS = {
     path: (command, context)
-    for path, command, context in _verbs(PROGRAM, PROGRAM.context_class(PROGRAM, info_name="sqrtdk"))
+    for path, command, context in _commands(PROGRAM, PROGRAM.context_class(PROGRAM, info_name="sqrtdk"))
 }
+EVERY = {path: found for path, found in COMMANDS.items() if not hasattr(found[0], "list_commands")}
+LISTED = VERBS | GROUPS
 
 
-def test_every_verb_has_examples() -> None:
+def test_every_verb_and_every_group_has_examples() -> None:
     assert list(EVERY) == list(VERBS)
-    assert all(verb.examples for verb in VERBS.values())
+    assert [path for path in COMMANDS if path not in EVERY] == list(GROUPS)
+    assert all(one.examples for one in LISTED.values())
 
 
 @pytest.mark.parametrize("columns", [80, 60])
-@pytest.mark.parametrize("path", EVERY)
+@pytest.mark.parametrize("path", COMMANDS)
 def test_examples_stand_in_the_help_as_they_are_typed(path: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    command, context = EVERY[path]
+    command, context = COMMANDS[path]
     lines = command.get_help(type(context)(command, info_name=context.info_name, parent=context.parent)).splitlines()
     head = lines.index("  Examples:")
-    assert lines[head + 1 :] == [f"    {example}" for example in VERBS[path].examples]
+    assert lines[head + 1 :] == [f"    {example}" for example in LISTED[path].examples]
     assert max(map(len, lines[head:])) <= 80
     assert max(map(len, lines[:head])) <= columns
 
 
-@pytest.mark.parametrize("path", EVERY)
+@pytest.mark.parametrize("path", COMMANDS)
 def test_the_commands_take_their_examples(path: str) -> None:
-    command, context = EVERY[path]
-    for example in VERBS[path].examples:
+    for example in LISTED[path].examples:
         assert example.startswith(f"sqrtdk {path}")
-        words = shlex.split(example.removeprefix(f"sqrtdk {path}"), comments=True)
+        (verb,) = (verb for verb in EVERY if f"{example} ".startswith(f"sqrtdk {verb} "))
+        command, context = EVERY[verb]
+        words = shlex.split(example.removeprefix(f"sqrtdk {verb}"), comments=True)
         assert not command.make_context(context.info_name, words, parent=context.parent).args
 
 
@@ -153,7 +158,7 @@ def test_help_shows_defaults_and_names_that_a_user_reads(path: str) -> None:
 
 
 def test_the_list_of_verbs_is_not_cut() -> None:
-    for group in ([], ["lab"], ["watch"], ["baseline"]):
+    for group in ([], *([name] for name in GROUPS)):
         assert "..." not in _run("sqrtdk", *group, "--help").stdout.partition("Commands:")[2]
 
 
@@ -166,21 +171,31 @@ def test_the_list_of_verbs_is_not_cut() -> None:
         ),
         (["diff"], "Hint: for example: sqrtdk diff demo demo:unscaled; all options: sqrtdk diff --help"),
         (["lab", "shw"], "Hint: all options: sqrtdk lab --help"),
+        (
+            ["check", "demo", "--html"],
+            "Hint: for example: sqrtdk check demo:unscaled; all options: sqrtdk check --help",
+        ),
+        (
+            ["watch", "show", "-f", "--statistic"],
+            "Hint: for example: sqrtdk watch show runs/a; all options: sqrtdk watch show --help",
+        ),
     ],
 )
 def test_a_usage_error_has_a_hint(arguments: list[str], hint: str) -> None:
     done = _run("sqrtdk", *arguments)
     assert done.returncode == 2
     error, told = done.stderr.splitlines()
-    assert error.startswith(("Error: Missing ", "Error: No such command"))
+    assert error.startswith(("Error: Missing ", "Error: No such command", "Error: Option "))
     assert told == hint
 
 
-def test_a_group_without_a_verb_shows_its_help() -> None:
-    done = _run("sqrtdk", "lab")
+@pytest.mark.parametrize("name", GROUPS)
+def test_a_group_without_a_verb_shows_its_help(name: str) -> None:
+    done, asked, short = (_run("sqrtdk", name, *option) for option in ([], ["--help"], ["-h"]))
     assert done.returncode == 2
-    assert done.stderr.startswith("Usage: sqrtdk lab ")
-    assert "Error:" not in done.stderr
+    assert done.stderr.startswith(f"Usage: sqrtdk {name} ")
+    assert "Examples:" in done.stderr
+    assert done.stderr == asked.stdout == short.stdout
 
 
 def test_bash_completes_verbs_options_and_values(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 from cli_errors import check_error
 from sqrtdk import cli
 from sqrtdk.lab.register import CLAIMS
+from sqrtdk.lab.sources import EXPLANATIONS
 from sqrtdk.report import lab_words
 
 LANG = {"en": "en", "zh": "zh-CN"}  # of --lang, by the language of a text
@@ -58,6 +59,20 @@ def test_the_list_has_every_claim(language: str, monkeypatch: pytest.MonkeyPatch
         assert "".join(statement.split()) in "".join(text.split())  # wrapped in its column
 
 
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_list_ends_with_what_the_explanations_are_called(language: str) -> None:
+    last = _lab("list", "--lang", LANG[language]).stdout.splitlines()[-len(EXPLANATIONS) :]
+    assert last == [f"  {source} {getattr(one.name, language)}" for source, one in EXPLANATIONS.items()]
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_show_spells_its_sources_out(language: str) -> None:
+    name = {"en": "from the footnote to training", "zh": "从脚注到训练"}[language]
+    comma = {"en": ", ", "zh": "、"}[language]
+    first = _lab("show", "paper-footnote", "--lang", LANG[language]).stdout.splitlines()[0]
+    assert first == f"paper-footnote  S1 {name}{comma}arXiv:1706.03762"
+
+
 def test_the_list_as_json() -> None:
     claims = json.loads(_lab("list", "--json").stdout)["claims"]
     assert [claim["id"] for claim in claims] == list(CLAIMS)
@@ -76,6 +91,13 @@ def test_show_tells_how_a_claim_is_measured() -> None:
     ):
         assert wanted in text
     assert json.loads(_lab("show", "var-linear", "--json").stdout)["flipped"] == dict(claim.flipped)
+
+
+def test_show_has_the_formula_as_text_and_json_as_latex() -> None:
+    text = _lab("show", "paper-table3").stdout
+    assert "Attention(Q, K, V) = softmax((Q K^T)/sqrt(d_k)) V" in text
+    assert "\\" not in text
+    assert json.loads(_lab("show", "paper-table3", "--json").stdout)["formula"] == CLAIMS["paper-table3"].formula
 
 
 def test_a_run_prints_verdicts_and_writes_records_and_plots(folder: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 import claims_page
 from doc_pages import DOCS, READER, ROOT
 from sqrtdk.lab.register import CLAIMS
+from sqrtdk.lab.sources import EXPLANATIONS
 from sqrtdk.report.lab_words import ANSWERS, PARTS, WORDS
 
 TEXTS = ("text", "text_special", "code_inline", "softbreak", "link_open", "link_close")
@@ -89,11 +90,12 @@ def test_figures_that_give_another_verdict_are_refused(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
-def test_each_kind_lists_its_claims(language: str) -> None:
+def test_each_explanation_lists_its_claims(language: str) -> None:
     text = (DOCS / language / "claims.md").read_text(encoding="utf-8")
-    for kind in ("S0", "S1", "S2", "S3", "S4"):
-        (row,) = re.findall(rf"^\| [^|]*`{kind}`[^|]* \|[^|]*\|([^|]*)\|$", text, re.MULTILINE)
-        assert re.findall(r"\(#([a-z0-9-]+)\)", row) == [one.id for one in CLAIMS.values() if kind in one.sources]
+    for source, explanation in EXPLANATIONS.items():
+        name = getattr(explanation.name, language)
+        (row,) = re.findall(rf"^\| {name}[^|]*`{source}`[^|]* \|[^|]*\|([^|]*)\|$", text, re.MULTILINE)
+        assert re.findall(r"\(#([a-z0-9-]+)\)", row) == [one.id for one in CLAIMS.values() if source in one.sources]
 
 
 def test_an_edited_page_is_found_out(tmp_path: Path) -> None:

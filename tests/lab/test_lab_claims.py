@@ -12,6 +12,7 @@ from sqrtdk.lab.claim import GROUPS, Claim
 from sqrtdk.lab.experiment import run_claim
 from sqrtdk.lab.record import Record
 from sqrtdk.lab.register import CLAIMS
+from sqrtdk.lab.sources import EXPLANATIONS
 from sqrtdk.lab.text import Text
 
 # What the experiments answer, quick and full, for every seed that was tried.
@@ -128,6 +129,13 @@ def test_the_register_is_whole() -> None:
     assert {claim.group for claim in CLAIMS.values()} == set(GROUPS)
 
 
+def test_each_explanation_has_a_name_and_says_something() -> None:
+    for explanation in EXPLANATIONS.values():
+        _check_languages(explanation.name)
+        _check_languages(explanation.says)
+    assert set(EXPLANATIONS) <= {source for claim in CLAIMS.values() for source in claim.sources}
+
+
 @pytest.mark.parametrize("name", _marked(list(CLAIMS)))
 def test_verdict_of_the_quick_run_and_of_its_control(name: str, cells: Cells) -> None:
     record = run_claim(CLAIMS[name], quick=True, compute=cells)
@@ -172,6 +180,7 @@ def test_texts_and_parameters(claim: Claim) -> None:
         assert ONE_SENTENCE.fullmatch(claim.condition.en)
         assert re.fullmatch("[^。]+。", claim.condition.zh)
     assert claim.sources
+    assert all(source in EXPLANATIONS or re.fullmatch(r"arXiv:\d{4}\.\d{5}", source) for source in claim.sources)
     assert claim.flipped
     assert claim.settings(flipped=True) != claim.settings()
     assert "<math" in convert(claim.formula)

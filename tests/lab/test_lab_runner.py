@@ -193,13 +193,22 @@ def test_a_record_of_another_schema_version_is_named(tmp_path: Path) -> None:
         records(tmp_path)
 
 
-def test_a_claim_that_is_not_there_gets_the_nearest_names() -> None:
-    with pytest.raises(InvalidValueError, match="no claim 'entropy-tabel' among the 43") as raised:
-        find(["var-linear", "entropy-tabel"])
-    assert "entropy-table" in raised.value.hint
-    with pytest.raises(InvalidValueError, match="no claim") as raised:
-        find(["xyzzy"])
-    assert "lab list" in raised.value.hint
+@pytest.mark.parametrize(
+    ("name", "guess"),
+    [
+        ("entropy-tabel", "Did you mean entropy-table? "),
+        ("range", "Did you mean range-64 or range-512? "),
+        ("nope", ""),
+        ("xyzzy", ""),
+    ],
+)
+def test_a_claim_that_is_not_there_gets_near_names_and_where_all_stand(name: str, guess: str) -> None:
+    with pytest.raises(InvalidValueError, match=f"no claim '{name}' among the 43") as raised:
+        find(["var-linear", name])
+    assert raised.value.hint == f"{guess}See them all: sqrtdk lab list"
+
+
+def test_all_stands_for_the_whole_register() -> None:
     assert [claim.id for claim in find(["normal", "all", "normal"])][:2] == ["normal", "var-linear"]
     assert len(find(["normal", "all"])) == len(CLAIMS)
 

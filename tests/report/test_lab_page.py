@@ -14,6 +14,7 @@ from sqrtdk.errors import MissingExtraError
 from sqrtdk.lab.figures import Figure
 from sqrtdk.lab.judge import Check
 from sqrtdk.lab.record import Record
+from sqrtdk.lab.sources import EXPLANATIONS
 from sqrtdk.lab.text import Text
 from sqrtdk.report import lab_words, markup
 from sqrtdk.report.lab_page import bar, both, number, strip, to_html
@@ -95,12 +96,19 @@ def test_every_text_stands_in_both_languages(page: HtmlPage) -> None:
         assert record.command in seen
 
 
+def test_the_register_says_what_the_explanations_are_called(text: str) -> None:
+    (key,) = re.findall(r'<ul class="lead" aria-labelledby="sources">(.*?)</ul>', text)
+    names = [one.name for one in EXPLANATIONS.values()]
+    assert re.findall(r'<span class="en"[^>]*>S\d ([^<]*)</span>', key) == [name.en for name in names]
+    assert re.findall(r'<span class="zh"[^>]*>S\d ([^<]*)</span>', key) == [name.zh for name in names]
+
+
 def test_every_fixed_word_has_two_languages_and_a_use() -> None:
     for table in WORDS:
         for key, words in table.items():
             assert words.en, key
             assert words.zh, key
-            assert re.search("[\u4e00-\u9fff\uff00-\uffef]", words.zh), key
+            assert re.search("[\u3000-\u9fff\uff00-\uffef]", words.zh), key
             assert not re.search("[\u4e00-\u9fff]", words.en), key
     source = template("lab.html") + template("lab_parts.html") + (TEMPLATES.parent / "lab_page.py").read_text()
     assert [key for key in lab_words.WORDS if f'"{key}"' not in source] == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from markupsafe import Markup
@@ -18,9 +19,10 @@ from sqrtdk.lab import CLAIMS
 from sqrtdk.lab.claim import GROUPS, Claim
 from sqrtdk.lab.experiment import run_claim
 from sqrtdk.lab.record import Record, read
+from sqrtdk.lab.sources import spelled
 from sqrtdk.report import markup
 from sqrtdk.report.lab_page import number
-from sqrtdk.report.lab_words import ANSWERS, MET
+from sqrtdk.report.lab_words import ANSWERS, MET, TERMINAL
 
 TONES = {"holds": "good", "fails": "bad"}
 
@@ -41,7 +43,7 @@ def claim_html(name: str, words: Words) -> Markup:
         [
             _titled(words("claim.method"), words.of(claim.method)),
             _titled(words("claim.control"), words.of(claim.control)),
-            _titled(words("claim.sources"), ", ".join(claim.sources)),
+            _sources(claim.sources, words),
         ]
     )
 
@@ -93,7 +95,7 @@ def record_html(record: Record, words: Words) -> Markup:
             _formula(record.formula),
             _titled(words("claim.method"), words.of(record.method)),
             _titled(words("claim.control"), words.of(record.control_method)),
-            _titled(words("claim.sources"), ", ".join(record.sources)),
+            _sources(record.sources, words),
             lead(how),
         ]
     )
@@ -113,6 +115,10 @@ def _described(name: str, statement: str, formula: str) -> Markup:
 def _formula(latex: str) -> Markup:
     drawn = markup.math(latex)
     return Markup('<div class="formula wide" tabindex="0">{}</div>').format(shown(latex) if drawn is None else drawn)
+
+
+def _sources(sources: Iterable[str], words: Words) -> Markup:
+    return _titled(words("claim.sources"), words.of(TERMINAL["comma"]).join(words.of(spelled(one)) for one in sources))
 
 
 def _titled(title: str, text: str) -> Markup:

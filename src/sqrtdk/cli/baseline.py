@@ -11,17 +11,13 @@ import typer
 
 from sqrtdk.cli import options
 from sqrtdk.cli.errors import reported
-from sqrtdk.cli.verbs import register
+from sqrtdk.cli.verbs import group_of, register
 
 if TYPE_CHECKING:
     from sqrtdk.audit.records import CheckReport
 
-baseline = typer.Typer(
-    name="baseline",
-    short_help="Keep what a model does in a file, and fail on what changed.",
-    help="Keep what a model's attentions do in a file for review, and fail a later run only on what changed.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+baseline = group_of(
+    "baseline", "Keep what a model's attentions do in a file, and fail a later run only on what changed."
 )
 FILE = "sqrtdk-baseline.json"
 

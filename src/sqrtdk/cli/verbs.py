@@ -13,7 +13,7 @@ _TOLD_DEFAULT = re.compile(r"\bdefault: \((.+)\)(?=[;\]])")  # typer puts a defa
 
 
 class Verb(NamedTuple):
-    """The line of a verb in the list of verbs, and commands that can be typed as they stand."""
+    """The line of a verb or a group in the list of verbs, and commands that can be typed as they stand."""
 
     line: str
     examples: tuple[str, ...]
@@ -89,8 +89,34 @@ VERBS: dict[str, Verb] = {
 }
 
 
+GROUPS: dict[str, Verb] = {
+    "baseline": Verb(
+        "Keep what a model does in a file, and fail on what changed.",
+        ("sqrtdk baseline write demo", "sqrtdk baseline check demo"),
+    ),
+    "lab": Verb(
+        "Measure popular claims about sqrt(d_k), and judge them.",
+        ("sqrtdk lab list", "sqrtdk lab show grad-norm", "sqrtdk lab run grad-norm --quick"),
+    ),
+    "watch": Verb(
+        "Read what sqrtdk.watch recorded of training runs.",
+        ("sqrtdk watch show runs/a --follow  # while it trains", "sqrtdk watch compare runs/a runs/b"),
+    ),
+}
+
+
 class HelpfulCommand(TyperCommand):
     """A command whose help names arguments as a user types them, without braces and Python's types."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """The arguments; an option without its value is an error that does not know its command, and is told it."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            told: Any = error
+            if getattr(error, "ctx", ctx) is None:
+                told.ctx = ctx
+            raise
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """The arguments after the options."""
@@ -111,6 +137,24 @@ class HelpfulCommand(TyperCommand):
             if records:
                 with formatter.section(title):
                     formatter.write_dl(records)
+
+
+def group_of(name: str, about: str) -> typer.Typer:
+    """A group of verbs, without its verbs.
+
+    Args:
+        name: as in `GROUPS`.
+        about: what its help says first.
+    """
+    return typer.Typer(
+        name=name,
+        short_help=GROUPS[name].line,
+        help=about,
+        epilog=examples(*GROUPS[name].examples),
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
 
 
 def register(group: typer.Typer, function: Callable[..., None], name: str | None = None) -> None:

@@ -10,7 +10,7 @@ import typer
 from sqrtdk._language import Language
 from sqrtdk.cli import options
 from sqrtdk.cli.errors import reported
-from sqrtdk.cli.verbs import register
+from sqrtdk.cli.verbs import group_of, register
 from sqrtdk.cli.watch_checkpoints import checkpoints
 from sqrtdk.cli.watch_runs import FailOnOption, columns_of, read
 
@@ -18,13 +18,8 @@ RunFolder = Annotated[
     Path, typer.Argument(metavar="RUN", help="A folder of records, by sqrtdk.watch(to=RUN) or watch checkpoints.")
 ]
 
-watch = typer.Typer(
-    name="watch",
-    short_help="Read what sqrtdk.watch recorded of training runs.",
-    help="The records of training runs: in the terminal, as a page, two runs compared, and made of checkpoints.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+watch = group_of(
+    "watch", "The records of training runs: in the terminal, as a page, two runs compared, and made of checkpoints."
 )
 
 

@@ -1,6 +1,7 @@
 """The register of claims: what popular explanations of sqrt(d_k) say, each with its experiment.
 
-S0 to S4 are five widely read explanations of the scale; what they say stands here in our own words.
+S0 to S4 are five widely read explanations of the scale, named in `sqrtdk.lab.sources`; what they say stands here in our
+own words.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ from sqrtdk.lab.claims import (
     var_general,
     var_linear,
 )
+
+SEE_ALL = "See them all: sqrtdk lab list"
 
 CLAIMS: dict[str, Claim] = {
     claim.id: claim
@@ -113,7 +116,7 @@ def find(ids: Sequence[str]) -> list[Claim]:
         ids: of claims; one that stands twice is run once.
 
     Raises:
-        InvalidValueError: there is no such claim; the nearest names are offered.
+        InvalidValueError: there is no such claim; names that are near are offered.
 
     Example:
         >>> [claim.id for claim in find(["var-linear"])]
@@ -126,9 +129,9 @@ def find(ids: Sequence[str]) -> list[Claim]:
         elif name in CLAIMS:
             wanted[name] = CLAIMS[name]
         else:
-            near = get_close_matches(name, CLAIMS, n=3, cutoff=0.4)
+            near = get_close_matches(name, CLAIMS, n=3, cutoff=0.6)
+            guess = f"Did you mean {' or '.join(near)}? " if near else ""
             raise InvalidValueError(
-                f"there is no claim {name!r} among the {len(CLAIMS)} of the register",
-                hint=f"Did you mean {' or '.join(near)}?" if near else "See them all: sqrtdk lab list",
+                f"there is no claim {name!r} among the {len(CLAIMS)} of the register", hint=f"{guess}{SEE_ALL}"
             )
     return list(wanted.values())

@@ -18,7 +18,9 @@ from sqrtdk.lab.figures import number
 from sqrtdk.lab.record import Record
 from sqrtdk.lab.register import CLAIMS
 from sqrtdk.lab.runner import Done
+from sqrtdk.lab.sources import EXPLANATIONS, spelled
 from sqrtdk.lab.text import Text, say
+from sqrtdk.report import latex
 from sqrtdk.report.console import Cell, Column, drawn, paragraph, print_table
 from sqrtdk.report.lab_words import ANSWERS, TALLY, TERMINAL, WORDS
 from sqrtdk.report.plain import plain
@@ -28,7 +30,7 @@ COLOURS = {"holds": "green", "fails": "red", "partly": "blue", "depends": "yello
 
 
 def register_text(language: Language = "en", *, width: int = 100, color: bool = False) -> str:
-    """All claims by group: id, sources, statement."""
+    """All claims by group: id, sources, statement; and what the explanations among the sources are called."""
 
     def draw(console: Console) -> None:
         for group, claims in groupby(CLAIMS.values(), key=lambda claim: claim.group):
@@ -39,6 +41,10 @@ def register_text(language: Language = "en", *, width: int = 100, color: bool = 
             ]
             print_table(console, _columns(3), rows, indent=2, language=language)
             console.print()
+        paragraph(console, Line(say(WORDS["sources"], language), style="bold"))
+        paragraph(console, say(WORDS["sources_mean"], language), 2)
+        for source in EXPLANATIONS:
+            paragraph(console, say(spelled(source), language), 2)
 
     return drawn(draw, width, color)
 
@@ -52,12 +58,12 @@ def claim_text(claim: Claim, language: Language = "en", *, width: int = 100, col
     """One claim: what it says, how it is measured, and what counts as true."""
 
     def draw(console: Console) -> None:
-        sources = word("list comma", language).join(claim.sources)
+        sources = word("list comma", language).join(say(spelled(source), language) for source in claim.sources)
         paragraph(console, Line.assemble((claim.id, "bold cyan"), (f"  {sources}", "dim")))
         paragraph(console, say(claim.statement, language))
         console.print()
         rows = [
-            (_word(WORDS["formula"], language), claim.formula),
+            (_word(WORDS["formula"], language), latex.to_text(claim.formula)),
             (_word(WORDS["method"], language), say(claim.method, language)),
             (_word(WORDS["control"], language), say(claim.control, language)),
         ]

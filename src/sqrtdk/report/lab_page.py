@@ -23,13 +23,14 @@ from sqrtdk.lab.figures import Figure
 from sqrtdk.lab.judge import Check, PartAnswer
 from sqrtdk.lab.record import Record
 from sqrtdk.lab.runner import Done
+from sqrtdk.lab.sources import EXPLANATIONS, spelled
 from sqrtdk.lab.text import Text
 from sqrtdk.report import markup, notebook, page
 from sqrtdk.report.lab_words import ANSWERS, ANSWERS_MEAN, MET, PARTS, WORDS
 from sqrtdk.report.plain import plain
 from sqrtdk.report.plots import to_svg
 
-_OWN_IDS = ("register", "run", "claims", "zh", "en")  # of the page; claims have others
+_OWN_IDS = ("register", "sources", "run", "claims", "zh", "en")  # of the page; claims have others
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,7 @@ def to_html(records: Sequence[Record], missing: Sequence[str] = (), language: Ch
         "name": _name,
         "place": _place,
         "source": _source,
+        "explanations": list(map(spelled, EXPLANATIONS)),
     }
     return page.render("lab", context, languages=True, opens=language)
 

@@ -121,8 +121,8 @@ WORDS = {
     "claim": Text("Claim", "说法"),
     "sources": Text("Sources", "出处"),
     "sources_mean": Text(
-        "S0 to S4 are five widely read explanations; what they say stands here in our own words.",
-        "S0 至 S4 是五篇流传甚广的讲解，此处用我们自己的话转述其说法。",
+        "S0 to S4 are five widely read explanations, whose statements stand here in our own words:",
+        "S0 至 S4 是以下五篇流传甚广的讲解，此处用我们自己的话转述其说法：",
     ),
     "verdict": Text("Verdict", "判定"),
     "meanings": Text("What the verdicts mean", "各种判定的含义"),

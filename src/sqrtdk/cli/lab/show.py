@@ -20,11 +20,11 @@ def show(
     with reported(show_traceback):
         from sqrtdk.cli.output import colors, print_text, width
         from sqrtdk.errors import InvalidValueError
-        from sqrtdk.lab.register import find
+        from sqrtdk.lab.register import SEE_ALL, find
         from sqrtdk.report import lab
 
         if claim == "all":
-            raise InvalidValueError("one claim can be shown; got 'all'", hint="See them all: sqrtdk lab list")
+            raise InvalidValueError("one claim can be shown; got 'all'", hint=SEE_ALL)
         (chosen,) = find([claim])
         text = (
             lab.claim_json(chosen)

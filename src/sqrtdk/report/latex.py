@@ -1,0 +1,99 @@
+"""Formulas in LaTeX as plain text for the terminal, written as the register's sentences write them: sqrt(d_k), q . k.
+
+Blanks stand where the author put them; a fraction gets brackets where a product or a sum would be read otherwise. It
+knows what the register's formulas use: what it doesn't know stays as LaTeX writes it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+_TOKEN = re.compile(r"\\left\s*(?P<opening>\S)\s*|\s*\\right(?P<closing>\S)|\\partial\s*|\\[A-Za-z]+|\\.|\s+|.")
+_WIDE = "\t"  # a wide blank, until all is put together
+_SIGNS = {
+    **{rf"\{name}": name for name in ("cos", "eta", "log", "max", "min", "mu", "sigma", "tanh", "theta")},
+    **{rf"\{name}": name for name in ("Delta", "Phi")},
+    r"\partial": "d",
+    r"\sum": "sum",
+    r"\cdot": ".",
+    r"\top": "T",
+    r"\Vert": "||",
+    r"\approx": "~=",
+    r"\propto": "~",
+    r"\sim": "~",
+    r"\le": "<=",
+    r"\ge": ">=",
+    r"\ll": "<<",
+    r"\gg": ">>",
+    r"\neq": "!=",
+    r"\Rightarrow": "=>",
+    r"\Leftrightarrow": "<=>",
+    r"\,": " ",
+    r"\;": " ",
+    r"\quad": _WIDE,
+    r"\qquad": _WIDE,
+}
+_WORDS = (r"\mathrm", r"\text")
+_CALLS = {r"\sqrt": "sqrt", r"\bar": "mean"}
+_SHORT = re.compile(r"-?\d+|[A-Za-z]+|\*|\([^()]*\)")  # an index or exponent that needs no brackets
+_BRACKETS = re.compile(r"\([^()]*\)|\[[^\[\]]*\]|\|[^|]*\|")
+
+
+def to_text(latex: str) -> str:
+    r"""A formula as plain text.
+
+    Args:
+        latex: as LaTeX writes it, without dollars.
+
+    Example:
+        >>> to_text(r"\frac{\partial L}{\partial q} = s \, K^\top J, \quad s = \frac{1}{2 \sqrt{d_k}}")
+        'dL/dq = s K^T J,  s = 1/(2 sqrt(d_k))'
+        >>> to_text(r"p_{\max} \le e^{-(z_{(1)} - z_{(2)})}")
+        'p_max <= e^(-(z_(1) - z_(2)))'
+    """
+    text = _group(_TOKEN.finditer(latex))
+    return re.sub(r"\s+", lambda blank: "  " if _WIDE in blank[0] else " ", text).strip()
+
+
+def _group(tokens: Iterator[re.Match[str]]) -> str:
+    """What comes up to the brace that closes the group, or the end."""
+    pieces = []
+    for token in tokens:
+        if token[0] == "}":
+            break
+        pieces.append(_piece(token, tokens))
+    return "".join(pieces)
+
+
+def _piece(token: re.Match[str], tokens: Iterator[re.Match[str]]) -> str:
+    """A token with what belongs to it."""
+    sign = token[0].strip() or " "
+    if delimiter := token["opening"] or token["closing"]:
+        return delimiter
+    if sign == "{":
+        return _group(tokens)
+    if sign in "_^":
+        script = _argument(tokens)
+        return sign + (script if _SHORT.fullmatch(script) else f"({script})")
+    if sign == r"\frac":
+        return f"{_operand(_argument(tokens))}/{_operand(_argument(tokens))}"
+    if sign in _CALLS:
+        return f"{_CALLS[sign]}({_argument(tokens)})"
+    return _argument(tokens) if sign in _WORDS else _SIGNS.get(sign, sign)
+
+
+def _argument(tokens: Iterator[re.Match[str]]) -> str:
+    """The next group, or the next token where it isn't one."""
+    for token in tokens:
+        if token[0].strip():
+            return _piece(token, tokens)
+    return ""
+
+
+def _operand(text: str) -> str:
+    """A side of a fraction, in brackets where it is more than one factor."""
+    inside, outside = "", text
+    while inside != outside:
+        inside, outside = outside, _BRACKETS.sub("", outside)
+    return f"({text})" if re.search(r"[\s+/-]", outside) else text
