@@ -159,6 +159,14 @@ def number(name: str, value: Any, *, above: float = -math.inf) -> float:
     return found
 
 
+def scale_number(scale: Any) -> float:
+    """A scale that is neither a rule nor a tensor."""
+    if isinstance(scale, bool) or not isinstance(scale, Real):
+        hint = "Call it: scales.log_n()." if callable(scale) else "0.125 or scales.log_n(), for one."
+        raise InvalidTypeError(f"scale is a number, a rule or a tensor; got {scale!r}", hint=hint)
+    return number("scale", scale)
+
+
 def probability(value: Any) -> float:
     """A dropout rate, 0 <= p < 1 or 1."""
     if isinstance(value, bool) or not isinstance(value, Real) or not 0.0 <= float(value) <= 1.0:

@@ -293,7 +293,7 @@ def _check(
     if dropout_p != 0.0:
         arguments.probability(dropout_p)
     if scale is not None:
-        arguments.number("scale", scale)
+        arguments.scale_number(scale)
 
 
 def _as_torch(mask: Visible | Bias | None, value: Value) -> Visible | Bias | None:

@@ -150,10 +150,8 @@ def _beta(call: Call, scale: Any, head_dim: int) -> float | Factor:
                 visible_keys=call.visible_keys,
             )
         )
-    if callable(scale) and not isinstance(scale, Tensor):
-        raise InvalidTypeError(f"scale is a number, a rule or a tensor; got {scale!r}", hint="Call it: scales.log_n().")
     if not isinstance(scale, Tensor):
-        return arguments.number("scale", scale)
+        return arguments.scale_number(scale)
     if not scale.is_floating_point():
         raise InvalidTypeError(f"a scale tensor has a floating dtype; got {scale.dtype}", hint="Convert it first.")
     arguments.check_device("scale", scale, call.query)

@@ -60,7 +60,7 @@ class Record(Saved, Shown):
         environment: versions and machine.
         command: that gave the record; empty from Python.
         started: UTC, ISO 8601.
-        duration_s: seconds, the control included.
+        duration_s: seconds that this run took, the control included; a training that was kept took none of them.
         level: confidence of its intervals, 0 to 1.
     """
 
