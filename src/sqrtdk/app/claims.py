@@ -22,7 +22,8 @@ from sqrtdk.lab.record import Record, read
 from sqrtdk.lab.sources import spelled
 from sqrtdk.report import markup
 from sqrtdk.report.lab_page import number
-from sqrtdk.report.lab_words import ANSWERS, MET, TERMINAL
+from sqrtdk.report.lab_words import ANSWERS, MET
+from sqrtdk.report.terminal_words import word
 
 TONES = {"holds": "good", "fails": "bad"}
 
@@ -118,7 +119,9 @@ def _formula(latex: str) -> Markup:
 
 
 def _sources(sources: Iterable[str], words: Words) -> Markup:
-    return _titled(words("claim.sources"), words.of(TERMINAL["comma"]).join(words.of(spelled(one)) for one in sources))
+    return _titled(
+        words("claim.sources"), word("list comma", words.language).join(words.of(spelled(one)) for one in sources)
+    )
 
 
 def _titled(title: str, text: str) -> Markup:
