@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,29 @@ def test_a_record_is_shown_and_one_that_is_none_refused(language: str) -> None:
     for content in (b"", b"{}", b"[1]"):
         with pytest.raises(RefusedValueError, match="no_record"):
             claims.read_record(content)
+
+
+def depending() -> list[str]:
+    """The claims whose full run has the verdict `depends`."""
+    measured = json.loads((Path(__file__).parents[2] / "benchmarks" / "results" / "lab.json").read_text())
+    return [one["id"] for one in measured["claims"] if one["full"]["verdict"] == "depends"]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("name", depending())
+def test_a_verdict_that_depends_says_on_what(name: str, language: Language) -> None:
+    one = next(one for one in records() if one.outcome.verdict.answer == "depends")
+    condition = CLAIMS[name].condition
+    assert condition is not None
+    shown = HtmlPage(str(claims.record_html(replace(one, id=name, condition=condition), words(language)))).texts
+    texts = [text.strip() for text in shown]
+    assert texts.index(words(language)("claim.condition")) == texts.index(name) + 1  # right under the headline
+    assert texts[texts.index(name) + 2] == words(language).of(condition)
+
+
+def test_a_verdict_that_does_not_depend_has_no_condition() -> None:
+    one = next(one for one in records() if one.condition is None)
+    assert words("en")("claim.condition") not in str(claims.record_html(one, words("en")))
 
 
 def test_every_claim_is_described_in_both_languages() -> None:

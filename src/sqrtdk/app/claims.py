@@ -74,7 +74,7 @@ def read_record(content: bytes) -> Record:
 
 
 def record_html(record: Record, words: Words) -> Markup:
-    """A claim that was measured: the verdict, why, its parts, its plots."""
+    """A claim that was measured: the verdict and on what it depends, why, its parts, its plots."""
     verdict = record.outcome.verdict
     answer = words.of(ANSWERS[verdict.answer]) if verdict.answer in ANSWERS else verdict.answer
     tone = TONES.get(verdict.answer, "doubtful")
@@ -82,9 +82,11 @@ def record_html(record: Record, words: Words) -> Markup:
     kind = words("claim.quick" if record.quick else "claim.full")
     how = words("claim.run", kind=kind, seed=record.seed, seconds=number(round(record.duration_s, 1)))
     doubt = Markup("") if record.sound else notice(words("claim.unsound"))
+    on = Markup("") if record.condition is None else _titled(words("claim.condition"), words.of(record.condition))
     return Markup("").join(
         [
             headline(answer, tone, record.id),
+            on,
             doubt,
             lead(words.of(record.statement)),
             lead(words.of(record.why)),
