@@ -6,7 +6,7 @@ import pytest
 
 from html_page import HtmlPage
 from sqrtdk._language import Language
-from sqrtdk.app import sample, tables
+from sqrtdk.app import figures, sample, tables
 from sqrtdk.app.catalogue import LANGUAGES, words
 from sqrtdk.app.settings import parse
 from sqrtdk.report.figures import number
@@ -51,3 +51,51 @@ def test_under_the_textbooks_scale_both_columns_are_one() -> None:
     settings = parse({})
     assert sample.textbook(settings) == sample.distribution(settings)
     assert all(row[1] == row[2] for row in glance({}).values())
+
+
+OVERFLOWING = {"query_variance": "1000000", "key_variance": "1000000", "rule": "none", "dtype": "float16"}
+ZERO = {"rule": "fixed", "parameter": "0"}
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize(
+    ("dtype", "kept", "stored"),
+    [("float16", "float32", "float16"), ("float64", "float64", "float16"), ("bfloat16", "float32", "bfloat16")],
+)
+def test_where_logits_are_kept_is_said(language: Language, dtype: str, kept: str, stored: str) -> None:
+    """The largest logit is beyond float16, and the output has no error: both tables speak of one thing only so."""
+    page = HtmlPage(str(tables.at_a_glance(parse(OVERFLOWING | {"dtype": dtype}), words(language))))
+    assert words(language)("glance.kept", kept=kept, stored=stored) in page.texts
+    ranges = HtmlPage(str(tables.ranges(parse(OVERFLOWING | {"dtype": dtype}), words(language))))
+    assert stored in {row[0] for row in ranges.rows}
+
+
+def test_float64_is_not_held_against_itself() -> None:
+    assert glance({"dtype": "float64"})["rounding"] == ["-"] * 3
+    assert glance({})["rounding"][0] != "-"
+
+
+def test_zero_has_no_sign_and_infinity_is_a_sign() -> None:
+    assert glance(ZERO)["max"][0] == "0"
+    rows = HtmlPage(str(tables.ranges(parse(ZERO), words("zh")))).rows
+    assert rows[2][4] == "∞"
+    assert not {"inf", "-inf", "nan", "-0"} & {cell for row in rows for cell in row}
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_figure_without_a_value_says_so(language: Language) -> None:
+    """No text in English is drawn into it: the page says it."""
+    settings = parse(ZERO)
+    drawn = {
+        name: str(figures.to_html(name, figures.FIGURES[name](settings), words(language))) for name in figures.FIGURES
+    }
+    empty = {name for name, html in drawn.items() if words(language)("figure.empty") in html}
+    assert empty == {"logits", "gradient"} == {name for name, html in drawn.items() if "<svg" not in html}
+
+
+def test_one_key_that_takes_all_is_a_point_and_is_told() -> None:
+    figure = figures.weights(parse(OVERFLOWING))
+    assert figure.note == "note.one_key"
+    assert {series.style for series in figure.plot.series} == {"line"}  # with markers where there are few points
+    assert words("zh")("note.one_key") in str(figures.to_html("weights", figure, words("zh")))
+    assert figures.weights(parse({})).note == ""

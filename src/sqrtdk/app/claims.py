@@ -9,7 +9,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from sqrtdk.app.catalogue import Words
-from sqrtdk.app.figures import svg
+from sqrtdk.app.figures import drawing
 from sqrtdk.app.pieces import Cell, headline, lead, notice, shown, table
 from sqrtdk.app.saved import LARGEST
 from sqrtdk.app.settings import RefusedValueError
@@ -127,7 +127,7 @@ def _plots(record: Record, words: Words) -> Markup:
         prefix = f"claim-{index}"
         parts.append(
             Markup('<figure class="plot">{}<figcaption id="{}-caption">{}</figcaption></figure>').format(
-                svg(plot, prefix), prefix, shown(words.of(plot.caption))
+                drawing(plot, prefix, words), prefix, shown(words.of(plot.caption))
             )
         )
     return Markup("").join(parts)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 from markupsafe import Markup
 
 from sqrtdk.app import sample
 from sqrtdk.app.catalogue import Words
-from sqrtdk.app.figures import of_range
-from sqrtdk.app.pieces import Cell, table
+from sqrtdk.app.figures import HALVES, of_range
+from sqrtdk.app.pieces import Cell, lead, table
 from sqrtdk.app.settings import Settings
-from sqrtdk.report.figures import number, percent, ratio
+from sqrtdk.report.figures import number as digits
+from sqrtdk.report.figures import percent, ratio
 
 
 def at_a_glance(settings: Settings, words: Words) -> Markup:
@@ -31,10 +34,27 @@ def at_a_glance(settings: Settings, words: Words) -> Markup:
         (words("row.saturated"), percent(one.heads.saturated[0]), "-", "-"),
         (words("row.jacobian"), number(one.jacobian.mean[0] ** 0.5), here[3], there[3]),
         (words("row.gradient"), number(one.gradient.quantiles[0.5][0]), "-", "-"),
-        (words("row.rounding", dtype=settings.dtype), number(sample.rounding(settings)), "-", "-"),
+        (words("row.rounding", dtype=settings.dtype), _rounding(settings), "-", "-"),
     ]
     head = ("", words("column.measured"), words("column.expected"), words("column.textbook"))
-    return table(words("glance.caption", d_k=settings.d_k, keys=settings.keys), head, rows)
+    stored = settings.dtype if settings.dtype in HALVES else HALVES[0]
+    kept = lead(words("glance.kept", kept="float64" if settings.dtype == "float64" else "float32", stored=stored))
+    return table(words("glance.caption", d_k=settings.d_k, keys=settings.keys), head, rows) + kept
+
+
+def number(value: float) -> str:
+    """A number as the reports show it, zero without a sign.
+
+    Example:
+        >>> number(-0.0), number(0.125), number(math.inf)
+        ('0', '0.125', '∞')
+    """
+    return "∞" if value == math.inf else digits(value + 0.0)
+
+
+def _rounding(settings: Settings) -> str:
+    """The error of the dtype chosen; of float64 there is none to tell, as it is what the others are held against."""
+    return "-" if settings.dtype == "float64" else number(sample.rounding(settings))
 
 
 def _theory(std: float, expected: tuple[float, float, float]) -> tuple[str, str, str, str]:
@@ -47,7 +67,7 @@ def ranges(settings: Settings, words: Words) -> Markup:
     """What fp16, bf16 and the dtype chosen make of the products, scaled after they are stored or before."""
     asked = of_range(settings)
     rows: list[tuple[Cell, ...]] = []
-    for dtype in dict.fromkeys(("float16", "bfloat16", settings.dtype)):
+    for dtype in dict.fromkeys((*HALVES, settings.dtype)):
         for before in (False, True):
             found = sample.forecast(asked, settings.d_k, dtype, before)
             rows.append(
