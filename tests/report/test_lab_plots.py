@@ -134,7 +134,7 @@ def test_nothing_to_show_says_so() -> None:
 
 
 def test_the_rounding_of_a_constant_is_not_drawn() -> None:
-    """ln 256 in float32 and in float64: a level line, whose axis has numbers of a few digits."""
+    """The logarithm of 256 in float32 and in float64: a level line, whose axis has numbers of a few digits."""
     lines = tuple(
         Series("", (1.0, 2.0), (value, value), style="line") for value in (5.545177459716797, 5.545177444479562)
     )
