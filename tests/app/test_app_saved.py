@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import escape
 
 import sample_diff
 import sample_report
@@ -18,16 +19,20 @@ from html_page import HtmlPage
 from sample_lab import hostile, records
 from sample_report import EVIL
 from sqrtdk._language import Language
-from sqrtdk.app import claims, saved
+from sqrtdk.app import claims, rebuilt, saved
 from sqrtdk.app.catalogue import LANGUAGES, words
 from sqrtdk.app.settings import RefusedValueError
 from sqrtdk.lab import record
 from sqrtdk.lab.register import CLAIMS
+from sqrtdk.lab.text import say
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.report import diff_json, watch_json
 from sqrtdk.report import json as check_json
+from sqrtdk.report.fold import expected, fold_calls, values
+from sqrtdk.report.headline import consequences, headline
 from sqrtdk.report.plain import plain
 from sqrtdk.report.said import said
+from sqrtdk.report.terminal_words import word
 from sqrtdk.report.watch_compare import compare
 from sqrtdk.report.watch_summary import summarise
 
@@ -46,19 +51,45 @@ def draw(document: str, kind: str, language: str = "en") -> str:
 
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("name", CHECKS)
-def test_a_check_is_shown(name: str, language: str) -> None:
+def test_a_check_is_shown(name: str, language: Language) -> None:
+    """The headline in words, and equal sites once with how many they are."""
     report = getattr(sample_report, name)()
     page = HtmlPage(draw(check_json.to_json(report), "check", language))
     assert words(language)(f"result.{PASSED[name]}") in page.texts
-    assert {plain(call.call.site) or "(root)" for call in report.calls} <= {row[0] for row in page.rows if row}
+    assert any(plain(say(headline(report), language)) in text for text in page.texts)
+    shown = {row[0] for row in page.rows}
+    for folded in fold_calls(report.calls):
+        assert any(
+            row.startswith(folded.site) and (len(folded.calls) == 1 or str(len(folded.calls)) in row) for row in shown
+        )
+
+
+@pytest.mark.parametrize("name", [*CHECKS, "hostile"])
+def test_a_check_is_rebuilt_of_its_document(name: str) -> None:
+    report = getattr(sample_report, name)()
+    found = rebuilt.check_report(json.loads(check_json.to_json(report)))
+    assert headline(found) == headline(report)
+    told = [
+        [(one.cause.site, *(each.site for each in one.consequences)) for one in consequences(of.findings)]
+        for of in (found, report)
+    ]
+    assert told[0] == told[1]
+    assert json.loads(check_json.to_json(found))["calls"] == json.loads(check_json.to_json(report))["calls"]
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_what_was_found_is_told_in_the_pages_language(language: Language) -> None:
+    """A finding of each kind, under the scale that leads to it; what was found and what was expected."""
     model = sqrtdk.check("demo:unscaled")
-    told = {plain(said(finding.message, language)) for finding in model.findings}
-    assert told <= {cell for row in HtmlPage(draw(check_json.to_json(model), "check", language)).rows for cell in row}
-    assert (told == {plain(finding.message) for finding in model.findings}) == (language == "en")
+    drawn = draw(check_json.to_json(model), "check", language)
+    caused = consequences(model.findings)
+    told = {said(folded.first.message, language) for one in caused for folded in (one.cause, *one.consequences)}
+    assert told <= set(HtmlPage(drawn).texts)
+    (scale,) = (one for one in caused if one.consequences)
+    nested = drawn.split(plain(word("leads to", language)))[1].split("</ul>")[0]
+    assert all(str(escape(said(folded.first.message, language))) in nested for folded in scale.consequences)
+    number = word("expected", language, value=expected(scale.cause).en)
+    assert f"{word('found', language, value=values(scale.cause))}{word('comma', language)}{number}" in drawn
 
 
 @pytest.mark.parametrize(("language", "counts"), [("en", "1 exact, 1 unmeasured"), ("zh", "1 相符，1 未测量")])
