@@ -22,12 +22,17 @@ from sqrtdk._language import Language
 from sqrtdk.app import claims, rebuilt, saved
 from sqrtdk.app.catalogue import LANGUAGES, words
 from sqrtdk.app.settings import RefusedValueError
+from sqrtdk.compare.records import Cause, DiffReport, PairDiff, SideInfo
+from sqrtdk.compare.words import told as merged
 from sqrtdk.lab import record
 from sqrtdk.lab.register import CLAIMS
 from sqrtdk.lab.text import say
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.report import diff_json, watch_json
 from sqrtdk.report import json as check_json
+from sqrtdk.report.diff_chinese import paragraphs
+from sqrtdk.report.diff_fold import DIFFERS, change, fold_pairs, outcome
+from sqrtdk.report.diff_words import TERMINAL
 from sqrtdk.report.fold import expected, fold_calls, values
 from sqrtdk.report.headline import consequences, headline
 from sqrtdk.report.plain import plain
@@ -109,12 +114,32 @@ def test_a_check_without_calls_is_not_passed() -> None:
 
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("name", [name for name in sample_diff.REPORTS if name != "hostile"])
-def test_a_comparison_is_shown(name: str, language: str) -> None:
+def test_a_comparison_is_shown(name: str, language: Language) -> None:
+    """What there is to say in the page's language, and each fold of pairs with its causes, as the terminal has them."""
     report = sample_diff.REPORTS[name]()
     page = HtmlPage(draw(diff_json.to_json(report), "diff", language))
     word = {True: "same", False: "different", None: "unjudged"}[report.same]
     assert words(language)(f"result.{word}") in page.texts
-    assert len(page.rows) == 1 + len(report.pairs)
+    told = report.paragraphs if language == "en" else paragraphs(report)
+    assert set(map(plain, told)) <= set(page.texts)
+    folds = fold_pairs(report.pairs)
+    assert len(page.rows) == 1 + len(folds)
+    for folded, row in zip(folds, page.rows[1:], strict=True):
+        assert row[:2] == [folded.site_a, folded.site_b]
+        if outcome(folded.first) == DIFFERS and folded.first.causes:
+            changes = [change(cause, language) for cause in merged(folded.first.causes)]
+            assert row[3] == TERMINAL["semicolon"].zh.join(changes) if language == "zh" else "; ".join(changes)
+
+
+def test_other_weights_are_one_cause() -> None:
+    """Of a softmax without its scale and with other projections: three names of one cause, and the scale."""
+    text = "has another weight for {0}, h.0.{0}.weight: 8 of 8 rows differ, by 0.5 of its size in all"
+    causes = [Cause("weights", x, x, 0.5, text.format(x), "query") for x in "qkv"]
+    causes.append(Cause("scale", 0.125, 1.0, 0.9, "leaves out the scale", "scale"))
+    pair = PairDiff("h.0", "h.0", 0, 0, False, "query", None, tuple(causes), 1e-7, 1e-6, 0.5, 1.0)
+    side = SideInfo("demo", "model", dtype="float32")
+    rows = HtmlPage(draw(diff_json.to_json(DiffReport(side, side, (pair,), (), (), ())), "diff")).rows
+    assert rows[1][3] == "weights q, k, v; scale 0.125 -> 1"
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -247,6 +272,10 @@ def test_a_verdict_that_does_not_depend_has_no_condition() -> None:
 def test_every_claim_is_described_in_both_languages() -> None:
     for language in LANGUAGES:
         assert [name for _, name in claims.options(words(language))] == list(CLAIMS)
+        for (label, _), claim in zip(claims.options(words(language)), CLAIMS.values(), strict=True):
+            begins = words(language).of(claim.statement)[:20]
+            assert f" · {claim.id} · {begins}" in label
+            assert len(label) < 120
         for name, claim in CLAIMS.items():
             page = HtmlPage(str(claims.claim_html(name, words(language))))
             assert name in page.texts

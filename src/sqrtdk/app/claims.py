@@ -22,12 +22,17 @@ from sqrtdk.report import markup
 from sqrtdk.report.lab_page import number
 from sqrtdk.report.lab_words import ANSWERS, MET
 
+_STATEMENT = 76  # characters of a statement in the list
 TONES = {"holds": "good", "fails": "bad"}
 
 
 def options(words: Words) -> list[tuple[str, str]]:
-    """The claims by group, as (what is shown, id)."""
-    return [(f"{words.of(GROUPS[claim.group])}: {claim.id}", claim.id) for claim in CLAIMS.values()]
+    """The claims by group, as (what is shown, id): the id, and the statement as far as a line holds it."""
+    most = _STATEMENT // 2 if words.language == "zh" else _STATEMENT  # a Chinese character is as wide as two
+    return [
+        (f"{words.of(GROUPS[claim.group])} · {claim.id} · {_shortened(words.of(claim.statement), most)}", claim.id)
+        for claim in CLAIMS.values()
+    ]
 
 
 def claim_html(name: str, words: Words) -> Markup:
@@ -99,6 +104,14 @@ def record_html(record: Record, words: Words) -> Markup:
             lead(how),
         ]
     )
+
+
+def _shortened(text: str, most: int) -> str:
+    """A text of `most` characters at most, cut between words where there are any."""
+    if len(text) <= most:
+        return text
+    cut = text[: most - 3]
+    return f"{cut.rpartition(' ')[0] if text.isascii() else cut}..."
 
 
 def _find(name: str) -> Claim:
