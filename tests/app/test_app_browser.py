@@ -198,7 +198,7 @@ def test_a_claim_is_described_and_measured(visit: Visitor, saved: Writer) -> Non
     page.get_by_role("tab", name="说法").click()
     first = page.locator("#claim-shown").inner_text()
     page.locator("#claim input").click()
-    page.get_by_role("option", name=re.compile("· v-scaling ·")).click()
+    page.get_by_role("option", name=re.compile("^v-scaling ·")).click()
     page.wait_for_function("before => document.querySelector('#claim-shown').innerText !== before", arg=first)
     assert page.locator("#claim-shown math").count() == 1
     page.locator("#claim-run").click()

@@ -27,10 +27,10 @@ TONES = {"holds": "good", "fails": "bad"}
 
 
 def options(words: Words) -> list[tuple[str, str]]:
-    """The claims by group, as (what is shown, id): the id, and the statement as far as a line holds it."""
+    """The claims by group, as (what is shown, id): the id, the statement as far as a line holds it, and the group."""
     most = _STATEMENT // 2 if words.language == "zh" else _STATEMENT  # a Chinese character is as wide as two
     return [
-        (f"{words.of(GROUPS[claim.group])} · {claim.id} · {_shortened(words.of(claim.statement), most)}", claim.id)
+        (f"{claim.id} · {_shortened(words.of(claim.statement), most)} · {words.of(GROUPS[claim.group])}", claim.id)
         for claim in CLAIMS.values()
     ]
 

@@ -285,9 +285,9 @@ def _claims(gradio: Any, words: Words) -> None:
     with gradio.Row():
         first = next(iter(CLAIMS))
         chosen = gradio.Dropdown(
-            claims.options(words), value=first, label=words("claim.choose"), elem_id="claim", min_width=280
+            claims.options(words), value=first, label=words("claim.choose"), elem_id="claim", min_width=280, scale=3
         )
-        run = gradio.Button(words("claim.go"), variant="primary", elem_id="claim-run", min_width=200)
+        run = gradio.Button(words("claim.go"), variant="primary", elem_id="claim-run", min_width=200, scale=1)
     opener = _opener(gradio, "claims", words("claim.open"), words("saved.claims"))
     shown = gradio.HTML(_html(claims.claim_html(first, words)), elem_id="claim-shown", js_on_load=None)
 

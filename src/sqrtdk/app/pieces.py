@@ -69,6 +69,8 @@ def lead(text: Cell) -> Markup:
 def command(document: Mapping[str, Any], words: Words) -> Markup:
     """The command that gave the report, where it says one."""
     written = fields.maybe_text(document.get("command"))
+    if written in ("", "-"):
+        return Markup("")
     return Markup("<p>{} <code>{}</code></p>").format(words("saved.command"), shown(written))
 
 

@@ -97,9 +97,9 @@ def _findings(caused: Sequence[told.Caused], words: Words) -> Markup:
     for one in caused:
         under = Markup("").join(Markup("<li>{}</li>").format(_finding(each, words)) for each in one.consequences)
         if under:
-            under = Markup("<p>{}</p><ul>{}</ul>").format(word("leads to", words.language), under)
+            under = Markup("<div>{}</div><ul>{}</ul>").format(word("leads to", words.language), under)
         fix = Markup(word("fix", words.language, fix="{}")).format(recorded(one.cause.first.fix, words))
-        mend = Markup("<p>{}</p>").format(fix)
+        mend = Markup("<div>{}</div>").format(fix)
         items.append(Markup("<li>{}{}{}</li>").format(_finding(one.cause, words), mend, under))
     title = Markup("<h4>{}</h4>").format(words("check.findings"))
     return Markup('<div class="findings">{}<ul>{}</ul></div>').format(title, Markup("").join(items))
@@ -118,7 +118,7 @@ def _finding(folded: FoldedFinding, words: Words) -> Markup:
     said = [where, *(shown(one) for one in (first.at, word("comma", language).join(figures)) if one)]
     tag = Markup('<b class="tag {}">{}</b>').format(_TONES.get(first.severity, ""), words.get("health", first.severity))
     message = Markup("<span>{}</span>").format(recorded(first.message, words))
-    return Markup('<p>{} {}</p><p class="where">{}</p>').format(tag, message, Markup(" · ").join(said))
+    return Markup('<div>{} {}</div><div class="where">{}</div>').format(tag, message, Markup(" · ").join(said))
 
 
 def _unmeasured(site: str, group: Sequence[NotMeasured], words: Words) -> tuple[Cell, ...]:

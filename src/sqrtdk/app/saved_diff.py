@@ -32,7 +32,7 @@ from sqrtdk.report.diff_fold import (
 from sqrtdk.report.diff_words import OUTCOME_WORDS, STAGE_WORDS, TERMINAL
 
 _RESULTS = {True: ("same", "good"), False: ("different", "bad"), None: ("unjudged", "doubtful")}
-_COLUMNS = ("site_a", "site_b", "stage", "causes", "explained", "residue", "allowed")
+_COLUMNS = ("site", "stage", "causes", "explained", "residue", "allowed")
 
 
 def diff_html(document: Mapping[str, Any], words: Words) -> Markup:
@@ -72,8 +72,7 @@ def _pair(folded: PairFold, words: Words) -> tuple[Cell, ...]:
     first, worst, how = folded.first, folded.worst, outcome(folded.first)
     stage = first.first_stage
     return (
-        folded.site_a,
-        folded.site_b,
+        folded.site,
         "-" if stage is None else words.of(STAGE_WORDS[stage]) if stage in STAGE_WORDS else stage,
         _why(folded, words),
         share(worst.explained) if how == DIFFERS else "-",
