@@ -22,6 +22,7 @@ from sqrtdk._language import Language
 from sqrtdk.app import claims, rebuilt, saved
 from sqrtdk.app.catalogue import LANGUAGES, words
 from sqrtdk.app.settings import RefusedValueError
+from sqrtdk.audit.records import SEVERITIES
 from sqrtdk.compare.records import Cause, DiffReport, PairDiff, SideInfo
 from sqrtdk.compare.words import told as merged
 from sqrtdk.lab import record
@@ -105,6 +106,15 @@ def test_what_was_not_judged_is_told_in_the_pages_language(language: Language, c
     (idle,) = report.not_measured
     assert (idle.site, said(idle.reason, language)) in {tuple(row) for row in page.rows}
     assert (said(idle.reason, language) == idle.reason) == (language == "en")
+
+
+def test_a_check_of_very_many_findings_shows_the_worst() -> None:
+    document = json.loads(check_json.to_json(sample_report.sick()))
+    worst = max(document["findings"], key=lambda one: SEVERITIES.index(one["severity"]))
+    many = [worst | {"site": f"{'x' * (place % 50)}.{place}", "rule": f"r{place}"} for place in range(5000)]
+    texts = " ".join(HtmlPage(draw(json.dumps(document | {"findings": many}), "check")).texts)
+    assert "5000 findings" in texts
+    assert words("en")("saved.left", count=5000 - 400) in texts
 
 
 def test_a_check_without_calls_is_not_passed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from markupsafe import Markup
@@ -20,6 +21,7 @@ from sqrtdk.report.fold import Fold, FoldedFinding, expected, fold_calls, values
 from sqrtdk.report.terminal_words import bracketed, counted, word
 from sqrtdk.tracing.records import NotMeasured
 
+_MOST_FINDINGS = 2000  # the worst of them are set in order, which takes a time that grows with their square
 _TONES = {"critical": "bad", "fail": "bad", "warn": "doubtful"}
 _COLUMNS = ("site", "ratio", "verdict", "health", "max_logit", "entropy", "peak", "saturated", "formula")
 
@@ -27,6 +29,8 @@ _COLUMNS = ("site", "ratio", "verdict", "health", "max_logit", "entropy", "peak"
 def check_html(document: Mapping[str, Any], words: Words) -> Markup:
     """Draw the document of `sqrtdk check --output`."""
     report = check_report(document)
+    beyond = max(0, len(report.findings) - _MOST_FINDINGS)
+    report = replace(report, findings=report.findings[:_MOST_FINDINGS])
     severities = Counter(fields.of(one.severity, SEVERITIES) for one in report.findings)
     verdicts = Counter(fields.of(one.verdict, VERDICTS) for one in report.calls)
     result, tone = _result(severities, verdicts, report)
@@ -38,10 +42,14 @@ def check_html(document: Mapping[str, Any], words: Words) -> Markup:
     parts = [
         headline(words(f"result.{result}"), tone, f"{report.model.id} ({report.model.cls})"),
         Markup('<p class="wrong">{}</p>').format(shown(wrong)),
-        lead(words("check.counts", calls=len(report.calls), verdicts=counts or "-", findings=len(report.findings))),
+        lead(
+            words(
+                "check.counts", calls=len(report.calls), verdicts=counts or "-", findings=len(report.findings) + beyond
+            )
+        ),
         command(document, words),
         _findings(findings[: fields.MOST_ROWS], words) if findings else lead(words("check.no_findings")),
-        left(len(findings), words),
+        left(len(findings) + beyond, words),
         table(words("check.sites"), _head(words, _COLUMNS), [_call(one, words) for one in calls[: fields.MOST_ROWS]]),
         left(len(calls), words),
     ]
