@@ -198,7 +198,7 @@ def test_a_claim_is_described_and_measured(visit: Visitor, saved: Writer) -> Non
     page.get_by_role("tab", name="说法").click()
     first = page.locator("#claim-shown").inner_text()
     page.locator("#claim input").click()
-    page.get_by_role("option", name=re.compile("v-scaling$")).click()
+    page.get_by_role("option", name=re.compile("^v-scaling ·")).click()
     page.wait_for_function("before => document.querySelector('#claim-shown').innerText !== before", arg=first)
     assert page.locator("#claim-shown math").count() == 1
     page.locator("#claim-run").click()
@@ -249,6 +249,34 @@ def test_a_narrow_screen_begins_with_a_figure(visit: Visitor, language: str) -> 
     assert page.locator("#controls").evaluate("one => one.getBoundingClientRect().right") < 400
     summary.evaluate("one => one.click()")  # what is closed on a narrow screen is there on a wide one
     expect(field).to_be_visible()
+
+
+def test_what_a_control_does_is_seen_at_once(visit: Visitor) -> None:
+    """On a wide screen the numbers stand above the figures, and the controls stay where they are on the screen."""
+    page = visit()
+    numbers, figures = (page.locator(place).bounding_box() for place in ("#numbers table", "#figures"))
+    assert numbers is not None
+    assert figures is not None
+    assert numbers["y"] + numbers["height"] < figures["y"] < 900
+    page.evaluate("scrollTo(0, 1000)")
+    box = page.locator("#controls").bounding_box()
+    assert box is not None
+    assert box["y"] == 0
+    assert box["height"] <= 900
+    before = drawing(page, "entropy")
+    choose(page, "keys", "64")  # of a list that is not cut off
+    moved(page, "entropy", before)
+    assert page.evaluate("scrollY") == 1000
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_no_cell_of_a_table_is_off_a_narrow_screen(visit: Visitor, language: str) -> None:
+    page = visit(f"/{language}/?query_variance=1000000&key_variance=1000000&rule=none&dtype=float16", width=390)
+    for place in ("#numbers", "#ranges"):
+        right = page.locator(f"{place} td").evaluate_all("all => all.map(td => td.getBoundingClientRect().right)")
+        assert right
+        assert max(right) <= 390
+        assert page.locator(f"{place} .wide").evaluate("one => one.scrollWidth <= one.clientWidth")
 
 
 @pytest.mark.slow

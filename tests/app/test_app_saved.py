@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import escape
 
 import sample_diff
 import sample_report
@@ -17,17 +19,27 @@ from html_page import HtmlPage
 from sample_lab import hostile, records
 from sample_report import EVIL
 from sqrtdk._language import Language
-from sqrtdk.app import claims, saved
+from sqrtdk.app import claims, rebuilt, saved
 from sqrtdk.app.catalogue import LANGUAGES, words
 from sqrtdk.app.settings import RefusedValueError
+from sqrtdk.audit.records import SEVERITIES
+from sqrtdk.compare.records import Cause, DiffReport, PairDiff, SideInfo
+from sqrtdk.compare.words import told as merged
 from sqrtdk.lab import record
 from sqrtdk.lab.register import CLAIMS
 from sqrtdk.lab.sources import spelled
+from sqrtdk.lab.text import say
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.report import diff_json, watch_json
 from sqrtdk.report import json as check_json
+from sqrtdk.report.diff_chinese import paragraphs
+from sqrtdk.report.diff_fold import DIFFERS, change, fold_pairs, outcome
+from sqrtdk.report.diff_words import TERMINAL
+from sqrtdk.report.fold import expected, fold_calls, values
+from sqrtdk.report.headline import consequences, headline
 from sqrtdk.report.plain import plain
 from sqrtdk.report.said import said
+from sqrtdk.report.terminal_words import word
 from sqrtdk.report.watch_compare import compare
 from sqrtdk.report.watch_summary import summarise
 
@@ -46,19 +58,47 @@ def draw(document: str, kind: str, language: str = "en") -> str:
 
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("name", CHECKS)
-def test_a_check_is_shown(name: str, language: str) -> None:
+def test_a_check_is_shown(name: str, language: Language) -> None:
+    """The headline in words, and equal sites once with how many they are."""
     report = getattr(sample_report, name)()
     page = HtmlPage(draw(check_json.to_json(report), "check", language))
     assert words(language)(f"result.{PASSED[name]}") in page.texts
-    assert {plain(call.call.site) or "(root)" for call in report.calls} <= {row[0] for row in page.rows if row}
+    assert any(plain(say(headline(report), language)) in text for text in page.texts)
+    shown = {row[0] for row in page.rows}
+    for folded in fold_calls(report.calls):
+        assert any(
+            row.startswith(folded.site) and (len(folded.calls) == 1 or str(len(folded.calls)) in row) for row in shown
+        )
+
+
+@pytest.mark.parametrize("name", [*CHECKS, "hostile"])
+def test_a_check_is_rebuilt_of_its_document(name: str) -> None:
+    report = getattr(sample_report, name)()
+    found = rebuilt.check_report(json.loads(check_json.to_json(report)))
+    assert headline(found) == headline(report)
+    told = [
+        [(one.cause.site, *(each.site for each in one.consequences)) for one in consequences(of.findings)]
+        for of in (found, report)
+    ]
+    assert told[0] == told[1]
+    assert json.loads(check_json.to_json(found))["calls"] == json.loads(check_json.to_json(report))["calls"]
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_what_was_found_is_told_in_the_pages_language(language: Language) -> None:
+    """A finding of each kind, under the scale that leads to it; what was found and what was expected."""
     model = sqrtdk.check("demo:unscaled")
-    told = {plain(said(finding.message, language)) for finding in model.findings}
-    assert told <= {cell for row in HtmlPage(draw(check_json.to_json(model), "check", language)).rows for cell in row}
-    assert (told == {plain(finding.message) for finding in model.findings}) == (language == "en")
+    drawn = draw(check_json.to_json(model), "check", language)
+    caused = consequences(model.findings)
+    told = {said(folded.first.message, language) for one in caused for folded in (one.cause, *one.consequences)}
+    assert told <= set(HtmlPage(drawn).texts)
+    (scale,) = (one for one in caused if one.consequences)
+    nested = drawn.split(plain(word("leads to", language)))[1].split("</ul>")[0]
+    assert all(str(escape(said(folded.first.message, language))) in nested for folded in scale.consequences)
+    number = word("expected", language, value=expected(scale.cause).en)
+    assert (
+        f"{word('found', language, value=say(values(scale.cause), language))}{word('comma', language)}{number}" in drawn
+    )
 
 
 @pytest.mark.parametrize(("language", "counts"), [("en", "1 exact, 1 unmeasured"), ("zh", "1 次相符，1 次未测量")])
@@ -71,6 +111,15 @@ def test_what_was_not_judged_is_told_in_the_pages_language(language: Language, c
     assert (said(idle.reason, language) == idle.reason) == (language == "en")
 
 
+def test_a_check_of_very_many_findings_shows_the_worst() -> None:
+    document = json.loads(check_json.to_json(sample_report.sick()))
+    worst = max(document["findings"], key=lambda one: SEVERITIES.index(one["severity"]))
+    many = [worst | {"site": f"{'x' * (place % 50)}.{place}", "rule": f"r{place}"} for place in range(5000)]
+    texts = " ".join(HtmlPage(draw(json.dumps(document | {"findings": many}), "check")).texts)
+    assert "5000 findings" in texts
+    assert words("en")("saved.left", count=5000 - 400) in texts
+
+
 def test_a_check_without_calls_is_not_passed() -> None:
     document = json.loads(check_json.to_json(sample_report.healthy(1, 1))) | {"calls": []}
     assert words("en")("result.incomplete") in HtmlPage(draw(json.dumps(document), "check")).texts
@@ -78,12 +127,32 @@ def test_a_check_without_calls_is_not_passed() -> None:
 
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("name", [name for name in sample_diff.REPORTS if name != "hostile"])
-def test_a_comparison_is_shown(name: str, language: str) -> None:
+def test_a_comparison_is_shown(name: str, language: Language) -> None:
+    """What there is to say in the page's language, and each fold of pairs with its causes, as the terminal has them."""
     report = sample_diff.REPORTS[name]()
     page = HtmlPage(draw(diff_json.to_json(report), "diff", language))
     word = {True: "same", False: "different", None: "unjudged"}[report.same]
     assert words(language)(f"result.{word}") in page.texts
-    assert len(page.rows) == 1 + len(report.pairs)
+    told = report.paragraphs if language == "en" else paragraphs(report)
+    assert set(map(plain, told)) <= set(page.texts)
+    folds = fold_pairs(report.pairs)
+    assert len(page.rows) == 1 + len(folds)
+    for folded, row in zip(folds, page.rows[1:], strict=True):
+        assert row[0] == folded.site
+        if outcome(folded.first) == DIFFERS and folded.first.causes:
+            changes = [change(cause, language) for cause in merged(folded.first.causes)]
+            assert row[2] == TERMINAL["semicolon"].zh.join(changes) if language == "zh" else "; ".join(changes)
+
+
+def test_other_weights_are_one_cause() -> None:
+    """Of a softmax without its scale and with other projections: three names of one cause, and the scale."""
+    text = "has another weight for {0}, h.0.{0}.weight: 8 of 8 rows differ, by 0.5 of its size in all"
+    causes = [Cause("weights", x, x, 0.5, text.format(x), "query") for x in "qkv"]
+    causes.append(Cause("scale", 0.125, 1.0, 0.9, "leaves out the scale", "scale"))
+    pair = PairDiff("h.0", "h.0", 0, 0, False, "query", None, tuple(causes), 1e-7, 1e-6, 0.5, 1.0)
+    side = SideInfo("demo", "model", dtype="float32")
+    rows = HtmlPage(draw(diff_json.to_json(DiffReport(side, side, (pair,), (), (), ())), "diff")).rows
+    assert rows[1][2] == "weights q, k, v; scale 0.125 -> 1"
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -190,9 +259,36 @@ def test_a_record_is_shown_and_one_that_is_none_refused(language: str) -> None:
             claims.read_record(content)
 
 
+def depending() -> list[str]:
+    """The claims whose full run has the verdict `depends`."""
+    measured = json.loads((Path(__file__).parents[2] / "benchmarks" / "results" / "lab.json").read_text())
+    return [one["id"] for one in measured["claims"] if one["full"]["verdict"] == "depends"]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("name", depending())
+def test_a_verdict_that_depends_says_on_what(name: str, language: Language) -> None:
+    one = next(one for one in records() if one.outcome.verdict.answer == "depends")
+    condition = CLAIMS[name].condition
+    assert condition is not None
+    shown = HtmlPage(str(claims.record_html(replace(one, id=name, condition=condition), words(language)))).texts
+    texts = [text.strip() for text in shown]
+    assert texts.index(words(language)("claim.condition")) == texts.index(name) + 1  # right under the headline
+    assert texts[texts.index(name) + 2] == words(language).of(condition)
+
+
+def test_a_verdict_that_does_not_depend_has_no_condition() -> None:
+    one = next(one for one in records() if one.condition is None)
+    assert words("en")("claim.condition") not in str(claims.record_html(one, words("en")))
+
+
 def test_every_claim_is_described_in_both_languages() -> None:
     for language in LANGUAGES:
         assert [name for _, name in claims.options(words(language))] == list(CLAIMS)
+        for (label, _), claim in zip(claims.options(words(language)), CLAIMS.values(), strict=True):
+            begins = words(language).of(claim.statement)[:20]
+            assert label.startswith(f"{claim.id} · {begins}")
+            assert len(label) < 120
         for name, claim in CLAIMS.items():
             page = HtmlPage(str(claims.claim_html(name, words(language))))
             assert name in page.texts

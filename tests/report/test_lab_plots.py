@@ -133,6 +133,16 @@ def test_nothing_to_show_says_so() -> None:
     assert "no value that can be shown" not in _texts(to_svg(plot(series("line"), x_axis="log")))
 
 
+def test_the_rounding_of_a_constant_is_not_drawn() -> None:
+    """The logarithm of 256 in float32 and in float64: a level line, whose axis has numbers of a few digits."""
+    lines = tuple(
+        Series("", (1.0, 2.0), (value, value), style="line") for value in (5.545177459716797, 5.545177444479562)
+    )
+    ticks = [text for text in _texts(to_svg(plot(*lines))) if re.fullmatch(r"\d+\.\d+", text)]
+    assert ticks
+    assert all(len(text) <= 4 for text in ticks)
+
+
 def test_powers_of_two_are_ticks_as_numbers() -> None:
     assert {"16", "32", "64", "128", "256"} <= set(_texts(to_svg(plot(series("line"), x_axis="log"))))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from sqrtdk.app.catalogue import Words
-from sqrtdk.app.figures import svg
+from sqrtdk.app.figures import drawing
 from sqrtdk.app.pieces import Cell, headline, lead, notice, shown, table
 from sqrtdk.app.saved import LARGEST
 from sqrtdk.app.settings import RefusedValueError
@@ -25,12 +25,17 @@ from sqrtdk.report.lab_page import number
 from sqrtdk.report.lab_words import ANSWERS, MET
 from sqrtdk.report.terminal_words import word
 
+_STATEMENT = 76  # characters of a statement in the list
 TONES = {"holds": "good", "fails": "bad"}
 
 
 def options(words: Words) -> list[tuple[str, str]]:
-    """The claims by group, as (what is shown, id)."""
-    return [(f"{words.of(GROUPS[claim.group])}: {claim.id}", claim.id) for claim in CLAIMS.values()]
+    """The claims by group, as (what is shown, id): the id, the statement as far as a line holds it, and the group."""
+    most = _STATEMENT // 2 if words.language == "zh" else _STATEMENT  # a Chinese character is as wide as two
+    return [
+        (f"{claim.id} · {_shortened(words.of(claim.statement), most)} · {words.of(GROUPS[claim.group])}", claim.id)
+        for claim in CLAIMS.values()
+    ]
 
 
 def claim_html(name: str, words: Words) -> Markup:
@@ -77,7 +82,7 @@ def read_record(content: bytes) -> Record:
 
 
 def record_html(record: Record, words: Words) -> Markup:
-    """A claim that was measured: the verdict, why, its parts, its plots."""
+    """A claim that was measured: the verdict and on what it depends, why, its parts, its plots."""
     verdict = record.outcome.verdict
     answer = words.of(ANSWERS[verdict.answer]) if verdict.answer in ANSWERS else verdict.answer
     tone = TONES.get(verdict.answer, "doubtful")
@@ -85,9 +90,11 @@ def record_html(record: Record, words: Words) -> Markup:
     kind = words("claim.quick" if record.quick else "claim.full")
     how = words("claim.run", kind=kind, seed=record.seed, seconds=number(round(record.duration_s, 1)))
     doubt = Markup("") if record.sound else notice(words("claim.unsound"))
+    on = Markup("") if record.condition is None else _titled(words("claim.condition"), words.of(record.condition))
     return Markup("").join(
         [
             headline(answer, tone, record.id),
+            on,
             doubt,
             lead(words.of(record.statement)),
             lead(words.of(record.why)),
@@ -100,6 +107,14 @@ def record_html(record: Record, words: Words) -> Markup:
             lead(how),
         ]
     )
+
+
+def _shortened(text: str, most: int) -> str:
+    """A text of `most` characters at most, cut between words where there are any."""
+    if len(text) <= most:
+        return text
+    cut = text[: most - 3]
+    return f"{cut.rpartition(' ')[0] if text.isascii() else cut}..."
 
 
 def _find(name: str) -> Claim:
@@ -134,7 +149,7 @@ def _plots(record: Record, words: Words) -> Markup:
         prefix = f"claim-{index}"
         parts.append(
             Markup('<figure class="plot">{}<figcaption id="{}-caption">{}</figcaption></figure>').format(
-                svg(plot, prefix), prefix, shown(words.of(plot.caption))
+                drawing(plot, prefix, words), prefix, shown(words.of(plot.caption))
             )
         )
     return Markup("").join(parts)

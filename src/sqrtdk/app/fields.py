@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 MOST_ROWS = 400  # of a table
+INFINITE = ("Infinity", "-Infinity")  # numbers, as `sqrtdk._json` writes them
 
 
 def text(value: Any) -> str:
@@ -33,7 +34,7 @@ def number(value: Any) -> float:
     """
     if value is None:
         return math.nan
-    if value in ("Infinity", "-Infinity") or type(value) in (int, float):
+    if value in INFINITE or type(value) in (int, float):
         return float(value)
     raise TypeError(f"a number was expected; got a {type(value).__name__}")
 

@@ -17,13 +17,14 @@ from sqrtdk.app.settings import CONTROLS, Settings
 from sqrtdk.lab.plots import Axis, Plot, Series, curve
 from sqrtdk.lab.text import Text
 from sqrtdk.report import markup
+from sqrtdk.report.axes import empty
 from sqrtdk.report.plots import to_svg
 from sqrtdk.stats import RowSummary
 from sqrtdk.theory import largest_finite, spacing
 
 Mark = Literal["line", "dots", "dashes"]
 _NO_CAPTION = Text("", "")
-_HALVES = ("float16", "bfloat16")
+HALVES = ("float16", "bfloat16")
 _GREY = 8  # after the eight colours
 _PEN = threading.Lock()
 
@@ -35,10 +36,12 @@ class Figure:
     Attributes:
         plot: in symbols; its series have no labels.
         legend: of the series, as (mark, number of the colour, key of the words).
+        note: key of a sentence that the caption begins with; "" where there is none.
     """
 
     plot: Plot
     legend: tuple[tuple[Mark, int, str], ...]
+    note: str = ""
 
 
 def _plot(
@@ -70,10 +73,11 @@ def weights(settings: Settings) -> Figure:
     """The weights of three rows, from the largest to the smallest."""
     rows = sample.weights(settings)
     ranks = range(1, settings.keys + 1)
-    series = tuple(curve("", ranks, row) for row in rows)
+    series = tuple(curve("", ranks, row, style="line") for row in rows)
     lines = (("$1/n$", 1.0 / settings.keys),)
     plot = _plot("weights", "$i$", "$p_{(i)}$", series, ("log", "log"), lines)
-    return Figure(plot, (("line", 0, "legend.rows"),))
+    alone = all(row[0] == 1 and not any(row[1:]) for row in rows)
+    return Figure(plot, (("line", 0, "legend.rows"),), "note.one_key" if alone else "")
 
 
 def _over_dims(
@@ -151,7 +155,7 @@ def _largest(settings: Settings, before: bool) -> list[tuple[int, float]]:
     """Largest product to be expected at each of a few d_k, the chosen one among them."""
     asked = of_range(settings)
     places = sorted({*sample.RANGE_DIMS, settings.d_k})
-    return [(d_k, sample.forecast(asked, d_k, _HALVES[0], before).expected_max) for d_k in places]
+    return [(d_k, sample.forecast(asked, d_k, HALVES[0], before).expected_max) for d_k in places]
 
 
 def dtype_range(settings: Settings) -> Figure:
@@ -172,7 +176,7 @@ def step(settings: Settings) -> Figure:
     """Distance of neighbouring numbers of fp16 and bf16 at the largest product, over d_k."""
     series, legend = [], []
     for before, mark in ((False, "line"), (True, "dashes")):
-        for colour, dtype in enumerate(_HALVES):
+        for colour, dtype in enumerate(HALVES):
             x, largest = zip(*_largest(settings, before), strict=True)
             steps = [spacing(value, dtype) for value in largest]
             series.append(curve("", x, steps, style="dashed" if before else "line"))
@@ -204,13 +208,23 @@ def svg(plot: Plot, prefix: str) -> Markup:
         return markup.svg(to_svg(plot), f"{prefix}.", f"{prefix}-caption")
 
 
+def drawing(plot: Plot, prefix: str, words: Words) -> Markup:
+    """A plot as an element of the page, or in words that it has nothing to show."""
+    if empty(plot):
+        return Markup('<p class="empty">{}</p>').format(words("figure.empty"))
+    return svg(plot, prefix)
+
+
 def to_html(name: str, figure: Figure, words: Words) -> Markup:
     """A figure with its title, legend and caption."""
     entries = Markup("").join(
         Markup('<li><span class="mark {} k{}"></span>{}</li>').format(mark, colour, words(key))
         for mark, colour, key in figure.legend
     )
+    note = Markup("<b>{}</b> ").format(words(figure.note)) if figure.note else ""
     return Markup(
         '<figure class="plot" id="figure-{}"><h3>{}</h3><ul class="legend">{}</ul>{}'
-        '<figcaption id="{}-caption">{}</figcaption></figure>'
-    ).format(name, words(f"figure.{name}"), entries, svg(figure.plot, name), name, words(f"caption.{name}"))
+        '<figcaption id="{}-caption">{}{}</figcaption></figure>'
+    ).format(
+        name, words(f"figure.{name}"), entries, drawing(figure.plot, name, words), name, note, words(f"caption.{name}")
+    )

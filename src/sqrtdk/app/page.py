@@ -138,7 +138,7 @@ def _controls(gradio: Any, words: Words) -> dict[str, Any]:
             allow_custom_value=name in _TYPED,
             visible=name != "parameter",
             interactive=True,
-            min_width=150,
+            min_width=120,
             elem_id=f"control-{name}",
         )
     return made
@@ -151,15 +151,15 @@ def _explore(gradio: Any, blocks: Any, words: Words) -> None:
             gradio.HTML(_html(opens), elem_id="opens-controls", js_on_load=None)
             with gradio.Row(elem_id="choices"):
                 controls = _controls(gradio, words)
-        with gradio.Column(scale=3, min_width=340):
+        with gradio.Column(scale=3, min_width=340, elem_id="results"):
             note = gradio.HTML(elem_id="note", js_on_load=None)
             message = gradio.HTML(elem_id="message", js_on_load=None)
+            numbers = gradio.HTML(elem_id="numbers", js_on_load=None)
             with gradio.Row(elem_id="figures", equal_height=False):
                 slots = {
                     name: gradio.HTML(elem_id=f"slot-{name}", min_width=320, js_on_load=None)
                     for name in figures.FIGURES
                 }
-            numbers = gradio.HTML(elem_id="numbers", js_on_load=None)
             ranges = gradio.HTML(elem_id="ranges", js_on_load=None)
     newest: dict[str, object] = {}  # what each reader asked for last: what came before is not drawn to its end
 
@@ -285,9 +285,9 @@ def _claims(gradio: Any, words: Words) -> None:
     with gradio.Row():
         first = next(iter(CLAIMS))
         chosen = gradio.Dropdown(
-            claims.options(words), value=first, label=words("claim.choose"), elem_id="claim", min_width=280
+            claims.options(words), value=first, label=words("claim.choose"), elem_id="claim", min_width=280, scale=3
         )
-        run = gradio.Button(words("claim.go"), variant="primary", elem_id="claim-run", min_width=200)
+        run = gradio.Button(words("claim.go"), variant="primary", elem_id="claim-run", min_width=200, scale=1)
     opener = _opener(gradio, "claims", words("claim.open"), words("saved.claims"))
     shown = gradio.HTML(_html(claims.claim_html(first, words)), elem_id="claim-shown", js_on_load=None)
 

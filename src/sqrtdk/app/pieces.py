@@ -21,17 +21,25 @@ def shown(text: object) -> Markup:
 
 
 def table(caption: Cell, head: Sequence[Cell], rows: Iterable[Sequence[Cell]]) -> Markup:
-    """A table whose first column names its rows."""
-    top = Markup("").join(Markup('<th scope="col">{}</th>').format(shown(cell)) for cell in head)
+    """A table whose first column names its rows; on a narrow screen a row's cells stand below its name, each labelled.
+
+    The roles are said, as a row that is laid out otherwise would lose them.
+    """
+    titles = [shown(cell) for cell in head]
+    top = Markup("").join(Markup('<th scope="col" role="columnheader">{}</th>').format(title) for title in titles)
     body = Markup("").join(
-        Markup('<tr><th scope="row">{}</th>{}</tr>').format(
-            shown(row[0]), Markup("").join(Markup("<td>{}</td>").format(shown(cell)) for cell in row[1:])
+        Markup('<tr role="row"><th scope="row" role="rowheader">{}</th>{}</tr>').format(
+            shown(row[0]),
+            Markup("").join(
+                Markup('<td role="cell" data-label="{}">{}</td>').format(title.striptags(), shown(cell))
+                for title, cell in zip(titles[1:], row[1:], strict=True)
+            ),
         )
         for row in rows
     )
     return Markup(
-        '<div class="wide" tabindex="0"><table><caption>{}</caption><thead><tr>{}</tr></thead>'
-        "<tbody>{}</tbody></table></div>"
+        '<div class="wide" tabindex="0"><table role="table"><caption>{}</caption>'
+        '<thead role="rowgroup"><tr role="row">{}</tr></thead><tbody role="rowgroup">{}</tbody></table></div>'
     ).format(shown(caption), top, body)
 
 
@@ -61,6 +69,8 @@ def lead(text: Cell) -> Markup:
 def command(document: Mapping[str, Any], words: Words) -> Markup:
     """The command that gave the report, where it says one."""
     written = fields.maybe_text(document.get("command"))
+    if written in ("", "-"):
+        return Markup("")
     return Markup("<p>{} <code>{}</code></p>").format(words("saved.command"), shown(written))
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from sqrtdk import AuxRequest, attention, measure
 from sqrtdk.app.settings import Settings
 from sqrtdk.lab._products import COMPONENTS
+from sqrtdk.scales import sqrt_dk
 from sqrtdk.stats import HeadStats, RowSummary, head_stats, head_stats_from_qk, row_summary
 from sqrtdk.theory import (
     LogitDistribution,
@@ -62,6 +63,17 @@ def distribution(settings: Settings, d_k: int | None = None) -> LogitDistributio
     return logit_distribution(dim, factor, query_variance=variances[0], key_variance=variances[1])
 
 
+def textbook(settings: Settings) -> LogitDistribution:
+    """The same logits under 1/sqrt(d_k), with neither temperature nor softcap."""
+    variances = settings.query_variance, settings.key_variance
+    return logit_distribution(settings.d_k, sqrt_dk(), query_variance=variances[0], key_variance=variances[1])
+
+
+def expected(keys: int, std: float) -> tuple[float, float, float]:
+    """Entropy in nats, largest weight and norm of the Jacobian that rows of Gaussian logits have in the mean."""
+    return expected_entropy_nats(keys, std), expected_peak(keys, std), expected_jacobian_norm(keys, std)
+
+
 @functools.lru_cache(maxsize=64)
 def drawn(settings: Settings, d_k: int) -> tuple[Tensor, Tensor, Tensor]:
     """Query, key and value in the dtype chosen: (sets, 1, queries, d_k), (sets, 1, keys, d_k), (sets, 1, keys, E_v)."""
@@ -104,7 +116,6 @@ def at_dim(settings: Settings, d_k: int) -> AtDim:
     query, key, value = drawn(settings, d_k)
     logit = distribution(settings, d_k)
     rows = measure(query, key, scale=logit.scale, softcap=settings.softcap)
-    keys, std = settings.keys, logit.std
     return AtDim(
         d_k,
         head_stats(rows),
@@ -112,7 +123,7 @@ def at_dim(settings: Settings, d_k: int) -> AtDim:
         row_summary(rows.peak),
         row_summary(rows.jacobian_norm**2),
         row_summary(_gradients(settings, query, key, value, logit.scale)),
-        (expected_entropy_nats(keys, std), expected_peak(keys, std), expected_jacobian_norm(keys, std)),
+        expected(settings.keys, logit.std),
     )
 
 

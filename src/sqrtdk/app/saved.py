@@ -52,7 +52,7 @@ def to_html(content: bytes, kind: str, words: Words) -> Markup:
         raise RefusedValueError("error.other_kind", found=f"tab.{found}")
     try:
         return KINDS[kind](document, words)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise RefusedValueError("error.damaged", reason=f"{type(error).__name__}: {error}"[:200]) from error
 
 

@@ -7,35 +7,50 @@ from typing import Any
 
 from markupsafe import Markup
 
+from sqrtdk._sites import ROOT
 from sqrtdk.app import fields
 from sqrtdk.app.catalogue import Words
 from sqrtdk.app.pieces import Cell, command, headline, lead, left, recorded, shown, table
+from sqrtdk.app.rebuilt import diff_report
+from sqrtdk.compare.records import Cause, DiffReport
+from sqrtdk.compare.words import UNKNOWN, share, short
+from sqrtdk.compare.words import told as merged
+from sqrtdk.lab.text import say
 from sqrtdk.report.diff_causes import CAUSES
-from sqrtdk.report.diff_words import STAGE_WORDS
-from sqrtdk.report.figures import number, percent
+from sqrtdk.report.diff_chinese import paragraphs
+from sqrtdk.report.diff_fold import (
+    DIFFERS,
+    FOLLOWS,
+    UNJUDGED,
+    PairFold,
+    cause_name,
+    change,
+    fold_pairs,
+    largest_left,
+    outcome,
+)
+from sqrtdk.report.diff_words import OUTCOME_WORDS, STAGE_WORDS, TERMINAL
 
 _RESULTS = {True: ("same", "good"), False: ("different", "bad"), None: ("unjudged", "doubtful")}
-_COLUMNS = ("site_a", "site_b", "stage", "causes", "explained", "residue", "allowed")
+_COLUMNS = ("site", "stage", "causes", "explained", "residue", "allowed")
 
 
 def diff_html(document: Mapping[str, Any], words: Words) -> Markup:
     """Draw the document of `sqrtdk diff --output`."""
+    report = diff_report(document)
     word, tone = _RESULTS[_same(document["same"])]
-    sides = [fields.text(fields.mapping(document[side])["name"]) for side in ("a", "b")]
-    pairs = [fields.mapping(one) for one in fields.listed(document["pairs"])]
-    unpaired = [(side, fields.listed(document[f"unpaired_{side.lower()}"])) for side in ("A", "B")]
-    open_ends = sum(len(entries) for _, entries in unpaired)
-    if word == "same" and (open_ends or not pairs):
+    unpaired = (("A", report.unpaired_a), ("B", report.unpaired_b))
+    if word == "same" and (report.unpaired_a or report.unpaired_b or not report.pairs):
         word, tone = "unjudged", "doubtful"
-    told = [recorded(fields.text(one), words) for one in fields.listed(document["paragraphs"])]
-    rows = [_pair(one, words) for one in pairs[: fields.MOST_ROWS]]
+    folds = fold_pairs(report.pairs)
+    rows = [_pair(one, words) for one in folds[: fields.MOST_ROWS]]
     return Markup("").join(
         [
-            headline(words(f"result.{word}"), tone, f"A {sides[0]} / B {sides[1]}"),
-            *map(lead, told),
+            headline(words(f"result.{word}"), tone, f"A {report.a.name} / B {report.b.name}"),
+            *map(lead, _told(report, words)),
             command(document, words),
             table(words("diff.pairs"), [words(f"column.{name}") for name in _COLUMNS], rows),
-            left(len(pairs), words),
+            left(len(folds), words),
             *(lead(words("diff.unpaired", side=side, count=len(entries))) for side, entries in unpaired if entries),
         ]
     )
@@ -47,23 +62,38 @@ def _same(value: Any) -> bool | None:
     return value
 
 
-def _pair(pair: Mapping[str, Any], words: Words) -> tuple[Cell, ...]:
-    stage = pair["first_stage"]
-    names = [fields.text(fields.mapping(cause)["name"]) for cause in fields.listed(pair["causes"])]
-    known = [
-        Markup('<span title="{}">{}</span>').format(words.of(CAUSES[name]) if name in CAUSES else "", shown(name))
-        for name in names
-    ]
-    stages = STAGE_WORDS.get(stage) if isinstance(stage, str) else None
-    why = fields.maybe_text(pair["reason"])
-    outcome = {True: "same", False: "different", None: "unjudged"}[_same(pair["same"])]
-    shown_stage = fields.maybe_text(stage) if stages is None else words.of(stages)
+def _told(report: DiffReport, words: Words) -> tuple[str, ...]:
+    """What there is to say: as it was written in English, and in Chinese said again of the records."""
+    return paragraphs(report) if words.language == "zh" else report.paragraphs
+
+
+def _pair(folded: PairFold, words: Words) -> tuple[Cell, ...]:
+    """Pairs that are one but for a number in their sites, with the figures of the worst of them."""
+    first, worst, how = folded.first, folded.worst, outcome(folded.first)
+    stage = first.first_stage
     return (
-        fields.maybe_text(pair["site_a"]),
-        fields.maybe_text(pair["site_b"]),
-        shown_stage if stage is not None else words(f"result.{outcome}"),
-        Markup(", ").join(known) if known else why,
-        percent(fields.maybe(pair["explained"])),
-        number(fields.maybe(pair["residue"])),
-        number(fields.maybe(pair["allowed"])),
+        folded.site,
+        "-" if stage is None else words.of(STAGE_WORDS[stage]) if stage in STAGE_WORDS else stage,
+        _why(folded, words),
+        share(worst.explained) if how == DIFFERS else "-",
+        short(largest_left(worst)),
+        short(worst.allowed),
     )
+
+
+def _why(folded: PairFold, words: Words) -> Cell:
+    first, how = folded.first, outcome(folded.first)
+    if how == FOLLOWS:
+        return say(TERMINAL["follows_from"], words.language, site=first.follows_from or ROOT)
+    if how == UNJUDGED and first.reason:
+        return recorded(first.reason, words)
+    if how != DIFFERS:
+        return words.of(OUTCOME_WORDS[how])
+    between = Markup("{}").format(words.of(TERMINAL["semicolon"]))
+    causes = between.join(_cause(cause, words) for cause in merged(first.causes))
+    return causes or cause_name(UNKNOWN, words.language)
+
+
+def _cause(cause: Cause, words: Words) -> Markup:
+    meaning = words.of(CAUSES[cause.name]) if cause.name in CAUSES else ""
+    return Markup('<span title="{}">{}</span>').format(meaning, shown(change(cause, words.language)))

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from sqrtdk._sites import ROOT
 from sqrtdk.app import fields
 from sqrtdk.app.catalogue import Words
-from sqrtdk.app.figures import svg
+from sqrtdk.app.figures import drawing
 from sqrtdk.app.pieces import Cell, headline, lead, left, recorded, shown, table
 from sqrtdk.audit.records import FAILING, SEVERITIES
 from sqrtdk.lab.plots import Plot, curve
@@ -105,7 +105,7 @@ def _plots(sites: Sequence[Mapping[str, Any]], prefix: str, words: Words) -> Mar
     )
     parts = []
     for name in _DRAWN:
-        series = tuple(curve("", *_columns(_series(site, name))) for site in drawn)
+        series = tuple(curve("", *_columns(_series(site, name)), style="line") for site in drawn)
         own = f"{prefix}-{name}"
         plot = Plot(own, Text("", ""), "$t$", "", series)
         title, meaning = words.of(STATISTICS[name].name), words.of(STATISTICS[name].meaning)
@@ -113,7 +113,7 @@ def _plots(sites: Sequence[Mapping[str, Any]], prefix: str, words: Words) -> Mar
             Markup(
                 '<figure class="plot"><h3>{}</h3><ul class="legend">{}</ul>{}'
                 '<figcaption id="{}-caption">{}</figcaption></figure>'
-            ).format(title, names, svg(plot, own), own, f"{meaning}{words('watch.over_steps')}")
+            ).format(title, names, drawing(plot, own, words), own, f"{meaning}{words('watch.over_steps')}")
         )
     more = len(sites) - len(drawn)
     note = lead(words("watch.more_sites", count=more)) if more else Markup("")

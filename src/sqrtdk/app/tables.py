@@ -2,47 +2,72 @@
 
 from __future__ import annotations
 
+import math
+
 from markupsafe import Markup
 
 from sqrtdk.app import sample
 from sqrtdk.app.catalogue import Words
-from sqrtdk.app.figures import of_range
-from sqrtdk.app.pieces import Cell, table
+from sqrtdk.app.figures import HALVES, of_range
+from sqrtdk.app.pieces import Cell, lead, table
 from sqrtdk.app.settings import Settings
-from sqrtdk.report.figures import number, percent, ratio
-from sqrtdk.scales import sqrt_dk
-from sqrtdk.theory import logit_distribution
+from sqrtdk.report.figures import number as digits
+from sqrtdk.report.figures import percent, ratio
 
 
 def at_a_glance(settings: Settings, words: Words) -> Markup:
-    """The numbers at the d_k chosen: measured, and expected where the theory says something."""
-    logit, heads = sample.distribution(settings), sample.logits(settings)
+    """The numbers at the d_k chosen: measured, expected for these settings, and expected with the textbook scale."""
+    logit, heads, textbook = sample.distribution(settings), sample.logits(settings), sample.textbook(settings)
     one = sample.at_dim(settings, settings.d_k)
-    textbook = logit_distribution(settings.d_k, sqrt_dk()).scale
-    capped = settings.softcap is not None
-    theory = ["-"] * 4 if capped else [number(logit.std), *map(number, one.expected)]
+    capped = settings.softcap is not None  # the theory knows none
+    here = ("-",) * 4 if capped else _theory(logit.std, one.expected)
+    there = _theory(textbook.std, sample.expected(settings.keys, textbook.std))
+    entropy = f"{number(one.entropy.mean[0])} ({percent(heads.entropy_fraction[0])})"
     rows: list[tuple[Cell, ...]] = [
-        (words("row.scale"), number(logit.scale), number(textbook)),
-        (words("row.ratio"), ratio(logit.scale / textbook), ratio(1.0)),
-        (words("row.std"), number(heads.std_logit[0]), theory[0]),
-        (words("row.max"), number(heads.max_logit[0]), "-"),
-        (words("row.entropy"), f"{number(one.entropy.mean[0])} ({percent(heads.entropy_fraction[0])})", theory[1]),
-        (words("row.effective"), number(one.heads.effective_keys[0]), "-"),
-        (words("row.peak"), number(one.peak.mean[0]), theory[2]),
-        (words("row.saturated"), percent(one.heads.saturated[0]), "-"),
-        (words("row.jacobian"), number(one.jacobian.mean[0] ** 0.5), theory[3]),
-        (words("row.gradient"), number(one.gradient.quantiles[0.5][0]), "-"),
-        (words("row.rounding", dtype=settings.dtype), number(sample.rounding(settings)), "-"),
+        (words("row.scale"), number(logit.scale), number(logit.scale), number(textbook.scale)),
+        (words("row.ratio"), *[ratio(logit.scale / textbook.scale)] * 2, ratio(1.0)),
+        (words("row.std"), number(heads.std_logit[0]), here[0], there[0]),
+        (words("row.max"), number(heads.max_logit[0]), "-", "-"),
+        (words("row.entropy"), entropy, here[1], there[1]),
+        (words("row.effective"), number(one.heads.effective_keys[0]), "-", "-"),
+        (words("row.peak"), number(one.peak.mean[0]), here[2], there[2]),
+        (words("row.saturated"), percent(one.heads.saturated[0]), "-", "-"),
+        (words("row.jacobian"), number(one.jacobian.mean[0] ** 0.5), here[3], there[3]),
+        (words("row.gradient"), number(one.gradient.quantiles[0.5][0]), "-", "-"),
+        (words("row.rounding", dtype=settings.dtype), _rounding(settings), "-", "-"),
     ]
-    head = ("", words("column.measured"), words("column.expected"))
-    return table(words("glance.caption", d_k=settings.d_k, keys=settings.keys), head, rows)
+    head = ("", words("column.measured"), words("column.expected"), words("column.textbook"))
+    stored = settings.dtype if settings.dtype in HALVES else HALVES[0]
+    kept = lead(words("glance.kept", kept="float64" if settings.dtype == "float64" else "float32", stored=stored))
+    return table(words("glance.caption", d_k=settings.d_k, keys=settings.keys), head, rows) + kept
+
+
+def number(value: float) -> str:
+    """A number as the reports show it, zero without a sign.
+
+    Example:
+        >>> number(-0.0), number(0.125), number(math.inf)
+        ('0', '0.125', '∞')
+    """
+    return "∞" if value == math.inf else digits(value + 0.0)
+
+
+def _rounding(settings: Settings) -> str:
+    """The error of the dtype chosen; of float64 there is none to tell, as it is what the others are held against."""
+    return "-" if settings.dtype == "float64" else number(sample.rounding(settings))
+
+
+def _theory(std: float, expected: tuple[float, float, float]) -> tuple[str, str, str, str]:
+    """Standard deviation, entropy, largest weight and norm of the Jacobian."""
+    entropy, peak, jacobian = map(number, expected)
+    return number(std), entropy, peak, jacobian
 
 
 def ranges(settings: Settings, words: Words) -> Markup:
     """What fp16, bf16 and the dtype chosen make of the products, scaled after they are stored or before."""
     asked = of_range(settings)
     rows: list[tuple[Cell, ...]] = []
-    for dtype in dict.fromkeys(("float16", "bfloat16", settings.dtype)):
+    for dtype in dict.fromkeys((*HALVES, settings.dtype)):
         for before in (False, True):
             found = sample.forecast(asked, settings.d_k, dtype, before)
             rows.append(

@@ -23,6 +23,7 @@ _LABEL_LINES = 4
 _WORD = 20  # characters of a word that no line is too short for
 _TICK_CHARACTERS = 58  # of one line below the axes
 _LEGEND_INCHES = 0.35  # of a legend of one line
+_LEVEL = 1e-6  # of the value: what float32 leaves of a constant
 _FARTHEST = 1e100  # beyond it matplotlib's own arithmetic overflows
 _MOST_BRACES = 20  # its parser goes down a dozen calls for each
 _WRITTEN_OUT = 2**16  # powers of two up to this one are ticks as numbers
@@ -53,7 +54,7 @@ def draw(figure: Any, plot: Plot, colours: Mapping[str, str] | None = None) -> N
         colours: of series, by their labels; of the others each has the next of COLOURS.
     """
     axes = figure.add_subplot()
-    names = list(dict.fromkeys(str(x) for series in plot.series if series.style == "bars" for x in series.x))
+    names = _names(plot)
     axes.set_yscale(plot.y_axis)
     if not names and plot.x_axis == "log":
         axes.set_xscale("log", base=2 if _powers_of_two(plot) else 10)
@@ -72,12 +73,27 @@ def draw(figure: Any, plot: Plot, colours: Mapping[str, str] | None = None) -> N
         handles.append((handle, label(series.label)))
     if not any(points.x for points in shown):
         axes.text(0.5, 0.5, "no value that can be shown", transform=axes.transAxes, ha="center", color=SOFT)
+    _level(axes, plot, shown)
     _ticks(axes, plot, names)
     axes.set_xlabel(label(plot.x_label, 72))
     axes.set_ylabel(label(plot.y_label, 38))
     _lines(axes, plot)
     if len(handles) > 1 and any(text for _, text in handles):  # without labels the page has a legend of its own
         _legend(figure, handles)
+
+
+def empty(plot: Plot) -> bool:
+    """Whether the axes can show no value of a plot.
+
+    Example:
+        >>> from sqrtdk.lab.plots import curve
+        >>> from sqrtdk.lab.text import Text
+        >>> zeros = Plot("zeros", Text("", ""), "$x$", "$y$", (curve("", [1, 2], [0, 0]),), "linear", "log", ())
+        >>> empty(zeros)
+        True
+    """
+    names = _names(plot)
+    return not any(_points(series, plot, names).x for series in plot.series)
 
 
 def label(text: str, width: int = 60) -> str:
@@ -167,6 +183,19 @@ def _points(series: Series, plot: Plot, names: Sequence[str]) -> _Points:
         shown.low.append(min(one[2], one[1]) if _fits(one[2], y_log) else _floor(plot) if y_log else one[1])
         shown.high.append(max(one[3], one[1]) if _fits(one[3], y_log) else one[1])
     return shown
+
+
+def _names(plot: Plot) -> list[str]:
+    """What the bars stand for, in their order."""
+    return list(dict.fromkeys(str(x) for series in plot.series if series.style == "bars" for x in series.x))
+
+
+def _level(axes: Any, plot: Plot, shown: Sequence[_Points]) -> None:
+    """Values that are one but for their rounding lie on a level line, of which the axis shows no digits."""
+    values = [value for points in shown for value in (*points.y, *points.low, *points.high)]
+    largest = max(map(abs, values), default=0.0)
+    if plot.y_axis == "linear" and largest and max(values) - min(values) <= _LEVEL * largest:
+        axes.set_ylim(values[0] - largest / 4, values[0] + largest / 4)
 
 
 def _fits(value: float, log: bool) -> bool:
