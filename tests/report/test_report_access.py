@@ -152,11 +152,11 @@ def test_all_that_is_folded_is_on_paper(show: Opener) -> None:
 def test_a_phone_shows_the_verdict_first(show: Opener, place: str) -> None:
     page = show(sick(), place, width=390)
     page.set_viewport_size({"width": 390, "height": 844})
-    for part in (".told .word", ".told .headline"):
+    for part in (".outcome .word", ".outcome .headline"):
         box = page.locator(part).bounding_box()
         assert box is not None
         assert box["y"] + box["height"] < 844
-    told = page.locator(".told").bounding_box()
+    told = page.locator(".outcome").bounding_box()
     tiles = page.locator(".tiles").bounding_box()
     assert told is not None
     assert tiles is not None
@@ -166,15 +166,15 @@ def test_a_phone_shows_the_verdict_first(show: Opener, place: str) -> None:
 
 def test_both_languages(show: Opener) -> None:
     page = show(sick())
-    assert page.locator(".told .word").inner_text() == "Failed"
+    assert page.locator(".outcome .word").inner_text() == "Failed"
     label = page.locator("#maps .cell").first.get_attribute("aria-label")
     assert label == "decoder.h.0.attn, head 0: Max logit " + str(label).rpartition(" ")[2]
     assert page.locator("#statistic option").nth(1).inner_text() == "Scale ratio"
     page.locator("#filter").fill("h.4")
     page.locator("#maps .cell").first.click()
     page.get_by_role("button", name="中文").click()
-    assert page.locator(".told .word").inner_text() == "未通过"
-    assert page.locator(".told .headline").inner_text().startswith("10 次注意力调用中有 4 次的缩放因子是应有值的 8 倍")
+    assert page.locator(".outcome .word").inner_text() == "未通过"
+    assert page.locator(".outcome .headline").inner_text().startswith("10 次注意力调用中有 4 次的缩放因子是应有值的 8 倍")
     assert page.locator("#statistic option").nth(1).inner_text() == "缩放比"
     assert page.get_by_role("status").inner_text() == "显示 10 个调用位置中的 4 个"
     chinese = page.locator("#maps .cell").first.get_attribute("aria-label")
@@ -206,5 +206,5 @@ def test_without_scripts_everything_is_open(browser: Browser, tmp_path: Path) ->
     page.goto(path.as_uri())
     assert page.locator(".inside").first.is_visible()
     assert page.locator("#filter").is_hidden()
-    assert page.locator(".told .word").inner_text() == "未通过"
+    assert page.locator(".outcome .word").inner_text() == "未通过"
     page.close()

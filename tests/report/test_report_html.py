@@ -99,8 +99,8 @@ def test_a_call_with_a_failing_finding_is_nowhere_green() -> None:
     for report in (leaking(), dataclasses.replace(leaking(), fail_on="never")):
         page = HtmlPage(to_html(report))
         classes = [attributes.get("class") or "" for _, attributes in page.elements]
-        assert "told good" not in classes
-        assert "told bad" in classes
+        assert "outcome good" not in classes
+        assert "outcome bad" in classes
         # the bar and its key, and of the folds: dial, verdict, health
         assert sum("v-exact" in name for name in classes) == 2 + 3
         assert sum("v-failing" in name for name in classes) == 2
@@ -120,7 +120,7 @@ def test_a_call_with_a_failing_finding_is_nowhere_green() -> None:
 def test_the_word_for_the_whole(report: CheckReport, word: str, chinese: str, tone: str) -> None:
     text = to_html(report)
     said = f'<span class="en" lang="en">{word}</span><span class="zh" lang="zh-CN">{chinese}</span>'
-    assert f'<section class="told {tone}">\n    <p class="word">{said}</p>' in text
+    assert f'<section class="outcome {tone}">\n    <p class="word">{said}</p>' in text
     assert ("Everything that ran was measured" in text) == (not report.unjudged)
 
 

@@ -51,6 +51,7 @@ def render(
         "script": Markup(script),
         "style_hash": _hash(style),
         "script_hash": _hash(script),
+        "colon": both(Text(": ", "：")),
     }
     return _environment().get_template(f"{name}.html").render({**context, **assets})
 
