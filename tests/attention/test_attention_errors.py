@@ -200,6 +200,11 @@ def test_unknown_names_are_refused(name: str) -> None:
     assert caught.value.hint
 
 
+def test_explain_names_the_sizes_that_were_given() -> None:
+    with pytest.raises(ValueError, match=r"query \(1, 4, 8, 16\).*key \(1, 4, 10, 16\)"):
+        sqrtdk.explain(torch.zeros(1, 4, 8, 16), *torch.zeros(2, 1, 4, 10, 16), bias=positions.alibi(3))
+
+
 @pytest.mark.parametrize("name", sorted({*BAD, *IMPL_OR_AUX}))
 def test_explain_refuses_the_same_under_its_own_name(name: str) -> None:
     if name in BAD:

@@ -10,6 +10,7 @@ import sqrtdk
 from sqrtdk.audit.declared import declared
 from sqrtdk.audit.families import FAMILIES, MLA_YARN
 from sqrtdk.audit.rope_lengths import LENGTH_FACTORS, rope_block, yarn_mscale
+from sqrtdk.tracing.records import Stage
 
 hf = pytest.importorskip("transformers")
 
@@ -119,6 +120,16 @@ def test_a_norm_after_the_rotation_takes_the_factor_away():
     (call,) = report.calls
     assert call.formula == "softmax(0.25 * rms(rope(q)).rms(rope(k)) + causal)"
     assert (call.rope, call.verdict, report.findings) == (True, "exact", ())
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize(("normed", "power"), [("", 2), ("q", 1), ("k", 1), ("qk", 0)])
+def test_each_side_that_is_not_normed_again_has_the_factor(make_call, own, normed, power):
+    gain = 0.1 * math.log(4.0) + 1.0
+    config = {"rope_scaling": dict(YARN), **LLAMA} if own else hf.LlamaConfig(**LLAMA, rope_parameters=dict(YARN))
+    stages = [Stage(side, name, "") for side in "qk" for name in ("rope", *("norm" if side in normed else "",)) if name]
+    found = declared(make_call(rope=True, stages=tuple(stages)), None, config)
+    assert found is None if power == 0 else found.values == pytest.approx((0.25 * gain**power,))
 
 
 def test_the_rows_of_rope_types_give_what_transformers_computes():

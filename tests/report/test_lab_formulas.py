@@ -8,7 +8,7 @@ from sqrtdk.lab.register import CLAIMS
 from sqrtdk.report.latex import to_text
 
 SHOWN = {
-    "grad-norm": "dL/dq = s K^T J V dL/do,  J = diag(p) - p p^T,  s = 1 or 1/sqrt(d_k)",
+    "grad-norm": "dL/dq = s K^T J V dL/do,  J = diag(p) - p p^T,  s = 1, 1/sqrt(d_k)",
     "var-linear": "E[q . k] = 0,  Var[q . k] = sum_(i=1)^(d_k) Var[q_i k_i] = d_k",
     "range-512": "P(|q . k| > 100) ~= 2 Phi(-100/sqrt(512)) ~= 10^-5,  P(|z| <= 3) ~= 0.997",
     "init-scaling": "Var[q . k] = d v^2 = 1  <=>  v = 1/sqrt(d),  sqrt(v) = d^(-1/4)",

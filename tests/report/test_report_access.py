@@ -174,7 +174,9 @@ def test_both_languages(show: Opener) -> None:
     page.locator("#maps .cell").first.click()
     page.get_by_role("button", name="中文").click()
     assert page.locator(".outcome .word").inner_text() == "未通过"
-    assert page.locator(".outcome .headline").inner_text().startswith("10 次注意力调用中有 4 次的缩放因子是应有值的 8 倍")
+    assert (
+        page.locator(".outcome .headline").inner_text().startswith("10 次注意力调用中有 4 次的缩放因子是应有值的 8 倍")
+    )
     assert page.locator("#statistic option").nth(1).inner_text() == "缩放比"
     assert page.get_by_role("status").inner_text() == "显示 10 个调用位置中的 4 个"
     chinese = page.locator("#maps .cell").first.get_attribute("aria-label")

@@ -292,6 +292,37 @@ def test_what_a_length_is_brought_to_is_a_factor(norm: Turn, meta: bool) -> None
     reads(call, "softmax(5 * l2(q).l2(k))", 5.0, meta=meta)
 
 
+@everywhere
+@pytest.mark.parametrize("by", [0.25, 4.0])
+def test_constants_of_a_vector_and_of_its_length_cancel(by: float, meta: bool) -> None:
+    def norm(x: Tensor) -> Tensor:
+        return (x * by) / (length(x) * by)
+
+    call = traced(lambda m, q, k, v: scores(norm(q), norm(k), v, 10.0), meta=meta)
+    reads(call, "softmax(10 * l2(q).l2(k))", 10.0, meta=meta)
+    call = traced(lambda m, q, k, v: scores(E**0.5 * q / length(q), E**0.5 * k / length(k), v, 0.5), meta=meta)
+    reads(call, "softmax(0.5 * rms(q).rms(k))", 0.5, meta=meta)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_sign_of_a_length_is_kept(sign: float) -> None:
+    call = traced(lambda m, q, k, v: scores(q * (sign * 3.0 / length(q)), k / length(k), v, 1.0))
+    assert call.scale.effective == pytest.approx(3.0 * sign)
+
+
+@everywhere
+@pytest.mark.parametrize(
+    "norm", [lambda x, g: x * (g / length(x).clamp_min(1e-5)), lambda x, g: x * (length(x).reciprocal() * g)]
+)
+def test_a_gain_that_learns_is_one_beside_the_length(norm: Callable[..., Tensor], meta: bool) -> None:
+    gain = nn.Parameter(torch.tensor(2.5))
+    call = traced(lambda m, q, k, v: scores(norm(q, m.gain), k / length(k), v, 3.0), meta=meta, gain=gain)
+    (learned,) = (factor for factor in call.scale.factors if factor.learned)
+    assert learned.source == "parameter gain"
+    assert call.norm == "l2"
+    assert meta or call.scale.effective == pytest.approx(7.5)
+
+
 @pytest.mark.parametrize("size", [lambda n: n * 0.0, lambda n: n * -1.0, lambda n: (n * 1e30) ** -9, lambda n: n**0])
 def test_no_constant_of_a_length_stops_a_trace(size: Turn) -> None:
     call = traced(lambda m, q, k, v: scores(q * size(length(q)), k, v))

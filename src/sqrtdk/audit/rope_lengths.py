@@ -148,7 +148,7 @@ def rope_length(call: AttentionCall, module: nn.Module | None, config: Any, laye
         return _by_transformers(block, call, config)
     if block.mscale is not None or block.all_dim is not None:
         return _by_mscale(block)
-    return _by_rotation(block)
+    return _by_rotation(block, call)
 
 
 def _by_transformers(block: RopeBlock, call: AttentionCall, config: Any) -> Multiplier | None:
@@ -156,11 +156,11 @@ def _by_transformers(block: RopeBlock, call: AttentionCall, config: Any) -> Mult
     softmax = yarn_mscale(block.factor, block.all_dim) ** 2 if block.factor and block.all_dim else 1.0
     if model_type(config) not in MLA_YARN or block.rope_type in (None, "default"):
         softmax = 1.0
-    lengthens = call.rope and not all(_normed_last(call, side) for side in ("q", "k"))
-    gain = _on_logits(block, states=False) if lengthens else 1.0
-    if block.short and block.long and lengthens:
+    sides = _lengthened(call) if call.rope else 0
+    gain = _on_logits(block, states=False) ** (sides / 2)
+    if block.short and block.long and sides:
         text = f"config.{block.name}: short_mscale {block.short:g}, long_mscale {block.long:g}"
-        return Multiplier((block.short**2, block.long**2), text, "length")
+        return Multiplier((block.short**sides, block.long**sides), text, "length")
     whole = softmax * gain
     if softmax == whole == 1.0:
         return None
@@ -169,15 +169,20 @@ def _by_transformers(block: RopeBlock, call: AttentionCall, config: Any) -> Mult
     if block.all_dim and softmax != 1.0:
         text += f", mscale_all_dim {block.all_dim:g}: x{softmax:.4g}"
     elif gain != 1.0:
-        text += f", attention factor {math.sqrt(gain):.4g} squared"
+        text += f", {_attention_factor(gain, sides)}"
     between = block.partial and gain != 1.0
     return Multiplier((softmax, whole) if between else (whole,), text, "length", between)
 
 
-def _normed_last(call: AttentionCall, side: str) -> bool:
-    """Whether q or k is normalised after any rotation, so that the length which that gives is gone."""
-    names = [stage.name for stage in call.stages if stage.where == side and stage.name in ("norm", "rope", "xpos")]
-    return names[-1:] == ["norm"]
+def _lengthened(call: AttentionCall) -> int:
+    """How many of q and k keep the length that a rotation gives: those that no normalisation follows."""
+    steps = [stage for stage in call.stages if stage.name in ("norm", "rope", "xpos")]
+    return sum([stage.name for stage in steps if stage.where == side][-1:] != ["norm"] for side in ("q", "k"))
+
+
+def _attention_factor(gain: float, sides: int) -> str:
+    """The factor on cos and sin that makes this gain of the logits."""
+    return f"attention factor {gain ** (1 / sides):.4g}{' squared' if sides == 2 else ''}"
 
 
 def _by_mscale(block: RopeBlock) -> Multiplier | None:
@@ -191,10 +196,11 @@ def _by_mscale(block: RopeBlock) -> Multiplier | None:
     return Multiplier(tuple(squares), f"config.{block.name}: mscale {stated:g}: x{squares[0]:.4g}", "length")
 
 
-def _by_rotation(block: RopeBlock) -> Multiplier | None:
+def _by_rotation(block: RopeBlock, call: AttentionCall) -> Multiplier | None:
     """As any other code applies it: on cos and sin."""
-    gain = _on_logits(block, states=True)
+    sides = _lengthened(call)
+    gain = _on_logits(block, states=True) ** (sides / 2)
     if gain == 1.0:
         return None
-    text = f"config.{block.name}: {block.rope_type}, attention factor {math.sqrt(gain):.4g} squared"
+    text = f"config.{block.name}: {block.rope_type}, {_attention_factor(gain, sides)}"
     return Multiplier((1.0, gain) if block.partial else (gain,), text, "length", interval=block.partial)

@@ -7,6 +7,7 @@ from dataclasses import fields, is_dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from sqrtdk.errors import SqrtdkError
 from sqrtdk.impl.call import Call, grow
 
 
@@ -23,7 +24,11 @@ def check_term(call: Call) -> None:
     """Refuse a position term whose sizes do not fit: that of the first row and key is computed."""
     first = replace(call, query=call.query[..., :1, :], key=call.key[..., :1, :], bias=None, places=None)
     with torch.no_grad():
-        with_bias(first)
+        try:
+            with_bias(first)
+        except SqrtdkError:
+            with_bias(call)  # its error has the sizes that were given
+            raise
 
 
 def learns_term(call: Call) -> bool:

@@ -16,6 +16,7 @@ _SIGNS = {
     **{rf"\{name}": name for name in ("Delta", "Phi")},
     r"\partial": "d",
     r"\sum": "sum",
+    r"\#": "#",
     r"\cdot": ".",
     r"\top": "T",
     r"\Vert": "||",

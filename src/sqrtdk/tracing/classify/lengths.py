@@ -1,10 +1,13 @@
-"""What a vector is multiplied by to normalise it: `c / length`, by the constants between the length and the product."""
+"""What a vector is multiplied by to normalise it: `c / length`, by the constants on the way to either of them."""
 
 from __future__ import annotations
 
 import math
 
-from sqrtdk.tracing.watch.graph import Node
+from torch import Tensor
+
+from sqrtdk.tracing.watch import ops
+from sqrtdk.tracing.watch.graph import Node, ancestors, capacity
 
 LENGTHS = frozenset({"linalg_vector_norm", "norm"})
 REDUCTIONS = frozenset({"mean", "var", "std", "sum"}) | LENGTHS
@@ -14,16 +17,33 @@ _MOST_EPS = 1e-2  # a length kept from falling below more is cut off, not kept f
 _LARGEST = 700.0  # logarithm of what a float holds
 
 
-def numerator(size: Node, op: str) -> float:
-    """`c` of a vector times (`op` "mul") or over (`op` "div") a size that is `c / length` or `length / c`."""
-    log_c, _ = _law(size)
+def numerator(size: Node, divided: Node, op: str) -> float:
+    """`c` of a vector times (`op` "mul") or over (`op` "div") a size that is `c / length` or `length / c`.
+
+    Constants on the vector count beside those on its length; a gain that learns is none.
+    """
+    sign, log_c, _ = _law(size)
     log_c = log_c if op == "mul" else -log_c
-    return math.exp(log_c) if abs(log_c) < _LARGEST else 1.0
+    measured = _measured(size)
+    (base, sign_v, log_v), (source, _, log_m) = _bare(divided), _bare(measured)
+    if base is source:
+        sign, log_c = sign * sign_v, log_c + log_v - log_m
+    return sign * math.exp(log_c) if abs(log_c) < _LARGEST else 1.0
+
+
+def learned_gain(size: Node, op: str) -> tuple[Node, Tensor | None] | None:
+    """The one number that learns and that a size is multiplied by, as its node and value; None where there is none."""
+    positions = {"mul": (0, 1), "div": (0,)}.get(size.op, ()) if op == "mul" else ()
+    for position in positions:
+        arg = size.args[position]
+        if isinstance(arg, Node) and not arg.act and _learns(arg) and capacity(arg) == 1:
+            return arg, size.operands.get(position)
+    return None
 
 
 def clips(node: Node, size: Node) -> bool:
     """Whether a clamp of a size lets short vectors be and cuts long ones, as no normalisation does."""
-    log_c, n = _law(size)
+    _, log_c, n = _law(size)
     bound = _bound(node, upper=n < 0.0)
     if bound is None or not 0.0 < bound < math.inf or n == 0.0:
         return False
@@ -36,21 +56,54 @@ def _bound(node: Node, *, upper: bool) -> float | None:
     return node.number(1) if node.op in (("clamp_max", "minimum") if upper else ("clamp_min", "maximum")) else None
 
 
-def _law(size: Node) -> tuple[float, float]:
-    """`(log c, n)` of a size that is `c * length**n`, its sign and what was added to it left out."""
+def _law(size: Node) -> tuple[float, float, float]:
+    """`(sign, log |c|, n)` of a size that is `c * length**n`, what was added to it left out."""
     before = size.main()
     if size.op in REDUCTIONS or before is None:
-        return 0.0, 2.0 if size.op in _OF_SQUARES else 1.0
-    log_c, n = _law(before)
+        return 1.0, 0.0, 2.0 if size.op in _OF_SQUARES else 1.0
+    sign, log_c, n = _law(before)
     position = 1 if size.args[0] is before else 0
-    log_number = _log(size.number(position))
-    if size.op == "mul":
-        return log_c + log_number, n
-    if size.op == "div":
-        return (log_c - log_number, n) if position == 1 else (log_number - log_c, -n)
+    if size.op == "neg":
+        return -sign, log_c, n
+    if size.op in ("mul", "div"):
+        sign_number, log_number = _constant(size, position)
+        if size.op == "div" and position == 0:
+            return sign * sign_number, log_number - log_c, -n
+        return sign * sign_number, log_c + (log_number if size.op == "mul" else -log_number), n
     power = size.number(1) if size.op == "pow" and position == 1 else _POWERS.get(size.op)
-    return (log_c, n) if power is None else (log_c * power, n * power)
+    return (sign, log_c, n) if power is None else (1.0, log_c * power, n * power)
 
 
-def _log(number: float | None) -> float:
-    return math.log(abs(number)) if number else 0.0
+def _measured(size: Node) -> Node:
+    """The vector whose length a size is."""
+    while size.op not in REDUCTIONS and (before := size.main()) is not None:
+        size = before
+    vector = size.main() or size
+    squared = vector.op == "pow" or (vector.op == "mul" and len({*vector.parents()}) == 1)
+    of_squares = size.op == "mean" or size.op == "sum"
+    return (vector.main() or vector) if of_squares and squared else vector
+
+
+def _bare(node: Node) -> tuple[Node, float, float]:
+    """What a vector is a constant times, and that constant's sign and logarithm."""
+    sign, log_c = 1.0, 0.0
+    while not node.is_root and (before := node.main()) is not None:
+        if node.op == "neg":
+            sign = -sign
+        elif node.op in ("mul", "div") and node.args[0] is before and node.number(1) and not _learns(node.args[1]):
+            sign_number, log_number = _constant(node, 1)
+            sign, log_c = sign * sign_number, log_c + (log_number if node.op == "mul" else -log_number)
+        elif node.op not in ops.SAME:
+            break
+        node = before
+    return node, sign, log_c
+
+
+def _constant(node: Node, position: int) -> tuple[float, float]:
+    """Sign and logarithm of the number at `position`; those of 1 where it is none, or learns."""
+    number = None if _learns(node.args[position]) else node.number(position)
+    return (math.copysign(1.0, number), math.log(abs(number))) if number else (1.0, 0.0)
+
+
+def _learns(arg: object) -> bool:
+    return isinstance(arg, Node) and any(leaf.op == "parameter" for leaf in ancestors(arg))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sqrtdk.tracing.classify.lengths import LENGTHS, REDUCTIONS, clips, numerator
+from sqrtdk.tracing.classify.lengths import LENGTHS, REDUCTIONS, clips, learned_gain, numerator
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.graph import Node
 from sqrtdk.tracing.watch.marks import Norm
@@ -38,7 +38,8 @@ def _multiplied(node: Node, active: Sequence[Node]) -> None:
         divided = next(p for p in active if not p.size)
         kind = "layer" if sizes[0].size == "rms" and _is_centred(divided) else sizes[0].size or ""
         axis = _axis(sizes[0])
-        node.norm = _of_length(kind, numerator(sizes[0], node.op), divided.shape[axis], axis)
+        norm = _of_length(kind, numerator(sizes[0], divided, node.op), divided.shape[axis], axis)
+        node.norm = replace(norm, learned=learned_gain(sizes[0], node.op))
     elif sizes:
         node.size = sizes[0].size
     elif len(active) == 1 and active[0].norm and node.op == "mul" and _is_gain(node):

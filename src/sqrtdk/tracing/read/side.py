@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from sqrtdk.tracing.classify.effect import ROTATION
+from sqrtdk.tracing.read.factors import tensor_factor
 from sqrtdk.tracing.read.matrices import turned_by_matrix, turned_by_sum
 from sqrtdk.tracing.read.multiply import multiplied
 from sqrtdk.tracing.read.normed import normed
@@ -25,7 +26,7 @@ from sqrtdk.tracing.read.sums import summed
 from sqrtdk.tracing.records import BY_DATA, Factor, Stage
 from sqrtdk.tracing.watch import ops, places
 from sqrtdk.tracing.watch.graph import Node, ancestors, replay
-from sqrtdk.tracing.watch.marks import Root
+from sqrtdk.tracing.watch.marks import Norm, Root
 
 _RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias", "unflatten"})
 _TURNS = ("rope", "xpos")
@@ -175,18 +176,26 @@ def _normalised(node: Node, where: str) -> Side | None:
     source, _ = normed(node)
     before = None if source is None else follow(source, where)
     turns = [stage for stage in before.stages if stage.name in _TURNS] if before is not None else []
-    by = node.norm.by
+    gains = _gains_of(node.norm, where)
     side = side.then(
         *turns,
         Stage(where, "norm", node.norm.kind),
-        basis=node.value if by == 1.0 else node.value / by,
+        basis=node.value / math.prod(gain.value or 1.0 for gain in gains) if gains else node.value,
         factors=(),
         norm=node.norm.kind,
         norm_gain=node.norm.gain,
         normed=node.shape[-1],
     )
-    factor = Factor(by, where, "number")
-    return side if by == 1.0 else side.times(factor, Stage(where, "scale", factor.text()))
+    for gain in gains:
+        side = side.times(gain, Stage(where, "scale", gain.text()))
+    return side
+
+
+def _gains_of(norm: Norm, where: str) -> list[Factor]:
+    """What the vectors of a norm are longer by than it says, be it a number or learned."""
+    learned = None if norm.learned is None else tensor_factor(*norm.learned, where, -1)
+    gains = [] if norm.by == 1.0 else [Factor(norm.by, where, "number")]
+    return gains if learned is None else [*gains, learned]
 
 
 def _unstacked(node: Node, where: str) -> Side | None:

@@ -96,13 +96,15 @@ class Pairs:
 class Norm:
     """A normalisation, "rms", "layer", "l2" or "group", and whether a gain for each channel followed it.
 
-    `axis` is that of the vectors that have the length now, counted from the end; they are `by` times as long.
+    `axis` is that of the vectors that have the length now, counted from the end; they are `by` times as long, and
+    `learned` times, a number that learns: its node and value.
     """
 
     kind: str
     gain: bool = False
     axis: int = -1
     by: float = 1.0
+    learned: tuple[Node, Tensor | None] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
