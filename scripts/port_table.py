@@ -26,6 +26,7 @@ LANGUAGES: tuple[Language, ...] = ("en", "zh")
 JUDGED = {"exact", "declared"}
 LONGEST_ERROR = 160
 CLOSED = re.compile(r"(?<=[\u4e00-\u9fff]) (?=[\u4e00-\u9fff])")  # a space that stood beside Latin letters
+ENGLISH = re.compile(r"[A-Za-z][\x20-\x7e]* [\x20-\x7e]*[A-Za-z0-9)]")  # words of it
 
 # Rule of the scale, by the config field that declares it; without a declaration it is the textbook's.
 TEXTBOOK = "`1/sqrt(d)`"
@@ -109,7 +110,11 @@ def _reasons(entry: dict[str, Any]) -> list[str]:
 
 
 def _said(reason: str, language: int) -> str:
-    return f"`{reason}`" if reason.startswith("softmax(") else CLOSED.sub("", said(reason, LANGUAGES[language]))
+    """A reason; what is left of its English in Chinese, the names of operations, as code."""
+    if reason.startswith("softmax("):
+        return f"`{reason}`"
+    text = CLOSED.sub("", said(reason, LANGUAGES[language]))
+    return text if LANGUAGES[language] == "en" else ENGLISH.sub(r"`\g<0>`", text)
 
 
 def _shortened(error: str) -> str:

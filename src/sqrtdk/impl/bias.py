@@ -22,7 +22,8 @@ def with_bias(call: Call) -> Call:
 
 def check_term(call: Call) -> None:
     """Refuse a position term whose sizes do not fit: that of the first row and key is computed."""
-    first = replace(call, query=call.query[..., :1, :], key=call.key[..., :1, :], bias=None, places=None)
+    query, key, value = (x[..., :1, :] for x in (call.query, call.key, call.value))
+    first = Call(query, key, value, 1.0, term=call.term, shift=call.shift)
     with torch.no_grad():
         try:
             with_bias(first)
