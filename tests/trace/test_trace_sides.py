@@ -329,6 +329,17 @@ def test_no_constant_of_a_length_stops_a_trace(size: Turn) -> None:
     assert call.norm == "l2"
 
 
+def test_a_length_on_which_much_is_done_stops_no_trace() -> None:
+    def norm(x: Tensor) -> Tensor:
+        size = length(x)
+        for _ in range(1200):  # more than Python calls go into one another
+            size = -size
+        return x / size
+
+    call = traced(lambda m, q, k, v: scores(norm(q), k / length(k), v, 3.0))
+    assert (call.norm, call.scale.effective) == ("l2", pytest.approx(3.0))
+
+
 @everywhere
 @pytest.mark.parametrize(
     "clip", [lambda x: x * (2.0 / (length(x) + 1e-6)).clamp(max=1.0), lambda x: x / length(x).clamp_min(1.0)]

@@ -12,6 +12,7 @@ from sqrtdk.tracing.watch.graph import Node, ancestors, capacity
 LENGTHS = frozenset({"linalg_vector_norm", "norm"})
 REDUCTIONS = frozenset({"mean", "var", "std", "sum"}) | LENGTHS
 _OF_SQUARES = frozenset({"mean", "var", "sum"})
+_CLAMPS = frozenset({"clamp", "clamp_max", "clamp_min", "minimum", "maximum"})
 _POWERS = {"sqrt": 0.5, "rsqrt": -0.5, "reciprocal": -1.0}
 _MOST_EPS = 1e-2  # a length kept from falling below more is cut off, not kept from zero
 _LARGEST = 700.0  # logarithm of what a float holds
@@ -43,6 +44,8 @@ def learned_gain(size: Node, op: str) -> tuple[Node, Tensor | None] | None:
 
 def clips(node: Node, size: Node) -> bool:
     """Whether a clamp of a size lets short vectors be and cuts long ones, as no normalisation does."""
+    if node.op not in _CLAMPS:
+        return False
     _, log_c, n = _law(size)
     bound = _bound(node, upper=n < 0.0)
     if bound is None or not 0.0 < bound < math.inf or n == 0.0:
@@ -58,30 +61,39 @@ def _bound(node: Node, *, upper: bool) -> float | None:
 
 def _law(size: Node) -> tuple[float, float, float]:
     """`(sign, log |c|, n)` of a size that is `c * length**n`, what was added to it left out."""
-    before = size.main()
-    if size.op in REDUCTIONS or before is None:
-        return 1.0, 0.0, 2.0 if size.op in _OF_SQUARES else 1.0
-    sign, log_c, n = _law(before)
-    position = 1 if size.args[0] is before else 0
-    if size.op == "neg":
-        return -sign, log_c, n
-    if size.op in ("mul", "div"):
-        sign_number, log_number = _constant(size, position)
-        if size.op == "div" and position == 0:
-            return sign * sign_number, log_number - log_c, -n
-        return sign * sign_number, log_c + (log_number if size.op == "mul" else -log_number), n
-    power = size.number(1) if size.op == "pow" and position == 1 else _POWERS.get(size.op)
-    return (sign, log_c, n) if power is None else (1.0, log_c * power, n * power)
+    *steps, reduction = _steps(size)
+    sign, log_c, n = 1.0, 0.0, 2.0 if reduction.op in _OF_SQUARES else 1.0
+    for node, before in zip(reversed(steps), (reduction, *reversed(steps)), strict=False):
+        position = 1 if node.args[0] is before else 0
+        if node.op == "neg":
+            sign = -sign
+        elif node.op in ("mul", "div"):
+            sign_number, log_number = _constant(node, position)
+            sign *= sign_number
+            if node.op == "div" and position == 0:
+                log_c, n = log_number - log_c, -n
+            else:
+                log_c += log_number if node.op == "mul" else -log_number
+        else:
+            power = node.number(1) if node.op == "pow" and position == 1 else _POWERS.get(node.op)
+            sign, log_c, n = (sign, log_c, n) if power is None else (1.0, log_c * power, n * power)
+    return sign, log_c, n
+
+
+def _steps(size: Node) -> list[Node]:
+    """A size and what it was made from, down to the reduction."""
+    steps = [size]
+    while steps[-1].op not in REDUCTIONS and (before := steps[-1].main()) is not None:
+        steps.append(before)
+    return steps
 
 
 def _measured(size: Node) -> Node:
     """The vector whose length a size is."""
-    while size.op not in REDUCTIONS and (before := size.main()) is not None:
-        size = before
-    vector = size.main() or size
+    reduction = _steps(size)[-1]
+    vector = reduction.main() or reduction
     squared = vector.op == "pow" or (vector.op == "mul" and len({*vector.parents()}) == 1)
-    of_squares = size.op == "mean" or size.op == "sum"
-    return (vector.main() or vector) if of_squares and squared else vector
+    return (vector.main() or vector) if reduction.op in ("mean", "sum") and squared else vector
 
 
 def _bare(node: Node) -> tuple[Node, float, float]:
