@@ -7,7 +7,7 @@ import math
 from torch import Tensor
 
 from sqrtdk.tracing.watch import ops
-from sqrtdk.tracing.watch.graph import Node, ancestors, capacity
+from sqrtdk.tracing.watch.graph import Node, capacity, is_learned
 
 LENGTHS = frozenset({"linalg_vector_norm", "norm"})
 REDUCTIONS = frozenset({"mean", "var", "std", "sum"}) | LENGTHS
@@ -118,4 +118,4 @@ def _constant(node: Node, position: int) -> tuple[float, float]:
 
 
 def _learns(arg: object) -> bool:
-    return isinstance(arg, Node) and any(leaf.op == "parameter" for leaf in ancestors(arg))
+    return isinstance(arg, Node) and is_learned(arg)

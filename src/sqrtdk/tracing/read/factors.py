@@ -11,7 +11,7 @@ from torch import Tensor
 from sqrtdk.tracing.classify.axes import paired_axes
 from sqrtdk.tracing.records import DATA, ROWS, Factor
 from sqrtdk.tracing.watch.constants import evaluate
-from sqrtdk.tracing.watch.graph import Node, ancestors, capacity
+from sqrtdk.tracing.watch.graph import Node, ancestors, capacity, is_learned
 
 _MOST_HEADS = 2**12  # of a factor whose values are worked out where there are none
 
@@ -136,8 +136,3 @@ def _source(node: Node) -> str:
 
 def _leaf_name(node: Node) -> str:
     return next((leaf.label for leaf in ancestors(node) if leaf.op in ("parameter", "buffer")), "")
-
-
-def is_learned(node: Node) -> bool:
-    """Whether a parameter is among what it was made from."""
-    return any(leaf.op == "parameter" for leaf in ancestors(node))

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.read.amplitude import amplitude_of_points
-from sqrtdk.tracing.read.factors import is_learned, of_the_rows, read_factor
+from sqrtdk.tracing.read.factors import of_the_rows, read_factor
 from sqrtdk.tracing.read.rotary import decayed, turned
 from sqrtdk.tracing.records import DATA, Factor, Stage
 from sqrtdk.tracing.watch.constants import evaluate
-from sqrtdk.tracing.watch.graph import Node
+from sqrtdk.tracing.watch.graph import Node, is_learned
 
 if TYPE_CHECKING:
     from sqrtdk.tracing.read.side import Side

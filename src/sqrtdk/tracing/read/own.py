@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.read import bands
-from sqrtdk.tracing.read.factors import is_learned, tensor_factor
+from sqrtdk.tracing.read.factors import tensor_factor
 from sqrtdk.tracing.read.fused import CAUSAL
 from sqrtdk.tracing.read.masks import read_addend
 from sqrtdk.tracing.read.reading import Layout, Reading, Vectors
@@ -24,7 +24,7 @@ from sqrtdk.tracing.records import ROWS, Factor
 from sqrtdk.tracing.steps import Hide, Scale, Sink, Softcap, Step
 from sqrtdk.tracing.steps.placed import Placed
 from sqrtdk.tracing.watch.events import KernelCall
-from sqrtdk.tracing.watch.graph import Node
+from sqrtdk.tracing.watch.graph import Node, is_learned
 
 
 def read_own(call: KernelCall) -> Reading:

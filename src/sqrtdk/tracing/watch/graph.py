@@ -289,6 +289,11 @@ def ancestors(node: Node, *, closed: frozenset[str] = frozenset()) -> Iterator[N
                 queue.extend(current.parents())
 
 
+def is_learned(node: Node) -> bool:
+    """Whether a parameter is among what it was made from."""
+    return any(leaf.op == "parameter" for leaf in ancestors(node))
+
+
 def origin(node: Node) -> Node:
     """The tensor that a projection read, before the views and casts that lead to it."""
     while node.op in ops.VIEWS | ops.SAME and not node.is_root:
