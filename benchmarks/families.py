@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 import transformers
@@ -39,7 +39,7 @@ from sqrtdk.audit.declared import KNOWN_FIELDS
 from sqrtdk.audit.families import MLA_YARN
 from sqrtdk.audit.records import CheckReport, JudgedCall
 from sqrtdk.audit.rope_lengths import ROPE_FIELDS
-from transformers_small import LACKING, NotBuiltError, build, default_config, model_classes, small_config
+from tests.hf.small import LACKING, NotBuiltError, build, default_config, model_classes, small_config
 
 RESULTS = Path(__file__).parent / "results" / "families.json"
 TYPES = (

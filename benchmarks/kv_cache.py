@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "kv"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 import transformers
-from quantised_caches import CONFIGS, Cast, Grouped, build, divergences, int8, step, tokens
 from transformers.cache_utils import Fp8QuantizedLayer
 
 from sqrtdk.kv import forecast_calls
 from sqrtdk.tracing import Trace
+from tests.kv.quantised_caches import CONFIGS, Cast, Grouped, build, divergences, int8, step, tokens
 
 CACHES = {
     "fp8_e4m3 tensor": ("fp8_e4m3", None, 0, Fp8QuantizedLayer),

@@ -161,7 +161,7 @@ def main(folder: Path) -> int:
         print(f"make gpu could not set up .venv-gpu: {error}", file=sys.stderr)
         return 2
     folder.mkdir(parents=True, exist_ok=True)
-    os.environ |= {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")]), "HF_HUB_OFFLINE": "1"}
+    os.environ |= {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), "HF_HUB_OFFLINE": "1"}
     os.environ.pop("TRITON_INTERPRET", None)
 
     ran = tests(python, folder, TESTS_S)

@@ -73,7 +73,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders of runs: "healthy" and "unscaled" really trained, "sick" written with all that can go wrong."""
-    import watched_runs
+    from tests.monitor import watched_runs
 
     folder = tmp_path_factory.mktemp("runs")
     return {

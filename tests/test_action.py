@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 import pytest
 import yaml
 
-import sarif_rules
-from program import environment
+from tests.report import sarif_rules
+from tests.support.program import environment
 
 ROOT = Path(__file__).parents[1]
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text())

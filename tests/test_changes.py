@@ -6,9 +6,9 @@ import ast
 
 import pytest
 
-from changes import Change, plant
-from token_changes import changed_text
-from tree_changes import changed_tree
+from tests.planting.changes import Change, plant
+from tests.planting.tokens import changed_text
+from tests.planting.trees import changed_tree
 
 PYTHON = """
 import math

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sinks_read import needs
+from tests.integrations.sinks_read import needs
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))

@@ -16,8 +16,6 @@ import numpy as np
 import pytest
 import torch
 
-import sample_diff
-import sample_report
 import sqrtdk
 from sqrtdk import AuxRequest, lab
 from sqrtdk.audit.cache import CacheForecast
@@ -28,6 +26,7 @@ from sqrtdk.lab.record import Record
 from sqrtdk.report.files import WRITERS
 from sqrtdk.report.watch_summary import Summary
 from sqrtdk.tracing.records import AttentionCall
+from tests.report import sample_diff, sample_report
 
 TYPED = """
 from typing import assert_type

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tolerances import FOUND, allowed, complaint, gradient_complaints
+from tests.tolerances import FOUND, allowed, complaint, gradient_complaints
 
 B, H, L, S, E = 8, 3, 12, 10, 8
 ROWS = B * H * L

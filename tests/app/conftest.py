@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request
 
-from app_served import Served, served
+from tests.app.served import Served, served
 
 GRADIO = importlib.util.find_spec("gradio") is not None
 WAIT_MS = 180_000  # a machine that is busy with other tests draws slowly

@@ -10,11 +10,6 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-import sample_diff
-import sample_report
-import watched_runs
-from sample_lab import hostile, records
-from sample_report import EVIL
 from sqrtdk.app.catalogue import words
 from sqrtdk.app.figures import FIGURES
 from sqrtdk.app.settings import CONTROLS
@@ -24,6 +19,10 @@ from sqrtdk.report import diff_json, watch_json
 from sqrtdk.report import json as check_json
 from sqrtdk.report.plain import plain
 from sqrtdk.report.watch_summary import summarise
+from tests.monitor import watched_runs
+from tests.report import sample_diff, sample_report
+from tests.report.sample_lab import hostile, records
+from tests.report.sample_report import EVIL
 
 pytestmark = pytest.mark.browser
 expect.set_options(timeout=180_000)

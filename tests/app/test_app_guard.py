@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from app_served import Served, served
 from sqrtdk.app.guard import LARGEST_BODY
+from tests.app.served import Served, served
 
 
 def test_the_root_leads_to_the_readers_language(explorer: Served) -> None:

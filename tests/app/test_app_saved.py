@@ -11,13 +11,7 @@ from typing import Any
 import pytest
 from markupsafe import escape
 
-import sample_diff
-import sample_report
 import sqrtdk
-import watched_runs
-from html_page import HtmlPage
-from sample_lab import hostile, records
-from sample_report import EVIL
 from sqrtdk._language import Language
 from sqrtdk.app import claims, rebuilt, saved
 from sqrtdk.app.catalogue import LANGUAGES, words
@@ -42,6 +36,11 @@ from sqrtdk.report.said import said
 from sqrtdk.report.terminal_words import word
 from sqrtdk.report.watch_compare import compare
 from sqrtdk.report.watch_summary import summarise
+from tests.monitor import watched_runs
+from tests.report import sample_diff, sample_report
+from tests.report.html_page import HtmlPage
+from tests.report.sample_lab import hostile, records
+from tests.report.sample_report import EVIL
 
 CHECKS = ("healthy", "static", "sick", "leaking", "unjudged")
 PASSED = {"healthy": "passed", "static": "scales", "sick": "failed", "leaking": "failed", "unjudged": "incomplete"}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from html_page import HtmlPage
 from sqrtdk._language import Language
 from sqrtdk.app import figures, sample, tables
 from sqrtdk.app.catalogue import LANGUAGES, words
 from sqrtdk.app.settings import parse
 from sqrtdk.report.figures import number
 from sqrtdk.theory import expected_entropy_nats, expected_jacobian_norm, expected_peak
+from tests.report.html_page import HtmlPage
 
 
 def glance(typed: dict[str, str], language: Language = "en") -> dict[str, list[str]]:

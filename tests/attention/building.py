@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from program import Warm
 from sqrtdk.impl.kernel import load
+from tests.support.program import Warm
 
 CALL = """
 import json, sys, torch, sqrtdk

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 import sqrtdk
-from kernel_here import unable
 from sqrtdk.errors import UnsupportedError
-from tolerances import complaint, gradient_complaints
+from tests.support.kernel_here import unable
+from tests.tolerances import complaint, gradient_complaints
 
 IMPLEMENTATIONS = ("auto", *(() if unable() else ("cpu",)), "dense", "fused", "tiled")
 every = pytest.mark.parametrize("impl", IMPLEMENTATIONS)

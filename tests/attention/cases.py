@@ -9,10 +9,24 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from covering import Row, covering
-from parts import BIASES, DTYPES, LONG, MASKS, SCALES, SHAPES, SINKS, SOFTCAPS, Leaves, Part, Shape, randn
 from torch import Tensor
-from variants import (
+
+from tests.attention.covering import Row, covering
+from tests.attention.parts import (
+    BIASES,
+    DTYPES,
+    LONG,
+    MASKS,
+    SCALES,
+    SHAPES,
+    SINKS,
+    SOFTCAPS,
+    Leaves,
+    Part,
+    Shape,
+    randn,
+)
+from tests.attention.variants import (
     CONTENT,
     FOLDED,
     NO_HEADS,
@@ -26,8 +40,7 @@ from variants import (
     TERMS,
     WIDE_KEYS,
 )
-
-from tolerances import HALF
+from tests.tolerances import HALF
 
 # in this order: a scale overrides the score's own, and positions and rules look at the masks
 TABLES: dict[str, Mapping[str, Part]] = {

@@ -1,16 +1,12 @@
 """Every test here: tiny calls are many blocks."""
 
-import sys
 from collections.abc import Iterator
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
 import sqrtdk._attention  # noqa: F401 - its names are bound before any is replaced
-from program import Warm
-
-sys.path.insert(0, str(Path(__file__).parent))
+from tests.support.program import Warm
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +29,7 @@ def without_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from small import SIZES
+    from tests.attention.small import SIZES
 
     for module, sizes in SIZES.items():
         for name, value in sizes.items():

@@ -9,10 +9,10 @@ from __future__ import annotations
 import sys
 
 import torch
-from cases import CASES, LONG_CASES
-from judging import expect, judge
 
 from sqrtdk.impl.kernel import libraries
+from tests.attention.cases import CASES, LONG_CASES
+from tests.attention.judging import expect, judge
 
 SOON = 80  # small cases, in which most errors are found, before the long ones
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 
 import torch
-from oracle import Pairs, dot
 from torch import Tensor
+
+from tests.attention.oracle import Pairs, dot
 
 
 def per_pair(weight: Tensor) -> Tensor:

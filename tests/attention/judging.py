@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from cases import Case, as_leaves
-from oracle import STATISTICS, WITH_GRADIENT, Answer, attend
-from parts import Leaves
-from plain import plain
 from torch import Tensor
 
 import sqrtdk
-import triton_here
-from kernel_here import unable
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.stats.request import AuxOutput
-from tolerances import HALF, complaint, half_complaint
+from tests.attention.cases import Case, as_leaves
+from tests.attention.oracle import STATISTICS, WITH_GRADIENT, Answer, attend
+from tests.attention.parts import Leaves
+from tests.attention.plain import plain
+from tests.support import triton_here
+from tests.support.kernel_here import unable
+from tests.tolerances import HALF, complaint, half_complaint
 
 # The compiled kernel is judged wherever it can be built: `make test` builds it.
 HERE = () if unable() else ("cpu",)

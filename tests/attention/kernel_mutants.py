@@ -1,8 +1,8 @@
-"""Planted errors of the compiled kernel; see `changes` and `token_changes` for the patterns."""
+"""Planted errors of the compiled kernel; see `tests.planting` for the patterns."""
 
 from __future__ import annotations
 
-from changes import Change, Planted, plant
+from tests.planting.changes import Change, Planted, plant
 
 LANES, OPERANDS, ROW, FORWARD, DECODE, BACKWARD = (
     f"impl/kernel/{name}.h" for name in ("lanes", "operands", "row", "forward", "decode", "backward")

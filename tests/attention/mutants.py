@@ -1,8 +1,8 @@
-"""Planted errors of the operation and its implementations but the compiled kernel; see `changes` for the patterns."""
+"""Planted errors of the operation and of each implementation but the compiled kernel; patterns: `tests.planting`."""
 
 from __future__ import annotations
 
-from changes import Change, Planted, plant
+from tests.planting.changes import Change, Planted, plant
 
 ATTEND, LOGITS, SOFTMAX, ROW_STATS = (f"impl/rows.py:{name}" for name in ("attend", "logits", "_softmax", "row_stats"))
 SEEN, COUNT, GROW = "impl/call.py:Call.seen", "impl/call.py:Call.visible_keys", "impl/call.py:grow"

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 
 import torch
-from oracle import Pairs, dot, repeat_heads, visible_keys
 from torch import Tensor
+
+from tests.attention.oracle import Pairs, dot, repeat_heads, visible_keys
 
 
 def plain(

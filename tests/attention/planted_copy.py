@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 
 import sqrtdk
-from changes import Planted
-from token_changes import changed_text
-from tree_changes import changed_tree
+from tests.planting.changes import Planted
+from tests.planting.tokens import changed_text
+from tests.planting.trees import changed_tree
 
 HOME = Path(sqrtdk.__file__).parent
 

@@ -6,10 +6,10 @@ Run by `test_attention_kernel_sanitized.py`, with the sanitizer's library preloa
 from __future__ import annotations
 
 import torch
-from cases import CASES, LONG_CASES, as_leaves
 
 import sqrtdk
 from sqrtdk.impl.kernel import build, libraries, load
+from tests.attention.cases import CASES, LONG_CASES, as_leaves
 
 FLAGS = ("-g", "-O1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 

@@ -6,14 +6,14 @@ from functools import lru_cache
 from itertools import combinations, product
 
 import pytest
-from cases import CASES, FEW_CASES, LONG_CASES, TABLES, Case, possible
-from judging import IMPLEMENTATIONS, Expected, expect, judge, judge_at_once
-from parts import DTYPES, SHAPES
 
-import triton_here
-from kernel_here import unable
 from sqrtdk.errors import UnsupportedError
-from triton_here import needs_triton
+from tests.attention.cases import CASES, FEW_CASES, LONG_CASES, TABLES, Case, possible
+from tests.attention.judging import IMPLEMENTATIONS, Expected, expect, judge, judge_at_once
+from tests.attention.parts import DTYPES, SHAPES
+from tests.support import triton_here
+from tests.support.kernel_here import unable
+from tests.support.triton_here import needs_triton
 
 TRITON_CASES = [case for case in CASES if case.triton_can]
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from calls import close, close_gradients, every, lse_and_entropy, qkv, with_aux
-from oracle import attend
 
 import sqrtdk
 from sqrtdk.errors import SqrtdkError, UnsupportedError
+from tests.attention.calls import close, close_gradients, every, lse_and_entropy, qkv, with_aux
+from tests.attention.oracle import attend
 
 
 def some_rows_blind(length: int, keys: int, kind: str) -> dict[str, Any]:

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from calls import close, every, refuses, with_aux
-from oracle import attend
 from torch import Tensor
 
 import sqrtdk
 from sqrtdk import AuxRequest
 from sqrtdk.stats import RowStats, row_stats
-from tolerances import allowed
+from tests.attention.calls import close, every, refuses, with_aux
+from tests.attention.oracle import attend
+from tests.tolerances import allowed
 
 OVERFLOW = "can't run this call: .* or q and k may overflow"
 NOT_FLOAT64 = {"cpu": "it takes float32, bfloat16, float16"}

@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 import torch
-from calls import IMPLEMENTATIONS, close, qkv
-from covering import Row, covering
-from oracle import visible_keys
 from torch import Tensor
 
 import sqrtdk
 from sqrtdk import AuxRequest
 from sqrtdk.errors import UnsupportedError
-from tolerances import complaint
+from tests.attention.calls import IMPLEMENTATIONS, close, qkv
+from tests.attention.covering import Row, covering
+from tests.attention.oracle import visible_keys
+from tests.tolerances import complaint
 
 LENGTH, DIM, HEADS = 7, 8, 4
 MASKS: dict[str, dict[str, Any]] = {

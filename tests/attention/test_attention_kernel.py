@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import sqrtdk
-from kernel_here import needs_kernel
 from sqrtdk import AuxRequest, positions
 from sqrtdk.errors import UnsupportedError
-from tolerances import complaint, gradient_complaints, half_complaint
+from tests.support.kernel_here import needs_kernel
+from tests.tolerances import complaint, gradient_complaints, half_complaint
 
 pytestmark = needs_kernel
 ALL = AuxRequest.all()

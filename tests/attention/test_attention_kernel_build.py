@@ -13,12 +13,12 @@ import time
 from pathlib import Path
 
 import pytest
-from building import CALL, built, call, fresh_call, quick, script, settings
 
-from kernel_here import needs_kernel, unable
-from program import Warm
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.kernel import build, compiler, libraries
+from tests.attention.building import CALL, built, call, fresh_call, quick, script, settings
+from tests.support.kernel_here import needs_kernel, unable
+from tests.support.program import Warm
 
 
 def test_without_a_compiler_everything_works_and_says_why(tmp_path: Path, warm: Warm) -> None:

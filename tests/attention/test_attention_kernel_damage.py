@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from building import built, call, planted, quick, settings
 
-from kernel_here import needs_kernel
-from program import Warm
+from tests.attention.building import built, call, planted, quick, settings
+from tests.support.kernel_here import needs_kernel
+from tests.support.program import Warm
 
 pytestmark = needs_kernel
 Damage = Callable[[Path], None]  # of the file that has the library's name

@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from cases import CASES, Case, as_leaves
-from judging import cotangents, expect
 from torch import Tensor
 from torch.nn import functional
 
 import sqrtdk
-from kernel_here import needs_kernel
+from tests.attention.cases import CASES, Case, as_leaves
+from tests.attention.judging import cotangents, expect
+from tests.support.kernel_here import needs_kernel
 
 pytestmark = needs_kernel
 

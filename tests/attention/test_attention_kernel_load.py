@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from building import built, call, fresh_call, planted, quick, script, settings
 
 import sqrtdk
-from kernel_here import needs_kernel
-from program import Warm
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.kernel import build, libraries, load
+from tests.attention.building import built, call, fresh_call, planted, quick, script, settings
+from tests.support.kernel_here import needs_kernel
+from tests.support.program import Warm
 
 
 @needs_kernel

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from kernel_mutants import MUTANTS
-from planted_copy import planted_copy
 
 import sqrtdk
-from kernel_here import needs_kernel
+from tests.attention.kernel_mutants import MUTANTS
+from tests.attention.planted_copy import planted_copy
+from tests.support.kernel_here import needs_kernel
+from tests.support.paths import with_tests
 
 HOME = Path(sqrtdk.__file__).parent
 FINDER = Path(__file__).with_name("find_planted.py")
@@ -23,11 +23,9 @@ pytestmark = [
 
 
 def judged(package: Path, cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join(map(str, (package, FINDER.parent, FINDER.parents[1])))
-    given = os.environ | {"PYTHONPATH": path, "SQRTDK_CACHE": str(cache)}
-    return subprocess.run(
-        [sys.executable, str(FINDER), *arguments], env=given, capture_output=True, text=True, check=False
-    )
+    given = with_tests(package, SQRTDK_CACHE=str(cache))
+    command = [sys.executable, str(FINDER), *arguments]
+    return subprocess.run(command, env=given, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("name", MUTANTS)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from cases import CASES, LONG_CASES
-from planted_copy import planted_copy
 
-from changes import Change, plant
-from kernel_here import needs_kernel
 from sqrtdk.impl.kernel.compiler import command
 from sqrtdk.impl.kernel.libraries import HOME
+from tests.attention.cases import CASES, LONG_CASES
+from tests.attention.planted_copy import planted_copy
+from tests.planting.changes import Change, plant
+from tests.support.kernel_here import needs_kernel
+from tests.support.paths import with_tests
 
 PROGRAM = Path(__file__).with_name("sanitized.py")
 OVERRUN = plant("impl/kernel/forward.h:Tile", Change("(A * B),", "(A * B - 16),", at=0))  # the logits of a tile
@@ -29,11 +29,10 @@ def run(cache: Path, package: Path) -> subprocess.CompletedProcess[str]:
         subprocess.run([*command(), f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout
         for name in ("libasan.so", "libubsan.so", "libstdc++.so.6")
     ]
-    given = os.environ | {
+    given = with_tests(package) | {
         "LD_PRELOAD": " ".join(path.strip() for path in found),
         "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0:exitcode=99",
         "SQRTDK_CACHE": str(cache),
-        "PYTHONPATH": os.pathsep.join(map(str, (package, PROGRAM.parent, PROGRAM.parents[1]))),
     }
     return subprocess.run([sys.executable, str(PROGRAM)], env=given, capture_output=True, text=True, check=False)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 import sqrtdk
 from sqrtdk import positions, scores
 from sqrtdk.impl import tiled as tiled_module
-from tolerances import complaint
+from tests.tolerances import complaint
 
 IMPLEMENTATIONS = ("auto", "dense", "fused", "tiled")
 WITHOUT_TORCH = ("auto", "dense", "tiled")

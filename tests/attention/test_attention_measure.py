@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 import sqrtdk
-from largest import Largest
 from sqrtdk import AuxRequest, positions, scales, scores
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.stats import RowStats, head_stats
-from tolerances import complaint
+from tests.stats.largest import Largest
+from tests.tolerances import complaint
 
 CALLS: dict[str, dict[str, Any]] = {
     "plain": {},

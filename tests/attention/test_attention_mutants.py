@@ -21,16 +21,16 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from cases import CASES, TRIPLES, Case
-from judging import Attention, Expected, expect, judge
-from mutants import MUTANTS
-from small import SIZES
 
 import sqrtdk
-from changes import Planted
-from kernel_here import needs_kernel, unable
 from sqrtdk.errors import UnsupportedError
-from tree_changes import changed_tree
+from tests.attention.cases import CASES, TRIPLES, Case
+from tests.attention.judging import Attention, Expected, expect, judge
+from tests.attention.mutants import MUTANTS
+from tests.attention.small import SIZES
+from tests.planting.changes import Planted
+from tests.planting.trees import changed_tree
+from tests.support.kernel_here import needs_kernel, unable
 
 HOME = Path(sqrtdk.__file__).parent
 FRESH = ("sqrtdk._attention", "sqrtdk._resolve", "sqrtdk._arguments", "sqrtdk.impl", "sqrtdk.stats")

@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
-from oracle import STATISTICS, attend
 from torch import Tensor
 from torch.nn import functional
 
-from tolerances import complaint, gradient_complaints
+from tests.attention.oracle import STATISTICS, attend
+from tests.tolerances import complaint, gradient_complaints
 
 F64 = torch.float64
 LONGEST, LOGIT = 7, 20.0  # sum of a row; a product of normal numbers

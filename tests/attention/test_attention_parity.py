@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import sqrtdk
-from tolerances import HALF, complaint
+from tests.tolerances import HALF, complaint
 
 CHUNKS, EACH = 24, 100
 LENGTHS = (0, 1, 1, 2, 3, 5, 8, 17)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 
-import kernel_mutants
-import mutants
 import pytest
-from planted_copy import HOME, changed_code
 
-from changes import Planted
-from token_changes import WORDS, tokens_of
-from tree_changes import DEFINITIONS, scope_of
+from tests.attention import kernel_mutants, mutants
+from tests.attention.planted_copy import HOME, changed_code
+from tests.planting.changes import Planted
+from tests.planting.tokens import WORDS, tokens_of
+from tests.planting.trees import DEFINITIONS, scope_of
 
 TABLES = {**mutants.MUTANTS, **{f"kernel: {name}": planted for name, planted in kernel_mutants.MUTANTS.items()}}
 

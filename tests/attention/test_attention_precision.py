@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from calls import close, close_gradients, every, every_with_dropout, lse_and_entropy, qkv, with_aux
-from oracle import attend
 from torch import Tensor
 from torch.nn import functional
 
 import sqrtdk
 from sqrtdk import positions, scales, scores
 from sqrtdk.impl import tiled as tiled_module
+from tests.attention.calls import close, close_gradients, every, every_with_dropout, lse_and_entropy, qkv, with_aux
+from tests.attention.oracle import attend
 
 UNDERFLOW = 1e-30  # weights below it, next to a peak of 1, may count as 0
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from calls import close, close_gradients
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import sqrtdk
 from sqrtdk import AuxRequest, positions, scores
 from sqrtdk.stats import AuxOutput
-from tolerances import half_complaint
+from tests.attention.calls import close, close_gradients
+from tests.tolerances import half_complaint
 
 CALLS: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import formulas
 import torch
-from oracle import dot, visible_keys
-from parts import Leaves, Part, Shape, randn
 from torch import Generator, Tensor, nn
 
 from sqrtdk import positions, scales, scores
+from tests.attention import formulas
+from tests.attention.oracle import dot, visible_keys
+from tests.attention.parts import Leaves, Part, Shape, randn
 
 Found = dict[str, Any]
 HIDDEN = 3  # width of an additive score's layer

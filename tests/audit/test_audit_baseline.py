@@ -11,11 +11,11 @@ from typing import Any
 import jsonschema
 import pytest
 
-from sample_report import healthy, hostile, judged, leaking, sick, static, unjudged
 from sqrtdk.audit.baseline import Ledger, compare, from_document, ledger, read, same_formula
 from sqrtdk.audit.records import FAIL_ON, SEVERITIES, CheckReport, Finding
 from sqrtdk.errors import BaselineError
 from sqrtdk.report.baseline import to_file, to_json, to_markdown, to_text
+from tests.report.sample_report import healthy, hostile, judged, leaking, sick, static, unjudged
 
 REPORTS = (healthy, static, sick, hostile, leaking, unjudged)
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "baseline.schema.json").read_text())

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attention_blocks import BLOCK, WAYS
 from sqrtdk.audit.check import check
 from sqrtdk.audit.records import CheckReport
 from sqrtdk.report.json import to_json
 from sqrtdk.report.terminal import to_text
+from tests.attentions.blocks import BLOCK, WAYS
 
 E, H, L = 16, 2, 12
 ROOT = E**-0.5
@@ -160,5 +160,5 @@ def test_the_finding_names_the_lines_of_the_factors(static: bool) -> None:
 @pytest.mark.parametrize("name", BY_SUMS)
 def test_a_running_sum_has_the_lines_of_its_product_and_its_exp(name: str) -> None:
     for judged in report(online(name)(ROOT, ROOT, ROOT)).calls:
-        assert "attention_blocks.py:" in (judged.call.product_at or "")
-        assert "attention_blocks.py:" in (judged.call.softmax_at or "")
+        assert "attentions/blocks.py:" in (judged.call.product_at or "")
+        assert "attentions/blocks.py:" in (judged.call.softmax_at or "")

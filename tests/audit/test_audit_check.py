@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from attention_plain import Plain
 from sqrtdk.audit.check import check
 from sqrtdk.audit.records import SEVERITIES
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError
+from tests.attentions.plain import Plain
 
 hf = pytest.importorskip("transformers")
 

@@ -101,7 +101,7 @@ EAGER_SDPA_FAMILIES = ("gpt2", "llama", "qwen3", "gemma3", "granite", "t5", "bar
 
 @pytest.mark.parametrize("name", EAGER_SDPA_FAMILIES)
 def test_a_healthy_family_has_no_finding_above_a_note(name):
-    from families import ATTENTION_CALLS, FAMILIES
+    from tests.hf.families import ATTENTION_CALLS, FAMILIES
 
     config = FAMILIES[name]()
     model = getattr(hf, config.architectures[0])._from_config(config, attn_implementation="sdpa")

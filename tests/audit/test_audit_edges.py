@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attention_edges import ROOT, WIDTH, AfterTheSum, E, EdgeAttention, Gat, H, N, edges
 from sqrtdk.audit.check import check
+from tests.attentions.edges import ROOT, WIDTH, AfterTheSum, E, EdgeAttention, Gat, H, N, edges
 
 SCALES = {
     "right": (ROOT, "exact", None),

@@ -1,4 +1,4 @@
-"""No false alarm on what is right: every family of tests/families.py, variants of them, and code outside transformers.
+"""No false alarm on what is right: every family of `tests.hf.families`, variants of them, and other code.
 
 Every attention is counted, its verdict is exact or declared by what the table names, and no finding is above a note.
 """
@@ -16,7 +16,7 @@ from torch import nn
 from sqrtdk.audit.check import check
 
 hf = pytest.importorskip("transformers")
-from families import (  # noqa: E402  (imports transformers)
+from tests.hf.families import (  # noqa: E402  (imports transformers)
     ATTENTION_CALLS,
     CASES,
     EAGER_ONLY,

@@ -5,9 +5,9 @@ import torch
 import transformers as hf
 from torch import nn
 
-from families import BERT, build
-from rules_by_hand import mask, model_with, run
 from sqrtdk.audit.check import check
+from tests.audit.rules_by_hand import mask, model_with, run
+from tests.hf.families import BERT, build
 
 
 class Attention(nn.Module):

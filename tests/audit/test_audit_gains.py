@@ -9,7 +9,7 @@ from sqrtdk.audit.context import Context
 from sqrtdk.audit.rules import RULES
 from sqrtdk.audit.verdicts import judge, judge_all
 from sqrtdk.tracing.records import Factor, Stage
-from stranger_modules import Attention, module, told
+from tests.audit.stranger_modules import Attention, module, told
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 
-from attention_heads import AFTER, COMBINED, MIXED, ROOT, Attend, B, D, Heads, L, linear, weighed
-from attention_layouts import LAID, Laid
-from attention_written import WRITTEN
 from sqrtdk import check
 from sqrtdk.audit.records import CheckReport
+from tests.attentions.heads import AFTER, COMBINED, MIXED, ROOT, Attend, B, D, Heads, L, linear, weighed
+from tests.attentions.layouts import LAID, Laid
+from tests.attentions.written import WRITTEN
 
 SCALES = {"right": (ROOT, None), "missing": (1.0, "missing"), "twice": (ROOT**2, "twice")}
 over_scales = pytest.mark.parametrize(

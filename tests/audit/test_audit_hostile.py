@@ -10,7 +10,7 @@ from sqrtdk.audit.check import check
 from sqrtdk.audit.configs import field, held, module_at, present
 from sqrtdk.audit.declared import declared
 from sqrtdk.errors import ModelError
-from stranger_modules import ROOT, Attention, Lenient, Net, told
+from tests.audit.stranger_modules import ROOT, Attention, Lenient, Net, told
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import sqrtdk
-import stand_in_kernels as kernels
 from sqrtdk import check, scores
 from sqrtdk.audit.records import CheckReport
+from tests.attentions import stand_in_kernels as kernels
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 

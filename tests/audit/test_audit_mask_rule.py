@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from rules_by_hand import mask, model_with, run, severities
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.rules import RULES
 from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.tracing.records import Stage
+from tests.audit.rules_by_hand import mask, model_with, run, severities
 
 
 @pytest.mark.parametrize(

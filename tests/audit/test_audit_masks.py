@@ -6,8 +6,8 @@ import transformers as hf
 from torch import nn
 from torch.nn import functional as F
 
-from attention_plain import Plain
 from sqrtdk.audit.check import check
+from tests.attentions.plain import Plain
 
 
 @pytest.fixture

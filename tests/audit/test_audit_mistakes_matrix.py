@@ -2,9 +2,9 @@
 
 import pytest
 
-from planted import PLANTED, STYLES, planted
 from sqrtdk.audit.check import check
 from sqrtdk.audit.mistakes import MISTAKES
+from tests.attentions.planted import PLANTED, STYLES, planted
 
 CASES = [(style, mistake) for style in STYLES for mistake in PLANTED]
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-import odd_models as odd
 from sqrtdk import check
 from sqrtdk.errors import InvalidValueError, ModelError, SqrtdkError
 from sqrtdk.models.load import resolve
-from tolerances import allowed
+from tests.audit import odd_models as odd
+from tests.tolerances import allowed
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # strangers' models warn as they like
 
@@ -206,15 +206,15 @@ def test_an_odd_model_is_refused_clearly(
 @pytest.mark.parametrize(("name", "text"), FACTORIES_REFUSED.items(), ids=list(FACTORIES_REFUSED))
 def test_an_odd_factory_is_refused_clearly(name: str, text: str) -> None:
     with pytest.raises(ModelError, match=text) as caught:
-        check(f"odd_models:{name}")
+        check(f"tests.audit.odd_models:{name}")
     assert ("eval() of your class may return None" in caught.value.hint) == ("nothing" in name and "moves" not in name)
     assert caught.value.hint
 
 
 @pytest.mark.parametrize(("name", "verdict"), [("right", "exact"), ("missing", "unexplained")])
 def test_a_model_whose_eval_returns_nothing_is_judged_when_the_factory_returns_it(name: str, verdict: str) -> None:
-    assert [judged.verdict for judged in check(f"odd_models:{name}").calls] == [verdict]
-    assert not resolve(f"odd_models:{name}").module.training
+    assert [judged.verdict for judged in check(f"tests.audit.odd_models:{name}").calls] == [verdict]
+    assert not resolve(f"tests.audit.odd_models:{name}").module.training
 
 
 @pytest.mark.parametrize("kind", ["frozen", "frozen trace"])

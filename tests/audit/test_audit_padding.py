@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from families import FAMILIES, build
 from sqrtdk.audit.check import check
+from tests.hf.families import FAMILIES, build
 
 L = 12
 LEFT = torch.arange(L) >= 3

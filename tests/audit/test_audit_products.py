@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-import attention_products as styles
-import attention_scores as others
-from attention_products import DIM, ROOT, Attend, Attention, B, E, H, L
 from sqrtdk import check
 from sqrtdk.audit.records import CheckReport
+from tests.attentions import products as styles
+from tests.attentions import scores as others
+from tests.attentions.products import DIM, ROOT, Attend, Attention, B, E, H, L
 
 # name -> the factor that makes it; the scale once more on q makes "twice"
 MISTAKES = {"missing": 1.0, "inverted": math.sqrt(E), "model_dim": DIM**-0.5, "head_count": H**-0.5}

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from attention_programs import (
+from sqrtdk.audit.check import check
+from tests.attentions.programs import (
     ROOT,
     WIDTH,
     Adapter,
@@ -23,7 +24,6 @@ from attention_programs import (
     changed,
     whole,
 )
-from sqrtdk.audit.check import check
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 

@@ -18,7 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface  # noqa: E40
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask  # noqa: E402
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: E402
 
-from families import FAMILIES  # noqa: E402  (imports transformers)
+from tests.hf.families import FAMILIES  # noqa: E402  (imports transformers)
 
 FAULTS = (None, "scaling", "softcap", "mask")
 

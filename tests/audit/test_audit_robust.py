@@ -20,7 +20,7 @@ from sqrtdk.audit.layers import layer_of
 from sqrtdk.audit.rules import RULES
 from sqrtdk.audit.verdicts import judge, judge_all
 from sqrtdk.tracing.records import AttentionCall, Factor, Mask, Scale
-from stranger_modules import Attention, module, told
+from tests.audit.stranger_modules import Attention, module, told
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from rules_by_hand import mask, model_with, run, severities
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.rules import RULES
 from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.theory.gaussian import critical_sigma, expected_entropy_nats
 from sqrtdk.tracing.records import Factor, Stage
+from tests.audit.rules_by_hand import mask, model_with, run, severities
 
 
 @pytest.mark.parametrize("name", sorted(RULES))

@@ -15,8 +15,8 @@ from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError, Unsup
 from sqrtdk.report.fold import fold_findings, values
 
 hf = pytest.importorskip("transformers")
-from families import FAMILIES  # noqa: E402  (imports transformers)
-from tolerances import allowed  # noqa: E402
+from tests.hf.families import FAMILIES  # noqa: E402  (imports transformers)
+from tests.tolerances import allowed  # noqa: E402
 
 
 def build(name, attn=None, **changes):

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sample_report import judged
 from sqrtdk.audit.check import check
 from sqrtdk.audit.config_lines import declared_at, field_lines
 from sqrtdk.audit.places import each
 from sqrtdk.audit.records import Source
+from tests.report.sample_report import judged
 
 GEMMA = {
     "model_type": "gemma2", "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16,

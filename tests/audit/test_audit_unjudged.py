@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from program import fresh
 from sqrtdk.audit.check import check
 from sqrtdk.audit.records import CheckReport
 from sqrtdk.errors import ModelError
 from sqrtdk.report.html import to_html
 from sqrtdk.report.json import to_document
 from sqrtdk.report.terminal import summary_line, to_text
+from tests.support.program import fresh
 
 
 class Attention(nn.Module):

@@ -7,8 +7,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import sqrtdk
-from families import GROUPED, build
 from sqrtdk.audit.check import check
+from tests.hf.families import GROUPED, build
 
 
 class Normed(nn.Module):

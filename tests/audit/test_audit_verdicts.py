@@ -12,7 +12,7 @@ from sqrtdk.audit.layers import strangers
 from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.audit.verdicts import judge, judge_all
 from sqrtdk.tracing.records import Factor
-from stranger_modules import module, told
+from tests.audit.stranger_modules import module, told
 
 
 def test_ranks_are_those_of_the_mistakes_that_a_value_shows(make_call):

@@ -7,8 +7,8 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import masking_utils
 
-from families import GROUPED, LLAMA, build
 from sqrtdk.audit.check import check
+from tests.hf.families import GROUPED, LLAMA, build
 
 W = 8
 SLIDING = {"sliding_window": W}

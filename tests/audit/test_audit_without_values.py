@@ -6,7 +6,7 @@ from torch import nn
 
 from sqrtdk.audit.check import check
 from sqrtdk.errors import ModelError
-from stranger_modules import ROOT, Attention, Lenient, told
+from tests.audit.stranger_modules import ROOT, Attention, Lenient, told
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from sqrtdk.bench import gpu_machine, gpu_record
 from sqrtdk.bench.peers import sdpa
 from sqrtdk.bench.ways import BASE, Way
 from sqrtdk.errors import InvalidValueError
-from triton_here import needs_triton
+from tests.support.triton_here import needs_triton
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))

@@ -8,7 +8,6 @@ import sys
 import pytest
 import torch
 
-from kernel_here import unable
 from sqrtdk import AuxRequest, attention
 from sqrtdk.bench.onnx import operator
 from sqrtdk.bench.peers import dense_statistics
@@ -17,7 +16,8 @@ from sqrtdk.bench.ways import BASE, WAYS
 from sqrtdk.bench.workloads import DTYPES, WORKLOADS, Case, Workload
 from sqrtdk.errors import BenchError
 from sqrtdk.impl.kernel.load import loaded
-from tolerances import complaint
+from tests.support.kernel_here import unable
+from tests.tolerances import complaint
 
 SHAPES = {
     "plain": Workload(2, 3, 3, 40, 40, 16),

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from program import Warm
+from tests.support.program import Warm
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,6 @@ import jsonschema
 import pytest
 from typer.testing import CliRunner, Result
 
-from cli_errors import check_error
 from sqrtdk import cli
 from sqrtdk.bench import ways
 from sqrtdk.bench.choose import chosen
@@ -21,6 +20,7 @@ from sqrtdk.bench.peers import Call, sdpa
 from sqrtdk.bench.ways import WAYS, Way
 from sqrtdk.bench.workloads import DTYPES, WORKLOADS, Case
 from sqrtdk.errors import UnsupportedError
+from tests.cli.errors import check_error
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "bench.schema.json").read_text())
 SMALL = ["--workload", "training", "--dtype", "float32", "--pass", "forward", "--way", "eager", "--repeats", "1"]

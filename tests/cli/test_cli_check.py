@@ -13,14 +13,14 @@ import jsonschema
 import pytest
 from typer.testing import CliRunner
 
-from families import FAMILIES
-from program import Warm, environment
 from sqrtdk import cli
 from sqrtdk.audit.check import check as audit
 from sqrtdk.audit.records import FAIL_ON
 from sqrtdk.cli.check import FailOn
 from sqrtdk.errors import ModelError
 from sqrtdk.models.options import LoadOptions
+from tests.hf.families import FAMILIES
+from tests.support.program import Warm, environment
 
 SMALL = ["--seq-len", "16"]
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "check.schema.json").read_text())

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from program import Warm
-from terminal_text import check_fits
-from watched_runs import write_sick
+from tests.monitor.watched_runs import write_sick
+from tests.report.terminal_text import check_fits
+from tests.support.program import Warm
 
 CONFIG = '{"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 64}'
 VERBS = {  # with what stands in its tables, and would be cut where a column is too narrow

@@ -11,12 +11,12 @@ import jsonschema
 import pytest
 from typer.testing import CliRunner
 
-from sample_diff import same, softcap, undecided
 from sqrtdk import cli
 from sqrtdk.cli.diff import FailOn
 from sqrtdk.compare.records import FAIL_ON, DiffReport
 from sqrtdk.errors import ModelError
 from sqrtdk.models.options import LoadOptions
+from tests.report.sample_diff import same, softcap, undecided
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "diff.schema.json").read_text())
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from program import Warm, environment, fresh
+from tests.support.program import Warm, environment, fresh
 
 STEPS = 25
 

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from program import ENVIRONMENT, Warm, fresh
+from tests.support.program import ENVIRONMENT, Warm, fresh
 
 NETS = """
 import torch

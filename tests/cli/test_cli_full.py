@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from program import Warm, environment
+from tests.support.program import Warm, environment
 
 FULL = "/dev/full"
 SMALL = ("--seq-len", "8")

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from cli_errors import check_error
 from sqrtdk import cli
 from sqrtdk.lab.register import CLAIMS
 from sqrtdk.lab.sources import EXPLANATIONS
 from sqrtdk.report import lab_words
+from tests.cli.errors import check_error
 
 LANG = {"en": "en", "zh": "zh-CN"}  # of --lang, by the language of a text
 CHEAP = ["onehot-64", "softmax-example", "var-linear"]

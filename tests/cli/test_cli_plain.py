@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from program import Warm, environment, fresh
 from sqrtdk import _json
 from sqrtdk.cli.messages import PlainMessages
+from tests.support.program import Warm, environment, fresh
 
 NETS = r"""
 import atexit, logging, threading, warnings

@@ -11,11 +11,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-import sarif_rules
-from program import Warm, environment
 from sqrtdk.audit.records import FAIL_ON
 from sqrtdk.cli.baseline import FILE, FailOn
 from sqrtdk.cli.options import STDOUT
+from tests.report import sarif_rules
+from tests.support.program import Warm, environment
 
 NETS = """import torch
 

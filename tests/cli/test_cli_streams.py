@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import typer
 
-from program import Warm, environment, fresh
 from sqrtdk.cli.errors import reported
 from sqrtdk.cli.output import working
+from tests.support.program import Warm, environment, fresh
 
 NETS = """
 import atexit, ctypes, os, sys

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from cli_errors import check_error
 from sqrtdk import cli
-from watched_runs import STEPS, alarms_of, head_row, step_row
+from tests.cli.errors import check_error
+from tests.monitor.watched_runs import STEPS, alarms_of, head_row, step_row
 
 
 def _watch(*arguments: object) -> Result:

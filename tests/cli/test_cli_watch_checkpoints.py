@@ -11,16 +11,16 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from processes import python, until
 from typer.testing import CliRunner, Result
 
-from cli_errors import check_error
-from saved_runs import DAMAGES, rows, save
 from sqrtdk import cli
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.report.watch_html import to_html
 from sqrtdk.report.watch_summary import summarise
+from tests.cli.errors import check_error
+from tests.lab.processes import python, until
+from tests.monitor.saved_runs import DAMAGES, rows, save
 
 
 def _watch(*arguments: object) -> Result:

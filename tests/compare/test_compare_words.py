@@ -2,7 +2,9 @@ import dataclasses
 
 import pytest
 
-from sample_diff import (
+from sqrtdk.compare.records import PairDiff, SideInfo
+from sqrtdk.compare.words import groups, paragraphs
+from tests.report.sample_diff import (
     REPORTS,
     SOFTCAP,
     cancelling,
@@ -19,8 +21,6 @@ from sample_diff import (
     unknown,
     unpaired,
 )
-from sqrtdk.compare.records import PairDiff, SideInfo
-from sqrtdk.compare.words import groups, paragraphs
 
 
 def test_the_softcap_that_is_missing_everywhere() -> None:

@@ -11,7 +11,7 @@ from torch.nn import functional
 from sqrtdk.compare import compute
 from sqrtdk.compare.program import Affine, Formula, Norm, Opaque, Own, Rotation, Rounded, Way
 from sqrtdk.errors import InvalidValueError
-from tolerances import complaint
+from tests.tolerances import complaint
 
 B, HQ, H, L, S, E, EV = 2, 4, 2, 7, 9, 8, 5
 

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, GraniteConfig, GraniteForCausalLM
 
 import sqrtdk
-from ports import build, inputs
 from sqrtdk.compare.diff import diff, sides_diff
 from sqrtdk.compare.records import DiffReport
 from sqrtdk.compare.sides import load_side, run_side
 from sqrtdk.models.options import LoadOptions
+from tests.compare.ports.built import build, inputs
 
 
 class Stack(nn.Module):

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine_files import Engine, Sizes, calls_of, engine_file, hooked, vectors
-from port_planted import PLANTED
-from ports import build, inputs
 from sqrtdk.compare.diff import diff
 from sqrtdk.compare.records import DiffReport, PairDiff
+from tests.compare.engine_files import Engine, Sizes, calls_of, engine_file, hooked, vectors
+from tests.compare.ports.built import build, inputs
+from tests.compare.ports.planted import PLANTED
 
 CAUSAL, SINKS = Engine(), (1.0, -2.0, 0.5, 0.0, 2.0, -1.0, 0.3, 1.5)
 SAYS: dict[str, tuple[Engine, list[tuple[str, object, object]]]] = {

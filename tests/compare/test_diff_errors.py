@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ports import build, inputs
 from sqrtdk.compare.diff import diff
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError, SqrtdkError, TraceFileError, UnsupportedError
+from tests.compare.ports.built import build, inputs
 
 BASE = "rope_gqa"
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 import sqrtdk
-from engine_files import written
-from port_planted import PLANTED
-from ports import build, inputs
 from sqrtdk.compare.completing import near
 from sqrtdk.compare.diff import diff
 from sqrtdk.compare.records import DiffReport
+from tests.compare.engine_files import written
+from tests.compare.ports.built import build, inputs
+from tests.compare.ports.planted import PLANTED
 
 BASES = ("eager", "gqa", "rope", "rope_fused")
 # cause, number of its variant, base

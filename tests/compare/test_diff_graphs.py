@@ -14,11 +14,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from graph_exports import build, export, inputs
 from sqrtdk.compare.diff import diff
 from sqrtdk.compare.records import DiffReport
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.graphs import read_onnx
+from tests.graphs.exports import build, export, inputs
 
 pytest.importorskip("onnxscript", reason="torch.onnx.export needs it")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from compare.test_matrix import DTYPES, HERE, tell
-from port_answers import alarms
-from port_config import BASES
-from port_pairs import run, side_a
-from ports import build, inputs
 from sqrtdk.compare.diff import sides_diff
 from sqrtdk.compare.records import DiffReport
+from tests.compare.ports.answers import alarms
+from tests.compare.ports.built import build, inputs
+from tests.compare.ports.config import BASES
+from tests.compare.ports.pairs import run, side_a
+from tests.compare.test_matrix import DTYPES, HERE, tell
 
 PAIRS = tuple(itertools.permutations(DTYPES, 2))
 ROTATED = tuple(base for base, port in BASES.items() if port.rope)

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from port_config import BASES
-from port_pairs import compare
-from ports import build
 from sqrtdk.compare import faint
 from sqrtdk.compare.precision import RISK
 from sqrtdk.compare.records import DiffReport
 from sqrtdk.compare.segments import Gap
+from tests.compare.ports.built import build
+from tests.compare.ports.config import BASES
+from tests.compare.ports.pairs import compare
 
 HALF = (torch.bfloat16, torch.float16)
 

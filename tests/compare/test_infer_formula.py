@@ -10,12 +10,25 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from formula_cases import BASES, BATCH, CASES, GROUPS, HEAD_DIM, HEADS, Case, learned, of_case, tokens, trial, visible
 from sqrtdk.compare.compute import attend
 from sqrtdk.compare.infer_formula import infer
 from sqrtdk.compare.infer_known import Known, merged
 from sqrtdk.compare.options import MASK, SCALE, SOFTCAP
 from sqrtdk.compare.program import Formula
+from tests.compare.formula_cases import (
+    BASES,
+    BATCH,
+    CASES,
+    GROUPS,
+    HEAD_DIM,
+    HEADS,
+    Case,
+    learned,
+    of_case,
+    tokens,
+    trial,
+    visible,
+)
 
 NOWHERE = {  # what no other side tells: tables, sinks and random numbers of this side's own, and numbers out of the way
     "each row by a factor of", "multiplies by factors of each head", "has another ALiBi bias",
@@ -113,7 +126,7 @@ def _vectors(rows: int, keys: int, dtype: torch.dtype = torch.float32) -> tuple[
 
 
 def _both(a: Formula, formula: Formula, rows: int, keys: int) -> list[str]:
-    from formula_cases import names_found
+    from tests.compare.formula_cases import names_found
 
     return sorted(names_found(trial(a, formula, rows, keys)))
 

@@ -16,8 +16,8 @@ from sqrtdk.compare.compute import follow, project
 from sqrtdk.compare.infer_used import compare_used
 from sqrtdk.compare.infer_vectors import infer_way
 from sqrtdk.compare.program import Affine, Norm, Program, Rotation, Way
-from vector_plants import cases, planted, style_of
-from vector_programs import CHANNELS, STYLES, entering, program, sides, table
+from tests.compare.causes.vector_plants import cases, planted, style_of
+from tests.compare.causes.vector_programs import CHANNELS, STYLES, entering, program, sides, table
 
 DTYPES = (torch.float32, torch.bfloat16)
 # what a side tells by its steps; what is in the projection or the formula is not asked for

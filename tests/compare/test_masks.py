@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from formula_cases import tokens, visible
 from sqrtdk.compare.mask_changes import with_band, with_padding
 from sqrtdk.compare.masks import CLOSED, OPEN, Parts, band, decompose, recompose, shape_of
+from tests.compare.formula_cases import tokens, visible
 
 
 def _whole(mask: Tensor | None, batch: int, rows: int, keys: int) -> Tensor:

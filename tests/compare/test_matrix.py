@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from kernel_here import unable
-from port_answers import alarms
-from port_config import BASES
-from port_pairs import Case, compare, judge, near_pairs, pairs_of_causes
-from port_planted import HARMLESS, cases, cross_section
-from port_planting import Planting, case_name
-from port_styles import STYLES
-from ports import build
+from tests.compare.ports.answers import alarms
+from tests.compare.ports.built import build
+from tests.compare.ports.config import BASES
+from tests.compare.ports.pairs import Case, compare, judge, near_pairs, pairs_of_causes
+from tests.compare.ports.planted import HARMLESS, cases, cross_section
+from tests.compare.ports.planting import Planting, case_name
+from tests.compare.ports.styles import STYLES
+from tests.support.kernel_here import unable
 
 TWO = 20  # pairs of two causes
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

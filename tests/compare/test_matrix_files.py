@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from engine_files import written
-from port_pairs import Case
-from port_planted import cross_section
-from ports import build, inputs
 from sqrtdk.compare.diff import diff
 from sqrtdk.compare.records import DiffReport
+from tests.compare.engine_files import written
+from tests.compare.ports.built import build, inputs
+from tests.compare.ports.pairs import Case
+from tests.compare.ports.planted import cross_section
 
 PART = [Case(base, ((cause, planting),)) for cause, planting, base in cross_section()]
 # What a file can't tell, beside a module, and why.

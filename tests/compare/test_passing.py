@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from port_answers import alarms
-from port_pairs import compare
-from ports import build
+from tests.compare.ports.answers import alarms
+from tests.compare.ports.built import build
+from tests.compare.ports.pairs import compare
 
 CACHE = {"cache_k": "once", "cache_v": "once"}
 

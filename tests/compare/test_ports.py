@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 import sqrtdk
-from kernel_here import unable
-from port_config import BASES, Port
-from port_pairs import Case
-from port_planted import HARMLESS, PLANTED, cases, cross_section
-from port_planting import Planting, case_name
-from port_reference import reference
-from port_styles import STYLES
-from ports import build, inputs, port_of
-from tolerances import HALF, LARGEST, complaint
+from tests.compare.ports.built import build, inputs, port_of
+from tests.compare.ports.config import BASES, Port
+from tests.compare.ports.pairs import Case
+from tests.compare.ports.planted import HARMLESS, PLANTED, cases, cross_section
+from tests.compare.ports.planting import Planting, case_name
+from tests.compare.ports.reference import reference
+from tests.compare.ports.styles import STYLES
+from tests.support.kernel_here import unable
+from tests.tolerances import HALF, LARGEST, complaint
 
 MOVES = 1000  # roundings of float32 by which whatever is planted moves the output
 HERE = tuple(style for style in STYLES if style != "cpu" or unable() is None)

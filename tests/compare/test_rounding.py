@@ -1,7 +1,6 @@
 """What rounding allows, against what rounding does: every way to compute an attention, beside float64."""
 
 import math
-import os
 import subprocess
 import sys
 import warnings
@@ -12,8 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernel_here import unable
-from rounding_ways import Attended, draw, ways
 from sqrtdk.compare import compute
 from sqrtdk.compare.program import Affine, Formula, Norm, Rotation
 from sqrtdk.compare.rounding import (
@@ -24,6 +21,9 @@ from sqrtdk.compare.rounding import (
     projection_allowed,
     rotation_allowed,
 )
+from tests.compare.rounding_ways import Attended, draw, ways
+from tests.support.kernel_here import unable
+from tests.support.paths import with_tests
 
 EXACT = Precision(torch.float64)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -79,7 +79,7 @@ def test_every_way_stays_within_what_is_allowed(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("capability", ["native", "avx2", "default"])
 def test_thousands_of_attentions_on_kernels_of_each_instruction_set(capability: str) -> None:
     """In a process of its own: the instruction set is chosen once."""
-    environment = dict(os.environ)
+    environment = with_tests()
     if capability != "native":
         isa = {"avx2": "AVX2", "default": "SSE41"}[capability]
         environment |= {"ATEN_CPU_CAPABILITY": capability, "ONEDNN_MAX_CPU_ISA": isa}

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from ports import build, inputs
 from sqrtdk.compare import compute, segments
 from sqrtdk.compare.build import program_of
 from sqrtdk.compare.diff import diff
@@ -21,6 +20,7 @@ from sqrtdk.compare.rounding import Off, output_allowed, projection_off, way_off
 from sqrtdk.compare.segments import Precisions, gap, of_measured, whole
 from sqrtdk.tracing.tensors import CallTensors
 from sqrtdk.tracing.trace import Trace
+from tests.compare.ports.built import build, inputs
 
 EXACT = Precision(torch.float64)
 

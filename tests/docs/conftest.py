@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from doc_pages import DOCS
+from tests.docs.pages import DOCS
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 
-from doc_pages import DOCS, ROOT
+from tests.docs.pages import DOCS, ROOT
 
 PAGE = (DOCS / "en" / "architecture.md").read_text(encoding="utf-8")
 SOURCE = ROOT / "src" / "sqrtdk"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from doc_pages import CODE, JOINER, MATH, ROOT, pages, read_page
+from tests.docs.pages import CODE, JOINER, MATH, ROOT, pages, read_page
 
 PAGES = {**pages("zh"), "README.zh-CN": ROOT / "README.zh-CN.md"}
 HAN = r"\u3400-\u9fff"

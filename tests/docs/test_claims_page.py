@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import claims_page
-from doc_pages import DOCS, READER, ROOT
 from sqrtdk.lab.register import CLAIMS
 from sqrtdk.lab.sources import EXPLANATIONS
 from sqrtdk.report.lab_words import ANSWERS, PARTS, WORDS
+from tests.docs.pages import DOCS, READER, ROOT
 
 TEXTS = ("text", "text_special", "code_inline", "softbreak", "link_open", "link_close")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from doc_pages import ROOT, pages
+from tests.docs.pages import ROOT, pages
 
 # Pages whose examples another test runs, together with the rest of what it holds of them.
 ELSEWHERE = {

@@ -17,9 +17,9 @@ import pytest
 
 import lesson_figures
 import lesson_notebook
-from doc_pages import DOCS, ROOT
 from sqrtdk.lab.figures import Figures, Place
 from sqrtdk.lab.record import Record, read
+from tests.docs.pages import DOCS, ROOT
 
 RECORDS = ROOT / "benchmarks" / "results" / "lesson"
 LANGUAGES = ("en", "zh")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from doc_pages import DOCS, ROOT, pages, read_page
+from tests.docs.pages import DOCS, ROOT, pages, read_page
 
 ENGLISH, CHINESE = pages("en"), pages("zh")
 TITLES = ":caption:"

@@ -10,7 +10,7 @@ import pytest
 
 import port_table
 import sqrtdk
-from transformers_small import build, small_config
+from tests.hf.small import build, small_config
 
 ROOT = Path(__file__).parents[2]
 LEAST_FAMILIES = 250

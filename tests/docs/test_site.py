@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser
 
 import sqrtdk
-from doc_pages import DOCS, pages
+from tests.docs.pages import DOCS, pages
 
 TREES = ("en", "zh")
 SIZES = {"wide": (1400, 900), "phone": (390, 844)}

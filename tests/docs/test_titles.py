@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from doc_pages import DOCS, ROOT
+from tests.docs.pages import DOCS, ROOT
 
 NAMED = {
     "start": "Start here",

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import sqrtdk
 from sqrtdk import AuxRequest
-from triton_here import unable
+from tests.support.triton_here import unable
 
 ALL = AuxRequest.all()
 ON_GPU = torch.cuda.is_available() and torch.version.cuda is not None

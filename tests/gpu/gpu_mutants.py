@@ -1,8 +1,8 @@
-"""Planted errors of the Triton kernels, and which of the quick tests find each; see `changes` for the patterns."""
+"""Planted errors of the Triton kernels, and which of the quick tests find each; patterns: `tests.planting`."""
 
 from __future__ import annotations
 
-from changes import Change, Planted, plant
+from tests.planting.changes import Change, Planted, plant
 
 GPU = "impl/gpu"
 SHIFTED, CHAN, BLOCK, JOINED, FINISH = (

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from oracle import STATISTICS, WITH_GRADIENT, Answer, attend
 from torch import Tensor
 
 import sqrtdk
 from sqrtdk import AuxRequest
-from tolerances import complaint, gradient_complaints
-from triton_here import DEVICE
+from tests.attention.oracle import STATISTICS, WITH_GRADIENT, Answer, attend
+from tests.support.triton_here import DEVICE
+from tests.tolerances import complaint, gradient_complaints
 
 Leaves = dict[str, Tensor]
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from judged import Leaves, attention, expected, qkv, wrong_with
 from torch import Tensor
 
 import sqrtdk
@@ -18,8 +17,9 @@ from sqrtdk._resolve import resolve
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.triton import triton
 from sqrtdk.stats.request import AuxOutput
-from tolerances import allowed, complaint
-from triton_here import DEVICE, needs_triton, overflows
+from tests.gpu.judged import Leaves, attention, expected, qkv, wrong_with
+from tests.support.triton_here import DEVICE, needs_triton, overflows
+from tests.tolerances import allowed, complaint
 
 pytestmark = [needs_triton, overflows, pytest.mark.usefixtures("small_tiles")]
 ALL = AuxRequest.all()

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from gpu_mutants import MUTANTS, Tests
-from planted_copy import HOME, changed_code, planted_copy
 
-from triton_here import in_the_interpreter, needs_triton
+from tests.attention.planted_copy import HOME, changed_code, planted_copy
+from tests.gpu.gpu_mutants import MUTANTS, Tests
+from tests.support.paths import ROOT, with_tests
+from tests.support.triton_here import in_the_interpreter, needs_triton
 
 HERE = Path(__file__).parent
 AT_ONCE = ("ties counted once", "block that begins the band seen in full", "gradients of one query head")
@@ -28,12 +28,11 @@ sys.exit(code)
 def judged(package: Path, tests: Tests) -> subprocess.CompletedProcess[str]:
     """The tests, by the package in that folder."""
     file, chosen = tests
-    path = os.pathsep.join(map(str, (package, HERE.parent)))
     arguments = ["-q", "-x", "-n", "0", "-m", "not gpu", "-p", "no:cacheprovider", str(HERE / file), "-k", chosen]
     return subprocess.run(
         [sys.executable, "-c", RUN, *arguments],
-        env=os.environ | {"PYTHONPATH": path},
-        cwd=HERE.parents[1],
+        env=with_tests(package),
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,

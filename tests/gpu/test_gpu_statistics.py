@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from judged import attention, qkv, randn
-from oracle import STATISTICS, attend
 from torch import Tensor
 
 from sqrtdk import AuxRequest
 from sqrtdk.impl.gpu import launch
 from sqrtdk.stats.request import AuxOutput
-from tolerances import complaint
-from triton_here import DEVICE, needs_triton, overflows
+from tests.attention.oracle import STATISTICS, attend
+from tests.gpu.judged import attention, qkv, randn
+from tests.support.triton_here import DEVICE, needs_triton, overflows
+from tests.tolerances import complaint
 
 pytestmark = [needs_triton, overflows, pytest.mark.usefixtures("small_tiles")]
 ALL = AuxRequest.all()

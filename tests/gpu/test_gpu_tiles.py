@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from judged import Leaves, attention, expected, qkv, randn, wrong_with
 from torch import Tensor
 
 from sqrtdk import AuxRequest
@@ -16,8 +15,9 @@ from sqrtdk.impl.gpu import launch
 from sqrtdk.impl.triton import row_statistics
 from sqrtdk.stats import RowStats
 from sqrtdk.stats.request import aux_output
-from tolerances import complaint
-from triton_here import DEVICE, needs_triton
+from tests.gpu.judged import Leaves, attention, expected, qkv, randn, wrong_with
+from tests.support.triton_here import DEVICE, needs_triton
+from tests.tolerances import complaint
 
 pytestmark = [needs_triton, pytest.mark.slow, pytest.mark.usefixtures("small_tiles")]
 Sizes = dict[str, Any]

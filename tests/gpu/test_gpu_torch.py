@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from judged import attention, derivatives, expected, qkv
-from plain import plain
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -21,8 +19,10 @@ from sqrtdk import AuxRequest, positions, scales, scores
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.gpu import operators
 from sqrtdk.stats.request import AuxOutput
-from tolerances import complaint, gradient_complaints, half_complaint
-from triton_here import DEVICE, in_the_interpreter, needs_triton
+from tests.attention.plain import plain
+from tests.gpu.judged import attention, derivatives, expected, qkv
+from tests.support.triton_here import DEVICE, in_the_interpreter, needs_triton
+from tests.tolerances import complaint, gradient_complaints, half_complaint
 
 pytestmark = [needs_triton, pytest.mark.slow]
 ALL = AuxRequest.all()

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from cases import FEW_CASES, Case
-from gpu_here import ALL, DTYPES, LARGE, ON_GPU, Sizes, in_both, on, qkv, results, weights_of
-from judging import expect, judge_at_once
-from plain import plain
 from torch import Tensor
 
 import sqrtdk
 from sqrtdk import AuxRequest, scales
-from tolerances import complaint, gradient_complaints, half_complaint
+from tests.attention.cases import FEW_CASES, Case
+from tests.attention.judging import expect, judge_at_once
+from tests.attention.plain import plain
+from tests.gpu.gpu_here import ALL, DTYPES, LARGE, ON_GPU, Sizes, in_both, on, qkv, results, weights_of
+from tests.tolerances import complaint, gradient_complaints, half_complaint
 
 pytestmark = pytest.mark.filterwarnings("default")  # those of torch's code for GPUs are no errors of ours
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_here import ALL, MIB, Sizes, on, only_gpu, qkv
-from plain import plain
 from torch import Tensor
 
 import sqrtdk
-from tolerances import complaint, half_complaint
+from tests.attention.plain import plain
+from tests.gpu.gpu_here import ALL, MIB, Sizes, on, only_gpu, qkv
+from tests.tolerances import complaint, half_complaint
 
 pytestmark = pytest.mark.filterwarnings("default")  # those of torch's code for GPUs are no errors of ours
 

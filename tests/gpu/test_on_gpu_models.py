@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_here import ALL, DTYPES, Sizes, in_both, on, qkv
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sqrtdk
-from tolerances import complaint
+from tests.gpu.gpu_here import ALL, DTYPES, Sizes, in_both, on, qkv
+from tests.tolerances import complaint
 
 pytestmark = pytest.mark.filterwarnings("default")  # those of torch's code for GPUs are no errors of ours
 

@@ -12,7 +12,7 @@ import sqrtdk
 from sqrtdk import AuxRequest
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.gpu.load import interpreted
-from tolerances import gradient_complaints, half_complaint
+from tests.tolerances import gradient_complaints, half_complaint
 
 pytestmark = pytest.mark.skipif(not interpreted() and not torch.cuda.is_available(), reason="no GPU, no interpreter")
 DEVICE = "cpu" if interpreted() else "cuda"

@@ -21,7 +21,7 @@ from sqrtdk.impl import choice
 from sqrtdk.impl.choice import IMPLEMENTATIONS, Choice
 from sqrtdk.impl.gpu import load, look
 from sqrtdk.stats._partial import FIELDS
-from tolerances import allowed
+from tests.tolerances import allowed
 
 B, HQ, H, L, S, E = 2, 4, 2, 9, 13, 16
 TORCH_DOES_IT = "torch's kernels do all of it"

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sqrtdk
-from graph_files import write
-from planted import planted
 from sqrtdk.audit.records import CheckReport
 from sqrtdk.errors import InvalidValueError, ModelError
+from tests.attentions.planted import planted
+from tests.graphs.files import write
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 make = helper.make_node

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import sqrtdk
-from families import FAMILIES
-from graph_modules import NOT_WRITTEN, exported, family, mistaken
-from planted import PLANTED, STYLES
+from tests.attentions.planted import PLANTED, STYLES
+from tests.graphs.modules import NOT_WRITTEN, exported, family, mistaken
+from tests.hf.families import FAMILIES
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 KINDS = (".onnx", ".pt2")

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import sqrtdk
-from graph_files import attention_model, write
+from tests.graphs.files import attention_model, write
 
 MICROSOFT = "com.microsoft"
 make = helper.make_node

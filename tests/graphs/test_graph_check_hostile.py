@@ -12,12 +12,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import sqrtdk
-from graph_files import D, attention_model, beside, write
 from sqrtdk.errors import ModelError
 from sqrtdk.graphs import symbols
 from sqrtdk.report.html import to_html
 from sqrtdk.report.json import to_json
 from sqrtdk.report.terminal import to_text
+from tests.graphs.files import D, attention_model, beside, write
 
 make = helper.make_node
 

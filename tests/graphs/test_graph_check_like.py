@@ -13,13 +13,13 @@ import torch
 from typer.testing import CliRunner
 
 import sqrtdk
-from graph_files import attention_model, write
-from graph_modules import exported
-from planted import planted
 from sqrtdk.audit.check import check_with
 from sqrtdk.cli import _app as app
 from sqrtdk.errors import InvalidValueError, ModelError
 from sqrtdk.models.options import LoadOptions
+from tests.attentions.planted import planted
+from tests.graphs.files import attention_model, write
+from tests.graphs.modules import exported
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 NONE = LoadOptions()

@@ -12,13 +12,13 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from graph_exports import allowed, recomputed
-from graph_files import B, D, L, attention_model, beside, weight_bytes, write
 from sqrtdk import _extras
 from sqrtdk.errors import MissingExtraError, ModelError
 from sqrtdk.graphs import read_onnx
 from sqrtdk.graphs.model_file import load_file
 from sqrtdk.graphs.session import refuse_unlike
+from tests.graphs.exports import allowed, recomputed
+from tests.graphs.files import B, D, L, attention_model, beside, weight_bytes, write
 
 make = helper.make_node
 X = {"x": torch.randn(B, L, D, generator=torch.Generator().manual_seed(0))}

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from graph_exports import Kept, allowed, build, export, inputs, logits, recomputed, repeated, run_module
 from sqrtdk.graphs import GraphRun, read_onnx
 from sqrtdk.graphs.check import checked
 from sqrtdk.tracing.tensors import CallTensors, Vector
+from tests.graphs.exports import Kept, allowed, build, export, inputs, logits, recomputed, repeated, run_module
 
 pytest.importorskip("onnxscript", reason="torch.onnx.export needs it")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")

@@ -11,8 +11,8 @@ import pytest
 import torch
 from onnx import helper
 
-from graph_exports import allowed, recomputed
 from sqrtdk.graphs import GraphRun, read_onnx
+from tests.graphs.exports import allowed, recomputed
 
 MICROSOFT = "com.microsoft"
 B, H, K, L, E = 2, 4, 2, 6, 16

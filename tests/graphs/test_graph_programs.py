@@ -14,12 +14,12 @@ import pytest
 import torch
 
 import sqrtdk
-from attention_programs import WIDTH, Net
-from graph_exports import build, inputs
 from sqrtdk.errors import ModelError
 from sqrtdk.graphs import read_exported
 from sqrtdk.graphs.program_file import refuse_code
 from sqrtdk.models.run import call
+from tests.attentions.programs import WIDTH, Net
+from tests.graphs.exports import build, inputs
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 SIZES = {0: torch.export.Dim("rows", min=2, max=8), 1: torch.export.Dim("tokens", min=2, max=64)}

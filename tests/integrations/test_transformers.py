@@ -9,9 +9,9 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 
-from families import FAMILIES, GROUPED
 from sqrtdk.errors import InvalidValueError, UnsupportedError
 from sqrtdk.integrations.transformers import attention_forward, register
+from tests.hf.families import FAMILIES, GROUPED
 
 # Grouped heads, softcap, sliding window and a mask, learned sinks, cosine scale, bias, cross attention, a tower, MLA.
 DECODERS = ("gpt2", "llama", "mistral", "gemma2", "gemma3", "qwen3", "granite", "opt", "deepseek_v3")

@@ -19,7 +19,7 @@ from transformers.utils.generic import TransformersKwargs
 import sqrtdk
 from sqrtdk.errors import InvalidValueError, UnsupportedError
 from sqrtdk.integrations.transformers import HARMLESS, REFUSED, attention_forward, attention_mask, register
-from tolerances import complaint
+from tests.tolerances import complaint
 
 SPEC = importlib.util.find_spec("transformers")
 assert SPEC is not None

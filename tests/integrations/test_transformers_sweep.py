@@ -1,4 +1,4 @@
-"""Eager and ours are equal on the model types of transformers, or ours refuses; see `transformers_sweep`."""
+"""Eager and ours are equal on the model types of transformers, or ours refuses; see `tests.hf.sweep`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-import transformers_sweep
 from sqrtdk.integrations import transformers as ours
-from transformers_small import NotBuiltError
-from transformers_sweep import WRONG, Outcome, apart, compare, main
+from tests.hf import sweep as transformers_sweep
+from tests.hf.small import NotBuiltError
+from tests.hf.sweep import WRONG, Outcome, apart, compare, main
 
 # What each shows that the others do not.
 TYPES = {

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sinks_read import needs
 from sqrtdk.errors import InvalidValueError, MissingExtraError
 from sqrtdk.integrations import watch_lightning
 from sqrtdk.integrations.watch_lightning import AttentionWatch, called_module
 from sqrtdk.monitor.reading import read_run
+from tests.integrations.sinks_read import needs
 
 ROWS, LENGTH = 4, 5
 # Not in the default environment; Lightning warns of workers and of log directories.

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers as hf
-from quantised_caches import CONFIGS, SMALL, Cast, build, fp8, int8, measured, scale_channels, tokens
 from torch import nn
 
 from sqrtdk.audit.cache import OTHER_HEAD, OUTLIERS, PRECISION, ROWS, VALUES, CacheCall
@@ -16,6 +15,7 @@ from sqrtdk.kv import forecast_calls, kv_forecast
 from sqrtdk.kv.bars import KL_BARS
 from sqrtdk.kv.findings import with_forecast
 from sqrtdk.tracing import CallTensors, Trace
+from tests.kv.quantised_caches import CONFIGS, SMALL, Cast, build, fp8, int8, measured, scale_channels, tokens
 
 PAIR = [7, 23]  # channels that a rotation of 32 turns together
 NOTE = KL_BARS[-1][1]

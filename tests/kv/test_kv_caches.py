@@ -7,12 +7,12 @@ from functools import cache
 
 import pytest
 import torch
-from quantised_caches import CONFIGS, Cast, Grouped, blocks_of_32, build, fp8, int8, measured, tokens
 from torch import nn
 from transformers.cache_utils import CacheLayerMixin, Fp8QuantizedLayer
 
 from sqrtdk.kv import forecast_calls
 from sqrtdk.tracing import CallTensors, Trace
+from tests.kv.quantised_caches import CONFIGS, Cast, Grouped, blocks_of_32, build, fp8, int8, measured, tokens
 
 WITHIN = 0.01
 ALL, HEAD, TOKEN, CHANNEL = (0, 1, 2, 3), (0, 2, 3), (3,), (0, 2)

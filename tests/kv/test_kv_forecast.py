@@ -11,11 +11,8 @@ import torch.nn.functional as F
 import transformers as hf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quantised_caches import SMALL, blocks_of_32, build, tokens
 from torch import Tensor, nn
 
-from families import ATTENTION_CALLS, FAMILIES
-from families import build as build_family
 from sqrtdk.audit.cache import CacheForecast
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError
 from sqrtdk.kv import FORMATS, forecast_calls, kv_forecast
@@ -24,6 +21,9 @@ from sqrtdk.kv.bars import KL_BARS, OUTPUT_BARS
 from sqrtdk.kv.grains import bounds
 from sqrtdk.kv.ways import stored
 from sqrtdk.tracing import Trace
+from tests.hf.families import ATTENTION_CALLS, FAMILIES
+from tests.hf.families import build as build_family
+from tests.kv.quantised_caches import SMALL, blocks_of_32, build, tokens
 
 ENCODERS = ("bert", "roberta", "deberta_v2", "xlnet", "vit", "swinv2")
 

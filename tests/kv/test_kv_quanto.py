@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from quantised_caches import CONFIGS, build, measured, tokens
-from test_kv_caches import WITHIN, traced_once
 from transformers import QuantizedCache
 
 from sqrtdk.kv import forecast_calls
+from tests.kv.quantised_caches import CONFIGS, build, measured, tokens
+from tests.kv.test_kv_caches import WITHIN, traced_once
 
 pytest.importorskip("optimum.quanto", reason="pip install --no-deps optimum-quanto optimum")
 pytestmark = [

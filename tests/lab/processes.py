@@ -30,11 +30,6 @@ def running(folder: Path) -> list[int]:
     return [int(lines[-1]) for lines in texts if lines and lines[-1] != "ended"]
 
 
-def with_these_modules() -> dict[str, str]:
-    """This environment, with the tests' own modules to import."""
-    return os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
-
-
 @contextlib.contextmanager
 def python(*arguments: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
     """A Python in a group of its own, which Ctrl-C interrupts even where this process ignores it, as in a job."""

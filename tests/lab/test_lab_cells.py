@@ -7,11 +7,11 @@ import math
 from pathlib import Path
 
 import pytest
-from cells_to_compute import fail_at_three, square
 
 from sqrtdk import _code
 from sqrtdk.lab import cells as module
 from sqrtdk.lab.cells import Cells, key_of
+from tests.lab.cells_to_compute import fail_at_three, square
 
 
 def _runs(folder: Path) -> dict[int, int]:

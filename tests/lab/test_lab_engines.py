@@ -13,11 +13,21 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from cells_of_engines import dies, fails_at_three, leaves, not_picklable, product, refuses, slow_square, square
-from processes import python, running, until, with_these_modules
 
 from sqrtdk.engines import ENGINES, Engine, _pool, open_engine
 from sqrtdk.errors import InvalidValueError, LabError, MissingExtraError
+from tests.lab.cells_of_engines import (
+    dies,
+    fails_at_three,
+    leaves,
+    not_picklable,
+    product,
+    refuses,
+    slow_square,
+    square,
+)
+from tests.lab.processes import python, running, until
+from tests.support.paths import with_tests
 
 HERE = ("local", "pool")
 
@@ -157,7 +167,7 @@ def _leave_early(folder: Path) -> None:
 
 PROGRAM = """
 import sys
-from cells_of_engines import slow_square
+from tests.lab.cells_of_engines import slow_square
 from sqrtdk.engines import open_engine
 
 if __name__ == "__main__":
@@ -171,7 +181,7 @@ if __name__ == "__main__":
 def test_pool_no_worker_outlives_its_parent(kill: signal.Signals, tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
-    with python(str(script), str(tmp_path), env=with_these_modules(), stderr=subprocess.PIPE) as process:
+    with python(str(script), str(tmp_path), env=with_tests(), stderr=subprocess.PIPE) as process:
         until(lambda: len(running(tmp_path)) == 2)  # for two minutes
         workers = [psutil.Process(pid) for pid in running(tmp_path)]
         begin = time.monotonic()
@@ -191,7 +201,7 @@ def test_pool_no_worker_outlives_its_parent(kill: signal.Signals, tmp_path: Path
 def test_pool_an_interrupt_while_workers_start_is_their_parents_alone(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
-    with python(str(script), str(tmp_path), env=with_these_modules(), stderr=subprocess.PIPE) as process:
+    with python(str(script), str(tmp_path), env=with_tests(), stderr=subprocess.PIPE) as process:
         parent = psutil.Process(process.pid)
         until(lambda: any("spawn_main" in " ".join(child.cmdline()) for child in parent.children()))
         workers = parent.children()

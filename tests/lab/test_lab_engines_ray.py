@@ -15,12 +15,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cells_of_engines import fails_at_three, leaves, not_importable, not_picklable, slow_square, square
-from processes import running, until, with_these_modules
 
 from sqrtdk.engines import Engine, _ray, open_engine
 from sqrtdk.errors import LabError
 from sqrtdk.lab.sweep import Grid, sweep
+from tests.lab.cells_of_engines import fails_at_three, leaves, not_importable, not_picklable, slow_square, square
+from tests.lab.processes import running, until
+from tests.support.paths import with_tests
 
 ray = pytest.importorskip("ray")
 
@@ -118,7 +119,7 @@ def test_workers_that_cannot_import_this_package_are_refused(engine: Engine, mon
 VISITOR = """
 import sys
 import ray
-from cells_of_engines import slow_square
+from tests.lab.cells_of_engines import slow_square
 from processes import running
 from pathlib import Path
 from sqrtdk.engines import open_engine
@@ -141,7 +142,7 @@ def test_an_address_of_a_cluster_which_goes_on_afterwards(engine: Engine, tmp_pa
         text=True,
         timeout=120,
         check=False,
-        env=with_these_modules(),
+        env=with_tests(),
     )
     assert done.stdout.splitlines() == ["1 [0, 1, 4, 9, 16, 25]", "False"], done.stderr
     assert len(list(engine.results(square, [{"x": 1}]))) == 1

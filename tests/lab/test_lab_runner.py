@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 import pytest
-from cells_to_compute import square
 
 from sqrtdk.errors import InvalidValueError, MissingExtraError, OutputError
 from sqrtdk.lab import _folder, runner
@@ -21,6 +20,7 @@ from sqrtdk.lab.claim import Measured
 from sqrtdk.lab.record import Record, read
 from sqrtdk.lab.register import CLAIMS, find
 from sqrtdk.lab.runner import not_run, records, run
+from tests.lab.cells_to_compute import square
 
 IDS = ["onehot-64", "var-linear"]
 

@@ -11,12 +11,12 @@ from typing import Any
 import psutil
 import pyarrow.parquet as pq
 import pytest
-from processes import python, until
-from small_sweep import SMALL, edit, interrupted, names
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, LabError, MissingExtraError, OutputError
 from sqrtdk.lab.sweep import Grid, _store, _sweep, measure, summary, sweep
 from sqrtdk.lab.sweep._table import COLUMNS
+from tests.lab.processes import python, until
+from tests.lab.small_sweep import SMALL, edit, interrupted, names
 
 
 @pytest.fixture(scope="module")

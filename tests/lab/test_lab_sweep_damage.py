@@ -11,11 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from small_sweep import SMALL, edit, interrupted, names
 
 from sqrtdk.errors import OutputError
 from sqrtdk.lab.sweep import _store, summary, sweep
 from sqrtdk.report.sweep import to_text
+from tests.lab.small_sweep import SMALL, edit, interrupted, names
 
 
 @pytest.fixture(scope="module")

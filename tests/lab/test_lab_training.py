@@ -23,7 +23,7 @@ from sqrtdk.lab.training.strings import LETTERS, START, letters_in, strings
 from sqrtdk.lab.training.text import batch, learning_rate, stdlib_text
 from sqrtdk.lab.training.train import train
 from sqrtdk.positions import rope
-from tolerances import allowed
+from tests.tolerances import allowed
 
 TINY = Settings("encoder_decoder", head_dim=8, rate=4e-3, seed=3, steps=12, rows=4, length=8, width=16, points=4)
 TINY_TEXT = replace(TINY, model="decoder", length=16)

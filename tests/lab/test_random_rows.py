@@ -9,7 +9,7 @@ from sqrtdk.lab import _random_rows
 from sqrtdk.lab._demo_weights import demo_weights, windows
 from sqrtdk.lab._random_rows import factor, own_keys, products, weights
 from sqrtdk.models.demo import load_demo
-from tolerances import complaint
+from tests.tolerances import complaint
 
 
 def rng(seed: int = 0) -> torch.Generator:

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from families import FAMILIES
 from sqrtdk import check
 from sqrtdk.errors import ModelError
 from sqrtdk.models.config import MAX_CONFIG_BYTES, clean_config_dict, load_config
 from sqrtdk.models.load import resolve
 from sqrtdk.models.options import LoadOptions
+from tests.hf.families import FAMILIES
 
 LLAMA = {
     "model_type": "llama",

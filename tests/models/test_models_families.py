@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from families import ATTENTION_CALLS, FAMILIES
 from sqrtdk.models.load import iter_attn, resolve
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.run import call
+from tests.hf.families import ATTENTION_CALLS, FAMILIES
 
 NO_SDPA = {"gpt_neo", "bloom", "gemma2", "deberta_v2", "xlnet", "swinv2"}
 

@@ -12,8 +12,6 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import nn
 
-import transformers_small
-from families import BERT, FAMILIES, LLAMA
 from sqrtdk.errors import InvalidValueError, ModelError
 from sqrtdk.models.demo import load_demo
 from sqrtdk.models.inputs import guess_inputs, make_inputs
@@ -21,6 +19,8 @@ from sqrtdk.models.load import resolve
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.run import call
 from sqrtdk.models.tokens import embedded_text, random_ids
+from tests.hf import small as transformers_small
+from tests.hf.families import BERT, FAMILIES, LLAMA
 
 
 def build(config: Any) -> Any:

@@ -10,12 +10,12 @@ import torch
 import transformers as hf
 from torch import nn
 
-from families import LLAMA
 from sqrtdk.audit.check import check
 from sqrtdk.errors import ModelError
 from sqrtdk.models.load import resolve
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.run import call
+from tests.hf.families import LLAMA
 
 TOWER = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 TEXT = TOWER | {"vocab_size": 40, "max_position_embeddings": 16}

@@ -12,7 +12,6 @@ import torch
 import transformers as hf
 from torch import nn
 
-from families import FAMILIES
 from sqrtdk.errors import InvalidValueError, ModelError, short_text
 from sqrtdk.models.demo import load_demo
 from sqrtdk.models.inputs import guess_inputs, make_inputs
@@ -21,6 +20,7 @@ from sqrtdk.models.load import resolve
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.run import call
 from sqrtdk.models.tokens import read_text
+from tests.hf.families import FAMILIES
 
 LEAVING = """
 import sys

@@ -12,12 +12,12 @@ import huggingface_hub
 import pytest
 from transformers import AutoModelForCausalLM
 
-from families import FAMILIES
 from sqrtdk.audit.check import check
 from sqrtdk.errors import ModelError
 from sqrtdk.models.load import resolve
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.parameters import count_parameters
+from tests.hf.families import FAMILIES
 
 
 @pytest.fixture(scope="module")

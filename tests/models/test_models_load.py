@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from families import FAMILIES
 from sqrtdk.errors import MissingExtraError, ModelError
 from sqrtdk.models.build import build_model, parse_dtype
 from sqrtdk.models.extras import check_version
@@ -22,6 +21,7 @@ from sqrtdk.models.hub import _refuse_pickles
 from sqrtdk.models.load import iter_attn, resolve
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.run import call
+from tests.hf.families import FAMILIES
 
 FACTORIES = """
 import torch

@@ -3,9 +3,9 @@
 import pytest
 import transformers as hf
 
-from families import SEQ2SEQ, TEXT
 from sqrtdk.audit.check import check
 from sqrtdk.models.inputs import make_inputs
+from tests.hf.families import SEQ2SEQ, TEXT
 
 LONG = TEXT | {
     "hidden_size": 64,

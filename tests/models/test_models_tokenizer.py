@@ -9,12 +9,12 @@ import pytest
 import transformers as hf
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from families import FAMILIES
 from sqrtdk.errors import ModelError
 from sqrtdk.models import tokenizer
 from sqrtdk.models.load import resolve
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.tokenizer import TokenizerError, tokenize
+from tests.hf.families import FAMILIES
 
 LETTERS = {"[UNK]": 0} | {chr(number): number for number in range(32, 127)}
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from saved_runs import STEPS, measure, save
-from watched_models import global_hooks
+from tests.monitor.saved_runs import STEPS, measure, save
+from tests.monitor.watched_models import global_hooks
 
 
 @pytest.fixture(autouse=True)

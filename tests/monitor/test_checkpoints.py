@@ -16,12 +16,12 @@ import torch
 from transformers import GPT2LMHeadModel
 
 import sqrtdk
-from saved_runs import DAMAGES, HEADS, LAYERS, OPTIONS, STEPS, llama, measure, model, rows, save
 from sqrtdk.models.load import resolve
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.monitor.checkpoints import measure_checkpoints
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.report.watch_summary import summarise
+from tests.monitor.saved_runs import DAMAGES, HEADS, LAYERS, OPTIONS, STEPS, llama, measure, model, rows, save
 
 
 def test_a_row_for_each_checkpoint_and_head_with_the_numbers_of_a_watch(saved: Path, measured: Path) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from saved_runs import DAMAGES, OPTIONS, rows, save
 from sqrtdk.monitor.checkpoints import measure_checkpoints
+from tests.monitor.saved_runs import DAMAGES, OPTIONS, rows, save
 
 pytestmark = pytest.mark.slow
 STEPS = range(25, 1025, 25)

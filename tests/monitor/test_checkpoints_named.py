@@ -14,12 +14,12 @@ import torch
 from transformers import GPT2LMHeadModel
 
 import sqrtdk
-from saved_runs import HEADS, LAYERS, measure, rows
 from sqrtdk.errors import InvalidValueError, ModelError, OutputError
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.monitor.checkpoints import measure_checkpoints
 from sqrtdk.monitor.checkpoints._state import loss_at
 from sqrtdk.monitor.reading import read_run
+from tests.monitor.saved_runs import HEADS, LAYERS, measure, rows
 
 
 def _state(path: Path, text: str) -> None:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from projected_models import (
+from sqrtdk.monitor.watch import Watch
+from tests.monitor.projected_models import (
     SIZE,
     Block,
     Model,
@@ -19,7 +20,6 @@ from projected_models import (
     watched,
     wrong,
 )
-from sqrtdk.monitor.watch import Watch
 
 
 @pytest.mark.parametrize("reentrant", [None, True, False])

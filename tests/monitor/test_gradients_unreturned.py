@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from projected_models import (
+from sqrtdk.monitor.watch import Watch
+from tests.monitor.projected_models import (
     HEADS,
     OWN,
     SIZE,
@@ -20,7 +21,6 @@ from projected_models import (
     kept,
     wrong,
 )
-from sqrtdk.monitor.watch import Watch
 
 
 class Summed(nn.Module):

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-import ranks_at_work as work
 from sqrtdk.monitor.reading import read_run
-from tolerances import allowed
+from tests.monitor import ranks_at_work as work
+from tests.tolerances import allowed
 
 Found = list[dict[str, Any]]
 # Rounded to float32 before they are ordered; what is between is that of two rows' difference.

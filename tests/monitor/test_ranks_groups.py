@@ -14,7 +14,6 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-import ranks_at_work as work
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.monitor.packed import HEAD, Head, pack, unpack
 from sqrtdk.monitor.ranks import ranks_of
@@ -26,6 +25,7 @@ from sqrtdk.monitor.watch import watch
 from sqrtdk.stats import row_stats
 from sqrtdk.tracing.tensors import CallRows
 from sqrtdk.tracing.trace import Trace
+from tests.monitor import ranks_at_work as work
 
 
 @pytest.fixture

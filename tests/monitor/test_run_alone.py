@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 
-from run_records import MODEL, environment, parts, rows, whole, writer, written
 from sqrtdk.errors import OutputError, RunFolderError
 from sqrtdk.monitor.reading import read_run
+from tests.monitor.run_records import MODEL, parts, rows, whole, writer, written
+from tests.support.paths import with_tests
 
 _HOLD = """
 import os, sys, time
-from run_records import Path, rows, writer
+from tests.monitor.run_records import Path, rows, writer
 run = writer(Path(sys.argv[1]))
 run.write(*rows(range(3)))
 if not os.fork():
@@ -52,7 +53,7 @@ def test_two_writers_of_one_folder(tmp_path: Path) -> None:
 
 def test_a_killed_writer_lets_go_though_a_worker_of_it_lives_on(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _HOLD, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as holder:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=with_tests()) as holder:
         assert holder.stdout
         worker = int(holder.stdout.readline())
         try:

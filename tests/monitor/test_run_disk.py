@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from run_records import environment, files_up_to, parts, rows, whole, writer
 from sqrtdk.errors import OutputError
 from sqrtdk.monitor.reading import read_run
+from tests.monitor.run_records import files_up_to, parts, rows, whole, writer
+from tests.support.paths import with_tests
 
 _FILL = """
 import sys
-from run_records import Path, parts, rows, steps, whole, writer
+from tests.monitor.run_records import Path, parts, rows, steps, whole, writer
 from sqrtdk.errors import OutputError
 from sqrtdk.monitor.reading import read_run
 folder = Path(sys.argv[1]) / "run"
@@ -49,7 +50,7 @@ assert steps(read_run(folder)) == steps(there)
 """
 _READ_ONLY = """
 import subprocess, sys
-from run_records import Path, rows, whole, writer
+from tests.monitor.run_records import Path, rows, whole, writer
 from sqrtdk.errors import OutputError
 from sqrtdk.monitor.reading import read_run
 folder = Path(sys.argv[1]) / "run"
@@ -70,7 +71,7 @@ def _mounted(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
     script = 'mount -t tmpfs -o size=128k tmpfs "$1" && exec "$2" -c "$3" "$1"'
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]
     arguments = [str(folder), sys.executable, code]
-    options: Any = {"capture_output": True, "text": True, "timeout": 120, "env": environment()}
+    options: Any = {"capture_output": True, "text": True, "timeout": 120, "env": with_tests()}
     return subprocess.run([*command, *arguments], check=False, **options)
 
 

@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from run_records import MODEL, SETTINGS, alarm, head, parts, rows, steps, told, whole, writer, written
 from sqrtdk.errors import InvalidValueError, MissingExtraError
 from sqrtdk.monitor.attempts import Gap
 from sqrtdk.monitor.columns import ALARMS, HEADS, STEPS, TABLES, TYPES
 from sqrtdk.monitor.merge import MOST
 from sqrtdk.monitor.reading import read_run
+from tests.monitor.run_records import MODEL, SETTINGS, alarm, head, parts, rows, steps, told, whole, writer, written
 
 
 def test_all_that_is_written_comes_back(tmp_path: Path) -> None:

@@ -12,16 +12,17 @@ from typing import Any
 
 import pytest
 
-import killed_writer
-from killed_writer import PART, POINTS
-from run_records import parts, rows, steps, whole, writer
 from sqrtdk.monitor.names import list_parts
 from sqrtdk.monitor.reading import Run, read_run
+from tests.monitor import killed_writer
+from tests.monitor.killed_writer import PART, POINTS
+from tests.monitor.run_records import parts, rows, steps, whole, writer
+from tests.support.paths import with_tests
 
 
 def _killed(*arguments: object) -> subprocess.Popen[str]:
     command = [sys.executable, killed_writer.__file__, *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=with_tests())
 
 
 def _ends(process: subprocess.Popen[str]) -> list[dict[str, Any]]:

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from run_records import SETTINGS, parts, rows, steps, told, whole, writer, written
 from sqrtdk.errors import RunFolderError
 from sqrtdk.monitor import reading, tables
 from sqrtdk.monitor.reading import Damage, Run, follow, growing, read_run
+from tests.monitor.run_records import SETTINGS, parts, rows, steps, told, whole, writer, written
 
 LAST = 24  # parts of 5 steps
 Change = Callable[[Path], object]

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 
-from sinks_read import READERS, lines_of, needs
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, MissingExtraError, OutputError
 from sqrtdk.monitor import journal
 from sqrtdk.monitor.metrics import metrics_of
@@ -21,6 +20,7 @@ from sqrtdk.monitor.samples import Alarm
 from sqrtdk.monitor.sinks import SINKS, sink_of
 from sqrtdk.monitor.sinks.jsonl import JsonLines
 from sqrtdk.monitor.watch import AttentionWarning, Watch, watch
+from tests.integrations.sinks_read import READERS, lines_of, needs
 
 ALARM = Alarm("max_logit", "warn", 3, "a logit of 120", "a paper", "block", 0, 1, math.inf, 100.0)
 

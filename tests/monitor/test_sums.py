@@ -19,7 +19,7 @@ from sqrtdk.tracing.tell import statistics
 from sqrtdk.tracing.tell.finish import MostRows
 from sqrtdk.tracing.tensors import CallRows
 from sqrtdk.tracing.trace import Trace
-from tolerances import complaint
+from tests.tolerances import complaint
 
 HEADS, WIDTH, SCALE = 4, 8, 0.6
 CAP = 3.0

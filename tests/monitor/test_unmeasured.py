@@ -21,7 +21,7 @@ from sqrtdk.report.watch_json import to_json
 from sqrtdk.report.watch_summary import FAIL_ON, summarise
 from sqrtdk.report.watch_terminal import to_text
 from sqrtdk.report.watch_words import missing_text
-from watched_models import Attend
+from tests.monitor.watched_models import Attend
 
 WRONG_AXIS = "the weights of a query do not sum to 1"
 

@@ -19,7 +19,7 @@ from sqrtdk.monitor.samples import Alarm
 from sqrtdk.monitor.schedule import Every
 from sqrtdk.monitor.sums import MAXIMA, SUMS
 from sqrtdk.monitor.watch import LOUD, AttentionWarning, Watch
-from watched_models import (
+from tests.monitor.watched_models import (
     MODELS,
     Attend,
     alarming,

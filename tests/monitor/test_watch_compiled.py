@@ -16,7 +16,7 @@ from torch._dynamo.utils import counters
 
 from sqrtdk.monitor.schedule import When
 from sqrtdk.monitor.watch import Watch
-from watched_models import Attend
+from tests.monitor.watched_models import Attend
 
 STEPS = 12
 # of torch's own doing within the compiler, where a warning that is an error ends a run

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from sqrtdk.monitor.watch import Watch
-from watched_models import IDS, MODELS
+from tests.monitor.watched_models import IDS, MODELS
 
 STEPS, BATCHES = 50, 2
 pytestmark = [  # of the compiler, and of transformers

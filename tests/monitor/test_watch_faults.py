@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from run_records import files_up_to
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, OutputError
 from sqrtdk.monitor import forwards, journal, seen
 from sqrtdk.monitor.reading import read_run
@@ -19,7 +18,8 @@ from sqrtdk.monitor.samples import Alarm, StepSample
 from sqrtdk.monitor.sums import HeadSums
 from sqrtdk.monitor.watch import AttentionAlarm, AttentionWarning, Watch, watch
 from sqrtdk.tracing.trace import Trace
-from watched_models import (
+from tests.monitor.run_records import files_up_to
+from tests.monitor.watched_models import (
     Attend,
     alarming,
     called,

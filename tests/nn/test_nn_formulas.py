@@ -20,7 +20,7 @@ from sqrtdk.nn import (
     ScaledDotProductAttention,
     TransformerBlock,
 )
-from tolerances import complaint, gradient_complaints
+from tests.tolerances import complaint, gradient_complaints
 
 B, H, L, S, E, EV = 2, 4, 5, 6, 8, 3
 LONGEST = 20  # sum of a row: the block's network

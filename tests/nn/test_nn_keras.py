@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sqrtdk import AuxRequest, attention, scores
 from sqrtdk.nn import AdditiveAttention, MultiHeadAttention, ScaledDotProductAttention
-from tolerances import complaint, gradient_complaints
+from tests.tolerances import complaint, gradient_complaints
 
 B, L, S, D = 2, 5, 7, 12
 HEADS = 4  # at most

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from nn_cases import CASES, HEADS, INNER, LENGTH, MODEL, WIDTH, Case, multi_head
 from torch import nn
 
 import sqrtdk.nn as modules
@@ -13,7 +12,8 @@ from sqrtdk.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 from sqrtdk.impl.tiled import BLOCK
 from sqrtdk.nn import CosineAttention, MultiHeadAttention, RelativeAttention, ScaledDotProductAttention
 from sqrtdk.nn import TransformerBlock as Block
-from tolerances import complaint, gradient_complaints, half_complaint
+from tests.nn.nn_cases import CASES, HEADS, INNER, LENGTH, MODEL, WIDTH, Case, multi_head
+from tests.tolerances import complaint, gradient_complaints, half_complaint
 
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 

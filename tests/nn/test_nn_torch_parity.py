@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.nn import MultiHeadAttention, TransformerBlock
-from tolerances import HALF, complaint, gradient_complaints, half_complaint
+from tests.tolerances import HALF, complaint, gradient_complaints, half_complaint
 
 D, H, N, L, S = 12, 3, 2, 5, 4
 INNER = 20  # of the block's network

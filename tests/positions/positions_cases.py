@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import positions_oracle as oracle
 import torch
-from positions_oracle import DEBERTA_BUCKETS, DEBERTA_DISTANCE, MODEL, SHAW_SPAN, SPAN, B, E, H
 from torch import Tensor, nn
 
 from sqrtdk import positions
 from sqrtdk.positions import PositionTerm
+from tests.positions import positions_oracle as oracle
+from tests.positions.positions_oracle import DEBERTA_BUCKETS, DEBERTA_DISTANCE, MODEL, SHAW_SPAN, SPAN, B, E, H
 
 
 class Case(NamedTuple):

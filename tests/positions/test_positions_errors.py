@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from positions_cases import CASES, block, made
 
 from sqrtdk import positions
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.positions import alibi, deberta, rope, rope_tables, shaw, t5_bias, transformer_xl, yarn
+from tests.positions.positions_cases import CASES, block, made
 
 LINEAR = torch.nn.Linear(8, 8)
 X = torch.zeros(2, 3, 4)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import positions_oracle as oracle
 import pytest
 import torch
 from torch import Tensor
@@ -18,7 +17,8 @@ from sqrtdk.positions import (
     yarn_attention_factor,
     yarn_frequencies,
 )
-from tolerances import allowed, complaint
+from tests.positions import positions_oracle as oracle
+from tests.tolerances import allowed, complaint
 
 E, L, S = 12, 4, 6
 LAYOUTS = ["half", "interleaved"]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from positions_cases import CASES, block, made
-from positions_oracle import B, E, H
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from sqrtdk.positions import POSITIONS, PositionTerm, alibi_slopes, transformer_xl
-from tolerances import complaint
+from tests.positions.positions_cases import CASES, block, made
+from tests.positions.positions_oracle import B, E, H
+from tests.tolerances import complaint
 
 HALF = (torch.float16, torch.bfloat16)
 every_term = pytest.mark.parametrize("name", CASES)

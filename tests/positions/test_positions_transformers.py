@@ -6,8 +6,6 @@ import math
 
 import pytest
 import torch
-from positions_oracle import deberta_bucket as exact_deberta_bucket
-from positions_oracle import t5_bucket as exact_t5_bucket
 from torch import Tensor
 from transformers import DebertaV2Config, GPTJConfig, LlamaConfig, T5Config, XLNetConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -19,7 +17,9 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from transformers.models.xlnet.modeling_xlnet import XLNetModel, XLNetRelativeAttention
 
 from sqrtdk import positions, scales
-from tolerances import complaint, gradient_complaints
+from tests.positions.positions_oracle import deberta_bucket as exact_deberta_bucket
+from tests.positions.positions_oracle import t5_bucket as exact_t5_bucket
+from tests.tolerances import complaint, gradient_complaints
 
 H, E, L = 4, 8, 40
 

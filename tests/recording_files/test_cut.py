@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 import torch
 
-from sample_calls import computed, mask
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.recording.cut import cut_call, parse_heads
 from sqrtdk.tracing.tensors import CallTensors, Projection, Term, Vector
+from tests.recording_files.sample_calls import computed, mask
 
 B, HQ, H, L, S, E = 2, 8, 4, 7, 9, 3
 

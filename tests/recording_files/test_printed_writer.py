@@ -12,10 +12,10 @@ import numpy
 import pytest
 import torch
 
-from sample_calls import computed
 from sqrtdk.recording import limits, read_trace_file
 from sqrtdk.recording.format import FLOATS, LAYOUTS, TERMS
 from sqrtdk.tracing.tensors import Vector
+from tests.recording_files.sample_calls import computed
 
 PAGE = (Path(__file__).parents[2] / "docs" / "en" / "trace-file.md").read_text(encoding="utf-8")
 WRITER, EXAMPLE = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

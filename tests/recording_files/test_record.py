@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import sqrtdk
-from sample_calls import unlike
 from sqrtdk.audit.tokens import tokens_of
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError, OutputError
 from sqrtdk.models.load import resolve
@@ -19,6 +18,7 @@ from sqrtdk.models.run import call as forward
 from sqrtdk.recording import Cut, read_trace_file
 from sqrtdk.tracing.tensors import CallTensors
 from sqrtdk.tracing.trace import Trace
+from tests.recording_files.sample_calls import unlike
 
 
 class Block(torch.nn.Module):

@@ -9,13 +9,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sample_calls import MASKS, calls, mask, unlike
 from sqrtdk.recording import Cut, TraceMetadata, read_trace_file, write_trace_file
 from sqrtdk.recording.cut import cut_call
 from sqrtdk.recording.masks import pack, unpack
 from sqrtdk.tracing.records import NotMeasured
 from sqrtdk.tracing.tensors import CallTensors, Vector
 from sqrtdk.tracing.trace import Trace
+from tests.recording_files.sample_calls import MASKS, calls, mask, unlike
 
 SETTINGS = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]

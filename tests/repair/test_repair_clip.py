@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sqrtdk
-from repair_layouts import LAYOUTS, Layout
-from repair_modules import Latent, WithGain, randomised
 from sqrtdk.repair import ClipRecord, clip_, plan_of, qk_clip_
 from sqrtdk.tracing import Trace
 from sqrtdk.tracing.watch.stance import steps_seen
-from tolerances import allowed
+from tests.repair.layouts import LAYOUTS, Layout
+from tests.repair.modules import Latent, WithGain, randomised
+from tests.tolerances import allowed
 
 BALANCES = (0.5, 0.0, 1.0)
 

@@ -16,8 +16,8 @@ from sqrtdk.errors import ModelError
 from sqrtdk.repair import clip_, plan_of
 from sqrtdk.tracing import CallTensors, Trace
 from sqrtdk.tracing.watch.stance import steps_seen
-from tolerances import allowed
-from transformers_small import NotBuiltError, build, inputs_of, small_config
+from tests.hf.small import NotBuiltError, build, inputs_of, small_config
+from tests.tolerances import allowed
 
 # What each shows that the layouts do not.
 TYPES = {

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sqrtdk
-from repair_layouts import GROUPED, IDS, LATENT, SIZES
-from repair_modules import Attention, Latent, WithGain, randomised, states
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 from sqrtdk.repair import fold_scale_
+from tests.repair.layouts import GROUPED, IDS, LATENT, SIZES
+from tests.repair.modules import Attention, Latent, WithGain, randomised, states
 
 
 def _hub(config: Any, attn: str = "sdpa") -> nn.Module:

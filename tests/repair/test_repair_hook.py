@@ -14,10 +14,10 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import sqrtdk
-from repair_layouts import GROUPED, IDS
-from repair_modules import Attention, randomised, states
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 from sqrtdk.repair import QKClip, plan_of, qk_clip_
+from tests.repair.layouts import GROUPED, IDS
+from tests.repair.modules import Attention, randomised, states
 
 
 def _loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:

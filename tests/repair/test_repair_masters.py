@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import sqrtdk
-from repair_modules import Attention, randomised, states
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.repair import ClipRecord, qk_clip_
+from tests.repair.modules import Attention, randomised, states
 
 
 class MasterSGD(torch.optim.Optimizer):

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
-from repair_ranks import CASES, RANKS, build, clip, inputs, rank_main
 from sqrtdk.tracing.watch.stance import steps_seen
+from tests.repair.ranks import CASES, RANKS, build, clip, inputs, rank_main
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,11 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations
 
 import sqrtdk
-from repair_layouts import IDS, Layout
-from repair_modules import Attention, WithGain, randomised, states
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, SqrtdkError
 from sqrtdk.repair import clip_, plan_of, qk_clip_
 from sqrtdk.tracing.watch.stance import steps_seen
+from tests.repair.layouts import IDS, Layout
+from tests.repair.modules import Attention, WithGain, randomised, states
 
 
 class Adapted(nn.Module):

@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import sqrtdk
-from repair_modules import Attention, randomised, states
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.repair import qk_clip_, sigma_reparam
+from tests.repair.modules import Attention, randomised, states
 
 
 def _layer(**options: Any) -> nn.Linear:

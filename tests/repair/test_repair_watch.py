@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 import sqrtdk
-from repair_layouts import LAYOUTS, Layout
-from repair_modules import Attention, Latent, WithGain, randomised, states
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.monitor.watch import Watch
 from sqrtdk.repair import QKClip, qk_clip_
 from sqrtdk.tracing.watch.stance import steps_seen
-from tolerances import allowed
-from watched_models import MODELS
+from tests.monitor.watched_models import MODELS
+from tests.repair.layouts import LAYOUTS, Layout
+from tests.repair.modules import Attention, Latent, WithGain, randomised, states
+from tests.tolerances import allowed
 
 
 @pytest.fixture(autouse=True)

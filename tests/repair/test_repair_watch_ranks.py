@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-import ranks_at_work
-import repair_watch_ranks as ranks
+from tests.monitor import ranks_at_work
+from tests.repair import watch_ranks as ranks
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page
 
-from sample_diff import EVIL, hostile, not_finite, softcap, two_causes, unpaired
 from sqrtdk.compare.records import DiffReport
 from sqrtdk.report.diff_html import to_html
 from sqrtdk.report.plain import plain
+from tests.report.sample_diff import EVIL, hostile, not_finite, softcap, two_causes, unpaired
 
 pytestmark = pytest.mark.browser
 

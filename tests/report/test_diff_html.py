@@ -5,8 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from html_page import HtmlPage, check_alone, check_policy, template
-from sample_diff import (
+from sqrtdk.compare.records import DiffReport, MaskPicture
+from sqrtdk.compare.suspect import STAGES
+from sqrtdk.report import diff_words
+from sqrtdk.report.diff_causes import CAUSES
+from sqrtdk.report.diff_fold import CANCELS, DIFFERS, FOLLOWS, MARKS, SAME, UNJUDGED, fold_pairs, mark
+from sqrtdk.report.diff_html import formulas, ladder, to_html
+from sqrtdk.report.diff_payload import payload
+from sqrtdk.report.plain import plain
+from tests.report.html_page import HtmlPage, check_alone, check_policy, template
+from tests.report.sample_diff import (
     EVIL,
     REPORTS,
     cancelling,
@@ -23,14 +31,6 @@ from sample_diff import (
     unknown,
     unpaired,
 )
-from sqrtdk.compare.records import DiffReport, MaskPicture
-from sqrtdk.compare.suspect import STAGES
-from sqrtdk.report import diff_words
-from sqrtdk.report.diff_causes import CAUSES
-from sqrtdk.report.diff_fold import CANCELS, DIFFERS, FOLLOWS, MARKS, SAME, UNJUDGED, fold_pairs, mark
-from sqrtdk.report.diff_html import formulas, ladder, to_html
-from sqrtdk.report.diff_payload import payload
-from sqrtdk.report.plain import plain
 
 ROOT = Path(__file__).parents[2]
 TEMPLATES = ROOT / "src" / "sqrtdk" / "report" / "templates"

@@ -7,10 +7,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from sample_diff import EVIL, REPORTS, hostile, not_finite, softcap, two_causes, unknown
 from sqrtdk.compare.records import FAIL_ON, Cause, DiffReport, PairDiff, SideInfo, StageDiff, Unpaired
 from sqrtdk.compare.suspect import STAGES
 from sqrtdk.report.diff_json import to_json
+from tests.report.sample_diff import EVIL, REPORTS, hostile, not_finite, softcap, two_causes, unknown
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "diff.schema.json").read_text())
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)

@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from html_page import HtmlPage, check_alone, check_policy, template
-from sample_lab import hostile, records, undecided, unsound
-from sample_report import EVIL
 from sqrtdk.errors import MissingExtraError
 from sqrtdk.lab.figures import Figure
 from sqrtdk.lab.judge import Check
@@ -19,6 +16,9 @@ from sqrtdk.lab.text import Text
 from sqrtdk.report import lab_words, markup
 from sqrtdk.report.lab_page import bar, both, number, strip, to_html
 from sqrtdk.report.plain import plain
+from tests.report.html_page import HtmlPage, check_alone, check_policy, template
+from tests.report.sample_lab import hostile, records, undecided, unsound
+from tests.report.sample_report import EVIL
 
 TEMPLATES = Path(sys.modules["sqrtdk.report"].__file__ or "").parent / "templates"
 WORDS = (

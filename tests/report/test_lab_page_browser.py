@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page
 
-from sample_lab import hostile, records, undecided, unsound
-from sample_report import EVIL
 from sqrtdk.lab.record import Record
 from sqrtdk.report.lab_page import to_html
 from sqrtdk.report.plain import plain
+from tests.report.sample_lab import hostile, records, undecided, unsound
+from tests.report.sample_report import EVIL
 
 pytestmark = pytest.mark.browser
 

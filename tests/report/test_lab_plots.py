@@ -11,11 +11,11 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from sample_lab import STYLES, plot, records, series
 from sqrtdk.errors import InvalidValueError, MissingExtraError, OutputError
 from sqrtdk.lab.plots import Plot, Series, Style, curve
 from sqrtdk.report.axes import COLOURS, SIZE_INCHES, draw, label
 from sqrtdk.report.plots import to_png, to_svg, write_plots
+from tests.report.sample_lab import STYLES, plot, records, series
 
 # Machado, Oliveira and Fernandes (2009), severity 1: protanopia, deuteranopia, tritanopia
 SIGHTS = np.array(

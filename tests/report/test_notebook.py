@@ -10,16 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-import sample_diff
-import sample_lab
-import sample_report
 import sqrtdk
-from sample_report import EVIL
 from sqrtdk import AuxRequest
 from sqrtdk.lab.runner import Done
 from sqrtdk.report.notebook import MOST
 from sqrtdk.report.plain import plain
 from sqrtdk.stats import AuxOutput
+from tests.report import sample_diff, sample_lab, sample_report
+from tests.report.sample_report import EVIL
 
 NOTEBOOK = """
 import torch, sqrtdk

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page
 
-from contrast import LEAST, contrasts
-from sample_report import leaking, sick, static
 from sqrtdk.audit.records import CheckReport
 from sqrtdk.report.html import to_html
+from tests.report.contrast import LEAST, contrasts
+from tests.report.sample_report import leaking, sick, static
 
 pytestmark = pytest.mark.browser
 

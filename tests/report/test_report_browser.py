@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page
 
-from sample_report import EVIL, healthy, hostile, sick, static
 from sqrtdk.audit.records import CheckReport
 from sqrtdk.report.html import to_html
 from sqrtdk.report.plain import plain
+from tests.report.sample_report import EVIL, healthy, hostile, sick, static
 
 pytestmark = pytest.mark.browser
 

@@ -3,11 +3,11 @@ import math
 
 import pytest
 
-from sample_report import head_stats, healthy, judged, sick, static
 from sqrtdk.audit.records import Finding
 from sqrtdk.lab.text import Text
 from sqrtdk.report.figures import worst_head
 from sqrtdk.report.fold import FoldedFinding, expected, fold_calls, fold_findings, values
+from tests.report.sample_report import head_stats, healthy, judged, sick, static
 
 
 def test_equal_layers_are_one_line() -> None:

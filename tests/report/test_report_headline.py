@@ -7,12 +7,12 @@ import re
 
 import pytest
 
-from sample_report import head_stats, healthy, judged, leaking, sick, static, unjudged
 from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.audit.records import CheckReport, Finding, JudgedCall
 from sqrtdk.report.headline import consequences, headline
 from sqrtdk.report.said import said
 from sqrtdk.tracing.records import BLOCKS, Factor
+from tests.report.sample_report import head_stats, healthy, judged, leaking, sick, static, unjudged
 
 
 def report(*calls: JudgedCall, findings: tuple[Finding, ...] = ()) -> CheckReport:

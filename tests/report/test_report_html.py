@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from html_page import HtmlPage, check_alone, check_policy, template
-from sample_report import EVIL, head_stats, healthy, hostile, judged, leaking, sick, static, unjudged
 from sqrtdk._language import Choice
 from sqrtdk.audit.records import CheckReport
 from sqrtdk.errors import InvalidValueError
@@ -18,6 +16,8 @@ from sqrtdk.report.payload import payload
 from sqrtdk.report.plain import plain
 from sqrtdk.stats.heads import HeadStats
 from sqrtdk.theory.gaussian import expected_entropy_nats
+from tests.report.html_page import HtmlPage, check_alone, check_policy, template
+from tests.report.sample_report import EVIL, head_stats, healthy, hostile, judged, leaking, sick, static, unjudged
 
 CHINESE = re.compile("[\u4e00-\u9fff]")
 TEMPLATES = Path(__file__).parents[2] / "src" / "sqrtdk" / "report" / "templates"

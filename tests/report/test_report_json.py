@@ -7,12 +7,12 @@ from typing import Any
 import jsonschema
 import pytest
 
-from sample_report import EVIL, head_stats, healthy, hostile, judged, sick, static
 from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.audit.records import FAIL_ON, HEALTH, OUTCOMES, CheckReport
 from sqrtdk.report import terminal
 from sqrtdk.report.check_words import RESULTS
 from sqrtdk.report.json import to_json
+from tests.report.sample_report import EVIL, head_stats, healthy, hostile, judged, sick, static
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "check.schema.json").read_text())
 REPORTS = {"healthy": healthy, "static": static, "sick": sick, "hostile": hostile}

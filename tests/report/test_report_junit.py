@@ -3,9 +3,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from sample_report import healthy, hostile, leaking, sick, static, unjudged
 from sqrtdk.audit.records import FAIL_ON, CheckReport, Finding, Source
 from sqrtdk.report.junit import to_junit
+from tests.report.sample_report import healthy, hostile, leaking, sick, static, unjudged
 
 REPORTS = (healthy, static, sick, hostile, leaking, unjudged)
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from sample_report import EVIL, healthy, hostile, judged, leaking, sick, static, unjudged
 from sqrtdk.audit.records import Finding
 from sqrtdk.report.markdown import MOST_CHARACTERS, code, table, text, to_markdown
 from sqrtdk.report.plain import plain
+from tests.report.sample_report import EVIL, healthy, hostile, judged, leaking, sick, static, unjudged
 
 REPORTS = (healthy, static, sick, hostile, leaking, unjudged)
 OURS = {"h3", "p", "code", "table", "thead", "tbody", "tr", "th", "td", "ul", "li", "strong", "details", "summary"}

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import jsonschema
 
-from html_page import HtmlPage
-from sample_report import healthy, judged
 from sqrtdk.audit.records import CheckReport, Finding, JudgedCall
 from sqrtdk.report.html import to_html
 from sqrtdk.report.json import to_json
 from sqrtdk.report.places import places, places_text
 from sqrtdk.report.terminal import to_text
 from sqrtdk.tracing.records import Factor, Scale
+from tests.report.html_page import HtmlPage
+from tests.report.sample_report import healthy, judged
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "check.schema.json").read_text())
 

@@ -5,12 +5,12 @@ import re
 import jsonschema
 import pytest
 
-import sarif_rules
-from sample_report import EVIL, healthy, hostile, leaking, sick, static, unjudged
 from sqrtdk.audit.records import SEVERITIES, CheckReport, Finding, Source
 from sqrtdk.audit.rules import RULES
 from sqrtdk.report import rule_words
 from sqrtdk.report.sarif import FINGERPRINT, LEVELS, to_sarif
+from tests.report import sarif_rules
+from tests.report.sample_report import EVIL, healthy, hostile, leaking, sick, static, unjudged
 
 REPORTS = {
     "healthy": healthy, "static": static, "sick": sick, "hostile": hostile, "leaking": leaking, "unjudged": unjudged,

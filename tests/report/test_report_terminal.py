@@ -5,12 +5,12 @@ from functools import partial
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from sample_report import healthy, hostile, judged, leaking, sick, static, unjudged
 from sqrtdk.audit.records import CheckReport, Finding
 from sqrtdk.report.headline import headline
 from sqrtdk.report.terminal import summary_line, to_text
 from sqrtdk.tracing.records import NotMeasured
-from terminal_text import check_colours, check_fits
+from tests.report.sample_report import healthy, hostile, judged, leaking, sick, static, unjudged
+from tests.report.terminal_text import check_colours, check_fits
 
 NOTES = (
     "vision_config.attn_implementation = 'someone/kernel' was ignored",

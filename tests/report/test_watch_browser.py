@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page
 
-from html_page import HtmlPage, check_policy
 from sqrtdk.monitor.folder import RunWriter
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.report.plain import plain
@@ -20,7 +19,8 @@ from sqrtdk.report.watch_compare import compare
 from sqrtdk.report.watch_html import to_html
 from sqrtdk.report.watch_statistics import STATISTICS
 from sqrtdk.report.watch_summary import summarise
-from watched_runs import EVERY, EVIL, STEPS
+from tests.monitor.watched_runs import EVERY, EVIL, STEPS
+from tests.report.html_page import HtmlPage, check_policy
 
 pytestmark = pytest.mark.browser
 

@@ -28,7 +28,7 @@ from sqrtdk.report.watch_statistics import NEWEST, STATISTICS
 from sqrtdk.report.watch_summary import FAIL_ON, SEVERITIES, Summary, summarise
 from sqrtdk.report.watch_terminal import sparkline
 from sqrtdk.report.watch_words import ALARM_WORDS, MISSING, missing_text
-from watched_runs import EVERY, EVIL, LONG, STEPS
+from tests.monitor.watched_runs import EVERY, EVIL, LONG, STEPS
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sqrtdk import scales
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, SqrtdkError
 from sqrtdk.scales import ScaleRule, sizes
-from tolerances import allowed, complaint
+from tests.tolerances import allowed, complaint
 
 # of a number of tensors that a logarithm or an exponential of at most 2 went into
 SINGLE, DOUBLE = (allowed(dtype, length=1, logit=2.0, magnitude=1.0) for dtype in (torch.float32, torch.float64))

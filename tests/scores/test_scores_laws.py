@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from sqrtdk import scales, scores
 from sqrtdk.scores import FoldedScore, LearnedGain, PairScore
-from tolerances import allowed, complaint, half_complaint
+from tests.tolerances import allowed, complaint, half_complaint
 
 HALVES = (torch.float16, torch.bfloat16)
 

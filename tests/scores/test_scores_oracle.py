@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sqrtdk import scales, scores
 from sqrtdk.scores import FoldedScore, PairScore
-from tolerances import gradient_complaints, half_complaint
+from tests.tolerances import gradient_complaints, half_complaint
 
 HEADS, KEY_HEADS, L, S, E, EK, A = 4, 2, 3, 5, 6, 7, 8
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

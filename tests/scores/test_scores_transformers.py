@@ -10,7 +10,7 @@ from transformers.models.swinv2.modeling_swinv2 import Swinv2SelfAttention
 
 import sqrtdk
 from sqrtdk import scores
-from tolerances import complaint, gradient_complaints
+from tests.tolerances import complaint, gradient_complaints
 
 HEADS, HEAD_DIM, SIDE, WINDOWS = 3, 8, 4, 2
 TOKENS = SIDE * SIDE

@@ -11,15 +11,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import nn_cases
-import positions_cases
 import torch
-from cases import CASES, TABLES, Case, as_leaves
-from parts import SHAPES
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import sqrtdk
-from kernel_here import unable
 from sqrtdk import AuxRequest, positions, scales, stats, theory
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl import tiled
@@ -27,6 +22,11 @@ from sqrtdk.impl.choice import IMPLEMENTATIONS
 from sqrtdk.impl.kernel import load, operators
 from sqrtdk.nn import ScaledDotProductAttention
 from sqrtdk.stats import _sweep, tiles
+from tests.attention.cases import CASES, TABLES, Case, as_leaves
+from tests.attention.parts import SHAPES
+from tests.nn import nn_cases
+from tests.positions import positions_cases
+from tests.support.kernel_here import unable
 
 Run = Callable[[], Any]
 _KEPT: list[torch.library.Library] = []  # operators go with their library

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-TESTS = Path(__file__).parents[1]
 
 
 def said(run: Callable[[], Any]) -> str:
@@ -21,12 +17,11 @@ def said(run: Callable[[], Any]) -> str:
 
 
 def main() -> None:
-    import checked
+    from tests.shapes import checked
 
     checked.install()  # before anything imports the package
 
-    import paths
-    import wrong
+    from tests.shapes import paths, wrong
 
     answer = {
         "right": {name: said(run) for name, run in paths.every_path()},
@@ -38,5 +33,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(TESTS / name) for name in ("shapes", "attention", "nn", "positions", "")]
     main()

@@ -7,12 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.paths import with_tests
+
 CHILD = Path(__file__).parent / "run_checked.py"
 
 
 def test_shapes_are_those_of_the_annotations() -> None:
     """In one process of its own, as the package is loaded with its functions wrapped."""
-    done = subprocess.run([sys.executable, str(CHILD)], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, str(CHILD)], env=with_tests(), capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert len(answer["right"]) > 150

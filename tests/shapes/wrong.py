@@ -10,12 +10,12 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from checked import PLANTED
 from torch import Tensor
 
 from sqrtdk import positions, scores, stats
 from sqrtdk.impl.call import Call
 from sqrtdk.nn import MultiHeadAttention
+from tests.shapes.checked import PLANTED
 
 
 def heads(batch: int = 2, count: int = 4, length: int = 5, width: int = 8) -> Tensor:

@@ -7,10 +7,10 @@ from dataclasses import fields
 
 import pytest
 import torch
-from stats_oracle import oracle
 
 from sqrtdk.stats import HeadStats, head_stats_from_logits, head_stats_from_qk
-from tolerances import allowed
+from tests.stats.stats_oracle import oracle
+from tests.tolerances import allowed
 
 ROWS = 2 * 30  # of a head, and keys of a row at most
 TUPLES = [f.name for f in fields(HeadStats) if f.name not in ("heads", "rows")]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from largest import Largest
 from sqrtdk.stats import head_stats_from_logits, head_stats_from_qk
+from tests.stats.largest import Largest
 
 
 @pytest.mark.parametrize("mask", ["none", "causal", "padding"])

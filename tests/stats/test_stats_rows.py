@@ -8,12 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stats_oracle import STATISTICS, oracle
 from torch import Tensor
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.stats import RowStats, row_stats
-from tolerances import allowed, complaint
+from tests.stats.stats_oracle import STATISTICS, oracle
+from tests.tolerances import allowed, complaint
 
 # Nothing is rounded before the weights here, which have no gap to the largest logit beyond that of the least number.
 GAP = 87.0

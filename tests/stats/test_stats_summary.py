@@ -12,7 +12,7 @@ import torch
 import sqrtdk
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.stats import row_summary
-from tolerances import allowed
+from tests.tolerances import allowed
 
 
 @pytest.mark.parametrize("shape", [(3, 7), (2, 3, 7), (2, 2, 3, 40), (3, 1)])

@@ -6,12 +6,12 @@ import math
 
 import pytest
 import torch
-from stats_oracle import STATISTICS, oracle
 from torch import Tensor
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.stats import AttentionRows, _block, _sweep, attention_row_stats
-from tolerances import complaint
+from tests.stats.stats_oracle import STATISTICS, oracle
+from tests.tolerances import complaint
 
 WIDTH = 8  # of query and key
 

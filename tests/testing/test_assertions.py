@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from planted import PLANTED, WIDTH, planted
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError
 from sqrtdk.testing import assert_attention, assert_same_attention
+from tests.attentions.planted import PLANTED, WIDTH, planted
 
 SITES = "layers.0-2 (3 sites)"
 

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 from torch.nn.modules import module as torch_module
 
-from planted import PLANTED, WIDTH, planted
 from sqrtdk import check
 from sqrtdk.testing import observe
 from sqrtdk.testing.observe import Observation
+from tests.attentions.planted import PLANTED, WIDTH, planted
 
 SCALE = 0.3  # not the default of 16 dimensions
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import sqrtdk
-from attention_blocks import BLOCK, WAYS
-from blocks_by_hand import (
+from tests.attentions.blocks import BLOCK, WAYS
+from tests.trace.blocks_by_hand import (
     KEYS,
     MERGED,
     ONE,

@@ -15,7 +15,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import sqrtdk
-from attention_compiled import (
+from sqrtdk.stats.heads import HeadStats
+from sqrtdk.tracing import AttentionCall
+from sqrtdk.tracing.read import bands, own
+from sqrtdk.tracing.read.patterns import pattern
+from sqrtdk.tracing.read.reading import Layout
+from tests.attentions.compiled import (
     CASES,
     PLAIN,
     WIDTH,
@@ -30,13 +35,8 @@ from attention_compiled import (
     traced,
     without_fit,
 )
-from kernel_here import needs_kernel
-from sqrtdk.stats.heads import HeadStats
-from sqrtdk.tracing import AttentionCall
-from sqrtdk.tracing.read import bands, own
-from sqrtdk.tracing.read.patterns import pattern
-from sqrtdk.tracing.read.reading import Layout
-from tolerances import allowed
+from tests.support.kernel_here import needs_kernel
+from tests.tolerances import allowed
 
 OP = "sqrtdk_cpu.forward"
 

@@ -13,7 +13,8 @@ import transformers as hf
 from torch import Tensor, nn
 
 import sqrtdk
-from attention_compiled import (
+from sqrtdk.integrations.transformers import register
+from tests.attentions.compiled import (
     ALIBI,
     PADDED,
     PLAIN,
@@ -29,10 +30,9 @@ from attention_compiled import (
     told,
     traced,
 )
-from families import FAMILIES, GROUPED
-from kernel_here import needs_kernel
-from sqrtdk.integrations.transformers import register
-from tolerances import allowed
+from tests.hf.families import FAMILIES, GROUPED
+from tests.support.kernel_here import needs_kernel
+from tests.tolerances import allowed
 
 pytestmark = needs_kernel
 

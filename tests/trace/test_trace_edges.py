@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sqrtdk
-from attention_edges import (
+from sqrtdk.tracing import AttentionCall, Trace
+from sqrtdk.tracing.classify.edges import OTHER_GROUPS
+from tests.attentions.edges import (
     MAXIMA,
     ROOT,
     SUMS,
@@ -30,9 +32,7 @@ from attention_edges import (
     scatter_maximum,
     softmax_csr,
 )
-from sqrtdk.tracing import AttentionCall, Trace
-from sqrtdk.tracing.classify.edges import OTHER_GROUPS
-from tolerances import allowed
+from tests.tolerances import allowed
 
 pytestmark = pytest.mark.filterwarnings("ignore:index_reduce:UserWarning", "ignore:Sparse:UserWarning")
 SLOPE = allowed(torch.float32, length=E, logit=10.0, magnitude=1.0)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import sqrtdk
-import stand_in_kernels as kernels
 from sqrtdk.tracing import AttentionCall
 from sqrtdk.tracing.read.kernels import KERNELS
+from tests.attentions import stand_in_kernels as kernels
 
 B, L, S, H, E = 2, 6, 6, 4, 8
 SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from golden import GROUPS, stored
-from kernel_here import needs_kernel
+from tests.support.kernel_here import needs_kernel
+from tests.trace.golden_records import GROUPS, stored
 
 CASES = [
     pytest.param(group, name, marks=[needs_kernel] if group == "kernel" else [], id=f"{group}: {name}")

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attention_heads import (
+from sqrtdk.tracing import AttentionCall
+from tests.attentions.heads import (
     AFTER,
     COMBINED,
     MIXED,
@@ -31,7 +32,6 @@ from attention_heads import (
     trace,
     weighed,
 )
-from sqrtdk.tracing import AttentionCall
 
 
 def products(model: Heads, x: Tensor) -> Tensor:

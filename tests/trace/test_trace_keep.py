@@ -13,12 +13,12 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import sqrtdk
-from attention_blocks import WAYS
-from attention_cases import CASES
-from attention_layouts import LAID, B, D, Laid
-from kept import changed, check, known, output_faults, unlike, way_faults
 from sqrtdk.tracing import Trace
 from sqrtdk.tracing.tell.keep import NATIVE
+from tests.attentions.blocks import WAYS
+from tests.attentions.cases import CASES
+from tests.attentions.layouts import LAID, B, D, Laid
+from tests.trace.kept import changed, check, known, output_faults, unlike, way_faults
 
 FAST = ("fast", "encoder_nested")  # one operation from input to output
 UNREAD = {"talking_heads_after": "its weights went through over the heads after the softmax"}

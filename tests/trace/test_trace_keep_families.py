@@ -8,9 +8,9 @@ import torch
 import sqrtdk
 
 pytest.importorskip("transformers")
-from families import CASES, FAMILIES, build
-from kept import check, known
 from sqrtdk.models.inputs import make_inputs
+from tests.hf.families import CASES, FAMILIES, build
+from tests.trace.kept import check, known
 
 # Projections that are not known: matrices a head, learned queries, keys from two projections.
 IN_PARTS = ("xlnet", "detr", "deepseek_v2", "deepseek_v3")

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import sqrtdk
-from attention_heads import ROOT, B, D, E, H, Heads, L, over_devices, trace
-from attention_layouts import COLUMNS, LAID, ROWS, Laid, blocks, windows_after_projection
+from tests.attentions.heads import ROOT, B, D, E, H, Heads, L, over_devices, trace
+from tests.attentions.layouts import COLUMNS, LAID, ROWS, Laid, blocks, windows_after_projection
 
 
 @over_devices

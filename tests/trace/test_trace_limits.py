@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import sqrtdk
 from sqrtdk.tracing import Trace
-from tolerances import allowed
+from tests.tolerances import allowed
 
 E, H = 8, 2
 SLOPE = allowed(torch.float32, length=E, logit=10.0, magnitude=1.0)  # of a scale that is measured

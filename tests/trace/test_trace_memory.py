@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sqrtdk
-from attention_cases import CASES
+from tests.attentions.cases import CASES
 
 WIDTH, LENGTH, LAYERS = 32, 48, 12
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import sqrtdk
-from attention_blocks import WAYS
 from sqrtdk.tracing import Trace
+from tests.attentions.blocks import WAYS
 
 B, L, H, E = 2, 12, 2, 16
 ROOT = E**-0.5

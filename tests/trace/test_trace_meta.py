@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 import sqrtdk
-from attention_cases import STYLES, traced
-from attention_styles import DIM, Attention, B, L, tolerance
+from tests.attentions.cases import STYLES, traced
+from tests.attentions.styles import DIM, Attention, B, L, tolerance
 
 # Styles whose scale is a tensor of values: on the meta device they are not there.
 HELD = ("divided_by_0d_tensor", "0d_tensor", "0d_tensor_on_the_left", "buffer")

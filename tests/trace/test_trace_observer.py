@@ -15,9 +15,9 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import sqrtdk
-from attention_cases import CASES
-from attention_styles import Case
-from families import FAMILIES
+from tests.attentions.cases import CASES
+from tests.attentions.styles import Case
+from tests.hf.families import FAMILIES
 
 
 def global_state() -> dict[str, Any]:

@@ -9,8 +9,24 @@ import torch
 from torch import Tensor
 
 import sqrtdk
-from attention_blocks import BLOCK, WAYS
-from blocks_by_hand import KEYS, MERGED, ONE, ROOT, Attend, Attending, B, E, H, L, Scales, causal, online, only, traced
+from tests.attentions.blocks import BLOCK, WAYS
+from tests.trace.blocks_by_hand import (
+    KEYS,
+    MERGED,
+    ONE,
+    ROOT,
+    Attend,
+    Attending,
+    B,
+    E,
+    H,
+    L,
+    Scales,
+    causal,
+    online,
+    only,
+    traced,
+)
 
 # -- what stands around the running sum --------------------------------------------------------------------------------
 

@@ -13,7 +13,21 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sqrtdk
-from sides_by_hand import DIM, ROOT, B, E, H, L, everywhere, reads, scales, scores, table, traced, turned_by_halves
+from tests.trace.sides_by_hand import (
+    DIM,
+    ROOT,
+    B,
+    E,
+    H,
+    L,
+    everywhere,
+    reads,
+    scales,
+    scores,
+    table,
+    traced,
+    turned_by_halves,
+)
 
 # -- q or k pooled -----------------------------------------------------------------------------------------------------
 

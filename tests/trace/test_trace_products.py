@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import attention_products as styles
-import attention_scores as others
 import sqrtdk
-from attention_products import DIM, ROOT, Attend, Attention, B, E, H, L
 from sqrtdk.tracing import AttentionCall, Trace
+from tests.attentions import products as styles
+from tests.attentions import scores as others
+from tests.attentions.products import DIM, ROOT, Attend, Attention, B, E, H, L
 
 
 def run(attend: Attend, factor: float = ROOT, *, device: str = "cpu") -> Trace:

@@ -11,7 +11,9 @@ from torch import Tensor, func, nn
 from torch.utils.checkpoint import checkpoint
 
 import sqrtdk
-from attention_programs import (
+from sqrtdk.errors import InvalidTypeError
+from sqrtdk.tracing import AttentionCall, Trace
+from tests.attentions.programs import (
     ROOT,
     WIDTH,
     Adapter,
@@ -30,8 +32,6 @@ from attention_programs import (
     rotary_mm,
     whole,
 )
-from sqrtdk.errors import InvalidTypeError
-from sqrtdk.tracing import AttentionCall, Trace
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 SITES = ["blocks.0.attn", "blocks.1.attn"]

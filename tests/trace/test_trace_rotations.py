@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sides_by_hand import (
+from sqrtdk.tracing.trace import Trace
+from tests.trace.sides_by_hand import (
     DIM,
     ROOT,
     Attention,
@@ -29,7 +30,6 @@ from sides_by_hand import (
     turned_as_a_whole,
     turned_by_halves,
 )
-from sqrtdk.tracing.trace import Trace
 
 # -- rotations as they are written -------------------------------------------------------------------------------------
 

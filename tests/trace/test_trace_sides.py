@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sqrtdk
-from sides_by_hand import (
+from sqrtdk.tracing import AttentionCall
+from tests.trace.sides_by_hand import (
     DIM,
     ROOT,
     B,
@@ -29,7 +30,6 @@ from sides_by_hand import (
     turned_as_a_whole,
     turned_by_halves,
 )
-from sqrtdk.tracing import AttentionCall
 
 
 def test_keys_joined_by_cat_keep_their_groups() -> None:

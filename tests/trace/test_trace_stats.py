@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import sqrtdk
-from attention_cases import CASES, STYLES, traced
-from attention_styles import Case, Expected, case, dense, tolerance
 from sqrtdk.stats.heads import HeadStats
+from tests.attentions.cases import CASES, STYLES, traced
+from tests.attentions.styles import Case, Expected, case, dense, tolerance
 
 SHARP = ("matmul", "sdpa", "sdpa_causal", "sdpa_gqa", "sdpa_float_bias", "softcap", "alibi_and_causal", "flex_softcap",
          "baddbmm_alpha", "k_q_transposed", "gqa_repeat_interleave", "spots_fill", "sdpa_bool_mask")  # fmt: skip

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from attention_cases import CASES, STYLES, traced
-from attention_styles import B, H, case, scale_tolerance, tolerance
 from sqrtdk.tracing import AttentionCall
+from tests.attentions.cases import CASES, STYLES, traced
+from tests.attentions.styles import B, H, case, scale_tolerance, tolerance
 
 over_cases = pytest.mark.parametrize("name", CASES)
 

@@ -8,11 +8,11 @@ import functools
 import pytest
 import torch
 
-from attention_compiled import CASES, E, L, checked, only, told, traced, without_fit
 from sqrtdk.impl.gpu.load import interpreted
 from sqrtdk.stats.heads import HeadStats
 from sqrtdk.tracing import AttentionCall
-from tolerances import allowed
+from tests.attentions.compiled import CASES, E, L, checked, only, told, traced, without_fit
+from tests.tolerances import allowed
 
 OP = "sqrtdk_gpu.forward"
 COUNTS = ("heads", "rows", "blind_rows", "nan_rows", "saturated")

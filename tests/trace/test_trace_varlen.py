@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn, varlen_attn_out
 
 import sqrtdk
-import stand_in_kernels as kernels
 from sqrtdk.tracing import AttentionCall
 from sqrtdk.tracing.read import bands
+from tests.attentions import stand_in_kernels as kernels
 
 H, E = 4, 8
 EXACT = E**-0.5

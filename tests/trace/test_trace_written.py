@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from attention_heads import ROOT, Attend, B, H, Heads, L, logits, over_devices, read
-from attention_written import WRITTEN
+from tests.attentions.heads import ROOT, Attend, B, H, Heads, L, logits, over_devices, read
+from tests.attentions.written import WRITTEN
 
 
 @over_devices

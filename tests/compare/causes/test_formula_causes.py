@@ -8,9 +8,9 @@ from itertools import combinations
 import pytest
 import torch
 
-from formula_cases import BASES, CASES, HEADS, Case, learned, names_found, of_case, tokens, trial, visible
 from sqrtdk.compare.causes import CAUSES
 from sqrtdk.compare.program import Formula, Norm, Rounded, Way
+from tests.compare.formula_cases import BASES, CASES, HEADS, Case, learned, names_found, of_case, tokens, trial, visible
 
 _IDS = [f"{number}-{case.base}-{case.name}" for number, case in enumerate(CASES)]
 

@@ -15,8 +15,8 @@ from sqrtdk.compare.compute import apply_step, project
 from sqrtdk.compare.fit.norm import fit_norm
 from sqrtdk.compare.fit.rotation import fit_rotation
 from sqrtdk.compare.program import Norm, Program
-from vector_plants import Plant, cases, planted, style_of
-from vector_programs import STYLES, entering, program, sides
+from tests.compare.causes.vector_plants import Plant, cases, planted, style_of
+from tests.compare.causes.vector_programs import STYLES, entering, program, sides
 
 DTYPES = (torch.float32, torch.bfloat16)
 OF_STEPS = ("rope_", "positions", "length_factor", "qk_norm", "weights: a gain")

@@ -15,7 +15,7 @@ from sqrtdk.compare.compute import follow, project
 from sqrtdk.compare.program import Affine, Program, Rotation
 from sqrtdk.compare.suspect import Sides, Suspicion
 from sqrtdk.positions import rope_tables, yarn_frequencies
-from vector_programs import (
+from tests.compare.causes.vector_programs import (
     CHANNELS,
     EXACT,
     HEADS,

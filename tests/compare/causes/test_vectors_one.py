@@ -9,8 +9,8 @@ import torch
 
 from sqrtdk.compare.causes import CAUSES
 from sqrtdk.compare.suspect import STAGES
-from vector_plants import cases, planted, style_of
-from vector_programs import EXACT, STYLES, differ, entering, outputs_differ, program, sides
+from tests.compare.causes.vector_plants import cases, planted, style_of
+from tests.compare.causes.vector_programs import EXACT, STYLES, differ, entering, outputs_differ, program, sides
 
 
 @pytest.mark.parametrize(("name", "style"), cases())

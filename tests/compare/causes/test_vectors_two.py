@@ -10,8 +10,8 @@ import pytest
 from sqrtdk.compare.causes import CAUSES
 from sqrtdk.compare.program import Program
 from sqrtdk.compare.suspect import Suspicion
-from vector_plants import Plant, plants, style_of
-from vector_programs import EXACT, differ, entering, outputs_differ, program, sides
+from tests.compare.causes.vector_plants import Plant, plants, style_of
+from tests.compare.causes.vector_programs import EXACT, differ, entering, outputs_differ, program, sides
 
 STYLES = ("qwen3", "gpt-j", "hunyuan", "cohere", "bert")
 # one of these is gone, or can't be told, where the other is there

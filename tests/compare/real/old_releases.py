@@ -23,7 +23,7 @@ from typing import Any
 
 from torch import nn
 
-from compare.real.small import randomised, tokens
+from tests.compare.real.small import randomised, tokens
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = Path(os.environ.get("SQRTDK_REAL", HERE.parents[2] / "out" / "real"))

@@ -13,7 +13,7 @@ from types import ModuleType
 
 from torch import nn
 
-from compare.real.small import Inputs
+from tests.compare.real.small import Inputs
 
 Pair = tuple[nn.Module, nn.Module, Inputs, Inputs]
 
@@ -40,7 +40,7 @@ class Port:
 
     def home(self) -> ModuleType:
         """The module that builds it."""
-        return importlib.import_module(f"compare.real.{self.module}")
+        return importlib.import_module(f"tests.compare.real.{self.module}")
 
     def build(self) -> Pair:
         """Both models and their inputs."""

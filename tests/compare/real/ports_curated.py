@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from compare.real.small import LENGTH, Inputs, hugging_face, tokens
+from tests.compare.real.small import LENGTH, Inputs, hugging_face, tokens
 
 Pair = tuple[nn.Module, nn.Module, Inputs, Inputs]
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from compare.real.small import Inputs, hugging_face, saved, tokens
+from tests.compare.real.small import Inputs, hugging_face, saved, tokens
 
 Pair = tuple[nn.Module, nn.Module, Inputs, Inputs]
 

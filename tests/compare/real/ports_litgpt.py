@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from compare.real.small import Inputs, hugging_face, tokens
+from tests.compare.real.small import Inputs, hugging_face, tokens
 
 Pair = tuple[nn.Module, nn.Module, Inputs, Inputs]
 

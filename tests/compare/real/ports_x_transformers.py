@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from compare.real.small import Inputs, hugging_face, tokens
+from tests.compare.real.small import Inputs, hugging_face, tokens
 
 Pair = tuple[nn.Module, nn.Module, Inputs, Inputs]
 Weights = dict[str, Tensor]

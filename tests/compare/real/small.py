@@ -23,7 +23,7 @@ def hugging_face(family: str, **fields: Any) -> nn.Module:
 
     Every parameter is random, those of norms and biases too: a port that loses one can't agree by chance.
     """
-    import families
+    from tests.hf import families
 
     config = families.FAMILIES[family]()
     for name, value in fields.items():

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from compare.real.old_releases import CASES, current, python_of, run_old
-from compare.real.pairs import BLIND, PAIRS
-from compare.real.small import tokens
+from tests.compare.real.old_releases import CASES, current, python_of, run_old
+from tests.compare.real.pairs import BLIND, PAIRS
+from tests.compare.real.small import tokens
 
 diff = pytest.importorskip("sqrtdk.compare.diff").diff
 

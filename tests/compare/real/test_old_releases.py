@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import sqrtdk
-from compare.real.old_releases import CASES, Case, current, python_of, run_old
-from compare.real.small import call, rounding, tokens
+from tests.compare.real.old_releases import CASES, Case, current, python_of, run_old
+from tests.compare.real.small import call, rounding, tokens
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 WRONG_BY = 100  # times what rounding allows, at least

@@ -7,8 +7,8 @@ import importlib.util
 import pytest
 
 import sqrtdk
-from compare.real.pairs import PAIRS, Port
-from compare.real.small import call, rounding
+from tests.compare.real.pairs import PAIRS, Port
+from tests.compare.real.small import call, rounding
 
 # What these packages warn of is theirs.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

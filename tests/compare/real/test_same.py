@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import families
-from compare.real.small import LENGTH, randomised
+from tests.compare.real.small import LENGTH, randomised
+from tests.hf import families
 
 diff = importlib.import_module("sqrtdk.compare.diff").diff
 

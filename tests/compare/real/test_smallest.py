@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import nn
 
-from compare.real.test_same import DTYPES, OTHERS, SIX, inputs, model, scaled
 from sqrtdk.compare.align import align
 from sqrtdk.compare.causes import CAUSES
 from sqrtdk.compare.pair import Judged, judge
 from sqrtdk.compare.segments import Segment
 from sqrtdk.compare.sides import Side, load_side, run_side
 from sqrtdk.models.options import LoadOptions
+from tests.compare.real.test_same import DTYPES, OTHERS, SIX, inputs, model, scaled
 
 diff = importlib.import_module("sqrtdk.compare.diff").diff
 

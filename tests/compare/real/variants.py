@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from compare.real.small import LENGTH, Inputs, randomised
+from tests.compare.real.small import LENGTH, Inputs, randomised
 
 Pair = tuple[nn.Module, nn.Module, Inputs, Inputs]
 
