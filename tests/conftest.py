@@ -15,6 +15,10 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import pytest
 import torch
 
+from tests.tiers import pytest_addoption as pytest_addoption
+from tests.tiers import pytest_collection_modifyitems as pytest_collection_modifyitems
+from tests.tiers import pytest_configure as pytest_configure
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 

@@ -19,6 +19,7 @@ from sqrtdk.compare.records import DiffReport
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.graphs import read_onnx
 from tests.graphs.exports import build, export, inputs
+from tests.hf.families import CACHE
 
 pytest.importorskip("onnxscript", reason="torch.onnx.export needs it")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
@@ -213,9 +214,7 @@ class Cached(Positions):
         cache = DynamicCache()
         for layer in range(len(past) // 2):
             cache.update(past[2 * layer], past[2 * layer + 1], layer)
-        made = self.net(
-            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, past_key_values=cache
-        )
+        made = self.net(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **{CACHE: cache})
         return (made.logits, *(tensor for layer in cache.layers for tensor in (layer.keys, layer.values)))
 
 

@@ -8,6 +8,7 @@ them are equal; two key/value heads where the family groups.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable
 
@@ -15,6 +16,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import transformers as hf
 from transformers import PretrainedConfig
+from transformers.masking_utils import create_causal_mask
+
+# What transformers calls the cache of keys and values, as an argument and in an output: "cache" from 5.24 on, where the
+# older name gives a FutureWarning.
+CACHE = "cache" if "cache" in inspect.signature(create_causal_mask).parameters else "past_key_values"
 
 TEXT = {"vocab_size": 160, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 LLAMA = TEXT | {

@@ -330,6 +330,7 @@ def tensors_of(thing: Any, path: str = "") -> dict[str, Tensor]:
     for name, value in items:
         if name not in (
             "past_key_values",
+            "cache",  # the same from transformers 5.24 on
             "attentions",
             "encoder_attentions",
             "decoder_attentions",

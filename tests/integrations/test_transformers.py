@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidValueError, UnsupportedError
 from sqrtdk.integrations.transformers import attention_forward, register
-from tests.hf.families import FAMILIES, GROUPED
+from tests.hf.families import CACHE, FAMILIES, GROUPED
 
 # Grouped heads, softcap, sliding window and a mask, learned sinks, cosine scale, bias, cross attention, a tower, MLA.
 DECODERS = ("gpt2", "llama", "mistral", "gemma2", "gemma3", "qwen3", "granite", "opt", "deepseek_v3")
@@ -88,8 +88,8 @@ def test_steps_with_a_cache_are_one_pass(name: str) -> None:
         cache = None
         steps = []
         for part in ids(1).split([4, 3, 1, 1], 1):
-            done = ours(part, past_key_values=cache, use_cache=True)
-            cache = done.past_key_values
+            done = ours(part, **{CACHE: cache}, use_cache=True)
+            cache = done[CACHE]
             steps.append(done.last_hidden_state)
     torch.testing.assert_close(torch.cat(steps, 1), whole, **TOLERANCE)
 

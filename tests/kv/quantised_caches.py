@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers.cache_utils import CacheLayerMixin, DynamicCache, DynamicLayer, QuantizedLayer
 
+from tests.hf.families import CACHE
+
 TEXT = {"vocab_size": 96, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 SMALL = TEXT | {
     "hidden_size": 128,
@@ -108,9 +110,9 @@ def step(
     seen: list[Tensor] = []
     hook = after(model, layer).register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     with torch.no_grad(), Precise():
-        model(ids[:, :-steps], past_key_values=cache)
+        model(ids[:, :-steps], **{CACHE: cache})
         for token in ids[:, -steps:].split(1, 1):
-            out = model(token, past_key_values=cache, output_attentions=True)
+            out = model(token, **{CACHE: cache}, output_attentions=True)
     hook.remove()
     weights = out.attentions[layer][0, :, 0].double()
     return weights, seen[-1].double().reshape(weights.shape[0], -1)

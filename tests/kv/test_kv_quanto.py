@@ -7,6 +7,7 @@ import torch
 from transformers import QuantizedCache
 
 from sqrtdk.kv import forecast_calls
+from tests.hf.families import CACHE
 from tests.kv.quantised_caches import CONFIGS, build, measured, tokens
 from tests.kv.test_kv_caches import WITHIN, traced_once
 
@@ -36,5 +37,5 @@ def test_it_is_really_quantised() -> None:
     model = build("llama")
     cache = QuantizedCache("quanto", model.config, nbits=4)
     with torch.no_grad():
-        model(tokens()[:, :-1], past_key_values=cache)
+        model(tokens()[:, :-1], **{CACHE: cache})
     assert type(cache.layers[0]._quantized_keys).__name__.endswith("QBitsTensor")

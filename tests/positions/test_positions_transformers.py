@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -195,19 +196,30 @@ def test_llamas_rotation(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("rotary_dim", [None, 4])
-def test_gptjs_rotation(rotary_dim: int | None) -> None:
+def test_gptjs_rotation(rotary_dim: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read off its attention: projections are the identity, and what reaches the product is recorded."""
     config = GPTJConfig(n_embd=H * E, n_head=H, rotary_dim=rotary_dim or E, n_positions=64, attn_pdrop=0.0)
     theirs = modeling_gptj.GPTJAttention(config, layer_idx=0).eval()
-    table = modeling_gptj.create_sinusoidal_positions(64, rotary_dim or E)
-    theirs.embed_positions = torch.nn.Buffer(table)
     for projection in (theirs.q_proj, theirs.k_proj, theirs.v_proj):
         torch.nn.init.eye_(projection.weight)
-    reached = []
-    plain = theirs._attn
-    theirs._attn = lambda q, k, *rest: reached.extend([q, k]) or plain(q, k, *rest)
+    reached: list[Tensor] = []
     x, at = torch.randn(2, L, H * E), line(L, 20)
-    theirs(x, position_ids=at.expand(2, L))
+    places = at.expand(2, L)
+    if hasattr(theirs, "_attn"):  # up to transformers 5.23: the module has the table of sines, and its own attention
+        theirs.embed_positions = torch.nn.Buffer(modeling_gptj.create_sinusoidal_positions(64, rotary_dim or E))
+        owner, name, angles = theirs, "_attn", {"position_ids": places}
+    else:
+        config._attn_implementation = "eager"
+        owner, name = modeling_gptj, "eager_attention_forward"
+        angles = {"position_embeddings": modeling_gptj.GPTJRotaryEmbedding(config)(x, places)}
+    plain = getattr(owner, name)
+
+    def record(*args: Any, **named: Any) -> Any:
+        reached.extend([value for value in args if isinstance(value, Tensor)][:2])
+        return plain(*args, **named)
+
+    monkeypatch.setattr(owner, name, record)
+    theirs(x, **angles)
     heads = x.view(2, L, H, E).transpose(1, 2)
     ours = positions.rope(heads, heads, layout="interleaved", rotary_dim=rotary_dim, positions=at)
     for mine, its in zip(ours, reached, strict=True):
