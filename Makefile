@@ -1,17 +1,22 @@
 # make demo   set-up in .venv, then the audit of the embedded model: the healthy one, then the unscaled one
-# make test   the same set-up with the test extras, then the whole suite
-# make lint   ruff, mypy, import-linter        make slow   the long tests        make bench   the benchmarks
+# make test   the same set-up with the test extras, then the tests that prove each thing once, in six minutes
+# make full   all that CI runs: these and the rest    make rest   what make test leaves out; SEED=N draws as that run did
+# make slow   hours: exhaustive, mutants, kills       make coverage   what test and full cover of each room
+# make planted  errors planted in the package, one at a time: which of them the tests of make test find (hours)
+# make lint   ruff, mypy, import-linter               make bench   the benchmarks
 # make real   the pairs of released packages, each in the environment that it needs (scripts/real.py), which go into
 #             out/real (SQRTDK_REAL names another folder); needs the network the first time
 # make portable   the tests whose numbers depend on the CPU, as other CPUs would run them (scripts/portable.py), an hour
 # make gpu    the tests that need an NVIDIA GPU, and its benchmark, ten minutes; records go into out/gpu (OUT names another
 #             folder). Torch is that of the Python that SQRTDK_TORCH names, or of .venv, or of $(PYTHON): scripts/gpu.py
+# make versions  the core of the tests with the oldest and the newest torch, transformers and Python, each in an environment
+#             of its own in out/versions (SQRTDK_VERSIONS names another folder); gigabytes, an hour (scripts/versions.py)
 # make release-check  wheel and sdist, built and tried out in clean environments (scripts/release_check.py)
 # make docs   the documentation in English and Chinese, strictly, into out/docs
 # make pages  what is made from the records in benchmarks/results: README's picture, pages, tables, figures, notebooks
 # make wheel  a wheel in out/ that holds the compiled attention kernel
 #
-# demo, test, portable, slow and bench compile that kernel first, where the CPU has AVX-512 and there is a C++ compiler:
+# demo, bench and all tests compile that kernel first, where the CPU has AVX-512 and there is a C++ compiler:
 # it goes to the user's cache directory (SQRTDK_CACHE names another), and stays there after make clean. wheel compiles
 # it anew.
 # All else goes into .venv and out/; nothing needs root. pip's own settings (PIP_INDEX_URL and the like) hold.
@@ -31,8 +36,10 @@ INSTALL := $(PIP) install --constraint constraints.txt
 export HF_HUB_OFFLINE ?= 1
 export OMP_NUM_THREADS ?= 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# Hundreds of tests start Python: each would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: kernel demo test portable slow real lint bench docs pages gpu wheel release-check clean
+.PHONY: kernel demo test rest full coverage planted portable slow real lint bench docs pages gpu wheel versions release-check clean
 .DELETE_ON_ERROR:
 
 demo: kernel
@@ -43,11 +50,27 @@ demo: kernel
 	@$(BIN)/sqrtdk check demo:unscaled --html out/demo-unscaled.html --force || test $$? -eq 1
 	@printf '\nOpen in a browser: %s\n' "$(CURDIR)/out/demo-unscaled.html"
 
+# Tests by markers, on JOBS workers.
+define tests
+@if [ $(BROWSER) = required ] || [ -x $(CHROMIUM) ]; then marks='$(1)'; else marks='($(1)) and not browser'; \
+    echo 'The browser tests are skipped: $(CHROMIUM) is missing (Debian: apt-get install chromium).'; fi; \
+$(BIN)/python -m pytest -q --numprocesses $(JOBS) --dist worksteal $(if $(SEED),--sample-seed $(SEED)) -m "$$marks"
+endef
+
 test: .venv/.dev kernel
-	@if [ $(BROWSER) = required ] || [ -x $(CHROMIUM) ]; then marks='not slow and not gpu'; else \
-	    marks='not slow and not gpu and not browser'; \
-	    echo 'The browser tests are skipped: $(CHROMIUM) is missing (Debian: apt-get install chromium).'; fi; \
-	$(BIN)/python -m pytest -q --numprocesses $(JOBS) -m "$$marks"
+	$(call tests,not full and not slow and not gpu)
+
+rest: .venv/.dev kernel
+	$(call tests,full and not slow and not gpu)
+
+full: .venv/.dev kernel
+	$(call tests,not slow and not gpu)
+
+planted: .venv/.dev kernel
+	@$(BIN)/python scripts/planted.py
+
+coverage: .venv/.dev kernel
+	$(BIN)/python scripts/coverage_rooms.py --jobs $(JOBS) $(if $(SEED),--sample-seed $(SEED))
 
 portable: .venv/.dev kernel
 	@JOBS=$(JOBS) $(BIN)/python scripts/portable.py
@@ -73,7 +96,7 @@ docs: .venv/.dev
 
 # In this order: the notebooks hold the page, which holds the claims' verdicts.
 pages: .venv/.dev
-	@for script in readme_picture cost_page port_table lesson_figures claims_page lesson_notebook; do \
+	@for script in readme_picture cost_page versions_page port_table lesson_figures claims_page lesson_notebook; do \
 	    $(BIN)/python scripts/$$script.py || exit 1; done
 
 bench: .venv/.dev kernel
@@ -90,6 +113,9 @@ wheel: .venv/.dev
 	@mkdir -p out
 	SQRTDK_PREBUILD=1 $(PIP) wheel --no-deps --no-build-isolation --wheel-dir out .
 	@ls out/*.whl
+
+versions: .venv/.dev kernel
+	@JOBS=$(JOBS) $(BIN)/python scripts/versions.py
 
 release-check: .venv/.dev
 	$(BIN)/python scripts/release_check.py

@@ -14,7 +14,9 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import pytest
 import torch
+from filelock import FileLock
 
+from tests.support.once import made_once
 from tests.tiers import pytest_addoption as pytest_addoption
 from tests.tiers import pytest_collection_modifyitems as pytest_collection_modifyitems
 from tests.tiers import pytest_configure as pytest_configure
@@ -27,15 +29,18 @@ if not torch.cuda.is_available() and not torch.xpu.is_available():
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _kernel() -> None:
+def _kernel(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Build the compiled kernel where that is possible, so that "auto" takes the same way in every run.
 
-    Where it is not, the tests of the kernel are skipped (`kernel_here.unable`), or fail and say why.
+    Of several workers one builds it. Where it can't be built, the tests of the kernel are skipped
+    (`kernel_here.unable`), or fail and say why.
     """
     from sqrtdk.errors import UnsupportedError
     from sqrtdk.impl.kernel import build
 
-    with contextlib.suppress(UnsupportedError):
+    own = tmp_path_factory.getbasetemp()
+    folder = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    with FileLock(folder / "kernel.lock"), contextlib.suppress(UnsupportedError):
         build.ready()
 
 
@@ -79,9 +84,5 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders of runs: "healthy" and "unscaled" really trained, "sick" written with all that can go wrong."""
     from tests.monitor import watched_runs
 
-    folder = tmp_path_factory.mktemp("runs")
-    return {
-        "healthy": watched_runs.train(folder / "healthy"),
-        "unscaled": watched_runs.train(folder / "unscaled", scaled=False, lr=3e-2),
-        "sick": watched_runs.write_sick(folder / "sick"),
-    }
+    folder = made_once(tmp_path_factory, "runs", watched_runs.make_all)
+    return {name: folder / name for name in ("healthy", "unscaled", "sick")}

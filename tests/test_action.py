@@ -185,6 +185,7 @@ def test_no_expression_is_put_into_a_script() -> None:
     assert all(str(said["description"]).endswith(".") for said in ACTION["inputs"].values())
 
 
+@pytest.mark.full
 def test_a_healthy_and_a_broken_model(runner: Runner, api: str) -> None:
     runner.inputs |= {"models": "\n  nets:healthy\n\nnets:broken  \n"}
     runner.event = "7"
@@ -235,6 +236,7 @@ def test_without_permission_to_comment_the_job_goes_on(runner: Runner, api: str,
     assert runner.run("Comment") is None
 
 
+@pytest.mark.full
 def test_a_baseline_fails_only_on_what_changed(runner: Runner) -> None:
     home = runner.folder / "repository" / "src"
     write = [sys.executable, "-m", "sqrtdk", "baseline", "write", "nets:broken", "b.json"]
@@ -250,6 +252,7 @@ def test_a_baseline_fails_only_on_what_changed(runner: Runner) -> None:
     assert runner.run("Verdict") == 1
 
 
+@pytest.mark.full
 def test_a_model_that_can_not_be_checked_is_exit_code_2_and_in_the_comment(runner: Runner) -> None:
     runner.inputs |= {"models": "nets:nothing\nnets:healthy"}
     assert runner.run("Check") == 0
@@ -275,6 +278,7 @@ def test_inputs_are_never_run(runner: Runner) -> None:
     assert list(runner.folder.rglob("owned")) == []
 
 
+@pytest.mark.full
 def test_the_install_step_installs_the_package(runner: Runner, tmp_path: Path) -> None:
     site = tmp_path / "site"
     here = {"PIP_TARGET": str(site), "PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_INDEX": "1"}

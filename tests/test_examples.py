@@ -49,6 +49,7 @@ def test_the_cause_of_a_difference_is_named(
     assert ("exit code 1" in planted, "exit code 0" in right) == (True, True)
 
 
+@pytest.mark.full
 def test_a_clip_keeps_the_logits_in_range(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     printed = _printed("train_with_watch.py", capsys, monkeypatch)
     alone, clipped = (float(text) for text in re.findall(r"largest logit (\S+)", printed))

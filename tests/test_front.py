@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import cost_page
 import readme_picture
 import sqrtdk
-from sqrtdk import cli
 from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN
 from sqrtdk.audit.records import SEVERITIES, VERDICTS
 from sqrtdk.models.demo import VARIANTS, weights_name
+from tests.support.program import called
 
 ROOT = Path(__file__).parents[1]
 WEIGHTS = ROOT / "src" / "sqrtdk" / "models" / "weights"
@@ -69,12 +68,12 @@ def test_the_python_of_the_readme_runs() -> None:
 
 @cache
 def printed(*arguments: str) -> str:
-    return CliRunner(env={"COLUMNS": COLUMNS}).invoke(cli._app, [*arguments]).stdout
+    return called(*arguments, COLUMNS=COLUMNS).stdout
 
 
 def steady(text: str) -> str:
     """Without decimals and shares, whose last digits differ from CPU to CPU."""
-    return re.sub(r"\d+\.\d+(?:e-\d+)?%?|\d+%", "#", text)
+    return re.sub(r"\d+(?:\.\d+)?e-\d+|\d+\.\d+%?|\d+%", "#", text)
 
 
 @pytest.mark.parametrize("name", WITH_SAMPLES)

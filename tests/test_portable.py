@@ -48,6 +48,7 @@ def portable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
+@pytest.mark.full
 def test_a_run_that_fails_is_told_and_one_that_changes_nothing_is_not_run(
     portable: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +15,7 @@ from sqrtdk.bench import runner
 from sqrtdk.bench.ways import WAYS
 from sqrtdk.bench.workloads import Workload
 from sqrtdk.lab.sweep import Grid, sweep
+from tests.support.program import terminal, warm
 
 WORK = """
 import sys, tempfile
@@ -43,38 +41,18 @@ TOLD = (
 
 
 def test_a_terminal_shows_how_far_it_is() -> None:
-    pty = pytest.importorskip("pty")
-    primary, secondary = pty.openpty()
-    environment = os.environ | {"TERM": "xterm", "COLUMNS": "120"}
-    read: list[bytes] = []
-    with subprocess.Popen(
-        [sys.executable, "-c", WORK], stdout=subprocess.PIPE, stderr=secondary, env=environment
-    ) as process:
-        os.close(secondary)
-        reader = threading.Thread(target=_read, args=(primary, read))
-        reader.start()
-        assert process.stdout is not None
-        assert process.stdout.read() == b"done\n"
-        assert process.wait(120) == 0
-        reader.join(60)
-    os.close(primary)
-    text = b"".join(read).decode()
+    with terminal() as (name, shown):
+        done = warm()(WORK, verb="-c", stderr=name, TERM="xterm", COLUMNS="120")
+    assert (done.returncode, done.stdout) == (0, "done\n")
     for words in TOLD:
-        assert words in text
-    assert text.endswith("\x1b[2K")  # the line of the bar is empty at the end
+        assert words in shown()
+    assert shown().endswith("\x1b[2K")  # the line of the bar is empty at the end
 
 
-def _read(descriptor: int, into: list[bytes]) -> None:
-    try:
-        while part := os.read(descriptor, 65536):
-            into.append(part)
-    except OSError:  # Linux ends a terminal so
-        pass
-
-
+@pytest.mark.full
 def test_elsewhere_it_is_silent() -> None:
-    done = subprocess.run([sys.executable, "-c", WORK], capture_output=True, timeout=200, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"done\n", b"")
+    done = warm()(WORK, verb="-c", PYTHONWARNINGS="ignore")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
 class Terminal:
@@ -94,7 +72,7 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], Terminal]:
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], Terminal]:
     """Makes stderr one, where a bar comes after so many seconds; called in the test, as pytest sets its own before."""
 
     def open_terminal(after_s: float) -> Terminal:
@@ -109,9 +87,9 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], Terminal]:
 
 @pytest.mark.parametrize(("variable", "value"), [("SQRTDK_PROGRESS", "0"), ("TERM", "dumb")])
 def test_it_can_be_switched_off(
-    terminal: Callable[[float], Terminal], monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+    stand_in: Callable[[float], Terminal], monkeypatch: pytest.MonkeyPatch, variable: str, value: str
 ) -> None:
-    stream = terminal(0.0)
+    stream = stand_in(0.0)
     monkeypatch.setenv(variable, value)
     with shown("work"):
         tell("half", 1, 2)
@@ -119,8 +97,8 @@ def test_it_can_be_switched_off(
     assert stream.text == ""
 
 
-def test_what_is_quick_shows_nothing(terminal: Callable[[float], Terminal]) -> None:
-    stream = terminal(60.0)
+def test_what_is_quick_shows_nothing(stand_in: Callable[[float], Terminal]) -> None:
+    stream = stand_in(60.0)
     with shown("work"):
         tell("half", 1, 2)
     assert stream.text == ""
@@ -129,8 +107,8 @@ def test_what_is_quick_shows_nothing(terminal: Callable[[float], Terminal]) -> N
     )
 
 
-def test_a_bar_goes_also_where_the_work_raises(terminal: Callable[[float], Terminal]) -> None:
-    stream = terminal(0.0)
+def test_a_bar_goes_also_where_the_work_raises(stand_in: Callable[[float], Terminal]) -> None:
+    stream = stand_in(0.0)
 
     def work() -> None:
         with shown("work"):
@@ -152,8 +130,8 @@ def _until(true: object) -> None:
     raise AssertionError
 
 
-def test_who_listens_is_told_and_no_bar_is_shown(terminal: Callable[[float], Terminal]) -> None:
-    stream = terminal(0.0)
+def test_who_listens_is_told_and_no_bar_is_shown(stand_in: Callable[[float], Terminal]) -> None:
+    stream = stand_in(0.0)
     told: list[tuple[str, int, int]] = []
     with heard(lambda *words: told.append(words)), shown("inner"), counted("cells") as count:
         tell("half", 1, 2)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request
 
 from tests.app.served import Served, served
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, ConsoleMessage, Page, Request
 
 GRADIO = importlib.util.find_spec("gradio") is not None
 WAIT_MS = 180_000  # a machine that is busy with other tests draws slowly
@@ -21,6 +24,8 @@ def explorer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         pytest.skip("Gradio is not installed: pip install 'sqrtdk[app]'")
     with served(tmp_path_factory.mktemp("explorer")) as page:
         yield page
+    assert page.process.returncode == 130
+    assert list(page.folder.iterdir()) == []
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
 
 from sqrtdk.app.catalogue import words
 from sqrtdk.app.figures import FIGURES
@@ -21,8 +20,10 @@ from sqrtdk.report.plain import plain
 from sqrtdk.report.watch_summary import summarise
 from tests.monitor import watched_runs
 from tests.report import sample_diff, sample_report
+from tests.report.contrast import LEAST, contrasts
 from tests.report.sample_lab import hostile, records
 from tests.report.sample_report import EVIL
+from tests.support.playwright_here import Locator, Page, expect
 
 pytestmark = pytest.mark.browser
 expect.set_options(timeout=180_000)
@@ -76,6 +77,7 @@ def notice(page: Page, place: str) -> str:
     return message.inner_text()
 
 
+@pytest.mark.full
 def test_settings_live_in_the_address(visit: Visitor) -> None:
     """A reload keeps them, the other language takes them along, and both languages are whole."""
     page = visit("/en/?d_k=128&rule=fixed&parameter=0.5")
@@ -101,6 +103,7 @@ def test_settings_live_in_the_address(visit: Visitor) -> None:
     assert not re.search(r"\b(measured|weights|scale|Head|rows)\b", told)
 
 
+@pytest.mark.full
 def test_malformed_values_give_one_message(visit: Visitor) -> None:
     page = visit("/en/?keys=none&rule=__class__")
     assert "address was not understood" in notice(page, "note")
@@ -117,6 +120,7 @@ def test_malformed_values_give_one_message(visit: Visitor) -> None:
     assert page.locator("#message .notice").count() == 0
 
 
+@pytest.mark.full
 def test_two_users_see_their_own(visit: Visitor) -> None:
     one, other = visit("/en/?seed=7", ready=False), visit("/zh/?seed=7&rule=none", ready=False)
     for page in (one, other):
@@ -137,6 +141,7 @@ def opened(page: Page, kind: str, path: Path, place: str) -> Locator:
     return page.locator(f"#{place}")
 
 
+@pytest.mark.full
 def test_saved_reports_are_shown(visit: Visitor, saved: Writer, tmp_path: Path) -> None:
     run = summarise(read_run(watched_runs.write_sick(tmp_path / "sick")))
     documents = {
@@ -153,6 +158,7 @@ def test_saved_reports_are_shown(visit: Visitor, saved: Writer, tmp_path: Path) 
     assert page.locator("#saved-watch svg").count() == 4
 
 
+@pytest.mark.full
 def test_a_report_that_is_none_gives_one_message(visit: Visitor, saved: Writer) -> None:
     page = visit(ready=False)
     page.get_by_role("tab", name="Check").click()
@@ -169,6 +175,7 @@ def test_a_report_that_is_none_gives_one_message(visit: Visitor, saved: Writer) 
         assert page.locator("#saved-check .notice").count() == 1
 
 
+@pytest.mark.full
 def test_hostile_reports_stay_text(visit: Visitor, saved: Writer) -> None:
     page = visit(ready=False)
     for kind, document in (
@@ -226,6 +233,7 @@ def test_every_control_moves_its_figure(visit: Visitor) -> None:
     moved(page, "logits", before)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_a_narrow_screen_begins_with_a_figure(visit: Visitor, language: str) -> None:
     """The controls stand closed above it; by the side of the figures, where there is room, they are always open."""
@@ -253,6 +261,7 @@ def test_a_narrow_screen_begins_with_a_figure(visit: Visitor, language: str) -> 
 def test_what_a_control_does_is_seen_at_once(visit: Visitor) -> None:
     """On a wide screen the numbers stand above the figures, and the controls stay where they are on the screen."""
     page = visit()
+    assert page.locator("#figures svg").count() == len(FIGURES)
     numbers, figures = (page.locator(place).bounding_box() for place in ("#numbers table", "#figures"))
     assert numbers is not None
     assert figures is not None
@@ -268,6 +277,7 @@ def test_what_a_control_does_is_seen_at_once(visit: Visitor) -> None:
     assert page.evaluate("scrollY") == 1000
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_no_cell_of_a_table_is_off_a_narrow_screen(visit: Visitor, language: str) -> None:
     page = visit(f"/{language}/?query_variance=1000000&key_variance=1000000&rule=none&dtype=float16", width=390)
@@ -284,20 +294,6 @@ def test_no_cell_of_a_table_is_off_a_narrow_screen(visit: Visitor, language: str
 def test_nothing_overflows_and_texts_stand_out(visit: Visitor, language: str, width: int, scheme: str) -> None:
     page = visit(f"/{language}/", width=width, scheme=scheme)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    for place in (".plot figcaption", ".plot h3", "#numbers th", ".legend li", ".lead"):
-        assert page.locator(place).first.evaluate(_CONTRAST) >= 4.5, place
-
-
-_CONTRAST = """element => {
-  const light = (text) => {
-    const parts = text.match(/[\\d.]+/g).map(Number);
-    const linear = (v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-    const [r, g, b] = parts.slice(0, 3).map(v => linear(v / 255));
-    return [0.2126 * r + 0.7152 * g + 0.0722 * b, parts.length > 3 ? parts[3] : 1];
-  };
-  let behind = element;
-  while (behind && light(getComputedStyle(behind).backgroundColor)[1] === 0) behind = behind.parentElement;
-  const [paper] = behind ? light(getComputedStyle(behind).backgroundColor) : [1];
-  const [ink] = light(getComputedStyle(element).color);
-  return (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
-}"""
+    told = contrasts(page)
+    assert len(told) > 50
+    assert [one for one in told if one[0] < LEAST] == []

@@ -221,14 +221,14 @@ def _damaged(value: Any, rng: random.Random) -> Any:
 def test_a_damaged_report_is_shown_or_refused(kind: str) -> None:
     check, diff = check_json.to_json(sample_report.sick()), diff_json.to_json(sample_diff.two_causes())
     text, refused = check if kind == "check" else diff, 0
-    for seed in range(150):
+    for seed in range(60):
         document = json.loads(text)
         _damaged(document, random.Random(seed))
         try:
             draw(json.dumps(document), kind)
         except RefusedValueError:
             refused += 1
-    assert refused > 20
+    assert refused > 8
 
 
 def test_hostile_texts_stay_texts(sick_run: str) -> None:
@@ -246,6 +246,7 @@ def test_hostile_texts_stay_texts(sick_run: str) -> None:
             assert "\u202e" not in drawn
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_a_record_is_shown_and_one_that_is_none_refused(language: str) -> None:
     for one in (*records(), hostile()):
@@ -258,22 +259,20 @@ def test_a_record_is_shown_and_one_that_is_none_refused(language: str) -> None:
             claims.read_record(content)
 
 
-def depending() -> list[str]:
-    """The claims whose full run has the verdict `depends`."""
-    measured = json.loads((Path(__file__).parents[2] / "benchmarks" / "results" / "lab.json").read_text())
-    return [one["id"] for one in measured["claims"] if one["full"]["verdict"] == "depends"]
-
-
 @pytest.mark.parametrize("language", LANGUAGES)
-@pytest.mark.parametrize("name", depending())
-def test_a_verdict_that_depends_says_on_what(name: str, language: Language) -> None:
+def test_a_verdict_that_depends_says_on_what(language: Language) -> None:
+    """Of every claim whose full run has that verdict."""
+    measured = json.loads((Path(__file__).parents[2] / "benchmarks" / "results" / "lab.json").read_text())
+    depending = [one["id"] for one in measured["claims"] if one["full"]["verdict"] == "depends"]
+    assert depending
     one = next(one for one in records() if one.outcome.verdict.answer == "depends")
-    condition = CLAIMS[name].condition
-    assert condition is not None
-    shown = HtmlPage(str(claims.record_html(replace(one, id=name, condition=condition), words(language)))).texts
-    texts = [text.strip() for text in shown]
-    assert texts.index(words(language)("claim.condition")) == texts.index(name) + 1  # right under the headline
-    assert texts[texts.index(name) + 2] == words(language).of(condition)
+    for name in depending:
+        condition = CLAIMS[name].condition
+        assert condition is not None
+        shown = HtmlPage(str(claims.record_html(replace(one, id=name, condition=condition), words(language)))).texts
+        texts = [text.strip() for text in shown]
+        assert texts.index(words(language)("claim.condition")) == texts.index(name) + 1  # right under the headline
+        assert texts[texts.index(name) + 2] == words(language).of(condition)
 
 
 def test_a_verdict_that_does_not_depend_has_no_condition() -> None:

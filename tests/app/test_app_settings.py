@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from urllib.parse import parse_qsl
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sqrtdk.app import sample
@@ -19,13 +20,15 @@ from sqrtdk.theory import expected_entropy_nats
 OFFERED = {name: st.sampled_from(control.offered) for name, control in CONTROLS.items() if name != "parameter"}
 
 
+@settings(max_examples=50)
 @given(st.fixed_dictionaries(OFFERED))
 def test_an_address_brings_the_settings_back(typed: dict[str, str]) -> None:
-    settings = parse(typed)
-    assert parse(dict(parse_qsl(address(settings)))) == settings
-    assert parse(texts(settings)) == settings
+    chosen = parse(typed)
+    assert parse(dict(parse_qsl(address(chosen)))) == chosen
+    assert parse(texts(chosen)) == chosen
 
 
+@settings(max_examples=50)
 @given(st.sampled_from([name for name in CONTROLS if name != "parameter"]), st.text(max_size=60))
 def test_any_text_is_read_or_refused(name: str, text: str) -> None:
     told: RefusedValueError | None = None
@@ -113,11 +116,17 @@ CHANGED = {
 }
 
 
+@cache
+def before() -> dict[str, object]:
+    return {figure: make(parse({})) for figure, make in FIGURES.items()}
+
+
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CHANGED)
 def test_a_control_moves_the_figures_that_it_should(name: str) -> None:
     value, moved = CHANGED[name]
-    before, after = parse({}), parse({name: value})
-    assert {figure for figure, make in FIGURES.items() if make(before) != make(after)} == moved
+    after = parse({name: value})
+    assert {figure for figure, make in FIGURES.items() if before()[figure] != make(after)} == moved
 
 
 def test_the_parameter_moves_all() -> None:

@@ -82,6 +82,7 @@ def test_zero_has_no_sign_and_infinity_is_a_sign() -> None:
     assert not {"inf", "-inf", "nan", "-0"} & {cell for row in rows for cell in row}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_a_figure_without_a_value_says_so(language: Language) -> None:
     """No text in English is drawn into it: the page says it."""

@@ -205,6 +205,27 @@ def all_cases() -> list[Case]:
 CASES = all_cases()
 
 
+def holding_every_value(cases: list[Case]) -> list[Case]:
+    """Few of the cases, in which every value of every factor stands that stands in one of all."""
+    factors = ("shape", "dtype", *TABLES)
+    missing = {(name, getattr(case, name)) for case in cases for name in factors}
+    picked: list[Case] = []
+    for least in range(len(factors), 0, -1):
+        for case in cases:
+            new = {(name, getattr(case, name)) for name in factors} & missing
+            if len(new) >= least:
+                picked.append(case)
+                missing -= new
+    return picked
+
+
+# What runs every time: every value of every factor, also of the calls that torch's kernels and the compiled one take.
+BASE = holding_every_value(CASES)
+FUSED = holding_every_value([case for case in CASES if case.fused_can])
+COMPILED = holding_every_value([case for case in CASES if case.cpu_can])
+CORE = [*dict.fromkeys([*BASE, *FUSED, *COMPILED])]
+
+
 def long_cases() -> list[Case]:
     """Of the compiled kernel alone: many tiles and blocks, in which every two values meet."""
     factors = {

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 STATISTICS = (
     "lse",
@@ -187,14 +188,14 @@ def logit_statistics(z: Tensor, visible: Tensor) -> dict[str, Tensor]:
 
 def weight_statistics(p: Tensor) -> dict[str, Tensor]:
     """Over the keys and the sink; 0 for a row of nothing."""
-    columns = p.shape[-1]
-    if columns == 0:
+    if p.shape[-1] == 0:
         return dict.fromkeys(("collision", "peak", "jacobian_norm"), p.sum(-1))
-    jacobian = -p[..., :, None] * p[..., None, :]
-    for i in range(columns):  # 1 - p_i as the sum of the others: nothing cancels
-        jacobian[..., i, i] = p[..., i] * torch.cat([p[..., :i], p[..., i + 1 :]], dim=-1).sum(-1)
-    return {
-        "collision": p.square().sum(-1),
-        "peak": p.amax(-1),
-        "jacobian_norm": jacobian.square().sum((-2, -1)).sqrt(),
-    }
+    # of diag(p) - p p^T: 1 - p_i is the sum of the others, so that nothing cancels
+    squares = (p * sum_of_others(p)).square() + p.square() * sum_of_others(p.square())
+    return {"collision": p.square().sum(-1), "peak": p.amax(-1), "jacobian_norm": squares.sum(-1).sqrt()}
+
+
+def sum_of_others(x: Tensor) -> Tensor:
+    """For each column the sum of all others, which no difference is made for."""
+    before, after = (functional.pad(t.cumsum(-1)[..., :-1], (1, 0)) for t in (x, x.flip(-1)))
+    return before + after.flip(-1)

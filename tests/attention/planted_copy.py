@@ -20,7 +20,7 @@ def changed_code(text: str, planted: Planted) -> str:
 
 
 def planted_copy(planted: Planted, folder: Path) -> None:
-    """Copy the package into the folder, the error in it."""
-    shutil.copytree(HOME, folder / "sqrtdk", ignore=shutil.ignore_patterns("__pycache__"))
+    """Copy the package into the folder, the error in it; what Python compiled of the other files still fits."""
+    shutil.copytree(HOME, folder / "sqrtdk", ignore=shutil.ignore_patterns("*.pyc.*"))  # those are being written
     file = folder / "sqrtdk" / planted.file
     file.write_text(changed_code(file.read_text(), planted))

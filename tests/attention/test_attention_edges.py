@@ -10,7 +10,7 @@ import torch
 
 import sqrtdk
 from sqrtdk.errors import SqrtdkError, UnsupportedError
-from tests.attention.calls import close, close_gradients, every, lse_and_entropy, qkv, with_aux
+from tests.attention.calls import close, close_gradients, every, qkv, with_aux
 from tests.attention.oracle import attend
 
 
@@ -54,42 +54,6 @@ def test_blind_row_has_zero_gradients(impl: str, kind: str) -> None:
     assert (dq[..., [1, 4], :] == 0).all()
     assert all(grad.isfinite().all() for grad in (dq, dk, dv))
     assert dk.abs().max() > 0
-
-
-@pytest.mark.parametrize("impl", ["auto", "dense", "tiled"])
-def test_blind_row_has_zero_gradients_of_statistics(impl: str) -> None:
-    q, k, v = qkv()
-    aux = lse_and_entropy(q, k, v, impl=impl, **some_rows_blind(7, 9, "bool"))
-    total = aux.entropy.sum() + aux.lse.masked_fill(aux.lse == -math.inf, 0.0).sum()
-    dq, dk = torch.autograd.grad(total, (q, k))
-    assert (dq[..., [1, 4], :] == 0).all()
-    assert dq.isfinite().all()
-    assert dk.isfinite().all()
-
-
-@every
-def test_every_row_blind(impl: str) -> None:
-    q, k, v = qkv()
-    output, aux = with_aux(q, k, v, torch.zeros(7, 9, dtype=torch.bool), impl=impl)
-    assert (output == 0).all()
-    assert (aux.lse == -math.inf).all()
-    assert (aux.count == 0).all()
-
-
-@every
-def test_lower_right_with_more_rows_than_keys_leaves_the_first_rows_blind(impl: str) -> None:
-    q, k, v = qkv(length=7, keys=4)
-    output, aux = with_aux(q, k, v, causal_lower_right=True, impl=impl)
-    assert aux.count[0, 0].tolist() == [0, 0, 0, 1, 2, 3, 4]
-    assert (output[..., :3, :] == 0).all()
-
-
-@pytest.mark.parametrize("impl", ["auto", "dense", "tiled"])
-def test_blind_row_with_a_sink_gives_zero(impl: str) -> None:
-    q, k, v = qkv()
-    output, aux = with_aux(q, k, v, impl=impl, sinks=0.5, **some_rows_blind(7, 9, "bool"))
-    assert (output[..., [1, 4], :] == 0).all()
-    assert (aux.count[..., [1, 4]] == 0).all()
 
 
 # NaN and infinity
@@ -160,19 +124,6 @@ def test_what_a_bool_mask_hides_does_not_leak(impl: str, where: str, bad: float)
 
 
 @pytest.mark.parametrize("impl", ["auto", "dense", "tiled"])
-@pytest.mark.parametrize("given", [{"is_causal": True}, {"window": (2, 0)}, {"causal_lower_right": True}])
-def test_what_positions_hide_does_not_leak(impl: str, given: dict[str, Any]) -> None:
-    q, k, v = qkv(length=7, keys=7)
-    k, v = k.detach().clone(), v.detach().clone()
-    clean = sqrtdk.attention(q, k, v, impl=impl, **given)
-    k[..., 6, :] = math.nan
-    v[..., 6, :] = math.inf
-    dirty = sqrtdk.attention(q, k, v, impl=impl, **given)
-    close(dirty[..., :6, :], clean[..., :6, :])
-    assert not dirty[..., 6, :].isfinite().any()
-
-
-@pytest.mark.parametrize("impl", ["auto", "dense", "tiled"])
 def test_a_key_of_nan_that_only_some_rows_see_spoils_these_alone(impl: str) -> None:
     q, k, v = qkv()
     k = k.detach().clone()
@@ -221,19 +172,6 @@ def test_a_row_of_overflowed_logits_alone_is_counted_and_not_blind(impl: str) ->
 
 
 # masks
-
-
-@every
-@pytest.mark.parametrize("kind", ["bool", "float"])
-def test_mask_and_is_causal_are_their_and(impl: str, kind: str) -> None:
-    q, k, v = qkv()
-    shown = torch.rand(7, 9) > 0.4
-    both = shown & torch.ones(7, 9, dtype=torch.bool).tril()
-    mask = shown if kind == "bool" else torch.randn(7, 9).masked_fill(~shown, -math.inf)
-    expected_mask = both if kind == "bool" else mask.masked_fill(~both, -math.inf)
-    output = sqrtdk.attention(q, k, v, mask, is_causal=True, impl=impl)
-    close(output, sqrtdk.attention(q, k, v, expected_mask, impl="dense"))
-    close(output, attend(q, k, v, scale=8**-0.5, attn_mask=expected_mask).output)
 
 
 @every
@@ -288,17 +226,6 @@ def test_no_keys(impl: str) -> None:
 
 
 @every
-@pytest.mark.parametrize("given", [{}, {"is_causal": True}, {"window": (1, 1)}, {"causal_lower_right": True}])
-@pytest.mark.parametrize("sizes", [(0, 9), (7, 0), (0, 0)])
-def test_empty_lengths(impl: str, sizes: tuple[int, int], given: dict[str, Any]) -> None:
-    q, k, v = qkv(*sizes)
-    output, aux = with_aux(q, k, v, impl=impl, **given)
-    assert output.shape == (2, 2, sizes[0], 8)
-    assert all(statistic.shape == (2, 2, sizes[0]) for statistic in aux)
-    assert (output == 0).all()
-
-
-@every
 @pytest.mark.parametrize("lead", [(0, 2), (2, 0), (0, 0)])
 def test_empty_batch_or_heads(impl: str, lead: tuple[int, int]) -> None:
     q, k, v = (torch.randn(*lead, n, 8) for n in (7, 9, 9))
@@ -311,7 +238,7 @@ def test_empty_batch_or_heads(impl: str, lead: tuple[int, int]) -> None:
 
 
 @every
-@pytest.mark.parametrize("dim", [1, 3, 5, 7, 33, 257])
+@pytest.mark.parametrize("dim", [3, 33, 257])
 def test_head_dimensions(impl: str, dim: int) -> None:
     q, k, v = qkv(dim=dim)
     output, aux = with_aux(q, k, v, impl=impl)

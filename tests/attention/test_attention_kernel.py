@@ -60,6 +60,7 @@ GIVEN: dict[str, Callable[[], tuple[Any, ...]]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", GIVEN)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_torch_s_own_check_of_operators_passes(name: str, dtype: torch.dtype) -> None:
@@ -84,6 +85,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_compiled_by_torch_it_gives_the_same(name: str) -> None:
     torch.compiler.reset()
@@ -151,7 +153,6 @@ def test_a_plain_gradient_runs_the_kernel() -> None:
     assert "sqrtdk_cpu::backward" in {event.key for event in seen.key_averages()}
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 def test_forward_mode_differentiation_is_left_to_others() -> None:
     q, k, v = (t.detach() for t in qkv())
     with forward_ad.dual_level():
@@ -291,6 +292,7 @@ def everything(given: list[Tensor], impl: str = "cpu", **options: Any) -> list[T
     return [output.detach(), *(t.detach() for t in aux), *gradients]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("length", "keys"), [(300, 2100), (3, 5000)])

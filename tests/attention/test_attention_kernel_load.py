@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -17,7 +15,7 @@ import torch
 import sqrtdk
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.kernel import build, libraries, load
-from tests.attention.building import built, call, fresh_call, planted, quick, script, settings
+from tests.attention.building import built, call, planted, quick, script, settings
 from tests.support.kernel_here import needs_kernel
 from tests.support.program import Warm
 
@@ -28,7 +26,7 @@ def test_a_damaged_library_is_named_and_built_again(tmp_path: Path, warm: Warm) 
     broken.write_bytes(broken.read_bytes()[:200_000])
     given = settings(tmp_path, CXX=str(script(tmp_path / "cxx", f'echo >> "{trace}"; exit 1')))
     why = f"the library is not loaded: {broken} is damaged: `sqrtdk build` builds it again"
-    found = fresh_call(given)
+    found = call(warm, given)
     assert found["choice"] == "tiled"
     assert f"not the compiled kernel: {why}" in found["reason"]
     assert found["named"].startswith("the compiler failed: it exited with 1 | The compiler has to be GCC 11 or newer")
@@ -147,10 +145,8 @@ assert not failed, failed
 
 
 @needs_kernel
-def test_many_threads_load_it_once(tmp_path: Path) -> None:
-    given = settings(tmp_path, CXX="/bin/false")
-    command = [sys.executable, "-W", "error", "-c", THREADS, str(built())]
-    done = subprocess.run(command, env=os.environ | given, capture_output=True, text=True, check=False, timeout=120)
+def test_many_threads_load_it_once(tmp_path: Path, warm: Warm) -> None:
+    done = warm(THREADS, str(built()), verb="-c", **settings(tmp_path, CXX="/bin/false"))
     assert (done.returncode, done.stderr) == (0, "")
 
 

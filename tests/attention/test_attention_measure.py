@@ -190,6 +190,7 @@ def test_measure_without_numbers_and_under_transforms(name: str, monkeypatch: py
     same("lse", torch.vmap(lambda t: sqrtdk.measure(t, t, **CALLS[name]).lse)(q), wanted)
 
 
+@pytest.mark.full
 def test_a_long_bias_is_not_made_whole() -> None:
     q = torch.zeros(1, 8, 2**12, 4)
     with Largest() as seen:
@@ -221,6 +222,7 @@ def test_nothing_large_is_held_without_a_word() -> None:
         assert choice.impl == "fused"
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("without_kernel")
 def test_a_large_plain_call_goes_the_same_way(caplog: pytest.LogCaptureFixture) -> None:
     q = torch.randn(1, 1, 2**14 + 1, 1)

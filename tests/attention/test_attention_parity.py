@@ -9,9 +9,7 @@ A part of the grid runs on each named implementation too, within the tolerance o
 from __future__ import annotations
 
 import math
-import os
 import random
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +27,6 @@ DIMS = (1, 2, 3, 5, 7, 8, 13, 16, 33, 64, 129)
 DTYPES = (torch.float64, torch.float32, torch.float32, torch.float16, torch.bfloat16)
 LAYOUTS = ("plain", "heads_last", "expanded", "broadcast", "sliced", "two_dims", "three_dims", "five_dims")
 MASKS = ("none", "none", "causal", "bool", "bool_full", "float", "float_full", "blind", "blind_float", "bool_causal")
-counts: Counter[str] = Counter()
 
 
 @dataclass(frozen=True)
@@ -158,6 +155,7 @@ def compare(setup: Setup, ours: list[Tensor], theirs: list[Tensor], *, exactly: 
     return wrong
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_auto_is_sdpa(chunk: int) -> None:
     wrong = []
@@ -169,13 +167,13 @@ def test_auto_is_sdpa(chunk: int) -> None:
             wrong += compare(setup, results(sqrtdk.attention, setup), theirs, exactly=exactly)
         except RuntimeError as error:
             wrong.append(f"{setup}: {error}")
-        counts["to the last bit" if exactly else "within rounding"] += 1
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("impl", ["dense", "fused", "tiled"])
 @pytest.mark.parametrize("chunk", range(0, CHUNKS, 4))
-def test_named_implementations_are_sdpa_within_rounding(chunk: int, impl: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_named_implementations_are_sdpa_within_rounding(chunk: int, impl: str) -> None:
     wrong = []
     for setup in setups(chunk):
         if setup.dtype in HALF:
@@ -185,13 +183,9 @@ def test_named_implementations_are_sdpa_within_rounding(chunk: int, impl: str, m
     assert not wrong, "\n".join(wrong)
 
 
-def test_at_least_2000_configurations(capsys: pytest.CaptureFixture[str]) -> None:
+def test_at_least_2000_configurations() -> None:
     everything = [setup for chunk in range(CHUNKS) for setup in setups(chunk)]
     for field in ("layout", "mask", "dtype", "length", "keys", "dim"):
         assert len({getattr(setup, field) for setup in everything}) > 1
     assert len(set(everything)) == len(everything)
-    with capsys.disabled():
-        print(f"\nSDPA parity: {len(everything)} configurations; {dict(counts)}")
     assert len(everything) >= 2000
-    if counts and "PYTEST_XDIST_WORKER" not in os.environ:  # the whole file ran in this process
-        assert counts.total() == len(everything)

@@ -38,6 +38,7 @@ def qkv(*lead: int) -> list[Tensor]:
     return [torch.randn(*lead, *SHAPE) for _ in range(3)]
 
 
+@pytest.mark.sampled(1)
 @over_calls
 def test_compile_without_a_graph_break(name: str) -> None:
     torch.compiler.reset()
@@ -48,6 +49,7 @@ def test_compile_without_a_graph_break(name: str) -> None:
     close_gradients(*(torch.autograd.grad(x.square().sum(), given) for x in (found, wanted)), rows=ROWS)
 
 
+@pytest.mark.full
 def test_compile_with_statistics() -> None:
     torch.compiler.reset()
     q, k, v = qkv()
@@ -77,6 +79,7 @@ def test_gradients_of_torch_func(name: str) -> None:
     close_gradients([found], torch.autograd.grad(of(name)(leaf, k, v).square().sum(), leaf), rows=ROWS)
 
 
+@pytest.mark.sampled(2)
 @over_calls
 def test_export(name: str) -> None:
     class Exported(nn.Module):
@@ -88,6 +91,7 @@ def test_export(name: str) -> None:
     close(program.module()(*given), of(name)(*given))
 
 
+@pytest.mark.sampled(6)
 @over_calls
 @pytest.mark.parametrize("kind", ["meta", "fake"])
 def test_tensors_without_data(name: str, kind: str) -> None:

@@ -32,11 +32,11 @@ def learned_on_sdpa(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return functional.scaled_dot_product_attention(q * m.gain, k, v, scale=1.0)
 
 
-def flex(**kwargs: Any) -> dict[str, Any]:
+def flex(*, causal: bool = False, **kwargs: Any) -> dict[str, Any]:
     """FlexAttention run eagerly; it warns that it is not compiled."""
 
     def run(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return flex_attention(q, k, v, **kwargs)
+        return flex_attention(q, k, v, block_mask=causal_blocks() if causal else None, **kwargs)
 
     return {"attend": run, "kind": "flex", "context": without_gradient}
 
@@ -131,7 +131,7 @@ FUSED: dict[str, Style] = {
         mask="causal",
         form="bool",
         visible=CAUSAL,
-        **flex(block_mask=causal_blocks()),
+        **flex(causal=True),
     ),
     "flex_gqa": Style(kv_heads=2, **flex(enable_gqa=True)),
 }

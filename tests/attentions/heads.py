@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 import sqrtdk
 from sqrtdk.tracing import AttentionCall, Trace
+from tests.attentions.each import each
 
 B, L, H, E = 3, 9, 4, 16  # no two alike
 D = H * E
@@ -55,7 +55,7 @@ def causal(like: Tensor) -> Tensor:
     return torch.ones(L, L, dtype=torch.bool, device=like.device).tril()
 
 
-over_devices = pytest.mark.parametrize("device", ["cpu", "meta"])
+over_devices = each("device", ["cpu", "meta"])
 
 
 def trace(attend: Attend, device: str = "cpu") -> tuple[Heads, Tensor, Trace]:

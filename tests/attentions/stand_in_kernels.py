@@ -8,10 +8,11 @@ last query stands beside the last key, ALiBi is -slope |i + S - L - j|, a window
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -271,3 +272,30 @@ def traced(model: nn.Module, x: Tensor) -> tuple[AttentionCall, Tensor]:
     assert run.not_measured == ()
     (call,) = run.calls
     return call, x
+
+
+def check_statistics(
+    call: AttentionCall,
+    queries: Iterable[Tensor],
+    keys: Iterable[Tensor],
+    scale: float,
+    sides: dict[str, Any],
+    **rest: Any,
+) -> None:
+    """The record's statistics are those of each sequence's own logits; rows and keys that do not exist don't count."""
+    rows: list[dict[str, Tensor]] = []
+    with torch.no_grad():
+        for q, k in zip(queries, keys, strict=True):
+            seen = visible(len(q), len(k), **sides)
+            z = logits_of(q, k, scale, **rest).masked_fill(~seen, -math.inf)
+            entropy, told = torch.special.entr(z.softmax(-1)).sum(-1), seen.any(-1)
+            rows.append({"largest": z.amax((1, 2)), "entropy": entropy[:, told], "keys": seen[told].sum(-1).double()})
+            rows[-1]["blind"] = (~told).sum()
+    stats, heads = call.stats, len(rows[0]["largest"])
+    assert stats is not None
+    assert stats.blind_rows == (int(sum(row["blind"] for row in rows)),) * heads
+    largest = torch.stack([row["largest"] for row in rows]).amax(0)
+    assert stats.max_logit == pytest.approx(largest.tolist(), rel=1e-6)
+    entropy = torch.cat([row["entropy"] for row in rows], 1).mean(1)
+    assert stats.entropy_nats == pytest.approx(entropy.tolist(), rel=1e-6)
+    assert stats.keys == pytest.approx([float(torch.cat([row["keys"] for row in rows]).mean())] * heads)

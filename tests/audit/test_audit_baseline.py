@@ -8,14 +8,15 @@ import math
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from sqrtdk.audit.baseline import Ledger, compare, from_document, ledger, read, same_formula
 from sqrtdk.audit.records import FAIL_ON, SEVERITIES, CheckReport, Finding
 from sqrtdk.errors import BaselineError
 from sqrtdk.report.baseline import to_file, to_json, to_markdown, to_text
+from tests.attentions.each import each
 from tests.report.sample_report import healthy, hostile, judged, leaking, sick, static, unjudged
+from tests.support.optional import jsonschema
 
 REPORTS = (healthy, static, sick, hostile, leaking, unjudged)
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "baseline.schema.json").read_text())
@@ -60,8 +61,8 @@ def test_what_was_not_read_has_a_line_too() -> None:
     assert compare(kept(unjudged()), unjudged(), "b").unjudged == 2
 
 
-@pytest.mark.parametrize(
-    ("ratio", "changes", "what"),
+@each(
+    "ratio, changes, what",
     [
         (8.0, {}, ["ratio"]),
         (1.005, {}, []),
@@ -111,8 +112,8 @@ def test_an_attention_that_can_no_longer_be_judged_fails() -> None:
     assert held.exit_code == 1
 
 
-@pytest.mark.parametrize("fail_on", FAIL_ON)
-@pytest.mark.parametrize("severity", SEVERITIES)
+@each("fail_on", FAIL_ON)
+@each("severity", SEVERITIES)
 def test_a_new_finding_fails_at_the_bar_and_a_known_one_never(severity: str, fail_on: str) -> None:
     finding = Finding("entropy", severity, "model.layers.0.self_attn", 1.0, 1.0, "m", "f", "s")
     now = dataclasses.replace(healthy(2), findings=(finding,), fail_on=fail_on)
@@ -129,7 +130,7 @@ def test_formulas_are_compared_number_by_number() -> None:
     assert not same_formula("softmax(1 * q.k)", "softmax(0 * q.k)")
 
 
-@pytest.mark.parametrize("change", ["findings", "texts"])
+@each("change", ["findings", "texts"])
 def test_comparisons_are_drawn_whatever_the_names(change: str) -> None:
     now = hostile() if change == "texts" else sick()
     held = compare(kept(healthy(2)), now, "b\x1b.json")
@@ -154,8 +155,8 @@ GOOD = json.loads(to_file(ledger(healthy(1))))
 LINE = GOOD["attentions"][0]
 
 
-@pytest.mark.parametrize(
-    ("document", "why"),
+@each(
+    "document, why",
     [
         ([], "no schema_version"),
         ({}, "no schema_version"),

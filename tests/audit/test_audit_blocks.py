@@ -13,6 +13,7 @@ from sqrtdk.audit.records import CheckReport
 from sqrtdk.report.json import to_json
 from sqrtdk.report.terminal import to_text
 from tests.attentions.blocks import BLOCK, WAYS
+from tests.attentions.each import each
 
 E, H, L = 16, 2, 12
 ROOT = E**-0.5
@@ -65,7 +66,7 @@ BY_SUMS = ("running", "in_pieces_of_buffers", "ring")
 WRITTEN = {"together": together} | {name: online(name) for name in BY_SUMS}
 
 
-@pytest.mark.parametrize("static", [False, True])
+@each("static", [False, True])
 @pytest.mark.parametrize("written", WRITTEN)
 def test_blocks_of_the_textbook_scale_are_exact(written: str, static: bool) -> None:
     audit = report(WRITTEN[written](ROOT, ROOT, ROOT), static=static)
@@ -74,9 +75,9 @@ def test_blocks_of_the_textbook_scale_are_exact(written: str, static: bool) -> N
     assert (told(audit), audit.exit_code) == (merged, 0)
 
 
-@pytest.mark.parametrize("static", [False, True])
-@pytest.mark.parametrize("written", WRITTEN)
-@pytest.mark.parametrize(("scale", "mistake"), [(1.0, "missing"), (ROOT**2, "twice")])
+@each("static", [False, True])
+@each("written", WRITTEN)
+@each("scale, mistake", [(1.0, "missing"), (ROOT**2, "twice")])
 def test_a_mistake_that_all_blocks_share_is_named(written: str, static: bool, scale: float, mistake: str) -> None:
     audit = report(WRITTEN[written](scale, scale, scale), static=static)
     assert [(call.verdict, call.mistake) for call in audit.calls] == [("unexplained", mistake)]
@@ -84,10 +85,10 @@ def test_a_mistake_that_all_blocks_share_is_named(written: str, static: bool, sc
     assert ("scale_ledger", "fail") in told(audit)
 
 
-@pytest.mark.parametrize("static", [False, True])
+@each("static", [False, True])
 @pytest.mark.parametrize("written", WRITTEN)
-@pytest.mark.parametrize(
-    ("scales", "text"),
+@each(
+    "scales, text",
     [
         ((1.0, ROOT, ROOT), "keys 0 to 3 are scaled by 1, keys 4 to 11 by 0.25"),
         ((ROOT, ROOT, ROOT**2), "keys 0 to 7 are scaled by 0.25, keys 8 to 11 by 0.0625"),
@@ -126,7 +127,7 @@ def causal_by(name: str, hide: bool, ahead: int = 0):
     return attend
 
 
-@pytest.mark.parametrize("name", ["running", "by_blocks_of_queries", "in_pieces_of_buffers", "ring"])
+@each("name", ["running", "by_blocks_of_queries", "in_pieces_of_buffers", "ring"])
 def test_masks_of_blocks_are_judged(name: str) -> None:
     x = torch.randn(2, L, 32)
     assert check(Causal(causal_by(name, hide=True)), x).exit_code == 0
@@ -144,7 +145,7 @@ def test_what_does_not_add_up_is_not_passed() -> None:
     assert "do not add up" in audit.findings[0].message
 
 
-@pytest.mark.parametrize("static", [False, True])
+@each("static", [False, True])
 def test_the_finding_names_the_lines_of_the_factors(static: bool) -> None:
     def attend(model, q, k, v):
         first = q @ k[:, :, :BLOCK].mT * ROOT  # one
@@ -157,7 +158,7 @@ def test_the_finding_names_the_lines_of_the_factors(static: bool) -> None:
     assert [int(at.rpartition(":")[2]) for at in finding.at.split(", ")] == [line + 1, line + 2]
 
 
-@pytest.mark.parametrize("name", BY_SUMS)
+@each("name", BY_SUMS)
 def test_a_running_sum_has_the_lines_of_its_product_and_its_exp(name: str) -> None:
     for judged in report(online(name)(ROOT, ROOT, ROOT)).calls:
         assert "attentions/blocks.py:" in (judged.call.product_at or "")

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from sqrtdk.audit.check import check
 from sqrtdk.audit.verdicts import judge
+from tests.attentions.each import each
 
 HEADS, WIDTH, LENGTH = 4, 16, 24
 
@@ -66,7 +67,7 @@ class Deaf(Projected):
         return (q @ k.mT).softmax(-1) @ v
 
 
-@pytest.mark.parametrize("name", ["use_scale", "scaling", "scale", "scale_attn", "scale_attn_weights"])
+@each("name", ["use_scale", "scaling", "scale", "scale_attn", "scale_attn_weights"])
 def test_a_switch_that_says_false_declares_and_is_followed(name):
     class Named(Switched):
         switch = name
@@ -126,7 +127,7 @@ def test_one_layer_that_is_switched_off_is_missing_its_scale():
     assert [judged.mistake for judged in report.calls] == [None, "missing", None]
 
 
-@pytest.mark.parametrize("name", ["use_scale", "scale_attn_weights"])
+@each("name", ["use_scale", "scale_attn_weights"])
 def test_a_switch_in_the_config_is_strong(name):
     config = {name: False}
     assert audited(Deaf(config=config))[1].declared_by.startswith(f"config.{name} = False")
@@ -167,7 +168,7 @@ class Processed(Projected):
         return self.processor(self, x, **options)
 
 
-@pytest.mark.parametrize("static", [False, True])
+@each("static", [False, True])
 def test_proportional_attention_is_declared_by_its_base(static):
     told = f"attribute base_seqlen = 256 (proportional attention: sqrt(log_256({LENGTH})))"
     right = Proportional(base_seqlen=256, proportional_attn=True)
@@ -186,7 +187,7 @@ def test_a_base_that_nobody_switched_on_lets_the_textbook_stand():
     assert audited(Proportional(config={"base_sequence_length": 256}, base_seqlen=256))[1].verdict == "declared"
 
 
-@pytest.mark.parametrize("base", [64, 256, 1024, 4096])
+@each("base", [64, 256, 1024, 4096])
 def test_a_base_that_is_an_argument_is_read_back_from_the_scale(base):
     x = torch.randn(2, LENGTH, HEADS * WIDTH)
     report = check(Processed(processor=Processor()), {"x": x, "base_sequence_length": base})
@@ -195,7 +196,7 @@ def test_a_base_that_is_an_argument_is_read_back_from_the_scale(base):
     assert found(report) == []
 
 
-@pytest.mark.parametrize("wrong", [0.9, 1.1, 4.0, 0.25, 0.5, 2.0])
+@each("wrong", [0.9, 1.1, 4.0, 0.25, 0.5, 2.0])
 def test_a_constant_gives_back_no_whole_base(wrong):
     x = torch.randn(2, LENGTH, HEADS * WIDTH)
     report = check(Processed(processor=Processor()), {"x": x, "wrong": wrong})
@@ -212,7 +213,7 @@ def test_a_mistake_that_gives_back_a_whole_base_by_chance_is_one(make_call):
     assert judge(make_call(**chance)).mistake == "unknown"
 
 
-@pytest.mark.parametrize("changes", [{"query_len": 1}, {"factors": ()}, {"factors": (None,)}, {"effective": None}])
+@each("changes", [{"query_len": 1}, {"factors": ()}, {"factors": (None,)}, {"effective": None}])
 def test_a_scale_that_was_not_read_gives_back_no_base(make_call, changes):
     call = make_call(**{"query_len": 256, "key_len": 256, "effective": 8**-0.5, "factors": (8**-0.5,)} | changes)
     assert judge(call, Processed(processor=Processor())).verdict in ("unexplained", "unmeasured")
@@ -241,8 +242,8 @@ class DSAttention(DeStationary):
     """By the name that it has in released code."""
 
 
-@pytest.mark.parametrize("static", [False, True])
-@pytest.mark.parametrize("batch", [1, 3])
+@each("static", [False, True])
+@each("batch", [1, 3])
 def test_a_factor_of_the_data_is_no_mistake(batch, static):
     _, judged, above = audited(DeStationary(), batch=batch, static=static)
     told = "a factor computed from the data, beside 1/sqrt(head_dim)"
@@ -250,10 +251,8 @@ def test_a_factor_of_the_data_is_no_mistake(batch, static):
     assert "data * q.k" in judged.call.formula
 
 
-@pytest.mark.parametrize(
-    ("scale", "mistake"), [(1.0, "missing"), (1 / WIDTH, "twice"), (WIDTH**0.5, "inverted"), (0.3, "unknown")]
-)
-@pytest.mark.parametrize("batch", [1, 3])
+@each("scale, mistake", [(1.0, "missing"), (1 / WIDTH, "twice"), (WIDTH**0.5, "inverted"), (0.3, "unknown")])
+@each("batch", [1, 3])
 def test_what_stands_beside_a_factor_of_the_data_is_judged(scale, mistake, batch):
     report, judged, above = audited(DeStationary(scale), batch=batch)
     assert (judged.verdict, judged.mistake) == ("unexplained", mistake)
@@ -269,7 +268,7 @@ def test_what_stands_beside_a_factor_of_the_data_is_held_against_the_config():
     assert audited(DeStationary(config=config))[2] == ["declared_vs_actual"]
 
 
-@pytest.mark.parametrize("static", [False, True])
+@each("static", [False, True])
 def test_a_learned_gain_beside_a_factor_of_the_data_is_declared(static):
     class Gained(DeStationary):
         def heads(self, x):
@@ -289,7 +288,7 @@ def test_a_factor_that_is_given_is_of_the_data():
     assert audited(DSAttention(1.0), *one)[1].mistake == "missing"
 
 
-@pytest.mark.parametrize("batch", [1, 3])
+@each("batch", [1, 3])
 def test_no_mistake_is_named_where_the_rest_was_not_read(batch):
     class Lost(DeStationary):
         def heads(self, x):
@@ -364,7 +363,7 @@ def test_the_hidden_diagonal_of_shared_q_and_k_is_by_design():
     assert told == "8 of 192 rows see no key but their own, which is hidden: q and k are one projection"
 
 
-@pytest.mark.parametrize("shared", [False, "fused"])
+@each("shared", [False, "fused"])
 def test_the_hidden_diagonal_of_two_projections_is_a_mask_off_by_one(shared):
     report, judged, above = audited(Masked(shared=shared))
     assert not judged.call.shared_qk
@@ -392,7 +391,7 @@ def test_reformer_is_right():
     assert found(report) == []
 
 
-@pytest.mark.parametrize("train", [False, True])
+@each("train", [False, True])
 def test_a_fused_projection_is_not_shared(train):
     layer = nn.MultiheadAttention(HEADS * WIDTH, HEADS, batch_first=True).train(train)
     x = torch.randn(2, LENGTH, HEADS * WIDTH)

@@ -10,6 +10,7 @@ from torch import nn
 from sqrtdk.audit.check import check
 from sqrtdk.audit.records import SEVERITIES
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError
+from tests.attentions.each import each
 from tests.attentions.plain import Plain
 
 hf = pytest.importorskip("transformers")
@@ -76,8 +77,8 @@ def test_a_healthy_module(x):
     assert {"python", "torch", "transformers", "platform", "device", "dtype"} <= set(report.environment)
 
 
-@pytest.mark.parametrize(
-    ("bug", "expected"),
+@each(
+    "bug, expected",
     [
         ("fixed and wrong", {("scale_ledger", "fail"), ("responsiveness", "fail")}),
         ("no mask", {("mask_audit", "critical")}),
@@ -108,9 +109,9 @@ class WithLora(Plain):
         return super().forward(x) + self.low(x) * self.scaling
 
 
-@pytest.mark.parametrize("static", [False, True])
-@pytest.mark.parametrize(
-    ("model", "verdict", "mistake", "severity"),
+@each("static", [False, True])
+@each(
+    "model, verdict, mistake, severity",
     [
         (lambda: Plain(1.0, scaling=1.0), "unexplained", "missing", "fail"),
         (lambda: Plain(1.0, temperature=1.0), "unexplained", "missing", "fail"),
@@ -172,7 +173,7 @@ def test_nan_weights_are_a_finding(x):
     assert report.exit_code == 1
 
 
-@pytest.mark.parametrize("bug", [None, "raises"])
+@each("bug", [None, "raises"])
 def test_the_model_is_left_as_it_was(x, bug):
     model = Stack(bug).train()
     model.layers[1].drop.eval()
@@ -296,10 +297,8 @@ def test_static_runs_a_mixture_of_experts_and_leaves_its_config():
     assert model.config._experts_implementation == before
 
 
-@pytest.mark.parametrize(
-    ("variant", "mistake"), [("", None), (":unscaled", "missing"), (":twice", "twice"), (":inverted", "inverted")]
-)
-@pytest.mark.parametrize("static", [False, True])
+@each("variant, mistake", [("", None), (":unscaled", "missing"), (":twice", "twice"), (":inverted", "inverted")])
+@each("static", [False, True])
 def test_the_embedded_models(variant, mistake, static):
     report = check(f"demo{variant}", seq_len=48, static=static)
     assert {judged.mistake for judged in report.calls} == {mistake}

@@ -7,13 +7,15 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 from torch import nn
 from torch.nn import functional
 
 from sqrtdk.audit.check import check
 from sqrtdk.audit.governing import CONFIG_NAMES, config_at
+from tests.attentions.each import each
+from tests.support.optional import optional
 
+omegaconf = optional("omegaconf")
 SCALAR = 21  # of heads of 16: r = 0.873, as Gemma 3 27B has it
 
 
@@ -60,7 +62,7 @@ def omega_config():
         "scale_attn_weights": "???",
         "query_pre_attn_scalar": "${nowhere}",
     }
-    return OmegaConf.create({"sizes": {"query": SCALAR}, "model": node})
+    return omegaconf.OmegaConf.create({"sizes": {"query": SCALAR}, "model": node})
 
 
 def pydantic_config():
@@ -80,9 +82,9 @@ KINDS = {
     "dict": lambda: {"attention_scores_scalar": SCALAR},
     "namespace": lambda: argparse.Namespace(attention_scores_scalar=SCALAR),
     "mapping": lambda: MappingProxyType({"attention_scores_scalar": SCALAR}),
-    "omegaconf": lambda: OmegaConf.create({"attention_scores_scalar": SCALAR}),
+    "omegaconf": lambda: omegaconf.OmegaConf.create({"attention_scores_scalar": SCALAR}),
     "omegaconf, nested": lambda: omega_config().model,
-    "omegaconf, structured": lambda: OmegaConf.structured(Plain),
+    "omegaconf, structured": lambda: omegaconf.OmegaConf.structured(Plain),
     "pydantic": pydantic_config,
     "transformers": transformers_config,
 }
@@ -96,9 +98,9 @@ def test_a_config_of_any_kind_declares_and_the_run_has_to_match(kind):
     assert verdict(Attention(SCALAR**-0.5))[::2] == ("unexplained", ["scale_ledger"])
 
 
-@pytest.mark.parametrize("value", ["???", "${nowhere}"])
+@each("value", ["???", "${nowhere}"])
 def test_a_value_that_omegaconf_does_not_give_declares_nothing(value):
-    config = OmegaConf.create({"attention_scores_scalar": value})
+    config = omegaconf.OmegaConf.create({"attention_scores_scalar": value})
     assert verdict(Attention(SCALAR**-0.5, config=config))[::2] == ("unexplained", ["scale_ledger"])
     assert verdict(Attention(config=config))[::2] == ("exact", [])
 
@@ -115,7 +117,7 @@ def test_a_config_of_each_name_declares_on_the_module_and_above_it(name):
     assert verdict(inner)[0] == "unexplained"
 
 
-@pytest.mark.parametrize("value", [None, 0, -21, float("nan"), float("inf"), True, "21", [21], 10**400])
+@each("value", [None, 0, -21, float("nan"), float("inf"), True, "21", [21], 10**400])
 def test_a_value_that_makes_no_sense_declares_nothing(value):
     assert verdict(Attention(None, config=Plain(value))) == ("exact", None, [])
     assert verdict(Attention(SCALAR**-0.5, config=Plain(value)))[::2] == ("unexplained", ["scale_ledger"])
@@ -136,7 +138,7 @@ class RaisingInt(int):
     __hash__ = int.__hash__
 
 
-@pytest.mark.parametrize("kind", [Raising, RaisingInt])
+@each("kind", [Raising, RaisingInt])
 def test_a_number_of_a_class_of_its_own_is_read_by_its_value(kind):
     assert verdict(Attention(SCALAR**-0.5, config=Plain(kind(SCALAR))))[0] == "declared"
     assert verdict(Attention(None, config=Plain(kind(SCALAR))))[::2] == ("unexplained", ["declared_vs_actual"])
@@ -171,7 +173,7 @@ UNREADABLE = [("get",), ("__iter__",), ("get", "values", "__bool__", "__len__")]
 
 
 @pytest.mark.parametrize("methods", UNREADABLE, ids=str)
-@pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters", "rope_adjustments"])
+@each("name", ["rope_scaling", "rope_parameters", "rope_adjustments"])
 def test_a_mapping_that_cannot_be_read_declares_nothing(name, methods):
     odd = type("Odd", (dict,), dict.fromkeys(methods, raises))
     block = odd(factor=40.0, mscale_all_dim=1.0)
@@ -201,7 +203,7 @@ def test_without_a_field_of_known_meaning_it_is_the_nearest():
     assert config_at(nn.Sequential(Attention()), "0") is None
 
 
-@pytest.mark.parametrize("answer", [0.3, True, False, "t5", {"mscale": 2.0}, None])
+@each("answer", [0.3, True, False, "t5", {"mscale": 2.0}, None])
 def test_a_config_that_answers_to_any_name_declares_what_it_holds_and_no_more(answer):
     class Lenient:
         def __getattr__(self, name):
@@ -239,10 +241,8 @@ class LitAttention(nn.Module):
         return functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
 
 
-@pytest.mark.parametrize("scalar", [None, SCALAR])
-@pytest.mark.parametrize(
-    "block", [None, {"factor": 40.0, "mscale_all_dim": 1.0}, {"factor": 8.0, "low_freq_factor": 1}]
-)
+@each("scalar", [None, SCALAR])
+@each("block", [None, {"factor": 40.0, "mscale_all_dim": 1.0}, {"factor": 8.0, "low_freq_factor": 1}])
 def test_litgpt_is_right_and_its_config_is_held_against_the_run(scalar, block):
     config = SimpleNamespace(attention_scores_scalar=scalar, rope_adjustments=block)
     model = LitAttention(config)

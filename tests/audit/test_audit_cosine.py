@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from sqrtdk.audit.check import check
 from sqrtdk.audit.records import JudgedCall
+from tests.attentions.each import each
 
 E, H = 16, 4
 
@@ -38,8 +38,8 @@ def judged(model: nn.Module, **options: object) -> JudgedCall:
     return call
 
 
-@pytest.mark.parametrize("static", [False, True])
-@pytest.mark.parametrize("fused", [False, True])
+@each("static", [False, True])
+@each("fused", [False, True])
 def test_a_divided_cosine_is_named(fused: bool, static: bool) -> None:
     report = check(Cosine(E**-0.5, fused=fused), (torch.randn(2, 9, 64),), static=static)
     (call,) = report.calls
@@ -51,13 +51,13 @@ def test_a_divided_cosine_is_named(fused: bool, static: bool) -> None:
     )
 
 
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("gain", [1.0, 10.0, E**0.5])
+@each("fused", [False, True])
+@each("gain", [1.0, 10.0, E**0.5])
 def test_a_cosine_with_a_gain_is_right(gain: float, fused: bool) -> None:
     assert judged(Cosine(gain, fused=fused)).verdict == "declared"
 
 
-@pytest.mark.parametrize("static", [False, True])
+@each("static", [False, True])
 def test_unit_vectors_that_a_gain_lengthened_are_no_cosine(static: bool) -> None:
     call = judged(Cosine(E**-0.5, lengths=2.0), static=static)
     assert call.call.norm_gain

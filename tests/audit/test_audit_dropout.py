@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from sqrtdk.audit.check import check
+from tests.attentions.each import each
 
 RATE = 0.25
 Attend = Callable[["Attention", Tensor, Tensor, Tensor], Tensor]
@@ -51,8 +51,8 @@ def module(m: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return m.drop(weights(q, k)) @ v
 
 
-@pytest.mark.parametrize("static", [False, True])
-@pytest.mark.parametrize("attend", [sdpa, function])
+@each("static", [False, True])
+@each("attend", [sdpa, function])
 def test_dropout_that_is_always_on_fails(attend: Attend, static: bool) -> None:
     report = check(Attention(attend), (torch.randn(2, 6, 32),), static=static)
     (finding,) = (f for f in report.findings if f.rule == "dropout")
@@ -62,8 +62,8 @@ def test_dropout_that_is_always_on_fails(attend: Attend, static: bool) -> None:
     assert report.outcome == "failed"
 
 
-@pytest.mark.parametrize("static", [False, True])
-@pytest.mark.parametrize("attend", [guarded_sdpa, guarded_function, module])
+@each("static", [False, True])
+@each("attend", [guarded_sdpa, guarded_function, module])
 def test_dropout_of_training_is_quiet(attend: Attend, static: bool) -> None:
     report = check(Attention(attend).train(), (torch.randn(2, 6, 32),), static=static)
     assert not [f for f in report.findings if f.rule == "dropout"]

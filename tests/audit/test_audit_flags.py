@@ -6,6 +6,7 @@ import transformers as hf
 from torch import nn
 
 from sqrtdk.audit.check import check
+from tests.attentions.each import each
 from tests.audit.rules_by_hand import mask, model_with, run
 from tests.hf.families import BERT, build
 
@@ -53,7 +54,7 @@ def severities(report):
     return [f.severity for f in report.findings if f.rule == "mask_audit"]
 
 
-@pytest.mark.parametrize("static", [False, True])
+@each("static", [False, True])
 @pytest.mark.parametrize("said", SAYS)
 def test_a_flag_without_its_mask(said, static):
     x = torch.randn(2, 8, 64)
@@ -63,7 +64,7 @@ def test_a_flag_without_its_mask(said, static):
     assert severities(check(Attention(**said), x[:, :1], static=static)) == []  # a step with one row
 
 
-@pytest.mark.parametrize("static", [False, True])
+@each("static", [False, True])
 @pytest.mark.parametrize("said", SAYS_NOT)
 def test_what_says_nothing(said, static):
     assert severities(check(Attention(**said), torch.randn(2, 8, 64), static=static)) == []

@@ -9,6 +9,7 @@ from sqrtdk.audit.context import Context
 from sqrtdk.audit.rules import RULES
 from sqrtdk.audit.verdicts import judge, judge_all
 from sqrtdk.tracing.records import Factor, Stage
+from tests.attentions.each import each
 from tests.audit.stranger_modules import Attention, module, told
 
 
@@ -20,10 +21,8 @@ def x():
 BOTH = (Stage("q", "norm", "l2"), Stage("k", "norm", "l2"))
 
 
-@pytest.mark.parametrize("side", ["q", "k"])
-@pytest.mark.parametrize(
-    ("effective", "norm", "mistake"), [(1.0, "rms", "missing"), (4.0, "l2", "inverted"), (10.0, "l2", "unknown")]
-)
+@each("side", ["q", "k"])
+@each("effective, norm, mistake", [(1.0, "rms", "missing"), (4.0, "l2", "inverted"), (10.0, "l2", "unknown")])
 def test_a_norm_declares_only_on_both_sides(make_call, side, effective, norm, mistake):
     one = make_call(effective, norm=norm, stages=(Stage(side, "norm", norm),))
     both = make_call(effective, norm=norm, stages=BOTH)
@@ -56,10 +55,8 @@ def test_a_norm_that_runs_on_one_side_leaves_the_other_idle(make_call):
     assert idle((Stage("q", "norm", "layer"), Stage("k", "norm", "layer"))) == []
 
 
-@pytest.mark.parametrize(
-    ("fixed", "mistake"), [(0.125, "model_dim"), (0.5, "head_count"), (24**-0.5, "padded_head"), (0.3, None)]
-)
-@pytest.mark.parametrize("heads", [None, (1.0,) * 4])
+@each("fixed, mistake", [(0.125, "model_dim"), (0.5, "head_count"), (24**-0.5, "padded_head"), (0.3, None)])
+@each("heads", [None, (1.0,) * 4])
 def test_a_learned_gain_of_one_excuses_no_mistake(make_call, fixed, mistake, heads):
     changes = {"padded_head_dim": 24, "norm": "rms"}
     one = Factor(1.0, "logits", "parameter attn.gain", heads, learned=True)
@@ -78,9 +75,7 @@ def test_a_gain_on_one_side_is_no_norm_of_both(make_call):
     assert judge(make_call(0.125, norm="rms", factors=half)).verdict == "declared"
 
 
-@pytest.mark.parametrize(
-    ("effective", "verdict"), [(10.0, "declared"), (14.3, "declared"), (0.125, "unexplained"), (0.3, "unexplained")]
-)
+@each("effective, verdict", [(10.0, "declared"), (14.3, "declared"), (0.125, "unexplained"), (0.3, "unexplained")])
 def test_the_fixed_gain_of_a_cosine(make_call, effective, verdict):
     assert judge(make_call(effective, norm="l2")).verdict == verdict
     assert judge(make_call(effective, norm="rms")).verdict == "unexplained"

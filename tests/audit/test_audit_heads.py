@@ -9,16 +9,13 @@ import torch
 
 from sqrtdk import check
 from sqrtdk.audit.records import CheckReport
+from tests.attentions.each import each
 from tests.attentions.heads import AFTER, COMBINED, MIXED, ROOT, Attend, B, D, Heads, L, linear, weighed
 from tests.attentions.layouts import LAID, Laid
 from tests.attentions.written import WRITTEN
 
 SCALES = {"right": (ROOT, None), "missing": (1.0, "missing"), "twice": (ROOT**2, "twice")}
-over_scales = pytest.mark.parametrize(
-    ("scale", "static"),
-    [("right", False), ("missing", False), ("twice", False), ("missing", True)],
-    ids=["right", "missing", "twice", "missing, static"],
-)
+over_scales = each("scale, static", [("right", False), ("missing", False), ("twice", False), ("missing", True)])
 STYLES: dict[str, Attend] = {
     **{f"mixed: {name}": attend for name, (attend, _) in MIXED.items()},
     **{f"weights: {name}": weighed(change) for name, (change, _) in AFTER.items()},
@@ -32,8 +29,9 @@ def audit(attend: Attend, scale: float = ROOT, *, static: bool = False) -> Check
     return check(Heads(attend, scale), torch.randn(B, L, D), static=static)
 
 
-@over_scales
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("name", STYLES)
+@over_scales
 def test_the_scale_is_judged_through_what_happens_to_the_heads(name: str, scale: str, static: bool) -> None:
     number, mistake = SCALES[scale]
     report = audit(STYLES[name], number, static=static)
@@ -44,8 +42,9 @@ def test_the_scale_is_judged_through_what_happens_to_the_heads(name: str, scale:
     assert report.exit_code == (1 if mistake else 0)
 
 
-@over_scales
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", LAID)
+@over_scales
 def test_the_scale_is_judged_in_every_layout(name: str, scale: str, static: bool) -> None:
     number, mistake = SCALES[scale]
     run, shape, *_ = LAID[name]

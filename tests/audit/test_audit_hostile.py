@@ -10,7 +10,10 @@ from sqrtdk.audit.check import check
 from sqrtdk.audit.configs import field, held, module_at, present
 from sqrtdk.audit.declared import declared
 from sqrtdk.errors import ModelError
-from tests.audit.stranger_modules import ROOT, Attention, Lenient, Net, told
+from tests.attentions import programs
+from tests.attentions.each import each
+from tests.attentions.programs import changed
+from tests.audit.stranger_modules import ROOT, Attention, Net, told
 
 
 @pytest.fixture
@@ -22,52 +25,21 @@ class StrangeError(Exception):
     """Of no built-in kind that a reader of attributes would expect."""
 
 
-class Hostile(Attention):
-    error: type[Exception] = RuntimeError
-
+class Strange(Attention):
     def __getattr__(self, name):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            raise self.error(name) from None
+            raise StrangeError(name) from None
 
 
-class Strange(Hostile):
-    error = StrangeError
-
-
-class Answering(Attention):
-    """Whatever it is asked for, it can be called."""
-
-    def __getattr__(self, name):
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return lambda *_: None
-
-
-class Itself(Attention):
-    def __getattr__(self, name):
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return self
-
-
-@pytest.mark.parametrize("attn", [None, "both"])
-@pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("kind", [Hostile, Strange, Lenient, Answering, Itself])
-def test_a_module_whose_getattr_is_odd(x, kind, depth, attn):
-    model = kind(1.0) if depth == 0 else Net(kind(1.0), kind())
-    report = check(model, x, attn=attn)
-    assert [told(judged) for judged in report.calls] == [("unexplained", "missing"), ("exact", None)][: depth + 1]
+def test_a_module_whose_getattr_raises_something_strange(x):
+    """`test_audit_odd_models.py` has the other answers that a module may give."""
+    report = check(Net(Strange(1.0), Strange()), x, attn="both")
+    assert [told(judged) for judged in report.calls] == [("unexplained", "missing"), ("exact", None)]
     assert {f.rule for f in report.findings} - {"flat"} == {"scale_ledger"}
-
-
-@pytest.mark.parametrize("kind", [Hostile, Strange])
-def test_a_module_that_cannot_be_copied_to_meta_is_one_clear_error(x, kind):
     with pytest.raises(ModelError, match="can't be copied to the meta device"):
-        check(kind(), x, static=True)
+        check(Strange(), x, static=True)
 
 
 def test_the_readers():
@@ -114,8 +86,8 @@ def traced(made, x):
         return torch.jit.trace(made, x)
 
 
-@pytest.mark.parametrize("compiled", [script, traced])
-@pytest.mark.parametrize(("scale", "verdicts"), [(ROOT, {"exact"}), (0.3, {"declared", "unexplained"})])
+@each("compiled", [script, traced])
+@each("scale, verdicts", [(ROOT, {"exact"}), (0.3, {"declared", "unexplained"})])
 def test_a_torchscript_attention_is_audited(x, compiled, scale, verdicts):
     model = Net(Attention(), compiled(Scriptable(scale), x))
     report = check(model, x)
@@ -133,7 +105,7 @@ def test_a_scripted_scale_is_a_declaration_and_a_module_below_it_is_found(x):
     assert told(check(Net(script(Scriptable(8**0.5), x)), x).calls[0]) == ("unexplained", "inverted")
 
 
-@pytest.mark.parametrize("freeze", [False, True])
+@each("freeze", [False, True])
 def test_torchscript_beside_an_attention_is_left_alone(x, freeze):
     beside = script(nn.Sequential(nn.Linear(32, 32), nn.Dropout(0.5)), x)
     if freeze:
@@ -150,3 +122,12 @@ def test_torchscript_cannot_be_copied_to_meta(x):
     with pytest.raises(ModelError, match=r"parts\.1 is TorchScript") as caught:
         check(Net(Attention(), script(Scriptable(), x)), x, static=True)
     assert "without static" in caught.value.hint
+
+
+def test_a_weight_of_a_class_of_its_own_is_judged_and_said_to_be_unseen(x):
+    """NaN in it is not looked for; what its attention does is read all the same."""
+    model = changed(programs.Net(1.0), lambda layer: programs.whole(layer.weight.detach(), programs.Whole))
+    report = check(model, x)
+    assert [told(judged) for judged in report.calls] == [("unexplained", "missing")] * 2
+    assert report.not_measured
+    assert all("weight can't be looked at" in entry.reason for entry in report.not_measured)

@@ -14,6 +14,7 @@ import sqrtdk
 from sqrtdk import check, scores
 from sqrtdk.audit.records import CheckReport
 from tests.attentions import stand_in_kernels as kernels
+from tests.attentions.each import each
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 
@@ -81,24 +82,10 @@ def report_of(model: nn.Module, **options: Any) -> CheckReport:
     return check(model, torch.randn(B, L, 32), **options)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_right_scale_is_exact(kind: str) -> None:
-    report = report_of(Attention(KINDS[kind](EXACT)))
-    assert [(call.verdict, call.mistake) for call in report.calls] == [("exact", None)]
-    assert report.findings == ()
-
-
-@pytest.mark.parametrize(("factor", "mistake"), [(E**0.5, "missing"), (EXACT, "twice"), (E, "inverted")])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_wrong_scale_is_named(kind: str, factor: float, mistake: str) -> None:
-    (call,) = report_of(Attention(KINDS[kind](EXACT * factor))).calls
-    assert (call.verdict, call.mistake) == ("unexplained", mistake)
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", KINDS)
 def test_a_causal_kernel_leaks_nothing(kind: str) -> None:
     report = report_of(Attention(KINDS[kind](EXACT, True), causal=True))
-    assert report.findings == ()
+    assert ([call.verdict for call in report.calls], report.findings) == (["exact"], ())
     assert report.calls[0].call.formula == "softmax(0.25 * q.k + causal)"
 
 
@@ -117,7 +104,7 @@ def test_what_a_kernel_does_besides_is_unmeasured() -> None:
     assert report.exit_code == 1
 
 
-@pytest.mark.parametrize("score", [scores.keras_additive(), scores.distance()], ids=["additive", "distance"])
+@each("score", [scores.keras_additive(), scores.distance()])
 def test_a_score_without_a_product_has_no_scale_to_judge(score: Any) -> None:
     """Its masks and its numbers are judged all the same."""
 

@@ -2,17 +2,16 @@
 
 import dataclasses
 
-import pytest
-
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.rules import RULES
 from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.tracing.records import Stage
+from tests.attentions.each import each
 from tests.audit.rules_by_hand import mask, model_with, run, severities
 
 
-@pytest.mark.parametrize(
-    ("changes", "severity", "word"),
+@each(
+    "changes, severity, word",
     [
         ({"blind_rows": 3}, "note", "no key"),
         ({"uniform_rows": 3, "fill": -3.4e38}, "note", "average masked keys"),
@@ -38,8 +37,8 @@ def test_mask_audit_lets_a_hair_of_weight_and_a_factor_of_one_pass(make_call):
 L = 24
 
 
-@pytest.mark.parametrize(
-    ("kind", "blind", "reach", "severity", "word"),
+@each(
+    "kind, blind, reach, severity, word",
     [
         ("window", 4, (1 - L, -1, True), "critical", "rows see the future and not the past"),  # triu(1)
         ("mask", 4, (-5, -2, False), "critical", "rows see the future and not the past"),
@@ -78,8 +77,8 @@ def ahead(count, **changes):
     return mask(kind="mask", least=-count, greatest=L - 1, band=True, ahead_by_one=4 * (count == 1), **changes)
 
 
-@pytest.mark.parametrize("declared", [{"right_context": 2}, {"att_context_size": [-1, 2]}, {"window_size": (-1, 2)}])
-@pytest.mark.parametrize("place", ["module", "config"])
+@each("declared", [{"right_context": 2}, {"att_context_size": [-1, 2]}, {"window_size": (-1, 2)}])
+@each("place", ["module", "config"])
 def test_a_declared_lookahead_is_believed_as_far_as_it_goes(make_call, declared, place):
     model = model_with(is_causal=True, **(declared if place == "module" else {"config": declared}))
     for count, expected in ((1, []), (2, []), (3, ["fail"])):
@@ -154,7 +153,7 @@ def test_future_weight_is_wrong_only_where_the_module_says_causal(make_call):
     assert run("mask_audit", [dataclasses.replace(leak, self_attention=False)], model_with(is_causal=True)) == []
 
 
-@pytest.mark.parametrize(
+@each(
     "declared",
     [
         {"use_bidirectional_attention": True},

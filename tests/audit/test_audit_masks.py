@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sqrtdk.audit.check import check
+from tests.attentions.each import each
 from tests.attentions.plain import Plain
 
 
@@ -15,9 +16,9 @@ def x():
     return torch.randn(1, 24, 64)
 
 
-@pytest.mark.parametrize("way", ["sdpa", "eager"])
-@pytest.mark.parametrize(
-    ("visible", "severity", "word"),
+@each("way", ["sdpa", "eager"])
+@each(
+    "visible, severity, word",
     [
         (lambda ones: ones.triu(1), "critical", "inverted"),
         (lambda ones: ones.triu(), "critical", "inverted"),
@@ -39,38 +40,6 @@ def test_masks_that_nobody_wants(x, visible, severity, word, way):
     told = [f for f in report.findings if f.severity != "note"]
     assert [f.severity for f in told] == ([severity] if severity else [])
     assert all(f.rule == "mask_audit" and word in f.message for f in told)
-
-
-@pytest.mark.parametrize("pad", ["left", "right"])
-@pytest.mark.parametrize(("ahead", "severity"), [(1, "critical"), (0, None)])
-def test_a_leak_is_seen_beside_padding(x, pad, ahead, severity):
-    x = x.repeat(2, 1, 1)
-    real = torch.arange(24) < 20 if pad == "right" else torch.arange(24) >= 4
-    both = torch.stack([real, torch.ones(24, dtype=torch.bool)])[:, None, None, :]
-    report = check(Plain(0.25, torch.ones(24, 24, dtype=torch.bool).tril(ahead) & both, "eager"), x)
-    told = [f for f in report.findings if f.severity != "note"]
-    assert [f.severity for f in told] == ([severity] if severity else [])
-
-
-class Own(nn.Module):
-    """Makes its causal mask itself, so that it is known without values as well."""
-
-    def __init__(self, ahead):
-        super().__init__()
-        self.qkv, self.ahead = nn.Linear(64, 192), ahead
-
-    def forward(self, x):
-        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 16)).permute(2, 0, 3, 1, 4)
-        hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1 + self.ahead)
-        return (q @ k.mT * 0.25).masked_fill(hidden, float("-inf")).softmax(-1) @ v
-
-
-@pytest.mark.parametrize("static", [False, True])
-@pytest.mark.parametrize(("ahead", "expected"), [(0, []), (1, ["critical"]), (-1, ["warn"])])
-def test_a_causal_mask_off_by_one_is_seen_without_weights(x, ahead, expected, static):
-    report = check(Own(ahead), x, static=static)
-    assert [f.severity for f in report.findings if f.rule == "mask_audit"] == expected
-    assert report.exit_code == int(expected == ["critical"])
 
 
 class Stored(nn.Module):
@@ -101,9 +70,9 @@ class Stored(nn.Module):
         return logits.softmax(-1) @ v
 
 
-@pytest.mark.parametrize("place", ["buffer", "attribute"])
-@pytest.mark.parametrize("kind", ["float", "bool", "added"])
-@pytest.mark.parametrize(("ahead", "expected"), [(0, []), (1, ["critical"]), (-1, ["warn"])])
+@each("place", ["buffer", "attribute"])
+@each("kind", ["float", "bool", "added"])
+@each("ahead, expected", [(0, []), (1, ["critical"]), (-1, ["warn"])])
 def test_a_stored_mask_is_known_without_weights(x, ahead, kind, place, expected):
     model = Stored(ahead, kind, place)
     report = check(model, x, static=True)
@@ -126,9 +95,7 @@ def test_weights_that_are_masked_and_divided_by_their_sum_are_masked(x):
     assert [f.severity for f in report.findings if f.rule == "mask_audit"] == ["fail"]
 
 
-@pytest.mark.parametrize(
-    ("way", "word"), [("sdpa", "0 and 1"), ("added", "0 and 1"), ("after", "masked after the softmax")]
-)
+@each("way, word", [("sdpa", "0 and 1"), ("added", "0 and 1"), ("after", "masked after the softmax")])
 def test_masks_that_are_none(x, way, word):
     (finding,) = check(Plain(0.25, torch.ones(24, 24).tril(), way), x).findings
     assert (finding.rule, finding.severity) == ("mask_audit", "fail")
@@ -166,8 +133,8 @@ class Made(nn.Module):
         return (q @ k.mT * 0.25 + self.make(torch.ones(24, 24, device=x.device), self)).softmax(-1) @ v
 
 
-@pytest.mark.parametrize("fill", [-3.0, -10.0, -40.0])
-@pytest.mark.parametrize("pattern", [lambda ones: ones.triu(1), lambda ones: ones * (torch.arange(24) > 19)])
+@each("fill", [-3.0, -10.0, -40.0])
+@each("pattern", [lambda ones: ones.triu(1), lambda ones: ones * (torch.arange(24) > 19)])
 def test_a_mask_that_hides_too_little_is_measured(x, pattern, fill):
     report = check(Made(lambda ones, module: fill * pattern(ones)), x)
     (judged,) = report.calls
@@ -182,14 +149,13 @@ def _alibi(ones, module):
     return -0.5 * (torch.arange(24)[:, None] - torch.arange(24)).abs() * ones
 
 
-@pytest.mark.parametrize(
+@each(
     "make",
     [
         _alibi,
         lambda ones, module: -3 * module.edges,  # a learned bias, wherever its numbers lie
         lambda ones, module: -3 * (torch.arange(24)[:, None] // 5 != torch.arange(24) // 5).float(),
     ],
-    ids=["alibi", "learned", "segments"],
 )
 def test_a_bias_below_zero_stays_a_bias(x, make):
     report = check(Made(make), x)
@@ -198,8 +164,8 @@ def test_a_bias_below_zero_stays_a_bias(x, make):
     assert judged.call.bias in ("alibi", "bias", "relative")
 
 
-@pytest.mark.parametrize(
-    ("make", "expected"),
+@each(
+    "make, expected",
     [
         (lambda ones, module: ones.tril(), ["fail"]),
         (lambda ones, module: ones.tril() * ones.triu(-4), ["fail"]),
@@ -207,33 +173,8 @@ def test_a_bias_below_zero_stays_a_bias(x, make):
         (lambda ones, module: module.edges, []),
         (lambda ones, module: (torch.arange(24)[:, None] // 5 == torch.arange(24) // 5).float(), []),
     ],
-    ids=["causal", "window", "padding", "learned", "segments"],
 )
 def test_numbers_0_and_1_are_a_mask_where_they_lie_like_one(x, make, expected):
     report = check(Made(make), x)
     assert [f.severity for f in report.findings if "0 and 1" in f.message] == expected
     assert report.exit_code == int(bool(expected))
-
-
-@pytest.mark.parametrize(
-    "after",
-    [
-        lambda w, seen: w.tril(),
-        lambda w, seen: w.masked_fill(~seen, 0.0),
-        lambda w, seen: torch.where(seen, w, 0.0),
-        lambda w, seen: w.masked_fill_(~seen, 0.0),
-    ],
-)
-def test_a_mask_after_the_softmax_fails_however_it_is_written(x, after):
-    class Late(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.qkv = nn.Linear(64, 192)
-
-        def forward(self, x):
-            q, k, v = self.qkv(x).unflatten(-1, (3, 4, 16)).permute(2, 0, 3, 1, 4)
-            return after((q @ k.mT * 0.25).softmax(-1), torch.ones(24, 24, dtype=torch.bool).tril()) @ v
-
-    (finding,) = check(Late(), x).findings
-    assert (finding.rule, finding.severity) == ("mask_audit", "fail")
-    assert "masked after the softmax" in finding.message

@@ -4,11 +4,13 @@ import pytest
 
 from sqrtdk.audit.check import check
 from sqrtdk.audit.mistakes import MISTAKES
+from tests.attentions.each import each
 from tests.attentions.planted import PLANTED, STYLES, planted
 
 CASES = [(style, mistake) for style in STYLES for mistake in PLANTED]
 
 
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize(("style", "mistake"), CASES)
 def test_planted_mistake_is_named(style: str, mistake: str) -> None:
     module, inputs = planted(style, mistake)
@@ -23,7 +25,7 @@ def test_planted_mistake_is_named(style: str, mistake: str) -> None:
         assert report.exit_code == 1
 
 
-@pytest.mark.parametrize("style", STYLES)
+@each("style", STYLES)
 def test_healthy_style_is_exact(style: str) -> None:
     module, inputs = planted(style, None)
     report = check(module, inputs)

@@ -15,6 +15,7 @@ from torch import nn
 from sqrtdk import check
 from sqrtdk.errors import InvalidValueError, ModelError, SqrtdkError
 from sqrtdk.models.load import resolve
+from tests.attentions.each import each
 from tests.audit import odd_models as odd
 from tests.tolerances import allowed
 
@@ -174,7 +175,7 @@ FACTORIES_REFUSED = {
 }
 
 
-@pytest.mark.parametrize("scale", [odd.ROOT, 1.0], ids=["right", "missing"])
+@each("scale", [odd.ROOT, 1.0])
 @pytest.mark.parametrize(
     ("make", "options"),
     [pytest.param(make, {}, id=name) for name, make in JUDGED.items()]
@@ -211,13 +212,13 @@ def test_an_odd_factory_is_refused_clearly(name: str, text: str) -> None:
     assert caught.value.hint
 
 
-@pytest.mark.parametrize(("name", "verdict"), [("right", "exact"), ("missing", "unexplained")])
+@each("name, verdict", [("right", "exact"), ("missing", "unexplained")])
 def test_a_model_whose_eval_returns_nothing_is_judged_when_the_factory_returns_it(name: str, verdict: str) -> None:
     assert [judged.verdict for judged in check(f"tests.audit.odd_models:{name}").calls] == [verdict]
     assert not resolve(f"tests.audit.odd_models:{name}").module.training
 
 
-@pytest.mark.parametrize("kind", ["frozen", "frozen trace"])
+@each("kind", ["frozen", "frozen trace"])
 def test_frozen_torchscript_is_named_with_what_to_do(kind: str) -> None:
     model, inputs = odd.quiet(odd.script, 1.0, kind, True)
     with pytest.raises(ModelError) as caught:
@@ -226,14 +227,14 @@ def test_frozen_torchscript_is_named_with_what_to_do(kind: str) -> None:
     assert "before torch.jit.freeze" in caught.value.hint
 
 
-@pytest.mark.parametrize("where", ["forward", "getattr"])
+@each("where", ["forward", "getattr"])
 def test_an_interrupt_of_the_users_passes(where: str) -> None:
     model = odd.Failing(KeyboardInterrupt()) if where == "forward" else odd.raising(KeyboardInterrupt)(1.0)
     with pytest.raises(KeyboardInterrupt):
         check(model, odd.inputs())
 
 
-@pytest.mark.parametrize("layout", ["coo", "csr", "csc", "bsr"])
+@each("layout", ["coo", "csr", "csc", "bsr"])
 def test_nan_in_a_sparse_weight_is_found(layout: str) -> None:
     model, inputs = odd.quiet(odd.sparse, odd.ROOT, layout)
     with torch.no_grad():

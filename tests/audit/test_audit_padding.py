@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sqrtdk.audit.check import check
+from tests.attentions.each import each
 from tests.hf.families import FAMILIES, build
 
 L = 12
@@ -22,6 +23,7 @@ def told(report):
 TEXT = [name for name in FAMILIES if name not in ("whisper", "vit", "swinv2", "detr")]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", TEXT)
 def test_a_family_hides_the_padding_it_is_given(name):
     model = build(FAMILIES[name](), "eager")
@@ -66,9 +68,9 @@ def short_by_one(tokens):
     return ~(tokens | tokens.roll(1, -1))
 
 
-@pytest.mark.parametrize("way", ["sdpa", "eager"])
-@pytest.mark.parametrize(
-    ("hidden", "causal", "value", "words"),
+@each("way", ["sdpa", "eager"])
+@each(
+    "hidden, causal, value, words",
     [
         (torch.logical_not, False, 0, ""),
         (torch.logical_not, True, 0, ""),
@@ -103,7 +105,7 @@ def test_inputs_without_padding_and_rows_of_padding_say_nothing():
     assert told(check(Unattended(nothing), (torch.randn(3, L, 64), BATCH))) == []
 
 
-@pytest.mark.parametrize("train", [False, True])
+@each("train", [False, True])
 def test_torch_takes_a_padding_mask_for_each_use(train):
     model = nn.Transformer(64, 4, 1, 1, 96, batch_first=True).train(train)
     hidden = BATCH == 0
@@ -129,9 +131,9 @@ def test_an_image_as_long_as_the_text_has_no_padding():
     assert told(check(Two(), (torch.randn(3, L, 64), BATCH))) == []
 
 
-@pytest.mark.parametrize("pad", [LEFT, RIGHT])
-@pytest.mark.parametrize(
-    ("visible", "severity", "word"),
+@each("pad", [LEFT, RIGHT])
+@each(
+    "visible, severity, word",
     [
         (lambda ones: ones.tril(), None, ""),
         (lambda ones: ones.tril(1), "critical", "off by one"),

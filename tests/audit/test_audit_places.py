@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import jsonschema
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,6 +19,7 @@ from sqrtdk.report.html import to_html
 from sqrtdk.report.json import to_json
 from sqrtdk.report.terminal import to_text
 from sqrtdk.tracing.records import LOST_SIGHT
+from tests.support.optional import jsonschema
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "check.schema.json").read_text())
 PORT = """

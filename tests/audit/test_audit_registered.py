@@ -1,4 +1,4 @@
-"""A faulty attention function, registered in transformers with its mask function, is found and named."""
+"""Eager attention against SDPA, and against a function that somebody registered: a faulty one is found and named."""
 
 import dataclasses
 from contextlib import contextmanager
@@ -10,6 +10,7 @@ from torch import nn
 from sqrtdk.audit.check import check
 from sqrtdk.audit.context import Context, Rerun
 from sqrtdk.audit.rules import eager_vs_sdpa, responsiveness
+from sqrtdk.audit.switch import implementation
 from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.tracing.records import NotMeasured
 
@@ -18,6 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface  # noqa: E40
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask  # noqa: E402
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: E402
 
+from tests.attentions.each import each  # noqa: E402
 from tests.hf.families import FAMILIES  # noqa: E402  (imports transformers)
 
 FAULTS = (None, "scaling", "softcap", "mask")
@@ -57,6 +59,10 @@ def registered(name, attend):
 def gemma(name):
     """Gemma 2: a declared scale other than the textbook's, a softcap, a causal mask and a window."""
     return hf.Gemma2ForCausalLM._from_config(FAMILIES["gemma2"](), attn_implementation=name)
+
+
+def llama(name="sdpa"):
+    return hf.LlamaForCausalLM._from_config(FAMILIES["llama"](), attn_implementation=name).eval()
 
 
 def told(report, rule):
@@ -110,7 +116,7 @@ def test_a_fault_that_small_logits_hide_is_found(monkeypatch):
         return (logits.softmax(-1) @ value).transpose(1, 2).contiguous(), None
 
     with registered("somebodys_clamp", clamped):
-        model = hf.LlamaForCausalLM._from_config(FAMILIES["llama"](), attn_implementation="somebodys_clamp")
+        model = llama("somebodys_clamp")
         (finding,) = told(check(model, seq_len=24), "eager_vs_sdpa")
         assert "root mean square" in finding.message
         monkeypatch.setattr(eager_vs_sdpa, "enlargement", lambda context: {})
@@ -120,7 +126,7 @@ def test_a_fault_that_small_logits_hide_is_found(monkeypatch):
 def test_a_scaling_that_is_not_read_but_right_is_a_note():
     """Llama's scaling is the textbook's: a function that ignores it is right by chance."""
     with registered("somebodys_deaf", function("scaling")):
-        model = hf.LlamaForCausalLM._from_config(FAMILIES["llama"](), attn_implementation="somebodys_deaf")
+        model = llama("somebodys_deaf")
         report = check(model, seq_len=24)
         assert [f.severity for f in told(report, "responsiveness")] == ["note", "note"]
         assert told(report, "eager_vs_sdpa") == []
@@ -133,8 +139,52 @@ def test_a_scaling_that_is_not_read_but_right_is_a_note():
         assert report.exit_code == 1
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "said"),
+@pytest.mark.parametrize("factor", [2.0, 1.05])
+def test_another_scale_of_sdpa_is_found_by_its_share(monkeypatch, factor):
+    right = ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def wrong(*args, scaling=None, **kwargs):
+        return right(*args, scaling=scaling * factor, **kwargs)
+
+    model = llama()
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", wrong)
+    (finding,) = told(check(model, seq_len=24), "eager_vs_sdpa")
+    assert (finding.severity, finding.site) == ("fail", "model.layers.0.self_attn")
+    assert "effective scale" in finding.message
+    assert (finding.value, finding.threshold) == (pytest.approx(factor - 1.0, rel=0.01), 0.01)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_left_padding_is_a_note_and_no_difference():
+    mask = torch.ones(2, 24, dtype=torch.long)
+    mask[0, :6] = 0
+    report = check(llama(), {"input_ids": torch.randint(3, 96, (2, 24)), "attention_mask": mask})
+    assert {(f.rule, f.severity) for f in report.findings} == {("mask_audit", "note")}
+    assert "outputs not compared" in report.not_measured[0].reason
+
+
+def test_attn_switches_and_restores():
+    model = llama()
+    report = check(model, seq_len=24, attn="eager")
+    assert {judged.call.kind for judged in report.calls} == {"eager"}
+    assert model.config._attn_implementation == "sdpa"
+    with implementation(model, "eager"):
+        assert model.config._attn_implementation == "eager"
+    with pytest.raises(ZeroDivisionError), implementation(model, "eager"):
+        raise ZeroDivisionError
+    assert model.config._attn_implementation == "sdpa"
+
+
+@each("value, severity", [(1.0, "fail"), (0.3, "warn"), (1 / 16, "warn"), (0.0, "fail")])
+def test_one_layer_of_llama_that_differs(value, severity):
+    model = llama()
+    model.model.layers[1].self_attn.scaling = value
+    (finding,) = told(check(model, seq_len=24), "scale_ledger")
+    assert (finding.severity, finding.site) == (severity, "model.layers.1.self_attn")
+
+
+@each(
+    "first, second, said",
     [
         ([torch.ones(2, 3)], [torch.ones(2, 3)], None),
         ([torch.ones(2, 3)], [torch.full((2, 3), 1.01)], (0.01, pytest.approx(4 * torch.finfo().eps ** 0.5))),

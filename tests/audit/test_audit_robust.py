@@ -20,6 +20,7 @@ from sqrtdk.audit.layers import layer_of
 from sqrtdk.audit.rules import RULES
 from sqrtdk.audit.verdicts import judge, judge_all
 from sqrtdk.tracing.records import AttentionCall, Factor, Mask, Scale
+from tests.attentions.each import each
 from tests.audit.stranger_modules import Attention, module, told
 
 
@@ -37,8 +38,8 @@ class Additive(Attention):
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
-@pytest.mark.parametrize("static", [False, True])
-@pytest.mark.parametrize("made", [lambda: Attention(1.0, width=0), Additive])
+@each("static", [False, True])
+@each("made", [lambda: Attention(1.0, width=0), Additive])
 def test_nothing_to_scale_is_unmeasured(x, made, static):
     report = check(made(), x, static=static)
     (judged,) = report.calls
@@ -47,8 +48,8 @@ def test_nothing_to_scale_is_unmeasured(x, made, static):
     assert [(f.rule, f.severity) for f in report.findings] == [("unmeasured", "note")] * (made is Additive)
 
 
-@pytest.mark.parametrize("effective", [1.0, 0.0, None])
-@pytest.mark.parametrize("config", [None, {"model_type": "zamba2"}, {"mup_use_scaling": True}])
+@each("effective", [1.0, 0.0, None])
+@each("config", [None, {"model_type": "zamba2"}, {"mup_use_scaling": True}])
 def test_a_head_without_dimensions_is_unmeasured_whatever_is_declared(make_call, effective, config):
     call = make_call(effective, head_dim=0)
     assert told(judge(call, module(scale=1.0, temperature=1.0), config)) == ("unmeasured", None)
@@ -57,7 +58,7 @@ def test_a_head_without_dimensions_is_unmeasured_whatever_is_declared(make_call,
     assert [entry for rule in RULES.values() for entry in rule(context)] == []
 
 
-@pytest.mark.parametrize("name", sorted(FAMILIES))
+@each("name", sorted(FAMILIES))
 def test_no_family_divides_by_nothing(make_call, name):
     call = make_call(1.0, head_dim=0, heads=0, terms=0)
     assert all(math.isnan(value) or value == 1.0 for value in FAMILIES[name].values(call, {}))
@@ -98,7 +99,7 @@ def test_the_fields_that_may_be_none_are_those_of_the_records():
     }
 
 
-@pytest.mark.parametrize(("kind", "name"), OPTIONAL, ids=[f"{k.__name__}.{n}" for k, n in OPTIONAL])
+@each("kind, name", OPTIONAL)
 def test_any_field_may_be_none(make_call, make_stats, kind, name):
     whole = full(make_call, make_stats)
     call = without(whole, kind, name)
@@ -155,7 +156,7 @@ def quantizer():
     return FakeQuantize()
 
 
-@pytest.mark.parametrize(
+@each(
     "child",
     [
         lambda: nn.ELU(),
@@ -166,7 +167,7 @@ def quantizer():
         lambda: nn.Sequential(nn.Linear(4, 4)),
     ],
 )
-@pytest.mark.parametrize("name", ["q", "act", "c_attn", "attn_act"])
+@each("name", ["q", "act", "c_attn", "attn_act"])
 def test_a_strange_child_excuses_no_missing_scale(make_call, name, child):
     made = child()
     holder = module(**{name: made})
@@ -180,7 +181,7 @@ def test_another_attention_beneath_declares_nothing(make_call):
     assert told(judge(make_call(1.0), module(attn=beneath))) == ("unexplained", "missing")
 
 
-@pytest.mark.parametrize(("name", "verdict"), [("act", "unexplained"), ("q", "unexplained"), ("attn_fn", "declared")])
+@each("name, verdict", [("act", "unexplained"), ("q", "unexplained"), ("attn_fn", "declared")])
 def test_a_child_of_no_telling_class_is_known_by_its_name(make_call, name, verdict):
     assert judge(make_call(1.3), module(**{name: Booster(1.3)})).verdict == verdict
 
@@ -191,7 +192,7 @@ def test_a_lora_layer_excuses_no_missing_scale_in_a_run(x):
     assert told(check(model, x).calls[0]) == ("unexplained", "missing")
 
 
-@pytest.mark.parametrize("name", ["attend", "core_attention", "attn_fn", "softmax", "scaled_dot_product", "scale"])
+@each("name", ["attend", "core_attention", "attn_fn", "softmax", "scaled_dot_product", "scale"])
 def test_a_child_that_attends_declares(make_call, name):
     assert judge(make_call(10.0), module(**{name: module(scale=10)})).declared_by == f"attribute {name}.scale = 10"
 
@@ -207,7 +208,7 @@ def test_odd_attributes_are_no_scales(x):
 # --- configs of strangers ---
 
 
-@pytest.mark.parametrize(
+@each(
     "config",
     [
         {"rope_scaling": {"type": "longrope", "factor": 8.0, "original_max_position_embeddings": 1}},

@@ -12,10 +12,11 @@ from sqrtdk.audit.rules import RULES
 from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.theory.gaussian import critical_sigma, expected_entropy_nats
 from sqrtdk.tracing.records import Factor, Stage
+from tests.attentions.each import each
 from tests.audit.rules_by_hand import mask, model_with, run, severities
 
 
-@pytest.mark.parametrize("name", sorted(RULES))
+@each("name", sorted(RULES))
 def test_a_healthy_call_has_no_finding(make_call, make_stats, name):
     call = make_call(stats=make_stats(), mask=mask(), future_weight=0.0, output_rms=1.0)
     assert run(name, [call], model_with(is_causal=True, scaling=0.25)) == []
@@ -24,12 +25,12 @@ def test_a_healthy_call_has_no_finding(make_call, make_stats, name):
 ACCUSERS = sorted(set(RULES) - {"unmeasured"})
 
 
-@pytest.mark.parametrize("name", ACCUSERS)
+@each("name", ACCUSERS)
 def test_a_call_without_statistics_has_no_finding(make_call, name):
     assert run(name, [make_call()]) == []
 
 
-@pytest.mark.parametrize("name", ACCUSERS)
+@each("name", ACCUSERS)
 def test_an_unmeasured_call_is_not_accused(make_call, name):
     assert run(name, [make_call(None, reason="unknown(foo)")], model_with(scaling=0.25)) == []
 
@@ -94,8 +95,8 @@ def test_a_contradicted_declaration_is_found_once(make_call):
     assert run("declared_vs_actual", [make_call(20**-0.5)], model) == []
 
 
-@pytest.mark.parametrize(
-    ("value", "severity"),
+@each(
+    "value, severity",
     [(49.0, None), (51.0, "note"), (99.0, "note"), (101.0, "warn"), (1001.0, "fail"), (10001.0, "critical")],
 )
 def test_max_logit(make_call, make_stats, value, severity):
@@ -142,7 +143,7 @@ def test_entropy(make_call, make_stats):
     assert run("entropy", [make_call(stats=one), *rest], model_with(4)) == []
 
 
-@pytest.mark.parametrize(("norm", "effective"), [("rms", 1.0), ("l2", 64.0)])
+@each("norm, effective", [("rms", 1.0), ("l2", 64.0)])
 def test_entropy_of_normalised_q_and_k_is_held_against_their_scale(make_call, make_stats, norm, effective):
     """With a scale of 1 the logits of RMS-normalised q and k have the deviation sqrt(64) = 8, far beyond sigma_c."""
     healthy = expected_entropy_nats(64, 8.0)
@@ -178,7 +179,7 @@ def test_unused_norm(make_call):
     assert run("unused", [make_call()], model, ran=None) == []
 
 
-@pytest.mark.parametrize("place", ["config", "attribute"])
+@each("place", ["config", "attribute"])
 def test_unused_softcap(make_call, place):
     held = {"config": {"attn_logit_softcapping": 50.0}} if place == "config" else {"softcap": 50.0}
     assert severities(run("unused", [make_call()], model_with(**held))) == ["warn"]

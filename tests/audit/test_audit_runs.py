@@ -15,6 +15,7 @@ from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError, Unsup
 from sqrtdk.report.fold import fold_findings, values
 
 hf = pytest.importorskip("transformers")
+from tests.attentions.each import each  # noqa: E402
 from tests.hf.families import FAMILIES  # noqa: E402  (imports transformers)
 from tests.tolerances import allowed  # noqa: E402
 
@@ -30,7 +31,7 @@ def build(name, attn=None, **changes):
 # --- attn="both" ---
 
 
-@pytest.mark.parametrize("static", [False, True])
+@each("static", [False, True])
 def test_both_holds_both_runs_eager_first(static):
     model = build("llama", "eager")
     report = check(model, attn="both", seq_len=24, static=static)
@@ -46,7 +47,7 @@ def test_both_holds_both_runs_eager_first(static):
     assert model.config._attn_implementation == "eager"
 
 
-@pytest.mark.parametrize(("attn", "forwards"), [(None, 4), ("eager", 2), ("both", 6)])
+@each("attn, forwards", [(None, 4), ("eager", 2), ("both", 6)])
 def test_how_often_the_model_runs(attn, forwards):
     """Judged, with a larger scale attribute, and once each with q enlarged; the comparison is made once."""
     model, count = build("llama", "sdpa"), []
@@ -198,7 +199,7 @@ def test_fail_on_never_gives_zero():
 # --- inputs ---
 
 
-@pytest.mark.parametrize("given", ["tensor", "tuple", "list", "dict", "mapping"])
+@each("given", ["tensor", "tuple", "list", "dict", "mapping"])
 def test_inputs_in_every_form(given):
     model, ids = build("llama"), torch.randint(3, 160, (2, 24))
     mapping = hf.BatchEncoding({"input_ids": ids})
@@ -225,8 +226,8 @@ def test_no_inputs_and_nothing_to_make_them_from():
     assert "forward(src" in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("inputs", "said"),
+@each(
+    "inputs, said",
     [
         (torch.randn(1, 24, 63), "src (1, 24, 63)"),
         ((torch.randn(1, 24, 63), None), "0 (1, 24, 63)"),
@@ -235,7 +236,7 @@ def test_no_inputs_and_nothing_to_make_them_from():
         ({}, "no tensors"),
     ],
 )
-@pytest.mark.parametrize("static", [False, True])
+@each("static", [False, True])
 def test_wrong_inputs_are_one_clear_error(inputs, said, static):
     with pytest.raises(ModelError) as caught:
         check(nn.TransformerEncoderLayer(64, 4, 96, batch_first=True), inputs, static=static)
@@ -249,7 +250,7 @@ def test_inputs_of_another_dtype():
         check(nn.TransformerEncoderLayer(64, 4, 96, batch_first=True), torch.randint(3, (1, 24, 64)))
 
 
-@pytest.mark.parametrize("inputs", ["text", 3, {1, 2}])
+@each("inputs", ["text", 3, {1, 2}])
 def test_inputs_of_another_type(inputs):
     with pytest.raises(InvalidTypeError, match="inputs are a"):
         check(nn.TransformerEncoderLayer(64, 4, 96), inputs)

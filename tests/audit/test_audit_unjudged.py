@@ -15,7 +15,8 @@ from sqrtdk.errors import ModelError
 from sqrtdk.report.html import to_html
 from sqrtdk.report.json import to_document
 from sqrtdk.report.terminal import summary_line, to_text
-from tests.support.program import fresh
+from tests.attentions.each import each
+from tests.support.program import called
 
 
 class Attention(nn.Module):
@@ -55,6 +56,20 @@ def linear(q, k, v, mask):
     return q @ (k.mT @ v) / k.shape[-2]
 
 
+def sinkhorn(q, k, v, mask):
+    """Rows and columns are normalised in turn."""
+    w = (q @ k.mT).softmax(-1)
+    for _ in range(3):
+        w = w / w.sum(-2, keepdim=True)
+        w = w / w.sum(-1, keepdim=True)
+    return w @ v
+
+
+def sigmoid(q, k, v, mask):
+    """A sigmoid in the place of the softmax."""
+    return (q @ k.mT).sigmoid() @ v
+
+
 def gated(q, k, v, mask):
     """No softmax, and nothing between positions."""
     return v * (q * k).sigmoid()
@@ -87,7 +102,9 @@ CASES = {  # verdicts of the calls, and a word of the finding
     times_mask: (["exact", "unmeasured"], "mul by a 0/1 mask"),
     changed: (["exact", "unmeasured"], "add on the weights"),
     over_heads: (["exact", "unmeasured"], "another axis"),
-    linear: (["exact"], "without a softmax"),
+    sinkhorn: (["exact", "unmeasured"], "Sinkhorn"),
+    sigmoid: (["exact"], "seen up to there: sigmoid(q.k)"),
+    linear: (["exact"], "linear attention"),
     gated: (["exact"], "no attention was found in it"),
     discarded: (["exact"], "no attention was found in it"),
 }
@@ -131,7 +148,7 @@ def test_a_softmax_that_may_be_one_is_a_note() -> None:
     assert to_text(report, width=160).count("not seen to reach values") == 1
 
 
-@pytest.mark.parametrize("attend", [right, pooling])
+@each("attend", [right, pooling])
 def test_what_was_judged_is_not_accused(attend) -> None:
     report = check(beside(attend), x(), fail_on="unmeasured")
     assert (report.findings, report.exit_code) == ((), 0)
@@ -194,21 +211,6 @@ def test_a_call_of_the_parent_hides_no_child() -> None:
     assert unjudged(check(Beside(), x())) == [("cross", "warn")]
 
 
-class Additive(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.q, self.k, self.v = nn.Linear(32, 16), nn.Linear(32, 16), nn.Linear(16, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.v((self.q(x)[:, :, None] + self.k(x)[:, None]).tanh())[..., 0].softmax(-1) @ x
-
-
-def test_an_additive_score_is_not_passed_as_measured() -> None:
-    report = check(Additive(), x(), fail_on="unmeasured")
-    assert ([f.severity for f in report.findings], report.exit_code) == (["note"], 1)
-    assert "Everything that ran was measured" not in to_html(report)
-
-
 class Half(nn.Module):
     """Runs one of its two attentions."""
 
@@ -234,7 +236,7 @@ def test_an_implementation_that_was_asked_for_and_is_not_there() -> None:
     assert "attention sdpa was asked for: Half offers no choice of attention" in to_text(report)
 
 
-@pytest.mark.parametrize(("fail_on", "code"), [("unmeasured", 1), ("fail", 0), ("warn", 1), ("never", 0)])
+@each("fail_on, code", [("unmeasured", 1), ("fail", 0), ("warn", 1), ("never", 0)])
 def test_a_failure_fails_on_unmeasured_as_on_fail(fail_on: str, code: int) -> None:
     report = check(beside(times_mask), x(), fail_on=fail_on)
     assert report.exit_code == code
@@ -253,7 +255,7 @@ def test_the_command_line_takes_it(tmp_path: Path) -> None:
         "        return (q @ k.mT * 8**-0.5 * torch.ones(12, 12).tril()).softmax(-1) @ v\n"
         "def net():\n    return Net(), (torch.randn(2, 12, 32),)\n"
     )
-    strict = fresh("mine:net", "--json", "--fail-on", "unmeasured", cwd=tmp_path)
+    strict = called("check", "mine:net", "--json", "--fail-on", "unmeasured", cwd=tmp_path)
     assert strict.returncode == 1, strict.stderr
     document = json.loads(strict.stdout)
     assert (document["fail_on"], document["exit_code"]) == ("unmeasured", 1)
@@ -267,7 +269,7 @@ def times(x: Tensor, factor: float) -> Tensor:
     return x * factor
 
 
-@pytest.mark.parametrize("factor", [1.0, 8**0.5, 8**-0.5])
+@each("factor", [1.0, 8**0.5, 8**-0.5])
 def test_a_slope_over_an_unknown_operation_is_no_verdict(factor: float) -> None:
     """Neither the textbook's slope nor a mistake's is believed alone."""
 

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 import sqrtdk
 from sqrtdk.audit.check import check
+from tests.attentions.each import each
 from tests.hf.families import GROUPED, build
 
 
@@ -88,7 +89,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("static", [False, True])
+@each("static", [False, True])
 @pytest.mark.parametrize("name", CASES)
 def test_a_factor_that_nothing_reads(name, static):
     normalise, gain, held, message = CASES[name]

@@ -12,6 +12,7 @@ from sqrtdk.audit.layers import strangers
 from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.audit.verdicts import judge, judge_all
 from sqrtdk.tracing.records import Factor
+from tests.attentions.each import each
 from tests.audit.stranger_modules import module, told
 
 
@@ -40,8 +41,8 @@ def test_the_factor_of_a_layer_is_the_textbook_scale_times_its_ratio():
     assert written(row.scale, l=2, d=16) * 4 == pytest.approx(written(row.ratio, l=2))
 
 
-@pytest.mark.parametrize(
-    ("effective", "verdict"),
+@each(
+    "effective, verdict",
     [(0.25, "exact"), (0.2524, "exact"), (0.2476, "exact"), (0.2526, "unexplained"), (0.2474, "unexplained")],
 )
 def test_exact_is_within_one_percent(make_call, effective, verdict):
@@ -52,9 +53,7 @@ def test_quarter_root_on_both_is_exact(make_call):
     assert told(judge(make_call(0.25, factors=(0.5, 0.5)), module(scaling=0.5))) == ("exact", None)
 
 
-@pytest.mark.parametrize(
-    ("effective", "changes", "mistake"),
-    [
+@each("effective, changes, mistake", [
         (1.0, {}, "missing"),
         (1.0, {"factors": ()}, "missing"),
         (1.0, {"kv_heads": 1}, "missing"),  # not the root of one key head
@@ -71,8 +70,7 @@ def test_quarter_root_on_both_is_exact(make_call):
         (128**-0.5, {}, "padded_head"),
         (0.3, {}, "unknown"),
         (0.25 / 3, {}, "unknown"),
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_each_mistake_is_named(make_call, effective, changes, mistake):
     assert told(judge(make_call(effective, **changes))) == ("unexplained", mistake)
 
@@ -107,9 +105,7 @@ def test_mup_is_declared_by_config_or_attribute_but_two_factors_are_not_excused_
     assert judge(make_call(1 / 16, factors=(0.25, 0.25)), module(scale=1 / 16)).mistake == "twice"
 
 
-@pytest.mark.parametrize(
-    ("effective", "mistake"), [(4.0, "inverted"), (0.5, "head_count"), (0.125, "model_dim"), (32**-0.5, "padded_head")]
-)
+@each("effective, mistake", [(4.0, "inverted"), (0.5, "head_count"), (0.125, "model_dim"), (32**-0.5, "padded_head")])
 def test_an_attribute_does_not_excuse_a_signature(make_call, effective, mistake):
     judged = judge(make_call(effective), module(scale=effective))
     assert told(judged) == ("unexplained", mistake)
@@ -125,8 +121,8 @@ def test_attributes_declare(make_call):
     assert judge(make_call(10.0), module(q_norm=module(scale=10))).verdict == "unexplained"
 
 
-@pytest.mark.parametrize(
-    ("name", "follows", "verdict"),
+@each(
+    "name, follows, verdict",
     [
         ("scaling", True, "declared"),
         ("sm_scale", True, "declared"),
@@ -153,7 +149,7 @@ def test_an_attribute_that_is_not_followed_declares_nothing(make_call):
     assert judge(make_call(0.354, per_head=heads), per_head, follows=lambda attribute: False).verdict == "unexplained"
 
 
-@pytest.mark.parametrize(("effective", "word"), [(0.0, "scale 0"), (-0.25, "negative"), (-1.0, "negative")])
+@each("effective, word", [(0.0, "scale 0"), (-0.25, "negative"), (-1.0, "negative")])
 def test_nothing_excuses_a_scale_of_zero_or_below(make_call, effective, word):
     judged = judge(make_call(effective), module(scale=effective, scaling=effective), follows=lambda attribute: True)
     assert told(judged) == ("unexplained", "unknown")
@@ -263,8 +259,8 @@ YARN = {"type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0}
 MSCALE = 0.1 * math.log(40) + 1
 
 
-@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
-@pytest.mark.parametrize("as_dict", [True, False])
+@each("key", ["rope_scaling", "rope_parameters"])
+@each("as_dict", [True, False])
 def test_length_factor(make_call, key, as_dict):
     config = {key: YARN} if as_dict else SimpleNamespace(**{key: YARN})
     right = judge(make_call(0.25 * MSCALE**2, rope=True), config=config)
@@ -288,7 +284,7 @@ def test_layer_index_needs_the_pattern_of_the_layers(make_call):
     assert judge_all([single], model)[0].mistake == "model_dim"
 
 
-@pytest.mark.parametrize(("second", "mistake"), [(0.5, "head_count"), (0.125, "model_dim")])
+@each("second, mistake", [(0.5, "head_count"), (0.125, "model_dim")])
 def test_two_layers_show_no_pattern(make_call, second, mistake):
     calls = [make_call(0.25, site="layers.0.attn"), make_call(second, site="layers.1.attn")]
     assert [told(judged) for judged in judge_all(calls, nn.Module())] == [("exact", None), ("unexplained", mistake)]

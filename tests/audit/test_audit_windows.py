@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from transformers import masking_utils
 
 from sqrtdk.audit.check import check
+from tests.attentions.each import each
 from tests.hf.families import GROUPED, LLAMA, build
 
 W = 8
@@ -54,6 +55,7 @@ def told(report):
     return [f for f in report.findings if f.rule == "sliding_window"]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("name", RELEASED)
 def test_a_released_window_is_the_declared_one_and_a_longer_one_is_not(monkeypatch, name, static):
@@ -100,10 +102,10 @@ def x():
     return torch.randn(2, 24, 64)
 
 
-@pytest.mark.parametrize("way", ["sdpa", "eager"])
-@pytest.mark.parametrize("static", [False, True])
-@pytest.mark.parametrize("place", ["module", "config"])
-@pytest.mark.parametrize(("keys", "word"), [(8, None), (7, "up to 7 keys"), (9, "up to 9 keys"), (99, "not applied")])
+@each("way", ["sdpa", "eager"])
+@each("static", [False, True])
+@each("place", ["module", "config"])
+@each("keys, word", [(8, None), (7, "up to 7 keys"), (9, "up to 9 keys"), (99, "not applied")])
 def test_a_window_of_a_stranger(x, keys, word, place, static, way):
     declared = {"sliding_window": W} if place == "module" else {"config": {"sliding_window": W}}
     found = told(check(Windowed(keys, way, **declared), x, static=static))
@@ -111,8 +113,8 @@ def test_a_window_of_a_stranger(x, keys, word, place, static, way):
     assert all(word in f.message and f.threshold == W and "sliding_window = 8" in f.message for f in found)
 
 
-@pytest.mark.parametrize("pad", ["left", "right"])
-@pytest.mark.parametrize(("keys", "count"), [(8, 0), (9, 1)])
+@each("pad", ["left", "right"])
+@each("keys, count", [(8, 0), (9, 1)])
 def test_a_window_in_a_padded_batch(x, keys, count, pad):
     mask = torch.ones(2, 24, dtype=torch.long)
     mask[0, slice(0, 4) if pad == "left" else slice(20, 24)] = 0
@@ -127,8 +129,8 @@ def test_rows_of_padding_make_a_row_no_longer(x):
     assert any("not reached by rows of 6 tokens" in entry.reason for entry in report.not_measured)
 
 
-@pytest.mark.parametrize(
-    ("declared", "keys", "after", "count"),
+@each(
+    "declared, keys, after, count",
     [
         ({"window_size": (7, 0)}, 8, 0, 0),  # flash attention: 7 before its own
         ({"window_size": (7, 0)}, 9, 0, 1),
@@ -170,7 +172,7 @@ def test_a_window_that_no_row_reaches_is_not_measured():
     assert "config.sliding_window = 64 is not reached by rows of 24 tokens" in entry.reason
 
 
-@pytest.mark.parametrize(("width", "made"), [(64, 128), (136, 144), (256, 264), (4096, 128)])
+@each("width, made", [(64, 128), (136, 144), (256, 264), (4096, 128)])
 def test_made_inputs_reach_a_window_that_is_not_long(width, made):
     config = hf.MistralConfig(**GROUPED | {"max_position_embeddings": 512}, sliding_window=width)
     report = check(build(config, "sdpa"))

@@ -6,6 +6,7 @@ from torch import nn
 
 from sqrtdk.audit.check import check
 from sqrtdk.errors import ModelError
+from tests.attentions.each import each
 from tests.audit.stranger_modules import ROOT, Attention, Lenient, told
 
 
@@ -25,9 +26,9 @@ class Fused(Attention):
         return nn.functional.scaled_dot_product_attention(q, k, k)
 
 
-@pytest.mark.parametrize("static", [False, True])
-@pytest.mark.parametrize("kind", [Attention, Reshaping, Fused])
-@pytest.mark.parametrize("shape", [(0, 6, 32), (1, 0, 32), (0, 0, 32)])
+@each("static", [False, True])
+@each("kind", [Attention, Reshaping, Fused])
+@each("shape", [(0, 6, 32), (1, 0, 32), (0, 0, 32)])
 def test_empty_inputs_are_named(kind, shape, static):
     with pytest.raises(ModelError, match="nothing to measure") as caught:
         check(kind(1.0), torch.randn(shape), static=static)
@@ -43,11 +44,8 @@ def test_an_empty_input_beside_a_full_one_is_no_error(x):
     assert check(Two(), (x, torch.randn(0, 3))).calls[0].verdict == "exact"
 
 
-@pytest.mark.parametrize("place", ["buffer", "plain"])
-@pytest.mark.parametrize(
-    ("value", "verdict", "mistake"),
-    [(ROOT, "exact", None), (0.3, "declared", None), (8**0.5, "unexplained", "inverted")],
-)
+@each("place", ["buffer", "plain"])
+@each("value, verdict, mistake", [(ROOT, "exact", None), (0.3, "declared", None), (8**0.5, "unexplained", "inverted")])
 def test_a_scale_in_a_buffer_is_read_on_meta(x, place, value, verdict, mistake):
     model = Attention("scale")
     if place == "buffer":
@@ -61,8 +59,8 @@ def test_a_scale_in_a_buffer_is_read_on_meta(x, place, value, verdict, mistake):
     assert not model.scale.is_meta
 
 
-@pytest.mark.parametrize("place", ["buffer", "plain"])
-@pytest.mark.parametrize("shape", [(1,), (4, 1, 1)])
+@each("place", ["buffer", "plain"])
+@each("shape", [(1,), (4, 1, 1)])
 def test_a_scale_in_a_larger_buffer_is_unmeasured_on_meta(x, place, shape):
     model = Attention("scale")
     if place == "buffer":

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from sqrtdk.bench.ways import BASE, WAYS, Way
 from sqrtdk.bench.workloads import DTYPES, WORKLOADS, Case, Workload
 from sqrtdk.errors import BenchError, InvalidValueError, UnsupportedError
 from sqrtdk.report.bench import to_text
+from tests.support.optional import jsonschema
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "bench.schema.json").read_text())
 SMALL = Workload(1, 2, 2, 12, 12, 8)

@@ -31,6 +31,7 @@ COMPILED = {"flex"}  # each shape costs seconds
 NO_KERNEL = unable()
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("training", [False, True])
@@ -48,6 +49,7 @@ def test_ways_agree_with_torch(shape: str, dtype: str, training: bool) -> None:
         assert not any(tensor.requires_grad for tensor in found)
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
 def test_flex_is_compiled_and_agrees() -> None:
     case, ways = Case.of(SHAPES["gqa-causal"], torch.float32), {name: WAYS[name] for name in (BASE, "flex")}

@@ -1,16 +1,14 @@
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.program import Warm
+from tests.support.program import Warm, warm
 
 
-@pytest.fixture(scope="session")
-def sqrtdk() -> Iterator[Warm]:
+@pytest.fixture
+def sqrtdk() -> Warm:
     """`sqrtdk VERB`, each call a process of its own."""
-    with Warm() as warm:
-        yield warm
+    return warm()
 
 
 @pytest.fixture
@@ -19,5 +17,5 @@ def nets(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     for name, code in request.module.MODULES.items():
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
-        path.write_text(code)
+        path.write_text(code, encoding="utf-8")
     return tmp_path

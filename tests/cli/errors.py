@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from typer.testing import Result
+import subprocess
 
 
-def check_error(done: Result, error: str, hint: str) -> None:
-    """Exit code 2, nothing on stdout, and two lines on stderr: no traceback.
+def check_error(done: subprocess.CompletedProcess[str], error: str = "", hint: str = "") -> None:
+    """Exit code 2, nothing on stdout, and an error that is sqrtdk's own with a hint on stderr: no traceback.
 
     Args:
         done: what ended.
-        error: part of the first line.
-        hint: part of the second one.
+        error: part of the error.
+        hint: part of the hint.
     """
-    assert done.exit_code == 2
-    assert done.stdout == ""
-    first, second = done.stderr.strip().splitlines()
-    assert first.startswith("Error: ")
-    assert error in first
-    assert second.startswith("Hint: ")
+    assert (done.returncode, done.stdout) == (2, ""), done.stdout + done.stderr
+    heads = [line.partition(" ")[0] for line in done.stderr.splitlines() if not line.startswith("  ")]
+    assert heads == ["Error:", "Hint:"], done.stderr
+    first, _, second = done.stderr.partition("\nHint: ")
+    assert error in " ".join(first.split())
     assert hint in second
+    assert "is not one of sqrtdk's own" not in second

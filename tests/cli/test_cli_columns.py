@@ -6,7 +6,7 @@ import pytest
 
 from tests.monitor.watched_runs import write_sick
 from tests.report.terminal_text import check_fits
-from tests.support.program import Warm
+from tests.support.program import called
 
 CONFIG = '{"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 64}'
 VERBS = {  # with what stands in its tables, and would be cut where a column is too narrow
@@ -31,19 +31,19 @@ VERBS = {  # with what stands in its tables, and would be cut where a column is 
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, sqrtdk: Warm) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A config, a baseline, and two runs."""
     folder = tmp_path_factory.mktemp("columns")
     (folder / "config.json").write_text(CONFIG)
     write_sick(folder / "a")
     write_sick(folder / "b")
-    assert sqrtdk("demo", "kept.json", verb="baseline write", cwd=folder).returncode == 0
+    assert called("baseline", "write", "demo", "kept.json", cwd=folder).returncode == 0
     return folder
 
 
 @pytest.mark.parametrize("command", VERBS)
-def test_a_verb_fits_80_columns_and_cuts_no_word(command: str, sqrtdk: Warm, folder: Path) -> None:
-    done = sqrtdk(*command.split(), verb="", cwd=folder, COLUMNS="80")
+def test_a_verb_fits_80_columns_and_cuts_no_word(command: str, folder: Path) -> None:
+    done = called(*command.split(), cwd=folder, COLUMNS="80")
     assert done.returncode <= 1, done.stderr
     check_fits(done.stdout, 80)
     assert not set(VERBS[command].split()) - {word.strip(";,") for word in done.stdout.split()}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.program import Warm, environment, fresh
+from tests.support.program import Warm, environment
 
 STEPS = 25
 
@@ -64,7 +64,6 @@ def talks_at_exit():
         os.write(1, b"late\\n")
     threading.Thread(target=late).start()
     atexit.register(print, "at exit")
-    atexit.register(lambda: sys.__stdout__.write("original at exit\\n"))
     atexit.register(libc.puts, b"C at exit")
     return net()
 
@@ -184,11 +183,6 @@ def terminated_while_written(): return on_write(signal.SIGTERM)
 MODULES = {"nets.py": NETS}
 
 
-def take_interrupts() -> None:
-    """Before the program starts: a job in the background of a shell ignores Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def reports(folder: Path) -> list[str]:
     """What is in the folder beside the model's code."""
     return sorted(name for name in os.listdir(folder) if name not in ("nets.py", "__pycache__"))
@@ -207,11 +201,11 @@ def test_json_stays_json(sqrtdk: Warm, nets: Path, what: str) -> None:
     assert (nets / "r.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
-def test_json_stays_json_to_the_end(nets: Path) -> None:
-    done = fresh("nets:talks_at_exit", "--json", cwd=nets)
+def test_json_stays_json_to_the_end(sqrtdk: Warm, nets: Path) -> None:
+    done = sqrtdk("nets:talks_at_exit", "--json", cwd=nets, to_the_end=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["exit_code"] == 0
-    for word in ("late", "at exit", "original at exit", "C at exit"):
+    for word in ("late", "at exit", "C at exit"):
         assert word in done.stderr.splitlines()
 
 
@@ -245,8 +239,8 @@ def test_a_swallowed_ctrl_c_ends_in_the_result(sqrtdk: Warm, nets: Path) -> None
 
 
 @pytest.mark.parametrize("what", ["at_exit", "after_python", "in_a_thread_that_stays", "resets"])
-def test_ctrl_c_after_the_report_changes_nothing(nets: Path, what: str) -> None:
-    done = fresh(f"nets:{what}", "--json", "--html", "r.html", cwd=nets, before=take_interrupts)
+def test_ctrl_c_after_the_report_changes_nothing(sqrtdk: Warm, nets: Path, what: str) -> None:
+    done = sqrtdk(f"nets:{what}", "--json", "--html", "r.html", cwd=nets, to_the_end=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["exit_code"] == 0
     assert "HTML report: r.html" in done.stderr
@@ -279,7 +273,7 @@ def test_ctrl_c_at_any_moment(tmp_path: Path, times: int) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            preexec_fn=take_interrupts,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background ignores it
         ) as process:
             assert process.stderr is not None
             process.stderr.readline()

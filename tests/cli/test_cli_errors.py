@@ -1,12 +1,189 @@
+"""What goes wrong is told in two lines and exit code 2, whatever was typed: no traceback, and nothing is written."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
 import sys
+from itertools import chain
+from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from sqrtdk import cli
 from sqrtdk.cli import output
 from sqrtdk.cli.errors import reported
 from sqrtdk.errors import ModelError
+from tests.cli.commands import EVERY
+from tests.cli.errors import check_error
+from tests.support.program import called
+
+WATCH = "watch checkpoints . --output run --seq-len 12"
+REFUSED = {  # a command line: a part of the error, and one of its hint
+    "bench --workload trainin": ("there is no workload 'trainin'", "training"),
+    "bench --workload ''": ("there is no workload ''", "training, long-64"),
+    "bench --way flx,cpu": ("there is no way 'flx'", "flex"),
+    "bench --dtype float64": ("there is no dtype 'float64'", "float"),
+    "bench --repeats 0": ("repeats is 1 or more; got 0", "5"),
+    "bench --threads 100000": ("the CPUs here; got 100000", "Leave it out"),
+    f"bench --seed {2**64}": (f"seed {2**64}", "smaller"),
+    "bench --output /no/such/directory/b.json": ("there is no directory", "Create"),
+    "check demo:nope": ("demo:nope", ""),
+    "check demo:thrice": ("demo:thrice", ""),
+    "check no-such-org/no-such-model": ("no-such-org/no-such-model", ""),
+    "check ./no-such-directory": ("there is no directory", ""),
+    "check 'what is this?'": ("neither a hub id", ""),
+    "check no_such_module_x:factory": ("no_such_module_x", ""),
+    "check demo --dtype float13": ("float13", ""),
+    "check demo --device quantum": ("quantum", ""),
+    "check demo --text no-such-file": ("no-such-file", ""),
+    "check demo --text /dev/zero": ("not a regular file", ""),
+    "check demo --input no-such.safetensors": ("no-such.safetensors", ""),
+    "check demo --input in.pt": ("not a .safetensors file", ""),
+    "check demo --html no-such-directory/r.html": ("no-such-directory", ""),
+    "check --output x --html x": ("two reports would be written to x", ""),
+    "check --batch 100000000 --seq-len 1000000": ("elements", ""),
+    f"check --seed {2**64}": ("seed", ""),
+    "check --device-map auto": ("device_map", ""),
+    "check --batch 0": ("Invalid value for '--batch'", "sqrtdk check --help"),
+    "check --seq-len x": ("Invalid value for '--seq-len'", "sqrtdk check --help"),
+    "check --attn flash": ("'flash' is not one of 'eager', 'sdpa', 'both'", "sqrtdk check --help"),
+    "check demo --fail-on sometimes": ("'--fail-on': 'sometimes' is not one of 'note'", "sqrtdk check --help"),
+    "check --no-such-option": ("No such option", "sqrtdk check --help"),
+    "check demo demo": ("unexpected extra argument", "sqrtdk check --help"),
+    "check demo --html": ("Option ", "for example: sqrtdk check demo:unscaled; all options: sqrtdk check --help"),
+    "chekc": ("No such command", ""),
+    "diff": ("Missing ", "for example: sqrtdk diff demo demo:unscaled; all options: sqrtdk diff --help"),
+    "diff demo": ("Missing ", "sqrtdk diff --help"),
+    "diff demo demo demo": ("unexpected extra argument", "sqrtdk diff --help"),
+    "diff demo demo --attn-b flash": ("'flash' is not one of 'eager', 'sdpa'", "sqrtdk diff --help"),
+    "diff demo demo --fail-on fail": ("'fail' is not one of", "sqrtdk diff --help"),
+    "diff demo demo --dtype-b int8": ("B: there is no dtype 'int8' to run a model in", ""),
+    "diff demo demo --map nowhere.json": ("the map nowhere.json can't be read", ""),
+    "diff demo demo --input nowhere.safetensors": ("nowhere.safetensors", ""),
+    "diff demo demo --output here.json --html here.json": ("two reports would be written to here.json", ""),
+    "diff demo demo --output no/where/r.json": ("there is no directory no/where", ""),
+    "lab run entropy-tabel": ("there is no claim 'entropy-tabel'", "entropy-table"),
+    "lab run onehot-64 --seed -1": ("--seed", ""),
+    "lab run normal --output /proc/nowhere": ("cannot write into /proc/nowhere", "--output"),
+    "lab show var-liner": ("there is no claim 'var-liner'", "var-linear"),
+    "lab show all": ("one claim can be shown; got 'all'", "lab list"),
+    "lab report /proc": ("/proc holds no records", "sqrtdk lab run"),
+    "lab report nowhere": ("nowhere holds no records", "sqrtdk lab run"),
+    "lab shw": ("No such command", "all options: sqrtdk lab --help"),
+    "params a b": ("unexpected extra argument", "sqrtdk params --help"),
+    "params gpt5": ("gpt5", "The presets are gpt2, gpt2-medium"),
+    "params org/none": ("org/none", ""),
+    "params ./none": ("there is no directory", ""),
+    "params zoo.py:make": ("", "Name the module"),
+    "params demo:nope": ("demo:nope", ""),
+    "record demo": (
+        "Missing ",
+        "for example: sqrtdk record demo --output trace.safetensors; all options: sqrtdk record --help",
+    ),
+    "watch show /proc": ("holds no run", "run.json and parts/"),
+    "watch report nowhere": ("holds no run", "run.json and parts/"),
+    "watch compare nowhere nowhere": ("holds no run", "run.json"),
+    "watch show nowhere --statistic max_logits": ("there is no statistic 'max_logits'", "max_logit"),
+    "watch show nowhere --statistic ,": ("no statistic is named", "max_logit, "),
+    "watch show nowhere --follow": ("holds no run", "run.json"),
+    "watch show nowhere --follow --json": ("--follow draws in the terminal", "Leave out"),
+    "watch show -f --statistic": ("Option ", "sqrtdk watch show runs/a; all options: sqrtdk watch show --help"),
+    "watch checkpoints nowhere": ("--output", "sqrtdk watch checkpoints --help"),
+    "watch checkpoints 'nowhere/*' --output run": ("no checkpoint matches 'nowhere/*'", "runs/*/checkpoint-*"),
+    f"{WATCH} --statistic peaks": ("there is no statistic 'peaks'", "max_logit"),
+    f"{WATCH} --html no/page.html": ("there is no directory no", "Create"),
+    f"{WATCH} --ray-address auto": ("an address is for the engine 'ray'", "Leave it out"),
+    f"{WATCH} --dtype int3": ("there is no dtype 'int3'", "float32"),
+    f"{WATCH} --input ids.bin": ("ids.bin", ""),
+    f"{WATCH} --engine rai": ("--engine", "sqrtdk watch checkpoints --help"),
+    f"{WATCH} --rows 1": ("--rows", "sqrtdk watch checkpoints --help"),
+    f"{WATCH} --workers 0": ("--workers", "sqrtdk watch checkpoints --help"),
+    f"{WATCH} --attn both": ("--attn", "sqrtdk watch checkpoints --help"),
+}
+
+
+@pytest.mark.parametrize("command", REFUSED)
+def test_what_is_wrong_is_told_and_nothing_is_written(command: str, tmp_path: Path) -> None:
+    check_error(called(*shlex.split(command), cwd=tmp_path), *REFUSED[command])
+    assert list(tmp_path.iterdir()) == []
+
+
+CHOICES = {  # of an option that takes any text
+    "device": ["cpu", "meta"], "dtype": ["float32", "bf16", "fp16", "float64"], "kv_dtype": ["int8", "float16"],
+    "model": ["demo", "demo:unscaled", "demo:twice", "demo:inverted"],
+}  # fmt: skip
+SMALL = {"batch": 2, "seq_len": 6, "seed": 2**32}
+
+
+def values(parameter: Any) -> st.SearchStrategy[list[str]]:
+    """Words that are right for an option or an argument."""
+    name = parameter.name
+    if parameter.param_type_name == "argument":
+        return st.sampled_from(CHOICES[name]).map(lambda value: [value])
+    flag = max(parameter.opts, key=len)
+    if parameter.is_flag:
+        return st.just([flag])
+    if name in SMALL:
+        return st.integers(1, SMALL[name]).map(lambda value: [flag, str(value)])
+    choices = CHOICES.get(name) or list(parameter.type_descriptor.choices)
+    return st.sampled_from(choices).map(lambda value: [flag, value])
+
+
+def combinations(verb: str) -> st.SearchStrategy[list[str]]:
+    """Any options of a verb that write no file and need none, in any order."""
+    parameters = [
+        parameter
+        for parameter in EVERY[verb][0].params
+        if parameter.name in CHOICES.keys() | SMALL
+        or getattr(parameter, "is_flag", False)
+        or parameter.type_descriptor.is_choice
+    ]
+    chosen = st.lists(st.sampled_from(parameters), unique_by=lambda parameter: parameter.name, max_size=6)
+    return chosen.flatmap(lambda some: st.tuples(*map(values, some))).map(lambda words: [*chain(*words)])
+
+
+@settings(max_examples=25, deadline=None)
+@given(combinations("check"))
+def test_any_valid_options_of_a_check_end_well(words: list[str]) -> None:
+    assume("--help" not in words)
+    done = called("check", "--seq-len", "6", *words)
+    assert "Traceback" not in done.stderr or "--traceback" in words
+    assert "is not one of sqrtdk's own" not in done.stderr, done.stderr
+    assert done.returncode in (0, 1, 2)
+    if done.returncode == 2:
+        assert done.stdout == ""
+        assert "Error: " in done.stderr
+        assert "\nHint: " in done.stderr
+    else:
+        assert f"xit code {done.returncode}" in done.stdout + done.stderr or f"退出码 {done.returncode}" in (
+            done.stdout + done.stderr
+        )
+
+
+VALUED = [
+    (path, parameter)
+    for path, (command, _) in EVERY.items()
+    for parameter in command.params
+    if parameter.param_type_name == "option" and not parameter.is_flag
+    if parameter.type_descriptor.is_choice or parameter.type_descriptor.annotation in (int, float)
+]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.sampled_from(VALUED), st.text(min_size=1, max_size=20))
+def test_an_invalid_value_of_any_option_is_a_usage_error(option: tuple[str, Any], text: str) -> None:
+    path, parameter = option
+    with contextlib.suppress(ValueError):
+        float(text)
+        assume(False)
+    assume(text not in (parameter.type_descriptor.choices or ()))
+    flag = max(parameter.opts, key=len)
+    check_error(called(*path.split(), f"{flag}={text}"), f"Invalid value for '{flag}'", f"sqrtdk {path} --help")
 
 
 def _raised(error: BaseException, traceback: bool = False) -> int:
@@ -20,42 +197,52 @@ def test_known(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "Error: no such model\nHint: name one\n"
 
 
-def test_unexpected_names_the_type_and_how_to_see_more(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _raised(ZeroDivisionError("division by zero")) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("Error: ZeroDivisionError: division by zero\nHint: ")
-    assert "--traceback" in error
-    assert "SQRTDK_TRACEBACK=1" in error
+class Own(BaseException):
+    pass
 
 
-@pytest.mark.parametrize("asked", ["option", "variable"])
-def test_a_traceback_that_is_shown_is_not_hinted_at(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, asked: str
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ZeroDivisionError("division by zero"), "Error: ZeroDivisionError: division by zero"),
+        (SystemExit(0), "Error: SystemExit: 0"),
+        (Own("stop"), "Error: Own: stop"),
+        (Mute(), "Error: Mute: (its text can't be shown: RuntimeError)"),
+    ],
+)
+@pytest.mark.parametrize("asked", ["", "option", "variable"])
+def test_an_unexpected_one_names_its_type_and_how_to_see_more(
+    error: BaseException, line: str, asked: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A traceback that is shown is not hinted at."""
     if asked == "variable":
         monkeypatch.setenv("SQRTDK_TRACEBACK", "1")
-    assert _raised(ZeroDivisionError("division by zero"), traceback=asked == "option") == 2
-    error = capsys.readouterr().err
-    assert "Traceback (most recent call last)" in error
-    assert "Hint: this error is not one of sqrtdk's own." in error.splitlines()
-    assert "--traceback" not in error
-    assert "SQRTDK_TRACEBACK" not in error
+    assert _raised(error, traceback=asked == "option") == 2
+    *traceback, first, hint = capsys.readouterr().err.splitlines()
+    assert first == line
+    assert hint.startswith("Hint: this error is not one of sqrtdk's own")
+    assert ("Traceback (most recent call last):" in traceback) is bool(asked)
+    for way in ("--traceback", "SQRTDK_TRACEBACK=1"):
+        assert (way in hint) is not asked
 
 
-def test_the_variable_shows_the_traceback_of_an_error_outside_a_verb(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unwired() -> None:
+def test_the_variable_shows_the_traceback_of_an_error_outside_a_verb(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unwired(**_: object) -> None:
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr(cli, "_app", lambda **_: unwired())
-    assert cli._exit_code() == 2
-    assert "Traceback" not in capsys.readouterr().err
-    monkeypatch.setenv("SQRTDK_TRACEBACK", "1")
-    assert cli._exit_code() == 2
-    error = capsys.readouterr().err
-    assert "in unwired" in error
-    assert "SQRTDK_TRACEBACK" not in error
+    monkeypatch.setattr(cli, "_app", unwired)
+    done = called()
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    done = called(SQRTDK_TRACEBACK="1")
+    assert done.returncode == 2
+    assert "in unwired" in done.stderr
+    assert "SQRTDK_TRACEBACK" not in done.stderr
 
 
 def test_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,11 +281,3 @@ def test_no_spinner_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     assert captured.err == "from the model\n"
     print("after", file=sys.stdout)
     assert capsys.readouterr().out == "after\n"
-
-
-def test_a_choice_that_is_none_is_told_in_plain_words(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["sqrtdk", "check", "demo", "--fail-on", "sometimes"])
-    assert cli._exit_code() == 2
-    assert capsys.readouterr().err.startswith("Error: Invalid value for '--fail-on': 'sometimes' is not one of 'note'")

@@ -1,115 +1,24 @@
 """What the program says about itself, without torch."""
 
+import json
 import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
 
-from sqrtdk import cli
+from sqrtdk.audit.records import FAIL_ON as AUDIT
 from sqrtdk.cli.verbs import GROUPS, VERBS
+from sqrtdk.compare.records import FAIL_ON as DIFF
+from tests.cli.commands import COMMANDS, EVERY
+from tests.support.program import called
 
-PROGRAMS = {"script": ["sqrtdk"], "module": [sys.executable, "-m", "sqrtdk"]}
+SCRIPT = Path(sys.executable).with_name("sqrtdk")
+PROGRAMS = ([str(SCRIPT)], [sys.executable, "-m", "sqrtdk"])
+LIGHT = ("--help", "--version", "check -h", "", "chekc", "lab", *(f"{verb} --help" for verb in VERBS))
 HEAVY = ("torch", "numpy", "transformers", "rich", "jinja2")
-
-
-def _run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["check", "--help"], ["--version"], ["check", "-h"], []])
-def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
-    code = (
-        "import sys\n"
-        f"sys.argv = ['sqrtdk', *{arguments!r}]\n"
-        "from sqrtdk.cli import main\n"
-        "try:\n    main()\n"
-        f"finally:\n    print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)\n"
-    )
-    done = _run(sys.executable, "-c", code)
-    assert done.stderr.strip().splitlines()[-1] == "[]"
-    assert "sqrtdk" in done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["check", "--help"], ["--version"], ["check", "--seq-len", "0"]])
-def test_both_entries_are_one_program(arguments: list[str]) -> None:
-    script, module = (_run(*program, *arguments) for program in PROGRAMS.values())
-    assert (script.returncode, script.stdout, script.stderr) == (module.returncode, module.stdout, module.stderr)
-
-
-def test_version() -> None:
-    done = _run("sqrtdk", "--version")
-    assert done.returncode == 0
-    assert done.stdout.startswith("sqrtdk ")
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["check", "--batch", "0"],
-        ["check", "--seq-len", "x"],
-        ["check", "--attn", "flash"],
-        ["check", "--fail-on", "sometimes"],
-        ["check", "--no-such-option"],
-        ["check", "demo", "demo"],
-        ["chekc"],
-    ],
-)
-def test_usage_errors_exit_2_without_a_traceback(arguments: list[str]) -> None:
-    done = _run("sqrtdk", *arguments)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert "Error:" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_every_option_of_the_contract_is_there() -> None:
-    text = _run("sqrtdk", "check", "--help").stdout
-    options = "static attn text input batch seq-len device dtype seed revision trust-remote-code device-map"
-    options += " offload-folder json html output force fail-on"
-    missing = [name for name in options.split() if f"--{name} " not in text]
-    assert not missing
-
-
-def test_help_says_what_both_attentions_list() -> None:
-    text = " ".join(_run("sqrtdk", "check", "--help").stdout.split())
-    assert "both lists the calls of eager, then those of sdpa" in text
-
-
-def test_help_names_what_is_allowed() -> None:
-    text = " ".join(_run("sqrtdk", "check", "--help").stdout.split())
-    for words in (
-        "float32 (fp32), bfloat16 (bf16), float16 (fp16) or float64 (fp64)",
-        "cpu, cuda, cuda:1, mps",
-        "<eager|sdpa|both>",
-        "note|warn|unmeasured|",
-        "x>=1]",
-        "e.g. auto",
-    ):
-        assert words in text, words
-
-
-def _commands(command: Any, context: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Every group and verb with its path, "lab run", its command and a context to ask it in."""
-    for name in command.list_commands(context):
-        child = command.get_command(context, name)
-        inner = child.context_class(child, info_name=name, parent=context)
-        yield inner.command_path.removeprefix("sqrtdk "), child, inner
-        if hasattr(child, "list_commands"):
-            yield from _commands(child, inner)
-
-
-PROGRAM: Any = typer.main.get_command(cli._app)
-COMMANDS = {
-    path: (command, context)
-    for path, command, context in _commands(PROGRAM, PROGRAM.context_class(PROGRAM, info_name="sqrtdk"))
-}
-EVERY = {path: found for path, found in COMMANDS.items() if not hasattr(found[0], "list_commands")}
 LISTED = VERBS | GROUPS
 
 
@@ -157,45 +66,56 @@ def test_help_shows_defaults_and_names_that_a_user_reads(path: str) -> None:
         assert riddle not in shown, path
 
 
-def test_the_list_of_verbs_is_not_cut() -> None:
-    for group in ([], *([name] for name in GROUPS)):
-        assert "..." not in _run("sqrtdk", *group, "--help").stdout.partition("Commands:")[2]
+def test_help_and_usage_errors_import_nothing_heavy() -> None:
+    code = (
+        "import contextlib, io, json, sys\nfrom sqrtdk.cli import _exit_code\ntold = {}\n"
+        f"for line in {LIGHT!r}:\n"
+        "    sys.argv = ['sqrtdk', *line.split()]\n    text = io.StringIO()\n"
+        "    with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):\n        _exit_code()\n"
+        "    told[line] = text.getvalue()\n"
+        f"print(json.dumps([[name for name in {HEAVY!r} if name in sys.modules], told]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    heavy, told = json.loads(done.stdout)
+    assert heavy == []
+    assert [line for line, text in told.items() if "sqrtdk" not in text] == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "hint"),
-    [
-        (
-            ["record", "demo"],
-            "Hint: for example: sqrtdk record demo --output trace.safetensors; all options: sqrtdk record --help",
-        ),
-        (["diff"], "Hint: for example: sqrtdk diff demo demo:unscaled; all options: sqrtdk diff --help"),
-        (["lab", "shw"], "Hint: all options: sqrtdk lab --help"),
-        (
-            ["check", "demo", "--html"],
-            "Hint: for example: sqrtdk check demo:unscaled; all options: sqrtdk check --help",
-        ),
-        (
-            ["watch", "show", "-f", "--statistic"],
-            "Hint: for example: sqrtdk watch show runs/a; all options: sqrtdk watch show --help",
-        ),
-    ],
-)
-def test_a_usage_error_has_a_hint(arguments: list[str], hint: str) -> None:
-    done = _run("sqrtdk", *arguments)
+@pytest.mark.parametrize("line", ["--version", "check --seq-len 0"])
+def test_both_entries_are_one_program_and_a_call_in_this_process_is_too(line: str) -> None:
+    for program in PROGRAMS:
+        done = subprocess.run([*program, *line.split()], capture_output=True, text=True, timeout=120, check=False)
+        here = called(*line.split())
+        assert (done.returncode, done.stdout, done.stderr) == (here.returncode, here.stdout, here.stderr)
+        assert "sqrtdk " in done.stdout + done.stderr
+
+
+def test_the_help_of_check_has_every_option_of_the_contract_and_what_is_allowed() -> None:
+    text = called("check", "--help").stdout
+    options = "static attn text input batch seq-len device dtype seed revision trust-remote-code device-map"
+    options += " offload-folder json html output force fail-on"
+    assert [name for name in options.split() if f"--{name} " not in text] == []
+    text = " ".join(text.split())
+    for words in (
+        "both lists the calls of eager, then those of sdpa",
+        "float32 (fp32), bfloat16 (bf16), float16 (fp16) or float64 (fp64)",
+        "cpu, cuda, cuda:1, mps",
+        "<eager|sdpa|both>",
+        "note|warn|unmeasured|",
+        "x>=1]",
+        "e.g. auto",
+    ):
+        assert words in text, words
+
+
+@pytest.mark.parametrize("name", ["", *GROUPS])
+def test_a_group_without_a_verb_shows_its_help_whose_list_is_not_cut(name: str) -> None:
+    done, asked, short = (called(*name.split(), *option) for option in ([], ["--help"], ["-h"]))
     assert done.returncode == 2
-    error, told = done.stderr.splitlines()
-    assert error.startswith(("Error: Missing ", "Error: No such command", "Error: Option "))
-    assert told == hint
-
-
-@pytest.mark.parametrize("name", GROUPS)
-def test_a_group_without_a_verb_shows_its_help(name: str) -> None:
-    done, asked, short = (_run("sqrtdk", name, *option) for option in ([], ["--help"], ["-h"]))
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"Usage: sqrtdk {name} ")
+    assert done.stderr.startswith(f"Usage: sqrtdk {name}".rstrip())
     assert "Examples:" in done.stderr
     assert done.stderr == asked.stdout == short.stdout
+    assert "..." not in asked.stdout.partition("Commands:")[2]
 
 
 def test_bash_completes_verbs_options_and_values(tmp_path: Path) -> None:
@@ -206,13 +126,25 @@ complete_words() {
     "$(complete -p sqrtdk | sed 's/.*-F \\([^ ]*\\) .*/\\1/')" sqrtdk
     echo "${COMPREPLY[*]}"
 }
-complete_words sqrtdk che
 complete_words sqrtdk check --fail-
 complete_words sqrtdk check --attn ''
 complete_words sqrtdk lab r
 """
     environment = os.environ | {"HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    environment["PATH"] = f"{SCRIPT.parent}:{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "--norc", "-c", script], capture_output=True, text=True, timeout=120, check=False, env=environment
     )
-    assert done.stdout.splitlines() == ["check", "--fail-on", "eager sdpa both", "run report"], done.stderr
+    assert done.stdout.splitlines() == ["--fail-on", "eager sdpa both", "run report"], done.stderr
+
+
+def test_the_bars_are_those_of_the_records() -> None:
+    for path, bars in {
+        "check": AUDIT,
+        "configs": AUDIT,
+        "baseline check": AUDIT,
+        "watch show": AUDIT,
+        "diff": DIFF,
+    }.items():
+        (option,) = (one for one in EVERY[path][0].params if one.name == "fail_on")
+        assert option.type_descriptor.choices == bars, path

@@ -6,7 +6,6 @@ import io
 import json
 import logging
 import os
-import subprocess
 import sys
 import threading
 import unicodedata
@@ -18,7 +17,7 @@ import pytest
 
 from sqrtdk import _json
 from sqrtdk.cli.messages import PlainMessages
-from tests.support.program import Warm, environment, fresh
+from tests.support.program import Warm, called, terminal
 
 NETS = r"""
 import atexit, logging, threading, warnings
@@ -82,29 +81,39 @@ def commands(text: str) -> list[str]:
 
 
 CALLS = {
-    "a report's path": (["demo", "--seq-len", "8", "--output", f"r{EVIL}"], "JSON report: r\\x1b[2J"),
-    "a model's path": ([f"./no{EVIL}"], "there is no directory"),
-    "a hub id": ([f"no{EVIL}"], "is neither a hub id"),
-    "a text's path": (["demo", "--text", f"no{EVIL}"], "no\\x1b[2J"),
-    "an input's path": (["demo", "--input", f"no{EVIL}.safetensors"], "no\\x1b[2J"),
-    "a report's directory": (["demo", "--html", f"no{EVIL}/r"], "no\\x1b[2J"),
-    "a device": (["demo", "--device", EVIL], "\\x1b[2J"),
-    "a dtype": (["demo", "--dtype", EVIL], "\\x1b[2J"),
-    "an option": ([f"--no{EVIL}"], "No such option"),
-    "a choice": (["--attn", EVIL], "Invalid value"),
-    "an argument": (["demo", EVIL], "unexpected extra argument"),
-    "a factory's name": ([f"nets:{EVIL}"], "\\x1b[2J"),
-    "a module's names": (["nets:named"], "Outer\\x1b[2J"),
-    "an error of forward": (["nets:raises"], "an error\\x1b[2J"),
-    "an error of the factory": (["nets:factory_raises"], "an error\\x1b[2J"),
-    "a traceback": (["nets:raises", "--traceback"], "an error\\x1b[2J"),
+    "a report's path": (["check", "demo", "--seq-len", "8", "--output", f"r{EVIL}"], "JSON report: r\\x1b[2J"),
+    "a model's path": (["check", f"./no{EVIL}"], "there is no directory"),
+    "a hub id": (["check", f"no{EVIL}"], "is neither a hub id"),
+    "a text's path": (["check", "demo", "--text", f"no{EVIL}"], "no\\x1b[2J"),
+    "an input's path": (["check", "demo", "--input", f"no{EVIL}.safetensors"], "no\\x1b[2J"),
+    "a report's directory": (["check", "demo", "--html", f"no{EVIL}/r"], "no\\x1b[2J"),
+    "a device": (["check", "demo", "--device", EVIL], "\\x1b[2J"),
+    "a dtype": (["check", "demo", "--dtype", EVIL], "\\x1b[2J"),
+    "an option": (["check", f"--no{EVIL}"], "No such option"),
+    "a choice": (["check", "--attn", EVIL], "Invalid value"),
+    "an argument": (["check", "demo", EVIL], "unexpected extra argument"),
+    "a factory's name": (["check", f"nets:{EVIL}"], "\\x1b[2J"),
+    "a module's names": (["check", "nets:named"], "Outer\\x1b[2J"),
+    "an error of forward": (["check", "nets:raises"], "an error\\x1b[2J"),
+    "an error of the factory": (["check", "nets:factory_raises"], "an error\\x1b[2J"),
+    "a traceback": (["check", "nets:raises", "--traceback"], "an error\\x1b[2J"),
+    "a path of params": (["params", f"./no{EVIL}"], "no\\x1b[2J"),
+    "a report of params": (["params", "--output", f"r{EVIL}"], "r\\x1b[2J"),
+    "a workload": (["bench", "--workload", EVIL], "\\x1b[2J"),
+    "a claim to show": (["lab", "show", EVIL], "\\x1b[2J"),
+    "a claim to run": (["lab", "run", EVIL], "\\x1b[2J"),
+    "records": (["lab", "report", EVIL], "\\x1b[2J"),
+    "a scale": (["lab", "sweep", "--output", f"o{EVIL}", "--scale", EVIL], "\\x1b[2J"),
+    "runs": (["watch", "compare", "nowhere", EVIL], "holds no run"),
+    "a verb": ([EVIL], "\\x1b[2J"),
+    "an argument of env": (["env", EVIL], "\\x1b[2J"),
 }
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_stranger_cannot_command_the_terminal(sqrtdk: Warm, nets: Path, name: str) -> None:
+def test_a_stranger_cannot_command_the_terminal(nets: Path, name: str) -> None:
     arguments, words = CALLS[name]
-    done = sqrtdk(*arguments, cwd=nets)
+    done = called(*arguments, cwd=nets)
     assert words in done.stdout + done.stderr
     assert commands(done.stdout + done.stderr) == []
 
@@ -118,74 +127,38 @@ def test_nor_through_pythons_own_messages(sqrtdk: Warm, nets: Path) -> None:
     assert commands(done.stdout + done.stderr) == []
 
 
-def test_nor_after_the_report(nets: Path) -> None:
+def test_nor_after_the_report(sqrtdk: Warm, nets: Path) -> None:
     """Threads, exit handlers and objects of the model's outlive `main`."""
-    done = fresh("nets:warns_late", cwd=nets)
+    done = sqrtdk("nets:warns_late", cwd=nets, to_the_end=True)
     for words in ("in a late thread", "at exit", "at its end"):
         assert f"{words}\\x1b[2J" in done.stderr
     assert commands(done.stdout + done.stderr) == []
 
 
-@pytest.mark.parametrize(
-    ("verb", "arguments"),
-    [
-        ("params", [f"./no{EVIL}"]),
-        ("params", ["--output", f"r{EVIL}"]),
-        ("bench", ["--workload", EVIL]),
-        ("lab show", [EVIL]),
-        ("lab report", [EVIL]),
-        ("lab run", [EVIL]),
-        ("lab sweep", ["--output", f"o{EVIL}", "--scale", EVIL]),
-        (EVIL, []),
-        ("env", [EVIL]),
-    ],
-)
-def test_nor_with_another_verb(sqrtdk: Warm, tmp_path: Path, verb: str, arguments: list[str]) -> None:
-    done = sqrtdk(*arguments, verb=verb, cwd=tmp_path)
-    assert "\\x1b[2J" in done.stderr
-    assert commands(done.stdout + done.stderr) == []
-
-
-def test_nor_beside_the_spinner(nets: Path) -> None:
+def test_nor_beside_the_spinner(sqrtdk: Warm, nets: Path) -> None:
     """On a terminal all that comes is the spinner's own, and what rich makes of plain text."""
-    pty = pytest.importorskip("pty")
-    primary, secondary = pty.openpty()
-    command = [sys.executable, "-m", "sqrtdk", "check", "nets:warns", "--output", f"r{EVIL}"]
-    with subprocess.Popen(
-        command, cwd=nets, env=environment() | {"TERM": "xterm"}, stdout=secondary, stderr=secondary
-    ) as process:
-        os.close(secondary)
-        shown = b""
-        try:
-            while part := os.read(primary, 65536):
-                shown += part
-        except OSError:  # Linux ends a terminal so
-            pass
-        assert process.wait(120) == 0
-    os.close(primary)
-    text = shown.decode()
-    assert "a warning\\x1b[2J" in text
-    assert "r\\x1b[2J" in text
+    with terminal() as (name, shown):
+        done = sqrtdk("nets:warns", "--output", f"r{EVIL}", cwd=nets, stdout=name, stderr=name, TERM="xterm")
+    assert done.returncode == 0
+    assert "a warning\\x1b[2J" in shown()
+    assert "r\\x1b[2J" in shown()
     for word in ("\x1b[2J", "\x1b]0;", "\x07", "\x9b", "\u202e"):
-        assert word not in text
+        assert word not in shown()
 
 
 def test_a_path_of_any_bytes(tmp_path: Path) -> None:
     """Arguments need not be UTF-8."""
-    name = os.fsencode("r") + b"\xff\x1b.json"
-    command = [sys.executable, "-m", "sqrtdk", "check", "demo", "--seq-len", "8", "--output"]
-    done = subprocess.run(
-        [*map(os.fsencode, command), name], cwd=tmp_path, env=environment(), capture_output=True, check=False
-    )
+    name = os.fsdecode(b"r\xff\x1b.json")
+    done = called("check", "demo", "--seq-len", "8", "--output", name, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert b"JSON report: r\\udcff\\x1b.json\n" in done.stderr
-    assert os.listdir(os.fsencode(tmp_path)) == [name]
-    json.loads((tmp_path / os.fsdecode(name)).read_text())
+    assert "JSON report: r\\udcff\\x1b.json\n" in done.stderr
+    assert os.listdir(tmp_path) == [name]
+    json.loads((tmp_path / name).read_text())
 
 
-@pytest.mark.parametrize("variables", [{"COLUMNS": "1"}, {"COLUMNS": "x"}, {"COLUMNS": "0"}, {"COLUMNS": "9" * 5}])
-def test_any_width(sqrtdk: Warm, variables: dict[str, str]) -> None:
-    done = sqrtdk("demo", "--seq-len", "8", **variables)
+@pytest.mark.parametrize("columns", ["1", "x", "0", "9" * 5])
+def test_any_width(columns: str) -> None:
+    done = called("check", "demo", "--seq-len", "8", COLUMNS=columns)
     assert done.returncode == 0, done.stderr
     assert "exact" in done.stdout
 
@@ -291,7 +264,7 @@ def test_a_document_is_of_jsons_own_types(name: str) -> None:
         assert found["value"] == json.loads(text)
 
 
-def test_a_model_whose_numbers_are_of_its_own_class(sqrtdk: Warm, tmp_path: Path) -> None:
+def test_a_model_whose_numbers_are_of_its_own_class(tmp_path: Path) -> None:
     (tmp_path / "odd_nets.py").write_text(
         "import torch\nfrom torch import nn\nfrom torch.nn import functional as F\n"
         "class Number(float):\n"
@@ -310,7 +283,7 @@ def test_a_model_whose_numbers_are_of_its_own_class(sqrtdk: Warm, tmp_path: Path
         "        return F.scaled_dot_product_attention(q, k, v, scale=self.scale)\n"
         "def make(): return Net(), (torch.randn(1, 4, 8),)\n"
     )
-    done = sqrtdk("odd_nets:make", "--json", cwd=tmp_path)
+    done = called("check", "odd_nets:make", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (call,) = json.loads(done.stdout, parse_constant=pytest.fail)["calls"]
     assert call["verdict"] == "declared"

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import typing
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from sqrtdk.audit.records import FAIL_ON
-from sqrtdk.cli.baseline import FILE, FailOn
+from sqrtdk.cli.baseline import FILE
 from sqrtdk.cli.options import STDOUT
+from tests.cli.errors import check_error
 from tests.report import sarif_rules
-from tests.support.program import Warm, environment
+from tests.support.program import Warm, called
 
 NETS = """import torch
 
@@ -94,8 +91,8 @@ LLAMA = {
 }  # fmt: skip
 
 
-def test_all_reports_of_one_run_agree(sqrtdk: Warm, nets: Path) -> None:
-    done = sqrtdk("pull_nets:bad", *FILES, cwd=nets)
+def test_all_reports_of_one_run_agree(nets: Path) -> None:
+    done = called("check", "pull_nets:bad", *FILES, cwd=nets)
     assert done.returncode == 1, done.stderr
     assert "1 attention call: 1 unexplained." in done.stdout
     document = json.loads((nets / "a.json").read_text())
@@ -113,38 +110,22 @@ def test_all_reports_of_one_run_agree(sqrtdk: Warm, nets: Path) -> None:
     assert (nets / "a.md").read_text().startswith("### Attention of <code>pull_nets:bad</code>: failed\n")
 
 
-def test_a_healthy_model_has_no_results(sqrtdk: Warm, nets: Path) -> None:
-    done = sqrtdk("pull_nets:good", *FILES[:6], cwd=nets)
+def test_a_healthy_model_has_no_results(nets: Path) -> None:
+    done = called("check", "pull_nets:good", *FILES[:6], cwd=nets)
     assert done.returncode == 0, done.stderr
     levels = {result["level"] for result in sarif_rules.checked((nets / "a.sarif").read_text())["results"]}
     assert levels <= {"none", "note"}
     assert ElementTree.parse(nets / "a.xml").getroot().get("failures") == "0"
 
 
-def test_a_result_lies_at_the_code_of_the_directory_and_at_the_line_of_its_config(tmp_path: Path) -> None:
+def test_a_result_lies_at_the_code_of_the_directory_and_at_the_line_of_its_config(sqrtdk: Warm, tmp_path: Path) -> None:
     model = tmp_path / "models" / "own"
     model.mkdir(parents=True)
     (model / "config.json").write_text(json.dumps(OWN_CONFIG, indent=2))
     (model / "own.py").write_text(OWN)
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "sqrtdk",
-            "check",
-            "models/own",
-            "--static",
-            "--trust-remote-code",
-            "--sarif",
-            "a.sarif",
-        ],
-        cwd=tmp_path,
-        env=environment() | {"HF_MODULES_CACHE": str(tmp_path / "copies")},  # transformers runs a copy of the code
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    copies = str(tmp_path / "copies")  # transformers runs a copy of the code
+    words = ("--static", "--trust-remote-code", "--sarif", "a.sarif")
+    done = sqrtdk("models/own", *words, cwd=tmp_path, HF_MODULES_CACHE=copies)
     assert done.returncode == 1, done.stderr
     (result,) = sarif_rules.checked((tmp_path / "a.sarif").read_text())["results"]
     assert result["ruleId"] == "declared_vs_actual"
@@ -158,84 +139,75 @@ def test_a_result_lies_at_the_code_of_the_directory_and_at_the_line_of_its_confi
     assert {place["artifactLocation"]["uriBaseId"] for place in places} == {"SRCROOT"}
 
 
-def test_nothing_is_overwritten_and_nothing_is_written_before_all_is_drawn(sqrtdk: Warm, nets: Path) -> None:
+def test_nothing_is_overwritten_and_nothing_is_written_before_all_is_drawn(nets: Path) -> None:
     (nets / "a.xml").write_text("mine")
-    done = sqrtdk("pull_nets:bad", *FILES, cwd=nets)
-    assert done.returncode == 2
-    assert "a.xml exists" in done.stderr
+    done = called("check", "pull_nets:bad", *FILES, cwd=nets)
+    check_error(done, "a.xml exists")
     assert not (nets / "a.sarif").exists()
     assert (nets / "a.xml").read_text() == "mine"
-    assert sqrtdk("pull_nets:bad", *FILES, "--force", cwd=nets).returncode == 1
-    twice = sqrtdk("pull_nets:bad", "--sarif", "x", "--markdown", "x", cwd=nets)
+    assert called("check", "pull_nets:bad", *FILES, "--force", cwd=nets).returncode == 1
+    twice = called("check", "pull_nets:bad", "--sarif", "x", "--markdown", "x", cwd=nets)
     assert "two reports would be written to x" in twice.stderr
     assert not (nets / "x").exists()
 
 
-def test_markdown_on_stdout_is_alone_there(sqrtdk: Warm, nets: Path) -> None:
-    done = sqrtdk("pull_nets:bad", "--markdown", STDOUT, "--json", "--output", "a.json", cwd=nets)
+def test_markdown_on_stdout_is_alone_there(nets: Path) -> None:
+    done = called("check", "pull_nets:bad", "--markdown", STDOUT, "--json", "--output", "a.json", cwd=nets)
     assert done.returncode == 1
     assert done.stdout.startswith("### Attention of")
     assert "Exit code 1" in done.stderr
     assert (nets / "a.json").exists()
-    both = sqrtdk("pull_nets:bad", "--markdown", STDOUT, "--json", cwd=nets)
-    assert (both.returncode, both.stdout) == (2, "")
-    assert "one document" in both.stderr
-    assert "Hint:" in both.stderr
+    both = called("check", "pull_nets:bad", "--markdown", STDOUT, "--json", cwd=nets)
+    check_error(both, "one document")
 
 
-def test_a_baseline_passes_what_it_knows_and_names_what_changed(sqrtdk: Warm, nets: Path) -> None:
-    written = sqrtdk("pull_nets:bad", verb="baseline write", cwd=nets)
+def test_a_baseline_passes_what_it_knows_and_names_what_changed(nets: Path) -> None:
+    written = called("baseline", "write", "pull_nets:bad", cwd=nets)
     assert written.returncode == 0, written.stderr
     assert "1 attention: 1 unexplained." in written.stderr
     file = nets / FILE
-    assert sqrtdk("pull_nets:bad", verb="baseline check", cwd=nets).returncode == 0
-    changed = sqrtdk("pull_nets:good", FILE, "--markdown", "c.md", verb="baseline check", cwd=nets)
+    assert called("baseline", "check", "pull_nets:bad", cwd=nets).returncode == 0
+    changed = called("baseline", "check", "pull_nets:good", FILE, "--markdown", "c.md", cwd=nets)
     assert changed.returncode == 1
     assert "- verdict unexplained: missing\n       + verdict exact" in changed.stdout
     assert "verdict changed" in (nets / "c.md").read_text()
-    document = json.loads(sqrtdk("pull_nets:good", "--json", verb="baseline check", cwd=nets).stdout)
+    document = json.loads(called("baseline", "check", "pull_nets:good", "--json", cwd=nets).stdout)
     assert {change["what"] for change in document["changes"]} >= {"formula", "ratio", "verdict"}
     assert document["exit_code"] == 1
-    assert sqrtdk("pull_nets:good", "--fail-on", "never", verb="baseline check", cwd=nets).returncode == 0
+    assert called("baseline", "check", "pull_nets:good", "--fail-on", "never", cwd=nets).returncode == 0
     before = file.read_bytes()
-    assert sqrtdk("pull_nets:good", verb="baseline write", cwd=nets).returncode == 2
+    assert called("baseline", "write", "pull_nets:good", cwd=nets).returncode == 2
     assert file.read_bytes() == before
 
 
 @pytest.mark.parametrize(
     ("content", "why"), [("{}", "no schema_version"), ('{"schema_version": 9}', "version '9'"), (None, "can't be read")]
 )
-def test_a_baseline_of_another_kind_is_one_error(sqrtdk: Warm, nets: Path, content: str | None, why: str) -> None:
+def test_a_baseline_of_another_kind_is_one_error(nets: Path, content: str | None, why: str) -> None:
     if content is not None:
         (nets / "b.json").write_text(content)
-    done = sqrtdk("pull_nets:good", "b.json", verb="baseline check", cwd=nets)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert why in done.stderr
-    assert done.stderr.count("Error:") == done.stderr.count("Hint:") == 1
+    done = called("baseline", "check", "pull_nets:good", "b.json", cwd=nets)
+    check_error(done, why)
 
 
-def test_each_config_is_looked_at_and_the_worst_counts(sqrtdk: Warm, tmp_path: Path) -> None:
+def test_each_config_is_looked_at_and_the_worst_counts(tmp_path: Path) -> None:
     contents = {"good": json.dumps(LLAMA), "other": '{"name": "a web page"}', "broken": "{"}
     for name, content in contents.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(content)
     files = {name: f"{name}/config.json" for name in contents}
-    fine = sqrtdk(files["good"], files["other"], verb="configs", cwd=tmp_path)
+    fine = called("configs", files["good"], files["other"], cwd=tmp_path)
     assert fine.returncode == 0, fine.stderr
     (line,) = fine.stdout.splitlines()
     assert line.startswith("good/config.json: The one attention has the textbook scale")
     assert " 1 attention call: 1 exact. No findings" in line
     assert "other/config.json: not checked, it names no model_type" in fine.stderr
-    worst = sqrtdk(files["broken"], files["good"], verb="configs", cwd=tmp_path)
+    worst = called("configs", files["broken"], files["good"], cwd=tmp_path)
     assert worst.returncode == 2
     assert "good/config.json: The one attention has" in worst.stdout
     assert "broken/config.json: not checked" in worst.stderr
     (tmp_path / "good" / "my_model.json").write_text(contents["good"])
-    renamed = sqrtdk("good/my_model.json", verb="configs", cwd=tmp_path)
+    renamed = called("configs", "good/my_model.json", cwd=tmp_path)
     assert renamed.stdout.startswith("good/my_model.json: The one attention has the textbook scale")
-    strict = sqrtdk(files["good"], "--fail-on", "note", verb="configs", cwd=tmp_path)
+    strict = called("configs", files["good"], "--fail-on", "note", cwd=tmp_path)
     assert strict.returncode == 0
-
-
-def test_the_bars_are_the_same_everywhere() -> None:
-    assert typing.get_args(FailOn) == FAIL_ON

@@ -5,19 +5,21 @@ The program runs in a process of its own here: file descriptors are the subject.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-import typer
 
-from sqrtdk.cli.errors import reported
 from sqrtdk.cli.output import working
-from tests.support.program import Warm, environment, fresh
+from tests.monitor.watched_runs import write_sick
+from tests.support.program import Warm, called, environment, fresh, terminal
 
 NETS = """
 import atexit, ctypes, os, sys
@@ -55,33 +57,34 @@ class Silent(nn.MultiheadAttention):
 x = (torch.ones(1, 3, 8),) * 3
 def loud():
     atexit.register(os.write, 1, b"at exit\\n")
+    atexit.register(lambda: sys.__stdout__.write("original at exit\\n"))
     return Loud(8, 2), x
 def leaves(): return Leaves(8, 2), x
 def raises(): return Raises(8, 2), x
 def silent(): return Silent(8, 2), x
+
+class Modèle(nn.MultiheadAttention):
+    pass
+
+def accent(): return Modèle(8, 2), x
 """
 MODULES = {"nets.py": NETS, "exits.py": "import sys\nsys.exit(0)\n"}
 SAID = ["written", "child", "original", "printed", "from C", "at exit"]
 
 
-class Own(BaseException):
-    pass
-
-
-class Mute(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("no text")
-
-
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "sqrtdk", "check", *arguments]
-
-
-def test_a_pipe_gets_the_document_alone(nets: Path) -> None:
-    done = fresh("nets:loud", "--json", cwd=nets)
-    assert json.loads(done.stdout)["model"]["class"] == "Loud"
-    for word in SAID:
-        assert word in done.stderr.splitlines()
+def test_a_call_a_fork_and_a_fresh_start_say_the_same(
+    sqrtdk: Warm, nets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a pipe, as a file, gets the report alone."""
+    start = fresh("nets:loud", cwd=nets)
+    fork = sqrtdk("nets:loud", cwd=nets, to_the_end=True)
+    monkeypatch.setattr(atexit, "register", lambda *_: None)  # this process has another end
+    assert start.stdout == fork.stdout == called("check", "nets:loud", cwd=nets).stdout
+    assert "1 attention call" in start.stdout
+    for done in (start, fork):
+        assert done.returncode == 0
+        assert set(SAID) <= set(done.stderr.splitlines())
+    assert "original at exit" in start.stderr.splitlines()
 
 
 def test_a_file_gets_the_document_alone(sqrtdk: Warm, nets: Path) -> None:
@@ -90,45 +93,76 @@ def test_a_file_gets_the_document_alone(sqrtdk: Warm, nets: Path) -> None:
     assert {*SAID[:-1]} <= set(done.stderr.splitlines())
 
 
-def test_a_terminal_gets_the_report_alone(nets: Path) -> None:
-    pty = pytest.importorskip("pty")
-    primary, secondary = pty.openpty()
-    try:
-        done = subprocess.run(
-            command("nets:loud"),
-            cwd=nets,
-            env=environment(),
-            stdout=secondary,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        shown = os.read(primary, 65536).decode()
-    finally:
-        os.close(primary)
-        os.close(secondary)
-    assert "1 attention call" in shown
-    assert not set(SAID) & set(shown.split("\r\n"))
+def test_a_terminal_gets_the_report_alone(sqrtdk: Warm, nets: Path) -> None:
+    with terminal() as (name, shown):
+        done = sqrtdk("nets:loud", cwd=nets, stdout=name, to_the_end=True)
+    assert "1 attention call" in shown()
+    assert not set(SAID) & set(shown().split("\r\n"))
     assert set(SAID) <= set(done.stderr.splitlines())
 
 
+@pytest.fixture
+def folder(nets: Path) -> Path:
+    """The factories, and a run that can be read without torch."""
+    write_sick(nets / "run")
+    return nets
+
+
+SHOW = "watch show run --fail-on never"
+LOUD = "check nets:loud --json --fail-on never"
+
+
 @pytest.mark.parametrize("closed", ["1", "2"])
-def test_a_closed_stream_is_no_error(nets: Path, closed: str) -> None:
-    script = f'exec "$@" {closed}>&-'
+@pytest.mark.parametrize("line", [f"{SHOW} --json", pytest.param(LOUD, marks=pytest.mark.full)])
+def test_a_closed_stream_is_no_error(folder: Path, closed: str, line: str) -> None:
+    """From the start of the interpreter, which has no such stream then."""
+    command = ["sh", "-c", f'exec "$@" {closed}>&-', "sh", sys.executable, "-m", "sqrtdk", *line.split()]
     done = subprocess.run(
-        ["sh", "-c", script, "sh", *command("nets:loud", "--json", "--fail-on", "never")],
-        cwd=nets,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "Error" not in done.stderr
     if closed == "2":
         json.loads(done.stdout)
+
+
+BENCH = "bench --workload training --dtype float32 --pass forward --way eager --repeats 1 --json"
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        (f"{SHOW} --json", 0),
+        pytest.param("check demo:unscaled --json", 1, marks=pytest.mark.full),
+        pytest.param(BENCH, 0, marks=pytest.mark.full),
+    ],
+)
+def test_a_reader_that_goes_away_is_no_error(folder: Path, line: str, code: int) -> None:
+    command = [sys.executable, "-m", "sqrtdk", *line.split()]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        complaint = process.stderr.read()
+        assert process.wait(120) == code
+    assert "Error" not in complaint
+    assert "Broken" not in complaint
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (f"{SHOW} --lang zh-CN", r"\u7b2c 1 \u6b65"),
+        pytest.param("check nets:accent", r"Mod\xe8le", marks=pytest.mark.full),
+    ],
+)
+def test_an_output_that_takes_ascii_only_is_no_error(folder: Path, line: str, words: str) -> None:
+    command = [sys.executable, "-m", "sqrtdk", *line.split()]
+    ascii_only = environment() | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=folder, env=ascii_only)
+    assert done.returncode == 0
+    assert "Error" not in done.stderr
+    assert words in done.stdout
 
 
 def test_descriptor_1_comes_back_with_what_was_written_before(capfd: pytest.CaptureFixture[str]) -> None:
@@ -153,43 +187,30 @@ def test_descriptor_1_comes_back_after_an_error(capfd: pytest.CaptureFixture[str
     ("model", "word"),
     [("nets:leaves", "SystemExit"), ("nets:raises", "Own"), ("nets:silent", "Mute"), ("exits:make", "SystemExit")],
 )
-def test_a_model_that_leaves_is_an_error(sqrtdk: Warm, nets: Path, model: str, word: str) -> None:
-    done = sqrtdk(model, "--json", cwd=nets)
-    assert done.returncode == 2
-    assert done.stdout == ""
+def test_a_model_that_leaves_is_an_error(nets: Path, model: str, word: str) -> None:
+    done = called("check", model, "--json", cwd=nets)
+    assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("Error: ")
     assert word in done.stderr
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("error", "line"),
-    [
-        (SystemExit(0), "Error: SystemExit: 0"),
-        (Own("stop"), "Error: Own: stop"),
-        (Mute(), "Error: Mute: (its text can't be shown: RuntimeError)"),
-    ],
-)
-@pytest.mark.parametrize("traceback", [False, True])
-def test_the_last_resort(capsys: pytest.CaptureFixture[str], error: BaseException, line: str, traceback: bool) -> None:
-    with pytest.raises(typer.Exit) as caught, reported(traceback):
-        raise error
-    assert caught.value.exit_code == 2
-    assert line in capsys.readouterr().err.splitlines()
+@pytest.mark.full  # `watch show --follow` ends so too, and imports less
+def test_ctrl_c_from_outside_exits_130(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import time\nopen('started', 'w').close()\ndef make():\n    time.sleep(60)\n")
+    command = [sys.executable, "-m", "sqrtdk", "params", "slow:make"]
 
+    def take_interrupts() -> None:  # a job in the background of a shell ignores them
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-@pytest.mark.parametrize(
-    ("arguments", "word"),
-    [
-        (["demo", "--text", "/dev/zero"], "not a regular file"),
-        (["--batch", "100000000", "--seq-len", "1000000"], "elements"),
-        (["--seed", "18446744073709551616"], "seed"),
-        (["--device-map", "auto"], "device_map"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(sqrtdk: Warm, arguments: list[str], word: str) -> None:
-    done = sqrtdk(*arguments)
-    assert done.returncode == 2
-    assert word in done.stderr
-    assert "\nHint: " in done.stderr
-    assert "not one of sqrtdk's own" not in done.stderr
+    with subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, preexec_fn=take_interrupts
+    ) as process:
+        while not (tmp_path / "started").exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        complaint = process.stderr.read()
+        assert process.wait(60) == 130
+    assert complaint == "Interrupted.\n"

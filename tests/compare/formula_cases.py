@@ -233,9 +233,9 @@ def trial(a: Formula, b: Formula, rows: int, keys: int, seed: int = 0) -> Trial:
     return Trial(Sides(*sides, HEAD_DIM, MODEL_DIM, HEADS, rows == keys), *vectors)
 
 
-def of_case(case: Case, seed: int = 0) -> Trial:
+def of_case(case: Case) -> Trial:
     rows, keys, formula = BASES[case.base]
-    return trial(formula, case.plant(formula), rows, keys, seed)
+    return trial(formula, case.plant(formula), rows, keys)
 
 
 def names_found(start: Trial) -> list[str]:

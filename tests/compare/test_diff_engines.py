@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from sqrtdk.compare.diff import diff
 from sqrtdk.compare.records import DiffReport, PairDiff
 from tests.compare.engine_files import Engine, Sizes, calls_of, engine_file, hooked, vectors
 from tests.compare.ports.built import build, inputs
-from tests.compare.ports.planted import PLANTED
+from tests.compare.ports.pairs import case_of
 
 CAUSAL, SINKS = Engine(), (1.0, -2.0, 0.5, 0.0, 2.0, -1.0, 0.3, 1.5)
 SAYS: dict[str, tuple[Engine, list[tuple[str, object, object]]]] = {
@@ -31,11 +30,6 @@ SAYS: dict[str, tuple[Engine, list[tuple[str, object, object]]]] = {
 SHOWN = ("no scale", "one key late", "a window", "groups in turn", "sinks")
 
 
-def slow_but(name: str, *quick: str) -> object:
-    """A name, marked as slow unless it is one of some."""
-    return name if name in quick else pytest.param(name, marks=pytest.mark.slow)
-
-
 def told(pair: PairDiff) -> list[tuple[str, object, object]]:
     return sorted((cause.name, cause.a, cause.b) for cause in pair.causes)
 
@@ -46,14 +40,16 @@ def two_files(folder: Path, b: Engine, sizes: Sizes, *, lse: bool = False, a: En
     return diff(*(path.rename(path.with_suffix(".safetensors")) for path in files))
 
 
-@pytest.mark.parametrize("name", [slow_but(name, *SHOWN, "padding", "a softcap, a window") for name in SAYS])
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", SAYS)
 def test_two_files_without_a_formula(name: str, tmp_path: Path) -> None:
     engine, expected = SAYS[name]
     report = two_files(tmp_path, engine, Sizes(batch=2 if engine.padding else 1))
     assert (report.same, told(report.pairs[0])) == (False, expected)
 
 
-@pytest.mark.parametrize("name", [slow_but(name, "no scale", "sinks") for name in SAYS])
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("name", SAYS)
 def test_two_files_with_one_mistake_are_the_same(name: str, tmp_path: Path) -> None:
     engine = SAYS[name][0]
     parts = [vectors(Sizes(batch=2 if engine.padding else 1))] * 2
@@ -61,14 +57,16 @@ def test_two_files_with_one_mistake_are_the_same(name: str, tmp_path: Path) -> N
     assert (diff(*files).same, diff(*files).pairs[0].causes) == (True, ())
 
 
-@pytest.mark.parametrize("name", [slow_but(name, "sinks") for name in SHOWN])
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("name", SHOWN)
 def test_files_with_an_lse(name: str, tmp_path: Path) -> None:
     engine, expected = SAYS[name]
     assert told(two_files(tmp_path, engine, Sizes(), lse=True).pairs[0]) == expected
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", [slow_but(name, "a window") for name in SHOWN])
+@pytest.mark.parametrize("name", SHOWN)
 def test_files_in_half_precision(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     engine, expected = SAYS[name]
     pair = two_files(tmp_path, engine, Sizes(dtype=dtype)).pairs[0]
@@ -77,7 +75,8 @@ def test_files_in_half_precision(name: str, dtype: torch.dtype, tmp_path: Path) 
     assert [cause.name for cause in pair.causes] == [cause for cause, _, _ in expected]
 
 
-@pytest.mark.parametrize("name", [slow_but(name, "one key late", "a window") for name in SHOWN])
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", SHOWN)
 def test_files_of_a_prefill_behind_a_cache(name: str, tmp_path: Path) -> None:
     """Sixteen rows at the end of sixty-four keys: i - j counts from the first row."""
     engine, expected = SAYS[name]
@@ -112,20 +111,13 @@ OF_MODULE = (("scale", 0, "gqa"), ("window", 0, "rope_gqa"), ("mask_offset", 0, 
 KEY_HEADS = 2
 
 
-def planted(cause: str, number: int, base: str) -> tuple[nn.Module, nn.Module, dict[str, Tensor]]:
-    planting = PLANTED[cause][number]
-    shared, changes = ({**fields, "layers": 1} for fields in (planting.shared(base), planting.changes(base)))
-    for fields in (shared, changes):
-        fields |= {"windows": fields["windows"][:1]} if "windows" in fields else {}
-    return build(base, common=shared), build(base, common=shared, **changes), inputs(base, batch=1, **shared)
-
-
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("cause", "number", "base"), OF_MODULE)
 @pytest.mark.parametrize(("layout", "rows"), [("BLHE", None), ("LHE", 12)])
 def test_a_module_against_the_few_heads_and_rows_of_an_engine(
     cause: str, number: int, base: str, layout: str, rows: int | None, tmp_path: Path
 ) -> None:
-    a, b, given = planted(cause, number, base)
+    a, b, given = case_of(cause, number, base).sides(batch=1)
     report = diff(a, hooked(calls_of(b, given), tmp_path / "b.safetensors", KEY_HEADS, layout, rows), given)
     assert (report.same, [one.name for one in report.pairs[0].causes]) == (False, [cause])
     report = diff(b, hooked(calls_of(b, given), tmp_path / "same.safetensors", KEY_HEADS, layout, rows), given)
@@ -141,6 +133,6 @@ def test_a_module_against_its_last_layer_alone(tmp_path: Path) -> None:
 
 def test_a_module_behind_a_cache(tmp_path: Path) -> None:
     """Fewer rows than keys: the corner that the mask is laid to is another in the file."""
-    a, b, given = planted("mask_alignment", 0, "gqa")
+    a, b, given = case_of("mask_alignment", 0, "gqa").sides(batch=1)
     report = diff(a, hooked(calls_of(b, given), tmp_path / "b.safetensors", KEY_HEADS, "BHLE"), given)
     assert (report.same, [one.name for one in report.pairs[0].causes]) == (False, ["mask_alignment"])

@@ -21,21 +21,20 @@ from sqrtdk.graphs import read_onnx
 from tests.graphs.exports import build, export, inputs
 from tests.hf.families import CACHE
 
-pytest.importorskip("onnxscript", reason="torch.onnx.export needs it")
+pytest.importorskip("onnxscript", reason="onnxscript is not installed: torch.onnx.export needs it")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 
 FAMILIES = ("llama", "gpt2", "bert", "t5", "gemma2", "qwen3")
 KINDS = ("dynamo", "script", "program")
-FAST = [("llama", "sdpa", "dynamo"), ("qwen3", "sdpa", "program")]
 ALL = [
     (family, attn, kind)
     for family in FAMILIES
     for attn in ("eager", "sdpa")
     for kind in KINDS
-    if (family, attn, kind) not in FAST
-    and (family, attn) != ("gemma2", "sdpa")  # transformers refuses it
+    if (family, attn) != ("gemma2", "sdpa")  # transformers refuses it
     and (family, attn, kind) != ("t5", "sdpa", "dynamo")  # the exporter refuses it
 ]
+FAST = [("llama", "sdpa", "dynamo"), ("qwen3", "sdpa", "program")]
 SHARP = 6.0  # factor of the weights of q and k: random ones give logits so small that no cap, no scale changes much
 
 
@@ -69,29 +68,25 @@ def assert_same(report: DiffReport, count: int) -> None:
     assert report.exit_code == 0
 
 
+def assert_same_sites(report: DiffReport) -> None:
+    own, exported = [pair.site_a for pair in report.pairs], [pair.site_b for pair in report.pairs]
+    assert [site.removeprefix("net.") for site in own] == [site.removeprefix("net.") for site in exported]
+
+
 # -- nothing was changed -----------------------------------------------------------------------------------------------
 
 
-def check_export(family: str, attn: str, kind: str, folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "attn", "kind"),
+    [pytest.param(*case, marks=pytest.mark.full if case in FAST else pytest.mark.slow) for case in ALL],
+)
+def test_every_family_is_the_same(family: str, attn: str, kind: str, tmp_path: Path) -> None:
     given = inputs(family)
-    path = write(build(family, attn), given, folder / "model", kind)
-    count = 6 if family == "t5" else 2
+    path = write(build(family, attn), given, tmp_path / "model", kind)
     for a, b in ((build(family, attn), path), (path, build(family, attn))):
         report = diff(a, b, given)
-        assert_same(report, count)
-        own, exported = [pair.site_a for pair in report.pairs], [pair.site_b for pair in report.pairs]
-        assert [site.removeprefix("net.") for site in own] == [site.removeprefix("net.") for site in exported]
-
-
-@pytest.mark.parametrize(("family", "attn", "kind"), FAST)
-def test_an_export_is_the_same(family: str, attn: str, kind: str, tmp_path: Path) -> None:
-    check_export(family, attn, kind, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("family", "attn", "kind"), ALL)
-def test_every_family_is_the_same(family: str, attn: str, kind: str, tmp_path: Path) -> None:
-    check_export(family, attn, kind, tmp_path)
+        assert_same(report, 6 if family == "t5" else 2)
+        assert_same_sites(report)
 
 
 # -- what was changed is named -----------------------------------------------------------------------------------------
@@ -145,14 +140,21 @@ PLANTS: list[tuple[str, str, Plant, str, Any, Any]] = [
     ("qwen3", "eager", other_eps, "qk_norm_eps", 1e-6, 1e-2),
     ("qwen3", "sdpa", other_base, "rope_base", 10000.0, 2500.0),
 ]
-PLANTS_FAST = [(*PLANTS[1], "script"), (*PLANTS[2], "script")]
+CHANGES = [
+    pytest.param(*change, kind, marks=() if (number, kind) in ((1, "script"), (2, "script")) else pytest.mark.slow)
+    for number, change in enumerate(PLANTS)
+    for kind in KINDS
+]
 
 
-def check_plant(family: str, attn: str, plant: Plant, cause: str, a: Any, b: Any, kind: str, folder: Path) -> None:
+@pytest.mark.parametrize(("family", "attn", "plant", "cause", "a", "b", "kind"), CHANGES)
+def test_what_was_changed_before_the_export(
+    family: str, attn: str, plant: Plant, cause: str, a: Any, b: Any, kind: str, tmp_path: Path
+) -> None:
     given = unpadded(family)
     changed = sharp(family, attn)
     plant(changed)
-    path = write(changed, given, folder / "changed", kind)
+    path = write(changed, given, tmp_path / "changed", kind)
     for swapped in (False, True):
         sides = (path, sharp(family, attn)) if swapped else (sharp(family, attn), path)
         report = diff(*sides, given)
@@ -170,22 +172,6 @@ def check_plant(family: str, attn: str, plant: Plant, cause: str, a: Any, b: Any
             assert pair.allowed is not None
             assert pair.residue <= pair.allowed
         assert report.exit_code == 1
-
-
-@pytest.mark.parametrize(("family", "attn", "plant", "cause", "a", "b", "kind"), PLANTS_FAST)
-def test_what_was_changed_before_the_export(
-    family: str, attn: str, plant: Plant, cause: str, a: Any, b: Any, kind: str, tmp_path: Path
-) -> None:
-    check_plant(family, attn, plant, cause, a, b, kind, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("family", "attn", "plant", "cause", "a", "b"), PLANTS)
-def test_every_change_in_every_format(
-    family: str, attn: str, plant: Plant, cause: str, a: Any, b: Any, kind: str, tmp_path: Path
-) -> None:
-    check_plant(family, attn, plant, cause, a, b, kind, tmp_path)
 
 
 # -- inputs ------------------------------------------------------------------------------------------------------------
@@ -266,29 +252,29 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     return made
 
 
+TAKEN = [
+    ("model", "fixed.onnx", False),  # the graph's sizes
+    ("fixed.onnx", "model", True),
+    ("model", "free.onnx", False),  # positions for both
+    ("model", "cached.onnx", False),  # no earlier tokens
+    ("model", "own.pt2", False),  # the program's own inputs
+    ("own.pt2", "model", True),
+    ("fixed.onnx", "own.pt2", True),
+]
+LATER = [
+    ("model", "ids.onnx", False),  # a mask that hides nothing is left out
+    ("fixed.onnx", "model", False), ("free.onnx", "model", False), ("own.pt2", "model", False),
+    ("fixed.onnx", "own.pt2", False), ("model", "fixed.onnx", True),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("a", "b"),
-    [
-        ("model", "fixed.onnx"),  # the graph's sizes
-        ("fixed.onnx", "model"),
-        ("model", "free.onnx"),  # positions for both
-        ("free.onnx", "model"),
-        ("model", "cached.onnx"),  # no earlier tokens
-        ("model", "ids.onnx"),  # a mask that hides nothing is left out
-        ("model", "own.pt2"),  # the program's own inputs
-        ("own.pt2", "model"),
-        ("fixed.onnx", "own.pt2"),
-    ],
+    ("a", "b", "from_file"), [*TAKEN, *(pytest.param(*case, marks=pytest.mark.full) for case in LATER)]
 )
-def test_inputs_are_those_that_both_take(a: str, b: str, files: Callable[[str], str]) -> None:
-    report = diff(files(a), files(b))
+def test_inputs_are_those_that_both_take(a: str, b: str, from_file: bool, files: Callable[[str], str]) -> None:
+    report = diff(files(a), files(b), input_file=files("inputs.safetensors") if from_file else None)
     assert_same(report, 2)
-
-
-def test_inputs_from_a_file(files: Callable[[str], str]) -> None:
-    given = files("inputs.safetensors")
-    for a, b in (("fixed.onnx", "model"), ("model", "fixed.onnx"), ("fixed.onnx", "own.pt2"), ("own.pt2", "model")):
-        assert_same(diff(files(a), files(b), input_file=given), 2)
+    assert_same_sites(report)
 
 
 def test_two_graphs_have_no_inputs(files: Callable[[str], str]) -> None:

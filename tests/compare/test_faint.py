@@ -23,6 +23,7 @@ def planted(base: str, dtype: torch.dtype, **fields: Any) -> DiffReport:
     return compare(base, build(base, dtype=dtype, **fields), dtype=dtype)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("base", ["eager", "gqa", "rope_fused"])
 def test_a_scale_that_is_off_by_a_fiftieth_is_named(base: str, dtype: torch.dtype) -> None:
@@ -42,6 +43,7 @@ def test_it_is_found_by_all_numbers_together(monkeypatch: pytest.MonkeyPatch) ->
     assert planted("eager", torch.bfloat16, scale=1.02 * BASES["eager"].factor).same is True
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_a_scale_that_a_side_holds_in_half_is_no_cause(dtype: torch.dtype) -> None:
     held = float(torch.tensor(BASES["eager"].factor, dtype=dtype))

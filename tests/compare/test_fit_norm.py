@@ -43,6 +43,7 @@ def recover(x: Tensor, y: Tensor, kind: str | None = None) -> NormFit:
     return fit
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("over", ["head", "heads"])
 @pytest.mark.parametrize("kind", ["rms", "layer"])
@@ -71,6 +72,7 @@ def test_eps_is_told_in_float32_and_left_open_in_bfloat16() -> None:
         assert not fit.allows(0.1)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shape", [(1, 1, 8, 64), (1, 2, 6, 16), (2, 2, 24, 16)])
 def test_eps_is_in_its_interval_where_one_token_decides_it(shape: tuple[int, ...]) -> None:
     """The shortest token of a few leaves no residual by which to know how well it tells the eps."""
@@ -87,6 +89,7 @@ def test_a_gain_of_each_head() -> None:
     torch.testing.assert_close(fit.norm.gain, gain.double(), rtol=1e-5, atol=0.0)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_length_is_told_from_the_root_of_the_mean_square(dtype: torch.dtype) -> None:
     x = tokens(dtype)

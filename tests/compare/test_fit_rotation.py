@@ -44,6 +44,7 @@ def table(angle: Tensor, layout: str = "half") -> Rotation:
     return Rotation(torch.polar(torch.ones_like(angle), angle), layout)
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.mark.parametrize(
@@ -66,6 +67,7 @@ def test_layout_width_and_table_are_recovered(
     assert abs(base.stretch - 1.0) < (1e-5 if dtype == torch.float32 else 1e-2)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_amplitude_and_interpolation(layout: str, dtype: torch.dtype) -> None:

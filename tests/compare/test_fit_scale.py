@@ -25,6 +25,7 @@ def wide(tensor: Tensor) -> Tensor:
     return tensor.repeat_interleave(HQ // H, 1)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scale", [1.0, E**-0.5, 1.0 / E, 0.9 * E**-0.5])
 def test_the_scale_of_torchs_attention(scale: float, dtype: torch.dtype) -> None:
@@ -81,6 +82,7 @@ def test_a_formula_that_has_more_than_a_scale() -> None:
     assert without.residual > 0.01
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("cap", [2.0, 20.0])
 def test_scale_and_softcap(cap: float, dtype: torch.dtype) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -78,29 +79,27 @@ def test_a_base_is_its_description(base: str, layer: int) -> None:
     is_described(port_of(base), layer, came[layer], gone[layer], tokens)
 
 
-PART = [pytest.param(*one, id=case_name(*one)) for one in cross_section()]
-WHOLE = [pytest.param(*one, id=case_name(*one)) for one in cases()]
+def named(every: Iterable[tuple[str, Planting, str]]) -> list[Any]:
+    return [pytest.param(*case, id=case_name(*case)) for case in every]
 
 
-@pytest.mark.parametrize(("cause", "planting", "base"), PART)
+@pytest.mark.sampled(15)
+@pytest.mark.parametrize(("cause", "planting", "base"), named(cross_section()))
 def test_what_is_planted_is_as_described_and_moves_the_output(cause: str, planting: Planting, base: str) -> None:
     as_described(cause, planting, base)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("cause", "planting", "base"), WHOLE)
+@pytest.mark.parametrize(("cause", "planting", "base"), named(cases()))
 def test_every_planting_is_as_described_and_moves_the_output(cause: str, planting: Planting, base: str) -> None:
     as_described(cause, planting, base)
 
 
-def _harmless() -> Iterator[tuple[str, Planting, str]]:
-    for planting in HARMLESS:
-        for base in planting.bases:
-            yield "harmless", planting, base
-
-
-@pytest.mark.parametrize(("planting", "base"), [pytest.param(*one[1:], id=case_name(*one)) for one in _harmless()])
-def test_what_is_harmless_leaves_the_output(planting: Planting, base: str) -> None:
+@pytest.mark.sampled(20)
+@pytest.mark.parametrize(
+    ("cause", "planting", "base"), named(("harmless", one, base) for one in HARMLESS for base in one.bases)
+)
+def test_what_is_harmless_leaves_the_output(cause: str, planting: Planting, base: str) -> None:
     common = planting.shared(base)
     tokens = inputs(base, **common)
     _, a = attended(build(base, common=common, dtype=torch.float64), tokens)
@@ -122,6 +121,7 @@ def test_every_cause_has_variants_and_fits_bases() -> None:
         assert min(len(planting.bases) for planting in plantings) >= 2, cause
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("base", BASES)
 def test_every_style_computes_the_same_in_float32(base: str) -> None:
     tokens = inputs(base)
@@ -132,6 +132,7 @@ def test_every_style_computes_the_same_in_float32(base: str) -> None:
         assert said is None, f"{style}: {said}"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("base", BASES)
 def test_every_style_computes_the_same_in_half(base: str, dtype: torch.dtype) -> None:

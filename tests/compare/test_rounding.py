@@ -67,6 +67,7 @@ def _table(ratios: Ratios) -> str:
     return "\n".join(lines)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_way_stays_within_what_is_allowed(dtype: torch.dtype) -> None:
     ratios, wrong = ratios_of(5, dtype, small=True, kernel=unable() is None)
@@ -111,6 +112,7 @@ def test_projections(dtype: torch.dtype) -> None:
         assert float(((wrong - compute.project(affine, x)).abs() / allowed).max()) > 1.0
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["rms", "layer", "l2"])
 def test_norms_by_torch_and_by_hand(kind: str, dtype: torch.dtype) -> None:
@@ -134,6 +136,7 @@ def test_norms_by_torch_and_by_hand(kind: str, dtype: torch.dtype) -> None:
             assert 0.02 < ratio <= 1.0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_rotations_whose_angles_are_of_float32(layout: str, dtype: torch.dtype) -> None:

@@ -39,6 +39,7 @@ def whole_of(a: CallTensors, b: CallTensors) -> tuple[segments.Segment, Program]
     return whole(b, seen, program, Precisions(precision_of(a), precision_of(b)), None), program
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("begin", ["input", "projected", "used"])
 def test_rounding_of_the_way_is_within_it(begin: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,6 +53,7 @@ def test_rounding_of_the_way_is_within_it(begin: str, dtype: torch.dtype, monkey
         assert float(ratio.max()) > 0.01, base
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("base", "common", "planted"),
     [

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
+import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
-from mdit_py_plugins.deflist import deflist_plugin
-from mdit_py_plugins.dollarmath import dollarmath_plugin
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-READER = MarkdownIt("commonmark").enable("table").use(dollarmath_plugin).use(deflist_plugin)
+pytest.importorskip("mdit_py_plugins", reason="myst-parser is not installed")
+MATH_PLUGIN = pytest.importorskip("mdit_py_plugins.dollarmath").dollarmath_plugin
+LIST_PLUGIN = pytest.importorskip("mdit_py_plugins.deflist").deflist_plugin
+READER = MarkdownIt("commonmark").enable("table").use(MATH_PLUGIN).use(LIST_PLUGIN)
 
 # What stands in prose in the place of code and formulas, and at the end of bold text.
 CODE, MATH, JOINER = "\ue000", "\ue001", "\u2060"
@@ -24,6 +27,7 @@ class Page:
     """One page; `headings` are levels, `tables` rows and columns, `prose` a text for each paragraph, cell or title."""
 
     headings: list[int]
+    titles: list[str]
     blocks: list[tuple[str, str]]
     tables: list[tuple[int, int]]
     links: list[str]
@@ -65,6 +69,11 @@ def read_page(path: Path) -> Page:
     children = [child for token in inline for child in token.children or []]
     return Page(
         headings=[int(token.tag[1]) for token in tokens if token.type == "heading_open"],
+        titles=[
+            "".join(child.content for child in token.children or [])
+            for before, token in pairwise(tokens)
+            if before.type == "heading_open"
+        ],
         blocks=[(token.info.strip(), token.content) for token in tokens if token.type == "fence"],
         tables=_shapes(tokens),
         links=[str(child.attrs["href"]) for child in children if child.type == "link_open"],

@@ -23,10 +23,6 @@ def _pairs() -> dict[str, tuple[Path, Path]]:
 PAIRS = _pairs()
 
 
-def same(name: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize(name, PAIRS)
-
-
 def _navigation(tree: str) -> list[str]:
     blocks = [block for path in pages(tree).values() for block in read_page(path).blocks]
     lines = "\n".join(text for info, text in blocks if info == "{toctree}").splitlines()
@@ -44,12 +40,6 @@ def test_the_navigation_has_every_page_once() -> None:
     assert {"index", *listed} == ENGLISH.keys()
 
 
-@same("name")
-def test_headings(name: str) -> None:
-    english, chinese = map(read_page, PAIRS[name])
-    assert english.headings == chinese.headings
-
-
 def _code(block: tuple[str, str]) -> tuple[str, str]:
     """A block as both languages have it: of a directive that holds prose, its name."""
     info, text = block
@@ -58,27 +48,6 @@ def _code(block: tuple[str, str]) -> tuple[str, str]:
     literal = info.split("}")[0] in ("{toctree", "{eval-rst", "{public")
     lines = [line for line in text.splitlines() if not line.startswith(TITLES)]
     return (info, "\n".join(lines)) if literal else (info.split("}")[0], "")
-
-
-@same("name")
-def test_code(name: str) -> None:
-    english, chinese = map(read_page, PAIRS[name])
-    assert [_code(block) for block in english.blocks] == [_code(block) for block in chinese.blocks]
-
-
-@same("name")
-def test_tables(name: str) -> None:
-    english, chinese = map(read_page, PAIRS[name])
-    assert english.tables == chinese.tables
-
-
-@same("name")
-def test_formulas(name: str) -> None:
-    """Words inside a formula may be translated."""
-    english, chinese = (
-        sorted(re.sub(r"\\text\{.*?\}|\s", "", text) for text in read_page(path).formulas) for path in PAIRS[name]
-    )
-    assert english == chinese
 
 
 def _targets(path: Path) -> list[str]:
@@ -93,7 +62,14 @@ def _targets(path: Path) -> list[str]:
     return sorted(re.sub(rf"(?<=[./]){tree}(?=[./])", "LANG", target) for target in ways)
 
 
-@same("name")
-def test_links_and_pictures(name: str) -> None:
-    english, chinese = map(_targets, PAIRS[name])
-    assert english == chinese
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_page_mirrors_the_english_one(name: str) -> None:
+    """Headings, code, tables, formulas, links and pictures; words inside a formula may be translated."""
+    english, chinese = map(read_page, PAIRS[name])
+    assert english.headings == chinese.headings
+    assert list(map(_code, english.blocks)) == list(map(_code, chinese.blocks))
+    assert english.tables == chinese.tables
+    formulas = [sorted(re.sub(r"\\text\{.*?\}|\s", "", text) for text in page.formulas) for page in (english, chinese)]
+    assert formulas[0] == formulas[1]
+    english_targets, chinese_targets = map(_targets, PAIRS[name])
+    assert english_targets == chinese_targets

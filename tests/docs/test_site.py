@@ -8,15 +8,16 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from playwright.sync_api import Browser
 
 import sqrtdk
-from tests.docs.pages import DOCS, pages
+from tests.docs.pages import pages
+from tests.docs.test_links import NAMESPACES, offered
+from tests.support.playwright_here import Browser
 
+pytestmark = pytest.mark.full  # what the sources alone tell is in test_links.py
 TREES = ("en", "zh")
 SIZES = {"wide": (1400, 900), "phone": (390, 844)}
 SAMPLE = ("index", "watch", "glossary", "api/sqrtdk", "architecture")
-NAMESPACES = [path.stem for path in sorted((DOCS / "en" / "api").glob("*.md"))]
 
 
 class Links(HTMLParser):
@@ -83,24 +84,11 @@ def test_the_api_has_every_public_name(tree: str, links: dict[Path, Links], site
     assert {name for name in sqrtdk.__all__ if f"sqrtdk.{name}" not in anchors} == set()
 
 
-def test_every_namespace_has_a_page() -> None:
-    """But for those that hold no names of their own: what they offer has pages that explain it."""
-    explained = {"integrations", "monitor", "report"}
-    assert {"sqrtdk", *sqrtdk._ROOMS} - explained == {*NAMESPACES}
-
-
-@pytest.mark.parametrize("name", [name for name in NAMESPACES if name != "sqrtdk"])
+@pytest.mark.parametrize("name", NAMESPACES)
 def test_a_namespace_is_whole(name: str, site: Path, links: dict[Path, Links]) -> None:
-    """What its own list has, or what its classes and functions of this package are."""
-    module = getattr(sqrtdk, name)
-    listed = getattr(module, "__all__", None) or [
-        one
-        for one, thing in vars(module).items()
-        if one[0] != "_" and getattr(thing, "__module__", "").startswith("sqrtdk") and callable(thing)
-    ]
+    listed = offered(name)
     page = site / "en" / "api" / f"{name}.html"
     text = page.read_text(encoding="utf-8")
-    assert listed
     lost = [one for one in listed if f"sqrtdk.{name}.{one}" not in links[page].anchors and f"#sqrtdk.{one}" not in text]
     assert lost == []
 

@@ -39,8 +39,14 @@ def blind(length: int, keys: int) -> Tensor:
 # rows that see nothing
 
 
-@pytest.mark.parametrize("kind", ["bool", "float", "causal"])
-@pytest.mark.parametrize("sink", [None, 0.5])
+@pytest.mark.parametrize(
+    ("kind", "sink"),
+    [
+        ("bool", None),
+        ("causal", 0.5),
+        *(pytest.param(*more, marks=pytest.mark.full) for more in [("float", None), ("float", 0.5), ("causal", None)]),
+    ],
+)
 def test_blind_rows_are_those_of_the_oracle(kind: str, sink: float | None) -> None:
     leaves = qkv(40, 37)
     visible = blind(40, 37)
@@ -62,7 +68,7 @@ def test_blind_rows_are_those_of_the_oracle(kind: str, sink: float | None) -> No
         assert aux.count.cpu()[~gone].gt(0).all()
 
 
-@pytest.mark.parametrize("length", [3, 20])
+@pytest.mark.parametrize("length", [3, pytest.param(20, marks=pytest.mark.full)])
 def test_a_sink_of_no_weight_is_none(length: int) -> None:
     leaves = {name: leaf.float() for name, leaf in qkv(length, 70).items()}
     visible = torch.rand(length, 70, generator=torch.Generator().manual_seed(1)) < 0.5
@@ -75,7 +81,7 @@ def test_a_sink_of_no_weight_is_none(length: int) -> None:
         assert text is None, f"{name}: {text}"
 
 
-@pytest.mark.parametrize("length", [3, 20])
+@pytest.mark.parametrize("length", [3, pytest.param(20, marks=pytest.mark.full)])
 def test_calls_of_blind_rows_alone(length: int) -> None:
     leaves = qkv(length, 70)
     wrong = wrong_with(leaves, attn_mask=torch.zeros(length, 70, dtype=torch.bool), gradients=False)
@@ -133,6 +139,7 @@ def bad_at(number: float, length: int = 20, keys: int = 37) -> Leaves:
     return leaves
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"softcap": 3.0}, {"sinks": 0.5}], ids=str)
 @pytest.mark.parametrize("number", [math.nan, INF])
 @pytest.mark.parametrize("length", [3, 20])
@@ -171,6 +178,7 @@ def unseen(leaves: Leaves, **options: Any) -> tuple[Tensor, AuxOutput]:
     return triton(replace(resolve(**{**options, **given}, return_aux=ALL), unclean=False))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("keys", [(1,), (0, 1), (16, 17, 40), tuple(range(16)), tuple(range(16, 53))])
 def test_some_logits_of_minus_infinity_are_counted(keys: tuple[int, ...]) -> None:
     """Also where a block holds no other, or all blocks but the first."""
@@ -217,6 +225,7 @@ def far_logits(keys: int = 40) -> dict[str, Tensor]:
     }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("name", far_logits())
 def test_the_mean_is_finite_where_it_is(name: str, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,6 +266,7 @@ def test_logits_whose_sum_is_no_number_have_weights() -> None:
     assert complaint(found[fits], wanted[fits], torch.float32, length=70, logit=0.0) is None  # one key has all weight
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("sink", [1e30, -1e30, 3e38, LOW])
 def test_far_sinks(sink: float) -> None:
     wrong = wrong_with(qkv(18, 37), sinks=sink, gradients=False, logit=10.0)
@@ -264,12 +274,14 @@ def test_far_sinks(sink: float) -> None:
     assert bool(wrong) <= (sink > 0)  # where the sink is the lse, which is as far
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("softcap", [1e-30, 1e-3, 1e6, 1e38])
 def test_softcaps_of_any_size(softcap: float) -> None:
     wrong = wrong_with(qkv(18, 37), softcap=softcap)
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("scale", [1e-20, 40.0, 3e4])
 def test_scales_of_any_size(scale: float) -> None:
     leaves = {name: leaf * 64 // 8 for name, leaf in qkv(18, 37, 3).items()}  # products are exact

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from sqrtdk import AuxRequest
-from sqrtdk.impl.gpu import launch
 from sqrtdk.stats.request import AuxOutput
 from tests.attention.oracle import STATISTICS, attend
 from tests.gpu.judged import attention, qkv, randn
 from tests.support.triton_here import DEVICE, needs_triton, overflows
 from tests.tolerances import complaint
 
+launch = pytest.importorskip("sqrtdk.impl.gpu.launch", reason="Triton is not installed")
 pytestmark = [needs_triton, overflows, pytest.mark.usefixtures("small_tiles")]
 ALL = AuxRequest.all()
 KEYS = 150  # ten blocks, the last of six keys
@@ -65,6 +65,7 @@ def of_row(logits: Tensor) -> dict[str, Tensor]:
     }
 
 
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("parts", [1, 4])
 @pytest.mark.parametrize("name", ROWS)
 def test_statistics_within_1e_5_of_float64(name: str, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,6 +75,7 @@ def test_statistics_within_1e_5_of_float64(name: str, parts: int, monkeypatch: p
     check(aux, attend(**leaves, scale=1.0).statistics)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ROWS)
 def test_so_are_they_beside_a_bias(name: str) -> None:
     """The longer way, on which logits are made in full before the statistics see them."""
@@ -82,6 +84,7 @@ def test_so_are_they_beside_a_bias(name: str) -> None:
     check(aux, attend(**leaves, scale=1.0, bias=ROWS[name]).statistics)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("sink", [-40.0, 0.0, 24.0, 30.0, 80.0])
 @pytest.mark.parametrize("name", ["almost one-hot in a block", "two equal in two blocks", "uniform", "one-hot"])
 def test_so_are_they_beside_a_sink(name: str, sink: float) -> None:
@@ -115,8 +118,18 @@ def test_equal_logits_have_no_variance_whatever_their_size(size: float) -> None:
     assert bool((aux.mean == torch.tensor(size)).all())
 
 
-@pytest.mark.parametrize("options", [{}, {"softcap": 3.0}, {"is_causal": True, "sinks": 0.4}], ids=str)
-@pytest.mark.parametrize("keys", [37, 38], ids=["whole", "parts"])
+OPTIONS: list[dict[str, Any]] = [{}, {"softcap": 3.0}, {"is_causal": True, "sinks": 0.4}]
+AT_ONCE = {(37, 1), (38, 2)}
+
+
+@pytest.mark.parametrize(
+    ("keys", "options"),
+    [
+        pytest.param(keys, options, marks=() if (keys, i) in AT_ONCE else pytest.mark.full, id=f"{options}-{way}")
+        for keys, way in ((37, "whole"), (38, "parts"))
+        for i, options in enumerate(OPTIONS)
+    ],
+)
 def test_each_statistic_alone_is_that_of_all_together(
     keys: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

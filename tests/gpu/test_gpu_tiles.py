@@ -11,7 +11,6 @@ from torch import Tensor
 
 from sqrtdk import AuxRequest
 from sqrtdk._resolve import resolve
-from sqrtdk.impl.gpu import launch
 from sqrtdk.impl.triton import row_statistics
 from sqrtdk.stats import RowStats
 from sqrtdk.stats.request import aux_output
@@ -19,7 +18,8 @@ from tests.gpu.judged import Leaves, attention, expected, qkv, randn, wrong_with
 from tests.support.triton_here import DEVICE, needs_triton
 from tests.tolerances import complaint
 
-pytestmark = [needs_triton, pytest.mark.slow, pytest.mark.usefixtures("small_tiles")]
+launch = pytest.importorskip("sqrtdk.impl.gpu.launch", reason="Triton is not installed")
+pytestmark = [needs_triton, pytest.mark.usefixtures("small_tiles")]
 Sizes = dict[str, Any]
 
 
@@ -94,9 +94,16 @@ CALLS: dict[str, tuple[Sizes, Callable[[Leaves], Leaves], dict[str, Any]]] = {
     "groups": (GROUPS, lambda t: {}, {"is_causal": True}),
     "groups, bias": (GROUPS, lambda t: {"bias": randn(4, 21, 20)}, {}),
 }
+# every time: each kind of mask, bias, scale and sink, packed heads, groups, and keys in parts
+EVERY_TIME = {
+    "all keys", "causal, more rows", "window in the middle", "window of one", "mask, causal", "bias", "bias of heads",
+    "softcap", "scale of rows", "few rows, everything", "packed, causal", "groups",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in EVERY_TIME else pytest.mark.sampled(3)) for name in CALLS]
+)
 def test_many_tiles_agree_with_the_oracle(name: str) -> None:
     sizes, more, options = CALLS[name]
     leaves = qkv(**sizes)
@@ -104,6 +111,7 @@ def test_many_tiles_agree_with_the_oracle(name: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("width", "value_width"), [(1, 1), (3, 17), (17, 3), (32, 16), (80, 96), (96, 80), (192, 128), (256, 256)]
 )
@@ -124,6 +132,7 @@ def strided(tensor: Tensor, kind: str) -> Tensor:
     return torch.cat([tensor.new_zeros(3), tensor.flatten()])[3:].view(tensor.shape)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["heads after positions", "columns far apart", "every second column", "off the start"])
 @pytest.mark.parametrize("length", [3, 18])
 def test_where_numbers_lie_does_not_matter(kind: str, length: int) -> None:
@@ -176,7 +185,7 @@ def test_the_calls_above_are_split_and_are_not(monkeypatch: pytest.MonkeyPatch) 
     assert parts_of(FEW, monkeypatch) == [4]
 
 
-@pytest.mark.parametrize("parts", [1, 2, 7, 10])
+@pytest.mark.parametrize("parts", [7, *(pytest.param(parts, marks=pytest.mark.full) for parts in (1, 2, 10))])
 def test_parts_give_what_the_whole_gives(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where whole parts lie outside of what a row sees."""
     monkeypatch.setattr(launch, "split_keys", lambda programs, keys, *rest: (parts, -(-keys // parts // 16) * 16))
@@ -189,6 +198,7 @@ def test_parts_give_what_the_whole_gives(parts: int, monkeypatch: pytest.MonkeyP
 # sampled rows
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["all keys", "causal", "lower right", "window in the middle", "mask", "bias",
                                   "scale of rows", "softcap", "packed, causal", "few rows, causal"])  # fmt: skip
 @pytest.mark.parametrize("rows", ["some", "all"])

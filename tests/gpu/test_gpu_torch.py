@@ -17,14 +17,14 @@ from torch.autograd import forward_ad
 import sqrtdk
 from sqrtdk import AuxRequest, positions, scales, scores
 from sqrtdk.errors import UnsupportedError
-from sqrtdk.impl.gpu import operators
 from sqrtdk.stats.request import AuxOutput
 from tests.attention.plain import plain
 from tests.gpu.judged import attention, derivatives, expected, qkv
 from tests.support.triton_here import DEVICE, in_the_interpreter, needs_triton
 from tests.tolerances import complaint, gradient_complaints, half_complaint
 
-pytestmark = [needs_triton, pytest.mark.slow]
+operators = pytest.importorskip("sqrtdk.impl.gpu.operators", reason="Triton is not installed")
+pytestmark = needs_triton
 ALL = AuxRequest.all()
 EVERYTHING = (1 << len(AuxOutput._fields)) - 1
 LENGTH, KEYS = 9, 13
@@ -60,7 +60,11 @@ GIVEN: dict[str, Callable[[], tuple[Any, ...]]] = {
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [("statistics", torch.float16), ("no statistics", torch.float32), ("everything", torch.bfloat16)],
+    [
+        pytest.param("statistics", torch.float16, marks=pytest.mark.full),
+        ("no statistics", torch.float32),
+        pytest.param("everything", torch.bfloat16, marks=pytest.mark.full),
+    ],
 )
 def test_torch_s_own_check_of_operators_passes(name: str, dtype: torch.dtype) -> None:
     tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
@@ -69,6 +73,7 @@ def test_torch_s_own_check_of_operators_passes(name: str, dtype: torch.dtype) ->
     assert set(done.values()) == {"SUCCESS"}
 
 
+@pytest.mark.full
 def test_places_pass_the_check_too() -> None:
     given = tuple(leaf.detach() for leaf in leaves().values())
     places = torch.arange(LENGTH, device=DEVICE) + 2
@@ -119,6 +124,7 @@ def same(found: tuple[Tensor, AuxOutput], wanted: tuple[Tensor, AuxOutput], give
     assert not gradient_complaints(*gradients, torch.float32, length=KEYS, logit=10.0, rows=4 * LENGTH)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_compiled_without_a_break_it_gives_the_same(name: str, backend: str) -> None:
@@ -128,6 +134,7 @@ def test_compiled_without_a_break_it_gives_the_same(name: str, backend: str) -> 
     same(compiled(given), run(name, given), given)
 
 
+@pytest.mark.full
 def test_compiled_for_any_length_it_is_not_compiled_for_each() -> None:
     torch.compiler.reset()
     counter = CompileCounterWithBackend("aot_eager")
@@ -151,6 +158,7 @@ class Net(nn.Module):
         return torch.cat([output, aux.entropy.unsqueeze(-1)], -1)
 
 
+@pytest.mark.full
 def test_exported_with_a_dynamic_length_it_gives_the_same() -> None:
     length = torch.export.Dim("length", min=2, max=4096)
     sizes = {"q": {2: length}, "k": {2: length}, "v": {2: length}}
@@ -183,6 +191,7 @@ def test_the_interpreter_s_kernel_is_one_node_of_the_graph() -> None:
 # tensors without data, transforms
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_fake_tensors_have_the_shapes_of_real_ones(name: str) -> None:
     real = run(name, inputs(name))
@@ -255,6 +264,7 @@ def test_float64_is_refused() -> None:
 # autocast
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("options", [{}, {"softcap": 3.0, "is_causal": True}], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_gives_its_dtype(dtype: torch.dtype, options: dict[str, Any]) -> None:
@@ -283,6 +293,7 @@ def test_statistics_but_lse_and_entropy_carry_no_gradient_and_inputs_are_not_cha
     assert {name for name in ALL.wanted if getattr(aux, name).requires_grad} == {"lse", "entropy"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["query", "key", "value", "scale", "bias", "sinks"])
 def test_one_leaf_alone_has_the_gradient_that_it_has_beside_others(name: str) -> None:
     made = {n: leaf.detach() for n, leaf in leaves().items()}
@@ -313,6 +324,7 @@ def test_each_result_alone_has_a_gradient(of: str) -> None:
     assert not gradient_complaints(found, wanted, torch.float32, length=KEYS, logit=10.0, rows=4 * LENGTH)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "name", ["causal", "softcap, sinks, window", "a scale that is learned", "a bias that is learned"]
 )
@@ -333,6 +345,7 @@ def twice(name: str, given: dict[str, Tensor], impl: str) -> list[dict[str, Tens
     return [{n: g.detach().cpu() for n, g in zip(given, gradients, strict=True)} for gradients in (first, second)]
 
 
+@pytest.mark.full
 def test_runs_are_bit_equal() -> None:
     given = leaves() | {"bias": rand(LENGTH, KEYS).requires_grad_()}
 
@@ -362,7 +375,17 @@ NORESERVE = 0x4000  # Linux's MAP_NORESERVE, which Python has no name for
 STEP = 2**31 // 3  # four of them pass 2^31, and 2^32 bytes of one-byte numbers
 
 
-@pytest.mark.parametrize("name", ["query", "key", "value", "bias", "attn_mask", "rows of query", "rows of key"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "key",
+        "rows of query",
+        *(
+            pytest.param(name, marks=pytest.mark.full)
+            for name in ("query", "value", "bias", "attn_mask", "rows of key")
+        ),
+    ],
+)
 def test_offsets_past_32_bits(name: str) -> None:
     """Five rows, or heads, each 2^31 / 3 numbers behind the other; also in the backward pass."""
     near = {key: torch.randn(1, 5, 5, 8).to(torch.bfloat16) for key in ("query", "key", "value")}

@@ -20,7 +20,11 @@ TOLD = {"python": [3, 12], "torch": "2.13.0+cu130", "cuda": "13.0", "sees": True
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a GPU")
-@pytest.mark.parametrize("named", [None, "/no/such/python", sys.executable])
+@pytest.mark.parametrize(
+    "named",
+    [None, "/no/such/python", pytest.param(sys.executable, marks=pytest.mark.full)],
+    ids=["none", "missing", "this"],
+)
 def test_without_a_gpu_nothing_is_made(tmp_path: Path, named: str | None) -> None:
     there = BESIDE.exists()
     around = {name: value for name, value in os.environ.items() if name not in ("SQRTDK_TORCH", "OUT")}
@@ -64,6 +68,7 @@ def test_which_torch_will_do(change: dict[str, Any], words: str | None) -> None:
             raise ValueError(reason)
 
 
+@pytest.mark.full
 def test_this_python_is_probed_as_it_is() -> None:
     told = GPU["probe"](sys.executable)
     assert (told["torch"], told["sees"]) == (torch.__version__, torch.cuda.is_available())

@@ -159,6 +159,7 @@ def test_a_compiled_model_gives_what_an_eager_one_does(dtype: str, kind: str) ->
 # the same numbers every time, and what "auto" takes
 
 
+@pytest.mark.full
 @on("name, dtype", product(["64-grouped", "one-query", "128"], DTYPES), [("64-grouped", "bfloat16")])
 def test_runs_are_bit_equal(name: str, dtype: str, kind: str) -> None:
     given = qkv(LARGE[name] if kind == "cuda" else LARGE[name].small, DTYPES[dtype], kind)

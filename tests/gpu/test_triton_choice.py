@@ -34,14 +34,14 @@ def tensors(**options: Any) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(t.to(**options) for t in (q, k, v))  # type: ignore[return-value]
 
 
-def python(code: str, *, path: list[Path] | None = None, interpret: bool = False) -> str:
+def python(code: str, *arguments: str, path: list[Path] | None = None, interpret: bool = False) -> str:
     """What a fresh process prints, with other folders to import from before, or in place of, its own."""
     environment = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
     if path is not None:
         environment["PYTHONPATH"] = os.pathsep.join(map(str, path))
     if interpret:
         environment["TRITON_INTERPRET"] = "1"
-    command = [sys.executable, *(("-S",) if path else ()), "-W", "error", "-c", code]
+    command = [sys.executable, *(("-S",) if path else ()), "-W", "error", "-c", code, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -60,6 +60,7 @@ def as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- nothing of Triton where it is not used ----------------------------------------------------------------------------
 
 UNUSED = """
+import json
 import sys
 import torch
 import sqrtdk
@@ -77,14 +78,18 @@ try:
 except NotImplementedError as error:
     print(error)
 if not torch.cuda.is_available() and not torch.xpu.is_available():
-    environment()
+    print(json.dumps(environment()["triton"]))
 print([name for name in sys.modules if name.split(".")[0] == "triton" or name == "sqrtdk.impl.gpu.look"])
 """
 
 
 def test_nothing_is_imported_for_calls_on_a_cpu() -> None:
-    said = python(UNUSED).splitlines()
-    assert said == ["impl='triton' can't run this call: Triton runs on GPUs, and the tensors are on cpu", "[]"]
+    refused, *state, imported = python(UNUSED).splitlines()
+    assert refused == "impl='triton' can't run this call: Triton runs on GPUs, and the tensors are on cpu"
+    assert imported == "[]"
+    for triton in map(json.loads, state):  # where there is no GPU
+        assert triton.pop("version") is not None
+        assert triton == {"available": False, "interpreted": False, "reason": "torch sees no GPU"}
 
 
 def test_nothing_is_imported_for_the_help() -> None:
@@ -95,66 +100,61 @@ def test_nothing_is_imported_for_the_help() -> None:
     assert not imported & {"triton", "torch"}
 
 
-@pytest.mark.skipif(torch.cuda.is_available() or torch.xpu.is_available(), reason="a GPU is there")
-def test_the_environment_says_that_there_is_no_gpu() -> None:
-    code = "from sqrtdk._environment import environment; import json; print(json.dumps(environment()['triton']))"
-    triton = json.loads(python(code))
-    assert triton.pop("version") is not None
-    assert triton == {"available": False, "interpreted": False, "reason": "torch sees no GPU"}
-
-
 # -- why it can't run --------------------------------------------------------------------------------------------------
 
 ASKED = """
+import os
+import sys
 import torch
-import sqrtdk
-from sqrtdk._environment import environment
-q = torch.randn(1, 2, 5, 8)
-triton = environment()["triton"]
-try:
-    sqrtdk.attention(q, q, q, impl="triton")
-except NotImplementedError as error:
-    print(error)
-print(triton["version"], triton["available"], triton["interpreted"], triton["reason"])
-print(sqrtdk.attention(q, q, q, return_aux=sqrtdk.AuxRequest(lse=True))[1].lse.shape)
+
+def asked():
+    import sqrtdk
+    from sqrtdk._environment import environment
+    q = torch.randn(1, 2, 5, 8)
+    triton = environment()["triton"]
+    try:
+        sqrtdk.attention(q, q, q, impl="triton")
+    except NotImplementedError as error:
+        print(error)
+    print(triton["version"], triton["available"], triton["interpreted"], triton["reason"])
+    print(sqrtdk.attention(q, q, q, return_aux=sqrtdk.AuxRequest(lse=True))[1].lse.shape, flush=True)
+
+for folder in ("", *sys.argv[1:]):  # each in a fork, which has torch behind it
+    child = os.fork()
+    if child == 0:
+        sys.path[:0] = filter(None, [folder])
+        asked()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
 """
+# what stands for the package, and what is then said of it
+TRITONS = {
+    "old": ("__version__ = '3.5.1'", "Triton 3.5.1 is installed, and 3.6 or newer is needed"),
+    "broken": ("raise OSError('no libcuda.so\\nlook elsewhere')", "Triton can't be imported: no libcuda.so"),
+    "wordless": ("raise RuntimeError", "Triton can't be imported: RuntimeError"),
+    "another": ("", "the module `triton` that is imported here bears no version"),
+}
 
 
-def without_triton(home: Path) -> list[Path]:
-    """Folders to import from that lack Triton and nothing else."""
+def test_without_triton_and_with_one_that_does_not_do(tmp_path: Path) -> None:
+    home = tmp_path / "all_else"
     home.mkdir()
     for entry in Path(sysconfig.get_paths()["purelib"]).iterdir():
         if not entry.name.startswith("triton"):
             (home / entry.name).symlink_to(entry)
-    return [Path(sqrtdk.__file__).parents[1], home]
-
-
-def test_without_triton(tmp_path: Path) -> None:
-    missing = "Triton is not installed; torch's builds for GPUs bring it"
-    refused, state, rest = python(ASKED, path=without_triton(tmp_path / "all_else"), interpret=True).splitlines()
-    assert refused == f"impl='triton' can't run this call: {missing}"
-    assert state == f"None False True {missing}"
-    assert rest == "torch.Size([1, 2, 5])"
-
-
-@pytest.mark.parametrize(
-    ("source", "reason"),
-    [
-        ("__version__ = '3.5.1'", "Triton 3.5.1 is installed, and 3.6 or newer is needed"),
-        ("raise OSError('no libcuda.so\\nlook elsewhere')", "Triton can't be imported: no libcuda.so"),
-        ("raise RuntimeError", "Triton can't be imported: RuntimeError"),
-        ("", "the module `triton` that is imported here bears no version"),
-    ],
-    ids=["old", "broken", "wordless", "another"],
-)
-def test_a_triton_that_does_not_do(source: str, reason: str, tmp_path: Path) -> None:
-    package = tmp_path / "first" / "triton"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text(source)
-    (package / "language.py").touch()
-    code = "from sqrtdk.impl.gpu import load; print(load.state().reason)"
-    path = [package.parent, *without_triton(tmp_path / "all_else")]
-    assert python(code, path=path, interpret=True) == f"{reason}\n"
+    for name, (source, _) in TRITONS.items():
+        package = tmp_path / name / "triton"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text(source)
+        (package / "language.py").touch()
+    path = [Path(sqrtdk.__file__).parents[1], home]
+    lines = python(ASKED, *(str(tmp_path / name) for name in TRITONS), path=path, interpret=True).splitlines()
+    reasons = ["Triton is not installed; torch's builds for GPUs bring it", *(reason for _, reason in TRITONS.values())]
+    for reason, refused, state, rest in zip(reasons, lines[::3], lines[1::3], lines[2::3], strict=True):
+        assert refused == f"impl='triton' can't run this call: {reason}"
+        assert state.endswith(f" False True {reason}")
+        assert rest == "torch.Size([1, 2, 5])"
+    assert lines[1].startswith("None ")
 
 
 @pytest.mark.parametrize(
@@ -315,6 +315,7 @@ def test_by_name_it_runs_or_raises() -> None:
 
 
 @needs_interpreter
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("which", [None, "spread", "named"])
 @pytest.mark.parametrize("name", ["statistics", "softcap", "scale a head", "log n", "window", "lower right", "alibi"])
 def test_measure(name: str, which: str | None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -61,6 +62,7 @@ def exported(model: nn.Module, inputs: Any, path: Path, name: str = "") -> Path:
             if path.suffix == ".pt2":
                 torch.export.save(torch.export.export(model, args, kwargs, strict=False), path)
             else:
+                pytest.importorskip("onnxscript", reason="onnxscript is not installed: torch.onnx.export needs it")
                 folds = name not in WITHOUT_FOLDING
                 torch.onnx.export(
                     model, args, path, kwargs=kwargs, dynamo=True, verbose=False, external_data=False, optimize=folds

@@ -20,19 +20,21 @@ MISTAKES = [(style, mistake, kind) for style in STYLES for mistake in (None, *PL
 # A module's attribute tells that its scale was forgotten. A graph has none, and 1.0 after a norm is a rule.
 BY_ATTRIBUTE = {("qk_norm", "missing"): ("declared", None)}
 ALIKE: Counter[str] = Counter()  # attentions with the same verdict, by kind of what they are of
-FAST = {("llama", ".onnx"), ("t5", ".pt2")}
-FAST_MISTAKES = {("gqa", "twice", ".onnx"), ("fused_qkv", None, ".pt2")}
+FAST = {("llama", ".onnx"), ("t5", ".pt2"), ("fused_qkv", None, ".pt2")}
+FIRST = {("gqa", "twice", ".onnx")}
 
 
-def slow(cases: list[Any], fast: set[Any]) -> list[Any]:
-    return [case if case in fast else pytest.param(*case, marks=pytest.mark.slow) for case in cases]
+def later(cases: list[Any]) -> list[Any]:
+    """Cases with their tiers: an export takes seconds."""
+    marks = {case: () if case in FIRST else pytest.mark.full if case in FAST else pytest.mark.slow for case in cases}
+    return [pytest.param(*case, marks=marks[case]) for case in cases]
 
 
 def verdicts(report: Any) -> list[Any]:
     return [(c.call.site, c.call.index, c.verdict, c.mistake) for c in report.calls]
 
 
-@pytest.mark.parametrize(("name", "kind"), slow(CASES, FAST))
+@pytest.mark.parametrize(("name", "kind"), later(CASES))
 def test_a_family(name: str, kind: str, tmp_path: Path) -> None:
     model, inputs = family(name, tmp_path)
     own = sqrtdk.check(model, inputs)
@@ -42,7 +44,7 @@ def test_a_family(name: str, kind: str, tmp_path: Path) -> None:
     ALIKE[f"families {kind}"] += len(own.calls)
 
 
-@pytest.mark.parametrize(("style", "mistake", "kind"), slow(MISTAKES, FAST_MISTAKES))
+@pytest.mark.parametrize(("style", "mistake", "kind"), later(MISTAKES))
 def test_a_mistake(style: str, mistake: str | None, kind: str, tmp_path: Path) -> None:
     model, inputs = mistaken(style, mistake, tmp_path)
     own = sqrtdk.check(model, inputs)
@@ -54,6 +56,7 @@ def test_a_mistake(style: str, mistake: str | None, kind: str, tmp_path: Path) -
     ALIKE[f"planted {kind}"] += len(own.calls) * ((style, mistake) not in BY_ATTRIBUTE)
 
 
+@pytest.mark.slow
 def test_how_many(capsys: pytest.CaptureFixture[str]) -> None:
     with capsys.disabled():
         told = ", ".join(f"{count} of {kind}" for kind, count in sorted(ALIKE.items()))

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 import sqrtdk
-from tests.graphs.files import attention_model, write
+from tests.graphs.files import MICROSOFT, attention_model, model_of, onnx, write
 
-MICROSOFT = "com.microsoft"
+helper, numpy_helper, TensorProto = onnx.helper, onnx.numpy_helper, onnx.TensorProto
 make = helper.make_node
 B, L, H, E = 2, 6, 4, 24
 D = H * E
@@ -24,15 +23,8 @@ def only(path: Path) -> Any:
     return judged
 
 
-def graph(path: Path, nodes: list[Any], constants: dict[str, Any], **given: Any) -> Path:
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [B, L, D])]
-    inputs += [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in given.items()]
-    made = helper.make_graph(
-        nodes, "graph", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()],
-    )  # fmt: skip
-    opsets = [helper.make_opsetid("", 18), helper.make_opsetid(MICROSOFT, 1)]
-    return write(helper.make_model(made, opset_imports=opsets, ir_version=9), path)
+def graph(path: Path, nodes: list[Any], constants: dict[str, Any], *more: Any, **options: Any) -> Path:
+    return write(model_of(nodes, [("x", TensorProto.FLOAT, [B, L, D]), *more], constants, **options), path)
 
 
 def weights(*names: str, width: int = D) -> dict[str, Any]:
@@ -112,3 +104,39 @@ def test_constants_in_nodes(tmp_path: Path) -> None:
     ]
     path = write(attention_model(logits=nodes), tmp_path / "m.onnx")
     assert only(path).call.scale.effective == pytest.approx(0.25)
+
+
+FLOAT = TensorProto.FLOAT
+LAST, TOTAL = ("last", TensorProto.INT32, [B]), ("total", TensorProto.INT32, [1])
+ONE: dict[str, tuple[str, str, list[tuple[str, int, list[int]]], dict[str, Any], float, str]] = {
+    "Attention": ("Attention", "", [], {}, RIGHT, "softmax(0.2041 * q.k)"),
+    "Attention, scale": ("Attention", "", [], {"scale": 0.5}, 0.5, "softmax(0.5 * q.k)"),
+    "Attention, causal, softcap": (
+        "Attention", "", [], {"is_causal": 1, "softcap": 30.0}, RIGHT, "softmax(30 * tanh(0.2041 * q.k / 30) + causal)"
+    ),
+    "MultiHeadAttention": ("MultiHeadAttention", MICROSOFT, [], {"num_heads": H}, RIGHT, "softmax(0.2041 * q.k)"),
+    "MultiHeadAttention, scale": (
+        "MultiHeadAttention", MICROSOFT, [], {"num_heads": H, "scale": 1.0}, 1.0, "softmax(q.k)"
+    ),
+    "GroupQueryAttention": (
+        "GroupQueryAttention", MICROSOFT, [("", 0, []), ("", 0, []), LAST, TOTAL],
+        {"num_heads": H, "kv_num_heads": H, "local_window_size": 3}, RIGHT, "softmax(0.2041 * q.k + window)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ONE)
+def test_an_operator(case: str, tmp_path: Path) -> None:
+    op, domain, more, attributes, scale, formula = ONE[case]
+    if op == "Attention":
+        attributes = {"q_num_heads": H, "kv_num_heads": H, **attributes}
+    nodes = [make("MatMul", ["x", f"w{n}"], [n], f"/attn/{n}_proj/MatMul") for n in "qkv"]
+    names = ["q", "k", "v", *(entry[0] for entry in more)]
+    nodes.append(make(op, names, ["y"], "/attn/Op", domain=domain, **attributes))
+    opsets = [helper.make_opsetid("", 23), helper.make_opsetid(MICROSOFT, 1)]
+    given = [entry for entry in more if entry[0]]
+    judged = only(graph(tmp_path / "m.onnx", nodes, weights("wq", "wk", "wv"), *given, opsets=opsets))
+    assert judged.call.scale.effective == pytest.approx(scale, rel=1e-6)
+    assert judged.call.formula == formula
+    assert judged.call.site == "attn"
+    assert judged.call.op == f"{domain or 'ai.onnx'}.{op}"

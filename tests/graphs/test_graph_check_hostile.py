@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 import sqrtdk
 from sqrtdk.errors import ModelError
@@ -17,8 +15,9 @@ from sqrtdk.graphs import symbols
 from sqrtdk.report.html import to_html
 from sqrtdk.report.json import to_json
 from sqrtdk.report.terminal import to_text
-from tests.graphs.files import D, attention_model, beside, write
+from tests.graphs.files import attention_model, model_of, onnx, write
 
+helper, numpy_helper, TensorProto = onnx.helper, onnx.numpy_helper, onnx.TensorProto
 make = helper.make_node
 
 
@@ -34,17 +33,12 @@ def whole(tmp_path: Path, **changes: Any) -> bytes:
     return write(attention_model(**changes), tmp_path / "whole.onnx").read_bytes()
 
 
-@pytest.mark.parametrize("part", [0.0, 0.3, 0.9, 0.99])
+@pytest.mark.parametrize("part", [0.0, 0.9])
 def test_a_file_that_was_cut_off(part: float, tmp_path: Path) -> None:
     content = whole(tmp_path)
     path = tmp_path / "m.onnx"
     path.write_bytes(content[: int(part * len(content))])
     refused(path)
-
-
-def test_no_file_at_all(tmp_path: Path) -> None:
-    refused(tmp_path / "none.onnx")
-    refused(tmp_path / "none.pt2")
 
 
 def test_a_loop_of_nodes(tmp_path: Path) -> None:
@@ -71,22 +65,6 @@ def test_functions_that_double(tmp_path: Path) -> None:
     assert "nodes" in refused(write(model, tmp_path / "m.onnx"))
 
 
-def test_functions_that_call_themselves(tmp_path: Path) -> None:
-    opset = [helper.make_opsetid("", 18), helper.make_opsetid("own", 1)]
-    again = helper.make_function("own", "f", ["a"], ["b"], [make("f", ["a"], ["b"], domain="own")], opset)
-    model = attention_model(extra=[make("f", ["x"], ["far"], domain="own")], opsets=opset)
-    model.functions.append(again)
-    refused(write(model, tmp_path / "m.onnx"))
-
-
-@pytest.mark.parametrize("location", ["../w", "/etc/passwd", "a/../../w", "", "link"])
-def test_tensors_out_of_the_folder(location: str, tmp_path: Path) -> None:
-    (tmp_path / "w").write_bytes(bytes(D * D * 4))
-    (tmp_path / "in").mkdir()
-    os.symlink(tmp_path / "w", tmp_path / "in" / "link")
-    refused(beside(attention_model(), tmp_path / "in" / "m.onnx", location))
-
-
 @pytest.mark.parametrize("opset", [0, 99, 2**40])
 def test_an_opset_that_nobody_knows(opset: int, tmp_path: Path) -> None:
     model = attention_model(opsets=[helper.make_opsetid("", opset)])
@@ -97,9 +75,6 @@ def test_shapes_that_no_memory_holds(tmp_path: Path) -> None:
     model = attention_model()
     model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 2**50
     refused(write(model, tmp_path / "m.onnx"))
-    model = attention_model()
-    model.graph.initializer[0].dims[:] = [2**40, 2**40]
-    refused(write(model, tmp_path / "n.onnx"))
 
 
 def test_sizes_that_are_computed_stay_without_memory(tmp_path: Path) -> None:
@@ -176,11 +151,7 @@ def test_an_attention_inside_a_branch_is_told(tmp_path: Path) -> None:
 
 
 def test_a_graph_without_attention(tmp_path: Path) -> None:
-    graph = helper.make_graph(
-        [make("Relu", ["x"], ["y"])], "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 2])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-    )  # fmt: skip
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    model = model_of([make("Relu", ["x"], ["y"])], [("x", TensorProto.FLOAT, [1, 2])], {})
     assert "no attention" in refused(write(model, tmp_path / "m.onnx"))
 
 
@@ -195,9 +166,3 @@ def test_a_random_flip_of_bytes_is_one_error_or_a_report(tmp_path: Path) -> None
         path.write_bytes(bytes(damaged))
         with contextlib.suppress(ModelError):
             sqrtdk.check(str(path))
-
-
-def test_a_program_that_was_cut_off(tmp_path: Path) -> None:
-    path = tmp_path / "m.pt2"
-    path.write_bytes(b"PK\x03\x04" + bytes(100))
-    refused(path)

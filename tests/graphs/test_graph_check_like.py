@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-import jsonschema
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -18,8 +19,9 @@ from sqrtdk.cli import _app as app
 from sqrtdk.errors import InvalidValueError, ModelError
 from sqrtdk.models.options import LoadOptions
 from tests.attentions.planted import planted
-from tests.graphs.files import attention_model, write
+from tests.graphs.files import attention_model, onnx, write
 from tests.graphs.modules import exported
+from tests.support.optional import jsonschema
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 NONE = LoadOptions()
@@ -35,17 +37,29 @@ def zoo(monkeypatch: pytest.MonkeyPatch) -> str:
     return "graph_zoo"
 
 
-def test_what_an_attribute_tells(zoo: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str | None], str]:
+    """A planted model as a program, exported once."""
+    folder = tmp_path_factory.mktemp("programs")
+
+    @functools.cache
+    def made(style: str, mistake: str | None) -> str:
+        return str(exported(*planted(style, mistake), folder / f"{style}_{mistake}.pt2"))
+
+    return made
+
+
+def test_what_an_attribute_tells(zoo: str, program: Callable[..., str]) -> None:
     """Alone the graph follows the rule of normalised q and k; the model's attribute says that its scale was lost."""
-    path = str(exported(*planted("qk_norm", "missing"), tmp_path / "m.pt2"))
+    path = program("qk_norm", "missing")
     assert {c.verdict for c in sqrtdk.check(path).calls} == {"declared"}
     report = check_with(path, None, NONE, like=f"{zoo}:qk_norm_missing")
     assert {(c.verdict, c.mistake) for c in report.calls} == {("unexplained", "missing")}
     assert report.exit_code == 1
 
 
-def test_a_graph_that_is_not_its_model(zoo: str, tmp_path: Path) -> None:
-    path = str(exported(*planted("sdpa_scale", "twice"), tmp_path / "m.pt2"))
+def test_a_graph_that_is_not_its_model(zoo: str, program: Callable[..., str]) -> None:
+    path = program("sdpa_scale", "twice")
     report = check_with(path, None, NONE, like=f"{zoo}:sdpa_scale_None")
     assert {(c.verdict, c.mistake) for c in report.calls} == {("unexplained", "twice")}
     assert all("it applies 0.204124, the graph 0.0416667" in finding.message for finding in report.findings)
@@ -73,16 +87,16 @@ def test_a_run_adds_figures(tmp_path: Path) -> None:
     assert judged.call.stats is not None
     assert judged.call.formula == alone.call.formula
     x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
-    from onnx import numpy_helper
-
-    weights = {t.name: torch.from_numpy(numpy_helper.to_array(t).copy()) for t in attention_model().graph.initializer}
+    weights = {
+        t.name: torch.from_numpy(onnx.numpy_helper.to_array(t).copy()) for t in attention_model().graph.initializer
+    }
     logits = 0.5 * (x @ weights["wq"]) @ (x @ weights["wk"]).mT
     seen = torch.ones(5, 5, dtype=torch.bool).tril()
     assert judged.call.stats.max_logit[0] == pytest.approx(float(logits[:, seen].max()), rel=1e-5)
 
 
-def test_a_program_is_run(tmp_path: Path) -> None:
-    report = check_with(str(exported(*planted("sdpa_scale", None), tmp_path / "m.pt2")), None, NONE, run_graph=True)
+def test_a_program_is_run(program: Callable[..., str]) -> None:
+    report = check_with(program("sdpa_scale", None), None, NONE, run_graph=True)
     assert [c.verdict for c in report.calls] == ["exact"] * 3
     assert all(c.call.stats is not None for c in report.calls)
 
@@ -126,8 +140,8 @@ def test_what_a_diff_does_not_take_is_refused(
     assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
 
 
-def test_the_bar_reaches_the_diff(zoo: str, tmp_path: Path) -> None:
-    path = str(exported(*planted("sdpa_scale", "twice"), tmp_path / "m.pt2"))
+def test_the_bar_reaches_the_diff(zoo: str, program: Callable[..., str]) -> None:
+    path = program("sdpa_scale", "twice")
     given = ["check", path, "--like", f"{zoo}:sdpa_scale_None", "--run", "--trust-remote-code"]
     assert [CliRunner().invoke(app, [*given, *more]).exit_code for more in ([], ["--fail-on", "never"])] == [1, 0]
 

@@ -15,7 +15,7 @@ from sqrtdk.graphs.check import checked
 from sqrtdk.tracing.tensors import CallTensors, Vector
 from tests.graphs.exports import Kept, allowed, build, export, inputs, logits, recomputed, repeated, run_module
 
-pytest.importorskip("onnxscript", reason="torch.onnx.export needs it")
+pytest.importorskip("onnxscript", reason="onnxscript is not installed: torch.onnx.export needs it")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 
 ROUNDING = 2e-5  # between two runs of a model of two layers in float32, whose values are of size 10 at most

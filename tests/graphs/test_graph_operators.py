@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 import torch
-from onnx import helper
 
 from sqrtdk.graphs import GraphRun, read_onnx
 from tests.graphs.exports import allowed, recomputed
+from tests.graphs.files import MICROSOFT, onnx
 
-MICROSOFT = "com.microsoft"
+helper = onnx.helper
 B, H, K, L, E = 2, 4, 2, 6, 16
 Array = np.ndarray[Any, Any]
 

@@ -10,6 +10,7 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import pytest
 import torch
 import transformers as hf
 from torch import Tensor, nn
@@ -54,7 +55,7 @@ SIZES = {
     **dict.fromkeys(["n_group", "topk_group", "first_k_dense_replace", "n_shared_experts", "num_shared_experts"], 1),
     **dict.fromkeys(["max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len"], 512),
     **dict.fromkeys(["max_source_positions"], 24),
-    **dict.fromkeys(["vocab_size", "text_vocab_size", "vocab_size_per_layer_input"], 160),
+    **dict.fromkeys(["vocab_size", "unpadded_vocab_size", "text_vocab_size", "vocab_size_per_layer_input"], 160),
     **dict.fromkeys(["sliding_window", "attention_window_size", "sliding_window_size", "rel_extent"], 4),
     **dict.fromkeys(["mamba_d_state", "mamba_n_heads", "mamba_d_head", "ssm_state_size", "index_topk", "d_rel"], 8),
     **dict.fromkeys(["index_n_heads"], 2),
@@ -137,6 +138,12 @@ SPECIAL: dict[str, dict[str, Any]] = {
 
 class NotBuiltError(Exception):
     """Why a type is not there to be compared."""
+
+
+def needs(model_type: str) -> None:
+    """Skip a test of a type that the installed transformers does not have."""
+    if model_type not in CONFIG_MAPPING:
+        pytest.skip(f"transformers {hf.__version__} has no {model_type}")
 
 
 def default_config(model_type: str) -> hf.PretrainedConfig:

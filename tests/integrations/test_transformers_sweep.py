@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 import warnings
 from typing import Any
 
 import pytest
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+import transformers as hf
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING, model_type_to_module_name
 
 from sqrtdk.integrations import transformers as ours
 from tests.hf import sweep as transformers_sweep
-from tests.hf.small import NotBuiltError
+from tests.hf.small import NotBuiltError, needs
 from tests.hf.sweep import WRONG, Outcome, apart, compare, main
 
 # What each shows that the others do not.
@@ -37,20 +39,35 @@ TYPES = {
 WITH_STATIC_CACHE = {"bart", "deepseek_v32", "gemma2", "gemma4_text", "gpt_oss", "inkling2_text", "llama", "t5"}
 
 
+def reaches(model_type: str) -> None:
+    """Skip a type that the installed transformers does not have, or whose attention there takes no function."""
+    needs(model_type)
+    name = model_type_to_module_name(model_type)
+    module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+    if not hasattr(module, "ALL_ATTENTION_FUNCTIONS"):
+        pytest.skip(f"{model_type} of transformers {hf.__version__} takes no attention function")
+
+
 def compared(model_type: str, only: tuple[str, ...] = ()) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return compare(model_type, only)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("model_type", TYPES)
 def test_ours_is_eager(model_type: str) -> None:
+    reaches(model_type)
     outcome = compared(model_type)
     assert outcome.state == "agree", outcome
     assert outcome.calls >= 2
     agreeing = {name for name, text in outcome.checks.items() if text == "agree"}
     assert {"output", "gradients"} <= agreeing
-    assert model_type not in WITH_STATIC_CACHE or {"left padding", "dynamic cache", "static cache"} <= agreeing
+    untold = {name: text for name, text in outcome.checks.items() if text.startswith("eager fails")}
+    wanted = {"left padding", "dynamic cache", "static cache"} if model_type in WITH_STATIC_CACHE else set()
+    assert wanted <= agreeing | set(untold)
+    if wanted & set(untold):
+        pytest.skip(f"transformers {hf.__version__}: {untold}")
 
 
 @pytest.mark.parametrize(
@@ -58,13 +75,17 @@ def test_ours_is_eager(model_type: str) -> None:
     [("bridgetower", "calls itself causal and got no mask"), ("minimax_m3_vl_text", "'block_indices'")],
 )
 def test_ours_refuses(model_type: str, reason: str) -> None:
+    reaches(model_type)
     outcome = compared(model_type)
+    if outcome.state == "agree":
+        pytest.skip(f"{model_type} of transformers {hf.__version__} asks for nothing that is refused")
     assert outcome.state == "refused", outcome
     assert reason in outcome.reason
 
 
 @pytest.mark.parametrize(("model_type", "argument"), [("inkling2_text", "sinks"), ("t5", "position_bias")])
 def test_an_argument_that_is_swallowed_is_seen(model_type: str, argument: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reaches(model_type)
     whole = ours.attention_forward
     monkeypatch.setattr(ours, "attention_forward", lambda *args, **kwargs: whole(*args, **(kwargs | {argument: None})))
     assert compared(model_type, only=("output",)).state == "differ"

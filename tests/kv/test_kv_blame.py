@@ -28,6 +28,7 @@ def traced(model: nn.Module) -> tuple[CallTensors, ...]:
     return run.tensors
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", PLAIN)
 def test_the_head_with_outliers_is_named(family: str) -> None:
     model = build(family)
@@ -49,6 +50,7 @@ def test_the_head_with_outliers_is_named(family: str) -> None:
     assert "head" not in own.mended_by
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", PLAIN)
 def test_a_folded_channel_scale_is_what_it_was_forecast_to_be(family: str) -> None:
     """Into the weights: the model stays the same function, and the cache that was bad is good."""

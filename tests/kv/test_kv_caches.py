@@ -8,7 +8,8 @@ from functools import cache
 import pytest
 import torch
 from torch import nn
-from transformers.cache_utils import CacheLayerMixin, Fp8QuantizedLayer
+from transformers import cache_utils
+from transformers.cache_utils import CacheLayerMixin
 
 from sqrtdk.kv import forecast_calls
 from sqrtdk.tracing import CallTensors, Trace
@@ -18,8 +19,8 @@ WITHIN = 0.01
 ALL, HEAD, TOKEN, CHANNEL = (0, 1, 2, 3), (0, 2, 3), (3,), (0, 2)
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 # what is asked for, the newest keys in full precision, and the layer that does it
-CACHES: dict[str, tuple[str, str | None, int, Callable[[], CacheLayerMixin]]] = {
-    "transformers fp8": ("fp8_e4m3", None, 0, Fp8QuantizedLayer),
+CACHES: dict[str, tuple[str, str | None, int, Callable[[], CacheLayerMixin] | None]] = {
+    "transformers fp8": ("fp8_e4m3", None, 0, getattr(cache_utils, "Fp8QuantizedLayer", None)),
     "transformers groups": ("int4", None, 1, lambda: Grouped(0)),
     "transformers channels": ("int4", "channel", 1, lambda: Grouped(-1)),
     "fp8_e4m3 head": ("fp8_e4m3", "head", 0, lambda: Cast(fp8(E4M3, HEAD))),
@@ -44,6 +45,8 @@ def traced_once(family: str) -> tuple[nn.Module, tuple[CallTensors, ...]]:
 def apart(model: nn.Module, calls: tuple[CallTensors, ...], name: str) -> float:
     """The largest relative difference of a figure, over layers and heads, between forecast and cache."""
     dtype, scale, residual, layer_of = CACHES[name]
+    if layer_of is None:
+        pytest.skip("the installed transformers has no such layer")
     forecast = forecast_calls(calls, dtype, scale, rows=1, residual=residual)
     assert len(forecast.calls) == 2
     worst = 0.0
@@ -55,6 +58,7 @@ def apart(model: nn.Module, calls: tuple[CallTensors, ...], name: str) -> float:
     return worst
 
 
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("name", CACHES)
 @pytest.mark.parametrize("family", CONFIGS)
 def test_the_forecast_is_what_a_quantised_cache_does(family: str, name: str) -> None:

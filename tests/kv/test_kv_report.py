@@ -8,7 +8,6 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import jsonschema
 import pytest
 from typer.testing import CliRunner
 
@@ -23,6 +22,7 @@ from sqrtdk.report.html import to_html
 from sqrtdk.report.json import to_json
 from sqrtdk.report.terminal import to_text
 from sqrtdk.tracing import NotMeasured
+from tests.support.optional import jsonschema
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "docs" / "check.schema.json").read_text())

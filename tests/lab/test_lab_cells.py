@@ -18,7 +18,7 @@ def _runs(folder: Path) -> dict[int, int]:
     return {int(path.stem): len(path.read_text().splitlines()) for path in folder.glob("*.log")}
 
 
-@pytest.mark.parametrize(("engine", "workers"), [("local", None), ("pool", 2)])
+@pytest.mark.parametrize(("engine", "workers"), [("local", None), pytest.param("pool", 2, marks=pytest.mark.full)])
 def test_results_come_in_order_and_each_cell_is_computed_once(engine: str, workers: int | None, tmp_path: Path) -> None:
     wanted = [{"x": x, "folder": str(tmp_path)} for x in (5, 1, 3, 5, 2)]
     with Cells(engine, workers) as cells:

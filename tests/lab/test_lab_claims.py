@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -85,11 +87,44 @@ NARROW = re.compile("(?<=[\u4e00-\u9fff])[,:;]|[,:;](?=[\u4e00-\u9fff])")  # ASC
 LONG = {"small-dk", "train-instability"} | (
     {"amp-scaling"} if not torch.ops.mkldnn._is_mkldnn_bf16_supported() else set()
 )
+TINY = {"steps": 2, "rows": 2, "length": 8, "points": 2}
+TRAINED = {"seeds": 2, "rates": (1e-3,), "text": TINY, "strings": TINY}
+# Claims whose quick run takes half a second of CPU or more, and sizes at which all of their code runs in a moment.
+SMALLER: dict[str, dict[str, Any]] = {
+    "amp-scaling": {**TRAINED, "mixed_rates": (1e-3,), "draws": 20, "keys": 8},
+    "batchnorm-analogy": {"pairs": 1000},
+    "bilinear-unscaled": {"dims_and_steps": ((8, 4), (16, 4)), "learners": 2},
+    "entropy-table": {"numbers": 100_000, "longest": 64, "least_rows": 20},
+    "few-positions": {"rows": 300, "windows": 2},
+    "grad-norm": {"blocks": 4, "rows": 16},
+    "heads-differ": {"seeds": 2, "text": {**TINY, "points": 0}},
+    "init-variance": {"layers": 3, "tokens": 16},
+    "minmax-by-dim": {"rows": 600},
+    "normal": {"pairs": 5000},
+    "paper-footnote": {"pairs": 6000},
+    "printed-maxima": {"numbers": 200_000, "matrices": 50},
+    "range-512": {"draws": 2},
+    "saturation-by-dim": {"rows": 300},
+    "scale-two-sqrt": {"rows": 50, "learners": 2, "rates": (0.02,), "steps": 4},
+    "seed-code-shapes": {"runs": 20},
+    "small-dk": {**TRAINED, "additive_rates": (4e-3,), "dims": (4, 16, 64)},
+    "softmax-overflow": {"rows": 100},
+    "std-512": {"pairs": 4000},
+    "train-instability": {**TRAINED, "dims": (4, 8)},
+    "var-general": {"pairs": 20_000},
+    "var-linear": {"pairs": 4000},
+}
 
 
 def _marked(ids: list[str]) -> list[object]:
     """Times are not measured beside other tests."""
-    return [pytest.param(name, marks=pytest.mark.slow) if CLAIMS[name].timed or name in LONG else name for name in ids]
+
+    def mark(name: str) -> Any:
+        if CLAIMS[name].timed or name in LONG:
+            return pytest.mark.slow
+        return pytest.mark.full if name in SMALLER else ()
+
+    return [pytest.param(name, marks=mark(name)) for name in ids]
 
 
 @pytest.fixture(scope="session")
@@ -141,6 +176,23 @@ def test_verdict_of_the_quick_run_and_of_its_control(name: str, cells: Cells) ->
     record = run_claim(CLAIMS[name], quick=True, compute=cells)
     _check(record)
     assert record.condition == (CLAIMS[name].condition if VERDICTS[name] == "depends" else None)
+    _check_words(record)
+
+
+@pytest.mark.parametrize("name", SMALLER)
+def test_a_costly_claim_has_its_figures_and_words_at_smaller_sizes(name: str) -> None:
+    """So few samples may leave it open, and say nothing else; learners that have not learned are not judged."""
+    claim = CLAIMS[name]
+    record = run_claim(replace(claim, quick={**claim.quick, **SMALLER[name]}), quick=True)
+    for outcome in (record.outcome, record.control):
+        assert [len(part.checks) > 0 for part in outcome.verdict.findings] == [True] * len(claim.parts)
+    if not {"seeds", "learners"} & set(claim.parameters):
+        assert record.outcome.verdict.answer in (VERDICTS[name], "undecided"), _judged(record)
+        assert record.control.verdict.answer in (CONTROLS.get(name, "fails"), "undecided"), _judged(record)
+    _check_words(record)
+
+
+def _check_words(record: Record) -> None:
     for text in (record.why, *(plot.caption for plot in record.plots)):
         _check_languages(text)
     for plot in record.plots:

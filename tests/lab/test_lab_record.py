@@ -101,30 +101,14 @@ def test_another_schema_version_is_named(record: Record, tmp_path: Path) -> None
         read(path)
 
 
-@pytest.mark.parametrize("cut", [0, 1, 200, -2])
-def test_half_a_record_is_no_record(record: Record, tmp_path: Path, cut: int) -> None:
-    path = tmp_path / "record.json"
-    path.write_text(to_json(record)[:cut])
-    with pytest.raises(InvalidValueError, match="not a record of a claim"):
-        read(path)
-
-
-@pytest.mark.parametrize("name", ["statement", "outcome", "plots", "seed", "environment"])
-def test_a_record_needs_every_entry(record: Record, tmp_path: Path, name: str) -> None:
-    path = tmp_path / "record.json"
-    for broken in ({}, {name: 3.5 if name != "seed" else "x"}):
+def test_a_record_needs_every_entry(record: Record, tmp_path: Path) -> None:
+    path, derived = tmp_path / "record.json", {"sound", "decided"}
+    for name in json.loads(to_json(record)).keys() - derived:
         data = json.loads(to_json(record))
         del data[name]
-        path.write_text(json.dumps(data | broken))
+        path.write_text(json.dumps(data))
         with pytest.raises(InvalidValueError, match="not a record of a claim"):
             read(path)
-
-
-def test_a_list_is_no_record(tmp_path: Path) -> None:
-    path = tmp_path / "record.json"
-    path.write_text("[1, 2]")
-    with pytest.raises(InvalidValueError, match="not a record of a claim"):
-        read(path)
 
 
 def _set(value: object, *place: str | int) -> Callable[[Any], None]:
@@ -142,37 +126,25 @@ SERIES = ("plots", 0, "series", 0)
 CHECK = ("outcome", "verdict", "findings", 0, "checks", 0)
 WRONG = [
     _set("perhaps", "outcome", "verdict", "answer"),
-    _set(None, "control", "verdict", "answer"),
     _set("yes", "outcome", "verdict", "findings", 0, "met"),
     _set([], "outcome", "verdict", "findings"),
     _set([], "outcome", "verdict", "findings", 0, "checks"),
     _set(1, *CHECK, "met"),
-    _set("0.5", *CHECK, "low"),
     _set("guess", *CHECK, "figure", "method"),
     _set(1.5, *CHECK, "figure", "samples"),
     _set(True, "outcome", "figures", 0, "value"),
     _set(10**400, "outcome", "figures", 0, "value"),
-    _set([], "outcome", "figures", 0, "at"),
     _set({"d_k": [64]}, "outcome", "figures", 0, "at"),
-    _set({"d_k": None}, *CHECK, "figure", "at"),
     _set(math.inf, "seed"),
     _set(-1, "seed"),
     _set(True, "seed"),
-    _set("no", "quick"),
-    _set(None, "id"),
     _set(1.0, "level"),
-    _set(None, "level"),
-    _set("S1", "sources"),
-    _set({"cpus": 2}, "environment"),
-    _set(None, "why", "zh"),
     _set("cubic", "plots", 0, "x_axis"),
-    _set(["log"], "plots", 0, "y_axis"),
     _set([["bar"]], "plots", 0, "lines"),
     _set("dots", *SERIES, "style"),
     _set([1.0], *SERIES, "y"),
     _set([1.0], *SERIES, "low"),
     _set([], *SERIES, "high"),
-    _set("12345", *SERIES, "x"),
     _set("bars", *SERIES, "style"),
 ]
 

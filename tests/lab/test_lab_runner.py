@@ -22,7 +22,7 @@ from sqrtdk.lab.register import CLAIMS, find
 from sqrtdk.lab.runner import not_run, records, run
 from tests.lab.cells_to_compute import square
 
-IDS = ["onehot-64", "var-linear"]
+IDS = ["params-single", "jacobian-vanishes"]
 
 
 def _run(folder: Path | None, ids: list[str] = IDS, **options: object) -> dict[str, bool]:
@@ -51,33 +51,33 @@ def test_equal_settings_give_equal_figures(tmp_path: Path) -> None:
     _run(tmp_path / "a")
     _run(tmp_path / "b")
     _run(tmp_path / "c", seed=1)
-    a, b, c = (read(tmp_path / name / "var-linear.json").outcome.figures for name in "abc")
+    a, b, c = (read(tmp_path / name / "jacobian-vanishes.json").outcome.figures for name in "abc")
     assert a == b
     assert a != c
 
 
 @pytest.mark.parametrize("options", [{"seed": 3}, {"quick": False}])
 def test_records_of_another_run_are_not_replaced_without_force(tmp_path: Path, options: dict[str, object]) -> None:
-    _run(tmp_path, ["onehot-64"])
-    before = (tmp_path / "onehot-64.json").read_bytes()
+    _run(tmp_path, ["params-single"])
+    before = (tmp_path / "params-single.json").read_bytes()
     with pytest.raises(OutputError, match="a record of another run: " + next(iter(options))) as raised:
-        _run(tmp_path, ["var-linear", "onehot-64"], **options)
+        _run(tmp_path, ["jacobian-vanishes", "params-single"], **options)
     assert "--force" in raised.value.hint
-    assert (tmp_path / "onehot-64.json").read_bytes() == before
-    assert not (tmp_path / "var-linear.json").exists()  # refused before anything ran
-    assert _run(tmp_path, ["onehot-64"], force=True, **options) == {"onehot-64": False}
-    assert (tmp_path / "onehot-64.json").read_bytes() != before
+    assert (tmp_path / "params-single.json").read_bytes() == before
+    assert not (tmp_path / "jacobian-vanishes.json").exists()  # refused before anything ran
+    assert _run(tmp_path, ["params-single"], force=True, **options) == {"params-single": False}
+    assert (tmp_path / "params-single.json").read_bytes() != before
 
 
 @pytest.mark.parametrize("name", ["sqrtdk", "code", "python", "torch", "numpy", "scipy", "scikit-learn"])
 def test_records_of_other_code_or_versions_are_not_reused(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _run(tmp_path, ["onehot-64"])
+    _run(tmp_path, ["params-single"])
     here = {**runner.numbers_from(), name: "other"}
     monkeypatch.setattr(runner, "numbers_from", lambda: here)
     with pytest.raises(OutputError, match=f"a record of another run: {name} .* instead of other$"):
-        _run(tmp_path, ["onehot-64"])
+        _run(tmp_path, ["params-single"])
 
 
 def test_a_forced_run_computes_its_cells_anew_and_each_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,9 +85,9 @@ def test_a_forced_run_computes_its_cells_anew_and_each_once(tmp_path: Path, monk
 
     def measure(run: Run) -> Measured:
         run.map(square, [{"x": 5, "folder": str(tmp_path)}])
-        return CLAIMS["var-linear"].measure(run)
+        return CLAIMS["jacobian-vanishes"].measure(run)
 
-    claims = [dataclasses.replace(CLAIMS["var-linear"], id=name, measure=measure) for name in IDS]
+    claims = [dataclasses.replace(CLAIMS["jacobian-vanishes"], id=name, measure=measure) for name in IDS]
     monkeypatch.setattr(runner, "find", lambda ids: claims)
     counts = []
     for force in (False, False, True, False):
@@ -105,25 +105,25 @@ def test_plots_are_there_before_the_record_and_old_ones_go(tmp_path: Path) -> No
         (folder / f"{record.id}-old.svg").write_text("new")
         calls.append(reused)
 
-    others = [tmp_path / "lab" / name for name in ("range-64-old.svg", "var-linear-old.txt")]
+    others = [tmp_path / "lab" / name for name in ("range-64-old.svg", "jacobian-vanishes-old.txt")]
     for force in (False, False, True):
-        _run(tmp_path / "lab", ["var-linear"], force=force, draw=draw)
+        _run(tmp_path / "lab", ["jacobian-vanishes"], force=force, draw=draw)
         for path in others:
             path.touch()
     assert calls == [False, True, False]
     assert all(path.exists() for path in others)
-    _run(tmp_path / "lab", ["var-linear"], force=True)
-    assert not (tmp_path / "lab" / "var-linear-old.svg").exists()
+    _run(tmp_path / "lab", ["jacobian-vanishes"], force=True)
+    assert not (tmp_path / "lab" / "jacobian-vanishes-old.svg").exists()
 
 
 def test_a_kill_among_the_plots_leaves_no_record(tmp_path: Path) -> None:
     def draw(record: Record, folder: Path, reused: bool) -> None:
         raise KeyboardInterrupt
 
-    _run(tmp_path, ["var-linear"])
+    _run(tmp_path, ["jacobian-vanishes"])
     with pytest.raises(KeyboardInterrupt):
-        _run(tmp_path, ["var-linear"], force=True, draw=draw)
-    assert not (tmp_path / "var-linear.json").exists()
+        _run(tmp_path, ["jacobian-vanishes"], force=True, draw=draw)
+    assert not (tmp_path / "jacobian-vanishes.json").exists()
 
 
 def test_no_id_begins_with_another_and_a_hyphen() -> None:
@@ -132,10 +132,12 @@ def test_no_id_begins_with_another_and_a_hyphen() -> None:
 
 
 def test_a_record_under_the_name_of_another_claim_is_refused(tmp_path: Path) -> None:
-    _run(tmp_path, ["onehot-64"])
-    (tmp_path / "onehot-64.json").rename(tmp_path / "var-linear.json")
-    for read_it in (lambda: records(tmp_path), lambda: _run(tmp_path, ["var-linear"])):
-        with pytest.raises(InvalidValueError, match="is a record of the claim 'onehot-64', not of 'var-linear'"):
+    _run(tmp_path, ["params-single"])
+    (tmp_path / "params-single.json").rename(tmp_path / "jacobian-vanishes.json")
+    for read_it in (lambda: records(tmp_path), lambda: _run(tmp_path, ["jacobian-vanishes"])):
+        with pytest.raises(
+            InvalidValueError, match="is a record of the claim 'params-single', not of 'jacobian-vanishes'"
+        ):
             read_it()
 
 
@@ -170,7 +172,12 @@ def test_one_process_at_a_time_writes_a_directory(tmp_path: Path) -> None:
 
 def test_what_killed_runs_left_half_written_goes(tmp_path: Path) -> None:
     (tmp_path / "cells").mkdir()
-    left = [".var-linear.json.0a.tmp", ".var-linear-x.svg.0a.tmp", ".var-linear-x.png.0a.tmp", "cells/.ab.json.0a.tmp"]
+    left = [
+        ".jacobian-vanishes.json.0a.tmp",
+        ".jacobian-vanishes-x.svg.0a.tmp",
+        ".jacobian-vanishes-x.png.0a.tmp",
+        "cells/.ab.json.0a.tmp",
+    ]
     mine = [".notes.txt.0a.tmp", "x.json.0a.tmp", ".report.html.0a.tmp"]
     for name in (*left, *mine):
         (tmp_path / name).touch()
@@ -184,11 +191,11 @@ def test_claims_without_a_record_are_named(tmp_path: Path) -> None:
 
 
 def test_a_record_of_another_schema_version_is_named(tmp_path: Path) -> None:
-    _run(tmp_path, ["onehot-64"])
-    path = tmp_path / "onehot-64.json"
+    _run(tmp_path, ["params-single"])
+    path = tmp_path / "params-single.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": 7}))
     with pytest.raises(InvalidValueError, match="schema version 7"):
-        _run(tmp_path, ["onehot-64"])
+        _run(tmp_path, ["params-single"])
     with pytest.raises(InvalidValueError, match="schema version 7"):
         records(tmp_path)
 
@@ -247,6 +254,7 @@ def test_a_directory_without_records(tmp_path: Path) -> None:
             records(folder)
 
 
+@pytest.mark.full
 def test_a_killed_run_leaves_whole_records_that_the_next_one_reuses(tmp_path: Path) -> None:
     """SIGKILL after the second record; every file is whole, and the rest is made by the next run."""
     ids = ["onehot-64", "softmax-example", "var-linear", "derivative-floor", "v-scaling"]

@@ -45,6 +45,7 @@ def test_the_table(tmp_path: Path, whole: bytes) -> None:
     assert {"sqrtdk", "torch", "pyarrow", "python"} <= set(manifest["versions"])
 
 
+@pytest.mark.full
 def test_the_pool_gives_the_same_table(tmp_path: Path, whole: bytes) -> None:
     assert sweep(SMALL, tmp_path, engine="pool", workers=2).results.read_bytes() == whole
 

@@ -130,6 +130,7 @@ def test_every_part_of_a_cell_changes_its_draws_and_nothing_else_does() -> None:
         assert measure(cell(**change))["excess_kurtosis"] != base["excess_kurtosis"]
 
 
+@pytest.mark.full
 def test_the_same_numbers_in_another_process() -> None:
     code = f"from sqrtdk.lab.sweep import measure; print(measure({BASE!r}))"
     environment = os.environ | {"PYTHONHASHSEED": "7", "OMP_NUM_THREADS": str(torch.get_num_threads())}

@@ -1,4 +1,4 @@
-"""`sqrtdk lab sweep`, each call a process of its own."""
+"""`sqrtdk lab sweep`: streams, files, exit codes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pyarrow.parquet as pq
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from sqrtdk.cli.lab import lab
@@ -20,21 +21,21 @@ from tests.lab.processes import python, until
 SMALL = ("--d-k", "16,64", "--keys", "16", "--scale", "sqrt_dk,none", "--seeds", "2", "--rows", "16")
 
 
-def run(*arguments: str, cwd: Path, width: str = "80") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "sqrtdk", "lab", "sweep", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=cwd,
-        env=os.environ | {"COLUMNS": width, "SQRTDK_TRACEBACK": "0"},
-    )
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
 
 
-def test_the_table_and_then_the_document(tmp_path: Path) -> None:
-    done = run(*SMALL, "--output", "out", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
+def run(*arguments: str) -> Result:
+    """In this process: torch is loaded already."""
+    return CliRunner().invoke(lab, ["sweep", *arguments])
+
+
+def test_the_table_and_then_the_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["sqrtdk", "lab", "sweep", "--output", "out"])
+    done = run(*SMALL, "--output", "out")
+    assert (done.exit_code, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0] == "8 cells of 16 rows: 8 computed, 0 reused"
     assert lines[3].split() == ["d_k", "keys", "scale", "components", "std", "theory", "entropy", "+-", "theory"]
@@ -43,8 +44,8 @@ def test_the_table_and_then_the_document(tmp_path: Path) -> None:
     assert abs(float(row[4]) - 8.0) < 1.5
     assert max(map(len, lines)) <= 80
 
-    again = run(*SMALL, "--output", "out", "--json", cwd=tmp_path)
-    assert again.returncode == 0
+    again = run(*SMALL, "--output", "out", "--json")
+    assert again.exit_code == 0
     document = json.loads(again.stdout)
     assert (document["cells"], document["computed"], document["reused"]) == (8, 0, 8)
     assert document["grid"]["scale"] == ["none", "sqrt_dk"]
@@ -59,13 +60,13 @@ def test_the_path_of_the_result_stands_on_one_line(tmp_path: Path, language: str
     folder = tmp_path / "a-folder-whose-name-is-long-as-names-of-experiments-are" / "and another with a blank"
     folder.parent.mkdir()
     small = ("--d-k", "4", "--keys", "4", "--seeds", "1", "--rows", "4")
-    done = run(*small, "--output", str(folder), "--lang", language, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = run(*small, "--output", str(folder), "--lang", language)
+    assert done.exit_code == 0, done.stderr
     assert done.stdout.splitlines()[-1].endswith(f"{folder}/results.parquet")
 
 
-def test_seeds_from_another_first(tmp_path: Path) -> None:
-    done = run(*SMALL, "--seed", "5", "--output", "out", "--json", cwd=tmp_path)
+def test_seeds_from_another_first() -> None:
+    done = run(*SMALL, "--seed", "5", "--output", "out", "--json")
     assert json.loads(done.stdout)["grid"]["seeds"] == [5, 6]
 
 
@@ -84,8 +85,7 @@ def test_seeds_from_another_first(tmp_path: Path) -> None:
     ],
 )
 def test_bad_values(arguments: tuple[str, ...], error: str, hint: str, tmp_path: Path) -> None:
-    """In this process: torch is loaded already."""
-    done = CliRunner().invoke(lab, ["sweep", *arguments, "--output", str(tmp_path / "out")])
+    done = run(*arguments, "--output", str(tmp_path / "out"))
     assert done.exit_code == 2
     assert done.stdout == ""
     assert done.stderr.startswith(f"Error: {error}")
@@ -93,21 +93,22 @@ def test_bad_values(arguments: tuple[str, ...], error: str, hint: str, tmp_path:
     assert not (tmp_path / "out").exists()
 
 
-def test_output_is_needed_and_never_replaced_unasked(tmp_path: Path) -> None:
-    assert "--output" in run(*SMALL, cwd=tmp_path).stderr
-    run(*SMALL, "--output", "out", cwd=tmp_path)
-    other = run(*SMALL, "--rows", "17", "--output", "out", cwd=tmp_path)
-    assert other.returncode == 2
+def test_output_is_needed_and_never_replaced_unasked() -> None:
+    assert "--output" in run(*SMALL).stderr
+    run(*SMALL, "--output", "out")
+    other = run(*SMALL, "--rows", "17", "--output", "out")
+    assert other.exit_code == 2
     assert other.stderr.startswith("Error: out holds a sweep of another grid: rows is 16 there and 17 here\nHint: ")
-    assert run(*SMALL, "--rows", "17", "--output", "out", "--force", cwd=tmp_path).returncode == 0
+    assert run(*SMALL, "--rows", "17", "--output", "out", "--force").exit_code == 0
 
 
+@pytest.mark.full
 def test_ctrl_c_keeps_what_ended_and_ends_the_workers(tmp_path: Path) -> None:
     """As a terminal sends it: to every process of the group."""
     arguments = ("--d-k", "64", "--keys", "128", "--seeds", "30", "--rows", "256", "--output", "out")
     pool = ("--engine", "pool", "--workers", "2")
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with python("-m", "sqrtdk", "lab", "sweep", *arguments, *pool, cwd=tmp_path, **streams) as process:
+    with python("-m", "sqrtdk", "lab", "sweep", *arguments, *pool, **streams) as process:
         until(lambda: list(tmp_path.glob("out/part-*.parquet")))
         workers = psutil.Process(process.pid).children(recursive=True)
         assert workers
@@ -117,11 +118,12 @@ def test_ctrl_c_keeps_what_ended_and_ends_the_workers(tmp_path: Path) -> None:
     assert stdout == ""
     assert stderr == "What ended is kept in out; the same command goes on with the rest.\nInterrupted.\n"
     assert psutil.wait_procs(workers, timeout=10)[1] == []
-    document = json.loads(run(*arguments, "--json", cwd=tmp_path).stdout)
+    document = json.loads(run(*arguments, "--json").stdout)
     assert document["reused"] > 0
     assert document["computed"] + document["reused"] == document["cells"] == 60
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
 def test_a_bar_on_a_terminal_only(tmp_path: Path) -> None:
     import pty
@@ -129,7 +131,6 @@ def test_a_bar_on_a_terminal_only(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "sqrtdk", "lab", "sweep", *SMALL, "--output", "out", "--json"],
-        cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=theirs,
     )

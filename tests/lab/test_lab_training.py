@@ -222,6 +222,7 @@ def test_training_is_a_function_of_the_cell_alone(settings):
     assert train(replace(settings, seed=4).cell())["held_out"] != first["held_out"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -245,6 +246,7 @@ def test_watching_changes_no_bit_of_the_losses(settings):
     )
 
 
+@pytest.mark.full
 def test_a_scaled_model_learns_to_look_and_an_unscaled_wide_one_does_not():
     base = replace(TINY, head_dim=64, width=64, rows=32, steps=120, points=8)
     scaled, bare = (train(replace(base, scale=scale).cell()) for scale in ("sqrt_dk", "none"))
@@ -256,6 +258,7 @@ def test_a_scaled_model_learns_to_look_and_an_unscaled_wide_one_does_not():
     assert bare["curves"]["entropy_share"][0] < 0.5 < scaled["curves"]["entropy_share"][0] < 1.0
 
 
+@pytest.mark.full
 def test_half_precision_and_stored_logits_are_other_runs_that_still_learn():
     base = replace(TINY, width=32, rows=16, steps=60, points=0)
     losses = [

@@ -50,30 +50,20 @@ def test_every_claim_has_its_words_and_all_words_have_a_claim() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_both_languages_have_the_same_keys_and_placeholders(name: str) -> None:
-    words = words_of(f"sqrtdk.lab.claims.{name}")
-    for key, text in words.texts.items():
-        assert _placeholders(text.en) == _placeholders(text.zh), key
+def test_the_words_of_an_experiment_are_in_both_languages_and_all_asked_for(name: str) -> None:
+    """Prose stands in the words alone."""
+    texts, asked = words_of(f"sqrtdk.lab.claims.{name}").texts, _asked(name)
+    assert [pattern for pattern, _ in asked if not any(re.fullmatch(pattern, key) for key in texts)] == []
+    for key, text in texts.items():
+        placeholders = _placeholders(text.en)
+        assert placeholders == _placeholders(text.zh), key
         assert CJK.search(text.zh), key
         assert not CJK.search(text.en), key
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_experiment_asks_for_the_words_that_are_there(name: str) -> None:
-    texts, asked = words_of(f"sqrtdk.lab.claims.{name}").texts, _asked(name)
-    written = {key: [values for pattern, values in asked if pattern == re.escape(key)] for key in texts}
-    put_together = {key: [values for pattern, values in asked if re.fullmatch(pattern, key)] for key in texts}
-    met = {key: written[key] or put_together[key] for key in texts}
-    assert [key for key, calls in met.items() if not calls] == []
-    assert [pattern for pattern, _ in asked if not any(re.fullmatch(pattern, key) for key in texts)] == []
-    for key, calls in met.items():
-        assert all(values == _placeholders(texts[key].en) for values in calls), key
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_prose_stands_in_the_words_alone(name: str) -> None:
-    code = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
-    assert not re.search(r"[\u4e00-\u9fff]", code)
+        written = [values for pattern, values in asked if pattern == re.escape(key)]
+        calls = written or [values for pattern, values in asked if re.fullmatch(pattern, key)]
+        assert calls, key
+        assert all(values == placeholders for values in calls), key
+    assert not re.search(r"[\u4e00-\u9fff]", (FOLDER / f"{name}.py").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ def test_steps_end_where_the_mean_error_falls_below_the_bar() -> None:
     assert found.curve[step - 20 : step].mean() < LEARNED <= found.curve[step - 21 : step - 1].mean()
 
 
+@pytest.mark.full
 def test_noise_leaves_an_error_that_twice_the_scale_does_not_change_but_no_scale_does() -> None:
     starts = (USUAL, Start(8**-0.5, 8**-0.5 / 2), Start(8**0.5, 1.0))
     usual, half, sharp = learned(*starts, rates=(0.025, 0.05, 0.1), steps=300, noise=0.5)

@@ -131,9 +131,9 @@ def test_both_implementations_name_it_once(tmp_path: Path) -> None:
     )
     config.save_pretrained(tmp_path)
     report = check(str(tmp_path), attn="both", seq_len=9)
-    assert [(entry.site, entry.reason) for entry in report.not_measured] == [
-        (f"vision_tower.encoder.layers.{layer}.self_attn", IDLE) for layer in range(2)
-    ]
+    # older releases of transformers have one module more in the path
+    named = [(entry.site.replace(".vision_model.", "."), entry.reason) for entry in report.not_measured]
+    assert named == [(f"vision_tower.encoder.layers.{layer}.self_attn", IDLE) for layer in range(2)]
     assert "no pixel_values" in " ".join(report.environment["notes"])
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import LlamaConfig
 
 from sqrtdk import check
 from sqrtdk.errors import ModelError
@@ -216,8 +217,13 @@ def test_memory_is_counted_before_weights_are_made(tmp_path: Path) -> None:
 
 
 def test_an_architecture_is_looked_for_in_transformers_own_tables_only(tmp_path: Path) -> None:
+    odd = [7]
+    try:
+        LlamaConfig(architectures=odd)
+    except Exception:  # releases of transformers that look at the types of a config's fields
+        odd = []
     for name in ("GPT2LMHeadModel", "Trainer", "os.system", "__init__"):
-        loaded = resolve(write(tmp_path, LLAMA | {"architectures": [name, 7]}), LoadOptions(static=True))
+        loaded = resolve(write(tmp_path, LLAMA | {"architectures": [name, *odd]}), LoadOptions(static=True))
         assert type(loaded.module).__name__ == "LlamaModel"
         assert any("is not known for this model type" in note for note in loaded.notes)
     for name in ("LlamaForCausalLM", "LlamaForSequenceClassification", "LlamaModel"):
@@ -269,7 +275,7 @@ except ModelError as error:
 """
 
 
-@pytest.mark.parametrize("trust", [False, True])
+@pytest.mark.parametrize("trust", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_code_of_the_directory_runs_only_when_trusted(tmp_path: Path, trust: bool) -> None:
     model, mark = tmp_path / "model", tmp_path / "mark"
     model.mkdir()

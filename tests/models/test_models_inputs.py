@@ -83,7 +83,7 @@ def test_a_text_file_goes_through_the_tokenizer(llama: str, tmp_path: Path) -> N
         resolve(llama, LoadOptions(text=file))
 
 
-@pytest.mark.parametrize("broken", ["{", '{"model": 3}'])
+@pytest.mark.parametrize("broken", ["{", pytest.param('{"model": 3}', marks=pytest.mark.full)])
 def test_a_broken_tokenizer_gives_random_ids_and_a_note(llama: str, broken: str) -> None:
     Path(llama, "tokenizer.json").write_text(broken)
     loaded = resolve(llama)
@@ -294,6 +294,7 @@ def test_a_size_of_an_odd_kind_is_an_error_of_the_config(size: object) -> None:
 
 def test_a_window_that_differs_from_layer_to_layer_says_nothing_of_the_length() -> None:
     # NeoMME's config raises where it is asked for one number for all layers
+    transformers_small.needs("neomme")
     module = transformers_small.build(transformers_small.small_config("neomme"), "eager")
     with pytest.raises(Exception, match="per-layer"):
         _ = module.config.sliding_window

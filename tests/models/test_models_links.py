@@ -232,7 +232,9 @@ def test_a_name_that_is_not_utf8_is_refused(model: Path, static: bool) -> None:
 def test_architectures_that_are_no_list_are_refused(model: Path, names: object) -> None:
     config = json.loads((model / "config.json").read_text()) | {"architectures": names}
     (model / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match=f"architectures is a {type(names).__name__}, not a list of names"):
+    # transformers 5.5 looks at the types of a config's fields itself
+    ours, its = f"architectures is a {type(names).__name__}, not a list of names", "transformers rejects this config"
+    with pytest.raises(ModelError, match=f"{ours}|{its}.*'architectures'"):
         check(str(model), static=True)
 
 

@@ -143,7 +143,7 @@ def test_the_file_of_a_factory_is_refused_with_its_module(zoo: str, model: str, 
 
 def test_a_factory_of_a_hugging_face_model_follows_attn(zoo: str, tmp_path: Path) -> None:
     (tmp_path / "hf_nets.py").write_text(
-        "from families import FAMILIES\nfrom transformers import AutoModelForCausalLM\n"
+        "from tests.hf.families import FAMILIES\nfrom transformers import AutoModelForCausalLM\n"
         "def llama(): return AutoModelForCausalLM.from_config(FAMILIES['llama']())\n"
         "def bloom(): return AutoModelForCausalLM.from_config(FAMILIES['bloom']())\n"
     )

@@ -41,6 +41,7 @@ torch.save(call(loaded.module, loaded.inputs).logits, out)
 """
 
 
+@pytest.mark.full
 def test_a_model_larger_than_memory_runs_from_disk(tmp_path: Path) -> None:
     config = LlamaConfig(
         vocab_size=160,

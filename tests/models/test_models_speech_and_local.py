@@ -38,6 +38,7 @@ SPEECH = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize(
     ("name", "wanted"),
@@ -87,6 +88,7 @@ LOCAL = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("name", LOCAL)
 def test_what_is_not_read_is_neither_silent_nor_accused(name, static):

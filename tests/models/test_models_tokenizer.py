@@ -58,9 +58,10 @@ def test_one_that_takes_for_ever_is_cut_off(llama: Path, long_text: Path, monkey
     assert tokenize(llama, "abc", most=3).largest == 0  # one word, which is not in the vocabulary
 
 
+@pytest.mark.full
 def test_one_that_takes_for_ever_to_load_is_cut_off(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizer, "TOKENIZER_SECONDS", 1)
     """The normalizer is run on an added token: a search that goes to its end from each of 4 million letters."""
+    monkeypatch.setattr(tokenizer, "TOKENIZER_SECONDS", 1)
     made = by_letters()
     made.normalizer = normalizers.Replace(Regex("a*[bc](?<!b)"), "")
     save(llama, made)
@@ -74,6 +75,7 @@ def test_one_that_takes_for_ever_to_load_is_cut_off(llama: Path, monkeypatch: py
     assert "the ids are random, with seed 0: the tokenizer can't be used (it was stopped after 1 s)" in notes
 
 
+@pytest.mark.full
 def test_one_that_takes_all_memory_ends_its_own_process_only(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer, "TOKENIZER_BYTES", 2**31)
     made = by_letters()

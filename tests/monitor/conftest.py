@@ -10,6 +10,7 @@ import torch
 
 from tests.monitor.saved_runs import STEPS, measure, save
 from tests.monitor.watched_models import global_hooks
+from tests.support.once import made_once
 
 
 @pytest.fixture(autouse=True)
@@ -22,10 +23,10 @@ def _no_hook_is_left() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save(tmp_path_factory.mktemp("runs") / "a", STEPS)
+    return made_once(tmp_path_factory, "saved", lambda folder: save(folder / "a", STEPS)) / "a"
 
 
 @pytest.fixture(scope="session")
 def measured(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The records of `saved`; they are read only."""
-    return measure(saved, tmp_path_factory.mktemp("records") / "run").runs[0]
+    return made_once(tmp_path_factory, "measured", lambda folder: measure(saved, folder))

@@ -1,6 +1,6 @@
 """Writers that are killed with SIGKILL, as a script: each is a fork of this process, which has loaded all it needs.
 
-    python killed_writer.py points FOLDER         one folder a kill: before each call that changes the disk, in turn
+    python killed_writer.py points FOLDER STRIDE  one folder a kill: before every STRIDEth call that changes the disk
     python killed_writer.py sizes FOLDER SIZE ... one folder a kill: within the write by which a file grows beyond that
     python killed_writer.py random FOLDER N SEED  one folder, N writers one after the other, killed at random moments
 
@@ -106,9 +106,9 @@ def heard(process: int, listen: int, kill_after: tuple[int, float] | None = None
     return {"said": said, "status": os.waitpid(process, 0)[1]}
 
 
-def points(folder: Path) -> list[dict[str, Any]]:
+def points(folder: Path, stride: int) -> list[dict[str, Any]]:
     ends = []
-    for point in range(1, 10**4):
+    for point in range(1, 10**4, stride):
         where = folder / str(point)
         ends.append({"folder": str(where), **heard(*fork(where, POINTS, partial(die_at, point, where)))})
         if ends[-1]["status"] != signal.SIGKILL:

@@ -32,6 +32,7 @@ from sqrtdk.monitor.watch import AttentionAlarm, Watch, watch
 
 WIDTH, HEADS, LENGTH = 32, 4, 6
 STEPS = 2  # the first one finds where q and k are projected
+EQUAL_STEPS = {2: 12, 4: 50}  # that are compared bit by bit, by the number of ranks
 SECONDS = 6.0  # that a group waits for a rank
 Sample = dict[str, Any]
 
@@ -190,7 +191,7 @@ def fsdp(folder: Path) -> list[Sample]:
 
 
 def equal(folder: Path) -> list[Sample]:
-    """50 steps of DDP and of FSDP, each watched and not: what this rank has of the losses, weights, random numbers."""
+    """Steps of DDP and of FSDP, each watched and not: what this rank has of the losses, weights, random numbers."""
     found = []
     for wrap in (nn.parallel.DistributedDataParallel, sharded):
         for watched in (True, False):
@@ -199,7 +200,7 @@ def equal(folder: Path) -> list[Sample]:
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
             losses = []
             with watch(model, every=5) if watched else nullcontext() as health:
-                for _ in range(50):
+                for _ in range(EQUAL_STEPS[dist.get_world_size()]):
                     loss = model(torch.nn.functional.dropout(mine(batch()))).square().mean()
                     loss.backward()
                     optimizer.step()

@@ -23,7 +23,7 @@ from sqrtdk.monitor.checkpoints import Series, measure_checkpoints
 from sqrtdk.monitor.reading import read_run
 
 LAYERS, HEADS = 2, 2
-STEPS = (5, 10, 15, 100)
+STEPS = (5, 10, 100)
 OPTIONS = LoadOptions(seq_len=12)
 PLAIN: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
 

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import psutil
 import pytest
 
 from sqrtdk.monitor.checkpoints import measure_checkpoints
+from tests.lab.processes import until
 from tests.monitor.saved_runs import DAMAGES, OPTIONS, rows, save
 
 pytestmark = pytest.mark.slow
@@ -62,7 +62,7 @@ def test_every_engine_gives_the_same_though_workers_are_killed(
 
     def kill_one(done: int, total: int) -> None:
         if done in (5, 20):
-            killed.append(until(computing)[0])
+            killed.append(until(computing, 120.0)[0])
             os.kill(killed[-1], signal.SIGKILL)
 
     done = measure_checkpoints(
@@ -82,7 +82,7 @@ def test_a_program_that_is_killed_goes_on(engine: tuple[str, ...], saved: Path, 
     kept = tmp_path / "run" / "checkpoints"
     for more in (8, 16, 24):
         with psutil.Popen(command, stdout=-3, stderr=-3) as program:
-            until(lambda more=more: len(list(kept.glob("*.json"))) >= more)
+            until(lambda more=more: len(list(kept.glob("*.json"))) >= more, 120.0)
             children = program.children(recursive=True)
             program.kill()
         assert psutil.wait_procs(children, timeout=30)[1] == []
@@ -90,12 +90,3 @@ def test_a_program_that_is_killed_goes_on(engine: tuple[str, ...], saved: Path, 
     assert 24 <= done.reused < 40 - len(DAMAGED)
     assert done.reused + done.computed == 40
     assert rows(tmp_path / "run") == rows(local)
-
-
-def until(condition: Callable[[], object], seconds: float = 120.0) -> list[int]:
-    """What it gives, as soon as that is true."""
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.005)
-    return found  # type: ignore[return-value]

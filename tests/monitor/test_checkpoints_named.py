@@ -104,10 +104,10 @@ def _a_run(path: Path) -> str:
     return "exp1"
 
 
-def test_records_beside_the_checkpoints_are_none_of_them(saved: Path, measured: Path, tmp_path: Path) -> None:
+def test_records_beside_the_checkpoints_are_none_of_them(saved: Path, tmp_path: Path) -> None:
     directory = tmp_path / "exp"
-    shutil.copytree(saved, directory)
-    for reused in (0, len(read_run(measured).steps)):
+    shutil.copytree(saved / "checkpoint-5", directory / "checkpoint-5")
+    for reused in (0, 1):
         done = measure_checkpoints([f"{directory}/*"], directory / "run")
         assert (done.reused, done.failed) == (reused, ())
     with pytest.raises(InvalidValueError, match="no checkpoint matches"):
@@ -179,7 +179,9 @@ def test_no_model_is_left_in_memory(saved: Path, tmp_path: Path) -> None:
     before = alive()
     gc.disable()
     try:
-        measure(saved, tmp_path / "run")
+        measure_checkpoints(
+            [saved / f"checkpoint-{step}" for step in (5, 10)], tmp_path / "run", LoadOptions(seq_len=8)
+        )
         assert alive() == before
     finally:
         gc.enable()

@@ -1,4 +1,4 @@
-"""The gradients of q and k of a sampled step against those that autograd keeps, where modules return them."""
+"""The gradients of q and k of a sampled step against those that autograd keeps."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sqrtdk.monitor.watch import Watch
 from tests.monitor.projected_models import (
+    OWN,
     SIZE,
     Block,
     Model,
@@ -23,39 +24,34 @@ from tests.monitor.projected_models import (
 
 
 @pytest.mark.parametrize("reentrant", [None, True, False])
-@pytest.mark.parametrize("kind", ["separate", "fused", "conv1d", "gqa"])
+@pytest.mark.parametrize("kind", ["separate", "fused", "conv1d", "gqa", *OWN])
 def test_gradients_are_those_of_autograd(kind: str, reentrant: bool | None) -> None:
+    """Of one batch, and of several of a later step; what was computed again is counted once."""
     model = Model(kind, reentrant)
-    batches = [torch.randn(2, 5, SIZE, requires_grad=True)]  # a re-entrant checkpoint needs an input with a gradient
-    calls = watched(model, batches)
-    assert [call.index for call in calls] == [0, 0]
-    assert [call.columns["rows"][0] for call in calls] == [10.0, 10.0]  # what was computed again is counted once
-    for call, gradients in zip(calls, kept(model, batches), strict=True):
-        assert wrong(call, gradients) == []
-
-
-@pytest.mark.parametrize("reentrant", [None, True, False])
-def test_of_several_batches_of_one_step_and_of_a_later_step(reentrant: bool | None) -> None:
-    model = Model("fused", reentrant)
-    batches = [torch.randn(n, 5, SIZE, requires_grad=True) for n in (1, 3, 2)]
+    batches = [torch.randn(n, 5, SIZE, requires_grad=True) for n in (2, 3)]  # re-entrant: an input with a gradient
     with Watch(model, every=1) as health:
         model(batches[0]).backward()
         health.step()
         for batch in batches:
             model(batch).backward()
         health.step()
-    for call, gradients in zip(health.samples[1].calls, kept(model, batches), strict=True):
-        assert call.columns["rows"][0] == 30.0
-        assert wrong(call, gradients) == []
+    assert [sample.not_measured for sample in health.samples] == [(), ()]
+    for sample, of_step in zip(health.samples, (batches[:1], batches), strict=True):
+        assert [call.index for call in sample.calls] == [0, 0]
+        for call, gradients in zip(sample.calls, kept(model, of_step), strict=True):
+            assert call.columns["rows"][0] == 5.0 * sum(map(len, of_step))
+            assert wrong(call, gradients) == []
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_a_model_that_is_computed_again_as_a_whole(reentrant: bool) -> None:
-    model, x = Model("separate"), torch.randn(2, 5, SIZE, requires_grad=True)
+@pytest.mark.parametrize("kind", ["separate", "MultiheadAttention"])
+def test_a_model_that_is_computed_again_as_a_whole(kind: str, reentrant: bool) -> None:
+    model, x = Model(kind), torch.randn(2, 5, SIZE, requires_grad=True)
     with Watch(model, every=1) as health:
-        checkpoint(model, x, use_reentrant=reentrant).backward()
-        health.step()
-    (sample,) = health.samples
+        for _ in range(2):
+            checkpoint(model, x, use_reentrant=reentrant).backward()
+            health.step()
+    sample = health.samples[1]
     assert sample.not_measured == ()
     for call, gradients in zip(sample.calls, kept(model, [x]), strict=True):
         assert call.columns["rows"][0] == 10.0

@@ -8,12 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from sqrtdk.monitor.watch import Watch
 from tests.monitor.projected_models import (
     HEADS,
-    OWN,
     SIZE,
     WIDTH,
     Model,
@@ -60,35 +58,6 @@ def test_gradients_that_do_not_come_are_told_once() -> None:
     )
     assert second.not_measured == ()
     assert "query_grad_max" in second.calls[1].columns
-
-
-@pytest.mark.parametrize("reentrant", [None, True, False])
-@pytest.mark.parametrize("kind", OWN)
-def test_gradients_of_what_no_module_returns(kind: str, reentrant: bool | None) -> None:
-    model = Model(kind, reentrant)
-    batches = [torch.randn(n, 5, SIZE, requires_grad=True) for n in (2, 3)]
-    with Watch(model, every=1) as health:
-        model(batches[0]).backward()
-        health.step()
-        for batch in batches:
-            model(batch).backward()
-        health.step()
-    assert [sample.not_measured for sample in health.samples] == [(), ()]
-    for sample, of_step in zip(health.samples, (batches[:1], batches), strict=True):
-        for call, gradients in zip(sample.calls, kept(model, of_step), strict=True):
-            assert call.columns["rows"][0] == 5.0 * sum(map(len, of_step))
-            assert wrong(call, gradients) == []
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_a_model_of_weights_that_is_computed_again_as_a_whole(reentrant: bool) -> None:
-    model, x = Model("MultiheadAttention"), torch.randn(2, 5, SIZE, requires_grad=True)
-    with Watch(model, every=1) as health:
-        for _ in range(2):
-            checkpoint(model, x, use_reentrant=reentrant).backward()
-            health.step()
-    for call, gradients in zip(health.samples[1].calls, kept(model, [x]), strict=True):
-        assert wrong(call, gradients) == []
 
 
 @pytest.mark.parametrize("kind", ["MultiheadAttention", "matrix"])

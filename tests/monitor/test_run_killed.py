@@ -16,7 +16,7 @@ from sqrtdk.monitor.names import list_parts
 from sqrtdk.monitor.reading import Run, read_run
 from tests.monitor import killed_writer
 from tests.monitor.killed_writer import PART, POINTS
-from tests.monitor.run_records import parts, rows, steps, whole, writer
+from tests.monitor.run_records import rows, steps, whole, writer
 from tests.support.paths import with_tests
 
 
@@ -62,10 +62,11 @@ def _goes_on(end: dict[str, Any]) -> None:
     assert not [*folder.glob(".*"), *(folder / "parts").glob(".*")], "what the killed one left is tidied"
 
 
-def test_a_kill_before_each_change_of_the_disk(tmp_path: Path) -> None:
-    *killed, unharmed = _ends(_killed("points", tmp_path))
+@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.full)])
+def test_a_kill_before_each_change_of_the_disk(stride: int, tmp_path: Path) -> None:
+    *killed, unharmed = _ends(_killed("points", tmp_path, stride))
     assert unharmed["status"] == 0
-    assert len(killed) > 5 * POINTS, "each part is opened, flushed, renamed, and so on"
+    assert len(killed) > 5 * POINTS // stride, "each part is opened, flushed, renamed, and so on"
     for end in killed:
         assert end["status"] == signal.SIGKILL
         _goes_on(end)
@@ -84,11 +85,12 @@ def test_a_kill_within_a_write(tmp_path: Path) -> None:
         _goes_on(end)
 
 
-def _random(folder: Path, kills: int) -> None:
-    process = _killed("random", folder, kills, 0)
+@pytest.mark.parametrize("kills", [pytest.param(12, marks=pytest.mark.full), pytest.param(200, marks=pytest.mark.slow)])
+def test_kills_at_random_moments(kills: int, tmp_path: Path) -> None:
+    process = _killed("random", tmp_path, kills, 0)
     looks, last = 0, -1
     while process.poll() is None:  # also while it is written: never less than before
-        if run := _begun(folder):
+        if run := _begun(tmp_path):
             assert _good(run)
             assert len(steps(run)) - 1 >= last
             looks, last = looks + 1, len(steps(run)) - 1
@@ -103,17 +105,7 @@ def _random(folder: Path, kills: int) -> None:
             assert first > recorded, "the next one goes on after all that was written"
             assert first <= recorded + PART + 1
             recorded = written[-1] if written else first - 1
-    run = read_run(folder)
+    run = read_run(tmp_path)
     assert _good(run)
     assert recorded <= len(steps(run)) - 1 <= recorded + PART
     assert sum(len(end["said"]) > 2 for end in ends) > kills // 2, "most were killed while they wrote"
-
-
-def test_kills_at_random_moments(tmp_path: Path) -> None:
-    _random(tmp_path, 12)
-
-
-@pytest.mark.slow
-def test_200_kills_at_random_moments(tmp_path: Path) -> None:
-    _random(tmp_path, 200)
-    assert parts(tmp_path)

@@ -96,8 +96,6 @@ def _much_text(part: Path) -> None:
         (_cut, "it is damaged: Arrow"),
         (_flip, "it is damaged: OSError: "),
         (lambda part: part.write_bytes(b""), "it is damaged: ArrowInvalid: "),
-        (lambda part: part.write_bytes(b"PAR1" * 1000), "it is damaged: "),
-        (lambda part: part.write_bytes(b"\x80\x04cos\nsystem\n"), "it is damaged: "),
         (_large, f"it has {tables.MAX_FILE_BYTES + 1} bytes; at most {tables.MAX_FILE_BYTES} are read"),
         (_link, "it can't be read: Too many levels of symbolic links"),
         (_pipe, "it is no regular file"),

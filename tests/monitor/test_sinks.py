@@ -52,9 +52,10 @@ def _same(read: Mapping[int, Mapping[str, float]], expected: Mapping[int, Mappin
         assert dict(read[step]) == kept
 
 
-LIGHT = ("jsonl", "tensorboard", "wandb")
+LIGHT = ("jsonl", "tensorboard")
 HEAVY = (pytest.mark.slow, pytest.mark.filterwarnings("default"))  # they warn of their own dependencies
-ALL = [pytest.param(name, marks=() if name in LIGHT else HEAVY) for name in SINKS]
+MARKS = dict.fromkeys(LIGHT, ()) | {"wandb": pytest.mark.full}
+ALL = [pytest.param(name, marks=MARKS.get(name, HEAVY)) for name in SINKS]
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -104,6 +104,7 @@ def train(loss_of_batch: Loss, parameters: Any, health: Watch | None) -> list[fl
     return losses
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("way", "every"),
     [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -59,25 +58,6 @@ class Attend(nn.Module):
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {"gpt2": gpt2, "llama": llama, "bert": bert, "encoder": Encoder}
-
-
-def train(model: nn.Module, steps: int, health: Watch | None = None) -> tuple[list[float], Tensor]:
-    """Losses, and what the random number generator holds at the end; with dropout."""
-    torch.manual_seed(1)
-    model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    losses = []
-    with health or nullcontext():
-        for _ in range(steps):
-            ids = torch.randint(61, (2, 7))
-            loss = model(input_ids=ids, labels=ids).loss
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-            if health is not None:
-                health.step(loss)
-    return losses, torch.get_rng_state()
 
 
 def called(model: nn.Module, steps: int = 1, **options: Any) -> Watch:

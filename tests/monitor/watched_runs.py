@@ -63,6 +63,13 @@ def train(folder: Path, *, scaled: bool = True, lr: float = 1e-3, steps: int = S
     return folder
 
 
+def make_all(folder: Path) -> None:
+    """The runs of the fixture `runs`."""
+    train(folder / "healthy")
+    train(folder / "unscaled", scaled=False, lr=3e-2)
+    write_sick(folder / "sick")
+
+
 def head_row(step: int, site: str, head: int) -> dict[str, Any]:
     """One head, which grows worse from step to step; the odd ones have no gradients and no scale."""
     more: dict[str, Any] = {"scale_ratio": 4.0, "query_grad_p50": 1e-3 / step, "key_grad_p50": 1e-4}

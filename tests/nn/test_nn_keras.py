@@ -117,6 +117,7 @@ def test_luong_with_a_learned_scale(keras: Any, mode: str, causal: bool) -> None
     compare_gradients(output, expected, [q, k, v, *mine], [q, k, v, *theirs], torch.float32)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("cross", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("bias", [False, True])

@@ -49,6 +49,7 @@ def test_the_textbook_formula() -> None:
     )
 
 
+@pytest.mark.sampled(1)
 @every_case
 def test_a_compiled_module_is_the_same(case: Case) -> None:
     module, inputs = case.make().eval(), case.inputs()

@@ -171,6 +171,7 @@ def test_a_context_that_is_not_longer() -> None:
     assert yarn_attention_factor(0.5) == 1.0
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradients(layout: str) -> None:
     q, k = (x.requires_grad_() for x in inputs())
@@ -181,6 +182,7 @@ def test_gradients(layout: str) -> None:
     assert torch.autograd.gradcheck(lambda w: apply_rope(x, *rope_tables(torch.arange(L), w), layout), (w,))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_meta_empty_compiled_mapped(layout: str) -> None:
     for shape in ((2, 4, 0, E), (0, 4, L, E), (L, E)):

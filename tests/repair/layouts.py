@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ import transformers as hf
 from torch import Tensor, nn
 from torch.nn import functional
 
+from sqrtdk.tracing import CallTensors
 from tests.repair.modules import Attention, Latent, Transposed, WithGain, WithScale, randomised, states
 
 SIZES = {
@@ -70,6 +72,14 @@ def _gpt2(attn: str = "sdpa") -> Layout:
 
 def _mha(*inputs: Tensor, **options: Any) -> Layout:
     return _plain(nn.MultiheadAttention(32, 4, batch_first=True, **options), *inputs)
+
+
+def terms(kept: CallTensors) -> float:
+    """The largest sum of the sizes of what a logit is summed from: its rounding is relative to them."""
+    query, key = kept.query.values.double().abs(), kept.key.values.double().abs()
+    key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+    factors = [float(torch.as_tensor(term.value).abs().max()) for term in kept.terms or () if term.name == "scale"]
+    return float((query @ key.mT).amax()) * math.prod(factors)
 
 
 LAYOUTS: dict[str, Callable[[], Layout]] = {

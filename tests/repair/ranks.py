@@ -14,6 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
+from tests.repair import watch_ranks
 from tests.repair.modules import Attention, Latent, Transposed, WithGain, randomised, states
 
 RANKS = 2
@@ -73,6 +74,7 @@ def rank_main(rank: int, folder: str) -> None:
             results["no group"] = str(error)
         results["parts"] = _parts()
         results["late"] = _late(rank)
+        results["watch"] = watch_ranks.of_this_rank()
         torch.save(results, os.path.join(folder, f"rank{rank}.pt"))
     finally:
         dist.destroy_process_group()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from typing import Any
 
@@ -14,9 +13,10 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 import sqrtdk
 from sqrtdk.errors import ModelError
 from sqrtdk.repair import clip_, plan_of
-from sqrtdk.tracing import CallTensors, Trace
+from sqrtdk.tracing import Trace
 from sqrtdk.tracing.watch.stance import steps_seen
-from tests.hf.small import NotBuiltError, build, inputs_of, small_config
+from tests.hf.small import NotBuiltError, build, inputs_of, needs, small_config
+from tests.repair.layouts import terms
 from tests.tolerances import allowed
 
 # What each shows that the layouts do not.
@@ -47,16 +47,9 @@ def _maxima(run: Trace, number: int) -> Tensor | None:
     return None if stats is None else torch.tensor(stats.max_logit, dtype=torch.float64)
 
 
-def _terms(kept: CallTensors) -> float:
-    """The largest sum of the sizes of what a logit is summed from."""
-    query, key = kept.query.values.double().abs(), kept.key.values.double().abs()
-    key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
-    factors = [float(torch.as_tensor(term.value).abs().max()) for term in kept.terms or () if term.name == "scale"]
-    return float((query @ key.mT).amax()) * math.prod(factors)
-
-
 def outcomes(model_type: str) -> dict[str, list[int]]:
     """Numbers of the calls that came out as predicted, that were refused, and those that were neither."""
+    needs(model_type)
     model = build(small_config(model_type), "eager", torch.float32)
     inputs = inputs_of(model)
     run = _run(model, inputs, keep=True)
@@ -80,7 +73,7 @@ def outcomes(model_type: str) -> dict[str, list[int]]:
         assert again is not None
         kept = run.tensors[number]
         long = kept.query.values.shape[-1] + (run.calls[number].model_dim or 0)
-        bound = allowed(torch.float32, length=long, logit=0.0, magnitude=_terms(kept))
+        bound = allowed(torch.float32, length=long, logit=0.0, magnitude=terms(kept))
         right = bool(((again - record.predicted).abs().nan_to_num() <= bound).all()) and record.clipped
         found["as predicted" if right else "wrong"].append(number)
         model.load_state_dict(state)
@@ -91,6 +84,7 @@ REFUSED = {"deepseek_v4", "jetmoe"}  # whole
 PARTLY = {"t5"}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("model_type", TYPES)
 def test_each_call_has_the_predicted_maxima(model_type: str) -> None:
     found = outcomes(model_type)

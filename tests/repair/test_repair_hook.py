@@ -228,36 +228,7 @@ def test_wrong_arguments(options: dict[str, Any], error: type[Exception], messag
         QKClip(Attention()).attach(3)  # type: ignore[arg-type]
 
 
-def test_a_trainer_is_kept_under_the_threshold(tmp_path: Path) -> None:
-    import transformers as hf
-
-    from sqrtdk.integrations.trainer import QKClipCallback
-
-    torch.manual_seed(0)
-    model = randomised(hf.AutoModelForCausalLM.from_config(hf.LlamaConfig(**GROUPED))).float().train()
-    rows = [{"input_ids": row, "labels": row} for row in IDS] * 2
-    arguments = hf.TrainingArguments(
-        str(tmp_path), max_steps=3, per_device_train_batch_size=2, learning_rate=0.0, report_to=[],
-        gradient_accumulation_steps=2, save_strategy="no", disable_tqdm=True, use_cpu=True, dataloader_pin_memory=False,
-    )  # fmt: skip
-    with sqrtdk.trace(model) as run:
-        model(IDS)
-    callback = QKClipCallback(threshold=8.0)
-    hf.Trainer(model, arguments, train_dataset=rows, callbacks=[callback]).train()
-    before = run.calls[0].stats
-    with sqrtdk.trace(model) as run:
-        model(IDS)
-    after = run.calls[0].stats
-    assert before is not None
-    assert after is not None
-    assert max(before.max_logit) > 12
-    assert max(after.max_logit) == pytest.approx(8.0, rel=1e-4)
-    assert callback.clip is not None
-    assert callback.clip.records[0].clipped == ()
-    assert not model._forward_hooks
-
-
-def _trainer(folder: Path, callbacks: list[Any]) -> Any:
+def _trainer(folder: Path, callbacks: list[Any], accumulated: int = 1) -> Any:
     import transformers as hf
 
     torch.manual_seed(0)
@@ -265,9 +236,29 @@ def _trainer(folder: Path, callbacks: list[Any]) -> Any:
     rows = [{"input_ids": row, "labels": row} for row in IDS] * 2
     arguments = hf.TrainingArguments(
         str(folder), max_steps=3, per_device_train_batch_size=2, learning_rate=0.0, report_to=[], logging_steps=1,
-        save_strategy="no", disable_tqdm=True, use_cpu=True, dataloader_pin_memory=False,
+        gradient_accumulation_steps=accumulated, save_strategy="no", disable_tqdm=True, use_cpu=True,
+        dataloader_pin_memory=False,
     )  # fmt: skip
     return hf.Trainer(model, arguments, train_dataset=rows, callbacks=callbacks)
+
+
+def test_a_trainer_is_kept_under_the_threshold(tmp_path: Path) -> None:
+    from sqrtdk.integrations.trainer import QKClipCallback
+
+    callback = QKClipCallback(threshold=8.0)
+    trainer = _trainer(tmp_path, [callback], accumulated=2)
+    largest = []
+    for train in (lambda: None, trainer.train):
+        train()
+        with sqrtdk.trace(trainer.model) as run:
+            trainer.model(IDS)
+        assert run.calls[0].stats is not None
+        largest.append(max(run.calls[0].stats.max_logit))
+    assert largest[0] > 12
+    assert largest[1] == pytest.approx(8.0, rel=1e-4)
+    assert callback.clip is not None
+    assert callback.clip.records[0].clipped == ()
+    assert not trainer.model._forward_hooks
 
 
 @pytest.mark.parametrize("first", ["watch", "clip"])

@@ -10,6 +10,7 @@ import torch
 import torch.multiprocessing as mp
 
 from sqrtdk.tracing.watch.stance import steps_seen
+from tests.repair import watch_ranks
 from tests.repair.ranks import CASES, RANKS, build, clip, inputs, rank_main
 
 
@@ -68,3 +69,41 @@ def test_maxima_that_no_one_merged_are_refused(ranks: list[dict[Any, Any]]) -> N
     assert {rank["no group"] for rank in ranks} == {
         "each of 2 processes saw maxima of its own: weights clipped by them would part"
     }
+
+
+# -- by the maxima of a watch ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", watch_ranks.SCENARIOS)
+def test_ranks_have_the_weights_of_one_process(ranks: list[dict[Any, Any]], name: str) -> None:
+    one, other = (rank["watch"][name] for rank in ranks)
+    assert one["refused"] == other["refused"] == [None, None]
+    assert one["clipped"] == other["clipped"]
+    assert one["weights"] == other["weights"]
+    assert all(one["clipped"])
+    assert one["measured"] == other["measured"]
+
+
+def test_ranks_with_halves_of_a_batch_clip_as_one_process_with_the_whole(ranks: list[dict[Any, Any]]) -> None:
+    whole = watch_ranks.alone()
+    for name in ("ddp", "fsdp"):
+        assert ranks[0]["watch"][name]["clipped"] == whole["clipped"]
+        for key, value in whole["weights"].items():
+            torch.testing.assert_close(torch.tensor(ranks[0]["watch"][name]["weights"][key]), torch.tensor(value))
+
+
+def test_a_rank_without_a_call_at_first_clips_when_it_knows(ranks: list[dict[Any, Any]]) -> None:
+    for rank in ranks:
+        early, late = rank["watch"]["absent"]
+        assert all("next sampled step" in text for text in early["refused"])
+        assert not any(early["clipped"])
+        assert late["refused"] == [None, None]
+        assert all(late["clipped"])
+    assert ranks[0]["watch"]["absent"][1]["weights"] == ranks[1]["watch"]["absent"][1]["weights"]
+
+
+def test_ranks_that_are_watched_alone_or_share_heads_are_refused(ranks: list[dict[Any, Any]]) -> None:
+    for rank in ranks:
+        assert rank["watch"]["refusals"]["alone"].startswith("each of 2 processes watches alone")
+        assert rank["watch"]["refusals"]["merged"] == ""
+        assert rank["watch"]["refusals"]["heads"].endswith("these share heads")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from sqrtdk.errors import SqrtdkError
 from sqrtdk.monitor.watch import watch
 from sqrtdk.repair import qk_clip_
-from tests.monitor.ranks_at_work import STEPS, batch, decoder, join, mine, sharded
+from tests.monitor.ranks_at_work import STEPS, batch, decoder, mine, sharded
 
 THRESHOLD = 2.0
 
@@ -102,9 +100,5 @@ def alone() -> dict[str, Any]:
 SCENARIOS = ("ddp", "accumulated", "fsdp")
 
 
-def work(rank: int, size: int, folder: Path) -> None:
-    join(rank, size, folder)
-    scenarios = (ddp, accumulated, fsdp, absent, refusals)
-    found = {scenario.__name__: scenario() for scenario in scenarios}
-    (folder / f"{rank}.json").write_text(json.dumps(found))
-    torch.distributed.destroy_process_group()
+def of_this_rank() -> dict[str, Any]:
+    return {scenario.__name__: scenario() for scenario in (ddp, accumulated, fsdp, absent, refusals)}

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from playwright.sync_api import Browser, Page
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+if find_spec("syrupy") is None:
+
+    @pytest.fixture
+    def snapshot() -> None:
+        """Stand for syrupy's fixture."""
+        pytest.skip("syrupy is not installed")
 
 
 @pytest.fixture

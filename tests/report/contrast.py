@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from playwright.sync_api import Page
+from tests.support.playwright_here import Page
 
 LEAST = 4.5
 _TEXTS = """() => {

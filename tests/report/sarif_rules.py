@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import jsonschema
+from tests.support.optional import jsonschema
 
 _TEXT = {"type": "string", "minLength": 1}
 

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page
 
 from sqrtdk.compare.records import DiffReport
 from sqrtdk.report.diff_html import to_html
 from sqrtdk.report.plain import plain
-from tests.report.sample_diff import EVIL, hostile, not_finite, softcap, two_causes, unpaired
+from tests.report.sample_diff import EVIL, hostile, not_finite, softcap, two_causes
+from tests.support.playwright_here import Browser, Page
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.full]
 
 Opener = Callable[..., Page]
 
@@ -132,24 +132,6 @@ def test_without_scripts_it_is_a_plain_english_page(browser: Browser, tmp_path: 
     assert not page.locator(".scatter").nth(1).is_visible()
     assert "switched off" in page.locator("noscript").inner_text()
     context.close()
-
-
-@pytest.mark.parametrize("width", [1280, 700, 400])
-@pytest.mark.parametrize("make", [two_causes, hostile, unpaired])
-def test_nothing_overflows(show: Opener, make: Callable[[], DiffReport], width: int) -> None:
-    page = show(make(), width=width)
-    page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    page.locator("button[data-language='zh-CN']").click()
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-
-
-def test_light_and_dark_differ(show: Opener) -> None:
-    colours = {
-        show(two_causes(), scheme=scheme).evaluate("getComputedStyle(document.querySelector('.fold')).backgroundColor")
-        for scheme in ("light", "dark")
-    }
-    assert len(colours) == 2
 
 
 def test_hostile_texts_are_shown_and_run_nothing(show: Opener) -> None:

@@ -4,10 +4,6 @@ import json
 import re
 from pathlib import Path
 
-import pytest
-from typer.testing import CliRunner
-
-from sqrtdk import cli
 from sqrtdk.compare.causes import CAUSES
 from sqrtdk.compare.records import FAIL_ON
 from sqrtdk.compare.suspect import STAGES
@@ -50,15 +46,3 @@ def test_every_key_of_the_document_is_told() -> None:
 def test_the_bars_are_those_of_the_verb() -> None:
     (option,) = re.findall(r"`--fail-on ([^`]+)`", DOCS)
     assert tuple(option.split("\\|")) == FAIL_ON
-
-
-def test_the_output_on_the_first_page_is_real(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Word by word, but for numbers of rounding and where lines break."""
-    monkeypatch.setenv("COLUMNS", "80")
-    shown = re.findall(r"^```text\n(A  demo.*?)^```$", START, re.MULTILINE | re.DOTALL)[0]
-    done = CliRunner().invoke(cli._app, ["diff", "demo", "demo:unscaled"])
-
-    def words(text: str) -> list[str]:
-        return re.sub(r"\d[\d.]*(e-?\d+)?%?", "#", text).split()
-
-    assert words(shown) == words(done.stdout)

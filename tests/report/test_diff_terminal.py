@@ -1,5 +1,6 @@
 import dataclasses
 import re
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -13,21 +14,15 @@ from tests.report.terminal_text import check_colours, check_fits
 _NUMBER = re.compile(r"(?<![\w.])\d[\d.,]*(?:e-?\d+)?(?![\w.])")
 
 
-@pytest.mark.parametrize("width", [80, 160])
 @pytest.mark.parametrize("name", REPORTS)
-def test_looks(name: str, width: int, snapshot: SnapshotAssertion) -> None:
-    assert to_text(REPORTS[name](), width=width) == snapshot
-
-
-@pytest.mark.parametrize("width", [60, 80, 100, 160])
-@pytest.mark.parametrize("name", REPORTS)
-def test_fits(name: str, width: int) -> None:
-    check_fits(to_text(REPORTS[name](), width=width), width)
-
-
-@pytest.mark.parametrize("name", REPORTS)
-def test_colour_changes_no_text_and_is_all_that_is_no_text(name: str) -> None:
-    check_colours(partial(to_text, REPORTS[name]()))
+def test_looks(name: str, snapshot: SnapshotAssertion) -> None:
+    """Also that no line is too wide, and that colours change no text."""
+    report = REPORTS[name]()
+    for width in (80, 160):
+        assert to_text(report, width=width) == snapshot(name=str(width))
+    for width in (60, 80, 100, 160):
+        check_fits(to_text(report, width=width), width)
+    check_colours(partial(to_text, report))
 
 
 def test_like_sites_are_one_line_with_the_worst_of_their_figures() -> None:
@@ -62,15 +57,16 @@ GREEN = "\x1b[1;32m"
 
 
 @pytest.mark.parametrize(
-    ("report", "word", "green"),
+    ("make", "word", "green"),
     [
-        (same(), "Same", True),
-        (two_causes(), "Different", False),
-        (undecided(), "Not judged", False),
-        (unpaired(), "Different", False),
+        (same, "Same", True),
+        (two_causes, "Different", False),
+        (undecided, "Not judged", False),
+        (unpaired, "Different", False),
     ],
 )
-def test_the_word_for_the_whole(report: DiffReport, word: str, green: bool) -> None:
+def test_the_word_for_the_whole(make: Callable[[], DiffReport], word: str, green: bool) -> None:
+    report = make()
     assert f" {word}. Exit code {report.exit_code} (fail-on: different)." in summary_line(report)
     assert (GREEN in to_text(report, width=140, color=True).splitlines()[-1]) is green
 
@@ -101,8 +97,9 @@ def test_markup_in_names_is_text() -> None:
     assert "[red]{{7*7}}" in to_text(hostile(), width=200)
 
 
-@pytest.mark.parametrize("report", [same(), two_causes(), undecided(), unpaired()])
-def test_chinese_says_the_same(report: DiffReport) -> None:
+@pytest.mark.parametrize("make", [same, two_causes, undecided, unpaired])
+def test_chinese_says_the_same(make: Callable[[], DiffReport]) -> None:
+    report = make()
     english, chinese = (to_text(report, width=120, language=language) for language in ("en", "zh"))
     for words in ("attention", "pair of", "pairs of", "follows", "Exit code", "first difference", "rounding allows"):
         assert words not in chinese
@@ -117,10 +114,11 @@ def test_chinese_says_the_same(report: DiffReport) -> None:
         assert pair.site_a.split(".")[-1] in chinese
 
 
-@pytest.mark.parametrize("width", range(60, 101, 4))
 @pytest.mark.parametrize("name", [name for name in REPORTS if name != "hostile"])
-def test_chinese_breaks_no_number_and_begins_no_line_with_a_mark(name: str, width: int) -> None:
-    whole = set(_NUMBER.findall(to_text(REPORTS[name](), width=400, language="zh")))
-    lines = to_text(REPORTS[name](), width=width, language="zh").splitlines()
-    assert {number for line in lines for number in _NUMBER.findall(line)} <= whole
-    assert [line for line in lines if line.lstrip()[:1] in tuple("，。；：、）")] == []
+def test_chinese_breaks_no_number_and_begins_no_line_with_a_mark(name: str) -> None:
+    report = REPORTS[name]()
+    whole = set(_NUMBER.findall(to_text(report, width=400, language="zh")))
+    for width in range(60, 101, 4):
+        lines = to_text(report, width=width, language="zh").splitlines()
+        assert {number for line in lines for number in _NUMBER.findall(line)} <= whole, width
+        assert [line for line in lines if line.lstrip()[:1] in tuple("，。；：、）")] == [], width

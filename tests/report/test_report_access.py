@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page
 
 from sqrtdk.audit.records import CheckReport
 from sqrtdk.report.html import to_html
 from tests.report.contrast import LEAST, contrasts
 from tests.report.sample_report import leaking, sick, static
+from tests.support.playwright_here import Browser, Page
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.full]
 
 Opener = Callable[..., Page]
 REPORTS: dict[str, Callable[[], CheckReport]] = {"sick": sick, "static": static, "leaking": leaking}

@@ -4,7 +4,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
@@ -76,6 +76,7 @@ def test_what_was_not_judged_is_in_the_heading_and_in_the_table() -> None:
     assert "| **unmeasured** | not measured |" in markdown
 
 
+@settings(max_examples=50)
 @given(st.text(max_size=60))
 def test_a_strangers_text_is_shown_as_it_is(words: str) -> None:
     words = words.strip()

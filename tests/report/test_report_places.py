@@ -6,8 +6,6 @@ import dataclasses
 import json
 from pathlib import Path
 
-import jsonschema
-
 from sqrtdk.audit.records import CheckReport, Finding, JudgedCall
 from sqrtdk.report.html import to_html
 from sqrtdk.report.json import to_json
@@ -16,6 +14,7 @@ from sqrtdk.report.terminal import to_text
 from sqrtdk.tracing.records import Factor, Scale
 from tests.report.html_page import HtmlPage
 from tests.report.sample_report import healthy, judged
+from tests.support.optional import jsonschema
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "check.schema.json").read_text())
 

@@ -1,12 +1,13 @@
 import unicodedata
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sqrtdk.report.plain import plain
 
 
+@settings(max_examples=50)
 @given(st.text(st.characters()))  # lone surrogates included
 def test_nothing_invisible_is_left(text: str) -> None:
     shown = plain(text)
@@ -15,6 +16,7 @@ def test_nothing_invisible_is_left(text: str) -> None:
     assert plain(shown) == shown
 
 
+@settings(max_examples=50)
 @given(st.text(st.characters(categories=["L", "N", "P", "S", "Zs"])))
 def test_visible_text_is_left_alone(text: str) -> None:
     assert plain(text) == text

@@ -2,7 +2,6 @@ import dataclasses
 import json
 import re
 
-import jsonschema
 import pytest
 
 from sqrtdk.audit.records import SEVERITIES, CheckReport, Finding, Source
@@ -11,6 +10,7 @@ from sqrtdk.report import rule_words
 from sqrtdk.report.sarif import FINGERPRINT, LEVELS, to_sarif
 from tests.report import sarif_rules
 from tests.report.sample_report import EVIL, healthy, hostile, leaking, sick, static, unjudged
+from tests.support.optional import jsonschema
 
 REPORTS = {
     "healthy": healthy, "static": static, "sick": sick, "hostile": hostile, "leaking": leaking, "unjudged": unjudged,

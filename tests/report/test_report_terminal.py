@@ -39,21 +39,15 @@ REPORTS = {
 }
 
 
-@pytest.mark.parametrize("width", [80, 160])
 @pytest.mark.parametrize("name", REPORTS)
-def test_looks(name: str, width: int, snapshot: SnapshotAssertion) -> None:
-    assert to_text(REPORTS[name](), width=width) == snapshot
-
-
-@pytest.mark.parametrize("width", [80, 100, 160])
-@pytest.mark.parametrize("name", REPORTS)
-def test_fits(name: str, width: int) -> None:
-    check_fits(to_text(REPORTS[name](), width=width), width)
-
-
-@pytest.mark.parametrize("name", REPORTS)
-def test_colour_changes_no_text_and_is_all_that_is_no_text(name: str) -> None:
-    check_colours(partial(to_text, REPORTS[name]()))
+def test_looks(name: str, snapshot: SnapshotAssertion) -> None:
+    """Also that no line is too wide, and that colours change no text."""
+    report = REPORTS[name]()
+    for width in (80, 160):
+        assert to_text(report, width=width) == snapshot(name=str(width))
+    for width in (80, 100, 160):
+        check_fits(to_text(report, width=width), width)
+    check_colours(partial(to_text, report))
 
 
 def test_what_was_made_up_stands_under_the_header() -> None:

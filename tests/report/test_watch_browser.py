@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page
 
 from sqrtdk.monitor.folder import RunWriter
 from sqrtdk.monitor.reading import read_run
@@ -20,9 +19,9 @@ from sqrtdk.report.watch_html import to_html
 from sqrtdk.report.watch_statistics import STATISTICS
 from sqrtdk.report.watch_summary import summarise
 from tests.monitor.watched_runs import EVERY, EVIL, STEPS
-from tests.report.html_page import HtmlPage, check_policy
+from tests.support.playwright_here import Browser, Page
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.full]
 
 Opener = Callable[..., Page]
 KINDS = ("0.SelfAttention", "1.EncDecAttention")
@@ -354,24 +353,9 @@ def test_hostile_texts_are_shown_and_run_nothing(show: Opener) -> None:
     assert page.evaluate("document.querySelectorAll('script').length") == 2
 
 
-@pytest.mark.parametrize(
-    ("width", "scheme", "language"), [(1280, "light", "en"), (700, "dark", "zh"), (400, "light", "zh")]
-)
-@pytest.mark.parametrize("names", [("sick",), ("unscaled", "sick")])
-def test_nothing_overflows(show: Opener, names: tuple[str, ...], width: int, scheme: str, language: str) -> None:
-    page = show(*names, width=width, scheme=scheme, language=language)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-
-
 def test_the_language_reaches_what_is_drawn(show: Opener) -> None:
     page = show("unscaled")
     page.locator("button", has_text="中文").click()
     assert page.locator("#time h2 .zh").is_visible()
     assert "损失" in "".join(page.locator(".panel svg text").all_text_contents())
     assert "最大 logit" in page.locator("#legend").inner_text()
-
-
-def test_the_page_needs_nothing_else(runs: dict[str, Path]) -> None:
-    page = HtmlPage(page_of(runs, "healthy", "sick"))
-    check_policy(page)
-    assert not any(a.get("src") or str(a.get("href", "#")).startswith("http") for _, a in page.elements)

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from sqrtdk import cli
 from sqrtdk.cli.watch_runs import FailOn
 from sqrtdk.monitor import sums
 from sqrtdk.monitor.columns import TABLES, Column
+from tests.support.program import called
 
 PAGE = Path(__file__).parents[2] / "docs" / "en" / "watch.md"
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -47,17 +46,17 @@ def test_the_tables_are_those_of_the_columns(table: str) -> None:
     assert re.findall(r"^\| `.*$", section, re.MULTILINE) == [row(table, column) for column in TABLES[table]]
 
 
+@pytest.mark.full
 def test_the_examples_run_and_the_output_is_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Word by word, but for numbers of rounding, small bars, and alarms, which follow from them."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "110")
     example = doctest.DocTestParser().get_doctest(TEXT, {}, "watch.md", str(PAGE), 0)
     result = doctest.DocTestRunner().run(example, clear_globs=False)
     torch._dynamo.reset()  # its hooks look into the names of the examples, as long as they are there
     assert result.failed == 0
     assert result.attempted > 20
     (shown,) = re.findall(r"^```text\n(runs/exp1  Decoder.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
-    done = CliRunner().invoke(cli._app, ["watch", "show", "runs/exp1"])
+    done = called("watch", "show", "runs/exp1", COLUMNS="110")
 
     def words(text: str) -> list[str]:
         text = re.sub(r"\nalarms .*?(?=\nnot measured|\Z)", "", text, flags=re.DOTALL)

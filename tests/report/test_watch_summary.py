@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import itertools
 import json
 import math
 import struct
@@ -31,7 +32,7 @@ from sqrtdk.report.watch_words import ALARM_WORDS, MISSING, missing_text
 from tests.monitor.watched_runs import EVERY, EVIL, LONG, STEPS
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def told(runs: dict[str, Path]) -> dict[str, Summary]:
     return {name: summarise(read_run(folder)) for name, folder in runs.items()}
 
@@ -53,14 +54,13 @@ def _names(module: object) -> set[str]:
 
 
 @pytest.mark.parametrize("name", ["healthy", "unscaled", "sick"])
-@pytest.mark.parametrize("column", STATISTICS)
 def test_the_worst_head_and_the_median_are_those_of_the_rows(
-    name: str, column: str, runs: dict[str, Path], told: dict[str, Summary]
+    name: str, runs: dict[str, Path], told: dict[str, Summary]
 ) -> None:
     rows = read_run(runs[name]).heads.to_pylist()
     badness = {"largest": lambda v: v, "least": lambda v: -v, "farthest": lambda v: abs(math.log(v))}
-    worse = badness[STATISTICS[column].worst]
-    for site in told[name].sites:
+    for column, site in itertools.product(STATISTICS, told[name].sites):
+        worse = badness[STATISTICS[column].worst]
         own = [row for row in rows if (row["site"], row["index"]) == (site.site, site.index)]
         assert site.steps.tolist() == sorted({row["step"] for row in own})
         worst, at = site.worst(column)

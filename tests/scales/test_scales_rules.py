@@ -243,6 +243,7 @@ ARGUMENTS = {"fixed": (0.3,), "temperature": (2.0,), "learned": (4,), "yarn": (1
 ARGUMENTS |= {"layer_index": (2,)}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", scales.SCALES)
 def test_a_rule_compiles_without_a_break_for_any_size(name: str) -> None:
     make, arguments = scales.SCALES[name], ARGUMENTS.get(name, ())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -22,8 +21,7 @@ from sqrtdk.impl.choice import IMPLEMENTATIONS
 from sqrtdk.impl.kernel import load, operators
 from sqrtdk.nn import ScaledDotProductAttention
 from sqrtdk.stats import _sweep, tiles
-from tests.attention.cases import CASES, TABLES, Case, as_leaves
-from tests.attention.parts import SHAPES
+from tests.attention.cases import BASE, FUSED, Case, as_leaves
 from tests.nn import nn_cases
 from tests.positions import positions_cases
 from tests.support.kernel_here import unable
@@ -57,24 +55,12 @@ def stand_in() -> None:
     _KEPT.append(library)
 
 
-def compact() -> list[Case]:
-    """Few cases of the battery, which hold every value of every factor but the dtype, on which no shape depends."""
-    factors = {"shape": SHAPES} | TABLES
-    missing = {(name, value) for name, values in factors.items() for value in values}
-    picked = []
-    for least in (5, 4, 3, 2, 1):
-        for case in CASES:
-            new = {(name, getattr(case, name)) for name in factors} & missing
-            if len(new) >= least:
-                picked.append(replace(case, dtype="f64" if len(picked) % 4 == 0 else "f32"))
-                missing -= new
-    return [*picked, replace(picked[0], dtype="bf16")]
-
-
 def _battery() -> Iterator[tuple[str, Run]]:
-    for case in compact():
-        for impl in ("auto", *IMPLEMENTATIONS):
+    interpreted = [case for case in FUSED if case.triton_can][:3]  # a case takes a second there
+    for impl in ("auto", *IMPLEMENTATIONS):
+        for case in interpreted if impl == "triton" else BASE:
             yield f"{impl} {case.id}", partial(_attention, case, impl)
+    for case in BASE:
         yield f"measure {case.id}", partial(_measure, case)
 
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.paths import with_tests
 
 CHILD = Path(__file__).parent / "run_checked.py"
@@ -14,6 +16,8 @@ CHILD = Path(__file__).parent / "run_checked.py"
 
 def test_shapes_are_those_of_the_annotations() -> None:
     """In one process of its own, as the package is loaded with its functions wrapped."""
+    for package in ("beartype", "jaxtyping"):
+        pytest.importorskip(package, reason=f"{package} is not installed")
     done = subprocess.run(
         [sys.executable, str(CHILD)], env=with_tests(), capture_output=True, text=True, timeout=300, check=False
     )

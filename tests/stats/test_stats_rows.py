@@ -235,7 +235,7 @@ def assert_same(left: RowStats, right: RowStats) -> None:
         assert text is None, f"{name}: {text}"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(BLOCK, BLOCK, BLOCK)
 def test_merge_is_associative_commutative_and_equals_the_whole(a: list[float], b: list[float], c: list[float]) -> None:
     x, y, z = stats_of(a), stats_of(b), stats_of(c)

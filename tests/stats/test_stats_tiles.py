@@ -56,6 +56,7 @@ def _tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 pytestmark = pytest.mark.usefixtures("_tile")
 
 
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize(("length", "keys"), [(40, 40), (40, 13), (13, 40), (1, 9)])
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -66,6 +67,7 @@ def test_shapes_and_causal(length: int, keys: int, kv_heads: int, is_causal: boo
     assert_matches(result, *dense(query, key, 0.3), visible)
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("shape", [(1, 1, 1, 20), (3, 1, 1, 20), (3, 1, 15, 20), (1, 4, 15, 20), (15, 20), (15, 1)])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_masks_of_every_shape(shape: tuple[int, ...], is_causal: bool) -> None:
@@ -85,14 +87,19 @@ def test_float_masks_hide_at_their_fill(fill: float) -> None:
     assert_matches(result, *dense(query, key, 0.3, bias=slope), visible)
 
 
-@pytest.mark.parametrize("scale", [-0.5, 0.0, torch.rand(4, 1, 1) + 0.1, torch.rand(2, 1, 15, 1) + 0.1])
+@pytest.mark.sampled(24)
+@pytest.mark.parametrize("scale", [-0.5, 0.0, (4, 1, 1), (2, 1, 15, 1)], ids=str)
 @pytest.mark.parametrize("softcap", [None, 2.0])
-@pytest.mark.parametrize("bias", [None, torch.randn(4, 1, 15), torch.randn(1, 4, 15, 15)])
-def test_scale_then_softcap_then_bias(scale: float | Tensor, softcap: float | None, bias: Tensor | None) -> None:
+@pytest.mark.parametrize("bias", [None, (4, 1, 15), (1, 4, 15, 15)], ids=str)
+def test_scale_then_softcap_then_bias(
+    scale: float | tuple[int, ...], softcap: float | None, bias: tuple[int, ...] | None
+) -> None:
     query, key = torch.randn(2, 4, 15, 8), torch.randn(2, 2, 15, 8)
     visible = torch.rand(2, 1, 15, 15) > 0.3
-    result = attention_row_stats(query, key, scale=scale, softcap=softcap, bias=bias, visible=visible)
-    assert_matches(result, *dense(query, key, scale, softcap, bias), visible)
+    factor = torch.rand(scale) + 0.1 if isinstance(scale, tuple) else scale
+    added = None if bias is None else torch.randn(bias)
+    result = attention_row_stats(query, key, scale=factor, softcap=softcap, bias=added, visible=visible)
+    assert_matches(result, *dense(query, key, factor, softcap, added), visible)
 
 
 @pytest.mark.parametrize("lead", [(), (2,), (2, 3)])

@@ -1,30 +1,43 @@
-"""The real program in a process of its own: started afresh, or forked from one that has its imports behind it.
+"""The program: called in this process, forked from one that has its imports behind it, or started afresh.
 
-A fresh start spends seconds on importing torch and transformers. What a test says of arguments, files, streams and exit
-codes is as true of the fork: it has its own descriptors, directory and exit code, and runs the same `main`.
-It looks for the compiled kernel in its own environment, as a fresh one does at the end of its imports.
+- `called` is for arguments, reports, errors and exit codes: it runs all of `main` but its hold on the process.
+- A fork of `Warm` has its own descriptors, signals, directory and exit code, and runs the same `main`. It looks for the
+  compiled kernel in its own environment, as a fresh one does at the end of its imports.
+- `fresh` is for the start of the interpreter. It spends seconds on importing torch.
+
+tests/cli/test_cli_streams.py holds the three against each other.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import functools
+import io
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import pytest
+import typer.main
+
+from sqrtdk import cli
+from sqrtdk.cli import output
+from sqrtdk.cli.messages import PlainMessages
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "default"}
 DROPPED = ("NO_COLOR", "COLUMNS", "FORCE_COLOR", "SQRTDK_TRACEBACK", "PYTHONUNBUFFERED")
 SECONDS = 120
 
-AUDIT = (
-    "sqrtdk.audit.check, sqrtdk.report.html, sqrtdk.report.json, sqrtdk.report.terminal, "
-    "transformers.models.llama.modeling_llama"
-)
+AUDIT = "sqrtdk, sqrtdk.report.html, sqrtdk.report.json, sqrtdk.report.terminal"
+FIRST = "sqrtdk.check('demo', seq_len=8)"  # imports in a second what each fork would import again
 SERVER = f"""
-import json, os, resource, signal, sys, traceback
+import gc, json, os, resource, signal, sys, traceback
 from sqrtdk.cli import main
 from sqrtdk.impl.kernel.load import load_if_built
 
@@ -39,6 +52,7 @@ def code(text):
         sys.stdout.flush()
         sys.stderr.flush()
 
+gc.freeze()  # what is there is not looked through by each fork
 for line in sys.stdin:
     order = json.loads(line)
     child = os.fork()
@@ -60,7 +74,9 @@ for line in sys.stdin:
                 code(text)
             main()
         except SystemExit as end:
-            os._exit(end.code)  # torch's own end takes a second
+            if order["to_the_end"]:
+                raise
+            os._exit(end.code)  # the interpreter's own end takes a second
         os._exit(99)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
@@ -87,16 +103,80 @@ def fresh(
     )
 
 
+def called(*arguments: object, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run `sqrtdk ARGUMENTS` in this process, with `variables` of the environment.
+
+    A working directory that is named is left again, and its modules are forgotten.
+    """
+    words = ["sqrtdk", *map(str, arguments)]
+    out, err, modules = io.StringIO(), io.StringIO(), set(sys.modules)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        PlainMessages(),
+    ):
+        for name in DROPPED:
+            patch.delenv(name, raising=False)
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        if cwd is not None:
+            patch.chdir(cwd)
+        patch.setattr(sys, "argv", words)
+        patch.setattr(sys, "path", [*sys.path])
+        patch.setattr(output, "_language", None)
+        patch.setattr(typer.main, "get_command", _command)
+        code = cli._exit_code()
+        if cwd is not None:
+            _forget(cwd.resolve(), sys.modules.keys() - modules)
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+
+
+_command = functools.cache(typer.main.get_command)  # the tree of the verbs, which each call would build anew
+
+
+def _forget(folder: Path, names: set[str]) -> None:
+    """Take the modules of a folder out of those of these names: another folder's may be called the same."""
+    files = {name: getattr(sys.modules[name], "__file__", None) for name in names}
+    own = {name.partition(".")[0] for name, file in files.items() if file and folder in Path(file).parents}
+    for name in names:
+        if name.partition(".")[0] in own:
+            del sys.modules[name]
+
+
+@contextlib.contextmanager
+def terminal() -> Iterator[tuple[str, Callable[[], str]]]:
+    """A terminal: its path, and afterwards what was shown on it."""
+    pty = pytest.importorskip("pty")
+    primary, secondary = pty.openpty()
+    shown = bytearray()
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # Linux ends a terminal so
+            while part := os.read(primary, 65536):
+                shown.extend(part)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        yield os.ttyname(secondary), shown.decode
+    finally:
+        os.close(secondary)
+        reader.join()
+        os.close(primary)
+
+
 class Warm:
     """Runs `sqrtdk VERB` in forks of one process; stdout and stderr are files, unless they are told otherwise.
 
     Args:
         modules: what that process imports.
+        first: what it runs once, before any fork.
         variables: of its environment.
     """
 
-    def __init__(self, modules: str = AUDIT, **variables: str) -> None:
-        self._code, self._variables = f"import {modules}\n{SERVER}", variables
+    def __init__(self, modules: str = AUDIT, first: str = "", **variables: str) -> None:
+        self._code, self._variables = f"import {modules}\n{first}\n{SERVER}", variables
 
     def __enter__(self) -> Warm:
         command = [sys.executable, "-c", self._code]
@@ -116,11 +196,13 @@ class Warm:
         stdout: str | None = None,
         stderr: str | None = None,
         file_bytes: int | None = None,
+        to_the_end: bool = False,
         **variables: str,
     ) -> subprocess.CompletedProcess[str]:
-        """Run `verb` to its end, with `variables` of the environment, and no file longer than `file_bytes`.
+        """Run `verb` with `variables` of the environment, and no file longer than `file_bytes`.
 
-        The verb `-c` is that of `python -c`: code, and its arguments.
+        The verb `-c` is that of `python -c`: code, and its arguments. The process ends at once with the exit code of
+        `main`, or `to_the_end` as any Python does: with exit handlers, threads that stay, and last objects.
         """
         assert self._server.stdin is not None
         assert self._server.stdout is not None
@@ -132,7 +214,16 @@ class Warm:
                 "stdout": stdout or out.name,
                 "stderr": stderr or err.name,
                 "file_bytes": file_bytes,
+                "to_the_end": to_the_end,
             }
             print(json.dumps(order), file=self._server.stdin, flush=True)
             code = int(self._server.stdout.readline())
             return subprocess.CompletedProcess(list(arguments), code, out.read(), err.read())
+
+
+@functools.cache
+def warm() -> Warm:
+    """The one server of this process, which ends with it."""
+    server = Warm(first=FIRST).__enter__()
+    atexit.register(server.__exit__)
+    return server

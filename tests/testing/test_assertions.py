@@ -37,6 +37,7 @@ def difference(*args: object, **options: object) -> str:
     return str(caught.value)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("mistake", [name for name in PLANTED if name not in ("cosine", "length_factor")])
 def test_a_failure_is_a_diff(mistake: str) -> None:
     healthy, inputs = planted("rope", None)
@@ -113,6 +114,7 @@ def test_the_same_model_is_the_same() -> None:
     assert assert_same_attention(model, planted("gqa", None)[0], inputs).same
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("mistake", ["missing", "twice", "inverted"])
 def test_a_difference_names_site_formulas_and_cause(mistake: str) -> None:
     (a, inputs), (b, _) = planted("rope", None), planted("rope", mistake)

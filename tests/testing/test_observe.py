@@ -80,10 +80,10 @@ def test_what_could_have_failed_is_left_alone(name: str) -> None:
     assert seen(SHARP[name]).weak == ()
 
 
-@pytest.mark.parametrize("style", ["rope"])
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("mistake", [None, *(name for name in PLANTED if name not in ("cosine", "length_factor"))])
-def test_the_verdicts_are_those_of_check(style: str, mistake: str | None) -> None:
-    model, inputs = planted(style, mistake)
+def test_the_verdicts_are_those_of_check(mistake: str | None) -> None:
+    model, inputs = planted("rope", mistake)
     with Observation() as observation:
         model(*inputs)
     audit, report = observation.audit(), check(model, inputs)

@@ -10,6 +10,7 @@ import pytest
 
 from sqrtdk.audit import records
 from sqrtdk.testing import plugin
+from tests.support.program import warm
 
 pytest_plugins = ["pytester"]
 
@@ -102,9 +103,17 @@ def suite(pytester: pytest.Pytester) -> pytest.Pytester:
     return pytester
 
 
-@pytest.mark.parametrize("workers", [[], ["-p", "xdist", "-n", "2"]], ids=["alone", "xdist"])
-def test_a_run(suite: pytest.Pytester, workers: list[str]) -> None:
-    run = suite.runpytest_subprocess(*OWN, "--sqrtdk", "--strict-markers", *workers)
+def forked(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
+    """A run in a process of its own that has torch imported already."""
+    code = "import sys, pytest; raise SystemExit(pytest.main(sys.argv[1:]))"
+    variables = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = warm()(code, *OWN, "--sqrtdk", *arguments, verb="-c", cwd=pytester.path, **variables)
+    return pytest.RunResult(done.returncode, done.stdout.splitlines(), done.stderr.splitlines(), 0.0)
+
+
+@pytest.mark.parametrize("workers", [(), pytest.param(("-p", "xdist", "-n", "2"), marks=pytest.mark.full)])
+def test_a_run(suite: pytest.Pytester, workers: tuple[str, ...]) -> None:
+    run = forked(suite, "--strict-markers", *workers)
     text = run.stdout.str()
     run.assert_outcomes(failed=len(FAILED), passed=6, errors=1, skipped=1, xfailed=1)
     for name, why in FAILED.items():
@@ -156,7 +165,7 @@ def test_a_marker_that_is_wrong_is_one_error(pytester: pytest.Pytester) -> None:
         def test_name(): ...
         """
     )
-    run = pytester.runpytest_subprocess(*OWN, "--sqrtdk")
+    run = forked(pytester)
     run.assert_outcomes(failed=2)
     text = run.stdout.str()
     assert "marker attention: fail_on is 'sometimes'. Use one of: note" in text
@@ -165,7 +174,7 @@ def test_a_marker_that_is_wrong_is_one_error(pytester: pytest.Pytester) -> None:
 
 
 def test_unmeasured_fails_where_it_is_asked_for(suite: pytest.Pytester) -> None:
-    run = suite.runpytest_subprocess(*OWN, "--sqrtdk", "--sqrtdk-fail-on", "unmeasured", "-k", "lost or one_key")
+    run = forked(suite, "--sqrtdk-fail-on", "unmeasured", "-k", "lost or one_key")
     run.assert_outcomes(passed=1, failed=1, deselected=11)
     assert "the scale could not be judged" in run.stdout.str()
 

@@ -60,40 +60,32 @@ SIZES = [(name, place) for name, arguments in COUNTS.items() for place in argume
 
 
 @pytest.mark.parametrize(("name", "place"), NUMERIC)
-def test_nan_is_an_error_of_ours(name: str, place: str) -> None:
-    """A whole number may also say that NaN is none."""
-    PUBLIC[name](**NUMBERS[name])
+def test_what_is_no_number_is_an_error_of_ours(name: str, place: str) -> None:
+    """A whole number may also say that NaN is none; None is the default of one argument."""
+    function, arguments = PUBLIC[name], NUMBERS[name]
     with pytest.raises((InvalidValueError, InvalidTypeError), match="got"):
-        PUBLIC[name](**NUMBERS[name] | {place: math.nan})
-    if isinstance(NUMBERS[name][place], float):
+        function(**arguments | {place: math.nan})
+    if isinstance(arguments[place], float):
         with pytest.raises(InvalidValueError, match="got nan"):
-            PUBLIC[name](**NUMBERS[name] | {place: math.nan})
+            function(**arguments | {place: math.nan})
+    for value in ("a", None, True, 1j, torch.tensor(1.0)):
+        if (name, place, value) != ("logit_distribution", "scale", None):
+            with pytest.raises(InvalidTypeError, match="got"):
+                function(**arguments | {place: value})
 
 
 @pytest.mark.parametrize(("name", "place"), NUMERIC)
-@pytest.mark.parametrize("value", ["a", None, True, 1j, torch.tensor(1.0)])
-def test_what_is_no_number_is_an_error_of_ours(name: str, place: str, value: object) -> None:
-    if (name, place, value) == ("logit_distribution", "scale", None):
-        return  # the default
-    with pytest.raises(InvalidTypeError, match="got"):
-        PUBLIC[name](**NUMBERS[name] | {place: value})
-
-
-@pytest.mark.parametrize(("name", "place"), NUMERIC)
-@pytest.mark.parametrize("power", [160, 400])
-def test_a_huge_number_is_an_error_of_ours_or_has_an_answer(name: str, place: str, power: int) -> None:
-    huge = 10**power if isinstance(NUMBERS[name][place], int) or power > 308 else 10.0**power
-    with contextlib.suppress(InvalidValueError):
-        PUBLIC[name](**NUMBERS[name] | {place: huge})
-
-
-@pytest.mark.parametrize(("name", "place"), NUMERIC)
-def test_numbers_of_other_libraries_are_numbers(name: str, place: str) -> None:
-    value = NUMBERS[name][place]
+def test_huge_numbers_and_those_of_other_libraries_are_numbers(name: str, place: str) -> None:
+    """A huge one has an answer or is an error of ours."""
+    function, arguments = PUBLIC[name], NUMBERS[name]
+    value = arguments[place]
+    for huge in (10**160 if isinstance(value, int) else 1e160, 10**400):
+        with contextlib.suppress(InvalidValueError):
+            function(**arguments | {place: huge})
     others = [np.int64(value)] if isinstance(value, int) else [np.float64(value), np.float32(value), Fraction(value)]
-    expected = PUBLIC[name](**NUMBERS[name])
+    expected = function(**arguments)
     for other in others:
-        assert PUBLIC[name](**NUMBERS[name] | {place: other}) == expected
+        assert function(**arguments | {place: other}) == expected
 
 
 @pytest.mark.parametrize(("name", "place"), SIZES)

@@ -46,22 +46,18 @@ BETWEEN = sorted(  # whole numbers near the middle of two neighbours, and all sm
 MIDDLES = [(a + b) / 2 for a, b in zip((0.0, *GENERATOR.SIGMAS), GENERATOR.SIGMAS, strict=False)]
 
 
-def _compare_with_quadrature(sigma: float) -> None:
+@pytest.mark.parametrize(
+    "sigma",
+    [
+        *(0.02, MIDDLES[0], MIDDLES[1], MIDDLES[2], 2.375, 4.25, 8.0, 11.0),
+        *(pytest.param(sigma, marks=pytest.mark.slow) for sigma in (0.01, 0.05, 0.08, 0.2, *MIDDLES[3:])),
+    ],
+)
+def test_between_the_points_it_is_as_near_to_quadrature_as_documented(sigma: float) -> None:
     exact = GENERATOR.statistics(sigma, BETWEEN)
     for name, expected in EXPECTED.items():
         for n, value in zip(BETWEEN, exact[name], strict=True):
             assert abs(expected(n, sigma) / value - 1.0) < DOCUMENTED[name], (name, n)
-
-
-@pytest.mark.parametrize("sigma", [0.02, MIDDLES[0], MIDDLES[1], MIDDLES[2], 2.375, 4.25, 8.0, 11.0])
-def test_between_the_points_it_is_as_near_to_quadrature_as_documented(sigma: float) -> None:
-    _compare_with_quadrature(sigma)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sigma", [0.01, 0.05, 0.08, 0.2, *MIDDLES])
-def test_between_all_points_it_is_as_near_to_quadrature_as_documented(sigma: float) -> None:
-    _compare_with_quadrature(sigma)
 
 
 def test_the_file_is_what_the_generator_makes() -> None:
@@ -112,7 +108,25 @@ def _rows(n: int, sigma: float, rows: int, keep: int, source: np.random.Generato
     }
 
 
-def _compare_with_simulation(n: int, sigma: float) -> None:
+FEW = [(n, sigma) for n in (2, 3, 7, 24, 90) for sigma in (0.375, 1.6, 5.25)]
+LARGE = [(2**16, 1.6), (2**16, 4.25)]
+MANY = [
+    (n, sigma)
+    for n in (2, 3, 5, 11, 30, 90, 362, 1448, 11585, 92682, 524288, 2**20)
+    for sigma in (0.0625, 0.375, 1.125, 1.9, 2.7, 3.6, 4.25, 5.25, 7.25, 11.0, 18.0, 36.0, 64.0)
+    if (n, sigma) not in FEW
+]
+
+
+@pytest.mark.parametrize(
+    ("n", "sigma"),
+    [
+        *FEW,
+        *(pytest.param(*case, marks=pytest.mark.full) for case in LARGE),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in MANY),
+    ],
+)
+def test_within_one_percent_of_simulation(n: int, sigma: float) -> None:
     source = np.random.default_rng([n, round(1000 * sigma)])
     keep = min(n, 512 if sigma < 8.0 else 1024 // round(sigma))
     total = dict.fromkeys(EXPECTED, 0.0)
@@ -135,27 +149,9 @@ def _compare_with_simulation(n: int, sigma: float) -> None:
         assert abs(expected(n, sigma) / simulated - 1.0) < AGREEMENT, (name, rows)
 
 
-@pytest.mark.parametrize("sigma", [0.375, 1.6, 5.25])
-@pytest.mark.parametrize("n", [2, 3, 7, 24, 90])
-def test_within_one_percent_of_simulation(n: int, sigma: float) -> None:
-    _compare_with_simulation(n, sigma)
-
-
-@pytest.mark.parametrize("sigma", [1.6, 4.25])
-def test_within_one_percent_of_simulation_at_large_n(sigma: float) -> None:
-    _compare_with_simulation(2**16, sigma)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sigma", [0.0625, 0.375, 1.125, 1.9, 2.7, 3.6, 4.25, 5.25, 7.25, 11.0, 18.0, 36.0, 64.0])
-@pytest.mark.parametrize("n", [2, 3, 5, 11, 30, 90, 362, 1448, 11585, 92682, 524288, 2**20])
-def test_within_one_percent_of_simulation_everywhere(n: int, sigma: float) -> None:
-    _compare_with_simulation(n, sigma)
-
-
 @pytest.mark.parametrize(
     ("n", "sigma", "keep", "rows"),
-    [(200, 2.0, 64, 20_000), (2**13, 4.25, 512, 6_000)],  # the second is at the critical sigma
+    [(200, 2.0, 64, 20_000), pytest.param(2**13, 4.25, 512, 6_000, marks=pytest.mark.full)],  # at the critical sigma
 )
 def test_the_simulation_itself_against_plain_draws(n: int, sigma: float, keep: int, rows: int) -> None:
     source = np.random.default_rng(1)

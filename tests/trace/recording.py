@@ -3,8 +3,8 @@ changed nothing that it says.
 
 Before and after the change, on one machine, in one process and so in one order:
 
-    python -m pytest -p tests.trace.recording --records before tests/trace tests/audit
-    python -m pytest -p tests.trace.recording --records after tests/trace tests/audit
+    python -m pytest -m "not slow and not gpu" -p tests.trace.recording --records before tests/trace tests/audit
+    python -m pytest -m "not slow and not gpu" -p tests.trace.recording --records after tests/trace tests/audit
     python -m tests.trace.recording before after
 
 The last line compares the two, byte by byte, test by test, and prints the counts. What differs between two runs of

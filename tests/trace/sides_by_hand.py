@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import sqrtdk
 from sqrtdk.tracing import AttentionCall
+from tests.attentions.each import each
 
 B, L, DIM, H, E = 2, 8, 24, 4, 16
 ROOT = E**-0.5
@@ -59,8 +60,18 @@ def reads(call: AttentionCall, formula: str, scale: float | None, *, meta: bool,
         assert call.scale.r_squared == pytest.approx(1.0, abs=1e-4)
 
 
-everywhere = pytest.mark.parametrize("meta", [False, True])
-scales = pytest.mark.parametrize("scale", [ROOT, 1.0, ROOT**2])
+def softmax_of(product: str, scale: float) -> str:
+    """The formula of a product with a scale; a scale of 1 is not written.
+
+    Example:
+        >>> softmax_of("q.k", 0.25), softmax_of("q.k", 1.0)
+        ('softmax(0.25 * q.k)', 'softmax(q.k)')
+    """
+    return f"softmax({product})" if scale == 1.0 else f"softmax({scale:.4g} * {product})"
+
+
+everywhere = each("meta", [False, True])
+scales = each("scale", [1.0, ROOT**2])  # the textbook's, which anything gives, is that of the tests without it
 
 
 def angles(positions: Tensor) -> Tensor:

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import sqrtdk
+from sqrtdk.tracing import AttentionCall
 from tests.attentions.blocks import BLOCK, WAYS
+from tests.attentions.each import each
 from tests.trace.blocks_by_hand import (
     KEYS,
     MERGED,
@@ -97,27 +99,26 @@ WRITTEN: dict[str, tuple[Attending, str]] = {
 }
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-@pytest.mark.parametrize("name", WRITTEN)
-def test_blocks_side_by_side_are_one_call(name: str, device: str) -> None:
-    attend, formula = WRITTEN[name]
-    call = only(attend, device)
-    assert call.formula == formula
+def check_side_by_side(call: AttentionCall, name: str) -> None:
+    assert call.formula == WRITTEN[name][1]
     assert (call.batch, call.heads, call.query_len, call.key_len, call.head_dim) == (B, H, L, L, E)
     assert call.scale.effective == pytest.approx(ROOT)
-    assert call.scale.agree is (True if device == "cpu" else None)
-    assert [(block.first, block.last) for block in call.blocks] == (
-        [(0, 4), (5, 11)] if name == "keys by queries" else [(0, 3), (4, 7), (8, 11)]
-    )
+    assert call.scale.agree is (True if call.device == "cpu" else None)
+    keys = [(0, 4), (5, 11)] if name == "keys by queries" else [(0, 3), (4, 7), (8, 11)]
+    assert [(block.first, block.last) for block in call.blocks] == keys
     for block in call.blocks:
         assert block.scale.symbolic == pytest.approx(ROOT)
-        assert device == "meta" or block.scale.numeric == pytest.approx(ROOT, rel=1e-3)
+        assert call.device == "meta" or block.scale.numeric == pytest.approx(ROOT, rel=1e-3)
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_statistics_of_blocks_are_those_of_the_whole(name: str) -> None:
-    run, _, model, x = traced(WRITTEN[name][0])
+def test_blocks_side_by_side_are_one_call(name: str) -> None:
+    """With the statistics of the whole; without data too."""
+    attend, _ = WRITTEN[name]
+    check_side_by_side(only(attend, "meta"), name)
+    run, _, model, x = traced(attend)
     (call,) = run.calls
+    check_side_by_side(call, name)
     logits = products(model, x) * ROOT
     if name == "alibi":
         logits = logits - 0.5 * (torch.arange(L)[:, None] - torch.arange(L)).abs()
@@ -131,8 +132,8 @@ def test_statistics_of_blocks_are_those_of_the_whole(name: str) -> None:
     assert call.max_product == pytest.approx(largest * ROOT if name == "keys by queries" else largest)
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-@pytest.mark.parametrize("scales", [(1.0, ROOT, ROOT), (ROOT, ROOT, 2 * ROOT), (ROOT, ROOT**2, ROOT)])
+@each("device", ["cpu", "meta"])
+@each("scales", [(1.0, ROOT, ROOT), (ROOT, ROOT, 2 * ROOT), (ROOT, ROOT**2, ROOT)])
 def test_unlike_scales_are_told_by_block(scales: Scales, device: str) -> None:
     call = only(side_by_side(scales, hide=True), device)
     assert call.unlike_blocks
@@ -164,45 +165,42 @@ BY_SUMS = [name for name in WAYS if name not in MERGED]
 MASKED = [name for name in BY_SUMS if WAYS[name].masks]
 
 
-@pytest.mark.parametrize("name", WAYS)
-def test_every_way_is_attention(name: str) -> None:
-    *_, observed, model, x = traced(online(name, ONE, hide=WAYS[name].masks))
-    logits = products(model, x) * ROOT
-    logits = logits.masked_fill(causal(L, L), -math.inf) if WAYS[name].masks else logits
-    with torch.no_grad():
-        v = model.v(x).double().unflatten(-1, (H, E)).transpose(1, 2)
-    expected = (logits.softmax(-1) @ v).transpose(1, 2).flatten(2)
-    assert float((observed.double() - expected).abs().max()) < 1e-5
-
-
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-@pytest.mark.parametrize("name", BY_SUMS)
-def test_a_running_sum_is_one_call(name: str, device: str) -> None:
+def check_running_sum(call: AttentionCall, name: str) -> None:
     hide = WAYS[name].masks
-    call = only(online(name, ONE, hide=hide), device)
     assert call.formula == ("softmax(0.25 * q.k + causal)" if hide else "softmax(0.25 * q.k)")
     assert (call.site, call.index, call.kind, call.score) == ("", 0, "eager", "dot")
     assert (call.batch, call.heads, call.kv_heads, call.head_dim) == (B, H, H, E)
     assert (call.query_len, call.key_len, call.value_dim) == (L, L, E + (name == "column_of_ones"))
     assert call.scale.effective == pytest.approx(ROOT)
-    assert call.scale.agree is (True if device == "cpu" else None)
+    assert call.scale.agree is (True if call.device == "cpu" else None)
     assert [(block.first, block.last) for block in call.blocks] == KEYS
     assert [block.scale.symbolic for block in call.blocks] == pytest.approx(list(ONE))
-    if device == "cpu":
+    if call.device == "cpu":
         assert [block.scale.numeric for block in call.blocks] == pytest.approx(list(ONE), rel=1e-3)
     if hide:
         assert call.mask is not None
         assert (call.mask.kind, call.mask.least, call.mask.greatest, call.mask.blind_rows) == ("causal", 0, L - 1, 0)
 
 
-@pytest.mark.parametrize("name", BY_SUMS)
-def test_statistics_of_a_running_sum_are_those_of_the_whole(name: str) -> None:
-    run, _, model, x = traced(online(name, ONE, hide=WAYS[name].masks))
-    (call,) = run.calls
+@pytest.mark.parametrize("name", WAYS)
+def test_a_running_sum_is_one_call(name: str) -> None:
+    """Each way is the dense attention; the record of those that sum says so, with its statistics."""
+    attend, hide = online(name, ONE, hide=WAYS[name].masks), WAYS[name].masks
+    run, observed, model, x = traced(attend)
     logits = products(model, x) * ROOT
-    is_dense(call, logits.masked_fill(causal(L, L), -math.inf) if WAYS[name].masks else logits)
+    logits = logits.masked_fill(causal(L, L), -math.inf) if hide else logits
+    with torch.no_grad():
+        v = model.v(x).double().unflatten(-1, (H, E)).transpose(1, 2)
+    expected = (logits.softmax(-1) @ v).transpose(1, 2).flatten(2)
+    assert float((observed.double() - expected).abs().max()) < 1e-5
+    if name in BY_SUMS:
+        (call,) = run.calls
+        check_running_sum(call, name)
+        is_dense(call, logits)
+        check_running_sum(only(attend, "meta"), name)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [name for name in MASKED if name != "without_a_maximum"])  # it divides 0 by 0
 def test_padding_on_the_left_beside_a_causal_mask(name: str) -> None:
     run, _, model, x = traced(online(name, ONE, hide=True, pad=True))
@@ -214,19 +212,15 @@ def test_padding_on_the_left_beside_a_causal_mask(name: str) -> None:
     is_dense(call, (products(model, x) * ROOT).masked_fill(causal(L, L) | padding(), -math.inf))
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", BY_SUMS)
-@pytest.mark.parametrize("scales", [(1.0, 1.0, 1.0), (ROOT**2,) * 3])
-def test_a_running_sum_with_a_wrong_scale(name: str, scales: Scales, device: str) -> None:
-    call = only(online(name, scales), device)
-    assert call.scale.effective == pytest.approx(scales[0])
+@each("scale, device", [(1.0, "cpu"), (ROOT**2, "meta")])
+def test_a_running_sum_with_a_wrong_scale(name: str, scale: float, device: str) -> None:
+    """In every block, or in one of them alone."""
+    call = only(online(name, (scale,) * 3), device)
+    assert call.scale.effective == pytest.approx(scale)
     assert not call.unlike_blocks
-
-
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-@pytest.mark.parametrize("name", BY_SUMS)
-@pytest.mark.parametrize("scales", [(ROOT, ROOT, 2 * ROOT), (1.0, ROOT, ROOT)])
-def test_a_running_sum_with_a_scale_of_one_block_alone(name: str, scales: Scales, device: str) -> None:
+    scales = (ROOT, ROOT, 2 * ROOT) if device == "meta" else (scale, ROOT, ROOT)
     call = only(online(name, scales), device)
     assert call.unlike_blocks
     assert call.scale.effective is None
@@ -234,20 +228,11 @@ def test_a_running_sum_with_a_scale_of_one_block_alone(name: str, scales: Scales
     assert [block.scale.symbolic for block in call.blocks] == pytest.approx(list(scales))
 
 
-def test_an_exp_that_nothing_divides_is_missed() -> None:
-    def attend(m: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return torch.exp(q @ k.mT * ROOT) @ v
-
-    run, *_ = traced(attend)
+def test_an_exp_that_no_sum_of_it_divides_is_missed() -> None:
+    run, *_ = traced(lambda m, q, k, v: torch.exp(q @ k.mT * ROOT) @ v)
     assert run.calls == ()
     assert ["no sum of it" in entry.reason for entry in run.not_measured] == [True]
-
-
-def test_an_exp_that_another_number_divides_is_missed() -> None:
-    def attend(m: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return torch.exp(q @ k.mT * ROOT) @ v / L
-
-    run, *_ = traced(attend)
+    run, *_ = traced(lambda m, q, k, v: torch.exp(q @ k.mT * ROOT) @ v / L)
     assert (run.calls, len(run.not_measured)) == ((), 1)
 
 

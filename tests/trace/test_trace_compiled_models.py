@@ -131,20 +131,23 @@ def transformer(config: hf.PretrainedConfig) -> nn.Module:
     return hf.AutoModel.from_config(copy.deepcopy(config), attn_implementation="sqrtdk").eval()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_models_of_transformers(name: str) -> None:
+    """Read and judged as without the kernel, and compared with eager without a difference."""
     config, formulas = MODELS[name]
-    model = transformer(config())
-    runs = {}
+    reports = {}
     for taken in (False, True):
         with kernel(taken):
-            runs[taken] = traced(model, ids())
-    assert {call.kind for call in runs[True].calls} == {"compiled"}
-    assert "compiled" not in {call.kind for call in runs[False].calls}
-    assert runs[True].not_measured == ()
-    assert [call.formula for call in runs[True].calls] == [call.formula for call in runs[False].calls]
-    assert [call.formula for call in runs[True].calls] == formulas
-    for call, twin in zip(runs[True].calls, runs[False].calls, strict=True):
+            reports[taken] = checked(transformer(config()), {"input_ids": ids()}, attn=None)
+    assert told(reports[True]) == told(reports[False])
+    assert {judged.verdict for judged in reports[True].calls} <= {"exact", "declared"}
+    assert "eager_vs_sdpa" not in {finding.rule for finding in reports[True].findings}
+    twins, calls = ([judged.call for judged in reports[taken].calls] for taken in (False, True))
+    assert {call.kind for call in calls} == {"compiled"}
+    assert "compiled" not in {call.kind for call in twins}
+    assert [call.formula for call in calls] == formulas
+    for call, twin in zip(calls, twins, strict=True):
         single = allowed(torch.float32, length=4, logit=0.0, magnitude=1.0)  # factors
         assert call.scale.symbolic == pytest.approx(twin.scale.symbolic, rel=single)
         assert call.scale.agree is twin.scale.agree is True
@@ -156,21 +159,7 @@ def test_models_of_transformers(name: str) -> None:
         assert call.stats.max_logit == pytest.approx(twin.stats.max_logit, abs=room)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_audit_of_models_of_transformers(name: str) -> None:
-    """Judged as without the kernel, and compared with eager without a difference."""
-    config, formulas = MODELS[name]
-    reports = {}
-    for taken in (False, True):
-        with kernel(taken):
-            reports[taken] = checked(transformer(config()), {"input_ids": ids()}, attn=None)
-    assert told(reports[True]) == told(reports[False])
-    assert [judged.call.formula for judged in reports[True].calls] == formulas
-    assert {judged.verdict for judged in reports[True].calls} <= {"exact", "declared"}
-    assert {judged.call.kind for judged in reports[True].calls} == {"compiled"}
-    assert "eager_vs_sdpa" not in {finding.rule for finding in reports[True].findings}
-
-
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["gpt2", "qwen3", "deepseek_v3", "t5", "whisper", "bert"])
 def test_audit_is_that_without_the_kernel(name: str) -> None:
     """Norms, latent keys, relative positions, cross attention and encoders, on inputs of the right kind."""

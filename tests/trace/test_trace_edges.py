@@ -12,6 +12,7 @@ from torch.nn import functional
 import sqrtdk
 from sqrtdk.tracing import AttentionCall, Trace
 from sqrtdk.tracing.classify.edges import OTHER_GROUPS
+from tests.attentions.each import each
 from tests.attentions.edges import (
     MAXIMA,
     ROOT,
@@ -102,7 +103,7 @@ LOGITS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], float, str]] = {
 }
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta"])
+@each("device", ["cpu", "meta"])
 @pytest.mark.parametrize("way", LOGITS)
 def test_the_scale_on_the_edges_is_read(way: str, device: str) -> None:
     logits, scale, formula = LOGITS[way]
@@ -159,8 +160,8 @@ class InWords(EdgeAttention):
         return scatter_add(v[source] * weights[..., None], target, len(x)).flatten(1)
 
 
-@pytest.mark.parametrize("scale", [ROOT, 1.0])
-@pytest.mark.parametrize("softmax", [as_logarithm, by_gathering, by_rows])
+@each("scale", [ROOT, 1.0])
+@each("softmax", [as_logarithm, by_gathering, by_rows])
 def test_the_softmax_of_edges_may_be_written_in_other_words(
     softmax: Callable[[Tensor, Tensor, int], Tensor], scale: float
 ) -> None:
@@ -242,7 +243,7 @@ def test_a_gate_of_the_data_on_the_edges_is_no_factor() -> None:
     assert call.scale.effective is None
 
 
-@pytest.mark.parametrize("largest", [None, scatter_maximum])
+@each("largest", [None, scatter_maximum])
 def test_the_statistics_are_those_of_each_nodes_edges(largest: Grouped | None) -> None:
     """Against rows in float64, node by node; a node with one edge has no choice, and counts for nothing."""
     model, x, edge_index = EdgeAttention(largest=largest), torch.randn(N, WIDTH), edges()
@@ -270,7 +271,7 @@ ACTIVATIONS = {
 } | {"none": lambda z: z}
 
 
-@pytest.mark.parametrize("two", [False, True], ids=["shared", "two projections"])
+@each("two", [False, True])
 @pytest.mark.parametrize(
     ("kind", "activation"),
     [(kind, name) for kind in (Gat, Gat2) for name in ACTIVATIONS if kind is Gat or name != "none"],
@@ -354,7 +355,7 @@ def test_edge_attention_beside_another_attention_is_told_too() -> None:
     assert [(call.site, call.score) for call in calls] == [("local", "dot"), ("wide", "dot"), ("gat", "additive")]
 
 
-@pytest.mark.parametrize("kind", [EdgeAttention, AfterTheSum, Gat, Gat2])
+@each("kind", [EdgeAttention, AfterTheSum, Gat, Gat2])
 def test_an_edge_attention_that_is_trained_is_read_alike(kind: type[nn.Module]) -> None:
     model, x = kind(), torch.randn(N, WIDTH, requires_grad=True)
     with sqrtdk.trace(model) as run:

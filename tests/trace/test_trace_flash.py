@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ import sqrtdk
 from sqrtdk.tracing import AttentionCall
 from sqrtdk.tracing.read.kernels import KERNELS
 from tests.attentions import stand_in_kernels as kernels
+from tests.attentions.each import each
 
 B, L, S, H, E = 2, 6, 6, 4, 8
 SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
@@ -86,21 +86,11 @@ CASES: dict[str, tuple[Callable[..., Tensor], str, dict[str, Any]]] = {
 
 def compare(call: AttentionCall, model: Attention, x: Tensor, **options: Any) -> None:
     """Statistics and sizes against the logits, written out."""
-    with torch.no_grad():
-        q, k, _ = model.split(x)
-        sides = {name: options.pop(name) for name in ("left", "right", "lower_right") if name in options}
-        logits = torch.stack([kernels.logits_of(a, b, EXACT, **options) for a, b in zip(q, k, strict=True)])
-        seen = kernels.visible(q.shape[1], k.shape[1], **sides)
-        hidden = logits.masked_fill(~seen, -math.inf)
-        entropy = torch.special.entr(hidden.softmax(-1)).sum(-1)
-    assert call.stats is not None
+    q, k, _ = model.split(x)
+    sides = {name: options.pop(name) for name in ("left", "right", "lower_right") if name in options}
+    kernels.check_statistics(call, q, k, EXACT, sides, **options)
     assert (call.batch, call.heads, call.kv_heads) == (B, H, k.shape[2])
     assert (call.query_len, call.key_len, call.head_dim) == (q.shape[1], k.shape[1], E)
-    blind = ~seen.any(-1)
-    assert call.stats.blind_rows == (B * int(blind.sum()),) * H
-    assert call.stats.max_logit == pytest.approx(hidden.amax((0, 2, 3)).tolist(), rel=1e-6)
-    assert call.stats.entropy_nats == pytest.approx(entropy[:, :, ~blind].mean((0, 2)).tolist(), rel=1e-6)
-    assert call.stats.keys == pytest.approx([float(seen[~blind].sum(-1).double().mean())] * H)
     assert call.output_rms is not None
 
 
@@ -115,8 +105,8 @@ def test_a_kernel_is_read(name: str) -> None:
     compare(call, model, x, **options)
 
 
-@pytest.mark.parametrize("factor", [0.5, E**-0.5, E**0.5, 2.0])
-@pytest.mark.parametrize("attend", [lambda s: flash(s), lambda s: xformers(scale=s)], ids=["flash", "xformers"])
+@each("factor", [0.5, E**-0.5, E**0.5, 2.0])
+@each("attend", [lambda s: flash(s), lambda s: xformers(scale=s)])
 def test_a_wrong_scale_is_read(attend: Callable[[float], Callable[..., Tensor]], factor: float) -> None:
     """Also one that stands before the operator: scaled twice."""
     call, _ = trace_of(Attention(attend(EXACT * factor)))
@@ -185,7 +175,7 @@ def test_keys_beyond_the_used_ones_are_not_seen() -> None:
     assert call.stats.max_logit == pytest.approx(largest, rel=1e-6)
 
 
-@pytest.mark.parametrize("written", [False, True])
+@each("written", [False, True])
 def test_the_third_version(written: bool) -> None:
     """Its scale has a default, and its result may be written where the caller says."""
 
@@ -235,7 +225,7 @@ def test_other_operators_of_xformers() -> None:
         compare(call, model, x, right=0)
 
 
-@pytest.mark.parametrize("way", ["stacked", "stacked and turned", "one projection"])
+@each("way", ["stacked", "stacked and turned", "one projection"])
 def test_q_k_and_v_in_one_tensor(way: str) -> None:
     """`flash_attn_qkvpacked_func` takes them apart again."""
 
@@ -271,7 +261,7 @@ def test_a_rotation_and_a_norm_before_a_kernel() -> None:
     assert call.scale.agree is True
 
 
-@pytest.mark.parametrize("name", ["causal", "window", "softcap", "xformers window"])
+@each("name", ["causal", "window", "softcap", "xformers window"])
 def test_without_data(name: str) -> None:
     attend, formula, _ = CASES[name]
     with torch.device("meta"), torch.no_grad():
@@ -312,7 +302,7 @@ def test_heads_first_and_upper_left() -> None:
     assert call.scale.agree is True
 
 
-@pytest.mark.parametrize(("rows", "mask"), [(3, "causal_lower_right"), (S, "causal")])
+@each("rows, mask", [(3, "causal_lower_right"), (S, "causal")])
 def test_the_flag_of_the_flash_kernel_of_sdpa_is_lower_right(rows: int, mask: str) -> None:
     """As `torch.nn.attention.bias.causal_lower_right` calls it; without a GPU it runs without data."""
 

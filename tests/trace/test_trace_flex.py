@@ -15,6 +15,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import sqrtdk
 from sqrtdk.tracing import AttentionCall, Mask
+from tests.attentions.each import each
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 
@@ -27,8 +28,17 @@ ROW, COLUMN = torch.arange(L)[:, None], torch.arange(L)[None, :]
 
 
 class Attention(nn.Module):
-    def __init__(self, kv_heads: int = H, attend: Callable[..., Tensor] = flex_attention, **options: Any) -> None:
+    """`seen` is the rule of a block mask."""
+
+    def __init__(
+        self,
+        kv_heads: int = H,
+        attend: Callable[..., Tensor] = flex_attention,
+        seen: Callable[..., Tensor] | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__()
+        self.blocks = seen and create_block_mask(seen, None, None, L, L, device="cpu")
         self.q = nn.Linear(32, H * E)
         self.k, self.v = (nn.Linear(32, kv_heads * E) for _ in range(2))
         self.attend, self.options = attend, options
@@ -37,7 +47,7 @@ class Attention(nn.Module):
         return tuple(f(x).unflatten(-1, (-1, E)).transpose(1, 2) for f in (self.q, self.k, self.v))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.attend(*self.split(x), **self.options)
+        return self.attend(*self.split(x), block_mask=self.blocks, **self.options)
 
 
 def trace_of(model: nn.Module) -> tuple[AttentionCall, Tensor]:
@@ -47,10 +57,6 @@ def trace_of(model: nn.Module) -> tuple[AttentionCall, Tensor]:
     assert run.not_measured == run.not_attention == ()
     (call,) = run.calls
     return call, x
-
-
-def seen(rule: Callable[..., Tensor]) -> Any:
-    return create_block_mask(rule, None, None, L, L, device="cpu")
 
 
 def causal(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -65,17 +71,17 @@ def capped(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
 CASES: dict[str, tuple[dict[str, Any], str, Callable[[Tensor], Tensor]]] = {
     "plain": ({}, "0.25 * q.k", lambda p: p * EXACT),
     "causal": (
-        {"block_mask": seen(causal)},
+        {"seen": causal},
         "0.25 * q.k + causal",
         lambda p: (p * EXACT).masked_fill(ROW < COLUMN, -math.inf),
     ),
     "window": (
-        {"block_mask": seen(lambda b, h, i, j: (i >= j) & (i - j < 3))},
+        {"seen": lambda b, h, i, j: (i >= j) & (i - j < 3)},
         "0.25 * q.k + window",
         lambda p: (p * EXACT).masked_fill((ROW < COLUMN) | (ROW - COLUMN >= 3), -math.inf),
     ),
     "documents": (
-        {"block_mask": seen(lambda b, h, i, j: DOCUMENTS[i] == DOCUMENTS[j])},
+        {"seen": lambda b, h, i, j: DOCUMENTS[i] == DOCUMENTS[j]},
         "0.25 * q.k + mask",
         lambda p: (p * EXACT).masked_fill(DOCUMENTS[ROW] != DOCUMENTS[COLUMN], -math.inf),
     ),
@@ -92,14 +98,14 @@ CASES: dict[str, tuple[dict[str, Any], str, Callable[[Tensor], Tensor]]] = {
     ),
     "scale": ({"scale": 0.1}, "0.1 * q.k", lambda p: p * 0.1),
     "all": (
-        {"block_mask": seen(causal), "score_mod": capped, "scale": 0.5},
+        {"seen": causal, "score_mod": capped, "scale": 0.5},
         "5 * tanh(0.5 * q.k / 5) + causal",
         lambda p: (5 * torch.tanh(p * 0.5 / 5)).masked_fill(ROW < COLUMN, -math.inf),
     ),
 }
 
 
-@pytest.mark.parametrize("groups", [1, 2])
+@each("groups", [1, 2])
 @pytest.mark.parametrize("name", CASES)
 def test_flex_attention_is_read(name: str, groups: int) -> None:
     options, formula, logits = CASES[name]
@@ -117,11 +123,11 @@ def test_flex_attention_is_read(name: str, groups: int) -> None:
     assert call.stats.entropy_nats == pytest.approx(entropy.tolist(), rel=1e-4)
 
 
-@pytest.mark.parametrize("factor", [EXACT, 0.5, 2.0, 4.0])
+@each("factor", [EXACT, 0.5, 2.0, 4.0])
 def test_a_wrong_scale_is_read(factor: float) -> None:
     """As the argument, before it, and inside the score function."""
 
-    def before(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def before(q: Tensor, k: Tensor, v: Tensor, block_mask: None) -> Tensor:
         return flex_attention(q * factor, k, v)
 
     for model in (
@@ -141,9 +147,9 @@ def mask_of(model: nn.Module) -> Mask:
 
 
 def test_block_masks_off_by_one() -> None:
-    ahead = mask_of(Attention(block_mask=seen(lambda b, h, i, j: i >= j - 1)))
+    ahead = mask_of(Attention(seen=lambda b, h, i, j: i >= j - 1))
     assert (ahead.least, ahead.ahead_by_one) == (-1, B * H)
-    behind = mask_of(Attention(block_mask=seen(lambda b, h, i, j: i > j)))
+    behind = mask_of(Attention(seen=lambda b, h, i, j: i > j))
     assert (behind.least, behind.blind_rows) == (1, B * H)
 
 
@@ -158,11 +164,11 @@ def test_the_trace_brings_no_warning() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Using `torch.compile")
-@pytest.mark.parametrize("whole", [False, True])
+@each("whole", [False, True])
 def test_a_compiled_one_runs_eagerly_under_the_trace(whole: bool) -> None:
     """The function alone, or the model around it."""
     inner = flex_attention if whole else torch.compile(flex_attention, backend="eager")
-    model: Any = Attention(attend=inner, block_mask=seen(causal), score_mod=capped)
+    model: Any = Attention(attend=inner, seen=causal, score_mod=capped)
     call, _ = trace_of(torch.compile(model, backend="eager") if whole else model)
     assert (call.kind, call.formula) == ("flex", "softmax(5 * tanh(0.25 * q.k / 5) + causal)")
     assert call.scale.agree is True

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.tracing import AttentionCall
+from tests.attentions.each import each
 from tests.attentions.heads import (
     AFTER,
     COMBINED,
@@ -93,7 +94,7 @@ def test_a_mask_hides_what_was_mixed(device: str) -> None:
 
 
 @over_devices
-@pytest.mark.parametrize("attend", [heads_last, capped], ids=["heads last", "softcap"])
+@each("attend", [heads_last, capped])
 def test_other_layouts_and_steps_stand_beside_a_mixing(attend: Attend, device: str) -> None:
     is_right(read(attend, device), device)
 
@@ -106,7 +107,7 @@ def test_a_mask_of_some_heads_hides_all_that_they_were_mixed_into() -> None:
     is_right(read(attend), "cpu")
 
 
-@pytest.mark.parametrize("turned", [False, True])
+@each("turned", [False, True])
 def test_a_mask_that_is_mixed_hides_only_where_the_heads_keep_its_sign(turned: bool) -> None:
     """Head g adds -1e9 times the sum of its row of the matrix: below 0, it shows what was hidden, and nothing else."""
 
@@ -171,8 +172,8 @@ def test_a_bias_of_a_mixing_shows_hidden_keys() -> None:
 
 
 @over_devices
-@pytest.mark.parametrize(
-    ("change", "name"),
+@each(
+    "change, name",
     [
         (lambda m, w: w.sum(1, keepdim=True), "sum"),
         (lambda m, w: w * 0.5, "mul"),
@@ -194,10 +195,8 @@ KEPT = {
 
 @over_devices
 @pytest.mark.parametrize("way", KEPT)
-@pytest.mark.parametrize(
-    "rescale",
-    [lambda w, keep: w * keep / 0.9, lambda w, keep: w * (keep / 0.9), lambda w, keep: w * keep * (1 / 0.9)],
-    ids=["after", "before", "by its inverse"],
+@each(
+    "rescale", [lambda w, keep: w * keep / 0.9, lambda w, keep: w * (keep / 0.9), lambda w, keep: w * keep * (1 / 0.9)]
 )
 def test_dropout_by_hand_is_dropout(rescale: object, way: str, device: str) -> None:
     call = read(weighed(lambda m, w: rescale(w, KEPT[way](w))), device)  # type: ignore[operator]
@@ -239,7 +238,7 @@ DIVIDED: dict[str, object] = {
 
 @over_devices
 @pytest.mark.parametrize("way", DIVIDED)
-@pytest.mark.parametrize("softmax", [lambda z: z.softmax(-1), by_hand], ids=["softmax", "by hand"])
+@each("softmax", [lambda z: z.softmax(-1), by_hand])
 def test_weights_divided_by_their_sum(softmax: object, way: str, device: str) -> None:
     def masked(m: Heads, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return DIVIDED[way](softmax(logits(m, q, k)) * causal(q)) @ v  # type: ignore[operator]

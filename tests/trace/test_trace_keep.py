@@ -17,6 +17,7 @@ from sqrtdk.tracing import Trace
 from sqrtdk.tracing.tell.keep import NATIVE
 from tests.attentions.blocks import WAYS
 from tests.attentions.cases import CASES
+from tests.attentions.each import each
 from tests.attentions.layouts import LAID, B, D, Laid
 from tests.trace.kept import changed, check, known, output_faults, unlike, way_faults
 
@@ -37,6 +38,7 @@ def kept(model: nn.Module, *inputs: Any, **options: Any) -> Trace:
     return run
 
 
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("name", CASES)
 def test_every_style(name: str) -> None:
     made = CASES[name]()
@@ -52,6 +54,7 @@ def test_every_style(name: str) -> None:
             assert known(call)["key"] == IN_PARTS.get(name, "projection")
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", [*LAID])
 def test_every_layout(name: str) -> None:
     attend, read, batch, heads, (rows, keys) = LAID[name]
@@ -141,8 +144,9 @@ def sunk(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 WRITTEN = (repeated, expanded, grouped, modulo, einsum, rows_first, fused, by_math, capped, sunk)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("write", WRITTEN)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@each("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_every_writing_of_groups(write: Any, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     run = kept(Grouped(write, dtype), torch.randn(2, 6, 24).to(dtype))
@@ -188,7 +192,7 @@ def test_a_factor_of_each_row_is_kept(way: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 @pytest.mark.filterwarnings("ignore:`torch.jit")
-@pytest.mark.parametrize("way", ["autocast", "compile", "checkpoint", "dropout", "no_grad"])
+@each("way", ["autocast", "compile", "checkpoint", "dropout", "no_grad"])
 def test_ways_to_run(way: str) -> None:
     torch.manual_seed(0)
     model, x = Grouped(fused if way != "dropout" else dropped), torch.randn(2, 6, 24)
@@ -202,7 +206,7 @@ def test_ways_to_run(way: str) -> None:
         if way == "no_grad":
             with torch.no_grad():
                 return model(x)
-        return torch.compile(model)(x) if way == "compile" else model(x)
+        return torch.compile(model, backend="eager")(x) if way == "compile" else model(x)
 
     with sqrtdk.trace(model, keep=True) as traced:
         run()
@@ -216,7 +220,7 @@ def dropped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return functional.dropout((q @ k.mT * 0.3).softmax(-1), 0.4) @ v
 
 
-@pytest.mark.parametrize("name", [*WAYS])
+@each("name", [*WAYS])
 def test_blocks_of_keys_are_refused(name: str) -> None:
     q, k, v = (torch.randn(2, 4, 8, 8) for _ in range(3))
 
@@ -236,7 +240,7 @@ def test_what_was_enlarged_is_not_kept() -> None:
     assert [call.missing for call in run.tensors] == ["its q was enlarged"]
 
 
-@pytest.mark.parametrize("write", [repeated, fused, dropped])
+@each("write", [repeated, fused, dropped])
 def test_keeping_changes_nothing(write: Any) -> None:
     """Neither outputs, gradients nor records, nor the random numbers that are drawn next."""
     model, x = Grouped(write), torch.randn(2, 6, 24)
@@ -335,8 +339,8 @@ class Moved(Centred):
         return self.weight * ((x - x[..., :1]) * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5))
 
 
-@pytest.mark.parametrize(
-    ("make", "kind", "gain"),
+@each(
+    "make, kind, gain",
     [
         (Centred, "layer", "weight"),
         (Moved, "rms", "weight"),
@@ -353,7 +357,7 @@ def test_a_norm_tells_its_kind_and_the_name_of_its_gain(make: Any, kind: str, ga
             self.q_norm, self.k_norm = make(), make()
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            q, k, v = (each(x).unflatten(-1, (2, 8)).transpose(1, 2) for each in (self.q, self.k, self.v))
+            q, k, v = (part(x).unflatten(-1, (2, 8)).transpose(1, 2) for part in (self.q, self.k, self.v))
             return torch.nn.functional.scaled_dot_product_attention(self.q_norm(q), self.k_norm(k), v)
 
     run = kept(Normed().double(), torch.randn(2, 5, 16, dtype=torch.float64))

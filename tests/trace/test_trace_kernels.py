@@ -12,6 +12,7 @@ from sqrtdk.tracing.read.fused import read_fused
 from sqrtdk.tracing.read.kernels import KERNELS, Kernel
 from sqrtdk.tracing.read.reading import Reading
 from sqrtdk.tracing.watch.events import KernelCall
+from tests.attentions.each import each
 
 E = 16
 
@@ -68,7 +69,7 @@ def traced(model: nn.Module, **options: object) -> Trace:
     return run
 
 
-@pytest.mark.parametrize("into", [True, False])
+@each("into", [True, False])
 def test_a_kernel_is_read(into: bool) -> None:
     (call,) = traced(Attention(into)).calls
     assert call.formula == "softmax(0.125 * q.k)"
@@ -90,13 +91,6 @@ def test_q_is_enlarged_by_the_name_that_the_kernel_gives_it() -> None:
     assert plain.stats is not None
     assert larger.stats is not None
     assert larger.stats.max_abs_logit == pytest.approx([50 * z for z in plain.stats.max_abs_logit], rel=1e-5)
-
-
-def test_a_kernel_without_a_row_is_no_attention() -> None:
-    del KERNELS["sqrtdk_tests::attend_q"]
-    run = traced(Attention(False))
-    assert run.calls == ()
-    assert "sqrtdk_tests::attend_q is opaque" in run.not_measured[0].reason
 
 
 def test_an_additive_score_that_serves_as_q_is_named() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import sqrtdk
+from tests.attentions.each import each
 from tests.attentions.heads import ROOT, B, D, E, H, Heads, L, over_devices, trace
 from tests.attentions.layouts import COLUMNS, LAID, ROWS, Laid, blocks, windows_after_projection
 
@@ -34,7 +35,7 @@ def test_heads_are_heads_in_every_layout(name: str, device: str) -> None:
 
 
 @over_devices
-@pytest.mark.parametrize("last", [True, False], ids=["keys last", "keys first"])
+@each("last", [True, False])
 def test_heads_that_share_a_key_are_no_queries(last: bool, device: str) -> None:
     """Multi-query attention whose product takes the heads for rows, as in mobile networks."""
 
@@ -53,7 +54,7 @@ def test_heads_that_share_a_key_are_no_queries(last: bool, device: str) -> None:
     assert call.scale.agree is (True if device == "cpu" else None)
 
 
-@pytest.mark.parametrize("name", ["cat of chunks", "stack of splits, first", "heads above the batch", "heads first"])
+@each("name", ["cat of chunks", "stack of splits, first", "heads above the batch", "heads first"])
 def test_the_statistics_of_a_head_are_its_own(name: str) -> None:
     model = Laid(LAID[name][0]).double()
     for part in (model.q, model.k):

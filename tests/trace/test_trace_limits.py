@@ -12,6 +12,7 @@ from torch.nn import functional
 
 import sqrtdk
 from sqrtdk.tracing import Trace
+from tests.attentions.each import each
 from tests.tolerances import allowed
 
 E, H = 8, 2
@@ -158,7 +159,7 @@ def test_an_autograd_function_hides_nothing() -> None:
     assert call.scale.agree is True
 
 
-@pytest.mark.parametrize(
+@each(
     "logits",
     [
         lambda q, k: doubled(q) @ k.mT * 0.25,
@@ -166,7 +167,6 @@ def test_an_autograd_function_hides_nothing() -> None:
         lambda q, k: doubled(q @ k.mT) * 0.25,
         lambda q, k: doubled(q @ k.mT * 0.25),
     ],
-    ids=["q", "k", "product", "logits"],
 )
 def test_an_opaque_factor_is_named_and_its_slope_is_no_scale(logits: Callable[[Tensor, Tensor], Tensor]) -> None:
     """One reading is not enough: the slope is recorded, and nothing is judged by it alone."""
@@ -179,11 +179,7 @@ def test_an_opaque_factor_is_named_and_its_slope_is_no_scale(logits: Callable[[T
     assert ("unknown", "doubled") in [(stage.name, stage.detail) for stage in call.stages]
 
 
-@pytest.mark.parametrize(
-    "logits",
-    [lambda q, k: bent(q) @ k.mT, lambda q, k: bent(q @ k.mT), lambda q, k: torch.sin(9 * q @ k.mT)],
-    ids=["q", "logits", "sine"],
-)
+@each("logits", [lambda q, k: bent(q) @ k.mT, lambda q, k: bent(q @ k.mT), lambda q, k: torch.sin(9 * q @ k.mT)])
 def test_what_is_no_factor_gets_no_scale(logits: Callable[[Tensor, Tensor], Tensor]) -> None:
     (call,) = run(logits).calls
     assert call.unknown in (("bent",), ("sin",))
@@ -195,7 +191,7 @@ def test_what_is_no_factor_gets_no_scale(logits: Callable[[Tensor, Tensor], Tens
     assert call.stats is not None
 
 
-@pytest.mark.parametrize("place", ["q", "logits"])
+@each("place", ["q", "logits"])
 def test_a_factor_written_behind_the_lineage_shows_in_the_numbers(place: str) -> None:
     """The two readings disagree, or the operation is named: never a silent 0.25."""
 
@@ -235,32 +231,6 @@ def test_heads_mixed_by_the_data_are_named() -> None:
     assert call.unknown == ("heads mixed by the data",)
     assert call.scale.effective is None
     assert call.scale.reason
-
-
-V = nn.Parameter(torch.randn(E))
-
-
-def pairs(q: Tensor, k: Tensor) -> Tensor:
-    return torch.tanh(q[..., :, None, :] + k[..., None, :, :])
-
-
-@pytest.mark.parametrize(
-    "logits",
-    [
-        lambda q, k: functional.linear(pairs(q, k), V[None]).squeeze(-1),
-        lambda q, k: (pairs(q, k) * V).sum(-1),
-        lambda q, k: pairs(q, k) @ V,
-        lambda q, k: torch.einsum("bhije,e->bhij", pairs(q, k), V),
-        lambda q, k: (pairs(q, q.flip(-2)) * V).sum(-1),
-    ],
-    ids=["linear", "sum", "matvec", "einsum", "one projection"],
-)
-def test_additive_scores_are_named(logits: Callable[[Tensor, Tensor], Tensor]) -> None:
-    """Bahdanau: v . tanh(q + k) is no product."""
-    (call,) = run(logits).calls
-    assert (call.score, call.formula, call.unknown) == ("additive", "softmax(additive(q, k))", ())
-    assert call.scale.effective is None
-    assert "additive" in (call.scale.reason or "")
 
 
 def test_a_pooling_with_a_tanh_is_no_attention() -> None:

@@ -17,6 +17,7 @@ from sqrtdk.tracing import NotAttention, NotMeasured, Trace
 from sqrtdk.tracing.read import chain, kernels
 from sqrtdk.tracing.records import LOST_ADDITIVE, LOST_SIGHT, NEVER_USED, NOT_SEEN
 from sqrtdk.tracing.watch.events import KernelCall
+from tests.attentions.each import each
 
 E, L = 16, 6
 
@@ -99,8 +100,8 @@ def hard(self, q, k, v):
     return v.gather(1, best[..., None].expand_as(v))
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-@pytest.mark.parametrize("middle", [distances, dropped, kept, hard])
+@each("device", ["cpu", "meta"])
+@each("middle", [distances, dropped, kept, hard])
 def test_a_lost_softmax_has_its_formula_and_its_line(middle: Callable[..., Tensor], device: str) -> None:
     (entry,) = run(middle, device).not_attention
     assert (entry.reason, at(entry)) == (LOST_SIGHT, line(middle, "lost"))
@@ -135,8 +136,8 @@ def additive(self, q, k, v):
     return torch.cdist(weights, v.mT)  # seen
 
 
-@pytest.mark.parametrize(
-    ("middle", "reason", "formula"),
+@each(
+    "middle, reason, formula",
     [
         (reduced, NEVER_USED, None),
         (mixed, NOT_SEEN, None),
@@ -161,7 +162,7 @@ def test_a_pooling_keeps_its_own_reason_and_line() -> None:
 # -- other ways to be lost ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta"])
+@each("device", ["cpu", "meta"])
 def test_logits_that_meet_values_as_they_are(device: str) -> None:
     def without(self, q, k, v):
         logits = (q * 0.5 @ k.mT * 0.5).masked_fill(hidden(q), 0.0)
@@ -173,7 +174,7 @@ def test_logits_that_meet_values_as_they_are(device: str) -> None:
     assert entry.formula == "relu(0.25 * q.k) + causal"
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta"])
+@each("device", ["cpu", "meta"])
 def test_an_opaque_kernel_names_its_operands(device: str) -> None:
     def opaque(self, q, k, v):
         return attend(q * 0.25, torch.nn.functional.normalize(k, dim=-1), v, 3.0)  # lost
@@ -263,10 +264,8 @@ def smoothed(self, logits, k):
     return logits @ (k @ k.mT)  # lost
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-@pytest.mark.parametrize(
-    ("step", "name"), [(over_keys, "addmm"), (convolved, "convolution"), (smoothed, "bmm")], ids=lambda x: str(x)[:20]
-)
+@each("device", ["cpu", "meta"])
+@each("step, name", [(over_keys, "addmm"), (convolved, "convolution"), (smoothed, "bmm")])
 def test_logits_behind_a_projection_are_no_router(step: Callable[..., Tensor], name: str, device: str) -> None:
     """A call whose scale is not known, and not a softmax that comes from one projection."""
 
@@ -308,7 +307,7 @@ class Counting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("middle", [distances, dropped, kept])
+@each("middle", [distances, dropped, kept])
 def test_a_mode_of_the_callers_sees_the_model_alone(middle: Callable[..., Tensor]) -> None:
     model, x = Attention(middle), torch.randn(2, L, 32)
     with torch.no_grad():
@@ -340,7 +339,7 @@ def _without_collector() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_without_collector")
-@pytest.mark.parametrize("middle", [distances, dropped])
+@each("middle", [distances, dropped])
 def test_lost_layers_are_let_go(middle: Callable[..., Tensor]) -> None:
     """What lives at the start of each layer does not grow: a lost softmax keeps nothing."""
 

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 import sqrtdk
 from tests.attentions.cases import CASES
+from tests.attentions.each import each
 
 WIDTH, LENGTH, LAYERS = 32, 48, 12
 
@@ -57,7 +58,7 @@ def live_bytes() -> int:
     return sum(storages.values())
 
 
-@pytest.mark.parametrize("how", ["eager", "sdpa"])
+@each("how", ["eager", "sdpa"])
 def test_layers_are_let_go_as_the_model_goes_on(how: str) -> None:
     """What lives at the start of each layer does not grow with the layers, and is at most one layer more than plain."""
     model = nn.Sequential(*(Block(how) for _ in range(LAYERS)))
@@ -77,6 +78,7 @@ def test_layers_are_let_go_as_the_model_goes_on(how: str) -> None:
     assert max(held) - max(plain) <= one_layer
 
 
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_is_held_after_the_block(name: str) -> None:
     """The finished trace holds records and no tensor; what the model made is gone with the last reference."""
@@ -90,7 +92,7 @@ def test_nothing_is_held_after_the_block(name: str) -> None:
     assert run.calls or run.not_measured
 
 
-@pytest.mark.parametrize("name", ["matmul", "sdpa", "rope_in_slices", "mha_weights", "k_q_transposed"])
+@each("name", ["matmul", "sdpa", "rope_in_slices", "mha_weights", "k_q_transposed"])
 def test_an_autograd_graph_dies_with_its_output(name: str) -> None:
     made = CASES[name]()
     before = {id(t) for t in live()}

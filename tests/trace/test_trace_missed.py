@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -12,14 +13,10 @@ from torch.nn import functional
 
 import sqrtdk
 from sqrtdk.tracing import AttentionCall, Trace
+from tests.attentions.each import each
+from tests.attentions.styles import tolerance
 
 E, H = 8, 2
-
-
-@torch.library.custom_op("sqrtdk_tests::whole_attention", mutates_args=())
-def whole_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """A kernel that does everything."""
-    return (q @ k.mT).softmax(-1) @ v
 
 
 class Attend(nn.Module):
@@ -56,32 +53,6 @@ def only(run: Trace) -> AttentionCall:
     return call
 
 
-# -- named -------------------------------------------------------------------------------------------------------------
-
-
-class Opaque(Attend):
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return whole_attention(q, k, v)
-
-
-class NoSoftmax(Attend):
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return torch.relu(q @ k.mT) @ v
-
-
-@pytest.mark.parametrize(
-    ("model", "word"),
-    [(Opaque(), "whole_attention"), (NoSoftmax(), "without a softmax")],
-    ids=["custom kernel", "no softmax"],
-)
-def test_what_is_not_seen_is_named(model: nn.Module, word: str) -> None:
-    run = traced(model, torch.randn(2, 5, 16))
-    assert run.calls == ()
-    assert run.not_measured
-    assert all(word in missed.reason for missed in run.not_measured)
-    assert {missed.site for missed in run.not_measured} == {""}
-
-
 def test_a_raw_parameter_as_the_query_reads_alike_for_every_batch() -> None:
     """`parameter . k` is a projection to the eye, whether it is repeated over a batch or not."""
 
@@ -104,27 +75,6 @@ def test_a_raw_parameter_as_the_query_reads_alike_for_every_batch() -> None:
 # -- not guessed -------------------------------------------------------------------------------------------------------
 
 
-def test_a_softmax_over_the_queries_has_no_scale() -> None:
-    class Across(Attend):
-        def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return (q @ k.mT * E**-0.5).softmax(-2) @ v
-
-    call = only(traced(Across(), torch.randn(2, 5, 16)))
-    assert call.unknown == ("softmax over the queries",)
-    assert call.scale.effective is None
-
-
-def test_weights_masked_after_the_softmax_say_nothing_about_the_future() -> None:
-    class Late(Attend):
-        def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            weights = (q @ k.mT * E**-0.5).softmax(-1)
-            return weights * torch.ones(q.shape[-2], q.shape[-2]).tril() @ v
-
-    x = torch.randn(2, 5, 16)
-    assert only(traced(Late(), x)).future_weight is None
-    assert only(traced(Attend(), x)).future_weight == pytest.approx(0.4, abs=0.1)  # 10 of 25 entries lie ahead
-
-
 def test_a_mask_inside_a_softcap_is_shown_inside() -> None:
     class Inside(Attend):
         def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -136,7 +86,7 @@ def test_a_mask_inside_a_softcap_is_shown_inside() -> None:
     assert call.formula == "softmax(2 * tanh((0.25 * q.k + causal) / 2))"
 
 
-@pytest.mark.parametrize("fused", [False, True])
+@each("fused", [False, True])
 def test_tokens_all_alike_say_nothing_by_numbers(fused: bool) -> None:
     """Every product of one row is the same: what varies is rounding, and a slope of it would mean nothing."""
 
@@ -204,8 +154,8 @@ class Embedded(nn.Module):
         return self.block(self.token(ids) + self.position(torch.arange(ids.shape[-1])))
 
 
-@pytest.mark.parametrize("named", [False, True])
-@pytest.mark.parametrize("made", ["arange", "literal", "random", "zeros"])
+@each("named", [False, True])
+@each("made", ["arange", "literal", "random", "zeros"])
 def test_inputs_may_be_made_inside_the_block(named: bool, made: str) -> None:
     makers = {
         "arange": lambda: torch.arange(5)[None],
@@ -253,3 +203,44 @@ def test_rules_for_warnings_come_back() -> None:
     with sqrtdk.trace():
         assert len(warnings.filters) == len(before) + 1
     assert list(warnings.filters) == before
+
+
+# -- what trace is given -----------------------------------------------------------------------------------------------
+
+
+@each("wrong", ["gpt2", 3, {"model": 3}, nn.Linear])
+def test_anything_but_a_module_is_refused(wrong: Any) -> None:
+    with pytest.raises(sqrtdk.SqrtdkError, match=type(wrong).__name__) as caught:
+        sqrtdk.trace(wrong)
+    assert isinstance(caught.value, TypeError)
+    assert caught.value.hint
+
+
+def test_without_a_model_the_sites_are_unnamed() -> None:
+    layer = nn.MultiheadAttention(8, 2)
+    x = torch.randn(4, 1, 8)
+    with sqrtdk.trace() as found:
+        layer(x, x, x)
+    assert [(call.site, call.head_dim) for call in found.calls] == [("", 4)]
+
+
+@each("eager", [True, False])
+def test_enlarging_multiplies_q_of_one_call(eager: bool) -> None:
+    """The logits of the named call grow by the factor; those of the others stay."""
+    q, k, v = torch.randn(3, 1, 2, 6, 8).unbind()
+
+    def attend() -> None:
+        for _ in range(2):
+            if eager:
+                _ = (q @ k.mT * 8**-0.5).softmax(-1) @ v
+            else:
+                functional.scaled_dot_product_attention(q, k, v)
+
+    with sqrtdk.trace(enlarge={("", 1): 5.0}) as found:
+        attend()
+    true = (q.double() @ k.double().mT / math.sqrt(8)).std(-1, correction=0).square().mean((0, 2)).sqrt()
+    first, second = (call.stats for call in found.calls)
+    assert first is not None
+    assert second is not None
+    assert first.std_logit == pytest.approx(true.tolist(), rel=tolerance(torch.float32))
+    assert second.std_logit == pytest.approx((5 * true).tolist(), rel=tolerance(torch.float32))

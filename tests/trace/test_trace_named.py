@@ -14,6 +14,7 @@ from torch.nn import functional
 import sqrtdk
 from sqrtdk.tracing import Trace
 from sqrtdk.tracing.records import APART, ONE_PROJECTION
+from tests.attentions.each import each
 
 B, H, L, E = 2, 4, 6, 8
 ROOT = E**-0.5
@@ -115,7 +116,7 @@ WITHOUT: dict[str, tuple[Attend, str]] = {
 }
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta"])
+@each("device", ["cpu", "meta"])
 @pytest.mark.parametrize("name", WITHOUT)
 def test_attention_without_a_softmax_is_named_with_its_scale(name: str, device: str) -> None:
     attend, text = WITHOUT[name]
@@ -130,7 +131,7 @@ def test_attention_without_a_softmax_is_named_with_its_scale(name: str, device: 
         assert "scaled" not in reason  # what is before a feature map is no factor
 
 
-@pytest.mark.parametrize("context_first", [False, True])
+@each("context_first", [False, True])
 def test_softmaxes_of_q_and_k_apart_are_no_poolings(context_first: bool) -> None:
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, context = q.softmax(-1), k.softmax(-2).mT @ v
@@ -184,7 +185,7 @@ def after_the_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return w @ v
 
 
-@pytest.mark.parametrize("attend", [by_logarithms, by_division, after_the_softmax])
+@each("attend", [by_logarithms, by_division, after_the_softmax])
 def test_rows_and_columns_normalised_in_turn_are_no_softmax(attend: Attend) -> None:
     """Sinkhorn (Sander et al. 2022, arXiv:2110.11773): the slope of the logits is not the weights'."""
     call = next(call for call in run_of(attend).calls if call.site == "odd")
@@ -229,7 +230,7 @@ def iterated(w: Tensor) -> Tensor:
     return z
 
 
-@pytest.mark.parametrize("inverse", [iterated, torch.linalg.pinv, torch.linalg.inv])
+@each("inverse", [iterated, torch.linalg.pinv, torch.linalg.inv])
 def test_each_softmax_of_landmarks_is_one_attention(inverse: Callable[[Tensor], Tensor]) -> None:
     run = run_of(nystroem(inverse))
     assert run.not_attention == run.not_measured == ()

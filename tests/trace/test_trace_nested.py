@@ -11,8 +11,8 @@ from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import sqrtdk
-from sqrtdk import check
 from sqrtdk.tracing import Trace
+from tests.attentions.each import each
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*nested:UserWarning")
 
@@ -66,16 +66,12 @@ def run_of(model: nn.Module, *, train: bool = False) -> tuple[Trace, Tensor]:
     return run, x
 
 
-CASES = {
-    "jagged": Nested(torch.jagged),
-    "strided": Nested(torch.strided),
-    "eager, strided": Nested(torch.strided, eager),
-}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_nested_batch_is_one_call(name: str) -> None:
-    model = CASES[name]
+@pytest.mark.parametrize(
+    ("name", "layout", "attend"),
+    [("jagged", torch.jagged, sdpa), ("strided", torch.strided, sdpa), ("eager, strided", torch.strided, eager)],
+)
+def test_a_nested_batch_is_one_call(name: str, layout: torch.layout, attend: Callable[..., Tensor]) -> None:
+    model = Nested(layout, attend)
     run, x = run_of(model)
     assert run.not_measured == run.not_attention == ()
     (call,) = run.calls
@@ -93,7 +89,7 @@ def test_a_nested_batch_is_one_call(name: str) -> None:
     assert call.stats.entropy_nats == pytest.approx(entropy.tolist())
 
 
-@pytest.mark.parametrize("factor", [EXACT, 0.5, E**0.5])
+@each("factor", [EXACT, 0.5, E**0.5])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_wrong_scale_is_read(layout: torch.layout, factor: float) -> None:
     """As the argument, and before the call."""
@@ -132,14 +128,3 @@ def test_two_traces_at_once() -> None:
     with torch.no_grad(), sqrtdk.trace(model) as outer, sqrtdk.trace(model) as inner:
         model(x)
     assert [call.formula for run in (outer, inner) for call in run.calls] == ["softmax(0.3536 * q.k)"] * 2
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("factor", "verdict"), [(1.0, ("exact", None)), (E**0.5, ("unexplained", "missing"))])
-def test_the_audit(layout: torch.layout, factor: float, verdict: tuple[str, str | None]) -> None:
-    model = Nested(layout, lambda q, k, v: sdpa(q, k, v, scale=EXACT * factor))
-    report = check(model, torch.randn(len(LENGTHS), max(LENGTHS), 16))
-    assert [(call.verdict, call.mistake) for call in report.calls] == [verdict]
-    assert [finding.rule for finding in report.findings if finding.severity != "note"] == (
-        [] if factor == 1.0 else ["scale_ledger"]
-    )

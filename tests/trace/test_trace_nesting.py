@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import sqrtdk
 from sqrtdk.tracing import AttentionCall
+from tests.attentions.each import each
 
 
 @pytest.fixture(autouse=True)
@@ -62,8 +63,8 @@ def sites(calls: tuple[AttentionCall, ...]) -> list[tuple[str, int]]:
 LAYERS = [("layers.0", 0), ("layers.1", 0)]
 
 
-@pytest.mark.parametrize("eager", [True, False])
-@pytest.mark.parametrize("inner_stats", [True, False])
+@each("eager", [True, False])
+@each("inner_stats", [True, False])
 def test_nested_traces_both_see_the_model_and_not_each_other(eager: bool, inner_stats: bool) -> None:
     model, x = Stack(eager=eager), torch.randn(2, 5, 16)
     with sqrtdk.trace(model) as alone:
@@ -165,7 +166,7 @@ def test_overlapping_traces_of_two_threads_leave_the_compiler_as_it_was() -> Non
     assert eval_frame._stance.stance == before
 
 
-@pytest.mark.parametrize("eager", [False, True])
+@each("eager", [False, True])
 def test_a_model_run_by_its_forward_is_recorded(eager: bool) -> None:
     """Code that calls `model.forward`, or another method, runs the same attention, though no hook of `model` fires."""
     model = Attend(eager)
@@ -197,8 +198,8 @@ def test_modules_of_another_thread_do_not_name_the_site() -> None:
     assert sites(run.calls) == [("0", 0), ("", 0)]
 
 
-@pytest.mark.parametrize("eager", [True, False])
-@pytest.mark.parametrize("reentrant", [None, True, False])
+@each("eager", [True, False])
+@each("reentrant", [None, True, False])
 def test_a_backward_pass_is_not_counted(reentrant: bool | None, eager: bool) -> None:
     """A forward recomputed for the gradient is the same attention, and the gradient is bit-equal."""
     model = Stack(eager=eager, reentrant=reentrant)
@@ -216,19 +217,10 @@ def test_a_backward_pass_is_not_counted(reentrant: bool | None, eager: bool) -> 
         observed = step()
     assert sites(run.calls) == LAYERS
     assert run.not_attention == run.not_measured == ()
+    assert [(call.formula, call.scale.agree) for call in run.calls] == [("softmax(0.3536 * q.k)", True)] * 2
+    assert all(call.stats is not None for call in run.calls)
     assert len(plain) == len(observed) > 3
     assert all(torch.equal(a, b) for a, b in zip(plain, observed, strict=True))
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpointed_attentions_are_read_whole(reentrant: bool) -> None:
-    model = Stack(reentrant=reentrant)
-    with sqrtdk.trace(model) as run:
-        model(torch.randn(2, 5, 16, requires_grad=True)).sum().backward()
-    for call in run.calls:
-        assert call.formula == "softmax(0.3536 * q.k)"
-        assert call.scale.agree is True
-        assert call.stats is not None
 
 
 def test_a_gradient_inside_the_forward_is_not_counted() -> None:

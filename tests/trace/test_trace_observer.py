@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import sqrtdk
 from tests.attentions.cases import CASES
+from tests.attentions.each import each
 from tests.attentions.styles import Case
 from tests.hf.families import FAMILIES
 
@@ -105,6 +106,7 @@ def same(plain: tuple[list[Tensor], Tensor], observed: tuple[list[Tensor], Tenso
     assert torch.equal(plain[1], observed[1])
 
 
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("name", CASES)
 def test_outputs_gradients_and_state_are_bit_equal(name: str) -> None:
     made = CASES[name]()
@@ -116,6 +118,7 @@ def test_outputs_gradients_and_state_are_bit_equal(name: str) -> None:
     same(plain, observed)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("family", "attention"),
     [
@@ -161,8 +164,8 @@ class Raises(nn.Module):
             raise KeyError(here)
 
 
-@pytest.mark.parametrize(("where", "complete"), [("product", 1), ("softmax", 1), ("value", 2)])
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+@each("where, complete", [("product", 1), ("softmax", 1), ("value", 2)])
+@each("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
 def test_a_model_that_raises_leaves_nothing_behind(where: str, complete: int, mode: Any) -> None:
     model = Raises(where)
     x = torch.randn(1, 5, 8)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import sqrtdk
 from tests.attentions.blocks import BLOCK, WAYS
+from tests.attentions.each import each
 from tests.trace.blocks_by_hand import (
     KEYS,
     MERGED,
@@ -111,7 +112,7 @@ AROUND: dict[str, tuple[Attending, str]] = {
 }
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta"])
+@each("device", ["cpu", "meta"])
 @pytest.mark.parametrize("name", AROUND)
 def test_what_stands_around_a_running_sum(name: str, device: str) -> None:
     attend, formula = AROUND[name]
@@ -133,7 +134,7 @@ def test_dropout_of_a_running_sum_is_told() -> None:
     assert [(call.dropout, call.scale.agree) for call in run.calls] == [(0.25, True)]
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta"])
+@each("device", ["cpu", "meta"])
 def test_sums_that_are_never_brought_to_one_maximum_are_not_judged(device: str) -> None:
     call = only(steps(scaled, keep=torch.ones_like), device)
     assert call.scale.effective is None
@@ -193,7 +194,7 @@ def merged_by_rows(scales: Scales) -> Attending:
     return attend
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta"])
+@each("device", ["cpu", "meta"])
 @pytest.mark.parametrize("name", MERGED)
 def test_results_that_are_merged_are_one_call(name: str, device: str) -> None:
     call = only(online(name, ONE), device)
@@ -212,7 +213,7 @@ def test_masks_of_results_that_are_merged(name: str) -> None:
     assert (call.mask.kind, call.mask.least, call.mask.greatest) == ("mask", 0, L - 1)
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta"])
+@each("device", ["cpu", "meta"])
 @pytest.mark.parametrize("name", MERGED)
 def test_unlike_scales_of_results_that_are_merged(name: str, device: str) -> None:
     call = only(online(name, (ROOT, 1.0, ROOT), hide=device == "cpu"), device)
@@ -253,7 +254,7 @@ def test_each_head_and_sequence_alone() -> None:
     assert [call.scale.agree for call in run.calls] == [True] * (B * H)
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta"])
+@each("device", ["cpu", "meta"])
 def test_blocks_that_see_all_of_their_own_and_of_the_earlier_ones(device: str) -> None:
     """Nothing is masked: what is not computed is not seen."""
 
@@ -270,3 +271,17 @@ def test_blocks_that_see_all_of_their_own_and_of_the_earlier_ones(device: str) -
     assert (call.formula, call.query_len, call.key_len) == ("softmax(0.25 * q.k + mask)", L, L)
     assert call.mask is not None
     assert (call.mask.form, call.mask.least, call.mask.greatest) == ("implicit", 1 - BLOCK, L - 1)
+
+
+@each("way", ["by_blocks_of_queries", "divided_at_every_block", "in_pieces_of_buffers", "running"])
+def test_the_callers_default_device_changes_no_record(way: str) -> None:
+    """What ends with the trace is read under it, too."""
+    model, x = Attend(online(way, ONE)), torch.randn(B, L, 32)
+    plain, moved = sqrtdk.trace(model), sqrtdk.trace(model)
+    with torch.no_grad(), plain:
+        model(x)
+    with torch.no_grad(), torch.device("meta"), moved:
+        model(x)
+    assert len(plain.calls) == 1
+    assert (moved.not_attention, moved.not_measured) == ((), ())
+    assert moved.calls == plain.calls

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 import sqrtdk
 from sqrtdk.tracing import AttentionCall, Trace
+from tests.attentions.each import each
 
 E, H, L = 8, 2, 9
 Attending = Callable[["Attend", Tensor, Tensor, Tensor], Tensor]
@@ -74,7 +75,7 @@ def by_comparison(m: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.where(i[:, None] >= i[None], product(q, k), torch.finfo(q.dtype).min).softmax(-1) @ v
 
 
-@pytest.mark.parametrize("attend", [by_argument, by_fill, by_fill_in_place, by_comparison])
+@each("attend", [by_argument, by_fill, by_fill_in_place, by_comparison])
 def test_a_mask_of_numbers_alone_is_known_without_data(attend: Attending) -> None:
     """The formula on the meta device is that of a run, and so are the rows that see nothing."""
     ran, static = only(attend), only(attend, "meta")
@@ -123,7 +124,7 @@ def two_products(first: float, second: float) -> Attending:
     return attend
 
 
-@pytest.mark.parametrize("scale", [0.25, 1.0])
+@each("scale", [0.25, 1.0])
 def test_products_side_by_side_have_one_scale(scale: float) -> None:
     """Global and local keys in one softmax (BigBird, Pegasus-X): no sinks."""
     call = only(two_products(scale, scale))
@@ -158,8 +159,8 @@ def by_slice(m: Attend, k: Tensor) -> Tensor:
     return m.cache
 
 
-@pytest.mark.parametrize("scale", [0.25, 1.0])
-@pytest.mark.parametrize("write", [by_index_copy, by_index, by_slice])
+@each("scale", [0.25, 1.0])
+@each("write", [by_index_copy, by_index, by_slice])
 def test_a_preallocated_cache_is_followed(write: Callable[[Attend, Tensor], Tensor], scale: float) -> None:
     def attend(m: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         visible = torch.arange(20) <= torch.arange(L)[:, None]
@@ -187,8 +188,8 @@ def test_a_batch_norm_of_fixed_statistics_belongs_to_the_projection() -> None:
 # -- a softmax by hand that divides by more than its sum ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("below", "sinks"),
+@each(
+    "below, sinks",
     [
         (lambda e, top: e.sum(-1, keepdim=True), False),
         (lambda e, top: e.sum(-1, keepdim=True) + 1e-6, False),
@@ -217,8 +218,8 @@ def test_what_joins_the_denominator(below: Callable[[Tensor, Tensor], Tensor], s
 # -- our own implementations -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "formula"),
+@each(
+    "options, formula",
     [
         ({"impl": "fused"}, "softmax(0.3536 * q.k)"),
         ({"impl": "dense"}, "softmax(0.3536 * q.k)"),

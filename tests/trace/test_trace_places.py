@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import sqrtdk
 from sqrtdk.tracing import AttentionCall
 from sqrtdk.tracing.watch import places
+from tests.attentions.each import each
 
 PORT = """
 import torch
@@ -205,8 +206,8 @@ def test_packages_that_only_forward_are_passed_over() -> None:
     assert {f.at for f in call.scale.factors} == {call.product_at}
 
 
-@pytest.mark.parametrize(
-    ("attn", "file", "words"),
+@each(
+    "attn, file, words",
     [
         ("eager", "transformers/models/llama/modeling_llama.py", ("torch.matmul(query", "* scaling", "softmax(")),
         ("sdpa", "transformers/integrations/sdpa_attention.py", ("scaled_dot_product_attention(",) * 3),

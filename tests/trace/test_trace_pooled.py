@@ -1,4 +1,4 @@
-"""Q and k that were pooled, cut into windows, or multiplied by what the data or the rows say."""
+"""Q and k that were pooled, cut into windows, picked by the data, or multiplied by what the data or the rows say."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sqrtdk
+from tests.attentions.each import each
 from tests.trace.sides_by_hand import (
     DIM,
     ROOT,
@@ -20,12 +21,16 @@ from tests.trace.sides_by_hand import (
     E,
     H,
     L,
+    Turn,
+    angles,
     everywhere,
     reads,
     scales,
     scores,
+    softmax_of,
     table,
     traced,
+    turned_as_a_whole,
     turned_by_halves,
 )
 
@@ -65,20 +70,20 @@ POOLS = [by_greatest, by_average, by_size, by_mean, by_amax]
 
 
 @everywhere
-@pytest.mark.parametrize(("before", "outer"), [(1.0, ROOT), (ROOT, 1.0), (ROOT, ROOT), (1.0, 1.0)])
+@each("before, outer", [(1.0, ROOT), (ROOT, 1.0), (ROOT, ROOT), (1.0, 1.0)])
 @pytest.mark.parametrize("pool", POOLS)
 def test_a_pool_keeps_the_factors_before_it(
     pool: Callable[[Tensor], Tensor], before: float, outer: float, meta: bool
 ) -> None:
     call = traced(lambda m, q, k, v: scores(q, pool(k * before), pool(v), outer), meta=meta)
     scale = before * outer
-    reads(call, "softmax(q.k)" if scale == 1.0 else f"softmax({scale:.4g} * q.k)", scale, meta=meta)
+    reads(call, softmax_of("q.k", scale), scale, meta=meta)
     assert ("k", "pool") in [(stage.where, stage.name) for stage in call.stages]
     assert call.key_len < call.query_len
 
 
 @everywhere
-@pytest.mark.parametrize(("before", "outer"), [(1.0, ROOT), (ROOT, 1.0), (ROOT, ROOT), (1.0, 1.0)])
+@each("before, outer", [(1.0, ROOT), (ROOT, 1.0), (ROOT, ROOT), (1.0, 1.0)])
 def test_a_convolution_a_channel_is_a_pool(before: float, outer: float, meta: bool) -> None:
     """As MViT has it, on q and k alike."""
 
@@ -87,7 +92,7 @@ def test_a_convolution_a_channel_is_a_pool(before: float, outer: float, meta: bo
 
     call = traced(attend, meta=meta, pool=nn.Conv2d(E, E, 2, 2, groups=E))
     scale = before * outer
-    formula = "softmax(q.k)" if scale == 1.0 else f"softmax({scale:.4g} * q.k)"
+    formula = softmax_of("q.k", scale)
     reads(call, formula, scale, meta=meta, numeric=before == 1.0)
     assert [stage.where for stage in call.stages if stage.name == "pool"] == ["q", "k"]
 
@@ -127,7 +132,7 @@ def in_windows(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 @everywhere
 @scales
-@pytest.mark.parametrize("attend", [around, in_chunks, in_windows])
+@each("attend", [around, in_chunks, in_windows])
 def test_local_attention_has_its_head_and_scale(attend: Callable[..., Tensor], scale: float, meta: bool) -> None:
     call = traced(attend, meta=meta, scale=scale)
     assert (call.head_dim, call.padded_head_dim, call.unknown) == (E, E, ())
@@ -154,8 +159,8 @@ def log_lengths(x: Tensor) -> Tensor:
 
 
 @everywhere
-@pytest.mark.parametrize("rotated", [False, True])
-@pytest.mark.parametrize("on", ["q", "logits"])
+@each("rotated", [False, True])
+@each("on", ["q", "logits"])
 def test_a_factor_of_the_row_is_named(on: str, rotated: bool, meta: bool) -> None:
     def attend(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k = (turned_by_halves(x, table(x)) if rotated else x for x in (q, k))
@@ -174,6 +179,88 @@ def test_rows_that_are_hidden_by_zeros_are_no_factor() -> None:
     shown = (torch.arange(L) < L - 2).float()[:, None]
     call = traced(lambda m, q, k, v: scores(q * torch.where(shown > 0, 1.0, 0.0), k, v))
     assert call.scale.effective is None
+
+
+# -- rows and keys that the data picked --------------------------------------------------------------------------------
+
+CAUSAL = torch.ones(L, L, dtype=torch.bool).tril()
+
+
+def order(k: Tensor) -> Tensor:
+    """(B, H, L) indices of the keys, by their length."""
+    return k.norm(dim=-1).argsort(-1)
+
+
+def by_gather(x: Tensor, index: Tensor) -> Tensor:
+    return x.gather(-2, index[..., None].expand_as(x))
+
+
+def by_index(x: Tensor, index: Tensor) -> Tensor:
+    b, h = torch.arange(B, device=x.device)[:, None, None], torch.arange(H, device=x.device)[:, None]
+    return x[b, h, index]
+
+
+def by_index_select(x: Tensor, index: Tensor) -> Tensor:
+    return x.index_select(-2, index.flatten()[:L])
+
+
+@everywhere
+@scales
+@each("fused", [False, True])
+@each("pick", [by_gather, by_index, by_index_select])
+def test_keys_in_an_order_of_the_data_have_no_causal_mask(pick: Turn, fused: bool, scale: float, meta: bool) -> None:
+    def attend(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        index = order(k)
+        k, v = pick(k, index), pick(v, index)
+        if fused:
+            return functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+        hidden = ~CAUSAL.to(q.device)
+        return (q @ k.mT * scale).masked_fill(hidden, -torch.inf).softmax(-1) @ v
+
+    call = traced(attend, meta=meta)
+    reads(call, softmax_of("q.k + mask", scale), scale, meta=meta)
+    assert ("k", "gather") in [(stage.where, stage.name) for stage in call.stages]
+    assert call.mask is not None
+    assert (call.mask.kind, call.mask.least, call.mask.band, call.future_weight) == ("mask", None, None, None)
+
+
+def test_rotated_keys_in_an_order_of_the_data_have_no_diagonal() -> None:
+    def attend(m: Any, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
+        q, k = (turned_as_a_whole(x, angles(positions)) for x in (q, k))
+        return scores(q, by_gather(k, order(k)), by_gather(v, order(k)))
+
+    call = traced(attend, torch.arange(L).float().expand(B, L).contiguous())
+    assert (call.scale.effective, call.scale.numeric) == (ROOT, None)
+    assert call.scale.reason == "q and k are rotated by different positions"
+
+
+@everywhere
+def test_keys_in_an_order_of_the_model_keep_their_mask(meta: bool) -> None:
+    def attend(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        order = torch.arange(L, device=q.device)
+        return functional.scaled_dot_product_attention(q, k[:, :, order], v[:, :, order], is_causal=True)
+
+    assert traced(attend, meta=meta).formula == "softmax(0.25 * q.k + causal)"
+
+
+@each("added", [False, True])
+def test_a_row_without_other_keys_sees_its_own(added: bool) -> None:
+    """Hidden by less than the others, as Reformer does it."""
+
+    def attend(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        z, own = q @ k.mT * ROOT, torch.eye(L, dtype=torch.bool)
+        if added:
+            z = z + torch.zeros(L, L).masked_fill(own, -5e4).masked_fill(~CAUSAL, -3e38)
+        else:
+            z = z.masked_fill(own, -5e4).masked_fill(~CAUSAL, -3e38)
+        return z.softmax(-1) @ v
+
+    call = traced(attend)
+    assert call.formula == "softmax(0.25 * q.k + mask + causal)"
+    assert call.mask is not None
+    assert (call.mask.blind_rows, call.mask.uniform_rows, call.mask.least) == (0, 0, 0)
+    assert call.mask.masked_weight == 0.0
+    assert call.bias is None
 
 
 # -- what is kept ------------------------------------------------------------------------------------------------------
@@ -195,7 +282,7 @@ class Recurrence(nn.Module):
         return state
 
 
-@pytest.mark.parametrize(
+@each(
     "step",
     [
         lambda m, state, x: state - m.other(x),

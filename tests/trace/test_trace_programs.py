@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import sqrtdk
 from sqrtdk.errors import InvalidTypeError
 from sqrtdk.tracing import AttentionCall, Trace
+from tests.attentions.each import each
 from tests.attentions.programs import (
     ROOT,
     WIDTH,
@@ -66,9 +67,7 @@ def check_calls(calls: tuple[AttentionCall, ...], scale: float, sites: list[str]
 # -- programs ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("scale", "fused", "decomposed"), [(ROOT, False, True), (ROOT, True, False), (1.0, False, False)]
-)
+@each("scale, fused, decomposed", [(ROOT, False, True), (ROOT, True, False), (1.0, False, False)])
 def test_an_exported_program_names_its_sites(scale: float, fused: bool, decomposed: bool) -> None:
     program = torch.export.export(Net(scale, fused).eval(), (torch.randn(2, 6, WIDTH),))
     if decomposed:
@@ -97,14 +96,14 @@ def test_an_exported_program_itself_is_refused_with_what_to_pass() -> None:
         assert "module()" in caught.value.hint
 
 
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("make", [torch.fx.symbolic_trace, lambda m: torch.jit.trace(m, (torch.randn(2, 6, WIDTH),))])
+@each("fused", [False, True])
+@each("make", [torch.fx.symbolic_trace, lambda m: torch.jit.trace(m, (torch.randn(2, 6, WIDTH),))])
 def test_traced_graphs_name_their_sites(make: Callable[[nn.Module], nn.Module], fused: bool) -> None:
     check_calls(calls_of(make(Net(fused=fused).eval())), ROOT, SITES)
 
 
-@pytest.mark.parametrize("scale", [ROOT, 1.0])
-@pytest.mark.parametrize("fused", [False, True])
+@each("scale", [ROOT, 1.0])
+@each("fused", [False, True])
 def test_torchscript_is_read_before_and_after_it_has_warmed_up(fused: bool, scale: float) -> None:
     """From its second call on, TorchScript runs a graph made for what it has seen."""
     model = torch.jit.script(nn.Sequential(Scriptable(scale, fused), nn.GELU(), Scriptable(scale, fused)))
@@ -112,7 +111,7 @@ def test_torchscript_is_read_before_and_after_it_has_warmed_up(fused: bool, scal
         check_calls(calls_of(model), scale, ["0", "2"])
 
 
-@pytest.mark.parametrize("scale", [ROOT, 1.0])
+@each("scale", [ROOT, 1.0])
 def test_frozen_torchscript_is_never_judged_by_what_is_hidden(scale: float) -> None:
     model = torch.jit.freeze(torch.jit.script(nn.Sequential(Scriptable(scale, False)).eval()))
     run = run_of(model)
@@ -123,8 +122,8 @@ def test_frozen_torchscript_is_never_judged_by_what_is_hidden(scale: float) -> N
 # -- weights -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scale", [ROOT, 1.0])
-@pytest.mark.parametrize("kind", [Adapter, InPlace, Merging, ByDirection])
+@each("scale", [ROOT, 1.0])
+@each("kind", [Adapter, InPlace, Merging, ByDirection])
 def test_an_adapters_size_is_no_factor_of_the_attention(kind: type[Adapter], scale: float) -> None:
     check_calls(calls_of(changed(Net(scale), kind).eval()), scale, SITES)
 
@@ -140,17 +139,17 @@ def test_an_adapter_reads_alike_trained_and_merged() -> None:
     check_calls(calls_of(model.eval()), ROOT, SITES)
 
 
-@pytest.mark.parametrize("scale", [ROOT, 1.0])
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("kind", [Whole, SizedAfter, WholeInputs, Packed])
+@each("scale", [ROOT, 1.0])
+@each("fused", [False, True])
+@each("kind", [Whole, SizedAfter, WholeInputs, Packed])
 def test_weights_of_a_class_of_their_own_project(kind: type[Whole], fused: bool, scale: float) -> None:
     model = changed(Net(scale, fused), lambda layer: whole(layer.weight.detach(), kind))
     rows = torch.randn(4, 6, WIDTH)  # torch._int_mm wants more than 16
     check_calls(calls_of(model, rows), scale, SITES)
 
 
-@pytest.mark.parametrize("scale", [ROOT, 1.0])
-@pytest.mark.parametrize("inputs", [False, True])
+@each("scale", [ROOT, 1.0])
+@each("inputs", [False, True])
 def test_a_librarys_product_with_weights_projects(inputs: bool, scale: float) -> None:
     calls = calls_of(changed(Net(scale), lambda layer: ByLibrary(layer, inputs)))
     check_calls(calls, scale, SITES)
@@ -167,14 +166,14 @@ def test_a_librarys_operation_without_weights_is_not_followed() -> None:
     assert call.scale.effective is None
 
 
-@pytest.mark.parametrize("scale", [ROOT, 1.0])
-@pytest.mark.parametrize("dtype", [torch.qint8, torch.float16])
+@each("scale", [ROOT, 1.0])
+@each("dtype", [torch.qint8, torch.float16])
 def test_dynamically_quantised_layers_project(dtype: torch.dtype, scale: float) -> None:
     model = torch.ao.quantization.quantize_dynamic(Net(scale), {nn.Linear}, dtype=dtype)
     check_calls(calls_of(model), scale, SITES)
 
 
-@pytest.mark.parametrize("scale", [ROOT, 1.0])
+@each("scale", [ROOT, 1.0])
 def test_quantised_layers_project_where_their_output_becomes_floating_point(scale: float) -> None:
     class Quantised(Attention):
         def __init__(self) -> None:
@@ -215,8 +214,8 @@ def cast_to(dtype: torch.dtype) -> Callable[[nn.Module, Tensor], Tensor]:
     return run
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("scale", "fused"), [(ROOT, False), (ROOT, True), (1.0, False)])
+@each("dtype", [torch.bfloat16, torch.float16])
+@each("scale, fused", [(ROOT, False), (ROOT, True), (1.0, False)])
 def test_a_forward_under_autocast_is_read(scale: float, fused: bool, dtype: torch.dtype) -> None:
     calls = calls_of(Around(Net(scale, fused), cast_to(dtype)))
     assert [call.site for call in calls] == [f"model.{site}" for site in SITES] * 2
@@ -250,8 +249,8 @@ TRANSFORMS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("scale", [ROOT, 1.0])
-@pytest.mark.parametrize("fused", [False, True])
+@each("scale", [ROOT, 1.0])
+@each("fused", [False, True])
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_a_forward_inside_a_transform_is_read(name: str, fused: bool, scale: float) -> None:
     if fused and name in ("jvp", "hessian"):  # torch has no forward derivative of its kernel
@@ -264,8 +263,8 @@ def test_a_forward_inside_a_transform_is_read(name: str, fused: bool, scale: flo
         assert call.scale.agree is True
 
 
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-@pytest.mark.parametrize("reentrant", [True, False])
+@each("implementation", ["eager", "sdpa"])
+@each("reentrant", [True, False])
 def test_a_model_that_recomputes_its_layers_is_counted_once(reentrant: bool, implementation: str) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -305,7 +304,7 @@ def test_an_exported_language_model_keeps_its_mask_and_its_heads() -> None:
         assert (call.heads, call.kv_heads, call.rope, call.scale.agree) == (4, 2, True, True)
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
+@each("reentrant", [True, False])
 def test_an_adapted_block_that_is_recomputed_is_counted_once(reentrant: bool) -> None:
     model = changed(Net(), Adapter)
     with sqrtdk.trace(model) as run:

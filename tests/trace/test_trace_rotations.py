@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sqrtdk.tracing.trace import Trace
+from tests.attentions.each import each
 from tests.trace.sides_by_hand import (
     DIM,
     ROOT,
@@ -25,6 +26,7 @@ from tests.trace.sides_by_hand import (
     rms,
     scales,
     scores,
+    softmax_of,
     table,
     traced,
     turned_as_a_whole,
@@ -129,7 +131,7 @@ ROTATIONS = [
 
 
 @everywhere
-@pytest.mark.parametrize("normed", [False, True])
+@each("normed", [False, True])
 @pytest.mark.parametrize("turn", ROTATIONS)
 def test_a_rotation_is_one_however_it_is_written(turn: Callable[[Tensor], Tensor], normed: bool, meta: bool) -> None:
     """With a factor before it, and perhaps a norm, both of which the rotation must not hide."""
@@ -139,7 +141,7 @@ def test_a_rotation_is_one_however_it_is_written(turn: Callable[[Tensor], Tensor
     reads(call, f"softmax(0.25 * {side.format('q')}.{side.format('k')})", ROOT, meta=meta)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@each("dtype", [torch.bfloat16, torch.float16])
 def test_a_projection_of_lesser_precision_is_known_behind_points(dtype: torch.dtype) -> None:
     """There are no complex numbers of bfloat16: the model casts to float32 before it turns, and back."""
     model = Attention(lambda m, q, k, v: scores(*(in_single(x).to(x.dtype) for x in (q, k)), v, ROOT)).to(dtype)
@@ -150,7 +152,7 @@ def test_a_projection_of_lesser_precision_is_known_behind_points(dtype: torch.dt
     assert "layout" not in (trace.calls[0].scale.reason or "")  # so few bits may show no slope
 
 
-@pytest.mark.parametrize("turn", ROTATIONS)
+@each("turn", ROTATIONS)
 def test_the_rotations_keep_lengths(turn: Callable[[Tensor], Tensor]) -> None:
     x = torch.randn(B, H, L, E)
     torch.testing.assert_close(turn(x).norm(dim=-1), x.norm(dim=-1))
@@ -158,7 +160,7 @@ def test_the_rotations_keep_lengths(turn: Callable[[Tensor], Tensor]) -> None:
 
 
 @everywhere
-@pytest.mark.parametrize("length", [0.5, 1.2])
+@each("length", [0.5, 1.2])
 def test_the_length_of_points_is_a_factor(length: float, meta: bool) -> None:
     def turn(x: Tensor) -> Tensor:
         return torch.view_as_real(points(x) * circle(x, length)).flatten(-2)
@@ -180,7 +182,7 @@ def test_a_part_of_another_length_is_no_scale(meta: bool) -> None:
     assert call.scale.effective is None
 
 
-@pytest.mark.parametrize("by", [1.0, 0.5])
+@each("by", [1.0, 0.5])
 def test_one_number_times_the_parts_of_a_rotation_is_a_factor(by: float) -> None:
     def attend(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         def turn(x: Tensor) -> Tensor:
@@ -226,7 +228,7 @@ class Turning:
         return x * held[0] + torch.cat([-b, a], -1) * held[1]
 
 
-@pytest.mark.parametrize("by", ["matrices", "cosines"])
+@each("by", ["matrices", "cosines"])
 def test_tables_in_an_object_that_is_no_module(by: str) -> None:
     """They were made before the trace began: what the model holds is no input, however deep it lies."""
     call = traced(lambda m, q, k, v: scores(m.turn(q), m.turn(k), v), turn=Turning(by))
@@ -302,17 +304,14 @@ def by_op(op: Any, outer: float, before: float = 1.0) -> Callable[..., Tensor]:
     return attend
 
 
-@pytest.mark.parametrize("op", [rotary_op, rotary_both_op])
-@pytest.mark.parametrize(("before", "outer"), [(1.0, ROOT), (ROOT, 1.0), (ROOT, ROOT), (1.0, 1.0)])
+@each("op", [rotary_op, rotary_both_op])
+@each("before, outer", [(1.0, ROOT), (ROOT, 1.0), (ROOT, ROOT), (1.0, 1.0)])
 def test_an_operation_that_is_not_seen_may_be_a_rotation_by_its_effect(op: Any, before: float, outer: float) -> None:
     call, scale = traced(by_op(op, outer, before)), before * outer
-    coefficient = "" if scale == 1.0 else f"{scale:.4g} * "
-    reads(call, f"softmax({coefficient}rope(q).rope(k))", scale, meta=False)
+    reads(call, softmax_of("rope(q).rope(k)", scale), scale, meta=False)
 
 
-@pytest.mark.parametrize(
-    ("op", "meta"), [(rotary_op, True), (rotary_both_op, True), (stretch_op, False), (rotary_in_place_op, False)]
-)
+@each("op, meta", [(rotary_op, True), (rotary_both_op, True), (stretch_op, False), (rotary_in_place_op, False)])
 def test_an_operation_that_is_not_seen_is_named_else(op: Any, meta: bool) -> None:
     call = traced(by_op(op, ROOT), meta=meta)
     (name,) = call.unknown
@@ -355,7 +354,7 @@ DECAYS = [in_the_tables, after_the_tables, after_the_rotation, in_the_points]
 
 @everywhere
 @scales
-@pytest.mark.parametrize("fused", [False, True])
+@each("fused", [False, True])
 @pytest.mark.parametrize("turn", DECAYS)
 def test_decays_that_cancel_are_xpos(turn: Turn, fused: bool, scale: float, meta: bool) -> None:
     def attend(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -364,14 +363,13 @@ def test_decays_that_cancel_are_xpos(turn: Turn, fused: bool, scale: float, meta
         return functional.scaled_dot_product_attention(q, k, v, scale=scale) if fused else scores(q, k, v, scale)
 
     call = traced(attend, meta=meta)
-    coefficient = "" if scale == 1.0 else f"{scale:.4g} * "
-    reads(call, f"softmax({coefficient}xpos(q).xpos(k))", scale, meta=meta)
+    reads(call, softmax_of("xpos(q).xpos(k)", scale), scale, meta=meta)
     assert call.rope
 
 
 @everywhere
 @pytest.mark.parametrize("turn", DECAYS)
-@pytest.mark.parametrize("on_k", [1.0, -1.0])
+@each("on_k", [1.0, -1.0])
 def test_decays_that_do_not_cancel_are_no_scale(turn: Turn, on_k: float, meta: bool) -> None:
     def attend(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         by = xpos_scale(q)
@@ -392,5 +390,4 @@ def test_a_decay_a_head_without_a_rotation(scale: float, meta: bool) -> None:
         by = rate ** torch.arange(L, device=q.device)[:, None]
         return scores(q * by, k / by, v, scale)
 
-    coefficient = "" if scale == 1.0 else f"{scale:.4g} * "
-    reads(traced(attend, meta=meta), f"softmax({coefficient}decay(q).decay(k))", scale, meta=meta)
+    reads(traced(attend, meta=meta), softmax_of("decay(q).decay(k)", scale), scale, meta=meta)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import sqrtdk
 from sqrtdk import scores
 from sqrtdk.tracing import AttentionCall, Trace
+from tests.attentions.each import each
 
 B, L, H, E = 2, 6, 2, 8
 GENERATOR = torch.Generator().manual_seed(7)
@@ -115,7 +116,7 @@ def test_the_sign_of_a_distance() -> None:
     assert only(run_of(far)[0]).formula == "softmax(0.5 * |q - k|^2)"
 
 
-@pytest.mark.parametrize("name", ["additive", "distance"])
+@each("name", ["additive", "distance"])
 def test_without_data(name: str) -> None:
     score = scores.distance() if name == "distance" else scores.additive(*(x.to("meta") for x in (V, WQ, WK)))
     model = Attention(lambda q, k, v: sqrtdk.attention(q, k, v, score=score, scale=0.5, is_causal=True))
@@ -141,16 +142,15 @@ class Bahdanau(nn.Module):
 HIDDEN = (torch.arange(L) >= torch.tensor([[L], [4]]))[..., None]  # (B, S, 1), padding of the second sequence
 
 
-@pytest.mark.parametrize(
+@each(
     "attend",
     [
         lambda z, x: (z.softmax(1) * x).sum(1),
         lambda z, x: torch.bmm(z.squeeze(2).unsqueeze(1).softmax(-1), x),
         lambda z, x: z.softmax(1).mT @ x,
     ],
-    ids=["multiplied and summed", "bmm", "softmax over dim 1"],
 )
-@pytest.mark.parametrize("padded", [False, True])
+@each("padded", [False, True])
 def test_one_query_of_a_decoder(attend: Callable[[Tensor, Tensor], Tensor], padded: bool) -> None:
     model = Bahdanau(lambda z, x: attend(z.masked_fill(HIDDEN, -math.inf) if padded else z, x))
     call = only(run_of(model)[0])
@@ -176,8 +176,8 @@ def lowered(z: Tensor, seen: Tensor, by: float = 1e9, *, hidden_first: bool = Tr
     return torch.where(~seen, z - by, z) if hidden_first else torch.where(seen, z, z + -by)
 
 
-@pytest.mark.parametrize("hidden_first", [True, False])
-@pytest.mark.parametrize("scale", [1.0, E**-0.5])
+@each("hidden_first", [True, False])
+@each("scale", [1.0, E**-0.5])
 def test_logits_lowered_where_a_key_is_hidden(scale: float, hidden_first: bool) -> None:
     """The rows see what they see, not what is hidden from them."""
 

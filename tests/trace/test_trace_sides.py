@@ -12,6 +12,7 @@ from torch.nn import functional
 
 import sqrtdk
 from sqrtdk.tracing import AttentionCall
+from tests.attentions.each import each
 from tests.trace.sides_by_hand import (
     DIM,
     ROOT,
@@ -26,6 +27,7 @@ from tests.trace.sides_by_hand import (
     rms,
     scales,
     scores,
+    softmax_of,
     traced,
     turned_as_a_whole,
     turned_by_halves,
@@ -63,8 +65,7 @@ def test_tables_of_float_positions_are_tables(turn: Turn, scale: float, meta: bo
         return scores(turn(functional.rms_norm(q, (E,)), angle), turn(functional.rms_norm(k, (E,)), angle), v, scale)
 
     call = traced(attend, POSITIONS, meta=meta)
-    coefficient = "" if scale == 1.0 else f"{scale:.4g} * "
-    reads(call, f"softmax({coefficient}rope(rms(q)).rope(rms(k)))", scale, meta=meta)
+    reads(call, softmax_of("rope(rms(q)).rope(rms(k))", scale), scale, meta=meta)
     assert (call.rope, call.norm, call.self_attention) == (True, "rms", True)
 
 
@@ -101,16 +102,15 @@ def summed(first: float, second: float, outer: float, *, meta: bool, in_place: b
 
 
 @everywhere
-@pytest.mark.parametrize("in_place", [False, True])
+@each("in_place", [False, True])
 @scales
 def test_a_factor_of_both_branches_is_one_of_their_sum(scale: float, in_place: bool, meta: bool) -> None:
     call = summed(ROOT, ROOT, scale / ROOT, meta=meta, in_place=in_place)
-    formula = "softmax(q.k)" if scale == 1.0 else f"softmax({scale:.4g} * q.k)"
-    reads(call, formula, scale, meta=meta)
+    reads(call, softmax_of("q.k", scale), scale, meta=meta)
 
 
 @everywhere
-@pytest.mark.parametrize("in_place", [False, True])
+@each("in_place", [False, True])
 def test_unlike_factors_of_branches_are_no_scale(in_place: bool, meta: bool) -> None:
     call = summed(ROOT, 1.0, ROOT, meta=meta, in_place=in_place)
     assert call.unknown == ("pieces with unlike factors",)
@@ -165,7 +165,7 @@ WIDER = [pad, with_zeros, written_into_zeros]
 
 
 @everywhere
-@pytest.mark.parametrize("fused", [False, True])
+@each("fused", [False, True])
 @pytest.mark.parametrize("wider", WIDER)
 def test_a_key_of_zeros_is_no_wider_head(wider: Callable[[Tensor], Tensor], fused: bool, meta: bool) -> None:
     """Keys in (B, H, E, S) that get one more, along their last axis."""
@@ -233,8 +233,8 @@ def gained_by_std(x: Tensor, gain: Tensor) -> Tensor:
 
 @everywhere
 @scales
-@pytest.mark.parametrize("norm", [gained, gained_behind_a_factor, gained_in_columns, gained_by_std])
-@pytest.mark.parametrize("gain", [torch.full((E,), 2.0), torch.linspace(1.0, 7.0, E)])
+@each("norm", [gained, gained_behind_a_factor, gained_in_columns, gained_by_std])
+@each("gain", [torch.full((E,), 2.0), torch.linspace(1.0, 7.0, E)])
 def test_a_gain_a_channel_is_no_scale(gain: Tensor, norm: Turn, scale: float, meta: bool) -> None:
     call = traced(
         lambda m, q, k, v: scores(norm(q, m.gain), norm(k, m.gain), v, scale), meta=meta, gain=nn.Parameter(gain)
@@ -243,8 +243,7 @@ def test_a_gain_a_channel_is_no_scale(gain: Tensor, norm: Turn, scale: float, me
     if meta and norm is gained_behind_a_factor:
         assert call.norm == kind
         return
-    coefficient = "" if scale == 1.0 else f"{scale:.4g} * "
-    reads(call, f"softmax({coefficient}{kind}(q).{kind}(k))", scale, meta=meta)
+    reads(call, softmax_of(f"{kind}(q).{kind}(k)", scale), scale, meta=meta)
     assert (call.norm, call.norm_gain) == (kind, True)
 
 
@@ -277,15 +276,14 @@ def by_the_sum_of_squares(x: Tensor) -> Tensor:
 
 @everywhere
 @scales
-@pytest.mark.parametrize("norm", [to_root_of_width, by_part_of_the_length, by_the_sum_of_squares])
+@each("norm", [to_root_of_width, by_part_of_the_length, by_the_sum_of_squares])
 def test_a_length_over_the_root_of_the_width_is_rms(norm: Turn, scale: float, meta: bool) -> None:
-    coefficient = "" if scale == 1.0 else f"{scale:.4g} * "
     call = traced(lambda m, q, k, v: scores(norm(q), norm(k), v, scale), meta=meta)
-    reads(call, f"softmax({coefficient}rms(q).rms(k))", scale, meta=meta)
+    reads(call, softmax_of("rms(q).rms(k)", scale), scale, meta=meta)
 
 
 @everywhere
-@pytest.mark.parametrize("norm", [lambda x: x * (10.0 / length(x)), lambda x: x / (length(x) / 10.0)])
+@each("norm", [lambda x: x * (10.0 / length(x)), lambda x: x / (length(x) / 10.0)])
 def test_what_a_length_is_brought_to_is_a_factor(norm: Turn, meta: bool) -> None:
     unit = torch.nn.functional.normalize
     call = traced(lambda m, q, k, v: scores(norm(q), unit(k, dim=-1), v, 0.5), meta=meta)
@@ -293,7 +291,7 @@ def test_what_a_length_is_brought_to_is_a_factor(norm: Turn, meta: bool) -> None
 
 
 @everywhere
-@pytest.mark.parametrize("by", [0.25, 4.0])
+@each("by", [0.25, 4.0])
 def test_constants_of_a_vector_and_of_its_length_cancel(by: float, meta: bool) -> None:
     def norm(x: Tensor) -> Tensor:
         return (x * by) / (length(x) * by)
@@ -304,16 +302,14 @@ def test_constants_of_a_vector_and_of_its_length_cancel(by: float, meta: bool) -
     reads(call, "softmax(0.5 * rms(q).rms(k))", 0.5, meta=meta)
 
 
-@pytest.mark.parametrize("sign", [1.0, -1.0])
+@each("sign", [1.0, -1.0])
 def test_the_sign_of_a_length_is_kept(sign: float) -> None:
     call = traced(lambda m, q, k, v: scores(q * (sign * 3.0 / length(q)), k / length(k), v, 1.0))
     assert call.scale.effective == pytest.approx(3.0 * sign)
 
 
 @everywhere
-@pytest.mark.parametrize(
-    "norm", [lambda x, g: x * (g / length(x).clamp_min(1e-5)), lambda x, g: x * (length(x).reciprocal() * g)]
-)
+@each("norm", [lambda x, g: x * (g / length(x).clamp_min(1e-5)), lambda x, g: x * (length(x).reciprocal() * g)])
 def test_a_gain_that_learns_is_one_beside_the_length(norm: Callable[..., Tensor], meta: bool) -> None:
     gain = nn.Parameter(torch.tensor(2.5))
     call = traced(lambda m, q, k, v: scores(norm(q, m.gain), k / length(k), v, 3.0), meta=meta, gain=gain)
@@ -323,7 +319,7 @@ def test_a_gain_that_learns_is_one_beside_the_length(norm: Callable[..., Tensor]
     assert meta or call.scale.effective == pytest.approx(7.5)
 
 
-@pytest.mark.parametrize("size", [lambda n: n * 0.0, lambda n: n * -1.0, lambda n: (n * 1e30) ** -9, lambda n: n**0])
+@each("size", [lambda n: n * 0.0, lambda n: n * -1.0, lambda n: (n * 1e30) ** -9, lambda n: n**0])
 def test_no_constant_of_a_length_stops_a_trace(size: Turn) -> None:
     call = traced(lambda m, q, k, v: scores(q * size(length(q)), k, v))
     assert call.norm == "l2"
@@ -341,93 +337,8 @@ def test_a_length_on_which_much_is_done_stops_no_trace() -> None:
 
 
 @everywhere
-@pytest.mark.parametrize(
-    "clip", [lambda x: x * (2.0 / (length(x) + 1e-6)).clamp(max=1.0), lambda x: x / length(x).clamp_min(1.0)]
-)
+@each("clip", [lambda x: x * (2.0 / (length(x) + 1e-6)).clamp(max=1.0), lambda x: x / length(x).clamp_min(1.0)])
 def test_a_length_that_is_only_cut_off_is_no_norm(clip: Turn, meta: bool) -> None:
     call = traced(lambda m, q, k, v: scores(clip(q), clip(k), v), meta=meta)
     assert call.norm is None
     assert call.scale.effective is None
-
-
-# -- rows and keys that the data picked --------------------------------------------------------------------------------
-
-CAUSAL = torch.ones(L, L, dtype=torch.bool).tril()
-
-
-def order(k: Tensor) -> Tensor:
-    """(B, H, L) indices of the keys, by their length."""
-    return k.norm(dim=-1).argsort(-1)
-
-
-def by_gather(x: Tensor, index: Tensor) -> Tensor:
-    return x.gather(-2, index[..., None].expand_as(x))
-
-
-def by_index(x: Tensor, index: Tensor) -> Tensor:
-    b, h = torch.arange(B, device=x.device)[:, None, None], torch.arange(H, device=x.device)[:, None]
-    return x[b, h, index]
-
-
-def by_index_select(x: Tensor, index: Tensor) -> Tensor:
-    return x.index_select(-2, index.flatten()[:L])
-
-
-@everywhere
-@scales
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("pick", [by_gather, by_index, by_index_select])
-def test_keys_in_an_order_of_the_data_have_no_causal_mask(pick: Turn, fused: bool, scale: float, meta: bool) -> None:
-    def attend(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        index = order(k)
-        k, v = pick(k, index), pick(v, index)
-        if fused:
-            return functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
-        hidden = ~CAUSAL.to(q.device)
-        return (q @ k.mT * scale).masked_fill(hidden, -torch.inf).softmax(-1) @ v
-
-    call = traced(attend, meta=meta)
-    coefficient = "" if scale == 1.0 else f"{scale:.4g} * "
-    reads(call, f"softmax({coefficient}q.k + mask)", scale, meta=meta)
-    assert ("k", "gather") in [(stage.where, stage.name) for stage in call.stages]
-    assert call.mask is not None
-    assert (call.mask.kind, call.mask.least, call.mask.band, call.future_weight) == ("mask", None, None, None)
-
-
-def test_rotated_keys_in_an_order_of_the_data_have_no_diagonal() -> None:
-    def attend(m: Any, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
-        q, k = (turned_as_a_whole(x, angles(positions)) for x in (q, k))
-        return scores(q, by_gather(k, order(k)), by_gather(v, order(k)))
-
-    call = traced(attend, POSITIONS)
-    assert (call.scale.effective, call.scale.numeric) == (ROOT, None)
-    assert call.scale.reason == "q and k are rotated by different positions"
-
-
-@everywhere
-def test_keys_in_an_order_of_the_model_keep_their_mask(meta: bool) -> None:
-    def attend(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        order = torch.arange(L, device=q.device)
-        return functional.scaled_dot_product_attention(q, k[:, :, order], v[:, :, order], is_causal=True)
-
-    assert traced(attend, meta=meta).formula == "softmax(0.25 * q.k + causal)"
-
-
-@pytest.mark.parametrize("added", [False, True])
-def test_a_row_without_other_keys_sees_its_own(added: bool) -> None:
-    """Hidden by less than the others, as Reformer does it."""
-
-    def attend(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        z, own = q @ k.mT * ROOT, torch.eye(L, dtype=torch.bool)
-        if added:
-            z = z + torch.zeros(L, L).masked_fill(own, -5e4).masked_fill(~CAUSAL, -3e38)
-        else:
-            z = z.masked_fill(own, -5e4).masked_fill(~CAUSAL, -3e38)
-        return z.softmax(-1) @ v
-
-    call = traced(attend)
-    assert call.formula == "softmax(0.25 * q.k + mask + causal)"
-    assert call.mask is not None
-    assert (call.mask.blind_rows, call.mask.uniform_rows, call.mask.least) == (0, 0, 0)
-    assert call.mask.masked_weight == 0.0
-    assert call.bias is None

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from sqrtdk import trace
 from sqrtdk.tracing import AttentionCall, Trace
 from sqrtdk.tracing.records import LOST_SIGHT
+from tests.attentions.each import each
 
 B, L, D, H, E = 2, 12, 32, 4, 8
 ROOT = E**-0.5
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-over_devices = pytest.mark.parametrize("device", ["cpu", "meta"])
+over_devices = each("device", ["cpu", "meta"])
 
 
 class Net(nn.Module):
@@ -57,7 +58,7 @@ FILLED: dict[str, Callable[[Tensor, float], Tensor]] = {
 
 
 @over_devices
-@pytest.mark.parametrize("scale", [ROOT, 1.0, ROOT**2])
+@each("scale", [ROOT, 1.0, ROOT**2])
 @pytest.mark.parametrize("name", FILLED)
 def test_a_factor_that_the_code_fills_in_is_a_number_without_data_too(name: str, scale: float, device: str) -> None:
     call = read(lambda q, k, v: FILLED[name](q @ k.mT, scale).softmax(-1) @ v, device)
@@ -100,7 +101,7 @@ def test_a_window_by_rotating_the_keys_is_not_silent(device: str) -> None:
     assert [entry.reason for entry in run(rolled, device).not_attention] == [LOST_SIGHT]
 
 
-@pytest.mark.parametrize(("gain", "learned"), [(2.0, True), (1.0, False)])
+@each("gain, learned", [(2.0, True), (1.0, False)])
 def test_a_gain_a_channel_that_is_still_one_number_is_learned_once_it_moved(gain: float, learned: bool) -> None:
     vector = nn.Parameter(torch.full((E,), gain))
     call = read(lambda q, k, v: ((q * vector) @ k.mT * ROOT).softmax(-1) @ v)
@@ -160,7 +161,7 @@ class Edges(nn.Module):
 
 
 @over_devices
-@pytest.mark.parametrize("scale", [ROOT, 1.0, ROOT**2])
+@each("scale", [ROOT, 1.0, ROOT**2])
 def test_rotated_edges_are_read_by_their_factors(scale: float, device: str) -> None:
     torch.manual_seed(0)
     with torch.device(device):

@@ -15,6 +15,7 @@ import sqrtdk
 from sqrtdk.tracing import AttentionCall
 from sqrtdk.tracing.read import bands
 from tests.attentions import stand_in_kernels as kernels
+from tests.attentions.each import each
 
 H, E = 4, 8
 EXACT = E**-0.5
@@ -84,25 +85,13 @@ def trace_of(model: nn.Module, tokens: int) -> tuple[AttentionCall, Tensor]:
 
 def compare(call: AttentionCall, model: Packed, x: Tensor, rows: tuple[int, ...], columns: tuple[int, ...],
             scale: float = EXACT, slopes: Tensor | None = None, **sides: Any) -> None:  # fmt: skip
-    """Statistics against each sequence's own logits: rows and keys that do not exist are not counted."""
-    with torch.no_grad():
-        q, k, _ = model.split(x)
-        largest: list[Tensor] = []
-        entropy: list[Tensor] = []
-        keys: list[Tensor] = []
-        for a, b in zip(q.split(rows), k.split(columns), strict=True):
-            seen = kernels.visible(len(a), len(b), **sides)
-            z = kernels.logits_of(a, b, scale, slopes=slopes).masked_fill(~seen, -math.inf)
-            largest.append(z.amax((1, 2)))
-            entropy.append(torch.special.entr(z.softmax(-1)).sum(-1))
-            keys.append(seen.sum(-1).double())
+    """Statistics against each sequence's own logits."""
+    q, k, _ = model.split(x)
+    kernels.check_statistics(call, q.split(rows), k.split(columns), scale, sides, slopes=slopes)
     assert (call.batch, call.heads, call.kv_heads) == (len(rows), H, k.shape[1])
     assert (call.query_len, call.key_len) == (max(rows), max(columns))
     assert call.stats is not None
-    assert (call.stats.rows, call.stats.blind_rows) == (sum(rows), (0,) * H)
-    assert call.stats.max_logit == pytest.approx(torch.stack(largest).amax(0).tolist(), rel=1e-6)
-    assert call.stats.entropy_nats == pytest.approx(torch.cat(entropy, 1).mean(1).tolist(), rel=1e-6)
-    assert call.stats.keys == pytest.approx([float(torch.cat(keys).mean())] * H)
+    assert call.stats.rows == sum(rows)
 
 
 def torch_varlen(scale: float | None = None, window: tuple[int, int] = (-1, -1), rows: tuple[int, ...] = LENGTHS,
@@ -163,8 +152,8 @@ def test_packed_sequences_are_one_call(name: str) -> None:
     compare(call, model, x, LENGTHS, LENGTHS, **options)
 
 
-@pytest.mark.parametrize("factor", [E**-0.5, 0.5, E**0.5])
-@pytest.mark.parametrize("attend", [torch_varlen, flash_varlen])
+@each("factor", [E**-0.5, 0.5, E**0.5])
+@each("attend", [torch_varlen, flash_varlen])
 def test_a_wrong_scale_is_read(attend: Callable[[float], Callable[..., Tensor]], factor: float) -> None:
     call, _ = trace_of(Packed(attend(EXACT * factor), sum(LENGTHS)), sum(LENGTHS))
     assert call.scale.effective == pytest.approx(EXACT * factor)
@@ -174,9 +163,7 @@ def test_a_wrong_scale_is_read(attend: Callable[[float], Callable[..., Tensor]],
     assert twice.scale.agree is True
 
 
-@pytest.mark.parametrize(
-    "attend", [torch_varlen(window=(-1, 0), columns=LONGER), flash_varlen(EXACT, True, columns=LONGER)]
-)
+@each("attend", [torch_varlen(window=(-1, 0), columns=LONGER), flash_varlen(EXACT, True, columns=LONGER)])
 def test_more_keys_than_queries(attend: Callable[..., Tensor]) -> None:
     """Each sequence's last query stands beside its own last key."""
     model = Packed(attend, sum(LENGTHS))
@@ -268,7 +255,7 @@ def test_paged_keys() -> None:
     assert call.stats.keys == (3.5,) * H
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@each("causal", [False, True])
 def test_without_data(causal: bool) -> None:
     """Lengths are not known; that q and k have the same is."""
 

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 import sqrtdk
 from sqrtdk.tracing import AttentionCall, Trace
+from tests.attentions.each import each
 
 B, H, L, E = 2, 4, 12, 8
 SCALE = E**-0.5
@@ -62,8 +63,8 @@ def changed_after(call: AttentionCall) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("rows", [L, 3])
-@pytest.mark.parametrize("turn", [lambda x: x, rope], ids=["plain", "rope"])
+@each("rows", [L, 3])
+@each("turn", [lambda x: x, rope])
 def test_a_mask_multiplied_with_the_logits_is_not_followed(
     turn: Callable[[Tensor], Tensor], rows: int, seed: int
 ) -> None:
@@ -78,8 +79,8 @@ def test_another_step_over_the_logits_is_not_told_from_the_diagonal() -> None:
     assert (call.unknown, call.scale.effective) == (("tril",), None)
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-@pytest.mark.parametrize("ahead", [0, 2])
+@each("device", ["cpu", "meta"])
+@each("ahead", [0, 2])
 def test_the_first_half_of_a_mask_needs_its_second(ahead: int, device: str) -> None:
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         hidden = torch.ones(L, L, device=q.device).triu(1 + ahead)
@@ -110,7 +111,7 @@ MASKED: dict[str, Attend] = {
 }
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta"])
+@each("device", ["cpu", "meta"])
 @pytest.mark.parametrize("way", MASKED)
 def test_a_mask_after_the_softmax_is_seen_however_it_is_written(way: str, device: str) -> None:
     call = read(MASKED[way], device)
@@ -124,9 +125,9 @@ def test_a_mask_that_is_divided_by_the_sum_says_so() -> None:
     assert [name for name, _ in changed_after(call)] == ["mask", "normalise"]
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-@pytest.mark.parametrize(
-    ("step", "name"),
+@each("device", ["cpu", "meta"])
+@each(
+    "step, name",
     [
         (lambda w: w + 0.1, "add"),
         (lambda w: w * 3, "mul"),
@@ -204,10 +205,8 @@ def test_top_k_of_the_weights_is_no_mask(way: str) -> None:
 # -- the axis ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-@pytest.mark.parametrize(
-    ("dim", "word"), [(0, "another axis"), (1, "another axis"), (2, "over the queries"), (3, None), (-1, None)]
-)
+@each("device", ["cpu", "meta"])
+@each("dim, word", [(0, "another axis"), (1, "another axis"), (2, "over the queries"), (3, None), (-1, None)])
 def test_the_softmax_runs_over_what_the_value_product_sums(dim: int, word: str | None, device: str) -> None:
     call = read(lambda q, k, v: (q @ k.mT * SCALE).softmax(dim) @ v, device)
     assert [word in name for name in call.unknown] == ([True] if word else [])
@@ -244,7 +243,7 @@ class Latents(nn.Module):
         return weights(q, k) @ v
 
 
-@pytest.mark.parametrize("compressed", [True, False])
+@each("compressed", [True, False])
 def test_q_and_k_from_two_latents_of_one_input_are_self_attention(compressed: bool) -> None:
     x, memory = torch.randn(2, B, L, 32)
     model = Latents(compressed)
@@ -301,8 +300,8 @@ class Kernel(nn.Module):
         return self.call(self.qkv(x).unflatten(-1, (3, H, E)))
 
 
-@pytest.mark.parametrize(
-    ("call", "name"),
+@each(
+    "call, name",
     [
         (packed, "packed"),
         (lambda qkv: two(qkv[:, :, 0].clone(), qkv[:, :, 1:].clone()), "two"),

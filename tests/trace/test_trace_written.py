@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.attentions.each import each
 from tests.attentions.heads import ROOT, Attend, B, H, Heads, L, logits, over_devices, read
 from tests.attentions.written import WRITTEN
 
@@ -57,9 +58,7 @@ def _raised_and_biased(m: Heads, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 @over_devices
-@pytest.mark.parametrize(
-    "attend", [_half_scaled, _half_raised, _raised_and_biased, _beside_numbers, _rows_of_unlike_scales]
-)
+@each("attend", [_half_scaled, _half_raised, _raised_and_biased, _beside_numbers, _rows_of_unlike_scales])
 def test_a_part_that_differs_is_not_guessed(attend: Attend, device: str) -> None:
     call = read(attend, device)
     assert len(call.unknown) == 1

@@ -18,7 +18,7 @@ from sqrtdk.compare.records import DiffReport
 from sqrtdk.compare.sides import Side, load_side, run_side
 from sqrtdk.models.options import LoadOptions
 from tests.compare.ports.answers import complaints as _complaints
-from tests.compare.ports.built import build, inputs, port_of
+from tests.compare.ports.built import BATCH, build, inputs, port_of
 from tests.compare.ports.config import BASES, Port
 from tests.compare.ports.planted import PLANTED
 from tests.compare.ports.planting import Planting, case_name
@@ -52,10 +52,14 @@ ALONE = {"input", "unknown"}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One pair: a base, and one planting or more, each with the name of its cause."""
+    """One pair: a base, and one planting or more, each with the name of its cause.
+
+    `single`: of one layer, unless the planting is about layers. What follows from a difference has other inputs.
+    """
 
     base: str
     planted: tuple[tuple[str, Planting], ...]
+    single: bool = False
 
     @property
     def name(self) -> str:
@@ -64,16 +68,25 @@ class Case:
     @property
     def common(self) -> dict[str, Any]:
         """Fields that both sides have."""
-        return {name: value for _, one in self.planted for name, value in one.shared(self.base).items()}
+        fields = {name: value for _, one in self.planted for name, value in one.shared(self.base).items()}
+        return self._cut(fields) | ({"layers": 1} if self._of_one_layer else {})
 
     @property
     def changes(self) -> dict[str, Any]:
         """Fields that B has otherwise."""
-        return {name: value for _, one in self.planted for name, value in one.changes(self.base).items()}
+        return self._cut({name: value for _, one in self.planted for name, value in one.changes(self.base).items()})
 
-    def sides(self) -> tuple[nn.Module, nn.Module, dict[str, Tensor]]:
-        """A, B and what runs through both."""
-        return build(self.base, common=self.common), self.other(), inputs(self.base, **self.common)
+    @property
+    def _of_one_layer(self) -> bool:
+        return self.single and not any(one.only or one.first for _, one in self.planted)
+
+    def _cut(self, fields: dict[str, Any]) -> dict[str, Any]:
+        cut = self._of_one_layer and "windows" in fields
+        return fields | {"windows": fields["windows"][:1]} if cut else fields
+
+    def sides(self, batch: int = BATCH) -> tuple[nn.Module, nn.Module, dict[str, Tensor]]:
+        """A, B and inputs."""
+        return build(self.base, common=self.common), self.other(), inputs(self.base, batch=batch, **self.common)
 
     def other(self) -> nn.Module:
         """B."""
@@ -126,6 +139,11 @@ def judge(case: Case) -> list[str]:
     """What is wrong with what is said of a case."""
     report = compare(case.base, case.other(), **case.common)
     return [f"{case.name}: {said}" for said in complaints(report, case)]
+
+
+def case_of(cause: str, number: int, base: str) -> Case:
+    """A variant of a cause, by its number, in one layer."""
+    return Case(base, ((cause, PLANTED[cause][number]),), single=True)
 
 
 def pairs_of_causes(count: int, seed: int = 0) -> Iterator[Case]:

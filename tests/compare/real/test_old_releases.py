@@ -9,11 +9,14 @@ import torch
 from torch import Tensor
 
 import sqrtdk
+from sqrtdk.compare.diff import diff
 from tests.compare.real.old_releases import CASES, Case, current, python_of, run_old
 from tests.compare.real.small import call, rounding, tokens
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 WRONG_BY = 100  # times what rounding allows, at least
+FACTOR = ("scale", "length_factor")  # a scale without mscale^2 is off by a length factor, and by a number
+PROVEN = 0.99  # share of a difference that a cause explains
 
 
 @pytest.fixture(scope="session")
@@ -81,3 +84,20 @@ def test_the_ratio_of_the_scales_makes_the_old_output(case: Case, written: dict[
         assert attend(scale * ratio) <= allowed
         if ratio != 1:
             assert attend(scale) > WRONG_BY * allowed
+
+
+def test_the_scale_is_named_in_its_layers(case: Case, written: dict[str, dict[str, Path]]):
+    """Layers whose scale is another one there differ by it; the others have none of their own."""
+    report = diff(current(case), written[case.release][case.key], {"input_ids": tokens()})
+    assert len(report.pairs) == len(case.ratio)
+    assert not report.unpaired_a
+    assert not report.unpaired_b
+    assert report.same is (set(case.ratio) == {1.0})
+    for pair, ratio in zip(report.pairs, case.ratio, strict=True):
+        causes = [cause for cause in pair.causes if cause.name != "input"]
+        assert len(causes) == int(ratio != 1)
+        for cause in causes:
+            assert cause.name in FACTOR
+            assert cause.explained >= PROVEN
+            if cause.name == "scale":
+                assert float(cause.b) / float(cause.a) == pytest.approx(ratio, rel=1e-3)

@@ -7,11 +7,13 @@ import importlib.util
 import pytest
 
 import sqrtdk
-from tests.compare.real.pairs import PAIRS, Port
+from sqrtdk.compare.diff import diff
+from tests.compare.real.pairs import BLIND, PAIRS, Port
 from tests.compare.real.small import call, rounding
 
 # What these packages warn of is theirs.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+PROVEN = 0.99  # share of a difference that a cause explains
 
 
 @pytest.fixture(params=PAIRS)
@@ -56,3 +58,30 @@ def test_every_attention_is_read(port: Port):
     if port.function != "t5":  # T5's scale is in the weights of q there
         same = [abs(one / other - 1) < 1e-3 for one, other in zip(ours, theirs, strict=True)]
         assert same == [port.cause != "scale"] * len(ours)
+
+
+def test_the_cause_is_named_at_its_sites(port: Port):
+    """Sites that are to differ by the cause do; the others are the same, or follow from one that is not."""
+    a, b, inputs_a, inputs_b = port.build()
+    report = diff(a, b, inputs_a, inputs_b=inputs_b)
+    assert not report.unpaired_a
+    assert not report.unpaired_b
+    assert all(pair.residue <= pair.allowed for pair in report.pairs)
+    if port.relabels:
+        for pair in report.pairs:
+            assert tuple(sorted(cause.name for cause in pair.causes if cause.name != "input")) == port.relabels
+            assert all(cause.explained >= PROVEN for cause in pair.causes)
+        return
+    if port.cause in (None, BLIND):
+        assert [pair.same for pair in report.pairs] == [True] * len(report.pairs)
+        assert report.same is True
+        return
+    assert report.same is False
+    for number, pair in enumerate(report.pairs):
+        names = [cause.name for cause in pair.causes if cause.name != "input"]
+        if port.cause == "input":
+            assert names == []
+            assert (pair.first_stage == "input") == (number >= port.sites[0])
+        elif number in port.sites:
+            assert names == [port.cause]
+            assert all(cause.explained >= PROVEN for cause in pair.causes if cause.name == port.cause)

@@ -1,4 +1,4 @@
-"""The real program in a process of its own: options, bad input, and a model larger than its memory."""
+"""Models and inputs from directories, files and factories: right ones, wrong ones, and one larger than the memory."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaConfig
 
-from tests.support.program import ENVIRONMENT, Warm, fresh
+from tests.cli.errors import check_error
+from tests.support.program import ENVIRONMENT, called, fresh
 
 NETS = """
 import torch
@@ -49,17 +49,13 @@ MODULES = {"zoo/nets.py": NETS, "broken_nets.py": "1 / 0\n"}
 
 def save(directory: Path, **changes: Any) -> Path:
     """Save a Llama of random weights; small unless `changes` say otherwise."""
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
     small: dict[str, Any] = {
-        "vocab_size": 160,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 256,
-        "pad_token_id": 0,
+        "vocab_size": 160, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "pad_token_id": 0,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
         "architectures": ["LlamaForCausalLM"],
-    }
+    }  # fmt: skip
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(LlamaConfig(**small | changes)).save_pretrained(directory, max_shard_size="20MB")
     return directory
@@ -70,107 +66,65 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(tmp_path_factory.mktemp("models") / "llama")
 
 
-def ledger(document: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """What must not depend on where the weights were: site, formula, verdict, ratio."""
-    names = ("site", "index", "formula", "verdict", "mistake")
-    return [(*(call[name] for name in names), round(call["scale"]["ratio"], 6)) for call in document["calls"]]
-
-
-def assert_refused(done: subprocess.CompletedProcess[str], words: str = "") -> None:
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert done.stdout == ""
-    heads = [line.partition(" ")[0] for line in done.stderr.splitlines() if not line.startswith("  ")]
-    assert heads == ["Error:", "Hint:"], done.stderr
-    assert "Traceback" not in done.stderr
-    assert "is not one of sqrtdk's own" not in done.stderr
-    assert words in done.stderr, done.stderr
-
-
-def test_sizes_dtype_and_both_attentions(llama: Path, tmp_path: Path) -> None:
-    html = tmp_path / "r.html"
-    sizes = ["--batch", "2", "--seq-len", "12", "--dtype", "bfloat16", "--attn", "both"]
-    done = fresh(str(llama), *sizes, "--json", "--html", str(html))
+def check(*arguments: object, cwd: Path | None = None) -> dict[str, Any]:
+    """The document of a run without findings."""
+    done = called("check", *arguments, "--json", cwd=cwd)
     assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def test_sizes_dtype_and_both_attentions(llama: Path) -> None:
+    document = check(llama, "--batch", "2", "--seq-len", "12", "--dtype", "bf16", "--attn", "both")
     calls = [(call["kind"], call["site"]) for call in document["calls"]]
     assert calls == [(kind, f"model.layers.{i}.self_attn") for kind in ("eager", "sdpa") for i in (0, 1)]
     for call in document["calls"]:
         assert (call["batch"], call["query_len"], call["dtype"], call["verdict"]) == (2, 12, "bfloat16", "exact")
         assert call["stats"]["rows"] == 24
-    assert html.read_text(encoding="utf-8").rstrip().endswith("</html>")
-    assert "HTML report" in done.stderr
 
 
-def test_a_dtype_has_several_names(sqrtdk: Warm, nets: Path) -> None:
-    done = sqrtdk("zoo.nets:good", "--dtype", "half", "--json", cwd=nets)
-    assert done.returncode == 0, done.stderr
-    assert {call["dtype"] for call in json.loads(done.stdout)["calls"]} == {"float16"}
-
-
-@pytest.mark.parametrize(("attn", "kind"), [("eager", "eager"), ("sdpa", "sdpa")])
-def test_one_attention(sqrtdk: Warm, llama: Path, attn: str, kind: str) -> None:
-    document = json.loads(sqrtdk(str(llama), "--attn", attn, "--seq-len", "8", "--json").stdout)
-    assert {call["kind"] for call in document["calls"]} == {kind}
+@pytest.mark.parametrize("attn", ["eager", "sdpa"])
+def test_one_attention(llama: Path, attn: str) -> None:
+    document = check(llama, "--attn", attn, "--seq-len", "8")
+    assert {call["kind"] for call in document["calls"]} == {attn}
     assert document["environment"]["attn"] == attn
 
 
-def test_a_text_of_the_users(sqrtdk: Warm, tmp_path: Path) -> None:
+def test_a_text_of_the_users(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("aa " * 50)
     (tmp_path / "b.txt").write_text("The keys, and the queries; 12 + 30 = 42!\n" * 5)
-    stats = []
-    for name in ("a.txt", "b.txt"):
-        done = sqrtdk("demo", "--text", name, "--seq-len", "32", "--json", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        stats.append(json.loads(done.stdout)["calls"][0]["stats"]["entropy_nats"])
-    assert stats[0] != stats[1]
+    one, other = (check("demo", "--text", name, "--seq-len", "32", cwd=tmp_path) for name in ("a.txt", "b.txt"))
+    assert one["calls"][0]["stats"]["entropy_nats"] != other["calls"][0]["stats"]["entropy_nats"]
 
 
-def test_inputs_from_a_file(sqrtdk: Warm, llama: Path, tmp_path: Path) -> None:
+def test_inputs_from_a_file(llama: Path, tmp_path: Path) -> None:
     ids = torch.arange(3 * 7).reshape(3, 7)
     save_file({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, tmp_path / "in.safetensors")
-    done = sqrtdk(str(llama), "--input", "in.safetensors", "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert {(call["batch"], call["query_len"]) for call in json.loads(done.stdout)["calls"]} == {(3, 7)}
+    document = check(llama, "--input", "in.safetensors", cwd=tmp_path)
+    assert {(call["batch"], call["query_len"]) for call in document["calls"]} == {(3, 7)}
 
 
-def test_a_factory_of_the_current_directory_and_its_reports(sqrtdk: Warm, nets: Path) -> None:
-    arguments = ["zoo.nets:bad", "--output", "r.json", "--html", "r.html"]
-    done = sqrtdk(*arguments, cwd=nets)
+def test_a_factory_of_the_current_directory(nets: Path) -> None:
+    done = called("check", "zoo.nets:bad", cwd=nets)
     assert done.returncode == 1, done.stderr
     assert "unexplained: inverted" in done.stdout
-    before = {name: (nets / name).read_text() for name in ("r.json", "r.html")}
-    assert json.loads(before["r.json"])["calls"][0]["mistake"] == "inverted"
-    again = sqrtdk(*arguments, cwd=nets)
-    assert_refused(again, "not overwritten")
-    assert {name: (nets / name).read_text() for name in before} == before
-    forced = sqrtdk("zoo.nets:good", *arguments[1:], "--force", cwd=nets)
-    assert forced.returncode == 0, forced.stderr
-    assert json.loads((nets / "r.json").read_text())["calls"][0]["verdict"] == "exact"
-    assert sorted(os.listdir(nets)) == ["broken_nets.py", "r.html", "r.json", "zoo"]
+    document = check("zoo.nets:good", "--dtype", "half", cwd=nets)
+    assert {(call["verdict"], call["dtype"]) for call in document["calls"]} == {("exact", "float16")}
 
 
-@pytest.mark.parametrize(("bar", "code"), [("note", 1), ("fail", 1), ("critical", 0), ("never", 0)])
-def test_fail_on(sqrtdk: Warm, nets: Path, bar: str, code: int) -> None:
-    done = sqrtdk("zoo.nets:bad", "--fail-on", bar, cwd=nets)
-    assert done.returncode == code, done.stderr
-    assert "unexplained: inverted" in done.stdout
-
-
-def test_static_needs_a_config_only(sqrtdk: Warm, llama: Path, tmp_path: Path) -> None:
+def test_static_needs_a_config_only(llama: Path, tmp_path: Path) -> None:
     shutil.copy(llama / "config.json", tmp_path / "config.json")
-    document = json.loads(sqrtdk(str(tmp_path), "--static", "--json").stdout)
-    assert document["mode"] == "static"
+    document = check(tmp_path, "--static")
     assert [call["verdict"] for call in document["calls"]] == ["exact", "exact"]
-    assert {call["stats"] for call in document["calls"]} == {None}
 
 
-def test_nan_weights_are_a_finding(sqrtdk: Warm, llama: Path, tmp_path: Path) -> None:
+def test_nan_weights_are_a_finding(llama: Path, tmp_path: Path) -> None:
     model = tmp_path / "sick"
     shutil.copytree(llama, model)
     tensors = load_file(model / "model.safetensors")
     tensors["model.layers.1.self_attn.q_proj.weight"][3, 5] = torch.nan
     save_file(tensors, model / "model.safetensors", {"format": "pt"})
-    done = sqrtdk(str(model), "--seq-len", "8", "--json")
+    done = called("check", model, "--seq-len", "8", "--json")
     assert done.returncode == 1, done.stderr
     document = json.loads(done.stdout, parse_constant=pytest.fail)
     assert {(f["rule"], f["severity"]) for f in document["findings"]} >= {("nonfinite", "critical")}
@@ -193,11 +147,12 @@ FACTORIES = {
 }
 
 
-@pytest.mark.parametrize(("model", "words"), FACTORIES.items(), ids=FACTORIES)
-def test_a_factory_that_is_wrong(sqrtdk: Warm, nets: Path, model: str, words: str) -> None:
+@pytest.mark.parametrize("model", FACTORIES)
+def test_a_factory_that_is_wrong(nets: Path, model: str) -> None:
     (nets / "out").mkdir()
-    done = sqrtdk(model, "--html", "out/r.html", "--output", "out/r.json", cwd=nets)
-    assert_refused(done, words)
+    done = called("check", model, "--html", "out/r.html", "--output", "out/r.json", cwd=nets)
+    check_error(done)
+    assert FACTORIES[model] in done.stderr
     assert os.listdir(nets / "out") == []
 
 
@@ -258,14 +213,15 @@ DIRECTORIES: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("name", DIRECTORIES)
-def test_a_directory_that_is_wrong(sqrtdk: Warm, llama: Path, tmp_path: Path, name: str) -> None:
+def test_a_directory_that_is_wrong(llama: Path, tmp_path: Path, name: str) -> None:
     harm, words = DIRECTORIES[name]
     model = tmp_path / "model"
     shutil.copytree(llama, model)
     harm(model)
     (tmp_path / "r.html").write_text("old")
-    done = sqrtdk("model", "--html", "r.html", "--output", "r.json", "--force", cwd=tmp_path)
-    assert_refused(done, words)
+    done = called("check", "model", "--html", "r.html", "--output", "r.json", "--force", cwd=tmp_path)
+    check_error(done)
+    assert words in done.stderr
     assert sorted(os.listdir(tmp_path)) == ["model", "r.html"]
     assert (tmp_path / "r.html").read_text() == "old"
 
@@ -281,36 +237,16 @@ INPUTS: dict[str, tuple[dict[str, torch.Tensor] | bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", INPUTS)
-def test_an_input_file_that_is_wrong(sqrtdk: Warm, llama: Path, tmp_path: Path, name: str) -> None:
+def test_an_input_file_that_is_wrong(llama: Path, tmp_path: Path, name: str) -> None:
     content, words = INPUTS[name]
     if isinstance(content, bytes):
         (tmp_path / "in.safetensors").write_bytes(content)
     else:
         save_file(content, tmp_path / "in.safetensors")
-    done = sqrtdk(str(llama), "--input", "in.safetensors", "--output", "r.json", cwd=tmp_path)
-    assert_refused(done, words)
+    done = called("check", llama, "--input", "in.safetensors", "--output", "r.json", cwd=tmp_path)
+    check_error(done)
+    assert words in done.stderr
     assert os.listdir(tmp_path) == ["in.safetensors"]
-
-
-OPTIONS: dict[str, tuple[list[str], str]] = {
-    "wrong id": (["no-such-org/no-such-model"], "no-such-org/no-such-model"),
-    "wrong path": (["./no-such-directory"], "no directory"),
-    "no id at all": (["what is this?"], "neither a hub id"),
-    "wrong demo": (["demo:thrice"], "demo:thrice"),
-    "wrong dtype": (["demo", "--dtype", "float13"], "float13"),
-    "wrong device": (["demo", "--device", "quantum"], "quantum"),
-    "no text": (["demo", "--text", "no-such-file"], "no-such-file"),
-    "no input": (["demo", "--input", "no-such.safetensors"], "no-such.safetensors"),
-    "pickled input": (["demo", "--input", "in.pt"], "not a .safetensors file"),
-    "no directory for the report": (["demo", "--html", "no-such-directory/r.html"], "no-such-directory"),
-}
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_an_option_that_is_wrong(sqrtdk: Warm, tmp_path: Path, name: str) -> None:
-    arguments, words = OPTIONS[name]
-    assert_refused(sqrtdk(*arguments, "--output", "r.json", cwd=tmp_path), words)
-    assert os.listdir(tmp_path) == []
 
 
 def _limited(limit: int) -> Callable[[], None]:
@@ -327,6 +263,12 @@ try:
 finally:
     print(next(line for line in open("/proc/self/status") if line.startswith("VmData:")), file=sys.stderr)
 """
+
+
+def ledger(document: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """What must not depend on where the weights were: site, formula, verdict, ratio."""
+    names = ("site", "index", "formula", "verdict", "mistake")
+    return [(*(call[name] for name in names), round(call["scale"]["ratio"], 6)) for call in document["calls"]]
 
 
 @pytest.mark.slow
@@ -346,7 +288,7 @@ def test_a_model_larger_than_memory_is_audited_from_disk(llama: Path, tmp_path: 
     limit = _limited(program + size + 96 * 2**20)
 
     short = ["--seq-len", "8", "--json"]
-    assert_refused(fresh(str(big), *short, before=limit), "GiB for its weights")
+    check_error(fresh(str(big), *short, before=limit), "GiB for its weights")
     done = fresh(str(big), *offload, str(tmp_path / "offload"), *short, before=limit)
     assert done.returncode == 0, done.stderr
     plain = fresh(str(big), *short)

@@ -1,0 +1,82 @@
+"""Write the table of versions in docs/en/limits.md and docs/zh/limits.md from benchmarks/results/versions.json.
+
+What stands between `<!-- versions -->` and `<!-- end of versions -->` is written here. `--check` writes nothing, and
+exits 1 where a page says something else than the record.
+
+    python scripts/versions_page.py [--check]
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cost_page import LANGUAGES, caption, record, table
+from made import ROOT, settle_texts
+
+NAMES = {
+    "pinned": ("pinned", "固定的版本"),
+    "newest-transformers": ("newest transformers", "最新的 transformers"),
+    "oldest-transformers": ("oldest transformers", "最旧的 transformers"),
+    "newest-torch": ("newest torch", "最新的 torch"),
+    "oldest-torch": ("oldest torch", "最旧的 torch"),
+    "newest-python": ("newest Python", "最新的 Python"),
+}
+HEADS = (
+    ("environment", "环境"),
+    ("Python", "Python"),
+    ("torch", "torch"),
+    ("transformers", "transformers"),
+    ("passed", "通过"),
+    ("failed", "失败"),
+    ("skipped", "跳过"),
+    ("minutes", "分钟"),
+)
+COLUMNS = ("python", "torch", "transformers", "passed", "failed", "skipped", "minutes")
+SAME = ("The {name} is the one of the environment {other}.", "{name}与环境“{other}”中的相同。")
+MISSING = ("Not run, {name}: `{reason}`.", "未运行，{name}：`{reason}`。")
+
+
+def versions(language: str, found: Mapping[str, Any]) -> str:
+    """The environments that ran; beneath them, why others did not."""
+    at = LANGUAGES.index(language)
+    ran = [entry for entry in found["environments"] if "minutes" in entry]
+    rows = [
+        (NAMES[entry["name"]][at], *(str(entry.get(column, "")).replace("+cpu", "") for column in COLUMNS))
+        for entry in ran
+    ]
+    notes = []
+    for entry in found["environments"]:
+        name, reason = NAMES[entry["name"]][at], entry.get("reason", "")
+        if entry["outcome"] == "same":
+            notes.append(SAME[at].format(name=name, other=NAMES[reason][at]))
+        elif entry["outcome"] == "not available":
+            notes.append(MISSING[at].format(name=name, reason=reason))
+    text = table(language, HEADS, rows) + "\n" + caption(language, "versions", found["cpu"], found["date"])
+    return "\n".join((text, *notes))
+
+
+def page(language: str) -> Path:
+    """The page with the table."""
+    return ROOT / "docs" / language / "limits.md"
+
+
+def written(language: str, found: Mapping[str, Any]) -> str:
+    """The page with the table as the record has it."""
+    text = page(language).read_text(encoding="utf-8")
+    frame = re.compile(r"(<!-- versions -->\n).*?(<!-- end of versions -->)", re.DOTALL)
+    text, times = frame.subn(lambda part: f"{part[1]}\n{versions(language, found)}\n\n{part[2]}", text)
+    if times != 1:
+        raise SystemExit(f"{page(language)}: the table of versions stands there {times} times")
+    return text
+
+
+def main() -> None:
+    """The command."""
+    settle_texts(__doc__, {page(language): written(language, record("versions")) for language in LANGUAGES})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Every kind of page: it needs nothing else, its policy lets its own through, and it opens and draws in Chromium."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sqrtdk.monitor.reading import read_run
+from sqrtdk.report import diff_html, html, lab_page, watch_html
+from sqrtdk.report.watch_compare import compare
+from sqrtdk.report.watch_summary import summarise
+from tests.report import sample_diff, sample_lab, sample_report
+from tests.report.html_page import HtmlPage, check_alone, check_policy
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+Runs = dict[str, Path]
+Opener = Callable[..., Any]
+CHECKS = ("healthy", "static", "sick", "hostile", "unjudged")
+
+
+def check_page(name: str) -> Callable[[Runs], str]:
+    return lambda _: html.to_html(getattr(sample_report, name)())
+
+
+def diff_page(name: str) -> Callable[[Runs], str]:
+    return lambda _: diff_html.to_html(sample_diff.REPORTS[name]())
+
+
+def lab(_: Runs) -> str:
+    one, other, *_more = sample_lab.records()
+    return lab_page.to_html([*sample_lab.records(), sample_lab.unsound(one), sample_lab.undecided(other)])
+
+
+def hostile_lab(_: Runs) -> str:
+    return lab_page.to_html([sample_lab.records()[0], sample_lab.hostile()])
+
+
+def watch(runs: Runs) -> str:
+    return watch_html.to_html([summarise(read_run(runs["unscaled"]))])
+
+
+def sick_watch(runs: Runs) -> str:
+    return watch_html.to_html([summarise(read_run(runs["sick"]))])
+
+
+def comparison(runs: Runs) -> str:
+    told = [summarise(read_run(runs[name])) for name in ("healthy", "sick")]
+    return watch_html.to_html(told, compare(*told))
+
+
+PAGES = {
+    **{f"check {name}": check_page(name) for name in CHECKS},
+    **{f"diff {name}": diff_page(name) for name in sample_diff.REPORTS},
+    "lab": lab,
+    "lab hostile": hostile_lab,
+    "watch": watch,
+    "watch sick": sick_watch,
+    "comparison": comparison,
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_page_needs_nothing_else(name: str, runs: Runs) -> None:
+    page = HtmlPage(PAGES[name](runs))
+    check_policy(page)
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    if name.startswith(("watch", "comparison")):  # whose script and style come in several parts
+        assert not any(a.get("src") or str(a.get("href", "#")).startswith("http") for _, a in page.elements)
+    else:
+        check_alone(page, scripts=1 if name.startswith("lab") else 2, fields=not name.startswith("diff"))
+
+
+DRAWN = {  # what its script draws, or shows where it is asked
+    "check sick": "#maps .cell",
+    "diff two_causes": ".scatter .drawing circle",
+    "lab": ".plot svg",
+    "watch": ".panel svg",
+    "comparison": ".panel svg",
+}
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("name", DRAWN)
+def test_the_page_opens_draws_and_speaks_both_languages(opened: Opener, runs: Runs, tmp_path: Path, name: str) -> None:
+    """The fixture fails on an error of the console, and on a request."""
+    path = tmp_path / "page.html"
+    path.write_text(PAGES[name](runs), encoding="utf-8")
+    page = opened(path, "#en")
+    if name.startswith("diff"):
+        page.locator("details.fold > summary").nth(1).click()
+    assert page.locator(DRAWN[name]).count() > 0
+    assert page.locator(DRAWN[name]).first.is_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1280
+    page.locator("button", has_text="中文").click()
+    assert page.evaluate("document.documentElement.lang") == "zh-CN"
+    assert page.locator("h2 .zh, h1 .zh").first.is_visible()
+
+
+@pytest.mark.browser
+@pytest.mark.full
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", PAGES)
+def test_nothing_overflows(opened: Opener, runs: Runs, tmp_path: Path, name: str, scheme: str) -> None:
+    """Whatever is unfolded."""
+    path = tmp_path / "page.html"
+    path.write_text(PAGES[name](runs), encoding="utf-8")
+    page = opened(path, "#en", scheme=scheme)
+    page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    page.evaluate("document.querySelectorAll('.opens').forEach(button => button.click())")
+    for language in ("zh-CN", "en"):
+        page.locator("button", has_text={"zh-CN": "中文", "en": "English"}[language]).first.click()
+        for width in (1280, 1090, 700, 390):
+            page.set_viewport_size({"width": width, "height": 844})
+            if name.startswith(("watch", "comparison")):  # drawn as wide as the page is when it opens
+                page.reload()
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (language, width)
+
+
+@pytest.mark.browser
+@pytest.mark.full
+@pytest.mark.parametrize("name", DRAWN)
+def test_light_and_dark_differ(opened: Opener, runs: Runs, tmp_path: Path, name: str) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(PAGES[name](runs), encoding="utf-8")
+    colour = "getComputedStyle(document.body).backgroundColor"
+    assert len({opened(path, scheme=scheme).evaluate(colour) for scheme in ("light", "dark")}) == 2
+
+
+@pytest.mark.browser
+@pytest.mark.full
+@pytest.mark.parametrize("name", DRAWN)
+def test_the_policy_stops_what_might_slip_through(browser: Browser, runs: Runs, tmp_path: Path, name: str) -> None:
+    path = tmp_path / "page.html"
+    slipped = "<main><script>document.title='owned'</script><style>main { display: none }</style>"
+    text = PAGES[name](runs)
+    assert "<main>" in text
+    path.write_text(text.replace("<main>", slipped, 1), encoding="utf-8")
+    page = browser.new_page()
+    page.goto(path.as_uri())
+    assert "owned" not in page.title()
+    assert page.locator("main").is_visible()
+    page.close()
