@@ -48,6 +48,8 @@ class Room:
 
 def run(tier: str, jobs: int, seed: int) -> bool:
     """Run a tier with coverage, and combine the data of its processes; whether its tests passed."""
+    for old in FOLDER.glob(f"{tier}*"):
+        old.unlink()
     data, config = FOLDER / tier, FOLDER / f"{tier}.cfg"
     config.write_text(CONFIG.format(data=data, package=PACKAGE), encoding="utf-8")
     coverage_of = [sys.executable, "-m", "coverage"]

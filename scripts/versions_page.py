@@ -35,7 +35,7 @@ HEADS = (
     ("minutes", "分钟"),
 )
 COLUMNS = ("python", "torch", "transformers", "passed", "failed", "skipped", "minutes")
-SAME = ("The {name} is the one of the environment {other}.", "{name}与环境“{other}”中的相同。")
+SAME = ("The {name} is the one of the environment {other}.", "{name} 与环境“{other}”中的相同。")
 MISSING = ("Not run, {name}: `{reason}`.", "未运行，{name}：`{reason}`。")
 
 
@@ -44,8 +44,7 @@ def versions(language: str, found: Mapping[str, Any]) -> str:
     at = LANGUAGES.index(language)
     ran = [entry for entry in found["environments"] if "minutes" in entry]
     rows = [
-        (NAMES[entry["name"]][at], *(str(entry.get(column, "")).replace("+cpu", "") for column in COLUMNS))
-        for entry in ran
+        (NAMES[entry["name"]][at], *(str(entry.get(column, "")).split("+")[0] for column in COLUMNS)) for entry in ran
     ]
     notes = []
     for entry in found["environments"]:

@@ -12,6 +12,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["LC_ALL"] = "C.UTF-8"  # English, wherever the tests run
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
+import hypothesis
 import pytest
 import torch
 from filelock import FileLock
@@ -23,6 +24,11 @@ from tests.tiers import pytest_configure as pytest_configure
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
+
+# The same examples in every run, so that a red run is of the change; `--hypothesis-profile explore` draws others.
+hypothesis.settings.register_profile("repeat", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("explore", deadline=None)
+hypothesis.settings.load_profile("repeat")
 
 if not torch.cuda.is_available() and not torch.xpu.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton's functions are made: before anything imports it

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -77,15 +76,14 @@ def test_failures_are_counted_and_named(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_what_can_not_be_made_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    entry = versions.try_out(BY_NAME["newest-python"], tmp_path, [])
+    entry = versions.try_out(BY_NAME["newest-python"], tmp_path)
     assert entry["outcome"] == "not available"
     assert entry["reason"] == "none of python3.14, python3.13, python3.12 is here, with venv"
 
 
 def test_the_same_versions_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "make", lambda *_: Path(sys.executable))
-    monkeypatch.setattr(versions, "ASK", f"print({json.dumps(json.dumps(HERE))})")
-    entry = versions.try_out(BY_NAME["newest-transformers"], tmp_path, [{"name": "pinned", "passed": 1} | HERE])
+    monkeypatch.setattr(versions, "newest", lambda package, python: versions._pins()[package])
+    entry = versions.try_out(BY_NAME["newest-transformers"], tmp_path)
     assert (entry["outcome"], entry["reason"]) == ("same", "pinned")
 
 

@@ -34,8 +34,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Draw a seed where none is named (xdist hands it to its workers), and register the report."""
-    if config.option.sample_seed is None:
+    """Draw a seed where none is named, or take that of the process that started this worker; register the report."""
+    if hasattr(config, "workerinput"):
+        config.option.sample_seed = config.workerinput["sample_seed"]
+    elif config.option.sample_seed is None:
         config.option.sample_seed = random.SystemRandom().randrange(10**6)
     config.pluginmanager.register(Report(config), "tiers-report")
 
@@ -100,6 +102,11 @@ class Report:
             self.config.workeroutput["collecting"] = spent
         else:
             self.collecting.append(spent)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Hand the seed to a worker of xdist: all draw the same cases."""
+        node.workerinput["sample_seed"] = self.config.option.sample_seed
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:

@@ -194,9 +194,12 @@ def window_sides(window: Any) -> tuple[int | None, int | None]:
 def autocast_dtype(tensor: Tensor) -> torch.dtype | None:
     """The dtype of the autocast that is on for the tensor's device; None where none is."""
     kind = tensor.device.type
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-        return torch.get_autocast_dtype(kind)
-    return None
+    if kind == "meta":
+        return None
+    try:  # torch.compile of torch 2.11 can't read `torch.amp.is_autocast_available`
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    except RuntimeError:  # a device that has no autocast
+        return None
 
 
 def _each(what: str, named: dict[str, Tensor]) -> str:

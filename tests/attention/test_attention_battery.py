@@ -24,7 +24,7 @@ def expected_of(case: Case) -> Expected:
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, marks=() if case in CORE else pytest.mark.sampled(40), id=case.id) for case in CASES],
+    [pytest.param(case, marks=() if case in CORE else pytest.mark.sampled(32), id=case.id) for case in CASES],
 )
 def test_case_agrees_with_the_oracle(case: Case) -> None:
     expected = expected_of(case)
@@ -50,7 +50,7 @@ def test_compiled_kernel_agrees_with_the_oracle_over_many_tiles(case: Case) -> N
 
 
 @needs_triton
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", FEW_CASES, ids=lambda case: case.id)
 def test_triton_kernel_agrees_with_the_oracle(case: Case) -> None:
     wrong = judge_at_once(case, "triton", expect(case))

@@ -60,6 +60,8 @@ GIVEN: dict[str, Callable[[], tuple[Any, ...]]] = {
 }
 
 
+# torch 2.14's own check hands tensors that are no leaves to its compiler
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", GIVEN)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -147,6 +149,7 @@ def test_a_gradient_of_the_gradient_is_that_of_dense(options: dict[str, Any]) ->
     same_gradients(mine[3:], theirs[3:])
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")  # torch 2.11's own
 def test_a_plain_gradient_runs_the_kernel() -> None:
     with torch.profiler.profile() as seen:
         everything(qkv())
@@ -292,7 +295,7 @@ def everything(given: list[Tensor], impl: str = "cpu", **options: Any) -> list[T
     return [output.detach(), *(t.detach() for t in aux), *gradients]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("length", "keys"), [(300, 2100), (3, 5000)])

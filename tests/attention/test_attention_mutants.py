@@ -24,7 +24,7 @@ import pytest
 
 import sqrtdk
 from sqrtdk.errors import UnsupportedError
-from tests.attention.cases import CASES, TRIPLES, Case
+from tests.attention.cases import CASES, CORE, TRIPLES, Case
 from tests.attention.judging import Attention, Expected, expect, judge
 from tests.attention.mutants import MUTANTS
 from tests.attention.small import SIZES
@@ -35,8 +35,8 @@ from tests.support.kernel_here import needs_kernel, unable
 HOME = Path(sqrtdk.__file__).parent
 FRESH = ("sqrtdk._attention", "sqrtdk._resolve", "sqrtdk._arguments", "sqrtdk.impl", "sqrtdk.stats")
 IMPLEMENTATIONS = ("tiled", "fused", "dense", *(() if unable() else ("cpu",)))
-PAIRS = [case for case in CASES if case.dtype in ("f32", "f64") and case not in TRIPLES]
-EXACT = [*PAIRS[:60], *TRIPLES, *PAIRS[60:]]  # many values early, so that most errors are found soon
+# many values early, so that most errors are found soon
+EXACT = [case for case in dict.fromkeys([*CORE, *TRIPLES, *CASES]) if case.dtype in ("f32", "f64")]
 
 
 class Fresh(MetaPathFinder, Loader):
@@ -125,8 +125,7 @@ def killer(attention: Attention) -> str | None:
 
 
 CHEAP = "mask turned round"
-LONG = "fused: positions without the shift"  # one of the last cases finds it
-MARKS = dict.fromkeys(MUTANTS, pytest.mark.full) | {CHEAP: (), LONG: pytest.mark.slow}
+MARKS = dict.fromkeys(MUTANTS, pytest.mark.full) | {CHEAP: ()}
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
+pytestmark = pytest.mark.full
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "gpu_kernels.py"
-# Small enough for CI, the first for every run; `-m slow` compiles all.
+# Small enough for CI; `-m slow` compiles all.
 FEW = {
     "plain": ("sm_90", "forward bf16 64, causal"),
     "statistics": ("sm_90", "forward bf16 128, causal, all statistics"),
@@ -38,7 +39,7 @@ def compiled(target: str, name: str) -> tuple[dict[str, Any], ...]:
     return tuple(json.loads(line) for line in done.stdout.splitlines())
 
 
-@pytest.mark.parametrize("which", ["plain", *(pytest.param(which, marks=pytest.mark.full) for which in list(FEW)[1:])])
+@pytest.mark.parametrize("which", FEW)
 def test_a_kernel_fits_its_target_and_spills_nothing_in_its_loop(which: str) -> None:
     records = compiled(*FEW[which])
     assert records
@@ -51,7 +52,7 @@ def test_a_kernel_fits_its_target_and_spills_nothing_in_its_loop(which: str) -> 
             assert sum(record["products"].values()) > 0
 
 
-@pytest.mark.parametrize("which", ["plain", pytest.param("statistics", marks=pytest.mark.full)])
+@pytest.mark.parametrize("which", ["plain", "statistics"])
 def test_hopper_multiplies_by_warp_groups_and_loads_by_descriptors(which: str) -> None:
     (record,) = compiled(*FEW[which])
     assert set(record["products"]) == {"wgmma"}
@@ -59,7 +60,6 @@ def test_hopper_multiplies_by_warp_groups_and_loads_by_descriptors(which: str) -
     assert record["tensor_loads"] >= 4
 
 
-@pytest.mark.full
 def test_what_is_not_asked_for_costs_nothing() -> None:
     (plain,), (full,) = compiled(*FEW["plain"]), compiled(*FEW["statistics"])
     assert plain["instructions_a_logit"] < 9 < full["instructions_a_logit"] < 26
@@ -67,7 +67,6 @@ def test_what_is_not_asked_for_costs_nothing() -> None:
     assert full["a_logit"]["MUFU"] < 1.1
 
 
-@pytest.mark.full
 def test_split_keys_are_combined() -> None:
     assert [record["kernel"] for record in compiled(*FEW["keys split"])] == ["forward", "combine"]
 

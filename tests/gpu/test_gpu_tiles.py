@@ -96,8 +96,8 @@ CALLS: dict[str, tuple[Sizes, Callable[[Leaves], Leaves], dict[str, Any]]] = {
 }
 # every time: each kind of mask, bias, scale and sink, packed heads, groups, and keys in parts
 EVERY_TIME = {
-    "all keys", "causal, more rows", "window in the middle", "window of one", "mask, causal", "bias", "bias of heads",
-    "softcap", "scale of rows", "few rows, everything", "packed, causal", "groups",
+    "all keys", "causal, more rows", "window in the middle", "window of one", "mask, causal", "bias of pairs",
+    "bias of heads", "softcap", "scale of rows", "few rows, everything", "packed, causal", "groups",
 }  # fmt: skip
 
 

@@ -22,8 +22,8 @@ TOLD = {"python": [3, 12], "torch": "2.13.0+cu130", "cuda": "13.0", "sees": True
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a GPU")
 @pytest.mark.parametrize(
     "named",
-    [None, "/no/such/python", pytest.param(sys.executable, marks=pytest.mark.full)],
-    ids=["none", "missing", "this"],
+    ["/no/such/python", *(pytest.param(named, marks=pytest.mark.full) for named in (None, sys.executable))],
+    ids=["missing", "none", "this"],
 )
 def test_without_a_gpu_nothing_is_made(tmp_path: Path, named: str | None) -> None:
     there = BESIDE.exists()

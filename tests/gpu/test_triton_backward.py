@@ -11,11 +11,10 @@ from torch import Tensor
 import sqrtdk
 from sqrtdk import AuxRequest
 from sqrtdk.errors import UnsupportedError
-from sqrtdk.impl.gpu.load import interpreted
+from tests.support.triton_here import DEVICE, needs_triton
 from tests.tolerances import gradient_complaints
 
-pytestmark = pytest.mark.skipif(not interpreted() and not torch.cuda.is_available(), reason="no GPU, no interpreter")
-DEVICE = "cpu" if interpreted() else "cuda"
+pytestmark = needs_triton
 LENGTH, KEYS, HEADS = 40, 70, 2  # tiles of 32: an edge in both
 LOGIT = 12.0  # no logit below is larger
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tests.tolerances import allowed
 
 B, HQ, H, L, S, E = 2, 4, 2, 9, 13, 16
 TORCH_DOES_IT = "torch's kernels do all of it"
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 needs_interpreter = pytest.mark.skipif(not load.interpreted(), reason="a GPU is there; its tests are marked gpu")
 
 

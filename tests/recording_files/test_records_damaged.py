@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sqrtdk.audit import baseline
@@ -37,9 +37,6 @@ from tests.report.sample_report import sick
 
 FEW = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 ANYTHING = (None, True, 3, -0.5, "x", [], [1], {}, {"a": 1}, 10**400, "\ud800", [[[]]])
-# An OverflowError, and a list that is taken for no packages: errors of the readers, each to go from here when it is put
-# right. So is the KeyError of a part whose footer has another name for a column.
-NOT_REFUSED_YET = (("manifest", "started", 10**400), ("trace file", "packages", []))
 
 
 @dataclass(frozen=True)
@@ -123,7 +120,6 @@ def test_a_field_of_another_type_is_one_error(tmp_path: Path, name: str, data: s
     for step in place[:-1]:
         at = at[step]
     before, at[place[-1]] = at[place[-1]], value
-    assume((name, place[-1], value) not in NOT_REFUSED_YET)
     kind.write(path, document)
     if not refused(kind, path):
         alike = sort(before) == sort(value) or None in (before, value)
@@ -157,10 +153,7 @@ def test_a_damaged_byte_of_a_part_is_named_or_changes_nothing(
     content = bytearray(part.read_bytes())
     content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
     part.write_bytes(content)
-    try:
-        run = read_run(folder)
-    except KeyError:
-        return  # see NOT_REFUSED_YET
+    run = read_run(folder)
     assert [damage.name for damage in run.damaged] == [part.name] if run.damaged else whole(run, 2)
 
 

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-from syrupy.assertion import SnapshotAssertion
 
 from sqrtdk.compare.records import DiffReport
 from sqrtdk.report.diff import summary_line, to_text
 from tests.report.sample_diff import REPORTS, follows, hostile, same, softcap, two_causes, undecided, unpaired
 from tests.report.terminal_text import check_colours, check_fits
+from tests.support.optional import SnapshotAssertion
 
 _NUMBER = re.compile(r"(?<![\w.])\d[\d.,]*(?:e-?\d+)?(?![\w.])")
 

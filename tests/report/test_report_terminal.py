@@ -3,7 +3,6 @@ from collections.abc import Sequence
 from functools import partial
 
 import pytest
-from syrupy.assertion import SnapshotAssertion
 
 from sqrtdk.audit.records import CheckReport, Finding
 from sqrtdk.report.headline import headline
@@ -11,6 +10,7 @@ from sqrtdk.report.terminal import summary_line, to_text
 from sqrtdk.tracing.records import NotMeasured
 from tests.report.sample_report import healthy, hostile, judged, leaking, sick, static, unjudged
 from tests.report.terminal_text import check_colours, check_fits
+from tests.support.optional import SnapshotAssertion
 
 NOTES = (
     "vision_config.attn_implementation = 'someone/kernel' was ignored",

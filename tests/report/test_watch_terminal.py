@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
-from syrupy.assertion import SnapshotAssertion
 
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.report.plain import plain
 from sqrtdk.report.watch_compare import compare
 from sqrtdk.report.watch_summary import STATISTICS, Summary, summarise
 from sqrtdk.report.watch_terminal import MOST_ALARMS, comparison_text, live_text, to_text
+from tests.support.optional import SnapshotAssertion
 
 COLUMNS = ["max_logit", "entropy_fraction", "scale_ratio", "query_grad_max"]
 

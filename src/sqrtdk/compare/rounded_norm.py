@@ -46,8 +46,10 @@ def with_known_norm(way: Way, seen: Seen, other: Way) -> Way:
     rounding = way.steps[-1] if len(way.steps) == len(seen.steps) + 1 else None
     if seen.projected is None or not isinstance(rounding, Rounded):
         return way
-    *before, norm = way.steps[:-1]
-    assert isinstance(norm, Norm)
+    norm = way.steps[-2] if len(way.steps) > 1 else None  # `q.half().float()` has no norm before the rounding
+    if not isinstance(norm, Norm):
+        return way
+    before = way.steps[:-2]
     unit = torch.finfo(dtype_of(rounding.dtype)).eps / 2
     for tried in _nearer(norm, [step for step in other.steps if isinstance(step, Norm)]):
         if agrees((*before, tried), seen.projected.double(), seen.used.double(), unit):

@@ -35,11 +35,13 @@ def check_term(call: Call) -> None:
 def learns_term(call: Call) -> bool:
     """Whether the position term has a parameter or a tensor that learns."""
     term: object = call.term
+    if term is None:
+        return False
     held: list[object] = []
     if isinstance(term, nn.Module):  # in place of a parameter a caller may have put a tensor that learns
         held = [value for part in term.modules() for value in (*part.parameters(recurse=False), *vars(part).values())]
     elif is_dataclass(term):
         held = [getattr(term, field.name) for field in fields(term)]
     else:
-        return term is not None  # of unknown make
+        return True  # of unknown make
     return any(isinstance(value, Tensor) and value.requires_grad for value in held)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from sqrtdk.errors import MissingExtraError
 
 HINT = "Run: pip install 'sqrtdk[hf]'"
-TRANSFORMERS_AT_LEAST = (5, 5)
+TRANSFORMERS_AT_LEAST = (5, 20, 2)
 
 
 def import_transformers() -> Any:
     """Return the transformers module.
 
     Raises:
-        MissingExtraError: It is not installed, or older than 5.5; the hint names the pip command.
+        MissingExtraError: It is not installed, or older than 5.20.2; the hint names the pip command.
     """
     try:
         module = importlib.import_module("transformers")
@@ -27,22 +28,23 @@ def import_transformers() -> Any:
 
 
 def check_version(module: Any) -> Any:
-    """Return `module` if its version is 5.5 or newer.
+    """Return `module` if its version is 5.20.2 or newer.
 
     Raises:
         MissingExtraError: It is older.
 
     Example:
         >>> import types
-        >>> check_version(types.SimpleNamespace(__version__="5.5.0.dev0")).__version__
-        '5.5.0.dev0'
+        >>> check_version(types.SimpleNamespace(__version__="5.21.0.dev0")).__version__
+        '5.21.0.dev0'
         >>> check_version(types.SimpleNamespace(__version__="4.57.1"))
         Traceback (most recent call last):
-        sqrtdk.errors.MissingExtraError: transformers 4.57.1 is too old: 5.5 or newer is needed
+        sqrtdk.errors.MissingExtraError: transformers 4.57.1 is too old: 5.20.2 or newer is needed
     """
     version = str(module.__version__)
-    if tuple(int(part) for part in version.split(".")[:2]) < TRANSFORMERS_AT_LEAST:
-        raise MissingExtraError(f"transformers {version} is too old: 5.5 or newer is needed", hint=HINT)
+    if tuple(map(int, re.findall(r"\d+", version)[:3])) < TRANSFORMERS_AT_LEAST:
+        oldest = ".".join(map(str, TRANSFORMERS_AT_LEAST))
+        raise MissingExtraError(f"transformers {version} is too old: {oldest} or newer is needed", hint=HINT)
     return module
 
 

@@ -148,6 +148,6 @@ def _attempt(document: Any, what: str) -> Attempt:
     except (TypeError, KeyError) as error:
         raise RunFolderError(f"{what}: an attempt lacks {shown(error)}", hint=_HINT) from error
     whole = type(number) is int and type(first_step) is int and type(started) in (int, float)
-    if not whole or not (0 < number < 10**9 and 0 <= first_step <= MAX_STEP):
+    if not whole or not (0 < number < 10**9 and 0 <= first_step <= MAX_STEP and abs(started) < 2**63):
         raise RunFolderError(f"{what}: an attempt is {shown((number, first_step, started))}", hint=_HINT)
     return Attempt(number, first_step, float(started), settings)

@@ -209,7 +209,7 @@ def decode(content: bytes) -> Tables:
         _check_shape(file)
         whole = file.read(use_threads=False).combine_chunks()
         whole.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError, MemoryError, RecursionError) as error:
+    except (pa.ArrowException, OSError, ValueError, KeyError, MemoryError, RecursionError) as error:
         if isinstance(error, RunFolderError):
             raise
         raise RunFolderError(f"it is damaged: {kind_and_text(error)}") from error

@@ -126,7 +126,8 @@ def _take(path: Path, header: Header, document: dict[str, Any], load: Any) -> Tr
 
 
 def _metadata(fields: Fields) -> TraceMetadata:
-    packages = Fields(fields.take("packages", {}) or {}, "packages")
+    packages = fields.take("packages", None)
+    packages = Fields({} if packages is None else packages, "packages")
     names = packages.names(_MOST_PACKAGES)
     lost = []
     for place, item in enumerate(fields.items("not_measured", MAX_CALLS) or ()):

@@ -69,7 +69,8 @@ def precision(tensor: Tensor) -> str:
 
 def launch(kernel: Callable[..., Any], grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
     """Start a kernel, traceably; an allocator of ours is there for descriptors, and gone afterwards."""
-    wrapped = wrap_triton(kernel)
+    # torch 2.11 refuses a kernel that is interpreted
+    wrapped: Any = kernel if interpreted() else wrap_triton(kernel)
     if wrapped is not kernel:
         wrapped[grid](*args, **constants)
         return

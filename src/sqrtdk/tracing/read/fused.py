@@ -41,7 +41,7 @@ def read_fused(call: KernelCall) -> Reading:
         logits_dtype=torch.float64 if q.dtype == torch.float64 else torch.float32,
         device=q.device,
         output=call.output,
-        kv_heads=k.shape[-3] if k.dim() >= 4 else None,
+        kv_heads=k.shape[-3] if k.dim() >= 4 and not _without_heads(call, query) else None,
         dropout=float(call.arguments.get("dropout_p") or 0.0),
         axis="channels" if over_channels(call.nodes["query"]) else "positions",
     )
@@ -50,10 +50,28 @@ def read_fused(call: KernelCall) -> Reading:
 def _layout(call: KernelCall, query: Side) -> Layout:
     q, k, v = (call.arguments[name] for name in ("query", "key", "value"))
     width = q.shape[-1]
-    heads = q.shape[-3] if q.dim() >= 4 else (query.folded_heads or width) // width if q.dim() == 3 else 1
+    if q.dim() == 3 or _without_heads(call, query):
+        heads = (query.folded_heads or width) // width
+    else:
+        heads = q.shape[-3] if q.dim() >= 4 else 1
     heads = heads if heads and math.prod(q.shape[:-2]) % heads == 0 else 1
     batch = math.prod(q.shape[:-2]) // max(heads, 1)
     return Layout(batch, heads, q.shape[-2], k.shape[-2], width, v.shape[-1])
+
+
+def _without_heads(call: KernelCall, query: Side) -> bool:
+    """Whether the kernel got what was a tensor of three dimensions: torch 2.14 puts one before these, 2.13 did not.
+
+    The same is `q.unsqueeze(0)` of a model without a batch. There the third last dimension is that of the heads; a
+    tensor whose heads are known to be fewer has a batch in it.
+    """
+    q, node = call.arguments["query"], call.nodes["query"]
+    if node.op != "unsqueeze" or q.dim() != 4 or q.shape[0] != 1:
+        return False
+    width = q.shape[-1]
+    as_wide = query.root is not None and query.root.shape[-1:] == (width,)
+    heads = query.folded_heads // width if query.folded_heads else 1 if as_wide else 0
+    return bool(heads) and q.shape[1] % heads == 0
 
 
 def _masks(call: KernelCall) -> tuple[Step, ...]:
