@@ -24,9 +24,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.tiers import TIERS
+
+ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "out" / "planted"
-TIERS = {"test": "not full and not slow and not gpu", "full": "not slow and not gpu"}
 SECONDS = 3600  # after which the tests of one error are taken for hung
 PLANTING = ("attention/test_attention_mutants.py", "attention/test_attention_kernel_mutants.py",
             "attention/test_attention_planted.py", "attention/test_attention_kernel_sanitized.py",
@@ -154,11 +157,10 @@ def main() -> int:
     """Plant what the arguments choose."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("words", nargs="*", help="of names of tables and errors; all where none is named")
-    parser.add_argument("--tier", choices=TIERS, default="test")
+    parser.add_argument("--tier", choices=("test", "full"), default="test")
     parser.add_argument("--part", default="1/1", help="which of how many parts, 1/2 and 2/2")
     given = parser.parse_args()
     part, parts = map(int, given.part.split("/"))
-    sys.path.insert(0, str(ROOT))
     os.chdir(ROOT)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

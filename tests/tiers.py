@@ -24,6 +24,11 @@ from typing import Any
 
 import pytest
 
+TIERS = {  # what `make test`, `make rest` and `make full` select
+    "test": "not full and not slow and not gpu",
+    "rest": "full and not slow and not gpu",
+    "full": "not slow and not gpu",
+}
 SLOWEST = 20
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -72,17 +77,22 @@ def cpu_seconds() -> float:
     """CPU seconds of this process and its children, those that still run included."""
     own, ended = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     total = own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime
-    lists = Path("/proc/self/task").glob("*/children")
-    return total + sum(_running(pid) for path in lists for pid in path.read_text().split())
+    children = (pid for thread in Path("/proc/self/task").glob("*/children") for pid in _text(thread).split())
+    return total + sum(map(_running, children))
 
 
 def _running(pid: str) -> float:
     """CPU seconds of a child that has not ended, and of those that it has waited for."""
-    try:
-        fields = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()  # what follows "PID (NAME)"
-    except OSError:  # it has ended since
-        return 0.0
+    fields = _text(Path("/proc", pid, "stat")).rpartition(")")[2].split()  # what follows "PID (NAME)"
     return sum(map(int, fields[11:15])) / TICKS
+
+
+def _text(path: Path) -> str:
+    """Return what /proc says; nothing of a thread or a process that has ended since it was listed."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 class Report:

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 import sqrtdk
 from tests.attentions.each import each
@@ -32,6 +33,24 @@ def test_heads_are_heads_in_every_layout(name: str, device: str) -> None:
         assert call.scale.agree is True
         assert call.stats is not None
         assert (call.stats.heads, call.stats.rows) == (heads, batch * rows)
+
+
+@over_devices
+@each("kv_heads", [H, H // 2, 1])
+def test_heads_of_a_model_without_a_batch(kv_heads: int, device: str) -> None:
+    """`q.unsqueeze(0)` gives SDPA the batch that it wants; the heads of the key stay its own."""
+
+    def run(m: Laid, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (-1, E)).transpose(0, 1) for t in (m.q(x), m.k(x), m.v(x)))
+        k, v = k[:kv_heads], v[:kv_heads]
+        return functional.scaled_dot_product_attention(q[None], k[None], v[None], enable_gqa=kv_heads < H)
+
+    model = Laid(run).double().to(device)
+    with torch.no_grad(), sqrtdk.trace(model) as traced:
+        model(torch.randn(L, D, dtype=torch.float64, device=device))
+    (call,) = traced.calls
+    assert (call.batch, call.heads, call.kv_heads, call.query_len, call.key_len) == (1, H, kv_heads, L, L)
+    assert (call.unknown, call.scale.effective) == ((), pytest.approx(ROOT))
 
 
 @over_devices

@@ -41,7 +41,7 @@ def read_fused(call: KernelCall) -> Reading:
         logits_dtype=torch.float64 if q.dtype == torch.float64 else torch.float32,
         device=q.device,
         output=call.output,
-        kv_heads=k.shape[-3] if k.dim() >= 4 and not _without_heads(call, query) else None,
+        kv_heads=_kv_heads(call, query),
         dropout=float(call.arguments.get("dropout_p") or 0.0),
         axis="channels" if over_channels(call.nodes["query"]) else "positions",
     )
@@ -59,18 +59,28 @@ def _layout(call: KernelCall, query: Side) -> Layout:
     return Layout(batch, heads, q.shape[-2], k.shape[-2], width, v.shape[-1])
 
 
-def _without_heads(call: KernelCall, query: Side) -> bool:
-    """Whether the kernel got what was a tensor of three dimensions: torch 2.14 puts one before these, 2.13 did not.
+def _kv_heads(call: KernelCall, query: Side) -> int | None:
+    """Heads of the key; None where its shape does not tell them."""
+    q, k = call.arguments["query"], call.arguments["key"]
+    if k.dim() < 4 or (q.shape[-3] == k.shape[-3] and _without_heads(call, query)):
+        return None
+    return int(k.shape[-3])
 
-    The same is `q.unsqueeze(0)` of a model without a batch. There the third last dimension is that of the heads; a
-    tensor whose heads are known to be fewer has a batch in it.
+
+def _without_heads(call: KernelCall, query: Side) -> bool:
+    """Whether the third last dimension of the kernel's query may be a batch, with or without heads in it.
+
+    For a query of three dimensions, torch 2.14 calls its kernel with `q.unsqueeze(0)`, and 2.13 with q itself. A model
+    without a batch writes the same, with its heads in that dimension. The heads that the projection holds tell.
     """
     q, node = call.arguments["query"], call.nodes["query"]
     if node.op != "unsqueeze" or q.dim() != 4 or q.shape[0] != 1:
         return False
     width = q.shape[-1]
-    as_wide = query.root is not None and query.root.shape[-1:] == (width,)
-    heads = query.folded_heads // width if query.folded_heads else 1 if as_wide else 0
+    if query.folded_heads:
+        heads = query.folded_heads // width
+    else:  # a projection as wide as a head has one
+        heads = int(query.root is not None and query.root.shape[-1:] == (width,))
     return bool(heads) and q.shape[1] % heads == 0
 
 
