@@ -15,6 +15,7 @@ import argparse
 import importlib
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -66,35 +67,35 @@ def found_by(planted: Any, stages: tuple[tuple[str, ...], ...], tier: str) -> st
             flags = package / "sqrtdk/impl/kernel/libraries.py"
             flags.write_text(flags.read_text().replace('"-O3"', '"-O1"'))
         for stage in stages:
-            told = package / "told"
-            told.write_text("")
+            progress = package / "progress"
+            progress.write_text("")
             child = os.fork()
             if child == 0:
                 try:
-                    os._exit(run(package, stage, TIERS[tier], told, built))
+                    os._exit(run(package, stage, TIERS[tier], progress, built))
                 except BaseException:
                     traceback.print_exc()
                 os._exit(71)
             code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-            last = (told.read_text().splitlines() or ["collection"])[-1]
+            last = (progress.read_text().splitlines() or ["collection"])[-1]
             if code < 0:
                 return f"{last}: {signal.Signals(-code).name}"
             if code in (1, 2):
                 return last
             if code not in (0, 5):  # no test failed, or there is none
-                raise RuntimeError(f"pytest ended with {code}:\n{(package / 'said').read_text()[-2000:]}")
+                raise RuntimeError(f"pytest ended with {code}:\n{(package / 'output').read_text()[-2000:]}")
     return None
 
 
-def run(package: Path, stage: tuple[str, ...], chosen: str, told: Path, built: bool) -> int:
+def run(package: Path, stage: tuple[str, ...], chosen: str, progress: Path, built: bool) -> int:
     """Run pytest in this process on the package in that folder; its exit code."""
     import pytest
 
     signal.alarm(SECONDS)
     os.setsid()
-    said = os.open(package / "said", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-    os.dup2(said, 1)
-    os.dup2(said, 2)
+    output = os.open(package / "output", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
     os.environ["PYTHONPATH"] = os.pathsep.join(map(str, (package, ROOT)))
     if built:
         os.environ["SQRTDK_CACHE"] = str(package / "cache")
@@ -104,20 +105,22 @@ def run(package: Path, stage: tuple[str, ...], chosen: str, told: Path, built: b
     places, rest = (stage[: stage.index("-k")], stage[stage.index("-k") :]) if "-k" in stage else (stage, ())
     ignored = [f"--ignore=tests/{name}" for name in PLANTING]
     arguments = ["-q", "-x", "-n", "0", "-p", "no:cacheprovider", "-m", chosen, *ignored, *rest]
-    code = int(pytest.main([*arguments, *(f"tests/{place}" for place in places)], plugins=[Told(package, told)]))
+    code = int(
+        pytest.main([*arguments, *(f"tests/{place}" for place in places)], plugins=[Progress(package, progress)])
+    )
     sys.stdout.flush()
     return code
 
 
-class Told:
+class Progress:
     """A plugin that writes down which test runs, and that it runs on the package with the error."""
 
-    def __init__(self, package: Path, told: Path) -> None:
-        self.package, self.told = package, told
+    def __init__(self, package: Path, progress: Path) -> None:
+        self.package, self.progress = package, progress
 
     def write(self, text: str) -> None:
         """Add a line."""
-        with self.told.open("a") as file:
+        with self.progress.open("a") as file:
             print(text, file=file)
 
     def pytest_collectreport(self, report: Any) -> None:
@@ -134,7 +137,7 @@ class Told:
         self.write(nodeid)
 
 
-def told_of(records: Path) -> dict[tuple[str, str], dict[str, Any]]:
+def recorded(records: Path) -> dict[tuple[str, str], dict[str, Any]]:
     """The record so far."""
     lines = records.read_text().splitlines() if records.exists() else []
     return {(row["table"], row["name"]): row for row in map(json.loads, lines)}
@@ -142,7 +145,7 @@ def told_of(records: Path) -> dict[tuple[str, str], dict[str, Any]]:
 
 def summary(records: Path, names: set[tuple[str, str]]) -> int:
     """Print counts a table, and what nothing finds; the exit code."""
-    rows = [row for key, row in told_of(records).items() if key in names]
+    rows = [row for key, row in recorded(records).items() if key in names]
     for table in dict.fromkeys(row["table"] for row in rows):
         own = [row for row in rows if row["table"] == table]
         print(f"{table}: {sum(row['found'] is not None for row in own)} of {len(own)} found")
@@ -159,8 +162,12 @@ def main() -> int:
     parser.add_argument("words", nargs="*", help="of names of tables and errors; all where none is named")
     parser.add_argument("--tier", choices=("test", "full"), default="test")
     parser.add_argument("--part", default="1/1", help="which of how many parts, 1/2 and 2/2")
-    given = parser.parse_args()
-    part, parts = map(int, given.part.split("/"))
+    options = parser.parse_args()
+    if (numbers := re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", options.part)) is None:
+        parser.error(f"--part is as 1/2, the first of two; got {options.part!r}")
+    part, parts = map(int, numbers.groups())
+    if part > parts:
+        parser.error(f"--part {options.part}: there are {parts} parts")
     os.chdir(ROOT)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -168,13 +175,17 @@ def main() -> int:
     for module in ("torch", "pytest", "triton", "scipy.stats"):  # a fork has them already
         importlib.import_module(module)
     RECORDS.mkdir(parents=True, exist_ok=True)
-    records = RECORDS / f"{given.tier}.jsonl"
-    chosen = [row for row in errors() if not given.words or any(word in f"{row[0]}: {row[1]}" for word in given.words)]
+    records = RECORDS / f"{options.tier}.jsonl"
+    chosen = [
+        row for row in errors() if not options.words or any(word in f"{row[0]}: {row[1]}" for word in options.words)
+    ]
+    if not chosen:
+        parser.error(f"no error has {' or '.join(map(repr, options.words))} in its name")
     for table, name, planted, stages in chosen[part - 1 :: parts]:
-        if (table, name) in told_of(records):
+        if (table, name) in recorded(records):
             continue
         begun = time.monotonic()
-        found = found_by(planted, stages, given.tier)
+        found = found_by(planted, stages, options.tier)
         row = {"table": table, "name": name, "found": found, "seconds": round(time.monotonic() - begun, 1)}
         with records.open("a") as file:
             print(json.dumps(row), file=file)
