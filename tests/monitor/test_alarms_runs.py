@@ -40,10 +40,11 @@ class Model(nn.Module):
     def __init__(self, fused: bool = False, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.first, self.second = Attention(fused, dtype), Attention(fused, dtype)
+        self.skipped = False
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.first(x)
-        return x + self.second(x)
+        return x if self.skipped else x + self.second(x)
 
 
 def told(model: Model, *changes: Callable[[Model], None]) -> list[Alarm]:
@@ -120,6 +121,18 @@ def test_another_kernel_of_the_same_scale_is_a_note() -> None:
     assert [(alarm.name, alarm.severity, alarm.site) for alarm in alarms] == [("ledger", "note", "first")]
 
 
+@pytest.mark.parametrize(("factor", "kind"), [(0.0, "flat"), (1e5, "one-hot")])
+def test_heads_that_collapse(factor: float, kind: str) -> None:
+    def spread(model: Model) -> None:
+        for layer in (model.first, model.second):
+            layer.query.weight.mul_(4.0)
+
+    alarms = told(Model(), spread, _times("first.query.weight", factor), _times("first.query.bias", factor))
+    collapsed = [alarm for alarm in alarms if alarm.name == "collapsed"]
+    assert {(alarm.site, alarm.head) for alarm in collapsed} == {("first", 0), ("first", 1)}
+    assert all(kind in alarm.text and alarm.step >= 5 for alarm in collapsed)
+
+
 def test_frozen_and_saturated_heads() -> None:
     names = [f"{layer}.query.{part}" for layer in ("first", "second") for part in ("weight", "bias")]
     alarms = told(Model(), lambda model: [_times(name, 1e4)(model) for name in names])  # type: ignore[arg-type, return-value]
@@ -137,6 +150,27 @@ def test_the_entropy_of_cosine_logits_is_held_against_their_scale(cosine: bool) 
                 nn.init.normal_(one.weight, 0.0, 0.15)
     warned = {alarm.name for alarm in told(model) if alarm.severity == "warn"}
     assert ("entropy" in warned) is not cosine
+
+
+def test_a_site_that_disappears() -> None:
+    def skip(model: Model) -> None:
+        model.skipped = True
+
+    alarms = told(Model(), skip, skip, skip)
+    assert [(alarm.name, alarm.site, alarm.step) for alarm in alarms] == [("lost", "second", 5)]
+
+
+def test_growth_of_a_run() -> None:
+    """The q projection grows by 10% a step: logits pass 50 between the steps that are told."""
+
+    def start(model: Model) -> None:
+        for name in ("query", "key"):
+            model.get_parameter(f"first.{name}.weight").copy_(4.0 * torch.eye(16))
+
+    alarms = told(Model(), start, *[_times("first.query.weight", 1.1)] * 26)
+    forecast = next(alarm for alarm in alarms if alarm.name == "growth" and alarm.site == "first")
+    reached = next(alarm for alarm in alarms if alarm.name == "max_logit" and alarm.bar == forecast.bar)
+    assert forecast.step < reached.step
 
 
 def alarms_at(product: float, before: float = 1.0, dtype: torch.dtype = torch.float32) -> list[Alarm]:
@@ -157,6 +191,14 @@ def alarms_at(product: float, before: float = 1.0, dtype: torch.dtype = torch.fl
     return alarms
 
 
+@pytest.mark.parametrize(("bar", "severity"), [(50.0, "note"), (100.0, "warn"), (1e3, "fail"), (1e4, "critical")])
+def test_each_bar_of_the_largest_logit(bar: float, severity: str) -> None:
+    below = {alarm.severity for alarm in alarms_at(bar) if alarm.name == "max_logit"}
+    assert severity not in below
+    (alarm,) = [alarm for alarm in alarms_at(bar * (1 + 2**-22)) if alarm.name == "max_logit"]
+    assert (alarm.severity, alarm.bar, alarm.head) == (severity, bar, 0)
+
+
 @pytest.mark.parametrize(
     ("product", "before", "severity"),
     [(16000.0, 1.0, None), (16000.0, 2.5, "warn"), (16000.0, 4.0, "warn"), (40000.0, 0.5, None), (60000.0, 0.25, None)],
@@ -167,3 +209,21 @@ def test_the_range_of_float16_is_that_of_what_the_product_stores(
     told = [alarm for alarm in alarms_at(product, before, torch.float16) if alarm.name == "fp16_range"]
     assert [alarm.severity for alarm in told] == ([severity] if severity else [])
     assert all(alarm.value == product * before for alarm in told)
+
+
+def test_falling_entropy_of_a_run_is_told_before_its_bar() -> None:
+    def start(model: Model) -> None:
+        for layer in ("first", "second"):
+            for name in ("query", "key"):
+                model.get_parameter(f"{layer}.{name}.weight").copy_(0.8 * torch.eye(16))
+                model.get_parameter(f"{layer}.{name}.bias").zero_()
+
+    def grow(model: Model) -> None:
+        for layer in ("first", "second"):
+            model.get_parameter(f"{layer}.query.weight").mul_(1.05)
+
+    alarms = told(Model(), start, *[grow] * 40)
+    trend = next(alarm for alarm in alarms if alarm.name == "entropy_trend")
+    level = next(alarm for alarm in alarms if alarm.name == "entropy" and alarm.severity != "note")
+    assert trend.step < level.step
+    assert [alarm for alarm in told(Model(), start, *[lambda _: None] * 20) if alarm.severity in LOUD] == []
