@@ -13,6 +13,7 @@ The seed stands at the end of a run; `--sample-seed` repeats its draw. A test th
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import resource
@@ -106,7 +107,12 @@ class Report:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self) -> None:
-        """Note what a process spent until it had collected; a worker of xdist hands it on."""
+        """Note what a process spent until it had collected; a worker of xdist hands it on.
+
+        What is there stays to the end. Garbage collection looked through it again and again: a sixth of the time.
+        """
+        gc.collect()
+        gc.freeze()
         self.last = spent = cpu_seconds()
         if hasattr(self.config, "workeroutput"):
             self.config.workeroutput["collecting"] = spent

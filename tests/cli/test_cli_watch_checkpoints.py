@@ -58,6 +58,7 @@ def test_it_prints_what_show_prints_and_the_readers_go_on(saved: Path, tmp_path:
     assert "0 reused" in _checkpoints(saved / "good" / "*", "--output", run, "--anew").stderr
 
 
+@pytest.mark.full
 def test_several_runs_on_one_page_and_in_one_document(saved: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     arguments = (saved / "*" / "checkpoint-*", "--output", tmp_path / "run")
