@@ -3,6 +3,7 @@
 # make full   all that CI runs: these and the rest    make rest   what make test leaves out; SEED=N draws as that run did
 # make slow   hours: exhaustive, mutants, kills       make coverage   what test and full cover of each room
 # make planted  errors planted in the package, one at a time: which of them the tests of make test find (hours)
+# make strangers  public bug reports rebuilt small, in the folder CASES: check and diff against the right answers
 # make lint   ruff, mypy, import-linter               make bench   the benchmarks
 # make real   the pairs of released packages, each in the environment that it needs (scripts/real.py), which go into
 #             out/real (SQRTDK_REAL names another folder); needs the network the first time
@@ -39,7 +40,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Hundreds of tests start Python: each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: kernel demo test rest full coverage planted portable slow real lint bench docs pages gpu wheel versions release-check clean
+.PHONY: kernel demo test rest full coverage planted strangers portable slow real lint bench docs pages gpu wheel versions release-check clean
 .DELETE_ON_ERROR:
 
 demo: kernel
@@ -71,6 +72,9 @@ planted: .venv/.dev kernel
 
 coverage: .venv/.dev kernel
 	$(BIN)/python scripts/coverage_rooms.py --jobs $(JOBS) $(if $(SEED),--sample-seed $(SEED))
+
+strangers: .venv/.dev kernel
+	@$(BIN)/python scripts/strangers.py $(CASES)
 
 portable: .venv/.dev kernel
 	@JOBS=$(JOBS) $(BIN)/python scripts/portable.py

@@ -1,0 +1,244 @@
+"""Public bug reports that were rebuilt small: `check` and `diff` on each of them, against the answer that is right.
+
+A folder of cases (CASES, default ../shared/cases) holds modules with pairs `broken_X()` and `right_X()`, which return a
+module and its inputs, exported files in `files`, and scripts in `interface` and `robust` that show a fault of their
+own. A row of REPORTS says what `check` has to say of the broken one, and `diff` of the pair; every right one has to
+stay without a finding of its row's kind. Ends with 1 if an answer is wrong that does not wait for something named.
+Run: make strangers [CASES=FOLDER]; scripts/strangers.py FOLDER --only TEXT
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+import sqrtdk
+
+Answer = tuple[bool, str]  # whether it is right, and what was said
+LEVELS = ("note", "warn", "fail", "critical")
+LAWS = "asked by changing an input"
+POSITIONS = "positions and masks in words"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is right of one case.
+
+    Attributes:
+        name: "file:case".
+        check: least severity of a finding of the broken one, "quiet" for none above a note, "" for not asked.
+        says: pattern that such a finding's message holds.
+        diff: "same", the causes joined by "+" in alphabetical order, "differs" for outputs behind the attentions, ""
+            for not asked.
+        words: pattern that a paragraph of the comparison holds.
+        waits: why a wrong answer is not held against this version.
+    """
+
+    name: str
+    check: str = ""
+    says: str = ""
+    diff: str = ""
+    words: str = ""
+    waits: str = ""
+
+
+REPORTS = (
+    Report("masks:cache_alignment", "fail", "own key|upper left", "mask_alignment", waits=LAWS),
+    Report("masks:cache_rotated_twice", diff="positions", words="twice", waits=POSITIONS),
+    Report("masks:cache_offset_lost", "note", "position", "positions", waits=LAWS),
+    Report("masks:window_one_more", "fail", "9 keys", "window"),
+    Report("masks:window_dropped", "fail", "sliding_window", "window"),
+    Report("masks:pad_query_axis", "fail", "padding", "padding", "rows", waits=POSITIONS),
+    Report("masks:pad_inverted", "fail", "inverted", "padding"),
+    Report("masks:mask_bool_added", "fail", "added", "bias+padding"),
+    Report("masks:mask_01_float", "fail", "added", "bias+padding"),
+    Report("masks:cross_mask_dropped", "fail", "padding", "padding", waits=LAWS),
+    Report("masks:joint_text_mask", "warn", "mask", "padding", waits=LAWS),
+    Report("masks:packed_leak", "fail", "document", "mask", waits=LAWS),
+    Report("masks:static_cache_empty", "warn", "keys", "mask_offset", waits=LAWS),
+    Report("masks:encoder_causal", "fail", "causal", "mask_offset", waits=LAWS),
+    Report("masks:lm_without_mask", "note", "causal", "mask_offset", waits=LAWS),
+    Report("masks:fallback_not_causal", diff="mask_offset"),
+    Report("masks:softmax_axis", "fail", r"axis|queries", ""),
+    Report("masks:batch_first", "fail", "batch", "", waits=LAWS),
+    Report("masks:pads_see_pads", "quiet", "", "same"),
+    Report("masks:left_pad_nan", "critical", "NaN"),
+    Report("masks:pad_replaces_causal", diff="mask_offset"),
+    Report("masks:attention_mask_unused", "fail", "padding", "padding"),
+    Report("rope:rope_mixed_layout", "warn", "rotat", "rope_layout", waits=POSITIONS),
+    Report("rope:rope_layout", diff="rope_layout"),
+    Report("rope:rope_partial_ignored", diff="rope_partial"),
+    Report("rope:rope_partial_pairs", diff="rope_partial", waits=POSITIONS),
+    Report("rope:rope_theta_ignored", "fail", "500000", "rope_base", waits=LAWS),
+    Report("rope:mla_half_rope", diff="rope_partial"),
+    Report("rope:left_pad_rotary", "quiet", "", "same"),
+    Report("rope:rope_bf16", diff="rounding", words="bfloat16", waits=POSITIONS),
+    Report("rope:rope_2d_swapped", diff="positions", words="swapped", waits=POSITIONS),
+    Report("rope:rope_twice_q", "warn", "twice|disagree", "positions", waits=POSITIONS),
+    Report("rest:qk_norm_order", diff="qk_norm_order"),
+    Report("rest:qk_norm_axis", diff="qk_norm_axis"),
+    Report("rest:qk_norm_skipped", "warn", "never runs", "qk_norm"),
+    Report("rest:softcap_after_mask", "fail", "masked keys", "softcap_order"),
+    Report("rest:softcap_formula", "warn", "could not be judged"),
+    Report("more:softcap_not_passed", diff="softcap"),
+    Report("more:softcap_not_passed_hf", "fail", "softcap", "softcap"),
+    Report("rest:sink_score_mod", diff="sinks"),
+    Report("rest:sink_dropped", diff="sinks"),
+    Report("rest:sink_twice", diff="sinks"),
+    Report("rest:sink_scaled", diff="sinks"),
+    Report("rest:sink_sigmoid", "quiet", "", "same"),
+    Report("rest:dropout_in_eval", "fail", "dropout", "dropout"),
+    Report("rest:group_order", diff="group_order"),
+    Report("rest:merge_no_transpose", diff="differs"),
+    Report("rest:qkv_order", diff="head_order"),
+    Report("rest:alibi_not_power_of_two", diff="bias"),
+    Report("rest:alibi_exponent", diff="bias"),
+    Report("rest:kv_fp8_one", diff="rounding"),
+    Report("rest:kv_fp8_big", "warn", "", "rounding", "cut off", waits=POSITIONS),
+    Report("more:fp16_product", "critical", "overflow|65504|float16"),
+    Report("more:softmax_scale_unused", "fail", "0.25", "scale"),
+    Report("more:scale_on_q", "quiet", "", "same"),
+)
+FILES = {  # a pattern that the reading of the one attention in each holds; it is exact
+    "plain.onnx": "37 keys",
+    "dynamic_int8.onnx": "37 keys",
+    "qdq.onnx": "37 keys",
+    "qoperator.onnx": "37 keys",
+    "conv_auto_pad.onnx": "64 keys",
+    "averagepool.onnx": "64 keys",
+    "convtranspose.onnx": "64 keys",
+    "maxpool_same.onnx": "64 keys",
+    "dotted_constant.onnx": r"0\.2582 \* q\.k",
+}
+MIXES = (  # what is done to the weights after the softmax
+    *("plain", "mix", "mix_nofactor", "gate_convit", "talking", "times_adj", "renorm", "identity", "minus_mean"),
+    *("topk", "sub_lambda"),
+)
+SCRIPTS = {  # arguments of each script, and a pattern that a line of its output holds while the fault is there
+    "interface/causal_bias": ((), r"\b(auto|fused|dense|tiled|cpu) (?!Tensor off by \d\.\de-0[6-9]|\w+Error)"),
+    "interface/enc_dec_generate": ((), r"^sqrtdk .*\| (?!ok$)"),
+    "interface/mask_one_entry": ((), r"^sqrtdk .*Error"),
+    "interface/mask_one_entry_families": ((), r"sqrtdk b\d \w+: \w*Error"),
+    "interface/monkeypatch_recursion": ((), r"RecursionError"),
+    "interface/same_bytes": ((), r"Error"),
+    "interface/shift_labels": ((), r"^sqrtdk .*Error"),
+    "interface/whisper_and_ignore_index": ((), r"^sqrtdk .*Error"),
+    "robust/watch_many_heads_ends_training": (("{folder}/run", "8000"), r"watch.step raised"),
+    "robust/trace_small_file_long_time": (("8192", "1"), r"^(All|Both|The one) "),
+    "robust/trace_tensor_over_2GiB": ((), r"refused"),
+}
+
+
+def questions(cases: Path) -> Iterator[tuple[str, Callable[[], Answer], str]]:
+    """Yield of every question its name, what asks it, and what a wrong answer waits for."""
+    for report in REPORTS:
+        file, _, case = report.name.partition(":")
+        module = importlib.import_module(f"cases.{file}")
+        if report.check:
+            yield f"check {report.name}", partial(checked, report, module, case), report.waits
+        if report.diff or report.words:
+            yield f"diff {report.name}", partial(compared, report, module, case), report.waits
+    for name, pattern in FILES.items():
+        yield f"check files/{name}", partial(exact, str(cases / "files" / name), pattern), ""
+    mixes = importlib.import_module("cases.files.mat_mix")
+    for name in MIXES:
+        yield f"check files/mat_mix:{name}", partial(exact, getattr(mixes, name), "10 keys"), ""
+    for name, (arguments, fault) in SCRIPTS.items():
+        yield f"run {name}", partial(ran, cases / f"{name}.py", arguments, fault), ""
+
+
+def checked(report: Report, module: ModuleType, case: str) -> Answer:
+    """Whether `check` says what it should of the broken module, and nothing of that kind of the right one."""
+    least = LEVELS.index(report.check) if report.check != "quiet" else LEVELS.index("warn")
+    named = {}
+    for side in ("broken", "right"):
+        make = getattr(module, f"{side}_{case}", None)
+        found = sqrtdk.check(*make()).findings if make else ()
+        loud = [one for one in found if LEVELS.index(one.severity) >= least]
+        named[side] = [one for one in loud if re.search(report.says, one.message)]
+    message = named["broken"][0].message if named["broken"] else "no such finding"
+    if named["right"]:
+        return False, f"a finding on the right version: {named['right'][0].message}"
+    return bool(named["broken"]) == (report.check != "quiet"), message
+
+
+def compared(report: Report, module: ModuleType, case: str) -> Answer:
+    """Whether `diff` of the right and the broken module names the causes."""
+    (a, inputs), (b, inputs_b) = (getattr(module, f"{side}_{case}")() for side in ("right", "broken"))
+    try:
+        found = sqrtdk.diff(a, b, inputs, inputs_b=inputs_b)
+    except sqrtdk.SqrtdkError as error:
+        return False, f"{type(error).__name__}: {error}"
+    causes = "+".join(sorted({cause.name for pair in found.pairs for cause in pair.causes}))
+    answer = f"{causes or 'no cause'}: {found.paragraphs[0]}"
+    if report.diff == "same":
+        return found.same is True, answer
+    if report.diff == "differs":
+        return found.same is False and not causes, answer
+    worded = any(re.search(report.words, text) for text in found.paragraphs)
+    return found.same is False and causes == report.diff and worded, answer
+
+
+def exact(model: object, pattern: str) -> Answer:
+    """Whether `check` reads attentions with the textbook scale alone, and so."""
+    try:
+        report = sqrtdk.check(model) if isinstance(model, str) else sqrtdk.check(*model())  # type: ignore[operator]
+    except sqrtdk.SqrtdkError as error:
+        return False, f"{type(error).__name__}: {error}"
+    answers = [f"{call.verdict}, {call.call.key_len} keys, {call.formula}" for call in report.calls]
+    answer = "; ".join(answers)
+    right = bool(answers) and all(call.verdict == "exact" for call in report.calls)
+    return right and re.search(pattern, answer) is not None, answer or "no attention"
+
+
+def ran(script: Path, arguments: tuple[str, ...], fault: str) -> Answer:
+    """Whether no line of a script's output shows its fault."""
+    with tempfile.TemporaryDirectory() as folder:
+        named = [argument.format(folder=folder) for argument in arguments]
+        done = subprocess.run(
+            [sys.executable, str(script.resolve()), *named], cwd=folder, capture_output=True, text=True, check=False
+        )
+    if done.returncode:
+        return False, done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit code {done.returncode}"
+    shown = [line for line in done.stdout.splitlines() if re.search(fault, line)]
+    return not shown, shown[0] if shown else f"{len(done.stdout.splitlines())} lines without the fault"
+
+
+def main() -> int:
+    """Print a line for each question and the count; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("cases", nargs="?", type=Path, default=Path("../shared/cases"))
+    parser.add_argument("--only", default="", help="questions whose name holds this text")
+    arguments = parser.parse_args()
+    if not (arguments.cases / "base.py").is_file():
+        parser.error(f"{arguments.cases} holds no cases: name their folder")
+    sys.path.insert(0, str(arguments.cases.resolve().parent))
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    counts: Counter[str] = Counter()
+    for name, ask, waits in questions(arguments.cases):
+        if arguments.only not in name:
+            continue
+        right, answer = ask()
+        word = "right" if right else f"waits, {waits}:" if waits else "WRONG"
+        counts[word] += 1
+        print(f"{word:8} {name}: {answer[:200]}", flush=True)
+    print(", ".join(f"{count} {word}" for word, count in counts.most_common()) or "no such question")
+    return int(counts["WRONG"] > 0 or not counts)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
