@@ -16,7 +16,6 @@ from __future__ import annotations
 import gc
 import os
 import random
-import resource
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -76,8 +75,7 @@ def left_out(cases: list[pytest.Item], count: int, seed: int) -> list[pytest.Ite
 
 def cpu_seconds() -> float:
     """CPU seconds of this process and its children, those that still run included."""
-    own, ended = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    total = own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime
+    total = sum(os.times()[:4])
     children = (pid for thread in Path("/proc/self/task").glob("*/children") for pid in _text(thread).split())
     return total + sum(map(_running, children))
 
@@ -130,15 +128,16 @@ class Report:
         self.collecting.append(getattr(node, "workeroutput", {}).get("collecting", 0.0))
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self) -> Iterator[None]:
-        """Write the seconds since the last report into this one: it travels to the process that prints."""
+    def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Iterator[None]:
+        """Write the seconds of a test into its last report: it travels to the process that prints."""
         report = yield
-        now = cpu_seconds()
-        report.cpu_seconds, self.last = now - self.last, now
+        if call.when == "teardown":
+            now = cpu_seconds()
+            report.cpu_seconds, self.last = now - self.last, now
         return report
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Add up set-up, call and tear-down."""
+        """Keep the seconds of set-up, call and tear-down."""
         self.seconds[report.nodeid] += getattr(report, "cpu_seconds", 0.0)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:

@@ -258,6 +258,7 @@ def test_a_narrow_screen_begins_with_a_figure(visit: Visitor, language: str) -> 
     expect(field).to_be_visible()
 
 
+@pytest.mark.full
 def test_what_a_control_does_is_seen_at_once(visit: Visitor) -> None:
     """On a wide screen the numbers stand above the figures, and the controls stay where they are on the screen."""
     page = visit()

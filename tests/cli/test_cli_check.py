@@ -133,6 +133,7 @@ def test_what_a_factory_prints_does_not_break_the_document(nets: Path) -> None:
     assert {"imported", "made"} <= set(done.stderr.splitlines())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("variables", "expected"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
 def test_colour_on_a_terminal_only(sqrtdk: Warm, variables: dict[str, str], expected: bool) -> None:
     with terminal() as (name, shown):

@@ -58,7 +58,7 @@ def _left(vectors: list[Tensor], output: Tensor, formula: Formula) -> float:
     return float((attend(*vectors, formula)[0] - output).abs().max())  # type: ignore[arg-type]
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("number", range(len(KNOWABLE)))
 def test_a_formula_is_found_and_has_the_cause(number: int) -> None:
     case = KNOWABLE[number]

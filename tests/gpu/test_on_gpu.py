@@ -133,6 +133,7 @@ def test_learned_scales_sinks_and_biases_have_their_gradients(kind: str) -> None
 # torch.compile
 
 
+@pytest.mark.full
 @on("dtype", [("float32",), ("bfloat16",)], [("bfloat16",)])
 def test_a_compiled_model_gives_what_an_eager_one_does(dtype: str, kind: str) -> None:
     sizes = Sizes(1, 4, 2, 200, 200, 64, 64)

@@ -54,7 +54,7 @@ def compared(model_type: str, only: tuple[str, ...] = ()) -> Any:
         return compare(model_type, only)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("model_type", TYPES)
 def test_ours_is_eager(model_type: str) -> None:
     reaches(model_type)

@@ -37,6 +37,7 @@ def _losses(watched: bool, unwrapped: bool = False, precision: str = "no") -> tu
     return losses, health
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("unwrapped", [False, True])
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 def test_a_step_is_one_of_the_optimizer(unwrapped: bool, precision: str) -> None:

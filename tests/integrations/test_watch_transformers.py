@@ -91,6 +91,7 @@ def test_the_loss_is_the_mean_that_is_logged(tmp_path: Path) -> None:
     assert [sample.loss for sample in callback.watch.samples] == [None, None, third, None, None, sixth]
 
 
+@pytest.mark.full
 def test_a_run_that_is_resumed_goes_on_at_its_checkpoint(tmp_path: Path) -> None:
     """It was killed at step 6, two after its checkpoint: these two are there once."""
     options = {"every": 2, "to": tmp_path / "run", "sinks": [f"jsonl:{tmp_path / 'a.jsonl'}"]}
@@ -106,6 +107,7 @@ def test_a_run_that_is_resumed_goes_on_at_its_checkpoint(tmp_path: Path) -> None
     assert steps == [f'{{"step": {step}' for step in (1, 2, 4, 6, 8)]
 
 
+@pytest.mark.full
 def test_a_training_that_raised_is_closed_by_the_next(tmp_path: Path) -> None:
     class Failing(TrainerCallback):
         def on_substep_end(self, *arguments: Any, **kwargs: Any) -> None:

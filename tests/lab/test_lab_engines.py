@@ -179,7 +179,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("kill", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT])
 def test_pool_no_worker_outlives_its_parent(kill: signal.Signals, tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)

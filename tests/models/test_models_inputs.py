@@ -90,6 +90,7 @@ def test_a_broken_tokenizer_gives_random_ids_and_a_note(llama: str, broken: str)
     assert any("ids are random" in n and "the tokenizer can't be used" in n for n in loaded.notes)
 
 
+@pytest.mark.full
 def test_a_tokenizer_of_another_model_gives_random_ids_and_a_note(llama: str) -> None:
     add_tokenizer(llama, size=1000)
     Path(llama, "t.txt").write_text("é" + chr(900), encoding="utf-8")

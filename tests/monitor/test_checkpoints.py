@@ -90,6 +90,7 @@ def test_pool_gives_the_same_though_a_worker_is_killed(saved: Path, measured: Pa
     assert rows(tmp_path / "run") == rows(measured)
 
 
+@pytest.mark.full
 def test_a_worker_that_always_ends_is_its_checkpoint_alone(
     saved: Path, measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +192,7 @@ def test_other_options_are_other_numbers(options: dict[str, Any], saved: Path, t
     assert (rows(tmp_path)["heads"] != before["heads"]) or options == {"attn": "eager"}
 
 
+@pytest.mark.full
 def test_rows_and_the_content_of_files_decide_too(saved: Path, tmp_path: Path) -> None:
     one, inputs = saved / "checkpoint-5", tmp_path / "ids.safetensors"
     output = tmp_path / "run"

@@ -84,7 +84,7 @@ REFUSED = {"deepseek_v4", "jetmoe"}  # whole
 PARTLY = {"t5"}
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("model_type", TYPES)
 def test_each_call_has_the_predicted_maxima(model_type: str) -> None:
     found = outcomes(model_type)

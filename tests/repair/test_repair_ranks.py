@@ -21,6 +21,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
     return [torch.load(folder / f"rank{rank}.pt") for rank in range(RANKS)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "way"), CASES)
 def test_two_ranks_give_the_weights_of_one_process(ranks: list[dict[Any, Any]], name: str, way: str) -> None:
     before = dict(build(name).named_parameters())

@@ -64,6 +64,7 @@ PAGES = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", PAGES)
 def test_the_page_needs_nothing_else(name: str, runs: Runs) -> None:
     page = HtmlPage(PAGES[name](runs))
@@ -85,6 +86,7 @@ DRAWN = {  # what its script draws, or shows where it is asked
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.browser
 @pytest.mark.parametrize("name", DRAWN)
 def test_the_page_opens_draws_and_speaks_both_languages(opened: Opener, runs: Runs, tmp_path: Path, name: str) -> None:

@@ -226,7 +226,7 @@ def test_on_meta(name: str) -> None:
     assert (found.shape, found.device.type) == ((2, HEADS, L, S), "meta")
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_of_first_and_second_order(name: str) -> None:
     case = build(name, torch.float64)
@@ -274,7 +274,7 @@ def test_transforms_of_torch_func(name: str) -> None:
     assert not wrong, wrong
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.full
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiles_without_a_break_for_any_size(name: str) -> None:
     case = build(name, torch.float32)

@@ -14,6 +14,7 @@ from tests.support.paths import with_tests
 CHILD = Path(__file__).parent / "run_checked.py"
 
 
+@pytest.mark.full
 def test_shapes_are_those_of_the_annotations() -> None:
     """In one process of its own, as the package is loaded with its functions wrapped."""
     for package in ("beartype", "jaxtyping"):

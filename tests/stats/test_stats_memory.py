@@ -9,6 +9,7 @@ from sqrtdk.stats import head_stats_from_logits, head_stats_from_qk
 from tests.stats.largest import Largest
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("mask", ["none", "causal", "padding"])
 def test_a_long_call_stays_in_tiles(mask: str) -> None:
     query, key = torch.randn(2, 2, 4096, 8), torch.randn(2, 1, 4096, 8)
