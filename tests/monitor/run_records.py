@@ -73,6 +73,11 @@ def parts(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "parts").iterdir())
 
 
+def unsigned(part: Path) -> Path:
+    """A part under the name that older versions gave it, which tells no checksum."""
+    return part.rename(part.with_name(part.name[: part.name.index(".sum-")] + ".parquet"))
+
+
 def steps(run: Run) -> list[int]:
     return list(run.steps["step"].to_pylist())
 

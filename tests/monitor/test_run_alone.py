@@ -119,6 +119,7 @@ def _changed(**changes: Any) -> Any:
     def change(folder: Path) -> None:
         written(folder, 3)
         there = json.loads((folder / "run.json").read_text())
+        del there["checksum"]  # as an older version wrote it
         (folder / "run.json").write_text(json.dumps({**there, **changes}))
 
     return change
@@ -145,6 +146,8 @@ _OTHER = {**MODEL, "heads": 4, "layers": 1}
         (_changed(attempts=[{**_ATTEMPT, "number": 0}]), RunFolderError, "an attempt is "),
         (_changed(attempts=[{**_ATTEMPT, "first_step": 0.5}]), RunFolderError, "an attempt is "),
         (_changed(attempts=[{"number": 1}]), RunFolderError, "an attempt lacks \"'first_step'\""),
+        (_changed(attempts=[{**_ATTEMPT, "parts": -1}]), RunFolderError, "an attempt has '-1' parts up to step 'None'"),
+        (_changed(attempts=[{**_ATTEMPT, "last_step": True}]), RunFolderError, "parts up to step 'True'"),
         (_changed(attempts=[7]), RunFolderError, "an attempt lacks"),
         (_changed(attempts={}), RunFolderError, "its attempts are no list"),
         (_text("[1]"), RunFolderError, "is not that of a run: it has no 'schema_version'"),

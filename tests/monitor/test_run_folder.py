@@ -20,6 +20,7 @@ from sqrtdk.errors import InvalidValueError, MissingExtraError
 from sqrtdk.monitor.attempts import Gap
 from sqrtdk.monitor.columns import ALARMS, HEADS, STEPS, TABLES, TYPES
 from sqrtdk.monitor.merge import MOST
+from sqrtdk.monitor.names import checksum_of
 from sqrtdk.monitor.reading import read_run
 from tests.monitor.run_records import MODEL, SETTINGS, alarm, head, parts, rows, steps, told, whole, writer, written
 
@@ -173,7 +174,8 @@ def test_nothing_to_write_is_no_part(tmp_path: Path) -> None:
 def test_many_small_parts_become_one(tmp_path: Path) -> None:
     written(tmp_path, 2 * MOST, every=1)
     names = parts(tmp_path)
-    assert names[0] == f"attempt-1.part-000000-{2 * MOST - 2:06}.steps-0-{2 * MOST - 2}.parquet"
+    begin = f"attempt-1.part-000000-{2 * MOST - 2:06}.steps-0-{2 * MOST - 2}.sum-"
+    assert names[0] == f"{begin}{checksum_of((tmp_path / 'parts' / names[0]).read_bytes())}.parquet"
     assert len(names) == 3
     assert whole(read_run(tmp_path), 2 * MOST)
 
@@ -220,11 +222,13 @@ def test_an_interrupt_while_a_part_is_written_acts_afterwards(tmp_path: Path, mo
 
 
 def test_run_json_is_what_the_design_says(tmp_path: Path) -> None:
-    with writer(tmp_path, model={"layers": np.int64(2), "eps": math.nan}):
-        pass
+    with writer(tmp_path, model={"layers": np.int64(2), "eps": math.nan}) as run:
+        run.write(*rows(range(3)))
+        run.write(*rows(range(3, 5)))
     there = json.loads((tmp_path / "run.json").read_text())
-    assert there.keys() == {"schema_version", "attempts", "model"}
-    assert there["attempts"][0].keys() == {"number", "first_step", "started", "settings"}
+    assert there.keys() == {"schema_version", "attempts", "model", "checksum"}
+    assert there["attempts"][0].keys() == {"number", "first_step", "started", "settings", "parts", "last_step"}
+    assert [there["attempts"][0][name] for name in ("parts", "last_step")] == [2, 4]
     with writer(tmp_path, model={"layers": np.int64(2), "eps": math.nan}) as run:
         assert run.attempt == 2
 

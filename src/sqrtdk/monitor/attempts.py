@@ -1,7 +1,7 @@
 """Which steps of which attempt count: where attempts overlap, the later one does.
 
 A training that went back to a checkpoint runs some steps again, and what it records replaces the rest of the attempt
-before. An attempt that recorded nothing replaces nothing.
+before. An attempt that recorded nothing replaces nothing; one whose parts were lost did record, and is missed.
 """
 
 from __future__ import annotations
@@ -20,6 +20,31 @@ class Gap:
     first_step: int
     last_step: int
     attempt: int
+
+
+def lost_tails(attempts: Sequence[Attempt], parts: Sequence[Part]) -> tuple[Part, ...]:
+    """For each attempt that counted more parts than are there after its last one, those that are not, as one part.
+
+    Args:
+        attempts: as run.json had them before the parts were listed: what is written meanwhile is not missed.
+        parts: that are there.
+
+    Example:
+        >>> attempts = [Attempt(1, 0, 0.0, None, parts=8, last_step=799), Attempt(2, 500, 0.0, None, 1, 599)]
+        >>> [part.numbers for part in lost_tails(attempts, [Part(1, 0, 4, 0, 499), Part(2, 0, 0, 500, 599)])]
+        ['attempt-1.part-000005-000007']
+        >>> [(part.attempt, part.first_step, part.last_step) for part in lost_tails(attempts, [])]
+        [(1, 0, 799), (2, 500, 599)]
+    """
+    lost = []
+    for attempt in attempts:
+        own = [part for part in parts if part.attempt == attempt.number]
+        number = 1 + max((part.last for part in own), default=-1)
+        step = max((part.last_step + 1 for part in own), default=attempt.first_step)
+        if (attempt.parts or 0) > number and attempt.last_step is not None:
+            first_step = min(step, attempt.last_step)
+            lost.append(Part(attempt.number, number, (attempt.parts or 0) - 1, first_step, attempt.last_step))
+    return tuple(lost)
 
 
 def spans(attempts: Sequence[Attempt], parts: Sequence[Part]) -> dict[int, tuple[int, int]]:

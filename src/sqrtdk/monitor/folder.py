@@ -1,8 +1,8 @@
 """The folder of a run, written: run.json, and under parts/ the records of some steps as one file each.
 
-    runs/exp1/run.json       the model, and the attempts: one for each process that wrote
+    runs/exp1/run.json       the model, and the attempts: one for each process that wrote, with the count of its parts
     runs/exp1/lock           held by the process that writes
-    runs/exp1/parts/         attempt-1.part-000000-000031.steps-1-3200.parquet, ...
+    runs/exp1/parts/         attempt-1.part-000000-000031.steps-1-3200.sum-0123456789abcdef.parquet, ...
 
 A part is written whole under another name, flushed to the disk and then renamed, so a process that is killed at any
 moment leaves every finished part and none that is half there. Small parts are merged when they are many.
@@ -10,9 +10,10 @@ moment leaves every finished part and none that is half there. Small parts are m
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 from sqrtdk._stranger import shown
 from sqrtdk.errors import InvalidValueError, OutputError, RunFolderError
 from sqrtdk.monitor import disk
-from sqrtdk.monitor.attempts import last_recorded
+from sqrtdk.monitor.attempts import last_recorded, lost_tails
 from sqrtdk.monitor.lock import LOCK, Lock
 from sqrtdk.monitor.manifest import (
     MAX_STEP,
@@ -33,8 +34,8 @@ from sqrtdk.monitor.manifest import (
     write_manifest,
 )
 from sqrtdk.monitor.merge import Tail
-from sqrtdk.monitor.names import PARTS, Part, list_parts
-from sqrtdk.monitor.tables import Row, arrow, encode, from_rows
+from sqrtdk.monitor.names import PARTS, Part, checksum_of, list_parts
+from sqrtdk.monitor.tables import Rows, Tables, arrow, encode, from_rows
 
 CHECKPOINTS = "checkpoints"  # beside the records that were made of checkpoints: what each of these gave
 
@@ -47,6 +48,7 @@ class RunWriter:
         attempt: number of this process's go at the run, from 1.
         first_step: least step that it may write.
         last_step: greatest step that is recorded; None: there is none.
+        parts: how many it wrote.
         notes: what the caller should tell the user: steps that are missing or replaced, a folder without locks.
 
     Example:
@@ -103,26 +105,29 @@ class RunWriter:
         listing = list_parts(self.folder)
         for part in listing.merged:
             disk.remove(self.folder / PARTS / part.name)
-        last = last_recorded(before, listing.parts)
+        parts = (*listing.parts, *lost_tails(before, listing.parts))
+        last = last_recorded(before, parts)
         self.first_step = first_step if first_step is not None else 0 if last is None else last + 1
-        self.last_step = last_recorded(before, listing.parts, self.first_step)
-        numbers = [*(each.number for each in before), *(part.attempt for part in listing.parts)]
+        self.last_step = last_recorded(before, parts, self.first_step)
+        numbers = [*(each.number for each in before), *(part.attempt for part in parts)]
         self.attempt = 1 + max(numbers, default=0)
         told = self._lock.note, _replaced(self.first_step, last), _missing(self.first_step, last)
         self.notes = tuple(note for note in told if note)
-        attempt = Attempt(self.attempt, self.first_step, time.time(), settings)
-        write_manifest(self.folder, Manifest(model, (*before, attempt)))
-        self._next = 0
+        self._manifest = Manifest(model, (*before, Attempt(self.attempt, self.first_step, time.time(), settings, 0)))
+        write_manifest(self.folder, self._manifest)
+        self.parts = self._noted = 0
         self._tail = Tail(self.folder / PARTS)
 
-    def write(self, heads: Sequence[Row], steps: Sequence[Row], alarms: Sequence[Row]) -> None:
-        """Write a part: when this returns, its rows are on the disk. An error leaves all as it was.
+    def write(self, heads: Rows, steps: Rows, alarms: Rows) -> None:
+        """Write a part, or several where there is much: when this returns, the rows are on the disk.
 
-        Ctrl-C acts before or after, never in between: `last_step` says which.
+        An error leaves what was there, and of several parts those that were finished. Ctrl-C acts before or after a
+        part, never in between. `last_step` and `parts` say how far it came.
 
         Args:
             heads: rows of `columns.HEADS`; a nullable column may be left out.
-            steps: rows of `columns.STEPS`, each step once, all after `last_step`.
+            steps: rows of `columns.STEPS`, each step once, all after `last_step`; none: heads and alarms are more of
+                `last_step`, or the beginning of the step that is written next.
             alarms: rows of `columns.ALARMS`; heads and alarms belong to steps of the same part.
 
         Raises:
@@ -133,30 +138,54 @@ class RunWriter:
         tables = from_rows(heads, steps, alarms)
         if not len(tables):
             return
-        first, last = (int(tables.steps.column("step")[at].as_py()) for at in (0, -1))
+        first, last = tables.first_step, tables.last_step
         least = self.first_step if self.last_step is None else max(self.first_step, self.last_step + 1)
-        if first < least:
+        if first < least and not (first == self.last_step and not tables.steps.num_rows):
             raise InvalidValueError(
                 f"step {first} is recorded already, or before the first one: {least} is the least that can be written",
                 hint="After a return to a checkpoint, open the folder anew with its first_step.",
             )
         _check_step(last)
-        part, content = Part(self.attempt, self._next, self._next, first, last), encode(tables)
+        for piece in tables.pieces():
+            self._put(piece, last)
+
+    def _put(self, tables: Tables, until: int) -> None:
+        """Write a part; `until` is the last step that its caller has, for a message."""
+        content = encode(tables)
+        first, last, rows = tables.first_step, tables.last_step, tables.steps.num_rows
+        part = Part(self.attempt, self.parts, self.parts, first, last, checksum_of(content))
         path = self.folder / PARTS / part.name
         try:
             disk.put(path, content)
         except OutputError as error:
             kept = "nothing is recorded yet" if self.last_step is None else f"all up to step {self.last_step} is kept"
             raise OutputError(
-                f"steps {first} to {last} were not recorded; {kept}: {error}", hint="Free space, and write them again."
+                f"steps {first} to {until} were not recorded; {kept}: {error}", hint="Free space, and write them again."
             ) from error
         finally:
             if path.exists():  # also where an interrupt came meanwhile, and acts now
-                self._next, self.last_step = self._next + 1, last
-        self._tail.add(part, content.size, len(tables))
+                self.parts, self.last_step = self.parts + 1, last if rows else self.last_step
+        self._note(last)
+        if rows:
+            self._tail.add(part, content.size, len(tables))
+        else:
+            self._tail.stop()
+
+    def _note(self, last: int) -> None:
+        """Count the parts in run.json; where there is no space for it, the next part or the end brings it."""
+        *before, own = self._manifest.attempts
+        own = replace(own, parts=self.parts, last_step=max(last, own.last_step or 0))
+        self._manifest = replace(self._manifest, attempts=(*before, own))
+        with contextlib.suppress(OutputError):
+            write_manifest(self.folder, self._manifest)
+            self._noted = self.parts
 
     def close(self) -> None:
         """Let go of the folder; a second time does nothing."""
+        if getattr(self, "_noted", 0) < getattr(self, "parts", 0):
+            with contextlib.suppress(OutputError):
+                self._lock.check()
+                self._note(self.last_step or 0)
         self._lock.release()
 
     def __enter__(self) -> RunWriter:

@@ -1,7 +1,12 @@
-"""run.json: what run a folder holds, and the attempts at it."""
+"""run.json: what run a folder holds, the attempts at it, and how many parts each of them wrote.
+
+The count is an inventory: a part that is no longer there is missed, be it the last one or all of them. It is written
+after each part, so a process that is killed in between leaves one part more than run.json counts, never one less.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +23,8 @@ OF_CHECKPOINTS = {"of": "checkpoints"}  # in the settings of records that were m
 MAX_BYTES = 2**22
 MAX_ATTEMPTS = 2**14
 MAX_STEP = 10**18 - 1
+_INVENTORY = ("parts", "last_step")  # of an attempt, since parts are counted
+_DAMAGED = "Copy it again; the parts beside it are Parquet files, which other programs read as well."
 _HINT = "Is it the folder of a run? It holds run.json and parts/."
 
 
@@ -30,12 +37,16 @@ class Attempt:
         first_step: at which it began; its records replace those that earlier attempts have from there on.
         started: seconds since the epoch.
         settings: of the watch, as the caller gave them: JSON.
+        parts: that it wrote, those included that were merged since; None: an older version wrote, and did not count.
+        last_step: the greatest step in them; None: there is none, or it was not noted.
     """
 
     number: int
     first_step: int
     started: float
     settings: Any
+    parts: int | None = None
+    last_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +58,8 @@ class Manifest:
 
     def text(self) -> str:
         """As a file."""
-        attempts = [asdict(attempt) for attempt in self.attempts]
-        return _json.document({"schema_version": SCHEMA_VERSION, "attempts": attempts, "model": self.model})
+        content = {"schema_version": SCHEMA_VERSION, "attempts": list(map(_fields, self.attempts)), "model": self.model}
+        return _json.document(content | {"checksum": _checksum(content)})
 
 
 def plain_json(value: Any, what: str) -> Any:
@@ -122,6 +133,17 @@ def _name(name: str) -> str:
     return name if name.isidentifier() and name.isascii() and len(name) < 80 else shown(name)
 
 
+def _fields(attempt: Attempt) -> dict[str, Any]:
+    """As JSON; what an older version did not note stays unsaid."""
+    noted = attempt.parts is not None
+    return {name: value for name, value in asdict(attempt).items() if noted or name not in _INVENTORY}
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    """Of a document, whatever the spaces and line breaks of its file."""
+    return hashlib.blake2b(_json.document(content).encode(), digest_size=8).hexdigest()
+
+
 def _manifest(document: Any, what: str) -> Manifest:
     if not isinstance(document, dict) or "schema_version" not in document:
         raise RunFolderError(f"{what} is not that of a run: it has no 'schema_version'", hint=_HINT)
@@ -138,6 +160,10 @@ def _manifest(document: Any, what: str) -> Manifest:
     some = tuple(_attempt(attempt, what) for attempt in attempts)
     if any(after.number <= before.number for before, after in itertools.pairwise(some)):
         raise RunFolderError(f"{what}: the numbers of its attempts don't increase", hint=_HINT)
+    content = {name: value for name, value in document.items() if name != "checksum"}
+    old = document.keys() <= {"schema_version", "attempts", "model"}  # all that was written before checksums were
+    if not old and document.get("checksum") != _checksum(content):
+        raise RunFolderError(f"{what} is damaged: its checksum is not that of what it says", hint=_DAMAGED)
     return Manifest(document["model"], some)
 
 
@@ -145,9 +171,13 @@ def _attempt(document: Any, what: str) -> Attempt:
     try:
         number, first_step, started = (document[name] for name in ("number", "first_step", "started"))
         settings = document["settings"]
+        parts, last_step = (document.get(name) for name in _INVENTORY)
     except (TypeError, KeyError) as error:
         raise RunFolderError(f"{what}: an attempt lacks {shown(error)}", hint=_HINT) from error
     whole = type(number) is int and type(first_step) is int and type(started) in (int, float)
     if not whole or not (0 < number < 10**9 and 0 <= first_step <= MAX_STEP and abs(started) < 2**63):
         raise RunFolderError(f"{what}: an attempt is {shown((number, first_step, started))}", hint=_HINT)
-    return Attempt(number, first_step, float(started), settings)
+    counts = [(parts, 10**12), (last_step, MAX_STEP)]
+    if not all(count is None or (type(count) is int and 0 <= count <= most) for count, most in counts):
+        raise RunFolderError(f"{what}: an attempt has {shown(parts)} parts up to step {shown(last_step)}", hint=_HINT)
+    return Attempt(number, first_step, float(started), settings, parts, last_step)

@@ -1,12 +1,14 @@
-"""Names of parts: which attempt wrote it, its number there, the steps in it.
+"""Names of parts: which attempt wrote it, its number there, the steps in it, and the checksum of its bytes.
 
-`attempt-1.part-000000-000031.steps-1-3200.parquet` holds what were the parts 0 to 31 of attempt 1. A part that lies
-within another one was merged into it and is not counted, so parts can be merged without a moment in which a step is
-missing or there twice. As the name tells the steps, it is known what was in a part that can't be read.
+`attempt-1.part-000000-000031.steps-1-3200.sum-0123456789abcdef.parquet` holds what were the parts 0 to 31 of attempt 1.
+A part that lies within another one was merged into it and is not counted, so parts can be merged without a moment in
+which a step is missing or there twice. As the name tells the steps, it is known what was in a part that can't be read;
+as it tells the checksum, which a rename makes last with the part itself, no parser meets bytes that were not written.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Iterable
@@ -18,7 +20,8 @@ from sqrtdk.errors import RunFolderError, short_text
 
 PARTS = "parts"
 MAX_PARTS = 2**17
-_NAME = re.compile(r"attempt-(\d{1,9})\.part-(\d{6,12})-(\d{6,12})\.steps-(\d{1,18})-(\d{1,18})\.parquet", re.ASCII)
+_NUMBERS = r"attempt-(\d{1,9})\.part-(\d{6,12})-(\d{6,12})\.steps-(\d{1,18})-(\d{1,18})"
+_NAME = re.compile(_NUMBERS + r"(?:\.sum-([0-9a-f]{16}))?\.parquet", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,7 @@ class Part:
         last: number of the last one; `first` where none was merged.
         first_step: least step in it.
         last_step: greatest step in it.
+        checksum: of its bytes, by `checksum_of`; "": an older version wrote it, and its name tells none.
     """
 
     attempt: int
@@ -38,17 +42,37 @@ class Part:
     last: int
     first_step: int
     last_step: int
+    checksum: str = ""
 
     @property
     def name(self) -> str:
         """Of the file.
 
         Example:
-            >>> Part(1, 0, 31, 1, 3200).name
-            'attempt-1.part-000000-000031.steps-1-3200.parquet'
+            >>> Part(1, 0, 31, 1, 3200, "0123456789abcdef").name
+            'attempt-1.part-000000-000031.steps-1-3200.sum-0123456789abcdef.parquet'
         """
-        steps = f"{self.first_step}-{self.last_step}"
-        return f"attempt-{self.attempt}.part-{self.first:06}-{self.last:06}.steps-{steps}.parquet"
+        end = f".sum-{self.checksum}.parquet" if self.checksum else ".parquet"
+        return f"{self.numbers}.steps-{self.first_step}-{self.last_step}{end}"
+
+    @property
+    def numbers(self) -> str:
+        """The beginning of the name: attempt and numbers.
+
+        Example:
+            >>> Part(1, 0, 31, 1, 3200).numbers
+            'attempt-1.part-000000-000031'
+        """
+        return f"attempt-{self.attempt}.part-{self.first:06}-{self.last:06}"
+
+    def check(self, content: bytes) -> None:
+        """Refuse bytes that are not those that were written under this name.
+
+        Raises:
+            RunFolderError: The checksum is another one.
+        """
+        if self.checksum and (there := checksum_of(content)) != self.checksum:
+            raise RunFolderError(f"it is damaged: its bytes have the checksum {there}, not {self.checksum}")
 
     @classmethod
     def of(cls, name: str) -> Part | None:
@@ -56,15 +80,27 @@ class Part:
 
         Example:
             >>> Part.of("attempt-2.part-000004-000004.steps-70-79.parquet")
-            Part(attempt=2, first=4, last=4, first_step=70, last_step=79)
+            Part(attempt=2, first=4, last=4, first_step=70, last_step=79, checksum='')
             >>> Part.of("attempt-2.part-000004-000003.steps-70-79.parquet"), Part.of("notes.txt")
             (None, None)
         """
         if not (read := _NAME.fullmatch(name)):
             return None
-        part = cls(*map(int, read.groups()))
+        *numbers, checksum = read.groups(default="")
+        attempt, first, last, first_step, last_step = map(int, numbers)
+        part = cls(attempt, first, last, first_step, last_step, checksum)
         fits = part.name == name and part.first <= part.last and part.first_step <= part.last_step
         return part if fits else None
+
+
+def checksum_of(content: bytes) -> str:
+    """The checksum of a part, as its name has it.
+
+    Example:
+        >>> checksum_of(b"PAR1")
+        'ae217414c71c180a'
+    """
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

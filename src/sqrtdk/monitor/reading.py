@@ -15,7 +15,7 @@ from typing import Any
 from sqrtdk._stranger import shown
 from sqrtdk.errors import RunFolderError
 from sqrtdk.monitor import disk
-from sqrtdk.monitor.attempts import Gap, gaps, spans
+from sqrtdk.monitor.attempts import Gap, gaps, lost_tails, spans
 from sqrtdk.monitor.manifest import MAX_STEP, Attempt, of_checkpoints, read_manifest
 from sqrtdk.monitor.names import PARTS, Listing, Part, list_parts
 from sqrtdk.monitor.tables import MAX_FILE_BYTES, Table, Tables, arrow, decode, joined
@@ -23,6 +23,8 @@ from sqrtdk.monitor.tables import MAX_FILE_BYTES, Table, Tables, arrow, decode, 
 MAX_ROWS = 2**25  # of a run, at once
 _TRIES = 20  # parts can be merged while they are listed
 _PAUSE_S = 0.01
+GONE = "it is not there"
+UNFINISHED = "the row of its step is not there, which is written last"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,10 +166,17 @@ def _look(
     held = {} if held is None else held
     for trial in range(_TRIES):
         patient = trial < _TRIES - 1
+        inventory = read_manifest(folder).attempts  # before the parts: all that it counts are there
         listing = list_parts(folder)
         manifest = read_manifest(folder)  # after the parts: their attempts are in it
-        counted = spans(manifest.attempts, listing.parts)
+        lost = lost_tails(inventory, listing.parts)
+        written = sorted((*listing.parts, *lost), key=lambda part: (part.attempt, part.first))
+        counted = spans(manifest.attempts, written)
         parts, damaged = _in_order(listing, counted)
+        for part in lost:  # those of it that no later attempt recorded again
+            _, end = counted.get(part.attempt, (0, -1))
+            if part.first_step <= end:
+                damaged.append(Damage(part.numbers, GONE, part.first_step, min(part.last_step, end)))
         wanted = {
             part: (low, high)
             for part in parts
@@ -186,9 +195,11 @@ def _look(
         if isinstance(content, Damage):
             damaged.append(content)
         else:
-            tables.append(content.between(low, high))
+            tables.append((part, content.between(low, high)))
+    tables, odd = _whole_steps(tables, seen)
+    damaged += odd
     new = [damage for damage in damaged if damage not in seen.told]
-    whole = joined(tables)
+    whole = joined([each for _, each in tables])
     begun = [low for number, (low, _) in counted.items() if number > seen.attempt > 0]
     run = Run(
         folder=folder,
@@ -198,10 +209,13 @@ def _look(
         steps=whole.steps,
         alarms=whole.alarms,
         damaged=tuple(sorted(new, key=lambda damage: (damage.first_step or 0, damage.name))),
-        gaps=gaps(manifest.attempts, listing.parts),
+        gaps=gaps(manifest.attempts, written),
         replaces_from=min(begun, default=None),
     )
     seen = replace(seen, told=seen.told.union(new))
+    unfinished = {damage.name for damage in odd if damage.reason == UNFINISHED}
+    while parts and parts[-1].name in unfinished:  # what is missing of their step may come yet
+        parts.pop()
     if parts:
         seen = replace(seen, attempt=parts[-1].attempt, number=parts[-1].last, step=parts[-1].last_step)
     return run, seen
@@ -217,22 +231,49 @@ def _in_order(listing: Listing, counted: dict[int, tuple[int, int]]) -> tuple[li
             damaged.append(Damage(part.name, f"run.json has no attempt {of}", part.first_step, part.last_step))
             continue
         before = parts[-1] if parts and parts[-1].attempt == of else Part(of, -1, -1, -1, counted[of][0] - 1)
-        if part.first <= before.last or part.first_step <= before.last_step:
+        # more of the step before may follow it, or a step that is larger than a part: see `Tables.pieces`
+        single = part.first_step == part.last_step or before.first_step == before.last_step
+        more = before.last >= 0 and single and part.first_step == before.last_step
+        if part.first <= before.last or (part.first_step <= before.last_step and not more):
             reason = (
                 "it has steps of the part before" if before.last >= 0 else "it has steps before its attempt's first"
             )
             damaged.append(Damage(part.name, reason, part.first_step, part.last_step))
             continue
         if part.first > before.last + 1:
-            name = f"attempt-{of}.part-{before.last + 1:06}-{part.first - 1:06}"
-            damaged.append(Damage(name, "it is not there", before.last_step + 1, part.first_step - 1))
+            first, last = sorted((before.last_step + 1, part.first_step - 1))  # of one step: it is between them
+            gone = Part(of, before.last + 1, part.first - 1, first, last)
+            damaged.append(Damage(gone.numbers, GONE, first, last))
         parts.append(part)
     return parts, damaged
 
 
+def _whole_steps(tables: list[tuple[Part, Tables]], seen: _Seen) -> tuple[list[tuple[Part, Tables]], list[Damage]]:
+    """The tables of which each step has its row once, and the parts that are left out for it."""
+    numbers = [each.steps.column("step").to_numpy() for _, each in tables]
+    ends = {int(step) for some in numbers if len(some) for step in (some[0], some[-1])} | {seen.step}
+    kept: list[tuple[Part, Tables]] = []
+    odd: list[Damage] = []
+    last = -1
+    for (part, each), some in zip(tables, numbers, strict=True):
+        reason = ""
+        if len(some) and some[0] <= last:
+            reason = "it has steps of the part before"
+        elif not len(some) and len(each) and each.last_step not in ends:
+            reason = UNFINISHED
+        if reason:
+            odd.append(Damage(part.name, reason, part.first_step, part.last_step))
+            continue
+        kept.append((part, each))
+        last = int(some[-1]) if len(some) else last
+    return kept, odd
+
+
 def _window(part: Part, counted: tuple[int, int], seen: _Seen, first_step: int, last_step: int) -> tuple[int, int]:
     """The steps of a part that are wanted; the first is greater than the last where none is."""
-    new = seen.step + 1 if part.attempt == seen.attempt else 0
+    new = 0
+    if part.attempt == seen.attempt:  # a part that begins later may have more of the step that was seen last
+        new = seen.step + (part.first <= seen.number)
     return max(part.first_step, counted[0], first_step, new), min(part.last_step, counted[1], last_step)
 
 
@@ -241,10 +282,12 @@ def _load(folder: Path, parts: list[Part], held: dict[Part, Tables | Damage], pa
     rows = sum(len(content) for content in held.values() if isinstance(content, Tables))
     for part in parts:
         try:
-            tables = decode(disk.take(folder / PARTS / part.name, MAX_FILE_BYTES))
-            steps = tables.steps.column("step")
-            if (steps[0].as_py(), steps[-1].as_py()) != (part.first_step, part.last_step):
-                raise RunFolderError(f"it has the steps {steps[0]} to {steps[-1]}, which is not what its name says")
+            content = disk.take(folder / PARTS / part.name, MAX_FILE_BYTES)
+            part.check(content)
+            tables = decode(content)
+            first, last = tables.first_step, tables.last_step
+            if (first, last) != (part.first_step, part.last_step):
+                raise RunFolderError(f"it has the steps {first} to {last}, which is not what its name says")
             held[part] = tables
             rows += len(tables)
         except FileNotFoundError:

@@ -110,6 +110,11 @@ class StepSample:
         return tuple(call for call in self.calls if call.reason is None)
 
     @property
+    def count(self) -> int:
+        """How many numbers of heads it holds."""
+        return sum(len(values) for call in self.calls for values in call.columns.values())
+
+    @property
     def unmeasured(self) -> int:
         """How many attentions have none, and what could not be measured besides; a step of which nothing was is 1.
 

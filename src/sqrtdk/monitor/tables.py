@@ -8,7 +8,7 @@ size of the file, unlike others) and to limits, before anything is made of it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +17,18 @@ import numpy as np
 from sqrtdk import _extras
 from sqrtdk.errors import InvalidValueError, RunFolderError, kind_and_text, short_text
 from sqrtdk.monitor.columns import TABLES
+from sqrtdk.monitor.footer import SNAPPY, codecs
 
 Row = Mapping[str, object]
 Table = Any  # a pyarrow.Table; pyarrow has no types
+Rows = Sequence[Row] | Table
+Numbers = np.ndarray[Any, Any]
 MAX_ROWS = 2**20  # of a part
 MAX_TEXT = 10_000  # bytes of one text
 MAX_BYTES = 2**26  # of a part, unpacked
 MAX_FILE_BYTES = 2 * MAX_BYTES
+PART_ROWS = 2**17  # of a part as it is written: what can't be written is tried again a part at a time
+PART_BYTES = 2**25
 _CODEC = "SNAPPY"
 _ALL = {column.name: column for columns in TABLES.values() for column in columns}
 _TEXTS = ("table", *(name for name, column in _ALL.items() if column.type == "string"))
@@ -53,6 +58,21 @@ class Tables:
     def __len__(self) -> int:
         return sum(table.num_rows for table in (self.heads, self.steps, self.alarms))
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all columns, unpacked."""
+        return sum(int(column.nbytes) for table in (self.heads, self.steps, self.alarms) for column in table.columns)
+
+    @property
+    def first_step(self) -> int:
+        """The least step of a row; there is one."""
+        return min(int(_steps(table)[0]) for table in (self.heads, self.steps, self.alarms) if table.num_rows)
+
+    @property
+    def last_step(self) -> int:
+        """The greatest step of a row; there is one."""
+        return max(int(_steps(table)[-1]) for table in (self.heads, self.steps, self.alarms) if table.num_rows)
+
     def between(self, first: int, last: int | None) -> Tables:
         """The rows of the steps from `first` to `last`, both included; None: to the end."""
 
@@ -61,6 +81,27 @@ class Tables:
             return table.slice(start, (table.num_rows if last is None else max(start, stop)) - start)
 
         return Tables(rows(self.heads), rows(self.steps), rows(self.alarms))
+
+    def pieces(self) -> Iterator[Tables]:
+        """The same rows as parts of a size to write, in order.
+
+        A step that is larger than that becomes several pieces, and its row of `steps` is in the last of them: as long
+        as it is not there, the step is not whole.
+        """
+        if len(self) < 2 or (len(self) <= PART_ROWS and self.nbytes <= PART_BYTES):
+            yield self
+            return
+        first, last, half = self.first_step, self.last_step, len(self) // 2
+        if first < last:
+            of_rows = np.sort(np.concatenate([_steps(table) for table in (self.heads, self.steps, self.alarms)]))
+            middle = max(first + 1, int(of_rows[half]))
+            yield from self.between(first, middle - 1).pieces()
+            yield from self.between(middle, last).pieces()
+            return
+        heads = min(half, self.heads.num_rows)
+        alarms = half - heads
+        yield from Tables(self.heads[:heads], self.steps[:0], self.alarms[:alarms]).pieces()
+        yield from Tables(self.heads[heads:], self.steps, self.alarms[alarms:]).pieces()
 
 
 @functools.cache
@@ -91,8 +132,8 @@ def _file_schema(texts: str = "string") -> Any:
     return pa.schema(fields)
 
 
-def from_rows(heads: Sequence[Row], steps: Sequence[Row], alarms: Sequence[Row]) -> Tables:
-    """Tables of rows.
+def from_rows(heads: Rows, steps: Rows, alarms: Rows) -> Tables:
+    """Tables of rows; what is a table with the columns already is taken as it is.
 
     Args:
         heads: one a head of a call at a sampled step; a nullable column may be left out.
@@ -101,13 +142,45 @@ def from_rows(heads: Sequence[Row], steps: Sequence[Row], alarms: Sequence[Row])
 
     Raises:
         InvalidValueError: A column is unknown or missing, a value does not fit it, a step is there twice, or a head
-            or an alarm is of a step that `steps` does not have.
+            or an alarm is of a step that `steps` does not have; where `steps` is empty, all are of one step.
     """
-    given = {"heads": heads, "steps": steps, "alarms": alarms}
-    tables = Tables(**{name: _from_rows(name, rows) for name, rows in given.items()})
+    every = {"heads": heads, "steps": steps, "alarms": alarms}
+    made = {name: _from_rows(name, rows) if isinstance(rows, Sequence) else rows for name, rows in every.items()}
+    for name, table in made.items():
+        for column in TABLES[name]:
+            if not column.nullable and table.column(column.name).null_count:
+                raise InvalidValueError(f"{name} lack {column.name!r} in a row", hint="Each row has it.")
+    tables = Tables(**made)
     if wrong := _wrong(tables):
         raise InvalidValueError(wrong, hint="Give each step one row in `steps`, and its heads and alarms with it.")
     return tables
+
+
+def from_columns(name: str, columns: Mapping[str, Sequence[object] | Numbers]) -> Table:
+    """A table of columns: a NaN is null, and so is a column that is left out.
+
+    Args:
+        name: of the table.
+        columns: by name, all of one length, in order of step; "step" is there.
+
+    Example:
+        >>> from_columns("steps", {"step": [1, 2], "loss": np.array([0.5, np.nan])})["loss"].to_pylist()
+        [0.5, None]
+    """
+    pa = arrow()
+    count = len(columns["step"])
+    arrays = [
+        pa.array(columns[field.name], field.type, from_pandas=True)
+        if field.name in columns
+        else pa.nulls(count, field.type)
+        for field in schema(name)
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema(name))
+
+
+def stacked(name: str, tables: Sequence[Table]) -> Table:
+    """Tables of one name, one after the other."""
+    return arrow().concat_tables([schema(name).empty_table(), *tables]).combine_chunks()
 
 
 def _from_rows(name: str, rows: Sequence[Row]) -> Table:
@@ -148,20 +221,15 @@ def _wrong(tables: Tables) -> str | None:
         there = _steps(table)
         if (np.diff(there) < 0).any():
             return f"the {name} are not in order of step"
-        if (other := np.setdiff1d(there, steps)).size:
+        more = not steps.size and len(tables) and 0 <= tables.first_step == tables.last_step
+        if not more and (other := np.setdiff1d(there, steps)).size:
             return f"the {name} have step {other[0]}, which `steps` does not have"
     return None
 
 
 def joined(tables: Sequence[Tables]) -> Tables:
     """Tables one after the other, in the order given."""
-    pa = arrow()
-
-    def join(name: str) -> Table:
-        some = [getattr(each, name) for each in tables]
-        return pa.concat_tables([schema(name).empty_table(), *some]).combine_chunks()
-
-    return Tables(**{name: join(name) for name in TABLES})
+    return Tables(**{name: stacked(name, [getattr(each, name) for each in tables]) for name in TABLES})
 
 
 def encode(tables: Tables) -> Any:
@@ -173,8 +241,7 @@ def encode(tables: Tables) -> Any:
     if len(tables) > MAX_ROWS:
         raise InvalidValueError(f"{len(tables)} rows; a part has at most {MAX_ROWS}", hint="Write fewer steps at once.")
     pa = arrow()
-    size = sum(column.nbytes for name in TABLES for column in getattr(tables, name).columns)
-    if size > MAX_BYTES:
+    if (size := tables.nbytes) > MAX_BYTES:
         raise InvalidValueError(f"{size} bytes; a part has at most {MAX_BYTES}", hint="Write fewer at once.")
     some = [getattr(tables, name).append_column("table", [[name] * getattr(tables, name).num_rows]) for name in TABLES]
     whole = pa.concat_tables(some, promote_options="default").select(_file_schema().names).cast(_file_schema())
@@ -198,6 +265,8 @@ def decode(content: bytes) -> Tables:
         RunFolderError: The bytes are no whole file, or not one of ours.
     """
     pa = arrow()
+    if strange := sorted(set(codecs(content)) - {SNAPPY}):
+        raise RunFolderError(f"it is not packed with {_CODEC} but with codec {strange[0]} of Parquet")
     try:
         file = arrow("pyarrow.parquet").ParquetFile(
             pa.BufferReader(content),
@@ -209,17 +278,18 @@ def decode(content: bytes) -> Tables:
         _check_shape(file)
         whole = file.read(use_threads=False).combine_chunks()
         whole.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError, KeyError, MemoryError, RecursionError) as error:
-        if isinstance(error, RunFolderError):
-            raise
+        for name in _TEXTS:
+            _check_texts(whole.column(name))
+        whole = whole.cast(_file_schema())
+        tables = Tables(**{name: _of(whole, name) for name in TABLES})
+        if len(tables) != whole.num_rows:
+            raise RunFolderError("it has rows of no table")
+        wrong = _wrong(tables)
+    except RunFolderError:
+        raise
+    except Exception as error:  # whatever pyarrow makes of bytes that it does not expect: an ArrowException, KeyError
         raise RunFolderError(f"it is damaged: {kind_and_text(error)}") from error
-    for name in _TEXTS:
-        _check_texts(whole.column(name))
-    whole = whole.cast(_file_schema())
-    tables = Tables(**{name: _of(whole, name) for name in TABLES})
-    if len(tables) != whole.num_rows:
-        raise RunFolderError("it has rows of no table")
-    if wrong := _wrong(tables):
+    if wrong:
         raise RunFolderError(wrong)
     return tables
 
@@ -231,9 +301,6 @@ def _check_shape(file: Any) -> None:
         raise RunFolderError("it has other columns than this version writes")
     if about.num_row_groups != 1 or not 0 < about.num_rows <= MAX_ROWS:
         raise RunFolderError(f"it has {about.num_rows} rows in {about.num_row_groups} groups; at most {MAX_ROWS} in 1")
-    group = about.row_group(0)
-    if any(group.column(at).compression != _CODEC for at in range(group.num_columns)):
-        raise RunFolderError(f"it is not packed with {_CODEC}")
 
 
 def _check_texts(column: Any) -> None:

@@ -15,26 +15,27 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakSet
 
 from torch import Tensor, nn
 
-from sqrtdk.errors import InvalidTypeError, InvalidValueError, OutputError, SqrtdkError, kind_and_text
+from sqrtdk.errors import InvalidValueError, SqrtdkError, kind_and_text
 from sqrtdk.monitor.alarms import fresh, holding, idle
+from sqrtdk.monitor.arguments import LossScaler, OnAlarm, check_options, one_number
 from sqrtdk.monitor.forwards import Forwards, Place
-from sqrtdk.monitor.journal import Journal, numbers, unwritten
+from sqrtdk.monitor.journal import Journal, numbers
 from sqrtdk.monitor.modules import unwrapped
 from sqrtdk.monitor.ranks import Ranks, Shards, ranks_of
 from sqrtdk.monitor.samples import Alarm, StepSample, not_measured
 from sqrtdk.monitor.schedule import Schedule, schedule_of
 from sqrtdk.monitor.seen import SeenStep
 from sqrtdk.monitor.sinks import AnySink, Sinks, run_name
-from sqrtdk.tracing import CallTensors, hint_for
+from sqrtdk.tracing import CallTensors
 
 HISTORY = 4096  # samples that are remembered for trends
+NUMBERS = 2**23  # of those at most, some 32 bytes each: 50 samples of a model with 4,000 heads
 LOUD = ("warn", "fail", "critical")
-OnAlarm = str | Callable[[Alarm], None]
 LOOP = "with watch(model) as health: ... health.step(loss)"
 _watched: WeakSet[nn.Module] = WeakSet()
 
@@ -51,18 +52,11 @@ class AttentionAlarm(SqrtdkError, RuntimeError):
         self.alarm = alarm
 
 
-class LossScaler(Protocol):
-    """What multiplies a loss before its backward pass, as torch.amp.GradScaler."""
-
-    def get_scale(self) -> float:
-        """The factor."""
-
-
 class Watch:
     """A run that is watched; see `watch`.
 
     Attributes:
-        samples: the latest, oldest first.
+        samples: the latest, oldest first: at most `HISTORY`, and `NUMBERS` statistics of heads.
         alarms: all of them.
     """
 
@@ -80,22 +74,7 @@ class Watch:
         shards: Shards | None = None,
         sinks: Sequence[AnySink] = (),
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise InvalidTypeError(
-                f"watch() takes an nn.Module, got {type(model).__name__}",
-                hint=hint_for(model, "Pass the model itself."),
-            )
-        if on_alarm not in ("warn", "raise") and not callable(on_alarm):
-            raise InvalidValueError(
-                f'on_alarm is "warn", "raise" or a function of the alarm; got {on_alarm!r}', hint='Pass "warn".'
-            )
-        _whole_number("rows", rows, 2, "None: all rows.")
-        _whole_number("first_step", first_step, 1, "None: after the last recorded step.")
-        if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
-            raise InvalidTypeError(
-                f"scaler is a torch.amp.GradScaler; got {type(scaler).__name__}",
-                hint="None: no loss scale.",
-            )
+        check_options(model, on_alarm, rows, first_step, scaler)
         self.samples: deque[StepSample] = deque(maxlen=HISTORY)
         self.alarms: list[Alarm] = []
         self._model = unwrapped(model)  # one is called through the other
@@ -111,7 +90,7 @@ class Watch:
         self._sinks = Sinks(sinks, run_name(to))
         self._journal: Journal | None = None
         self._scaler = scaler if getattr(scaler, "is_enabled", lambda: True)() else None  # one may be there, and off
-        self._step = self._steps = 0
+        self._step = self._steps = self._numbers = 0
         self._worsening = False  # what held of the newest sample is worth a warning
         self._armed = ExitStack()
         self._sampling = False
@@ -201,10 +180,7 @@ class Watch:
         found += (closing := self._sinks.close(self._step if self._steps else self._step + 1))
         journal, self._journal = self._journal, None
         if journal is not None:
-            try:
-                journal.close(found)
-            except OutputError as unsaved:  # the run is over, and what it made is not to be lost for its records
-                found.append(unwritten(unsaved, self._step))
+            found += journal.close(found)
         self.alarms += found
         for alarm in closing:
             warnings.warn(AttentionWarning(alarm.text), stacklevel=2)  # never an error: the run is over
@@ -224,7 +200,7 @@ class Watch:
         """
         if not self._open:
             raise InvalidValueError("step() is called inside the block of the watch", hint=LOOP)
-        loss = _one_number(loss)
+        loss = one_number(loss)
         self._step += 1
         self._steps += 1
         if self._journal is not None:
@@ -233,6 +209,25 @@ class Watch:
         self._plan(found)
         self.alarms += found
         self._tell(found)
+
+    def flush(self) -> bool:
+        """Write the records of all steps that have ended, as when a checkpoint is saved; any rank may call it.
+
+        Returns:
+            Whether they are on the disk, or nothing is recorded here; else there is an alarm, and they are tried again.
+
+        Raises:
+            InvalidValueError: outside the block.
+            AttentionAlarm: with `on_alarm="raise"`, where they could not be written.
+        """
+        if not self._open:
+            raise InvalidValueError("flush() is called inside the block of the watch", hint=LOOP)
+        if self._journal is None:
+            return True
+        written, found = self._journal.flush(), self._journal.untold()
+        self.alarms += found
+        self._tell(found)
+        return written
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -243,33 +238,51 @@ class Watch:
             yield
         finally:
             self._pauses -= 1
-            self._arm()
+            try:
+                self._arm()
+            except Exception as error:
+                self._sampling = False
+                self._failed(self._untold, f"step {self._step + 1} was not sampled: {kind_and_text(error)}")
 
     def _plan(self, found: list[Alarm]) -> None:
         """Decide on the next step, and be ready for it."""
+        failed = "the schedule failed"
         try:
             self._sampling = self._schedule.due(self._step + 1, self._worsening)
-        except Exception as error:  # the schedule is the caller's, and no reason to end the training
+            failed = "the loss scale could not be read"
+            scale = float(self._scaler.get_scale()) if self._scaler is not None and self._sampling else 1.0
+            failed = "it could not be begun"
+            if self._sampling:
+                self._forwards.begin(scale)
+            self._arm()
+        except Exception as error:  # schedule and scaler are the caller's, and no reason to end the training
             self._sampling = False
-            if not any(alarm.name == "schedule" for alarm in self.alarms):
-                text = f"step {self._step + 1} was not sampled, the schedule failed: {kind_and_text(error)}"
-                found.append(_alarm("schedule", self._step, text))
-        if self._sampling:
-            self._forwards.begin(1.0 if self._scaler is None else float(self._scaler.get_scale()))
-        self._arm()
+            self._failed(found, f"step {self._step + 1} was not sampled, {failed}: {kind_and_text(error)}")
+
+    def _failed(self, found: list[Alarm], text: str) -> None:
+        """Say once why a step is not sampled."""
+        if not any(alarm.name == "schedule" for alarm in (*self.alarms, *found, *self._untold)):
+            found.append(alarm := _alarm("schedule", self._step, text))
+            if self._journal is not None and self._steps:
+                self._journal.note([alarm])
 
     def _arm(self) -> None:
         if self._sampling and self._open and not self._pauses:
             self._armed.enter_context(self._forwards)
 
     def _finish(self, loss: Tensor | float | None) -> list[Alarm]:
-        self._armed.close()
         try:
+            self._armed.close()
             seen = self._forwards.step_seen()
         except Exception as error:  # an observer never stops the run
             seen = SeenStep((), not_measured(kind_and_text(error)))
         self._sketches = self._forwards.sketches
-        seen = replace(seen, loss=numbers([loss])[0], alarms=tuple(self._untold))
+        try:
+            number = numbers([loss])[0]
+        except Exception as error:
+            number, lost = None, f"the loss could not be read: {kind_and_text(error)}"
+            seen = replace(seen, missed=(*seen.missed, lost))
+        seen = replace(seen, loss=number, alarms=tuple(self._untold))
         self._untold = []
         if self._ranks is not None:
             seen = self._ranks.joined(seen, self._step)
@@ -284,9 +297,12 @@ class Watch:
         own = found if self._ranks is None else self._untold  # what this rank alone knows of
         own += self._sinks.sample(sample, found)
         self.samples.append(sample)
+        self._numbers += sample.count
+        while self._numbers > NUMBERS and len(self.samples) > 2:
+            self._numbers -= self.samples.popleft().count
         if self._journal is not None:
-            lost = self._journal.sample(sample, found)
-            own += [*lost, *(alarm for one in lost for alarm in self._sinks.alarm(one))]
+            unwritten = self._journal.sample(sample, found)
+            own += [*unwritten, *(alarm for one in unwritten for alarm in self._sinks.alarm(one))]
         return found
 
     def _tell(self, found: list[Alarm]) -> None:
@@ -380,21 +396,3 @@ def _described(model: nn.Module) -> dict[str, object]:
 
 def _alarm(name: str, step: int, text: str) -> Alarm:
     return Alarm(name, "warn", step, text, "the watch itself")
-
-
-def _whole_number(name: str, value: object, least: int, hint: str) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-        raise InvalidValueError(f"{name} is a whole number from {least} on, or None; got {value!r}", hint=hint)
-
-
-def _one_number(loss: Tensor | float | None) -> Tensor | float | None:
-    """A copy: what a tensor holds may be overwritten by the next step."""
-    hint = "Pass the loss that backward() was called on."
-    if isinstance(loss, Tensor):
-        if loss.numel() != 1:
-            raise InvalidValueError(f"a loss is one number; got the shape {tuple(loss.shape)}", hint=hint)
-        return loss.detach().clone()
-    try:
-        return None if loss is None else float(loss)
-    except (TypeError, ValueError):
-        raise InvalidTypeError(f"a loss is a number or a tensor; got {type(loss).__name__}", hint=hint) from None

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqrtdk.audit.records import SEVERITIES
+from sqrtdk.errors import kind_and_text
 from sqrtdk.monitor.alarms import (
     bf16_offset,
     collapsed,
@@ -66,7 +67,16 @@ def holding(before: Sequence[StepSample], now: StepSample) -> list[Alarm]:
         before: earlier samples of the run, oldest first.
         now: the newest.
     """
-    return [alarm for rule in ALARMS.values() for alarm in rule.judge(before, now)]
+    return [alarm for name in ALARMS for alarm in _judged(name, before, now)]
+
+
+def _judged(name: str, before: Sequence[StepSample], now: StepSample) -> list[Alarm]:
+    """What one rule says; a rule that fails is told like one, and the others go on."""
+    try:
+        return list(ALARMS[name].judge(before, now))
+    except Exception as error:  # an observer never stops the run
+        text = f"the alarm {name} could not be judged at step {now.step}: {kind_and_text(error)}"
+        return [Alarm(name, "warn", now.step, text, "the watch itself")]
 
 
 def fresh(alarms: Iterable[Alarm], told: Iterable[Alarm]) -> list[Alarm]:

@@ -21,12 +21,12 @@ from sqrtdk.monitor.alarms import ALARMS, fresh, holding
 from sqrtdk.monitor.checkpoints._find import Checkpoint
 from sqrtdk.monitor.checkpoints._kept import Result
 from sqrtdk.monitor.folder import RunWriter, refuse_strange
-from sqrtdk.monitor.journal import TEXT, alarm_row, head_rows
+from sqrtdk.monitor.journal import alarm_row, head_table, kept_text
 from sqrtdk.monitor.manifest import OF_CHECKPOINTS, RUN, of_checkpoints, plain_json, read_manifest
 from sqrtdk.monitor.names import PARTS, Part
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.monitor.samples import Alarm, StepSample, not_measured
-from sqrtdk.monitor.tables import Tables, from_rows
+from sqrtdk.monitor.tables import Table, Tables, from_rows, stacked
 
 NAME = "checkpoint"  # of the alarms that no rule of a watch or of the audit has
 _SOURCE = "what is not measured may not look fine"
@@ -44,10 +44,10 @@ class Point:
 
 @dataclass(slots=True)
 class StepRows:
-    """The rows of one step."""
+    """The rows of one step; those of heads as a table."""
 
     step: dict[str, Any]
-    heads: list[dict[str, Any]]
+    heads: Table
     alarms: list[dict[str, Any]]
 
 
@@ -69,19 +69,19 @@ def rows_of(points: Sequence[Point]) -> Iterator[StepRows]:
     """
     series = _Series()
     for point in points:
-        alarms, how, calls, unmeasured, heads = list(_told(point, series)), "", 0, 1, []
+        alarms, how, calls, unmeasured, heads = list(_told(point, series)), "", 0, 1, stacked("heads", [])
         sample = point.result.sample
         if sample is None:
             how = not_measured(point.result.reason or "no reason is known")
         else:
-            how, calls, unmeasured, heads = sample.how, len(sample.measured), sample.unmeasured, head_rows(sample)
+            how, calls, unmeasured, heads = sample.how, len(sample.measured), sample.unmeasured, head_table(sample)
         step: dict[str, Any] = {
             "step": point.checkpoint.step,
             "sampled": True,
             "loss": point.result.loss,
             "time": point.time,
         }
-        step |= {"how": how[:TEXT], "calls": calls, "unmeasured": unmeasured}
+        step |= {"how": kept_text(how), "calls": calls, "unmeasured": unmeasured}
         yield StepRows(step, heads, [alarm_row(alarm) for alarm in alarms])
 
 
@@ -193,7 +193,7 @@ def write(folder: Path, points: Sequence[Point], settings: dict[str, Any]) -> No
                 return
     with RunWriter(folder, model=model, settings=OF_CHECKPOINTS | settings, first_step=first) as writer:
         for part in _parts([one for one in rows if one.step["step"] >= writer.first_step]):
-            writer.write([row for one in part for row in one.heads], [one.step for one in part], _alarms(part))
+            writer.write(stacked("heads", [one.heads for one in part]), [one.step for one in part], _alarms(part))
 
 
 def forget_renamed(output: Path, folders: Mapping[Path, Path]) -> None:
@@ -225,7 +225,7 @@ def _tables(folder: Path) -> Tables:
 
 
 def _from(rows: Sequence[StepRows]) -> Tables:
-    return from_rows([row for one in rows for row in one.heads], [one.step for one in rows], _alarms(rows))
+    return from_rows(stacked("heads", [one.heads for one in rows]), [one.step for one in rows], _alarms(rows))
 
 
 def _alarms(rows: Sequence[StepRows]) -> list[dict[str, Any]]:

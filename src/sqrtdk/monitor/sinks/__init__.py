@@ -125,9 +125,11 @@ class Sinks:
         """
         if not self._sinks or _rank():
             return []
-        metrics = metrics_of(sample)
+        metrics: dict[str, float] = {}
 
         def report(sink: Sink) -> None:
+            if not metrics:
+                metrics.update(metrics_of(sample))
             sink.write(sample.step, metrics)
             for alarm in alarms:
                 sink.alarm(alarm)
