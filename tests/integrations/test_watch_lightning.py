@@ -132,3 +132,22 @@ def test_the_module_that_is_called() -> None:
     task.head = nn.Linear(2, 2)
     with pytest.raises(InvalidValueError, match="2 children with parameters: net, head"):
         called_module(task, None)
+
+
+@needed
+@pytest.mark.slow
+def test_the_records_up_to_a_checkpoint_are_written_when_it_is_saved(tmp_path: Path) -> None:
+    lightning = needs("lightning.pytorch")
+    there: list[tuple[int, list[int]]] = []
+
+    class Look(lightning.Callback):  # type: ignore[misc,name-defined]
+        def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
+            there.append((trainer.global_step, read_run(tmp_path / "run").steps["step"].to_pylist()))
+
+    saves = lightning.callbacks.ModelCheckpoint(tmp_path / "saved", every_n_train_steps=2, save_top_k=-1)
+    watch = AttentionWatch(every=1, to=tmp_path / "run")
+    trainer = _fit(_module(False), tmp_path, watch, Look(), saves, enable_checkpointing=True)
+    assert there
+    assert all(steps == list(range(1, last + 1)) for last, steps in there)
+    trainer.save_checkpoint(tmp_path / "after.ckpt")  # the watch is over
+    assert read_run(tmp_path / "run").damaged == ()

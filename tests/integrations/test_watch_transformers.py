@@ -158,3 +158,22 @@ def test_a_compiled_model(tmp_path: Path) -> None:
     for sample in callback.watch.samples:
         assert sample.how == "eager"
         assert [call.site for call in sample.calls] == ["transformer.h.0.attn", "transformer.h.1.attn"]
+
+
+def test_the_records_up_to_a_checkpoint_are_written_when_it_is_saved(tmp_path: Path) -> None:
+    """Seen by a callback that comes after the watch; its step has the loss that the Trainer logs."""
+    there: list[tuple[int, list[int], list[float]]] = []
+
+    class Look(TrainerCallback):  # type: ignore[misc]
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            run = read_run(tmp_path / "run")
+            there.append((state.global_step, run.steps["step"].to_pylist(), run.steps["loss"].to_pylist()))
+
+    callback = AttentionWatch(every=2, to=tmp_path / "run")
+    trainer = _trainer(tmp_path, callback, Look(), save_strategy="steps", save_steps=2)
+    trainer.train()
+    losses = [pytest.approx(loss, rel=1e-4) for loss in _losses(trainer)]
+    assert there == [(last, list(range(1, last + 1)), losses[:last]) for last in (2, 4, 6)]
+    run = read_run(tmp_path / "run")
+    assert run.steps["step"].to_pylist() == [1, 2, 3, 4, 5, 6]
+    assert run.damaged == ()

@@ -12,7 +12,7 @@ from sqrtdk.cli import options
 from sqrtdk.cli.errors import reported
 from sqrtdk.cli.verbs import group_of, register
 from sqrtdk.cli.watch_checkpoints import checkpoints
-from sqrtdk.cli.watch_runs import FailOnOption, columns_of, read
+from sqrtdk.cli.watch_runs import FailOnOption, columns_of, read, verified
 
 RunFolder = Annotated[
     Path, typer.Argument(metavar="RUN", help="A folder of records, by sqrtdk.watch(to=RUN) or watch checkpoints.")
@@ -32,6 +32,9 @@ def show(
         bool,
         typer.Option("--follow", "-f", help="Draw anew with each new part, until Ctrl-C."),
     ] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Exit code 2 where a part is damaged or missing, which is named.")
+    ] = False,
     json_: options.Json = False,
     output: options.Output = None,
     force: options.Force = False,
@@ -50,14 +53,17 @@ def show(
         from sqrtdk.cli.output import colors, print_text, width, written
         from sqrtdk.errors import InvalidValueError
 
-        if follow and (json_ or output is not None):
+        if follow and (json_ or output is not None or verify):
             raise InvalidValueError(
-                "--follow draws in the terminal, and makes no document", hint="Leave out --json and --output."
+                "--follow draws in the terminal, and makes no document",
+                hint="Leave out --json, --output and --verify.",
             )
         _files.check_outputs((output,), force)
         columns = columns_of(statistic)
+        from sqrtdk.lab.text import say
         from sqrtdk.report.watch_json import to_json
         from sqrtdk.report.watch_terminal import to_text
+        from sqrtdk.report.watch_words import TERMINAL
 
         if follow:
             _follow(run, columns, options.language(lang))
@@ -70,6 +76,11 @@ def show(
             print_text(to_json(summary))
         else:
             print_text(to_text(summary, columns, width=width(), color=colors(), language=options.language(lang)))
+        if verify:
+            count, unsigned = verified(run, summary)
+            if not json_ or output is not None:
+                words = say(TERMINAL["verified"], options.language(lang), count=count, unsigned=unsigned)
+                print_text(words + "\n")
     raise typer.Exit(summary.exit_code(fail_on))
 
 

@@ -36,6 +36,31 @@ def read(run: Path) -> Summary:
     return summarise(read_run(run))
 
 
+def verified(run: Path, summary: Summary) -> tuple[int, int]:
+    """Hold a run that was read to its inventory.
+
+    Returns:
+        The number of its parts, and of those without a checksum, which older versions wrote.
+
+    Raises:
+        RunFolderError: a part is damaged or missing, which names the first of them.
+    """
+    from sqrtdk._stranger import shown
+    from sqrtdk.errors import RunFolderError
+    from sqrtdk.monitor.names import list_parts
+    from sqrtdk.report.watch_words import missing_text
+
+    damaged = [missing_text(entry).en for entry in summary.missing if entry.kind == "damaged"]
+    if damaged:
+        more = f"; and {len(damaged) - 3} more" if len(damaged) > 3 else ""
+        raise RunFolderError(
+            f"{shown(run)} is not whole: {'; '.join(damaged[:3])}{more}",
+            hint="Copy it again, or go on without these steps: without --verify the others are shown.",
+        )
+    parts = list_parts(run).parts
+    return len(parts), sum(not part.checksum for part in parts)
+
+
 def columns_of(text: str) -> list[str]:
     """The columns that `--statistic` names.
 

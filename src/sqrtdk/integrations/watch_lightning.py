@@ -32,7 +32,8 @@ class AttentionWatch(_Callback):  # type: ignore[misc]
     """Watches the model that a LightningModule trains.
 
     A step is a batch after which an optimizer stepped, however many batches it accumulates and however many optimizers
-    there are; forward passes of validations are not measured. A run that is resumed goes on at the step of its
+    there are; forward passes of validations are not measured. Where a checkpoint is saved, the records up to it are
+    written. A run that is resumed goes on at the step of its
     checkpoint, by the Trainer's `global_step`, which counts the steps of every optimizer. The loss of
     the records is the mean over the batches of a step: Lightning hands each to callbacks divided by their number.
 
@@ -79,6 +80,10 @@ class AttentionWatch(_Callback):  # type: ignore[misc]
             self._steps = trainer.global_step
             self._fit.stepped(self._loss)
             self._loss = None
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """A checkpoint is saved: the records up to it are written."""
+        self._fit.flush()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """End the watch."""

@@ -21,7 +21,8 @@ class AttentionWatch(TrainerCallback):  # type: ignore[misc]
 
     A step is one of the optimizer, however many batches it takes; forward passes of evaluations are not measured. A
     run that is resumed goes on at the step of its checkpoint. The loss of the records is what the Trainer logs: with
-    `logging_steps=1` that of each step, else at each n-th the mean of the n before.
+    `logging_steps=1` that of each step, else at each n-th the mean of the n before. Where the Trainer saves a
+    checkpoint, the records up to it are written.
 
     After a training that raised, `close()` ends the watch; the next training, and the end of the process, do as well.
 
@@ -72,6 +73,10 @@ class AttentionWatch(TrainerCallback):  # type: ignore[misc]
         """Note the loss."""
         if logs is not None and "loss" in logs:
             self._fit.told(float(logs["loss"]))
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A checkpoint was saved: the records up to it are written."""
+        self._fit.flush()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End the watch."""

@@ -30,13 +30,14 @@ class WatchedFit:
         self._options = options
         self._open = ExitStack()
         self._pause = ExitStack()
-        self._ended = False
+        self._ended = self._running = False
         self._loss: Tensor | float | None = None
 
     def begin(self, model: nn.Module, first_step: int) -> None:
         """Begin a run; one that ended without a word is closed."""
         self.close(RuntimeError("the run before ended without a word"))
         self.watch = self._open.enter_context(watch(model, **{"first_step": first_step, **self._options}))
+        self._running = True
         atexit.register(self.close)  # a run that raises may never be told to be over: keep its records
         self.pause()
 
@@ -60,6 +61,12 @@ class WatchedFit:
         if self._ended:
             self._loss = loss
 
+    def flush(self) -> None:
+        """A checkpoint is saved: end the step that was made last, and write the records up to it."""
+        self._end_step()
+        if self.watch is not None and self._running:
+            self.watch.flush()
+
     def close(self, error: BaseException | None = None) -> None:
         """End the run, and the step before, if there is one to end; a second time does nothing.
 
@@ -70,6 +77,7 @@ class WatchedFit:
         try:
             self._end_step()
         finally:
+            self._running = False
             self._pause.close()
             self._open.__exit__(None if error is None else type(error), error, None)
 

@@ -226,10 +226,10 @@ class Journal:
         while waiting > WAITING_BYTES:
             tables = self._waiting.popleft()
             waiting -= tables.nbytes
+            limit = f"at most {WAITING_BYTES / 2**20:.3g} MiB wait for the disk"
             if self._dropped is None:
-                limit = f"more than {WAITING_BYTES >> 20} MiB wait for the disk"
                 self._warn(step, f"records are dropped from step {tables.first_step} on: {limit}")
-            self._drop(tables, f"at most {WAITING_BYTES >> 20} MiB wait for the disk")
+            self._drop(tables, limit)
         while self._waiting and self._dropped and not self._waiting[0].steps.num_rows:
             if self._waiting[0].first_step > self._dropped.last:
                 break

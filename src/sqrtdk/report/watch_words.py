@@ -288,6 +288,10 @@ TERMINAL = {
         "apart: median over attentions of the difference, as a share of the larger value; the largest is first",
         "相差：各处注意力差异的中位数，为占较大值的比例；最大的在前",
     ),
+    "verified": Text(
+        "verified: {count} parts, every one is there and read whole; {unsigned} of them have no checksum",
+        "已核验：{count} 个分片齐全，均完整读出；其中 {unsigned} 个没有校验和",
+    ),
     "nowhere": Text("nowhere over {bar}", "均未超过 {bar}"),
     "unmeasured_both": Text("not measured in both", "并非两次运行都测量"),
 }
