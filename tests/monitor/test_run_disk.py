@@ -65,10 +65,42 @@ for where in (folder, folder.with_name("new")):
 assert whole(read_run(folder), 2)
 """
 
+_FULL_FOR_A_WHILE = """
+import os, sys
+from tests.monitor.test_run_writing import Heads, Path, read_run, torch, watch
+from sqrtdk.monitor import journal
+journal.SAMPLES = 4
+mount = Path(sys.argv[1])
+model, x, told = Heads(), torch.randn(1, 20, 3, 2), []
+with watch(model, every=1, to=mount / "run", on_alarm=told.append) as health:
+    for step in range(1, 61):
+        if step == 10:
+            with open(mount / "filler", "wb", buffering=0) as filler:
+                try:
+                    while filler.write(bytes(256)):
+                        pass
+                except OSError:
+                    pass
+        if step == 40:
+            os.remove(mount / "filler")
+        loss = model(x).square().mean()
+        loss.backward()
+        health.step(loss)
+run = read_run(mount / "run")
+assert run.steps["step"].to_pylist() == list(range(1, 61))
+assert run.heads["step"].to_pylist() == [step for step in range(1, 61) for _ in range(20)]
+assert run.damaged == ()
+records = [alarm for alarm in told if alarm.name == "records"]
+assert len(records) == 1, records
+assert "No space left on device" in records[0].text
+assert "records" in run.alarms["name"].to_pylist()
+assert not list((mount / "run" / "parts").glob(".*"))
+"""
 
-def _mounted(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
-    """Run code with a file system of 128 KiB at a folder, both in a name space that ends with it."""
-    script = 'mount -t tmpfs -o size=128k tmpfs "$1" && exec "$2" -c "$3" "$1"'
+
+def _mounted(folder: Path, code: str, size: str = "128k") -> subprocess.CompletedProcess[str]:
+    """Run code with a small file system at a folder, both in a name space that ends with it."""
+    script = f'mount -t tmpfs -o size={size} tmpfs "$1" && exec "$2" -c "$3" "$1"'
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]
     arguments = [str(folder), sys.executable, code]
     options: Any = {"capture_output": True, "text": True, "timeout": 120, "env": with_tests()}
@@ -100,6 +132,12 @@ def test_a_full_disk(tmp_path: Path) -> None:
     assert hint == "Free space, and write them again."
     assert gone.startswith("attempt-1.part-000000-")
     assert "No space left on device" in again
+
+
+@_mounts
+def test_a_disk_that_is_full_for_a_while_loses_nothing(tmp_path: Path) -> None:
+    done = _mounted(tmp_path, _FULL_FOR_A_WHILE, "1m")
+    assert not done.returncode, done.stderr
 
 
 @_mounts

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ from sqrtdk.monitor.samples import Alarm
 from sqrtdk.monitor.watch import AttentionAlarm, Watch, watch
 from tests.monitor.run_records import files_up_to, parts, rows, whole, writer
 from tests.monitor.watched_models import Attend
-from tests.support.paths import with_tests
 
 
 class Heads(nn.Module):
@@ -109,50 +106,6 @@ def test_8000_heads_at_every_step(tmp_path: Path) -> None:
     assert run.damaged == ()
 
 
-_FULL_FOR_A_WHILE = """
-import os, sys
-from tests.monitor.test_run_writing import Heads, Path, read_run, torch, watch
-from sqrtdk.monitor import journal
-journal.SAMPLES = 4
-mount = Path(sys.argv[1])
-model, x, told = Heads(), torch.randn(1, 20, 3, 2), []
-with watch(model, every=1, to=mount / "run", on_alarm=told.append) as health:
-    for step in range(1, 61):
-        if step == 10:
-            with open(mount / "filler", "wb", buffering=0) as filler:
-                try:
-                    while filler.write(bytes(256)):
-                        pass
-                except OSError:
-                    pass
-        if step == 40:
-            os.remove(mount / "filler")
-        loss = model(x).square().mean()
-        loss.backward()
-        health.step(loss)
-run = read_run(mount / "run")
-assert run.steps["step"].to_pylist() == list(range(1, 61))
-assert run.heads["step"].to_pylist() == [step for step in range(1, 61) for _ in range(20)]
-assert run.damaged == ()
-records = [alarm for alarm in told if alarm.name == "records"]
-assert len(records) == 1, records
-assert "No space left on device" in records[0].text
-assert "records" in run.alarms["name"].to_pylist()
-assert not list((mount / "run" / "parts").glob(".*"))
-"""
-
-
-@pytest.mark.skipif("_unable()", reason="this user can't mount a file system: unshare --user --mount fails")
-def test_a_disk_that_is_full_for_a_while_loses_nothing(tmp_path: Path) -> None:
-    script = 'mount -t tmpfs -o size=1m tmpfs "$1" && exec "$2" -c "$3" "$1"'
-    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]
-    arguments = [str(tmp_path), sys.executable, _FULL_FOR_A_WHILE]
-    done = subprocess.run(
-        [*command, *arguments], capture_output=True, text=True, timeout=300, check=False, env=with_tests()
-    )
-    assert done.returncode == 0, done.stderr
-
-
 def test_what_waits_is_bounded_and_what_is_dropped_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "SAMPLES", 2)
     monkeypatch.setattr(journal, "WAITING_BYTES", 40_000)  # six steps of 20 heads, or so
@@ -180,7 +133,7 @@ def test_what_waits_is_bounded_and_what_is_dropped_is_counted(tmp_path: Path, mo
     assert f"steps {first} to {lost[-1]}, {len(lost)} of them sampled, are not recorded: at most" in dropped.text
     assert run.heads["step"].to_pylist() == [step for step in there for _ in range(20)]
     recorded = [row["text"] for row in run.alarms.to_pylist() if row["name"] == "records"]
-    assert recorded[-2:] == [dropping.text, dropped.text]  # the first of them may have been dropped itself
+    assert recorded[-1] == dropped.text  # those before may have been dropped themselves
 
 
 def test_a_step_costs_the_same_however_long_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,15 +249,12 @@ def test_a_scaler_that_fails_and_a_loss_without_a_value_end_no_training(tmp_path
     assert {"schedule", "records"} <= {alarm.name for alarm in told}
 
 
-def test_who_asks_for_errors_gets_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_asks_for_errors_gets_them(tmp_path: Path) -> None:
     model = Attend()
-    with (
-        pytest.raises(AttentionAlarm, match="File too large"),
-        Watch(model, every=1, to=tmp_path / "run", on_alarm="raise") as health,
-    ):
+    with Watch(model, every=1, to=tmp_path / "run", on_alarm="raise") as health:
         model(torch.randn(1, 3, 8))
         health.step(1.0)
-        with files_up_to(100):
+        with files_up_to(100), pytest.raises(AttentionAlarm, match="File too large"):
             health.flush()
 
 
