@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -106,3 +107,51 @@ def test_damaged_files(content: bytes, tmp_path: Path) -> None:
     with pytest.raises(ModelError) as caught:
         sqrtdk.check(str(path))
     assert caught.value.hint
+
+
+def _sparse(path: Path, head: bytes, entries: int, kind: bytes, size: int) -> Path:
+    """A file of entries whose values are zeros that take no room on the disk."""
+    with path.open("wb") as out:
+        out.write(head)
+        for number in range(entries):
+            out.write(text(f"k{number}") + kind)
+            out.seek(size, 1)
+        out.truncate(out.tell())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("entries", "kind", "size", "message"),
+    [
+        (400, struct.pack("<IQ", 8, 2**20), 2**20, r"4194\d+ bytes of names and texts, at most 4194304 are read"),
+        (4, struct.pack("<IIQ", 9, 8, 2**20), 2**23, "3145728 texts and arrays in arrays, at most 2097152 are passed"),
+        (1, struct.pack("<IIQ", 9, 8, 2**24), 2**27, "16777216 texts and arrays in arrays, at most 2097152 are"),
+        (1, struct.pack("<IIQ", 9, 8, 2**24 + 1), 0, "a length of 16777217, at most 16777216 is read"),
+        (1, struct.pack("<IQ", 8, 2**20 + 1), 0, "a length of 1048577, at most 1048576 is read"),
+    ],
+)
+def test_memory_and_work_are_bounded(entries: int, kind: bytes, size: int, message: str, tmp_path: Path) -> None:
+    """A few KiB on the disk that stand for gigabytes, or for 2^27 texts of no length."""
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, entries)
+    path = _sparse(tmp_path / "m.gguf", head, entries, kind, size)
+    assert path.stat().st_blocks * 512 < 2**22
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelError, match=message) as caught:
+            read_metadata(path)
+        assert tracemalloc.get_traced_memory()[1] < 2**25
+    finally:
+        tracemalloc.stop()
+    assert caught.value.hint
+
+
+def test_a_vocabulary_and_a_chat_template_are_within_the_limits(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    words = {
+        "tokenizer.ggml.tokens": [f"token {number}" for number in range(3000)],
+        "tokenizer.chat_template": "a" * 10**5,
+    }
+    whole = {"general.architecture": "llama", **SIZES, **words}
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, len(whole))
+    path.write_bytes(head + b"".join(text(name) + value(entry) for name, entry in whole.items()))
+    assert read_metadata(path)["llama.embedding_length"] == 256

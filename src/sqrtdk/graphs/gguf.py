@@ -12,7 +12,9 @@ from sqrtdk.models.limits import check_file
 MAX_BYTES = 2**44
 MAX_ENTRIES = 2**16
 MAX_TEXT = 2**20  # bytes of a text; a chat template has some ten thousand
+MAX_KEPT = 2**22  # bytes of all names and texts, each of which is kept
 MAX_ARRAY = 2**24  # elements
+MAX_PASSED = 2**21  # texts and arrays in arrays that are passed over one by one, in all; a vocabulary has 2^18
 MAX_NESTED = 4  # arrays in arrays
 MAX_METADATA = 2**30  # bytes that are passed over in all
 VERSIONS = (2, 3)
@@ -34,7 +36,12 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, Value]:
     try:
         check_file(os.fspath(path), f"the file {shown!r}", MAX_BYTES)
         with open(path, "rb") as file:
-            return _entries(file)
+            return _Reader(file).entries()
+    except _LimitError as error:
+        raise ModelError(
+            f"the metadata of {shown!r} has more than is read: {error}",
+            hint="Names, texts and numbers of it are needed alone: write it without what a tokenizer needs.",
+        ) from error
     except OSError as error:
         raise ModelError(f"can't read {shown!r}: {short_text(error)}", hint="Check the path.") from error
     except (struct.error, UnicodeDecodeError, _OddError) as error:
@@ -47,62 +54,76 @@ class _OddError(Exception):
     """What no GGUF file holds."""
 
 
-def _entries(file: BinaryIO) -> dict[str, Value]:
-    if file.read(4) != b"GGUF":
-        raise _OddError("it does not begin with GGUF")
-    version = _number(file, "<I")
-    if version not in VERSIONS:
-        raise _OddError(f"version {version}")
-    _number(file, "<Q")  # of tensors
-    count = int(_number(file, "<Q"))
-    if count > MAX_ENTRIES:
-        raise _OddError(f"{count} entries, at most {MAX_ENTRIES} are read")
-    found: dict[str, Value] = {}
-    for _ in range(count):
-        name = _text(file)
-        kind = int(_number(file, "<I"))
-        if kind == _ARRAY:
-            _pass_over(file, 0)
-        elif kind == _TEXT:
-            found[name] = _text(file)
-        elif kind in _FIXED:
-            found[name] = _number(file, _FIXED[kind])
-        else:
-            raise _OddError(f"a value of kind {kind}")
-    return found
+class _LimitError(Exception):
+    """What a GGUF file may hold, and takes more memory or time to read than it is worth."""
 
 
-def _number(file: BinaryIO, form: str) -> int | float | bool:
-    value: int | float | bool = struct.unpack(form, file.read(struct.calcsize(form)))[0]
-    return value
+class _Reader:
+    """Reads one file from its beginning; what is kept and what is done are counted, however small the file is."""
 
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._kept = self._passed = 0
 
-def _length(file: BinaryIO, most: int) -> int:
-    length = int(_number(file, "<Q"))
-    if length > most:
-        raise _OddError(f"a length of {length}, at most {most} is read")
-    return length
+    def entries(self) -> dict[str, Value]:
+        """Names and values, without arrays."""
+        if self._file.read(4) != b"GGUF":
+            raise _OddError("it does not begin with GGUF")
+        version = self._number("<I")
+        if version not in VERSIONS:
+            raise _OddError(f"version {version}")
+        self._number("<Q")  # of tensors
+        count = int(self._number("<Q"))
+        if count > MAX_ENTRIES:
+            raise _LimitError(f"{count} entries, at most {MAX_ENTRIES} are read")
+        found: dict[str, Value] = {}
+        for _ in range(count):
+            name = self._text()
+            kind = int(self._number("<I"))
+            if kind == _ARRAY:
+                self._pass_over(0)
+            elif kind == _TEXT:
+                found[name] = self._text()
+            elif kind in _FIXED:
+                found[name] = self._number(_FIXED[kind])
+            else:
+                raise _OddError(f"a value of kind {kind}")
+        return found
 
+    def _number(self, form: str) -> int | float | bool:
+        value: int | float | bool = struct.unpack(form, self._file.read(struct.calcsize(form)))[0]
+        return value
 
-def _text(file: BinaryIO) -> str:
-    length = _length(file, MAX_TEXT)
-    content = file.read(length)
-    if len(content) < length:
-        raise _OddError("it is cut off")
-    return content.decode("utf-8", "replace")
+    def _length(self, most: int) -> int:
+        length = int(self._number("<Q"))
+        if length > most:
+            raise _LimitError(f"a length of {length}, at most {most} is read")
+        return length
 
+    def _text(self) -> str:
+        length = self._length(MAX_TEXT)
+        self._kept += length
+        if self._kept > MAX_KEPT:
+            raise _LimitError(f"{self._kept} bytes of names and texts, at most {MAX_KEPT} are read")
+        content = self._file.read(length)
+        if len(content) < length:
+            raise _OddError("it is cut off")
+        return content.decode("utf-8", "replace")
 
-def _pass_over(file: BinaryIO, depth: int) -> None:
-    kind, count = int(_number(file, "<I")), _length(file, MAX_ARRAY)
-    if depth > MAX_NESTED or file.tell() > MAX_METADATA:
-        raise _OddError("arrays that are nested too deep, or too long")
-    if kind in _FIXED:
-        file.seek(count * struct.calcsize(_FIXED[kind]), os.SEEK_CUR)
-        return
-    for _ in range(count):
-        if kind == _TEXT:
-            file.seek(_length(file, MAX_TEXT), os.SEEK_CUR)
-        elif kind == _ARRAY:
-            _pass_over(file, depth + 1)
-        else:
-            raise _OddError(f"an array of kind {kind}")
+    def _pass_over(self, depth: int) -> None:
+        kind, count = int(self._number("<I")), self._length(MAX_ARRAY)
+        if depth > MAX_NESTED or self._file.tell() > MAX_METADATA:
+            raise _OddError("arrays that are nested too deep, or too long")
+        if kind in _FIXED:
+            self._file.seek(count * struct.calcsize(_FIXED[kind]), os.SEEK_CUR)
+            return
+        self._passed += count
+        if self._passed > MAX_PASSED:
+            raise _LimitError(f"{self._passed} texts and arrays in arrays, at most {MAX_PASSED} are passed over")
+        for _ in range(count):
+            if kind == _TEXT:
+                self._file.seek(self._length(MAX_TEXT), os.SEEK_CUR)
+            elif kind == _ARRAY:
+                self._pass_over(depth + 1)
+            else:
+                raise _OddError(f"an array of kind {kind}")

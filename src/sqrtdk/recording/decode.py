@@ -50,6 +50,7 @@ def decode(fields: Fields, number: int, index: int, source: Source) -> tuple[Cal
     value = _vector(fields, at, "v", layout, source)
     output = _laid_out(at + "output", layout, source)
     logits = _check_fit(at, query.values, key.values, value.values, output)
+    source.count_logits(logits)
     lse = source.take(at + "lse", FLOATS)
     if lse is not None and "B" not in layout:
         lse = lse.unsqueeze(0)

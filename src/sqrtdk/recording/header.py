@@ -59,7 +59,7 @@ def read_header(file: BinaryIO, size: int) -> Header:
     Raises:
         TraceFileError: It is no safetensors file, no trace file, damaged or beyond a limit.
     """
-    begin = file.read(8)
+    begin = _exactly(file, 8)
     length = int.from_bytes(begin, "little")
     if len(begin) < 8:
         refuse(f"not a safetensors file: it has {len(begin)} bytes, and the length of its header takes 8")
@@ -70,8 +70,7 @@ def read_header(file: BinaryIO, size: int) -> Header:
         )
     if 8 + length > size:
         refuse(f"the header has {length} bytes and the file {size}: it is cut off", "Copy or write it again.")
-    text = file.read(length)
-    entries = parse_json(text, "the header")
+    entries = parse_json(bytes(_exactly(file, length)), "the header")
     if not isinstance(entries, dict):
         refuse(f"the header is a {type(entries).__name__}; it is an object of tensors")
     document = _document(entries.pop("__metadata__", None))
@@ -138,10 +137,23 @@ def read_tensor(file: BinaryIO, header: Header, spec: Spec) -> Tensor:
     count = spec.end - spec.start
     if not count:
         return torch.empty(spec.shape, dtype=spec.dtype)
-    content = bytearray(count)
     file.seek(header.size + spec.start)
-    if file.readinto(content) != count:  # type: ignore[attr-defined]  # BinaryIO does not name it
+    content = _exactly(file, count)
+    if len(content) < count:
         refuse(
-            f"{count} bytes were to come at {spec.start} and did not: the file is cut off", "Copy or write it again."
+            f"{count} bytes were to come at {spec.start} and {len(content)} did: the file is cut off",
+            "Copy or write it again.",
         )
     return torch.frombuffer(content, dtype=torch.uint8).view(spec.dtype).reshape(spec.shape)
+
+
+def _exactly(file: BinaryIO, count: int) -> bytearray:
+    """As many bytes, or all that are left; one read gives at most 2^31 - 4096 on Linux, on some file systems less."""
+    content = bytearray(count)
+    whole = memoryview(content)
+    taken = 0
+    while taken < count and (more := file.readinto(whole[taken:])):  # type: ignore[attr-defined]  # BinaryIO lacks it
+        taken += more
+    whole.release()
+    del content[taken:]
+    return content

@@ -22,6 +22,10 @@ MAX_STEPS = 64  # of one vector, or terms of one call
 MAX_RECORD_BYTES = 2**22
 MAX_MASK = 2**30  # entries of one mask, a byte each once it is read
 MAX_MASKS = 2**32  # of all masks of a file
+# What a reader computes grows with rows x keys, of which a file with heads of one feature can name many in few bytes.
+# 8192 rows and keys of 64 features in float16: 16 logits for each byte of q, k, v and output.
+WORK_A_BYTE = 32
+LEAST_WORK = 2**20  # that any file may ask for
 REPLACE = "Write the file again; docs/en/trace-file.md says how."
 
 

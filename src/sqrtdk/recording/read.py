@@ -120,6 +120,7 @@ def _take(path: Path, header: Header, document: dict[str, Any], load: Any) -> Tr
     metadata = _metadata(fields)
     fields.end()
     source.end()
+    source.check_work()
     if len(notes) > _MOST_NOTES:
         notes = [*notes[:_MOST_NOTES], f"{len(notes) - _MOST_NOTES} more tensors hold NaN or infinity"]
     return TraceFile(path, version, metadata, tuple(calls), tuple(cuts), inputs, tuple(notes))

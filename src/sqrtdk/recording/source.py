@@ -11,7 +11,17 @@ from torch import Tensor
 
 from sqrtdk.recording.format import BITS
 from sqrtdk.recording.header import Header, Spec
-from sqrtdk.recording.limits import MAX_MASK, MAX_MASKS, MAX_NAME, MAX_TENSORS, at_most, refuse, shown
+from sqrtdk.recording.limits import (
+    LEAST_WORK,
+    MAX_MASK,
+    MAX_MASKS,
+    MAX_NAME,
+    MAX_TENSORS,
+    WORK_A_BYTE,
+    at_most,
+    refuse,
+    shown,
+)
 from sqrtdk.recording.masks import Packed, unpack
 
 
@@ -29,7 +39,8 @@ class Source:
         self._load = load
         self._shared: dict[str, Tensor | None] = dict.fromkeys(same.values())
         self._masks: dict[tuple[Any, ...], Tensor] = {}
-        self._entries = 0
+        self._size = header.size + max((spec.end for spec in header.specs.values()), default=0)
+        self._entries = self._logits = 0
         self._taken: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
@@ -88,6 +99,24 @@ class Source:
                 torch.empty(packed.shape, dtype=torch.bool, device="meta") if self.dry else unpack(packed)
             )
         return self._masks[key]
+
+    def count_logits(self, shape: tuple[int, ...]) -> None:
+        """Note the logits of a call, (B, Hq, L, S): what computes it again makes each of them."""
+        self._logits += math.prod(shape)
+
+    def check_work(self) -> None:
+        """Refuse a file that asks for much more than it holds.
+
+        Raises:
+            TraceFileError: The logits and the entries of masks are too many for its bytes.
+        """
+        work, most = self._logits + self._entries, max(LEAST_WORK, WORK_A_BYTE * self._size)
+        if work > most:
+            refuse(
+                f"{self._logits} logits and {self._entries} entries of masks in a file of {self._size} bytes; "
+                f"at most {most} are computed, {WORK_A_BYTE} a byte",
+                "Record less: --calls, --rows or --heads.",
+            )
 
     def prefixed(self, begin: str) -> list[str]:
         """The names that begin so, in the file's order."""
