@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -111,6 +112,57 @@ def test_bodies_are_small(explorer: Served) -> None:
     for length in (str(LARGEST_BODY + 1), "9" * 30, "-1", "x"):
         status = explorer.ask("/en/gradio_api/queue/join", {"Content-Length": length}, method="POST")[0]
         assert status in (400, 413), length
+
+
+_JOIN = {"data": [], "fn_index": 0, "session_hash": "abc"}
+_ODD_BODIES: dict[str, bytes] = {
+    "nothing": b"",
+    "half": b"{",
+    "no JSON": b"\xff\xfe{}",
+    "NaN": b"NaN",
+    "a list": b"[]",
+    "a number": b"1",
+    "null": b"null",
+    "no fields": b"{}",
+    "deep": b"[" * 100_000,
+    "a long number": b'{"data": [], "session_hash": "abc", "fn_index": ' + b"9" * 5000 + b"}",
+    "a name twice": b'{"data": [], "session_hash": "abc", "fn_index": 0, "fn_index": 1}',
+    **{
+        f"{name} {str(value)[:20]}": json.dumps(_JOIN | {"event_id": "e"} | {name: value}).encode()
+        for name, values in {
+            "fn_index": (99999, -1, 0.5, float("nan"), float("inf"), True, None, "x", [], 10**30),
+            "data": (None, {}, "x", [1, 2], [float("nan")], [[[[[[]]]]]] * 3),
+            "session_hash": (None, 1, "a" * 10**6, "../..", "\ud800", float("nan")),
+            "trigger_id": (float("nan"), 0.5, "x", True),
+            "event_id": (1, "a" * 10**6, "\x00", float("nan")),
+        }.items()
+        for value in values
+    },
+}
+
+
+def test_a_body_that_the_page_does_not_send_is_refused_in_words(explorer: Served) -> None:
+    """No error of the server's own, and nothing in its log."""
+    headers = {"Content-Type": "application/json"}
+    for call in ("queue/join", "cancel", "reset"):
+        for name, body in _ODD_BODIES.items():
+            status, text, _ = explorer.ask(f"/en/gradio_api/{call}", headers, method="POST", body=body)
+            # the other two have fewer fields, and go by those alone
+            assert status in ((400, 422) if call == "queue/join" else (200, 400, 422)), (call, name)
+            assert text != b"Internal Server Error", (call, name)
+    log = explorer.process.stderr
+    assert log is not None
+    os.set_blocking(log.fileno(), False)
+    told = b""
+    while select.select([log], [], [], 0)[0] and (more := os.read(log.fileno(), 2**16)):
+        told += more
+    os.set_blocking(log.fileno(), True)
+    assert b"Traceback" not in told
+    good = json.dumps(_JOIN).encode()
+    status, text, _ = explorer.ask(
+        "/en/gradio_api/queue/join", {"Content-Type": "application/json"}, method="POST", body=good
+    )
+    assert (status, set(json.loads(text))) == (200, {"event_id"})
 
 
 def test_headers_keep_the_page_to_itself(explorer: Served) -> None:

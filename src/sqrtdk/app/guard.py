@@ -1,4 +1,4 @@
-"""Who may ask the page for what: an exact list of names, this origin alone, a list of paths, and small bodies.
+"""Who may ask the page for what: an exact list of names, this origin alone, a list of paths, and bodies of one form.
 
 A page on loopback is within reach of every site that the reader's browser shows: by a name that resolves to
 127.0.0.1, by a request from another origin, by a frame. What is not on a list gets no further than here.
@@ -7,14 +7,19 @@ A page on loopback is within reach of every site that the reader's browser shows
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import Any
+
+from sqrtdk._stranger import parse_json
+from sqrtdk.errors import InvalidValueError
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+Functions = Mapping[str, Mapping[int, int]]  # of each language: by number, how many inputs it takes
 
 LARGEST_BODY = 24 * 2**20  # bytes: a report of 16 MiB in base64, and what is around it
 _NAME = r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*"  # no dots in a row, so nothing leads upwards
@@ -34,6 +39,13 @@ _PATHS = {  # all that the page asks for: of our own, then of each language's Gr
     "POST": (r"/(en|zh)/gradio_api/(queue/join|cancel|reset)",),
 }
 _ALLOWED = {method: re.compile("|".join(f"(?:{path})" for path in paths)) for method, paths in _PATHS.items()}
+_FIELDS: Mapping[str, Mapping[str, type]] = {  # of the bodies that are posted
+    "join": {"data": list, "fn_index": int, "session_hash": str},
+    "cancel": {"event_id": str, "fn_index": int, "session_hash": str},
+    "reset": {"event_id": str},
+}
+_KINDS = {list: "list", int: "whole number", str: "text"}
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{0,64}")  # Gradio's names of sessions and events
 _POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -61,15 +73,17 @@ _HEADERS = (
 class Guard:
     """An application that passes on only what the page itself asks for."""
 
-    def __init__(self, app: App, hosts: Iterable[str]) -> None:
+    def __init__(self, app: App, hosts: Iterable[str], functions: Functions) -> None:
         """Guard an application.
 
         Args:
             app: of ASGI.
             hosts: what the Host header may be, exactly, with the port.
+            functions: that the page calls.
         """
         self._app = app
         self._hosts = frozenset(hosts)
+        self._functions = functions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or pass on."""
@@ -83,26 +97,64 @@ class Guard:
         if refusal is not None:
             await _answer(send, *refusal)
             return
-        taken, too_long = 0, False
+        body = await _body(receive) if scope["method"] == "POST" else b""
+        if body is None:
+            await _answer(send, 413, f"A request has at most {LARGEST_BODY} bytes.")
+            return
+        if scope["method"] == "POST" and (reason := self._wrong(scope["path"], body)):
+            await _answer(send, 400, f"This is no request that the page makes: {reason}.")
+            return
+        begun = given = False
 
-        async def limited() -> Message:
-            nonlocal taken, too_long
-            message = await receive()
-            taken += len(message.get("body", b""))
-            if taken > LARGEST_BODY:
-                too_long = True
-                return {"type": "http.disconnect"}
-            return message
+        async def again() -> Message:
+            nonlocal given
+            if given or scope["method"] != "POST":
+                return await receive()
+            given = True
+            return {"type": "http.request", "body": body, "more_body": False}
 
         async def headed(message: Message) -> None:
+            nonlocal begun
             if message["type"] == "http.response.start":
+                if message["status"] == 500:  # what raised it comes here next
+                    return
+                begun = True
                 ours = {name for name, _ in _HEADERS}
                 kept = [pair for pair in message.get("headers", []) if pair[0].lower() not in ours and _local(pair[0])]
                 message = {**message, "headers": [*kept, *_HEADERS]}
-            if not too_long:
+            if begun:
                 await send(message)
 
-        await self._app(scope, limited, headed)
+        try:
+            await self._app(scope, again, headed)
+        except Exception:
+            if begun:
+                raise
+        if not begun:
+            await _answer(send, 400, "The page can't answer this request.")
+
+    def _wrong(self, path: str, body: bytes) -> str:
+        """Why the body of a request is none that the page sends; "" where it may be one."""
+        try:
+            document = parse_json(body, "it", InvalidValueError, "")
+        except InvalidValueError as error:
+            return str(error)
+        if not isinstance(document, dict):
+            return "it is no object"
+        language, call = path.split("/")[1], path.rpartition("/")[2]
+        for name, kind in _FIELDS[call].items():
+            if type(document.get(name)) is not kind:
+                return f"{name} is no {_KINDS[kind]}"
+        if any(isinstance(value, str) and not _TOKEN.fullmatch(value) for name, value in document.items()):
+            return "a name in it is too long, or has other characters than letters and digits"
+        if call != "join":
+            return ""
+        if type(document.get("trigger_id")) not in (int, type(None)):
+            return "trigger_id is no whole number"
+        inputs = self._functions[language].get(document["fn_index"])
+        if inputs is None:
+            return "fn_index is no function"
+        return "" if len(document["data"]) == inputs else f"data has {len(document['data'])} inputs, not {inputs}"
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
         """Status and reason, or None where the request may pass."""
@@ -130,6 +182,22 @@ class Guard:
 def _local(name: bytes) -> bool:
     """Whether a header of the application may stay: none that opens the page to another origin."""
     return not name.lower().startswith(b"access-control-")
+
+
+async def _body(receive: Receive) -> bytes | None:
+    """The body of a request; None: it is larger than any that the page sends, or breaks off."""
+    parts: list[bytes] = []
+    taken = 0
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        parts.append(message.get("body", b""))
+        taken += len(parts[-1])
+        if taken > LARGEST_BODY:
+            return None
+        if not message.get("more_body", False):
+            return b"".join(parts)
 
 
 async def _answer(send: Send, status: int, reason: str) -> None:

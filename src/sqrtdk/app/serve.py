@@ -85,10 +85,13 @@ def application(port: int, folder: Path) -> App:
     app.router.add_route("/", root, methods=["GET", "HEAD"])
     app.router.add_route("/manifest.json", nothing, methods=["GET"])
     app.router.add_route("/favicon.ico", nothing, methods=["GET"])
+    functions: dict[str, dict[int, int]] = {}
     for language in LANGUAGES:
+        page = build(words(language))
+        functions[language] = {number: len(called.inputs) for number, called in page.fns.items()}
         gradio.mount_gradio_app(
             app,
-            build(words(language)),
+            page,
             path=f"/{language}",
             server_name=LOOPBACK,
             server_port=port,
@@ -104,7 +107,7 @@ def application(port: int, folder: Path) -> App:
             mcp_server=False,
             **look(language),
         )
-    return Guard(app, (f"{LOOPBACK}:{port}", f"localhost:{port}"))
+    return Guard(app, (f"{LOOPBACK}:{port}", f"localhost:{port}"), functions)
 
 
 @contextlib.contextmanager
