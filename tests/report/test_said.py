@@ -51,6 +51,7 @@ SPEAKERS = (  # what is in them in English, and has a blank, is read by people
     "monitor/alarms/*.py",
     "monitor/forwards.py",
     "monitor/checkpoints/_records.py",
+    "monitor/journal.py",
     "tracing/tell/scale.py",
     "tracing/tell/slope.py",
     "tracing/tell/keep.py",

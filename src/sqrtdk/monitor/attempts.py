@@ -37,10 +37,12 @@ def lost_tails(attempts: Sequence[Attempt], parts: Sequence[Part]) -> tuple[Part
         [(1, 0, 799), (2, 500, 599)]
     """
     lost = []
+    ends: dict[int, tuple[int, int]] = {}  # number and step after the last part of each attempt
+    for part in parts:
+        number, step = ends.get(part.attempt, (0, 0))
+        ends[part.attempt] = max(number, part.last + 1), max(step, part.last_step + 1)
     for attempt in attempts:
-        own = [part for part in parts if part.attempt == attempt.number]
-        number = 1 + max((part.last for part in own), default=-1)
-        step = max((part.last_step + 1 for part in own), default=attempt.first_step)
+        number, step = ends.get(attempt.number, (0, attempt.first_step))
         if (attempt.parts or 0) > number and attempt.last_step is not None:
             first_step = min(step, attempt.last_step)
             lost.append(Part(attempt.number, number, (attempt.parts or 0) - 1, first_step, attempt.last_step))

@@ -253,7 +253,7 @@ class Journal:
             self._warn(step, str(dropped))
 
     def _warn(self, step: int, text: str) -> None:
-        alarm = Alarm("records", "warn", step, text[:TEXT], "the operating system")
+        alarm = Alarm("records", "warn", step, text[:TEXT], source="the operating system")
         self._alarms.append(alarm)
         self._untold.append(alarm)
 

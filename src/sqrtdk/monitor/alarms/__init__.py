@@ -76,7 +76,7 @@ def _judged(name: str, before: Sequence[StepSample], now: StepSample) -> list[Al
         return list(ALARMS[name].judge(before, now))
     except Exception as error:  # an observer never stops the run
         text = f"the alarm {name} could not be judged at step {now.step}: {kind_and_text(error)}"
-        return [Alarm(name, "warn", now.step, text, "the watch itself")]
+        return [Alarm(name, "warn", now.step, text, source="the watch itself")]
 
 
 def fresh(alarms: Iterable[Alarm], told: Iterable[Alarm]) -> list[Alarm]:
