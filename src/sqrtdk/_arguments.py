@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from sqrtdk._subclasses import check_class
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.impl.call import broadcast
 
@@ -26,6 +27,8 @@ _FLOATS = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16
 def fit_at_a_glance(query: Any, key: Any, value: Any) -> bool:
     """Whether nothing about the three can be wrong: told in a microsecond, where the full checks take twenty."""
     if not (type(query) is type(key) is type(value) is Tensor):
+        return False
+    if query.is_nested or key.is_nested or value.is_nested:  # which have no shape
         return False
     a, b, c = query.shape, key.shape, value.shape
     return (
@@ -46,6 +49,7 @@ def check_tensors(query: Any, key: Any, value: Any) -> None:
     for name, tensor in named.items():
         if not isinstance(tensor, Tensor):
             raise InvalidTypeError(f"{name} is a tensor; got {type(tensor).__name__}", hint="Pass torch tensors.")
+        check_class(name, tensor)
         if tensor.dtype not in _FLOATS:
             raise InvalidTypeError(f"{name} has a real floating dtype; got {tensor.dtype}", hint="Convert it first.")
         if tensor.layout != torch.strided:
@@ -121,6 +125,10 @@ def check_broadcast(name: str, tensor: Tensor, shape: Sequence[int]) -> None:
 
 def check_mask(mask: Any, shape: Sequence[int], value: Value) -> None:
     """Refuse an attn_mask that is neither bool nor floating, or does not broadcast to (..., Hq, L, S)."""
+    if isinstance(mask, Tensor):
+        check_class("attn_mask", mask)
+        if mask.layout != torch.strided:
+            raise InvalidTypeError(f"attn_mask is a dense tensor; got {mask.layout}", hint="Use to_dense().")
     if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise InvalidTypeError(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
-from torch.nn import functional
 
 from sqrtdk import _arguments as arguments
 from sqrtdk._resolve import needs_care, resolve
+from sqrtdk._subclasses import PLAIN, named_in_errors, torch_attention
 from sqrtdk.errors import SqrtdkError
 from sqrtdk.impl.bias import check_term
 from sqrtdk.impl.call import Call
@@ -172,41 +173,46 @@ def attention(
     extras = (score, softcap, bias, window, sinks, return_aux)
     both = is_causal and attn_mask is not None
     plain = impl == "auto" and not causal_lower_right and not both and all(extra is None for extra in extras)
-    if plain and (scale is None or (type(scale) is float and (scale > 0.0 or not is_causal))):
+    foreign = not (type(query) in PLAIN and type(key) in PLAIN and type(value) in PLAIN)
+    foreign = foreign or not (attn_mask is None or type(attn_mask) in PLAIN)
+    if plain and not foreign and (scale is None or (type(scale) is float and (scale > 0.0 or not is_causal))):
         _check(query, key, value, attn_mask, dropout_p, scale, enable_gqa)
         careless = not needs_care(query, key, value, scale, attn_mask is not None or is_causal)
         pairs = _pairs(query, key, value)
         if careless and pairs <= LARGEST_DENSE and not pays_compiled(pairs, query, key, value, dropout_p):
-            return functional.scaled_dot_product_attention(
+            return torch_attention(
                 query, key, value, _as_torch(attn_mask, value), dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )
-    call = resolve(
-        query,
-        key,
-        value,
-        attn_mask,
-        dropout_p,
-        is_causal,
-        scale,
-        enable_gqa,
-        score=score,
-        softcap=softcap,
-        bias=bias,
-        window=window,
-        sinks=sinks,
-        causal_lower_right=causal_lower_right,
-        return_aux=return_aux,
-    )
-    chosen = choose(call, impl)
-    if not torch.compiler.is_compiling():
-        _log.debug("attention runs on %s: %s", chosen.impl, chosen.reason)
-    run = IMPLEMENTATIONS[chosen.impl]
-    if arguments.autocast_dtype(query) is None:
-        output, aux = run(call)
-    else:
-        with torch.autocast(query.device.type, enabled=False):
-            output, aux = run(call)
+    tensors = {"query": query, "key": key, "value": value, "attn_mask": attn_mask}
+    with named_in_errors(tensors | {"scale": scale, "bias": bias, "sinks": sinks, "score": score}):
+        call = resolve(
+            query,
+            key,
+            value,
+            attn_mask,
+            dropout_p,
+            is_causal,
+            scale,
+            enable_gqa,
+            score=score,
+            softcap=softcap,
+            bias=bias,
+            window=window,
+            sinks=sinks,
+            causal_lower_right=causal_lower_right,
+            return_aux=return_aux,
+        )
+        chosen = choose(call, impl)
+        if not torch.compiler.is_compiling():
+            _log.debug("attention runs on %s: %s", chosen.impl, chosen.reason)
+        with _outside_autocast(query):
+            output, aux = IMPLEMENTATIONS[chosen.impl](call)
     return output if return_aux is None else (output, aux)
+
+
+def _outside_autocast(query: Query) -> AbstractContextManager[Any]:
+    lowered = arguments.autocast_dtype(query) is not None
+    return torch.autocast(query.device.type, enabled=False) if lowered else nullcontext()
 
 
 def explain(

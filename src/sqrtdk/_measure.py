@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sqrtdk._arguments import autocast_dtype
 from sqrtdk._resolve import resolve
+from sqrtdk._subclasses import check_class, named_in_errors
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.impl.call import Call, has_values
 from sqrtdk.impl.choice import against_compiled, against_triton
@@ -77,7 +78,10 @@ def measure(
         tensor([[[1., 4.],
                  [1., 4.]]])
     """
-    with torch.no_grad():
+    tensors = {"query": query, "key": key, "attn_mask": attn_mask, "scale": scale, "bias": bias, "score": score}
+    with torch.no_grad(), named_in_errors(tensors):
+        if isinstance(key, Tensor):
+            check_class("key", key)
         call = resolve(
             query,
             key,
@@ -127,6 +131,7 @@ def _measured(call: Call) -> RowStats:
 
 def _chosen(rows: int | Int[Tensor, " R"], length: int, device: torch.device) -> Int[Tensor, " R"]:
     if isinstance(rows, Tensor):
+        check_class("rows", rows)
         if rows.dtype != torch.int64 or rows.ndim != 1:
             raise InvalidTypeError(
                 f"rows is a number, or indices (R,) int64; got {rows.dtype} {tuple(rows.shape)}",

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk import _arguments as arguments
+from sqrtdk._subclasses import causal_diagonal, check_class, is_causal_bias
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.impl.call import UNBOUNDED, Call, has_values
 from sqrtdk.positions import PositionTerm
@@ -55,6 +56,9 @@ def resolve(
     head_dim = query.shape[-1]
     query, key, pairs, rule = _scored(score, query, key)
     shift = key.shape[-2] - query.shape[-2] if causal_lower_right else 0
+    diagonal = shift if is_causal or causal_lower_right else None
+    if is_causal_bias(attn_mask):
+        diagonal, attn_mask = _with_causal_bias(attn_mask, query.shape[-2], key.shape[-2], is_causal, diagonal), None
     call = Call(
         query,
         key,
@@ -62,7 +66,7 @@ def resolve(
         1.0,
         score=pairs,
         softcap=None if softcap is None else arguments.number("softcap", softcap, above=0.0),
-        diagonal=shift if is_causal or causal_lower_right else None,
+        diagonal=diagonal,
         window=UNBOUNDED if window is None else arguments.window_sides(window),
         shift=shift,
         dropout_p=arguments.probability(dropout_p),
@@ -91,6 +95,16 @@ def _scored(
     raise InvalidTypeError(f"score is a score of sqrtdk.scores; got {score!r}", hint="scores.cosine(), for one.")
 
 
+def _with_causal_bias(mask: Any, length: int, keys: int, is_causal: bool, diagonal: int | None) -> int:
+    """The diagonal with that of torch's causal bias, which torch refuses beside `is_causal`."""
+    if is_causal:
+        raise InvalidValueError(
+            "attn_mask is a causal bias or is_causal is True; got both", hint="The bias alone is enough."
+        )
+    own = causal_diagonal("attn_mask", mask, length, keys)
+    return own if diagonal is None else min(own, diagonal)
+
+
 def _masks(call: Call, attn_mask: Visible | Bias | None, bias: Any) -> dict[str, Any]:
     """The fields `visible`, `bias` and `term`: a float mask is a bias whose -inf hides."""
     full = (*call.lead, call.length, call.keys)
@@ -103,6 +117,7 @@ def _masks(call: Call, attn_mask: Visible | Bias | None, bias: Any) -> dict[str,
             visible = attn_mask != -math.inf
             added = attn_mask.masked_fill(~visible, 0.0)
     if isinstance(bias, Tensor):
+        check_class("bias", bias)
         if not bias.is_floating_point():
             raise InvalidTypeError(f"bias is a floating tensor; got {bias.dtype}", hint="A bool mask is attn_mask.")
         arguments.check_device("bias", bias, call.query)
@@ -121,6 +136,7 @@ def _sinks(call: Call, sinks: Any) -> Sinks | None:
     if sinks is None:
         return None
     if isinstance(sinks, Tensor):
+        check_class("sinks", sinks)
         rows = sinks.ndim > 1
         if not sinks.is_floating_point() or not (rows or tuple(sinks.shape) == (call.heads,)):
             raise InvalidValueError(
@@ -152,6 +168,7 @@ def _beta(call: Call, scale: Any, head_dim: int) -> float | Factor:
         )
     if not isinstance(scale, Tensor):
         return arguments.scale_number(scale)
+    check_class("scale", scale)
     if not scale.is_floating_point():
         raise InvalidTypeError(f"a scale tensor has a floating dtype; got {scale.dtype}", hint="Convert it first.")
     arguments.check_device("scale", scale, call.query)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from sqrtdk._subclasses import torch_attention
 from sqrtdk.bench.workloads import Case
 from sqrtdk.errors import UnsupportedError
 
@@ -20,7 +20,7 @@ LARGEST_EAGER = 2**28  # weights of the formula written out
 def sdpa(case: Case) -> Call:
     """Torch's scaled_dot_product_attention."""
     causal, shared = case.workload.is_causal, case.workload.grouped
-    return lambda: functional.scaled_dot_product_attention(*case.inputs, is_causal=causal, enable_gqa=shared)
+    return lambda: torch_attention(*case.inputs, is_causal=causal, enable_gqa=shared)
 
 
 def flex(case: Case) -> Call:

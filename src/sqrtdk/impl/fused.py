@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.nn.attention import SDPBackend
 
+from sqrtdk._subclasses import torch_attention
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.bias import learns_term, with_bias
 from sqrtdk.impl.call import UNBOUNDED, Call, broadcast, grow, has_values
@@ -76,7 +76,7 @@ def fused(call: Call) -> tuple[Output, AuxOutput]:
     is_causal = call.diagonal is not None and mask is None
     if isinstance(scale, Tensor) or (is_causal and scale <= 0.0):  # which would turn the -inf of hidden keys about
         query, scale = query.to(call.dtype) * scale, 1.0
-    output = functional.scaled_dot_product_attention(
+    output = torch_attention(
         query.to(value.dtype),
         key.to(value.dtype),
         value,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from sqrtdk._subclasses import as_bool_mask, check_class
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 
 if TYPE_CHECKING:
@@ -16,23 +17,31 @@ if TYPE_CHECKING:
 
 
 def merged_mask(
-    attn_mask: Tensor | None, key_padding_mask: Tensor | None, *, batch: int, heads: int, length: int, keys: int
+    attn_mask: Tensor | None,
+    key_padding_mask: Tensor | None,
+    *,
+    batch: int,
+    heads: int,
+    length: int,
+    keys: int,
+    device: Any,
 ) -> Shaped[Tensor, "#{batch} #{heads} #{length} {keys}"] | None:
     """One mask of both: bool where both are, else floating with -inf at what a bool mask hides.
 
     Args:
-        attn_mask: (L, S), (N * heads, L, S), or (N or 1, heads or 1, L, S), bool or floating.
+        attn_mask: (L, S), (N * heads, L, S), or (N or 1, heads or 1, L, S), bool or floating; or torch's causal bias.
         key_padding_mask: (N, S), or (S,) where N is 1, bool or floating.
         batch: N.
         heads: query heads.
         length: L.
         keys: S.
+        device: of a mask that a causal bias becomes.
 
     Raises:
-        InvalidTypeError: a mask that is neither bool nor floating.
+        InvalidTypeError: a mask that is neither bool nor floating, or a subclass that is no plain mask.
         InvalidValueError: a mask of another shape.
     """
-    attn = None if attn_mask is None else _attn(attn_mask, batch, heads, length, keys)
+    attn = None if attn_mask is None else _attn(attn_mask, batch, heads, length, keys, device)
     padding = None if key_padding_mask is None else _padding(key_padding_mask, batch, keys)
     if attn is None or padding is None:
         return padding if attn is None else attn
@@ -60,8 +69,9 @@ def _hide(mask: Shaped[Tensor, "#N #Hq #L #S"], seen: Bool[Tensor, "L S"]) -> Sh
 
 
 def _attn(
-    mask: Tensor, batch: int, heads: int, length: int, keys: int
+    mask: Tensor, batch: int, heads: int, length: int, keys: int, device: Any
 ) -> Shaped[Tensor, "#{batch} #{heads} {length} {keys}"]:
+    mask = as_bool_mask("attn_mask", mask, length, keys, device)
     _check_type("attn_mask", mask)
     shape = tuple(mask.shape)
     if shape == (length, keys):
@@ -88,6 +98,8 @@ def _padding(mask: Tensor, batch: int, keys: int) -> Shaped[Tensor, "{batch} 1 1
 
 
 def _check_type(name: str, mask: Any) -> None:
+    if isinstance(mask, Tensor):
+        check_class(name, mask)
     if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise InvalidTypeError(

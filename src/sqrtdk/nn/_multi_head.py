@@ -183,7 +183,15 @@ class MultiHeadAttention(Projections):
         q, k, v = split_heads(q, self.num_heads), split_heads(k, self.kv_heads), split_heads(v, self.kv_heads)
         q, k, term = self._placed(q, k)
         batch, length, keys = q.shape[0], q.shape[-2], k.shape[-2]
-        mask = merged_mask(attn_mask, key_padding_mask, batch=batch, heads=self.num_heads, length=length, keys=keys)
+        mask = merged_mask(
+            attn_mask,
+            key_padding_mask,
+            batch=batch,
+            heads=self.num_heads,
+            length=length,
+            keys=keys,
+            device=q.device,
+        )
         if self.bias_k is not None or self.add_zero_attn:
             k, v = self._appended(k, v)
             extra = k.shape[-2] - keys

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from sqrtdk._subclasses import check_class
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.positions._block import check_block, offsets, wide_dtype
 from sqrtdk.scales._numbers import whole
@@ -122,6 +123,7 @@ def alibi(
         if not all(math.isfinite(m) for m in given):
             raise InvalidValueError(f"slopes are finite; got {given}", hint="Leave out what is not finite.")
         slopes = torch.tensor(given, dtype=torch.float64)
+    check_class("slopes", slopes)
     if not slopes.is_floating_point():
         raise InvalidTypeError(f"slopes are a floating point tensor; got {slopes.dtype}", hint="Convert the slopes.")
     if slopes.dim() != 1 or len(slopes) == 0:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from sqrtdk._subclasses import check_class
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.scales._numbers import finite, positive, whole
 
@@ -75,6 +76,8 @@ class LearnedGain(nn.Module):
 def checked_gain(gain: object) -> Float[Tensor, "..."] | nn.Module | float | None:
     """The gain, if it is of a kind that `gain_for` knows."""
     if gain is None or isinstance(gain, Tensor | nn.Module):
+        if isinstance(gain, Tensor):
+            check_class("a gain", gain)
         if isinstance(gain, Tensor) and gain.ndim == 2:
             raise InvalidValueError(f"a gain of two dimensions is ambiguous; got {tuple(gain.shape)}", hint=_HINT)
         return gain

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from sqrtdk._subclasses import check_class
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def keep(module: nn.Module, name: str, value: object, what: str, shapes: dict[in
     """
     if not isinstance(value, Tensor):
         raise InvalidTypeError(f"{what} is a tensor; got {type(value).__name__}", hint="torch.as_tensor makes one.")
+    check_class(what, value)
     if not value.is_floating_point():
         raise InvalidTypeError(f"{what} has a floating dtype; got {value.dtype}", hint="Convert it first.")
     if value.ndim not in shapes:

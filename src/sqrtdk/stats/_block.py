@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from sqrtdk._subclasses import check_class
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 def four_dims(tensor: Tensor, shape: Sequence[int], name: str) -> Shaped[Tensor, "_ _ _ _"]:
     """View a tensor that broadcasts to `shape` (..., Hq, L, S) as 4-D: sizes stay 1 where they can, no copy of L S."""
+    check_class(name, tensor)
     if name == "visible" and tensor.dtype != torch.bool:
         raise InvalidTypeError(f"visible is a bool tensor; got {tensor.dtype}", hint="Use `float_mask=` or `mask > x`.")
     sizes = (1,) * (len(shape) - tensor.ndim) + tuple(tensor.shape)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from sqrtdk._subclasses import as_bool_mask, check_class, named_in_errors
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.stats._block import Block, Masks, cut, four_dims, visible_rows, wide
 from sqrtdk.stats._partial import RowStats as RowStats
@@ -65,6 +66,7 @@ class LogitSource:
 
 def logit_source(logits: Logits, visible: Visible | None) -> LogitSource:
     """Validate, and view (..., L, S) as (B, Hq, L, S)."""
+    check_class("logits", logits)
     if not logits.is_floating_point():
         raise InvalidTypeError(f"logits are a floating tensor; got {logits.dtype}", hint="Pass logits before softmax.")
     if logits.ndim < 2:
@@ -72,6 +74,7 @@ def logit_source(logits: Logits, visible: Visible | None) -> LogitSource:
             f"logits have the shape (..., L, S); got {tuple(logits.shape)}", hint="Add the missing dimensions."
         )
     view = four_dims(logits.detach(), logits.shape, "logits")
+    visible = as_bool_mask("visible", visible, logits.shape[-2], logits.shape[-1], logits.device)
     return LogitSource(view, Masks(None if visible is None else four_dims(visible, logits.shape, "visible")))
 
 
@@ -94,6 +97,6 @@ def row_stats(logits: Logits, visible: Visible | None = None) -> RowStats:
         >>> row_stats(torch.zeros(1, 4)).effective_keys
         tensor([4.])
     """
-    with torch.no_grad():
+    with torch.no_grad(), named_in_errors({"logits": logits, "visible": visible}):
         rows, _ = sweep(logit_source(logits, visible))
         return rows.map(lambda field: field.reshape(logits.shape[:-1]))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from sqrtdk._subclasses import as_bool_mask, check_class, named_in_errors
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.stats._block import Block, Masks, cut, four_dims, pick_rows, visible_rows, wide
 from sqrtdk.stats._partial import RowStats
@@ -165,6 +166,7 @@ def product_source(
 ) -> ProductSource:
     """Validate, and bring every tensor to four dimensions."""
     for name, tensor in (("query", query), ("key", key)):
+        check_class(name, tensor)
         if not tensor.is_floating_point():
             raise InvalidTypeError(f"{name} is a floating tensor; got {tensor.dtype}", hint="Pass projected states.")
     q_shape, k_shape = tuple(query.shape), tuple(key.shape)
@@ -179,6 +181,7 @@ def product_source(
             hint="Query heads that share a key head are neighbours.",
         )
     full = (*q_shape[:-1], k_shape[-2])
+    visible = as_bool_mask("visible", visible, full[-2], full[-1], query.device)
     return ProductSource(
         query=four_dims(query, q_shape, "query"),
         key=four_dims(key, k_shape, "key"),
@@ -257,7 +260,8 @@ def attention_row_stats(
         >>> attention_row_stats(q, k, scale=0.5, is_causal=True).rows.n
         tensor([[[1., 2., 3., 4.]]])
     """
-    with torch.no_grad():
+    tensors = {"query": query, "key": key, "value": value, "bias": bias, "visible": visible, "float_mask": float_mask}
+    with torch.no_grad(), named_in_errors(tensors | {"scale": scale}):
         source = product_source(
             query,
             key,

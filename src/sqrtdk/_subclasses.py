@@ -1,0 +1,195 @@
+"""Subclasses of Tensor as arguments: one whose numbers are read as they are stored, or understood, or refused by name.
+
+A subclass may mean something else than what its memory holds: `causal_lower_right(8, 12)` of `torch.nn.attention.bias`
+is a tensor of uninitialised memory that only torch's own function knows to read. Four kinds pass:
+
+- a class without operations of its own: `class Activation(Tensor): ...`;
+- a class with `__torch_dispatch__`, which every operation asks: `FakeTensor`, `DTensor`, a quantised wrapper. What it
+  can't run becomes an error that names it;
+- a class with `__torch_function__` alone, if torch's attention makes of it what it makes of its memory;
+- torch's causal bias, as a mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import fields, is_dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.masked import MaskedTensor
+from torch.nn import Parameter, UninitializedParameter
+from torch.utils._python_dispatch import _disable_current_modes
+
+from sqrtdk.errors import InvalidTypeError, InvalidValueError, SqrtdkError, UnsupportedError, short_text
+
+# torch's own whatever `torch.nn.functional.scaled_dot_product_attention` is now: `sqrtdk.attention` may stand there
+torch_attention = torch._C._nn.scaled_dot_product_attention
+PLAIN = (Tensor, Parameter)
+_MASKS = ("attn_mask", "attention_mask", "bias", "key_padding_mask", "position_bias", "visible", "float_mask")
+_AS_STORED = "Pass x.as_subclass(torch.Tensor) if the numbers that it stores are meant."
+
+
+def check_class(name: str, tensor: Tensor) -> None:
+    """Refuse a tensor that can't be read as numbers of its shape.
+
+    Args:
+        name: of the argument; a mask is tried as one.
+        tensor: any tensor.
+
+    Raises:
+        InvalidTypeError: a nested or a masked tensor, a lazy parameter without values, a causal bias, or a class whose
+            attention differs from that of the numbers that it stores.
+    """
+    kind = type(tensor)
+    if tensor.is_nested:
+        raise InvalidTypeError(
+            f"{name} is one dense tensor; got a nested one ({kind.__name__}, {tensor.layout})",
+            hint="Pad it (torch.nested.to_padded_tensor) and hide the padding with attn_mask.",
+        )
+    if kind in PLAIN:
+        return
+    if isinstance(tensor, MaskedTensor):
+        raise InvalidTypeError(
+            f"{name} is a plain tensor; got a MaskedTensor",
+            hint="Pass its get_data(), and the keys to hide as attn_mask.",
+        )
+    if isinstance(tensor, UninitializedParameter):
+        raise InvalidTypeError(
+            f"{name} holds numbers; got {kind.__name__} without values", hint="Run the lazy module once before."
+        )
+    if is_causal_bias(tensor):
+        raise InvalidTypeError(f"{name} is numbers; got a CausalBias, which has none", hint="It is an attn_mask.")
+    if _has_function(kind) and not _has_dispatch(kind) and not _is_its_memory(name, tensor):
+        raise InvalidTypeError(
+            f"{name} is a {kind.__name__}, of which torch's attention makes something else than of its numbers",
+            hint=_AS_STORED,
+        )
+
+
+def is_causal_bias(tensor: Any) -> bool:
+    """Whether it is what `torch.nn.attention.bias.causal_upper_left` or `causal_lower_right` makes.
+
+    By its name: importing that module imports torch's compiler.
+    """
+    if type(tensor) in PLAIN:
+        return False
+    return any(c.__name__ == "CausalBias" and c.__module__ == "torch.nn.attention.bias" for c in type(tensor).__mro__)
+
+
+def causal_diagonal(name: str, mask: Any, length: int, keys: int) -> int:
+    """The d of "row i sees keys j <= i + d" that a causal bias says.
+
+    Args:
+        name: of the argument.
+        mask: see `is_causal_bias`.
+        length: L, the rows of the call.
+        keys: S, its keys.
+
+    Raises:
+        InvalidValueError: it is made for other sizes.
+    """
+    if (mask.seq_len_q, mask.seq_len_kv) != (length, keys):
+        raise InvalidValueError(
+            f"{name} is a causal bias of {mask.seq_len_q} rows and {mask.seq_len_kv} keys; got {length} and {keys}",
+            hint=f"causal_lower_right({length}, {keys}), for one.",
+        )
+    return keys - length if mask.variant.name == "LOWER_RIGHT" else 0
+
+
+def as_bool_mask(name: str, mask: Any, length: int, keys: int, device: torch.device) -> Any:
+    """A causal bias as a bool mask (L, S), True where the row sees the key; any other mask as it is, once checked."""
+    if not is_causal_bias(mask):
+        if isinstance(mask, Tensor):
+            check_class(name, mask)
+        return mask
+    return torch.ones(length, keys, dtype=torch.bool, device=device).tril(causal_diagonal(name, mask, length, keys))
+
+
+def named_in_errors(arguments: dict[str, Any]) -> AbstractContextManager[None]:
+    """Name a tensor with operations of its own (`DTensor`) in whatever error comes of what it can't run.
+
+    Args:
+        arguments: by name; of a module its parameters and buffers, of any other object the tensors that it holds.
+
+    Raises:
+        UnsupportedError: in place of such an error, within the context.
+    """
+    if torch.compiler.is_compiling():
+        return nullcontext()
+    tensors = [(name, tensor) for name, value in arguments.items() for tensor in _tensors_of(value)]
+    classes = {name: type(tensor).__name__ for name, tensor in tensors if _is_foreign(type(tensor))}
+    return _named_in_errors(classes) if classes else nullcontext()
+
+
+@contextmanager
+def _named_in_errors(classes: dict[str, str]) -> Iterator[None]:
+    try:
+        yield
+    except SqrtdkError:
+        raise
+    except Exception as error:  # whatever operations of a class from elsewhere raise
+        named = ", ".join(f"{name} is a {kind}" for name, kind in classes.items())
+        raise UnsupportedError(
+            f"{named}, with operations of its own, and these can't run the call: {short_text(error)}",
+            hint="Pass plain tensors: to_local() of a DTensor, dequantize() of a quantised one.",
+        ) from error
+
+
+def _tensors_of(value: Any) -> Iterable[Any]:
+    if isinstance(value, Tensor):
+        return (value,)
+    if isinstance(value, nn.Module):  # a learned score, scale or position term
+        return chain(value.parameters(), value.buffers())
+    held = fields(value) if is_dataclass(value) and not isinstance(value, type) else ()  # Alibi: its slopes
+    return (getattr(value, field.name) for field in held)
+
+
+def _is_foreign(kind: type) -> bool:
+    """Whether a class has operations of its own; those of torch's tracers stand for plain tensors."""
+    if kind in PLAIN or not issubclass(kind, Tensor) or kind.__module__.startswith("torch._subclasses"):
+        return False
+    return _has_dispatch(kind) or _has_function(kind)
+
+
+def _has_dispatch(kind: type) -> bool:
+    return getattr(kind, "__torch_dispatch__", None) is not Tensor.__torch_dispatch__
+
+
+def _has_function(kind: type) -> bool:
+    own: Any = getattr(kind, "__torch_function__", None)
+    own = getattr(own, "__func__", own)
+    return own not in (Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl)  # type: ignore[attr-defined]
+
+
+def _is_its_memory(name: str, tensor: Tensor) -> bool:
+    """Whether torch's attention, which the class may answer itself, makes the same of it and of what it stores.
+
+    With queries and keys of 0 a row's output is the mean of the values that a mask leaves. While compiling nothing can
+    be compared: a mask is refused, and any other tensor, which came of operations, is trusted.
+    """
+    if torch.compiler.is_compiling():
+        return name not in _MASKS
+    with _disable_current_modes(), torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        stored = tensor.detach().as_subclass(Tensor)
+        if stored.ndim < 2 or stored.is_meta or not stored.numel():
+            return True
+        *lead, rows, columns = stored.shape
+        dtype = stored.dtype if stored.is_floating_point() else torch.float32
+        mask = name in _MASKS
+        query = torch.zeros(*lead, rows if mask else 1, 1, dtype=dtype, device=stored.device)
+        key = query.new_zeros(*lead, columns if mask else rows, 1)
+        value = torch.arange(1.0, columns + 1, dtype=dtype, device=stored.device)[:, None].expand(*lead, columns, 1)
+    found = []
+    for one in (tensor, stored):
+        try:
+            with _disable_current_modes(), torch.no_grad():
+                result = torch_attention(query, key, value, one) if mask else torch_attention(query, key, one)
+        except (TypeError, ValueError, RuntimeError, AttributeError):
+            return False
+        with torch._C.DisableTorchFunctionSubclass():
+            found.append(result.as_subclass(Tensor).nan_to_num())
+    return torch.equal(*found)
