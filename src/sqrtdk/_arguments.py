@@ -44,7 +44,7 @@ def fit_at_a_glance(query: Any, key: Any, value: Any) -> bool:
 
 
 def check_tensors(query: Any, key: Any, value: Any) -> None:
-    """Refuse what are no floating tensors of one dtype and device, and head dimensions that differ or are 0."""
+    """Refuse what are no floating tensors of one dtype and device, and a value without a key."""
     named = {"query": query, "key": key, "value": value}
     for name, tensor in named.items():
         if not isinstance(tensor, Tensor):
@@ -70,11 +70,6 @@ def check_tensors(query: Any, key: Any, value: Any) -> None:
             f"key and value have one length; got {key.shape[-2]} and {value.shape[-2]}",
             hint="Pass a value for every key.",
         )
-    if 0 in (query.shape[-1], key.shape[-1]):
-        raise InvalidValueError(
-            f"the head dimension is at least 1; got {query.shape[-1]} for query and {key.shape[-1]} for key",
-            hint="A score of no dimensions has no scale 1/sqrt(0).",
-        )
 
 
 def check_widths(query: Query, key: AnyKey) -> None:
@@ -83,6 +78,15 @@ def check_widths(query: Query, key: AnyKey) -> None:
         raise InvalidValueError(
             f"query and key have one head dimension; got {query.shape[-1]} and {key.shape[-1]}",
             hint="Project them to the same size, or give a score that takes both (scores.bilinear).",
+        )
+
+
+def check_scored(query: Query, key: AnyKey) -> None:
+    """Refuse a score other than the dot product, whose sum may be empty, of no dimensions."""
+    if 0 in (query.shape[-1], key.shape[-1]):
+        raise InvalidValueError(
+            f"the head dimension is at least 1; got {query.shape[-1]} for query and {key.shape[-1]} for key",
+            hint="Only the dot product of no dimensions is a number, 0.",
         )
 
 

@@ -85,6 +85,7 @@ def _scored(
     if score is None:
         arguments.check_widths(query, key)
         return query, key, None, sqrt_dk()
+    arguments.check_scored(query, key)
     if isinstance(score, FoldedScore):
         dtype = torch.promote_types(query.dtype, torch.float32)  # half types are rounded once, with the scale folded in
         query, key = score.fold(query.to(dtype), key.to(dtype))
@@ -154,6 +155,8 @@ def _sinks(call: Call, sinks: Any) -> Sinks | None:
 
 def _beta(call: Call, scale: Any, head_dim: int) -> float | Factor:
     """The factor on the score."""
+    if isinstance(scale, ScaleRule) and not head_dim:
+        return 1.0  # the products are 0, and so is any multiple of theirs; 1/sqrt(0) is none
     if isinstance(scale, ScaleRule):
         scale = scale.beta(
             Sizes(

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import sqrtdk
-from sqrtdk.errors import SqrtdkError, UnsupportedError
-from tests.attention.calls import close, close_gradients, every, qkv, with_aux
+from sqrtdk import scales
+from sqrtdk.errors import UnsupportedError
+from tests.attention.calls import close, close_gradients, every, qkv, refuses, with_aux
 from tests.attention.oracle import attend
 
 
@@ -248,11 +249,20 @@ def test_head_dimensions(impl: str, dim: int) -> None:
 
 
 @every
-def test_head_dimension_zero_is_refused(impl: str) -> None:
-    q, k, v = torch.randn(2, 2, 7, 0), torch.randn(2, 2, 9, 0), torch.randn(2, 2, 9, 4)
-    with pytest.raises(ValueError, match="head dimension is at least 1") as caught:
-        sqrtdk.attention(q, k, v, impl=impl)
-    assert isinstance(caught.value, SqrtdkError)
+@pytest.mark.parametrize("scale", [None, 2.0, scales.log_n()])
+def test_head_dimension_zero_gives_the_mean_of_what_is_seen(impl: str, scale: Any) -> None:
+    """As torch's function: an empty product is 0, whatever its scale."""
+    q, k, v = torch.randn(2, 2, 7, 0), torch.randn(2, 2, 9, 0), torch.randn(2, 2, 9, 4, requires_grad=True)
+    if refuses(impl, lambda: sqrtdk.attention(q, k, v, impl=impl), {"cpu": "the head dimension is 0"}):
+        return
+    seen = torch.ones(7, 9).tril().bool()
+    mean = (seen.double() / seen.sum(-1, keepdim=True)) @ v.double()
+    for given in ({"is_causal": True}, {"attn_mask": seen}):
+        output, aux = with_aux(q, k, v, scale=scale, impl=impl, **given)
+        close(output, mean)
+        close(aux.lse, seen.double().sum(-1).log().expand(2, 2, 7))
+    learning = sqrtdk.attention(q, k, v, scale=scale, is_causal=True, impl=impl)
+    close_gradients(torch.autograd.grad(learning.square().sum(), v), torch.autograd.grad(mean.square().sum(), v))
 
 
 @every

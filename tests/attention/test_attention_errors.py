@@ -88,7 +88,11 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
         ValueError,
         r"divide.*4 query, 8 key",
     ),
-    "head dimension zero": (call((2, 4, 5, 0), (2, 4, 7, 0)), ValueError, r"head dimension is at least 1; got 0"),
+    "head dimension zero of a cosine": (
+        call((2, 4, 5, 0), (2, 4, 7, 0), score=scores.cosine()),
+        ValueError,
+        r"head dimension is at least 1; got 0",
+    ),
     # types
     "a list for a query": (call(q=[[1.0]]), TypeError, r"query is a tensor; got list"),
     "None for a value": (call(v=None), TypeError, r"value is a tensor; got NoneType"),

@@ -1,8 +1,8 @@
 """All model types of transformers, eager against `attn_implementation="sqrtdk"`: `python -m tests.hf.sweep`.
 
-Each is built small with random weights, in float64, and compared: output, gradients, left padding, and generation with
-a dynamic and a static cache. transformers rounds to float32 in places (the softmax of eager, rotary angles); `Exact`
-turns these into float64, so that only what is really computed otherwise differs.
+Each is built small with random weights, in float64, and compared: output, gradients, left padding, generation with a
+dynamic and a static cache, and from one token without a mask. transformers rounds to float32 in places (the softmax of
+eager, rotary angles); `Exact` turns these into float64, so that only what is really computed otherwise differs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TIMEOUT = 240
 AGREE = "agree"
 WRONG = ("differ", "timed out", "died")  # "timed out" and "died" only where eager alone does not
 STATES = (AGREE, "refused", *WRONG, "no attention through the interface", "not built", "does not run in eager")
-CHECKS = ("output", "gradients", "left padding", "dynamic cache", "static cache")
+CHECKS = ("output", "gradients", "left padding", "dynamic cache", "static cache", "one token")
 
 
 class Exact(TorchFunctionMode):
@@ -136,6 +136,21 @@ def run_gradients(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Tensor]
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None and p.grad.any()}
 
 
+def run_from_one_token(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Tensor]:
+    """Generate as `generate(ids)` does: no mask is given, and a decoder begins with one token."""
+    decoder = not model.config.is_encoder_decoder
+    ids = inputs.get("input_ids")
+    if ids is not None:
+        inputs = {"input_ids": ids[:, :1] if decoder else ids}
+    else:
+        inputs = {"input_features": inputs["input_features"]}
+    found = {}
+    for rows in (1, 2):
+        few = {name: value[:rows] for name, value in inputs.items()}
+        found |= {f"{rows} rows, {name}": value for name, value in run_generate(None)(model, few).items()}
+    return found
+
+
 def run_generate(cache: str | None) -> Callable[[nn.Module, dict[str, Any]], dict[str, Tensor]]:
     def run(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Tensor]:
         if "attention_mask" in inputs and "input_ids" in inputs:
@@ -168,6 +183,7 @@ def checks_of(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Callable[..
     first = "input_ids" in inputs or "input_features" in inputs
     if first and hasattr(model, "generation_config") and model.can_generate():
         checks |= {"dynamic cache": run_generate(None), "static cache": run_generate("static")}
+        checks["one token"] = run_from_one_token
     return checks
 
 

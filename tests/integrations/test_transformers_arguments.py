@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,13 +13,24 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.loss.loss_utils import LOSS_MAPPING, fixed_cross_entropy
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.utils.generic import TransformersKwargs
 
 import sqrtdk
 from sqrtdk.errors import InvalidValueError, UnsupportedError
-from sqrtdk.integrations.transformers import HARMLESS, REFUSED, attention_forward, attention_mask, register
+from sqrtdk.integrations.transformers import (
+    HARMLESS,
+    REFUSED,
+    _plain,
+    _stored,
+    attention_forward,
+    attention_mask,
+    register,
+)
+from sqrtdk.nn._attend import attend
 from tests.hf.families import CACHE
 from tests.tolerances import complaint
 
@@ -27,6 +39,14 @@ assert SPEC is not None
 assert SPEC.origin is not None
 MODELS = Path(SPEC.origin).parent / "models"
 OWN = set(attention_forward.__code__.co_varnames[: attention_forward.__code__.co_argcount])
+SMALL = {
+    "vocab_size": 99,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 FREE = nn.Module()
 FREE.is_causal = False
 
@@ -73,6 +93,81 @@ def test_every_argument_that_a_model_of_transformers_names_is_known(sources: lis
     assert named - OWN - set(HARMLESS) - set(REFUSED) == set()
     assert not set(HARMLESS) & set(REFUSED)
     assert not OWN & (set(HARMLESS) | set(REFUSED))
+
+
+def test_every_argument_of_a_loss_that_a_model_is_given_is_known() -> None:
+    """A model hands what it is given beyond its own arguments to its loss, and to its layers as well."""
+    losses = (
+        fixed_cross_entropy,
+        *(LOSS_MAPPING[name] for name in ("ForCausalLM", "ForMaskedLM", "ForTokenClassification")),
+    )
+    named = {p.name for loss in losses for p in inspect.signature(loss).parameters.values() if p.default is not p.empty}
+    assert {"ignore_index", "num_items_in_batch", "shift_labels"} <= named
+    assert named | {"labels"} <= set(HARMLESS)
+
+
+@pytest.mark.parametrize("arguments", [{"ignore_index": 3}, {"shift_labels": "rolled"}])
+def test_a_model_learns_with_the_arguments_of_its_loss(arguments: dict[str, Any]) -> None:
+    register()
+    ids = torch.arange(1, 9)[None]
+    given = {name: ids.roll(-1, 1) if value == "rolled" else value for name, value in arguments.items()}
+    losses = []
+    for attn in ("eager", "sqrtdk"):
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(LlamaConfig(**SMALL, attn_implementation=attn)).double()
+        losses.append(model(ids, labels=ids, **given).loss.float())
+    torch.testing.assert_close(losses[1], losses[0])
+
+
+def test_the_weights_are_returned_where_they_are_asked_for() -> None:
+    register()
+    ids = torch.arange(1, 9)[None]
+    found = {}
+    for attn in ("eager", "sqrtdk"):
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(LlamaConfig(**SMALL, attn_implementation=attn)).double()
+        found[attn] = model(ids, output_attentions=True)
+        assert not model(ids).attentions
+    assert len(found["sqrtdk"].attentions) == 2
+    for ours, eager in zip(found["sqrtdk"].attentions, found["eager"].attentions, strict=True):
+        assert (
+            complaint(ours.float(), eager, torch.float32, length=8, logit=1.0) is None
+        )  # eager's softmax is in float32
+
+
+def test_weights_of_keys_that_are_not_there_yet_are_zero() -> None:
+    """The first pass with a static cache of eight places."""
+    q, k = heads(1, 2, 3, 8), heads(1, 2, 8, 8)
+    output, weights = attention_forward(FREE, q, k, k, None, is_causal=True, output_attentions=True)
+    assert weights is not None
+    assert weights.shape == (1, 2, 3, 8)
+    wanted = (q @ k.mT / 8**0.5).masked_fill(~torch.ones(3, 8).tril().bool(), -torch.inf).softmax(-1)
+    torch.testing.assert_close(weights, wanted)
+    torch.testing.assert_close(output, (wanted @ k).transpose(1, 2))
+
+
+@pytest.mark.parametrize("entries", [1, 7, 8, 9])
+def test_a_mask_that_repeats_one_entry_is_held_against_its_copy(entries: int) -> None:
+    """What a decoder's step of one token gets: no dimension of it has a stride."""
+    one = torch.ones((), dtype=torch.bool).expand(2, 1, 1, entries)
+    for mask in (one, one.contiguous(), torch.ones(2, 1, 1, 2 * entries, dtype=torch.bool)[..., ::2]):
+        marked: Any = mask
+        marked._sqrtdk_plain = (False, _stored(mask).clone())
+        assert _plain(mask, 1, entries) in (False, None)
+        hidden: Any = torch.zeros_like(mask)
+        hidden._sqrtdk_plain = marked._sqrtdk_plain
+        assert _plain(hidden, 1, entries) is None
+        q, k = heads(2, 4, 1, 8), heads(2, 4, entries, 8)
+        torch.testing.assert_close(attention_forward(FREE, q, k, k, mask)[0], sqrtdk.attention(q, k, k).transpose(1, 2))
+
+
+@pytest.mark.parametrize("more", [{}, {"indices": torch.tensor([[[0, 1], [2, 1], [4, 5], [1, 5], [0, 3]]] * 2)}])
+def test_a_causal_bias_is_a_mask(more: dict[str, Any]) -> None:
+    q, k = heads(2, 4, 5, 8), heads(2, 4, 7, 8)
+    for bias, shift in ((causal_upper_left(5, 7), 0), (causal_lower_right(5, 7), 2)):
+        triangle = torch.ones(5, 7).tril(shift).bool()[None, None]
+        found, wanted = (attention_forward(FREE, q, k, k, mask, **more)[0] for mask in (bias, triangle))
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=0.0)
 
 
 def test_models_that_ask_for_sdpa_by_name_were_read(sources: list[tuple[str, str]]) -> None:
@@ -231,10 +326,10 @@ def test_a_mask_is_always_there_and_read_only_where_it_has_to_be(causal: bool, m
     given = []
 
     def spy(*args: Any, **kwargs: Any) -> Any:
-        given.append((args[3], args[5]))
-        return sqrtdk.attention(*args, **kwargs)
+        given.append((kwargs["attn_mask"], kwargs["is_causal"]))
+        return attend(*args, **kwargs)
 
-    monkeypatch.setattr("sqrtdk.integrations.transformers.attention", spy)
+    monkeypatch.setattr("sqrtdk.integrations.transformers.attend", spy)
     told_otherwise = SimpleNamespace(is_causal=not causal)
     q = heads()
     changed = mask.clone()

@@ -39,6 +39,8 @@ def obstacle(call: Call) -> str | None:
         return reason
     if call.value.dtype not in DTYPES or torch.float64 in (call.query.dtype, call.key.dtype):
         return f"it takes {', '.join(str(d).removeprefix('torch.') for d in DTYPES)}"
+    if not call.query.shape[-1]:
+        return "the head dimension is 0"
     if call.score is not None:
         return "the score is no dot product"
     if call.term is not None and call.term.content:

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sqrtdk._attention import attention
+from sqrtdk._subclasses import as_bool_mask
 from sqrtdk.errors import InvalidValueError, MissingExtraError, UnsupportedError
+from sqrtdk.nn._attend import attend
 
 NAME = "sqrtdk"
 _TAKEN = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4")
@@ -17,7 +18,9 @@ _TAKEN = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attenti
 HARMLESS = {
     "cache_position": "where new keys go in the cache, which the model has filled already",
     "deterministic": "a switch of flash attention's backward pass",
+    "ignore_index": "the label that the loss leaves out",
     "input_ids": "passed down whole by a few models; attention sees what they were embedded to",
+    "labels": "of the loss",
     "logits_to_keep": "rows of the model's head",
     "max_length_k": "a size that flash attention wants beside cu_seq_lens_k",
     "max_length_q": "a size that flash attention wants beside cu_seq_lens_q",
@@ -26,6 +29,7 @@ HARMLESS = {
     "output_router_logits": "kept by the model",
     "position_ids": "applied to q and k before; packed sequences are in the mask, and refused without one",
     "return_dict": "the form of the model's output",
+    "shift_labels": "of the loss, shifted by whoever cut the sequence into parts",
     "seq_idx": "packed sequences for layers with a state; for attention they are in the mask",
     "sliding_window": "in the mask, where eager reads it as well; refused without one, unless it spans all keys",
     "use_cache": "the model has written its cache before it calls",
@@ -35,9 +39,8 @@ REFUSED = {
     "block_indices": ("attention to selected blocks of keys is not supported", "Use attn_implementation='sdpa'."),
     "block_table": ("a paged cache is not supported", "Use attn_implementation='sdpa' for it."),
     "cache": ("a paged cache is not supported", "Use attn_implementation='sdpa' for it."),
-    "head_mask": ("weights are never held, so heads can't be masked", "Use attn_implementation='eager'."),
-    "layer_head_mask": ("weights are never held, so heads can't be masked", "Use attn_implementation='eager'."),
-    "output_attentions": ("weights are never held, so there are none to return", "Use attn_implementation='eager'."),
+    "head_mask": ("kernels never hold weights, so heads can't be masked", "Use attn_implementation='eager'."),
+    "layer_head_mask": ("kernels never hold weights, so heads can't be masked", "Use attn_implementation='eager'."),
 }
 
 
@@ -140,9 +143,10 @@ def attention_forward(
     indices: Tensor | None = None,
     cu_seq_lens_q: Tensor | None = None,
     cu_seq_lens_k: Tensor | None = None,
+    output_attentions: bool | None = None,
     **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """The function that transformers calls: (B, Hq, L, E) in, (B, L, Hq, Ev) out, and no weights.
+) -> tuple[Tensor, Tensor | None]:
+    """The function that transformers calls: (B, Hq, L, E) in, (B, L, Hq, Ev) out, and the weights if asked for.
 
     Args:
         module: the attention module.
@@ -160,6 +164,7 @@ def attention_forward(
         indices: (B, L, k), the keys that a row sees of those that the mask shows; negative: none.
         cu_seq_lens_q: where the sequences of a packed batch begin and end; the mask has to keep them apart.
         cu_seq_lens_k: the same of the keys.
+        output_attentions: whether to return the weights, (B, Hq, L, S), after dropout; they are then held, as in eager.
         **kwargs: None, or those of `HARMLESS`, or those of `REFUSED` that are False.
 
     Raises:
@@ -170,7 +175,10 @@ def attention_forward(
     _refuse_unknown(kwargs)
     if s_aux is not None and sinks is not None:
         raise InvalidValueError("sinks are one a head (s_aux) or one a row (sinks); got both", hint="Pass one of them.")
-    length, plain = query.shape[2], _plain(attention_mask, query.shape[2], key.shape[2])
+    keys = key.shape[2]
+    if cu_seq_lens_q is not None or cu_seq_lens_k is not None or indices is not None:  # which are held against it
+        attention_mask = as_bool_mask("attention_mask", attention_mask, query.shape[2], keys, query.device)
+    length, plain = query.shape[2], _plain(attention_mask, query.shape[2], keys)
     causal = bool(is_causal) if attention_mask is None else bool(plain)
     if attention_mask is None and is_causal is None and length > 1 and getattr(module, "is_causal", True):
         raise UnsupportedError(
@@ -182,33 +190,36 @@ def attention_forward(
         ends_k = cu_seq_lens_q if cu_seq_lens_k is None else cu_seq_lens_k
         assert ends_q is not None
         assert ends_k is not None
-        _check_packed(attention_mask, ends_q, ends_k, query, key.shape[2])
+        _check_packed(attention_mask, ends_q, ends_k, query, keys)
     if attention_mask is None:
-        _refuse_what_a_mask_would_hold(kwargs.get("sliding_window"), kwargs.get("position_ids"), key.shape[2])
+        _refuse_what_a_mask_would_hold(kwargs.get("sliding_window"), kwargs.get("position_ids"), keys)
     if plain is not None:
         attention_mask = None
     causal = causal and length > 1
-    if causal and key.shape[2] > length:  # an empty static cache: the keys after the queries are not there yet
-        if position_bias is not None and position_bias.shape[-1] == key.shape[2]:
+    if causal and keys > length:  # an empty static cache: the keys after the queries are not there yet
+        if position_bias is not None and position_bias.shape[-1] == keys:
             position_bias = position_bias[..., :length]
         key, value = key[:, :, :length], value[:, :, :length]
     if indices is not None:
         attention_mask = _selected(indices, attention_mask, key.shape[2])
-    output = attention(
+    found = attend(
         query,
         key,
         value,
-        attention_mask,
-        dropout,
-        causal,
-        scaling,
+        attn_mask=attention_mask,
+        dropout_p=dropout,
+        is_causal=causal,
+        scale=scaling,
         enable_gqa=key.shape[1] != query.shape[1],
         softcap=softcap,
         bias=position_bias,
         sinks=s_aux if sinks is None else sinks,
+        need_weights=bool(output_attentions),
     )
-    assert isinstance(output, Tensor)
-    return output.transpose(1, 2).contiguous(), None
+    weights = found.weights
+    if weights is not None and weights.shape[-1] < keys:
+        weights = nn.functional.pad(weights, (0, keys - weights.shape[-1]))
+    return found.output.transpose(1, 2).contiguous(), weights
 
 
 def _refuse_unknown(kwargs: dict[str, Any]) -> None:
@@ -248,7 +259,7 @@ def _same_bytes(mask: Tensor, copy: Tensor) -> bool:
     """Whether two contiguous masks are equal, eight entries at a time: five times faster than one by one."""
     one, other = mask.view(-1), copy.view(-1)
     words = one.numel() // 8 * 8
-    if one.storage_offset() % 8:
+    if not words or one.storage_offset() % 8:  # one entry may have a stride of 0: no words can be made of it
         return torch.equal(one, other)
     return torch.equal(one[words:], other[words:]) and torch.equal(
         one[:words].view(torch.int64), other[:words].view(torch.int64)
