@@ -121,7 +121,7 @@ def attention(
         key: (..., H, S, Ek); Ek = E unless the score takes another.
         value: (..., Hv, S, Ev).
         attn_mask: broadcastable to (..., Hq, L, S): bool, True where the row sees the key, or floating, added to the
-            logits; -inf hides a key.
+            logits; -inf hides a key; or `torch.nn.attention.bias.causal_upper_left` or `causal_lower_right` of L, S.
         dropout_p: rate of dropout on the weights; the call does not know of train and eval.
         is_causal: row i sees keys j <= i (upper-left); with `attn_mask` both hold.
         scale: factor on the score: a number, a rule of `sqrtdk.scales`, a tensor broadcastable to (..., Hq, L, 1),
