@@ -171,6 +171,13 @@ def number(name: str, value: Any, *, above: float = -math.inf) -> float:
     return found
 
 
+def check_flags(**flags: Any) -> None:
+    """Refuse what is neither True nor False, as torch does: of "no" Python makes true."""
+    for name, value in flags.items():
+        if not isinstance(value, bool | torch.SymBool):
+            raise InvalidTypeError(f"{name} is True or False; got {value!r}", hint="Pass a bool.")
+
+
 def scale_number(scale: Any) -> float:
     """A scale that is neither a rule nor a tensor."""
     if isinstance(scale, bool) or not isinstance(scale, Real):

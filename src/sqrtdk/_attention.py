@@ -170,6 +170,7 @@ def attention(
         hold NaN is NaN, unless it sees no key. A float32 mask beside float64 tensors is read as what it is. Where
         finite q and k overflow to logits that are all -inf, torch's kernels give 0 and the others NaN.
     """
+    arguments.check_flags(is_causal=is_causal, enable_gqa=enable_gqa, causal_lower_right=causal_lower_right)
     extras = (score, softcap, bias, window, sinks, return_aux)
     both = is_causal and attn_mask is not None
     plain = impl == "auto" and not causal_lower_right and not both and all(extra is None for extra in extras)

@@ -45,6 +45,7 @@ def resolve(
     return_aux: AuxRequest | None = None,
 ) -> Call:
     """Validate the arguments of `attention`, and bring them to the form that implementations run."""
+    arguments.check_flags(is_causal=is_causal, enable_gqa=enable_gqa, causal_lower_right=causal_lower_right)
     arguments.check_tensors(query, key, value)
     arguments.check_heads(query, key, value, enable_gqa)
     if return_aux is not None and not isinstance(return_aux, AuxRequest):

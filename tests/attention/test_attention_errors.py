@@ -12,7 +12,7 @@ from torch import Tensor
 
 import sqrtdk
 from sqrtdk import positions, scales, scores
-from sqrtdk.errors import SqrtdkError
+from sqrtdk.errors import InvalidTypeError, SqrtdkError
 
 Q, K, V = (2, 4, 5, 8), (2, 4, 7, 8), (2, 4, 7, 6)
 ENTRY = {"": sqrtdk.attention, "explain(): ": sqrtdk.explain}
@@ -88,6 +88,11 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
         ValueError,
         r"divide.*4 query, 8 key",
     ),
+    **{
+        f"{name} of {value!r}": (call(**{name: value}), TypeError, rf"{name} is True or False; got {shown}")
+        for name in ("is_causal", "enable_gqa", "causal_lower_right")
+        for value, shown in (("yes", "'yes'"), ("", "''"), (1, "1"), (0, "0"), (None, "None"))
+    },
     "head dimension zero of a cosine": (
         call((2, 4, 5, 0), (2, 4, 7, 0), score=scores.cosine()),
         ValueError,
@@ -228,3 +233,8 @@ def test_good_calls_next_to_the_bad_ones_run() -> None:
     ]
     for kwargs in good:
         assert sqrtdk.attention(q, k, v, **kwargs).shape == (2, 4, 5, 6)
+
+
+def test_a_statistic_is_asked_for_by_true() -> None:
+    with pytest.raises(InvalidTypeError, match="lse is True or False; got 'yes'"):
+        sqrtdk.AuxRequest(lse="yes")  # type: ignore[arg-type]

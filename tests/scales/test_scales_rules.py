@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import pickle
 import re
@@ -329,3 +330,11 @@ def test_bases_and_rules_that_are_none() -> None:
 def test_a_learned_scale_of_other_heads_is_refused() -> None:
     message = "a learned scale has a factor for each query head, or one; got 4 for 8 heads"
     refused(InvalidValueError, message, scales.learned(4).beta, sizes(64, heads=8))
+
+
+@pytest.mark.parametrize("visible", [None, torch.tensor([[3.0], [5.0]])])
+def test_sizes_are_copied_and_sent_to_another_process(visible: torch.Tensor | None) -> None:
+    made = scales.sizes(8, heads=2, query_len=2, key_len=5, visible=visible)
+    for again in (pickle.loads(pickle.dumps(made)), copy.deepcopy(made)):
+        assert torch.equal(again.visible_keys(), made.visible_keys())
+        assert torch.equal(scales.log_n().beta(again), scales.log_n().beta(made))

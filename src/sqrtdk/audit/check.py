@@ -23,6 +23,7 @@ from sqrtdk.models.load import iter_attn, resolve
 from sqrtdk.models.names import graph_kind
 from sqrtdk.models.options import ATTN, LoadOptions
 from sqrtdk.models.records import AttnBuild, Inputs, LoadedModel
+from sqrtdk.models.run import by_default_of
 from sqrtdk.tracing import hint_for
 from sqrtdk.tracing.records import NotMeasured
 
@@ -134,7 +135,9 @@ def check_with(
         if build.reason is not None:
             missing.append(NotMeasured("", f"attention {attn} was asked for: {build.reason}"))
         if build.loaded is not None:
-            runs.append(run_model(build.loaded, build.attn, seed=options.seed, compare="never" if runs else compare))
+            with by_default_of(build.loaded.module):
+                run = run_model(build.loaded, build.attn, seed=options.seed, compare="never" if runs else compare)
+            runs.append(run)
             if after is not None:
                 after(build.loaded)
         del build  # two large models need not be in memory at once

@@ -21,7 +21,7 @@ from sqrtdk.audit.config_lines import declared_at, read_lines
 from sqrtdk.audit.context import Context, Rerun
 from sqrtdk.audit.guard import eval_mode, random_state, watch_norms
 from sqrtdk.audit.health import health
-from sqrtdk.audit.own_module import on_meta, refuse_empty
+from sqrtdk.audit.own_module import refuse_empty
 from sqrtdk.audit.probe import make_probe
 from sqrtdk.audit.records import Finding, JudgedCall, ModelInfo, Source
 from sqrtdk.audit.rules import RULES
@@ -32,6 +32,7 @@ from sqrtdk.audit.tokens import Tokens, tokens_of
 from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.errors import ModelError
 from sqrtdk.models.attentions import IDLE, watch_modules
+from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.modules import frozen_hint
 from sqrtdk.models.options import ATTN
 from sqrtdk.models.records import Inputs, LoadedModel
@@ -70,7 +71,7 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> Mod
         UnsupportedError: it can't be switched to `attn`.
     """
     module = loaded.module
-    static = on_meta(module, loaded.inputs)
+    static = without_numbers(module, loaded.inputs)
     tokens = tokens_of(module, loaded.inputs)
     with ExitStack() as stack:
         stack.enter_context(random_state(module))

@@ -13,10 +13,11 @@ from sqrtdk.audit.configs import field, held
 from sqrtdk.audit.guard import random_state
 from sqrtdk.audit.switch import current, offers_choice, refusal
 from sqrtdk.errors import INTERRUPTS, InvalidTypeError, InvalidValueError, ModelError, kind_and_text
-from sqrtdk.models.inputs import guess_inputs
-from sqrtdk.models.modules import is_spread, refuse_odd
+from sqrtdk.models.inputs import guess_inputs, without_numbers
+from sqrtdk.models.modules import refuse_odd
 from sqrtdk.models.options import ATTN, LoadOptions
 from sqrtdk.models.records import AttnBuild, Inputs, LoadedModel
+from sqrtdk.models.run import on_cpu_by_default
 from sqrtdk.models.signature import forward_arguments
 from sqrtdk.tracing.watch.constants import LARGEST
 
@@ -51,14 +52,6 @@ def refuse_empty(inputs: Inputs) -> None:
             f"there is nothing to measure: the inputs are empty, {', '.join(empty)}",
             hint="Give inputs with at least one row and one token.",
         )
-
-
-def on_meta(model: nn.Module, inputs: Inputs) -> bool:
-    """Whether a run has no values: weights or inputs on the meta device (accelerate keeps offloaded weights there)."""
-    if is_spread(model):
-        return False
-    values = inputs.values() if isinstance(inputs, dict) else inputs
-    return any(x.is_meta for x in (*model.parameters(), *values) if isinstance(x, Tensor))
 
 
 def _moved(inputs: Inputs) -> Inputs:
@@ -158,14 +151,14 @@ def from_module(model: nn.Module, inputs: Inputs | None, options: LoadOptions) -
     notes: tuple[str, ...] = ()
     refuse_odd(model)
     if inputs is None:
-        with random_state(model):
+        with random_state(model), on_cpu_by_default():
             made, notes = guess_inputs(model, batch=options.rows, seq_len=options.seq_len, seed=options.seed)
     else:
         made = inputs
     masks: dict[str, Tensor] = {}
     module, weights = model, [parameter.is_meta for parameter in model.parameters()]
     wanted = options.static and not any(weights)
-    if wanted or on_meta(model, made):
+    if wanted or without_numbers(model, made):
         made = _moved(_without_full_masks(made, model))
         if wanted or not weights or not all(weights):  # inputs without values want a model without
             module, masks = _to_meta(model), _masks(model)

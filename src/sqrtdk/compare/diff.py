@@ -29,6 +29,7 @@ from sqrtdk.compare.words import paragraphs, rows_without_key
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.options import LoadOptions
+from sqrtdk.models.run import on_cpu_by_default
 from sqrtdk.tracing.tensors import CallTensors
 
 
@@ -137,7 +138,8 @@ def diff_with(
     given = None if inputs is None else as_inputs(inputs)
     given_b = None if inputs_b is None else as_inputs(inputs_b)
     side_a, side_b = open_sides(a, b, given, given_b, options_a, options_b)
-    return sides_diff(side_a, side_b, named, seed=options_a.seed, fail_on=fail_on, command=command)
+    with on_cpu_by_default():
+        return sides_diff(side_a, side_b, named, seed=options_a.seed, fail_on=fail_on, command=command)
 
 
 def sides_diff(

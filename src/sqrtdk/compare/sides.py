@@ -14,16 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.audit.guard import eval_mode, random_state
-from sqrtdk.audit.own_module import from_module, on_meta, refuse_empty
+from sqrtdk.audit.own_module import from_module, refuse_empty
 from sqrtdk.audit.switch import implementation, offers_choice
 from sqrtdk.audit.tokens import Tokens, tokens_of
 from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.compare.align import name_of
 from sqrtdk.compare.records import SideInfo, Unpaired
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError, SqrtdkError, UnsupportedError
+from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.load import resolve
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.records import Inputs, LoadedModel
+from sqrtdk.models.run import by_default_of
 from sqrtdk.models.run import call as forward
 from sqrtdk.models.signature import forward_arguments
 from sqrtdk.recording.records import Cut
@@ -126,7 +128,8 @@ def run_side(loaded: LoadedModel | Path, label: str, inputs: Inputs | None, opti
         side.notes += _unused(side.info.kind, options)
         return side
     attn = options.attn if loaded.kind == "module" else None
-    side = run_module(loaded, attn, options.seed, label, "exported" if loaded.kind == "exported" else "model")
+    with by_default_of(loaded.module):
+        side = run_module(loaded, attn, options.seed, label, "exported" if loaded.kind == "exported" else "model")
     side.notes = loaded.notes
     return side
 
@@ -170,7 +173,7 @@ def run_module(loaded: LoadedModel, attn: str | None, seed: int, label: str, kin
         UnsupportedError: it can't be switched to `attn`.
     """
     module = loaded.module
-    if on_meta(module, loaded.inputs):
+    if without_numbers(module, loaded.inputs):
         raise ModelError(
             f"{label}, {loaded.id}, has no values: it is on the meta device",
             hint="Give both sides their weights: a difference is one of numbers.",

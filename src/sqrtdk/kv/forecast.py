@@ -14,17 +14,19 @@ from torch import nn
 from sqrtdk._progress import shown, tell
 from sqrtdk.audit.cache import CacheForecast
 from sqrtdk.audit.guard import eval_mode, random_state
-from sqrtdk.audit.own_module import as_inputs, from_module, on_meta, refuse_empty
+from sqrtdk.audit.own_module import as_inputs, from_module, refuse_empty
 from sqrtdk.audit.switch import implementation, offers_choice
 from sqrtdk.audit.tokens import tokens_of
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError
 from sqrtdk.kv.call import Request, forecast_of, unfit
 from sqrtdk.kv.formats import FORMATS
 from sqrtdk.kv.grains import SCALE_BITS
+from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.load import resolve
 from sqrtdk.models.options import ATTN, LoadOptions
 from sqrtdk.models.records import Inputs, LoadedModel
+from sqrtdk.models.run import by_default_of
 from sqrtdk.models.run import call as forward
 from sqrtdk.tracing import CallTensors, NotMeasured, Trace, hint_for
 from sqrtdk.tracing.watch.stance import steps_seen
@@ -135,8 +137,9 @@ def checked_scale(kv_dtype: str, kv_scale: str | None) -> str:
 
 def forecast_of_model(loaded: LoadedModel, options: LoadOptions, request: Request) -> CacheForecast:
     """`kv_forecast` of a model that is built already, from one more run of it."""
-    run = _traced(loaded, options)
-    forecast = _forecast(run.tensors, request)
+    with by_default_of(loaded.module):
+        run = _traced(loaded, options)
+        forecast = _forecast(run.tensors, request)
     return replace(forecast, not_measured=(*forecast.not_measured, *run.not_measured))
 
 
@@ -206,7 +209,7 @@ def _loaded(model: nn.Module | str, inputs: Inputs | None, options: LoadOptions)
 
 def _traced(loaded: LoadedModel, options: LoadOptions) -> Trace:
     """One run that keeps q, k, v and what makes weights of them."""
-    if on_meta(loaded.module, loaded.inputs):
+    if without_numbers(loaded.module, loaded.inputs):
         raise ModelError(
             f"{loaded.id} is on the meta device, where tensors have no values: there is no cache to forecast",
             hint="Build it with its weights, or with random ones.",

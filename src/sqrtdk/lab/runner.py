@@ -20,6 +20,7 @@ from sqrtdk.lab.claim import Claim
 from sqrtdk.lab.experiment import run_claim
 from sqrtdk.lab.record import Record, read, to_json
 from sqrtdk.lab.register import CLAIMS, find
+from sqrtdk.models.run import on_cpu_by_default
 
 CELLS = "cells"  # the folder of the cells' results, next to the records
 PLOTS = ("svg", "png")
@@ -156,7 +157,9 @@ def _run(
             say(label, 0, 0)
             cells.progress = partial(say, label)
             there = known.get(claim.id)
-            done = Done(there or measure(claim), there is not None, paths.get(claim.id))
+            with on_cpu_by_default():
+                found = there or measure(claim)
+            done = Done(found, there is not None, paths.get(claim.id))
             if done.path is not None:
                 _keep(done.record, done.path, done.reused, draw)
             yield done

@@ -6,6 +6,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidValueError, ModelError, SqrtdkError, kind_and_text
@@ -162,8 +163,18 @@ def _beyond_window(config: Any) -> int:
     return max([DEFAULT_SEQ_LEN, *(n + 8 for n in widths if type(n) is int and n <= LONGEST_WINDOW)])
 
 
+def without_numbers(module: nn.Module, inputs: Inputs | None) -> bool:
+    """Whether a run has no values: weights or inputs on meta; accelerate keeps weights there that it has elsewhere."""
+    values = inputs.values() if isinstance(inputs, dict) else inputs or ()
+    return not is_spread(module) and any(x.is_meta for x in (*module.parameters(), *values) if isinstance(x, Tensor))
+
+
 def place(inputs: Inputs, module: nn.Module) -> Inputs:
-    """Move tensors to the module's device, and floating ones to its dtype."""
+    """Move tensors to the module's device, and floating ones to its dtype.
+
+    Raises:
+        InvalidValueError: An input is on the meta device, and the weights are not.
+    """
     first = next((p for p in module.parameters() if p.is_floating_point()), None)
     if first is None:
         return inputs
@@ -173,6 +184,11 @@ def place(inputs: Inputs, module: nn.Module) -> Inputs:
     def move(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
+        if value.is_meta and torch.device(device).type != "meta":
+            raise InvalidValueError(
+                f"inputs of weights on {device} have numbers; got one of shape {tuple(value.shape)} on meta",
+                hint="Make the inputs on the CPU; or ask for static (--static), which reads formulas alone.",
+            )
         return value.to(device, first.dtype) if value.is_floating_point() else value.to(device)
 
     if isinstance(inputs, dict):

@@ -16,12 +16,13 @@ from sqrtdk.models.build import AttnRefusedError, build_model, parse_dtype, rais
 from sqrtdk.models.demo import DemoModel, load_demo
 from sqrtdk.models.factory import call_factory
 from sqrtdk.models.input_file import read_inputs
-from sqrtdk.models.inputs import demo_inputs, guess_inputs, make_inputs, place
+from sqrtdk.models.inputs import demo_inputs, guess_inputs, make_inputs, place, without_numbers
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.modules import config_of, refuse_odd
 from sqrtdk.models.names import calls_factory, is_demo, locate
 from sqrtdk.models.options import ATTN, LoadOptions
 from sqrtdk.models.records import AttnBuild, Inputs, LoadedModel
+from sqrtdk.models.run import on_cpu_by_default
 
 _DEFAULTS = LoadOptions()
 
@@ -68,26 +69,29 @@ def resolve(model: str = "demo", options: LoadOptions = _DEFAULTS, inputs: Input
     module: nn.Module
     config: Any = None
     if is_embedded:
-        kind, module = "demo", load_demo(model)
+        with on_cpu_by_default():
+            kind, module = "demo", load_demo(model)
     elif is_own:
         kind = "factory"
         module, ready = call_factory(model, static=static, seed=options.seed)
         refuse_odd(module)
+        static = static or without_numbers(module, ready if inputs is None and options.input_file is None else None)
         config = config_of(module)
     else:
         trusted = options.trust_remote_code
         kind, home = locate(model, options.revision, weights=not static, trust_remote_code=trusted)
-        module, config, notes = build_model(
-            home,
-            static=static,
-            dtype=dtype,
-            device=device,
-            seed=options.seed,
-            trust_remote_code=trusted,
-            attn=options.attn,
-            device_map=device_map,
-            offload_folder=options.offload_folder,
-        )
+        with on_cpu_by_default():
+            module, config, notes = build_model(
+                home,
+                static=static,
+                dtype=dtype,
+                device=device,
+                seed=options.seed,
+                trust_remote_code=trusted,
+                attn=options.attn,
+                device_map=device_map,
+                offload_folder=options.offload_folder,
+            )
     if home is None:
         module, extra = _settle(module, static, dtype, device, options.attn)
         notes += extra
@@ -98,7 +102,8 @@ def resolve(model: str = "demo", options: LoadOptions = _DEFAULTS, inputs: Input
     elif options.input_file is not None:
         ready = dict(read_inputs(options.input_file, module, config))
     if ready is None:
-        ready, extra = _make(module, config, options, home)
+        with on_cpu_by_default():
+            ready, extra = _make(module, config, options, home)
         notes += extra
     name = getattr(config, "_attn_implementation", None)
     return LoadedModel(

@@ -68,6 +68,25 @@ def meta_answers() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def on_cpu_by_default() -> Iterator[None]:
+    """Make tensors that name no device on the CPU, whatever `torch.set_default_device` says.
+
+    Example:
+        >>> with torch.device("meta"), on_cpu_by_default():
+        ...     torch.arange(3).device.type
+        'cpu'
+    """
+    with torch.device("cpu") if torch.get_default_device().type != "cpu" else contextlib.nullcontext():
+        yield
+
+
+def by_default_of(module: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """The same for a module whose weights are on the CPU; any other keeps the default that its forward may count on."""
+    elsewhere = any(p.device.type != "cpu" for p in module.parameters())
+    return contextlib.nullcontext() if elsewhere else on_cpu_by_default()
+
+
 @alone()
 def call(module: nn.Module, inputs: Inputs) -> Any:
     """Run the forward pass without gradients, under `meta_answers` if the module is on the meta device.

@@ -16,14 +16,16 @@ from torch import Tensor, nn
 
 from sqrtdk._files import check_writable
 from sqrtdk.audit.guard import eval_mode, random_state
-from sqrtdk.audit.own_module import as_inputs, from_module, on_meta, refuse_empty
+from sqrtdk.audit.own_module import as_inputs, from_module, refuse_empty
 from sqrtdk.audit.switch import current, implementation, offers_choice
 from sqrtdk.audit.tokens import tokens_of
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError, SqrtdkError, text_of
+from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.load import resolve
 from sqrtdk.models.options import ATTN, LoadOptions
 from sqrtdk.models.records import Inputs, LoadedModel
+from sqrtdk.models.run import by_default_of
 from sqrtdk.models.run import call as forward
 from sqrtdk.recording.cut import cut_call
 from sqrtdk.recording.encode import is_empty
@@ -137,31 +139,32 @@ def record_with(
     check_seed(options.seed)
     check_sizes(options.rows, options.seq_len)
     loaded = _loaded(model, None if inputs is None else as_inputs(inputs), options)
-    run, ran = _traced(loaded, options)
-    chosen = [call for call in run.tensors if fnmatchcase(call.site, calls)]
-    _refuse_none(loaded, run, calls, chosen)
-    notes = list(loaded.notes)
-    kept: list[CallTensors] = []
-    cuts: list[Cut | None] = []
-    for call in chosen:
-        less, cut = cut_call(_written(call, projections), rows, heads)
-        kept.append(less)
-        cuts.append(cut)
-    for call in kept:
-        if is_empty(call):
-            notes.append(f"{call.site}#{call.index} has no tensors in the file: {call.missing}")
-    metadata = _metadata(loaded, run, ran)
-    notes += [f"not measured: {entry.site or 'the model'}: {entry.reason}" for entry in metadata.not_measured]
-    recording = write_trace_file(
-        path,
-        kept,
-        metadata,
-        cuts=cuts,
-        model_inputs=_plain_tensors(loaded.inputs, notes),
-        projections=projections,
-        force=force,
-        announce=announce,
-    )
+    with by_default_of(loaded.module):
+        run, ran = _traced(loaded, options)
+        chosen = [call for call in run.tensors if fnmatchcase(call.site, calls)]
+        _refuse_none(loaded, run, calls, chosen)
+        notes = list(loaded.notes)
+        kept: list[CallTensors] = []
+        cuts: list[Cut | None] = []
+        for call in chosen:
+            less, cut = cut_call(_written(call, projections), rows, heads)
+            kept.append(less)
+            cuts.append(cut)
+        for call in kept:
+            if is_empty(call):
+                notes.append(f"{call.site}#{call.index} has no tensors in the file: {call.missing}")
+        metadata = _metadata(loaded, run, ran)
+        notes += [f"not measured: {entry.site or 'the model'}: {entry.reason}" for entry in metadata.not_measured]
+        recording = write_trace_file(
+            path,
+            kept,
+            metadata,
+            cuts=cuts,
+            model_inputs=_plain_tensors(loaded.inputs, notes),
+            projections=projections,
+            force=force,
+            announce=announce,
+        )
     return replace(recording, notes=tuple(notes))
 
 
@@ -174,7 +177,7 @@ def _loaded(model: nn.Module | str, inputs: Inputs | None, options: LoadOptions)
         raise InvalidTypeError(
             f"model is a {type(model).__name__}", hint=hint_for(model, "Give a torch.nn.Module or a name.")
         )
-    if on_meta(loaded.module, loaded.inputs):
+    if without_numbers(loaded.module, loaded.inputs):
         raise ModelError(
             f"{loaded.id} is on the meta device, where tensors have no values: there is nothing to record",
             hint="Build it with its weights, or with random ones.",

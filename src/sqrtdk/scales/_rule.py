@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
@@ -78,9 +79,9 @@ def sizes(
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     place = torch.device(device)
 
-    def visible_keys() -> Factor:
-        if visible is None:
-            return torch.full((1, 1), float(key_len), dtype=wide, device=place)
-        return visible.to(wide)
-
+    visible_keys = partial(_visible_keys, visible, key_len, wide, place)
     return Sizes(head_dim, heads, query_len, key_len, dtype, place, visible_keys)
+
+
+def _visible_keys(visible: Real[Tensor, "..."] | None, keys: int, dtype: torch.dtype, device: torch.device) -> Factor:
+    return torch.full((1, 1), float(keys), dtype=dtype, device=device) if visible is None else visible.to(dtype)

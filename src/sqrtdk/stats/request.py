@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk._shown import table
+from sqrtdk.errors import InvalidTypeError
 from sqrtdk.stats._partial import RowStats
 
 if TYPE_CHECKING:
@@ -38,6 +39,11 @@ class AuxRequest:
     peak: bool = False
     jacobian_norm: bool = False
     count: bool = False
+
+    def __post_init__(self) -> None:
+        for name in AuxOutput._fields:
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidTypeError(f"{name} is True or False; got {getattr(self, name)!r}", hint="Pass a bool.")
 
     @classmethod
     def all(cls) -> AuxRequest:
