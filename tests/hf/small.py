@@ -244,10 +244,10 @@ def _layers_to_keep(fields: dict[str, Any], count: int) -> list[int]:
     return sorted(keep + rest[: max(0, 2 - len(keep))])
 
 
-def model_classes(config: hf.PretrainedConfig) -> list[Any]:
+def model_classes(config: hf.PretrainedConfig, first: tuple[str, ...] = GENERATING) -> list[Any]:
     """Classes for a config, those first that generate."""
     classes: list[Any] = []
-    for name in (*GENERATING, *reversed(AUTO_CLASSES)):
+    for name in (*first, *reversed(AUTO_CLASSES)):
         mapping = getattr(hf, name)._model_mapping if hasattr(hf, name) else {}
         if type(config) in mapping:
             try:
@@ -260,13 +260,18 @@ def model_classes(config: hf.PretrainedConfig) -> list[Any]:
     return list(dict.fromkeys(classes))
 
 
-def build(config: hf.PretrainedConfig, attn: str, dtype: torch.dtype = torch.float64) -> nn.Module:
+def build(
+    config: hf.PretrainedConfig,
+    attn: str,
+    dtype: torch.dtype = torch.float64,
+    first: tuple[str, ...] = GENERATING,
+) -> nn.Module:
     """A model with random weights, the same for every implementation; logits large enough to matter.
 
-    It is of the first class that can be built.
+    It is of the first class that can be built, of the kinds of `first` before all others.
     """
     reasons = []
-    for cls in model_classes(config):
+    for cls in model_classes(config, first):
         try:
             return _build(cls, config, attn, dtype)
         except NotBuiltError as error:

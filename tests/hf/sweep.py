@@ -26,7 +26,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from sqrtdk.errors import SqrtdkError
 from sqrtdk.integrations import transformers as ours
-from tests.hf.small import LENGTH, NotBuiltError, build, inputs_of, small_config, tensors_of
+from tests.hf.small import GENERATING, LENGTH, NotBuiltError, build, inputs_of, small_config, tensors_of
 
 # Half the digits of float64: roundings may grow 7e7-fold on their way through a model; a wrong formula is far above.
 TOLERANCE = torch.finfo(torch.float64).eps ** 0.5
@@ -35,6 +35,9 @@ AGREE = "agree"
 WRONG = ("differ", "timed out", "died")  # "timed out" and "died" only where eager alone does not
 STATES = (AGREE, "refused", *WRONG, "no attention through the interface", "not built", "does not run in eager")
 CHECKS = ("output", "gradients", "left padding", "dynamic cache", "static cache", "one token")
+
+
+WHOLE = ("AutoModelForSeq2SeqLM", *GENERATING)  # BartForCausalLM is a decoder without its encoder
 
 
 class Exact(TorchFunctionMode):
@@ -196,12 +199,12 @@ def compare(model_type: str, only: tuple[str, ...] = ()) -> Outcome:
     ours.register()
     try:
         config = small_config(model_type)
-        eager = build(config, "eager")
+        eager = build(config, "eager", first=WHOLE)
     except NotBuiltError as reason:
         return Outcome(model_type, "not built", str(reason))
     outcome = Outcome(model_type, "")
     try:
-        module = build(config, ours.NAME)
+        module = build(config, ours.NAME, first=WHOLE)
     except NotBuiltError as error:
         cause = error.__cause__
         if isinstance(cause, KeyError) and cause.args == (ours.NAME,):  # its own table of attention classes
@@ -242,7 +245,7 @@ def compare(model_type: str, only: tuple[str, ...] = ()) -> Outcome:
 
 def eager_alone(model_type: str) -> Outcome:
     """What `compare` does with eager, without ours."""
-    eager = build(small_config(model_type), "eager")
+    eager = build(small_config(model_type), "eager", first=WHOLE)
     with Exact():
         inputs = inputs_of(eager)
         for run in checks_of(eager, inputs).values():

@@ -141,10 +141,10 @@ def test_a_check_that_eager_fails_is_printed_and_counted(
 def test_only_a_table_without_our_name_keeps_ours_out(name: str, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = transformers_sweep.build
 
-    def build(config: Any, attn: str) -> Any:
+    def build(config: Any, attn: str, **options: Any) -> Any:
         if attn == ours.NAME:
             raise NotBuiltError("no such key") from KeyError(name)
-        return whole(config, attn)
+        return whole(config, attn, **options)
 
     monkeypatch.setattr(transformers_sweep, "build", build)
     assert compared("vit").state == state
