@@ -123,7 +123,10 @@ class WithLora(Plain):
         (lambda: Plain("scale", scale=0.3), "declared", None, None),
         (lambda: Plain("scale", scale=0.0, way="added", visible=torch.zeros(1)), "unexplained", "unknown", "fail"),
         (lambda: Plain("scale", scale=-0.25), "unexplained", "unknown", "fail"),
-        (lambda: Plain("scale", scale=4.0), "unexplained", "inverted", "warn"),
+        (lambda: Plain("scale", scale=4.0), "unexplained", "inverted", "fail"),
+        (lambda: Plain("scale", scale=64**-0.5), "unexplained", "model_dim", "fail"),
+        (lambda: Plain("scale", scale=4**-0.5), "unexplained", "head_count", "fail"),
+        (lambda: Plain("scale", scale=1 / 16), "declared", None, "note"),  # muP's 1/d, one factor
         (lambda: Plain(4.0, scale=4.0), "unexplained", "inverted", "fail"),
     ],
 )

@@ -57,11 +57,18 @@ def test_the_largest_figure_comes_first(make_call, make_stats):
     assert sites("mask_audit", calls(lambda x: {"future_weight": 0.1 * x})) == ["1", "0", "2"]
 
 
-def test_scale_ledger_warns_of_an_attribute_that_holds_the_mistake(make_call):
-    (finding,) = run("scale_ledger", [make_call(0.5)], model_with(scale=0.5))
-    assert finding.severity == "warn"
-    assert "head_count" in finding.message
-    assert "attribute scale" in finding.message
+@each(
+    "scale, mistake",
+    [(4.0, "inverted"), (64**-0.5, "model_dim"), (4**-0.5, "head_count"), (32**-0.5, "padded_head")],
+)
+def test_scale_ledger_fails_of_an_attribute_that_holds_the_mistake(make_call, scale, mistake):
+    (finding,) = run("scale_ledger", [make_call(scale)], model_with(scale=scale))
+    assert finding.severity == "fail"
+    assert f": {mistake}, " in finding.message
+    assert f"attribute scale holds the value of {mistake}" in finding.message
+    assert finding.fix.endswith(f"declare softmax_scale = {scale:.6g} in the config")
+    declared = model_with(scale=scale, config={"softmax_scale": float(f"{scale:.6g}")})
+    assert run("scale_ledger", [make_call(scale)], declared) == []
 
 
 def probed(calls, model):

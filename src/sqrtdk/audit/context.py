@@ -13,6 +13,7 @@ from sqrtdk.audit.governing import config_at
 from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.audit.tokens import Tokens
 from sqrtdk.tracing.records import AttentionCall, NotMeasured
+from sqrtdk.tracing.watch.nonfinite import Origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,8 @@ class Context:
     costly, "always", or "never". `lost` are attentions that ran and could not be read, `idle_or_doubtful` those that
     did not run, and softmaxes of which it is not known whether they are attentions. `unread` are parameters that
     nothing read, `tokens` the inputs'
-    positions that are no padding.
+    positions that are no padding. `spoiled` are the model's outputs that hold NaN or infinity, and `origin()` searches
+    one more run for the first number that is not finite.
     """
 
     model: nn.Module
@@ -50,6 +52,8 @@ class Context:
     idle_or_doubtful: tuple[NotMeasured, ...] = ()
     unread: frozenset[str] = frozenset()
     tokens: Tokens = field(default_factory=Tokens)
+    spoiled: tuple[str, ...] = ()
+    origin: Callable[[], Origin | None] | None = None
 
     def module(self, site: str) -> nn.Module | None:
         """The module at a site."""

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from sqrtdk.audit.records import FAILING, OK, SEVERITIES, UNMEASURED, Finding, JudgedCall
+from sqrtdk.tracing.records import AttentionCall
+
+
+def broken(call: AttentionCall) -> bool:
+    """Whether a call's logits or output hold NaN or plus infinity, whatever holds the cause."""
+    rows = call.stats is not None and any(call.stats.nan_rows)
+    return rows or (call.output_rms is not None and not math.isfinite(call.output_rms))
 
 
 def at_site(site: str, findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -17,8 +25,11 @@ def at_site(site: str, findings: Iterable[Finding]) -> tuple[Finding, ...]:
 def health(judged: JudgedCall, findings: Iterable[Finding]) -> str:
     """One of `HEALTH`: severity of the worst finding at the call's site or inside it, else "ok".
 
-    "unmeasured" where nothing failed, and the scale could not be judged or no statistics were taken.
+    "critical" where its numbers are not finite; the finding stands where that begins. "unmeasured" where nothing
+    failed, and the scale could not be judged or no statistics were taken.
     """
+    if broken(judged.call):
+        return "critical"
     here = at_site(judged.call.site, findings)
     worst = max((entry.severity for entry in here), key=SEVERITIES.index, default=OK)
     known = judged.call.stats is not None and judged.verdict != UNMEASURED

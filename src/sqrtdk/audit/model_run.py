@@ -6,10 +6,11 @@ sets. What a forward pass changes by itself (a cache, a buffer that counts its c
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -40,6 +41,7 @@ from sqrtdk.models.run import call as forward
 from sqrtdk.tracing import Trace
 from sqrtdk.tracing.records import NotAttention, NotMeasured
 from sqrtdk.tracing.trace import trace
+from sqrtdk.tracing.watch.nonfinite import PARAMETER, Origin, find_origin
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> Mod
         environment = _environment(loaded)
         tell("running")
         with watch_norms(module) as ran, watch_modules() as called:
-            traced = _traced(loaded, seed, stats=not static, tokens=tokens)
+            traced, output = _traced(loaded, seed, stats=not static, tokens=tokens)
         _refuse_silence(loaded, traced)
         lost, idle_or_doubtful = silences(module, called, traced)
         rerun = _reruns(module, loaded.inputs, seed)
@@ -100,6 +102,8 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> Mod
             idle_or_doubtful=idle_or_doubtful,
             unread=traced.unread,
             tokens=tokens,
+            spoiled=_spoiled(output),
+            origin=None if static else lambda: _origin(loaded, seed),
         )
         told: list[Finding | NotMeasured] = []
         for done, rule in enumerate(RULES.values()):
@@ -130,15 +134,29 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> Mod
     )
 
 
-def _traced(loaded: LoadedModel, seed: int, *, stats: bool, tokens: Tokens) -> Trace:
+def _traced(loaded: LoadedModel, seed: int, *, stats: bool, tokens: Tokens) -> tuple[Trace, Any]:
     torch.manual_seed(seed)
     with Trace(loaded.module, stats=stats, tokens=tokens.of, values=loaded.masks) as run:
         try:
-            forward(loaded.module, loaded.inputs)
+            output = forward(loaded.module, loaded.inputs)
         except ModelError:
             refuse_empty(loaded.inputs)
             raise
-    return run
+    return run, output
+
+
+def _origin(loaded: LoadedModel, seed: int) -> Origin | None:
+    """The first number of a run that is not finite."""
+    inputs = loaded.inputs.items() if isinstance(loaded.inputs, dict) else enumerate(loaded.inputs)
+    held: dict[str, Tensor] = {f"input {name}": value for name, value in inputs if isinstance(value, Tensor)}
+    held |= {f"buffer {name}": buffer for name, buffer in loaded.module.named_buffers()}
+    held |= {f"{PARAMETER}{name}": parameter for name, parameter in loaded.module.named_parameters()}
+
+    def run() -> None:
+        torch.manual_seed(seed)
+        forward(loaded.module, loaded.inputs)
+
+    return find_origin(loaded.module, run, held)
 
 
 def _refuse_silence(loaded: LoadedModel, run: Trace) -> None:
@@ -172,22 +190,38 @@ def _reruns(
         options: dict[str, Any] = {"enlarge": dict(enlarge)} if enlarge else {}
         with trace(module, stats=stats, **options) as again:
             output = forward(module, inputs)
-        return Rerun(again.calls, tuple(_tensors(output)), len(again.not_measured))
+        return Rerun(again.calls, tuple(tensor for _, tensor in _tensors(output)), len(again.not_measured))
 
     return rerun
 
 
-def _tensors(output: Any) -> Iterator[Tensor]:
-    """The floating-point tensors of a model's output, in order."""
+def _tensors(output: Any, name: str = "", outer: tuple[int, ...] = ()) -> Iterator[tuple[str, Tensor]]:
+    """The floating-point tensors of a model's output in order, each with its place: "logits", "past_key_values.0.1".
+
+    A container within itself, of which `outer` are those around, ends there.
+    """
+    named: Iterable[tuple[object, Any]] = ()
     if isinstance(output, Tensor):
         if output.is_floating_point() and not output.is_meta:
-            yield output.detach()
+            yield name, output.detach()
     elif isinstance(output, Mapping):
-        for value in output.values():
-            yield from _tensors(value)
+        named = output.items()
     elif isinstance(output, list | tuple):
-        for value in output:
-            yield from _tensors(value)
+        named = enumerate(output)
+    elif dataclasses.is_dataclass(output) and not isinstance(output, type):
+        named = ((field.name, getattr(output, field.name, None)) for field in dataclasses.fields(output))
+    for key, value in named if id(output) not in outer else ():
+        yield from _tensors(value, f"{name}.{key}" if name else str(key), (*outer, id(output)))
+
+
+def _spoiled(output: Any) -> tuple[str, ...]:
+    """Names of the outputs that hold NaN or plus infinity; minus infinity is how a class or a token is ruled out."""
+    names = []
+    for name, tensor in _tensors(output):
+        with contextlib.suppress(Exception):  # a kind of tensor that lacks the operation
+            if bool((tensor.isnan() | tensor.isposinf()).any()):
+                names.append(name)
+    return tuple(names)
 
 
 def _version(package: str) -> str | None:

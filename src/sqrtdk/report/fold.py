@@ -8,6 +8,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 from sqrtdk._sites import fold, site_name
+from sqrtdk.audit.health import broken
 from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.lab.text import Text
 from sqrtdk.report.figures import number, ratio
@@ -46,7 +47,10 @@ class FoldedFinding:
 
 
 def fold_calls(calls: Iterable[JudgedCall]) -> tuple[Fold, ...]:
-    """Fold the calls that differ in one integer of their site and agree in all that one line shows."""
+    """Fold the calls that differ in one integer of their site and agree in all that one line shows.
+
+    A call whose numbers are not finite is a line of its own.
+    """
 
     def shown(judged: JudgedCall) -> Hashable:
         call = judged.call
@@ -66,6 +70,7 @@ def fold_calls(calls: Iterable[JudgedCall]) -> tuple[Fold, ...]:
             judged.reason,
             call.stats is None,
             places_text(call),
+            call.site if broken(call) else None,
         )
 
     groups = fold(calls, lambda judged: judged.call.site, shown)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN
 from sqrtdk.audit.records import FAILING, SEVERITIES, UNMEASURED, CheckReport, Finding, JudgedCall
+from sqrtdk.audit.rules.nonfinite import REACHES
 from sqrtdk.audit.tolerance import close
 from sqrtdk.lab.text import Text
 from sqrtdk.report.figures import count, number
@@ -19,6 +20,7 @@ from sqrtdk.report.said import said
 SCALE_RULES = ("scale_ledger", "declared_vs_actual", "blocks")
 TOO_LARGE = ("max_logit", "entropy", "saturation", "range_forecast")  # what a scale leads to that is too large
 TOO_SMALL = ("flat",)  # and one that is too small
+NOT_FINITE = "nonfinite"
 _MOST = 2  # findings that a headline speaks of beside the scale
 
 
@@ -34,7 +36,8 @@ def consequences(findings: Iterable[Finding]) -> tuple[Caused, ...]:
     """Fold the findings, and put those that a wrong scale leads to under that scale.
 
     A scale that is too large leads to large logits, little entropy, saturated rows and logits that half precision
-    cannot hold, one that is too small to flat rows, at the same sites. What has no such cause stands alone.
+    cannot hold, one that is too small to flat rows, at the same sites. What NaN reaches stands under its beginning,
+    wherever it is. What has no such cause stands alone.
 
     Args:
         findings: of a report, worst first.
@@ -54,7 +57,8 @@ def consequences(findings: Iterable[Finding]) -> tuple[Caused, ...]:
     cause_of: dict[int, int] = {}
     for place, finding in enumerate(findings):
         for index, cause in enumerate(causes):
-            if finding.site in sites[index] and finding.rule in _leads_to(cause.first):
+            here = finding.site in sites[index] or finding.rule == NOT_FINITE
+            if here and finding.rule in _leads_to(cause.first) and not _leads_to(finding):
                 cause_of.setdefault(place, index)
     below = [fold_findings(f for p, f in enumerate(findings) if cause_of.get(p) == i) for i in range(len(causes))]
     told = [Caused(cause, under) for cause, under in zip(causes, below, strict=True)]
@@ -65,7 +69,7 @@ def consequences(findings: Iterable[Finding]) -> tuple[Caused, ...]:
 
 
 def headline(report: CheckReport) -> Text:
-    """Say in one sentence what is wrong, the scale first; or that nothing is.
+    """Say in one sentence what is wrong, NaN first, then the scale; or that nothing is.
 
     Args:
         report: what `sqrtdk.check` returned.
@@ -81,12 +85,15 @@ def headline(report: CheckReport) -> Text:
     wrong = [judged for judged in report.calls if judged.verdict == "unexplained"]
     parts = _wrong(wrong, len(report.calls)) if wrong else [_right(report)]
     told = joined(parts + _unjudged(report), HEADLINE["joint"])
+    if nan := _not_finite(report):
+        rest = (parts if wrong else []) + _unjudged(report)
+        told = joined([nan, joined(rest, HEADLINE["joint"])] if rest else [nan], HEADLINE["also"])
     if others := _others(report):
         failing = any(folded.first.severity in FAILING for folded in others)
         shown = [_named(folded) for folded in others[:_MOST]]
         if len(others) > _MOST:
             shown.append(phrase("more", count=len(others) - _MOST))
-        between = HEADLINE[("also" if wrong else "but") if failing else "warned"]
+        between = HEADLINE[("also" if wrong or nan else "but") if failing else "warned"]
         told = joined([told, joined(shown, HEADLINE["joint"])], between)
     return Text(told.en[0].upper() + told.en[1:], told.zh)
 
@@ -97,12 +104,25 @@ def _all(one: Caused) -> list[Finding]:
 
 def _leads_to(finding: Finding) -> tuple[str, ...]:
     """Rules whose findings are consequences of this one."""
+    if finding.rule == NOT_FINITE:
+        return () if finding.message.startswith(REACHES) else (NOT_FINITE,)
     if finding.rule not in SCALE_RULES[:2] or SEVERITIES.index(finding.severity) < SEVERITIES.index("warn"):
         return ()
     if not isinstance(finding.value, (int, float)) or not isinstance(finding.threshold, (int, float)):
         return ()
     large = abs(finding.value) > abs(finding.threshold) and not close(finding.value, finding.threshold)
     return TOO_LARGE if large else TOO_SMALL
+
+
+def _not_finite(report: CheckReport) -> Text | None:
+    """Where numbers stop being finite, why, and what that reaches; None where all are finite."""
+    caused = next((one for one in consequences(report.findings) if one.cause.first.rule == NOT_FINITE), None)
+    if caused is None:
+        return None
+    why = _message(caused.cause)
+    site = caused.cause.first.site if caused.consequences else ""
+    told = phrase("not finite", site=site, why=why) if site else phrase("not finite, all", why=why)
+    return joined([told, *map(_message, caused.consequences)], HEADLINE["joint"])
 
 
 def _wrong(wrong: Sequence[JudgedCall], total: int) -> list[Text]:
@@ -199,7 +219,7 @@ def _others(report: CheckReport) -> list[FoldedFinding]:
     others = [
         folded
         for folded in told
-        if folded.first.rule != UNMEASURED
+        if folded.first.rule not in (UNMEASURED, NOT_FINITE)
         and not (folded.first.rule in SCALE_RULES and folded.first.site in unexplained)
     ]
     failing = [folded for folded in others if folded.first.severity in FAILING]
@@ -210,6 +230,11 @@ def _others(report: CheckReport) -> list[FoldedFinding]:
 
 def _named(folded: FoldedFinding) -> Text:
     """What a finding says, up to its details, and where."""
-    message = folded.first.message
-    told = Text(message.partition("; ")[0], said(message, "zh").partition("；")[0].partition("; ")[0])
+    told = _message(folded)
     return phrase("at site", told=told, site=folded.site) if folded.site else told
+
+
+def _message(folded: FoldedFinding) -> Text:
+    """What a finding says, up to its details."""
+    message = folded.first.message
+    return Text(message.partition("; ")[0], said(message, "zh").partition("；")[0].partition("; ")[0])

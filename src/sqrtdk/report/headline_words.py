@@ -14,6 +14,9 @@ HEADLINE = {
     "warned": Text("; with a warning: ", "；另有警告："),
     "at site": Text("{told} ({site})", "{told}（{site}）"),
     "more": Text("{count} more", "另有 {count} 项"),
+    # NaN
+    "not finite": Text("not finite from {site} on: {why}", "从 {site} 起不再是有限值：{why}"),
+    "not finite, all": Text("not finite: {why}", "不是有限值：{why}"),
     # which attentions
     "in all": Text("in {count} of {total}", "全部 {count} 次注意力调用"),
     "in the one": Text("in {count} of {total}", "唯一一次注意力调用"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -168,11 +169,16 @@ def _figures(fold: Fold, language: Language) -> tuple[Text, ...]:
         Text(ratio(judged.call.scale.ratio), style=style),
         Text(plain(verdict), style=style),
         Text(health, style=_HEALTH_STYLE.get(judged.health, "")),
-        Text(number(worst.max_logit)),
+        Text(number(math.nan if _has_nan_rows(fold) else worst.max_logit)),
         Text(entropy),
         Text(peak),
         Text(percent(worst.saturated)),
     )
+
+
+def _has_nan_rows(fold: Fold) -> bool:
+    """Whether some head has rows with a NaN logit, which no figure of another head is to hide."""
+    return any(judged.call.stats is not None and any(judged.call.stats.nan_rows) for judged in fold.calls)
 
 
 def _notes(console: Console, folds: Sequence[Fold], language: Language) -> None:

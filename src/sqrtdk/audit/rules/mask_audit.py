@@ -4,7 +4,7 @@
   off by one, which shows every row the key after its own; weight on future keys (j > i) above 1e-4 in a module that
   says it is causal. What declares a prefix, two directions, blocks or a lookahead (`audit.lookahead`) is believed;
 - a causal mask off by one that hides a row's own key: warn, a note where q and k are one projection (Reformer);
-- blind rows see no key (note: padding makes them; their output must be 0 or unused);
+- blind rows see no key (note: padding makes them; their output must be 0 or unused, NaN is `nonfinite`'s);
 - uniform rows have every key at finfo.min, so the softmax averages masked keys (note: padding makes them; fail when
   every row is one);
 - weight on masked keys above 1e-4: fail;
@@ -26,6 +26,7 @@ from collections.abc import Iterable
 from sqrtdk.audit.configs import field, model_type
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.families import SCALED_BIAS
+from sqrtdk.audit.health import broken
 from sqrtdk.audit.input_gains import gained_by_inputs
 from sqrtdk.audit.lookahead import lookahead, may_see_ahead
 from sqrtdk.audit.records import Finding, JudgedCall
@@ -77,7 +78,7 @@ def _of_rows(call: AttentionCall, *, shaped: bool, own: bool) -> Iterable[Fault]
     if mask is None:
         return
     blind, uniform = mask.blind_rows or 0, mask.uniform_rows or 0
-    if not shaped and blind > uniform:  # a uniform row sees no key either
+    if not shaped and blind > uniform and not broken(call):  # a uniform row sees no key either; NaN is `nonfinite`'s
         yield _blind(mask, rows)
     if uniform and not own:
         yield (

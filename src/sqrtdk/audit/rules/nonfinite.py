@@ -1,26 +1,49 @@
-"""NaN or infinite parameters, and rows of logits that hold NaN or plus infinity: the model is sick.
+"""NaN and infinity: in weights, in the logits and outputs of attentions, in the model's outputs; and where it begins.
 
 Formula: count of parameters that are not finite, and of rows that are not. Threshold: 0 (no finite answer follows).
+Where numbers of the run are not finite the model runs once more, and each operation is looked at up to the first that
+gives such a number. One finding says where and why, a second what it reaches:
+- a parameter, a buffer or an input holds NaN or infinity;
+- rows of a softmax see no key: with every logit at -inf it is exp(-inf) / 0. Rows of padding are such rows, and one NaN
+  in them becomes NaN in all rows of the sequence with the next attention, as 0 * NaN is NaN;
+- q . k, or another operation, outgrows its dtype (65504 in float16);
+- an operation has no answer: inf - inf, 0 * inf, 0 / 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
+from sqrtdk._sites import ROOT, fold_sites
 from sqrtdk.audit.context import Context
-from sqrtdk.audit.records import Finding
+from sqrtdk.audit.health import broken
+from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.errors import short_text
 from sqrtdk.tracing.records import NotMeasured
+from sqrtdk.tracing.watch.nonfinite import PARAMETER, Origin
 
 SOURCE = "IEEE 754: NaN propagates through the softmax to the whole row"
+REACHES = "NaN or infinity reaches "  # how the finding begins that is a consequence of the other
+_MOST_SITES = 3
+_FIXES = {
+    "held": "give finite inputs, and buffers that are finite",
+    "overflow": "compute this step in float32 or bfloat16, or keep what goes into it smaller",
+    "blind": "set such rows to 0 after the softmax, or mask with a bool mask in scaled_dot_product_attention, "
+    "which gives 0",
+    "infinite": "multiply no mask by infinity, and subtract no infinities: masked_fill(hidden, -inf) after the scale",
+    "undefined": "look at this step: 0 / 0, or the root or logarithm of a negative number",
+}
+_BAD_WEIGHTS = "go back to a checkpoint whose weights are finite"
+_PRODUCT = "scale q before the product, or use a fused kernel, which accumulates in fp32"
+_LOST = "find the first layer with such a row: an overflow in q . k, or non-finite weights or inputs"
 
 
 def check(context: Context) -> Iterable[Finding | NotMeasured]:
-    """One finding for the parameters, one for each call with rows that are not finite."""
-    sick = []
+    """At most one finding on where it begins otherwise, one on sick parameters, and one on what is reached."""
+    sick: list[str] = []
     for name, parameter in context.model.named_parameters():
         if not parameter.is_meta and parameter.is_floating_point():
             try:
@@ -28,33 +51,104 @@ def check(context: Context) -> Iterable[Finding | NotMeasured]:
             except (RuntimeError, TypeError) as error:  # a kind of tensor that lacks the operation
                 reason = f"nonfinite: {name} can't be looked at: {short_text(error, 120)}"
                 yield NotMeasured(name.rpartition(".")[0], reason)
+    reached = [judged for judged in context.calls if broken(judged.call)]
+    wrong = bool(reached or context.spoiled)
+    origin = context.origin() if wrong and context.origin is not None else None
+    first = None if origin is None else origin.name.removeprefix(PARAMETER)
+    if first in sick:
+        sick = [first, *(name for name in sick if name != first)]
+    if origin is not None and first not in sick:
+        yield _of_origin(origin, context.calls)
     if sick:
-        yield Finding(
-            rule="nonfinite",
-            severity="critical",
-            site=sick[0].rpartition(".")[0],
-            value=float(len(sick)),
-            threshold=0.0,
-            message=f"parameter {sick[0]} holds NaN or infinity"
-            if len(sick) == 1
-            else f"{len(sick)} parameters hold NaN or infinity, first {sick[0]}",
-            fix="go back to a checkpoint whose weights are finite",
-            source=SOURCE,
-        )
-    for judged in context.calls:
-        stats = judged.call.stats
-        if stats is None or not any(stats.nan_rows):
-            continue
-        yield Finding(
-            rule="nonfinite",
-            severity="critical",
-            site=judged.call.site,
-            value=float(sum(stats.nan_rows)),
-            threshold=0.0,
-            message=f"{sum(stats.nan_rows)} of {stats.rows * stats.heads} rows have a NaN or infinite logit",
-            fix="find the first layer with such a row: an overflow in q . k, or non-finite weights or inputs",
-            source=SOURCE,
-        )
+        yield _of_weights(sick)
+    if not wrong:
+        return
+    if origin is None and not sick:
+        yield _of_rows(reached)
+        reached = reached[1:]
+    if (sick or origin is not None or reached) and (reached or context.spoiled):
+        yield _of_reached(reached, context)
+
+
+def _of_weights(sick: list[str]) -> Finding:
+    message = f"parameter {sick[0]} holds NaN or infinity"
+    if len(sick) > 1:
+        message = f"{len(sick)} parameters hold NaN or infinity, first {sick[0]}"
+    return _finding(sick[0].rpartition(".")[0], float(len(sick)), message, _BAD_WEIGHTS)
+
+
+def _of_origin(origin: Origin, calls: Iterable[JudgedCall]) -> Finding:
+    value, bar, fix = None, 0.0, _FIXES[origin.kind]
+    if origin.kind == "held":
+        message = f"{origin.name} holds NaN or infinity"
+    elif origin.kind == "overflow":
+        what = origin.op
+        if _is_product(origin, calls):
+            what, fix = "q . k", _PRODUCT
+        value, bar = origin.size, torch.finfo(getattr(torch, origin.dtype)).max
+        message = f"{what} outgrows {origin.dtype}, whose largest number is {bar:.6g}"
+        message += "" if value is None else f": it reaches {value:.4g}"
+    elif blind := _blind_rows(origin, calls):
+        value = float(blind[0])
+        message = f"{blind[0]} of {blind[1]} rows see no key, and become NaN"
+        fix = _FIXES["blind"]
+    elif origin.kind == "infinite":
+        message = f"{origin.op} of infinite numbers gives NaN: inf - inf, or 0 * inf"
+    else:
+        message = f"{origin.op} of finite numbers gives NaN"
+    return _finding(origin.site, value, message, fix, bar=bar, at=origin.at)
+
+
+def _is_product(origin: Origin, calls: Iterable[JudgedCall]) -> bool:
+    """Whether an operation is the q . k of an attention: its place in the model, and in the code."""
+    here = (judged.call for judged in calls if judged.call.site == origin.site)
+    return origin.contracts and any(call.product_at in (None, origin.at) for call in here)
+
+
+def _blind_rows(origin: Origin, calls: Iterable[JudgedCall]) -> tuple[int, int] | None:
+    """How many rows see no key, of how many; of a softmax written out by its mask, as exp(-inf - -inf)."""
+    if origin.kind == "blind":
+        return origin.rows, origin.of
+    for judged in calls:
+        call = judged.call
+        if call.site == origin.site and call.mask is not None and call.mask.blind_rows:
+            return call.mask.blind_rows, call.batch * call.heads * call.query_len
+    return None
+
+
+def _of_rows(reached: list[JudgedCall]) -> Finding:
+    """Where no operation shows the beginning: what is known of the first attention."""
+    if not reached:
+        return _finding("", None, f"{REACHES}the model's output", _LOST)
+    call = reached[0].call
+    if call.stats is None or not any(call.stats.nan_rows):
+        return _finding(call.site, None, "the output of the attention holds NaN or infinity", _LOST)
+    bad, rows = sum(call.stats.nan_rows), call.stats.rows * call.stats.heads
+    return _finding(call.site, float(bad), f"{bad} of {rows} rows have a NaN or infinite logit", _LOST)
+
+
+def _of_reached(reached: list[JudgedCall], context: Context) -> Finding:
+    parts = list(_parts(reached, context))
+    site = reached[0].call.site if reached else ""
+    fix = "mend where it begins"
+    return _finding(site, float(len(reached)), REACHES + " and ".join(parts), fix)
+
+
+def _parts(reached: list[JudgedCall], context: Context) -> Iterator[str]:
+    if reached:
+        sites = fold_sites([judged.call.site for judged in reached])
+        more = ", ..." if len(sites) > _MOST_SITES else ""
+        where = ROOT if sites == ("",) else f"({', '.join(site or 'root' for site in sites[:_MOST_SITES])}{more})"
+        total = len(context.calls)
+        yield f"the attention {where}" if total == 1 else f"{len(reached)} of {total} attentions {where}"
+    if context.spoiled:
+        yield "the model's output"
+
+
+def _finding(
+    site: str, value: float | None, message: str, fix: str, *, bar: float = 0.0, at: str | None = None
+) -> Finding:
+    return Finding("nonfinite", "critical", site, value, None if value is None else bar, message, fix, SOURCE, at)
 
 
 def _finite(parameter: Tensor) -> bool:

@@ -1,11 +1,11 @@
 """Every scale that nothing explains, with the name of the mistake.
 
 Formula: r = effective scale * sqrt(head_dim). Threshold: |r - 1| <= 1%, and no declaration (Vaswani et al. 2017,
-section 3.2.1; the 1% is `audit.tolerance`). An attribute that holds the mistake itself lowers a failure to a warning:
-somebody wrote that value, but it is the signature of an error. So is, as a warning, a scale of 1 that the run takes
-from an attribute (a note where a switch like `use_scale` says False), and a layer whose attribute declares another
-scale than its siblings have. Contradicted declarations are `declared_vs_actual`'s, unlike scales of blocks of keys
-`blocks`'.
+section 3.2.1; the 1% is `audit.tolerance`). An attribute that holds the mistake itself (`self.scale = heads ** -0.5`)
+declares nothing: the finding fails, names it, and says how to declare the value if the weights were trained so. A
+warning are a scale of 1 that the run takes from an attribute (a note where a switch like `use_scale` says False), and a
+layer whose attribute declares another scale than its siblings have. Contradicted declarations are
+`declared_vs_actual`'s, unlike scales of blocks of keys `blocks`'.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from sqrtdk.audit.tolerance import close, inverse_root
 from sqrtdk.tracing.records import AttentionCall
 
 SOURCE = "Vaswani et al. 2017, section 3.2.1; tolerance 1% for bf16 constants"
+TRAINED_SO = "if the weights were trained with it, declare softmax_scale ="  # a field that every config may have
 
 
 def _size(call: AttentionCall) -> str:
@@ -48,8 +49,10 @@ def check(context: Context) -> Iterable[Finding]:
             mistake = MISTAKES[judged.mistake or UNKNOWN]
             named = f"{mistake.name}, {mistake.happened}" if mistake.known else mistake.happened
             message = f"{_size(call)}: {named}" + (f"; {judged.reason}" if judged.reason else "")
-            held = judged.attribute is not None and mistake.excuse == "nothing"
-            yield _finding(call, "warn" if held else "fail", message, mistake.fix, mistake.name)
+            fix = mistake.fix
+            if judged.attribute is not None and mistake.excuse == "nothing":
+                fix += f"; {TRAINED_SO} {call.scale.effective:.6g} in the config"
+            yield _finding(call, "fail", message, fix, mistake.name)
         elif place in different:
             message = (
                 f"{_size(call)}, by attribute {judged.attribute}: differs from its {siblings_text(different[place])}"

@@ -1,0 +1,224 @@
+"""Models whose numbers stop being finite: where that begins, why, and what it reaches."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from sqrtdk import check
+from sqrtdk.audit.health import broken
+from sqrtdk.report.headline import headline
+from sqrtdk.report.terminal import to_text
+from sqrtdk.tracing.watch.nonfinite import find_origin
+from tests.attentions.each import each
+
+NAN, INF = math.nan, math.inf
+HEADS, WIDTH = 4, 32
+
+
+def softened(q, k, v, hidden):
+    return (q @ k.mT / math.sqrt(WIDTH // HEADS)).masked_fill(hidden, -INF).softmax(-1) @ v
+
+
+def written_out(q, k, v, hidden):
+    logits = (q @ k.mT / math.sqrt(WIDTH // HEADS)).masked_fill(hidden, -INF)
+    weights = (logits - logits.amax(-1, keepdim=True)).exp()
+    return weights / weights.sum(-1, keepdim=True) @ v
+
+
+def cleaned(q, k, v, hidden):
+    return (q @ k.mT / math.sqrt(WIDTH // HEADS)).masked_fill(hidden, -INF).softmax(-1).nan_to_num(0.0) @ v
+
+
+def fused(q, k, v, hidden):
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=~hidden)
+
+
+def multiplied(q, k, v, hidden):
+    """Zero times infinity: every key that is not hidden gets a NaN."""
+    return (q @ k.mT / math.sqrt(WIDTH // HEADS) + hidden.to(q.dtype) * -INF).softmax(-1) @ v
+
+
+class Block(nn.Module):
+    def __init__(self, attend):
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down, self.attend = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH), attend
+
+    def forward(self, x, hidden):
+        q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1))
+        x = x + self.out(self.attend(q, k, v, hidden).transpose(1, 2).flatten(2))
+        return x + self.down(self.up(x).relu())
+
+
+class Reader(nn.Module):
+    """Ids and a padding mask in, a prediction for each token out."""
+
+    def __init__(self, attend=softened, layers=3):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(50, WIDTH)
+        self.blocks = nn.ModuleList(Block(attend) for _ in range(layers))
+        self.register_buffer("gain", torch.ones(WIDTH))
+        self.head = nn.Linear(WIDTH, 50)
+        self.eval()
+
+    def forward(self, ids, attention_mask):
+        hidden = ~attention_mask.bool()[:, None, None, :] | ~torch.ones(ids.shape[1], ids.shape[1]).bool().tril()
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = block(x, hidden)
+        return {"logits": self.head(x * self.gain)}
+
+
+def inputs(padding=0):
+    mask = torch.ones(2, 12, dtype=torch.long)
+    mask[1, :padding] = 0
+    return {"ids": torch.arange(24).view(2, 12), "attention_mask": mask}
+
+
+def of_nonfinite(report):
+    return [finding for finding in report.findings if finding.rule == "nonfinite"]
+
+
+@each(
+    "weight, place, reached",
+    [
+        ("embedding.weight", 5 * WIDTH, 3),
+        ("blocks.0.norm.bias", 3, 3),
+        ("blocks.1.qkv.weight", 0, 2),
+        ("blocks.1.qkv.bias", 2 * WIDTH, 2),  # of v: the logits stay finite
+        ("blocks.2.down.weight", 1, 0),
+        ("head.weight", 7, 0),
+    ],
+)
+@each("value", [NAN, INF, -INF])
+def test_a_sick_weight_is_where_it_begins(weight, place, reached, value):
+    model = Reader()
+    model.get_parameter(weight).data.view(-1)[place] = value
+    report = check(model, inputs())
+    first, second = of_nonfinite(report)
+    assert (first.severity, first.site, first.message) == (
+        "critical", weight.rpartition(".")[0], f"parameter {weight} holds NaN or infinity",
+    )  # fmt: skip
+    assert [broken(judged.call) for judged in report.calls] == [i >= 3 - reached for i in range(3)]
+    assert second.value == reached
+    assert second.message.endswith("the model's output")
+    assert headline(report).en.startswith(f"Not finite from {first.site} on: parameter {weight} holds")
+    assert "textbook" not in headline(report).en
+    assert report.exit_code == 1
+
+
+def test_of_several_sick_weights_the_one_that_runs_first_is_named():
+    model = Reader()
+    model.blocks[0].down.weight.data[0, 0] = NAN
+    model.blocks[0].up.weight.data[0, 0] = NAN  # runs before, and stands before in no list but this run's
+    model.blocks[0].out.weight.data[0, 0] = NAN
+    first, _ = of_nonfinite(check(model, inputs()))
+    assert first.message == "3 parameters hold NaN or infinity, first blocks.0.out.weight"
+
+
+@each("attend", [softened, written_out])
+def test_rows_without_a_key_are_critical_where_they_become_nan(attend):
+    report = check(Reader(attend), inputs(padding=3))
+    first, second = of_nonfinite(report)
+    assert (first.severity, first.site, first.value) == ("critical", "blocks.0", 3 * HEADS)
+    assert first.message == f"{3 * HEADS} of {2 * 12 * HEADS} rows see no key, and become NaN"
+    assert second.message == "NaN or infinity reaches 3 of 3 attentions (blocks.0-2) and the model's output"
+    assert "mask_audit" not in {finding.rule for finding in report.findings}
+    assert all(map(broken, (judged.call for judged in report.calls)))
+
+
+@each("attend", [cleaned, fused])
+def test_rows_without_a_key_that_give_zero_are_a_note(attend):
+    report = check(Reader(attend), inputs(padding=3))
+    assert {(finding.rule, finding.severity) for finding in report.findings} == {("mask_audit", "note")}
+    assert report.exit_code == 0
+
+
+def test_a_product_that_outgrows_float16_is_named_with_its_size():
+    def unscaled_first(q, k, v, hidden):
+        return ((q @ k.mT) * 8**-0.5).masked_fill(hidden, -INF).softmax(-1) @ v
+
+    model = Reader(unscaled_first).half()
+    model.blocks[1].qkv.weight.data[: 2 * WIDTH] *= 200
+    projected = []
+    handle = model.blocks[1].qkv.register_forward_hook(lambda module, args, output: projected.append(output.double()))
+    with torch.no_grad():
+        model(**inputs())
+    handle.remove()
+    q, k, _ = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in projected[0].chunk(3, -1))
+    size = float((q @ k.mT).abs().amax())
+    first, _ = of_nonfinite(check(model, inputs()))
+    assert size > 65504
+    assert (first.site, first.threshold) == ("blocks.1", 65504.0)
+    assert first.value == pytest.approx(size, rel=1e-6)
+    assert first.message.startswith("q . k outgrows float16, whose largest number is 65504: it reaches ")
+    assert "test_audit_nonfinite.py:" in first.at
+
+
+def test_another_step_that_outgrows_float16_is_named_where_it_is():
+    model = Reader().half()
+    model.blocks[0].up.weight.data *= 300
+    model.blocks[0].down.weight.data *= 3000
+    first, second = of_nonfinite(check(model, inputs()))
+    assert first.site == "blocks.0.down"
+    assert first.message.startswith("addmm outgrows float16")
+    assert second.message.startswith("NaN or infinity reaches 2 of 3 attentions (blocks.1-2)")
+
+
+def test_a_buffer_an_input_and_arithmetic_on_infinities():
+    model = Reader()
+    model.gain[2] = NAN
+    assert of_nonfinite(check(model, inputs()))[0].message == "buffer gain holds NaN or infinity"
+    first, _ = of_nonfinite(check(Reader(multiplied), inputs()))
+    assert first.message == "mul of infinite numbers gives NaN: inf - inf, or 0 * inf"
+    layer = nn.TransformerEncoderLayer(16, 2, batch_first=True).eval()
+    x = torch.randn(1, 5, 16)
+    x[0, 2] = NAN
+    assert of_nonfinite(check(layer, x))[0].message == "input 0 holds NaN or infinity"
+
+
+def test_a_sick_layer_is_never_in_the_row_of_another():
+    model = Reader(layers=5)
+    model.blocks[2].qkv.weight.data[0, 0] = NAN
+    text = to_text(check(model, inputs()), width=120)
+    rows = [line.split() for line in text.splitlines() if line.startswith("blocks.")]
+    assert [row[0] for row in rows] == ["blocks.0-1", "blocks.2", "blocks.3", "blocks.4"]
+    assert ["critical" in row for row in rows] == [False, True, True, True]
+    assert "nan" in rows[1]
+
+
+def test_what_is_reached_stands_under_its_beginning():
+    model = Reader()
+    model.blocks[1].qkv.weight.data[0, 0] = NAN
+    text = to_text(check(model, inputs()), width=120)
+    assert text.index("which leads to:") < text.index("reaches 2 of 3 attentions (blocks.1-2)", text.index("Findings"))
+    assert "波及" in headline(check(model, inputs())).zh
+    assert "reaches" not in headline(check(model, inputs())).zh
+
+
+def test_an_origin_outside_of_any_module_and_memory_that_nothing_wrote():
+    def divide(x):
+        cache = torch.empty_like(x).fill_(NAN)[:]  # as fresh memory may be
+        cache.copy_(x)
+        return (cache - cache) / (x - x)
+
+    model = nn.Linear(2, 2)
+    origin = find_origin(model, lambda: divide(torch.ones(2, 2)), {})
+    assert (origin.kind, origin.op, origin.site) == ("undefined", "div", "")
+    assert find_origin(model, lambda: torch.zeros(3).log().exp() + model(torch.ones(2)).sum(), {}) is None
+
+
+def test_the_search_leaves_the_model_as_it_was():
+    model = Reader(softened)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    plain = model(**inputs())["logits"]
+    check(model, inputs(padding=3))
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert torch.equal(plain, model(**inputs())["logits"])
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert torch.backends.mha.get_fastpath_enabled() == enabled
