@@ -92,7 +92,7 @@ def test_gemma_with_a_registered_function(fault):
     ] in differ.message
     named = {
         "scaling": ("responsiveness", "fail", "the scale does not follow attribute scaling"),
-        "softcap": ("unused", "warn", "attn_logit_softcapping = 50, but the logits are not capped"),
+        "softcap": ("unused", "fail", "attn_logit_softcapping = 50, but the logits are not capped"),
         "mask": ("mask_audit", "critical", "weight to future keys"),
     }
     for key, (rule, severity, text) in named.items():

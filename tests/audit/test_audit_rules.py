@@ -186,15 +186,56 @@ def test_unused_norm(make_call):
     assert run("unused", [make_call()], model, ran=None) == []
 
 
-@each("place", ["config", "attribute"])
-def test_unused_softcap(make_call, place):
-    held = {"config": {"attn_logit_softcapping": 50.0}} if place == "config" else {"softcap": 50.0}
-    assert severities(run("unused", [make_call()], model_with(**held))) == ["warn"]
+@each(
+    "field, severity",
+    [({}, "warn"), ({"use_qk_norm": True}, "fail"), ({"qk_norm_type": "rms"}, "fail"), ({"qk_norm_type": "none"}, "warn"),
+     ({"use_qk_norm": False}, "warn")],
+)  # fmt: skip
+def test_an_unused_norm_fails_where_the_config_declares_it(make_call, field, severity):
+    model = model_with(q_norm=nn.LayerNorm(16), config=field)
+    assert severities(run("unused", [make_call()], model, ran=frozenset())) == [severity]
+    model.layers[0].attn.fc = nn.Linear(2, 2)
+    unread = frozenset({"layers.0.attn.q_norm.weight"})
+    ran = frozenset({"layers.0.attn.q_norm"})
+    assert severities(run("unused", [make_call()], model, ran=ran, unread=unread)) == [severity]
+
+
+CAPS = (
+    "attn_logit_softcapping", "attention_logit_softcapping", "attn_logits_soft_cap", "attn_scores_soft_cap",
+    "attention_logit_soft_cap", "atten_logit_cap", "conf_attention_logit_cap",
+)  # fmt: skip
+
+
+@each(
+    "held, severity",
+    [
+        *(({"config": {name: 50.0}}, "fail") for name in CAPS),
+        ({"config": {"attn_logits_soft_cap": 50.0}, "softcap": 50.0}, "fail"),
+        ({"softcap": 50.0}, "warn"),
+        ({"attn_logits_soft_cap": 50.0}, "warn"),
+        ({"logit_soft_cap": 50.0}, "warn"),
+    ],
+)
+def test_unused_softcap(make_call, held, severity):
+    assert severities(run("unused", [make_call()], model_with(**held))) == [severity]
     assert run("unused", [make_call(softcap=50.0)], model_with(**held)) == []
     (finding,) = run("unused", [make_call(softcap=30.0)], model_with(**held))
-    assert (finding.value, finding.threshold) == (30.0, 50.0)
+    assert (finding.severity, finding.value, finding.threshold) == (severity, 30.0, 50.0)
+    assert "capped at 30" in finding.message
     assert run("unused", [make_call(unknown=("tanh",))], model_with(**held)) == []
-    assert run("unused", [make_call()], model_with(softcap=None)) == []
+
+
+@each(
+    "held",
+    [
+        {"softcap": None},
+        {"config": {"attn_logits_soft_cap": None}},
+        {"config": {"attn_logits_soft_cap": 0.0}},
+        {"config": {"final_logit_softcapping": 30.0, "logits_soft_cap": 30.0, "moe_router_logit_softcapping": 30.0}},
+    ],
+)
+def test_a_softcap_of_something_else_or_of_nothing(make_call, held):
+    assert run("unused", [make_call()], model_with(**held)) == []
 
 
 def test_nonfinite(make_call, make_stats):

@@ -16,7 +16,16 @@ CONFIG_NAMES = (
     "config", "cfg", "args", "params", "hparams", "configs", "conf", "opt", "model_args", "model_config",
 )  # fmt: skip
 
-SOFTCAP_FIELDS = ("attn_logit_softcapping", "attn_logit_softcap", "attention_logit_softcapping", "attention_logit_cap")
+# Gemma 2's attn_logit_softcapping, litgpt's attention_logit_softcapping, MaxText's attn_logits_soft_cap,
+# TransformerLens' attn_scores_soft_cap, Keras' attention_logit_soft_cap, praxis' atten_logit_cap, Gemma 3n's audio.
+# A cap without a word of attention is that of the vocabulary's logits, of a router, or of an MLP's gate.
+_CAPPED = (
+    "attn", "attn_logit", "attn_logits", "attn_score", "attn_scores", "atten_logit", "atten_logits", "attention",
+    "attention_logit", "attention_logits", "attention_score", "attention_scores", "conf_attention_logit", "qk_logit",
+    "qk_logits",
+)  # fmt: skip
+_CAPS = ("softcapping", "soft_capping", "softcap", "soft_cap", "capping", "cap")
+SOFTCAP_FIELDS = tuple(f"{logits}_{cap}" for logits in _CAPPED for cap in _CAPS)
 UNUSED_NAME = "a name that no config has"
 
 
