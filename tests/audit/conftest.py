@@ -67,6 +67,7 @@ def build_stats(**changes: Any) -> HeadStats:
         "max_logit": 3.0,
         "min_logit": -3.0,
         "max_abs_logit": 3.0,
+        "max_above_mean": 3.0,
         "mean_logit": 0.0,
         "std_logit": 1.0,
         "row_offset": 0.5,

@@ -77,7 +77,8 @@ OPTIONAL = [
 def full(make_call, make_stats):
     """A call that has everything, all of it wrong."""
     call = make_call(
-        1.0, stats=make_stats(max_logit=2e4, saturated=1.0, entropy_nats=0.01), future_weight=0.5, bias="alibi",
+        1.0, stats=make_stats(max_logit=2e4, max_above_mean=2e4, saturated=1.0, entropy_nats=0.01),
+        future_weight=0.5, bias="alibi",
         bias_scaled_by=0.25, norm="rms", softcap=30.0, max_product=1e5, output_rms=1.0, stats_reason="",
         padding_seen=0, tokens_hidden=0,
         mask=Mask("causal", "float", 3, 3, 0.5, -1e4, 0.25, 0, 23, True, 0),
@@ -109,7 +110,7 @@ def test_any_field_may_be_none(make_call, make_stats, kind, name):
     context = Context(model, judge_all([call], model), "dynamic", rerun=lambda *_: Rerun((call,), ()), ran=frozenset())
     found = [entry for rule in RULES.values() for entry in rule(context)]
     assert ("future keys" in "".join(entry.message for entry in found)) is (name != "future_weight")
-    assert ("logit of" in "".join(entry.message for entry in found)) is (name != "stats")
+    assert ("above the mean" in "".join(entry.message for entry in found)) is (name != "stats")
 
 
 def test_unread_factors_name_no_mistake(make_call):

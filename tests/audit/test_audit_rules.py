@@ -1,5 +1,6 @@
 """Every rule seen firing and not firing, on records made by hand."""
 
+import copy
 import dataclasses
 import math
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from sqrtdk import check
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.rules import RULES
 from sqrtdk.audit.verdicts import judge_all
@@ -51,7 +53,7 @@ def test_the_largest_figure_comes_first(make_call, make_stats):
     def calls(change):
         return [make_call(site=f"layers.{layer}.attn", **change(size)) for layer, size in enumerate((2.0, 3.0, 1.5))]
 
-    assert sites("max_logit", calls(lambda x: {"stats": make_stats(max_logit=100 * x)})) == ["1", "0", "2"]
+    assert sites("max_logit", calls(lambda x: {"stats": make_stats(max_above_mean=100 * x)})) == ["1", "0", "2"]
     assert sites("range_forecast", calls(lambda x: {"stats": make_stats(max_abs_logit=2e4 * x)})) == ["1", "0", "2"]
     assert sites("range_forecast", calls(lambda x: {"stats": make_stats(row_offset=50 * x)})) == ["1", "0", "2"]
     assert sites("mask_audit", calls(lambda x: {"future_weight": 0.1 * x})) == ["1", "0", "2"]
@@ -107,13 +109,63 @@ def test_a_contradicted_declaration_is_found_once(make_call):
     [(49.0, None), (51.0, "note"), (99.0, "note"), (101.0, "warn"), (1001.0, "fail"), (10001.0, "critical")],
 )
 def test_max_logit(make_call, make_stats, value, severity):
-    found = run("max_logit", [make_call(stats=make_stats(max_logit=(1.0, value)))])
+    found = run("max_logit", [make_call(stats=make_stats(max_above_mean=(1.0, value)))])
     assert severities(found) == ([severity] if severity else [])
     assert all("head 1" in finding.message for finding in found)
 
 
-def test_max_logit_is_signed_and_skips_nan(make_call, make_stats):
-    assert run("max_logit", [make_call(stats=make_stats(max_logit=(-5000.0, math.nan)))]) == []
+def test_max_logit_skips_nan_and_the_offset_of_a_row(make_call, make_stats):
+    assert run("max_logit", [make_call(stats=make_stats(max_above_mean=(3.0, math.nan), max_logit=5000.0))]) == []
+
+
+def test_far_keys_under_a_bias_are_no_large_logits(make_call, make_stats):
+    """ALiBi at 1024 tokens: the nearest key has a logit of 3, the mean of the row is -300."""
+    far = make_stats(max_above_mean=303.0, max_logit=3.0)
+    assert severities(run("max_logit", [make_call(stats=far)])) == ["warn"]
+    assert run("max_logit", [make_call(stats=far, bias="alibi")]) == []
+    assert run("max_logit", [make_call(stats=far, mask=mask(fill=-100.0))]) == []
+    both = make_stats(max_above_mean=303.0, max_logit=150.0)
+    (finding,) = run("max_logit", [make_call(stats=both, bias="alibi")])
+    assert finding.value == 150.0
+
+
+class Offset(nn.Module):
+    """Self-attention whose q and k share a large direction: every logit of a row has the same large part."""
+
+    def __init__(self, size, fused):
+        super().__init__()
+        torch.manual_seed(3)
+        self.q, self.k, self.v, self.fused = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32), fused
+        self.requires_grad_(False)
+        self.q.bias[::8] += size
+        self.k.bias[::8] += size
+
+    def logits(self, x):
+        q, k = (one(x).unflatten(-1, (4, 8)).transpose(1, 2) for one in (self.q, self.k))
+        return q @ k.mT / 8**0.5
+
+    def forward(self, x):
+        v = self.v(x).unflatten(-1, (4, 8)).transpose(1, 2)
+        if not self.fused:
+            return self.logits(x).softmax(-1) @ v
+        q, k = (one(x).unflatten(-1, (4, 8)).transpose(1, 2) for one in (self.q, self.k))
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+@each("fused", [False, True])
+def test_what_the_softmax_does_not_see_is_named_apart(fused):
+    model, x = Offset(27.0, fused), torch.randn(2, 24, 32)
+    report = check(model, x)
+    logits = copy.deepcopy(model).double().logits(x.double())
+    mean = logits.mean(-1, keepdim=True)
+    stats = report.calls[0].stats
+    assert max(stats.max_logit) == pytest.approx(float(logits.max()), rel=1e-5)
+    assert max(stats.max_logit) > 250
+    assert max(stats.max_above_mean) == pytest.approx(float((logits - mean).max()), rel=1e-3)
+    assert [finding for finding in report.findings if finding.rule == "max_logit"] == []
+    (offset,) = (finding for finding in report.findings if finding.rule == "range_forecast")
+    assert (offset.severity, offset.value) == ("note", pytest.approx(float(mean.abs().max()), rel=1e-5))
+    assert offset.message.endswith("stored in bf16, it would move in steps of 2")
 
 
 def test_range_forecast_fp16(make_call, make_stats):
@@ -188,9 +240,14 @@ def test_unused_norm(make_call):
 
 @each(
     "field, severity",
-    [({}, "warn"), ({"use_qk_norm": True}, "fail"), ({"qk_norm_type": "rms"}, "fail"), ({"qk_norm_type": "none"}, "warn"),
-     ({"use_qk_norm": False}, "warn")],
-)  # fmt: skip
+    [
+        ({}, "warn"),
+        ({"use_qk_norm": True}, "fail"),
+        ({"qk_norm_type": "rms"}, "fail"),
+        ({"qk_norm_type": "none"}, "warn"),
+        ({"use_qk_norm": False}, "warn"),
+    ],
+)
 def test_an_unused_norm_fails_where_the_config_declares_it(make_call, field, severity):
     model = model_with(q_norm=nn.LayerNorm(16), config=field)
     assert severities(run("unused", [make_call()], model, ran=frozenset())) == [severity]

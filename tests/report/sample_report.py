@@ -44,6 +44,7 @@ def head_stats(
             "max_logit": mean + spread * critical * 1.1,
             "min_logit": mean - spread * critical,
             "max_abs_logit": abs(mean) + spread * critical * 1.1,
+            "max_above_mean": spread * critical * 1.1,
             "mean_logit": mean,
             "std_logit": spread,
             "row_offset": abs(mean) * 1.7,

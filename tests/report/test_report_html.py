@@ -120,9 +120,11 @@ def test_five_thousand_heads_fit() -> None:
 
 
 def test_findings_are_told_in_both_languages() -> None:
-    finding = dataclasses.replace(leaking().findings[0], message="head 3 has a logit of 61.5", fix="use tril")
+    finding = dataclasses.replace(
+        leaking().findings[0], message="head 3 has a logit 61.5 above the mean of its row", fix="use tril"
+    )
     text = to_html(dataclasses.replace(leaking(), findings=(finding,)))
-    chinese = "头 3 的最大 logit 为 61.5"
+    chinese = "头 3 的最大 logit 比该行均值高 61.5"
     assert f'<span class="en" lang="en">{finding.message}</span><span class="zh" lang="zh-CN">{chinese}</span>' in text
 
 

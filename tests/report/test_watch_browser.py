@@ -282,7 +282,7 @@ def test_nothing_of_the_page_itself_is_left_in_english(show: Opener, runs: dict[
         "sqrtdk", "English", "logit", "nat", "NaN", "std", "log", "softmax", "Frobenius", "diag", "sqrt", "blocks",
         "float", "Decoder", "bfloat",
     }  # fmt: skip
-    papers = {"Vaswani", "Xiao", "Kimi", "Moonlight"}
+    papers = {"Vaswani", "Xiao", "Kimi"}
     folders = f"{runs['healthy']} {runs['unscaled']} {page.url}"
     names = papers | set(re.findall(r"[A-Za-z]+", folders))
     assert words - terms - names == set()

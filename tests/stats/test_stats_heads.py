@@ -31,6 +31,7 @@ def assert_summary(stats: HeadStats, logits: torch.Tensor, visible: torch.Tensor
             "max_logit": row["max"].max(),
             "min_logit": row["min"].min(),
             "max_abs_logit": torch.maximum(row["max"].abs(), row["min"].abs()).max(),
+            "max_above_mean": (row["max"] - row["mean"]).max(),
             "mean_logit": row["mean"].mean(),
             "std_logit": row["variance"].mean().sqrt(),
             "row_offset": row["mean"].abs().max(),

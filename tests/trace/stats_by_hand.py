@@ -29,6 +29,7 @@ def oracle(logits: Tensor, rows: Tensor | None) -> dict[str, list[float]]:
             "max_logit": max(float(z.max()) for z in seeing),
             "min_logit": min(float(z.min()) for z in seeing),
             "max_abs_logit": max(float(z.abs().max()) for z in seeing),
+            "max_above_mean": max(float(z.max() - z.mean()) for z in seeing),
             "mean_logit": mean([float(z.mean()) for z in seeing]),
             "std_logit": math.sqrt(mean([float(z.var(correction=0)) for z in seeing])),
             "row_offset": max(abs(float(z.mean())) for z in seeing),

@@ -244,6 +244,14 @@ STATISTICS: dict[str, tuple[Text, Text, Text]] = {
         _NONE,
         Text("Largest visible logit by size.", "可见 logit 绝对值的最大值。"),
     ),
+    "max_above_mean": (
+        Text("Max above mean", "最大值高出均值"),
+        _NONE,
+        Text(
+            "Largest visible logit less the mean of its row: what the softmax sees of it.",
+            "可见 logit 的最大值减去该行均值：softmax 所感受到的大小。",
+        ),
+    ),
     "row_offset": (
         Text("Row offset", "行偏移"),
         _NONE,

@@ -37,7 +37,8 @@ def consequences(findings: Iterable[Finding]) -> tuple[Caused, ...]:
 
     A scale that is too large leads to large logits, little entropy, saturated rows and logits that half precision
     cannot hold, one that is too small to flat rows, at the same sites. What NaN reaches stands under its beginning,
-    wherever it is. What has no such cause stands alone.
+    wherever it is; a scale that was not judged under a softmax over the wrong axis. What has no such cause stands
+    alone.
 
     Args:
         findings: of a report, worst first.
@@ -106,6 +107,8 @@ def _leads_to(finding: Finding) -> tuple[str, ...]:
     """Rules whose findings are consequences of this one."""
     if finding.rule == NOT_FINITE:
         return () if finding.message.startswith(REACHES) else (NOT_FINITE,)
+    if finding.rule == "softmax_axis":
+        return (UNMEASURED,)
     if finding.rule not in SCALE_RULES[:2] or SEVERITIES.index(finding.severity) < SEVERITIES.index("warn"):
         return ()
     if not isinstance(finding.value, (int, float)) or not isinstance(finding.threshold, (int, float)):

@@ -43,6 +43,12 @@ RULES: dict[str, Words] = {
         "An attention did not run, was lost on the way to its softmax, or has no scale to judge. What was not judged "
         "is not known to be right: the message says what was seen, and where it was lost.",
     ),
+    "softmax_axis": Words(
+        "Softmax over another axis than the keys",
+        "The weights that a row gives to its values do not sum to 1: the softmax runs over the rows, the heads or the "
+        "batch. Take the softmax over the keys, the last axis of q @ k.mT. Slot attention, which means it, divides by "
+        "the sum over the keys afterwards.",
+    ),
     "mask_audit": Words(
         "Mask that shows the future, or hides the wrong keys",
         "Rows see keys that they may not see, see none, average masked keys, or put weight on hidden ones. A leak of "

@@ -60,10 +60,10 @@ def said(text: str, language: Language, catalogues: Catalogues = CATALOGUES) -> 
         The Chinese; the English where no template fits.
 
     Example:
-        >>> said("head 3 has a logit of 61.5", "zh")
-        '头 3 的最大 logit 为 61.5'
-        >>> said("head 3 has a logit of 61.5", "en"), said("another sentence", "zh")
-        ('head 3 has a logit of 61.5', 'another sentence')
+        >>> said("head 3 has a logit 61.5 above the mean of its row", "zh")
+        '头 3 的最大 logit 比该行均值高 61.5'
+        >>> said("head 3 has a logit 61.5 above the mean of its row", "en"), said("another sentence", "zh")
+        ('head 3 has a logit 61.5 above the mean of its row', 'another sentence')
     """
     if language == "en":
         return text

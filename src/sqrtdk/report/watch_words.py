@@ -43,6 +43,7 @@ ALARM_WORDS = {  # for readers of Chinese, beside the sentence as it was recorde
     "responsiveness": "缩放不随属性变化",
     "scale_ledger": "缩放台账",
     "sliding_window": "滑动窗口",
+    "softmax_axis": "softmax 的轴",
     "unused": "已建而未用的部件",
 }
 

@@ -46,6 +46,7 @@ class HeadStats:
     max_logit: tuple[float, ...]  # signed, scaled, after bias, visible keys only
     min_logit: tuple[float, ...]
     max_abs_logit: tuple[float, ...]
+    max_above_mean: tuple[float, ...]  # largest max of a row less its mean: what the softmax sees of the max
     mean_logit: tuple[float, ...]
     std_logit: tuple[float, ...]  # root of the mean within-row variance
     row_offset: tuple[float, ...]  # largest |mean of a row|
@@ -198,6 +199,7 @@ def head_stats(rows: RowStats, *, logit_histograms: Sequence[Histogram] = ()) ->
         "max_logit": largest(rows.max),
         "min_logit": -largest(-rows.min),
         "max_abs_logit": largest(torch.maximum(rows.max.abs(), rows.min.abs())),
+        "max_above_mean": largest(rows.max - rows.mean),
         "mean_logit": mean(rows.mean),
         "std_logit": mean(rows.variance).sqrt(),
         "row_offset": largest(rows.mean.abs()),
@@ -226,6 +228,7 @@ def head_stats(rows: RowStats, *, logit_histograms: Sequence[Histogram] = ()) ->
         max_logit=found["max_logit"],
         min_logit=found["min_logit"],
         max_abs_logit=found["max_abs_logit"],
+        max_above_mean=found["max_above_mean"],
         mean_logit=found["mean_logit"],
         std_logit=found["std_logit"],
         row_offset=found["row_offset"],

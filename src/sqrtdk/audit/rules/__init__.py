@@ -19,6 +19,7 @@ from sqrtdk.audit.rules import (
     saturation,
     scale_ledger,
     sliding_window,
+    softmax_axis,
     unmeasured,
     unused,
 )
@@ -28,6 +29,7 @@ RULES: dict[str, Rule] = {
     "scale_ledger": scale_ledger.check,
     "blocks": blocks.check,
     "declared_vs_actual": declared_vs_actual.check,
+    "softmax_axis": softmax_axis.check,
     "unmeasured": unmeasured.check,
     "mask_audit": mask_audit.check,
     "sliding_window": sliding_window.check,
