@@ -12,6 +12,7 @@ from sqrtdk import check
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.rules import RULES
 from sqrtdk.audit.verdicts import judge_all
+from sqrtdk.stats.heads import SATURATED
 from sqrtdk.theory.gaussian import critical_sigma, expected_entropy_nats
 from sqrtdk.tracing.records import Factor, Stage
 from tests.attentions.each import each
@@ -307,3 +308,31 @@ def test_nonfinite(make_call, make_stats):
     assert run("nonfinite", [make_call()], sick)[0].message.startswith("2 parameters hold NaN or infinity, first ")
     rows = make_call(stats=make_stats(nan_rows=(0, 2), max_logit=(1.0, math.nan)))
     assert severities(run("nonfinite", [rows])) == ["critical"]
+
+
+def test_the_bound_on_the_jacobian_of_a_saturated_row():
+    """2 p (1 - p) at p = 0.99, reached where all that is left is on one other key."""
+    bound = 2 * SATURATED * (1 - SATURATED)
+    left = torch.rand(500, 7, dtype=torch.float64) ** 8
+    rest = left / left.sum(-1, keepdim=True) * (1 - SATURATED)
+    p = torch.cat([torch.full((500, 1), SATURATED, dtype=torch.float64), rest], -1)
+    norms = (torch.diag_embed(p) - p[:, :, None] * p[:, None]).norm(dim=(-2, -1))
+    assert norms.max() <= bound * (1 + 1e-12)
+    assert norms.max() > 0.99 * bound
+    assert bound == pytest.approx(0.0198)
+
+
+def test_a_saturated_row_still_passes_a_gradient_to_q():
+    """At 64 dimensions and 512 keys, without the scale: the rows above 0.99 against those of a scaled attention."""
+    torch.manual_seed(0)
+    q, k, v, to = torch.randn(4, 512, 64, dtype=torch.float64)
+
+    def of_q(scale):
+        leaf = q.clone().requires_grad_()
+        weights = (leaf @ k.mT * scale).softmax(-1)
+        (gradient,) = torch.autograd.grad((weights @ v * to).sum(), leaf)
+        return weights.detach().amax(-1), gradient.norm(dim=-1)
+
+    (_, scaled), (peak, plain) = of_q(64**-0.5), of_q(1.0)
+    saturated = plain[peak > SATURATED].median() / scaled.median()
+    assert 0.1 < float(saturated) < 0.3

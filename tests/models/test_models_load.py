@@ -245,6 +245,18 @@ def test_a_broken_index_is_refused(checkpoint: Path, text: str) -> None:
         resolve(str(checkpoint))
 
 
+def test_the_three_lines_convert(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = resolve(str(checkpoint)).module
+    (checkpoint / "model.safetensors").unlink()
+    torch.save(model.state_dict(), checkpoint / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="pickled") as caught:
+        resolve(str(checkpoint))
+    monkeypatch.chdir(checkpoint)
+    exec("\n".join(caught.value.hint.split("\n")[1:]), {})
+    converted = resolve(str(checkpoint)).module
+    assert all(torch.equal(value, converted.state_dict()[name]) for name, value in model.state_dict().items())
+
+
 class Bomb:
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -266,7 +278,10 @@ def test_a_pickle_only_checkpoint_is_refused_unopened(checkpoint: Path, name: st
     (checkpoint / name).write_bytes(pickle.dumps(Bomb(tmp_path / "ran")))
     with pytest.raises(ModelError, match=f"pickled .*{name}.*runs the code") as caught:
         resolve(str(checkpoint))
-    assert "safetensors" in caught.value.hint
+    first, *lines = caught.value.hint.split("\n")
+    assert "safetensors" not in first
+    assert len(lines) == 3
+    assert name in lines[1]
     assert resolve(str(checkpoint), LoadOptions(static=True)).module.lm_head.weight.is_meta
     with pytest.raises(ModelError, match="is a file"):
         resolve(str(checkpoint / name))

@@ -55,6 +55,12 @@ class Context:
     spoiled: tuple[str, ...] = ()
     origin: Callable[[], Origin | None] | None = None
 
+    def which(self, judged: JudgedCall) -> str:
+        """Which of several calls at its site it is, in brackets: layers of one module, as ALBERT's; else nothing."""
+        site, index = judged.call.site, judged.call.index
+        calls = sum(other.call.site == site for other in self.calls)
+        return f" (call {index + 1} of {calls} here)" if calls > 1 else ""
+
     def module(self, site: str) -> nn.Module | None:
         """The module at a site."""
         return module_at(self.model, site)

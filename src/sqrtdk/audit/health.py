@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 
 from sqrtdk.audit.records import FAILING, OK, SEVERITIES, UNMEASURED, Finding, JudgedCall
 from sqrtdk.tracing.records import AttentionCall
+
+_WHICH = re.compile(r"\(call (\d{1,9}) of \d+ here\)$")
 
 
 def broken(call: AttentionCall) -> bool:
@@ -22,6 +25,12 @@ def at_site(site: str, findings: Iterable[Finding]) -> tuple[Finding, ...]:
     )
 
 
+def _is_of(call: AttentionCall, finding: Finding) -> bool:
+    """Whether a finding at a call's site is not that of another call there, as `Context.which` says."""
+    named = _WHICH.search(finding.message)
+    return named is None or int(named[1]) == call.index + 1
+
+
 def health(judged: JudgedCall, findings: Iterable[Finding]) -> str:
     """One of `HEALTH`: severity of the worst finding at the call's site or inside it, else "ok".
 
@@ -30,7 +39,7 @@ def health(judged: JudgedCall, findings: Iterable[Finding]) -> str:
     """
     if broken(judged.call):
         return "critical"
-    here = at_site(judged.call.site, findings)
+    here = (finding for finding in at_site(judged.call.site, findings) if _is_of(judged.call, finding))
     worst = max((entry.severity for entry in here), key=SEVERITIES.index, default=OK)
     known = judged.call.stats is not None and judged.verdict != UNMEASURED
     return worst if known or worst in FAILING else UNMEASURED

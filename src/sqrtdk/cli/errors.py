@@ -66,7 +66,7 @@ def fail(error: BaseException, show_traceback: bool = False) -> None:
         lines = [*lines[:_MOST_LINES], "..."]
     say("Error: " + "\n  ".join(lines))
     if hint:
-        say(f"Hint: {plain(hint)}")
+        say("Hint: " + "\n  ".join(map(plain, hint.split("\n"))))
 
 
 def _how_it_is_used(error: Any) -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 from sqrtdk.errors import ModelError, short_text
 
 CONFIG = "config.json"
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
+TORCH_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+PICKLES = (*TORCH_PICKLES, ".msgpack", ".h5")
 
 
 def config_path(home: Path) -> Path:
@@ -44,7 +45,7 @@ def weight_files(directory: Path) -> list[str]:
     if pickles:
         raise ModelError(
             f"the weights are pickled ({pickles[0]!r}): loading a pickle runs the code inside it",
-            hint="Convert them to safetensors, or pass --static to audit the config without weights.",
+            hint=how_to_convert(pickles[0]),
         )
     stray = [name for name in names if name.endswith((".safetensors", ".gguf"))]
     if stray:
@@ -53,6 +54,22 @@ def weight_files(directory: Path) -> list[str]:
             hint="Name it model.safetensors if it holds the whole model, or pass --static.",
         )
     return []
+
+
+def how_to_convert(name: str) -> str:
+    """What to do about pickled weights: three lines of Python, where torch wrote them.
+
+    Args:
+        name: of the file.
+    """
+    if not name.endswith(TORCH_PICKLES):
+        return "Convert them to safetensors, or pass --static to audit the config without weights."
+    return (
+        "Convert them if you trust where they come from, or pass --static to audit the config without weights:\n"
+        "import torch; from safetensors.torch import save_file\n"
+        f"weights = torch.load({name!r}, weights_only=True)\n"
+        "save_file({name: w.clone() for name, w in weights.items()}, 'model.safetensors', metadata={'format': 'pt'})"
+    )
 
 
 def _index_shards(path: Path) -> list[str]:

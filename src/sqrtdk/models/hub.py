@@ -14,7 +14,7 @@ from threading import Thread
 from typing import Any
 
 from sqrtdk.errors import MissingExtraError, ModelError, kind_and_text
-from sqrtdk.models.checkpoint import CONFIG, PICKLES
+from sqrtdk.models.checkpoint import CONFIG, PICKLES, how_to_convert
 from sqrtdk.models.extras import HINT, import_transformers, quiet_hub
 
 REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
@@ -165,5 +165,5 @@ def _refuse_pickles(names: list[str], model: str) -> None:
     if pickles and not any(name.endswith(".safetensors") for name in names):
         raise ModelError(
             f"the weights of {model!r} are pickled ({pickles[0]!r}): loading a pickle runs the code inside it",
-            hint="Look for a revision in safetensors, or pass --static to audit the config without weights.",
+            hint=f"Look for a revision in safetensors, or download them. {how_to_convert(pickles[0])}",
         )

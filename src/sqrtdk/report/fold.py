@@ -12,7 +12,7 @@ from sqrtdk.audit.health import broken
 from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.lab.text import Text
 from sqrtdk.report.figures import number, ratio
-from sqrtdk.report.places import places_text
+from sqrtdk.report.places import in_files, places_text
 
 # Other rules have bounds.
 _EXACT = ("scale_ledger", "declared_vs_actual", "mask_audit", "sliding_window", "unused", "responsiveness")
@@ -69,7 +69,7 @@ def fold_calls(calls: Iterable[JudgedCall]) -> tuple[Fold, ...]:
             judged.declared_by,
             judged.reason,
             call.stats is None,
-            places_text(call),
+            places_text(call) if in_files(call) else None,
             call.site if broken(call) else None,
         )
 
@@ -82,7 +82,8 @@ def fold_findings(findings: Iterable[Finding]) -> tuple[FoldedFinding, ...]:
 
     def shown(finding: Finding) -> Hashable:
         message, fix = (_NUMBER.sub("#", text) for text in (finding.message, finding.fix))
-        return finding.rule, finding.severity, str(finding.threshold), message, fix, finding.at
+        at = None if (finding.at or "").startswith("<") else finding.at
+        return finding.rule, finding.severity, str(finding.threshold), message, fix, at
 
     groups = fold(findings, lambda finding: finding.site, shown)
     return tuple(FoldedFinding(site, tuple(group)) for site, group in groups)

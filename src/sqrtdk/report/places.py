@@ -24,6 +24,11 @@ def places(call: AttentionCall, language: Language = "en") -> dict[str, str]:
     return {at: word("list comma", language).join(dict.fromkeys(whats)) for at, whats in parts.items()}
 
 
+def in_files(call: AttentionCall) -> bool:
+    """Whether its places are lines of files; those of a graph, `<node>:12`, are another for each layer."""
+    return not any(at.startswith("<") for at in places(call))
+
+
 def at_text(at: str, language: Language = "en") -> str:
     """The files and lines of a finding, with the marks of the language between them.
 

@@ -75,8 +75,8 @@ RULES: dict[str, Words] = {
     ),
     "max_logit": Words(
         "Logits that are too large",
-        "The largest logit of a head is beyond what stable runs show. Check the scale first, then q/k norm, QK-clip or "
-        "the learning rate.",
+        "The largest logit of a head is beyond what stable runs show. Check the scale first; in training, "
+        "q/k norm or QK-clip bound it. In a released model it is how the weights are.",
     ),
     "range_forecast": Words(
         "Logits beyond a half-precision type",
@@ -85,7 +85,7 @@ RULES: dict[str, Words] = {
     ),
     "saturation": Words(
         "Saturated rows",
-        "Rows put nearly all weight on one key, and the softmax passes next to no gradient. Sinks on the first token "
+        "Rows put nearly all weight on one key, and the softmax passes little gradient. Sinks on the first token "
         "are saturated in health; otherwise check the scale.",
     ),
     "entropy": Words(

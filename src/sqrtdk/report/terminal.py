@@ -20,7 +20,7 @@ from sqrtdk.report.figures import number, percent, ratio, worst_head
 from sqrtdk.report.fold import Fold, FoldedFinding, expected, fold_calls, values
 from sqrtdk.report.headline import consequences, headline
 from sqrtdk.report.kv_cache import draw_cache
-from sqrtdk.report.places import at_text, places_text
+from sqrtdk.report.places import at_text, in_files, places_text
 from sqrtdk.report.plain import plain
 from sqrtdk.report.said import said
 from sqrtdk.report.terminal_words import SEVERITIES as SEVERITY_WORDS
@@ -103,7 +103,7 @@ def _head(console: Console, report: CheckReport, language: Language) -> None:
     line = Text(plain(model.id), style="bold")
     told = [
         plain(model.cls),
-        counted("parameter", "parameters", model.parameters, language),
+        *([counted("parameter", "parameters", model.parameters, language)] if model.parameters else []),
         named(WORDS, report.mode, language),
         word("seed", language, seed=report.seed),
     ]
@@ -198,7 +198,8 @@ def _notes(console: Console, folds: Sequence[Fold], language: Language) -> None:
             why = said(judged.call.stats_reason or "no reason given", language)
             sites.setdefault(word("no statistics", language, why=why), []).append(fold.site)
     for fold in folds:
-        if written := places_text(fold.first.call, language):
+        one_place = len(fold.calls) == 1 or in_files(fold.first.call)
+        if one_place and (written := places_text(fold.first.call, language)):
             sites.setdefault(word("written", language, places=written), []).append(fold.site)
     for text, where in sites.items():
         places = word("all sites", language) if len(where) == len(folds) > 1 else listed(where, language)

@@ -1,7 +1,7 @@
 """Heads that spread their weight over too few keys, as Gaussian logits of the frozen phase do: entropy collapse.
 
 Formula: a head's mean entropy H (nats) against the finite-n expectation H*(n, sigma_c) at the critical standard
-deviation sigma_c = sqrt(2 log n), below which a Gaussian row depends on few keys only (random energy model, Derrida
+deviation sigma_c = sqrt(2 log n): above it a Gaussian row depends on few keys only (random energy model, Derrida
 1981). Thresholds: heads with n >= 16 keys only; a head is collapsed at H < H*; note when a quarter of a model's heads
 are, warn when three quarters are (Zhai et al. 2023: collapse goes with instability; a level without its trend proves
 little, so this never fails). Where q and k are normalised the scale alone sets the logits' standard deviation, r after
@@ -16,14 +16,16 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from sqrtdk.audit.context import Context
-from sqrtdk.audit.norms import norm_sigma, norm_size
+from sqrtdk.audit.norms import norm_sigma, norm_size, normalised
 from sqrtdk.audit.records import Finding
+from sqrtdk.audit.rules.max_logit import NORMALISED
 from sqrtdk.theory.gaussian import critical_sigma, expected_entropy_nats
 
 LEAST_KEYS = 16
 NOTE_FRACTION = 0.25
 WARN_FRACTION = 0.75
 SLACK = 1.5  # on the declared deviation: directions of q and k are not quite isotropic, and norms have gains
+FIX = "check the scale; where the model is still trained, watch the entropy: if it falls, normalise q and k"
 SOURCE = "Zhai et al. 2023 (entropy collapse); bar: Gaussian logits of deviation sqrt(2 log keys), Derrida 1981"
 
 
@@ -42,8 +44,8 @@ def bar_nats(keys: int, sigma: float) -> float:
 def check(context: Context) -> Iterable[Finding]:
     """At most one finding for the model, at the site with the lowest entropy."""
     heads = 0
-    low: list[tuple[float, float, float, str, int]] = []
-    for judged in context.calls:
+    low: list[tuple[float, float, float, int, int]] = []
+    for place, judged in enumerate(context.calls):
         stats = judged.call.stats
         if stats is None:
             continue
@@ -55,18 +57,19 @@ def check(context: Context) -> Iterable[Finding]:
             heads += 1
             bar = bar_nats(round(keys), sigma)
             if entropy < bar:
-                low.append((entropy / bar, entropy, bar, judged.call.site, head))
+                low.append((entropy / bar, entropy, bar, place, head))
     if not heads or len(low) < NOTE_FRACTION * heads:
         return
-    _, entropy, bar, site, head = min(low)
+    _, entropy, bar, place, head = min(low)
+    lowest = context.calls[place]
     yield Finding(
         rule="entropy",
         severity="warn" if len(low) >= WARN_FRACTION * heads else "note",
-        site=site,
+        site=lowest.call.site,
         value=entropy,
         threshold=bar,
         message=f"{len(low)} of {heads} heads spread their weight over too few keys (low entropy); lowest: head {head} "
-        f"with {entropy:.3g} nats, where at least {bar:.3g} is healthy",
-        fix="watch the entropy over time; if it falls, normalise q and k or lower the learning rate",
+        f"with {entropy:.3g} nats, where at least {bar:.3g} is healthy{context.which(lowest)}",
+        fix=NORMALISED if normalised(lowest.call) else FIX,
         source=SOURCE,
     )

@@ -15,9 +15,13 @@ import math
 from collections.abc import Iterable, Sequence
 
 from sqrtdk.audit.context import Context
+from sqrtdk.audit.norms import normalised
 from sqrtdk.audit.records import Finding
 from sqrtdk.tracing.records import AttentionCall
 
+# What a single run shows may be how a released model is; what to do about it is for who trains it.
+FIX = "check the scale; where the model is still trained, normalise q and k, or clip them (QK-clip)"
+NORMALISED = "q and k are normalised: look at the gains of their norms and at the scale after them"
 LEVELS: tuple[tuple[str, float, str], ...] = (  # worst first
     ("critical", 1e4, "Wortsman et al. 2023: all runs with logits beyond 1e4 diverged"),
     ("fail", 1e3, "Wortsman et al. 2023: the loss degrades from about 1e3"),
@@ -59,7 +63,7 @@ def check(context: Context) -> Iterable[Finding]:
             site=judged.call.site,
             value=value,
             threshold=threshold,
-            message=f"head {head} has a logit {value:.4g} above the mean of its row",
-            fix="normalise q and k, lower the learning rate of their projections, or clip them (QK-clip)",
+            message=f"head {head} has a logit {value:.4g} above the mean of its row{context.which(judged)}",
+            fix=NORMALISED if normalised(judged.call) else FIX,
             source=source,
         )

@@ -68,7 +68,7 @@ def check(context: Context) -> Iterable[Finding]:
             site=judged.call.site,
             value=value,
             threshold=FP16_MAX,
-            message=f"q . k reaches {value:.4g} before the scale: infinite in fp16",
+            message=f"q . k reaches {value:.4g} before the scale: infinite in fp16{context.which(judged)}",
             fix="scale q before the product, or use a fused kernel, which accumulates in fp32",
             source=FP16_SOURCE,
         )
@@ -81,7 +81,8 @@ def check(context: Context) -> Iterable[Finding]:
             site=judged.call.site,
             value=value,
             threshold=BF16_OFFSET,
-            message=f"a row of logits lies about {value:.4g} off zero: {stored} in steps of {spacing(value):.3g}",
+            message=f"a row of logits lies about {value:.4g} off zero: {stored} in steps of {spacing(value):.3g}"
+            + context.which(judged),
             fix="keep the logits in fp32, or centre the keys (the softmax does not see a row's offset)",
             source=BF16_SOURCE,
         )
