@@ -33,7 +33,7 @@ def check(context: Context) -> Iterable[Finding]:
                 saturated.append((fraction, place, head))
     if not saturated:
         return
-    fraction, place, head = max(saturated, key=lambda entry: (entry[0], -entry[1]))
+    fraction, place, head = max(saturated)
     worst = context.calls[place]
     many = len(saturated) > HEADS * heads
     yield Finding(
