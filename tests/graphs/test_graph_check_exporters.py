@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import sqrtdk
+from sqrtdk.errors import ModelError
 from tests.graphs.files import MICROSOFT, attention_model, model_of, onnx, write
 
 helper, numpy_helper, TensorProto = onnx.helper, onnx.numpy_helper, onnx.TensorProto
@@ -140,3 +141,37 @@ def test_an_operator(case: str, tmp_path: Path) -> None:
     assert judged.call.formula == formula
     assert judged.call.site == "attn"
     assert judged.call.op == f"{domain or 'ai.onnx'}.{op}"
+
+
+DOTTED = {
+    "made up by an optimiser": ("auto.cast.74", 0.21, "softmax(0.21 * q.k)", "unexplained"),
+    "a buffer of the module": ("attn.scale", RIGHT, "softmax(0.2041 * q.k)", "exact"),
+    "a wrong one": ("attn.scale", 1 / E, "softmax(0.04167 * q.k)", "unexplained"),
+    "a temperature that was trained": ("attn.temperature", 0.2137, "softmax(temperature * q.k)", "declared"),
+}
+
+
+@pytest.mark.parametrize("case", DOTTED)
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_one_number_is_its_value_whatever_its_name(case: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    name, value, formula, verdict = DOTTED[case]
+    constants = {f"attn.{n}.weight": array for n, array in weights("q", "k", "v").items()}
+    constants |= {"heads": np.array([0, 0, H, E], np.int64), name: np.full(shape, value, np.float32)}
+    nodes = []
+    for n in "qkv":
+        nodes.append(make("MatMul", ["x", f"attn.{n}.weight"], [f"{n}0"]))
+        nodes.append(make("Reshape", [f"{n}0", "heads"], [f"{n}1"]))
+        nodes.append(make("Transpose", [f"{n}1"], [f"{n}2"], perm=[0, 2, 3, 1] if n == "k" else [0, 2, 1, 3]))
+    nodes += [make("MatMul", ["q2", "k2"], ["product"]), make("Mul", ["product", name], ["z"])]
+    nodes += [make("Softmax", ["z"], ["weights"], axis=-1), make("MatMul", ["weights", "v2"], ["y"])]
+    judged = only(graph(tmp_path / "m.onnx", nodes, constants))
+    assert judged.call.scale.effective == pytest.approx(value, rel=1e-6)
+    assert (judged.call.formula, judged.verdict) == (formula, verdict)
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    """An operator, or an attribute of one, that is not read: by its name, and not a guess at whose it is."""
+    built = attention_model(logits=[make("Hardmax", ["scaled"], ["z"])])
+    with pytest.raises(ModelError, match="comes after what is not read: Hardmax") as caught:
+        sqrtdk.check(str(write(built, tmp_path / "m.onnx")))
+    assert caught.value.hint == "Not read: Hardmax. Export it without, or check the model itself."

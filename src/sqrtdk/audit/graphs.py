@@ -81,7 +81,7 @@ def audit_graph(
             raise
         raise ModelError(
             f"no attention of {model[:200]!r} could be read: {missing[0].site[:100]}: {missing[0].reason}",
-            hint="Export it with ONNX's own operators, or check the model itself.",
+            hint=_without(walked.unread),
         ) from error
     if walked.sizes:
         run = _without_sizes(run, walked, _again(path, config, options))
@@ -95,6 +95,14 @@ def audit_graph(
     elif any(judged.mistake == "missing" for judged in run.calls):
         run = _noted(run, _FOLDED)
     return _at_file(run, path), missing, tuple(map(not_read, missing))
+
+
+def _without(unread: tuple[str, ...]) -> str:
+    """What to do about operators that are not read, by their names."""
+    if not unread:
+        return "Export it without branches and loops, or check the model itself."
+    more = f" and {len(unread) - 3} more" if len(unread) > 3 else ""
+    return f"Not read: {'; '.join(unread[:3])}{more}. Export it without, or check the model itself."
 
 
 def _at_file(run: ModelRun, path: str) -> ModelRun:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,23 @@ class Node:
         return self.scope if self.scope is not None else self.name or self.outputs[0]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Computed:
+    """A constant that is computed of others when it is asked for, in the place of a tensor of the file.
+
+    Attributes:
+        name: its own.
+        dims: its shape.
+        data_type: ONNX's number for its dtype.
+        compute: its values.
+    """
+
+    name: str
+    dims: tuple[int, ...]
+    data_type: int
+    compute: Callable[[], np.ndarray[Any, Any]]
+
+
 @dataclass(slots=True, eq=False)
 class Graph:
     """A graph.
@@ -96,7 +114,8 @@ class Graph:
 
     def _read(self, name: str) -> np.ndarray[Any, Any] | None:
         if name in self.initializers:
-            return _to_array(self.initializers[name], self.folder)
+            tensor = self.initializers[name]
+            return tensor.compute() if isinstance(tensor, Computed) else _to_array(tensor, self.folder)
         node = self.made_by.get(name)
         if node is None:
             return None

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from sqrtdk.errors import UnsupportedError
@@ -29,90 +28,48 @@ def rms_norm(step: Step) -> Tensor:
     return functional.rms_norm(x, x.shape[axis:], step.weight(1), float(step.attribute("epsilon", 1e-5)))
 
 
-def skip_norm(rms: bool) -> Operation:
-    """A sum of two tensors, normalised: by its root mean square, or as a layer's."""
-
-    def run(step: Step) -> Result:
-        """The normalised sum; the sum itself is the fourth output."""
-        total = step.tensor(0) + step.tensor(1)
-        place = 3 if rms else 4
-        total = total + step.tensor(place) if step.given(place) else total
-        epsilon, shape = float(step.attribute("epsilon", 1e-5)), total.shape[-1:]
-        bias = step.tensor(3) if not rms and step.given(3) else None
-        made = (
-            functional.rms_norm(total, shape, step.weight(2), epsilon)
-            if rms
-            else functional.layer_norm(total, shape, step.weight(2), bias, epsilon)
-        )
-        return made, total[..., 0], total[..., 0], total
-
-    return run
-
-
-def conv(step: Step) -> Tensor:
-    """Convolve over one to three axes."""
-    x, kernel = step.tensor(0), step.weight(1)
-    spatial = x.dim() - 2
-    if not 1 <= spatial <= 3:
-        raise UnsupportedError("Conv of another rank")
-    pads = [int(pad) for pad in step.attribute("pads", [0] * 2 * spatial)]
-    if step.attribute("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
-        raise UnsupportedError("Conv with auto_pad")
-    if pads[:spatial] != pads[spatial:]:
-        flat = [pad for i in range(spatial - 1, -1, -1) for pad in (pads[i], pads[spatial + i])]
-        x, pads = functional.pad(x, flat), [0] * spatial
-    convolve: Any = (functional.conv1d, functional.conv2d, functional.conv3d)[spatial - 1]
-    made: Tensor = convolve(
-        x,
-        kernel,
-        step.tensor(2) if step.given(2) else None,
-        tuple(step.attribute("strides", [1] * spatial)),
-        tuple(pads[:spatial]),
-        tuple(step.attribute("dilations", [1] * spatial)),
-        int(step.attribute("group", 1)),
-    )
-    return made
-
-
-def max_pool(step: Step) -> Tensor:
-    """Take the largest of a window of two axes."""
-    x, size = step.tensor(0), tuple(step.attribute("kernel_shape", []))
-    pads = step.attribute("pads", [0] * 2 * len(size))
-    if len(size) != 2 or [*pads[:2]] != [*pads[2:]]:
-        raise UnsupportedError("MaxPool of another rank, or with pads that differ")
-    strides = tuple(step.attribute("strides", [1, 1]))
-    return functional.max_pool2d(x, size, strides, tuple(pads[:2]), ceil_mode=bool(step.attribute("ceil_mode", 0)))
-
-
-def average(step: Step) -> Tensor:
-    """Average over all axes but batch and channels."""
-    return step.tensor(0).mean((*range(2, step.tensor(0).dim()),), keepdim=True)
+_PADS = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}
 
 
 def pad(step: Step) -> Tensor:
-    """Put a constant around a tensor."""
+    """Put a constant, or a tensor's own values, around it."""
     x = step.tensor(0)
     pads = step.numbers(1) if step.given(1) else [int(pad) for pad in step.attribute("pads", [])]
     axes = [axis % x.dim() for axis in step.numbers(3)] if step.given(3) else [*range(x.dim())]
-    value = step.number(2) if step.given(2) else 0.0
+    value = step.number(2) if step.given(2) else float(step.attribute("value", 0.0))
+    mode = str(step.attribute("mode", "constant"))
+    if mode not in _PADS:
+        raise UnsupportedError(f"Pad of the mode {mode[:40]}")
     flat = [0] * 2 * x.dim()
     for i, axis in enumerate(axes):
         flat[2 * (x.dim() - 1 - axis) : 2 * (x.dim() - axis)] = [pads[i], pads[len(axes) + i]]
-    if step.attribute("mode", "constant") != "constant":
-        raise UnsupportedError("Pad that is not constant")
-    return functional.pad(x, flat, value=value)
+    if mode == "constant":
+        return functional.pad(x, flat, value=value)
+    for axis, (before, behind) in enumerate(zip(flat[-2::-2], flat[-1::-2], strict=True)):  # torch takes few axes
+        if before or behind:
+            alone = functional.pad(x.movedim(axis, -1).flatten(0, -2)[None], (before, behind), mode=_PADS[mode])
+            moved = x.movedim(axis, -1)
+            x = alone.reshape(*moved.shape[:-1], -1).movedim(-1, axis)
+    return x
 
 
 def resize(step: Step) -> Tensor:
     """Bring a tensor to other sizes: where its values go does not matter."""
     x = step.tensor(0)
+    sizes, axes = [*x.shape], [int(axis) % x.dim() for axis in step.attribute("axes", range(x.dim()))]
+    policy = str(step.attribute("keep_aspect_ratio_policy", "stretch"))
+    at = 1 if step.opset < 11 or step.node.op == "Upsample" else 2
+    if policy != "stretch":
+        raise UnsupportedError(f"Resize with keep_aspect_ratio_policy = {policy[:40]}")
     if step.given(3):
-        sizes = step.numbers(3)
-    elif step.given(2):
-        factors = step.floats(2)
-        sizes = [int(size * factor) for size, factor in zip(x.shape, factors, strict=True)]
+        wanted = step.numbers(3)
+    elif step.given(at) or step.attribute("scales", None) is not None:
+        factors = step.floats(at) if step.given(at) else step.attribute("scales", [])
+        wanted = [int(x.shape[axis] * factor) for axis, factor in zip(axes, factors, strict=True)]
     else:
-        raise UnsupportedError("Resize without sizes")
+        raise UnsupportedError(f"{step.node.op} without sizes")
+    for axis, size in zip(axes, wanted, strict=True):
+        sizes[axis] = size
     return torch.empty(sizes, dtype=x.dtype, device=x.device) * x.mean()  # where it lies does not matter
 
 
@@ -123,18 +80,16 @@ def batch_norm(step: Step) -> Tensor:
     return functional.batch_norm(x, mean, variance, gain, shift, False, 0.0, epsilon)
 
 
-def quantised_matmul(step: Step) -> Tensor:
-    """A product with a weight of few bits, whose shape alone is told."""
-    x = step.tensor(0)
-    rows, columns = int(step.attribute("K", x.shape[-1])), int(step.attribute("N", 0))
-    if rows != x.shape[-1] or columns < 1:
-        raise UnsupportedError("MatMulNBits of sizes that do not fit")
-    return x @ nn.Parameter(torch.empty(rows, columns, dtype=x.dtype, device=x.device), requires_grad=False)
-
-
 def dequantised(step: Step) -> Tensor:
-    """A weight of few bits as what it stands for: of its values nothing is told."""
-    return nn.Parameter(torch.empty(step.shape(0), dtype=step.dtype(1), device=step.device), requires_grad=False)
+    """Integers that the caller gives, as the numbers that they stand for; weights are worked out before the walk."""
+    x, scale = step.tensor(0), step.tensor(1)
+    zero = step.tensor(2) if step.given(2) else torch.zeros_like(scale)
+    if step.attribute("block_size", 0):
+        raise UnsupportedError("DequantizeLinear of computed integers in blocks")
+    if scale.dim() == 1 and scale.numel() > 1:
+        shape = [-1 if i == int(step.attribute("axis", 1)) % x.dim() else 1 for i in range(x.dim())]
+        scale, zero = scale.reshape(shape), zero.reshape(shape)
+    return (x.to(scale.dtype) - zero.to(scale.dtype)) * scale
 
 
 def lp(step: Step) -> Tensor:
@@ -148,16 +103,29 @@ def gather_elements(step: Step) -> Tensor:
     return step.tensor(0).gather(int(step.attribute("axis", 0)), step.tensor(1).long())
 
 
+_REDUCED = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
+
+
 def scatter(step: Step) -> Tensor:
-    """Write elements by their numbers along an axis."""
-    axis = int(step.attribute("axis", 0))
-    return step.tensor(0).scatter(axis, step.tensor(1).long(), step.tensor(2))
+    """Write elements by their numbers along an axis, or add them to what is there."""
+    x, indices, updates = step.tensor(0), step.tensor(1).long(), step.tensor(2)
+    axis, how = int(step.attribute("axis", 0)), str(step.attribute("reduction", "none"))
+    indices = torch.where(indices < 0, indices + x.shape[axis], indices)
+    return x.scatter(axis, indices, updates) if how == "none" else x.scatter_reduce(axis, indices, updates, _of(how))
 
 
 def scatter_nd(step: Step) -> Tensor:
-    """Write elements by their numbers along several axes."""
-    x, indices = step.tensor(0), step.tensor(1).long()
-    return x.index_put(tuple(indices.unbind(-1)), step.tensor(2))
+    """Write elements by their numbers along several axes, or add them to what is there."""
+    x, indices, how = step.tensor(0), step.tensor(1).long(), str(step.attribute("reduction", "none"))
+    if how not in ("none", "add"):
+        raise UnsupportedError(f"ScatterND with reduction = {how[:40]}")
+    return x.index_put(tuple(indices.unbind(-1)), step.tensor(2), accumulate=how == "add")
+
+
+def _of(reduction: str) -> str:
+    if reduction not in _REDUCED:
+        raise UnsupportedError(f"ScatterElements with reduction = {reduction[:40]}")
+    return _REDUCED[reduction]
 
 
 def top_k(step: Step) -> Result:
@@ -168,8 +136,14 @@ def top_k(step: Step) -> Result:
 
 
 def one_hot(step: Step) -> Tensor:
-    """Numbers as rows of zeros and a one."""
-    return functional.one_hot(step.tensor(0).long(), step.numbers(1)[0]).to(step.dtype(2))
+    """Numbers as rows of one value, and another at the number."""
+    depth, axis = step.numbers(1)[0], int(step.attribute("axis", -1))
+    rows = functional.one_hot(step.tensor(0).long() % depth, depth).to(step.dtype(2))
+    rows = rows if axis == -1 else rows.movedim(-1, axis)
+    if not step.known(2):
+        return rows
+    off, on = (step.numbers_of[step.node.inputs[2]].flatten()[i].item() for i in (0, 1))
+    return rows if (off, on) == (0, 1) else rows * (on - off) + off
 
 
 def trilu(step: Step) -> Tensor:
@@ -179,9 +153,44 @@ def trilu(step: Step) -> Tensor:
 
 
 def cumsum(step: Step) -> Tensor:
-    """Sum up along an axis."""
-    x, axis = step.tensor(0), step.numbers(1)[0]
-    if step.attribute("reverse", 0):
-        raise UnsupportedError("CumSum in reverse")
-    made = x.cumsum(axis)
+    """Sum up along an axis, from either end."""
+    x, axis, back = step.tensor(0), step.numbers(1)[0], bool(step.attribute("reverse", 0))
+    made = x.flip(axis).cumsum(axis).flip(axis) if back else x.cumsum(axis)
     return (made - x if step.attribute("exclusive", 0) else made).to(x.dtype)
+
+
+def instance_norm(step: Step) -> Tensor:
+    """Normalise each channel of each sample."""
+    return functional.instance_norm(
+        step.tensor(0), weight=step.weight(1), bias=step.tensor(2), eps=float(step.attribute("epsilon", 1e-5))
+    )
+
+
+def group_norm(step: Step) -> Tensor:
+    """Normalise groups of channels of each sample; until opset 21 with one gain a group."""
+    x, gain, shift = step.tensor(0), step.weight(1), step.tensor(2)
+    groups, epsilon = int(step.attribute("num_groups", 1)), float(step.attribute("epsilon", 1e-5))
+    if gain.shape[0] == x.shape[1]:
+        return functional.group_norm(x, groups, gain, shift, epsilon)
+    made = functional.group_norm(x, groups, None, None, epsilon)
+    each = [part.repeat_interleave(x.shape[1] // groups).reshape(-1, *[1] * (x.dim() - 2)) for part in (gain, shift)]
+    return made * each[0] + each[1]
+
+
+def to_space(step: Step) -> Tensor:
+    """Channels as blocks of pixels."""
+    x, size = step.tensor(0), int(step.attribute("blocksize", 1))
+    batch, channels, height, width = x.shape
+    if str(step.attribute("mode", "DCR")) == "CRD":
+        parts = x.reshape(batch, -1, size, size, height, width).permute(0, 1, 4, 2, 5, 3)
+    else:
+        parts = x.reshape(batch, size, size, -1, height, width).permute(0, 3, 4, 1, 5, 2)
+    return parts.reshape(batch, channels // size**2, height * size, width * size)
+
+
+def to_depth(step: Step) -> Tensor:
+    """Blocks of pixels as channels."""
+    x, size = step.tensor(0), int(step.attribute("blocksize", 1))
+    batch, channels, height, width = x.shape
+    parts = x.reshape(batch, channels, height // size, size, width // size, size).permute(0, 3, 5, 1, 2, 4)
+    return parts.reshape(batch, channels * size**2, height // size, width // size)

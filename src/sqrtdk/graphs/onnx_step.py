@@ -135,6 +135,6 @@ def binary(function: Callable[[Any, Any], Tensor], left: Any, right: Any) -> Any
             return function(right, left)
         if function is not torch.pow:
             left = torch.full((), left, dtype=right.dtype, device=right.device)
-    elif not isinstance(right, Tensor) and (needs or not (swaps or function is not torch.remainder)):
+    elif not isinstance(right, Tensor) and (needs or not (swaps or function not in (torch.remainder, torch.fmod))):
         right = torch.full((), right, dtype=left.dtype, device=left.device)
     return function(left, right)

@@ -21,7 +21,9 @@ from sqrtdk.graphs.model_file import folder_of, load_file
 from sqrtdk.graphs.onnx_attention import ATTENTIONS, ROTATIONS
 from sqrtdk.graphs.onnx_ops import OPERATIONS
 from sqrtdk.graphs.onnx_step import Step, dtype_of
-from sqrtdk.graphs.places import GraphRoot, class_of, fits, place_in_code, place_modules, place_tensor, weight
+from sqrtdk.graphs.onnx_weights import find_weights, value_of
+from sqrtdk.graphs.places import GraphRoot, class_of, place_in_code, place_modules, place_tensor, weight
+from sqrtdk.graphs.quantised import without_quantisation
 from sqrtdk.graphs.records import Missing, Walked
 from sqrtdk.graphs.symbols import MASK, refuse_many, shown_sizes, size_of
 from sqrtdk.models.records import LoadedModel
@@ -30,10 +32,6 @@ from sqrtdk.tracing.watch.constants import LARGEST
 MOST_FOLDED = 2**12  # elements of a constant that is computed with in the first walk
 MOST_LEARNED = 2**12  # elements of a weight whose values are looked at: gains, temperatures
 MOST_ELEMENTS = 2**40  # of a tensor without values
-_WEIGHT_INPUTS = {"MatMul": (1,), "Gemm": (1,), "Conv": (1,), "FusedMatMul": (1,), "LayerNormalization": (1, 2),
-                  "RMSNormalization": (1,), "SimplifiedLayerNormalization": (1,), "Gather": (0,),
-                  "Attention": (1,)}  # fmt: skip
-_MOVED = ("Transpose", "Cast", "Identity", "Reshape", "Mul", "Div", "Unsqueeze", "Squeeze", "Expand")
 _OPERATIONS = OPERATIONS | ATTENTIONS | ROTATIONS
 
 
@@ -51,7 +49,7 @@ def walk_onnx(path: str | os.PathLike[str], config: Any = None, *, larger: bool 
     """
     model = load_file(path)
     refuse_many(len(model.graph.node))
-    graph = read_graph(model, folder_of(path))
+    graph = without_quantisation(read_graph(model, folder_of(path)))
     _refuse_opset(graph)
     walk = _Walk(graph, larger)
     walk.first(model)
@@ -67,7 +65,7 @@ def walk_onnx(path: str | os.PathLike[str], config: Any = None, *, larger: bool 
             f"{len(walk.folded)} queries are constants that the exporter worked out: their projections are not in it",
         )
     loaded = LoadedModel(root, tuple(walk.inputs.values()), str(path), "onnx", config, notes=notes, masks=values)
-    return Walked(loaded, tuple(walk.missing), walk.sizes, walk.operators())
+    return Walked(loaded, tuple(walk.missing), walk.sizes, walk.operators(), tuple(sorted(walk.unread)))
 
 
 def _refuse_opset(graph: Graph) -> None:
@@ -120,7 +118,8 @@ class _Walk:
         """Shapes, numbers, and what is not read."""
         for value in self.graph.inputs:
             self._input(value)
-        self._name_weights()
+        weights = find_weights(self.graph)
+        self.learned, self.folded, self._names = weights.learned, weights.folded, weights.names
         for name, proto in self.graph.initializers.items():
             shape = tuple(int(size) for size in proto.dims)
             try:
@@ -134,7 +133,7 @@ class _Walk:
             if name in self.folded:
                 self.inputs[name] = self.env[name]
             elif name not in self.learned and math.prod(shape) <= MOST_FOLDED:
-                self.known[name] = _value(self.graph, name)
+                self.known[name] = value_of(self.graph, name)
         for node in self.graph.nodes:
             self._size(node)
         self.env = {}
@@ -162,38 +161,6 @@ class _Walk:
             self.masks.append(value.name)
         else:
             self.inputs[value.name] = tensor
-
-    def _name_weights(self) -> None:
-        """Which constants are weights: operands of projections, and floating ones that have the name of a parameter."""
-        initializers = self.graph.initializers
-        for name, proto in initializers.items():
-            if int(proto.data_type) in (1, 10, 11, 16) and "." in name and fits(name):
-                self.learned.add(name)
-        for node in self.graph.nodes:
-            for index in _WEIGHT_INPUTS.get(node.op, ()):
-                source = self._source(node.input(index))
-                if source in initializers and len(initializers[source].dims) > (node.op == "Gather"):
-                    self.learned.add(source)
-                    if "." not in source and node.scope and fits(node.scope):
-                        self._names.setdefault(source, f"{node.scope}.weight")
-
-        self.folded = {
-            source
-            for node in self.graph.nodes
-            if node.op == "MatMul" and not node.domain and not self.graph.is_constant(node.input(1))
-            if (source := self._source(node.input(0), _MOVED)) in initializers
-            and source not in self.learned
-            and len(initializers[source].dims) > 1
-        }  # queries that the exporter has worked out: they are the same for all inputs
-
-    def _source(self, name: str, through: tuple[str, ...] = ("Transpose", "Cast", "Identity")) -> str:
-        """The constant that is moved to a tensor."""
-        while (node := self.graph.made_by.get(name)) is not None and node.op in through:
-            data = [
-                i for i in node.inputs if i not in self.graph.initializers or len(self.graph.initializers[i].dims) > 1
-            ]
-            name = (data or [*node.inputs])[0]
-        return name
 
     def _size(self, node: Node) -> None:
         lost = next((self._lost[name] for name in node.inputs if name in self._lost), None)
@@ -338,7 +305,7 @@ class _Values(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         if name in self.given:
             return self.given[name]
-        return _value(self._graph, self.later[name])
+        return value_of(self._graph, self.later[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter((*self.given, *self.later))
@@ -347,14 +314,8 @@ class _Values(Mapping[str, Tensor]):
         return len(self.given) + len(self.later)
 
 
-def _value(graph: Graph, name: str) -> Tensor:
-    from sqrtdk.graphs.session import to_tensor
-
-    return to_tensor(graph.array(name))
-
-
 def _attends(domain: str, op: str) -> bool:
-    return op == "Softmax" or (domain, op) in ATTENTIONS
+    return op in ("Softmax", "BiasSoftmax") or (domain, op) in ATTENTIONS or op.endswith("Attention")
 
 
 def _last_uses(nodes: list[Node]) -> dict[Node, list[str]]:

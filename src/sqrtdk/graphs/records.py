@@ -58,9 +58,11 @@ class Walked:
         missing: attentions that are not read.
         sizes: numbers that stand for the sizes which the graph leaves free.
         operators: of ONNX by site, in order: "Softmax", or one that is an attention by itself.
+        unread: operators, and attributes of operators, that are not read.
     """
 
     loaded: LoadedModel
     missing: tuple[Missing, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
     operators: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()

@@ -1,0 +1,191 @@
+"""The rewriting of a quantised graph: the nodes so far, and which tensors stand for what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from sqrtdk.graphs.graph import Computed, Graph, Node
+from sqrtdk.graphs.unpacked import blocks, integers
+
+Array = np.ndarray[Any, Any]
+DOMAINS = ("", "com.microsoft")
+PRODUCT = "::product"  # in place of the scale of a product of integers
+_MOVES = ("Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Split", "Concat", "Gather",
+          "GatherElements", "GatherND", "Expand", "Tile", "MaxPool", "Pad", "DepthToSpace", "SpaceToDepth", "Resize",
+          "ArgMax", "Shape", "Size")  # fmt: skip
+_MOST_STEPS = 4  # from a product of integers to the last of its scales
+
+
+class Unread(Exception):
+    """Why an operator on integers is not read."""
+
+
+@dataclass(slots=True, eq=False)
+class Rewriting:
+    """The nodes so far.
+
+    Attributes:
+        graph: as it is in the file.
+        rewrites: by operator, what it is of floating-point numbers.
+        initializers: with the weights that were dequantised.
+        nodes: of the new graph.
+        carried: names of integer tensors that are floating-point ones now, each with the name of its scale.
+        dropped: multiplications by scales of rounding alone, and whether it is the last of a product.
+        of_scales: products of scales.
+    """
+
+    graph: Graph
+    rewrites: Mapping[str, Callable[[Rewriting, Node], None]]
+    initializers: dict[str, Any]
+    nodes: list[Node] = field(default_factory=list)
+    carried: dict[str, str] = field(default_factory=dict)
+    dropped: dict[Node, bool] = field(default_factory=dict)
+    of_scales: set[Node] = field(default_factory=set)
+    _weights: dict[tuple[str, ...], str] = field(default_factory=dict)
+
+    def take(self, node: Node) -> None:
+        """Add what a node is to the new graph."""
+        rewrite = self.rewrites.get(node.op) if node.domain in DOMAINS else None
+        source = next((name for name in node.inputs if name in self.carried), None)
+        if node in self.dropped:
+            kept = next(name for name in node.inputs if self.carried.get(name) == PRODUCT)
+            self.add(node, "Identity", (kept,), {})
+            if not self.dropped[node]:
+                self.carried[node.outputs[0]] = PRODUCT
+        elif rewrite is not None:
+            try:
+                rewrite(self, node)
+            except Unread as error:
+                self.nodes.append(replace(node, op=f"{node.op} {error}"))
+        elif source is not None and not (node.op == "Cast" and self._is_sum(node)):
+            moves = node.op in _MOVES and not node.domain
+            self.nodes.append(node if moves else replace(node, op=f"{node.op} of quantised integers"))
+            self.carried |= {name: self.carried[source] for name in node.outputs if name and moves}
+        else:
+            self.nodes.append(node)
+            if source is not None:  # a Cast of a product of integers, whose scales come next
+                self.carried[node.outputs[0]] = self.carried[source]
+
+    def _is_sum(self, node: Node) -> bool:
+        return self.carried.get(node.inputs[0]) == PRODUCT
+
+    # -- what the rewrites of operators are made of --------------------------------------------------------------------
+
+    def add(self, node: Node, op: str, inputs: Sequence[str], attributes: dict[str, Any] | None = None) -> None:
+        """Put a floating-point operator in the place of a node; trailing inputs that are left out are dropped."""
+        names = [*inputs]
+        while names and not names[-1]:
+            names.pop()
+        domain = "com.microsoft" if op in ("Attention", "EmbedLayerNormalization") else ""
+        given = node.attributes if attributes is None else attributes
+        outputs = node.outputs[:1] if op not in ("EmbedLayerNormalization", "Attention") else node.outputs
+        self.nodes.append(replace(node, op=op, domain=domain, inputs=tuple(names), outputs=outputs, attributes=given))
+
+    def with_bias(self, node: Node, op: str, inputs: Sequence[str], bias: str, attributes: dict[str, Any]) -> None:
+        """A product, and its bias where it has one."""
+        if not bias:
+            self.add(node, op, inputs, attributes)
+            return
+        made = f"{node.outputs[0]}::product"
+        self.nodes.append(replace(node, op=op, domain="", inputs=tuple(inputs), outputs=(made,), attributes=attributes))
+        self.add(node, "Add", (made, bias), {})
+
+    def floating(self, quantised: Sequence[str], axis: int = 0, block: int = 0) -> str:
+        """Name of the floating-point tensor that a quantised one stands for.
+
+        Args:
+            quantised: names of the integers, of their scale and of their zero point.
+            axis: along which scales differ.
+            block: how many values share a scale along it; 0 where all do.
+
+        Raises:
+            Unread: it is neither a constant nor a quantised activation.
+        """
+        name, scale, zero = quantised
+        if name in self.carried:
+            return name
+        if self.graph.array(name) is None:
+            raise Unread("of integers that are computed")
+        graph, (dims, dtype) = self.graph, self._shape(name, scale)
+
+        def compute() -> Array:
+            values, factor = integers(graph.array(name)), graph.array(scale)
+            offset = graph.array(zero) if zero else None
+            return blocks(values, factor, None if offset is None else integers(offset), axis, block)
+
+        return self.constant(name, dims, dtype, compute, (name, scale, zero, str(axis)))
+
+    def constant(
+        self, name: str, dims: Sequence[int], dtype: int, compute: Callable[[], Array], key: tuple[str, ...]
+    ) -> str:
+        """Name of a new constant; that of the weight before it was quantised, where the quantiser kept it."""
+        if key not in self._weights:
+            before = name.removesuffix("_quantized").removesuffix("_Q4").removesuffix("_Q8").removesuffix("_quant")
+            free = before if before not in self.initializers and before not in self.graph.made_by else f"{name}::float"
+            self._weights[key] = free if free not in self.initializers else f"{free}::{len(self._weights)}"
+            self.initializers[self._weights[key]] = Computed(self._weights[key], tuple(dims), dtype, compute)
+        return self._weights[key]
+
+    def number(self, name: str, value: Any) -> None:
+        """Make a tensor a constant of one number."""
+        array = np.asarray(value)
+        self.initializers[name] = Computed(name, (), 1 if array.dtype == np.float32 else 2, lambda: array)
+
+    def _shape(self, name: str, scale: str) -> tuple[tuple[int, ...], int]:
+        value = self.graph.array(name)
+        assert value is not None
+        return value.shape, self.dtype(scale)
+
+    def dtype(self, name: str) -> int:
+        """ONNX's number for the dtype of a scale, which is that of what it scales; float32 where it is not known."""
+        proto = self.graph.initializers.get(name)
+        return int(proto.data_type) if proto is not None else 1
+
+    def carry(self, node: Node, scale: str) -> None:
+        """Note that what a node makes is of integers in the file, and of floating-point numbers here."""
+        self.carried |= {name: scale for name in node.outputs[:1] if name}
+
+    def scales_of(self, name: str, own: set[str]) -> list[str] | None:
+        """Constants in a product of scales, but for those of activations; None where it is something else."""
+        if name in own:
+            return []
+        node = self.graph.made_by.get(name)
+        if node is not None and node.op == "Mul":
+            parts = [self.scales_of(source, own) for source in node.inputs]
+            self.of_scales.add(node)
+            return None if None in parts else [n for part in parts for n in part or ()]
+        if node is not None and node.op in ("Reshape", "Unsqueeze", "Squeeze", "Identity", "Cast"):
+            return self.scales_of(node.inputs[0], own)
+        return None if self.graph.array(name) is None else [name]
+
+    def weight_scale(self, node: Node, own: set[str], wanted: int) -> list[str]:
+        """Scales of the constants in a product of integers: found where the product is multiplied by them.
+
+        Raises:
+            Unread: it is multiplied by something else, or not at all.
+        """
+        found: list[str] = []
+        name, dropped = node.outputs[0], []
+        for _ in range(_MOST_STEPS):
+            takers = self.graph.taken_by.get(name, [])
+            if len(takers) != 1:
+                break
+            taker = takers[0]
+            if taker.op == "Mul":
+                factor = taker.inputs[1] if taker.inputs[0] == name else taker.inputs[0]
+                scales = self.scales_of(factor, own)
+                if scales is None or len(found) + len(scales) > wanted:
+                    break
+                found += scales
+                dropped.append(taker)
+            elif taker.op != "Cast":
+                break
+            name = taker.outputs[0]
+        if len(found) != wanted or not dropped:
+            raise Unread("without the scales of its operands")
+        self.dropped |= {taker: taker is dropped[-1] for taker in dropped}
+        return found
