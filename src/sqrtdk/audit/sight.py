@@ -5,7 +5,8 @@
   weight above 1e-4 on such keys, in a module that says it is causal, also where the keys begin before the rows (a
   cache). What declares a prefix, two directions, blocks or as long a lookahead (`audit.lookahead`) is believed;
 - rows that see a few keys after their own, and all before: fail, as a lookahead that nothing declares;
-- a causal mask off by one that hides a row's own key: warn.
+- a causal mask off by one that hides a row's own key: warn;
+- a causal mask aligned with the first key where a cache comes before the rows: critical.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from sqrtdk.audit.configs import field, model_type
 from sqrtdk.tracing.records import BY_DATA, AttentionCall, Mask
 
 WEIGHT = 1e-4
+ALIGNED = "torch scaled_dot_product_attention, ONNX Attention: is_causal is aligned with the first key (upper left)"
+_SLOTS = {"cache", "pad"}  # steps by which keys get a place in a tensor that is larger
 LEAST_ROWS = 4  # below it a few visible keys fit many shapes
 SOURCE = "Vaswani et al. 2017, section 3.2.3: an illegal connection has weight 0"
 
@@ -80,6 +83,29 @@ def shape(call: AttentionCall, declared: float, tokens: int) -> Fault | None:
         return None
     ends = (rows - 1, tokens - 1)
     return _inverted(mask, tokens) or _ahead(mask, rows, ends, declared) or _behind(mask, ends)
+
+
+def corner(call: AttentionCall) -> Fault | None:
+    """A causal mask that begins at the first key where the rows belong to the last: keys of a cache come before them.
+
+    As in `cat((past_k, k))` with `is_causal=True`, which torch and ONNX align upper left: of 4 rows and 16 keys, row 0
+    sees key 0 alone. Keys that are written into slots (a static cache) begin where the rows do: there it is right.
+    """
+    mask, rows, keys = call.mask, call.query_len, call.key_len
+    names = {stage.name for stage in call.stages if stage.where == "k"}
+    if mask is None or not rows < keys or call.self_attention is not None or call.axis != "positions":
+        return None
+    if "input" not in names or names & _SLOTS or (mask.least, mask.greatest, mask.band) != (0, rows - 1, True):
+        return None
+    if mask.kind != "causal" and rows > 1:
+        return None
+    return (
+        "critical", float(keys - rows), 0.0,
+        f"the causal mask is aligned with the first key (upper left): rows do not see their own key, "
+        f"and {keys - rows} of {keys} keys are seen by no row",
+        "align it with the last key: tril(diagonal=keys - rows) or causal_lower_right; a step of one row needs no mask",
+        ALIGNED,
+    )  # fmt: skip
 
 
 def _inverted(mask: Mask, tokens: int) -> Fault | None:

@@ -10,6 +10,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.graphs.onnx_layers import Operation, Result
@@ -49,15 +50,35 @@ def _attention(step: Step) -> Result:
     if k.shape[1] != q.shape[1]:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     scale = float(step.attribute("scale", 0.0)) or 1 / math.sqrt(q.shape[-1])
+    if _is_flag_alone(step, signature, past):  # as the flag of torch's function, which is aligned as ONNX's
+        made = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+        return _results(step, made, kept, own)
     logits = (q @ k.mT) * scale
     cap = float(step.attribute(signature.cap, 0.0)) if signature.cap else 0.0
     if cap:
         logits = torch.tanh(logits / cap) * cap
     logits = _masked(step, signature, logits, past)
-    made = logits.softmax(-1) @ v
+    return _results(step, _weights(step, logits) @ v, kept, own, logits)
+
+
+def _results(
+    step: Step, made: Tensor, kept: tuple[Tensor, Tensor], own: bool, logits: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """The outputs of an operator, as many as there are."""
     if own or step.tensor(0).dim() == 3:
         made = made.transpose(1, 2).flatten(2)
-    return (made, torch.stack(kept), kept[0]) if own else (made, *kept, logits)
+    if own:
+        return made, torch.stack(kept), kept[0]
+    return (made, *kept) if logits is None else (made, *kept, logits)
+
+
+def _is_flag_alone(step: Step, signature: Signature, past: int) -> bool:
+    """Whether nothing but a causal flag stands between product and softmax."""
+    if step.node.op == "GroupQueryAttention" or past or not step.attribute(signature.causal, 0):
+        return False
+    more = [index for index in (signature.added, signature.padding) if index >= 0 and step.given(index)]
+    capped = bool(signature.cap) and bool(step.attribute(signature.cap, 0.0))
+    return not more and not capped and len([name for name in step.node.outputs if name]) < 4
 
 
 def _projected(step: Step, heads: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -111,15 +132,8 @@ def _masked(step: Step, signature: Signature, logits: Tensor, past: int) -> Tens
         added = step.tensor(signature.added)
         logits = logits.masked_fill(~added, -math.inf) if added.dtype is torch.bool else logits + added
     if signature.padding >= 0 and step.given(signature.padding):
-        mask = step.tensor(signature.padding)
-        keys = logits.shape[-1]
-        if mask.dim() == 1:  # lengths
-            shown = (torch.arange(keys, device=logits.device) < mask[: logits.shape[0], None])[:, None, None]
-        elif mask.dim() in (2, 3):
-            shown = (mask > 0).reshape(mask.shape[0], 1, -1, keys)
-        else:
-            raise UnsupportedError(f"a mask of keys of {mask.dim()} axes")
-        logits = logits.masked_fill(~shown, float(step.attribute("mask_filter_value", -10000.0)))
+        shown = _shown(step.tensor(signature.padding), logits.shape[0], logits.shape[-1])
+        logits = logits + torch.where(shown, 0.0, float(step.attribute("mask_filter_value", -10000.0)))
     grouped = step.node.op == "GroupQueryAttention"
     if not step.attribute(signature.causal, int(grouped)):
         return logits
@@ -130,6 +144,29 @@ def _masked(step: Step, signature: Signature, logits: Tensor, past: int) -> Tens
     if window > 0:
         hidden = hidden | ones.tril(past - window)
     return logits.masked_fill(hidden, -math.inf)
+
+
+def _shown(mask: Tensor, batch: int, keys: int) -> Tensor:
+    """Which keys rows see, (B, 1, 1 or L, S): from lengths, from ends and then beginnings, or from ones."""
+    if mask.dim() == 1:
+        places = torch.arange(keys, device=mask.device)
+        shown = places < mask[:batch, None]
+        if mask.shape[0] == 2 * batch:
+            shown = shown & (places >= mask[batch:, None])
+        elif mask.shape[0] != batch:
+            raise UnsupportedError(f"a mask of {mask.shape[0]} numbers for {batch} sequences")
+        return shown[:, None, None]
+    if mask.dim() in (2, 3):
+        return (mask > 0).reshape(mask.shape[0], 1, -1, keys)
+    raise UnsupportedError(f"a mask of keys of {mask.dim()} axes")
+
+
+def _weights(step: Step, logits: Tensor) -> Tensor:
+    """The softmax, with a logit beside the keys for each head where the operator has sinks."""
+    if step.node.op != "GroupQueryAttention" or not step.given(11):
+        return logits.softmax(-1)
+    sinks = step.weight(11).reshape(1, -1, 1, 1).expand(*logits.shape[:-1], 1)
+    return torch.cat((logits, sinks), -1).softmax(-1)[..., :-1]
 
 
 def _rotary(step: Step) -> Tensor:

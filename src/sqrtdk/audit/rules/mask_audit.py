@@ -4,10 +4,12 @@
   off by one, which shows every row the key after its own; weight on future keys (j > i) above 1e-4 in a module that
   says it is causal. What declares a prefix, two directions, blocks or a lookahead (`audit.lookahead`) is believed;
 - a causal mask off by one that hides a row's own key: warn, a note where q and k are one projection (Reformer);
-- blind rows see no key (note: padding makes them; their output must be 0 or unused, NaN is `nonfinite`'s);
+- blind rows see no key (note: padding makes them; their output must be 0 or unused, NaN is `nonfinite`'s; fail when
+  every row is one);
 - uniform rows have every key at finfo.min, so the softmax averages masked keys (note: padding makes them; fail when
   every row is one);
-- weight on masked keys above 1e-4: fail;
+- a causal mask aligned with the first key where the rows belong to the last: critical;
+- weight on masked keys above 1e-4: fail; so is, without values, a softcap after the mask that leaves them as much;
 - a mask multiplied by the scale: warn, a note where the fill is too large to care (-inf, or beyond 1e30: CodeGen) or
   is not known (meta device);
 - a float mask of 0 and 1 that was added: fail, it moves the logits by 1 and hides nothing;
@@ -21,6 +23,7 @@ Sources: a masked key has weight 0 by definition (Vaswani et al. 2017, section 3
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from sqrtdk.audit.configs import field, model_type
@@ -30,7 +33,7 @@ from sqrtdk.audit.health import broken
 from sqrtdk.audit.input_gains import gained_by_inputs
 from sqrtdk.audit.lookahead import lookahead, may_see_ahead
 from sqrtdk.audit.records import Finding, JudgedCall
-from sqrtdk.audit.sight import SOURCE, WEIGHT, Fault, leak, own_key, says_causal, shape, unordered
+from sqrtdk.audit.sight import SOURCE, WEIGHT, Fault, corner, leak, own_key, says_causal, shape, unordered
 from sqrtdk.audit.tolerance import close
 from sqrtdk.tracing.records import AttentionCall, Mask
 
@@ -42,8 +45,11 @@ BIAS_SOURCE = "Press et al. 2021 (ALiBi), Raffel et al. 2019 (T5): the bias is a
 
 
 def _blind(mask: Mask, rows: int) -> Fault:
-    """Rows that see no key, which padding explains unless the mask is a band along the diagonal."""
+    """Rows that see no key, which padding explains unless there is no other row, or the mask is a band."""
     fix = "expected of padding; leave those rows out of the loss"
+    if (mask.blind_rows or 0) >= rows:
+        fix = "negate the mask: True lets a key take part in SDPA, and hides it in nn.MultiheadAttention"
+        return "fail", float(rows), 0.0, f"all {rows} rows see no key: the mask hides everything", fix, SDPA_SOURCE
     if mask.kind == "window":
         fix = "leave rows of padding out of the loss; any other row must see its own key"
     return "note", float(mask.blind_rows or 0), 0.0, f"{mask.blind_rows} of {rows} rows see no key", fix, SOURCE
@@ -86,12 +92,30 @@ def _of_rows(call: AttentionCall, *, shaped: bool, own: bool) -> Iterable[Fault]
             f"{uniform} of {rows} rows have every key at {mask.fill}: they average masked keys",
             "mask with -inf and set such rows to 0, or leave them out of the loss", SOURCE,
         )  # fmt: skip
+    capped = _capped(call) if mask.masked_weight is None else None
+    if capped is not None:
+        yield (
+            "fail", math.exp(-capped), WEIGHT,
+            f"the softcap of {capped:.4g} comes after the mask: hidden keys keep a logit of {-capped:.4g}",
+            "mask with -inf or finfo.min, added after scale and softcap", SOURCE,
+        )  # fmt: skip
     if mask.masked_weight is not None and mask.masked_weight > WEIGHT:
         yield (
             "fail", mask.masked_weight, WEIGHT,
             f"masked keys get up to {mask.masked_weight:.3g} of a row's weight (fill {mask.fill})",
             "mask with -inf or finfo.min, added after scale and softcap", SOURCE,
         )  # fmt: skip
+
+
+def _capped(call: AttentionCall) -> float | None:
+    """The cap on logits that were masked before it, where it leaves hidden keys a weight; None where it does not.
+
+    A hidden key has the logit -cap, beside others near 0: exp(-cap) of their weight.
+    """
+    order = [stage.name for stage in call.stages if stage.where == "logits" and stage.name in ("mask", "softcap")]
+    if call.softcap is None or "mask" not in order or "softcap" not in order[order.index("mask") :]:
+        return None
+    return call.softcap if math.exp(-abs(call.softcap)) > WEIGHT else None
 
 
 def _scaled(call: AttentionCall, on_purpose: bool) -> Iterable[Fault]:
@@ -119,7 +143,7 @@ def _faults(context: Context, judged: JudgedCall) -> Iterable[Fault]:
     call = judged.call
     owners = context.module(call.site), context.config(call.site)
     own = own_key(call)
-    pattern = own or shape(call, lookahead(owners), context.tokens.longest(call))
+    pattern = own or corner(call) or shape(call, lookahead(owners), context.tokens.longest(call))
     picked = unordered(call, *owners)
     if picked is not None:
         yield picked

@@ -135,7 +135,10 @@ def _as_passed(hide: Hide) -> Hide:
     condition = made.args[0]
     ones = condition.main() if condition.op == "tril" else None
     by_flag = ones is not None and ones.op == "ones" and made.serial - ones.serial <= 4
-    return replace(hide, form="implicit" if by_flag else "bool")
+    if not by_flag:
+        return replace(hide, form="bool")
+    hides = hide.visible is not None and not bool(hide.visible.value.all())
+    return replace(hide, form="implicit", name="causal" if hides else None)  # of one row it looks like padding
 
 
 def hidden_entries(value: Tensor) -> tuple[Tensor | None, float | None]:
