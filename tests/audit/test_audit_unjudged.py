@@ -42,8 +42,8 @@ def times_mask(q, k, v, mask):
 
 
 def changed(q, k, v, mask):
-    """Weights that do not sum to 1 any more."""
-    return ((q @ k.mT * 8**-0.5).softmax(-1) + 0.1) @ v
+    """Weights that do not sum to 1 any more, and are of another scale."""
+    return ((q @ k.mT * 8**-0.5).softmax(-1) ** 2) @ v
 
 
 def over_heads(q, k, v, mask):
@@ -100,7 +100,7 @@ def unjudged(report: CheckReport) -> list[tuple[str, str]]:
 
 CASES = {  # verdicts of the calls, and a word of the finding
     times_mask: (["exact", "unmeasured"], "mul by a 0/1 mask"),
-    changed: (["exact", "unmeasured"], "add on the weights"),
+    changed: (["exact", "unmeasured"], "pow on the weights"),
     over_heads: (["exact", "unmeasured"], "another axis"),
     sinkhorn: (["exact", "unmeasured"], "Sinkhorn"),
     sigmoid: (["exact"], "seen up to there: sigmoid(q.k)"),

@@ -129,8 +129,8 @@ def test_a_mask_that_is_divided_by_the_sum_says_so() -> None:
 @each(
     "step, name",
     [
-        (lambda w: w + 0.1, "add"),
         (lambda w: w * 3, "mul"),
+        (lambda w: w + w**2, "add"),
         (lambda w: w**2, "pow"),
         (lambda w: w.mul_(3), "mul"),
         (lambda w: w.mean(2, keepdim=True), "mean"),
@@ -315,3 +315,47 @@ def test_an_opaque_kernel_is_named_however_its_operands_are_packed(
 ) -> None:
     lost = [missed.reason for missed in run_of(Kernel(call), torch.randn(B, L, 32)).not_measured]
     assert [f"sqrtdk_tests::{name} is opaque" in reason for reason in lost] == ([True] if name else [])
+
+
+class Joined(nn.Module):
+    """Weights that a matrix joins, which the inputs give or the module holds."""
+
+    def __init__(self, step: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.qkv, self.step = nn.Linear(H * E, 3 * H * E), step
+        self.register_buffer("held", (torch.arange(float(L * L)).reshape(L, L) % 3) / 5)
+
+    def forward(self, x: Tensor, given: Tensor | None = None) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, H, E)).permute(2, 0, 3, 1, 4)
+        return self.step(weights(q, k), self.held if given is None else given[:, None]) @ v
+
+
+JOINED: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
+    "half of another matrix": (lambda w, a: 0.5 * w + 0.5 * a, "plus another tensor"),
+    "another matrix": (lambda w, a: w + a, "plus another tensor"),
+    "another matrix first": (lambda w, a: a + w, "plus another tensor"),
+    "less another matrix": (lambda w, a: w - a, "less another tensor"),
+    "a matrix less the weights": (lambda w, a: a - w, "less another tensor"),
+    "weighed by a matrix": (lambda w, a: w * (a + 0.5), "times another tensor"),
+    "over a matrix": (lambda w, a: w / (a + 0.5), "divided by another tensor"),
+    "averaged": (lambda w, a: torch.lerp(w, a.expand_as(w), 0.3), "averaged with another tensor"),
+    "in part": (lambda w, a: torch.where(a > 0.2, a + 0.1, w), "in part another tensor"),
+    "the identity": (lambda w, a: w + torch.eye(w.shape[-1]).to(w), "plus another tensor"),
+    "less a number": (lambda w, a: w - 1 / w.shape[-1], "less a constant"),
+    "less their mean": (lambda w, a: w - w.mean(-1, keepdim=True), "less another tensor"),
+    "in place": (lambda w, a: w.add_(a), "plus another tensor"),
+}
+
+
+@each("device", ["cpu", "meta"])
+@each("given", [True, False])
+@pytest.mark.parametrize("way", JOINED)
+def test_weights_that_another_tensor_joins_are_judged(way: str, given: bool, device: str) -> None:
+    """The scale is what it was; what joined them is told, whether the inputs hold it or the code does."""
+    step, detail = JOINED[way]
+    inputs = [torch.randn(B, L, H * E), *([torch.rand(B, L, L)] if given else [])]
+    (call,) = run_of(Joined(step).to(device), *(tensor.to(device) for tensor in inputs)).calls
+    factor = device == "meta" and not given and detail.split()[0] in ("times", "divided")  # it may be all ones
+    assert changed_after(call) == ([] if factor else [("joined", detail)])
+    assert call.unknown == ()
+    assert call.scale.effective == pytest.approx(SCALE)

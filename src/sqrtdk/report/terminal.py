@@ -98,6 +98,9 @@ def summary_line(report: CheckReport, language: Language = "en") -> str:
     return f"{wrong}{word('stop', language)}{_summary(report, language).plain}"
 
 
+_JOINS = ("joined", "combined")  # stages of weights that meet others on their way to the values
+
+
 def _head(console: Console, report: CheckReport, language: Language) -> None:
     model = report.model
     line = Text(plain(model.id), style="bold")
@@ -191,6 +194,10 @@ def _notes(console: Console, folds: Sequence[Fold], language: Language) -> None:
         if judged.declared_by:
             declared = word("declared by", language, by=said(judged.declared_by, language))
             sites.setdefault(declared, []).append(fold.site)
+        joined = [said(stage.detail, language) for stage in judged.call.stages if stage.name in _JOINS]
+        if joined:
+            steps = word("comma", language).join(joined)
+            sites.setdefault(word("after_softmax", language, steps=steps), []).append(fold.site)
         if judged.verdict == UNMEASURED:
             why = said(judged.reason or judged.call.scale.reason or "no reason given", language)
             sites.setdefault(word("unmeasured_why", language, why=why), []).append(fold.site)

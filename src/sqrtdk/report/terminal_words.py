@@ -44,6 +44,7 @@ WORDS = {
     "declared at": Text("declared by {by} at {at}", "声明来源：{by}，见 {at}"),
     "unmeasured_why": Text("unmeasured: {why}", "未测量：{why}"),
     "no statistics": Text("no statistics: {why}", "没有统计量：{why}"),
+    "after_softmax": Text("the weights after the softmax: {steps}", "softmax 之后的权重：{steps}"),
     "written": Text("written: {places}", "代码位置：{places}"),
     "what at": Text("{what} at {at}", "{what}，位于 {at}"),
     "factor on": Text("{value} on {where}", "{value} 乘在 {where} 上"),

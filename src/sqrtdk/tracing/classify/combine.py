@@ -9,6 +9,7 @@ from sqrtdk.tracing.classify.additive import is_additive
 from sqrtdk.tracing.classify.branches import set_beside, summands
 from sqrtdk.tracing.classify.combined import combine_weights
 from sqrtdk.tracing.classify.dropped import dropped
+from sqrtdk.tracing.classify.joined import join
 from sqrtdk.tracing.classify.normalise import normalise
 from sqrtdk.tracing.classify.pairs import note_pairs
 from sqrtdk.tracing.classify.softmax import by_hand, is_maximum, may_be_numerator
@@ -17,6 +18,7 @@ from sqrtdk.tracing.classify.values import is_scored, sum_values
 from sqrtdk.tracing.classify.weights import carry
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.graph import Node, alias
+from sqrtdk.tracing.watch.marks import Weights
 from sqrtdk.tracing.watch.scene import Made, Scene
 
 _KEPT = frozenset({"exp", "exp2", "_log_softmax"})  # whose own input is needed when they turn out to be a softmax
@@ -68,21 +70,15 @@ def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
     source = next(p for p in active if p.weights is not None)
     before = source.weights
     assert before is not None
-    if node.op == "sum" and before.weighted:
-        sum_values(scene, made, source)
+    if _ends(scene, made, source, before):
         return
     weighing = before.weighing
-    if before.weighted and edges.sums_values(node):
-        edges.sum_values(scene, made, before)
-        return
-    if node.op in landmarks.INVERSES:
-        landmarks.inverted(scene, made, before)
-        return
     others = [p for p in active if p.weighing is not weighing]
     if _sums(node) and source.shape[-1:] != (1,) and node.shape in (source.shape[:-1], (*source.shape[:-1], 1)):
         node.size = "sum"
     elif len(active) == 1:
         node.size = active[0].size
+    joined = join(node, source, weighing, before.carried) if others and not before.weighted else None
     carried = before.carried if others else carry(node, made.tensor, tensors, source, weighing)
     node.weights = replace(before, carried=carried)
     drop = dropped(node)
@@ -91,6 +87,8 @@ def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
     if node.op == "mul" and others and (spread or weighing.edges):
         values = next((t for i, t in tensors.items() if node.args[i] in others), None)
         node.weights = replace(node.weights, weighted=True, values=None if values is None else alias(values))
+    elif joined is not None:  # by a tensor of the inputs: an adjacency, a gate
+        node.weights = replace(before, carried=joined)
     elif others:
         scene.store.cut(node, made.tensor)
         return
@@ -100,6 +98,20 @@ def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
         node.operands = {i: alias(t) for i, t in tensors.items() if node.args[i] is not source}
     elif not node.size:
         node.args = (source,)
+
+
+def _ends(scene: Scene, made: Made, source: Node, before: Weights) -> bool:
+    """Whether weights are summed with their values, or inverted: the end of their way."""
+    node = made.node
+    if node.op == "sum" and before.weighted:
+        sum_values(scene, made, source)
+    elif before.weighted and edges.sums_values(node):
+        edges.sum_values(scene, made, before)
+    elif node.op in landmarks.INVERSES:
+        landmarks.inverted(scene, made, before)
+    else:
+        return False
+    return True
 
 
 def _flows(operand: object) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.classify.dropped import dropped, number_of
+from sqrtdk.tracing.classify.joined import join
 from sqrtdk.tracing.classify.mixing import over_heads
 from sqrtdk.tracing.watch import ops
 from sqrtdk.tracing.watch.carried import Carried
@@ -59,7 +60,7 @@ def carry(node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node,
             return replace(before, thinned=True)
         return replace(before, remasked=True, renormalised=False)
     if kind == "change":
-        return before.changed(node.op)
+        return join(node, weights, weighing, before) or before.changed(node.op)
     return before
 
 

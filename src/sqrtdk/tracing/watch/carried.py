@@ -18,8 +18,9 @@ class Carried:
         renormalised: and the rest was then divided by its sum.
         thinned: weights were set to 0 by their own size (top-k).
         changes: names of other operations that changed them.
-        stages: what else they went through, all of it known: mixed over the heads, combined with another softmax.
-        combined: weights of another softmax joined them: their rows are no longer its own.
+        stages: what else they went through, all of it known: mixed over the heads, combined with another softmax,
+            joined by another tensor.
+        combined: weights of another softmax, or another tensor, joined them: their rows are no longer its own.
         gain: product of the numbers that all of them were multiplied by; NaN where one is not known.
         gained_by: the operations that did so.
     """
@@ -60,6 +61,10 @@ class Carried:
             stages=tuple(dict.fromkeys((*self.stages, *other.stages, Stage("weights", "combined", detail)))),
             combined=True,
         )
+
+    def joined(self, detail: str) -> Carried:
+        """The weights joined by a tensor that is no softmax: their rows are no longer its own."""
+        return replace(self.then("joined", detail), combined=True)
 
     def settled(self) -> Carried:
         """The weights as they meet the values: a gain other than 1 is a change, unless it is a share in a sum."""
