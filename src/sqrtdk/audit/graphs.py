@@ -9,6 +9,7 @@ from typing import Any
 
 from sqrtdk._progress import tell
 from sqrtdk.audit.gguf import audit_gguf
+from sqrtdk.audit.graph_families import ask_for_config
 from sqrtdk.audit.graph_run import run_onnx, run_program
 from sqrtdk.audit.like import SCALE_RULES, as_like
 from sqrtdk.audit.model_run import ModelRun, run_model
@@ -90,6 +91,8 @@ def audit_graph(
         run = run_program(path, config, options)
     elif run_it:
         run = run_onnx(run, loaded.module, path, options)
+    if config is None and like is None:
+        run = ask_for_config(run, loaded.module)
     if like is not None:
         run = as_like(run, loaded.module, like, options)
     elif any(judged.mistake == "missing" for judged in run.calls):
