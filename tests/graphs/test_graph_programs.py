@@ -133,10 +133,6 @@ class Evil:
         return Path.touch, (self.path,)
 
 
-def _guards(graph: dict[str, Any]) -> None:
-    graph["guards_code"] = ["__import__('os').system('true')"]
-
-
 def _node_name(graph: dict[str, Any]) -> None:
     graph["graph_module"]["graph"]["nodes"][0]["name"] = "a=print()"
 
@@ -169,7 +165,6 @@ HOSTILE: dict[str, Callable[[dict[str, bytes]], None]] = {
     "another's operator": in_text("torch.ops.aten.matmul.default", "torch.ops.other.matmul.default"),
     "code in a size": in_text("positive=True, integer=True)", "positive=True).__class__"),
     "a call in a size": in_text("Symbol('", "print('"),
-    "guards": in_graph(_guards),
     "code in a name": in_graph(_node_name),
     "an import by nesting": in_text('\\"builtins.tuple\\"', '\\"collections.defaultdict\\"'),
     "a pickled weight": _pickled_weight,

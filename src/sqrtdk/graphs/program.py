@@ -21,6 +21,7 @@ from torch import Tensor
 
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
 from sqrtdk.graphs.feeds import says_nothing
+from sqrtdk.graphs.guards import read_guards
 from sqrtdk.graphs.program_file import refuse_code
 from sqrtdk.models.alone import alone
 from sqrtdk.models.records import Inputs, LoadedModel
@@ -44,7 +45,7 @@ def load_program(path: str | os.PathLike[str], *, trust_remote_code: bool = Fals
         _import_outputs(path)
         with logged:
             program = torch.export.load(os.fspath(path))
-            module = program.module()
+            module = program.module(check_guards=not guards_of(program))  # it would run them as code
     except INTERRUPTS:
         raise
     except BaseException as error:  # whatever torch, or a trusted file's own code, raises
@@ -78,7 +79,27 @@ def read_exported(
     for parameter in module.parameters():
         parameter.requires_grad_(False)
     wanted = _arguments(program)
-    return LoadedModel(module=module, inputs=_fit(program, wanted, inputs), id=str(path), kind="exported")
+    given = _fit(program, wanted, inputs)
+    _refuse_sizes(program, wanted, given)
+    return LoadedModel(module=module, inputs=given, id=str(path), kind="exported")
+
+
+def guards_of(program: Any) -> list[str]:
+    """Lines of code in which a program says what it asks of free sizes; they are never run."""
+    return [line for line in getattr(program, "_guards_code", None) or () if isinstance(line, str)]
+
+
+def _refuse_sizes(program: Any, names: tuple[str, ...], inputs: Inputs) -> None:
+    """Refuse inputs of sizes that the program was not exported for, as far as its conditions can be read."""
+    given = dict(zip(names, inputs, strict=False)) if isinstance(inputs, tuple) else inputs
+    shapes = {name: tuple(value.shape) for name, value in given.items() if isinstance(value, Tensor)}
+    broken = read_guards(guards_of(program)).broken(shapes)
+    if broken is not None:
+        raise ModelError(
+            f"the program was exported for sizes with {broken[:120]}; the inputs are "
+            f"{', '.join(f'{name[:60]} {shape}' for name, shape in [*shapes.items()][:8])}",
+            hint="Give inputs of such sizes (--input).",
+        )
 
 
 class _Logged(logging.Filter):
@@ -124,7 +145,8 @@ def _arguments(program: Any) -> tuple[str, ...]:
     if names:
         return tuple(names)
     args, kwargs = program.example_inputs if program.example_inputs else ((), {})
-    parameters = [name for name in inspect.signature(program.module().forward).parameters if name not in kwargs]
+    forward = program.module(check_guards=not guards_of(program)).forward
+    parameters = [name for name in inspect.signature(forward).parameters if name not in kwargs]
     return (*parameters[: len(args)], *kwargs)
 
 

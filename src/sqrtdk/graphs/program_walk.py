@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
+from sqrtdk.graphs.guards import meet, read_guards
 from sqrtdk.graphs.places import GraphRoot, class_of, place_in_code, place_modules, place_tensor, weight
-from sqrtdk.graphs.program import load_program
+from sqrtdk.graphs.program import guards_of, load_program
 from sqrtdk.graphs.records import Walked
 from sqrtdk.graphs.symbols import MASK, number_for, refuse_many, shown_sizes
 from sqrtdk.models.records import LoadedModel
@@ -41,6 +42,8 @@ def walk_program(
     refuse_many(len(nodes))
     inputs, sizes = _inputs(program, module, larger)
     notes: tuple[str, ...] = (shown_sizes(sizes),) if sizes else ()
+    unread = read_guards(guards_of(program)).unread
+    notes += (f"{unread} conditions on sizes are not read: the program may not take those",) if unread else ()
     scopes = {node: _scope(node) for node in nodes}
     classes = {place: kind for stack in scopes.values() for place, kind in stack}
     root_kind = classes.get("", "")
@@ -174,32 +177,41 @@ def _scope(node: torch.fx.Node) -> list[tuple[str, str]]:
 
 def _inputs(program: Any, module: torch.fx.GraphModule, larger: bool) -> tuple[dict[str, Any], dict[str, int]]:
     """What the program takes, without values, and numbers for the sizes that it leaves free."""
+    values = {str(n.target): n.meta.get("val") for n in module.graph.nodes if n.op == "placeholder"}
     sizes: dict[str, int] = {}
+    for value in values.values():
+        for axis, size in enumerate(value.shape) if isinstance(value, Tensor) else ((1, value),):
+            if not isinstance(size, int) and isinstance(size, torch.SymInt):
+                _name_sizes(size, sizes, program.range_constraints, axis, larger)
+    guards = read_guards(guards_of(program))
+    sizes = meet(guards, sizes, lambda numbers: _shapes(values, numbers)) if sizes and guards.read else sizes
     found: dict[str, Any] = {}
-    for node in module.graph.nodes:
-        if node.op != "placeholder":
-            continue
-        value = node.meta.get("val")
+    for name, value in values.items():
         if isinstance(value, Tensor):
-            shape = [
-                _size(size, sizes, program.range_constraints, axis, larger) for axis, size in enumerate(value.shape)
-            ]
-            found[str(node.target)] = torch.empty(shape, dtype=value.dtype, device="meta")
-        elif isinstance(value, torch.SymInt):
-            found[str(node.target)] = _size(value, sizes, program.range_constraints, 1, larger)
+            shape = [_number(size, sizes) for size in value.shape]
+            found[name] = torch.empty(shape, dtype=value.dtype, device="meta")
         else:
-            found[str(node.target)] = value
+            found[name] = _number(value, sizes) if isinstance(value, torch.SymInt) else value
     return found, sizes
 
 
-def _size(size: Any, sizes: dict[str, int], ranges: Mapping[Any, Any], axis: int, larger: bool) -> int:
-    """A number for a size: its own, or one that a symbol is given."""
+def _shapes(values: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+    return {name: tuple(_number(size, sizes) for size in value.shape) for name, value in tensors.items()}
+
+
+def _name_sizes(size: Any, sizes: dict[str, int], ranges: Mapping[Any, Any], axis: int, larger: bool) -> None:
+    """Give each symbol of a size a number."""
+    for symbol in size.node.expr.free_symbols:
+        if str(symbol) not in sizes:
+            sizes[str(symbol)] = _allowed(ranges.get(symbol), number_for(axis, sizes, larger))
+
+
+def _number(size: Any, sizes: Mapping[str, int]) -> int:
+    """A size as a number: its own, or what its symbols make."""
     if isinstance(size, int):
         return size
     expression = size.node.expr
-    for symbol in expression.free_symbols:
-        if str(symbol) not in sizes:
-            sizes[str(symbol)] = _allowed(ranges.get(symbol), number_for(axis, sizes, larger))
     return int(expression.subs({symbol: sizes[str(symbol)] for symbol in expression.free_symbols}))
 
 
