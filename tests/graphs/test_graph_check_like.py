@@ -18,6 +18,8 @@ from sqrtdk.audit.check import check_with
 from sqrtdk.cli import _app as app
 from sqrtdk.errors import InvalidValueError, ModelError
 from sqrtdk.models.options import LoadOptions
+from sqrtdk.report.html import to_html
+from sqrtdk.report.json import to_json
 from tests.attentions.planted import planted
 from tests.graphs.files import attention_model, onnx, write
 from tests.graphs.modules import exported
@@ -149,3 +151,19 @@ def test_the_bar_reaches_the_diff(zoo: str, program: Callable[..., str]) -> None
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ModelError):
         check_with(str(write(attention_model(), tmp_path / "m.onnx")), None, NONE, like="./none")
+
+
+@pytest.mark.parametrize("kind", [".onnx", ".pt2"])
+def test_a_run_says_where_its_inputs_come_from(kind: str, tmp_path: Path) -> None:
+    """In the report itself, in its JSON and on its page, beside the figures."""
+    if kind == ".onnx":
+        path, told = write(attention_model(), tmp_path / "m.onnx"), "made up, with seed 0: x (2, 5, 8)"
+    else:
+        model = torch.nn.MultiheadAttention(16, 2, batch_first=True).eval()
+        x = torch.randn(2, 5, 16)
+        path, told = exported(model, (x, x, x), tmp_path / "m.pt2"), "those that the program was exported with"
+    report = check_with(str(path), None, LoadOptions(), run_graph=True)
+    assert report.calls[0].call.stats is not None
+    assert any(told in note for note in report.environment["notes"])
+    assert told in str(json.loads(to_json(report))["environment"]["notes"])
+    assert told in to_html(report).split("</header>")[0]

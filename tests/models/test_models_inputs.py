@@ -301,3 +301,24 @@ def test_a_window_that_differs_from_layer_to_layer_says_nothing_of_the_length() 
         _ = module.config.sliding_window
     made, _ = make_inputs(module, module.config, batch=1, seed=0)
     assert made["input_ids"].shape == (1, 128)
+
+
+def test_a_text_of_unknown_tokens_is_told(llama: str, tmp_path: Path) -> None:
+    """A vocabulary of other characters than the text's, as of molecules: its figures are those of one token."""
+    add_tokenizer(llama)
+    text = tmp_path / "text.txt"
+    note = "the tokens of the text are {} [UNK]: give --text of the model's own kind"
+    for written, share in (("Д" * 99 + "a", "99%"), ("Д" * 30 + "a" * 70, "30%"), ("Д" * 10 + "a" * 90, None)):
+        text.write_text(written, encoding="utf-8")
+        notes = resolve(llama, LoadOptions(text=text, seq_len=100)).notes
+        told = [entry for entry in notes if "[UNK]" in entry]
+        assert told == ([note.format(share)] if share else [])
+
+
+@pytest.mark.parametrize("name", ["vit", "whisper"])
+def test_made_up_numbers_are_told(name: str) -> None:
+    config = FAMILIES[name]()
+    made, notes = make_inputs(build(config), config, seed=3)
+    told = next(key for key in made if key in ("pixel_values", "input_features"))
+    assert f"{told} are made up, random numbers with seed 3: give --input for real figures" in notes
+    assert ("decoder_input_ids" in made) == any(note.startswith("the ids are random, with seed 3") for note in notes)

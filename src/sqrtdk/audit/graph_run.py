@@ -28,7 +28,8 @@ def run_program(path: str, config: Any, options: LoadOptions) -> ModelRun:
     loaded = read_exported(path, inputs, trust_remote_code=options.trust_remote_code)
     if config is not None and not hasattr(loaded.module, "config"):
         loaded.module.config = config
-    return run_model(replace(loaded, config=config), "own", seed=options.seed, compare="never")
+    notes = ("the inputs are those that the program was exported with",) if inputs is None else ()
+    return run_model(replace(loaded, config=config, notes=notes), "own", seed=options.seed, compare="never")
 
 
 def run_onnx(run: ModelRun, module: nn.Module, path: str, options: LoadOptions) -> ModelRun:
@@ -39,7 +40,7 @@ def run_onnx(run: ModelRun, module: nn.Module, path: str, options: LoadOptions) 
         ModelError: it refuses the graph or the inputs.
     """
     from sqrtdk.graphs.graph import read_graph
-    from sqrtdk.graphs.made_up import made_up
+    from sqrtdk.graphs.made_up import made_up, told_inputs
     from sqrtdk.graphs.model_file import folder_of, load_file
     from sqrtdk.graphs.onnx import read_onnx
 
@@ -47,6 +48,8 @@ def run_onnx(run: ModelRun, module: nn.Module, path: str, options: LoadOptions) 
         inputs = dict(read_tensors(options.input_file))
     else:
         inputs = made_up(read_graph(load_file(path), folder_of(path)), options.seed)
+        note = f"the graph was run with inputs that are made up, with seed {options.seed}: {told_inputs(inputs)}"
+        run = replace(run, environment=run.environment | {"notes": [note, *run.environment["notes"]]})
     ran = read_onnx(path, inputs)
     by_site = {(call.site, call.index): call for call in ran.calls}
     in_order = len(ran.calls) == len(run.calls)

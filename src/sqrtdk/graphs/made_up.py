@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from sqrtdk.graphs.graph import Graph
 from sqrtdk.graphs.onnx_step import dtype_of
 from sqrtdk.graphs.symbols import size_of
 
+_SHOWN = 6  # inputs in a note
 _LEAST = 2  # ids, where no vocabulary is known
 MOST_INPUT = 2**28  # elements
 
@@ -43,6 +45,22 @@ def made_up(graph: Graph, seed: int) -> dict[str, Tensor]:
             raise ModelError(f"the input {value.name[:100]!r} has the shape {shape[:8]}", hint="Give it with --input.")
         made[value.name] = _made(graph, value.name, shape, dtype_of(int(kind.elem_type)), generator)
     return made
+
+
+def told_inputs(made: Mapping[str, Tensor]) -> str:
+    """What the inputs hold, for a reader.
+
+    Example:
+        >>> told_inputs({"input_ids": torch.tensor([[3, 1]]), "attention_mask": torch.ones(1, 2)})
+        'input_ids (1, 2), attention_mask (1, 2) of ones'
+    """
+    shown = []
+    for name, tensor in [*made.items()][:_SHOWN]:
+        alike = tensor.numel() > 0 and bool((tensor == tensor.flatten()[0]).all())
+        value = {1: " of ones", 0: " of zeros"}.get(int(tensor.flatten()[0]), "") if alike else ""
+        shown.append(f"{name[:40]} {tuple(tensor.shape)}{value}")
+    more = f" and {len(made) - _SHOWN} more" if len(made) > _SHOWN else ""
+    return ", ".join(shown) + more
 
 
 def _made(graph: Graph, name: str, shape: list[int], dtype: torch.dtype, generator: torch.Generator) -> Tensor:

@@ -55,13 +55,18 @@ def _ids(request: Request, salt: int = 0) -> Tensor:
     wanted = request.text if request.text is not None else embedded_text()
     ids, reason = text_ids(request.directory, wanted, batch=request.batch, length=request.seq_len, vocab=vocab)
     if ids is not None:
+        _note(request, reason)
         return ids
     if request.text is not None:
         raise ModelError(f"--text can't be used: {reason}", hint="Leave it out: random ids are used then.")
-    if salt == 0:
-        request.notes.append(f"the ids are random, with seed {request.seed}: {reason}")
+    _note(request, f"the ids are random, with seed {request.seed}: {reason}")
     part, seed = text_config(request.config), (request.seed + salt) % 2**64
     return random_ids(part, batch=request.batch, length=request.seq_len, vocab=vocab, seed=seed)
+
+
+def _note(request: Request, text: str) -> None:
+    if text and text not in request.notes:
+        request.notes.append(text)
 
 
 def _mask(request: Request) -> Tensor:
@@ -179,6 +184,7 @@ def _timesteps(request: Request) -> Tensor:
 
 def _normal(name: str, request: Request, shape: tuple[int, ...]) -> Tensor:
     check_elements(name, shape)
+    _note(request, f"{name} are made up, random numbers with seed {request.seed}: give --input for real figures")
     return torch.randn(shape, generator=torch.Generator().manual_seed(request.seed))
 
 

@@ -27,12 +27,23 @@ class TokenizerError(ModelError):
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Ids of a text between the special ids that the tokenizer puts before and behind it; `largest` is of all ids."""
+    """Ids of a text between the special ids that the tokenizer puts before and behind it.
+
+    Attributes:
+        head: before it.
+        body: the text.
+        tail: behind it.
+        largest: of all ids.
+        share: of the body that stands for what the vocabulary lacks.
+        token: the one that does, "[UNK]"; "" where there is none.
+    """
 
     head: list[int]
     body: list[int]
     tail: list[int]
     largest: int
+    share: float = 0.0
+    token: str = ""
 
 
 def tokenize(directory: Path, text: str, *, most: int) -> Tokens:

@@ -33,7 +33,19 @@ def ids_between(directory: str, text: str, most: int, seconds: int, size: int) -
     head = ids[:1] if ids and ids[0] in special else []
     tail = ids[-1:] if len(ids) > 1 and ids[-1] in special else []
     body = ids[len(head) : len(ids) - len(tail)]
-    return {"head": head, "body": body[:most], "tail": tail, "largest": max(ids, default=0)}
+    number, token = _unknown(tokenizer)
+    kept = body[:most]
+    share = sum(i == number for i in kept) / max(len(kept), 1)
+    return {"head": head, "body": kept, "tail": tail, "largest": max(ids, default=0), "share": share, "token": token}
+
+
+def _unknown(tokenizer: Any) -> tuple[int | None, str]:
+    """Id and text of the token for what the vocabulary lacks; None where there is none."""
+    if tokenizer.unk_token_id is not None:
+        return tokenizer.unk_token_id, str(tokenizer.unk_token)
+    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    token = getattr(model, "unk_token", None)  # of a file that names its special tokens nowhere
+    return (None, "") if not isinstance(token, str) else (tokenizer.convert_tokens_to_ids(token), token)
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from sqrtdk.errors import ModelError
 from sqrtdk.models.limits import read_bytes
 from sqrtdk.models.tokenizer import TokenizerError, tokenize
 
+MOST_UNKNOWN = 0.2  # share of the tokens that stand for nothing in the vocabulary: more are no text to the model
 MAX_TEXT_BYTES = 16 * 2**20
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -67,7 +68,7 @@ def tile(ids: list[int], batch: int, length: int, head: list[int], tail: list[in
 
 
 def text_ids(directory: Path | None, text: str, *, batch: int, length: int, vocab: int) -> tuple[Tensor | None, str]:
-    """Token ids (B, L) of `text` from the directory's own tokenizer, or None and the reason.
+    """Token ids (B, L) of `text` from the directory's own tokenizer, and a note on them or ""; or None and the reason.
 
     The tokenizer is read from local files only and never runs code of the directory.
     """
@@ -81,7 +82,10 @@ def text_ids(directory: Path | None, text: str, *, batch: int, length: int, voca
         return None, "the tokenizer gives no tokens for the text"
     if tokens.largest >= vocab:
         return None, f"the tokenizer gives ids up to {tokens.largest}, and the model has {vocab}"
-    return tile(tokens.body, batch, length, tokens.head, tokens.tail), ""
+    note = ""
+    if tokens.share > MOST_UNKNOWN:
+        note = f"the tokens of the text are {tokens.share:.0%} {tokens.token[:40]}: give --text of the model's own kind"
+    return tile(tokens.body, batch, length, tokens.head, tokens.tail), note
 
 
 def byte_ids(text: str, *, batch: int, length: int) -> Tensor:

@@ -34,6 +34,7 @@ from sqrtdk.report.terminal_words import counted, word
 from sqrtdk.tracing.records import AttentionCall
 
 _DIAL_OCTAVES = 8.0  # the ratio's dial reaches from 2^-8 to 2^8
+_MOST_NOTES = 6  # on what was made up, or decided for the user: they stand beside the figures
 
 
 def to_html(report: CheckReport, language: Choice = "auto") -> str:
@@ -67,6 +68,9 @@ def to_html(report: CheckReport, language: Choice = "auto") -> str:
         "folds": fold_calls(calls),
         "causes": consequences(report.findings),
         "verdicts": [(*key, verdicts[key]) for key in product(VERDICTS, (False, True)) if verdicts[key]],
+        "premises": list(dict.fromkeys(plain(str(note)) for note in report.environment.get("notes") or ()))[
+            :_MOST_NOTES
+        ],
         "result": RESULTS[report.outcome],
         "mode": both(MODES.get(report.mode, Text(report.mode, report.mode))),
         "not_measured": [entry for entry in report.not_measured if not report.repeated(entry)],
@@ -99,6 +103,11 @@ def to_html(report: CheckReport, language: Choice = "auto") -> str:
         "searched": _searched,
     }
     return page.render("report", context, languages=True, before=("report_sites",), opens=language)
+
+
+def _premises(report: CheckReport) -> list[str]:
+    notes = report.environment.get("notes") or ()
+    return list(dict.fromkeys(plain(str(note)) for note in notes))[:_MOST_NOTES]
 
 
 def _said(text: str) -> Markup:
