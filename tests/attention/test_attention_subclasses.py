@@ -289,6 +289,18 @@ def test_parts_of_a_score_or_a_bias_are_looked_at_as_well(make: Callable[[Tensor
         stats.row_stats(make(q))
 
 
+def test_a_module_refuses_them_before_it_projects() -> None:
+    x = torch.randn(2, 7, 8)
+    module = sqrtdk.nn.MultiHeadAttention(8, 2, batch_first=True)
+    masked = masked_tensor(x, torch.ones_like(x, dtype=torch.bool))
+    with pytest.raises(InvalidTypeError, match="key is a plain tensor; got a MaskedTensor"):
+        module(x, masked, x)
+    hidden = masked_tensor(torch.zeros(2, 7), torch.ones(2, 7, dtype=torch.bool))
+    for name in ("attn_mask", "key_padding_mask"):
+        with pytest.raises(InvalidTypeError, match=f"{name} is a plain tensor; got a MaskedTensor"):
+            module(x, x, x, **{name: hidden})
+
+
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore")
 def test_a_sharded_tensor_runs_or_is_refused_by_name() -> None:

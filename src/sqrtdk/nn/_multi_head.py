@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sqrtdk._arguments import probability
+from sqrtdk._subclasses import check_class
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 from sqrtdk.nn._attend import attend
 from sqrtdk.nn._counted import keep, own_terms
@@ -240,6 +241,7 @@ class MultiHeadAttention(Projections):
                 hint="Add or remove the batch; pad nested tensors and pass key_padding_mask.",
             )
         for name, (x, width) in named.items():
+            check_class(name, x)
             if x.shape[-1] != width:
                 raise InvalidValueError(
                     f"the {name} has {width} channels; got {tuple(x.shape)}",
