@@ -141,3 +141,22 @@ def test_calls_without_a_partner_fail() -> None:
     assert "layers.2  only in A" in text
     assert_same_attention(a, b, inputs, mapping=of_both, allow="unpaired")
     assert_same_attention(a, b, inputs, mapping=of_both, allow="layers.2")
+
+
+@torch.no_grad()
+def test_outputs_that_differ_fail_though_the_attentions_agree() -> None:
+    (a, inputs), (b, _) = planted("eager", None), planted("eager", None)
+    b.register_forward_hook(lambda _, __, output: 2 * output)
+    text = difference(a, b, inputs)
+    assert "1 output of 1 not the same" in text
+    assert "output 0  differs by 100%, rounding allows " in text
+    assert_same_attention(a, b, inputs, attention_only=True)
+    with pytest.raises(AssertionError):
+        assert_same_attention(a, b, inputs, allow=("scale", "layers.*"))
+
+
+def test_outputs_that_follow_from_what_is_allowed_may_differ() -> None:
+    (a, inputs), (b, _) = planted("rope", None), planted("rope", "missing")
+    assert not assert_same_attention(a, b, inputs, allow="scale").same
+    b.register_forward_hook(lambda _, __, output: 2 * output)
+    assert "1 output of 1 not the same" in difference(a, b, inputs, allow="scale")

@@ -29,7 +29,7 @@ from sqrtdk.report.diff_fold import (
     largest_left,
     outcome,
 )
-from sqrtdk.report.diff_words import OUTCOME_WORDS, STAGE_WORDS, TERMINAL
+from sqrtdk.report.diff_words import OUTCOME_WORDS, RESULTS, STAGE_WORDS, TERMINAL
 
 _RESULTS = {True: ("same", "good"), False: ("different", "bad"), None: ("unjudged", "doubtful")}
 _COLUMNS = ("site", "stage", "causes", "explained", "residue", "allowed")
@@ -42,11 +42,14 @@ def diff_html(document: Mapping[str, Any], words: Words) -> Markup:
     unpaired = (("A", report.unpaired_a), ("B", report.unpaired_b))
     if word == "same" and (report.unpaired_a or report.unpaired_b or not report.pairs):
         word, tone = "unjudged", "doubtful"
+    result: Cell = words(f"result.{word}")
+    if word == "same" and report.outputs_missing:
+        result, tone = words.of(RESULTS["same attentions"]), "doubtful"
     folds = fold_pairs(report.pairs)
     rows = [_pair(one, words) for one in folds[: fields.MOST_ROWS]]
     return Markup("").join(
         [
-            headline(words(f"result.{word}"), tone, f"A {report.a.name} / B {report.b.name}"),
+            headline(result, tone, f"A {report.a.name} / B {report.b.name}"),
             *map(lead, _told(report, words)),
             command(document, words),
             table(words("diff.pairs"), [words(f"column.{name}") for name in _COLUMNS], rows),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +16,12 @@ from sqrtdk.audit.own_module import as_inputs
 from sqrtdk.compare.align import Alignment, align, name_of
 from sqrtdk.compare.causes import CAUSES
 from sqrtdk.compare.cutting import cut_alike
-from sqrtdk.compare.entering import Entering, compare_inputs
+from sqrtdk.compare.entering import UNMEASURED, Entering, blind_rows, compare_inputs, exact_of
 from sqrtdk.compare.explain import UNKNOWN, first_stage
+from sqrtdk.compare.first_module import follow
 from sqrtdk.compare.opening import open_sides
+from sqrtdk.compare.output_words import Ends, of_outputs
+from sqrtdk.compare.outputs import compare_outputs, is_apart, pair_outputs
 from sqrtdk.compare.pair import Judged, first_difference, judge
 from sqrtdk.compare.picture import picture_of, scatter_of
 from sqrtdk.compare.records import FAIL_ON, Cause, DiffReport, PairDiff, StageDiff, Unpaired
@@ -165,7 +169,7 @@ def sides_diff(
     refuse_nan(side_a, side_b)
     alignment = align(side_a.calls, side_b.calls, _cut_sites(side_a, side_b) | dict(named))
     refuse_strangers(side_a, side_b, alignment, named)
-    pairs = _pairs(side_a, side_b, alignment)
+    pairs, ends = _compared(side_a, side_b, alignment)
     unpaired_a = _alone(side_a, alignment.alone_a, "B")
     unpaired_b = _alone(side_b, alignment.alone_b, "A")
     return DiffReport(
@@ -174,12 +178,16 @@ def sides_diff(
         pairs=pairs,
         unpaired_a=unpaired_a,
         unpaired_b=unpaired_b,
-        paragraphs=paragraphs(pairs, unpaired_a, unpaired_b, side_a.info, side_b.info),
+        paragraphs=paragraphs(pairs, unpaired_a, unpaired_b, side_a.info, side_b.info, of_outputs(pairs, ends)),
         forwards=(side_a.forwards, side_b.forwards),
         seed=seed,
         command=command,
         environment=environment() | {"notes": _notes(side_a, side_b)},
         fail_on=fail_on,
+        outputs=ends.outputs,
+        first_module=ends.first_module,
+        outputs_from=ends.since,
+        outputs_missing=ends.missing,
     )
 
 
@@ -209,8 +217,8 @@ def _alone(side: Side, places: Sequence[int], other: str) -> tuple[Unpaired, ...
 # -- the pairs ---------------------------------------------------------------------------------------------------------
 
 
-def _pairs(a: Side, b: Side, alignment: Alignment) -> tuple[PairDiff, ...]:
-    """Every pair judged; what comes into a pair differs by itself, or follows from an earlier one."""
+def _compared(a: Side, b: Side, alignment: Alignment) -> tuple[tuple[PairDiff, ...], Ends]:
+    """Every pair judged, and what the models return; what comes into a pair differs by itself, or follows."""
     cuts = [side.cuts or (None,) * len(side.calls) for side in (a, b)]
     calls = [cut_alike(a.calls[i], b.calls[j], cuts[0][i], cuts[1][j]) for i, j in alignment.pairs]
     judged: list[Judged] = []
@@ -220,7 +228,10 @@ def _pairs(a: Side, b: Side, alignment: Alignment) -> tuple[PairDiff, ...]:
         declared = (a.declared.get(name_of(one), ""), b.declared.get(name_of(other), ""))
         judged.append(_judged(one, other, earlier, declared))
     refuse_unlike(judged)
-    entering = compare_inputs(a, b, calls, judged)
+    blind = blind_rows(calls, judged)
+    returned, missing = pair_outputs(a, b, blind)
+    far = is_apart(returned, a, b, UNMEASURED * math.sqrt(len(calls) + 1))
+    entering = compare_inputs(a, b, calls, judged, listen=far)
     pairs: list[PairDiff] = []
     origin: str | None = None
     for (one, other), own, comes in zip(calls, judged, entering, strict=True):
@@ -228,7 +239,30 @@ def _pairs(a: Side, b: Side, alignment: Alignment) -> tuple[PairDiff, ...]:
         if origin is None and pair.same is False:
             origin = name_of(one)
         pairs.append(pair)
-    return tuple(pairs)
+    exact = [exact_of(side, far) for side in (a, b)] if is_apart(returned, a, b) else None
+    outputs = compare_outputs(returned, a, b, exact)
+    differ = [one.difference or 0.0 for one in outputs if one.same is False]
+    if not differ and not any(_entered(pair) for pair in pairs):
+        return tuple(pairs), Ends.of(outputs, missing)
+    way = follow(a, b, pairs, blind, max(differ, default=0.0))
+    if way.found is not None and not way.beside:
+        pairs = [_placed(pair, way.found.inside) if _entered(pair) else pair for pair in pairs]
+    return tuple(pairs), Ends.of(outputs, missing, way)
+
+
+def _entered(pair: PairDiff) -> bool:
+    """Whether the difference comes in with the input, and from no attention before."""
+    return any(cause.name == "input" for cause in pair.causes)
+
+
+def _placed(pair: PairDiff, inside: str) -> PairDiff:
+    """With the place where the difference of the input enters."""
+
+    def told(cause: Cause) -> Cause:
+        what, mark, sizes = cause.text.partition(" (off by ")
+        return replace(cause, text=f"{what}: the difference enters {inside}{mark}{sizes}")
+
+    return replace(pair, causes=tuple(told(cause) if cause.name == "input" else cause for cause in pair.causes))
 
 
 def _judged(a: CallTensors, b: CallTensors, earlier: Sides | None, declared: tuple[str, str]) -> Judged:

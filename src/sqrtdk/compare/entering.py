@@ -10,7 +10,7 @@ the ratio of their dtypes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,13 +19,13 @@ from torch import Tensor
 from sqrtdk.compare.align import name_of
 from sqrtdk.compare.pair import Judged
 from sqrtdk.compare.records import StageDiff
-from sqrtdk.compare.sides import Side, entering_of
+from sqrtdk.compare.sides import Exact, Side, entering_of
 from sqrtdk.compare.stages import hidden_rows
 from sqrtdk.compare.words import short
 from sqrtdk.errors import SqrtdkError
 from sqrtdk.tracing.tensors import CallTensors
 
-Exact = Mapping[str, Mapping[str, Tensor]] | None
+Blind = dict[tuple[int, int], Tensor]  # (B, L) by B and L, True where the row sees no key on one side
 SLACK = 4.0  # two draws of roundings of one size, and what the order of operations makes of it
 UNMEASURED = (
     16.0  # roundings of the dtype, times the root of the number of attentions before, where nothing is measured
@@ -77,17 +77,55 @@ class _Both:
 
 
 def compare_inputs(
-    a: Side, b: Side, calls: Sequence[tuple[CallTensors, CallTensors]], judged: Sequence[Judged]
+    a: Side,
+    b: Side,
+    calls: Sequence[tuple[CallTensors, CallTensors]],
+    judged: Sequence[Judged],
+    listen: bool = False,
 ) -> list[Entering]:
-    """Compare what comes into every pair."""
-    blind: dict[tuple[int, int], Tensor] = {}
+    """Compare what comes into every pair.
+
+    Args:
+        a: A.
+        b: B.
+        calls: the pairs.
+        judged: what each is by itself.
+        listen: a run in float64 keeps what the modules take and give as well.
+    """
+    blind: Blind = {}
     both = [_both(one, other, own, blind) for (one, other), own in zip(calls, judged, strict=True)]
     gaps = [_gap(pair) for pair in both]
-    roundings = _roundings(a, b, calls, both) if any(gap for gap in gaps) else [0.0] * len(calls)
+    roundings = _roundings(a, b, calls, both, listen) if any(gap for gap in gaps) else [0.0] * len(calls)
     return [_entering(pair, gap, rounding) for pair, gap, rounding in zip(both, gaps, roundings, strict=True)]
 
 
-def _both(a: CallTensors, b: CallTensors, judged: Judged, blind: dict[tuple[int, int], Tensor]) -> _Both:
+def blind_rows(calls: Sequence[tuple[CallTensors, CallTensors]], judged: Sequence[Judged]) -> Blind:
+    """The rows that see no key in some pair."""
+    blind: Blind = {}
+    for (one, other), own in zip(calls, judged, strict=True):
+        _both(one, other, own, blind)
+    return blind
+
+
+def rows_of(shape: torch.Size, blind: Blind) -> Tensor | None:
+    """True for the entries of a tensor that are of rows which see a key; None where all are.
+
+    Rows are the second axis (B, L, D), the third of one with heads (B, H, L, E), or the first of rows without a batch.
+    """
+    for (batch, length), hidden in blind.items():
+        if not bool(hidden.any()):
+            continue
+        rows = ~hidden.cpu()
+        if len(shape) > 1 and shape[:2] == (batch, length):
+            return rows.view(batch, length, *[1] * (len(shape) - 2)).expand(shape)
+        if len(shape) == 4 and (shape[0], shape[2]) == (batch, length):
+            return rows.view(batch, 1, length, 1).expand(shape)
+        if len(shape) > 1 and shape[0] == batch * length:
+            return rows.view(batch * length, *[1] * (len(shape) - 1)).expand(shape)
+    return None
+
+
+def _both(a: CallTensors, b: CallTensors, judged: Judged, blind: Blind) -> _Both:
     """What comes into a pair; `blind` are the rows, by batch and length, that see no key here or in an earlier pair."""
     one, other = ({} if call.missing is not None else entering_of(call) for call in (a, b))
     for kind, x in one.items():
@@ -97,7 +135,7 @@ def _both(a: CallTensors, b: CallTensors, judged: Judged, blind: dict[tuple[int,
     return _Both("")
 
 
-def _counted(judged: Judged, entering: Tensor, blind: dict[tuple[int, int], Tensor]) -> Tensor | None:
+def _counted(judged: Judged, entering: Tensor, blind: Blind) -> Tensor | None:
     """The rows that have seen a key on both sides so far; others may hold anything, and carry it on."""
     if judged.sides is None or not judged.sides.self_attention:
         return None
@@ -116,24 +154,38 @@ def _gap(both: _Both) -> float | None:
 
 
 def _roundings(
-    a: Side, b: Side, calls: Sequence[tuple[CallTensors, CallTensors]], both: Sequence[_Both]
+    a: Side, b: Side, calls: Sequence[tuple[CallTensors, CallTensors]], both: Sequence[_Both], listen: bool
 ) -> list[float]:
     """Of every pair, how far what comes in may be apart by rounding, as a root mean square."""
-    exact = [_exact(side) for side in (a, b)]
+    exact = [exact_of(side, listen) for side in (a, b)]
     return [_rounding(number, pair, both[number], exact) for number, pair in enumerate(calls)]
 
 
-def _rounding(number: int, calls: tuple[CallTensors, CallTensors], both: _Both, exact: Sequence[Exact]) -> float:
-    tensors = (both.a, both.b)
+def _rounding(number: int, calls: tuple[CallTensors, CallTensors], both: _Both, exact: Sequence[Exact | None]) -> float:
     units = [_unit(call) for call in calls]
     errors = [
         None if x is None else _error(call, x, both, reference)
-        for call, x, reference in zip(calls, tensors, exact, strict=True)
+        for call, x, reference in zip(calls, (both.a, both.b), exact, strict=True)
     ]
+    return apart(errors, units, 0.0 if both.a is None else both.size(both.a), number)
+
+
+def apart(errors: Sequence[float | None], units: Sequence[float], size: float, before: int) -> float:
+    """How far two tensors may be apart by the rounding of both sides.
+
+    Args:
+        errors: how far each side is from itself in float64; None where that is not known.
+        units: the relative rounding of each side.
+        size: of the tensor.
+        before: how many attentions come before it.
+
+    Example:
+        >>> apart([3e-7, 4e-7], [6e-8, 6e-8], 1.0, 0) == SLACK * 5e-7
+        True
+    """
     known = [(error, unit) for error, unit in zip(errors, units, strict=True) if error is not None]
     if not known:
-        size = 0.0 if both.a is None else both.size(both.a)
-        return UNMEASURED * max(units) * math.sqrt(number + 1) * size
+        return UNMEASURED * max(units) * math.sqrt(before + 1) * size
     sizes = [
         known[0][0] * max(1.0, unit / known[0][1]) if error is None else error
         for error, unit in zip(errors, units, strict=True)
@@ -141,21 +193,20 @@ def _rounding(number: int, calls: tuple[CallTensors, CallTensors], both: _Both, 
     return SLACK * math.hypot(*sizes)
 
 
-def _exact(side: Side) -> Exact:
-    """What comes into a side's attentions in float64."""
-    if side.again is None or side.exact is not None:
+def exact_of(side: Side, listen: bool = False) -> Exact | None:
+    """A side in float64, with what its modules took and gave where that is asked for; None where it can't run so."""
+    if side.again is None or (side.exact is not None and (side.exact.steps or not listen)):
         return side.exact
-    again, side.again = side.again, None
     side.forwards += 1
     try:
-        side.exact = again()
+        side.exact = side.again(listen, None)
     except (SqrtdkError, RuntimeError, TypeError, ValueError, NotImplementedError):
-        return None  # it has operations, or a copy of it, that know no float64
+        side.again = None  # it has operations, or a copy of it, that know no float64
     return side.exact
 
 
-def _error(call: CallTensors, tensor: Tensor, both: _Both, exact: Exact) -> float | None:
-    reference = None if exact is None else exact.get(name_of(call), {}).get(both.kind)
+def _error(call: CallTensors, tensor: Tensor, both: _Both, exact: Exact | None) -> float | None:
+    reference = None if exact is None else exact.inputs.get(name_of(call), {}).get(both.kind)
     if reference is None or reference.shape != tensor.shape:
         return None
     return max(both.size(tensor.double() - reference.double()), _unit(call) * both.size(tensor))

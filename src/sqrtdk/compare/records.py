@@ -174,6 +174,37 @@ class SideInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputDiff:
+    """One tensor that both models return.
+
+    Attributes:
+        name: its place in what A returns: "logits", "0", "past_key_values.0.key".
+        same: within rounding; None where both sides have NaN.
+        difference: root mean square of the difference, as a share of that of A's tensor; where only single entries are
+            off, the largest of each. None where it can't be told.
+        allowed: what the rounding of both sides allows, as the same share.
+    """
+
+    name: str
+    same: bool | None
+    difference: float | None
+    allowed: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class FirstModule:
+    """The first module whose input agrees and whose output does not; the path of a whole model is "".
+
+    Attributes:
+        a: its path in A.
+        b: in B.
+    """
+
+    a: str
+    b: str
+
+
+@dataclass(frozen=True, slots=True)
 class DiffReport(Saved, Shown):
     """What a comparison found.
 
@@ -189,6 +220,12 @@ class DiffReport(Saved, Shown):
         command: what the user typed.
         environment: of this machine.
         fail_on: see `exit_code`.
+        outputs: what the models return, tensor by tensor; empty where that was not compared.
+        first_module: where the models begin to differ apart from attentions with causes of their own; None where they
+            do not, or that is not known.
+        outputs_from: half a sentence on it: "from `lm_head` on"; "follow", where all that differs in the outputs
+            follows from the attentions; "beside from `lm_head` on", where something else differs behind these.
+        outputs_missing: why the outputs were not compared.
     """
 
     a: SideInfo
@@ -202,6 +239,10 @@ class DiffReport(Saved, Shown):
     command: str = ""
     environment: dict[str, Any] = field(default_factory=dict)
     fail_on: str = "different"
+    outputs: tuple[OutputDiff, ...] = ()
+    first_module: FirstModule | None = None
+    outputs_from: str = ""
+    outputs_missing: str | None = None
 
     def __repr__(self) -> str:
         differ = sum(pair.same is False for pair in self.pairs)
@@ -214,10 +255,13 @@ class DiffReport(Saved, Shown):
 
     @property
     def same(self) -> bool | None:
-        """Every call has a partner and is the same within rounding; None where that could not be judged of some."""
-        if self.unpaired_a or self.unpaired_b or any(pair.same is False for pair in self.pairs):
+        """Every call has a partner and is the same within rounding, and so is every output that both models return;
+        None where that could not be judged of some.
+        """
+        judged = [pair.same for pair in self.pairs] + [one.same for one in self.outputs]
+        if self.unpaired_a or self.unpaired_b or False in judged:
             return False
-        return None if any(pair.same is None for pair in self.pairs) else True
+        return None if None in judged else True
 
     @property
     def exit_code(self) -> int:

@@ -19,7 +19,9 @@ from sqrtdk.audit.switch import implementation, offers_choice
 from sqrtdk.audit.tokens import Tokens, tokens_of
 from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.compare.align import name_of
+from sqrtdk.compare.modules import Listener, ModuleStep, Returned
 from sqrtdk.compare.records import SideInfo, Unpaired
+from sqrtdk.compare.returned import tensors_of
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError, SqrtdkError, UnsupportedError
 from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.load import resolve
@@ -39,6 +41,23 @@ TRACE, ONNX, EXPORTED = ".safetensors", ".onnx", ".pt2"  # sides that are files
 Given = nn.Module | str | Path
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Exact:
+    """A side, run once more in a finer dtype.
+
+    Attributes:
+        dtype: that it ran in.
+        inputs: what comes into its attentions, by `name_of`.
+        outputs: every floating tensor that its forward returned.
+        steps: calls of its modules, in the order of their ends; empty where they were not kept.
+    """
+
+    dtype: torch.dtype
+    inputs: Mapping[str, Mapping[str, Tensor]]
+    outputs: Mapping[str, Tensor]
+    steps: tuple[ModuleStep, ...] = ()
+
+
 @dataclass(slots=True, eq=False)
 class Side:
     """A side that has run.
@@ -50,7 +69,9 @@ class Side:
         inputs: that it ran on; None of a trace file.
         tokens: which of them are no padding.
         forwards: how often it has run.
-        again: runs it in float64 and gives what comes into its attentions by `name_of`; None where it can't, or did.
+        outputs: every floating tensor that its forward returned, by name; None of a trace file.
+        again: runs it in float64; True as the first argument keeps the steps of its modules, the second is what some
+            modules return in place of their own. None where it can't run so.
         exact: what that gave.
         notes: sentences on what was decided for the user.
         cuts: of a trace file what each call is of the one that ran, parallel to `calls`; empty where all are whole.
@@ -63,8 +84,9 @@ class Side:
     inputs: Inputs | None = None
     tokens: Tokens = field(default_factory=Tokens)
     forwards: int = 1
-    again: Callable[[], Mapping[str, Mapping[str, Tensor]]] | None = None
-    exact: Mapping[str, Mapping[str, Tensor]] | None = None
+    outputs: Mapping[str, Tensor] | None = None
+    again: Callable[[bool, Returned | None], Exact] | None = None
+    exact: Exact | None = None
     notes: tuple[str, ...] = ()
     cuts: tuple[Cut | None, ...] = ()
     declared: Mapping[str, str] = field(default_factory=dict)
@@ -186,7 +208,7 @@ def run_module(loaded: LoadedModel, attn: str | None, seed: int, label: str, kin
     with _named(label):
         refuse_empty(loaded.inputs)
         tokens = tokens_of(module, loaded.inputs)
-        run = _traced(module, loaded.inputs, seed, attn)
+        run, returned = _traced(module, loaded.inputs, seed, attn)
     missed = tuple(Unpaired(entry.site, 0, entry.formula, entry.reason) for entry in run.not_measured)
     if not run.calls:
         reasons = [entry.reason for entry in run.not_measured] + [entry.reason for entry in run.not_attention]
@@ -195,15 +217,18 @@ def run_module(loaded: LoadedModel, attn: str | None, seed: int, label: str, kin
             hint="Both sides must have softmax(q . k) v in their forward, in the thread that calls it.",
         )
 
-    def again() -> Mapping[str, Mapping[str, Tensor]]:
+    sites = frozenset(call.site for call in run.calls)
+
+    def again(listen: bool, returned: Returned | None) -> Exact:
         """In float64; a half-precision model with operations that know no float64 in float32."""
         half = run.calls[0].dtype in ("float16", "bfloat16")
+        listener = Listener(sites, returned) if listen else None
         try:
-            return _finer(loaded, torch.float64, seed, attn)
+            return _finer(loaded, torch.float64, seed, attn, listener)
         except (SqrtdkError, RuntimeError, TypeError, ValueError, NotImplementedError):
             if not half:
                 raise
-            return _finer(loaded, torch.float32, seed, attn)
+            return _finer(loaded, torch.float32, seed, attn, listener)
 
     first = run.calls[0]
     info = SideInfo(
@@ -217,7 +242,8 @@ def run_module(loaded: LoadedModel, attn: str | None, seed: int, label: str, kin
         versions=_versions(),
     )
     said = declared_scales(run.calls, module)
-    return Side(info, run.tensors, missed, loaded.inputs, tokens, again=again, declared=said)
+    outputs = tensors_of(returned)
+    return Side(info, run.tensors, missed, loaded.inputs, tokens, outputs=outputs, again=again, declared=said)
 
 
 def declared_scales(calls: Sequence[AttentionCall], model: nn.Module) -> dict[str, str]:
@@ -230,7 +256,10 @@ def declared_scales(calls: Sequence[AttentionCall], model: nn.Module) -> dict[st
     return {name: by for name, by in said.items() if by.startswith(("config.", "family "))}
 
 
-def _traced(module: nn.Module, inputs: Inputs, seed: int, attn: str | None) -> Trace:
+def _traced(
+    module: nn.Module, inputs: Inputs, seed: int, attn: str | None, listener: Listener | None = None
+) -> tuple[Trace, Any]:
+    """The trace of a run, and what the forward returned."""
     with ExitStack() as stack:
         stack.enter_context(random_state(module))
         stack.enter_context(eval_mode(module))
@@ -239,12 +268,14 @@ def _traced(module: nn.Module, inputs: Inputs, seed: int, attn: str | None) -> T
         stack.enter_context(steps_seen())
         torch.manual_seed(seed)
         with Trace(module, stats=False, numeric=False, keep=True) as run:
-            forward(module, inputs)
-    return run
+            if listener is not None:
+                stack.enter_context(listener.on(module))
+            returned = forward(module, inputs)
+    return run, returned
 
 
-def _finer(loaded: LoadedModel, dtype: torch.dtype, seed: int, attn: str | None) -> dict[str, dict[str, Tensor]]:
-    """What comes into the attentions of a copy of the model in another dtype."""
+def _finer(loaded: LoadedModel, dtype: torch.dtype, seed: int, attn: str | None, listener: Listener | None) -> Exact:
+    """A run of a copy of the model in another dtype."""
 
     def cast(value: Any) -> Any:
         return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
@@ -252,7 +283,9 @@ def _finer(loaded: LoadedModel, dtype: torch.dtype, seed: int, attn: str | None)
     named = loaded.inputs
     inputs = {name: cast(x) for name, x in named.items()} if isinstance(named, dict) else tuple(map(cast, named))
     twin = copy.deepcopy(loaded.module).to(dtype)
-    return inputs_of(_traced(twin, inputs, seed, attn).tensors)
+    run, returned = _traced(twin, inputs, seed, attn, listener)
+    steps = () if listener is None else tuple(listener.steps)
+    return Exact(dtype, inputs_of(run.tensors), tensors_of(returned), steps)
 
 
 def inputs_of(calls: tuple[CallTensors, ...]) -> dict[str, dict[str, Tensor]]:
@@ -317,7 +350,8 @@ def _of_onnx(path: Path, inputs: Inputs | None, label: str) -> Side:
         raise ModelError(f"no attention could be read in {label}, {path}{reason}", hint="Give a graph with attention.")
     first, versions = run.calls[0], dict(run.versions)
     info = SideInfo(str(path), "onnx", run.producer, None, first.dtype, "cpu", len(run.calls), versions)
-    return Side(info, run.calls, missed, inputs, forwards=run.forwards)
+    outputs = tensors_of(run.outputs)
+    return Side(info, run.calls, missed, inputs, forwards=run.forwards, outputs=outputs)
 
 
 def _exported(path: Path, inputs: Inputs | None, options: LoadOptions) -> LoadedModel:

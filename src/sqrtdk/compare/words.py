@@ -55,6 +55,7 @@ def paragraphs(
     unpaired_b: Sequence[Unpaired],
     a: SideInfo,
     b: SideInfo,
+    of_outputs: tuple[Sequence[str], Sequence[str]] = ((), ()),
 ) -> tuple[str, ...]:
     """Say what a comparison found, most important first.
 
@@ -67,6 +68,7 @@ def paragraphs(
         unpaired_b: calls of B without a partner.
         a: side A.
         b: side B.
+        of_outputs: sentences on the models' outputs, those that come first and those that follow the differences.
 
     Example:
         >>> pair = PairDiff("h.0", "h.0", 0, 0, True, None, None, (), 2e-7, 1e-6, difference=2e-7)
@@ -75,12 +77,13 @@ def paragraphs(
         ('The one attention agrees: the largest difference is 2e-7, the rounding of float32 allows 1e-6.',)
     """
     found = groups(pairs)
-    sentences = [_caused(group, pairs, allows(a, b)) for group in found if group.causes]
+    sentences = [*of_outputs[0], *(_caused(group, pairs, allows(a, b)) for group in found if group.causes)]
     sentences += [_unexplained(group, pairs, allows(a, b)) for group in found if not group.causes]
     sentences += [
         f"{_differences(lost)} {'follows' if len(lost) == 1 else 'follow'} from {origin}."
         for origin, lost in orphans(pairs, found).items()
     ]
+    sentences += of_outputs[1]
     if unpaired_a or unpaired_b:
         sentences.append(_alone(len(unpaired_a), len(unpaired_b)))
     if unjudged := [pair for pair in pairs if pair.same is None]:

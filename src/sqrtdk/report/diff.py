@@ -208,6 +208,8 @@ def _summary(report: DiffReport, language: Language) -> Text:
     counts = [(verbs.get(name, (name, name))[total > 1], total) for name in OUTCOMES if (total := outcomes[name])]
     if alone := len(report.unpaired_a) + len(report.unpaired_b):
         counts.append(("alone", alone))
+    if any(one.same is False for one in report.outputs):
+        counts.append(("outputs", 0))
     parts = [say(TERMINAL[name], language, count=f"{total:,}") for name, total in counts]
     pairs = "pair" if len(report.pairs) == 1 else "pairs"
     text = Text(say(TERMINAL[pairs], language, count=f"{len(report.pairs):,}"))

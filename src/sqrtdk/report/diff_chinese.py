@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from sqrtdk.compare.output_words import differing, sizes
 from sqrtdk.compare.records import DiffReport, PairDiff
 from sqrtdk.compare.words import (
     Group,
@@ -41,10 +42,12 @@ def paragraphs(report: DiffReport) -> tuple[str, ...]:
     """
     found = groups(report.pairs)
     allows = _allows(report)
-    sentences = [_caused(group, report, allows) for group in found if group.causes]
+    first, after = _of_outputs(report)
+    sentences = [*first, *(_caused(group, report, allows) for group in found if group.causes)]
     sentences += [_unexplained(group, report, allows) for group in found if not group.causes]
     for origin, lost in orphans(report.pairs, found).items():
         sentences.append(f"{_sites([place_of(pair) for pair in lost])} 的差异来自 {origin}。")
+    sentences += after
     alone = [(len(report.unpaired_a), "A", "B"), (len(report.unpaired_b), "B", "A")]
     if told := [f"{side} 有 {number} 次注意力在 {other} 中没有对应" for number, side, other in alone if number]:
         sentences.append(f"{'；'.join(told)}。")
@@ -64,6 +67,23 @@ def paragraphs(report: DiffReport) -> tuple[str, ...]:
     for (out, rows), members in left_out(report.pairs).items():
         sentences.append(f"{_at(members, report)}，{rows} 行中有 {out} 行看不到任何键，未参与比较。")
     return tuple(sentences)
+
+
+def _of_outputs(report: DiffReport) -> tuple[list[str], list[str]]:
+    """As `sqrtdk.compare.output_words.of_outputs`."""
+    if report.outputs_missing:
+        return [], [f"模型的输出未比较：{caused(report.outputs_missing, 'zh')}。"]
+    unjudged = [f"`{one.name}`" for one in report.outputs if one.same is None]
+    after = [f"两侧模型的输出都含有 NaN，未能判定：{COMMA.join(unjudged)}。"] if unjudged else []
+    if not differing(report.outputs):
+        return [], after
+    by, names = sizes(report.outputs)
+    size = f"相差{'至多 ' if names else ' '}{by}" if by else "不同，一侧是数而另一侧不是"
+    since = f"，{caused(report.outputs_from, 'zh')}" if report.outputs_from else ""
+    said = f"输出{f'（{names}）' if names else ''}{size}{since}。"
+    if report.pairs and all(pair.same for pair in report.pairs):
+        return [f"注意力一致；{said}"], after
+    return [], [f"模型的{said}", *after]
 
 
 def _allows(report: DiffReport) -> str:

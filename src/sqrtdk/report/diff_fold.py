@@ -129,6 +129,8 @@ def verdict(report: DiffReport) -> tuple[str, str]:
     """The word for the whole, and its tone: "good", "bad", "doubtful"."""
     if report.same is None:
         return "not judged", "doubtful"
+    if report.same and report.outputs_missing:
+        return "same attentions", "doubtful"
     return ("same", "good") if report.same else ("different", "bad")
 
 

@@ -24,7 +24,8 @@ def to_json(report: DiffReport) -> str:
 
     Returns:
         A document with the keys `schema_version`, `tool`, `environment`, `command`, `seed`, `a`, `b`, `forwards`,
-        `same`, `pairs`, `unpaired_a`, `unpaired_b`, `paragraphs`, `fail_on` and `exit_code`.
+        `same`, `pairs`, `unpaired_a`, `unpaired_b`, `paragraphs`, `fail_on`, `exit_code`, `outputs`, `first_module`,
+        `outputs_from` and `outputs_missing`.
 
     Example:
         >>> import json
@@ -50,6 +51,10 @@ def to_json(report: DiffReport) -> str:
             "paragraphs": report.paragraphs,
             "fail_on": report.fail_on,
             "exit_code": report.exit_code,
+            "outputs": report.outputs,
+            "first_module": report.first_module,
+            "outputs_from": report.outputs_from,
+            "outputs_missing": report.outputs_missing,
         }
     )
 

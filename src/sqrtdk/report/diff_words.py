@@ -44,6 +44,7 @@ OUTCOMES_MEAN = {
 
 RESULTS = {
     "same": Text("Same", "两侧一致"),
+    "same attentions": Text("Same; outputs not compared", "两侧一致；未比较输出"),
     "different": Text("Different", "两侧不同"),
     "not judged": Text("Not judged", "未能判定"),
 }
@@ -123,6 +124,13 @@ WORDS = {
     "stages": Text("Stages", "各阶段"),
     "how": Text("result", "结果"),
     "largest": Text("largest difference", "最大差异"),
+    # outputs
+    "outputs": Text("Outputs of the models", "模型的输出"),
+    "outputs_mean": Text(
+        "Every floating tensor that both models return. The difference is a share of the size of A's tensor.",
+        "两个模型都返回的每个浮点张量。差异是相对于 A 的张量大小的比例。",
+    ),
+    "output": Text("output", "输出"),
     # aside
     "alone": Text("Without a partner, or not compared", "无对应或未比较"),
     "none_alone": Text("Every attention has a partner and was compared.", "每次注意力都有对应并已比较。"),
@@ -161,6 +169,7 @@ TERMINAL = {
     "follow from these": Text("{count} follow from these", "{count} 对的差异由此而来"),
     "not compared": Text("{count} not compared", "{count} 对未比较"),
     "alone": Text("{count} without a partner", "{count} 处没有对应"),
+    "outputs": Text("outputs differ", "输出不同"),
     "stop": Text(". ", "。"),
     "exit": Text(". Exit code {code} (fail-on: {fail_on}).", "。退出码 {code}（fail-on：{fail_on}）。"),
 }

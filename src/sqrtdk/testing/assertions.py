@@ -12,10 +12,10 @@ from sqrtdk.audit.check import check
 from sqrtdk.audit.records import CheckReport
 from sqrtdk.compare.causes import CAUSES
 from sqrtdk.compare.diff import diff
-from sqrtdk.compare.records import DiffReport, PairDiff
+from sqrtdk.compare.records import DiffReport, OutputDiff, PairDiff
 from sqrtdk.compare.sides import Given
 from sqrtdk.testing.standing import as_allowed, check_fail_on, check_names, failing, is_allowed, matches
-from sqrtdk.testing.words import alone_lines, counted, findings_lines, pair_site, pairs_lines, plain
+from sqrtdk.testing.words import alone_lines, counted, findings_lines, outputs_lines, pair_site, pairs_lines, plain
 
 UNPAIRED = "unpaired"  # what `allow` calls a call without a partner
 NOT_COMPARED = "unmeasured"  # and a pair that could not be judged
@@ -89,11 +89,14 @@ def assert_same_attention(
     inputs_b: Any = None,
     mapping: Mapping[str, str] | str | Path | None = None,
     allow: str | Sequence[str] = (),
+    attention_only: bool = False,
     seed: int = 0,
 ) -> DiffReport:
-    """Compare the attentions of two implementations of one model as `sqrtdk diff` does, and fail where they differ.
+    """Compare two implementations of one model as `sqrtdk diff` does, and fail where they differ.
 
-    A pair that could not be compared fails as well.
+    They differ where an attention does, or where all agree and what the models return does not. A pair that could not
+    be compared, and an output that is NaN on both sides, fail as well. Sides whose outputs can't be compared, as trace
+    files, are judged by their attentions.
 
     Args:
         a: What is right: a module, or what `sqrtdk diff` takes.
@@ -102,13 +105,15 @@ def assert_same_attention(
         inputs_b: The same for `b`, where it takes others.
         mapping: From a site of `a` to that of `b`, where names and order do not tell.
         allow: What may stand: sites of `a` (patterns too), causes ("scale", "softcap"), "unpaired", "unmeasured".
+            Outputs that differ by what may stand may differ.
+        attention_only: Judge the attentions alone; what the models return may differ.
         seed: Of the runs.
 
     Returns:
         The report of the comparison.
 
     Raises:
-        AssertionError: The attentions differ beyond rounding, or it could not be told whether they do.
+        AssertionError: The attentions or the outputs differ beyond rounding, or it could not be told whether they do.
         InvalidValueError: A name in `allow` that can allow nothing, or inputs that do not go with the models.
         ModelError: A side can't be run, or no attention runs in it.
 
@@ -125,9 +130,23 @@ def assert_same_attention(
     origins = {pair_site(pair) for pair in report.pairs if pair not in bad}
     bad = [pair for pair in bad if pair.follows_from is None or pair.follows_from not in origins]
     lonely = [] if UNPAIRED in allowed else alone_lines(report, allowed)
-    if bad or lonely:
-        raise AssertionError("\n".join([_difference(report, bad, len(lonely)), *_told(bad), *lonely]))
+    outputs = [] if attention_only else _outputs(report, bad, lonely, allowed)
+    if bad or lonely or outputs:
+        headline = _difference(report, bad, len(lonely), len(outputs))
+        raise AssertionError("\n".join([headline, *_told(bad), *lonely, *outputs_lines(report, outputs)]))
     return report
+
+
+def _outputs(
+    report: DiffReport, bad: Sequence[PairDiff], lonely: Sequence[str], allowed: Sequence[str]
+) -> list[OutputDiff]:
+    """The outputs that fail: those that differ by more than what may stand."""
+    standing = [pair for pair in report.pairs if pair.same is not True and pair not in bad]
+    entered = any(cause.name == "input" for pair in standing for cause in pair.causes)
+    alone = (report.unpaired_a or report.unpaired_b) and not lonely
+    if entered or alone or (standing and report.first_module is None):
+        return []
+    return [one for one in report.outputs if one.same is False or (one.same is None and NOT_COMPARED not in allowed)]
 
 
 def _may_stand(pair: PairDiff, allowed: Sequence[str]) -> bool:
@@ -138,11 +157,12 @@ def _may_stand(pair: PairDiff, allowed: Sequence[str]) -> bool:
     return bool(pair.causes) and all(cause.name in allowed for cause in pair.causes)
 
 
-def _difference(report: DiffReport, bad: Sequence[PairDiff], alone: int) -> str:
+def _difference(report: DiffReport, bad: Sequence[PairDiff], alone: int, outputs: int) -> str:
     lost = sum(pair.same is None for pair in bad)
     parts = [f"{counted(len(bad) - lost, 'attention')} of {len(report.pairs)} differ"] if len(bad) > lost else []
     parts += [f"{counted(lost, 'attention')} not compared"] if lost else []
     parts += [f"{counted(alone, 'attention')} without a partner"] if alone else []
+    parts += [f"{counted(outputs, 'output')} of {len(report.outputs)} not the same"] if outputs else []
     return f"attention of {plain(report.a.name)} (A) and {plain(report.b.name)} (B): {', '.join(parts)}"
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from sqrtdk._sites import ROOT, fold_sites
 from sqrtdk.audit.records import UNMEASURED, Finding, JudgedCall
-from sqrtdk.compare.records import Cause, DiffReport, PairDiff
+from sqrtdk.compare.output_words import percent
+from sqrtdk.compare.records import Cause, DiffReport, OutputDiff, PairDiff
 from sqrtdk.testing.standing import matches
 
 OUTSIDE = "(no module)"  # of what a test runs
@@ -128,6 +129,19 @@ def _cause(cause: Cause) -> list[str]:
 
 def _value(value: str | float | None) -> str:
     return "none" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def outputs_lines(report: DiffReport, outputs: Sequence[OutputDiff]) -> list[str]:
+    """Lines on outputs that differ, and where the difference begins."""
+    lines = []
+    for one in outputs:
+        if one.same is None:
+            lines.append(f"output {plain(one.name)}  NaN on both sides")
+        else:
+            by = "" if one.difference is None else f"by {percent(one.difference)}, "
+            allowed = "-" if one.allowed is None else percent(one.allowed)
+            lines.append(f"output {plain(one.name)}  differs {by}rounding allows {allowed}")
+    return [*lines, f"  {plain(report.outputs_from)}"] if outputs and report.outputs_from else lines
 
 
 def alone_lines(report: DiffReport, allow: Sequence[str] = ()) -> list[str]:

@@ -1,0 +1,217 @@
+"""Where two models begin to differ: the first module whose input agrees and whose output does not.
+
+Both run in float64, where rounding hides nothing that matters. What an attention does otherwise has causes of its own;
+whether anything differs behind it is seen where that attention of A returns what B's did.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from sqrtdk._sites import ROOT
+from sqrtdk.compare.entering import UNMEASURED, Blind, exact_of, rows_of
+from sqrtdk.compare.modules import Kept, ModuleStep, Returned, align_steps
+from sqrtdk.compare.precision import unit
+from sqrtdk.compare.records import FirstModule, PairDiff
+from sqrtdk.compare.sides import Exact, Side
+from sqrtdk.errors import SqrtdkError
+
+_HIDDEN = -1e4  # and below: what a float mask adds to hide a key; which number it is makes no difference
+_SHARE = 8.0  # a difference enters where it is at least this part of what it is in the end
+Steps = Sequence[tuple[ModuleStep, ModuleStep]]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where a difference enters.
+
+    Attributes:
+        module: the module.
+        behind: what of it is known to agree: a module of A inside it, or "the attention"; "" where nothing is.
+        before: the first module of A inside it whose input differs; "" where there is none.
+        leaf: it has no modules inside that tell more.
+    """
+
+    module: FirstModule
+    behind: str = ""
+    before: str = ""
+    leaf: bool = True
+
+    @property
+    def inside(self) -> str:
+        """Where, after "the difference enters"."""
+        name = f"`{self.module.a}`" if self.module.a else "the model"
+        if self.leaf or not (self.behind or self.before):
+            return f"in {name}"
+        behind = self.behind if self.behind == ATTENTION else f"`{self.behind}`"
+        first = behind if self.behind else f"the input of {name}"
+        last = f"`{self.before}`" if self.before else f"the output of {name}"
+        return f"between {first} and {last}"
+
+    @property
+    def since(self) -> str:
+        """Where, after "outputs differ"."""
+        return f"from `{self.module.a or ROOT}` on" if self.leaf else f"the difference enters {self.inside}"
+
+
+ATTENTION = "the attention"
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """What was found of the way that a difference takes.
+
+    Attributes:
+        found: where it enters outside of the attentions that have causes; None where that is not known, or nowhere.
+        follows: everything that differs follows from these attentions.
+        beside: it enters apart from what these attentions do otherwise, not before them.
+    """
+
+    found: Found | None = None
+    follows: bool = False
+    beside: bool = False
+
+
+def follow(a: Side, b: Side, pairs: Sequence[PairDiff], blind: Blind, share: float) -> Traced:
+    """Find the first module that differs.
+
+    Args:
+        a: A.
+        b: B.
+        pairs: every pair, judged by what it does to one input.
+        blind: rows that see no key on one side.
+        share: by how much of its size the output differs in the end.
+    """
+    exact = [exact_of(side, listen=True) for side in (a, b)]
+    if exact[0] is None or exact[1] is None or not all(one.steps for one in exact if one is not None):
+        return Traced()
+    sites = {pair.site_a: pair.site_b for pair in pairs}
+    own = [pair for pair in pairs if pair.same is False and any(cause.name != "input" for cause in pair.causes)]
+    own += [pair for pair in pairs if pair.same is False and not pair.causes and pair.follows_from is None]
+    agreeing = {pair.site_a for pair in pairs} - {pair.site_a for pair in own}
+    level = _level(exact, share)
+    steps = align_steps(exact[0].steps, exact[1].steps, sites)
+    found = _first(steps, sites, agreeing, blind, level)
+    if found is None:
+        return Traced()
+    if not any(_related(found.module.a, pair.site_a) for pair in own):
+        return Traced(found)
+    returned = _returned(own, exact[1])
+    if returned is None or a.again is None:
+        return Traced()
+    a.forwards += 1
+    try:
+        patched = a.again(True, returned)
+    except (SqrtdkError, RuntimeError, TypeError, ValueError, NotImplementedError):
+        return Traced()
+    steps = align_steps(patched.steps, exact[1].steps, sites)
+    steps = [pair for pair in steps if not _within(pair[0].place[0], [one.site_a for one in own])]
+    found = _first(steps, sites, agreeing, blind, level)
+    return Traced(follows=True) if found is None else Traced(found, beside=True)
+
+
+def _level(exact: Sequence[Exact | None], share: float) -> tuple[float, float]:
+    """Relative rounding of one step, and the most that is taken for rounding.
+
+    Models cast to float32 on their way (`x.float()` in a norm), so that is the dtype that is allowed for.
+    """
+    units = [max(unit(one.dtype), unit(torch.float32)) for one in exact if one is not None]
+    return UNMEASURED * max(units), share / _SHARE if share else math.inf
+
+
+def _related(path: str, site: str) -> bool:
+    """Whether one of two modules is inside the other, or they are one."""
+    return _within(path, [site]) or _within(site, [path])
+
+
+def _within(path: str, sites: Collection[str]) -> bool:
+    return any(path == site or not site or path.startswith(f"{site}.") for site in sites)
+
+
+def _returned(own: Sequence[PairDiff], exact: Exact) -> Returned | None:
+    """What the modules of B with the attentions that differ return, by the place of their partners in A.
+
+    None where one of them is the whole model, or was called another number of times than its attention ran.
+    """
+    by_place = {step.place: step for step in exact.steps}
+    returned = {}
+    for pair in own:
+        step = by_place.get((pair.site_b, pair.index_b))
+        if step is None or not pair.site_a or not pair.site_b or not step.whole:
+            return None
+        returned[pair.site_a, pair.index_a] = step.whole
+    return returned
+
+
+def _first(
+    steps: Steps, sites: Mapping[str, str], agreeing: Collection[str], blind: Blind, level: tuple[float, float]
+) -> Found | None:
+    """The first call whose input agrees and whose output does not, in the order in which calls of A end."""
+    each, most = level
+
+    def alike(one: Sequence[Kept], other: Sequence[Kept], order: int) -> bool | None:
+        allowed = min(each * math.sqrt(order + 1), most)
+        gaps = [_gap(x, y, blind) for x, y in _matched(one, other)]
+        return None if not gaps else all(gap <= allowed for gap in gaps)
+
+    gave: list[tuple[ModuleStep, bool | None, bool | None]] = []
+    for order, (one, other) in enumerate(steps):
+        main = 1 if any(_within(site, [one.place[0]]) for site in sites) else len(one.gives)
+        gave.append((one, alike(one.takes, other.takes, order), alike(one.gives[:main], other.gives, order)))
+    for (one, takes, gives), (_, other) in zip(gave, steps, strict=True):
+        if takes is not False and gives is False:
+            module = FirstModule(one.place[0], other.place[0])
+            inside = [step for step in gave if step[0].parent == one.number]
+            return _inside(module, inside, one.place[0] in agreeing)
+    return None
+
+
+def _inside(module: FirstModule, inside: Sequence[tuple[ModuleStep, bool | None, bool | None]], attends: bool) -> Found:
+    """Where in a module: behind the last call of it that agrees, before the first whose input does not."""
+    if not inside:
+        return Found(module)
+    behind = before = ""
+    for step, takes, gives in inside:
+        if takes is False:
+            before = step.place[0]
+            break
+        if gives:
+            behind = step.place[0]
+    if attends:
+        behind = ATTENTION
+    return Found(module, behind, before, leaf=False)
+
+
+def _matched(one: Sequence[Kept], other: Sequence[Kept]) -> list[tuple[Kept, Kept]]:
+    """Tensors of one kind and shape, in order; those that only one side has are left out."""
+    left = list(other)
+    pairs = []
+    for x in one:
+        kind = x.values.is_floating_point()
+        y = next((y for y in left if y.shape == x.shape and y.values.is_floating_point() == kind), None)
+        if y is not None:
+            left.remove(y)
+            pairs.append((x, y))
+    return pairs
+
+
+def _gap(x: Kept, y: Kept, blind: Blind) -> float:
+    """Root mean square of the difference, as a share of the size of A's."""
+    one, other = x.values, y.values
+    if not one.is_floating_point():
+        return 0.0 if torch.equal(one, other) else math.inf
+    one, other = one.double(), other.double()
+    rows = rows_of(x.shape, blind)
+    if rows is not None:
+        counted = rows.reshape(-1)[:: x.stride]
+        one, other = one[counted], other[counted]
+    one, other = one.clamp_min(_HIDDEN), other.clamp_min(_HIDDEN)
+    alike = (one == other) | (one.isnan() & other.isnan())
+    off = torch.where(alike, 0.0, (one - other).nan_to_num(nan=math.inf))
+    size = float(torch.where(torch.isfinite(one), one, 0.0).square().mean().sqrt()) if one.numel() else 0.0
+    gap = float(off.square().mean().sqrt()) if off.numel() else 0.0
+    return gap / size if size else gap and math.inf

@@ -1,0 +1,228 @@
+"""What the modules of a model take and give in one run, and which calls of two models belong together."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sqrtdk.tracing.watch.recorder import unseen
+
+Place = tuple[str, int]  # path of a module, and which call of it
+Returned = Mapping[Place, tuple[Tensor, ...]]
+_MOST = 2**20  # entries of one tensor that are kept
+_DEEPEST = 6
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kept:
+    """A tensor that a module took or gave.
+
+    Attributes:
+        shape: of all of it.
+        stride: every how manieth entry is kept, row by row.
+        values: those that are kept, on the CPU.
+    """
+
+    shape: torch.Size
+    stride: int
+    values: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModuleStep:
+    """One call of a module.
+
+    Attributes:
+        place: the module, and which call of it.
+        parent: serial number of the call that it ran in; -1 of the model's own.
+        number: serial number, in the order in which calls begin.
+        kind: class of the module.
+        size: parameters of the module, those of modules inside included.
+        takes: tensors of its arguments, as they were before it ran.
+        gives: tensors that it returned.
+        whole: those of a module that has an attention, all entries on its device.
+    """
+
+    place: Place
+    parent: int
+    number: int
+    kind: str
+    size: int
+    takes: tuple[Kept, ...]
+    gives: tuple[Kept, ...]
+    whole: tuple[Tensor, ...] = ()
+
+
+class Listener:
+    """Keeps what the modules of a model take and give, in the order in which their calls end.
+
+    Attributes:
+        steps: one for every call.
+    """
+
+    def __init__(self, whole: frozenset[str] = frozenset(), returned: Returned | None = None) -> None:
+        """
+        Args:
+            whole: paths of modules whose outputs are kept as they are.
+            returned: by place, tensors that a call gives in place of its own of that shape.
+        """
+        self.steps: list[ModuleStep] = []
+        self._whole, self._returned = whole, returned or {}
+        self._open: list[tuple[int, tuple[Kept, ...]]] = []
+        self._begun = 0
+        self._counts: Counter[str] = Counter()
+
+    @contextmanager
+    def on(self, model: nn.Module) -> Iterator[None]:
+        """Listen to every module for the time of the block."""
+        self.steps.clear()
+        self._open.clear()
+        self._counts.clear()
+        self._begun = 0
+        handles = []
+        try:
+            for path, module in model.named_modules():
+                if isinstance(module, torch.jit.ScriptModule):
+                    continue
+                size = sum(p.numel() for p in module.parameters())
+                handles.append(module.register_forward_pre_hook(self._begin, with_kwargs=True))
+                handles.append(module.register_forward_hook(self._ended(path, type(module).__name__, size)))
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _begin(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        with torch.no_grad(), unseen():
+            self._open.append((self._begun, tuple(map(_kept, _tensors((args, kwargs))))))
+        self._begun += 1
+
+    def _ended(self, path: str, kind: str, size: int) -> Any:
+        def end(_: nn.Module, __: Any, output: Any) -> Any:
+            number, takes = self._open.pop()
+            place = path, self._counts[path]
+            self._counts[path] += 1
+            changed = output
+            with torch.no_grad(), unseen():
+                if place in self._returned:
+                    changed = replaced(output, list(self._returned[place]))
+                tensors = tuple(_tensors(changed))
+                whole = tuple(x.detach().clone() for x in tensors) if path in self._whole else ()
+                gives = tuple(map(_kept, tensors))
+            parent = self._open[-1][0] if self._open else -1
+            self.steps.append(ModuleStep(place, parent, number, kind, size, takes, gives, whole))
+            return None if changed is output else changed
+
+        return end
+
+
+def _kept(tensor: Tensor) -> Kept:
+    stride = tensor.numel() // _MOST | 1 if tensor.numel() > _MOST else 1  # odd: rows of 2^n entries are not cut alike
+    return Kept(tensor.shape, stride, tensor.detach().reshape(-1)[::stride].clone().cpu())
+
+
+def _tensors(value: Any, depth: int = 0) -> Iterator[Tensor]:
+    """The tensors of arguments or of what is returned, in order; a cache is none: it is there before and after."""
+    if isinstance(value, Tensor):
+        if value.layout is torch.strided and not value.is_nested and not value.is_meta:
+            yield value
+    elif depth < _DEEPEST and isinstance(value, tuple | list | Mapping):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(part, depth + 1)
+
+
+def replaced(value: Any, others: list[Tensor]) -> Any:
+    """What is returned, its first floating tensor replaced by the first of the others that has its shape.
+
+    Example:
+        >>> replaced((torch.ones(2), None), [torch.zeros(3), torch.zeros(2)])
+        (tensor([0., 0.]), None)
+    """
+    if isinstance(value, Tensor):
+        fits = (x for x in others if x.shape == value.shape and x.is_floating_point() and value.is_floating_point())
+        found = next(fits, None)
+        return value if found is None else found.to(value)
+    if not isinstance(value, tuple | list):
+        return value
+    for place, part in enumerate(value):
+        other = replaced(part, others)
+        if other is not part:
+            parts = [*value[:place], other, *value[place + 1 :]]
+            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
+
+
+# -- which calls belong together ---------------------------------------------------------------------------------------
+
+
+def align_steps(
+    a: Sequence[ModuleStep], b: Sequence[ModuleStep], sites: Mapping[str, str]
+) -> list[tuple[ModuleStep, ModuleStep]]:
+    """The calls of two models that belong together, in A's order.
+
+    By path, where a wrapper around one of them is left out (PeftModel.base_model.model); by the sites of attentions
+    that are known to belong together; then by order, sizes and shapes, first of those whose paths have one number.
+
+    Args:
+        a: steps of A.
+        b: steps of B.
+        sites: from a path of A to one of B.
+    """
+    inner_a, inner_b = _inner(a, b)
+    by_place = {(_below(step.place[0], inner_b), step.place[1]): step for step in b}
+    pairs: dict[int, ModuleStep] = {}
+    taken: set[int] = set()
+    for step in a:
+        own, count = step.place
+        path = _below(sites[own], inner_b) if own in sites else _below(own, inner_a)
+        partner = by_place.get((path, count)) if path is not None else None
+        if partner is not None and partner.number not in taken and (own in sites or _fits(step, partner)):
+            pairs[step.number] = partner
+            taken.add(partner.number)
+    for numbered in (True, False):
+        left_a = [step for step in a if step.number not in pairs]
+        left_b = [step for step in b if step.number not in taken]
+        keys_a, keys_b = ([_key(step, numbered) for step in steps] for steps in (left_a, left_b))
+        for run in SequenceMatcher(None, keys_a, keys_b, autojunk=False).get_matching_blocks():
+            for offset in range(run.size):
+                pairs[left_a[run.a + offset].number] = left_b[run.b + offset]
+                taken.add(left_b[run.b + offset].number)
+    return [(step, pairs[step.number]) for step in a if step.number in pairs]
+
+
+def _inner(a: Sequence[ModuleStep], b: Sequence[ModuleStep]) -> tuple[str, str]:
+    """Prefixes of the paths of A and of B without which they have most paths in common; one of them is ""."""
+    paths = [{step.place[0] for step in steps} for steps in (a, b)]
+    best, found = len(paths[0] & paths[1]), ("", "")
+    if 2 * best >= min(map(len, paths)):
+        return found
+    for side in (0, 1):
+        for prefix in paths[side] - {""}:
+            common = len({_below(path, prefix) for path in paths[side]} & paths[1 - side])
+            if common > best:
+                best, found = common, ("", prefix) if side else (prefix, "")
+    return found
+
+
+def _below(path: str, prefix: str) -> str | None:
+    """A path as seen from a module above it; None where it is not below that one."""
+    if not prefix:
+        return path
+    return "" if path == prefix else path.removeprefix(f"{prefix}.") if path.startswith(f"{prefix}.") else None
+
+
+def _fits(one: ModuleStep, other: ModuleStep) -> bool:
+    return [kept.shape for kept in one.gives][:1] == [kept.shape for kept in other.gives][:1]
+
+
+def _key(step: ModuleStep, numbered: bool) -> tuple[Any, ...]:
+    numbers = tuple(re.findall(r"\d+", step.place[0])) if numbered else ()
+    return numbers, step.size or step.kind, tuple(step.gives[0].shape) if step.gives else ()

@@ -1,0 +1,87 @@
+"""What a forward returned: every floating tensor of it, by a dotted name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_DEEPEST = 8  # structures within structures
+_MOST = 4096  # tensors of one output
+_LISTS = (("key_cache", "value_cache"),)  # of a cache, an entry a layer, in older releases of transformers
+
+
+def tensors_of(returned: Any) -> dict[str, Tensor]:
+    """Every floating tensor of what a forward returned, by its place.
+
+    Names are keys, fields and numbers, joined by dots; a tensor that is returned alone is "0".
+
+    Example:
+        >>> ones = torch.ones(2)
+        >>> list(tensors_of({"logits": ones, "past": [(ones, ones)], "ids": torch.arange(2)}))
+        ['logits', 'past.0.0', 'past.0.1']
+        >>> list(tensors_of(ones)), list(tensors_of((ones, None, ones)))
+        (['0'], ['0', '2'])
+    """
+    found: dict[str, Tensor] = {}
+    for name, tensor in _walk(returned, "", 0, set()):
+        if len(found) >= _MOST:
+            break
+        if tensor.is_floating_point() or tensor.is_complex():
+            found.setdefault(name or "0", _plain(tensor))
+    return found
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """A copy of its own, laid out as any tensor: the next run may write into what this one returned."""
+    tensor = tensor.detach()
+    if tensor.is_nested:
+        return torch.cat([part.reshape(-1) for part in tensor.unbind()])
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    return torch.view_as_real(tensor).clone() if tensor.is_complex() else tensor.clone()
+
+
+def _walk(value: Any, name: str, depth: int, above: set[int]) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield name, value
+        return
+    if depth > _DEEPEST or id(value) in above:
+        return
+    for key, part in _parts(value):
+        yield from _walk(part, f"{name}.{key}" if name else key, depth + 1, above | {id(value)})
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """What a structure holds: a mapping, a sequence, a cache of keys and values, or fields of an object."""
+    if isinstance(value, Mapping):
+        yield from ((str(key), part) for key, part in value.items())
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        yield from zip(value._fields, value, strict=True)
+    elif isinstance(value, tuple | list):
+        yield from ((str(place), part) for place, part in enumerate(value))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from ((one.name, getattr(value, one.name)) for one in dataclasses.fields(value))
+    else:
+        yield from _of_object(value)
+
+
+def _of_object(value: Any) -> Iterator[tuple[str, Any]]:
+    fields = getattr(value, "__dict__", None)
+    if not isinstance(fields, dict) or isinstance(value, nn.Module | type) or callable(value):
+        return
+    layers = fields.get("layers")
+    if isinstance(layers, list):  # DynamicCache(): layers[0].keys, layers[0].values
+        for place, layer in enumerate(layers):
+            for key, own in (("key", "keys"), ("value", "values")):
+                yield f"{place}.{key}", getattr(layer, own, None)
+        return
+    for keys, values in _LISTS:
+        if isinstance(fields.get(keys), list):
+            for own, key in ((keys, "key"), (values, "value")):
+                yield from ((f"{place}.{key}", part) for place, part in enumerate(fields.get(own) or ()))
+            return
+    yield from ((key, part) for key, part in fields.items() if not key.startswith("_"))

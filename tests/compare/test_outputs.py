@@ -1,0 +1,351 @@
+"""`diff` on what the models return: outputs that differ though the attentions agree, and where that begins."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import T5Config, T5ForConditionalGeneration
+
+import sqrtdk
+from sqrtdk.app.rebuilt import diff_report
+from sqrtdk.compare.diff import diff
+from sqrtdk.compare.records import DiffReport, FirstModule
+from sqrtdk.compare.returned import tensors_of
+from sqrtdk.report.diff import summary_line
+from sqrtdk.report.diff_chinese import paragraphs
+from sqrtdk.report.diff_html import to_html
+from sqrtdk.report.diff_json import to_json
+
+WIDTH, VOCABULARY = 16, 23
+IDS = torch.arange(14).view(2, 7)
+
+
+class Attend(nn.Module):
+    """Causal attention of two heads; its scale and how the heads are merged are for a port to get wrong."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.scale: float | None = None
+        self.transposed = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        heads = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
+        return self.out(heads.transpose(1, 2).flatten(2) if self.transposed else heads.reshape(x.shape))
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.attend, self.norm2 = nn.LayerNorm(WIDTH), Attend(), nn.LayerNorm(WIDTH)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
+        self.kept = 1.0  # of the residual around the attention
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.kept * x + self.attend(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class Decoder(nn.Module):
+    def __init__(self, returned: Callable[[Tensor, Tensor], Any] = lambda logits, _: logits) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        self.layers = nn.ModuleList(Layer() for _ in range(2))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.returned = returned
+
+    def forward(self, ids: Tensor) -> Any:
+        x = self.embed(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.returned(self.head(self.norm(x)), x)
+
+
+class LowRank(nn.Module):
+    """An adapter around a projection, as peft puts one there."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = base
+        self.down, self.up = nn.Linear(base.in_features, 2, bias=False), nn.Linear(2, base.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base_layer(x) + self.up(self.down(x))
+
+
+def decoder(**options: Any) -> Decoder:
+    torch.manual_seed(5)
+    return Decoder(**options).eval()
+
+
+def changed(*changes: Callable[[Decoder], None], **options: Any) -> Decoder:
+    model = decoder(**options)
+    for change in changes:
+        change(model)
+    return model
+
+
+@torch.no_grad()
+def doubled_head(model: Decoder) -> None:
+    model.head.weight.mul_(2)
+
+
+def adapted(model: Decoder) -> None:
+    model.layers[1].attend.out = LowRank(model.layers[1].attend.out)  # type: ignore[union-attr,arg-type]
+
+
+def other_activation(model: Decoder) -> None:
+    model.layers[1].mlp[1] = nn.ReLU()  # type: ignore[union-attr,index,operator]
+
+
+def other_activation_first(model: Decoder) -> None:
+    model.layers[0].mlp[1] = nn.ReLU()  # type: ignore[union-attr,index,operator]
+
+
+def other_norm(model: Decoder) -> None:
+    model.norm.eps = 0.01
+
+
+def lost_residual(model: Decoder) -> None:
+    model.layers[1].kept = 0.0  # type: ignore[assignment]
+
+
+def lost_residual_first(model: Decoder) -> None:
+    model.layers[0].kept = 0.0  # type: ignore[assignment]
+
+
+def untransposed(model: Decoder) -> None:
+    model.layers[1].attend.transposed = False  # type: ignore[union-attr,assignment]
+
+
+@torch.no_grad()
+def other_embedding(model: Decoder) -> None:
+    model.embed.weight[IDS.flatten()[3]] *= 1.5
+
+
+def unscaled(model: Decoder) -> None:
+    model.layers[0].attend.scale = 1.0  # type: ignore[union-attr,assignment]
+
+
+def first(report: DiffReport) -> tuple[str, str] | None:
+    return None if report.first_module is None else (report.first_module.a, report.first_module.b)
+
+
+BEHIND = [
+    (doubled_head, "head", "outputs differ by 100%, from `head` on."),
+    (adapted, "layers.1.attend.out", ", from `layers.1.attend.out` on."),
+    (other_activation, "layers.1.mlp.1", ", from `layers.1.mlp.1` on."),
+    (other_norm, "norm", ", from `norm` on."),
+    (lost_residual, "layers.1", ": the difference enters between `layers.1.attend` and `layers.1.norm2`."),
+    (untransposed, "layers.1.attend", ": the difference enters between the attention and `layers.1.attend.out`."),
+]
+
+
+@pytest.mark.parametrize(("change", "module", "words"), BEHIND)
+def test_attentions_agree_and_outputs_do_not(change: Callable[[Decoder], None], module: str, words: str) -> None:
+    report = diff(decoder(), changed(change), IDS)
+    assert [pair.same for pair in report.pairs] == [True, True]
+    assert (report.same, report.exit_code) == (False, 1)
+    assert first(report) == (module, module)
+    (logits,) = report.outputs
+    assert logits.same is False
+    assert (logits.difference or 0) > (logits.allowed or 0)
+    assert report.paragraphs[0].startswith("The attentions agree; outputs differ")
+    assert report.paragraphs[0].endswith(words)
+    assert report.forwards == (2, 2)
+
+
+BEFORE = [
+    (other_embedding, "embed", "in `embed`"),
+    (other_activation_first, "layers.0.mlp.1", "in `layers.0.mlp.1`"),
+    (lost_residual_first, "layers.0", "between `layers.0.attend` and `layers.0.norm2`"),
+]
+
+
+@pytest.mark.parametrize(("change", "module", "place"), BEFORE)
+def test_an_input_that_differs_says_where(change: Callable[[Decoder], None], module: str, place: str) -> None:
+    report = diff(decoder(), changed(change), IDS)
+    (cause,) = [cause for pair in report.pairs for cause in pair.causes]
+    assert cause.name == "input"
+    assert f"gets another input: the difference enters {place} (off by " in cause.text
+    assert first(report) == (module, module)
+    said = paragraphs(report)[0]
+    assert "差异产生于" in said
+    assert "enters" not in said
+
+
+def test_what_follows_from_an_attention_has_no_module() -> None:
+    report = diff(decoder(), changed(unscaled), IDS)
+    assert [cause.name for pair in report.pairs for cause in pair.causes] == ["scale"]
+    assert (report.same, report.first_module) == (False, None)
+    assert report.paragraphs[1].endswith("which follows from the attentions.")
+
+
+@pytest.mark.parametrize(("change", "module"), [(doubled_head, "head"), (other_activation_first, "layers.0.mlp.1")])
+def test_a_difference_beside_that_of_an_attention(change: Callable[[Decoder], None], module: str) -> None:
+    report = diff(decoder(), changed(unscaled, change), IDS)
+    assert [cause.name for pair in report.pairs for cause in pair.causes] == ["scale"]
+    assert first(report) == (module, module)
+    assert f"which the attentions alone do not explain; from `{module}` on." in report.paragraphs[1]
+
+
+class Port(nn.Module):
+    """The same model under other names, in a tree of another shape, which returns other things."""
+
+    def __init__(self, model: Decoder) -> None:
+        super().__init__()
+        self.body = nn.ModuleDict({"tok": model.embed, "h": model.layers, "ln_f": model.norm})
+        self.unembed = model.head
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.body["tok"](tokens)
+        for layer in self.body["h"]:  # type: ignore[attr-defined]
+            x = layer(x)
+        return self.unembed(self.body["ln_f"](x)), x
+
+
+def test_a_port_of_other_names_is_aligned_by_its_tree() -> None:
+    assert diff(decoder(), Port(decoder()), IDS).same is True
+    report = diff(decoder(), Port(changed(doubled_head)), IDS)
+    assert first(report) == ("head", "unembed")
+    assert first(diff(decoder(), Port(changed(other_norm)), IDS)) == ("norm", "body.ln_f")
+
+
+def test_a_wrapper_is_left_out_of_the_paths() -> None:
+    class Wrapper(nn.Module):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, ids: Tensor) -> Any:
+            return self.model(ids)
+
+    report = diff(decoder(), Wrapper(changed(adapted)), IDS)
+    assert first(report) == ("layers.1.attend.out", "model.layers.1.attend.out")
+
+
+@torch.no_grad()
+def not_a_number(model: Decoder) -> None:
+    model.head.weight[2] = float("nan")
+
+
+def test_nan_is_never_the_same() -> None:
+    report = diff(decoder(), changed(not_a_number), IDS)
+    assert (report.same, first(report)) == (False, ("head", "head"))
+    assert "one side has a number where the other has none, from `head` on" in report.paragraphs[0]
+    both = diff(changed(not_a_number), changed(not_a_number), IDS)
+    assert (both.same, [one.same for one in both.outputs]) == (None, [None])
+    assert "NaN on both sides and were not judged: `0`" in both.paragraphs[0]
+
+
+@torch.no_grad()
+def infinite(model: Decoder) -> None:
+    model.head = nn.Linear(WIDTH, VOCABULARY)
+    model.head.weight.copy_(torch.randn(VOCABULARY, WIDTH, generator=torch.Generator().manual_seed(2)))
+    model.head.bias.zero_()[0] = -torch.inf
+
+
+def test_logits_that_are_hidden_on_both_sides_hide_nothing_else() -> None:
+    assert diff(changed(infinite), changed(infinite), IDS).same is True
+    assert first(diff(changed(infinite), changed(infinite, doubled_head), IDS)) == ("head", "head")
+
+
+@torch.no_grad()
+def one_weight(model: Decoder) -> None:
+    model.head.weight[4, 3] += 2e-4
+
+
+def test_one_entry_of_many_is_enough() -> None:
+    report = diff(decoder(), changed(one_weight), IDS)
+    assert first(report) == ("head", "head")
+
+
+@dataclasses.dataclass
+class Ends:
+    logits: Tensor
+    states: tuple[Tensor, ...]
+
+
+class Cache:
+    def __init__(self, x: Tensor) -> None:
+        self.key_cache, self.value_cache = [x, x], [x, x]
+
+
+RETURNED = [
+    (lambda y, x: {"logits": y, "hidden": [x, None], "ids": IDS}, ["logits", "hidden.0"]),
+    (lambda y, x: Ends(y, (x, x)), ["logits", "states.0", "states.1"]),
+    (lambda y, x: (y, Cache(x)), ["0", "1.0.key", "1.1.key", "1.0.value", "1.1.value"]),
+    (lambda y, x: (None, y), ["1"]),
+]
+
+
+@pytest.mark.parametrize(("returned", "names"), RETURNED)
+def test_every_tensor_of_what_is_returned_is_compared(returned: Callable[..., Any], names: list[str]) -> None:
+    assert list(tensors_of(returned(torch.ones(2), torch.ones(3)))) == names
+    same = diff(decoder(returned=returned), decoder(returned=returned), IDS)
+    assert ([one.name for one in same.outputs], same.same) == (names, True)
+    report = diff(decoder(returned=returned), changed(doubled_head, returned=returned), IDS)
+    assert [one.name for one in report.outputs if one.same is False] == names[:1]
+
+
+def test_encoder_and_decoder() -> None:
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    torch.manual_seed(0)
+    model = T5ForConditionalGeneration(T5Config(vocab_size=VOCABULARY, **sizes)).eval()
+    inputs = {"input_ids": IDS + 1, "decoder_input_ids": IDS[:, :4] + 1}
+    same = diff(model, copy.deepcopy(model), inputs, attn_a="eager", attn_b="sdpa")
+    assert (same.same, len(same.outputs)) == (True, 6)  # logits, caches, the encoder's states
+    port = copy.deepcopy(model)
+    with torch.no_grad():
+        port.encoder.final_layer_norm.weight.mul_(1.1)
+    report = diff(model, port, inputs)
+    assert first(report) == ("encoder.final_layer_norm", "encoder.final_layer_norm")
+
+
+def test_half_precision_is_compared_within_its_rounding() -> None:
+    half = [changed(*changes).bfloat16() for changes in ((), (doubled_head,))]
+    assert diff(decoder(), half[0], IDS).same is True
+    assert first(diff(half[0], half[1], IDS)) == ("head", "head")
+
+
+def test_a_trace_file_has_no_outputs_and_the_headline_says_so(tmp_path: Path) -> None:
+    sqrtdk.record(decoder(), IDS, path=tmp_path / "a.safetensors")
+    report = diff(decoder(), tmp_path / "a.safetensors", IDS)
+    assert (report.same, report.outputs, report.first_module) == (True, (), None)
+    assert report.paragraphs[0] == "The models' outputs were not compared: B is a trace file."
+    assert "Same; outputs not compared." in summary_line(report)
+    assert "未比较输出" in summary_line(report, "zh")
+
+
+def test_the_report_says_it_in_json_on_the_page_and_again() -> None:
+    report = diff(decoder(), changed(doubled_head), IDS)
+    document = json.loads(to_json(report))
+    schema = json.loads((Path(__file__).parents[2] / "docs" / "diff.schema.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(document)
+    assert document["first_module"] == {"a": "head", "b": "head"}
+    (logits,) = document["outputs"]
+    assert logits["difference"] == pytest.approx(1.0)
+    assert list(logits) == ["name", "same", "difference", "allowed"]
+    assert "outputs differ by 100%, from `head` on" in to_html(report)
+    assert paragraphs(report)[0] == "注意力一致；输出相差 100%，从 `head` 起。"
+    again = diff_report(document)
+    assert (again.first_module, again.same) == (FirstModule("head", "head"), False)
+    old = {name: value for name, value in document.items() if not name.startswith(("outputs", "first_module"))}
+    assert diff_report(old).outputs == ()
+
+
+def test_both_models_are_left_without_hooks() -> None:
+    a, b = decoder(), changed(doubled_head)
+    diff(a, b, IDS)
+    assert not any(part._forward_hooks or part._forward_pre_hooks for model in (a, b) for part in model.modules())
