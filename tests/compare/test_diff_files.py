@@ -129,7 +129,7 @@ def test_a_rotation_that_cannot_be_told_is_unknown_with_its_stage(swap: bool, tm
     files = [written(model, given, tmp_path / f"{i}.safetensors") for i, model in enumerate((a, b))]
     report = diff(*(files[::-1] if swap else files))
     assert (report.same, set(names(report))) == (False, {"unknown"})
-    assert [cause.stage for cause in report.pairs[0].causes] == ["query norm", "key norm"]
+    assert [cause.stage for cause in report.pairs[0].causes] == ["query rotation", "key rotation"]
 
 
 def test_files_of_other_inputs_are_not_judged(tmp_path: Path) -> None:

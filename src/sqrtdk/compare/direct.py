@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare.completing import ALIKE, TIGHT, Told, coarser, near
-from sqrtdk.compare.explain import UNKNOWN, Explained
+from sqrtdk.compare.explain import UNKNOWN, Explained, stage_of_vector
 from sqrtdk.compare.observed import NAMES
 from sqrtdk.compare.program import Opaque, Program
 from sqrtdk.compare.records import Cause
@@ -49,7 +49,8 @@ def compare_directly(sides: list[Told], program: Program, covered: set[str], row
         if near(one, other, dtype):
             continue
         if one_input and one.shape == other.shape:
-            parts.append(_differs(name, one, other, dtype, program))
+            stage = stage_of_vector(name, [side.program for side in sides])
+            parts.append(_differs(name, stage, one, other, dtype, program))
             continue
         step = _step(sides, name)
         reasons.append(f"{WORDS[name]} can't be compared: {step}, and the inputs are not known to be the same")
@@ -87,16 +88,17 @@ def outputs_alike(sides: list[Told], rows: Tensor | None, roundings: float = ALI
 def output_differs(sides: list[Told], rows: Tensor | None, program: Program) -> tuple[Segment, Explained]:
     """The part of the output, where it differs and its formula is not known."""
     one, other = (_kept(side.call.output, rows) for side in sides)
-    segment, explained = _differs("output", one, other, coarser(sides), program)
+    segment, explained = _differs("output", "weights", one, other, coarser(sides), program)
     return replace(segment, stages=("weights", "output")), explained
 
 
-def _differs(name: str, one: Tensor, other: Tensor, dtype: torch.dtype, program: Program) -> tuple[Segment, Explained]:
+def _differs(
+    name: str, stage: str, one: Tensor, other: Tensor, dtype: torch.dtype, program: Program
+) -> tuple[Segment, Explained]:
     unit = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps) / 2
     difference = (one.double() - other.double()).abs()
     allowed = ALIKE * unit * float(other.double().square().mean().sqrt())
     gap = Gap(float(difference.max()), float(difference.square().mean().sqrt()), allowed, within=False)
-    stage = {"query": "query norm", "key": "key norm", "value": "value", "output": "weights"}[name]
     text = f"differs at the {stage} by what is not known: {gap.largest:.2g}, rounding allows {gap.allowed:.2g}"
     cause = Cause(UNKNOWN, None, None, 0.0, text, stage)
     segment = Segment(f"{name} used", (stage,), other, lambda _: one, lambda _: allowed, None, ())

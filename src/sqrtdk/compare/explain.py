@@ -9,12 +9,12 @@ nearer is `unknown`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from sqrtdk.compare.program import Program
+from sqrtdk.compare.program import Norm, Opaque, Program, Rotation
 from sqrtdk.compare.records import Cause
-from sqrtdk.compare.segments import Gap, Segment, gap
+from sqrtdk.compare.segments import Gap, Segment, gap, way_of
 from sqrtdk.compare.suspect import STAGES, Sides, Suspicion
 
 MOST = 6  # causes of one segment
@@ -148,11 +148,28 @@ def _unknown(segment: Segment, sides: Sides, before: Gap, after: Gap) -> Cause:
     stage = segment.stages[-1]
     if segment.name == "output" and sides.b.formula is None:
         stage = "weights"  # what B makes of the product is not known
-    if len(segment.stages) > 1 and segment.name != "output":
-        stage = segment.stages[0]
+    if segment.name != "output":
+        stage = lost_stage(segment, sides)
     explained = _share(before, after)
     text = f"differs at the {stage} by what is not known: {after.largest:.2g}, rounding allows {after.allowed:.2g}"
     return Cause(UNKNOWN, None, None, max(0.0, explained), text, stage)
+
+
+def lost_stage(segment: Segment, sides: Sides) -> str:
+    """Where a difference of q, k or v that no cause explains is put."""
+    if len(segment.stages) == 1 or not segment.name.endswith(" used"):
+        return segment.stages[0]
+    return stage_of_vector(segment.name.removesuffix(" used"), (sides.a, sides.b))
+
+
+def stage_of_vector(name: str, programs: Iterable[Program]) -> str:
+    """The first stage behind the projection that one of the sides has.
+
+    A step that is not known counts as a rotation, which most have; without any it is one of the vector itself: "key".
+    """
+    steps = [step for program in programs for step in way_of(program, name).steps]
+    kinds: dict[str, type | tuple[type, ...]] = {"norm": Norm, "rotation": (Rotation, Opaque)}
+    return next((f"{name} {kind}" for kind, of in kinds.items() if any(isinstance(step, of) for step in steps)), name)
 
 
 def first_stage(names: list[str]) -> str | None:

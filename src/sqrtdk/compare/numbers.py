@@ -92,6 +92,50 @@ def total(formula: Formula) -> Value:
     return times(formula.scale, formula.after)
 
 
+def told_apart(a: float, b: float, digits: int = 4) -> tuple[str, str]:
+    """Two numbers that are not the same, in as few digits as show it.
+
+    Example:
+        >>> told_apart(10000.0, 500000.0), told_apart(10000.0, 10000.6), told_apart(0.5, 0.5)
+        (('1e+04', '5e+05'), ('10000', '10000.6'), ('0.5', '0.5'))
+    """
+    for count in range(digits, 17):
+        words = f"{a:.{count}g}", f"{b:.{count}g}"
+        if words[0] != words[1]:
+            return words
+    return f"{a:.{digits}g}", f"{b:.{digits}g}"
+
+
+def shown_apart(a: Value | None, b: Value | None) -> tuple[str | float | None, str | float | None]:
+    """Two numbers as records have them, which differ: in more digits, or at the entry that differs most.
+
+    Example:
+        >>> one, other = torch.tensor([0.1, 0.2, 0.4]), torch.tensor([0.1, 0.3, 0.4])
+        >>> shown_apart(one[None, :, None, None], other[None, :, None, None])
+        ('0.2 at head 1', '0.3 at head 1')
+        >>> shown_apart(50.0, 50.0000001), shown_apart(0.125, None)
+        ((50.0, 50.0000001), (0.125, None))
+    """
+    words = shown(a), shown(b)
+    if words[0] != words[1] or a is None or b is None:
+        return words
+    x, y = _tensor(a), _tensor(b)
+    x, y = x + torch.zeros_like(y), y + torch.zeros_like(x)
+    if not x.numel():
+        return words
+    at = int((x - y).abs().nan_to_num().flatten().argmax())
+    one, other = told_apart(float(x.flatten()[at]), float(y.flatten()[at]))
+    if x.numel() == 1 or isinstance(words[0], float):
+        return float(one), float(other)
+    sizes = (1, 1, 1, 1, *x.shape)[-4:]
+    places = torch.unravel_index(torch.tensor(at), sizes)
+    where = [f"{name} {int(place)}" for name, size, place in zip(AXES, sizes, places, strict=True) if size > 1]
+    return f"{one} at {', '.join(where)}", f"{other} at {', '.join(where)}"
+
+
+AXES = ("entry of the batch", "head", "row", "key")
+
+
 def shown(value: Value | None) -> str | float | None:
     """A number as a record has it: itself, or the range of those of a tensor and what they go by.
 
@@ -108,7 +152,7 @@ def shown(value: Value | None) -> str | float | None:
     if not value.numel():
         return "none"
     sizes = (1, 1, 1, 1, *value.shape)[-4:]
-    by = [name for name, size in zip(("entry of the batch", "head", "row", "key"), sizes, strict=True) if size > 1]
+    by = [name for name, size in zip(AXES, sizes, strict=True) if size > 1]
     return f"{float(value.min()):.4g} to {float(value.max()):.4g} by {' and '.join(by)}"
 
 

@@ -12,7 +12,7 @@ from sqrtdk.compare.addends import told_alike
 from sqrtdk.compare.completing import TIGHT, Told, completed, with_way
 from sqrtdk.compare.compute import dtype_of
 from sqrtdk.compare.direct import Direct, compare_directly, output_differs, outputs_alike, same_output
-from sqrtdk.compare.explain import UNKNOWN, Causes, Explained, explain, first_stage
+from sqrtdk.compare.explain import UNKNOWN, Causes, Explained, explain, first_stage, lost_stage
 from sqrtdk.compare.faint import faint, shows
 from sqrtdk.compare.heads import in_order
 from sqrtdk.compare.numbers import held
@@ -313,8 +313,9 @@ def _stages(segment: Segment, explained: Explained, sides: Sides, alike: bool) -
     reason = CANCELS if alike and not before.within else None
     if segment.name != "output":
         found = []
-        for stage in segment.stages:
-            differs = not before.within and (stage in differing or (not differing and stage == segment.stages[0]))
+        lost = lost_stage(segment, sides)
+        for stage in dict.fromkeys((*segment.stages, *([] if before.within or differing else [lost]))):
+            differs = not before.within and (stage in differing or (not differing and stage == lost))
             told = reason if differs else None
             # of the stages beside the one that differs: what is left where that one is put right
             size = before if differs or before.within else explained.after if explained.after.within else None

@@ -7,6 +7,7 @@ Position and frequency are known up to a common factor: the commonest step is on
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -18,7 +19,10 @@ MOST_RUNS = 256  # of rows one position apart: more are no positions
 FAR = 2**17  # largest position that is searched for
 WHOLE = 2e-3  # a position that near to a whole number is one
 FITS = 0.1  # angle in radians: nine tenths of a table must fit that well
+LEAST_IN_RUNS = 0.25  # of the rows follow the one before: else there is no commonest step, and no frequency
 CHUNK = 2**12
+CHANCE = 0.01  # far places that fit by chance alone: with more of them none is said
+ANGLES = 1e-4  # radians that angles of float32 are off by at far places
 KEPT = 16  # tables that stay taken apart: each cause asks for the same ones
 STANDS = 0.25  # of the usual step: what is less is a row that does not move
 
@@ -62,11 +66,12 @@ def take_apart(table: Tensor, frequencies: Tensor | None = None) -> Turn | None:
     table = table.to(torch.complex128)
     amplitude = table.abs()
     unit = torch.where(amplitude > 0, table / amplitude.clamp_min(torch.finfo(torch.float64).tiny), 1.0)
+    own = frequencies is None
     if frequencies is None:
         frequencies = _frequencies(unit)
     if frequencies is None or not bool(frequencies.any()):
         return None
-    positions = _positions(unit, frequencies)
+    positions = _positions(unit, frequencies, LEAST_IN_RUNS if own else 0.0)
     if positions is None:
         return None
     rest = (unit * torch.polar(torch.ones_like(amplitude), -positions[..., None] * frequencies)).angle()
@@ -118,22 +123,27 @@ def _near(steps: Tensor, common: Tensor) -> Tensor:
     return (steps - common).abs().mean(-1) < STANDS * (common - 1).abs().mean()
 
 
-def _positions(unit: Tensor, frequencies: Tensor) -> Tensor | None:
-    """(B or 1, L): the place of each run of rows one position apart."""
+def _positions(unit: Tensor, frequencies: Tensor, least: float) -> Tensor | None:
+    """(B or 1, L): the place of each run of rows one position apart; None where `least` of the rows are in no run."""
     one = torch.polar(torch.ones_like(frequencies), frequencies)
     near = _near(unit[:, 1:] * unit[:, :-1].conj(), one)
     rows = torch.zeros(unit.shape[:2], dtype=torch.float64)
     runs = [
         (batch, first, last) for batch in range(len(unit)) for first, last in _runs(near[batch].tolist(), unit.shape[1])
     ]
-    if len(runs) > MOST_RUNS:
+    together = sum(last - first for _, first, last in runs if last - first > 1)
+    if len(runs) > MOST_RUNS or together < least * rows.numel():
         return None
+    turned = []
     for batch, first, last in runs:
         within = torch.arange(last - first, dtype=torch.float64)
         back = torch.polar(
             torch.ones(last - first, len(frequencies), dtype=torch.float64), -within[:, None] * frequencies
         )
-        rows[batch, first:last] = within + _place((unit[batch, first:last] * back).mean(0), frequencies, unit.shape[1])
+        turned.append((unit[batch, first:last] * back).mean(0))
+    places = _places(torch.stack(turned), frequencies, unit.shape[1])
+    for (batch, first, last), place in zip(runs, places, strict=True):
+        rows[batch, first:last] = torch.arange(last - first, dtype=torch.float64) + place
     return rows
 
 
@@ -142,37 +152,37 @@ def _runs(near: list[bool], rows: int) -> list[tuple[int, int]]:
     return list(zip([0, *ends], [*ends, rows], strict=True))
 
 
-def _place(turned: Tensor, frequencies: Tensor, rows: int) -> float:
-    """The position whose angles are those of `turned`: the nearest to 0 where several are."""
+def _places(turned: Tensor, frequencies: Tensor, rows: int) -> list[float]:
+    """The positions whose angles are those of each of `turned` (R, P): the nearest to 0 where several are."""
     near = torch.arange(-2 * rows - 64, 4 * rows + 64, dtype=torch.float64) / 2
-    best, fit = _best(turned, frequencies, near)
-    if fit < 1 - FITS**2:
-        best = max((_best(turned, frequencies, near), _best(turned, frequencies, _far())), key=lambda found: found[1])[
-            0
-        ]
+    best, fits = _best(turned, frequencies, near)
+    lost = (fits < 1 - FITS**2).nonzero()[:, 0]
+    if len(lost):
+        far, far_fits = _best(turned[lost], frequencies, torch.arange(-CHUNK, FAR, dtype=torch.float64))
+        found = (far_fits > fits[lost]) & (_by_chance(far_fits, frequencies) < CHANCE)
+        best[lost] = torch.where(found, far, best[lost])
     for _ in range(3):
-        rest = (turned * torch.polar(torch.ones_like(frequencies), -best * frequencies)).angle()
-        best += float((frequencies * rest).sum() / (frequencies**2).sum())
-    return float(round(best)) if abs(best - round(best)) < WHOLE else best
+        rest = (turned * torch.polar(torch.ones_like(turned.real), -best[:, None] * frequencies)).angle()
+        best = best + (frequencies * rest).sum(-1) / (frequencies**2).sum()
+    return [float(round(place)) if abs(place - round(place)) < WHOLE else place for place in best.tolist()]
 
 
-def _far() -> Tensor:
-    return torch.arange(-CHUNK, FAR, dtype=torch.float64)
+def _by_chance(fits: Tensor, frequencies: Tensor) -> Tensor:
+    """How many of all far places fit any angles as well: two angles are met by some place among 100,000."""
+    apart = (2 * (1 - fits).clamp_min(0)).sqrt().clamp_min(ANGLES)
+    told = int((frequencies.abs() * FAR > math.pi).sum())
+    return FAR * (apart / math.pi) ** told
 
 
-def _best(turned: Tensor, frequencies: Tensor, places: Tensor) -> tuple[float, float]:
-    """The place that fits best, and how well: 1 is exactly."""
-    size = turned.abs().sum().clamp_min(torch.finfo(torch.float64).tiny)
-    fits = torch.cat(
-        [
-            (
-                torch.polar(torch.ones(len(some), len(frequencies), dtype=torch.float64), -some[:, None] * frequencies)
-                * turned
-            ).real.sum(-1)
-            / size
-            for some in torch.split(places, CHUNK)
-        ]
-    )
-    # of places that fit alike the nearest to 0
-    at = int((fits - places.abs() * 1e-9).argmax())
-    return float(places[at]), float(fits[at])
+def _best(turned: Tensor, frequencies: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    """The places that fit best, (R,), and how well: 1 is exactly."""
+    sizes = turned.abs().sum(-1).clamp_min(torch.finfo(torch.float64).tiny)
+    best, most = torch.zeros(len(turned), dtype=torch.float64), torch.full((len(turned),), -math.inf).double()
+    for some in torch.split(places, CHUNK):
+        back = torch.polar(torch.ones(len(some), len(frequencies), dtype=torch.float64), -some[:, None] * frequencies)
+        # of places that fit alike the nearest to 0
+        fits = (back @ turned.T).real / sizes - some.abs()[:, None] * 1e-9
+        here, at = fits.max(0)
+        best = torch.where(here > most, some[at], best)
+        most = torch.maximum(here, most)
+    return best, most + best.abs() * 1e-9

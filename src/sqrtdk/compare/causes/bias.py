@@ -15,7 +15,7 @@ from torch import Tensor
 from sqrtdk.compare.addends import common_keys
 from sqrtdk.compare.causes.bias_scaled import factor_of_bias
 from sqrtdk.compare.masks import distances
-from sqrtdk.compare.numbers import HELD, held, of_formula, same, times
+from sqrtdk.compare.numbers import HELD, held, of_formula, same, times, told_apart
 from sqrtdk.compare.program import Formula
 from sqrtdk.compare.suspect import Sides, Suspicion
 
@@ -80,7 +80,8 @@ def _text(a: Formula, b: Formula, left: Tensor, right: Tensor) -> str:
     slope_a, slope_b = slopes(a), slopes(b)
     if slope_a is not None and slope_b is not None:
         head = int((slope_a - slope_b).abs().argmax())
-        return f"has other slopes in its {name} (head {head}: {slope_b[head]:.4g} in place of {slope_a[head]:.4g})"
+        old, new = told_apart(float(slope_a[head]), float(slope_b[head]))
+        return f"has other slopes in its {name} (head {head}: {new} in place of {old})"
     return f"has another {name}{_where(a, b)}"
 
 

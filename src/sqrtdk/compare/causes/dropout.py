@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from sqrtdk.compare.numbers import of_formula
+from sqrtdk.compare.numbers import of_formula, told_apart
 from sqrtdk.compare.program import Formula
 from sqrtdk.compare.suspect import Sides, Suspicion
 
@@ -38,4 +38,5 @@ def _text(a: Formula, b: Formula) -> str:
         return f"drops weights (rate {b.dropout:g}), which A does not"
     if a.dropout == b.dropout:
         return f"drops other weights at the same rate ({b.dropout:g})"
-    return f"drops weights at another rate ({b.dropout:g} in place of {a.dropout:g})"
+    old, new = told_apart(a.dropout, b.dropout)
+    return f"drops weights at another rate ({new} in place of {old})"

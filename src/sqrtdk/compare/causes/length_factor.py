@@ -18,14 +18,13 @@ from sqrtdk.compare.causes._parts import (
     Finding,
     joined,
     like_amplitude,
-    number,
     rotation,
     slack,
     way,
     with_rotation,
 )
 from sqrtdk.compare.causes._widths import like_widths
-from sqrtdk.compare.numbers import held, one_number, same
+from sqrtdk.compare.numbers import held, one_number, same, told_apart
 from sqrtdk.compare.program import Program, Way
 from sqrtdk.compare.suspect import Sides, Suspicion
 
@@ -51,8 +50,9 @@ def _factors(sides: Sides) -> Iterator[Finding]:
         def other(old: Way, scaled: Tensor | float = wanted) -> Way:
             return replace(old, scaled=scaled)
 
-        text = f"has {number(b):g} instead of {number(a):g} as amplitude of the rotation of {{}}"
-        yield Finding(part, number(a), number(b), text, other)
+        old, new = told_apart(a, b)
+        text = f"has {new} instead of {old} as amplitude of the rotation of {{}}"
+        yield Finding(part, float(old), float(new), text, other)
 
 
 def _amplitudes(sides: Sides) -> Iterator[Finding]:
@@ -80,10 +80,10 @@ def _amplitudes(sides: Sides) -> Iterator[Finding]:
             amplitude = wanted if wanted.shape[-1] in (1, own.table.shape[-1]) else wanted[..., :1]
             return with_rotation(old, replace(own, table=own.table / size * amplitude))
 
-        sizes = number(float(mine.flatten()[: 2**23].median())), number(float(wanted.flatten()[: 2**23].median()))
-        yield Finding(
-            part, *sizes, f"has {sizes[1]:g} instead of {sizes[0]:g} as amplitude of the rotation of {{}}", other
-        )
+        middles = [float(x.flatten()[: 2**23].median()) for x in (mine, wanted)]
+        old, new = told_apart(middles[0], middles[1])
+        text = f"has {new} instead of {old} as amplitude of the rotation of {{}}"
+        yield Finding(part, float(old), float(new), text, other)
 
 
 def _of_rows(sides: Sides) -> Iterator[Suspicion]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sqrtdk.compare.addends import FAR
 from sqrtdk.compare.causes.bias_scaled import factor_of_fill
-from sqrtdk.compare.numbers import of_formula, same
+from sqrtdk.compare.numbers import of_formula, same, told_apart
 from sqrtdk.compare.program import Formula
 from sqrtdk.compare.suspect import Sides, Suspicion
 
@@ -64,4 +64,5 @@ def _text(a: Formula, b: Formula) -> str:
     if same(left, right):
         how = ("adds", "writes") if b.fill_added else ("writes", "adds")
         return f"{how[0]} {right:.4g} {'to' if b.fill_added else 'over'} the logits of hidden keys, where A {how[1]} it"
-    return f"marks hidden keys with {right:.4g} in place of {left:.4g}"
+    old, new = told_apart(left, right)
+    return f"marks hidden keys with {new} in place of {old}"

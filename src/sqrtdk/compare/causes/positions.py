@@ -16,6 +16,7 @@ from sqrtdk.compare.causes._laws import angle_slack, position_words, retold, tur
 from sqrtdk.compare.causes._parts import QK, Finding, joined, rotation, way, with_rotation
 from sqrtdk.compare.causes._turns import Turn
 from sqrtdk.compare.causes._widths import like_widths
+from sqrtdk.compare.numbers import told_apart
 from sqrtdk.compare.program import Rotation, Way
 from sqrtdk.compare.suspect import Sides, Suspicion
 
@@ -60,6 +61,8 @@ def _findings(sides: Sides) -> Iterator[Finding]:
         if words[0] == words[1]:
             entry = int((shift != 0).any(-1).nonzero()[0])
             words = _range(a, entry), _range(b, entry)
+        if words[0] == words[1]:
+            words = _farthest(a, b)
         yield Finding(part, *words, _text(a, b, words), other)
 
 
@@ -67,6 +70,16 @@ def _range(turn: Turn, entry: int) -> str:
     """Positions of one sequence, from its first row to its last."""
     positions = turn.positions[min(entry, turn.positions.shape[0] - 1)]
     return f"from {float(positions[0]):g} to {float(positions[-1]):g} in sequence {entry}"
+
+
+def _farthest(a: Turn, b: Turn) -> tuple[str, str]:
+    """The position of the row that is farthest off."""
+    zeros = torch.zeros_like(a.positions + b.positions)
+    positions = a.positions + zeros, b.positions + zeros
+    at = int((positions[0] - positions[1]).abs().flatten().argmax())
+    entry, row = divmod(at, positions[0].shape[1])
+    old, new = told_apart(float(positions[0][entry, row]), float(positions[1][entry, row]), 6)
+    return f"{old} at row {row} of sequence {entry}", f"{new} at row {row} of sequence {entry}"
 
 
 def _text(a: Turn, b: Turn, words: tuple[str, str]) -> str:

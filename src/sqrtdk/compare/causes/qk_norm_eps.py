@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from sqrtdk.compare.causes._norms import pairs
-from sqrtdk.compare.causes._parts import ALIKE, QK, Finding, joined, norms, number, with_norm
+from sqrtdk.compare.causes._parts import ALIKE, QK, Finding, joined, norms, with_norm
+from sqrtdk.compare.numbers import told_apart
 from sqrtdk.compare.program import Way
 from sqrtdk.compare.suspect import Sides, Suspicion
 
@@ -33,6 +34,7 @@ def _findings(sides: Sides) -> Iterator[Finding]:
                 own = norms(old)
                 return with_norm(old, place, replace(own[place], eps=eps)) if place < len(own) else old
 
-            words = number(a.eps), number(b.eps)
-            yield Finding(part, *words, f"adds {words[1]:g} instead of {words[0]:g} in the norm of {{}}", other)
+            old, new = told_apart(a.eps, b.eps)
+            text = f"adds {new} instead of {old} in the norm of {{}}"
+            yield Finding(part, float(old), float(new), text, other)
             break

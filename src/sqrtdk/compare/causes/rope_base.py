@@ -16,10 +16,12 @@ from sqrtdk.compare.causes._laws import angle_slack, base_words, law_of, retold,
 from sqrtdk.compare.causes._parts import QK, Finding, joined, rotation, way, with_rotation
 from sqrtdk.compare.causes._turns import Turn
 from sqrtdk.compare.causes._widths import like_widths
+from sqrtdk.compare.numbers import told_apart
 from sqrtdk.compare.program import Rotation, Way
 from sqrtdk.compare.suspect import Sides, Suspicion
 
 NAME = "rope_base"
+MORE_DIGITS = 1e-6  # relative: bases that are less apart, as of tables that were made in float32, are one
 
 
 def suspect(sides: Sides) -> Iterator[Suspicion]:
@@ -52,13 +54,28 @@ def _findings(sides: Sides) -> Iterator[Finding]:
             return with_rotation(old, replace(own, table=table))
 
         words = base_words(a), base_words(b)
+        if words[0] == words[1]:
+            words = _apart(a, b, wanted)
         told = [f"base {word:g}" if isinstance(word, float) else _told(word) for word in words]
         text = f"turns {{}} with {told[1]} instead of {told[0]}"
         yield Finding(part, *words, text, other)
 
 
 def _told(words: str) -> str:
-    return words if words.startswith("frequencies") else f"base {words}"
+    return words if words.startswith("frequenc") else f"base {words}"
+
+
+def _apart(a: Turn, b: Turn, wanted: Tensor) -> tuple[str, str]:
+    """What two frequencies of one law to four digits are: the base in more digits, or that of the pair farthest off."""
+    laws = law_of(a), law_of(b)
+    if laws[0] is not None and laws[1] is not None:
+        bases = laws[0].base, laws[1].base
+        if abs(bases[0] / bases[1] - 1) > MORE_DIGITS and len(a.frequencies) == len(b.frequencies):
+            old, new = told_apart(*bases, 6)
+            return f"{old}", f"{new}"
+    pair = int((wanted.abs() - a.frequencies.abs()).abs().argmax())
+    old, new = told_apart(float(a.frequencies[pair].abs()), float(wanted[pair].abs()))
+    return f"frequency {old} of pair {pair}", f"frequency {new} of pair {pair}"
 
 
 def wanted_frequencies(a: Turn, b: Turn) -> Tensor | None:

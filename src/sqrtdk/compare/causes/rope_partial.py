@@ -31,11 +31,14 @@ def suspect(sides: Sides) -> Iterator[Suspicion]:
 def _findings(sides: Sides) -> Iterator[Finding]:
     for part in QK:
         a, b = rotation(way(sides.a, part)), rotation(way(sides.b, part))
-        if a is None or b is None or (a.width, a.first) == (b.width, b.first):
+        if a is None or b is None:
             continue
         turns = turn_of(sides.a, part), turn_of(sides.b, part)
         span = max([1.0, *(turn.span for turn in turns if turn is not None)])
         target, other, tolerance = b, turns[1], 2 * angle_slack(sides, span)
+        moving = _moving(a, turns[0], tolerance), _moving(b, turns[1], tolerance)
+        if (a.width, a.first, moving[0]) == (b.width, b.first, moving[1]):
+            continue
 
         def partial(old: Way, target: Rotation = target, other: Turn | None = other, near: float = tolerance) -> Way:
             own = rotation(old)
@@ -44,22 +47,37 @@ def _findings(sides: Sides) -> Iterator[Finding]:
             table = _table(own, target, other, near)
             return with_rotation(old, replace(own, table=table, first=target.first))
 
-        words = _channels(a, sides.head_dim), _channels(b, sides.head_dim)
+        words = _channels(a, sides.head_dim, moving[0]), _channels(b, sides.head_dim, moving[1])
         yield Finding(part, *words, f"turns {words[1]} of {{}} instead of {words[0]}", partial)
 
 
-def _channels(turned: Rotation, head_dim: int) -> str:
-    if turned.width == head_dim:
-        return f"all {head_dim} channels"
-    last = turned.first + turned.width - 1
-    return f"channels {turned.first} to {last} of {head_dim}"
+def _moving(turned: Rotation, turn: Turn | None, tolerance: float) -> int:
+    """How many of its pairs, the first ones, turn; all where that is not known.
+
+    Half a head that turns by the table of the whole has pairs that stand still: cat(angles[:n], zeros).
+    """
+    pairs = turned.width // 2
+    if turn is None:
+        return pairs
+    still = turn.frequencies.abs() * turn.span <= tolerance
+    first = int((~still).sum())
+    law = law_of(turn)
+    shows = law is not None and float(law.frequencies(pairs)[first:].sum()) * turn.span > 2 * tolerance
+    return first if shows and not bool(still[:first].any()) else pairs
+
+
+def _channels(turned: Rotation, head_dim: int, moving: int) -> str:
+    where = f"all {head_dim} channels"
+    if turned.width != head_dim:
+        where = f"channels {turned.first} to {turned.first + turned.width - 1} of {head_dim}"
+    return where if moving == turned.width // 2 else f"the first {moving} of {turned.width // 2} pairs of {where}"
 
 
 def _table(own: Rotation, target: Rotation, other: Turn | None, tolerance: float) -> Tensor:
     """A table for as many channels as `target` turns, of `own`'s positions, amplitude and law."""
-    if own.width == target.width:
-        return own.table
     turn, pairs = take_apart(own.table), target.width // 2
+    if own.width == target.width and (turn is None or other is None or _like(turn, other, tolerance)):
+        return own.table
     if turn is None or other is None:
         return target.table
     table = Turn(turn.positions, _frequencies(turn, other, pairs), _amplitude(turn, pairs)).table()
@@ -74,7 +92,14 @@ def _frequencies(turn: Turn, other: Turn, pairs: int) -> Tensor:
     laws = [law.frequencies(pairs) * signs]
     whole = law.factor * law.base ** (-torch.arange(pairs, dtype=torch.float64) / have) * signs
     laws.append(whole)
+    laws += [torch.where(other.frequencies == 0, 0.0, one) for one in laws]
     return min(laws, key=lambda frequencies: float((frequencies.abs() - other.frequencies.abs()).abs().max()))
+
+
+def _like(turn: Turn, other: Turn, tolerance: float) -> bool:
+    """Whether the same pairs turn."""
+    still = [one.frequencies.abs() * one.span <= tolerance for one in (turn, other)]
+    return bool((still[0] == still[1]).all())
 
 
 def _amplitude(turn: Turn, pairs: int) -> Tensor:

@@ -16,7 +16,19 @@ from torch import Tensor
 from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.audit.tolerance import close, inverse_root
 from sqrtdk.compare.causes._lengths import by_length
-from sqrtdk.compare.numbers import HELD, Value, held, of_formula, one_number, over, ratio, same, shown, total
+from sqrtdk.compare.numbers import (
+    HELD,
+    Value,
+    held,
+    of_formula,
+    one_number,
+    over,
+    ratio,
+    same,
+    shown_apart,
+    told_apart,
+    total,
+)
 from sqrtdk.compare.program import Formula
 from sqrtdk.compare.suspect import Sides, Suspicion
 from sqrtdk.tracing.records import AttentionCall, Scale
@@ -46,8 +58,7 @@ def suspect(sides: Sides) -> Iterator[Suspicion]:
     yield Suspicion(
         NAME,
         "scale",
-        shown(total(a)),
-        shown(total(b)),
+        *shown_apart(total(a), total(b)),
         of_formula(lambda formula: rescaled(formula, b)),
         describe(sides, total(a), total(b)),
     )
@@ -67,7 +78,8 @@ def describe(sides: Sides, a: Value, b: Value) -> str:
     one_a, one_b = one_number(a), one_number(b)
     if one_a is None or one_b is None:
         return _of_many(a, b)
-    numbers = f"({one_b:.4g} in place of {one_a:.4g})"
+    old, new = told_apart(one_a, one_b)
+    numbers = f"({new} in place of {old})"
     of_b, of_a = _mistake(sides, one_a, one_b), _mistake(sides, one_b, one_a)
     if of_b is not None and not sides.declared_b:
         return f"{SAID[of_b][0]} {numbers}"
@@ -111,7 +123,8 @@ def _call(sides: Sides) -> AttentionCall:
 
 def _of_many(a: Value, b: Value) -> str:
     """Of factors that are not one number."""
-    numbers = f"({shown(b)} in place of {shown(a)})"
+    old, new = shown_apart(a, b)
+    numbers = f"({new} in place of {old})"
     if ratio(a, b) is not None:
         return f"multiplies every factor of the scale by {ratio(a, b):.4g} {numbers}"
     what, added = over(b, a), True

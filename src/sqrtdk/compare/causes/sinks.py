@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from sqrtdk.compare.numbers import held, of_formula, same, shown
+from sqrtdk.compare.numbers import held, of_formula, same, shown_apart
 from sqrtdk.compare.program import Formula
 from sqrtdk.compare.suspect import Sides, Suspicion
 
@@ -22,7 +22,7 @@ def suspect(sides: Sides) -> Iterator[Suspicion]:
     a, b = sides.a.formula, sides.b.formula
     if a is None or b is None or same(_weighty(a), _weighty(b), held(sides.a.dtype, sides.b.dtype)):
         return
-    said_a, said_b = _said(a), _said(b)
+    said_a, said_b = _said(a, b)
     yield Suspicion(
         NAME, "sinks", said_a, said_b, of_formula(lambda formula: replace(formula, sinks=b.sinks)), _text(a, b)
     )
@@ -34,14 +34,15 @@ def _weighty(formula: Formula) -> torch.Tensor | None:
     return None if sinks is None or bool((sinks == float("-inf")).all()) else sinks
 
 
-def _said(formula: Formula) -> str | float | None:
-    sinks = _weighty(formula)
-    return shown(None if sinks is None else sinks.reshape(1, -1, 1, 1))
+def _said(a: Formula, b: Formula) -> tuple[str | float | None, str | float | None]:
+    sinks = (_weighty(formula) for formula in (a, b))
+    return shown_apart(*(None if one is None else one.reshape(1, -1, 1, 1) for one in sinks))
 
 
 def _text(a: Formula, b: Formula) -> str:
-    if _weighty(b) is None:
-        return f"leaves out the sinks ({_said(a)})"
-    if _weighty(a) is None:
-        return f"has sinks ({_said(b)}), which A has not"
-    return f"has other sinks ({_said(b)} in place of {_said(a)})"
+    old, new = _said(a, b)
+    if new is None:
+        return f"leaves out the sinks ({old})"
+    if old is None:
+        return f"has sinks ({new}), which A has not"
+    return f"has other sinks ({new} in place of {old})"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from sqrtdk.compare.causes.softcap_order import placed
-from sqrtdk.compare.numbers import of_formula, same
+from sqrtdk.compare.numbers import of_formula, same, told_apart
 from sqrtdk.compare.program import Formula
 from sqrtdk.compare.suspect import Sides, Suspicion
 
@@ -35,5 +35,6 @@ def suspect(sides: Sides) -> Iterator[Suspicion]:
     elif a.softcap is None:
         text = f"has a softcap ({b.softcap:g}), which A has not"
     else:
-        text = f"has a softcap of {b.softcap:g} in place of {a.softcap:g}"
+        old, new = told_apart(a.softcap, b.softcap, 6)
+        text = f"has a softcap of {new} in place of {old}"
     yield Suspicion(NAME, "softcap", a.softcap, b.softcap, of_formula(change), text)

@@ -29,6 +29,7 @@ from sqrtdk.compare.causes._parts import (
     with_norm,
 )
 from sqrtdk.compare.causes._rows import flat, moved, same
+from sqrtdk.compare.numbers import told_apart
 from sqrtdk.compare.program import Affine, Norm, Way
 from sqrtdk.compare.suspect import Sides, Suspicion
 
@@ -73,7 +74,7 @@ def _distance(a: Affine, b: Affine) -> str:
     mine, wanted = flat(a), flat(b)
     factor = float((mine * wanted).sum() / (mine * mine).sum().clamp_min(1e-300))
     if bool(same(mine * factor, wanted).all()):
-        return f"{number(factor):g} times A's"
+        return f"{told_apart(1.0, factor)[1]} times A's"
     differ = int((~same(mine, wanted)).sum())
     relative = float((mine - wanted).norm() / mine.norm().clamp_min(1e-300))
     return f"{differ} of {len(mine)} rows differ, by {number(relative):g} of its size in all"

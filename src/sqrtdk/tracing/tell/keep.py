@@ -186,7 +186,9 @@ def _term(step: Step, reading: Reading, sight: Sight, used: Used) -> Term | None
     if isinstance(step, Squares):
         return Term("unknown", None, "a squared length")
     if isinstance(step, Bias):
-        return Term("bias", None if step.addend is None else _small(at_logits(reading, step.addend)), step.name)
+        return Term(
+            "bias", None if step.addend is None else _small(_numbers(at_logits(reading, step.addend))), step.name
+        )
     if isinstance(step, Hide):
         if step.name is None:
             return None
@@ -211,6 +213,11 @@ def _factor(factor: Factor, reading: Reading) -> Tensor | float | None:
         scale = reading.operands.scale
         return scale.detach().clone() if isinstance(scale, Tensor) else scale
     return factor.value
+
+
+def _numbers(addend: Tensor) -> Tensor:
+    """What is added to logits as they take it: `q @ k.mT + mask` of a bool mask adds 0 and 1."""
+    return addend if addend.is_floating_point() else addend.to(torch.float32)
 
 
 def _small(tensor: Tensor) -> Tensor:
