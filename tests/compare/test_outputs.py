@@ -349,3 +349,51 @@ def test_both_models_are_left_without_hooks() -> None:
     a, b = decoder(), changed(doubled_head)
     diff(a, b, IDS)
     assert not any(part._forward_hooks or part._forward_pre_hooks for model in (a, b) for part in model.modules())
+
+
+class Sinking(nn.Module):
+    """Attention with a sink, in the softmax or as `sigmoid(lse - sink)` on what leaves it: the same numbers."""
+
+    def __init__(self, way: str, out: float = 1.0) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.qkv, self.out, self.way = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH, bias=False), way
+        self.sink = nn.Parameter(torch.tensor([0.5, -1.0]))
+        with torch.no_grad():
+            self.out.weight.mul_(out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        logits, sink = q @ k.mT * 8**-0.5, self.sink[:, None, None]
+        if self.way == "softmax":
+            column = sink.expand(len(q), 2, q.shape[2], 1)
+            heads = torch.cat([logits, column], -1).softmax(-1)[..., :-1] @ v
+        else:
+            heads = logits.softmax(-1) @ v
+            lse = logits.logsumexp(-1, keepdim=True)
+            if self.way == "sigmoid":
+                heads = heads * torch.sigmoid(lse - sink)
+            if self.way == "exponent":
+                heads = heads * torch.exp(lse - torch.logaddexp(lse, sink))
+        return self.out(heads.transpose(1, 2).flatten(2))
+
+
+STATES = torch.randn(2, 9, WIDTH, generator=torch.Generator().manual_seed(6))
+
+
+@pytest.mark.parametrize("way", ["sigmoid", "exponent"])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_what_cancels_before_it_leaves_the_module_is_no_difference(way: str, swapped: bool) -> None:
+    sides = [Sinking("softmax"), Sinking(way)]
+    report = diff(*(sides[::-1] if swapped else sides), STATES)
+    (pair,) = report.pairs
+    assert (report.same, pair.same, pair.causes, pair.cancelling) == (True, True, (), ("sinks",))
+    assert "The stage sinks differs at (root) and makes no difference" in report.paragraphs[1]
+
+
+def test_a_sink_that_is_lost_and_an_output_that_says_nothing() -> None:
+    report = diff(Sinking("softmax"), Sinking("none"), STATES)
+    assert [cause.name for cause in report.pairs[0].causes] == ["sinks"]
+    silent = diff(Sinking("softmax", 0.0), Sinking("none", 0.0), STATES)
+    assert [cause.name for cause in silent.pairs[0].causes] == ["sinks"]
+    assert silent.same is False

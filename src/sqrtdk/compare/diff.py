@@ -16,13 +16,13 @@ from sqrtdk.audit.own_module import as_inputs
 from sqrtdk.compare.align import Alignment, align, name_of
 from sqrtdk.compare.causes import CAUSES
 from sqrtdk.compare.cutting import cut_alike
-from sqrtdk.compare.entering import UNMEASURED, Entering, blind_rows, compare_inputs, exact_of
+from sqrtdk.compare.entering import UNMEASURED, Blind, Entering, blind_rows, compare_inputs, exact_of
 from sqrtdk.compare.explain import UNKNOWN, first_stage
-from sqrtdk.compare.first_module import follow
+from sqrtdk.compare.first_module import follow, leaves_alike
 from sqrtdk.compare.opening import open_sides
 from sqrtdk.compare.output_words import Ends, of_outputs
 from sqrtdk.compare.outputs import compare_outputs, is_apart, pair_outputs
-from sqrtdk.compare.pair import Judged, first_difference, judge
+from sqrtdk.compare.pair import Judged, cancelled_within, first_difference, judge
 from sqrtdk.compare.picture import picture_of, scatter_of
 from sqrtdk.compare.records import FAIL_ON, Cause, DiffReport, PairDiff, StageDiff, Unpaired
 from sqrtdk.compare.refuse import first_nan, refuse_nan, refuse_strangers, refuse_unlike
@@ -232,6 +232,7 @@ def _compared(a: Side, b: Side, alignment: Alignment) -> tuple[tuple[PairDiff, .
     returned, missing = pair_outputs(a, b, blind)
     far = is_apart(returned, a, b, UNMEASURED * math.sqrt(len(calls) + 1))
     entering = compare_inputs(a, b, calls, judged, listen=far)
+    judged = _as_they_leave(a, b, calls, judged, entering, blind)
     pairs: list[PairDiff] = []
     origin: str | None = None
     for (one, other), own, comes in zip(calls, judged, entering, strict=True):
@@ -248,6 +249,28 @@ def _compared(a: Side, b: Side, alignment: Alignment) -> tuple[tuple[PairDiff, .
     if way.found is not None and not way.beside:
         pairs = [_placed(pair, way.found.inside) if _entered(pair) else pair for pair in pairs]
     return tuple(pairs), Ends.of(outputs, missing, way)
+
+
+def _as_they_leave(
+    a: Side,
+    b: Side,
+    calls: Sequence[tuple[CallTensors, CallTensors]],
+    judged: Sequence[Judged],
+    entering: Sequence[Entering],
+    blind: Blind,
+) -> list[Judged]:
+    """What is judged, where a pair differs whose modules give the same: what they do otherwise cancels."""
+    doubtful = [
+        place
+        for place, (own, comes) in enumerate(zip(judged, entering, strict=True))
+        if own.same is False and comes.same is not False
+    ]
+    if not doubtful or a.outputs is None or b.outputs is None or a.again is None or b.again is None:
+        return list(judged)
+    places = [((one.site, one.index), (other.site, other.index)) for one, other in (calls[i] for i in doubtful)]
+    alike = leaves_alike(a, b, places, blind)
+    cancelled = {place for place, same in zip(doubtful, alike, strict=True) if same}
+    return [cancelled_within(own) if place in cancelled else own for place, own in enumerate(judged)]
 
 
 def _entered(pair: PairDiff) -> bool:

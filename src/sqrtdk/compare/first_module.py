@@ -14,7 +14,7 @@ import torch
 
 from sqrtdk._sites import ROOT
 from sqrtdk.compare.entering import UNMEASURED, Blind, exact_of, rows_of
-from sqrtdk.compare.modules import Kept, ModuleStep, Returned, align_steps
+from sqrtdk.compare.modules import Kept, ModuleStep, Place, Returned, align_steps
 from sqrtdk.compare.precision import unit
 from sqrtdk.compare.records import FirstModule, PairDiff
 from sqrtdk.compare.sides import Exact, Side
@@ -112,6 +112,45 @@ def follow(a: Side, b: Side, pairs: Sequence[PairDiff], blind: Blind, share: flo
     steps = [pair for pair in steps if not _within(pair[0].place[0], [one.site_a for one in own])]
     found = _first(steps, sites, agreeing, blind, level)
     return Traced(follows=True) if found is None else Traced(found, beside=True)
+
+
+def leaves_alike(a: Side, b: Side, pairs: Sequence[tuple[Place, Place]], blind: Blind) -> list[bool]:
+    """Whether modules get the same and give the same, whatever their attentions do on the way.
+
+    `(weights @ v) * sigmoid(lse - sink)` is attention with a sink: other weights, and the same output. A module that
+    gives nothing but zeros, or fewer rows than it gets, as one that returns the last token, tells nothing.
+
+    Args:
+        a: A.
+        b: B.
+        pairs: places of modules of A and of B.
+        blind: rows that see no key on one side.
+    """
+    exact = [exact_of(side, listen=True) for side in (a, b)]
+    if exact[0] is None or exact[1] is None:
+        return [False] * len(pairs)
+    steps = [{step.place: step for step in one.steps} for one in exact if one is not None]
+    allowed = _level(exact, 0.0)[0]
+    alike = []
+    for place_a, place_b in pairs:
+        one, other = steps[0].get(place_a), steps[1].get(place_b)
+        if one is None or other is None or not one.gives or not _rows(one.gives[0]) >= _rows_taken(one):
+            alike.append(False)
+            continue
+        takes, gives = _matched(one.takes, other.takes), _matched(one.gives[:1], other.gives)
+        same = [bool(pairs) and all(_gap(x, y, blind) <= allowed for x, y in pairs) for pairs in (takes, gives)]
+        alike.append(all(same) and bool(one.gives[0].values.any()))
+    return alike
+
+
+def _rows(kept: Kept) -> int:
+    return math.prod(kept.shape[:-1])
+
+
+def _rows_taken(step: ModuleStep) -> int:
+    """Rows of its main argument; of ids, one each."""
+    main = step.takes[0] if step.takes else None
+    return 0 if main is None else _rows(main) if main.values.is_floating_point() else math.prod(main.shape)
 
 
 def _level(exact: Sequence[Exact | None], share: float) -> tuple[float, float]:

@@ -327,6 +327,19 @@ def _stages(segment: Segment, explained: Explained, sides: Sides, alike: bool) -
     return [*stages, StageDiff("output", before.within, before.largest, before.allowed, reason=reason)]
 
 
+def cancelled_within(judged: Judged) -> Judged:
+    """A pair that differs on the way and gives the same: its stages make no difference."""
+    caused = {cause.stage for _, explained in judged.parts for cause in explained.causes}
+    stages = tuple(
+        replace(stage, same=False, reason=CANCELS) if stage.same is False or stage.stage in caused else stage
+        for stage in judged.stages
+        if stage.stage != "output"
+    )
+    parts = tuple((segment, replace(explained, causes=())) for segment, explained in judged.parts)
+    after = judged.after if judged.after is not None and judged.after.within else None
+    return replace(judged, same=True, parts=parts, stages=stages, before=after, after=after)
+
+
 def first_difference(judged: Judged) -> str | None:
     """The first stage that differs; none where what differs there cancels."""
     known = first_stage([stage.stage for stage in judged.stages if stage.same is False and not stage.cancels])
