@@ -174,7 +174,7 @@ def number(name: str, value: Any, *, above: float = -math.inf) -> float:
 def check_flags(**flags: Any) -> None:
     """Refuse what is neither True nor False, as torch does: of "no" Python makes true."""
     for name, value in flags.items():
-        if not isinstance(value, bool | torch.SymBool):
+        if type(value) is not bool and not isinstance(value, torch.SymBool):
             raise InvalidTypeError(f"{name} is True or False; got {value!r}", hint="Pass a bool.")
 
 
