@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from sqrtdk._sites import ROOT
 from sqrtdk.compare.align import Alignment, name_of
 from sqrtdk.compare.pair import Judged
 from sqrtdk.compare.sides import Side
@@ -23,7 +24,7 @@ def refuse_nan(a: Side, b: Side) -> None:
     label, other = ("A", "B") if first[0] is not None else ("B", "A")
     call, name, count = first[0] or first[1]  # type: ignore[misc]
     raise InvalidValueError(
-        f"{label} has NaN, first in the {name} at {name_of(call)} ({count} numbers), and {other} has none",
+        f"{label} has NaN, first in the {name} at {name_of(call) or ROOT} ({count} numbers), and {other} has none",
         hint=f"Find out what makes NaN in {label} first: `sqrtdk check` names the site and the tensor.",
     )
 
