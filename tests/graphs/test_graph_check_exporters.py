@@ -175,3 +175,37 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="comes after what is not read: Hardmax") as caught:
         sqrtdk.check(str(write(built, tmp_path / "m.onnx")))
     assert caught.value.hint == "Not read: Hardmax. Export it without, or check the model itself."
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize(("attributes", "mistake"), [({}, None), ({"scale": 1.0}, "missing")])
+def test_a_graph_as_onnxruntime_fuses_it(
+    masked: bool, attributes: dict[str, Any], mistake: str | None, tmp_path: Path
+) -> None:
+    """Embeddings, attention and norms as one operator each; how many tokens a row has is an output of the first."""
+    rng = np.random.default_rng(0)
+
+    def table(*shape: int) -> Any:
+        return rng.standard_normal(shape).astype(np.float32)
+
+    constants = {"word": table(30, D), "place": table(L, D), "kind": table(2, D), "g": table(D), "b": table(D)}
+    constants |= {"w": table(D, 3 * D) / 10, "wb": table(3 * D), "g1": table(D), "b1": table(D)}
+    names = ["ids", "kinds", "word", "place", "kind", "g", "b", *(["attention_mask"] if masked else [])]
+    embed = make("EmbedLayerNormalization", names, ["x", "lengths"], "/emb/E", domain=MICROSOFT, epsilon=1e-12)
+    attend = make(
+        "Attention", ["x", "w", "wb", *(["lengths"] if masked else [])], ["a"], "/layer.0/attn/Attention",
+        domain=MICROSOFT, num_heads=H, **attributes,
+    )  # fmt: skip
+    skip = make("SkipLayerNormalization", ["a", "x", "g1", "b1"], ["y"], "/layer.0/norm/S", domain=MICROSOFT)
+    given = [(name, TensorProto.INT32, ["b", L]) for name in ("ids", "kinds", *(["attention_mask"] if masked else []))]
+    path = write(model_of([embed, attend, skip], given, constants), tmp_path / "m.onnx")
+    report = sqrtdk.check(str(path))
+    (judged,) = report.calls
+    assert (judged.mistake, judged.call.site, judged.call.heads, judged.call.head_dim) == (
+        mistake,
+        "layer.0.attn",
+        H,
+        E,
+    )
+    assert judged.call.op == f"{MICROSOFT}.Attention"
+    assert [finding.rule for finding in report.findings if finding.rule != "scale_ledger"] == []
