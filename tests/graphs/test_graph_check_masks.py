@@ -144,3 +144,21 @@ def test_the_causal_attribute_of_an_operator(
     if severity:
         assert masks[0].value == keys - rows
         assert f"{keys - rows} of {keys} keys are seen by no row" in masks[0].message
+
+
+@pytest.mark.parametrize("kind", [".pt2", ".onnx"])
+@pytest.mark.parametrize("several", [False, True])
+def test_weights_that_are_not_finite(several: bool, kind: str, tmp_path: Path) -> None:
+    """Of a graph as of a module: critical, with the first of them."""
+    model = Cached().eval()
+    with torch.no_grad():
+        model.k.weight[1, 2] = float("nan")
+        model.v.weight[0, 0] = float("inf") if several else 0.0
+    inputs = (X, PAST, PAST)
+    found = []
+    for source in (str(exported(model, inputs, tmp_path / f"m{kind}")), model):
+        report = sqrtdk.check(source, None if isinstance(source, str) else inputs)
+        findings = [finding for finding in report.findings if finding.rule == "nonfinite"]
+        found.append([(f.severity, f.message, f.site) for f in findings if "parameter" in f.message])
+        assert report.exit_code == 1
+    assert found[0] == found[1] != []

@@ -22,7 +22,7 @@ from sqrtdk.graphs.onnx_attention import ATTENTIONS, ROTATIONS
 from sqrtdk.graphs.onnx_ops import OPERATIONS
 from sqrtdk.graphs.onnx_step import Step, dtype_of
 from sqrtdk.graphs.onnx_weights import find_weights, value_of
-from sqrtdk.graphs.places import GraphRoot, class_of, place_in_code, place_modules, place_tensor, weight
+from sqrtdk.graphs.places import GraphRoot, class_of, is_finite, place_in_code, place_modules, place_tensor, weight
 from sqrtdk.graphs.quantised import without_quantisation
 from sqrtdk.graphs.records import Missing, Walked
 from sqrtdk.graphs.symbols import MASK, refuse_many, shown_sizes, size_of
@@ -31,6 +31,7 @@ from sqrtdk.tracing.watch.constants import LARGEST
 
 MOST_FOLDED = 2**12  # elements of a constant that is computed with in the first walk
 MOST_LEARNED = 2**12  # elements of a weight whose values are looked at: gains, temperatures
+MOST_LOOKED_AT = 2**28  # elements of a weight that is looked at for NaN
 MOST_ELEMENTS = 2**40  # of a tensor without values
 _OPERATIONS = OPERATIONS | ATTENTIONS | ROTATIONS
 
@@ -65,7 +66,7 @@ def walk_onnx(path: str | os.PathLike[str], config: Any = None, *, larger: bool 
             f"{len(walk.folded)} queries are constants that the exporter worked out: their projections are not in it",
         )
     loaded = LoadedModel(root, tuple(walk.inputs.values()), str(path), "onnx", config, notes=notes, masks=values)
-    return Walked(loaded, tuple(walk.missing), walk.sizes, walk.operators(), tuple(sorted(walk.unread)))
+    return Walked(loaded, tuple(walk.missing), walk.sizes, walk.operators(), tuple(sorted(walk.unread)), walk.sick)
 
 
 def _refuse_opset(graph: Graph) -> None:
@@ -231,6 +232,15 @@ class _Walk:
             mask = self._constants[name] = torch.empty(shape, dtype=self._mask_dtype(name), device="meta")
             values.given[place_tensor(self._modules, name, mask)] = torch.ones(shape, dtype=mask.dtype)
         return values
+
+    @property
+    def sick(self) -> tuple[str, ...]:
+        """Names of weights that hold NaN or infinity, among those that are read and lie in memory once more."""
+        used = {name for node in self._readable for name in node.inputs} & self.learned & {*self.graph.initializers}
+        sizes = {name: math.prod(self.graph.initializers[name].dims) for name in used}
+        small = [name for name in used if sizes[name] <= MOST_LOOKED_AT]
+        sick = [name for name in small if not is_finite(value_of(self.graph, name))]
+        return tuple(sorted(self._names.get(name, name) for name in sick))
 
     def operators(self) -> dict[str, tuple[str, ...]]:
         """By site the operators that attend there, in order: "Softmax", or one that is an attention by itself."""

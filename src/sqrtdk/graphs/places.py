@@ -117,6 +117,14 @@ def weight(shape: tuple[int, ...], dtype: torch.dtype) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), requires_grad=False)
 
 
+def is_finite(tensor: Tensor) -> bool:
+    """Whether all numbers of a weight are finite; one whose dtype has no such numbers is."""
+    if not tensor.is_floating_point() or tensor.is_meta or tensor.layout is not torch.strided:
+        return True
+    values = tensor.detach()
+    return bool(torch.isfinite(values.float() if values.dtype.itemsize == 1 else values).all())
+
+
 def _here(run: Callable[..., Any], *args: Any) -> Any:
     return run(*args)
 

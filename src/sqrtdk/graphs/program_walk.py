@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
 from sqrtdk.graphs.guards import meet, read_guards
-from sqrtdk.graphs.places import GraphRoot, class_of, place_in_code, place_modules, place_tensor, weight
+from sqrtdk.graphs.places import GraphRoot, class_of, is_finite, place_in_code, place_modules, place_tensor, weight
 from sqrtdk.graphs.program import guards_of, load_program
 from sqrtdk.graphs.records import Walked
 from sqrtdk.graphs.symbols import MASK, number_for, refuse_many, shown_sizes
@@ -53,8 +53,10 @@ def walk_program(
     holders = {name.rpartition(".")[0]: "" for name in tensors if name.rpartition(".")[0]}
     modules = place_modules(root, holders | classes)
     values: dict[str, Tensor] = {}
+    sick = []
     for name, tensor in tensors.items():
         learned = isinstance(tensor, nn.Parameter)
+        sick += [name] if learned and not is_finite(tensor) else []
         twin = weight(tuple(tensor.shape), tensor.dtype) if learned else torch.empty_like(tensor, device="meta")
         placed = place_tensor(modules, name, twin)
         walker.tensors[name] = twin
@@ -68,7 +70,7 @@ def walk_program(
             notes += (f"the input {name} is taken as ones: no padding",)
     walker.modules = modules
     loaded = LoadedModel(root, tuple(inputs.values()), str(path), "exported", config, notes=notes, masks=values)
-    return Walked(loaded, sizes=sizes)
+    return Walked(loaded, sizes=sizes, sick=tuple(sick))
 
 
 def _is_mask(name: str, tensor: Any) -> bool:

@@ -59,6 +59,7 @@ class Walked:
         sizes: numbers that stand for the sizes which the graph leaves free.
         operators: of ONNX by site, in order: "Softmax", or one that is an attention by itself.
         unread: operators, and attributes of operators, that are not read.
+        sick: names of weights that hold NaN or infinity.
     """
 
     loaded: LoadedModel
@@ -66,3 +67,4 @@ class Walked:
     sizes: Mapping[str, int] = field(default_factory=dict)
     operators: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
+    sick: tuple[str, ...] = ()
