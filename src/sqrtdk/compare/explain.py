@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from sqrtdk.compare.observed import NAMES
 from sqrtdk.compare.program import Norm, Opaque, Program, Rotation
 from sqrtdk.compare.records import Cause
 from sqrtdk.compare.segments import Gap, Segment, gap, way_of
@@ -157,9 +158,10 @@ def _unknown(segment: Segment, sides: Sides, before: Gap, after: Gap) -> Cause:
 
 def lost_stage(segment: Segment, sides: Sides) -> str:
     """Where a difference of q, k or v that no cause explains is put."""
-    if len(segment.stages) == 1 or not segment.name.endswith(" used"):
+    name = segment.name.removesuffix(" used")
+    if len(segment.stages) == 1 or name not in NAMES:
         return segment.stages[0]
-    return stage_of_vector(segment.name.removesuffix(" used"), (sides.a, sides.b))
+    return stage_of_vector(name, (sides.a, sides.b))
 
 
 def stage_of_vector(name: str, programs: Iterable[Program]) -> str:
