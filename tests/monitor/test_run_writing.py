@@ -106,7 +106,11 @@ def test_8000_heads_at_every_step(tmp_path: Path) -> None:
     assert run.damaged == ()
 
 
-def test_what_waits_is_bounded_and_what_is_dropped_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rows", [2**17, 8], ids=["steps are smaller than a part", "steps are larger than a part"])
+def test_what_waits_is_bounded_and_what_is_dropped_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    monkeypatch.setattr(tables, "PART_ROWS", rows)
     monkeypatch.setattr(journal, "SAMPLES", 2)
     monkeypatch.setattr(journal, "WAITING_BYTES", 40_000)  # six steps of 20 heads, or so
     kept: list[int] = []

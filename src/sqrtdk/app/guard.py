@@ -6,12 +6,15 @@ A page on loopback is within reach of every site that the reader's browser shows
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 
 from sqrtdk._stranger import parse_json
-from sqrtdk.errors import InvalidValueError
+from sqrtdk.errors import InvalidValueError, kind_and_text
+
+_LOG = logging.getLogger(__name__)
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -127,9 +130,10 @@ class Guard:
 
         try:
             await self._app(scope, again, headed)
-        except Exception:
+        except Exception as error:
             if begun:
                 raise
+            _LOG.warning("%s could not be answered: %s", scope["path"], kind_and_text(error))
         if not begun:
             await _answer(send, 400, "The page can't answer this request.")
 

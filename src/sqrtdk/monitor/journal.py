@@ -230,10 +230,10 @@ class Journal:
             if self._dropped is None:
                 self._warn(step, f"records are dropped from step {tables.first_step} on: {limit}")
             self._drop(tables, limit)
-        while self._waiting and self._dropped and not self._waiting[0].steps.num_rows:
-            if self._waiting[0].first_step > self._dropped.last:
-                break
-            self._drop(self._waiting.popleft(), self._dropped.reason)  # more of a step whose row is gone
+        # a step that is larger than a part waits in several pieces: without the first the others are dropped as well,
+        # the one with its row included, or the step would read as whole
+        while self._waiting and self._dropped and self._waiting[0].first_step <= self._dropped.last:
+            self._drop(self._waiting.popleft(), self._dropped.reason)
 
     def _drop(self, tables: Tables, reason: str) -> None:
         samples = sum(tables.steps.column("sampled").to_pylist())
