@@ -60,3 +60,25 @@ def test_slot_attention_stays_quiet(model):
     report = check(model, torch.randn(3, 9, 32))
     assert "softmax_axis" not in {finding.rule for finding in report.findings}
     assert report.exit_code == 0
+
+
+@each(
+    "name",
+    ["Attention", "GroupedQueryAttention", "MemoryEfficientAttention", "WriterAttention", "BiLevelRoutingAttention",
+     "UnderwritingEncoder"],
+)  # fmt: skip
+def test_a_name_that_only_resembles_those_of_slot_attention_silences_nothing(name):
+    model = type(name, (Attends,), {})(lambda z: z.softmax(-2))
+    assert [one.severity for one in check(model, torch.randn(3, 9, 32)).findings if one.rule == "softmax_axis"] == [
+        "fail"
+    ]
+
+
+@each(
+    "name",
+    ["SlotAttention", "GroupingBlock", "GroupViTAssignAttention", "kmeans_cluster", "MemoryWriter", "CapsuleLayer",
+     "DynamicRouting", "CompetitiveAttention"],
+)  # fmt: skip
+def test_a_module_named_for_rows_that_compete_stays_quiet(name):
+    model = type(name, (Attends,), {})(lambda z: z.softmax(-2))
+    assert "softmax_axis" not in {one.rule for one in check(model, torch.randn(3, 9, 32)).findings}

@@ -181,6 +181,83 @@ def test_a_buffer_an_input_and_arithmetic_on_infinities():
     assert of_nonfinite(check(layer, x))[0].message == "input 0 holds NaN or infinity"
 
 
+class Distances(nn.Module):
+    """An attention, and distances between its tokens as `far` writes those that are beyond reach."""
+
+    def __init__(self, far):
+        super().__init__()
+        self.attend, self.far = nn.TransformerEncoderLayer(16, 2, batch_first=True), far
+        self.register_buffer("endless", torch.tensor(INF))
+
+    def forward(self, x):
+        y = self.attend(x)
+        return {"hidden": y, "distances": self.far(self, torch.cdist(y, y), torch.ones(5, 5).triu(1).bool())}
+
+
+@each(
+    "far",
+    [
+        lambda model, y, hidden: y.masked_fill(hidden, INF),
+        lambda model, y, hidden: torch.where(hidden, torch.full_like(y, INF), y),
+        lambda model, y, hidden: torch.where(hidden, torch.tensor(INF), y),
+        lambda model, y, hidden: torch.where(hidden, model.endless, y),
+        lambda model, y, hidden: -(~hidden).to(y.dtype).log(),
+    ],
+)
+def test_an_output_that_is_infinite_on_purpose_is_no_finding(far):
+    report = check(Distances(far).eval(), torch.randn(2, 5, 16))
+    assert of_nonfinite(report) == []
+    assert report.exit_code == 0
+
+
+@each(
+    "far",
+    [
+        lambda model, y, hidden: (y * 1e30) * 1e30,
+        lambda model, y, hidden: y.masked_fill(hidden, INF) - y.masked_fill(hidden, INF),
+        lambda model, y, hidden: y.masked_fill(hidden, NAN),
+    ],
+)
+def test_an_output_that_overflows_or_is_nan_stays_critical(far):
+    report = check(Distances(far).eval(), torch.randn(2, 5, 16))
+    assert {finding.severity for finding in of_nonfinite(report)} == {"critical"}
+    assert report.exit_code == 1
+
+
+class Once(nn.Module):
+    """A NaN in its first attention; from the second run on it raises `error`, before or after that attention."""
+
+    def __init__(self, error, late):
+        super().__init__()
+        self.attend, self.error, self.late, self.runs = Reader(), error, late, 0
+        self.attend.gain[0] = NAN
+
+    def forward(self, ids, attention_mask):
+        self.runs += 1
+        if self.runs > 1 and not self.late:
+            raise self.error
+        output = self.attend(ids, attention_mask)
+        if self.runs > 1:
+            raise self.error
+        return output
+
+
+@each("error", [RuntimeError("only once"), ValueError("only once"), SystemExit(3)])
+def test_a_model_whose_second_run_raises_is_reported_without_an_origin(error):
+    report = check(Once(error, late=False), inputs())
+    (finding,) = of_nonfinite(report)
+    assert (finding.severity, finding.message) == ("critical", "NaN or infinity reaches the model's output")
+    (missed,) = [one for one in report.not_measured if one.reason.startswith("nonfinite")]
+    assert missed.reason.startswith(f"nonfinite: where it begins was not searched: Once raised {type(error).__name__}")
+    assert report.exit_code == 1
+
+
+def test_a_model_that_raises_after_its_first_nan_still_has_an_origin():
+    report = check(Once(RuntimeError("only once"), late=True), inputs())
+    assert of_nonfinite(report)[0].message == "buffer attend.gain holds NaN or infinity"
+    assert not [one for one in report.not_measured if one.reason.startswith("nonfinite")]
+
+
 def test_a_sick_layer_is_never_in_the_row_of_another():
     model = Reader(layers=5)
     model.blocks[2].qkv.weight.data[0, 0] = NAN

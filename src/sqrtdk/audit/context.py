@@ -36,9 +36,9 @@ class Context:
     forward ran, None when that was not watched. `compare` says when to run eager against sdpa: "auto" unless it is
     costly, "always", or "never". `lost` are attentions that ran and could not be read, `idle_or_doubtful` those that
     did not run, and softmaxes of which it is not known whether they are attentions. `unread` are parameters that
-    nothing read, `tokens` the inputs'
-    positions that are no padding. `spoiled` are the model's outputs that hold NaN or infinity, and `origin()` searches
-    one more run for the first number that is not finite.
+    nothing read, `tokens` the inputs' positions that are no padding. `spoiled` are the model's outputs that hold NaN or
+    infinity, `infinite` those of them that hold no NaN, and `origin()` searches one more run for the first number that
+    is not finite; it raises a `SqrtdkError` where that run fails.
     """
 
     model: nn.Module
@@ -53,6 +53,7 @@ class Context:
     unread: frozenset[str] = frozenset()
     tokens: Tokens = field(default_factory=Tokens)
     spoiled: tuple[str, ...] = ()
+    infinite: tuple[str, ...] = ()
     origin: Callable[[], Origin | None] | None = None
 
     def which(self, judged: JudgedCall) -> str:

@@ -31,7 +31,7 @@ from sqrtdk.audit.sources import named_at, sources
 from sqrtdk.audit.switch import current, implementation, offers_choice
 from sqrtdk.audit.tokens import Tokens, tokens_of
 from sqrtdk.audit.verdicts import judge_all
-from sqrtdk.errors import ModelError
+from sqrtdk.errors import INTERRUPTS, ModelError, SqrtdkError, kind_and_text
 from sqrtdk.models.attentions import IDLE, watch_modules
 from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.modules import frozen_hint
@@ -85,6 +85,7 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> Mod
         with watch_norms(module) as ran, watch_modules() as called:
             traced, output = _traced(loaded, seed, stats=not static, tokens=tokens)
         _refuse_silence(loaded, traced)
+        spoiled, infinite = _spoiled(output)
         lost, idle_or_doubtful = silences(module, called, traced)
         rerun = _reruns(module, loaded.inputs, seed)
         calls = traced.calls
@@ -102,7 +103,8 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str) -> Mod
             idle_or_doubtful=idle_or_doubtful,
             unread=traced.unread,
             tokens=tokens,
-            spoiled=_spoiled(output),
+            spoiled=spoiled,
+            infinite=infinite,
             origin=None if static else lambda: _origin(loaded, seed),
         )
         told: list[Finding | NotMeasured] = []
@@ -146,7 +148,11 @@ def _traced(loaded: LoadedModel, seed: int, *, stats: bool, tokens: Tokens) -> t
 
 
 def _origin(loaded: LoadedModel, seed: int) -> Origin | None:
-    """The first number of a run that is not finite."""
+    """The first number of a run that is not finite.
+
+    Raises:
+        ModelError: that run raises, though the first did not.
+    """
     inputs = loaded.inputs.items() if isinstance(loaded.inputs, dict) else enumerate(loaded.inputs)
     held: dict[str, Tensor] = {f"input {name}": value for name, value in inputs if isinstance(value, Tensor)}
     held |= {f"buffer {name}": buffer for name, buffer in loaded.module.named_buffers()}
@@ -156,7 +162,12 @@ def _origin(loaded: LoadedModel, seed: int) -> Origin | None:
         torch.manual_seed(seed)
         forward(loaded.module, loaded.inputs)
 
-    return find_origin(loaded.module, run, held)
+    try:
+        return find_origin(loaded.module, run, held)
+    except (*INTERRUPTS, SqrtdkError):
+        raise
+    except Exception as error:  # of a mode of torch, or of a tensor with operations of its own
+        raise ModelError(f"the search for the first such number raised {kind_and_text(error, 200)}") from error
 
 
 def _refuse_silence(loaded: LoadedModel, run: Trace) -> None:
@@ -214,14 +225,18 @@ def _tensors(output: Any, name: str = "", outer: tuple[int, ...] = ()) -> Iterat
         yield from _tensors(value, f"{name}.{key}" if name else str(key), (*outer, id(output)))
 
 
-def _spoiled(output: Any) -> tuple[str, ...]:
-    """Names of the outputs that hold NaN or plus infinity; minus infinity is how a class or a token is ruled out."""
-    names = []
+def _spoiled(output: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the outputs that hold NaN or plus infinity, and of those among them without a NaN.
+
+    Minus infinity is how a class or a token is ruled out.
+    """
+    spoiled, infinite = [], []
     for name, tensor in _tensors(output):
         with contextlib.suppress(Exception):  # a kind of tensor that lacks the operation
-            if bool((tensor.isnan() | tensor.isposinf()).any()):
-                names.append(name)
-    return tuple(names)
+            nan, above = bool(tensor.isnan().any()), bool(tensor.isposinf().any())
+            spoiled += [name] if nan or above else []
+            infinite += [name] if above and not nan else []
+    return tuple(spoiled), tuple(infinite)
 
 
 def _version(package: str) -> str | None:

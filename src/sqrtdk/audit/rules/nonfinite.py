@@ -1,6 +1,8 @@
 """NaN and infinity: in weights, in the logits and outputs of attentions, in the model's outputs; and where it begins.
 
 Formula: count of parameters that are not finite, and of rows that are not. Threshold: 0 (no finite answer follows).
+Plus infinity in outputs that hold no NaN, where no operation overflowed, is a value: the distance to what can't be
+reached.
 Where numbers of the run are not finite the model runs once more, and each operation is looked at up to the first that
 gives such a number. One finding says where and why, a second what it reaches:
 - a parameter, a buffer or an input holds NaN or infinity;
@@ -12,7 +14,7 @@ gives such a number. One finding says where and why, a second what it reaches:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -21,7 +23,7 @@ from sqrtdk._sites import ROOT, fold_sites
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.health import broken
 from sqrtdk.audit.records import Finding, JudgedCall
-from sqrtdk.errors import short_text
+from sqrtdk.errors import SqrtdkError, short_text
 from sqrtdk.tracing.records import NotMeasured
 from sqrtdk.tracing.watch.nonfinite import PARAMETER, Origin
 
@@ -53,14 +55,17 @@ def check(context: Context) -> Iterable[Finding | NotMeasured]:
                 yield NotMeasured(name.rpartition(".")[0], reason)
     reached = [judged for judged in context.calls if broken(judged.call)]
     wrong = bool(reached or context.spoiled)
-    origin = context.origin() if wrong and context.origin is not None else None
+    origin, failed = _search(context) if wrong else (None, ())
+    yield from failed
+    if not (reached or sick or failed) and _is_meant(origin, context):
+        return
     first = None if origin is None else origin.name.removeprefix(PARAMETER)
     if first in sick:
         sick = [first, *(name for name in sick if name != first)]
     if origin is not None and first not in sick:
         yield _of_origin(origin, context.calls)
     if sick:
-        yield _of_weights(sick)
+        yield of_weights(sick)
     if not wrong:
         return
     if origin is None and not sick:
@@ -70,7 +75,21 @@ def check(context: Context) -> Iterable[Finding | NotMeasured]:
         yield _of_reached(reached, context)
 
 
-def _of_weights(sick: list[str]) -> Finding:
+def _search(context: Context) -> tuple[Origin | None, tuple[NotMeasured, ...]]:
+    """Where it begins; or why that is not known, as a model that runs but once raises in the search."""
+    try:
+        return (None if context.origin is None else context.origin()), ()
+    except SqrtdkError as error:
+        return None, (NotMeasured("", f"nonfinite: where it begins was not searched: {short_text(error, 200)}"),)
+
+
+def _is_meant(origin: Origin | None, context: Context) -> bool:
+    """Whether outputs hold plus infinity as a value: `distance.masked_fill(~reachable, inf)`, or out of a buffer."""
+    return set(context.infinite) == set(context.spoiled) and (origin is None or origin.kind == "held")
+
+
+def of_weights(sick: Sequence[str]) -> Finding:
+    """The finding on parameters, by their names, the first that counts first."""
     message = f"parameter {sick[0]} holds NaN or infinity"
     if len(sick) > 1:
         message = f"{len(sick)} parameters hold NaN or infinity, first {sick[0]}"

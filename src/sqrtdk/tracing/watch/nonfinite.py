@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sqrtdk.errors import SqrtdkError
 from sqrtdk.tracing.watch import places
 from sqrtdk.tracing.watch.ops import CONTRACTIONS
 from sqrtdk.tracing.watch.sites import Sites
@@ -75,6 +76,9 @@ def find_origin(model: nn.Module, run: Callable[[], object], held: Mapping[str, 
 
     Returns:
         The origin; None where every operation gave finite numbers.
+
+    Raises:
+        SqrtdkError: the run raises it before any number is NaN.
     """
     sites = Sites(model)
     watch = _Watch(sites, held)
@@ -83,6 +87,9 @@ def find_origin(model: nn.Module, run: Callable[[], object], held: Mapping[str, 
     try:
         with sites, eager_compiler(), watch:
             run()
+    except SqrtdkError:
+        if watch.origin is None:
+            raise
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
     return watch.origin or watch.overflow
