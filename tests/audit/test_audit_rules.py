@@ -272,6 +272,8 @@ CAPS = (
         ({"softcap": 50.0}, "warn"),
         ({"attn_logits_soft_cap": 50.0}, "warn"),
         ({"logit_soft_cap": 50.0}, "warn"),
+        ({"logits_softcapping": 50.0}, "warn"),
+        ({"scores_soft_cap": 50.0}, "warn"),
     ],
 )
 def test_unused_softcap(make_call, held, severity):

@@ -164,3 +164,31 @@ def test_sizes_that_meet_a_condition_are_near_those_that_are_wanted() -> None:
     assert sizes["b"] in (32, 48)
     impossible = read_guards(["L['x'].size()[0] < 0"])
     assert meet(impossible, {"a": 2}, lambda n: {"x": (n["a"],)}) == {"a": 2}
+
+
+class Counted(tuple[int, ...]):
+    """A shape that counts how often a condition looks at one of its sizes."""
+
+    looks = 0
+
+    def __getitem__(self, axis: Any) -> Any:
+        Counted.looks += 1
+        return super().__getitem__(axis)
+
+
+@pytest.mark.parametrize("count", [1, 8, 512, 4096])
+@pytest.mark.parametrize("late", [False, True])
+def test_the_work_of_a_search_does_not_grow_with_the_conditions_of_the_file(count: int, late: bool) -> None:
+    met, never = "L['x'].size()[1] > 0", "L['x'].size()[0] + L['y'].size()[0] < 0"
+    guards = read_guards([met] * (count - 1) + [never] if late else [never] + [met] * (count - 1))
+    Counted.looks = 0
+    wanted = {"a": 2, "b": 37, "c": 3}
+    sizes = meet(guards, wanted, lambda n: {"x": Counted((n["a"], n["b"])), "y": Counted((n["c"],))})
+    assert sizes == wanted
+    assert 0 < Counted.looks <= max(2**13, 2 * count)
+
+
+def test_sizes_stay_within_the_range_of_a_program() -> None:
+    guards = read_guards(["(L['x'].size()[1] % 16) == 0"])
+    for bounds, right in (((33, 100), 48), ((2, 47), 32), ((33, 47), 37), ((None, 40), 32)):
+        assert meet(guards, {"s": 37}, lambda n: {"x": (2, n["s"])}, {"s": bounds}) == {"s": right}

@@ -26,6 +26,14 @@ _CAPPED = (
 )  # fmt: skip
 _CAPS = ("softcapping", "soft_capping", "softcap", "soft_cap", "capping", "cap")
 SOFTCAP_FIELDS = tuple(f"{logits}_{cap}" for logits in _CAPPED for cap in _CAPS)
+
+# On the module of an attention itself that word is left out: `softcap`, `logit_cap`.
+_OWN = ("logit", "logits", "score", "scores")
+SOFTCAP_ATTRIBUTES = (
+    *SOFTCAP_FIELDS,
+    *(cap for cap in _CAPS if cap.startswith("soft")),
+    *(f"{logits}_{cap}" for logits in _OWN for cap in _CAPS),
+)
 UNUSED_NAME = "a name that no config has"
 
 

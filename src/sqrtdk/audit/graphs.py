@@ -87,7 +87,8 @@ def audit_graph(
         ) from error
     if walked.sizes:
         run = _without_sizes(run, walked, _again(path, config, options))
-    run = replace(run, calls=_by_operator(run.calls, walked), findings=(*_sick(walked), *run.findings))
+    sick = (nonfinite.of_weights(walked.sick),) if walked.sick else ()
+    run = replace(run, calls=_by_operator(run.calls, walked), findings=(*sick, *run.findings))
     if run_it and graph_kind(path) == ".pt2":
         run = run_program(path, config, options)
     elif run_it:
@@ -107,19 +108,6 @@ def _without(unread: tuple[str, ...]) -> str:
         return "Export it without branches and loops, or check the model itself."
     more = f" and {len(unread) - 3} more" if len(unread) > 3 else ""
     return f"Not read: {'; '.join(unread[:3])}{more}. Export it without, or check the model itself."
-
-
-def _sick(walked: Walked) -> tuple[Finding, ...]:
-    """What the rule on numbers that are not finite says of a module's parameters, of the weights of a graph."""
-    names = walked.sick
-    if not names:
-        return ()
-    count = f"parameter {names[0]} holds" if len(names) == 1 else f"{len(names)} parameters hold"
-    more = "" if len(names) == 1 else f", first {names[0]}"
-    message = f"{count} NaN or infinity{more}"
-    fix = "go back to a checkpoint whose weights are finite"
-    site = names[0].rpartition(".")[0]
-    return (Finding("nonfinite", "critical", site, float(len(names)), 0.0, message, fix, nonfinite.SOURCE),)
 
 
 def _at_file(run: ModelRun, path: str) -> ModelRun:

@@ -10,18 +10,20 @@ from __future__ import annotations
 import ast
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 MOST_GUARDS = 2**12
 _MOST_TEXT = 2**12  # characters of one
 _MOST_TRIES = 2**11  # sizes that are tried
+_MOST_WORK = 2**17  # nodes of conditions that are worked out for all of them: a file chooses how many there are
 _FURTHEST = 2**7  # of a size that is tried, beyond the one that is wanted
 _LEAST = 2  # a size of 1 is another program, as torch exports it
 _LARGEST = 2**62
 
 Shapes = Mapping[str, Sequence[int]]
+Bounds = tuple[int | None, int | None]
 _BINARY: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
@@ -44,17 +46,24 @@ class Guards:
     Attributes:
         read: those that can be worked out, with their text.
         unread: how many can't.
+        nodes: of the trees of those that can.
     """
 
     read: tuple[tuple[str, ast.expr], ...] = ()
     unread: int = 0
+    nodes: int = 0
 
     def broken(self, shapes: Shapes) -> str | None:
         """The first condition that sizes do not meet; None where they meet all that can be worked out."""
-        for text, tree in self.read:
+        place = self.broken_at(shapes)
+        return None if place is None else self.read[place][0]
+
+    def broken_at(self, shapes: Shapes, first: int = 0) -> int | None:
+        """The place of a condition that is not met, the one at `first` looked at before the others."""
+        for place in dict.fromkeys((first, *range(len(self.read)))) if self.read else ():
             try:
-                if not _value(tree, shapes):
-                    return text
+                if not _value(self.read[place][1], shapes):
+                    return place
             except (_Unread, ZeroDivisionError, RecursionError):
                 continue
         return None
@@ -63,38 +72,61 @@ class Guards:
 def read_guards(lines: Iterable[Any]) -> Guards:
     """The conditions in the lines of a program."""
     read: list[tuple[str, ast.expr]] = []
-    unread = 0
+    unread = nodes = 0
     for text in itertools.islice(lines, MOST_GUARDS):
         tree = _parsed(text)
         if tree is None:
             unread += 1
         else:
             read.append((text, tree))
-    return Guards(tuple(read), unread)
+            nodes += sum(1 for _ in ast.walk(tree))
+    return Guards(tuple(read), unread, nodes)
 
 
-def meet(guards: Guards, wanted: Mapping[str, int], shapes: Callable[[Mapping[str, int]], Shapes]) -> dict[str, int]:
+def meet(
+    guards: Guards,
+    wanted: Mapping[str, int],
+    shapes: Callable[[Mapping[str, int]], Shapes],
+    bounds: Mapping[str, Bounds] | None = None,
+) -> dict[str, int]:
     """Sizes near the wanted ones that meet the conditions; the wanted ones where none of those tried does.
 
     Args:
         guards: the conditions.
         wanted: numbers by symbol.
         shapes: of the inputs, for numbers of the symbols.
+        bounds: the least and the largest number of a symbol, None where it has none.
 
     Example:
         >>> guards = read_guards(["(L['x'].size()[1] % 4) == 0"])
         >>> meet(guards, {"s": 37}, lambda sizes: {"x": (2, sizes["s"])})
         {'s': 36}
     """
-    tried = 0
-    for beyond in range(_FURTHEST):
-        steps = [[*dict.fromkeys((n, n + beyond, max(n - beyond, _LEAST)))] for n in wanted.values()]
-        for numbers in itertools.product(*steps):
-            sizes = dict(zip(wanted, numbers, strict=True))
-            tried += 1
-            if guards.broken(shapes(sizes)) is None or tried > _MOST_TRIES:
-                return sizes if tried <= _MOST_TRIES else dict(wanted)
+    limits = {name: (bounds or {}).get(name, (None, None)) for name in wanted}
+    work = guards.nodes + sum(map(len, shapes(wanted).values()))
+    tries = max(1, min(_MOST_TRIES, _MOST_WORK // max(work, 1)))
+    broken: int | None = 0
+    for sizes in itertools.islice(_near(wanted, limits), tries):
+        broken = guards.broken_at(shapes(sizes), broken or 0)
+        if broken is None:
+            return sizes
     return dict(wanted)
+
+
+def _near(wanted: Mapping[str, int], limits: Mapping[str, Bounds]) -> Iterator[dict[str, int]]:
+    """The wanted sizes, and those beside them, near ones first."""
+    yield dict(wanted)
+    for beyond in range(1, _FURTHEST):
+        steps = [_steps(number, beyond, limits[name]) for name, number in wanted.items()]
+        for numbers in itertools.islice(itertools.product(*steps), 1, None):  # the first are the wanted ones
+            yield dict(zip(wanted, numbers, strict=True))
+
+
+def _steps(number: int, beyond: int, limits: Bounds) -> list[int]:
+    low, high = limits
+    least = _LEAST if low is None else max(low, _LEAST)
+    above = number + beyond if high is None else min(number + beyond, high)
+    return [*dict.fromkeys((number, above, max(number - beyond, min(number, least))))]
 
 
 def _parsed(text: Any) -> ast.expr | None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
-from sqrtdk.graphs.guards import meet, read_guards
+from sqrtdk.graphs.guards import Bounds, meet, read_guards
 from sqrtdk.graphs.places import GraphRoot, class_of, is_finite, place_in_code, place_modules, place_tensor, weight
 from sqrtdk.graphs.program import guards_of, load_program
 from sqrtdk.graphs.records import Walked
@@ -181,12 +181,14 @@ def _inputs(program: Any, module: torch.fx.GraphModule, larger: bool) -> tuple[d
     """What the program takes, without values, and numbers for the sizes that it leaves free."""
     values = {str(n.target): n.meta.get("val") for n in module.graph.nodes if n.op == "placeholder"}
     sizes: dict[str, int] = {}
+    bounds = {str(symbol): _bounds(edges) for symbol, edges in program.range_constraints.items()}
     for value in values.values():
         for axis, size in enumerate(value.shape) if isinstance(value, Tensor) else ((1, value),):
             if not isinstance(size, int) and isinstance(size, torch.SymInt):
-                _name_sizes(size, sizes, program.range_constraints, axis, larger)
+                _name_sizes(size, sizes, bounds, axis, larger)
     guards = read_guards(guards_of(program))
-    sizes = meet(guards, sizes, lambda numbers: _shapes(values, numbers)) if sizes and guards.read else sizes
+    if sizes and guards.read:
+        sizes = meet(guards, sizes, lambda numbers: _shapes(values, numbers), bounds)
     found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Tensor):
@@ -202,11 +204,11 @@ def _shapes(values: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, tu
     return {name: tuple(_number(size, sizes) for size in value.shape) for name, value in tensors.items()}
 
 
-def _name_sizes(size: Any, sizes: dict[str, int], ranges: Mapping[Any, Any], axis: int, larger: bool) -> None:
+def _name_sizes(size: Any, sizes: dict[str, int], bounds: Mapping[str, Bounds], axis: int, larger: bool) -> None:
     """Give each symbol of a size a number."""
     for symbol in size.node.expr.free_symbols:
         if str(symbol) not in sizes:
-            sizes[str(symbol)] = _allowed(ranges.get(symbol), number_for(axis, sizes, larger))
+            sizes[str(symbol)] = _allowed(bounds.get(str(symbol), (None, None)), number_for(axis, sizes, larger))
 
 
 def _number(size: Any, sizes: Mapping[str, int]) -> int:
@@ -214,14 +216,21 @@ def _number(size: Any, sizes: Mapping[str, int]) -> int:
     if isinstance(size, int):
         return size
     expression = size.node.expr
+    if expression.is_Symbol:
+        return sizes[str(expression)]
     return int(expression.subs({symbol: sizes[str(symbol)] for symbol in expression.free_symbols}))
 
 
-def _allowed(bounds: Any, wanted: int) -> int:
+def _allowed(bounds: Bounds, wanted: int) -> int:
     """The number, or the nearest that the program takes."""
-    low, high = (_finite(edge) for edge in ((None, None) if bounds is None else (bounds.lower, bounds.upper)))
+    low, high = bounds
     least = wanted if low is None else max(wanted, low)
     return least if high is None else min(least, high)
+
+
+def _bounds(edges: Any) -> Bounds:
+    """The least and the largest number of a symbol, as `range_constraints` has them."""
+    return _finite(edges.lower), _finite(edges.upper)
 
 
 def _finite(edge: Any) -> int | None:

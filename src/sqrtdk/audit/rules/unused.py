@@ -17,7 +17,7 @@ from torch import nn
 
 from sqrtdk.audit.configs import field, number
 from sqrtdk.audit.context import Context
-from sqrtdk.audit.governing import SOFTCAP_FIELDS
+from sqrtdk.audit.governing import SOFTCAP_ATTRIBUTES, SOFTCAP_FIELDS
 from sqrtdk.audit.norms import normalised
 from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.audit.tolerance import close
@@ -32,10 +32,6 @@ NORM_FIELDS = (
     "query_key_layer_norm", "query_key_layernorm",
 )  # fmt: skip
 NO_NORM = ("", "none", "identity")  # in a field that names the kind of norm
-SOFTCAP_ATTRIBUTES = (
-    *SOFTCAP_FIELDS, "softcap", "soft_cap", "softcapping", "logit_softcap", "logit_softcapping", "logit_soft_cap",
-    "logits_softcap", "logits_soft_cap", "logit_cap", "logits_cap", "score_cap",
-)  # fmt: skip
 GAIN_NAMES = (
     "logit_scale", "attn_logit_scale", "log_scale", "temperature", "tau", "scale", "scaling", "softmax_scale",
     "attn_scale", "qk_scale", "q_scale", "k_scale", "scale_q", "scale_k", "query_scale", "key_scale", "q_gain",
