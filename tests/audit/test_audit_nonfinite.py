@@ -138,7 +138,7 @@ def test_rows_without_a_key_that_give_zero_are_a_note(attend):
     assert report.exit_code == 0
 
 
-def test_a_product_that_outgrows_float16_is_named_with_its_size():
+def test_a_product_that_overflows_float16_is_named_with_its_size():
     def unscaled_first(q, k, v, hidden):
         return ((q @ k.mT) * 8**-0.5).masked_fill(hidden, -INF).softmax(-1) @ v
 
@@ -155,17 +155,17 @@ def test_a_product_that_outgrows_float16_is_named_with_its_size():
     assert size > 65504
     assert (first.site, first.threshold) == ("blocks.1", 65504.0)
     assert first.value == pytest.approx(size, rel=1e-6)
-    assert first.message.startswith("q . k outgrows float16, whose largest number is 65504: it reaches ")
+    assert first.message == f"q . k overflows float16: it reaches {first.value:.4g}, the largest is 65504"
     assert "test_audit_nonfinite.py:" in first.at
 
 
-def test_another_step_that_outgrows_float16_is_named_where_it_is():
+def test_another_step_that_overflows_float16_is_named_where_it_is():
     model = Reader().half()
     model.blocks[0].up.weight.data *= 300
     model.blocks[0].down.weight.data *= 3000
     first, second = of_nonfinite(check(model, inputs()))
     assert first.site == "blocks.0.down"
-    assert first.message.startswith("addmm outgrows float16")
+    assert first.message.startswith("addmm overflows float16: it reaches ")
     assert second.message.startswith("NaN or infinity reaches 2 of 3 attentions (blocks.1-2)")
 
 

@@ -174,7 +174,9 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     built = attention_model(logits=[make("Hardmax", ["scaled"], ["z"])])
     with pytest.raises(ModelError, match="comes after what is not read: Hardmax") as caught:
         sqrtdk.check(str(write(built, tmp_path / "m.onnx")))
-    assert caught.value.hint == "Not read: Hardmax. Export it without, or check the model itself."
+    assert (
+        caught.value.hint == "Not read: Hardmax. Export the model without these operators, or check the model itself."
+    )
 
 
 @pytest.mark.parametrize("masked", [True, False])

@@ -105,9 +105,11 @@ def audit_graph(
 def _without(unread: tuple[str, ...]) -> str:
     """What to do about operators that are not read, by their names."""
     if not unread:
-        return "Export it without branches and loops, or check the model itself."
+        return "Export the model without branches and loops, or check the model itself."
     more = f" and {len(unread) - 3} more" if len(unread) > 3 else ""
-    return f"Not read: {'; '.join(unread[:3])}{more}. Export it without, or check the model itself."
+    return (
+        f"Not read: {'; '.join(unread[:3])}{more}. Export the model without these operators, or check the model itself."
+    )
 
 
 def _at_file(run: ModelRun, path: str) -> ModelRun:

@@ -60,7 +60,8 @@ class Guards:
 
     def broken_at(self, shapes: Shapes, first: int = 0) -> int | None:
         """The place of a condition that is not met, the one at `first` looked at before the others."""
-        for place in dict.fromkeys((first, *range(len(self.read)))) if self.read else ():
+        places = itertools.chain(range(len(self.read))[first : first + 1], range(len(self.read)))
+        for place in places:
             try:
                 if not _value(self.read[place][1], shapes):
                     return place

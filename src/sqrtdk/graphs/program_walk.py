@@ -43,7 +43,9 @@ def walk_program(
     inputs, sizes = _inputs(program, module, larger)
     notes: tuple[str, ...] = (shown_sizes(sizes),) if sizes else ()
     unread = read_guards(guards_of(program)).unread
-    notes += (f"{unread} conditions on sizes are not read: the program may not take those",) if unread else ()
+    if unread:
+        what = "1 condition" if unread == 1 else f"{unread} conditions"
+        notes += (f"{what} on sizes could not be read, so the program may refuse the sizes used here",)
     scopes = {node: _scope(node) for node in nodes}
     classes = {place: kind for stack in scopes.values() for place, kind in stack}
     root_kind = classes.get("", "")

@@ -46,7 +46,7 @@ RULES: dict[str, Words] = {
     "softmax_axis": Words(
         "Softmax over another axis than the keys",
         "The weights that a row gives to its values do not sum to 1: the softmax runs over the rows, the heads or the "
-        "batch. Take the softmax over the keys, the last axis of q @ k.mT. Slot attention, which means it, divides by "
+        "batch. Take the softmax over the keys, the last axis of q @ k.mT. Slot attention is left alone: it divides by "
         "the sum over the keys afterwards.",
     ),
     "mask_audit": Words(

@@ -8,7 +8,7 @@ gives such a number. One finding says where and why, a second what it reaches:
 - a parameter, a buffer or an input holds NaN or infinity;
 - rows of a softmax see no key: with every logit at -inf it is exp(-inf) / 0. Rows of padding are such rows, and one NaN
   in them becomes NaN in all rows of the sequence with the next attention, as 0 * NaN is NaN;
-- q . k, or another operation, outgrows its dtype (65504 in float16);
+- q . k, or another operation, overflows its dtype (65504 in float16);
 - an operation has no answer: inf - inf, 0 * inf, 0 / 0.
 """
 
@@ -105,8 +105,8 @@ def _of_origin(origin: Origin, calls: Iterable[JudgedCall]) -> Finding:
         if _is_product(origin, calls):
             what, fix = "q . k", _PRODUCT
         value, bar = origin.size, torch.finfo(getattr(torch, origin.dtype)).max
-        message = f"{what} outgrows {origin.dtype}, whose largest number is {bar:.6g}"
-        message += "" if value is None else f": it reaches {value:.4g}"
+        reaches = "" if value is None else f"it reaches {value:.4g}, "
+        message = f"{what} overflows {origin.dtype}: {reaches}the largest is {bar:.6g}"
     elif blind := _blind_rows(origin, calls):
         value = float(blind[0])
         message = f"{blind[0]} of {blind[1]} rows see no key, and become NaN"
@@ -149,7 +149,7 @@ def _of_rows(reached: list[JudgedCall]) -> Finding:
 def _of_reached(reached: list[JudgedCall], context: Context) -> Finding:
     parts = list(_parts(reached, context))
     site = reached[0].call.site if reached else ""
-    fix = "mend where it begins"
+    fix = "fix the cause named above; this goes away with it"
     return _finding(site, float(len(reached)), REACHES + " and ".join(parts), fix)
 
 
