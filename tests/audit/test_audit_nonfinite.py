@@ -224,6 +224,44 @@ def test_an_output_that_overflows_or_is_nan_stays_critical(far):
     assert report.exit_code == 1
 
 
+class OldCache:
+    """A cache as older releases of transformers keep it: a list of keys and one of values."""
+
+    def __init__(self):
+        self.key_cache, self.value_cache = [], []
+
+    def update(self, keys, values, layer):
+        self.key_cache.append(keys)
+        self.value_cache.append(values)
+
+
+class Cached(nn.Module):
+    """An attention, and a cache of keys and values of which `sick` is not finite."""
+
+    def __init__(self, make, sick):
+        super().__init__()
+        self.attend, self.make, self.sick = nn.TransformerEncoderLayer(16, 2, batch_first=True), make, sick
+
+    def forward(self, x):
+        y, cache = self.attend(x), self.make()
+        kept = {"keys": y[:, None].clone(), "values": y[:, None].clone()}
+        if self.sick is not None:
+            kept[self.sick][0, 0, 1, 2] = (y.sum() - y.sum()) / 0
+        cache.update(kept["keys"], kept["values"], 0)
+        return {"hidden": y, "past_key_values": cache}
+
+
+@each("make", [OldCache, "DynamicCache"])
+@each("sick", [None, "keys", "values"])
+def test_a_cache_that_is_returned_is_looked_at(make, sick):
+    if make == "DynamicCache":
+        make = pytest.importorskip("transformers").DynamicCache
+    found = of_nonfinite(check(Cached(make, sick).eval(), torch.randn(1, 5, 16)))
+    assert [one.severity for one in found] == ([] if sick is None else ["critical"] * 2)
+    if sick is not None:
+        assert found[1].message == "NaN or infinity reaches the model's output"
+
+
 class Once(nn.Module):
     """A NaN in its first attention; from the second run on it raises `error`, before or after that attention."""
 

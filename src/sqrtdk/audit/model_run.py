@@ -206,10 +206,13 @@ def _reruns(
     return rerun
 
 
-def _tensors(output: Any, name: str = "", outer: tuple[int, ...] = ()) -> Iterator[tuple[str, Tensor]]:
+def _tensors(
+    output: Any, name: str = "", outer: tuple[int, ...] = (), *, caches: bool = False
+) -> Iterator[tuple[str, Tensor]]:
     """The floating-point tensors of a model's output in order, each with its place: "logits", "past_key_values.0.1".
 
-    A container within itself, of which `outer` are those around, ends there.
+    A container within itself, of which `outer` are those around, ends there. `caches` looks into caches of keys and
+    values that are objects as well.
     """
     named: Iterable[tuple[object, Any]] = ()
     if isinstance(output, Tensor):
@@ -221,8 +224,22 @@ def _tensors(output: Any, name: str = "", outer: tuple[int, ...] = ()) -> Iterat
         named = enumerate(output)
     elif dataclasses.is_dataclass(output) and not isinstance(output, type):
         named = ((field.name, getattr(output, field.name, None)) for field in dataclasses.fields(output))
+    elif caches:
+        named = _of_cache(output)
     for key, value in named if id(output) not in outer else ():
-        yield from _tensors(value, f"{name}.{key}" if name else str(key), (*outer, id(output)))
+        yield from _tensors(value, f"{name}.{key}" if name else str(key), (*outer, id(output)), caches=caches)
+
+
+def _of_cache(output: Any) -> Iterator[tuple[str, Any]]:
+    """Keys and values of transformers' `DynamicCache`: `layers[0].keys`; a list a kind in older releases."""
+    fields = getattr(output, "__dict__", None)
+    if not isinstance(fields, dict) or isinstance(output, nn.Module | type):
+        return
+    layers = fields.get("layers")
+    for place, layer in enumerate(layers if isinstance(layers, list) else ()):
+        yield f"{place}.key", getattr(layer, "keys", None)
+        yield f"{place}.value", getattr(layer, "values", None)
+    yield from ((name, fields[name]) for name in ("key_cache", "value_cache") if isinstance(fields.get(name), list))
 
 
 def _spoiled(output: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -231,7 +248,7 @@ def _spoiled(output: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     Minus infinity is how a class or a token is ruled out.
     """
     spoiled, infinite = [], []
-    for name, tensor in _tensors(output):
+    for name, tensor in _tensors(output, caches=True):
         with contextlib.suppress(Exception):  # a kind of tensor that lacks the operation
             nan, above = bool(tensor.isnan().any()), bool(tensor.isposinf().any())
             spoiled += [name] if nan or above else []
