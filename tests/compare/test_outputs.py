@@ -152,6 +152,7 @@ BEHIND = [
 ]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("change", "module", "words"), BEHIND)
 def test_attentions_agree_and_outputs_do_not(change: Callable[[Decoder], None], module: str, words: str) -> None:
     report = diff(decoder(), changed(change), IDS)
@@ -173,6 +174,7 @@ BEFORE = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("change", "module", "place"), BEFORE)
 def test_an_input_that_differs_says_where(change: Callable[[Decoder], None], module: str, place: str) -> None:
     report = diff(decoder(), changed(change), IDS)
@@ -290,6 +292,7 @@ RETURNED = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("returned", "names"), RETURNED)
 def test_every_tensor_of_what_is_returned_is_compared(returned: Callable[..., Any], names: list[str]) -> None:
     assert list(tensors_of(returned(torch.ones(2), torch.ones(3)))) == names

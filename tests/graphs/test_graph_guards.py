@@ -89,6 +89,7 @@ def rewritten(path: Path, lines: list[Any]) -> Path:
     return made
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES)
 def test_a_program_of_free_sizes_is_read(case: str, tmp_path: Path) -> None:
     report = sqrtdk.check(str(saved(case, tmp_path / "m.pt2")))

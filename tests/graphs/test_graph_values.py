@@ -77,6 +77,7 @@ CASES = {
 CASES |= PADS
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("group", [1, 2])
 def test_a_convolution(case: str, group: int) -> None:
@@ -85,6 +86,7 @@ def test_a_convolution(case: str, group: int) -> None:
     same([make("Conv", ["x", "w", "b"], ["y"], group=group, **attributes)], {"x": x}, {"w": w, "b": normal(6)})
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("rounding", [0, 1])
 @pytest.mark.parametrize("case", CASES)
 def test_the_largest_of_a_window(case: str, rounding: int) -> None:
@@ -92,6 +94,7 @@ def test_the_largest_of_a_window(case: str, rounding: int) -> None:
     same([make("MaxPool", ["x"], ["y"], ceil_mode=rounding, **attributes)], {"x": normal(2, 3, *shape)})
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("padding", [0, 1])
 @pytest.mark.parametrize("rounding", [0, 1])
 @pytest.mark.parametrize("case", CASES)
@@ -114,6 +117,7 @@ SPREAD = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("case", SPREAD)
 @pytest.mark.parametrize("group", [1, 2])
 def test_a_transposed_convolution(case: str, group: int) -> None:
@@ -193,6 +197,7 @@ ONE: dict[str, tuple[Any, dict[str, Array], dict[str, Array]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("case", ONE)
 def test_an_operator_of_onnxruntime(case: str) -> None:
     node, given, constants = ONE[case]
@@ -250,6 +255,7 @@ PLAIN: dict[str, tuple[Any, dict[str, Array], dict[str, Array]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("case", PLAIN)
 def test_an_operator_with_its_attributes(case: str) -> None:
     """None of an operator's numbers is left out in silence."""

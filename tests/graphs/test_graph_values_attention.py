@@ -43,6 +43,7 @@ ONNX: dict[str, tuple[dict[str, Array], list[str], dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", ONNX)
 def test_onnx_attention(case: str) -> None:
     given, names, attributes = ONNX[case]
@@ -64,6 +65,7 @@ MULTI: dict[str, tuple[dict[str, Array], list[str], dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", MULTI)
 def test_multi_head_attention(case: str) -> None:
     given, names, attributes = MULTI[case]
@@ -83,6 +85,7 @@ OWN: dict[str, tuple[dict[str, Array], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", OWN)
 def test_attention_that_holds_its_projections(case: str) -> None:
     given, attributes = OWN[case]
@@ -103,6 +106,7 @@ GROUPED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", GROUPED)
 def test_grouped_attention(case: str) -> None:
     given = {"q": flat(H, L), "k": flat(K, L, 1), "v": flat(K, L, 2)}

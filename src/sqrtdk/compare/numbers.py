@@ -97,7 +97,7 @@ def told_apart(a: float, b: float, digits: int = 4) -> tuple[str, str]:
 
     Example:
         >>> told_apart(10000.0, 500000.0), told_apart(10000.0, 10000.6), told_apart(0.5, 0.5)
-        (('1e+04', '5e+05'), ('10000', '10000.6'), ('0.5', '0.5'))
+        (('1e+04', '5e+05'), ('10000', '10001'), ('0.5', '0.5'))
     """
     for count in range(digits, 17):
         words = f"{a:.{count}g}", f"{b:.{count}g}"
